@@ -1,0 +1,14 @@
+# The image that islands and serving run: `docker build -t ddm-ray .`
+FROM python:3.11-slim
+RUN useradd --create-home ddm
+WORKDIR /home/ddm/ddm-ray
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY ddm_ray ddm_ray
+RUN pip install --no-cache-dir --constraint constraints.txt '.[all]'
+COPY jobs jobs
+COPY serving serving
+COPY cluster_configs cluster_configs
+USER ddm
+ENV RAY_USAGE_STATS_ENABLED=0 OMP_NUM_THREADS=1
+ENTRYPOINT ["ddm"]
+CMD ["--help"]

@@ -1,0 +1,26 @@
+# make demo: see the whole thing work.  make test: lint, types, all tests.  Both make the environment they need.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+export OMP_NUM_THREADS ?= 1
+export RAY_USAGE_STATS_ENABLED ?= 0
+
+.PHONY: env demo test
+env: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v == (3, 11) or sys.exit("ddm-ray needs Python 3.11, $(PYTHON) is %d.%d; name another with: make PYTHON=python3.11 ..." % v)'
+	@echo "Making the environment in .venv: about 7 GB, some minutes, once."
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' 2>.venv/install.log \
+		|| { tail -n 20 .venv/install.log; exit 1; }
+	@touch $@
+
+demo: $(READY)
+	@$(BIN)/ddm demo
+
+test: $(READY)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/pytest

@@ -1,0 +1,1 @@
+"""The mathematics of decentralized diffusion: torch and numpy only, no storage, no waiting."""

@@ -1,0 +1,56 @@
+"""The whole way on one computer: real images in, experts trained side by side, a picture and a table out."""
+
+import os
+from functools import partial
+
+from ddm_ray.config import load_recipe
+from ddm_ray.placement import Placement
+from ddm_ray.progress import LiveView
+from ddm_ray.storage.run import MONOLITH, PARTITION, ROUTER, ROWS, Run, evaluation
+
+NAME = "demo"
+CHECKPOINT_STEPS = 100
+
+
+def demo(folder: str, recipe: str, settings: tuple[str, ...]) -> Run:
+    """Make every artifact that `folder` still lacks, under one live view. Stages that are finished are skipped.
+
+    Raises DriftError if the folder holds a run of another configuration, and whatever the stages raise.
+    """
+    run = Run.create(folder, load_recipe(recipe, settings))
+    jobs = [*run.experts, ROUTER, MONOLITH]
+    last = evaluation(NAME)
+    with LiveView(f"ddm demo: {recipe} -> {run.url}", [ROWS, PARTITION, *jobs, last]) as view:
+        if not all(run.finished(artifact) for artifact in (ROWS, PARTITION, *jobs)):
+            _make(run, jobs, view)
+        for artifact in (ROWS, PARTITION):
+            view.show(artifact, 1.0, "done")
+        view.jobs(run, jobs)
+        from ddm_ray.evaluate.run import evaluate
+
+        evaluate(run, NAME, partial(view.stage, last))
+        view.stage(last, 1.0)
+    return run
+
+
+def _make(run: Run, jobs: list[str], view: LiveView) -> None:
+    view.show(ROWS, 0.0, "starting a private Ray")
+    from ddm_ray.data.partition import partition
+    from ddm_ray.data.prepare import prepare
+    from ddm_ray.ray_session import ray_session
+    from ddm_ray.train.launch import train_all
+
+    cores = os.cpu_count() or 1
+    # All jobs at once, however few the cores: they share them, and each shows its progress from the start.
+    placement = Placement(
+        resources_per_worker={"CPU": min(1.0, round(cores / len(jobs) - 0.005, 2))},
+        checkpoint_steps=CHECKPOINT_STEPS,
+    )
+    with ray_session(num_cpus=cores):
+        prepare(run, partial(view.stage, ROWS))
+        view.stage(ROWS, 1.0)
+        partition(run, partial(view.stage, PARTITION))
+        view.stage(PARTITION, 1.0)
+        for job in jobs:
+            view.show(job, 0.0, "starting a training worker")
+        train_all(run, jobs, placement, lambda: view.jobs(run, jobs))

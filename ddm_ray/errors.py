@@ -1,0 +1,41 @@
+"""What can go wrong in a way that a user can mend. Every message is one line: what, where, what to do."""
+
+
+class DDMError(Exception):
+    """Base of all errors that the command line prints as one line, without a traceback."""
+
+
+class ConfigError(DDMError):
+    """A run configuration or placement with an unknown key, a wrong type or a value out of range."""
+
+
+class RunError(DDMError):
+    """A folder or URI that isn't a run, or a run made by an incompatible version."""
+
+
+class MissingArtifact(DDMError):
+    """A stage needs an artifact that no earlier stage has committed."""
+
+
+class DriftError(DDMError):
+    """An artifact was made under another configuration or from other inputs than the run's."""
+
+
+class CorruptArtifact(DDMError):
+    """A file that is truncated, altered or not of the form its manifest promises."""
+
+
+class DataError(DDMError):
+    """A data set that can't be read, or is too small for what is asked of it."""
+
+
+class SamplingError(DDMError):
+    """A request for images that can't be met: strategy, solver, steps, labels, guidance."""
+
+
+class TrainingError(DDMError):
+    """A training job that stopped for a reason that trying again won't mend."""
+
+
+class ServeError(DDMError):
+    """Serving can't start: a port in use, an unfinished run."""

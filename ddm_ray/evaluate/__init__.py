@@ -1,0 +1,1 @@
+"""What a finished run is worth: distances, losses, costs, pictures, and the report."""

@@ -1,0 +1,87 @@
+"""A small classifier of the run's own real images: its features and its opinion measure samples.
+
+Shapes: N rows, C channels, H, W, D features.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+NUM_FEATURES = 32
+CHUNK = 512
+
+
+class FeatureNet(nn.Module):
+    """Three convolutions and a layer of NUM_FEATURES, linear to classes; images (N, C, H, W) in [-1, 1]."""
+
+    scale: Tensor
+
+    def __init__(self, channels: int, num_classes: int, width: int = 16):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, width, 3, padding=1),
+            nn.GELU(),
+            nn.Conv2d(width, 2 * width, 3, stride=2, padding=1),
+            nn.GELU(),
+            nn.Conv2d(2 * width, 2 * width, 3, padding=1),
+            nn.GELU(),
+            nn.AdaptiveAvgPool2d(4),
+            nn.Flatten(),
+            nn.Linear(2 * width * 16, NUM_FEATURES),
+        )
+        self.head = nn.Sequential(nn.GELU(), nn.Linear(NUM_FEATURES, num_classes))
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, images_NCHW: Tensor) -> tuple[Tensor, Tensor]:
+        """Features (N, D), of mean variance 1 over the rows that it was fitted to, and class logits."""
+        features_ND = self.body(images_NCHW)
+        return features_ND * self.scale, self.head(features_ND)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the classifier sees in images: float64 features, and the likeliest class (int64)."""
+
+    features_ND: np.ndarray
+    class_N: np.ndarray
+
+    def accuracy(self, label_N: np.ndarray) -> float:
+        """Share of images whose class is the label's, in [0, 1]."""
+        return float((self.class_N == label_N).mean())
+
+
+def train_features(
+    data_NCHW: Tensor, label_N: Tensor, num_classes: int, seed: int, steps: int = 400, batch: int = 64
+) -> FeatureNet:
+    """Fit a FeatureNet to real rows; the same rows, seed and thread count give the same network."""
+    random = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = FeatureNet(data_NCHW.shape[1], num_classes)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=2e-3, weight_decay=0.05)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for _ in range(steps):
+        rows_B = torch.randint(len(data_NCHW), (batch,), generator=random)
+        loss = F.cross_entropy(net(data_NCHW[rows_B])[1], label_N[rows_B], label_smoothing=0.05)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    net.eval()
+    variance = np.var(see(net, data_NCHW).features_ND, axis=0).mean()
+    net.scale.fill_(float(variance**-0.5))
+    return net
+
+
+@torch.inference_mode()
+def see(net: FeatureNet, images_NCHW: Tensor) -> Seen:
+    """Features and classes of images in [-1, 1]; values outside are clipped, as they are in pictures."""
+    features, classes = [], []
+    for images in images_NCHW.clamp(-1, 1).split(CHUNK):
+        features_ND, logits = net(images)
+        features.append(features_ND.double())
+        classes.append(logits.argmax(1))
+    return Seen(torch.cat(features).numpy(), torch.cat(classes).numpy())

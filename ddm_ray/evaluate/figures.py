@@ -1,0 +1,63 @@
+"""Which images the report shows: every model on the same seeds, and every expert beside its cluster.
+
+Shapes: B images, CHW image.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ddm_ray.config import RunConfig
+from ddm_ray.data.loader import Rows
+from ddm_ray.evaluate.grid import GridRow, grid
+from ddm_ray.evaluate.samples import sample
+from ddm_ray.sampling.checkpoint import Models, monolith_info
+from ddm_ray.sampling.trajectory import SampleRequest
+from ddm_ray.storage.run import Run
+
+MOST_CLASSES, PER_CLASS, PER_CLUSTER = 10, 3, 16
+
+
+def seeds(seed: int, count: int, stream: int) -> tuple[int, ...]:
+    """Consecutive sampling seeds; each (seed, stream) begins elsewhere in 32 bits."""
+    first = int(np.random.SeedSequence([seed, stream]).generate_state(1)[0])
+    return tuple(range(first, first + count))
+
+
+def class_request(config: RunConfig, train: Rows, request: SampleRequest) -> SampleRequest:
+    """PER_CLASS images of each of the first MOST_CLASSES classes that have training rows."""
+    label_B = train.label_N.unique(sorted=True)[:MOST_CLASSES].repeat_interleave(PER_CLASS)
+    return replace(request, seeds=seeds(config.evaluate.seed, len(label_B), stream=1), label_B=label_B)
+
+
+def real_images(train: Rows, request: SampleRequest) -> Tensor:
+    """The first training rows of the classes of `class_request`, taken again where a class has too few."""
+    chosen = []
+    for label in request.label_B[::PER_CLASS]:
+        rows = torch.nonzero(train.label_N == label)[:, 0]
+        chosen.append(rows[torch.arange(PER_CLASS) % len(rows)])
+    return train.data_NCHW[torch.cat(chosen)]
+
+
+def experts_figure(run: Run, mixture: Models, train: Rows) -> Image.Image:
+    """For each cluster real rows spread over its classes, and its expert's own samples of the same labels."""
+    config, rows = run.config, []
+    for cluster, expert in enumerate(mixture.experts):
+        members = torch.nonzero(train.cluster_N == cluster)[:, 0]
+        members = members[train.label_N[members].argsort(stable=True)]
+        count = min(PER_CLUSTER, len(members))
+        spread = members[torch.linspace(0, len(members) - 1, count).round().long()]
+        request = SampleRequest(
+            seeds(config.evaluate.seed, count, stream=2),
+            train.label_N[spread],
+            steps=config.sample.steps,
+            guidance_scale=config.sample.guidance_scale,
+            solver=config.sample.solver,
+        )
+        alone = Models(monolith_info(run), (expert,), None, mixture.device)
+        rows.append(GridRow(f"cluster {cluster}, real", train.data_NCHW[spread]))
+        rows.append(GridRow(f"expert {cluster}", sample(alone, request).sampled.images_BCHW))
+    return grid(rows)

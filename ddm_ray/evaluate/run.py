@@ -1,0 +1,181 @@
+"""evaluate(run): sample every model on the same labels and seeds, score, and write the report."""
+
+import json
+import platform
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+import ddm_ray
+from ddm_ray.config import RunConfig
+from ddm_ray.data.loader import Rows, load_rows
+from ddm_ray.data.schema import HELDOUT, TRAIN
+from ddm_ray.errors import ConfigError, DataError
+from ddm_ray.evaluate.costs import training_cost
+from ddm_ray.evaluate.features import see, train_features
+from ddm_ray.evaluate.figures import PER_CLASS, class_request, experts_figure, real_images, seeds
+from ddm_ray.evaluate.grid import GridRow, grid, to_png
+from ddm_ray.evaluate.losses import heldout_losses
+from ddm_ray.evaluate.report import render
+from ddm_ray.evaluate.samples import one_thread, sample
+from ddm_ray.evaluate.scores import Reference
+from ddm_ray.sampling.checkpoint import Models, load_models
+from ddm_ray.sampling.trajectory import SampleRequest, validate
+from ddm_ray.storage.manifest import Manifest
+from ddm_ray.storage.run import Run, evaluation, shard
+
+Progress = Callable[[float, str], None]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A line of the table: models under a strategy; `cost` (experts per velocity) is for progress alone."""
+
+    name: str
+    models: Models
+    strategy: str
+    cost: float
+
+
+def evaluate(run: Run, name: str = "demo", progress: Progress | None = None, device: str = "cpu") -> Manifest:
+    """Write eval/<name>: metrics.json, grid.png, experts.png and report.html. Already there: nothing is done.
+
+    `progress` is called with the share that is done and a note. Raises MissingArtifact, CorruptArtifact,
+    DriftError; SamplingError for a strategy that doesn't exist; DataError without training rows.
+    """
+    if finished := run.finished(evaluation(name)):
+        return finished
+    tell = progress or (lambda share, note: None)
+    tell(0.0, "reading rows and models")
+    mixture, monolith = load_models(run, "mixture", device), load_models(run, "monolith", device)
+    candidates = _candidates(run.config, mixture, monolith)
+    shards = [shard(cluster) for cluster in range(mixture.info.num_experts)]
+    train, heldout = load_rows(run, shards, TRAIN), load_rows(run, shards, HELDOUT)
+    request = _request(run.config, train)
+    for candidate in candidates:
+        validate(replace(request, strategy=candidate.strategy), candidate.models.info)
+    with one_thread():
+        tell(0.02, "training the classifier that measures")
+        reference = _reference(run.config, mixture, train)
+        table, pictures = _table(run.config, candidates, request, reference, tell)
+        tell(0.88, "real rows and held-out losses")
+        real, losses = [_drawn_again(reference, len(request.seeds))], []
+        if len(heldout) > 1:
+            score = reference.score(heldout.data_NCHW, heldout.label_N)
+            real.append(_drawn_again(reference, len(heldout)))
+            real.append({"model": f"real: {len(heldout)} held out"} | asdict(score))
+            losses = heldout_losses(mixture, monolith, heldout, run.config.evaluate.seed)
+        tell(0.96, "writing the report")
+        experts_png = to_png(experts_figure(run, mixture, train))
+    metrics = {
+        "run": run.config.name,
+        "name": name,
+        "num_samples": len(request.seeds),
+        "num_real": len(train),
+        "num_heldout": len(heldout),
+        "num_clusters": run.config.partition.num_clusters,
+        "seed": run.config.evaluate.seed,
+        "sampling": {key: getattr(request, key) for key in ("steps", "solver", "guidance_scale")},
+        "models": table,
+        "real": real,
+        "heldout_loss": [asdict(loss) for loss in losses],
+        "training": asdict(training_cost(run)),
+        "versions": _versions(),
+    }
+    files = {
+        "metrics.json": json.dumps(metrics, indent=1).encode() + b"\n",
+        "grid.png": pictures,
+        "experts.png": experts_png,
+        "report.html": render(metrics, pictures, experts_png).encode(),
+    }
+    for file, data in files.items():
+        run.store.write(f"{evaluation(name)}/{file}", data)
+    info = {"num_samples": len(request.seeds), "frechet": {row["model"]: row["frechet"] for row in table}}
+    manifest = run.commit(evaluation(name), list(files), info)
+    tell(1.0, "done")
+    return manifest
+
+
+def read_metrics(run: Run, name: str = "demo") -> dict[str, Any]:
+    """metrics.json of a finished evaluation. Raises MissingArtifact, CorruptArtifact."""
+    return json.loads(run.read(evaluation(name), "metrics.json"))
+
+
+def _candidates(config: RunConfig, mixture: Models, monolith: Models) -> list[Candidate]:
+    candidates = [Candidate("monolith", monolith, "once", 1)]
+    for strategy in config.evaluate.strategies:
+        cost = {"once": 1, "full": len(mixture.experts)}.get(strategy, 2)
+        candidates.append(Candidate(strategy, mixture, strategy, cost))
+    return candidates
+
+
+def _request(config: RunConfig, train: Rows) -> SampleRequest:
+    """num_samples images, labels drawn as they are among the training rows; the same for every model."""
+    count, seed = config.evaluate.num_samples, config.evaluate.seed
+    if count < 2:
+        raise ConfigError(f"evaluate.num_samples is {count}: a distance needs 2 or more")
+    if len(train) < 2:
+        raise DataError(f"{len(train)} training rows in the run's shards: an evaluation needs 2 or more")
+    drawn = np.random.default_rng(seed).integers(len(train), size=count)
+    return SampleRequest(
+        seeds=seeds(seed, count, stream=0),
+        label_B=train.label_N[torch.from_numpy(drawn)],
+        steps=config.sample.steps,
+        guidance_scale=config.sample.guidance_scale,
+        solver=config.sample.solver,
+    )
+
+
+def _reference(config: RunConfig, mixture: Models, train: Rows) -> Reference:
+    seed = config.evaluate.seed
+    net = train_features(train.data_NCHW, train.label_N, config.data.num_classes, seed)
+    return Reference(net, train, see(net, train.data_NCHW), mixture.info.prior_CK.numpy(), seed)
+
+
+def _drawn_again(reference: Reference, count: int) -> dict[str, Any]:
+    return {"model": f"real: {count} drawn again"} | asdict(reference.floor(count))
+
+
+def _table(
+    config: RunConfig,
+    candidates: list[Candidate],
+    request: SampleRequest,
+    reference: Reference,
+    tell: Progress,
+) -> tuple[list[dict[str, Any]], bytes]:
+    """The table's lines, and the grid of a few samples of each candidate as PNG."""
+    shown = class_request(config, reference.train, request)
+    rows, table, before = [GridRow("real", real_images(reference.train, shown))], [], 0.08
+    num_images = len(request.seeds)
+    for candidate in candidates:
+        share = 0.8 * candidate.cost / sum(other.cost for other in candidates)
+
+        def done(part: float, name: str = candidate.name, before: float = before, share: float = share) -> None:
+            tell(before + share * part, f"sampling {num_images} images: {name}")
+
+        done(0.0)
+        samples = sample(candidate.models, replace(request, strategy=candidate.strategy), done)
+        costs = {
+            "expert_rows_per_image": samples.sampled.num_expert_rows / num_images,
+            "router_rows_per_image": samples.sampled.num_router_rows / num_images,
+            "seconds_per_image": samples.seconds_per_image,
+        }
+        score = reference.score(samples.sampled.images_BCHW, request.label_B)
+        table.append({"model": candidate.name} | asdict(score) | costs)
+        few = sample(candidate.models, replace(shown, strategy=candidate.strategy))
+        rows.append(GridRow(candidate.name, few.sampled.images_BCHW))
+        before += share
+    headings = [config.data.class_names[label] for label in shown.label_B[::PER_CLASS].tolist()]
+    return table, to_png(grid(rows, headings))
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "ddm_ray": ddm_ray.__version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }

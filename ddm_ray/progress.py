@@ -1,0 +1,86 @@
+"""The live view: one row a stage or training job, redrawn in a terminal, a line now and then in a log."""
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from ddm_ray.storage.run import Run
+from ddm_ray.storage.status import describe, status
+
+LOG_SECONDS = 10.0
+
+
+class LiveView:
+    """A context that shows rows by name, each with a fraction done and a note."""
+
+    def __init__(self, title: str, names: list[str]):
+        self._console = Console(stderr=True)
+        self._title = title
+        self._rows: dict[str, tuple[float, str]] = dict.fromkeys(names, (0.0, "waiting"))
+        self._began: dict[str, float] = {}
+        self._took: dict[str, float] = {}
+        self._logged: dict[str, tuple[float, bool]] = {}
+        self._live = Live(console=self._console, get_renderable=self._table, refresh_per_second=4)
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def show(self, name: str, fraction: float, note: str) -> None:
+        """Set a row's state; `fraction` in [0, 1], 1 meaning finished."""
+        now = time.monotonic()
+        self._rows[name] = (fraction, note)
+        if note != "waiting":
+            self._began.setdefault(name, now)
+        if fraction >= 1:
+            self._took.setdefault(name, now - self._began[name])
+        if not self._console.is_terminal:
+            self._log(name, now)
+
+    def stage(self, name: str, fraction: float = 0.0, note: str = "") -> None:
+        """As `show`, in the form of a stage's progress callback bound to a name."""
+        self.show(name, fraction, note or ("done" if fraction >= 1 else "running"))
+
+    def jobs(self, run: Run, artifacts: list[str]) -> None:
+        """Set the rows of training jobs from what storage says of them."""
+        for artifact in artifacts:
+            found = status(run, artifact)
+            self.show(
+                artifact,
+                found.fraction if found.state == "finished" else min(found.fraction, 0.999),
+                describe(found),
+            )
+
+    def _table(self) -> Table:
+        table = Table(title=self._title, title_justify="left", box=None, pad_edge=False)
+        for column in ("stage", "", "", "time", "what"):
+            table.add_column(column, no_wrap=True, overflow="ellipsis")
+        for name, (fraction, note) in self._rows.items():
+            style = "green" if fraction >= 1 else ("dim" if note == "waiting" else "")
+            bar = ProgressBar(total=1.0, completed=fraction, width=24)
+            seconds = self._took.get(name) or (time.monotonic() - self._began.get(name, time.monotonic()))
+            clock = f"{seconds:4.0f} s" if name in self._began else ""
+            table.add_row(Text(name, style), bar, f"{fraction:4.0%}", clock, Text(note, style))
+        return table
+
+    def _log(self, name: str, now: float) -> None:
+        fraction, note = self._rows[name]
+        last, finished = self._logged.get(name, (-LOG_SECONDS, False))
+        if note == "waiting" or finished or (fraction < 1 and now - last < LOG_SECONDS):
+            return
+        self._logged[name] = (now, fraction >= 1)
+        took = f" ({self._took[name]:.0f} s)" if name in self._took else ""
+        self._console.print(f"{name:<12} {fraction:4.0%}  {note}{took}", highlight=False, soft_wrap=True)

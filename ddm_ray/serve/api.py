@@ -1,0 +1,102 @@
+"""The HTTP ingress: OpenAI's images API over the mixture."""
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+from starlette.exceptions import HTTPException
+
+from ddm_ray import __version__
+from ddm_ray.errors import DDMError
+from ddm_ray.sampling.checkpoint import mixture_info
+from ddm_ray.serve.generation import (
+    GenerationRequest,
+    RequestError,
+    answer,
+    error_body,
+    resolve,
+    segments,
+    to_png,
+)
+from ddm_ray.serve.painter import Painter
+from ddm_ray.storage.run import Run
+
+http = FastAPI(title="ddm-ray", version=__version__)
+
+
+@http.exception_handler(RequestError)
+async def _refused(_: Request, error: RequestError) -> JSONResponse:
+    return JSONResponse(error_body(str(error), error.param, error.code), error.status)
+
+
+@http.exception_handler(RequestValidationError)
+async def _malformed(request: Request, error: RequestValidationError) -> JSONResponse:
+    if not request.headers.get("content-type", "").startswith("application/json"):
+        message = "send JSON, with the header Content-Type: application/json"
+        return JSONResponse(error_body(message, None, "not_json"), 400)
+    findings = error.errors()
+    if findings[0]["type"] == "json_invalid":
+        message = f"the body isn't whole JSON: {findings[0]['ctx']['error']}"
+        return JSONResponse(error_body(message, None, "malformed_json"), 400)
+    fields = [".".join(str(part) for part in finding["loc"][1:]) for finding in findings]
+    told = [f"{field}: {finding['msg']}" for field, finding in zip(fields, findings, strict=True)]
+    message = "; ".join(line.removeprefix(": ") for line in told[:3])
+    return JSONResponse(error_body(message, fields[0] or None, "invalid_value"), 400)
+
+
+@http.exception_handler(HTTPException)
+async def _no_such_route(request: Request, error: HTTPException) -> JSONResponse:
+    message = f"{request.method} {request.url.path}: {error.detail}; the routes are listed at /docs"
+    return JSONResponse(error_body(message, None, None), error.status_code, error.headers)
+
+
+@serve.ingress(http)
+class API:
+    """Turns requests for images into calls of experts and router, and their velocities into PNGs."""
+
+    def __init__(self, run_url: str, experts: Sequence[DeploymentHandle[Any]], router: DeploymentHandle[Any]):
+        """`experts` by cluster. Raises RunError, MissingArtifact, DriftError."""
+        torch.set_num_threads(1)
+        run = Run.open(run_url)
+        self._config = run.config
+        self._painter = Painter(mixture_info(run), experts, router)
+        self._parts = [f"expert-{cluster:03d}" for cluster in range(len(experts))]
+
+    @http.post("/v1/images/generations")
+    async def generate(self, request: GenerationRequest) -> Response:
+        """Images of one class, by OpenAI's API; response_format png answers the bare image."""
+        generation = resolve(request, self._config)
+        try:
+            images_BCHW, experts_SB = await self._painter.paint(generation.sample)
+        except DDMError as error:
+            return JSONResponse(error_body(str(error), None, "sampling_failed", server=True), 500)
+        except (RayError, RayServeException) as error:
+            message = f"a part of the mixture is away, try again soon: {type(error).__name__}"
+            return JSONResponse(error_body(message, None, "unavailable", server=True), 503)
+        if generation.png:
+            painted_by = json.dumps(segments(experts_SB[:, 0].tolist()))
+            headers = {"X-Seed": str(generation.sample.seeds[0]), "X-Experts": painted_by}
+            return Response(to_png(images_BCHW[0], generation.scale), media_type="image/png", headers=headers)
+        name = self._config.name
+        return JSONResponse(answer(generation, images_BCHW, experts_SB, name, int(time.time())))
+
+    @http.get("/v1/models")
+    async def models(self) -> dict[str, Any]:
+        """The one model served here: the run."""
+        entry = {"id": self._config.name, "object": "model", "created": 0, "owned_by": "ddm-ray"}
+        return {"object": "list", "data": [entry]}
+
+    @http.get("/healthz")
+    async def healthz(self) -> dict[str, Any]:
+        """That requests are taken, and by which experts; it wakes none that scaled to zero."""
+        classes = list(self._config.data.class_names)
+        return {"status": "ok", "model": self._config.name, "experts": self._parts, "classes": classes}

@@ -1,0 +1,194 @@
+"""Run: a directory or prefix that holds one training of one mixture. The only file that knows its layout."""
+
+import json
+from typing import Any
+
+from ddm_ray.config import RunConfig, parse_config
+from ddm_ray.errors import CorruptArtifact, DriftError, MissingArtifact, RunError
+from ddm_ray.storage.manifest import (
+    NAME,
+    SCHEMA,
+    FileRecord,
+    Identity,
+    Manifest,
+    canonical,
+    drift,
+    sha256,
+    verify,
+)
+from ddm_ray.storage.store import Store, StoreFailure, reason
+
+RUN_FILE = "run.json"
+ROWS = "rows"
+PARTITION = "partition"
+ROUTER = "router"
+MONOLITH = "monolith"
+EVALUATIONS = "eval"
+
+
+def shard(cluster: int) -> str:
+    """Artifact of one cluster's rows."""
+    return f"partition/shards/cluster={cluster:03d}"
+
+
+def expert(cluster: int) -> str:
+    """Artifact of one cluster's expert."""
+    return f"experts/{cluster:03d}"
+
+
+def evaluation(name: str) -> str:
+    """Artifact of one evaluation."""
+    return f"{EVALUATIONS}/{name}"
+
+
+class Run:
+    """A run on storage: its immutable configuration, and its artifacts with their manifests."""
+
+    def __init__(self, store: Store, config: RunConfig):
+        self.store = store
+        self.config = config
+        self.url = store.url
+
+    @classmethod
+    def create(cls, url: str, config: RunConfig) -> "Run":
+        """Write run.json if it is absent. The same configuration again is a no-op, another raises DriftError.
+
+        Raises RunError where nothing can be written.
+        """
+        store = Store(url)
+        fields = config.model_dump(mode="json")
+        body = {"schema": SCHEMA, "config": fields}
+        data = json.dumps({**body, "checksum": sha256(canonical(body))}, indent=1).encode() + b"\n"
+        try:
+            created = store.create(RUN_FILE, data)
+        except StoreFailure as error:
+            raise RunError(f"{store.url}: no run can be made here: {reason(error)}; choose another folder") from None
+        if not created:
+            there = cls.open(url)
+            found, wanted = Identity(there.config.model_dump(mode="json")), Identity(fields)
+            if lines := drift(wanted, found):
+                raise DriftError(f"{store.url} is another run: {_short(lines)}; choose another folder for this one")
+        return cls(store, config)
+
+    @classmethod
+    def open(cls, url: str) -> "Run":
+        """The run at a path or URI. Raises RunError if there is none, CorruptArtifact if it was altered."""
+        store = Store(url)
+        where = f"{store.url}/{RUN_FILE}"
+        try:
+            data = store.read(RUN_FILE)
+        except FileNotFoundError:
+            make = f"make one with: ddm init {url} --recipe NAME"
+            raise RunError(f"{url} is not a run: it has no {RUN_FILE}; {make}") from None
+        except StoreFailure as error:
+            raise RunError(f"{url} is not a run that can be read: {reason(error)}") from None
+        try:
+            body = json.loads(data)
+            checksum, schema, config = body.pop("checksum"), body["schema"], body["config"]
+        except (ValueError, KeyError, AttributeError, TypeError):
+            raise CorruptArtifact(f"{where}: not a whole run file; restore it, or begin a new run elsewhere") from None
+        if checksum != sha256(canonical(body)):
+            raise CorruptArtifact(f"{where}: altered since the run began; restore it, or begin a new run elsewhere")
+        if schema != SCHEMA:
+            raise RunError(f"{where}: schema {schema}, this version of ddm-ray reads {SCHEMA}")
+        return cls(store, parse_config(config, where))
+
+    @property
+    def experts(self) -> list[str]:
+        """All expert artifacts, by cluster."""
+        return [expert(cluster) for cluster in range(self.config.partition.num_clusters)]
+
+    def identity(self, artifact: str) -> Identity:
+        """What the artifact should be made under now; inputs that aren't here (another site's) left out."""
+        fields, inputs = self._reads(artifact)
+        manifests = {name: self.manifest(name) for name in inputs}
+        return Identity(fields, {name: found.digest for name, found in manifests.items() if found})
+
+    def inputs(self, artifact: str) -> list[str]:
+        """The artifacts that an artifact is made from."""
+        return self._reads(artifact)[1]
+
+    def _reads(self, artifact: str) -> tuple[dict[str, Any], list[str]]:
+        config = self.config.model_dump(mode="json")
+        kind = artifact.split("/")[0]
+        data = {"data": config["data"]}
+        if kind == ROWS:
+            return data | {"embedder": config["embedder"]}, []
+        if kind == PARTITION:
+            return {"partition": config["partition"]}, [ROWS]
+        denoiser = data | {"expert": config["expert"], "num_clusters": config["partition"]["num_clusters"]}
+        if kind == "experts":
+            return denoiser, [shard(int(artifact.split("/")[1]))]
+        if kind == MONOLITH:
+            return denoiser, [PARTITION]
+        if kind == ROUTER:
+            return data | {"router": config["router"], "num_clusters": denoiser["num_clusters"]}, [PARTITION]
+        assert kind == EVALUATIONS, artifact
+        return {"evaluate": config["evaluate"], "sample": config["sample"]}, [*self.experts, ROUTER, MONOLITH]
+
+    def manifest(self, artifact: str) -> Manifest | None:
+        """The artifact's manifest, or None if it isn't finished. Raises CorruptArtifact."""
+        key = f"{artifact}/{NAME}"
+        try:
+            data = self.store.read(key)
+        except FileNotFoundError:
+            return None
+        return Manifest.from_json(data, f"{self.url}/{key}")
+
+    def finished(self, artifact: str) -> Manifest | None:
+        """The manifest if the artifact is finished as this run wants it. Raises DriftError if otherwise."""
+        manifest = self.manifest(artifact)
+        if manifest and (lines := drift(self.identity(artifact), manifest.identity)):
+            raise DriftError(
+                f"{self.url}/{artifact} was made otherwise: {_short(lines)}; delete that folder to make it anew"
+            )
+        return manifest
+
+    def require(self, artifact: str) -> Manifest:
+        """The manifest of a finished artifact. Raises DriftError, MissingArtifact naming its command."""
+        manifest = self.finished(artifact)
+        if manifest is None:
+            raise MissingArtifact(f"{self.url} has no finished {artifact} yet; make it with: {self.command(artifact)}")
+        return manifest
+
+    def command(self, artifact: str) -> str:
+        """The command that makes an artifact of this run."""
+        kind, *rest = artifact.split("/")
+        verb = {ROWS: "prepare", PARTITION: "partition", EVALUATIONS: "evaluate"}.get(kind)
+        if verb:
+            return f"ddm {verb} {self.url}"
+        return f"ddm train {self.url} {kind if kind != 'experts' else f'expert {int(rest[0])}'}"
+
+    def read(self, artifact: str, name: str, manifest: Manifest | None = None) -> bytes:
+        """One verified file of a finished artifact. Raises CorruptArtifact if it is gone or altered."""
+        manifest = manifest or self.require(artifact)
+        where = f"{self.url}/{artifact}/{name}"
+        try:
+            data = self.store.read(f"{artifact}/{name}")
+        except FileNotFoundError:
+            raise CorruptArtifact(f"{where}: gone, though its manifest lists it; make {artifact} again") from None
+        return verify(data, manifest.files[name], where)
+
+    def commit(self, artifact: str, names: list[str], info: dict[str, Any]) -> Manifest:
+        """Checksum the files `names`, already written below the artifact, and create its manifest, last.
+
+        Where a rival committed first, theirs counts and is returned.
+        """
+        records = {}
+        for name in sorted(names):
+            data = self.store.read(f"{artifact}/{name}")
+            records[name] = FileRecord(len(data), sha256(data))
+        return self.commit_records(artifact, records, info)
+
+    def commit_records(self, artifact: str, records: dict[str, FileRecord], info: dict[str, Any]) -> Manifest:
+        """As `commit`, for files whose checksums are known."""
+        manifest = Manifest(artifact, self.identity(artifact), records, info)
+        if self.store.create(f"{artifact}/{NAME}", manifest.to_json()):
+            return manifest
+        there = self.finished(artifact)
+        assert there is not None
+        return there
+
+
+def _short(lines: list[str], most: int = 4) -> str:
+    return "; ".join(lines[:most]) + (f" and {len(lines) - most} more" if len(lines) > most else "")

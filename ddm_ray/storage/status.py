@@ -1,0 +1,62 @@
+"""What of a run is done, begun or waiting, read from storage alone."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ddm_ray.storage.attempts import heartbeat
+from ddm_ray.storage.run import EVALUATIONS, MONOLITH, PARTITION, ROUTER, ROWS, Run
+
+
+@dataclass(frozen=True)
+class Status:
+    """One artifact: `info` of its manifest when finished; of a begun training job its last heartbeat."""
+
+    artifact: str
+    state: Literal["finished", "begun", "waiting"]
+    info: dict[str, Any]
+    heartbeat: dict[str, Any]
+
+    @property
+    def fraction(self) -> float:
+        """How much of it is done, 0 to 1."""
+        if self.state == "finished":
+            return 1.0
+        return self.heartbeat["step"] / self.heartbeat["steps"] if self.heartbeat else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Time left at the last known speed; None where there is none."""
+        rate = self.heartbeat.get("steps_per_second", 0.0)
+        return (self.heartbeat["steps"] - self.heartbeat["step"]) / rate if rate else None
+
+
+def status(run: Run, artifact: str) -> Status:
+    """The status of one artifact. Raises DriftError or CorruptArtifact as reading it would."""
+    manifest = run.finished(artifact)
+    beat = heartbeat(run.store, artifact) or {}
+    if manifest:
+        return Status(artifact, "finished", manifest.info, beat)
+    return Status(artifact, "begun" if beat else "waiting", {}, beat)
+
+
+def survey(run: Run) -> list[Status]:
+    """All artifacts of a run, in the order in which they are made."""
+    evaluations = [f"{EVALUATIONS}/{name}" for name in run.store.folders(EVALUATIONS)]
+    artifacts = [ROWS, PARTITION, *run.experts, ROUTER, MONOLITH, *evaluations]
+    return [status(run, artifact) for artifact in artifacts]
+
+
+def describe(found: Status) -> str:
+    """One line on an artifact: for a training job its step, loss, speed and time left."""
+    beat, info = found.heartbeat, found.info
+    if found.state == "finished" and "training_flops" in info:
+        return f"{info['step']} steps, loss {info['loss']:.4f}, {info['training_flops'] / 1e9:.1f} GFLOP"
+    if found.state == "finished":
+        return ", ".join(f"{key} {value}" for key, value in info.items() if isinstance(value, int | float | str))
+    if found.state == "waiting":
+        return "waiting"
+    left = f", {found.seconds_left:.0f} s left" if found.seconds_left is not None else ""
+    return (
+        f"step {beat['step']}/{beat['steps']}, loss {beat['loss']:.4f}, {beat['steps_per_second']:.0f} steps/s"
+        f"{left}, attempt {beat['attempt']}"
+    )

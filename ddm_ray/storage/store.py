@@ -1,0 +1,100 @@
+"""Store: objects by key below one prefix, on a local disk or in an object store, through obstore."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import obstore
+import obstore.store
+from obstore.exceptions import AlreadyExistsError
+from pyarrow import fs
+
+from ddm_ray.errors import RunError
+
+# What storage may answer beside FileNotFoundError: no permission, no space, no network, no such name.
+StoreFailure = (obstore.exceptions.BaseError, ValueError)
+
+
+class Store:
+    """Whole objects below a folder or URI. Writing is atomic: a reader sees the old object or the new one.
+
+    Keys are relative paths with `/`. Reading a key that isn't there raises FileNotFoundError.
+    """
+
+    def __init__(self, url: str):
+        """`url`: a path, or a URI such as s3://bucket/prefix. Nothing is created. Raises RunError."""
+        path = unquote(urlsplit(url).path) if url.startswith("file://") else url
+        self.local = Path(path).resolve() if "://" not in path else None
+        self.url = str(self.local) if self.local else url.rstrip("/")
+        self._objects: obstore.store.ObjectStore
+        if self.local is not None:
+            # The root is "/", so that opening a store creates no folder and keys need no escaping.
+            self._objects = obstore.store.LocalStore()
+            self._prefix = self.local.as_posix().lstrip("/") + "/"
+            return
+        try:
+            self._objects = obstore.store.from_url(self.url)
+        except (ValueError, obstore.exceptions.BaseError) as error:
+            raise RunError(f"{url}: not a storage that can be opened: {reason(error)}") from None
+        self._prefix = ""
+
+    def read(self, key: str) -> bytes:
+        """The object's bytes."""
+        return bytes(obstore.get(self._objects, self._prefix + key).bytes())
+
+    def write(self, key: str, data: bytes) -> None:
+        """Create the object or replace it whole."""
+        obstore.put(self._objects, self._prefix + key, data)
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Create the object if it is absent; False if it exists. Of many who try, the store lets one win."""
+        try:
+            obstore.put(self._objects, self._prefix + key, data, mode="create", use_multipart=False)
+        except AlreadyExistsError:
+            return False
+        return True
+
+    def exists(self, key: str) -> bool:
+        """Whether there is an object under this very key."""
+        try:
+            obstore.head(self._objects, self._prefix + key)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def sizes(self, prefix: str) -> Mapping[str, int]:
+        """Size in bytes of every object below `prefix/`, by key relative to it, in order of the keys."""
+        base = f"{self._prefix}{prefix}/"
+        listing = obstore.list(self._objects, prefix=base).collect()
+        return {entry["path"].removeprefix(base): entry["size"] for entry in sorted(listing, key=lambda e: e["path"])}
+
+    def folders(self, prefix: str) -> list[str]:
+        """Names of the folders directly below `prefix/`, in order."""
+        base = f"{self._prefix}{prefix}/"
+        listing = obstore.list_with_delimiter(self._objects, prefix=base)
+        return sorted(path.removeprefix(base).rstrip("/") for path in listing["common_prefixes"])
+
+    def delete(self, prefix: str) -> None:
+        """Delete every object below `prefix/`."""
+        if self.local is not None:
+            shutil.rmtree(self.local / prefix, ignore_errors=True)  # object by object would leave empty folders
+            return
+        for key in self.sizes(prefix):
+            obstore.delete(self._objects, f"{self._prefix}{prefix}/{key}")
+
+    def filesystem(self, key: str) -> tuple[fs.FileSystem, str]:
+        """A pyarrow file system and the key's path on it, for libraries that write by themselves."""
+        if self.local is not None:
+            return fs.LocalFileSystem(), str(self.local / key)
+        return fs.FileSystem.from_uri(f"{self.url}/{key}")
+
+
+def is_local(url: str) -> bool:
+    """Whether a run's name is a path on this machine rather than a URI."""
+    return "://" not in url
+
+
+def reason(failure: Exception) -> str:
+    """The first paragraph of a StoreFailure as one line; the rest is its library's debugging output."""
+    return " ".join(str(failure).split("\n\n")[0].split())

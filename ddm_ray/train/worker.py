@@ -1,0 +1,69 @@
+"""THE training loop: every rank of every job runs `train`, with or without Ray around it."""
+
+import math
+import time
+from collections import deque
+
+import torch
+import torch.distributed as dist
+
+from ddm_ray.data.loader import load_rows
+from ddm_ray.errors import TrainingError
+from ddm_ray.placement import Placement
+from ddm_ray.storage.run import Run
+from ddm_ray.train import attempt as trying
+from ddm_ray.train import state
+from ddm_ray.train.batches import RankBatches
+from ddm_ray.train.engine import Engine
+from ddm_ray.train.job import train_job
+
+BEAT_SECONDS = 1.0
+
+
+def train(run_url: str, artifact: str, placement: Placement) -> None:
+    """Train `artifact` to its last step and commit it. Every rank of the torch.distributed world calls this.
+
+    Goes on from the newest verified state of any earlier attempt. Raises TrainingError for a gradient that isn't
+    finite, CorruptArtifact or MissingArtifact for its rows, DriftError for a job begun under another configuration.
+    """
+    torch.set_num_threads(placement.threads)
+    run = Run.open(run_url)
+    if run.finished(artifact):
+        return
+    job = train_job(run, artifact)
+    model = job.build()
+    batches = RankBatches(
+        job, load_rows(run, job.shards), dist.get_rank(), dist.get_world_size(), placement.micro_batch
+    )
+
+    attempt = trying.begin(run, artifact)
+    saved = trying.load_saved(attempt, model)
+    engine = Engine(model, job.train, placement, batches.accumulation)
+    if saved:
+        state.restore(engine, saved.tensors, saved.step)
+    first, seconds_before = (saved.step, saved.seconds) if saved else (0, 0.0)
+
+    began = beat_at = time.monotonic()
+    beat_step, losses = first, deque[float](maxlen=100)
+    for step in range(first, job.train.steps):
+        loss = 0.0
+        for batch, weight_B in batches.at(step, engine.device):
+            with engine.autocast():
+                part = (job.objective(engine.model, batch) * weight_B).sum()
+            engine.backward(part)
+            loss += float(part.detach())
+        norm = engine.step(step)
+        if not math.isfinite(norm):
+            raise TrainingError(f"{artifact}: gradient norm {norm} at step {step}; try a lower learning_rate")
+        losses.append(loss)
+
+        done, now = step + 1, time.monotonic()
+        if now - beat_at >= BEAT_SECONDS or done in (first + 1, job.train.steps):
+            rate = (done - beat_step) / max(now - beat_at, 1e-9)
+            attempt.beat(done, job.train.steps, sum(losses) / len(losses), rate)
+            beat_at, beat_step = now, done
+        if done % placement.checkpoint_steps == 0 and done < job.train.steps:
+            attempt.save(done, state.gather(engine), seconds_before + now - began)
+    seconds = seconds_before + time.monotonic() - began
+    attempt.publish(job, state.gather(engine), sum(losses) / max(len(losses), 1), seconds)
+    dist.barrier()

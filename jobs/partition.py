@@ -1,0 +1,11 @@
+"""Cluster a run's rows into one shard an expert, as a job on an island's Ray cluster.
+
+ray job submit --address http://HEAD:8265 --working-dir . -- python jobs/partition.py s3://bucket/run7
+"""
+
+import sys
+
+from ddm_ray.cli import main
+
+if __name__ == "__main__":
+    main(["partition", *sys.argv[1:]])

@@ -1,0 +1,11 @@
+"""Read, decode and embed a run's images, as a job on an island's Ray cluster.
+
+ray job submit --address http://HEAD:8265 --working-dir . -- python jobs/prepare.py s3://bucket/run7
+"""
+
+import sys
+
+from ddm_ray.cli import main
+
+if __name__ == "__main__":
+    main(["prepare", *sys.argv[1:]])

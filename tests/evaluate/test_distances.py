@@ -1,0 +1,86 @@
+"""Distances against closed forms."""
+
+import numpy as np
+import pytest
+
+from ddm_ray.evaluate.distances import frechet, frechet_std, nearest, precision_recall, total_variation
+
+
+def exact(mean: np.ndarray, covariance: np.ndarray, count: int = 200, seed: int = 0) -> np.ndarray:
+    """Rows whose sample mean and covariance are exactly these."""
+    rows = np.random.default_rng(seed).normal(size=(count, len(mean)))
+    rows -= rows.mean(0)
+    rows = rows @ np.linalg.inv(np.linalg.cholesky(np.cov(rows, rowvar=False))).T
+    values, vectors = np.linalg.eigh(covariance)
+    return rows @ (vectors * np.sqrt(values)).T + mean
+
+
+def test_frechet_of_a_set_with_itself_is_zero() -> None:
+    rows = np.random.default_rng(1).normal(size=(50, 6))
+    assert frechet(rows, rows[::-1]) == pytest.approx(0, abs=1e-9)
+
+
+def test_frechet_of_shifted_sets_is_the_squared_shift() -> None:
+    rows = np.random.default_rng(1).normal(size=(50, 3))
+    assert frechet(rows, rows + np.array([3.0, 0.0, 4.0])) == pytest.approx(25)
+
+
+def test_frechet_of_commuting_covariances() -> None:
+    """(sqrt(4) - sqrt(1))^2 + (sqrt(9) - sqrt(25))^2 = 1 + 4."""
+    a = exact(np.zeros(2), np.diag([4.0, 9.0]))
+    b = exact(np.zeros(2), np.diag([1.0, 25.0]), count=300, seed=2)
+    assert frechet(a, b) == pytest.approx(5)
+
+
+def test_frechet_of_covariances_that_do_not_commute() -> None:
+    """In two dimensions tr (AB)^1/2 = sqrt(tr AB + 2 sqrt(det AB))."""
+    first, second = np.array([[3.0, 1.0], [1.0, 2.0]]), np.array([[1.0, -0.6], [-0.6, 4.0]])
+    root_trace = np.sqrt(np.trace(first @ second) + 2 * np.sqrt(np.linalg.det(first @ second)))
+    wanted = np.trace(first) + np.trace(second) - 2 * root_trace
+    assert frechet(exact(np.zeros(2), first), exact(np.zeros(2), second, seed=3)) == pytest.approx(wanted)
+
+
+def test_frechet_of_flat_sets_is_finite_and_symmetric() -> None:
+    """Fewer rows than dimensions: singular covariances."""
+    random = np.random.default_rng(4)
+    a, b = random.normal(size=(5, 20)), random.normal(size=(8, 20))
+    assert frechet(a, b) > 0
+    assert frechet(a, b) == pytest.approx(frechet(b, a))
+
+
+def test_frechet_std_is_that_of_the_mean_in_one_dimension() -> None:
+    """Far apart, d = gap^2 to first order, so its deviation is 2 gap std / sqrt(n)."""
+    random = np.random.default_rng(5)
+    a, b = random.normal(size=(400, 1)), 100 + random.normal(size=(400, 1))
+    assert frechet_std(a, b, seed=0, draws=200) == pytest.approx(2 * 100 / np.sqrt(400), rel=0.2)
+
+
+def test_precision_and_recall_of_equal_and_of_far_sets() -> None:
+    rows = np.random.default_rng(6).normal(size=(40, 3))
+    assert precision_recall(rows, rows) == (1.0, 1.0)
+    assert precision_recall(rows, rows + 1000) == (0.0, 0.0)
+
+
+def test_collapsed_samples_are_precise_and_recall_little() -> None:
+    """Real rows 0, 1, .. 9; samples crowd about 0: all near real rows, while only row 0 is near them."""
+    real = np.arange(10.0)[:, None]
+    samples = np.linspace(-0.01, 0.01, 8)[:, None]
+    assert precision_recall(real, samples) == (1.0, pytest.approx(0.1))
+    assert precision_recall(samples, real) == (pytest.approx(0.1), 1.0)
+
+
+def test_radius_reaches_the_kth_neighbour_and_no_further() -> None:
+    """Row 0's third neighbour is at 3; rows 10, 11, .. are far. A sample at -3 is in, at -3.1 out."""
+    real = np.array([0.0, 1.0, 2.0, 3.0])[:, None]
+    samples = np.array([-3.0, -3.1, 6.0, 6.1])[:, None]
+    assert precision_recall(real, samples, neighbours=3)[0] == 0.5
+
+
+def test_nearest_is_the_index_among_real_rows() -> None:
+    assert nearest(np.array([[0.0], [5.0], [9.0]]), np.array([[8.0], [1.0]])).tolist() == [2, 0]
+
+
+def test_total_variation() -> None:
+    assert total_variation(np.array([0.5, 0.5]), np.array([0.5, 0.5])) == 0
+    assert total_variation(np.array([1.0, 0.0]), np.array([0.0, 1.0])) == 1
+    assert total_variation(np.array([0.7, 0.2, 0.1]), np.array([0.4, 0.4, 0.2])) == pytest.approx(0.3)

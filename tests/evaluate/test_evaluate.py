@@ -1,0 +1,155 @@
+"""evaluate() from a finished run to a committed report."""
+
+import io
+import json
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ddm_ray.errors import ConfigError, CorruptArtifact, MissingArtifact, SamplingError
+from ddm_ray.evaluate.costs import training_cost
+from ddm_ray.evaluate.run import evaluate, read_metrics
+from ddm_ray.storage.run import Run, evaluation
+from tests.random_run import make_run
+
+
+def test_it_commits_four_files(random_run: Run, evaluated: Path) -> None:
+    manifest = random_run.require(evaluation("demo"))
+    assert sorted(manifest.files) == ["experts.png", "grid.png", "metrics.json", "report.html"]
+    assert manifest.info["num_samples"] == 300
+    assert manifest.info["frechet"]["once"] == read_metrics(random_run)["models"][1]["frechet"]
+
+
+def test_metrics_name_every_model_and_its_cost(random_run: Run, evaluated: Path) -> None:
+    metrics = read_metrics(random_run)
+    rows = {row["model"]: row for row in metrics["models"]}
+    assert list(rows) == ["monolith", "once", "full", "top-1", "top-2"]
+    assert {name: row["expert_rows_per_image"] for name, row in rows.items()} == {
+        "monolith": 4,
+        "once": 4,
+        "full": 8,
+        "top-1": 4,
+        "top-2": 8,
+    }
+    assert [row["router_rows_per_image"] for row in rows.values()] == [0, 0, 4, 4, 4]
+    for row in rows.values():
+        assert row["n"] == metrics["num_samples"] == 300
+        assert row["frechet"] > metrics["real"][0]["frechet"] > 0
+        assert row["seconds_per_image"] > 0
+        assert 0 <= row["cluster_tv"] <= 1
+    reals = [row["model"] for row in metrics["real"]]
+    assert reals == ["real: 300 drawn again", "real: 40 drawn again", "real: 40 held out"]
+    assert (metrics["num_real"], metrics["num_heldout"], metrics["seed"]) == (360, 40, 0)
+    assert metrics["sampling"] == {"steps": 4, "solver": "ab2", "guidance_scale": 1.0}
+    assert set(metrics["versions"]) == {"ddm_ray", "torch", "numpy", "python"}
+    assert [row["model"] for row in metrics["heldout_loss"]] == ["monolith", "full", "top-1", "own cluster"]
+
+
+def test_all_strategies_share_labels_and_seeds(random_run: Run, evaluated: Path) -> None:
+    """top-2 of two experts asks for the same velocities as full does."""
+    full, top_2 = read_metrics(random_run)["models"][2::2]
+    for key in ("accuracy", "precision", "recall", "cluster_tv"):
+        assert top_2[key] == full[key]
+    assert top_2["frechet"] == pytest.approx(full["frechet"], rel=1e-4)
+
+
+def test_experts_cost_what_the_monolith_costs(random_run: Run) -> None:
+    cost = training_cost(random_run)
+    assert [job.job for job in cost.jobs] == ["experts/000", "experts/001", "router", "monolith"]
+    assert cost.experts_over_monolith == 1
+    jobs = {job.job: job for job in cost.jobs}
+    assert cost.experts_flops == jobs["experts/000"].flops + jobs["experts/001"].flops
+    assert cost.router_over_experts == jobs["router"].flops / cost.experts_flops
+    assert 0 < cost.router_over_experts < 1
+
+
+def test_grid_shows_real_rows_and_every_model(evaluated: Path) -> None:
+    picture = Image.open(io.BytesIO((evaluated / "grid.png").read_bytes()))
+    lines, columns = 6, 30
+    assert picture.height == 8 + 22 + lines * 51 + 8
+    left = picture.width - 8 - columns * 51
+    assert 0 < left < 120
+    pixels = np.asarray(picture)[8 + 22 : -8, left:-8]
+    strips = [pixels[line * 51 : line * 51 + 48] for line in range(lines)]
+    assert all(strip.std() > 20 for strip in strips)
+    differences = [np.abs(strips[0].astype(int) - strip.astype(int)).mean() for strip in strips[1:]]
+    assert min(differences) > 10
+
+
+def test_progress_rises_to_one(evaluated: Path, told: list[tuple[float, str]]) -> None:
+    shares = [share for share, _ in told]
+    assert all(after > before - 1e-9 for before, after in pairwise(shares))
+    assert (shares[0], shares[-1]) == (0.0, 1.0)
+    assert any("full" in note for _, note in told)
+
+
+def test_a_second_call_does_nothing(random_run: Run, evaluated: Path) -> None:
+    before = {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in evaluated.iterdir()}
+    told: list[float] = []
+    manifest = evaluate(random_run, progress=lambda share, note: told.append(share))
+    assert manifest == random_run.require(evaluation("demo"))
+    assert told == []
+    assert before == {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in evaluated.iterdir()}
+
+
+def copied(run: Run, path: Path) -> Run:
+    """A copy of the run without its evaluations."""
+    shutil.copytree(run.url, path, ignore=shutil.ignore_patterns("eval"))
+    return Run.open(str(path))
+
+
+def test_the_same_run_gives_the_same_metrics(random_run: Run, evaluated: Path, tmp_path: Path) -> None:
+    run = copied(random_run, tmp_path / "run")
+    evaluate(run, name="again")
+    first, second = read_metrics(random_run), read_metrics(run, "again")
+    for row in [*first["models"], *second["models"]]:
+        del row["seconds_per_image"]
+    assert json.dumps(first | {"name": "again"}) == json.dumps(second)
+
+
+def test_an_unfinished_monolith_is_named(random_run: Run, tmp_path: Path) -> None:
+    run = copied(random_run, tmp_path / "run")
+    (tmp_path / "run" / "monolith" / "_MANIFEST.json").unlink()
+    with pytest.raises(MissingArtifact, match=r"monolith.*ddm train .* monolith"):
+        evaluate(run)
+    assert not (tmp_path / "run" / "eval").exists()
+
+
+def test_an_altered_shard_is_named(random_run: Run, tmp_path: Path) -> None:
+    run = copied(random_run, tmp_path / "run")
+    path = tmp_path / "run" / "partition" / "shards" / "cluster=001" / "part-0.parquet"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(CorruptArtifact, match=r"cluster=001/part-0\.parquet"):
+        evaluate(run)
+
+
+@pytest.mark.parametrize(
+    ("setting", "error", "message"),
+    [
+        ("evaluate.strategies=[top-3]", SamplingError, "unknown strategy 'top-3' for 2 experts"),
+        ("evaluate.strategies=[monolith]", SamplingError, "unknown strategy 'monolith'"),
+        ("evaluate.num_samples=1", ConfigError, "evaluate.num_samples is 1"),
+    ],
+)
+def test_settings_that_cannot_be_met(tmp_path: Path, setting: str, error: type[Exception], message: str) -> None:
+    run = make_run(str(tmp_path / "run"), settings=(setting,), num_rows=40)
+    with pytest.raises(error, match=message) as raised:
+        evaluate(run)
+    assert "\n" not in str(raised.value)
+
+
+def test_without_held_out_rows_there_are_no_held_out_losses(tmp_path: Path) -> None:
+    settings = ("evaluate.strategies=[]", "evaluate.num_samples=20", "sample.steps=1")
+    run = make_run(str(tmp_path / "run"), settings=settings, num_rows=9)
+    evaluate(run)
+    metrics = read_metrics(run)
+    assert metrics["num_heldout"] == 0
+    assert metrics["heldout_loss"] == []
+    assert [row["model"] for row in metrics["models"]] == ["monolith"]
+    assert [row["model"] for row in metrics["real"]] == ["real: 20 drawn again"]

@@ -1,0 +1,121 @@
+"""Sampling side by side, and the pictures made of it."""
+
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ddm_ray.data.loader import Rows
+from ddm_ray.evaluate.figures import PER_CLASS, class_request, experts_figure, real_images, seeds
+from ddm_ray.evaluate.grid import GridRow, grid, to_png
+from ddm_ray.evaluate.samples import BATCH, one_thread, sample
+from ddm_ray.sampling.checkpoint import Models, load_models
+from ddm_ray.sampling.trajectory import SampleRequest
+from ddm_ray.storage.run import Run
+
+
+@pytest.fixture(scope="module")
+def mixture(random_run: Run) -> Models:
+    return load_models(random_run)
+
+
+def request(count: int, strategy: str = "once") -> SampleRequest:
+    return SampleRequest(tuple(range(count)), torch.arange(count) % 10, steps=2, strategy=strategy)
+
+
+@pytest.mark.parametrize("strategy", ["once", "full"])
+def test_batches_side_by_side_give_what_one_batch_gives(mixture: Models, strategy: str) -> None:
+    wanted = mixture.sample(request(BATCH + 40, strategy))
+    shares: list[float] = []
+    found = sample(mixture, request(BATCH + 40, strategy), shares.append)
+    torch.testing.assert_close(found.sampled.images_BCHW, wanted.images_BCHW, atol=1e-5, rtol=1e-5)
+    assert torch.equal(found.sampled.experts_SB, wanted.experts_SB)
+    assert found.sampled.num_expert_rows == wanted.num_expert_rows
+    assert found.sampled.num_router_rows == wanted.num_router_rows
+    assert shares == [0.5, 1.0]
+    assert found.seconds_per_image > 0
+
+
+def test_an_error_in_one_batch_ends_it(mixture: Models) -> None:
+    def broken(x: Tensor, t: Tensor, label: Tensor) -> Tensor:
+        raise RuntimeError("no memory")
+
+    with pytest.raises(RuntimeError, match="no memory"):
+        sample(replace(mixture, experts=(broken, broken)), request(3 * BATCH))
+
+
+def test_one_thread_is_undone() -> None:
+    before = torch.get_num_threads()
+    inside: list[int] = []
+
+    def fail() -> None:
+        with one_thread():
+            inside.append(torch.get_num_threads())
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert inside == [1]
+    assert torch.get_num_threads() == before
+
+
+def test_seeds_are_consecutive_and_streams_lie_apart() -> None:
+    first, second = seeds(0, 5, stream=0), seeds(0, 5, stream=1)
+    assert [seed - first[0] for seed in first] == [0, 1, 2, 3, 4]
+    assert len({*first, *second, *seeds(1, 5, stream=0)}) == 15
+
+
+def tile(picture: Image.Image, column: int, line: int, left: int, top: int) -> np.ndarray:
+    x, y = left + column * 51, top + line * 51
+    return np.asarray(picture)[y : y + 48, x : x + 48]
+
+
+def test_grid_enlarges_each_pixel_into_a_block() -> None:
+    """8x8 images become 48x48 tiles with gaps of 3, in lines; the last tiles end 8 + 3 from the edge."""
+    random = torch.Generator().manual_seed(0)
+    images = torch.rand(5, 1, 8, 8, generator=random) * 2 - 1
+    picture = grid([GridRow("one", images), GridRow("another", images[:3])], ["a"])
+    left, top = picture.width - 8 - 5 * 51, picture.height - 8 - 2 * 51
+    levels = ((images + 1) / 2 * 255).round()
+    for column, line in ((0, 0), (4, 0), (2, 1)):
+        block = np.kron(levels[column, 0].numpy(), np.ones((6, 6)))
+        assert np.array_equal(tile(picture, column, line, left, top)[..., 0], block)
+    assert (tile(picture, 4, 1, left, top) == 255).all()
+    assert (np.asarray(picture)[:, :left] < 100).any()
+
+
+def test_grid_keeps_colours() -> None:
+    red = torch.stack([torch.ones(8, 8), -torch.ones(8, 8), -torch.ones(8, 8)])
+    assert (255, 0, 0) in {colour for _, colour in grid([GridRow("red", red[None])]).getcolors()}
+
+
+def test_class_request_shows_every_class_that_has_rows(random_run: Run) -> None:
+    labels = torch.tensor([7, 2, 2, 2, 2, 7])
+    train = Rows(list("abcdef"), torch.arange(6.0).view(6, 1, 1, 1), labels, torch.zeros(6, dtype=torch.int64))
+    shown = class_request(random_run.config, train, request(1))
+    assert shown.label_B.tolist() == [2] * PER_CLASS + [7] * PER_CLASS
+    assert len(set(shown.seeds)) == 2 * PER_CLASS
+    assert real_images(train, shown).flatten().tolist() == [1, 2, 3, 0, 5, 0]
+
+
+def test_experts_figure_shows_each_expert_by_itself(random_run: Run, mixture: Models) -> None:
+    """Expert 0 paints black and expert 1 white, whatever the router or the prior would choose."""
+
+    def towards(value: float):
+        return lambda x, t, label: (x - value) / t.view(-1, 1, 1, 1)
+
+    labels, clusters = torch.zeros(4, dtype=torch.int64), torch.tensor([0, 1, 0, 1])
+    train = Rows(list("abcd"), torch.zeros(4, 1, 8, 8), labels, clusters)
+    picture = experts_figure(random_run, replace(mixture, experts=(towards(-1), towards(1))), train)
+    left = picture.width - 8 - 2 * 51
+    means = [[tile(picture, column, line, left, 8).mean() for column in (0, 1)] for line in range(4)]
+    assert means == [[128, 128], [0, 0], [128, 128], [255, 255]]
+
+
+def test_png_reads_back() -> None:
+    picture = grid([GridRow("x", torch.zeros(1, 1, 8, 8))])
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(to_png(picture)))), np.asarray(picture))

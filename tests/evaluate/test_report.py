@@ -1,0 +1,99 @@
+"""The report says what the numbers say."""
+
+import json
+from copy import deepcopy
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddm_ray.evaluate.chart import line_chart
+from ddm_ray.evaluate.report import print_table, render, sentences
+
+VOID = {"meta", "img", "br", "line", "polyline"}
+
+
+@pytest.fixture
+def metrics(evaluated: Path) -> dict[str, Any]:
+    return json.loads((evaluated / "metrics.json").read_text())
+
+
+def with_distances(metrics: dict[str, Any], **distances: float) -> dict[str, Any]:
+    changed = deepcopy(metrics)
+    changed["models"] = [row for row in changed["models"] if row["model"] in distances]
+    for row in changed["models"]:
+        row |= {"frechet": distances[row["model"]], "frechet_std": 0.3}
+    return changed
+
+
+def test_sentences_follow_the_numbers(metrics: dict[str, Any]) -> None:
+    lowest, compared, caution = sentences(with_distances(metrics, monolith=2.0, once=1.5, full=3.0))
+    assert lowest == "Lowest Fréchet distance: once (1.5)."
+    assert "once, is 25% below the monolith's 2; the difference, -0.5," in compared
+    assert "deviation of 0.42" in compared
+    assert "one seed" in caution
+    lowest, compared, _ = sentences(with_distances(metrics, monolith=2.0, once=4.0, full=3.0))
+    assert lowest == "Lowest Fréchet distance: monolith (2)."
+    assert "full, is 50% above the monolith's 2; the difference, +1," in compared
+
+
+def test_sentences_without_rivals(metrics: dict[str, Any]) -> None:
+    assert len(sentences(with_distances(metrics, monolith=2.0))) == 2
+
+
+def test_table_for_the_terminal(metrics: dict[str, Any]) -> None:
+    text = print_table(metrics)
+    assert max(len(line) for line in text.splitlines()) <= 100
+    for row in metrics["models"]:
+        line = next(line for line in text.splitlines() if line.startswith(f" {row['model']} "))
+        assert f"{row['accuracy']:.3f}" in line
+        assert f"{row['frechet']:.3g} ±" in line
+    assert "1.000 times the monolith's" in text
+
+
+class Balanced(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.sources: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.sources += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_page_is_whole_and_holds_its_pictures(evaluated: Path) -> None:
+    page = Balanced()
+    page.feed((evaluated / "report.html").read_text())
+    assert set(page.open) <= {"html"}
+    assert len(page.sources) == 2
+    assert all(source.startswith("data:image/png;base64,") for source in page.sources)
+
+
+def test_page_marks_the_lowest_distance_and_escapes_names(metrics: dict[str, Any]) -> None:
+    metrics = with_distances(metrics, monolith=2.0, once=1.5) | {"run": "<b>run</b>"}
+    page = render(metrics, b"", b"")
+    assert page.count('class="best"') == 1
+    assert 'class="best">1.5 ± 0.3<' in page
+    assert "<b>run" not in page
+
+
+def test_page_without_held_out_rows(metrics: dict[str, Any]) -> None:
+    bare = metrics | {"heldout_loss": [], "real": metrics["real"][:1], "num_heldout": 0}
+    assert "Held-out loss" not in render(bare, b"", b"")
+
+
+def test_chart_draws_higher_values_higher() -> None:
+    chart = line_chart({"flat": [1.0, 1.0], "rising": [1.0, 2.0]})
+    rising = chart.split('points="')[2].split('"')[0].split()
+    (left, start), (right, end) = (map(float, point.split(",")) for point in rising)
+    assert left < right
+    assert start > end

@@ -1,0 +1,140 @@
+import pytest
+import torch
+
+from ddm_ray.core.flow import gaussian_velocity_slope
+from ddm_ray.errors import ConfigError
+from ddm_ray.models.dit import TIME_FREQUENCIES, DiT, time_features
+
+SIZE = {
+    "image_size": 8,
+    "channels": 2,
+    "num_classes": 3,
+    "patch_size": 2,
+    "width": 16,
+    "depth": 2,
+    "heads": 4,
+}
+
+
+def inputs(rows: int = 5, seed: int = 0):
+    generator = torch.Generator().manual_seed(seed)
+    x_BCHW = torch.randn(rows, 2, 8, 8, generator=generator)
+    return x_BCHW, torch.rand(rows, generator=generator), torch.arange(rows) % 4
+
+
+def briefly_trained(steps: int = 30, **sizes) -> DiT:
+    """A DiT fitted for a moment to brightness that grows from top left to bottom right."""
+    torch.manual_seed(0)
+    model = DiT(**{**SIZE, **sizes})
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    target = torch.linspace(-1, 1, 64).view(1, 1, 8, 8).expand(16, 2, 8, 8)
+    for step in range(steps):
+        x_BCHW, t_B, label_B = inputs(16, seed=step)
+        loss = (model(x_BCHW, t_B, label_B) - target).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model.eval()
+
+
+def test_velocity_has_the_shape_of_x_for_every_label_and_the_null_one() -> None:
+    model = briefly_trained(steps=3)
+    x_BCHW, t_B, label_B = inputs()
+    assert model(x_BCHW, t_B, label_B).shape == x_BCHW.shape
+    per_label = [model(x_BCHW, t_B, torch.full((5,), label)) for label in range(4)]
+    assert all(not torch.equal(per_label[3], other) for other in per_label[:3])
+    with pytest.raises(IndexError):
+        model(x_BCHW, t_B, torch.full((5,), 4))
+
+
+def test_parameter_count() -> None:
+    width, hidden, patch = 16, 64, 8
+    block = 6 * width * (width + 1) + 4 * width * (width + 1) + 2 * width * hidden + hidden + width
+    time = (2 * TIME_FREQUENCIES + 1) * width + (width + 1) * width
+    ends = (patch + 1) * width + (width + 1) * patch + 2 * width * (width + 1)
+    expected = 2 * block + time + 4 * width + ends
+    assert sum(parameter.numel() for parameter in DiT(**SIZE).parameters()) == expected
+
+
+def test_the_network_is_zero_and_blocks_are_the_identity_at_initialisation() -> None:
+    model = DiT(**SIZE)
+    assert torch.equal(model(*inputs()), torch.zeros(5, 2, 8, 8))
+    tokens_BND, condition_BD = torch.randn(2, 16, 16), torch.randn(2, 16)
+    for block in model.trunk.blocks:
+        assert torch.equal(block(tokens_BND, condition_BD), tokens_BND)
+
+
+def test_analytic_skip_is_the_velocity_of_a_gaussian_at_initialisation() -> None:
+    x_BCHW, _, label_B = inputs()
+    t_B = torch.tensor([0.0, 0.1, 0.5, 0.9, 1.0])
+    slope = gaussian_velocity_slope(t_B, 0.5).view(-1, 1, 1, 1)
+    found = DiT(**SIZE, analytic_skip=0.5)(x_BCHW, t_B, label_B)
+    torch.testing.assert_close(found, slope * x_BCHW)
+    torch.testing.assert_close(found[0], -x_BCHW[0])
+    torch.testing.assert_close(found[-1], x_BCHW[-1])
+
+
+def test_a_briefly_trained_network_knows_where_a_patch_is() -> None:
+    model = briefly_trained()
+    x_BCHW, t_B, label_B = inputs()
+    rolled = model(x_BCHW.roll((2, 2), dims=(2, 3)), t_B, label_B)
+    difference = (rolled - model(x_BCHW, t_B, label_B).roll((2, 2), dims=(2, 3))).abs().mean()
+    assert difference > 0.1 * rolled.abs().mean()
+    # The control: without positions, a patch moved is an output moved.
+    model.trunk.positions_1ND.zero_()
+    rolled = model(x_BCHW.roll((2, 2), dims=(2, 3)), t_B, label_B)
+    still = model(x_BCHW, t_B, label_B).roll((2, 2), dims=(2, 3))
+    torch.testing.assert_close(rolled, still, atol=1e-5, rtol=1e-4)
+
+
+def test_a_patch_lands_where_it_came_from() -> None:
+    model = briefly_trained(steps=3)
+    for block in model.trunk.blocks:
+        block.modulation.weight.data.zero_()
+        block.modulation.bias.data.zero_()
+    x_BCHW, t_B, label_B = inputs()
+    changed = x_BCHW.clone()
+    changed[:, :, 2:4, 6:8] += 1
+    moved = (model(changed, t_B, label_B) - model(x_BCHW, t_B, label_B)).abs().amax(dim=(0, 1)) > 0
+    assert moved[2:4, 6:8].all()
+    assert moved.sum() == 4
+
+
+def test_rows_do_not_depend_on_batch_mates() -> None:
+    model = briefly_trained(steps=3)
+    x_BCHW, t_B, label_B = inputs()
+    alone = torch.cat([model(x_BCHW[i : i + 1], t_B[i : i + 1], label_B[i : i + 1]) for i in range(5)])
+    torch.testing.assert_close(model(x_BCHW, t_B, label_B), alone, atol=1e-6, rtol=1e-5)
+
+
+def test_time_features_tell_neighbouring_times_apart() -> None:
+    features = time_features(torch.linspace(0, 1, 201))
+    assert features.shape == (201, 2 * TIME_FREQUENCIES)
+    assert torch.cdist(features, features).fill_diagonal_(9).min() > 0.1
+
+
+def test_double_precision_agrees_with_single() -> None:
+    model = briefly_trained(steps=3)
+    x_BCHW, t_B, label_B = inputs()
+    single = model(x_BCHW, t_B, label_B)
+    double = model.double()(x_BCHW.double(), t_B.double(), label_B)
+    assert double.dtype == torch.float64
+    torch.testing.assert_close(single.double(), double, atol=1e-4, rtol=1e-3)
+
+
+def test_checkpointed_blocks_have_the_same_gradients() -> None:
+    model = briefly_trained(steps=3)
+    gradients = []
+    for checkpointed in (False, True):
+        model.trunk.checkpoint_blocks = checkpointed
+        model.zero_grad()
+        model(*inputs()).square().sum().backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    for plain, checkpointed in zip(*gradients, strict=True):
+        torch.testing.assert_close(plain, checkpointed)
+
+
+@pytest.mark.parametrize("change", [{"patch_size": 3}, {"heads": 3}, {"width": 18, "heads": 2}, {"analytic_skip": 0.0}])
+def test_sizes_that_do_not_fit_are_refused(change: dict) -> None:
+    with pytest.raises(ConfigError):
+        DiT(**{**SIZE, **change})

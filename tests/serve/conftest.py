@@ -1,0 +1,152 @@
+"""Servers of their own for the tests: a driver process with its private Ray cluster, spoken to over HTTP."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from ddm_ray.storage.run import Run
+from tests.random_run import make_run
+
+ROOT = Path(__file__).parents[2]
+START_S = 180.0
+
+SERVE_RUN = """
+import sys, ray
+from ddm_ray.serve.app import serve_run
+run, port, temp = sys.argv[1:]
+ray.init(address="local", num_cpus=4, include_dashboard=False, _temp_dir=temp, log_to_driver=False)
+serve_run(run, int(port))
+"""
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass(frozen=True)
+class Server:
+    """A serving driver process and where it listens."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    log: Path
+
+    def ask(self, method: str, path: str, body: bytes | dict[str, Any] | None = None) -> Answer:
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=120)
+        data = json.dumps(body).encode() if isinstance(body, dict) else body
+        connection.request(method, path, data, {"Content-Type": "application/json"} if data else {})
+        response = connection.getresponse()
+        answer = Answer(response.status, dict(response.headers), response.read())
+        connection.close()
+        return answer
+
+    def generate(self, **body: Any) -> Answer:
+        return self.ask("POST", "/v1/images/generations", body)
+
+    def replicas(self, deployment: str) -> list[int]:
+        """Process ids of this server's own replicas of a deployment."""
+        return [pid for pid in descendants(self.process.pid) if f":{deployment}" in command_line(pid)]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def descendants(root: int) -> list[int]:
+    """Process ids of all children of `root`, and of theirs."""
+    children: dict[int, list[int]] = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        children.setdefault(int(fields[1]), []).append(int(status.parent.name))
+    found = [root]
+    for pid in found:
+        found.extend(children.get(pid, []))
+    return found[1:]
+
+
+@contextmanager
+def serving(command: list[str], port: int, folder: Path) -> Iterator[Server]:
+    """Runs the command until its /healthz answers; then SIGINT must end it in good order."""
+    log = folder / "server.log"
+    env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "disabled",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+    }
+    with log.open("wb") as sink:
+        process = subprocess.Popen(command, stdout=sink, stderr=sink, env=env, cwd=ROOT, start_new_session=True)
+    server = Server(process, port, log)
+    try:
+        deadline = time.monotonic() + START_S
+        while True:
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-4000:]
+            try:
+                if server.ask("GET", "/healthz").status == 200:
+                    break
+            except OSError:
+                pass
+            time.sleep(0.2)
+        yield server
+    finally:
+        started = descendants(process.pid)
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        for pid in started:
+            if "ray" in command_line(pid):
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+    assert process.returncode == 0, log.read_text()[-4000:]
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return make_run(str(tmp_path_factory.mktemp("serve") / "tiny"))
+
+
+@pytest.fixture(scope="module")
+def server(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """`serve_run` of the tiny run, as `ddm serve` calls it."""
+    port = free_port()
+    with TemporaryDirectory(prefix="ddm", dir="/tmp", ignore_cleanup_errors=True) as temp:
+        command = [sys.executable, "-c", SERVE_RUN, tiny_run.url, str(port), temp]
+        with serving(command, port, tmp_path_factory.mktemp("server")) as server:
+            yield server

@@ -1,0 +1,29 @@
+"""A run of recipe tiny on the local disk, new or partitioned."""
+
+from pathlib import Path
+
+import pytest
+
+from ddm_ray.config import RunConfig, load_recipe
+from ddm_ray.storage.run import PARTITION, ROWS, Run, shard
+from tests.storage.artifacts import write_and_commit
+
+
+@pytest.fixture(scope="session")
+def config() -> RunConfig:
+    return load_recipe("tiny")
+
+
+@pytest.fixture
+def run(tmp_path: Path, config: RunConfig) -> Run:
+    return Run.create(str(tmp_path / "run"), config)
+
+
+@pytest.fixture
+def partitioned(run: Run) -> Run:
+    """A run whose rows, shards and partition are finished."""
+    write_and_commit(run, ROWS, {"part-0.parquet": b"rows"})
+    for cluster in range(run.config.partition.num_clusters):
+        write_and_commit(run, shard(cluster), {"part-0.parquet": f"rows of {cluster}".encode()})
+    write_and_commit(run, PARTITION, {"centroids.safetensors": b"centroids"})
+    return run

@@ -1,0 +1,174 @@
+"""A manifest reads back as it was written or is refused by name; drift is told as a diff of fields."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddm_ray.errors import CorruptArtifact
+from ddm_ray.storage.manifest import FileRecord, Identity, Manifest, canonical, drift, sha256, verify
+
+WHERE = "/runs/a/experts/003/_MANIFEST.json"
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+scalar = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | text
+value = st.recursive(
+    scalar, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3), max_leaves=8
+)
+fields = st.dictionaries(text, value, max_size=4)
+record = st.builds(FileRecord, bytes=st.integers(0, 2**60), sha256=st.binary(max_size=4).map(sha256))
+manifests = st.builds(
+    Manifest,
+    artifact=text,
+    identity=st.builds(Identity, fields=fields, inputs=st.dictionaries(text, text, max_size=3)),
+    files=st.dictionaries(text, record, max_size=3),
+    info=fields,
+)
+EXPERT = Manifest(
+    artifact="experts/003",
+    identity=Identity({"expert": {"train": {"steps": 300, "learning_rate": 1e-05}}}, {"rows": "0f1e2d3c4b5a6978"}),
+    files={"attempts/0001/ema é.safetensors": FileRecord(9, sha256(b"2 weights"))},
+    info={"loss": 0.25, "alive": True, "student": None},
+)
+
+
+def parsed(data: bytes) -> Manifest | str:
+    """The manifest, or the line it is refused with."""
+    try:
+        return Manifest.from_json(data, WHERE)
+    except CorruptArtifact as error:
+        return str(error)
+
+
+@settings(deadline=None)
+@given(manifests)
+def test_manifests_round_trip(manifest: Manifest) -> None:
+    assert Manifest.from_json(manifest.to_json(), WHERE) == manifest
+
+
+def test_info_may_be_counted_by_number() -> None:
+    manifest = Manifest("partition", Identity({}), {}, {"rows_K": dict.fromkeys(range(12), 10)})
+    assert Manifest.from_json(manifest.to_json(), WHERE).info["rows_K"]["11"] == 10
+
+
+def test_a_flipped_bit_anywhere_is_noticed() -> None:
+    whole = EXPERT.to_json()
+    harmless = 0
+    for position in range(len(whole)):
+        for bit in range(8):
+            altered = bytearray(whole)
+            altered[position] ^= 1 << bit
+            found = parsed(bytes(altered))
+            assert found == EXPERT or str(found).startswith(WHERE), (position, bit)
+            harmless += found == EXPERT
+    assert harmless <= 3  # 1e-05 as 1E-05 and \u00e9 as \u00E9 say the same
+
+
+def test_a_manifest_cut_off_anywhere_is_refused() -> None:
+    whole = EXPERT.to_json().rstrip()
+    for length in range(len(whole)):
+        with pytest.raises(CorruptArtifact, match=WHERE):
+            Manifest.from_json(whole[:length], WHERE)
+
+
+@settings(max_examples=200, deadline=None)
+@given(manifest=manifests, cut=st.integers(0, 10_000), junk=st.binary(max_size=12), end=st.integers(0, 10_000))
+def test_an_overwritten_stretch_is_noticed(manifest: Manifest, cut: int, junk: bytes, end: int) -> None:
+    whole = manifest.to_json()
+    altered = whole[: cut % len(whole)] + junk + whole[end % len(whole) :]
+    found = parsed(altered)
+    assert found == manifest or str(found).startswith(WHERE)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda body: body.pop("schema"),
+        lambda body: body.pop("identity"),
+        lambda body: body.pop("files"),
+        lambda body: body.pop("info"),
+        lambda body: body["identity"].pop("fields"),
+        lambda body: body.update(identity=[1]),
+        lambda body: body["identity"].update(owner="someone"),
+        lambda body: body.update(files=["ema.safetensors"]),
+        lambda body: body["files"].update({"model.json": {"bytes": 3}}),
+        lambda body: body["files"].update({"model.json": None}),
+    ],
+)
+def test_a_rightly_signed_manifest_of_another_form_is_refused(
+    change: Callable[[dict[str, Any]], Any],
+) -> None:
+    body = json.loads(EXPERT.to_json())
+    del body["checksum"]
+    change(body)
+    signed = json.dumps({**body, "checksum": sha256(canonical(body))}).encode()
+    with pytest.raises(CorruptArtifact, match=f"{WHERE}: not a whole manifest; delete it"):
+        Manifest.from_json(signed, WHERE)
+
+
+@pytest.mark.parametrize("data", [b"", b"null", b"[]", b"7", b'"checksum"', b"{}", b"\xff\xfe", b"\0" * 40])
+def test_what_is_no_manifest_is_refused(data: bytes) -> None:
+    with pytest.raises(CorruptArtifact, match="not a whole manifest"):
+        Manifest.from_json(data, WHERE)
+
+
+def test_another_schema_is_named() -> None:
+    body = json.loads(EXPERT.to_json())
+    del body["checksum"]
+    body["schema"] = 2
+    signed = json.dumps({**body, "checksum": sha256(canonical(body))}).encode()
+    with pytest.raises(CorruptArtifact, match=f"{WHERE}: schema 2, this version reads 1"):
+        Manifest.from_json(signed, WHERE)
+
+
+def test_verify_names_the_file() -> None:
+    kept = FileRecord(4, sha256(b"rows"))
+    assert verify(b"rows", kept, "shard/part-0.parquet") == b"rows"
+    with pytest.raises(CorruptArtifact, match=r"^shard/part-0.parquet: 3 bytes, its manifest says 4; make it again$"):
+        verify(b"row", kept, "shard/part-0.parquet")
+    with pytest.raises(CorruptArtifact, match=r"^shard/part-0.parquet: checksum differs from its manifest's"):
+        verify(b"rowz", kept, "shard/part-0.parquet")
+
+
+def test_the_digest_follows_the_files_and_what_they_were_made_from() -> None:
+    def digest(files: dict[str, FileRecord], inputs: dict[str, str], **more: Any) -> str:
+        return Manifest("partition", Identity(more.get("fields", {}), inputs), files, more.get("info", {})).digest
+
+    one, other = FileRecord(1, sha256(b"a")), FileRecord(1, sha256(b"b"))
+    same = digest({"x": one, "y": other}, {"rows": "1"})
+    assert same == digest({"y": other, "x": one}, {"rows": "1"}, fields={"dim": 8}, info={"seconds": 3.5})
+    different = [
+        same,
+        digest({"x": other, "y": other}, {"rows": "1"}),
+        digest({"x": one}, {"rows": "1"}),
+        digest({"x": one, "z": other}, {"rows": "1"}),
+        digest({"x": one, "y": other}, {"rows": "2"}),
+        digest({"x": one, "y": other}, {}),
+    ]
+    assert len(set(different)) == len(different)
+
+
+@settings(deadline=None)
+@given(fields, fields)
+def test_fingerprints_are_equal_just_when_the_fields_are(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert (Identity(one).fingerprint == Identity(other).fingerprint) == (canonical(one) == canonical(other))
+    assert not drift(Identity(one), Identity(json.loads(json.dumps(one))))
+
+
+def test_drift_is_a_diff_of_fields() -> None:
+    found = Identity(
+        {"expert": {"train": {"steps": 200, "seed": 0}, "model": {"width": 64}}, "data": {"channels": 1}},
+        {"rows": "aaaa", "partition": "bbbb", "elsewhere": "cccc"},
+    )
+    wanted = Identity(
+        {"expert": {"train": {"steps": 400, "seed": 0}, "model": {"width": 64, "skip": 0.5}}, "data": None},
+        {"rows": "aaaa", "partition": "dddd", "absent there": "eeee"},
+    )
+    assert drift(wanted, found) == [
+        'data: {"channels": 1} -> null',
+        "expert.model.skip: null -> 0.5",
+        "expert.train.steps: 200 -> 400",
+        "input partition: bbbb -> dddd",
+    ]

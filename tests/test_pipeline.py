@@ -1,0 +1,226 @@
+"""DDMPipeline on a finished run of untrained models."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from ddm_ray.errors import CorruptArtifact, MissingArtifact, RunError, SamplingError
+from ddm_ray.models.dit import DiT
+from ddm_ray.pipeline import DDMPipeline
+from ddm_ray.sampling.checkpoint import load_model, mixture_info, monolith_info
+from ddm_ray.storage.attempts import claim
+from ddm_ray.storage.run import Run
+from tests.random_run import make_run
+
+LABELS = ["3", 1, None, "9", 0, "3"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return make_run(str(tmp_path_factory.mktemp("pipeline") / "run"))
+
+
+@pytest.fixture(scope="module")
+def pipeline(run: Run) -> DDMPipeline:
+    return DDMPipeline.from_run(run)
+
+
+@pytest.fixture(scope="module")
+def monolith(run: Run) -> DDMPipeline:
+    return DDMPipeline.from_run(run.url, model="monolith")
+
+
+def pixels(pipeline: DDMPipeline, *args, **kwargs) -> torch.Tensor:
+    return pipeline(*args, output_type="pt", **kwargs).images
+
+
+@pytest.mark.parametrize("strategy", ["once", "full", "top-1"])
+@pytest.mark.parametrize("guidance_scale", [1.0, 2.5])
+def test_an_image_depends_on_its_seed_and_not_on_its_batch(
+    pipeline: DDMPipeline, strategy: str, guidance_scale: float
+) -> None:
+    settings = {"strategy": strategy, "guidance_scale": guidance_scale, "num_inference_steps": 4}
+    together = pixels(pipeline, LABELS, seeds=7, **settings)
+    apart = pixels(pipeline, LABELS, seeds=7, batch_size=1, **settings)
+    turned = pixels(pipeline, LABELS[::-1], seeds=[12, 11, 10, 9, 8, 7], batch_size=4, **settings)
+    assert together.std() > 0.05
+    torch.testing.assert_close(apart, together, atol=1e-5, rtol=0)
+    torch.testing.assert_close(turned.flip(0), together, atol=1e-5, rtol=0)
+
+
+def test_other_seeds_and_other_labels_give_other_images(pipeline: DDMPipeline) -> None:
+    images = pixels(pipeline, ["3", "3", "4"], seeds=[5, 6, 5], strategy="full")
+    assert (images[0] - images[1]).abs().mean() > 0.05
+    assert (images[0] - images[2]).abs().max() > 1e-3
+
+
+def test_labels_by_name_and_by_number_agree(tmp_path: Path) -> None:
+    names = "data.class_names=[zero, one, two, three, four, five, six, seven, eight, nine]"
+    pipeline = DDMPipeline.from_run(make_run(str(tmp_path / "run"), settings=(names,), num_rows=60))
+    assert torch.equal(pixels(pipeline, ["seven", "two"], seeds=1), pixels(pipeline, [7, 2], seeds=1))
+    with pytest.raises(SamplingError, match=r"unknown class '7': use a name \(zero, one"):
+        pipeline(["7"])
+
+
+def test_no_label_is_unconditional(pipeline: DDMPipeline) -> None:
+    unconditional = pixels(pipeline, ["4", "5"], seeds=1, guidance_scale=0)
+    assert torch.equal(pixels(pipeline, [None, None], seeds=1), unconditional)
+    assert not torch.equal(pixels(pipeline, ["4", "5"], seeds=1), unconditional)
+
+
+def test_output_types_hold_the_same_images(pipeline: DDMPipeline) -> None:
+    tensor = pipeline(LABELS, seeds=3, output_type="pt").images
+    array = pipeline(LABELS, seeds=3, output_type="np").images
+    pictures = pipeline(LABELS, seeds=3).images
+    assert tensor.shape == (6, 1, 8, 8)
+    assert 0 <= tensor.min() < tensor.max() <= 1
+    assert np.array_equal(array, tensor.permute(0, 2, 3, 1).numpy())
+    assert all(isinstance(picture, Image.Image) and picture.mode == "L" for picture in pictures)
+    for picture, image in zip(pictures, tensor, strict=True):
+        assert np.abs(np.asarray(picture) / 255 - image[0].numpy()).max() <= 0.5 / 255 + 1e-6
+
+
+def test_rgb_models_give_rgb_pictures(run: Run, pipeline: DDMPipeline) -> None:
+    model = DiT(8, 3, 10, patch_size=4, width=16, depth=1, heads=2)
+    info = monolith_info(run)
+    colour = type(info)(1, (3, 8, 8), info.num_classes, info.prior_CK)
+    models = type(pipeline.models)(colour, (model.eval(),), None)
+    (picture,) = DDMPipeline(run.config, models)(["1"], seeds=0).images
+    assert (picture.mode, picture.size) == ("RGB", (8, 8))
+
+
+def test_what_is_not_given_is_the_runs_setting(run: Run, pipeline: DDMPipeline) -> None:
+    settings = run.config.sample
+    output = pipeline(["1", "2"], seeds=0)
+    assert output.experts_SB.shape == (settings.steps, 2)
+    assert (output.num_expert_rows, output.num_router_rows) == (2 * settings.steps, 0)
+    assert (output.experts_SB == output.experts_SB[0]).all()
+
+
+def test_full_pays_for_all_experts_and_the_router(pipeline: DDMPipeline) -> None:
+    output = pipeline(LABELS, seeds=0, strategy="full", num_inference_steps=3, solver="heun", batch_size=4)
+    assert (output.num_expert_rows, output.num_router_rows) == (6 * 2 * 3 * 2, 6 * 2 * 3)
+    assert output.experts_SB.shape == (3, 6)
+
+
+def test_random_seeds_are_told_and_reproduce(pipeline: DDMPipeline) -> None:
+    first = pipeline(["1", "1"], output_type="pt")
+    assert first.seeds[0] != first.seeds[1]
+    assert pipeline(["1"]).seeds[0] not in first.seeds
+    torch.testing.assert_close(pixels(pipeline, ["1", "1"], seeds=first.seeds), first.images)
+
+
+def test_progress_counts_images(pipeline: DDMPipeline) -> None:
+    told: list[tuple[float, str]] = []
+    pipeline([1] * 5, seeds=0, batch_size=2, progress=lambda share, note: told.append((share, note)))
+    assert told == [(0.4, "2 of 5 images"), (0.8, "4 of 5 images"), (1.0, "5 of 5 images")]
+
+
+def test_the_monolith_is_one_model_without_router(pipeline: DDMPipeline, monolith: DDMPipeline) -> None:
+    output = monolith(LABELS, seeds=3, output_type="pt")
+    assert not output.experts_SB.any()
+    assert output.num_router_rows == 0
+    assert (output.images - pixels(pipeline, LABELS, seeds=3)).abs().mean() > 0.01
+    with pytest.raises(SamplingError, match="'full': the monolith has no experts"):
+        monolith(["1"], strategy="full")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"class_labels": ["cat"]}, r"unknown class 'cat': use a name \(0, 1, .*\) or a number from 0 to 9"),
+        ({"class_labels": [10]}, "unknown class 10"),
+        ({"class_labels": [-1]}, "unknown class -1"),
+        ({"class_labels": []}, "0 seeds"),
+        ({"strategy": "best"}, "unknown strategy 'best'"),
+        ({"strategy": "top-3"}, "unknown strategy 'top-3' for 2 experts"),
+        ({"solver": "rk4"}, "unknown solver 'rk4'"),
+        ({"num_inference_steps": 0}, "steps is 0"),
+        ({"guidance_scale": float("nan")}, "guidance_scale is nan"),
+        ({"seeds": [1, 2]}, "2 seeds for 1 labels"),
+        ({"seeds": -1}, "seeds must be from 0"),
+        ({"output_type": "jpg"}, "unknown output_type 'jpg'"),
+        ({"batch_size": 0}, "batch_size is 0"),
+    ],
+)
+def test_what_cannot_be_met_is_said_in_one_line(
+    pipeline: DDMPipeline, arguments: dict[str, object], message: str
+) -> None:
+    with pytest.raises(SamplingError, match=message) as raised:
+        pipeline(**({"class_labels": ["1"]} | arguments))
+    assert "\n" not in str(raised.value)
+
+
+def test_unknown_model_and_no_run(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(SamplingError, match="unknown model 'student'"):
+        DDMPipeline.from_run(run, model="student")
+    with pytest.raises(RunError, match="is not a run"):
+        DDMPipeline.from_run(str(tmp_path))
+
+
+def test_the_prior_is_that_of_the_training_rows(run: Run) -> None:
+    counts_CK = torch.tensor(run.require("partition").info["counts_CK"], dtype=torch.float64)
+    info = mixture_info(run)
+    assert (info.num_experts, info.num_classes, info.image_shape) == (2, 10, (1, 8, 8))
+    torch.testing.assert_close(info.prior_CK[:10], counts_CK / counts_CK.sum(1, keepdim=True))
+    torch.testing.assert_close(info.prior_CK[10], counts_CK.sum(0) / counts_CK.sum())
+    assert monolith_info(run).prior_CK.tolist() == [[1.0]] * 11
+
+
+def test_once_draws_experts_by_the_prior(run: Run, pipeline: DDMPipeline) -> None:
+    prior_K = mixture_info(run).prior_CK[6]
+    drawn = pipeline(["6"] * 600, seeds=0, num_inference_steps=1, solver="euler").experts_SB[0]
+    assert abs(float((drawn == 0).double().mean() - prior_K[0])) < 0.07
+
+
+def copied(run: Run, path: Path) -> Path:
+    shutil.copytree(run.url, path)
+    return path
+
+
+def test_an_altered_weight_is_named(run: Run, tmp_path: Path) -> None:
+    folder = copied(run, tmp_path / "run")
+    (weights,) = folder.glob("experts/001/attempts/*/weights/*/ema.safetensors")
+    data = bytearray(weights.read_bytes())
+    data[-5] ^= 1
+    weights.write_bytes(bytes(data))
+    with pytest.raises(CorruptArtifact, match=r"experts/001/.*/ema\.safetensors: checksum"):
+        DDMPipeline.from_run(str(folder))
+    assert DDMPipeline.from_run(str(folder), model="monolith")(["1"]).images
+
+
+def test_an_expert_that_is_not_trained_is_named(run: Run, tmp_path: Path) -> None:
+    folder = copied(run, tmp_path / "run")
+    (folder / "experts" / "001" / "_MANIFEST.json").unlink()
+    with pytest.raises(MissingArtifact, match=r"experts/001.*ddm train .* expert 1"):
+        DDMPipeline.from_run(str(folder))
+
+
+def test_the_manifest_says_which_weights_count(run: Run, tmp_path: Path) -> None:
+    """A later attempt's weights, published but not committed, are not read."""
+    folder = copied(run, tmp_path / "run")
+    own = Run.open(str(folder))
+    before = load_model(own, "monolith").state_dict()
+    later = claim(own.store, "monolith")
+    later.publish_weights(999, own.identity("monolith"), {"ema.safetensors": b"", "model.json": b"{}"}, {})
+    after = load_model(own, "monolith").state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert not load_model(own, "monolith").training
+
+
+def test_it_needs_neither_ray_nor_deepspeed(run: Run) -> None:
+    script = (
+        "import sys; sys.modules.update(dict.fromkeys(['ray', 'deepspeed', 'faiss', 'timm', 'sklearn']))\n"
+        "from ddm_ray.pipeline import DDMPipeline\n"
+        "print(len(DDMPipeline.from_run(sys.argv[1])(['1', '2'], strategy='full').images))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, run.url], capture_output=True, text=True, cwd=Path(__file__).parents[1]
+    )
+    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
