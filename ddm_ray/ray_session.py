@@ -22,18 +22,23 @@ def ray_session(address: str | None = None, num_cpus: int | None = None) -> Iter
     if ray.is_initialized():
         yield
         return
+    logging.getLogger("ray.data").setLevel(logging.WARNING)
     address = address or os.environ.get("RAY_ADDRESS")
     if address and address != "local":
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     else:
         # A private Ray listens on loopback for this user alone; a token would be left lying for other clusters.
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+        # Its one node is this machine: nobody announces its end, and a watcher a job costs seconds to start.
+        os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
         ray.init(
             address="local",
             num_cpus=num_cpus,
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.ERROR,
+            # Many small jobs on few cores are meant here; Ray would warn of them again and again.
+            _system_config={"worker_maximum_startup_concurrency": 64},
             _temp_dir=tempfile.mkdtemp(prefix="ddm-ray-", dir="/tmp"),
         )
     try:

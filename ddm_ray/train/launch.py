@@ -1,7 +1,5 @@
 """TrainJob + Placement -> TorchTrainer, in a placement group of its own; and many at once, watched on storage."""
 
-import threading
-import time
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -52,55 +50,46 @@ def train_all(run: Run, artifacts: list[str], placement: Placement, watch: Calla
 
     `watch` is called about twice a second. Raises DDMError as soon as one job has given up.
     """
-    waiting = {artifact for artifact in artifacts if not run.finished(artifact)}
-    supervisors = [_Supervisor(run, artifact, placement) for artifact in artifacts if artifact in waiting]
-    for supervisor in supervisors:
-        supervisor.start()
+    waiting = [artifact for artifact in artifacts if not run.finished(artifact)]
+    if not waiting:
+        return
+    # One process for all jobs, with no CPU of its own, started again and asked again if its node dies: nothing
+    # in Ray Train revives a controller. Its `fit` returns long after the commit; nobody waits for that.
+    remote = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=len(waiting))
+    supervisor = remote(Supervisor).remote()
+    tasks = {supervisor.fit.remote(run.url, artifact, placement): artifact for artifact in waiting}
     while waiting:
-        time.sleep(POLL_SECONDS)
-        ended = [supervisor for supervisor in supervisors if not supervisor.is_alive()]
-        waiting = {artifact for artifact in waiting if not run.finished(artifact)}
+        ended, _ = ray.wait(list(tasks), num_returns=len(tasks), timeout=POLL_SECONDS)
+        waiting = [artifact for artifact in waiting if not run.finished(artifact)]
         if watch:
             watch()
-        for supervisor in ended:
-            if supervisor.artifact in waiting:
-                raise supervisor.reason()
+        for task in ended:
+            artifact = tasks.pop(task)
+            if artifact in waiting:
+                raise _reason(run, artifact, task)
 
 
-class _Supervisor(threading.Thread):
-    """Calls `fit` in a thread, again where Ray Train's controller died: nothing in Ray Train revives that.
+class Supervisor:
+    """An actor whose threads wait for Ray Train."""
 
-    A daemon, since `fit` returns many seconds after the artifact is committed and nobody waits for it.
-    """
+    def fit(self, run_url: str, artifact: str, placement: Placement) -> None:
+        """See `fit`."""
+        fit(run_url, artifact, placement)
 
-    def __init__(self, run: Run, artifact: str, placement: Placement):
-        super().__init__(name=f"fit {artifact}", daemon=True)
-        self.run_, self.artifact, self.placement = run, artifact, placement
-        self.error: Exception | None = None
 
-    def run(self) -> None:
-        for _ in range(self.placement.max_failures + 1):
-            try:
-                fit(self.run_.url, self.artifact, self.placement)
-            except ray.exceptions.RayActorError as error:
-                self.error = error
-            except Exception as error:
-                self.error = error
-                return
-            else:
-                return
-
-    def reason(self) -> DDMError:
-        """Why the job stopped without committing, as the innermost error that a worker raised."""
-        if self.error is None:
-            return TrainingError(f"{self.artifact} ended uncommitted; run {self.run_.command(self.artifact)}")
-        cause: BaseException = self.error
+def _reason(run: Run, artifact: str, task: Any) -> DDMError:
+    """Why a job stopped without committing: the innermost error that a worker raised."""
+    try:
+        ray.get(task)
+    except Exception as error:
+        cause: BaseException = error
         while inner := _inner(cause):
             cause = inner
         if isinstance(cause, DDMError):
             return cause
         text = " ".join(str(cause).split())[-300:]
-        return TrainingError(f"{self.artifact} stopped: {text}; the same command goes on from its last state")
+        return TrainingError(f"{artifact} stopped: {text}; the same command goes on from its last state")
+    return TrainingError(f"{artifact} ended uncommitted; run {run.command(artifact)}")
 
 
 def _inner(error: BaseException) -> BaseException | None:
