@@ -10,5 +10,4 @@ COPY serving serving
 COPY cluster_configs cluster_configs
 USER ddm
 ENV RAY_USAGE_STATS_ENABLED=0 OMP_NUM_THREADS=1
-ENTRYPOINT ["ddm"]
-CMD ["--help"]
+CMD ["ddm", "--help"]

@@ -1,6 +1,7 @@
 """The `ddm` command: one verb a stage, parse -> Run -> stage. Heavy imports wait until a verb needs them."""
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,8 +24,10 @@ class OneLineErrors(click.Group):
             return super().invoke(ctx)
         except DDMError as error:
             click.echo(f"error: {error}", err=True)
-        except PermissionError as error:
-            click.echo(f"error: {error.filename or error}: no permission to write there", err=True)
+        except OSError as error:
+            click.echo(f"error: {error.filename or 'storage'}: {error.strerror or error}", err=True)
+        except ModuleNotFoundError as error:
+            click.echo(f"error: this needs {error.name}; install it with: pip install 'ddm-ray[all]'", err=True)
         except KeyboardInterrupt:
             click.echo("\nstopped; the same command goes on from where it was", err=True)
             ctx.exit(130)
@@ -226,6 +229,8 @@ def sample(
       ddm sample runs/digits
       ddm sample runs/digits --class 3 --num 8 --strategy full --guidance 1.5 -o threes.png
     """
+    if not out.endswith(".png") or not Path(out).parent.is_dir():
+        raise ConfigError(f"--out {out}: name a .png file in a folder that exists")
     from torch import Tensor
 
     from ddm_ray.evaluate.grid import GridRow, grid
@@ -261,18 +266,19 @@ def evaluate(run_url: str, name: str) -> None:
 
     from ddm_ray.storage.run import evaluation
 
-    artifact = evaluation(name)
-    _show_evaluation(_make(run_url, artifact, stage), artifact)
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise ConfigError(f"--name {name!r}: use letters, digits, dots, dashes and underscores")
+    _show_evaluation(_make(run_url, evaluation(name), stage), name)
 
 
-def _show_evaluation(run: Any, artifact: str) -> None:
-    import json
-
+def _show_evaluation(run: Any, name: str) -> None:
     from ddm_ray.evaluate.report import print_table
+    from ddm_ray.evaluate.run import read_metrics
+    from ddm_ray.storage.run import evaluation
 
-    click.echo(print_table(json.loads(run.read(artifact, "metrics.json"))))
-    for name in ("report.html", "grid.png", "metrics.json"):
-        click.echo(f"{run.url}/{artifact}/{name}")
+    click.echo(print_table(read_metrics(run, name)))
+    for file in ("report.html", "grid.png", "metrics.json"):
+        click.echo(f"{run.url}/{evaluation(name)}/{file}")
 
 
 @main.command()
@@ -288,15 +294,12 @@ def serve(run_url: str, host: str, port: int, address: str | None) -> None:
       curl -s localhost:8000/v1/images/generations -H 'content-type: application/json' \\
            -d '{"prompt": "7", "seed": 1, "response_format": "png"}' -o seven.png
     """
-    from ddm_ray.ray_session import ray_session
-    from ddm_ray.serve.app import require_servable, serve_run
+    from ddm_ray.serve.app import serve_run
     from ddm_ray.storage.run import Run
 
     run = Run.open(run_url)
-    require_servable(run.url, port, host)
     click.echo("starting Ray and Serve ...")
-    with ray_session(address):
-        serve_run(run.url, port, host)
+    serve_run(run.url, port, host, address)
 
 
 @main.command()
@@ -331,11 +334,10 @@ def demo(run_url: str | None, recipe: str, settings: tuple[str, ...]) -> None:
     """
     from ddm_ray.demo import NAME
     from ddm_ray.demo import demo as go
-    from ddm_ray.storage.run import evaluation
 
     folder = run_url or f"runs/{Path(recipe).stem}"
     run = go(folder, recipe, settings)
-    _show_evaluation(run, evaluation(NAME))
+    _show_evaluation(run, NAME)
     click.echo("\nnext:")
     for command in (f"sample {folder} --class 3", f"serve {folder}", f"status {folder}", "--help"):
         click.echo(f"  ddm {command}")

@@ -1,5 +1,6 @@
 """RunConfig: what a run IS. Frozen, typed, fingerprinted; where it runs is `placement.py`."""
 
+import re
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -21,9 +22,15 @@ class DataConfig(Part):
 
     source: Literal["digits"] = "digits"
     image_size: PositiveInt = 8
-    channels: PositiveInt = 1
+    channels: Literal[1, 3] = 1
     class_names: tuple[str, ...] = Field(min_length=1)
     heldout: float = Field(default=0.1, ge=0.0, lt=1.0, description="share of rows kept out of training")
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        if len(set(self.class_names)) < len(self.class_names):
+            raise ValueError("class_names: a name comes twice")
+        return self
 
     @property
     def num_classes(self) -> int:
@@ -131,7 +138,7 @@ class EvaluateConfig(Part):
     """What the report compares: sampling strategies beside the monolith, on the same labels and seeds."""
 
     strategies: tuple[str, ...] = ("once", "full", "top-1", "top-2")
-    num_samples: PositiveInt = 2000
+    num_samples: int = Field(default=2000, ge=2)
     seed: int = Field(default=0, ge=0)
 
 
@@ -155,6 +162,13 @@ class RunConfig(Part):
                 f"expert.train.global_batch ({batch}) must be a multiple of"
                 f" partition.num_clusters ({clusters}), so that experts and monolith cost the same"
             )
+        for field, strategy in (
+            ("sample.strategy", self.sample.strategy),
+            *(("evaluate.strategies", strategy) for strategy in self.evaluate.strategies),
+        ):
+            top = re.fullmatch(r"top-([1-9]\d*)", strategy)
+            if strategy not in ("once", "full") and not (top and int(top[1]) <= clusters):
+                raise ValueError(f"{field}: {strategy!r} is not once, full, or top-1 to top-{clusters}")
         for name, model in (("expert", self.expert.model), ("router", self.router.model)):
             if self.data.image_size % model.patch_size:
                 raise ValueError(

@@ -1,5 +1,6 @@
 """The whole way on one computer: real images in, experts trained side by side, a picture and a table out."""
 
+import math
 import os
 from functools import partial
 
@@ -43,10 +44,10 @@ def _make(run: Run, jobs: list[str], view: LiveView) -> None:
     cores = os.cpu_count() or 1
     # All jobs at once, however few the cores: they share them, and each shows its progress from the start.
     placement = Placement(
-        resources_per_worker={"CPU": min(1.0, round(cores / len(jobs) - 0.005, 2))},
+        resources_per_worker={"CPU": min(1.0, max(0.01, math.floor(100 * cores / len(jobs)) / 100))},
         checkpoint_steps=CHECKPOINT_STEPS,
     )
-    with ray_session(num_cpus=cores):
+    with ray_session("local"):
         prepare(run, partial(view.stage, ROWS))
         view.stage(ROWS, 1.0)
         partition(run, partial(view.stage, PARTITION))

@@ -13,6 +13,10 @@ class RunError(DDMError):
     """A folder or URI that isn't a run, or a run made by an incompatible version."""
 
 
+class StorageError(DDMError):
+    """Storage that refuses: no permission, no space, no network."""
+
+
 class MissingArtifact(DDMError):
     """A stage needs an artifact that no earlier stage has committed."""
 
@@ -35,6 +39,10 @@ class SamplingError(DDMError):
 
 class TrainingError(DDMError):
     """A training job that stopped for a reason that trying again won't mend."""
+
+
+class RayError(DDMError):
+    """There is no Ray cluster to join, or it has not what a job asks of it."""
 
 
 class ServeError(DDMError):

@@ -71,8 +71,9 @@ class LiveView:
         for name, (fraction, note) in self._rows.items():
             style = "green" if fraction >= 1 else ("dim" if note == "waiting" else "")
             bar = ProgressBar(total=1.0, completed=fraction, width=24)
-            seconds = self._took.get(name) or (time.monotonic() - self._began.get(name, time.monotonic()))
-            clock = f"{seconds:4.0f} s" if name in self._began else ""
+            clock = ""
+            if name in self._began:
+                clock = f"{self._took.get(name, time.monotonic() - self._began[name]):4.0f} s"
             table.add_row(Text(name, style), bar, f"{fraction:4.0%}", clock, Text(note, style))
         return table
 

@@ -125,13 +125,13 @@ def submit(island: Island, door: str, *arguments: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def finished_run(island: Island, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Recipe tiny, made stage by stage through the doors."""
+def island_run(island: Island, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Recipe tiny through the doors as far as two islands go: expert 0 and the router are trained."""
     url = str(tmp_path_factory.mktemp("doors") / "run")
     assert ddm("init", url, "--recipe", "tiny").returncode == 0
     submit(island, "prepare", url)
     submit(island, "partition", url)
-    jobs = [("expert", "0"), ("expert", "1"), ("router",), ("monolith",)]
+    jobs = [("expert", "0"), ("router",)]
     with ThreadPoolExecutor(len(jobs)) as pool:
         placed = ("--islands", ISLANDS, "--island", "cpu")
         list(pool.map(lambda job: submit(island, "train", url, *job, *placed), jobs))

@@ -186,3 +186,20 @@ def test_fields_of_any_form_are_refused_in_one_line(fields: object) -> None:
         parse_config(fields, "run.json")
     assert len(str(failure.value).splitlines()) == 1
     assert str(failure.value).startswith("run.json: ")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("sample.strategy=top-3", "sample.strategy: 'top-3' is not once, full, or top-1 to top-2"),
+        ("evaluate.strategies=[monolith]", "evaluate.strategies: 'monolith' is not once, full, or top-1 to top-2"),
+        ("evaluate.num_samples=1", "evaluate.num_samples: Input should be greater than or equal to 2, got 1"),
+        ("data.channels=2", "data.channels: Input should be 1 or 3, got 2"),
+        ("data.class_names=[a, a]", "data: class_names: a name comes twice"),
+    ],
+)
+def test_what_only_a_later_stage_would_stumble_over_is_refused_at_the_start(setting: str, message: str) -> None:
+    """A run never changes: a strategy that doesn't exist must not be found after all training."""
+    with pytest.raises(ConfigError) as refused:
+        load_recipe("tiny", (setting,))
+    assert str(refused.value) == f"recipe tiny with {setting}: {message}"

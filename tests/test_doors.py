@@ -1,30 +1,35 @@
-"""A whole run through the doors: `ray job submit ... jobs/<stage>.py` on an island's real Ray cluster."""
+"""The doors for `ray job submit`, on an island's real Ray cluster. conftest's `island_run` goes through the first."""
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from ddm_ray.storage.run import MONOLITH, PARTITION, ROUTER, ROWS, Run, evaluation
+from ddm_ray.storage.run import PARTITION, ROUTER, ROWS, Run, evaluation
 from tests.conftest import Island, ddm, submit
+from tests.random_run import make_run
 
 
-def test_every_stage_through_its_door(island: Island, finished_run: Run, tmp_path: Path) -> None:
-    for artifact in (ROWS, PARTITION, *finished_run.experts, ROUTER, MONOLITH):
-        assert finished_run.finished(artifact), artifact
-    flops = {a: finished_run.require(a).info["training_flops"] for a in (*finished_run.experts, MONOLITH)}
-    assert sum(flops[a] for a in finished_run.experts) == flops[MONOLITH]
-    picture = tmp_path / "it.png"
+def test_stages_through_their_doors(island_run: Run) -> None:
+    for artifact in (ROWS, PARTITION, "experts/000", ROUTER):
+        assert island_run.finished(artifact), artifact
+    assert island_run.require("experts/000").info["rows_seen"] == 300 * 16
+    assert island_run.manifest("experts/001") is None
+
+
+def test_sample_and_evaluate_through_their_doors(island: Island, tmp_path: Path) -> None:
+    run, picture = make_run(str(tmp_path / "run"), num_rows=200), tmp_path / "it.png"
     with ThreadPoolExecutor(2) as pool:
-        sampled = pool.submit(submit, island, "sample", finished_run.url, "--class", "3", "-o", str(picture))
-        submit(island, "evaluate", finished_run.url)
+        sampled = pool.submit(submit, island, "sample", run.url, "--class", "3", "-o", str(picture))
+        submit(island, "evaluate", run.url)
         sampled.result()
     with Image.open(picture) as image:
         assert len(set(image.convert("L").tobytes())) > 20
-    metrics = json.loads(finished_run.read(evaluation("default"), "metrics.json"))
-    assert {row["name"] for row in metrics["models"]} == {"monolith", "once", "full", "top-1"}
+    metrics = json.loads(run.read(evaluation("default"), "metrics.json"))
+    assert {row["model"] for row in metrics["models"]} == {"monolith", "once", "full", "top-1"}
 
 
 def test_a_submitted_job_refuses_a_relative_run(island: Island) -> None:
@@ -32,14 +37,15 @@ def test_a_submitted_job_refuses_a_relative_run(island: Island) -> None:
         submit(island, "prepare", "runs/x")
 
 
-def test_status_reads_storage_alone(finished_run: Run) -> None:
-    shown = ddm("status", finished_run.url)
+def test_status_reads_storage_alone(island_run: Run) -> None:
+    shown = ddm("status", island_run.url)
     assert shown.returncode == 0
-    assert "experts/001    finished  100%  300 steps, loss" in shown.stdout
+    assert "experts/000    finished  100%  300 steps, loss" in shown.stdout
+    assert re.search(r"experts/001 +waiting +0%", shown.stdout)
 
 
-def test_a_finished_stage_again_is_a_no_op(finished_run: Run) -> None:
-    before = finished_run.store.sizes("experts/000")
-    again = ddm("train", finished_run.url, "expert", "0")
+def test_a_finished_stage_again_is_a_no_op(island_run: Run) -> None:
+    before = island_run.store.sizes("experts/000")
+    again = ddm("train", island_run.url, "expert", "0")
     assert again.returncode == 0
-    assert finished_run.store.sizes("experts/000") == before
+    assert island_run.store.sizes("experts/000") == before

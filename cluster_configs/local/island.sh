@@ -9,6 +9,8 @@ base=$((20000 + 100 * number))
 
 # Without authentication: only for a cluster that listens on loopback.
 export RAY_AUTH_MODE=disabled RAY_USAGE_STATS_ENABLED=0
+# One node, whose end nobody announces: a watcher for it would cost each training job seconds to start.
+export RAY_TRAIN_ENABLE_PREEMPTION_WATCHER=0
 export RAY_health_check_period_ms=1000 RAY_health_check_failure_threshold=3
 # Sockets live below the temp dir and their paths must be short.
 exec ray start --head --block --node-ip-address 127.0.0.1 --num-cpus "$cpus" --temp-dir "/tmp/ddm-island-$number" \

@@ -32,11 +32,6 @@ def noise_from_velocity(x: Tensor, velocity: Tensor, t_B: Tensor) -> Tensor:
     return x + (1 - along_batch(t_B.to(x.dtype), x)) * velocity
 
 
-def sample_times(uniforms_B: Tensor, floor: float = 0.0) -> Tensor:
-    """Training times, uniform on [floor, 1), from uniforms on [0, 1) that the caller drew."""
-    return floor + (1 - floor) * uniforms_B
-
-
 def gaussian_velocity_slope(t_B: Tensor, data_std: float) -> Tensor:
     """Slope a(t) of the best velocity a(t) x for data ~ N(0, data_std^2): finite on [0, 1], -1 at 0, 1 at 1.
 

@@ -6,16 +6,14 @@ N rows, C channels, H x W pixels.
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
+from ddm_ray.core.streams import ORDER, stream
 from ddm_ray.data.schema import TRAIN, images, read_artifact
 from ddm_ray.storage.run import Run
-
-ORDER_STREAM = 1
 
 
 @dataclass(frozen=True)
@@ -65,6 +63,4 @@ def row_order(seed: int, num_rows: int, step: int, batch: int) -> Tensor:
 
 @lru_cache(maxsize=4)
 def _permutation(seed: int, num_rows: int, epoch: int) -> Tensor:
-    state = np.random.SeedSequence([ORDER_STREAM, seed, epoch]).generate_state(1, np.uint64)[0]
-    generator = torch.Generator().manual_seed(int(state))
-    return torch.randperm(num_rows, generator=generator)
+    return torch.from_numpy(stream(seed, ORDER, epoch).permutation(num_rows))

@@ -31,7 +31,6 @@ def partition(run: Run, progress: Progress | None = None) -> Manifest:
     tell = progress or (lambda fraction, note: None)
     tell(0.0, "reading rows")
     rows = read_artifact(run, ROWS)
-    run.store.delete(PARTITION)
     config = run.config.partition
     train_N = np.array(rows["split"].to_pylist()) == TRAIN
     embeddings_ND = _embeddings(run, rows)
@@ -91,6 +90,8 @@ def _write_shard(run: Run, rows: pa.Table, cluster_N: np.ndarray, cluster: int) 
     schema = shard_schema(shape)
     mine = rows.filter(pa.array(cluster_N == cluster))
     mine = mine.append_column("cluster", pa.array(np.full(mine.num_rows, cluster, np.int32)))
+    # An interrupted partition's shard is unmade before it is replaced; a rival's has the same bytes as this one.
+    run.store.delete_one(f"{artifact}/{NAME}")
     run.store.write(f"{artifact}/{SHARD_FILE}", to_parquet(mine.select(schema.names).cast(schema)))
     train = images(mine, shape)[np.array(mine["split"].to_pylist()) == TRAIN]
     std = float(train.std(dtype=np.float64))

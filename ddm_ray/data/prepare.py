@@ -7,6 +7,7 @@ import struct
 import uuid
 import zlib
 from collections import Counter
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,11 +21,11 @@ from ray.data.datasource import FilenameProvider
 
 from ddm_ray.config import DataConfig, RunConfig
 from ddm_ray.data import Progress
-from ddm_ray.data.schema import HELDOUT, TRAIN, decoded_schema, images, rows_schema, vectors
+from ddm_ray.data.schema import HELDOUT, TRAIN, decoded_schema, images, matrix, rows_schema, vectors
 from ddm_ray.data.sources import open_source
 from ddm_ray.errors import DataError
 from ddm_ray.models.features import Features, PixelFeatures, TimmFeatures
-from ddm_ray.storage.manifest import Manifest, sha256
+from ddm_ray.storage.manifest import Manifest, canonical, sha256
 from ddm_ray.storage.run import ROWS, Run
 from ddm_ray.storage.store import Store
 
@@ -51,9 +52,12 @@ def prepare(run: Run, progress: Progress | None = None) -> Manifest:
 
 
 def prepare_source(run: Run, source: ray.data.Dataset, progress: Progress | None = None) -> Manifest:
-    """As `prepare`, of a source with the columns of `schema.SOURCE`; deletes what a killed attempt left."""
+    """As `prepare`, of a source with the columns of `schema.SOURCE`.
+
+    Others may be preparing the same run: each counts its own files alone, the first to commit wins, and the
+    winner deletes what killed attempts and losers left.
+    """
     tell = progress or (lambda fraction, note: None)
-    run.store.delete(ROWS)
     source.context.enable_progress_bars = False
     source.context.print_on_execution_start = False
     config = run.config
@@ -78,13 +82,18 @@ def prepare_source(run: Run, source: ray.data.Dataset, progress: Progress | None
         compute=ray.data.ActorPoolStrategy(min_size=1, max_size=2),
         num_cpus=0.5,
     )
-    # Tasks of a killed attempt may write on for a moment: this one counts its own files alone.
     own = f"part-{uuid.uuid4().hex[:8]}"
     filesystem, path = run.store.filesystem(ROWS)
     embedded.write_parquet(path, filesystem=filesystem, filename_provider=FilenameProvider(own, file_format="parquet"))
     tell(0.9, "checking")
     names = [name for name in run.store.sizes(ROWS) if name.startswith(own)]
-    manifest = run.commit(ROWS, names, _survey(run, names))
+    if manifest := run.finished(ROWS):
+        return manifest
+    survey = _survey(run, names)
+    manifest = run.commit(ROWS, names, survey.info, survey.content)
+    for name in run.store.sizes(ROWS):
+        if name.startswith("part-") and name not in manifest.files:
+            run.store.delete_one(f"{ROWS}/{name}")
     tell(1.0, f"{manifest.info['rows']} rows, {manifest.info['rejected']} rejected")
     return manifest
 
@@ -173,25 +182,33 @@ def _lowest(table: pa.Table, most: int) -> pa.Table:
     return table.take(np.argsort(places, kind="stable")[:most].astype(np.int64))
 
 
-def _survey(run: Run, names: list[str]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Survey:
+    info: dict[str, Any]
+    content: str
+
+
+def _survey(run: Run, names: list[str]) -> _Survey:
     if not names:
         raise _no_rows(run)
-    columns = ["id", "content_hash", "split"]
+    hashes = ["id", "content_hash", "label", "split"]
+    columns = [*hashes, "embedding"]
     files = (io.BytesIO(run.store.read(f"{ROWS}/{name}")) for name in names)
-    survey = pa.concat_tables([pq.read_table(file, columns=columns) for file in files])
+    survey = pa.concat_tables([pq.read_table(file, columns=columns) for file in files]).sort_by("id")
     twice = [row_id for row_id, count in Counter(survey["id"].to_pylist()).items() if count > 1]
     if twice:
         raise DataError(f"source {run.config.data.source}: {len(twice)} ids come twice, e.g. {twice[0]}")
     num_rows = survey.num_rows
-    return {
+    # File names and block order are Ray Data's; what the rows are is not.
+    content = sha256(canonical([survey[name].to_pylist() for name in hashes]) + matrix(survey, "embedding").tobytes())
+    info = {
         "rows": num_rows,
         "rows_heldout": survey["split"].to_pylist().count(HELDOUT),
         "rejected": len(_rejected(run)),
         "duplicates": num_rows - len(set(survey["content_hash"].to_pylist())),
-        "embedding_dim": pq.read_schema(io.BytesIO(run.store.read(f"{ROWS}/{names[0]}")))
-        .field("embedding")
-        .type.list_size,
+        "embedding_dim": survey.schema.field("embedding").type.list_size,
     }
+    return _Survey(info, content)
 
 
 def _no_rows(run: Run) -> DataError:

@@ -22,7 +22,7 @@ class GridRow:
 
 
 def grid(rows: list[GridRow], headings: list[str] | None = None) -> Image.Image:
-    """The rows below each other, every image enlarged by a whole factor to about TILE pixels.
+    """The rows below each other, every image enlarged smoothly, by a whole factor, to about TILE pixels.
 
     `headings` name equal groups of columns. All rows have images of one shape; shorter rows end in paper.
     """
@@ -46,7 +46,7 @@ def grid(rows: list[GridRow], headings: list[str] | None = None) -> Image.Image:
         y = top + line * (tile_h + gap)
         draw.text((left - MARGIN, y + tile_h / 2), row.label, INK, font, anchor="rm")
         for column, image in enumerate(to_pil(to_unit(row.images_BCHW))):
-            enlarged = image.convert("RGB").resize((tile_w, tile_h), Image.Resampling.NEAREST)
+            enlarged = image.convert("RGB").resize((tile_w, tile_h), Image.Resampling.BICUBIC)
             picture.paste(enlarged, (left + column * (tile_w + gap), y))
     return picture
 

@@ -91,6 +91,9 @@ def evaluate(run: Run, name: str = "demo", progress: Progress | None = None, dev
         "experts.png": experts_png,
         "report.html": render(metrics, pictures, experts_png).encode(),
     }
+    # Seconds are never the same twice: a report that somebody else finished meanwhile must keep its files.
+    if finished := run.finished(evaluation(name)):
+        return finished
     for file, data in files.items():
         run.store.write(f"{evaluation(name)}/{file}", data)
     info = {"num_samples": len(request.seeds), "frechet": {row["model"]: row["frechet"] for row in table}}

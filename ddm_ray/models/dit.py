@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from ddm_ray.core.flow import along_batch, gaussian_velocity_slope
 from ddm_ray.errors import ConfigError
@@ -56,7 +55,6 @@ class Block(nn.Module):
 class Trunk(nn.Module):
     """Patches, time and label to tokens_BND, after the final modulated norm: what DiT and Router share.
 
-    `checkpoint_blocks` trades a second forward pass for the activations' memory while training.
     ConfigError for sizes that don't divide.
     """
 
@@ -79,7 +77,6 @@ class Trunk(nn.Module):
         if width % heads or width % 4:
             raise ConfigError(f"width {width} must be a multiple of 4 and of heads ({heads})")
         self.patch_size = patch_size
-        self.checkpoint_blocks = False
         self.patch_in = nn.Linear(channels * patch_size**2, width)
         self.time_in = nn.Sequential(nn.Linear(2 * TIME_FREQUENCIES, width), nn.SiLU(), nn.Linear(width, width))
         self.label_in = nn.Embedding(num_classes + 1, width)
@@ -111,10 +108,7 @@ class Trunk(nn.Module):
             tokens_BND = torch.cat([cls_D.expand(len(x_BCHW), 1, -1), tokens_BND], dim=1)
         condition_BD = self.time_in(time_features(t_B).to(tokens_BND.dtype)) + self.label_in(label_B)
         for block in self.blocks:
-            if self.checkpoint_blocks and torch.is_grad_enabled():
-                tokens_BND = checkpoint(block, tokens_BND, condition_BD, use_reentrant=False)
-            else:
-                tokens_BND = block(tokens_BND, condition_BD)
+            tokens_BND = block(tokens_BND, condition_BD)
         shift, scale = self.modulation_out(F.silu(condition_BD))[:, None].chunk(2, dim=2)
         return self.norm_out(tokens_BND) * (1 + scale) + shift
 

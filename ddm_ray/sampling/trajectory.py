@@ -16,9 +16,8 @@ from ddm_ray.core.guidance import guide
 from ddm_ray.core.mixture import alive_prior, group_rows, mix, posterior
 from ddm_ray.core.routing import Once, Routing, Strategy, parse_strategy
 from ddm_ray.core.solvers import SOLVERS, Answer, Ask, uniform_times
+from ddm_ray.core.streams import NOISE, ROUTING, stream
 from ddm_ray.errors import SamplingError
-
-NOISE_STREAM, ROUTING_STREAM = 0, 1
 
 
 @dataclass(frozen=True)
@@ -115,13 +114,13 @@ class Sampled:
 
 def initial_noise(seeds: Sequence[int], shape: tuple[int, int, int]) -> Tensor:
     """Standard normal float32 (B, *shape), each image by its own seed alone, on the CPU."""
-    return torch.stack([torch.randn(shape, generator=_stream(seed, NOISE_STREAM)) for seed in seeds])
+    drawn = [stream(seed, NOISE).standard_normal(shape, np.float32) for seed in seeds]
+    return torch.from_numpy(np.stack(drawn))
 
 
 def routing_uniforms(seeds: Sequence[int]) -> Tensor:
     """Uniforms on [0, 1), float64 (B,), each by its own seed, from another stream than the noise."""
-    uniforms = [torch.rand((), generator=_stream(s, ROUTING_STREAM), dtype=torch.float64) for s in seeds]
-    return torch.stack(uniforms)
+    return torch.tensor([stream(seed, ROUTING).random() for seed in seeds], dtype=torch.float64)
 
 
 def trajectories(request: SampleRequest, info: MixtureInfo) -> Generator[list[Call], list[Tensor], Sampled]:
@@ -224,8 +223,3 @@ class _Trajectories:
     def _rows(self, ask: Ask, branches: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         x_RCHW = ask.x_BCHW.repeat(len(branches), 1, 1, 1)
         return x_RCHW, x_RCHW.new_full((len(x_RCHW),), ask.t), torch.cat(branches)
-
-
-def _stream(seed: int, stream: int) -> torch.Generator:
-    state = np.random.SeedSequence([seed, stream]).generate_state(1, np.uint64)
-    return torch.Generator().manual_seed(int(state[0]))

@@ -13,6 +13,7 @@ from ray.serve.config import HTTPOptions
 from ray.serve.schema import LoggingConfig
 
 from ddm_ray.errors import RunError, ServeError
+from ddm_ray.ray_session import ray_session
 from ddm_ray.serve.api import API
 from ddm_ray.serve.deployments import Expert, Router
 from ddm_ray.storage.run import PARTITION, ROUTER, Run
@@ -79,22 +80,35 @@ def _finished(url: str) -> Run:
 
 
 def require_servable(run_url: str, port: int, host: str = "127.0.0.1") -> None:
-    """Raises ServeError if the port is in use or the run unfinished, RunError if it isn't one; needs no Ray."""
-    _finished(run_url)
+    """Raises ServeError if the port is in use or the run unfinished, RunError if it isn't one; needs no Ray.
+
+    Reads every byte of the weights: a replica that finds them altered would be started again and again.
+    Raises CorruptArtifact.
+    """
+    run = _finished(run_url)
+    for artifact in (*run.experts, ROUTER):
+        manifest = run.require(artifact)
+        for name in manifest.files:
+            run.read(artifact, name, manifest)
     _require_free(host, port)
 
 
-def serve_run(run_url: str, port: int, host: str = "127.0.0.1") -> None:
-    """Serve a finished run over HTTP until SIGINT or SIGTERM; call it on the main thread, Ray initialised.
+def serve_run(run_url: str, port: int, host: str = "127.0.0.1", address: str | None = None) -> None:
+    """Serve a finished run over HTTP until SIGINT or SIGTERM; call it on the main thread.
 
-    Raises as `require_servable`, and ServeError if Serve is running already, before anything starts.
+    On the Ray that `ray_session` finds for `address`. Raises as `require_servable`, and ServeError if Serve is
+    running there already, before anything starts.
     """
     require_servable(run_url, port, host)
-    app = build_app(ServeArgs(run=run_url))
-    if serve.status().proxies:
-        raise ServeError(
-            "Serve already runs in this Ray cluster; add the run with serve deploy (see serving/mixture.yaml)"
-        )
+    with ray_session(address):
+        if serve.status().proxies:
+            raise ServeError(
+                "Serve already runs in this Ray cluster; add the run with serve deploy (see serving/mixture.yaml)"
+            )
+        _serve_until_told(run_url, port, host)
+
+
+def _serve_until_told(run_url: str, port: int, host: str) -> None:
     stop = threading.Event()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in before:
@@ -106,8 +120,7 @@ def serve_run(run_url: str, port: int, host: str = "127.0.0.1") -> None:
             http_options=HTTPOptions(host=host, port=port, request_timeout_s=REQUEST_TIMEOUT_S),
             logging_config=quiet,
         )
-        handle = serve.run(app, name="ddm", route_prefix="/", logging_config=quiet)
-        assert handle is not None
+        serve.run(build_app(ServeArgs(run=run_url)), name="ddm", route_prefix="/", logging_config=quiet)
         print(_greeting(run_url, host, port), flush=True)
         stop.wait()
     finally:

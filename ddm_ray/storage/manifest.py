@@ -46,20 +46,21 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The record written last: files by path below the artifact's prefix, identity, and the stage's info."""
+    """The record written last: files by path below the artifact's prefix, identity, and the stage's info.
+
+    `content` is a hash of what the files hold, given where their bytes or names depend on chance.
+    """
 
     artifact: str
     identity: Identity
     files: dict[str, FileRecord]
     info: dict[str, Any]
+    content: str | None = None
 
     @property
     def digest(self) -> str:
-        """16 hex digits of the hash over the files' checksums and the inputs' digests.
-
-        Changes when any byte of the artifact does, or of what it was made from.
-        """
-        files = {name: record.sha256 for name, record in self.files.items()}
+        """16 hex digits of the hash over the content (else the files' checksums) and the inputs' digests."""
+        files = self.content or {name: record.sha256 for name, record in self.files.items()}
         return sha256(canonical({"files": files, "inputs": self.identity.inputs}))[:16]
 
     def to_json(self) -> bytes:
@@ -82,6 +83,7 @@ class Manifest:
                 identity=Identity(**body["identity"]),
                 files={name: FileRecord(**record) for name, record in body["files"].items()},
                 info=body["info"],
+                content=body["content"],
             )
         except (ValueError, KeyError, AttributeError, TypeError):
             raise CorruptArtifact(f"{where}: not a whole manifest; delete it and run the stage again") from None
@@ -90,9 +92,9 @@ class Manifest:
 def verify(data: bytes, record: FileRecord, where: str) -> bytes:
     """`data` itself, if it has the recorded size and checksum; else CorruptArtifact naming `where`."""
     if len(data) != record.bytes:
-        raise CorruptArtifact(f"{where}: {len(data)} bytes, its manifest says {record.bytes}; make it again")
+        raise CorruptArtifact(f"{where}: {len(data)} bytes, its manifest says {record.bytes}")
     if sha256(data) != record.sha256:
-        raise CorruptArtifact(f"{where}: checksum differs from its manifest's; make it again")
+        raise CorruptArtifact(f"{where}: checksum differs from its manifest's")
     return data
 
 

@@ -139,9 +139,7 @@ class Run:
         """The manifest if the artifact is finished as this run wants it. Raises DriftError if otherwise."""
         manifest = self.manifest(artifact)
         if manifest and (lines := drift(self.identity(artifact), manifest.identity)):
-            raise DriftError(
-                f"{self.url}/{artifact} was made otherwise: {_short(lines)}; delete that folder to make it anew"
-            )
+            raise DriftError(f"{self.url}/{artifact} was made otherwise: {_short(lines)}; {self.anew(artifact)}")
         return manifest
 
     def require(self, artifact: str) -> Manifest:
@@ -166,23 +164,32 @@ class Run:
         try:
             data = self.store.read(f"{artifact}/{name}")
         except FileNotFoundError:
-            raise CorruptArtifact(f"{where}: gone, though its manifest lists it; make {artifact} again") from None
-        return verify(data, manifest.files[name], where)
+            raise CorruptArtifact(f"{where}: gone, though its manifest lists it; {self.anew(artifact)}") from None
+        try:
+            return verify(data, manifest.files[name], where)
+        except CorruptArtifact as error:
+            raise CorruptArtifact(f"{error}; {self.anew(artifact)}") from None
 
-    def commit(self, artifact: str, names: list[str], info: dict[str, Any]) -> Manifest:
+    def anew(self, artifact: str) -> str:
+        """How to make an artifact anew."""
+        return f"delete {self.url}/{artifact}, then: {self.command(artifact)}"
+
+    def commit(self, artifact: str, names: list[str], info: dict[str, Any], content: str | None = None) -> Manifest:
         """Checksum the files `names`, already written below the artifact, and create its manifest, last.
 
-        Where a rival committed first, theirs counts and is returned.
+        `content`: see Manifest. Where a rival committed first, theirs counts and is returned.
         """
         records = {}
         for name in sorted(names):
             data = self.store.read(f"{artifact}/{name}")
             records[name] = FileRecord(len(data), sha256(data))
-        return self.commit_records(artifact, records, info)
+        return self.commit_records(artifact, records, info, content)
 
-    def commit_records(self, artifact: str, records: dict[str, FileRecord], info: dict[str, Any]) -> Manifest:
+    def commit_records(
+        self, artifact: str, records: dict[str, FileRecord], info: dict[str, Any], content: str | None = None
+    ) -> Manifest:
         """As `commit`, for files whose checksums are known."""
-        manifest = Manifest(artifact, self.identity(artifact), records, info)
+        manifest = Manifest(artifact, self.identity(artifact), records, info, content)
         if self.store.create(f"{artifact}/{NAME}", manifest.to_json()):
             return manifest
         there = self.finished(artifact)

@@ -3,16 +3,20 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ddm_ray.errors import CorruptArtifact, DriftError
 from ddm_ray.storage.attempts import heartbeat
 from ddm_ray.storage.run import EVALUATIONS, MONOLITH, PARTITION, ROUTER, ROWS, Run
 
 
 @dataclass(frozen=True)
 class Status:
-    """One artifact: `info` of its manifest when finished; of a begun training job its last heartbeat."""
+    """One artifact: `info` of its manifest when finished; of a begun training job its last heartbeat.
+
+    Damaged is what can't be read or was made otherwise; `info["error"]` says why.
+    """
 
     artifact: str
-    state: Literal["finished", "begun", "waiting"]
+    state: Literal["finished", "begun", "waiting", "damaged"]
     info: dict[str, Any]
     heartbeat: dict[str, Any]
 
@@ -31,9 +35,12 @@ class Status:
 
 
 def status(run: Run, artifact: str) -> Status:
-    """The status of one artifact. Raises DriftError or CorruptArtifact as reading it would."""
-    manifest = run.finished(artifact)
-    beat = heartbeat(run.store, artifact) or {}
+    """The status of one artifact."""
+    try:
+        manifest = run.finished(artifact)
+        beat = heartbeat(run.store, artifact) or {}
+    except (DriftError, CorruptArtifact) as error:
+        return Status(artifact, "damaged", {"error": str(error)}, {})
     if manifest:
         return Status(artifact, "finished", manifest.info, beat)
     return Status(artifact, "begun" if beat else "waiting", {}, beat)
@@ -53,6 +60,8 @@ def describe(found: Status) -> str:
         return f"{info['step']} steps, loss {info['loss']:.4f}, {info['training_flops'] / 1e9:.1f} GFLOP"
     if found.state == "finished":
         return ", ".join(f"{key} {value}" for key, value in info.items() if isinstance(value, int | float | str))
+    if found.state == "damaged":
+        return info["error"]
     if found.state == "waiting":
         return "waiting"
     left = f", {found.seconds_left:.0f} s left" if found.seconds_left is not None else ""

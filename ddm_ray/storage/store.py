@@ -1,7 +1,8 @@
 """Store: objects by key below one prefix, on a local disk or in an object store, through obstore."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -10,10 +11,19 @@ import obstore.store
 from obstore.exceptions import AlreadyExistsError
 from pyarrow import fs
 
-from ddm_ray.errors import RunError
+from ddm_ray.errors import RunError, StorageError
 
-# What storage may answer beside FileNotFoundError: no permission, no space, no network, no such name.
-StoreFailure = (obstore.exceptions.BaseError, ValueError)
+# What opening a store may end in beside FileNotFoundError: no such bucket, no such kind of storage, a bad name.
+StoreFailure = (StorageError, obstore.exceptions.BaseError, ValueError)
+
+
+@contextmanager
+def _told(where: str) -> Iterator[None]:
+    """Storage's refusals (no permission, no space, no network) as a StorageError of one line."""
+    try:
+        yield
+    except obstore.exceptions.BaseError as error:
+        raise StorageError(f"{where}: {reason(error)}") from None
 
 
 class Store:
@@ -41,19 +51,22 @@ class Store:
 
     def read(self, key: str) -> bytes:
         """The object's bytes."""
-        return bytes(obstore.get(self._objects, self._prefix + key).bytes())
+        with _told(f"{self.url}/{key}"):
+            return bytes(obstore.get(self._objects, self._prefix + key).bytes())
 
     def write(self, key: str, data: bytes) -> None:
         """Create the object or replace it whole."""
-        obstore.put(self._objects, self._prefix + key, data)
+        with _told(f"{self.url}/{key}"):
+            obstore.put(self._objects, self._prefix + key, data)
 
     def create(self, key: str, data: bytes) -> bool:
         """Create the object if it is absent; False if it exists. Of many who try, the store lets one win."""
-        try:
-            obstore.put(self._objects, self._prefix + key, data, mode="create", use_multipart=False)
-        except AlreadyExistsError:
-            return False
-        return True
+        with _told(f"{self.url}/{key}"):
+            try:
+                obstore.put(self._objects, self._prefix + key, data, mode="create", use_multipart=False)
+            except AlreadyExistsError:
+                return False
+            return True
 
     def exists(self, key: str) -> bool:
         """Whether there is an object under this very key."""
@@ -66,13 +79,15 @@ class Store:
     def sizes(self, prefix: str) -> Mapping[str, int]:
         """Size in bytes of every object below `prefix/`, by key relative to it, in order of the keys."""
         base = f"{self._prefix}{prefix}/"
-        listing = obstore.list(self._objects, prefix=base).collect()
+        with _told(f"{self.url}/{prefix}"):
+            listing = obstore.list(self._objects, prefix=base).collect()
         return {entry["path"].removeprefix(base): entry["size"] for entry in sorted(listing, key=lambda e: e["path"])}
 
     def folders(self, prefix: str) -> list[str]:
         """Names of the folders directly below `prefix/`, in order."""
         base = f"{self._prefix}{prefix}/"
-        listing = obstore.list_with_delimiter(self._objects, prefix=base)
+        with _told(f"{self.url}/{prefix}"):
+            listing = obstore.list_with_delimiter(self._objects, prefix=base)
         return sorted(path.removeprefix(base).rstrip("/") for path in listing["common_prefixes"])
 
     def delete(self, prefix: str) -> None:
@@ -82,6 +97,11 @@ class Store:
             return
         for key in self.sizes(prefix):
             obstore.delete(self._objects, f"{self._prefix}{prefix}/{key}")
+
+    def delete_one(self, key: str) -> None:
+        """Delete the object under this very key, if there is one."""
+        with suppress(FileNotFoundError):
+            obstore.delete(self._objects, self._prefix + key)
 
     def filesystem(self, key: str) -> tuple[fs.FileSystem, str]:
         """A pyarrow file system and the key's path on it, for libraries that write by themselves."""

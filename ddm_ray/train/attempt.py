@@ -1,6 +1,5 @@
 """What a training attempt does with storage: begin, go on from a state, beat, save, publish. Rank 0 writes."""
 
-import json
 import os
 import socket
 import sys
@@ -13,7 +12,7 @@ from ddm_ray.errors import CorruptArtifact, DriftError
 from ddm_ray.models import weights
 from ddm_ray.models.flops import training_flops_per_row
 from ddm_ray.storage.attempts import Attempt, SavedState, claim, saved_states
-from ddm_ray.storage.manifest import Identity, drift
+from ddm_ray.storage.manifest import NAME, Identity, Manifest, drift, verify
 from ddm_ray.storage.run import Run
 from ddm_ray.train import state
 from ddm_ray.train.job import TrainJob
@@ -21,10 +20,11 @@ from ddm_ray.train.job import TrainJob
 
 @dataclass(frozen=True)
 class Saved:
-    """A state to go on from: finished steps, seconds trained so far, fp32 tensors."""
+    """A state to go on from: finished steps, seconds trained so far, the last steps' losses, fp32 tensors."""
 
     step: int
     seconds: float
+    losses: list[float]
     tensors: dict[str, Tensor]
 
 
@@ -55,11 +55,11 @@ class TrainAttempt:
             }
         )
 
-    def save(self, step: int, tensors: dict[str, Tensor], seconds: float) -> None:
+    def save(self, step: int, tensors: dict[str, Tensor], seconds: float, losses: list[float]) -> None:
         """Commit a training state."""
         if self._writes:
             files = {state.FILE: state.to_bytes(tensors)}
-            self.storage.save_state(step, self._identity, files, {"step": step, "seconds": seconds})
+            self.storage.save_state(step, self._identity, files, {"seconds": seconds, "losses": losses})
 
     def publish(self, job: TrainJob, tensors: dict[str, Tensor], loss: float, seconds: float) -> None:
         """Commit the EMA weights and, if no other attempt was first, the job's final manifest."""
@@ -117,7 +117,10 @@ def load_saved(attempt: TrainAttempt, model: nn.Module) -> Saved | None:
     if attempt.saved_prefix is None:
         return None
     store, prefix = attempt.run.store, attempt.saved_prefix
-    manifest = json.loads(store.read(f"{prefix}/_MANIFEST.json"))
-    tensors = state.from_bytes(store.read(f"{prefix}/{state.FILE}"), model, f"{store.url}/{prefix}/{state.FILE}")
+    manifest = Manifest.from_json(store.read(f"{prefix}/{NAME}"), f"{store.url}/{prefix}/{NAME}")
+    where = f"{store.url}/{prefix}/{state.FILE}"
+    data = verify(store.read(f"{prefix}/{state.FILE}"), manifest.files[state.FILE], where)
+    tensors = state.from_bytes(data, model, where)
     state.load_values(model, tensors)
-    return Saved(manifest["info"]["step"], manifest["info"]["seconds"], tensors)
+    step = int(prefix.rpartition("step-")[2])
+    return Saved(step, manifest.info["seconds"], manifest.info["losses"], tensors)

@@ -27,7 +27,7 @@ class RankBatches:
     def at(self, step: int, device: torch.device) -> Iterator[tuple[Batch, Tensor]]:
         """The micro-batches of global step `step`, each with the weight_B that its losses are summed with."""
         job, rows, train = self._job, self._rows, self._job.train
-        draws = draw(train.seed, step, job.batch, job.image_shape, train.condition_dropout)
+        draws = draw(train.seed, job.key, step, job.batch, job.image_shape, train.condition_dropout)
         order = row_order(train.seed, len(rows.label_N), step, job.batch)
         for part in self._parts:
             place = self._place[part]

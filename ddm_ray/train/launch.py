@@ -8,7 +8,7 @@ import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from ddm_ray.errors import DDMError, TrainingError
+from ddm_ray.errors import DDMError, RayError, TrainingError
 from ddm_ray.placement import Placement
 from ddm_ray.storage.run import Run
 
@@ -53,10 +53,11 @@ def train_all(run: Run, artifacts: list[str], placement: Placement, watch: Calla
     waiting = [artifact for artifact in artifacts if not run.finished(artifact)]
     if not waiting:
         return
+    _require_resources(placement)
     # One process for all jobs, with no CPU of its own, started again and asked again if its node dies: nothing
     # in Ray Train revives a controller. Its `fit` returns long after the commit; nobody waits for that.
-    remote = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=len(waiting))
-    supervisor = remote(Supervisor).remote()
+    actor: Any = ray.remote(Supervisor)
+    supervisor = actor.options(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=len(waiting)).remote()
     tasks = {supervisor.fit.remote(run.url, artifact, placement): artifact for artifact in waiting}
     while waiting:
         ended, _ = ray.wait(list(tasks), num_returns=len(tasks), timeout=POLL_SECONDS)
@@ -67,6 +68,18 @@ def train_all(run: Run, artifacts: list[str], placement: Placement, watch: Calla
             artifact = tasks.pop(task)
             if artifact in waiting:
                 raise _reason(run, artifact, task)
+
+
+def _require_resources(placement: Placement) -> None:
+    # Ray would wait for them for ever, without a word.
+    asked = dict(placement.resources_per_worker) | ({"GPU": 1} if placement.use_gpu else {})
+    there = ray.cluster_resources()
+    for name, amount in asked.items():
+        if there.get(name, 0) < amount * placement.workers:
+            raise RayError(
+                f"placement asks for {placement.workers} x {amount:g} {name}, the Ray cluster has"
+                f" {there.get(name, 0):g}; change workers or resources_per_worker in islands.yaml"
+            )
 
 
 class Supervisor:

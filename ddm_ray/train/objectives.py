@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddm_ray.core.flow import interpolate, velocity
+from ddm_ray.core.streams import BATCH, stream
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,13 @@ class Draws:
     drop_B: Tensor
 
 
-def draw(seed: int, step: int, batch: int, shape: tuple[int, int, int], condition_dropout: float) -> Draws:
-    """The draws of global step `step`: a function of (seed, step, position) alone, whatever the world size."""
-    stream = int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0] >> np.uint64(1))
-    generator = torch.Generator().manual_seed(stream)
+def draw(
+    seed: int, key: tuple[int, ...], step: int, batch: int, shape: tuple[int, int, int], condition_dropout: float
+) -> Draws:
+    """The draws of global step `step` of the job `key`: a function of these alone, whatever the world size."""
+    numbers = stream(seed, BATCH, *key, step)
     return Draws(
-        noise_BCHW=torch.randn((batch, *shape), generator=generator),
-        t_B=torch.rand(batch, generator=generator),
-        drop_B=torch.rand(batch, generator=generator) < condition_dropout,
+        noise_BCHW=torch.from_numpy(numbers.standard_normal((batch, *shape), np.float32)),
+        t_B=torch.from_numpy(numbers.random(batch, np.float32)),
+        drop_B=torch.from_numpy(numbers.random(batch) < condition_dropout),
     )

@@ -42,9 +42,10 @@ def train(run_url: str, artifact: str, placement: Placement) -> None:
     if saved:
         state.restore(engine, saved.tensors, saved.step)
     first, seconds_before = (saved.step, saved.seconds) if saved else (0, 0.0)
+    losses = deque(saved.losses if saved else [], maxlen=100)
 
     began = beat_at = time.monotonic()
-    beat_step, losses = first, deque[float](maxlen=100)
+    beat_step = first
     for step in range(first, job.train.steps):
         loss = 0.0
         for batch, weight_B in batches.at(step, engine.device):
@@ -63,7 +64,7 @@ def train(run_url: str, artifact: str, placement: Placement) -> None:
             attempt.beat(done, job.train.steps, sum(losses) / len(losses), rate)
             beat_at, beat_step = now, done
         if done % placement.checkpoint_steps == 0 and done < job.train.steps:
-            attempt.save(done, state.gather(engine), seconds_before + now - began)
+            attempt.save(done, state.gather(engine), seconds_before + now - began, list(losses))
     seconds = seconds_before + time.monotonic() - began
     attempt.publish(job, state.gather(engine), sum(losses) / max(len(losses), 1), seconds)
     dist.barrier()

@@ -1,4 +1,3 @@
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,14 +30,6 @@ def test_zero_is_data_one_is_noise_and_velocity_is_the_derivative() -> None:
 def test_dtype_of_the_data_is_kept() -> None:
     data, noise, t_B = draw(0, 3)
     assert flow.interpolate(data.float(), noise.float(), t_B).dtype == torch.float32
-
-
-@pytest.mark.parametrize("floor", [0.0, 0.02])
-def test_sampled_times_are_uniform_above_the_floor(floor: float) -> None:
-    times_B = flow.sample_times(torch.arange(1000, dtype=torch.float64) / 1000, floor)
-    assert times_B[0] == floor
-    assert times_B[-1] < 1
-    torch.testing.assert_close(times_B.diff(), torch.full((999,), (1 - floor) / 1000, dtype=torch.float64))
 
 
 def test_gaussian_slope_is_the_regression_of_velocity_on_x() -> None:

@@ -111,8 +111,6 @@ def test_what_an_interrupted_partition_left_does_not_survive(parted, tmp_path):
         partition(run, stop)
     assert run.finished(shard(0))
     assert not run.finished(PARTITION)
-    run.store.write(f"{shard(0)}/part-9.parquet", b"left over")
-    run.store.write(f"{shard(9)}/_MANIFEST.json", b"left over")
     flip_byte(run, f"{shard(0)}/part-0.parquet")
     partition(run)
     assert contents(run).keys() == contents(parted).keys()

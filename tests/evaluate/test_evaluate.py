@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ddm_ray.errors import ConfigError, CorruptArtifact, MissingArtifact, SamplingError
+from ddm_ray.errors import CorruptArtifact, MissingArtifact
 from ddm_ray.evaluate.costs import training_cost
 from ddm_ray.evaluate.run import evaluate, read_metrics
 from ddm_ray.storage.run import Run, evaluation
@@ -127,21 +127,6 @@ def test_an_altered_shard_is_named(random_run: Run, tmp_path: Path) -> None:
     path.write_bytes(bytes(data))
     with pytest.raises(CorruptArtifact, match=r"cluster=001/part-0\.parquet"):
         evaluate(run)
-
-
-@pytest.mark.parametrize(
-    ("setting", "error", "message"),
-    [
-        ("evaluate.strategies=[top-3]", SamplingError, "unknown strategy 'top-3' for 2 experts"),
-        ("evaluate.strategies=[monolith]", SamplingError, "unknown strategy 'monolith'"),
-        ("evaluate.num_samples=1", ConfigError, "evaluate.num_samples is 1"),
-    ],
-)
-def test_settings_that_cannot_be_met(tmp_path: Path, setting: str, error: type[Exception], message: str) -> None:
-    run = make_run(str(tmp_path / "run"), settings=(setting,), num_rows=40)
-    with pytest.raises(error, match=message) as raised:
-        evaluate(run)
-    assert "\n" not in str(raised.value)
 
 
 def test_without_held_out_rows_there_are_no_held_out_losses(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def test_rows_made_anew_are_drift_for_the_partition_and_its_readers(partitioned:
         run.finished(PARTITION)
     assert str(failure.value) == (
         f"{run.url}/partition was made otherwise: input rows: {before.digest} -> {after.digest};"
-        " delete that folder to make it anew"
+        f" delete {run.url}/partition, then: ddm partition {run.url}"
     )
     run.store.delete(PARTITION)
     write_and_commit(run, PARTITION, {"centroids.safetensors": b"centroids"})
@@ -229,7 +229,9 @@ def test_reading_verifies(partitioned: Run) -> None:
     with pytest.raises(CorruptArtifact, match=f"^{path}: 3 bytes, its manifest says 4"):
         run.read(ROWS, "part-0.parquet")
     path.unlink()
-    with pytest.raises(CorruptArtifact, match=f"^{path}: gone, though its manifest lists it; make rows again"):
+    with pytest.raises(
+        CorruptArtifact, match=f"^{path}: gone, though its manifest lists it; delete {run.url}/rows, then: "
+    ):
         run.read(ROWS, "part-0.parquet")
     flip_bit(path.parent / "_MANIFEST.json", 40)
     with pytest.raises(CorruptArtifact, match=f"^{path.parent}/_MANIFEST.json: "):

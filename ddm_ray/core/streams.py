@@ -1,0 +1,13 @@
+"""Random streams by name: what is drawn depends on a seed and a key alone, never on what was drawn before."""
+
+import numpy as np
+
+NOISE, ROUTING, ORDER, BATCH, INITIAL = range(5)
+
+
+def stream(seed: int, *key: int) -> np.random.Generator:
+    """The generator of (seed, key); any other seed or key is independent of it. All are integers from 0 up.
+
+    Not torch's: on the CPU that one takes only 32 bits of its seed.
+    """
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=key)))

@@ -1,0 +1,137 @@
+"""The command line as its user meets it: help that teaches, and mistakes answered in one line."""
+
+import re
+import shlex
+import socket
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from ddm_ray import cli
+from ddm_ray.storage.run import Run
+from tests.conftest import ROOT, ddm
+from tests.random_run import make_data, make_run
+
+
+def files(folder: Path) -> dict[Path, int]:
+    """Every file below a folder, with its time of change."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with runs in every unlucky state: empty, data (nothing trained), broken weights, no run at all."""
+    folder = tmp_path_factory.mktemp("cli")
+    assert CliRunner().invoke(cli.main, ["init", f"{folder}/empty", "--recipe", "tiny"]).exit_code == 0
+    make_data(f"{folder}/data", num_rows=60)
+    make_data(f"{folder}/crowded", settings=("partition.num_clusters=2",), num_rows=60)
+    run = make_run(f"{folder}/broken", num_rows=60)
+    info = run.require("experts/001").info
+    path = Path(run.url) / "experts/001" / info["weights"] / "ema.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    make_run(f"{folder}/whole", num_rows=60)
+    (folder / "file").write_text("not a run")
+    (folder / "bad.yaml").write_text("islands: {a: {zero_stag: 1}}")
+    (folder / "huge.yaml").write_text("islands: {a: {workers: 99, resources_per_worker: {CPU: 0.5}}}")
+    return folder
+
+
+MISTAKES = {
+    "init {d}/x --recipe nothing": "recipe 'nothing' is neither a shipped one (digits, tiny) nor a .yaml file",
+    "init {d}/x --recipe tiny --set expert.stepz=3": "expert.stepz: unknown key",
+    "init {d}/x --recipe tiny --set expert.train.steps=many": "expert.train.steps: Input should be a valid integer",
+    "init {d}/x --recipe tiny --set a": "write it as a.b=value",
+    "init {d}/empty --recipe digits": "is another run",
+    "init {d}/file/x --recipe tiny": "error: ",
+    "prepare {d}/nothing": "is not a run: it has no run.json; make one with: ddm init",
+    "prepare {d}/file": "error: ",
+    "partition {d}/empty": "has no finished rows yet; make it with: ddm prepare",
+    "train {d}/empty expert 0": "has no finished partition/shards/cluster=000 yet; make it with: ddm partition",
+    "train {d}/data expert 9": "this run has experts 0 to 1",
+    "train {d}/data expert": "train expert: which one? e.g. expert 0",
+    "train {d}/data router 1": "train router: takes no INDEX",
+    "train {d}/data router --island a": "name the file it is in with --islands FILE",
+    "train {d}/data router --islands {d}/none.yaml": "none.yaml: No such file",
+    "train {d}/data router --islands {d}/bad.yaml": "islands.a.zero_stag: unknown key",
+    "sample {d}/data": "has no finished experts/000 yet; make it with: ddm train",
+    "sample {d}/broken -o {d}/x.png": "experts/001/attempts/0001/weights/step-000000300/ema.safetensors: ",
+    "sample {d}/whole --class zebra -o {d}/x.png": "zebra",
+    "sample {d}/whole --strategy best -o {d}/x.png": "best",
+    "sample {d}/whole --steps 0 -o {d}/x.png": "steps",
+    "sample {d}/whole -o {d}/nowhere/x.png": "name a .png file in a folder that exists",
+    "sample {d}/whole -o {d}/x.jpg": "name a .png file in a folder that exists",
+    "evaluate {d}/data": "has no finished experts/000 yet",
+    "evaluate {d}/whole --name ../x": "use letters, digits",
+    "serve {d}/data": "isn't finished",
+    "serve {d}/broken": "ema.safetensors: ",
+    "serve {d}/whole --port {port}": "port {port} on 127.0.0.1 is in use; choose another with --port",
+    "status {d}": "is not a run",
+}
+
+
+@pytest.mark.parametrize("command", MISTAKES)
+def test_a_mistake_is_one_line_and_leaves_nothing(begun: Path, command: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        words = {"d": str(begun), "port": taken.getsockname()[1]}
+        before = files(begun)
+        done = CliRunner().invoke(cli.main, shlex.split(command.format(**words)))
+    assert done.exit_code == 1, done.output
+    complaint = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(complaint) == 1, done.stderr
+    assert MISTAKES[command].format(**words) in complaint[0]
+    assert "Traceback" not in done.output
+    assert files(begun) == before
+
+
+def test_an_address_without_ray(begun: Path) -> None:
+    done = ddm("train", f"{begun}/data", "router", "--address", "127.0.0.1:1", timeout=60)
+    assert done.returncode == 1
+    assert "error: no Ray to join at 127.0.0.1:1" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_workers_that_ray_does_not_have(begun: Path, ray_cluster: str) -> None:
+    command = ["train", f"{begun}/data", "router", "--islands", f"{begun}/huge.yaml"]
+    done = CliRunner().invoke(cli.main, command)
+    assert done.exit_code == 1
+    assert "error: placement asks for 99 x 0.5 CPU, the Ray cluster has 4" in done.stderr
+
+
+def test_status_goes_on_past_what_is_damaged(begun: Path) -> None:
+    run = Run.open(f"{begun}/crowded")
+    run.store.write("partition/_MANIFEST.json", b"{")
+    done = CliRunner().invoke(cli.main, ["status", run.url])
+    assert done.exit_code == 0
+    assert re.search(r"partition +damaged .*_MANIFEST.json: not a whole manifest", done.output)
+    assert re.search(r"monolith +(waiting|damaged)", done.output)
+
+
+@pytest.mark.parametrize("verb", sorted(cli.main.commands))
+def test_help_teaches_by_example(verb: str) -> None:
+    done = CliRunner().invoke(cli.main, [verb, "--help"])
+    assert done.exit_code == 0
+    assert f"ddm {verb} " in done.output or verb == "demo"
+    assert "ddm " in done.output.split("\n\n", 1)[1]
+
+
+def test_every_command_of_the_readme_parses() -> None:
+    readme = (ROOT / "README.md").read_text()
+    lines = [line.split("#")[0] for line in readme.splitlines() if line.startswith("ddm ")]
+    assert len(lines) >= 10
+    for line in lines:
+        _, verb, *arguments = shlex.split(line)
+        command = cli.main.commands[verb]
+        context = command.make_context(verb, arguments, parent=click.Context(cli.main))
+        assert context.params
+
+
+def test_python_of_the_readme_runs(begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readme = (ROOT / "README.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(block.replace("runs/digits", f"{begun}/whole"), {})
+    assert (tmp_path / "three.png").stat().st_size > 50
