@@ -30,7 +30,7 @@ BELOW: dict[str, set[str]] = {
     "sampling": BESIDE | {"core", "models"},
     "data": SAMPLING,
     "train": SAMPLING | {"data"},
-    "serve": SAMPLING | {"data"},
+    "serve": SAMPLING | {"data", "ray_session"},
     "islands": SAMPLING | {"data", "train"},
     "evaluate": SAMPLING | {"data"},
     "pipeline": SAMPLING,
@@ -39,21 +39,19 @@ BELOW: dict[str, set[str]] = {
 }
 STDLIB_ONLY = {"__init__", "errors"}
 WITHOUT_TORCH = {"__init__", "errors", "config", "placement", "storage"}
-DEEPSPEED = {"train.engine", "train.state"}
+DEEPSPEED = {"train.engine"}
 # Where Ray is the point. The command line imports it through these and `ray_session` alone.
 RAY = {
     "ray_session",
     "data.sources",
     "data.prepare",
     "train.launch",
-    "train.worker",
     "islands.jobs",
     "islands.conduct",
     "serve.painter",
     "serve.deployments",
     "serve.api",
     "serve.app",
-    "demo",
 }
 ABOVE = {"tests", "jobs", "serving", "benchmarks"}
 
