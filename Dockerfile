@@ -8,6 +8,7 @@ RUN pip install --no-cache-dir --constraint constraints.txt '.[all]'
 COPY jobs jobs
 COPY serving serving
 COPY cluster_configs cluster_configs
+RUN chown ddm .
 USER ddm
 ENV RAY_USAGE_STATS_ENABLED=0 OMP_NUM_THREADS=1
 CMD ["ddm", "--help"]

@@ -27,7 +27,7 @@ def ray_session(address: str | None = None) -> Iterator[bool]:
     if ray.is_initialized():
         yield False
         return
-    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     if address != "local":
         _join(address)

@@ -107,6 +107,11 @@ def end(process: subprocess.Popen[bytes], seconds: float = 20) -> None:
     process.wait()
 
 
+def heed_ctrl_c() -> None:
+    """For a child process, before it starts: a shell's background jobs ignore Ctrl-C, and their children with them."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def ddm(*arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
     """The installed `ddm` command, as a user runs it."""
     command = [str(BIN / "ddm"), *arguments]

@@ -45,6 +45,7 @@ MISTAKES = {
     "init {d}/x --recipe tiny --set a": "write it as a.b=value",
     "init {d}/empty --recipe digits": "is another run",
     "init {d}/file/x --recipe tiny": "error: ",
+    "init '' --recipe tiny": "RUN is empty",
     "prepare {d}/nothing": "is not a run: it has no run.json; make one with: ddm init",
     "prepare {d}/file": "error: ",
     "partition {d}/empty": "has no finished rows yet; make it with: ddm prepare",
@@ -104,9 +105,13 @@ def test_workers_that_ray_does_not_have(begun: Path, ray_cluster: str) -> None:
 def test_status_goes_on_past_what_is_damaged(begun: Path) -> None:
     run = Run.open(f"{begun}/crowded")
     run.store.write("partition/_MANIFEST.json", b"{")
+    (Path(run.url) / "rows/part-0.parquet").write_bytes(b"cut")
     done = CliRunner().invoke(cli.main, ["status", run.url])
     assert done.exit_code == 0
     assert re.search(r"partition +damaged .*_MANIFEST.json: not a whole manifest", done.output)
+    assert re.search(
+        r"rows +damaged .*part-0.parquet is gone or cut short; delete .*rows, then: ddm prepare", done.output
+    )
     assert re.search(r"monolith +(waiting|damaged)", done.output)
 
 

@@ -11,14 +11,20 @@ import torch
 from ddm_ray.sampling.checkpoint import load_model
 from ddm_ray.storage.attempts import claimed, heartbeat
 from ddm_ray.storage.run import MONOLITH, ROUTER, Run, evaluation
-from tests.conftest import BIN, wait_for
+from tests.conftest import BIN, heed_ctrl_c, wait_for
 
 
 def start(folder: str, log: Path) -> subprocess.Popen[bytes]:
     """`ddm demo --recipe tiny` in a process group of its own."""
     with log.open("ab") as sink:
         command = [str(BIN / "ddm"), "demo", "--recipe", "tiny", "--run", folder]
-        return subprocess.Popen(command, stdout=sink, stderr=sink, start_new_session=True)
+        return subprocess.Popen(
+            command,
+            stdout=sink,
+            stderr=sink,
+            start_new_session=True,
+            preexec_fn=heed_ctrl_c,
+        )
 
 
 def test_demo_survives_ctrl_c_and_a_killed_worker(island_run: Run, tmp_path: Path) -> None:

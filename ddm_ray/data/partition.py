@@ -21,13 +21,15 @@ CENTROIDS_FILE = "centroids.safetensors"
 
 
 def partition(run: Run, progress: Progress | None = None) -> Manifest:
-    """Make the shards and then the artifact `partition`; a no-op if it is finished. Needs no Ray.
+    """Make the shards and then the artifact `partition`; a no-op if all are finished. Needs no Ray.
 
     The same rows give the same bytes. Raises DataError if a cluster would have no training row,
     MissingArtifact without rows, CorruptArtifact, DriftError.
     """
-    if manifest := run.finished(PARTITION):
-        return manifest
+    whole = run.finished(PARTITION)
+    there = {cluster for cluster in range(run.config.partition.num_clusters) if whole and run.finished(shard(cluster))}
+    if whole and len(there) == run.config.partition.num_clusters:
+        return whole
     tell = progress or (lambda fraction, note: None)
     tell(0.0, "reading rows")
     rows = read_artifact(run, ROWS)
@@ -52,7 +54,8 @@ def partition(run: Run, progress: Progress | None = None) -> Manifest:
     info = _count(run, rows, cluster_N, train_N) | {"num_fine": len(centroids.fine_FD)}
     for cluster in range(config.num_clusters):
         tell(0.5 + 0.4 * cluster / config.num_clusters, f"shard {cluster}")
-        _write_shard(run, rows, cluster_N, cluster)
+        if cluster not in there:
+            _write_shard(run, rows, cluster_N, cluster)
     run.store.write(f"{PARTITION}/{CENTROIDS_FILE}", _centroids_file(centroids))
     # The shards' manifests are files of the partition, so that its digest stands for every row's place.
     shards = [shard(cluster).removeprefix(f"{PARTITION}/") for cluster in range(config.num_clusters)]

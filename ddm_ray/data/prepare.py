@@ -90,6 +90,8 @@ def prepare_source(run: Run, source: ray.data.Dataset, progress: Progress | None
     if manifest := run.finished(ROWS):
         return manifest
     survey = _survey(run, names)
+    if survey.info["rejected"] > survey.info["rows"]:
+        raise _no_rows(run, "more rows that can't be used than rows that can")
     manifest = run.commit(ROWS, names, survey.info, survey.content)
     for name in run.store.sizes(ROWS):
         if name.startswith("part-") and name not in manifest.files:
@@ -211,8 +213,8 @@ def _survey(run: Run, names: list[str]) -> _Survey:
     return _Survey(info, content)
 
 
-def _no_rows(run: Run) -> DataError:
-    where = f"{run.url}: source {run.config.data.source} gave no row to train on"
+def _no_rows(run: Run, what: str = "no row to train on") -> DataError:
+    where = f"{run.url}: source {run.config.data.source} gave {what}"
     rejected = _rejected(run)
     if not rejected:
         return DataError(f"{where}; data.heldout is {run.config.data.heldout}")

@@ -127,13 +127,16 @@ class Run:
         return {"evaluate": config["evaluate"], "sample": config["sample"]}, [*self.experts, ROUTER, MONOLITH]
 
     def manifest(self, artifact: str) -> Manifest | None:
-        """The artifact's manifest, or None if it isn't finished. Raises CorruptArtifact."""
+        """The artifact's manifest, or None if it isn't finished. Raises CorruptArtifact, also for another's."""
         key = f"{artifact}/{NAME}"
         try:
             data = self.store.read(key)
         except FileNotFoundError:
             return None
-        return Manifest.from_json(data, f"{self.url}/{key}")
+        manifest = Manifest.from_json(data, f"{self.url}/{key}")
+        if manifest.artifact != artifact:
+            raise CorruptArtifact(f"{self.url}/{key}: is that of {manifest.artifact}; put the right folder there")
+        return manifest
 
     def finished(self, artifact: str) -> Manifest | None:
         """The manifest if the artifact is finished as this run wants it. Raises DriftError if otherwise."""
@@ -152,8 +155,9 @@ class Run:
     def command(self, artifact: str) -> str:
         """The command that makes an artifact of this run."""
         kind, *rest = artifact.split("/")
-        verb = {ROWS: "prepare", PARTITION: "partition", EVALUATIONS: "evaluate"}.get(kind)
-        if verb:
+        if kind == EVALUATIONS:
+            return f"ddm evaluate {self.url} --name {rest[0]}"
+        if verb := {ROWS: "prepare", PARTITION: "partition"}.get(kind):
             return f"ddm {verb} {self.url}"
         return f"ddm train {self.url} {kind if kind != 'experts' else f'expert {int(rest[0])}'}"
 

@@ -47,10 +47,20 @@ def status(run: Run, artifact: str) -> Status:
 
 
 def survey(run: Run) -> list[Status]:
-    """All artifacts of a run, in the order in which they are made."""
+    """All artifacts of a run, in the order in which they are made; a file gone or cut short is noticed."""
     evaluations = [f"{EVALUATIONS}/{name}" for name in run.store.folders(EVALUATIONS)]
     artifacts = [ROWS, PARTITION, *run.experts, ROUTER, MONOLITH, *evaluations]
-    return [status(run, artifact) for artifact in artifacts]
+    return [_with_files(run, status(run, artifact)) for artifact in artifacts]
+
+
+def _with_files(run: Run, found: Status) -> Status:
+    manifest = run.manifest(found.artifact) if found.state == "finished" else None
+    sizes = run.store.sizes(found.artifact) if manifest else {}
+    for name, record in manifest.files.items() if manifest else ():
+        if sizes.get(name) != record.bytes:
+            error = f"{name} is gone or cut short; {run.anew(found.artifact)}"
+            return Status(found.artifact, "damaged", {"error": error}, {})
+    return found
 
 
 def describe(found: Status) -> str:

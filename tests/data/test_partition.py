@@ -117,6 +117,16 @@ def test_what_an_interrupted_partition_left_does_not_survive(parted, tmp_path):
     assert sum(read_artifact(run, artifact).num_rows for artifact in SHARDS) == 1797
 
 
+def test_a_shard_that_was_deleted_is_made_again_alone(tmp_path):
+    run = commit_rows(str(tmp_path / "run"))
+    whole = partition(run)
+    kept, gone = (run.manifest(artifact) for artifact in (shard(0), shard(1)))
+    run.store.delete(shard(1))
+    assert partition(run) == whole
+    assert (run.finished(shard(0)), run.finished(shard(1))) == (kept, gone)
+    assert run.read(shard(1), "part-0.parquet")
+
+
 def test_damaged_rows_are_refused_by_name(tmp_path):
     run = commit_rows(str(tmp_path / "run"))
     flip_byte(run, f"{ROWS}/part-1.parquet")

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from ddm_ray.storage.run import Run
+from tests.conftest import heed_ctrl_c
 from tests.random_run import make_run
 
 ROOT = Path(__file__).parents[2]
@@ -107,7 +108,9 @@ def serving(command: list[str], port: int, folder: Path) -> Iterator[Server]:
         "PYTHONPATH": str(ROOT),
     }
     with log.open("wb") as sink:
-        process = subprocess.Popen(command, stdout=sink, stderr=sink, env=env, cwd=ROOT, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=sink, stderr=sink, env=env, cwd=ROOT, start_new_session=True, preexec_fn=heed_ctrl_c
+        )
     server = Server(process, port, log)
     try:
         deadline = time.monotonic() + START_S

@@ -187,7 +187,7 @@ def test_an_artifact_made_under_another_configuration_is_drift(tmp_path: Path, r
         (expert(1), "ddm train {url} expert 1"),
         (ROUTER, "ddm train {url} router"),
         (MONOLITH, "ddm train {url} monolith"),
-        (evaluation("demo"), "ddm evaluate {url}"),
+        (evaluation("demo"), "ddm evaluate {url} --name demo"),
     ],
 )
 def test_a_missing_artifact_names_its_command(run: Run, artifact: str, command: str) -> None:
@@ -217,6 +217,15 @@ def test_one_shard_is_all_a_site_needs(tmp_path: Path, partitioned: Run) -> None
     write_and_commit(partitioned, shard(1), {"part-0.parquet": b"other rows of 1"})
     with pytest.raises(DriftError, match=r"experts/001 was made otherwise: input partition/shards/cluster=001"):
         partitioned.require(expert(1))
+
+
+def test_an_artifact_in_anothers_place_is_refused(partitioned: Run) -> None:
+    """Islands copy folders by hand: expert 1's in the place of expert 0 would sample wrongly without a word."""
+    run = partitioned
+    write_and_commit(run, expert(1), {"ema.safetensors": b"one"})
+    (Path(run.url) / expert(1)).rename(Path(run.url) / expert(0))
+    with pytest.raises(CorruptArtifact, match=r"experts/000/_MANIFEST.json: is that of experts/001"):
+        run.finished(expert(0))
 
 
 def test_reading_verifies(partitioned: Run) -> None:
