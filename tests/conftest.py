@@ -97,7 +97,7 @@ def wait_for(
         time.sleep(every)
 
 
-def end(process: subprocess.Popen[bytes], seconds: float = 20) -> None:
+def end(process: subprocess.Popen[bytes], seconds: float = 5) -> None:
     """SIGTERM, and SIGKILL to its whole session where that isn't enough."""
     process.send_signal(signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
