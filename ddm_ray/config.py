@@ -169,6 +169,8 @@ class RunConfig(Part):
             top = re.fullmatch(r"top-([1-9]\d*)", strategy)
             if strategy not in ("once", "full") and not (top and int(top[1]) <= clusters):
                 raise ValueError(f"{field}: {strategy!r} is not once, full, or top-1 to top-{clusters}")
+        if len(set(self.evaluate.strategies)) < len(self.evaluate.strategies):
+            raise ValueError("evaluate.strategies: a strategy comes twice")
         for name, model in (("expert", self.expert.model), ("router", self.router.model)):
             if self.data.image_size % model.patch_size:
                 raise ValueError(

@@ -193,6 +193,7 @@ def test_fields_of_any_form_are_refused_in_one_line(fields: object) -> None:
     [
         ("sample.strategy=top-3", "sample.strategy: 'top-3' is not once, full, or top-1 to top-2"),
         ("evaluate.strategies=[monolith]", "evaluate.strategies: 'monolith' is not once, full, or top-1 to top-2"),
+        ("evaluate.strategies=[full, full]", "evaluate.strategies: a strategy comes twice"),
         ("evaluate.num_samples=1", "evaluate.num_samples: Input should be greater than or equal to 2, got 1"),
         ("data.channels=2", "data.channels: Input should be 1 or 3, got 2"),
         ("data.class_names=[a, a]", "data: class_names: a name comes twice"),

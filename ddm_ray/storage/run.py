@@ -190,10 +190,15 @@ class Run:
         return self.commit_records(artifact, records, info, content)
 
     def commit_records(
-        self, artifact: str, records: dict[str, FileRecord], info: dict[str, Any], content: str | None = None
+        self,
+        artifact: str,
+        records: dict[str, FileRecord],
+        info: dict[str, Any],
+        content: str | None = None,
+        identity: Identity | None = None,
     ) -> Manifest:
-        """As `commit`, for files whose checksums are known."""
-        manifest = Manifest(artifact, self.identity(artifact), records, info, content)
+        """As `commit`, for files whose checksums are known; `identity` is that of the stage's start, if not now's."""
+        manifest = Manifest(artifact, identity or self.identity(artifact), records, info, content)
         if self.store.create(f"{artifact}/{NAME}", manifest.to_json()):
             return manifest
         there = self.finished(artifact)

@@ -84,7 +84,8 @@ class TrainAttempt:
             "attempts": self.storage.number,
         }
         records = {f"{prefix}/{name}": record for name, record in manifest.files.items()}
-        self.run.commit_records(job.artifact, records, info)
+        # Of the rows that were loaded, whatever lies there by now.
+        self.run.commit_records(job.artifact, records, info, identity=self._identity)
 
 
 def begin(run: Run, artifact: str) -> TrainAttempt:

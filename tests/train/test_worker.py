@@ -13,7 +13,7 @@ from ddm_ray.config import load_recipe
 from ddm_ray.errors import DriftError, TrainingError
 from ddm_ray.placement import Placement
 from ddm_ray.storage.attempts import claimed
-from ddm_ray.storage.run import MONOLITH, ROUTER, Run
+from ddm_ray.storage.run import MONOLITH, ROUTER, Run, shard
 from ddm_ray.train import worker
 from ddm_ray.train.attempt import TrainAttempt
 from tests.random_run import make_data
@@ -48,6 +48,24 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
             raise Killed
 
     monkeypatch.setattr(TrainAttempt, "save", save_and_die)
+
+
+def test_rows_changed_during_training_are_drift(
+    world_of_one: None, short_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record names the rows that were trained on, not those that lie there at the end."""
+    save = TrainAttempt.save
+
+    def save_and_change_rows(self: TrainAttempt, *rest: object) -> None:
+        save(self, *rest)  # type: ignore[arg-type]
+        short_run.store.delete(shard(1))
+        short_run.store.write(f"{shard(1)}/part-0.parquet", b"other rows")
+        short_run.commit(shard(1), ["part-0.parquet"], {})
+
+    monkeypatch.setattr(TrainAttempt, "save", save_and_change_rows)
+    worker.train(short_run.url, EXPERT, Placement(checkpoint_steps=8))
+    with pytest.raises(DriftError, match="input partition/shards/cluster=001"):
+        short_run.require(EXPERT)
 
 
 @pytest.mark.parametrize("artifact", [EXPERT, ROUTER])
