@@ -6,11 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from PIL import Image
 
+from ddm_ray.cli import main
+from ddm_ray.storage.attempts import claimed
 from ddm_ray.storage.run import PARTITION, ROUTER, ROWS, Run, evaluation
-from tests.conftest import Island, ddm, submit
-from tests.random_run import make_run
+from tests.conftest import ISLANDS, Island, ddm, submit
+from tests.random_run import make_data, make_run
 
 
 def test_stages_through_their_doors(island_run: Run) -> None:
@@ -49,3 +52,14 @@ def test_a_finished_stage_again_is_a_no_op(island_run: Run) -> None:
     again = ddm("train", island_run.url, "expert", "0")
     assert again.returncode == 0
     assert island_run.store.sizes("experts/000") == before
+
+
+def test_what_trying_again_will_not_mend_is_told_at_once(ray_cluster: str, tmp_path: Path) -> None:
+    run = make_data(str(tmp_path / "run"), settings=("router.train.learning_rate=1e30",), num_rows=60)
+    done = CliRunner().invoke(main, ["train", run.url, "router", "--islands", ISLANDS, "--island", "cpu"])
+    assert done.exit_code == 1
+    assert re.search(
+        r"^error: router: gradient norm (nan|inf) at step \d+; begin a run with", done.stderr, re.MULTILINE
+    )
+    assert claimed(run.store, ROUTER) == [1]
+    assert run.manifest(ROUTER) is None

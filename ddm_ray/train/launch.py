@@ -8,26 +8,47 @@ import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from ddm_ray.errors import DDMError, RayError, TrainingError
+from ddm_ray.errors import DDMError, RayError, StorageError, TrainingError
 from ddm_ray.placement import Placement
 from ddm_ray.storage.run import Run
+from ddm_ray.storage.store import Store
 
 POLL_SECONDS = 0.5
+FAILED = "FAILED"
+
+
+def _folder(artifact: str) -> str:
+    return f"{artifact}/attempts/_ray"
 
 
 def _worker(config: dict[str, Any]) -> None:
     from ddm_ray.train.worker import train  # torch and DeepSpeed load in the workers only
 
-    train(config["run"], config["artifact"], Placement.model_validate(config["placement"]))
+    try:
+        train(config["run"], config["artifact"], Placement.model_validate(config["placement"]))
+    except StorageError:
+        raise
+    except DDMError as error:
+        # Trying again won't mend it, but Ray Train will: tell whoever waits.
+        Store(config["run"]).create(f"{config['folder']}/{FAILED}", str(error).encode())
+        raise
 
 
-def fit(run_url: str, artifact: str, placement: Placement) -> None:
-    """Run one training job to its end on the connected Ray. Raises what the workers raised last."""
+def fit(run_url: str, artifact: str, name: str, placement: Placement) -> None:
+    """Run one training job to its end on the connected Ray, whose own files go to a folder called `name`.
+
+    Raises what the workers raised last.
+    """
     run = Run.open(run_url)
-    filesystem, path = run.store.filesystem(f"{artifact}/attempts/_ray")
+    filesystem, path = run.store.filesystem(_folder(artifact))
     trainer = TorchTrainer(
         _worker,
-        train_loop_config={"run": run.url, "artifact": artifact, "placement": placement.model_dump()},
+        train_loop_config={
+            "run": run.url,
+            "artifact": artifact,
+            "folder": f"{_folder(artifact)}/{name}",
+            "placement": placement.model_dump(),
+        },
         torch_config=TorchConfig(backend="nccl" if placement.use_gpu else "gloo"),
         scaling_config=ScalingConfig(
             num_workers=placement.workers,
@@ -35,8 +56,7 @@ def fit(run_url: str, artifact: str, placement: Placement) -> None:
             resources_per_worker=placement.resources_per_worker,
         ),
         run_config=RunConfig(
-            # A name used twice would silently continue the old one; what counts is in our own attempts.
-            name=uuid.uuid4().hex[:12],
+            name=name,
             storage_path=path,
             storage_filesystem=filesystem,
             failure_config=FailureConfig(max_failures=placement.max_failures),
@@ -58,12 +78,18 @@ def train_all(run: Run, artifacts: list[str], placement: Placement, watch: Calla
     # in Ray Train revives a controller. Its `fit` returns long after the commit; nobody waits for that.
     actor: Any = ray.remote(Supervisor)
     supervisor = actor.options(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=len(waiting)).remote()
-    tasks = {supervisor.fit.remote(run.url, artifact, placement): artifact for artifact in waiting}
+    # A name used twice would silently continue the old one; what counts is in our own attempts.
+    names = {artifact: uuid.uuid4().hex[:12] for artifact in waiting}
+    tasks = {supervisor.fit.remote(run.url, artifact, names[artifact], placement): artifact for artifact in waiting}
     while waiting:
         ended, _ = ray.wait(list(tasks), num_returns=len(tasks), timeout=POLL_SECONDS)
         waiting = [artifact for artifact in waiting if not run.finished(artifact)]
         if watch:
             watch()
+        for artifact in waiting:
+            failed = f"{_folder(artifact)}/{names[artifact]}/{FAILED}"
+            if run.store.exists(failed):
+                raise TrainingError(f"{artifact}: {run.store.read(failed).decode()}")
         for task in ended:
             artifact = tasks.pop(task)
             if artifact in waiting:
@@ -85,9 +111,9 @@ def _require_resources(placement: Placement) -> None:
 class Supervisor:
     """An actor whose threads wait for Ray Train."""
 
-    def fit(self, run_url: str, artifact: str, placement: Placement) -> None:
+    def fit(self, run_url: str, artifact: str, name: str, placement: Placement) -> None:
         """See `fit`."""
-        fit(run_url, artifact, placement)
+        fit(run_url, artifact, name, placement)
 
 
 def _reason(run: Run, artifact: str, task: Any) -> DDMError:

@@ -55,7 +55,7 @@ def train(run_url: str, artifact: str, placement: Placement) -> None:
             loss += float(part.detach())
         norm = engine.step(step)
         if not math.isfinite(norm):
-            raise TrainingError(f"{artifact}: gradient norm {norm} at step {step}; try a lower learning_rate")
+            raise TrainingError(f"gradient norm {norm} at step {step}; begin a run with a lower learning_rate")
         losses.append(loss)
 
         done, now = step + 1, time.monotonic()
