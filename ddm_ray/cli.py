@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -190,7 +189,10 @@ def train(
 
         def watch() -> None:
             found = status(run, artifact)
-            report(found.fraction, describe(found))
+            if found.state != "waiting":
+                report(found.fraction, describe(found))
+
+        report(0.0, "starting a training worker")
 
         with ray_session(address or placement.address):
             train_all(run, [artifact], placement, watch)
@@ -344,7 +346,3 @@ def demo(run_url: str | None, recipe: str, settings: tuple[str, ...]) -> None:
     click.echo("\nnext:")
     for command in (f"sample {folder} --class 3", f"serve {folder}", f"status {folder}", "--help"):
         click.echo(f"  ddm {command}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

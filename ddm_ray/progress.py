@@ -55,14 +55,11 @@ class LiveView:
         self.show(name, fraction, note or ("done" if fraction >= 1 else "running"))
 
     def jobs(self, run: Run, artifacts: list[str]) -> None:
-        """Set the rows of training jobs from what storage says of them."""
+        """Set the rows of training jobs from what storage says of them; nothing is said yet of one that starts."""
         for artifact in artifacts:
             found = status(run, artifact)
-            self.show(
-                artifact,
-                found.fraction if found.state == "finished" else min(found.fraction, 0.999),
-                describe(found),
-            )
+            if found.state != "waiting":
+                self.show(artifact, found.fraction, describe(found))
 
     def _table(self) -> Table:
         table = Table(title=self._title, title_justify="left", box=None, pad_edge=False)

@@ -22,10 +22,10 @@ class Status:
 
     @property
     def fraction(self) -> float:
-        """How much of it is done, 0 to 1."""
+        """How much of it is done, 0 to 1; only what is committed is wholly done."""
         if self.state == "finished":
             return 1.0
-        return self.heartbeat["step"] / self.heartbeat["steps"] if self.heartbeat else 0.0
+        return min(0.99, self.heartbeat["step"] / self.heartbeat["steps"]) if self.heartbeat else 0.0
 
     @property
     def seconds_left(self) -> float | None:
