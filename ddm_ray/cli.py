@@ -194,8 +194,8 @@ def train(
 
         report(0.0, "starting a training worker")
 
-        with ray_session(address or placement.address):
-            train_all(run, [artifact], placement, watch)
+        with ray_session(address or placement.address) as private:
+            train_all(run, [artifact], placement, watch, may_grow=not private)
 
     _make(run_url, artifact, stage)
 

@@ -3,6 +3,7 @@
 import re
 import shlex
 import socket
+import subprocess
 from pathlib import Path
 
 import click
@@ -11,7 +12,7 @@ from click.testing import CliRunner
 
 from ddm_ray import cli
 from ddm_ray.storage.run import Run
-from tests.conftest import ROOT, ddm
+from tests.conftest import BIN, ROOT, ddm
 from tests.random_run import make_data, make_run
 
 
@@ -95,11 +96,22 @@ def test_an_address_without_ray(begun: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_workers_that_ray_does_not_have(begun: Path, ray_cluster: str) -> None:
-    command = ["train", f"{begun}/data", "router", "--islands", f"{begun}/huge.yaml"]
-    done = CliRunner().invoke(cli.main, command)
-    assert done.exit_code == 1
-    assert "error: placement asks for 99 x 0.5 CPU, the Ray cluster has 4" in done.stderr
+def test_workers_that_a_private_ray_will_never_have(begun: Path) -> None:
+    before = files(begun)
+    done = ddm("train", f"{begun}/data", "router", "--islands", f"{begun}/huge.yaml", timeout=90)
+    assert done.returncode == 1
+    assert re.search(r"^error: placement asks for 99 x 0.5 CPU, Ray has \d+; change workers", done.stderr, re.MULTILINE)
+    assert files(begun) == before
+
+
+def test_workers_that_a_joined_ray_may_get_are_waited_for(begun: Path, ray_cluster: str) -> None:
+    """An autoscaling cluster begins small: that is said, and no reason to give up."""
+    command = [str(BIN / "ddm"), "train", f"{begun}/data", "router", "--address", ray_cluster]
+    with subprocess.Popen([*command, "--islands", f"{begun}/huge.yaml"], stderr=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stderr
+        said = next(line for line in waiting.stderr if line.startswith("warning: "))
+        waiting.terminate()
+    assert said == "warning: placement asks for 99 x 0.5 CPU, Ray has 4; waiting for it to grow\n"
 
 
 def test_status_goes_on_past_what_is_damaged(begun: Path) -> None:

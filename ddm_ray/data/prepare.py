@@ -54,8 +54,8 @@ def prepare(run: Run, progress: Progress | None = None) -> Manifest:
 def prepare_source(run: Run, source: ray.data.Dataset, progress: Progress | None = None) -> Manifest:
     """As `prepare`, of a source with the columns of `schema.SOURCE`.
 
-    Others may be preparing the same run: each counts its own files alone, the first to commit wins, and the
-    winner deletes what killed attempts and losers left.
+    Others may be preparing the same run: each counts its own files alone, the first to commit wins, and whoever
+    comes to its end deletes all files but the winner's.
     """
     tell = progress or (lambda fraction, note: None)
     source.context.enable_progress_bars = False
@@ -87,12 +87,7 @@ def prepare_source(run: Run, source: ray.data.Dataset, progress: Progress | None
     embedded.write_parquet(path, filesystem=filesystem, filename_provider=FilenameProvider(own, file_format="parquet"))
     tell(0.9, "checking")
     names = [name for name in run.store.sizes(ROWS) if name.startswith(own)]
-    if manifest := run.finished(ROWS):
-        return manifest
-    survey = _survey(run, names)
-    if survey.info["rejected"] > survey.info["rows"]:
-        raise _no_rows(run, "more rows that can't be used than rows that can")
-    manifest = run.commit(ROWS, names, survey.info, survey.content)
+    manifest = run.finished(ROWS) or _commit(run, names)
     for name in run.store.sizes(ROWS):
         if name.startswith("part-") and name not in manifest.files:
             run.store.delete_one(f"{ROWS}/{name}")
@@ -182,6 +177,13 @@ def _sample(decoded: ray.data.Dataset, most: int) -> pa.Table:
 def _lowest(table: pa.Table, most: int) -> pa.Table:
     places = [place(row_id) for row_id in table["id"].to_pylist()]
     return table.take(np.argsort(places, kind="stable")[:most].astype(np.int64))
+
+
+def _commit(run: Run, names: list[str]) -> Manifest:
+    survey = _survey(run, names)
+    if survey.info["rejected"] > survey.info["rows"]:
+        raise _no_rows(run, "more rows that can't be used than rows that can")
+    return run.commit(ROWS, names, survey.info, survey.content)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """TrainJob + Placement -> TorchTrainer, in a placement group of its own; and many at once, watched on storage."""
 
+import sys
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -65,15 +66,25 @@ def fit(run_url: str, artifact: str, name: str, placement: Placement) -> None:
     trainer.fit()
 
 
-def train_all(run: Run, artifacts: list[str], placement: Placement, watch: Callable[[], None] | None = None) -> None:
+def train_all(
+    run: Run,
+    artifacts: list[str],
+    placement: Placement,
+    watch: Callable[[], None] | None = None,
+    may_grow: bool = False,
+) -> None:
     """Train several artifacts of a run side by side; returns when all are committed, which storage says.
 
-    `watch` is called about twice a second. Raises DDMError as soon as one job has given up.
+    `watch` is called about twice a second. Raises DDMError as soon as one job has given up, and RayError if the
+    Ray cluster hasn't what the placement asks for, unless it `may_grow`: then that is said, and waited for.
     """
     waiting = [artifact for artifact in artifacts if not run.finished(artifact)]
     if not waiting:
         return
-    _require_resources(placement)
+    if lack := _lack(placement):
+        if not may_grow:
+            raise RayError(f"{lack}; change workers or resources_per_worker in islands.yaml")
+        print(f"warning: {lack}; waiting for it to grow", file=sys.stderr)
     # One process for all jobs, with no CPU of its own, started again and asked again if its node dies: nothing
     # in Ray Train revives a controller. Its `fit` returns long after the commit; nobody waits for that.
     actor: Any = ray.remote(Supervisor)
@@ -96,16 +107,14 @@ def train_all(run: Run, artifacts: list[str], placement: Placement, watch: Calla
                 raise _reason(run, artifact, task)
 
 
-def _require_resources(placement: Placement) -> None:
-    # Ray would wait for them for ever, without a word.
+def _lack(placement: Placement) -> str | None:
+    """What of the placement the Ray cluster hasn't now; Ray itself would wait for ever, without a word."""
     asked = dict(placement.resources_per_worker) | ({"GPU": 1} if placement.use_gpu else {})
     there = ray.cluster_resources()
     for name, amount in asked.items():
         if there.get(name, 0) < amount * placement.workers:
-            raise RayError(
-                f"placement asks for {placement.workers} x {amount:g} {name}, the Ray cluster has"
-                f" {there.get(name, 0):g}; change workers or resources_per_worker in islands.yaml"
-            )
+            return f"placement asks for {placement.workers} x {amount:g} {name}, Ray has {there.get(name, 0):g}"
+    return None
 
 
 class Supervisor:
