@@ -1,11 +1,12 @@
-# make demo: see the whole thing work.  make test: lint, types, all tests.  Both make the environment they need.
+# make demo: see the whole thing work.  make test: lint, types, all tests.  make bench: measure the claims.
+# Each makes the environment it needs.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 export OMP_NUM_THREADS ?= 1
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: env demo test
+.PHONY: env demo test bench
 env: $(READY)
 
 $(READY): pyproject.toml constraints.txt
@@ -24,3 +25,6 @@ test: $(READY)
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/pytest
+
+bench: $(READY)
+	@$(BIN)/python benchmarks/sampling.py $(BENCH)

@@ -29,12 +29,32 @@ class CorruptArtifact(DDMError):
     """A file that is truncated, altered or not of the form its manifest promises."""
 
 
+class TruncatedWeights(CorruptArtifact):
+    """A file of weights that ends early or isn't one."""
+
+
 class DataError(DDMError):
     """A data set that can't be read, or is too small for what is asked of it."""
 
 
 class SamplingError(DDMError):
     """A request for images that can't be met: strategy, solver, steps, labels, guidance."""
+
+
+class ExpertCountError(SamplingError):
+    """Router, prior and experts that don't speak of the same number of experts."""
+
+
+class TimeError(SamplingError):
+    """A time outside [0, 1], where 0 is data and 1 is noise."""
+
+
+class NotFiniteError(SamplingError):
+    """An expert or the router answered NaN or infinity."""
+
+
+class NullConditionError(SamplingError):
+    """Guidance, or an unconditional image, asked of models that were trained without a null condition."""
 
 
 class TrainingError(DDMError):

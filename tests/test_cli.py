@@ -40,7 +40,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 MISTAKES = {
-    "init {d}/x --recipe nothing": "recipe 'nothing' is neither a shipped one (digits, tiny) nor a .yaml file",
+    "init {d}/x --recipe nothing": "recipe 'nothing' is neither a shipped one (ddm-24b, digits, imagenet256-k8, laion256-k8, tiny)",
     "init {d}/x --recipe tiny --set expert.stepz=3": "expert.stepz: unknown key",
     "init {d}/x --recipe tiny --set expert.train.steps=many": "expert.train.steps: Input should be a valid integer",
     "init {d}/x --recipe tiny --set a": "write it as a.b=value",

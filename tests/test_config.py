@@ -10,6 +10,11 @@ from hypothesis import strategies as st
 from ddm_ray.config import load_recipe, parse_config, recipe_names
 from ddm_ray.errors import ConfigError
 
+NOT_A_STRATEGY = (
+    "is not once, full, oracle, top-k or sample-k (k from 1 to 2), sticky-M (M in [0, 1)), threshold-P (P in (0, 1)),"
+    " nucleus-P or nucleus-P-T (P in (0, 1], T above 0)"
+)
+
 
 def refusal(*changes: str, recipe: str = "tiny") -> str:
     """The one line that a recipe with these settings is refused with."""
@@ -80,9 +85,19 @@ def test_a_config_never_changes() -> None:
         (["expert.train=5"], "expert.train: Input should be a valid dictionary"),
         (["name=7"], "name: Input should be a valid string, got 7"),
         (["name=''"], "name: String should have at least 1 character"),
-        (["data.class_names=[]"], "data.class_names: Tuple should have at least 1 item"),
+        (["data.class_names=[]"], "data: conditions are either classes (class_names or num_classes) or text"),
+        (["data.text={encoder: t5, tokens: 8, dim: 4}"], "data: conditions are either classes"),
+        (["data.num_classes=9"], "data: num_classes is 9, but 10 class_names are given"),
+        (["data.num_classes=ten"], "data.num_classes: Input should be a valid integer"),
+        (["data.class_names=5"], "data.class_names: Input should be a valid tuple, got 5"),
+        (["data.channels=17"], "data.channels: Input should be less than or equal to 16, got 17"),
+        (["data.latents={autoencoder: vae}"], "data.latents.scale: Field required"),
+        (
+            ["data.text={encoder: a, tokens: 1, dim: 1, pooled_encoder: b}"],
+            "data.text: pooled_encoder needs pooled_dim",
+        ),
         (["data.heldout=1"], "data.heldout: Input should be less than 1, got 1"),
-        (["data.source=cifar"], "data.source: Input should be 'digits', got 'cifar'"),
+        (["data.source=''"], "data.source: String should have at least 1 character"),
         (["expert.train.precision=fp16"], "expert.train.precision: Input should be 'fp32' or 'bf16'"),
         (["expert.train.learning_rate=0"], "expert.train.learning_rate: Input should be greater than 0"),
         (["expert.train.learning_rate=.inf"], "expert.train.learning_rate: Input should be a finite number"),
@@ -90,7 +105,19 @@ def test_a_config_never_changes() -> None:
         (["expert.train.betas=[0.9, 1.0]"], "expert.train.betas.1: Input should be less than 1"),
         (["expert.train.condition_dropout=-0.1"], "expert.train.condition_dropout: Input should be greater"),
         (["sample.guidance_scale=.nan"], "sample.guidance_scale: Input should be a finite number"),
-        (["sample.solver=rk4"], "sample.solver: Input should be 'euler', 'heun' or 'ab2', got 'rk4'"),
+        (["sample.solver=rk4"], "sample.solver: Input should be 'euler', 'heun', 'midpoint' or 'ab2'"),
+        (["sample.times=log"], "sample.times: 'log' is not uniform, cosine or shifted-NUMBER with a number above 0"),
+        (["sample.times=shifted-0.0"], "sample.times: 'shifted-0.0' is not uniform, cosine or shifted-NUMBER"),
+        (["sample.guidance_interval=[0.7, 0.3]"], "sample: guidance_interval (0.7, 0.3): the smaller time comes first"),
+        (["sample.guidance_interval=[0, 1.5]"], "sample.guidance_interval.1: Input should be less than or equal to 1"),
+        (["sample.guidance=both"], "sample.guidance: Input should be 'mixture' or 'per-expert', got 'both'"),
+        (["sample.router_temperature=0"], "sample.router_temperature: Input should be greater than 0, got 0"),
+        (["flow.path=vp"], "flow.path: Input should be 'linear', 'cosine' or 'ddpm', got 'vp'"),
+        (["flow.prediction=x0"], "flow.prediction: Input should be 'velocity', 'noise', 'data' or 'score', got 'x0'"),
+        (["flow.times=beta"], "flow.times: Input should be 'uniform', 'logit-normal' or 'discrete', got 'beta'"),
+        (["flow.shift=0"], "flow.shift: Input should be greater than 0, got 0"),
+        (["flow.path=cosine"], "expert.model.analytic_skip is for the velocity of the linear path: leave it out"),
+        (["flow.prediction=noise"], "expert.model.analytic_skip is for the velocity of the linear path: leave it out"),
         (
             ["expert.train.global_batch=33"],
             "expert.train.global_batch (33) must be a multiple of partition.num_clusters (2)",
@@ -99,6 +126,25 @@ def test_a_config_never_changes() -> None:
         (["expert.model.heads=3"], "expert.model: width (32) must be a multiple of heads (3) and of 4"),
         (["expert.model.width=30"], "expert.model: width (30) must be a multiple of heads (2) and of 4"),
         (["expert.model.patch_size=3"], "expert.model.patch_size (3) must divide data.image_size (8)"),
+        (["expert.model.widht=9"], "expert.model.widht: unknown key"),
+        (["expert.model=5"], "expert.model: Input should be a valid dictionary or instance of DenoiserConfig, got 5"),
+        (["expert.model={width: 8}"], "expert.model.depth: Field required; expert.model.heads: Field required"),
+        (
+            ["expert.model.size=B"],
+            "expert.model: size (B) already says width and depth and heads: give one or the other",
+        ),
+        (["expert.model={size: XXL}"], "expert.model: size: 'XXL' is not one of Ti, S, B, L, XL"),
+        (["expert.model={size: [B]}"], "expert.model: size: ['B'] is not one of Ti, S, B, L, XL"),
+        (["router.model={size: Ti, heads: 4}"], "router.model: size (Ti) already says heads: give one or the other"),
+        (["expert.model.adaln=none"], "expert.model.adaln: Input should be 'zero' or 'single', got 'none'"),
+        (["expert.model.name=DiT"], "expert.model.name: Input should be 'SD3Transformer2DModel', 'FluxTransformer2"),
+        (["expert.model={arguments: {}}"], "expert.model.name: Field required"),
+        (
+            ["expert.model={name: FluxTransformer2DModel}"],
+            "expert.model: FluxTransformer2DModel is conditioned on text",
+        ),
+        (["expert.model={name: FluxTransformer2DModel, arguments: 3}"], "expert.model.arguments: Input should be a"),
+        (["expert.model={name: FluxTransformer2DModel, width: 3}"], "expert.model.width: unknown key"),
         (["router.model.patch_size=3"], "router.model.patch_size (3) must divide data.image_size (8)"),
         (["a=1", "b=2", "sample.steps=x"], "a: unknown key; b: unknown key"),
         (['"a\\nb"=1'], "unknown key"),
@@ -191,11 +237,18 @@ def test_fields_of_any_form_are_refused_in_one_line(fields: object) -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("sample.strategy=top-3", "sample.strategy: 'top-3' is not once, full, or top-1 to top-2"),
-        ("evaluate.strategies=[monolith]", "evaluate.strategies: 'monolith' is not once, full, or top-1 to top-2"),
+        ("sample.strategy=top-3", f"sample.strategy: 'top-3' {NOT_A_STRATEGY}"),
+        ("evaluate.strategies=[monolith]", f"evaluate.strategies: 'monolith' {NOT_A_STRATEGY}"),
+        (
+            "evaluate.strategies=[oracle]",
+            "evaluate.strategies: 'oracle' needs clusters that are known beforehand: leave it out",
+        ),
         ("evaluate.strategies=[full, full]", "evaluate.strategies: a strategy comes twice"),
         ("evaluate.num_samples=1", "evaluate.num_samples: Input should be greater than or equal to 2, got 1"),
-        ("data.channels=2", "data.channels: Input should be 1 or 3, got 2"),
+        (
+            "data.channels=2",
+            "data: channels is 2: pixels have 1 or 3, others are for latents (data.latents)",
+        ),
         ("data.class_names=[a, a]", "data: class_names: a name comes twice"),
     ],
 )

@@ -109,7 +109,7 @@ def python_files() -> list[Path]:
 
 
 def test_imports_point_down() -> None:
-    assert {"__init__", "config", "storage.run"} <= modules().keys()
+    assert {"__init__", "config.run", "storage.run"} <= modules().keys()
     found = [line for name, file in modules().items() for line in violations(name, file.read_text())]
     assert not found, "\n".join(found)
 
@@ -180,16 +180,16 @@ def test_an_import_that_points_down_is_allowed(module: str, source: str) -> None
             "__init__": ("torch", "numpy", "ray", "pydantic"),
             "storage.run": ("torch", "ray"),
             "storage.attempts": ("torch", "ray"),
-            "config": ("torch", "ray", "pyarrow"),
+            "config.__init__": ("torch", "ray", "pyarrow"),
             "placement": ("torch", "ray", "pyarrow"),
             "pipeline": ("ray", "deepspeed"),
             "evaluate.run": ("ray", "deepspeed"),
-            "cli": ("torch", "ray"),
+            "cli.__init__": ("torch", "ray"),
         }.items()
-        if name in modules()
     ],
 )
 def test_importing_loads_nothing_heavy(module: str, unwanted: tuple[str, ...]) -> None:
+    assert module in modules()
     name = f"ddm_ray.{module}".removesuffix(".__init__")
     script = f"import sys, {name}; print(*(set({unwanted!r}) & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -1,9 +1,172 @@
-"""The linear path between data and noise, and what follows from it.
+"""Paths between data and noise, what a network may predict on them, and how one prediction becomes another.
 
-Shapes: B batch, ... any further dimensions. Times are in [0, 1]: 0 is data, 1 is noise.
+A path is x_t = alpha(t) data + sigma(t) noise, t in [0, 1]: 0 is data, 1 is noise. Shapes: B batch, ... any
+further dimensions.
 """
 
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cache
+
+import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from ddm_ray.errors import ConfigError
+
+MAX_LOG_SNR = 2 * math.log(1000)
+"""Where a conversion would divide by alpha = 0 or sigma = 0, it is done where |log SNR| is this instead."""
+
+
+class Path(ABC):
+    """alpha falls from 1, sigma rises from 0; all methods take any shape and keep its dtype and device."""
+
+    @abstractmethod
+    def alpha(self, t: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def sigma(self, t: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def alpha_slope(self, t: Tensor) -> Tensor:
+        """d alpha / d t."""
+
+    @abstractmethod
+    def sigma_slope(self, t: Tensor) -> Tensor:
+        """d sigma / d t, finite on [0, 1]."""
+
+    @abstractmethod
+    def time_of(self, log_snr: Tensor) -> Tensor:
+        """The t in [0, 1] of this log-SNR, infinite ones included; the nearest end for one beyond the path's."""
+
+    def log_snr(self, t: Tensor) -> Tensor:
+        """2 log(alpha / sigma): inf at 0, -inf at 1 where alpha is 0."""
+        return 2 * (self.alpha(t).log() - self.sigma(t).log())
+
+
+class Linear(Path):
+    """Rectified flow: alpha = 1 - t, sigma = t."""
+
+    def alpha(self, t: Tensor) -> Tensor:
+        return 1 - t
+
+    def sigma(self, t: Tensor) -> Tensor:
+        return t
+
+    def alpha_slope(self, t: Tensor) -> Tensor:
+        return -torch.ones_like(t)
+
+    def sigma_slope(self, t: Tensor) -> Tensor:
+        return torch.ones_like(t)
+
+    def time_of(self, log_snr: Tensor) -> Tensor:
+        return torch.sigmoid(-log_snr / 2)
+
+
+class Cosine(Path):
+    """Variance preserving: alpha = cos(pi t / 2), sigma = sin(pi t / 2)."""
+
+    def alpha(self, t: Tensor) -> Tensor:
+        # Not the cosine of t: that one isn't exactly 0 at t = 1.
+        return torch.sin(math.pi / 2 * (1 - t))
+
+    def sigma(self, t: Tensor) -> Tensor:
+        return torch.sin(math.pi / 2 * t)
+
+    def alpha_slope(self, t: Tensor) -> Tensor:
+        return -math.pi / 2 * self.sigma(t)
+
+    def sigma_slope(self, t: Tensor) -> Tensor:
+        return math.pi / 2 * self.alpha(t)
+
+    def time_of(self, log_snr: Tensor) -> Tensor:
+        return (2 / math.pi * torch.atan(torch.exp(-log_snr / 2))).clamp(max=1)
+
+
+class DDPM(Path):
+    """DDPM's 1,000 linear betas, 1e-4 to .02 (Ho et al. 2020): their step n is at t = n / 1000, n from 1.
+
+    log(alpha^2) is linear in between, so slopes jump at a step and belong to the one before it. At t = 1 alpha
+    is .00635, not 0. sigma's slope is infinite at 0: it is that of t = 1e-5 there.
+    """
+
+    num_betas = 1000
+
+    def alpha(self, t: Tensor) -> Tensor:
+        return torch.exp(self._log_alpha_bar(t)[0] / 2)
+
+    def sigma(self, t: Tensor) -> Tensor:
+        return torch.sqrt(-torch.expm1(self._log_alpha_bar(t)[0]))
+
+    def alpha_slope(self, t: Tensor) -> Tensor:
+        return self.alpha(t) * self._log_alpha_bar(t)[1] / 2
+
+    def sigma_slope(self, t: Tensor) -> Tensor:
+        t = t.clamp(min=1e-5)
+        return -(self.alpha(t) ** 2) * self._log_alpha_bar(t)[1] / (2 * self.sigma(t))
+
+    def time_of(self, log_snr: Tensor) -> Tensor:
+        knots = self._knots(log_snr)
+        log_alpha_bar = logsigmoid(log_snr).clamp(min=float(knots[-1]))
+        segment = (torch.searchsorted(-knots, -log_alpha_bar.contiguous()) - 1).clamp(0, self.num_betas - 1)
+        start, end = knots[segment], knots[segment + 1]
+        return (segment + (log_alpha_bar - start) / (end - start)) / self.num_betas
+
+    def _log_alpha_bar(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """log(alpha^2) and its slope."""
+        knots, place = self._knots(t), t * self.num_betas
+        segment = (place.ceil().long() - 1).clamp(0, self.num_betas - 1)
+        rise = knots[segment + 1] - knots[segment]
+        return knots[segment] + (place - segment) * rise, rise * self.num_betas
+
+    def _knots(self, like: Tensor) -> Tensor:
+        return _ddpm_knots(like.dtype, like.device)
+
+
+@cache
+def _ddpm_knots(dtype: torch.dtype, device: torch.device) -> Tensor:
+    betas = torch.linspace(1e-4, 0.02, DDPM.num_betas, dtype=torch.float64)
+    return torch.cat([torch.zeros(1, dtype=torch.float64), torch.log1p(-betas).cumsum(0)]).to(device, dtype)
+
+
+PATHS: dict[str, Path] = {"linear": Linear(), "cosine": Cosine(), "ddpm": DDPM()}
+PREDICTIONS = ("velocity", "noise", "data", "score")
+
+
+@cache
+def time_bounds(path: str, max_log_snr: float = MAX_LOG_SNR) -> tuple[float, float]:
+    """The times on this path whose log-SNR is `max_log_snr` and -`max_log_snr`, or the path's end before that."""
+    earliest, latest = PATHS[path].time_of(torch.tensor([max_log_snr, -max_log_snr], dtype=torch.float64)).tolist()
+    return earliest, latest
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What a network was trained on: its path and what it predicts there. ConfigError for a name not known.
+
+    velocity is d x_t / d t of that path; score is that of p_t: -E[noise | x_t] / sigma(t).
+    """
+
+    path: str = "linear"
+    prediction: str = "velocity"
+
+    def __post_init__(self) -> None:
+        if self.path not in PATHS:
+            raise ConfigError(f"unknown path {self.path!r}: use one of {', '.join(PATHS)}")
+        if self.prediction not in PREDICTIONS:
+            raise ConfigError(f"unknown prediction {self.prediction!r}: use one of {', '.join(PREDICTIONS)}")
+
+    def regular(self, t: Tensor, max_log_snr: float = MAX_LOG_SNR) -> Tensor:
+        """`t`, moved within `max_log_snr` from an end where this prediction doesn't tell data from noise.
+
+        That is near 0 for data and score (sigma = 0), near 1 for noise and score (alpha = 0); never for velocity.
+        """
+        earliest, latest = time_bounds(self.path, max_log_snr)
+        return t.clamp(
+            earliest if self.prediction in ("data", "score") else 0,
+            latest if self.prediction in ("noise", "score") else 1,
+        )
 
 
 def along_batch(t_B: Tensor, like: Tensor) -> Tensor:
@@ -11,10 +174,10 @@ def along_batch(t_B: Tensor, like: Tensor) -> Tensor:
     return t_B.reshape(-1, *([1] * (like.ndim - 1)))
 
 
-def interpolate(data: Tensor, noise: Tensor, t_B: Tensor) -> Tensor:
-    """x_t = (1-t) data + t noise; shape and dtype of `data`."""
+def interpolate(data: Tensor, noise: Tensor, t_B: Tensor, path: str = "linear") -> Tensor:
+    """x_t = alpha(t) data + sigma(t) noise; shape and dtype of `data`."""
     t = along_batch(t_B.to(data.dtype), data)
-    return (1 - t) * data + t * noise
+    return PATHS[path].alpha(t) * data + PATHS[path].sigma(t) * noise
 
 
 def velocity(data: Tensor, noise: Tensor) -> Tensor:
@@ -22,14 +185,32 @@ def velocity(data: Tensor, noise: Tensor) -> Tensor:
     return noise - data
 
 
-def data_from_velocity(x: Tensor, velocity: Tensor, t_B: Tensor) -> Tensor:
-    """The data end of the straight line through (x, t) with this velocity: x - t v."""
-    return x - along_batch(t_B.to(x.dtype), x) * velocity
+def target(flow: Flow, data: Tensor, noise: Tensor, t_B: Tensor) -> Tensor:
+    """What a network of this flow predicts where data and noise are known: its regression target at x_t.
+
+    The score's is -noise / sigma, at the regular time; see train.objectives for how it is weighted.
+    """
+    of_data, of_noise = _coefficients(flow, along_batch(flow.regular(t_B.to(data.dtype)), data))
+    return of_data * data + of_noise * noise
 
 
-def noise_from_velocity(x: Tensor, velocity: Tensor, t_B: Tensor) -> Tensor:
-    """The noise end of the straight line through (x, t) with this velocity: x + (1-t) v."""
-    return x + (1 - along_batch(t_B.to(x.dtype), x)) * velocity
+def ends(flow: Flow, x: Tensor, output: Tensor, t_B: Tensor) -> tuple[Tensor, Tensor]:
+    """(data, noise) such that x = alpha data + sigma noise and `output` is their prediction, in x's dtype.
+
+    Of an exact prediction they are E[data | x_t] and E[noise | x_t]. At a time that isn't regular both equations
+    are those of the regular time next to it (`Flow.regular`), so the result is finite at 0 and 1 too.
+    """
+    t = along_batch(flow.regular(t_B.to(x.dtype)), x)
+    alpha, sigma = PATHS[flow.path].alpha(t), PATHS[flow.path].sigma(t)
+    of_data, of_noise = _coefficients(flow, t)
+    determinant = alpha * of_noise - sigma * of_data
+    data = (of_noise * x - sigma * output) / determinant
+    return data, (alpha * output - of_data * x) / determinant
+
+
+def convert(source: Flow, prediction: str, x: Tensor, output: Tensor, t_B: Tensor) -> Tensor:
+    """The `prediction` that says of (x, t) on source's path what source's `output` does."""
+    return target(Flow(source.path, prediction), *ends(source, x, output, t_B), t_B)
 
 
 def gaussian_velocity_slope(t_B: Tensor, data_std: float) -> Tensor:
@@ -39,3 +220,13 @@ def gaussian_velocity_slope(t_B: Tensor, data_std: float) -> Tensor:
     """
     variance = data_std**2
     return (t_B - (1 - t_B) * variance) / (t_B**2 + (1 - t_B) ** 2 * variance)
+
+
+def _coefficients(flow: Flow, t: Tensor) -> tuple[Tensor, Tensor]:
+    """(a, b): the prediction is a data + b noise, at a regular t."""
+    path, zero, one = PATHS[flow.path], torch.zeros_like(t), torch.ones_like(t)
+    if flow.prediction == "velocity":
+        return path.alpha_slope(t), path.sigma_slope(t)
+    if flow.prediction == "score":
+        return zero, -1 / path.sigma(t)
+    return (zero, one) if flow.prediction == "noise" else (one, zero)

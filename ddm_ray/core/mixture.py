@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ddm_ray.core.flow import along_batch
 from ddm_ray.core.routing import Routing
-from ddm_ray.errors import SamplingError
+from ddm_ray.errors import NotFiniteError, SamplingError
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class ExpertRows:
 def posterior(logits_BK: Tensor, alive_K: Tensor | None = None) -> Tensor:
     """p(k|x,t,c) from the router's logits, over the experts that are alive (bool; None: all); rows sum to 1.
 
-    A logit of -inf is a probability of 0. SamplingError where a row has no finite probability.
+    A logit of -inf is a probability of 0. NotFiniteError where a row has no finite probability.
     """
     if alive_K is not None:
         logits_BK = logits_BK.masked_fill(~alive_K, -torch.inf)
     probs_BK = logits_BK.softmax(dim=1)
     if not probs_BK.isfinite().all():
-        raise SamplingError("the router gave logits without a posterior (NaN, or no expert alive): check it")
+        raise NotFiniteError("the router gave logits without a posterior (NaN, or no expert alive): check it")
     return probs_BK
 
 

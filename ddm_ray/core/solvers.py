@@ -35,13 +35,6 @@ class Answer:
 Solver = Generator[Ask, Answer, Tensor]
 
 
-def uniform_times(steps: int) -> Tensor:
-    """`steps` + 1 times from 1 to 0, equally spaced, float64; SamplingError if steps < 1."""
-    if steps < 1:
-        raise SamplingError(f"steps is {steps}: use 1 or more")
-    return torch.linspace(1, 0, steps + 1, dtype=torch.float64)
-
-
 def euler(x_BCHW: Tensor, times: Tensor) -> Solver:
     """First order, one velocity per step."""
     for t, t_next in _steps(times):
@@ -56,6 +49,16 @@ def heun(x_BCHW: Tensor, times: Tensor) -> Solver:
         start = (yield Ask(x_BCHW, t, new_step=True)).velocity_BCHW
         end = (yield Ask(x_BCHW + (t_next - t) * start, t_next, new_step=False)).velocity_BCHW
         x_BCHW = x_BCHW + (t_next - t) * (start + end) / 2
+    return x_BCHW
+
+
+def midpoint(x_BCHW: Tensor, times: Tensor) -> Solver:
+    """Second order, two velocities per step: the one at the middle of its Euler step carries it."""
+    for t, t_next in _steps(times):
+        half = (t_next - t) / 2
+        start = (yield Ask(x_BCHW, t, new_step=True)).velocity_BCHW
+        middle = (yield Ask(x_BCHW + half * start, t + half, new_step=False)).velocity_BCHW
+        x_BCHW = x_BCHW + 2 * half * middle
     return x_BCHW
 
 
@@ -81,10 +84,15 @@ def ab2(x_BCHW: Tensor, times: Tensor) -> Solver:
     return x_BCHW
 
 
-SOLVERS: dict[str, Callable[[Tensor, Tensor], Solver]] = {"euler": euler, "heun": heun, "ab2": ab2}
+SOLVERS: dict[str, Callable[[Tensor, Tensor], Solver]] = {
+    "euler": euler,
+    "heun": heun,
+    "midpoint": midpoint,
+    "ab2": ab2,
+}
 
 
 def _steps(times: Tensor) -> list[tuple[float, float]]:
-    if times.ndim != 1 or len(times) < 2 or not (times.diff() < 0).all():
-        raise SamplingError("times must be one-dimensional, two or more, and decrease from 1 to 0")
+    if times.ndim != 1 or len(times) < 2 or not (times.diff() < 0).all() or times[0] > 1 or times[-1] < 0:
+        raise SamplingError("times must be one-dimensional, two or more, in [0, 1], and decrease from 1 to 0")
     return list(pairwise(times.tolist()))

@@ -77,7 +77,7 @@ def _embeddings(run: Run, rows: pa.Table) -> np.ndarray:
 
 def _count(run: Run, rows: pa.Table, cluster_N: np.ndarray, train_N: np.ndarray) -> dict[str, Any]:
     """counts_CK and rows_K of the training rows. Raises DataError for an empty cluster."""
-    counts_CK = np.zeros((run.config.data.num_classes, run.config.partition.num_clusters), dtype=np.int64)
+    counts_CK = np.zeros((run.config.data.num_classes or 0, run.config.partition.num_clusters), dtype=np.int64)
     np.add.at(counts_CK, (rows["label"].to_numpy()[train_N], cluster_N[train_N]), 1)
     rows_K = counts_CK.sum(axis=0)
     if empty := [cluster for cluster, count in enumerate(rows_K) if not count]:

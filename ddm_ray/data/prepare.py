@@ -63,6 +63,8 @@ def prepare_source(run: Run, source: ray.data.Dataset, progress: Progress | None
     config = run.config
     if config.data.channels not in MODES:
         raise DataError(f"data.channels is {config.data.channels}; images are grey (1) or RGB (3)")
+    if config.data.num_classes is None or config.data.latents is not None:
+        raise DataError("data.text and data.latents: only pixels with class labels can be prepared so far")
     tell(0.0, "decoding")
     decoded = source.map_batches(
         partial(decode_batch, config=config.data, rejected_url=run.url),
@@ -100,11 +102,12 @@ def decode_batch(batch: pa.Table, config: DataConfig, rejected_url: str) -> pa.T
     rows: list[dict[str, Any]] = []
     rejected: list[dict[str, str]] = []
     pixels: list[np.ndarray] = []
+    num_classes = config.num_classes or 0
     for row in batch.to_pylist():
         try:
             image_CHW = decode(row["image"], config)
-            if row["label"] not in range(config.num_classes):
-                raise ValueError(f"label {row['label']} is not in 0..{config.num_classes - 1}")
+            if row["label"] not in range(num_classes):
+                raise ValueError(f"label {row['label']} is not in 0..{num_classes - 1}")
         except DECODER_ERRORS as error:
             rejected.append({"id": row["id"], "reason": _reason(error)})
             continue

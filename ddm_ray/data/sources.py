@@ -9,13 +9,16 @@ from PIL import Image
 
 from ddm_ray.config import DataConfig
 from ddm_ray.data.schema import SOURCE
+from ddm_ray.errors import DataError
 
 ROWS_PER_BLOCK = 1024
 
 
 def open_source(config: DataConfig) -> ray.data.Dataset:
-    """The images that `config.source` names."""
+    """The images that `config.source` names. DataError if there is no such source."""
     tables = {"digits": digits}
+    if config.source not in tables:
+        raise DataError(f"data.source {config.source!r}: no such source here; there is {', '.join(tables)}")
     return from_table(tables[config.source]())
 
 

@@ -15,7 +15,7 @@ from ddm_ray.data.loader import Rows
 from ddm_ray.evaluate.grid import GridRow, grid
 from ddm_ray.evaluate.samples import sample
 from ddm_ray.sampling.checkpoint import Models, monolith_info
-from ddm_ray.sampling.trajectory import SampleRequest
+from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.storage.run import Run
 
 MOST_CLASSES, PER_CLASS, PER_CLUSTER = 10, 3, 16
@@ -27,16 +27,22 @@ def seeds(seed: int, count: int, stream: int) -> tuple[int, ...]:
     return tuple(range(first, first + count))
 
 
+def labels_B(request: SampleRequest) -> Tensor:
+    """The request's class labels, int64 (B,)."""
+    assert isinstance(request.condition, Tensor)
+    return request.condition
+
+
 def class_request(config: RunConfig, train: Rows, request: SampleRequest) -> SampleRequest:
     """PER_CLASS images of each of the first MOST_CLASSES classes that have training rows."""
     label_B = train.label_N.unique(sorted=True)[:MOST_CLASSES].repeat_interleave(PER_CLASS)
-    return replace(request, seeds=seeds(config.evaluate.seed, len(label_B), stream=1), label_B=label_B)
+    return replace(request, seeds=seeds(config.evaluate.seed, len(label_B), stream=1), condition=label_B)
 
 
 def real_images(train: Rows, request: SampleRequest) -> Tensor:
     """The first training rows of the classes of `class_request`, taken again where a class has too few."""
     chosen = []
-    for label in request.label_B[::PER_CLASS]:
+    for label in labels_B(request)[::PER_CLASS]:
         rows = torch.nonzero(train.label_N == label)[:, 0]
         chosen.append(rows[torch.arange(PER_CLASS) % len(rows)])
     return train.data_NCHW[torch.cat(chosen)]
@@ -45,7 +51,7 @@ def real_images(train: Rows, request: SampleRequest) -> Tensor:
 def experts_figure(run: Run, mixture: Models, train: Rows) -> Image.Image:
     """For each cluster real rows spread over its classes, and its expert's own samples of the same labels."""
     config, rows = run.config, []
-    for cluster, expert in enumerate(mixture.experts):
+    for cluster in range(mixture.info.num_experts):
         members = torch.nonzero(train.cluster_N == cluster)[:, 0]
         members = members[train.label_N[members].argsort(stable=True)]
         count = min(PER_CLUSTER, len(members))
@@ -57,7 +63,7 @@ def experts_figure(run: Run, mixture: Models, train: Rows) -> Image.Image:
             guidance_scale=config.sample.guidance_scale,
             solver=config.sample.solver,
         )
-        alone = Models(monolith_info(run), (expert,), None, mixture.device)
+        alone = Models(monolith_info(run), (mixture.experts[cluster],), None, mixture.device)
         rows.append(GridRow(f"cluster {cluster}, real", train.data_NCHW[spread]))
         rows.append(GridRow(f"expert {cluster}", sample(alone, request).sampled.images_BCHW))
     return grid(rows)

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ddm_ray.core.calibration import cross_entropy, fit_temperature
 from ddm_ray.core.flow import interpolate, velocity
 from ddm_ray.core.mixture import posterior
-from ddm_ray.core.routing import Full, TopK
+from ddm_ray.core.routing import parse_strategy
 from ddm_ray.data.loader import Rows
 from ddm_ray.sampling.checkpoint import Models
+from ddm_ray.sampling.driver import Field
 
 CHUNK = 256
 BINS = 10
@@ -28,51 +30,99 @@ class Loss:
     by_t: list[float]
 
 
+@dataclass(frozen=True)
+class RouterScore:
+    """The router on noised held-out rows, conditions given: how often its likeliest cluster is the row's, and the
+    cross-entropy (nats) as it is and at the temperature that fits best; 1 is a calibrated router."""
+
+    accuracy: float
+    cross_entropy: float
+    temperature: float
+    fitted_cross_entropy: float
+
+
+@dataclass(frozen=True)
+class _Noised:
+    """Each held-out row `times_per_row` times, at one t from each equal part of [0, 1]; on the linear path."""
+
+    rows_B: Tensor
+    x_BCHW: Tensor
+    target_BCHW: Tensor
+    t_B: Tensor
+
+    @classmethod
+    def of(cls, heldout: Rows, seed: int, times_per_row: int) -> "_Noised":
+        random = torch.Generator().manual_seed(seed)
+        strata_B = torch.arange(times_per_row).repeat_interleave(len(heldout))
+        t_B = (strata_B + torch.rand(len(strata_B), generator=random)) / times_per_row
+        noise_BCHW = torch.randn(len(strata_B), *heldout.data_NCHW.shape[1:], generator=random)
+        rows_B = torch.arange(len(strata_B)) % len(heldout)
+        data_BCHW = heldout.data_NCHW[rows_B]
+        return cls(rows_B, interpolate(data_BCHW, noise_BCHW, t_B), velocity(data_BCHW, noise_BCHW), t_B)
+
+
 @torch.inference_mode()
 def heldout_losses(mixture: Models, monolith: Models, heldout: Rows, seed: int, times_per_row: int = 16) -> list[Loss]:
     """Losses of monolith, full, top-1, top-2 and `own cluster` (each row by its cluster's expert: no router).
 
     Every row is noised `times_per_row` times, at one t from each equal part of [0, 1]; conditions are given.
     """
-    random = torch.Generator().manual_seed(seed)
-    num_rows = len(heldout)
-    strata = torch.arange(times_per_row).repeat_interleave(num_rows)
-    t_all = (strata + torch.rand(len(strata), generator=random)) / times_per_row
-    noise_all = torch.randn(len(strata), *heldout.data_NCHW.shape[1:], generator=random)
+    noised = _Noised.of(heldout, seed, times_per_row)
     errors: dict[str, list[Tensor]] = {}
-    for chunk_B in torch.arange(len(strata)).split(CHUNK):
-        rows_B = chunk_B % num_rows
-        rows = (heldout.data_NCHW[rows_B], heldout.label_N[rows_B], heldout.cluster_N[rows_B])
-        batch = (*rows, noise_all[chunk_B], t_all[chunk_B])
-        for model, error_B in _errors(mixture, monolith, *batch).items():
+    for chunk_B in torch.arange(len(noised.t_B)).split(CHUNK):
+        for model, error_B in _errors(mixture, monolith, heldout, noised, chunk_B).items():
             errors.setdefault(model, []).append(error_B)
-    bin_all = (t_all * BINS).long().clamp(max=BINS - 1)
-    return [_summary(model, torch.cat(parts).double(), bin_all, num_rows) for model, parts in errors.items()]
+    bin_all = (noised.t_B * BINS).long().clamp(max=BINS - 1)
+    return [_summary(model, torch.cat(parts).double(), bin_all, len(heldout)) for model, parts in errors.items()]
 
 
-def _errors(
-    mixture: Models,
-    monolith: Models,
-    data_BCHW: Tensor,
-    label_B: Tensor,
-    cluster_B: Tensor,
-    noise_BCHW: Tensor,
-    t_B: Tensor,
-) -> dict[str, Tensor]:
-    device, num_experts = mixture.device, mixture.info.num_experts
+@torch.inference_mode()
+def router_score(mixture: Models, heldout: Rows, seed: int, times_per_row: int = 16) -> RouterScore:
+    """The router's accuracy and calibration; its `sample.router_temperature` plays no part in it."""
+    noised = _Noised.of(heldout, seed, times_per_row)
     assert mixture.router is not None
-    x_BCHW, t, label = interpolate(data_BCHW, noise_BCHW, t_B).to(device), t_B.to(device), label_B.to(device)
-    velocities = {"monolith": monolith.experts[0](x_BCHW, t, label).cpu()}
-    velocity_BKCHW = torch.stack([expert(x_BCHW, t, label).cpu() for expert in mixture.experts], dim=1)
-    posterior_BK = posterior(mixture.router(x_BCHW, t, label).cpu())
-    for strategy in (Full(), TopK(1), TopK(2)):
-        if isinstance(strategy, Full) or strategy.kept < num_experts:
-            routing = strategy.route(posterior_BK)
-            weights_BK = torch.zeros_like(posterior_BK).scatter_add_(1, routing.experts_Bk, routing.weights_Bk)
-            velocities[strategy.name] = torch.einsum("bk,bkchw->bchw", weights_BK, velocity_BKCHW)
-    velocities["own cluster"] = velocity_BKCHW[torch.arange(len(t_B)), cluster_B.long()]
-    target_BCHW = velocity(data_BCHW, noise_BCHW)
+    logits_BK = torch.cat(
+        [
+            mixture.router(*(part.to(mixture.device) for part in _inputs(heldout, noised, chunk_B))).cpu()
+            for chunk_B in torch.arange(len(noised.t_B)).split(CHUNK)
+        ]
+    )
+    cluster_B = heldout.cluster_N[noised.rows_B].long()
+    temperature = fit_temperature(logits_BK, cluster_B)
+    return RouterScore(
+        accuracy=float((logits_BK.argmax(dim=1) == cluster_B).double().mean()),
+        cross_entropy=cross_entropy(logits_BK, cluster_B),
+        temperature=temperature,
+        fitted_cross_entropy=cross_entropy(logits_BK, cluster_B, temperature),
+    )
+
+
+def _inputs(heldout: Rows, noised: _Noised, chunk_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return noised.x_BCHW[chunk_B], noised.t_B[chunk_B], heldout.label_N[noised.rows_B[chunk_B]]
+
+
+def _errors(mixture: Models, monolith: Models, heldout: Rows, noised: _Noised, chunk_B: Tensor) -> dict[str, Tensor]:
+    num_experts = mixture.info.num_experts
+    assert mixture.router is not None
+    inputs = [part.to(mixture.device) for part in _inputs(heldout, noised, chunk_B)]
+    velocities = {"monolith": _network(monolith, 0)(*inputs).cpu()}
+    velocity_BKCHW = torch.stack([_network(mixture, k)(*inputs).cpu() for k in range(num_experts)], dim=1)
+    posterior_BK = posterior(mixture.info.calibration()(mixture.router(*inputs).cpu()))
+    for name in ("full", "top-1", "top-2"):
+        if name == "full" or int(name[-1]) < num_experts:
+            weights_BK = parse_strategy(name, num_experts).route(posterior_BK, None, None).dense(num_experts)
+            velocities[name] = torch.einsum("bk,bkchw->bchw", weights_BK, velocity_BKCHW)
+    velocities["own cluster"] = velocity_BKCHW[
+        torch.arange(len(chunk_B)), heldout.cluster_N[noised.rows_B[chunk_B]].long()
+    ]
+    target_BCHW = noised.target_BCHW[chunk_B]
     return {name: (found - target_BCHW).square().flatten(1).mean(1) for name, found in velocities.items()}
+
+
+def _network(models: Models, expert: int) -> Field:
+    field = models.experts[expert]
+    assert field is not None
+    return field
 
 
 def _summary(model: str, error: Tensor, bin_all: Tensor, num_rows: int) -> Loss:

@@ -185,6 +185,7 @@ def _loss_section(metrics: dict[str, Any]) -> list[str]:
     }
     return [
         "<h2>Held-out loss</h2>",
+        f"<p>{_router_sentence(metrics['router'])}</p>",
         f"<p>Flow-matching loss per pixel on {metrics['num_heldout']} held-out rows, the same noise and times"
         " for all; ± is the standard error over rows. <i>own cluster</i> gives each row to its own cluster's"
         " expert. A lower loss need not mean better samples.</p>",
@@ -193,6 +194,14 @@ def _loss_section(metrics: dict[str, Any]) -> list[str]:
         f"<figure>{line_chart(relative)}"
         "<figcaption>Loss relative to the monolith's, by t (0 data, 1 noise).</figcaption></figure>",
     ]
+
+
+def _router_sentence(router: dict[str, Any]) -> str:
+    return (
+        f"The router, given noised held-out rows at all t alike, names the row's cluster in {router['accuracy']:.1%};"
+        f" its cross-entropy is {router['cross_entropy']:.3f} nats, {router['fitted_cross_entropy']:.3f} at the"
+        f" temperature that fits best, {router['temperature']:.2f} (1: calibrated; sample.router_temperature sets it)."
+    )
 
 
 def _training_sentence(training: dict[str, Any]) -> str:

@@ -11,19 +11,20 @@ import torch
 
 import ddm_ray
 from ddm_ray.config import RunConfig
+from ddm_ray.core.routing import parse_strategy
 from ddm_ray.data.loader import Rows, load_rows
 from ddm_ray.data.schema import HELDOUT, TRAIN
 from ddm_ray.errors import ConfigError, DataError
 from ddm_ray.evaluate.costs import training_cost
 from ddm_ray.evaluate.features import see, train_features
-from ddm_ray.evaluate.figures import PER_CLASS, class_request, experts_figure, real_images, seeds
+from ddm_ray.evaluate.figures import PER_CLASS, class_request, experts_figure, labels_B, real_images, seeds
 from ddm_ray.evaluate.grid import GridRow, grid, to_png
-from ddm_ray.evaluate.losses import heldout_losses
+from ddm_ray.evaluate.losses import heldout_losses, router_score
 from ddm_ray.evaluate.report import render
 from ddm_ray.evaluate.samples import one_thread, sample
 from ddm_ray.evaluate.scores import Reference
 from ddm_ray.sampling.checkpoint import Models, load_models
-from ddm_ray.sampling.trajectory import SampleRequest, validate
+from ddm_ray.sampling.request import SampleRequest, validate
 from ddm_ray.storage.manifest import Manifest
 from ddm_ray.storage.run import Run, evaluation, shard
 
@@ -50,6 +51,8 @@ def evaluate(run: Run, name: str = "demo", progress: Progress | None = None, dev
         return finished
     tell = progress or (lambda share, note: None)
     tell(0.0, "reading rows and models")
+    for artifact in run.inputs(evaluation(name)):
+        run.require(artifact)
     mixture, monolith = load_models(run, "mixture", device), load_models(run, "monolith", device)
     candidates = _candidates(run.config, mixture, monolith)
     shards = [shard(cluster) for cluster in range(mixture.info.num_experts)]
@@ -62,12 +65,13 @@ def evaluate(run: Run, name: str = "demo", progress: Progress | None = None, dev
         reference = _reference(run.config, mixture, train)
         table, pictures = _table(run.config, candidates, request, reference, tell)
         tell(0.88, "real rows and held-out losses")
-        real, losses = [_drawn_again(reference, len(request.seeds))], []
+        real, losses, router = [_drawn_again(reference, len(request.seeds))], [], None
         if len(heldout) > 1:
             score = reference.score(heldout.data_NCHW, heldout.label_N)
             real.append(_drawn_again(reference, len(heldout)))
             real.append({"model": f"real: {len(heldout)} held out"} | asdict(score))
             losses = heldout_losses(mixture, monolith, heldout, run.config.evaluate.seed)
+            router = asdict(router_score(mixture, heldout, run.config.evaluate.seed))
         tell(0.96, "writing the report")
         experts_png = to_png(experts_figure(run, mixture, train))
     metrics = {
@@ -78,10 +82,11 @@ def evaluate(run: Run, name: str = "demo", progress: Progress | None = None, dev
         "num_heldout": len(heldout),
         "num_clusters": run.config.partition.num_clusters,
         "seed": run.config.evaluate.seed,
-        "sampling": {key: getattr(request, key) for key in ("steps", "solver", "guidance_scale")},
+        "sampling": {key: getattr(request, key) for key in ("steps", "times", "solver", "guidance_scale")},
         "models": table,
         "real": real,
         "heldout_loss": [asdict(loss) for loss in losses],
+        "router": router,
         "training": asdict(training_cost(run)),
         "versions": _versions(),
     }
@@ -96,7 +101,9 @@ def evaluate(run: Run, name: str = "demo", progress: Progress | None = None, dev
         return finished
     for file, data in files.items():
         run.store.write(f"{evaluation(name)}/{file}", data)
-    info = {"num_samples": len(request.seeds), "frechet": {row["model"]: row["frechet"] for row in table}}
+    frechet = {row["model"]: row["frechet"] for row in table}
+    best = min(run.config.evaluate.strategies, key=frechet.__getitem__, default="once")
+    info = {"num_samples": len(request.seeds), "frechet": frechet, "best_strategy": best}
     manifest = run.commit(evaluation(name), list(files), info)
     tell(1.0, "done")
     return manifest
@@ -110,7 +117,8 @@ def read_metrics(run: Run, name: str = "demo") -> dict[str, Any]:
 def _candidates(config: RunConfig, mixture: Models, monolith: Models) -> list[Candidate]:
     candidates = [Candidate("monolith", monolith, "once", 1)]
     for strategy in config.evaluate.strategies:
-        cost = {"once": 1, "full": len(mixture.experts)}.get(strategy, 2)
+        chosen = parse_strategy(strategy, mixture.info.num_experts)
+        cost = {"start": 1, "step": 2, "velocity": mixture.info.num_experts}[chosen.when]
         candidates.append(Candidate(strategy, mixture, strategy, cost))
     return candidates
 
@@ -120,21 +128,26 @@ def _request(config: RunConfig, train: Rows) -> SampleRequest:
     count, seed = config.evaluate.num_samples, config.evaluate.seed
     if count < 2:
         raise ConfigError(f"evaluate.num_samples is {count}: a distance needs 2 or more")
+    if config.data.num_classes is None:
+        raise ConfigError("data.text: only class-conditional runs can be evaluated so far")
     if len(train) < 2:
         raise DataError(f"{len(train)} training rows in the run's shards: an evaluation needs 2 or more")
     drawn = np.random.default_rng(seed).integers(len(train), size=count)
     return SampleRequest(
         seeds=seeds(seed, count, stream=0),
-        label_B=train.label_N[torch.from_numpy(drawn)],
+        condition=train.label_N[torch.from_numpy(drawn)],
         steps=config.sample.steps,
         guidance_scale=config.sample.guidance_scale,
         solver=config.sample.solver,
+        times=config.sample.times,
+        guidance_interval=config.sample.guidance_interval,
+        guidance=config.sample.guidance,
     )
 
 
 def _reference(config: RunConfig, mixture: Models, train: Rows) -> Reference:
     seed = config.evaluate.seed
-    net = train_features(train.data_NCHW, train.label_N, config.data.num_classes, seed)
+    net = train_features(train.data_NCHW, train.label_N, config.data.num_classes or 0, seed)
     return Reference(net, train, see(net, train.data_NCHW), mixture.info.prior_CK.numpy(), seed)
 
 
@@ -166,12 +179,12 @@ def _table(
             "router_rows_per_image": samples.sampled.num_router_rows / num_images,
             "seconds_per_image": samples.seconds_per_image,
         }
-        score = reference.score(samples.sampled.images_BCHW, request.label_B)
+        score = reference.score(samples.sampled.images_BCHW, labels_B(request))
         table.append({"model": candidate.name} | asdict(score) | costs)
         few = sample(candidate.models, replace(shown, strategy=candidate.strategy))
         rows.append(GridRow(candidate.name, few.sampled.images_BCHW))
         before += share
-    headings = [config.data.class_names[label] for label in shown.label_B[::PER_CLASS].tolist()]
+    headings = [config.data.class_names[label] for label in labels_B(shown)[::PER_CLASS].tolist()]
     return table, to_png(grid(rows, headings))
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from ddm_ray.sampling.checkpoint import Models, batches, joined
-from ddm_ray.sampling.trajectory import Sampled, SampleRequest
+from ddm_ray.sampling.request import Sampled, SampleRequest
 
 BATCH = 256
 

@@ -1,61 +1,37 @@
-"""The diffusion transformer (DiT: arXiv 2212.09748) with adaLN-zero, in plain torch.
+"""The diffusion transformer (DiT: arXiv 2212.09748), class- or text-conditioned, and the trunk it shares.
 
-Shapes: B rows, C channels, H and W of the image, N patches (tokens), D width, P values of a patch, h heads.
+Shapes: B rows, C channels, H and W of the image, N patches (tokens), D width, P values of a patch, M vectors
+of a modulation; texts have L tokens of E channels.
 """
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
+from timm.layers import GELUTanh, Mlp
 from torch import Tensor, nn
 
+from ddm_ray.core.condition import Condition, Text
 from ddm_ray.core.flow import along_batch, gaussian_velocity_slope
-from ddm_ray.errors import ConfigError
+from ddm_ray.errors import ConfigError, SamplingError
+from ddm_ray.models.blocks import (
+    MODULATIONS,
+    AdaLN,
+    Block,
+    CrossAttention,
+    LinearModulation,
+    TableModulation,
+    layer_norm,
+)
 
 TIME_FREQUENCIES = 128
 
 
-class Attention(nn.Module):
-    """Multi-head self-attention over tokens_BND."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
-
-    def forward(self, tokens_BND: Tensor) -> Tensor:
-        num_rows, num_tokens, width = tokens_BND.shape
-        qkv = self.qkv(tokens_BND).view(num_rows, num_tokens, 3, self.heads, width // self.heads)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4)
-        mixed_BhNd = F.scaled_dot_product_attention(query, key, value)
-        return self.out(mixed_BhNd.transpose(1, 2).reshape(num_rows, num_tokens, width))
-
-
-class Block(nn.Module):
-    """Attention and MLP, each shifted, scaled and gated by the condition; the identity at initialisation."""
-
-    def __init__(self, width: int, heads: int, hidden: int) -> None:
-        super().__init__()
-        self.norm_attention = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
-        self.attention = Attention(width, heads)
-        self.norm_mlp = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
-        self.mlp = nn.Sequential(nn.Linear(width, hidden), nn.GELU(approximate="tanh"), nn.Linear(hidden, width))
-        self.modulation = nn.Linear(width, 6 * width)
-
-    def forward(self, tokens_BND: Tensor, condition_BD: Tensor) -> Tensor:
-        modulation = self.modulation(F.silu(condition_BD))[:, None].chunk(6, dim=2)
-        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = modulation
-        attended = self.attention(self.norm_attention(tokens_BND) * (1 + scale_a) + shift_a)
-        tokens_BND = tokens_BND + gate_a * attended
-        return tokens_BND + gate_m * self.mlp(self.norm_mlp(tokens_BND) * (1 + scale_m) + shift_m)
-
-
 class Trunk(nn.Module):
-    """Patches, time and label to tokens_BND, after the final modulated norm: what DiT and Router share.
+    """Patches, time and condition to tokens_BND, after the final modulated norm: what DiT and Router share.
 
-    ConfigError for sizes that don't divide.
+    ConfigError for sizes that don't divide, for an unknown `adaln`, and for labels and text at once.
     """
 
     positions_1ND: Tensor
@@ -64,26 +40,38 @@ class Trunk(nn.Module):
         self,
         image_size: int,
         channels: int,
-        num_classes: int,
+        num_classes: int | None,
         patch_size: int,
         width: int,
         depth: int,
         heads: int,
         mlp_ratio: float,
+        adaln: AdaLN,
+        text_dim: int | None,
     ) -> None:
         super().__init__()
         if image_size % patch_size:
             raise ConfigError(f"image_size {image_size} isn't a multiple of patch_size {patch_size}")
         if width % heads or width % 4:
             raise ConfigError(f"width {width} must be a multiple of 4 and of heads ({heads})")
+        if adaln not in get_args(AdaLN):
+            raise ConfigError(f"adaln is {adaln!r}: use one of {', '.join(get_args(AdaLN))}")
+        if num_classes is not None and text_dim is not None:
+            raise ConfigError(f"a condition is a label (num_classes {num_classes}) or a text (text_dim {text_dim})")
         self.patch_size = patch_size
+        self.grid = image_size // patch_size
+        self.text_dim = text_dim
         self.patch_in = nn.Linear(channels * patch_size**2, width)
         self.time_in = nn.Sequential(nn.Linear(2 * TIME_FREQUENCIES, width), nn.SiLU(), nn.Linear(width, width))
-        self.label_in = nn.Embedding(num_classes + 1, width)
-        self.blocks = nn.ModuleList(Block(width, heads, int(width * mlp_ratio)) for _ in range(depth))
-        self.norm_out = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
-        self.modulation_out = nn.Linear(width, 2 * width)
-        self.register_buffer("positions_1ND", position_table(image_size // patch_size, width), persistent=False)
+        self.label_in = None if num_classes is None else nn.Embedding(num_classes + 1, width)
+        self.text_in = None if text_dim is None else Mlp(text_dim, width, width, act_layer=GELUTanh)
+        self.shared_modulation = LinearModulation(width, MODULATIONS) if adaln == "single" else None
+        self.blocks = nn.ModuleList(
+            Block(width, heads, int(width * mlp_ratio), adaln, text_dim is not None) for _ in range(depth)
+        )
+        self.norm_out = layer_norm(width)
+        self.modulation_out = (LinearModulation if adaln == "zero" else TableModulation)(width, 2)
+        self.register_buffer("positions_1ND", position_table(self.grid, width), persistent=False)
         self._initialise()
 
     def _initialise(self) -> None:
@@ -91,45 +79,76 @@ class Trunk(nn.Module):
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
                 nn.init.zeros_(module.bias)
-        nn.init.normal_(self.label_in.weight, std=0.02)
-        for layer in self.time_in:
-            if isinstance(layer, nn.Linear):
-                nn.init.normal_(layer.weight, std=0.02)
-        # Zero gates make every block the identity at first (adaLN-zero).
-        modulations = [block.modulation for block in self.blocks if isinstance(block, Block)]
-        for modulation in [*modulations, self.modulation_out]:
-            nn.init.zeros_(modulation.weight)
+        for embedding in (self.label_in, self.text_in, self.time_in):
+            for module in embedding.modules() if embedding is not None else ():
+                if isinstance(module, nn.Linear | nn.Embedding):
+                    nn.init.normal_(module.weight, std=0.02)
+        # Closed gates and a closed way in for the text make every block the identity at first.
+        for module in self.modules():
+            if isinstance(module, LinearModulation):
+                nn.init.zeros_(module.weight)
+            elif isinstance(module, CrossAttention):
+                nn.init.zeros_(module.out.weight)
 
-    def forward(self, x_BCHW: Tensor, t_B: Tensor, label_B: Tensor, cls_D: Tensor | None = None) -> Tensor:
-        """tokens_BND; with `cls_D`, that token comes first, at position zero (N + 1 tokens)."""
+    def forward(self, x_BCHW: Tensor, t_B: Tensor, condition: Condition, cls_D: Tensor | None = None) -> Tensor:
+        """tokens_BND; with `cls_D`, that token comes first, at position zero (N + 1 tokens).
+
+        SamplingError for labels where texts are due, texts where labels are, or texts of another width.
+        """
         patches_BNP = F.unfold(x_BCHW, self.patch_size, stride=self.patch_size).transpose(1, 2)
         tokens_BND = self.patch_in(patches_BNP) + self.positions_1ND
         if cls_D is not None:
             tokens_BND = torch.cat([cls_D.expand(len(x_BCHW), 1, -1), tokens_BND], dim=1)
-        condition_BD = self.time_in(time_features(t_B).to(tokens_BND.dtype)) + self.label_in(label_B)
+        condition_BD = self.time_in(time_features(t_B).to(tokens_BND.dtype))
+        text_BLD = mask_BL = None
+        if self.label_in is not None:
+            condition_BD = condition_BD + self.label_in(self._labels(condition))
+        if self.text_in is not None:
+            text = self._texts(condition)
+            text_BLD, mask_BL = self.text_in(text.tokens_BLE.to(tokens_BND.dtype)), text.mask_BL
+        # adaLN-single: what the blocks share is made once, and the last norm takes the condition itself, twice.
+        shared = condition_BD if self.shared_modulation is None else self.shared_modulation(condition_BD)
+        last = condition_BD if self.shared_modulation is None else condition_BD[:, None]
         for block in self.blocks:
-            tokens_BND = block(tokens_BND, condition_BD)
-        shift, scale = self.modulation_out(F.silu(condition_BD))[:, None].chunk(2, dim=2)
+            tokens_BND = block(tokens_BND, shared, text_BLD, mask_BL)
+        shift, scale = self.modulation_out(last).split(1, dim=1)
         return self.norm_out(tokens_BND) * (1 + scale) + shift
+
+    def _labels(self, condition: Condition) -> Tensor:
+        if isinstance(condition, Text):
+            raise SamplingError("the model is conditioned on class labels and was given texts: give it labels")
+        return condition
+
+    def _texts(self, condition: Condition) -> Text:
+        if not isinstance(condition, Text):
+            raise SamplingError("the model is conditioned on texts and was given class labels: give it texts")
+        if condition.tokens_BLE.shape[2] != self.text_dim:
+            found = condition.tokens_BLE.shape[2]
+            raise SamplingError(f"texts have {found} channels, the model takes {self.text_dim}: use its text encoder")
+        return condition
 
 
 class DiT(nn.Module):
-    """Velocity network: x_BCHW (C, image_size, image_size), t_B in [0, 1], label_B int64 -> velocity_BCHW.
+    """Velocity network: x_BCHW (C, image_size, image_size), t_B in [0, 1], condition -> velocity_BCHW.
 
-    Label `num_classes` is the null condition. The network is zero at initialisation. `analytic_skip` s adds
-    the best velocity for data ~ N(0, s^2), which takes the linear part off the network.
+    With `num_classes`, conditions are int64 labels and label `num_classes` is the null one; with `text_dim`,
+    Texts of that many channels, by cross-attention; with neither, conditions are ignored. Zero at
+    initialisation. `analytic_skip` s adds the best velocity for data ~ N(0, s^2), which takes the linear part
+    off the network (linear path, velocity prediction).
     """
 
     def __init__(
         self,
         image_size: int,
         channels: int,
-        num_classes: int,
+        num_classes: int | None,
         patch_size: int,
         width: int,
         depth: int,
         heads: int,
         mlp_ratio: float = 4.0,
+        adaln: AdaLN = "zero",
+        text_dim: int | None = None,
         analytic_skip: float | None = None,
     ) -> None:
         super().__init__()
@@ -142,18 +161,21 @@ class DiT(nn.Module):
             "depth": depth,
             "heads": heads,
             "mlp_ratio": mlp_ratio,
+            "adaln": adaln,
+            "text_dim": text_dim,
         }
         self.config: dict[str, Any] = {**trunk, "analytic_skip": analytic_skip}
         if analytic_skip is not None and analytic_skip <= 0:
             raise ConfigError(f"analytic_skip is {analytic_skip}: use the data's standard deviation, above 0")
         self.analytic_skip = analytic_skip
+        self.text_dim = text_dim
         self.trunk = Trunk(**trunk)
         self.head = nn.Linear(width, channels * patch_size**2)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, x_BCHW: Tensor, t_B: Tensor, label_B: Tensor) -> Tensor:
-        patches_BPN = self.head(self.trunk(x_BCHW, t_B, label_B)).transpose(1, 2)
+    def forward(self, x_BCHW: Tensor, t_B: Tensor, condition: Condition) -> Tensor:
+        patches_BPN = self.head(self.trunk(x_BCHW, t_B, condition)).transpose(1, 2)
         patch_size = self.trunk.patch_size
         velocity_BCHW = F.fold(patches_BPN, x_BCHW.shape[2:], patch_size, stride=patch_size)
         if self.analytic_skip is not None:
@@ -174,10 +196,11 @@ def time_features(t_B: Tensor) -> Tensor:
 def position_table(grid: int, width: int) -> Tensor:
     """Fixed 2-D sine-cosine positions of a grid x grid image, row-major, (1, grid^2, width).
 
-    Fixed, since learned ones may stay untrained and leave a position-blind network with a plausible loss.
+    The first half of the channels tells the column, the second the row, sines before cosines, as in DiT's
+    published weights. Fixed, since learned ones may stay untrained: a position-blind network has a plausible loss.
     """
-    frequencies = torch.exp(-math.log(10_000) * torch.arange(width // 4) / (width // 4))
-    angles = torch.arange(grid)[:, None] * frequencies
-    axis = torch.cat([angles.sin(), angles.cos()], dim=1)
+    exponents = torch.arange(width // 4, dtype=torch.float64) / (width // 4)
+    angles = torch.arange(grid)[:, None] * torch.exp(-math.log(10_000) * exponents)
+    axis = torch.cat([angles.sin(), angles.cos()], dim=1).float()
     rows, columns = axis[:, None].expand(-1, grid, -1), axis[None].expand(grid, -1, -1)
-    return torch.cat([rows, columns], dim=2).reshape(1, grid * grid, width)
+    return torch.cat([columns, rows], dim=2).reshape(1, grid * grid, width)

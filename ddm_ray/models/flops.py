@@ -1,4 +1,4 @@
-"""How much arithmetic one row costs, counted by torch and not by a formula."""
+"""What one row costs in arithmetic, counted by torch and not by a formula, and what a model takes in memory."""
 
 import torch
 from torch import Tensor, nn
@@ -6,18 +6,46 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from ddm_ray.core.condition import Condition, Text
 
-def forward_flops_per_row(model: nn.Module, image_shape: tuple[int, int, int]) -> int:
-    """FLOPs (a multiply-add is 2) of `model(x, t, label)` for one row of shape (C, H, W)."""
-    return _count(model, image_shape, backward=False)
+Shape = tuple[int, int, int]
 
-
-def training_flops_per_row(model: nn.Module, image_shape: tuple[int, int, int]) -> int:
-    """FLOPs (a multiply-add is 2) of one row's forward and backward pass, no activation checkpointing."""
-    return _count(model, image_shape, backward=True)
+# Bytes a parameter, all in fp32: what the optimizer keeps, and the gradient that comes and goes.
+TRAINING_BYTES = {"value": 4, "exp_avg": 4, "exp_avg_sq": 4, "ema": 4, "gradient": 4}
 
 
-def _count(model: nn.Module, image_shape: tuple[int, int, int], backward: bool) -> int:
+def num_parameters(model: nn.Module) -> int:
+    """How many numbers training may change; tables of positions aren't among them."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def weights_bytes(model: nn.Module, dtype: torch.dtype) -> int:
+    """Bytes of the parameters in this precision: what serving keeps of a model."""
+    return num_parameters(model) * dtype.itemsize
+
+
+def training_bytes(model: nn.Module) -> int:
+    """Bytes that training keeps for the parameters, over all ranks: TRAINING_BYTES' terms, 20 a parameter.
+
+    Activations come on top, and with ZeRO and bf16 a 2-byte copy of the parameters to compute with.
+    """
+    return num_parameters(model) * sum(TRAINING_BYTES.values())
+
+
+def forward_flops_per_row(model: nn.Module, image_shape: Shape, text_tokens: int = 0) -> int:
+    """FLOPs of `model(x, t, condition)` for one row of shape (C, H, W), matrix products alone.
+
+    A multiply-add is 2. A text-conditioned model needs the number of its `text_tokens`, padding included.
+    """
+    return _count(model, image_shape, text_tokens, backward=False)
+
+
+def training_flops_per_row(model: nn.Module, image_shape: Shape, text_tokens: int = 0) -> int:
+    """FLOPs of one row's forward and backward pass, counted as `forward_flops_per_row` does, no checkpointing."""
+    return _count(model, image_shape, text_tokens, backward=True)
+
+
+def _count(model: nn.Module, image_shape: Shape, text_tokens: int, backward: bool) -> int:
     # On the meta device operations are dispatched and counted but nothing is computed, so a model of any size
     # is measured in milliseconds and its gradients stay untouched.
     tensors = {name: _on_meta(tensor) for name, tensor in model.named_parameters()}
@@ -26,7 +54,7 @@ def _count(model: nn.Module, image_shape: tuple[int, int, int], backward: bool) 
     row = (
         torch.zeros(1, *image_shape, dtype=dtype, device="meta"),
         torch.zeros(1, device="meta"),
-        torch.zeros(1, dtype=torch.int64, device="meta"),
+        _condition(model, text_tokens, dtype),
     )
     # Fused attention kernels are counted unequally by device; the plain one is matrix products everywhere.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
@@ -34,6 +62,18 @@ def _count(model: nn.Module, image_shape: tuple[int, int, int], backward: bool) 
         if backward:
             output.sum().backward()
     return counter.get_total_flops()
+
+
+def _condition(model: nn.Module, text_tokens: int, dtype: torch.dtype) -> Condition:
+    text_dim, pooled_dim = getattr(model, "text_dim", None), getattr(model, "pooled_dim", None)
+    if text_dim is None:
+        return torch.zeros(1, dtype=torch.int64, device="meta")
+    assert text_tokens > 0
+    return Text(
+        torch.zeros(1, text_tokens, text_dim, dtype=dtype, device="meta"),
+        torch.ones(1, text_tokens, dtype=torch.bool, device="meta"),
+        None if pooled_dim is None else torch.zeros(1, pooled_dim, dtype=dtype, device="meta"),
+    )
 
 
 def _on_meta(tensor: Tensor) -> Tensor:

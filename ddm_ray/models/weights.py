@@ -1,7 +1,12 @@
-"""Models as safetensors bytes beside a JSON spec {"class": ..., "config": {...}}; never pickle."""
+"""Models as safetensors bytes beside a JSON spec {"class": ..., "config": {...}}; never pickle.
 
+A spec may say under "flow" which path and prediction its network was trained for; no network is built from it.
+"""
+
+import importlib
 import json
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -10,24 +15,39 @@ from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor, nn
 
 from ddm_ray.errors import ConfigError, CorruptArtifact
-from ddm_ray.models.dit import DiT
-from ddm_ray.models.router import Router
+from ddm_ray.models.dit import Trunk, position_table
 
-MODELS: dict[str, type[DiT] | type[Router]] = {"DiT": DiT, "Router": Router}
+# Imported only when a spec names one: diffusers is an extra.
+MODELS = {
+    "DiT": "ddm_ray.models.dit",
+    "Router": "ddm_ray.models.router",
+    "DiffusersTransformer": "ddm_ray.models.diffusers_transformer",
+}
 
 
-def describe(model: DiT | Router) -> dict[str, Any]:
+class Configured(Protocol):
+    """A model that keeps its constructor's arguments."""
+
+    config: dict[str, Any]
+
+
+def describe(model: Configured) -> dict[str, Any]:
     """The spec that `build` makes the same architecture from."""
     return {"class": type(model).__name__, "config": dict(model.config)}
 
 
-def build(spec: dict[str, Any]) -> DiT | Router:
-    """A freshly initialised model of this spec; CorruptArtifact if the spec isn't one of ours."""
+def build(spec: dict[str, Any], device: str = "cpu") -> nn.Module:
+    """A freshly initialised model of this spec; CorruptArtifact if the spec isn't one of ours.
+
+    On device "meta" it has shapes and names but no memory: enough to count, and to plan.
+    """
     name, config = spec.get("class"), spec.get("config")
     if name not in MODELS or not isinstance(config, dict):
         raise CorruptArtifact(f"model spec: class {name!r} with a config is not one of {sorted(MODELS)}")
+    model_class: type[nn.Module] = getattr(importlib.import_module(MODELS[name]), name)
     try:
-        return MODELS[name](**config)
+        with torch.device(device):
+            return model_class(**config)
     except (TypeError, ConfigError) as error:
         raise CorruptArtifact(f"model spec: config of {name} doesn't build one: {error}") from error
 
@@ -40,7 +60,7 @@ def to_bytes(model_or_state: nn.Module | dict[str, Tensor], spec: dict[str, Any]
     return tensors_to_bytes(tensors), json.dumps(spec, indent=2, sort_keys=True)
 
 
-def load(spec: dict[str, Any], weights: bytes) -> DiT | Router:
+def load(spec: dict[str, Any], weights: bytes) -> nn.Module:
     """The model of `spec` with these weights, in eval mode, on the CPU.
 
     CorruptArtifact names the tensor that is missing, unknown or of another shape.
@@ -49,8 +69,22 @@ def load(spec: dict[str, Any], weights: bytes) -> DiT | Router:
         found = tensors_from_bytes(weights)
     except SafetensorError as error:
         raise CorruptArtifact(f"weights are not whole safetensors ({error}): fetch or write them again") from error
-    model = build(spec)
+    # Without memory first: to initialise a large network takes longer than to read it.
+    model = build(spec, "meta")
     expected = model.state_dict()
+    _check(expected, found, spec["class"])
+    # Copied into memory aligned as torch's own, so that a loaded model computes to the bit what the saved one did.
+    state = {name: found.pop(name).to(tensor.dtype, copy=True) for name, tensor in expected.items()}
+    for module in model.modules():
+        if isinstance(module, Trunk):
+            module.positions_1ND = position_table(module.grid, module.positions_1ND.shape[2])
+    if any(buffer.is_meta for name, buffer in model.named_buffers() if name not in state):
+        model = build(spec)
+    model.load_state_dict(state, assign=True)
+    return model.eval()
+
+
+def _check(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], name_of_class: str) -> None:
     for name, tensor in expected.items():
         if name not in found:
             raise CorruptArtifact(f"weights lack the tensor {name} of shape {tuple(tensor.shape)}")
@@ -59,7 +93,4 @@ def load(spec: dict[str, Any], weights: bytes) -> DiT | Router:
                 f"weights: tensor {name} has shape {tuple(found[name].shape)}, expected {tuple(tensor.shape)}"
             )
     if unknown := sorted(found.keys() - expected.keys()):
-        raise CorruptArtifact(f"weights have a tensor {unknown[0]} that a {spec['class']} doesn't know")
-    with torch.no_grad():
-        model.load_state_dict(found)
-    return model.eval()
+        raise CorruptArtifact(f"weights have a tensor {unknown[0]} that a {name_of_class} doesn't know")

@@ -1,34 +1,46 @@
-"""Trajectories in one process: each call is a call of a function."""
+"""Trajectories in one process: each call is a call of a function.
+
+Shapes: B rows, CHW image, K experts.
+"""
 
 from collections.abc import Callable, Generator, Sequence
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from ddm_ray.errors import SamplingError
-from ddm_ray.sampling.trajectory import (
-    Call,
-    ExpertCall,
-    MixtureInfo,
-    Sampled,
-    SampleRequest,
-    trajectories,
-)
+from ddm_ray.core.condition import Condition
+from ddm_ray.core.solvers import Ask
+from ddm_ray.errors import ExpertCountError, SamplingError
+from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo, Sampled, SampleRequest
+from ddm_ray.sampling.trajectory import OnStep, Trajectories
 
-Field = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(x_BCHW, t_B, label_B) -> velocity_BCHW, or logits_BK for a router."""
+Field = Callable[[Tensor, Tensor, Any], Tensor]
+"""(x_BCHW, t_B, condition) -> velocity_BCHW, or logits_BK for a router."""
+
+
+class Experts(Protocol):
+    """The experts of a mixture by number; None for one that isn't there."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, expert: int, /) -> Field | None: ...
+
+
+T = TypeVar("T")
 
 
 def run(
-    generator: Generator[list[Call], list[Tensor], Sampled],
-    experts: Sequence[Field | None],
+    generator: Generator[list[Call], list[Tensor], T],
+    experts: Experts,
     router: Field | None = None,
     device: torch.device | str = "cpu",
-) -> Sampled:
-    """Answers every call of `trajectories(...)` on `device`, one after the other, in inference mode.
+) -> T:
+    """Answers every call of a `Trajectories` generator on `device`, one after the other, in inference mode.
 
     SamplingError if a router or an expert that is called isn't there.
     """
+    prefetch: Callable[[int], None] | None = getattr(experts, "prefetch", None)
     with torch.inference_mode():
         results: list[Tensor] | None = None
         while True:
@@ -36,28 +48,68 @@ def run(
                 calls = next(generator) if results is None else generator.send(results)
             except StopIteration as end:
                 return end.value
-            results = [_answer(call, experts, router, device) for call in calls]
+            results = []
+            for call, following in zip(calls, [*calls[1:], None], strict=True):
+                for soon in (call, following):
+                    # This one first: fetched after the next, it would be the next's turn to make room.
+                    if prefetch and isinstance(soon, ExpertCall):
+                        prefetch(soon.expert)
+                results.append(_answer(call, experts, router, device))
 
 
 def sample(
     request: SampleRequest,
     info: MixtureInfo,
-    experts: Sequence[Field | None],
+    experts: Experts,
     router: Field | None = None,
     device: torch.device | str = "cpu",
+    on_step: OnStep | None = None,
 ) -> Sampled:
     """Images by these experts; those that are None are left out and the mixture renormalises without them."""
+    return run(Trajectories(request, living(info, experts)).run(on_step), experts, router, device)
+
+
+def velocity(
+    x_BCHW: Tensor,
+    t: float,
+    condition: Condition,
+    info: MixtureInfo,
+    experts: Experts,
+    router: Field | None = None,
+    device: torch.device | str = "cpu",
+    **request: Any,
+) -> Tensor:
+    """The mixture's velocity at (x, t), t in [0, 1]; `request`: strategy ("full" if not given), guidance_scale ...
+
+    Rows count as images of seeds 0 to B - 1 for strategies that draw. Raises TimeError and as `sample` does.
+    """
+    request = {"strategy": "full", "seeds": tuple(range(len(x_BCHW)))} | request
+    info = living(info, experts)
+    asked = Trajectories(SampleRequest(condition=condition, **request), info).answer(Ask(x_BCHW, t, new_step=True))
+    return run(asked, experts, router, device).velocity_BCHW
+
+
+def drawn_experts(
+    request: SampleRequest, info: MixtureInfo, router: Field | None = None, device: torch.device | str = "cpu"
+) -> tuple[Tensor, int]:
+    """Int64 (B,): the experts that a strategy which chooses at the start gives the request's images; router rows."""
+    trajectories = Trajectories(request, info)
+    routing = run(trajectories.start(), [None] * info.num_experts, router, device)
+    return routing.experts_Bk[:, 0], trajectories.num_router_rows
+
+
+def living(info: MixtureInfo, experts: Experts) -> MixtureInfo:
+    """`info` with the experts that are None not alive. ExpertCountError if there are not as many as it says."""
     if len(experts) != info.num_experts:
-        raise SamplingError(f"{len(experts)} experts given for a mixture of {info.num_experts}: use None for a gap")
-    alive_K = torch.tensor([expert is not None for expert in experts])
-    if info.alive_K is not None:
-        alive_K &= info.alive_K
-    return run(trajectories(request, info.with_alive(alive_K)), experts, router, device)
+        raise ExpertCountError(f"{len(experts)} experts given for a mixture of {info.num_experts}: use None for a gap")
+    there: Sequence[bool] = getattr(experts, "there", None) or [experts[k] is not None for k in range(len(experts))]
+    alive_K = torch.tensor(there)
+    return info.with_alive(alive_K if info.alive_K is None else alive_K & info.alive_K)
 
 
-def _answer(call: Call, experts: Sequence[Field | None], router: Field | None, device: torch.device | str) -> Tensor:
+def _answer(call: Call, experts: Experts, router: Field | None, device: torch.device | str) -> Tensor:
     field = experts[call.expert] if isinstance(call, ExpertCall) else router
     if field is None:
         missing = f"expert {call.expert} is" if isinstance(call, ExpertCall) else "the router is"
         raise SamplingError(f"{missing} needed but not there: give it, or choose strategy once or other experts")
-    return field(call.x_BCHW.to(device), call.t_B.to(device), call.label_B.to(device))
+    return field(call.x_BCHW.to(device), call.t_B.to(device), call.condition.to(device))

@@ -1,211 +1,174 @@
-"""One request's way from noise to images, as a generator that says which experts to call with what.
+"""One request's way from noise to images, as a generator that says which networks to call with what.
 
-Sans-IO: the in-process driver and the server run this very code. Shapes: B images of the request, R rows of
-one call, CHW image, K experts, C = num_classes + 1 conditions (the last is the null one), S steps.
+Sans-IO: the in-process driver and the server run this very code. Shapes: B images of the request, R rows of one
+call, CHW image, K experts, S steps.
 """
 
-import math
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from ddm_ray.core.condition import Condition, Text, join
 from ddm_ray.core.guidance import guide
 from ddm_ray.core.mixture import alive_prior, group_rows, mix, posterior
-from ddm_ray.core.routing import Once, Routing, Strategy, parse_strategy
-from ddm_ray.core.solvers import SOLVERS, Answer, Ask, uniform_times
+from ddm_ray.core.routing import Oracle, Routing
+from ddm_ray.core.solvers import SOLVERS, Answer, Ask
 from ddm_ray.core.streams import NOISE, ROUTING, stream
-from ddm_ray.errors import SamplingError
+from ddm_ray.core.times import time_grid
+from ddm_ray.errors import ExpertCountError, NotFiniteError, SamplingError, TimeError
+from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo, RouterCall, Sampled, SampleRequest, validate
+
+Calls = Generator[list[Call], list[Tensor], Sampled]
+OnStep = Callable[[int, float, Tensor], None]
+"""Told after each step: its number from 0, the t that it ended at, x_BCHW there."""
 
 
-@dataclass(frozen=True)
-class SampleRequest:
-    """Images wanted: one seed (0 to 2^64 - 1) and one label (int64, `num_classes` = unconditional) for each.
-
-    `guidance_scale` 1 evaluates the conditional branch alone, 0 the unconditional one alone (labels are then
-    ignored), any other both.
-    """
-
-    seeds: tuple[int, ...]
-    label_B: Tensor
-    steps: int = 25
-    guidance_scale: float = 1.0
-    strategy: str = "once"
-    solver: str = "ab2"
-
-
-@dataclass(frozen=True)
-class MixtureInfo:
-    """What a sampler knows of a mixture. prior_CK: row c is p(k|c), the last one p(k).
-
-    `alive_K` (bool, None: all) says which experts can be called; prior and posteriors renormalise over them.
-    Noise and state have `dtype`; the noise is drawn in float32 in any case.
-    """
-
-    num_experts: int
-    image_shape: tuple[int, int, int]
-    num_classes: int
-    prior_CK: Tensor
-    alive_K: Tensor | None = None
-    dtype: torch.dtype = torch.float32
-
-    def __post_init__(self) -> None:
-        for name, tensor, shape in (
-            ("prior_CK", self.prior_CK, (self.num_classes + 1, self.num_experts)),
-            ("alive_K", self.alive_K, (self.num_experts,)),
-        ):
-            if tensor is not None and tuple(tensor.shape) != shape:
-                raise SamplingError(f"{name} has shape {tuple(tensor.shape)}, expected {shape}")
-
-    @classmethod
-    def from_counts(
-        cls, counts_CK: Tensor, image_shape: tuple[int, int, int], alive_K: Tensor | None = None
-    ) -> "MixtureInfo":
-        """From row counts per class and expert, last row: all rows per expert, labelled or not.
-
-        A class without rows falls back to the marginal; SamplingError if the last row is all zero.
-        """
-        counts_CK = counts_CK.double()
-        if counts_CK.ndim != 2 or counts_CK[-1].sum() <= 0:
-            raise SamplingError("counts_CK needs rows in its last line, the totals per expert")
-        present_C1 = counts_CK.sum(dim=1, keepdim=True) > 0
-        filled_CK = torch.where(present_C1, counts_CK, counts_CK[-1])
-        prior_CK = filled_CK / filled_CK.sum(dim=1, keepdim=True)
-        num_conditions, num_experts = counts_CK.shape
-        return cls(num_experts, image_shape, num_conditions - 1, prior_CK, alive_K)
-
-    def with_alive(self, alive_K: Tensor) -> "MixtureInfo":
-        return replace(self, alive_K=alive_K)
-
-
-@dataclass(frozen=True)
-class ExpertCall:
-    """Wanted: the velocity (R, C, H, W) of one expert at x_BCHW, t_B in [0, 1], label_B int64."""
-
-    expert: int
-    x_BCHW: Tensor
-    t_B: Tensor
-    label_B: Tensor
-
-
-@dataclass(frozen=True)
-class RouterCall:
-    """Wanted: the router's logits (R, K) at x_BCHW, t_B in [0, 1], label_B int64."""
-
-    x_BCHW: Tensor
-    t_B: Tensor
-    label_B: Tensor
-
-
-Call = ExpertCall | RouterCall
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """Images, the heaviest expert per step and image (int64, conditional branch), and the rows paid for."""
-
-    images_BCHW: Tensor
-    experts_SB: Tensor
-    num_expert_rows: int
-    num_router_rows: int
-
-
-def initial_noise(seeds: Sequence[int], shape: tuple[int, int, int]) -> Tensor:
-    """Standard normal float32 (B, *shape), each image by its own seed alone, on the CPU."""
-    drawn = [stream(seed, NOISE).standard_normal(shape, np.float32) for seed in seeds]
+def initial_noise(seeds: Sequence[int], shape: tuple[int, int, int], purpose: int = NOISE) -> Tensor:
+    """Standard normal float32 (B, *shape), each image by its own seed and the purpose alone, on the CPU."""
+    drawn = [stream(seed, purpose).standard_normal(shape, np.float32) for seed in seeds]
     return torch.from_numpy(np.stack(drawn))
 
 
-def routing_uniforms(seeds: Sequence[int]) -> Tensor:
-    """Uniforms on [0, 1), float64 (B,), each by its own seed, from another stream than the noise."""
-    return torch.tensor([stream(seed, ROUTING).random() for seed in seeds], dtype=torch.float64)
+def routing_uniforms(seeds: Sequence[int], num_experts: int, step: int) -> Tensor:
+    """Uniforms on [0, 1), float64 (B, K), each image by its own seed and the step, in another stream than the noise."""
+    return torch.from_numpy(np.stack([stream(seed, ROUTING, step).random(num_experts) for seed in seeds]))
 
 
-def trajectories(request: SampleRequest, info: MixtureInfo) -> Generator[list[Call], list[Tensor], Sampled]:
+def trajectories(request: SampleRequest, info: MixtureInfo, on_step: OnStep | None = None) -> Calls:
     """Yields lists of calls that may run concurrently, is sent their results in order, returns `Sampled`.
 
-    SamplingError at once for a request that can't be met, and later for a velocity or logits not finite.
+    SamplingError at once for a request that can't be met, NotFiniteError later for an answer that isn't finite.
     """
-    return _Trajectories(request, info, validate(request, info)).run()
+    return Trajectories(request, info).run(on_step)
 
 
-def validate(request: SampleRequest, info: MixtureInfo) -> Strategy:
-    """The request's strategy, or SamplingError saying which field can't be met by this mixture and why."""
-    label_B, num_images, scale = request.label_B, len(request.seeds), request.guidance_scale
-    if not num_images or tuple(label_B.shape) != (num_images,):
-        raise SamplingError(f"{num_images} seeds with labels of shape {tuple(label_B.shape)}: give one each")
-    if label_B.dtype != torch.int64 or label_B.min() < 0 or label_B.max() > info.num_classes:
-        raise SamplingError(f"labels must be int64 from 0 to {info.num_classes} ({info.num_classes}: no class)")
-    if any(not 0 <= seed < 2**64 for seed in request.seeds):
-        raise SamplingError("seeds must be from 0 to 2^64 - 1")
-    if request.steps < 1:
-        raise SamplingError(f"steps is {request.steps}: use 1 or more")
-    if not math.isfinite(scale):
-        raise SamplingError(f"guidance_scale is {scale}: use a finite number, 1 for none")
-    if info.num_classes == 0 and scale not in (0, 1):
-        raise SamplingError(f"guidance_scale is {scale}, but the models have no classes to guide to: use 1")
-    if request.solver not in SOLVERS:
-        raise SamplingError(f"unknown solver {request.solver!r}: use one of {', '.join(SOLVERS)}")
-    return parse_strategy(request.strategy, info.num_experts)
+class Trajectories:
+    """The state of one request; its rows are the images once per branch, the conditional branch first.
 
+    SamplingError for a request that can't be met.
+    """
 
-class _Trajectories:
-    """The state of one request; its rows are the images once per branch, the conditional branch first."""
-
-    def __init__(self, request: SampleRequest, info: MixtureInfo, strategy: Strategy) -> None:
-        self.request, self.info, self.strategy = request, info, strategy
-        null_B = torch.full_like(request.label_B, info.num_classes)
-        scale = request.guidance_scale
-        self.branches = {1.0: [request.label_B], 0.0: [null_B]}.get(scale, [request.label_B, null_B])
+    def __init__(self, request: SampleRequest, info: MixtureInfo) -> None:
+        self.request, self.info, self.strategy = request, info, validate(request, info)
+        self.calibration = info.calibration()
         self.num_expert_rows = self.num_router_rows = 0
-        self.chosen: list[Tensor] = []
-        prior_CK = alive_prior(info.prior_CK, info.alive_K)
+        self.trace: list[Tensor] = []
         self.held: Routing | None = None
-        if isinstance(strategy, Once):
-            self.held = strategy.draw(prior_CK[self.branches[0]], routing_uniforms(request.seeds))
+        self.scale: float | None = None
 
-    def run(self) -> Generator[list[Call], list[Tensor], Sampled]:
+    def run(self, on_step: OnStep | None = None) -> Calls:
+        """All steps, from the request's noise to its images."""
         noise = initial_noise(self.request.seeds, self.info.image_shape).to(self.info.dtype)
-        solver = SOLVERS[self.request.solver](noise, uniform_times(self.request.steps))
+        solver = SOLVERS[self.request.solver](noise, time_grid(self.request.times, self.request.steps))
         ask = next(solver)
         while True:
-            routing, switched_B = yield from self._route(ask)
-            # The first rows are the conditional branch, or the only one.
-            if ask.new_step:
-                self.chosen.append(routing.heaviest()[: len(self.request.seeds)])
-            velocity = yield from self._velocity(ask, routing)
+            if on_step and ask.new_step and self.trace:
+                on_step(len(self.trace) - 1, ask.t, ask.x_BCHW)
+            answer = yield from self.answer(ask)
             try:
-                ask = solver.send(Answer(velocity, switched_B))
+                ask = solver.send(answer)
             except StopIteration as end:
-                return Sampled(end.value, torch.stack(self.chosen), self.num_expert_rows, self.num_router_rows)
+                if on_step:
+                    on_step(len(self.trace) - 1, 0.0, end.value)
+                return Sampled(end.value, torch.stack(self.trace), self.num_expert_rows, self.num_router_rows)
 
-    def _route(self, ask: Ask) -> Generator[list[Call], list[Tensor], tuple[Routing, Tensor | None]]:
+    def answer(self, ask: Ask) -> Generator[list[Call], list[Tensor], Answer]:
+        """The mixture's velocity at (x, t): routed, mixed and guided. TimeError for t outside [0, 1]."""
+        if not 0 <= ask.t <= 1:
+            raise TimeError(f"t is {ask.t}: times are in [0, 1], 0 is data and 1 is noise")
+        branches, scale = self._branches(ask.t)
+        routing, switched_B = yield from self._route(ask, branches)
+        if ask.new_step:
+            if self.scale not in (None, scale):
+                # Where guidance sets in or ends the field jumps, as at a switch of expert.
+                switched_B = torch.ones(len(self.request.seeds), dtype=torch.bool)
+            self.scale = scale
+            # The first rows are the conditional branch, or the only one.
+            self.trace.append(routing.dense(self.info.num_experts)[: len(self.request.seeds)])
+        mixed = yield from self._mixed(ask, branches, routing)
+        if len(branches) == 1:
+            return Answer(mixed, switched_B)
+        conditional, unconditional = mixed.chunk(2)
+        return Answer(guide(conditional, unconditional, scale), switched_B)
+
+    def start(self) -> Generator[list[Call], list[Tensor], Routing]:
+        """The choice of a strategy that chooses once for all, before the first step: by p(k | condition)."""
+        if self.held is None:
+            probs_BK = yield from self._prior()
+            self.held = self.strategy.route(probs_BK, None, self._uniforms())
+        return self.held
+
+    def _uniforms(self) -> Tensor | None:
+        if not self.strategy.draws:
+            return None
+        return routing_uniforms(self.request.seeds, self.info.num_experts, len(self.trace))
+
+    def _branches(self, t: float) -> tuple[list[Condition], float]:
+        """The conditions to evaluate at t, one entry a branch, and the guidance scale there."""
+        low, high = self.request.guidance_interval
+        scale = self.request.guidance_scale if low <= t <= high else 1.0
+        if scale == 1:
+            return [self.request.condition], scale
+        null = self.info.null(len(self.request.seeds))
+        return ([null] if scale == 0 else [self.request.condition, null]), scale
+
+    def _prior(self) -> Generator[list[Call], list[Tensor], Tensor]:
+        """p(k | condition) over the living: from the table, or for texts from the router at pure noise."""
+        info = self.info
+        if isinstance(self.strategy, Oracle):
+            assert self.request.cluster_B is not None
+            if info.alive_K is not None and not info.alive_K[self.request.cluster_B].all():
+                raise SamplingError("strategy oracle: the expert of a wanted cluster isn't there")
+            return F.one_hot(self.request.cluster_B, info.num_experts).to(info.prior_CK.dtype)
+        condition = self._branches(1.0)[0][0]
+        if isinstance(condition, Text):
+            # At t = 1 the posterior is p(k | condition). Its x isn't the image's noise, which k must not depend on.
+            x_BCHW = initial_noise(self.request.seeds, info.image_shape, ROUTING).to(info.dtype)
+            return (yield from self._posterior(Ask(x_BCHW, 1.0, new_step=True), [condition]))
+        return alive_prior(info.prior_CK, info.alive_K)[condition]
+
+    def _route(
+        self, ask: Ask, branches: list[Condition]
+    ) -> Generator[list[Call], list[Tensor], tuple[Routing, Tensor | None]]:
         """The routing of all branches' rows here, and the images whose held experts have just changed."""
-        switched_B = None
-        if isinstance(self.strategy, Once):
-            assert self.held is not None
-        elif self.strategy.every_velocity:
-            # Each branch under its own posterior: that is what makes guidance of the mixture exact.
-            return self.strategy.route((yield from self._posterior(ask, self.branches))), None
-        elif ask.new_step:
-            before = self.held
-            self.held = self.strategy.route((yield from self._posterior(ask, self.branches[:1])))
-            switched_B = self.held.differs(before, self.info.num_experts) if before else None
+        before, num_experts = self.held, self.info.num_experts
+        if self.strategy.when == "start":
+            held = yield from self.start()
+            return held.repeat(len(branches)), None
+        # Exact guidance of the mixture needs each branch under its own posterior; all else takes the conditional's.
+        exact = self.strategy.when == "velocity" and self.request.guidance == "mixture"
+        routed = branches if exact else branches[:1]
+        if before is None or ask.new_step or self.strategy.when == "velocity":
+            probs_BK = yield from self._posterior(ask, routed)
+            self.held = self.strategy.route(probs_BK, before, self._uniforms())
         assert self.held is not None
-        return self.held.repeat(len(self.branches)), switched_B
+        switched_B = None
+        if self.strategy.when == "step" and ask.new_step and before:
+            switched_B = self.held.differs(before, num_experts)
+        return self.held.repeat(len(branches) // len(routed)), switched_B
 
-    def _posterior(self, ask: Ask, branches: list[Tensor]) -> Generator[list[Call], list[Tensor], Tensor]:
-        call = RouterCall(*self._rows(ask, branches))
+    def _posterior(self, ask: Ask, branches: list[Condition]) -> Generator[list[Call], list[Tensor], Tensor]:
+        call = RouterCall(*_rows(ask, branches))
         self.num_router_rows += len(call.x_BCHW)
         (logits_RK,) = yield [call]
-        return posterior(logits_RK.to(ask.x_BCHW), self.info.alive_K)
+        if logits_RK.shape[1] != self.info.num_experts:
+            raise ExpertCountError(
+                f"the router speaks of {logits_RK.shape[1]} experts, the mixture has {self.info.num_experts}:"
+                " load the router that was trained with these experts"
+            )
+        if logits_RK.isnan().any():
+            raise NotFiniteError(f"the router gave NaN at t = {ask.t:.4g}: its weights or its input are broken")
+        return posterior(self.calibration(logits_RK.to(ask.x_BCHW)), self.info.alive_K)
 
-    def _velocity(self, ask: Ask, routing: Routing) -> Generator[list[Call], list[Tensor], Tensor]:
-        x_RCHW, t_R, label_R = self._rows(ask, self.branches)
+    def _mixed(
+        self, ask: Ask, branches: list[Condition], routing: Routing
+    ) -> Generator[list[Call], list[Tensor], Tensor]:
+        x_RCHW, t_R, condition = _rows(ask, branches)
         groups = group_rows(routing)
-        calls = [ExpertCall(g.expert, x_RCHW[g.rows_R], t_R[g.rows_R], label_R[g.rows_R]) for g in groups]
+        calls = [ExpertCall(g.expert, x_RCHW[g.rows_R], t_R[g.rows_R], condition[g.rows_R]) for g in groups]
         self.num_expert_rows += sum(len(call.x_BCHW) for call in calls)
         results = yield list[Call](calls)
         # Answers may come in another precision or from another device than the state's.
@@ -213,13 +176,10 @@ class _Trajectories:
         for call, velocity in zip(calls, velocities, strict=True):
             assert velocity.shape == call.x_BCHW.shape
             if not velocity.isfinite().all():
-                raise SamplingError(f"expert {call.expert} gave a velocity that isn't finite at t = {ask.t:.4g}")
-        mixed = mix(groups, velocities, len(x_RCHW))
-        if len(self.branches) == 1:
-            return mixed
-        conditional, unconditional = mixed.chunk(2)
-        return guide(conditional, unconditional, self.request.guidance_scale)
+                raise NotFiniteError(f"expert {call.expert} gave a velocity that isn't finite at t = {ask.t:.4g}")
+        return mix(groups, velocities, len(x_RCHW))
 
-    def _rows(self, ask: Ask, branches: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        x_RCHW = ask.x_BCHW.repeat(len(branches), 1, 1, 1)
-        return x_RCHW, x_RCHW.new_full((len(x_RCHW),), ask.t), torch.cat(branches)
+
+def _rows(ask: Ask, branches: list[Condition]) -> tuple[Tensor, Tensor, Condition]:
+    x_RCHW = ask.x_BCHW.repeat(len(branches), 1, 1, 1)
+    return x_RCHW, x_RCHW.new_full((len(x_RCHW),), ask.t), join(branches)

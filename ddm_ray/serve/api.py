@@ -67,14 +67,14 @@ class API:
         """`experts` by cluster. Raises RunError, MissingArtifact, DriftError."""
         torch.set_num_threads(1)
         run = Run.open(run_url)
-        self._config = run.config
+        self._config, self._strategy = run.config, run.strategy()
         self._painter = Painter(mixture_info(run), experts, router)
         self._parts = [f"expert-{cluster:03d}" for cluster in range(len(experts))]
 
     @http.post("/v1/images/generations")
     async def generate(self, request: GenerationRequest) -> Response:
         """Images of one class, by OpenAI's API; response_format png answers the bare image."""
-        generation = resolve(request, self._config)
+        generation = resolve(request, self._config, self._strategy)
         try:
             images_BCHW, experts_SB = await self._painter.paint(generation.sample)
         except DDMError as error:

@@ -71,6 +71,8 @@ def _finished(url: str) -> Run:
         if is_local(url) and not url.startswith("/"):
             raise RunError(f"{error} (the path is relative; give {url!r} as an absolute path)") from None
         raise
+    if run.config.data.num_classes is None:
+        raise ServeError(f"{run.url} is conditioned on texts: only class-conditional runs can be served so far")
     missing = [name for name in (PARTITION, *run.experts, ROUTER) if run.finished(name) is None]
     if missing:
         raise ServeError(

@@ -3,15 +3,15 @@
 Shapes: B rows, CHW image, K experts. Arrays are float32, labels and seeds plain integers.
 """
 
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ddm_ray.sampling.checkpoint import load_model, mixture_info
-from ddm_ray.sampling.driver import Field, sample
-from ddm_ray.sampling.trajectory import SampleRequest
+from ddm_ray.sampling.checkpoint import load_model, monolith_info
+from ddm_ray.sampling.driver import sample
+from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.storage.run import ROUTER, Run
 
 Floats = NDArray[np.float32]
@@ -40,22 +40,19 @@ class Expert:
         """Loads the expert's verified weights. Raises MissingArtifact, CorruptArtifact, DriftError."""
         run = Run.open(run_url)
         self._field = _Field(run, run.experts[cluster], device)
-        info = mixture_info(run)
-        self._info = info.with_alive(torch.arange(info.num_experts) == cluster)
-        self._experts: list[Field | None] = [None] * info.num_experts
-        self._experts[cluster] = self._field.model
+        self._info = monolith_info(run)
 
     def velocity(self, x_BCHW: Floats, t_B: Floats, label_B: Labels) -> Floats:
         """Velocity (B, C, H, W) of this expert alone at x_BCHW, t_B in [0, 1]; label num_classes: none."""
         return self._field.evaluate(x_BCHW, t_B, label_B)
 
-    def advance(
-        self, seeds: Sequence[int], labels: Sequence[int], steps: int, guidance_scale: float, solver: str
-    ) -> Floats:
-        """Images (B, C, H, W) of whole trajectories with this expert: one call instead of one per step."""
-        label_B = torch.tensor(labels)
-        request = SampleRequest(tuple(seeds), label_B, steps, guidance_scale, "once", solver)
-        return sample(request, self._info, self._experts, device=self._field.device).images_BCHW.numpy()
+    def advance(self, request: dict[str, Any]) -> Floats:
+        """Images (B, C, H, W) of whole trajectories with this expert: one call instead of one per step.
+
+        `request`: the fields of a SampleRequest, labels as a list, without a strategy.
+        """
+        wanted = SampleRequest(**request | {"condition": torch.tensor(request["condition"])})
+        return sample(wanted, self._info, [self._field.model], device=self._field.device).images_BCHW.numpy()
 
 
 class Router:

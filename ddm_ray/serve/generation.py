@@ -17,11 +17,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from ddm_ray.config import DataConfig, RunConfig
-from ddm_ray.core.routing import parse_strategy
+from ddm_ray.core.routing import Oracle, parse_strategy
 from ddm_ray.core.solvers import SOLVERS
 from ddm_ray.errors import SamplingError, ServeError
 from ddm_ray.sampling.images import to_pil, to_unit
-from ddm_ray.sampling.trajectory import SampleRequest
+from ddm_ray.sampling.request import SampleRequest
 
 MOST_IMAGES = 10
 MOST_STEPS = 1000
@@ -50,11 +50,11 @@ class GenerationRequest(BaseModel):
     response_format: Literal["b64_json", "png"] = Field("b64_json", description="png: the bare image, n = 1")
     user: str | None = Field(None, description="accepted for OpenAI's clients, unused")
     class_label: int | None = Field(None, ge=0, description="index of the class, instead of a prompt")
-    strategy: str | None = Field(None, description="once, full or top-K; nothing: the run's default")
+    strategy: str | None = Field(None, description="once, full, top-2, nucleus-0.9 ...; nothing: the run's default")
     steps: int | None = Field(None, ge=1, le=MOST_STEPS)
     guidance_scale: float | None = Field(None, ge=-100, le=100, allow_inf_nan=False)
     seed: int | None = Field(None, ge=0, le=LARGEST_SEED - MOST_IMAGES, description="of the first image")
-    solver: str | None = Field(None, description="euler, heun or ab2")
+    solver: str | None = Field(None, description="euler, heun, midpoint or ab2")
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Generation:
     png: bool
 
 
-def resolve(request: GenerationRequest, config: RunConfig) -> Generation:
+def resolve(request: GenerationRequest, config: RunConfig, default_strategy: str) -> Generation:
     """The request with the run's defaults filled in. Raises RequestError: the field, and what it may be."""
     if request.model not in (None, config.name):
         raise RequestError(
@@ -76,23 +76,28 @@ def resolve(request: GenerationRequest, config: RunConfig) -> Generation:
         raise RequestError(f"response_format png carries one image, n is {request.n}: use b64_json", "n")
     label = _label(request, config.data)
     defaults = config.sample
-    strategy = defaults.strategy if request.strategy is None else request.strategy
+    strategy = default_strategy if request.strategy is None else request.strategy
     solver = defaults.solver if request.solver is None else request.solver
     try:
-        parse_strategy(strategy, config.partition.num_clusters)
+        chosen = parse_strategy(strategy, config.partition.num_clusters)
     except SamplingError as error:
         raise RequestError(str(error), "strategy") from None
+    if isinstance(chosen, Oracle):
+        raise RequestError("strategy oracle needs images whose cluster is known: use once", "strategy")
     if solver not in SOLVERS:
         raise RequestError(f"unknown solver {solver!r}: use one of {', '.join(SOLVERS)}", "solver")
     seed = secrets.randbelow(2**32) if request.seed is None else request.seed
     guidance = defaults.guidance_scale if request.guidance_scale is None else request.guidance_scale
     sample = SampleRequest(
         seeds=tuple(range(seed, seed + request.n)),
-        label_B=torch.full((request.n,), label),
+        condition=torch.full((request.n,), label),
         steps=request.steps or defaults.steps,
         guidance_scale=guidance,
         strategy=strategy,
         solver=solver,
+        times=defaults.times,
+        guidance_interval=defaults.guidance_interval,
+        guidance=defaults.guidance,
     )
     return Generation(sample, _scale(request.size, config.data.image_size), request.response_format == "png")
 

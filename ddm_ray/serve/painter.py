@@ -4,9 +4,9 @@ Shapes: B images of one request, CHW image, S steps.
 """
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Generator, Sequence
+from dataclasses import fields
+from typing import Any, TypeVar
 
 import torch
 from ray.exceptions import ObjectLostError, RayActorError
@@ -14,13 +14,11 @@ from ray.serve.exceptions import ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle
 from torch import Tensor
 
-from ddm_ray.sampling.trajectory import (
-    Call,
-    ExpertCall,
-    MixtureInfo,
-    SampleRequest,
-    trajectories,
-)
+from ddm_ray.core.routing import parse_strategy
+from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo, SampleRequest
+from ddm_ray.sampling.trajectory import Trajectories
+
+T = TypeVar("T")
 
 ATTEMPTS = 5
 FIRST_WAIT_S = 0.1
@@ -38,51 +36,49 @@ class Painter:
     async def paint(self, request: SampleRequest) -> tuple[Tensor, Tensor]:
         """Images (B, C, H, W) and the heaviest expert per step and image (S, B).
 
-        Raises SamplingError for a velocity that isn't finite, one of GONE if a part stays away in all tries.
+        Raises SamplingError for a request that can't be met, NotFiniteError for a velocity that isn't finite, one
+        of GONE if a part stays away in all tries.
         """
-        if request.strategy == "once":
-            return await self._paint_once(request)
-        generator = trajectories(request, self._info)
-        calls = next(generator)
-        while True:
-            results = await asyncio.gather(*map(self._answer, calls))
-            try:
-                calls = generator.send(results)
-            except StopIteration as end:
-                return end.value.images_BCHW, end.value.experts_SB
+        if parse_strategy(request.strategy, self._info.num_experts).when == "start":
+            return await self._paint_held(request)
+        sampled = await self._run(Trajectories(request, self._info).run())
+        return sampled.images_BCHW, sampled.experts_SB
 
-    async def _paint_once(self, request: SampleRequest) -> tuple[Tensor, Tensor]:
-        """One hop per drawn expert: the replica runs all steps."""
-        expert_B = torch.tensor([self._drawn(request, image) for image in range(len(request.seeds))])
-        drawn = expert_B.unique().tolist()
-        rows = [torch.nonzero(expert_B == expert)[:, 0] for expert in drawn]
+    async def _paint_held(self, request: SampleRequest) -> tuple[Tensor, Tensor]:
+        """One hop per chosen expert: the replica runs all steps."""
+        expert_B = (await self._run(Trajectories(request, self._info).start())).experts_Bk[:, 0]
+        chosen = expert_B.unique().tolist()
+        rows = [torch.nonzero(expert_B == expert)[:, 0] for expert in chosen]
         painted = await asyncio.gather(
-            *(self._advance(expert, request, row_R) for expert, row_R in zip(drawn, rows, strict=True))
+            *(
+                _call(self._experts[expert].advance, advance_args(request.rows(row_R)))
+                for expert, row_R in zip(chosen, rows, strict=True)
+            )
         )
         images_BCHW = torch.cat(painted)[torch.cat(rows).argsort()]
         return images_BCHW, expert_B.expand(request.steps, -1)
 
-    def _drawn(self, request: SampleRequest, image: int) -> int:
-        seed, label_B = request.seeds[image], request.label_B[image : image + 1]
-        (call,) = next(trajectories(replace(request, seeds=(seed,), label_B=label_B), self._info))
-        assert isinstance(call, ExpertCall)
-        return call.expert
-
-    async def _advance(self, expert: int, request: SampleRequest, row_R: Tensor) -> Tensor:
-        seeds = [request.seeds[row] for row in row_R.tolist()]
-        labels = request.label_B[row_R].tolist()
-        return await _call(
-            self._experts[expert].advance,
-            seeds,
-            labels,
-            request.steps,
-            request.guidance_scale,
-            request.solver,
-        )
+    async def _run(self, generator: Generator[list[Call], list[Tensor], T]) -> T:
+        results: list[Tensor] | None = None
+        while True:
+            try:
+                calls = next(generator) if results is None else generator.send(results)
+            except StopIteration as end:
+                return end.value
+            results = await asyncio.gather(*map(self._answer, calls))
 
     async def _answer(self, call: Call) -> Tensor:
         method = self._experts[call.expert].velocity if isinstance(call, ExpertCall) else self._router.logits
-        return await _call(method, call.x_BCHW.numpy(), call.t_B.numpy(), call.label_B.numpy())
+        assert isinstance(call.condition, Tensor)
+        return await _call(method, call.x_BCHW.numpy(), call.t_B.numpy(), call.condition.numpy())
+
+
+def advance_args(request: SampleRequest) -> dict[str, Any]:
+    """The request in plain data, as `Expert.advance` takes it; which expert paints is settled."""
+    assert isinstance(request.condition, Tensor)
+    plain = {field.name: getattr(request, field.name) for field in fields(request)}
+    del plain["strategy"], plain["cluster_B"]
+    return plain | {"condition": request.condition.tolist()}
 
 
 async def _call(method: DeploymentHandle[Any], *args: Any) -> Tensor:

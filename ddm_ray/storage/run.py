@@ -116,15 +116,29 @@ class Run:
             return data | {"embedder": config["embedder"]}, []
         if kind == PARTITION:
             return {"partition": config["partition"]}, [ROWS]
-        denoiser = data | {"expert": config["expert"], "num_clusters": config["partition"]["num_clusters"]}
+        trained = data | {"flow": config["flow"], "num_clusters": config["partition"]["num_clusters"]}
+        denoiser = trained | {"expert": config["expert"]}
         if kind == "experts":
             return denoiser, [shard(int(artifact.split("/")[1]))]
         if kind == MONOLITH:
             return denoiser, [PARTITION]
         if kind == ROUTER:
-            return data | {"router": config["router"], "num_clusters": denoiser["num_clusters"]}, [PARTITION]
+            return trained | {"router": config["router"]}, [PARTITION]
         assert kind == EVALUATIONS, artifact
         return {"evaluate": config["evaluate"], "sample": config["sample"]}, [*self.experts, ROUTER, MONOLITH]
+
+    def strategy(self) -> str:
+        """How to sample: the configured strategy; none: what the run's own evaluation found best, `once` until then.
+
+        Any finished evaluation will do: they differ in name alone. One of other experts doesn't count.
+        """
+        if self.config.sample.strategy is not None:
+            return self.config.sample.strategy
+        for name in sorted(self.store.folders(EVALUATIONS)):
+            found = self.manifest(evaluation(name))
+            if found and not drift(self.identity(evaluation(name)), found.identity):
+                return found.info["best_strategy"]
+        return "once"
 
     def manifest(self, artifact: str) -> Manifest | None:
         """The artifact's manifest, or None if it isn't finished. Raises CorruptArtifact, also for another's."""

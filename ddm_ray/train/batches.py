@@ -27,7 +27,9 @@ class RankBatches:
     def at(self, step: int, device: torch.device) -> Iterator[tuple[Batch, Tensor]]:
         """The micro-batches of global step `step`, each with the weight_B that its losses are summed with."""
         job, rows, train = self._job, self._rows, self._job.train
-        draws = draw(train.seed, job.key, step, job.batch, job.image_shape, train.condition_dropout)
+        draws = draw(
+            train.seed, job.key, step, job.batch, job.image_shape, train.condition_dropout, job.times, job.flow.path
+        )
         order = row_order(train.seed, len(rows.label_N), step, job.batch)
         for part in self._parts:
             place = self._place[part]
@@ -36,7 +38,7 @@ class RankBatches:
                 data_BCHW=rows.data_NCHW[row].to(device),
                 noise_BCHW=draws.noise_BCHW[place].to(device),
                 t_B=draws.t_B[place].to(device),
-                label_B=rows.label_N[row].masked_fill(draws.drop_B[place], job.null_label).to(device),
+                condition=rows.label_N[row].masked_fill(draws.drop_B[place], job.null_label).to(device),
                 cluster_B=rows.cluster_N[row].to(device),
             )
             yield batch, self._weight_B[part].to(device)

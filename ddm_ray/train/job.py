@@ -7,10 +7,14 @@ import torch
 from torch import nn
 
 from ddm_ray.config import TrainConfig
+from ddm_ray.core.flow import Flow
 from ddm_ray.core.streams import INITIAL, stream
+from ddm_ray.core.times import TimeSampling
+from ddm_ray.errors import TrainingError
 from ddm_ray.models import weights
+from ddm_ray.models.spec import denoiser_spec, router_spec
 from ddm_ray.storage.run import MONOLITH, ROUTER, Run, shard
-from ddm_ray.train.objectives import Objective, expert_loss, router_loss
+from ddm_ray.train.objectives import ExpertLoss, Objective, RouterLoss
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,8 @@ class TrainJob:
     shards: list[str]
     image_shape: tuple[int, int, int]
     null_label: int
+    flow: Flow
+    times: TimeSampling
 
     def build(self) -> nn.Module:
         """The model at its seeded initialisation."""
@@ -35,28 +41,26 @@ class TrainJob:
 
 
 def train_job(run: Run, artifact: str) -> TrainJob:
-    """The job that makes `artifact` (experts/NNN, router or monolith) of this run."""
+    """The job that makes `artifact` (experts/NNN, router or monolith) of this run.
+
+    TrainingError for a run whose conditions are texts: rows carry class labels alone so far.
+    """
     config = run.config
-    num_clusters = config.partition.num_clusters
-    shape = {
-        "image_size": config.data.image_size,
-        "channels": config.data.channels,
-        "num_classes": config.data.num_classes,
-    }
+    num_clusters, null_label = config.partition.num_clusters, config.data.num_classes
+    if null_label is None:
+        raise TrainingError(f"{run.url}: rows carry class labels alone, so training needs data.class_names, not text")
     everything = [shard(cluster) for cluster in range(num_clusters)]
-    rows_form = (config.data.shape, config.data.num_classes)
+    flow = Flow(config.flow.path, config.flow.prediction)
+    sampled = config.flow
+    times = TimeSampling(sampled.times, sampled.mean, sampled.std, sampled.num_times, sampled.shift)
+    rows_form = (config.data.shape, null_label, flow, times)
     if artifact == ROUTER:
-        spec = {
-            "class": "Router",
-            "config": {"num_experts": num_clusters, **shape, **config.router.model.model_dump()},
-        }
-        train = config.router.train
-        return TrainJob(artifact, (1,), router_loss, spec, train, train.global_batch, everything, *rows_form)
-    spec = {"class": "DiT", "config": {**shape, **config.expert.model.model_dump()}}
-    train = config.expert.train
+        train, spec = config.router.train, router_spec(config)
+        return TrainJob(artifact, (1,), RouterLoss(flow), spec, train, train.global_batch, everything, *rows_form)
+    train, spec = config.expert.train, denoiser_spec(config)
     if artifact == MONOLITH:
-        return TrainJob(artifact, (0,), expert_loss, spec, train, train.global_batch, everything, *rows_form)
+        return TrainJob(artifact, (0,), ExpertLoss(flow), spec, train, train.global_batch, everything, *rows_form)
     # Equal FLOPs: K experts take a K-th of the monolith's batch each, for as many steps (paper, section 4).
     cluster = int(artifact.removeprefix("experts/"))
     batch = train.global_batch // num_clusters
-    return TrainJob(artifact, (2, cluster), expert_loss, spec, train, batch, [shard(cluster)], *rows_form)
+    return TrainJob(artifact, (2, cluster), ExpertLoss(flow), spec, train, batch, [shard(cluster)], *rows_form)

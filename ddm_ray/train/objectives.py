@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddm_ray.core.flow import interpolate, velocity
+from ddm_ray.core.condition import Condition
+from ddm_ray.core.flow import PATHS, Flow, along_batch, interpolate, target
 from ddm_ray.core.streams import BATCH, stream
+from ddm_ray.core.times import TimeSampling
 
 
 @dataclass(frozen=True)
@@ -18,25 +20,47 @@ class Batch:
 
     data_BCHW: Tensor
     noise_BCHW: Tensor
-    t_B: Tensor  # in [0, 1), 0 is data
-    label_B: Tensor  # num_classes where the condition was dropped
+    t_B: Tensor  # in [0, 1], 0 is data
+    condition: Condition  # the null one where it was dropped
     cluster_B: Tensor
 
 
 Objective = Callable[[nn.Module, Batch], Tensor]
 
 
-def expert_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Conditional flow matching: mean squared error of the velocity, per row (paper, eq. 3)."""
-    x_BCHW = interpolate(batch.data_BCHW, batch.noise_BCHW, batch.t_B)
-    target_BCHW = velocity(batch.data_BCHW, batch.noise_BCHW)
-    return (model(x_BCHW, batch.t_B, batch.label_B).float() - target_BCHW).square().flatten(1).mean(1)
+@dataclass(frozen=True)
+class ExpertLoss:
+    """Mean squared error of the flow's own prediction, per row: its minimiser is the target's mean given x_t.
+
+    On linear velocity conditional flow matching (paper, eq. 3). A score's is weighted by sigma^2, finite at t = 0:
+    (sigma output + noise)^2 (Song et al. 2021).
+    """
+
+    flow: Flow
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
+        data_BCHW, noise_BCHW, t_B = batch.data_BCHW, batch.noise_BCHW, batch.t_B
+        output = model(interpolate(data_BCHW, noise_BCHW, t_B, self.flow.path), t_B, batch.condition)
+        # Networks answer in bf16 under autocast; the loss is taken in the data's precision.
+        output = output.to(data_BCHW.dtype)
+        if self.flow.prediction == "score":
+            sigma = PATHS[self.flow.path].sigma(along_batch(t_B.to(data_BCHW.dtype), data_BCHW))
+            error = sigma * output + noise_BCHW
+        else:
+            error = output - target(self.flow, data_BCHW, noise_BCHW, t_B)
+        return error.square().flatten(1).mean(1)
 
 
-def router_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Cross-entropy of the row's cluster given (x_t, t, condition), per row (paper, section 3.3)."""
-    x_BCHW = interpolate(batch.data_BCHW, batch.noise_BCHW, batch.t_B)
-    return F.cross_entropy(model(x_BCHW, batch.t_B, batch.label_B).float(), batch.cluster_B, reduction="none")
+@dataclass(frozen=True)
+class RouterLoss:
+    """Cross-entropy of the row's cluster given (x_t, t, condition) on the flow's path, per row (paper, 3.3)."""
+
+    flow: Flow
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
+        x_BCHW = interpolate(batch.data_BCHW, batch.noise_BCHW, batch.t_B, self.flow.path)
+        logits_BK = model(x_BCHW, batch.t_B, batch.condition).to(batch.data_BCHW.dtype)
+        return F.cross_entropy(logits_BK, batch.cluster_B, reduction="none")
 
 
 @dataclass(frozen=True)
@@ -49,12 +73,19 @@ class Draws:
 
 
 def draw(
-    seed: int, key: tuple[int, ...], step: int, batch: int, shape: tuple[int, int, int], condition_dropout: float
+    seed: int,
+    key: tuple[int, ...],
+    step: int,
+    batch: int,
+    shape: tuple[int, int, int],
+    condition_dropout: float,
+    times: TimeSampling,
+    path: str,
 ) -> Draws:
     """The draws of global step `step` of the job `key`: a function of these alone, whatever the world size."""
     numbers = stream(seed, BATCH, *key, step)
     return Draws(
         noise_BCHW=torch.from_numpy(numbers.standard_normal((batch, *shape), np.float32)),
-        t_B=torch.from_numpy(numbers.random(batch, np.float32)),
+        t_B=times.times(numbers.random(batch, np.float32), path),
         drop_B=torch.from_numpy(numbers.random(batch) < condition_dropout),
     )

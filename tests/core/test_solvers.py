@@ -1,38 +1,116 @@
-import math
+"""Orders on closed forms: single Gaussians, whose map is known, and a mixture, whose map torchdiffeq integrates."""
 
+import math
+from functools import cache
+
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from torchdiffeq import odeint
 
-from ddm_ray.core.solvers import SOLVERS, Answer, uniform_times
+from ddm_ray.core.solvers import SOLVERS, Answer
+from ddm_ray.core.times import time_grid
 from ddm_ray.errors import SamplingError
 from tests.core import oracles
+from tests.core.paths_closed_form import PathMixture
+
+GRIDS = ("uniform", "cosine", "shifted-3")
+VELOCITIES = {"euler": 1, "heun": 2, "midpoint": 2, "ab2": 1}
+MIXTURE = PathMixture.random(3, 3, 2, (0.3, 0.8))
+SINGLE = [PathMixture.random(seed, 1, 4, (0.3, 1.5)) for seed in range(4)]
+START_BD = torch.randn(32, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+NOISE_BD = torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
 
 
-@pytest.mark.parametrize(("solver", "order"), oracles.ORDERS.items())
+def solve(solver: str, system: PathMixture, x_BD: Tensor, times: Tensor) -> Tensor:
+    asking = SOLVERS[solver](x_BD, times)
+    ask = next(asking)
+    while True:
+        t_B = torch.full((len(x_BD),), ask.t, dtype=torch.float64)
+        try:
+            ask = asking.send(Answer(system.linear_velocity(ask.x_BCHW, t_B)))
+        except StopIteration as end:
+            return end.value
+
+
+@cache
+def adaptive(start: float, end: float) -> Tensor:
+    """The mixture's map from t = `start` to `end`."""
+
+    def field(t: Tensor, x_BD: Tensor) -> Tensor:
+        return MIXTURE.linear_velocity(x_BD, t.expand(len(x_BD)))
+
+    times = torch.tensor([start, end], dtype=torch.float64)
+    return odeint(field, START_BD, times, rtol=1e-9, atol=1e-9, method="dopri5")[-1]
+
+
+def mixture_error(solver: str, grid: str, steps: int, start: float = 1.0, end: float = 0.0) -> float:
+    times = end + (start - end) * time_grid(grid, steps)
+    return float((solve(solver, MIXTURE, START_BD, times) - adaptive(start, end)).square().mean().sqrt())
+
+
+def single_error(solver: str, grid: str, steps: int) -> float:
+    """Root mean square over Gaussians of several widths: the error of any one may cross 0."""
+    squares = [
+        (solve(solver, one, NOISE_BD, time_grid(grid, steps)) - one.mean_KD[0] - one.std_K[0] * NOISE_BD).square()
+        for one in SINGLE
+    ]
+    return float(torch.stack(squares).mean().sqrt())
+
+
+def order(error, solver: str, grid: str, *fields, steps=(32, 64, 128, 256)) -> float:
+    """Slope of log error over log steps, least squares."""
+    errors = [error(solver, grid, num, *fields) for num in steps]
+    return -float(np.polyfit(np.log(steps), np.log(errors), 1)[0])
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize(("solver", "right"), [("euler", 1), ("heun", 2), ("midpoint", 2), ("ab2", 2)])
+def test_order_on_a_mixture(solver: str, right: int, grid: str) -> None:
+    assert abs(order(mixture_error, solver, grid) - right) < 0.12
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize(("solver", "right"), [("euler", 1), ("heun", 2), ("midpoint", 3), ("ab2", 2)])
+def test_order_on_single_gaussians_where_midpoint_gains_one(solver: str, right: int, grid: str) -> None:
+    assert abs(order(single_error, solver, grid) - right) < 0.12
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("solver", [name for name in SOLVERS if name != "euler"])
+def test_the_adaptive_reference_agrees(solver: str, grid: str) -> None:
+    coarse, fine = (mixture_error(solver, grid, steps) for steps in (100, 200))
+    assert fine < 1.5e-3
+    assert coarse / fine == pytest.approx(4, rel=0.12)
+
+
+@pytest.mark.parametrize(("solver", "right"), oracles.ORDERS.items())
 @pytest.mark.parametrize("error", [oracles.map_error, oracles.grid_error])
-def test_order_on_the_closed_form_map_of_one_gaussian(solver: str, order: int, error) -> None:
-    assert abs(math.log2(error(solver, 64) / error(solver, 128)) - order) < 0.25
+def test_order_on_the_closed_form_map_of_one_gaussian(solver: str, right: int, error) -> None:
+    assert abs(math.log2(error(solver, 64) / error(solver, 128)) - right) < 0.25
 
 
-@pytest.mark.parametrize(("solver", "most"), [("euler", 0.05), ("heun", 0.002), ("ab2", 0.004)])
+@pytest.mark.parametrize(("solver", "most"), [("euler", 0.05), ("heun", 0.002), ("midpoint", 1e-4), ("ab2", 0.004)])
 def test_the_map_itself(solver: str, most: float) -> None:
     assert oracles.map_error(solver, 50) < most
 
 
-@pytest.mark.parametrize(("solver", "per_step"), [("euler", 1), ("heun", 2), ("ab2", 1)])
+@pytest.mark.parametrize(("solver", "per_step"), VELOCITIES.items())
 def test_velocities_asked_for(solver: str, per_step: int) -> None:
-    asking = SOLVERS[solver](torch.zeros(2, 1, 1, 1), uniform_times(4))
+    asking = SOLVERS[solver](torch.zeros(2, 1, 1, 1), time_grid("uniform", 4))
     asks = [next(asking)]
     for _ in range(4 * per_step - 1):
         asks.append(asking.send(Answer(torch.ones(2, 1, 1, 1))))
     with pytest.raises(StopIteration) as end:
         asking.send(Answer(torch.ones(2, 1, 1, 1)))
     assert [ask.t for ask in asks if ask.new_step] == [1.0, 0.75, 0.5, 0.25]
+    assert all(0 <= ask.t <= 1 for ask in asks)
     torch.testing.assert_close(end.value.value, torch.full((2, 1, 1, 1), -1.0))
 
 
 def test_only_rows_that_switched_restart_their_history() -> None:
-    asking = SOLVERS["ab2"](torch.zeros(2, 1), uniform_times(2))
+    asking = SOLVERS["ab2"](torch.zeros(2, 1), time_grid("uniform", 2))
     next(asking)
     asking.send(Answer(torch.full((2, 1), 2.0)))
     with pytest.raises(StopIteration) as end:
@@ -41,18 +119,12 @@ def test_only_rows_that_switched_restart_their_history() -> None:
     torch.testing.assert_close(end.value.value, torch.tensor([[-4.0], [-5.0]]))
 
 
-@pytest.mark.parametrize("solver", ["euler", "heun", "ab2"])
+@pytest.mark.parametrize("solver", SOLVERS)
 def test_a_sparse_routing_is_held_within_a_step_and_restarts_at_a_switch(solver: str) -> None:
     oracles.check_piecewise(solver)
 
 
-def test_uniform_times_run_from_noise_to_data() -> None:
-    torch.testing.assert_close(uniform_times(4), torch.tensor([1, 0.75, 0.5, 0.25, 0], dtype=torch.float64))
-    with pytest.raises(SamplingError, match="steps is 0"):
-        uniform_times(0)
-
-
-@pytest.mark.parametrize("times", [[1.0], [0.0, 1.0], [1.0, 1.0, 0.0], [[1.0, 0.0]]])
-def test_times_that_do_not_decrease_are_refused(times) -> None:
+@pytest.mark.parametrize("times", [[1.0], [0.0, 1.0], [1.0, 1.0, 0.0], [[1.0, 0.0]], [1.5, 0.0], [1.0, -0.1]])
+def test_times_that_do_not_decrease_from_one_to_zero_are_refused(times) -> None:
     with pytest.raises(SamplingError, match="decrease"):
         next(SOLVERS["euler"](torch.zeros(1, 1), torch.tensor(times)))

@@ -13,14 +13,17 @@ from PIL import Image
 from ddm_ray.errors import CorruptArtifact, MissingArtifact
 from ddm_ray.evaluate.costs import training_cost
 from ddm_ray.evaluate.run import evaluate, read_metrics
+from ddm_ray.sampling.checkpoint import load_model
 from ddm_ray.storage.run import Run, evaluation
-from tests.random_run import make_run
+from tests.random_run import make_run, publish
 
 
 def test_it_commits_four_files(random_run: Run, evaluated: Path) -> None:
     manifest = random_run.require(evaluation("demo"))
     assert sorted(manifest.files) == ["experts.png", "grid.png", "metrics.json", "report.html"]
     assert manifest.info["num_samples"] == 300
+    frechet = {name: found for name, found in manifest.info["frechet"].items() if name != "monolith"}
+    assert manifest.info["best_strategy"] == min(frechet, key=frechet.__getitem__) == random_run.strategy()
     assert manifest.info["frechet"]["once"] == read_metrics(random_run)["models"][1]["frechet"]
 
 
@@ -44,7 +47,7 @@ def test_metrics_name_every_model_and_its_cost(random_run: Run, evaluated: Path)
     reals = [row["model"] for row in metrics["real"]]
     assert reals == ["real: 300 drawn again", "real: 40 drawn again", "real: 40 held out"]
     assert (metrics["num_real"], metrics["num_heldout"], metrics["seed"]) == (360, 40, 0)
-    assert metrics["sampling"] == {"steps": 4, "solver": "ab2", "guidance_scale": 1.0}
+    assert metrics["sampling"] == {"steps": 4, "times": "uniform", "solver": "ab2", "guidance_scale": 1.0}
     assert set(metrics["versions"]) == {"ddm_ray", "torch", "numpy", "python"}
     assert [row["model"] for row in metrics["heldout_loss"]] == ["monolith", "full", "top-1", "own cluster"]
 
@@ -138,3 +141,19 @@ def test_without_held_out_rows_there_are_no_held_out_losses(tmp_path: Path) -> N
     assert metrics["heldout_loss"] == []
     assert [row["model"] for row in metrics["models"]] == ["monolith"]
     assert [row["model"] for row in metrics["real"]] == ["real: 20 drawn again"]
+
+
+def test_the_best_strategy_is_the_runs_until_an_expert_is_another(random_run: Run, evaluated: Path, tmp_path) -> None:
+    shutil.copytree(random_run.url, tmp_path / "run")
+    run = Run.open(str(tmp_path / "run"))
+    info = json.loads((tmp_path / "run/eval/demo/_MANIFEST.json").read_text())["info"]
+    best = max(info["frechet"].keys() - {"monolith"}, key=info["frechet"].__getitem__)
+    run.store.delete(evaluation("demo"))
+    assert run.strategy() == "once"
+    run.store.write(f"{evaluation('other')}/metrics.json", b"{}")
+    run.commit(evaluation("other"), ["metrics.json"], info | {"best_strategy": best})
+    assert run.strategy() == best != "once"
+    retrained = load_model(run, "experts/000")
+    run.store.delete("experts/001")
+    publish(run, "experts/001", retrained, 300, 16)
+    assert run.strategy() == "once"

@@ -14,7 +14,7 @@ from ddm_ray.evaluate.figures import PER_CLASS, class_request, experts_figure, r
 from ddm_ray.evaluate.grid import GridRow, grid, to_png
 from ddm_ray.evaluate.samples import BATCH, one_thread, sample
 from ddm_ray.sampling.checkpoint import Models, load_models
-from ddm_ray.sampling.trajectory import SampleRequest
+from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.storage.run import Run
 
 
@@ -99,7 +99,7 @@ def test_class_request_shows_every_class_that_has_rows(random_run: Run) -> None:
     labels = torch.tensor([7, 2, 2, 2, 2, 7])
     train = Rows(list("abcdef"), torch.arange(6.0).view(6, 1, 1, 1), labels, torch.zeros(6, dtype=torch.int64))
     shown = class_request(random_run.config, train, request(1))
-    assert shown.label_B.tolist() == [2] * PER_CLASS + [7] * PER_CLASS
+    assert shown.condition.tolist() == [2] * PER_CLASS + [7] * PER_CLASS
     assert len(set(shown.seeds)) == 2 * PER_CLASS
     assert real_images(train, shown).flatten().tolist() == [1, 2, 3, 0, 5, 0]
 

@@ -1,9 +1,12 @@
+import inspect
+import math
+
 import pytest
 import torch
 
 from ddm_ray.core.flow import gaussian_velocity_slope
 from ddm_ray.errors import ConfigError
-from ddm_ray.models.dit import TIME_FREQUENCIES, DiT, time_features
+from ddm_ray.models.dit import TIME_FREQUENCIES, DiT, position_table, time_features
 
 SIZE = {
     "image_size": 8,
@@ -56,12 +59,19 @@ def test_parameter_count() -> None:
     assert sum(parameter.numel() for parameter in DiT(**SIZE).parameters()) == expected
 
 
-def test_the_network_is_zero_and_blocks_are_the_identity_at_initialisation() -> None:
-    model = DiT(**SIZE)
-    assert torch.equal(model(*inputs()), torch.zeros(5, 2, 8, 8))
-    tokens_BND, condition_BD = torch.randn(2, 16, 16), torch.randn(2, 16)
-    for block in model.trunk.blocks:
-        assert torch.equal(block(tokens_BND, condition_BD), tokens_BND)
+@pytest.mark.parametrize("form", [{}, {"num_classes": None, "text_dim": 5, "adaln": "single"}])
+def test_config_is_every_argument_of_the_constructor(form: dict) -> None:
+    model = DiT(**{**SIZE, **form}, analytic_skip=0.5)
+    assert model.config.keys() == inspect.signature(DiT).parameters.keys()
+    assert model.config == {"mlp_ratio": 4.0, "adaln": "zero", "text_dim": None, "analytic_skip": 0.5, **SIZE, **form}
+
+
+def test_adaln_single_has_one_modulation_and_a_table_a_block() -> None:
+    width, depth = 16, 2
+    zero, single = (sum(p.numel() for p in DiT(**SIZE, adaln=adaln).parameters()) for adaln in ("zero", "single"))
+    one = 6 * width * (width + 1)
+    last = 2 * width * (width + 1) - 2 * width
+    assert zero - single == (depth - 1) * one - depth * 6 * width + last
 
 
 def test_analytic_skip_is_the_velocity_of_a_gaussian_at_initialisation() -> None:
@@ -100,11 +110,19 @@ def test_a_patch_lands_where_it_came_from() -> None:
     assert moved.sum() == 4
 
 
-def test_rows_do_not_depend_on_batch_mates() -> None:
-    model = briefly_trained(steps=3)
-    x_BCHW, t_B, label_B = inputs()
-    alone = torch.cat([model(x_BCHW[i : i + 1], t_B[i : i + 1], label_B[i : i + 1]) for i in range(5)])
-    torch.testing.assert_close(model(x_BCHW, t_B, label_B), alone, atol=1e-6, rtol=1e-5)
+def test_positions_tell_column_then_row_by_sines_then_cosines() -> None:
+    table = position_table(grid=5, width=16).view(5, 5, 16)
+    for row, column in [(0, 0), (3, 1), (4, 4)]:
+        for frequency in range(4):
+            scale = 10_000 ** (-frequency / 4)
+            expected = [
+                math.sin(column * scale),
+                math.cos(column * scale),
+                math.sin(row * scale),
+                math.cos(row * scale),
+            ]
+            found = [table[row, column, part + frequency].item() for part in (0, 4, 8, 12)]
+            assert found == pytest.approx(expected, abs=1e-6)
 
 
 def test_time_features_tell_neighbouring_times_apart() -> None:

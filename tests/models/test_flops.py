@@ -1,9 +1,17 @@
+import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from ddm_ray.core.condition import Text
 from ddm_ray.models.dit import DiT
-from ddm_ray.models.flops import forward_flops_per_row, training_flops_per_row
+from ddm_ray.models.flops import (
+    forward_flops_per_row,
+    num_parameters,
+    training_bytes,
+    training_flops_per_row,
+    weights_bytes,
+)
 from ddm_ray.models.router import Router
 
 SHAPE = (3, 8, 8)
@@ -59,3 +67,43 @@ def test_a_router_counts_one_token_more_and_a_small_head() -> None:
     more_tokens = 2 * DEPTH * (4 * WIDTH * WIDTH + 2 * WIDTH * HIDDEN + 2 * (17 * 17 - 16 * 16) * WIDTH)
     heads = 2 * (WIDTH * 5 - TOKENS * WIDTH * PATCH)
     assert forward_flops_per_row(router, SHAPE) == by_hand(backward=False) + more_tokens + heads
+
+
+def text_by_hand(tokens: int) -> int:
+    """What texts of that many tokens of 10 channels add to a forward pass."""
+    block = 2 * TOKENS * WIDTH * WIDTH + 2 * tokens * WIDTH * WIDTH + 2 * TOKENS * tokens * WIDTH
+    return 2 * (DEPTH * block + tokens * (10 * WIDTH + WIDTH * WIDTH))
+
+
+@pytest.mark.parametrize("tokens", [1, 7])
+def test_texts_cost_their_projection_and_cross_attention(tokens: int) -> None:
+    model = DiT(**{**SIZE, "num_classes": None}, text_dim=10)
+    assert forward_flops_per_row(model, SHAPE, tokens) == by_hand(backward=False) + text_by_hand(tokens)
+    text = Text(torch.randn(1, tokens, 10), torch.ones(1, tokens, dtype=torch.bool))
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(torch.randn(1, *SHAPE), torch.rand(1), text).sum().backward()
+    assert counter.get_total_flops() == training_flops_per_row(model, SHAPE, tokens)
+
+
+def test_adaln_single_modulates_once_for_all_blocks() -> None:
+    saved = 2 * ((DEPTH - 1) * 6 * WIDTH * WIDTH + 2 * WIDTH * WIDTH)
+    assert forward_flops_per_row(DiT(**SIZE, adaln="single"), SHAPE) == by_hand(backward=False) - saved
+
+
+def test_a_model_on_the_meta_device_counts_the_same() -> None:
+    with torch.device("meta"):
+        model = DiT(**SIZE)
+    assert training_flops_per_row(model, SHAPE) == by_hand(backward=True)
+    assert num_parameters(model) == num_parameters(DiT(**SIZE))
+
+
+def test_memory_is_that_of_an_optimizer_that_has_stepped() -> None:
+    model = DiT(**SIZE)
+    ema = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(1, *SHAPE), torch.rand(1), torch.tensor([3])).sum().backward()
+    optimizer.step()
+    kept = [*model.parameters(), *(parameter.grad for parameter in model.parameters()), *ema]
+    kept += [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    assert sum(tensor.nbytes for tensor in kept) == training_bytes(model)
+    assert sum(tensor.nbytes for tensor in model.bfloat16().parameters()) == weights_bytes(model, torch.bfloat16)

@@ -1,8 +1,11 @@
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
 
+from ddm_ray.core.condition import Text
 from ddm_ray.errors import CorruptArtifact
 from ddm_ray.models.dit import DiT
 from ddm_ray.models.router import Router
@@ -19,7 +22,33 @@ def scrambled(model):
     return model
 
 
-MODELS = [lambda: DiT(**SIZE, analytic_skip=0.5), lambda: Router(num_experts=3, **SIZE)]
+TEXT = {**SIZE, "num_classes": None, "text_dim": 3, "adaln": "single"}
+MODELS = [
+    lambda: DiT(**SIZE, analytic_skip=0.5),
+    lambda: Router(num_experts=3, **SIZE),
+    lambda: DiT(**TEXT),
+    lambda: Router(num_experts=3, **TEXT),
+]
+PIXART = {
+    "name": "PixArtTransformer2DModel",
+    "arguments": {
+        "num_attention_heads": 2,
+        "attention_head_dim": 4,
+        "in_channels": 1,
+        "out_channels": 1,
+        "num_layers": 1,
+        "cross_attention_dim": 8,
+        "sample_size": 4,
+        "caption_channels": 3,
+        "use_additional_conditions": False,
+    },
+}
+
+
+def row(model) -> tuple:
+    text = Text(torch.randn(2, 3, 3), torch.ones(2, 3, dtype=torch.bool))
+    labels = torch.tensor([0, 2])
+    return torch.randn(2, 1, 4, 4), torch.tensor([0.2, 0.9]), labels if model.config.get("num_classes") else text
 
 
 @pytest.mark.parametrize("make", MODELS)
@@ -30,8 +59,51 @@ def test_round_trip_is_exact(make) -> None:
     assert type(again) is type(model)
     assert again.config == model.config
     assert not again.training
-    row = torch.randn(2, 1, 4, 4), torch.tensor([0.2, 0.9]), torch.tensor([0, 2])
-    assert torch.equal(again(*row), model(*row))
+    given = row(model)
+    assert torch.equal(again(*given), model(*given))
+
+
+def test_loading_draws_no_random_numbers_and_leaves_nothing_without_memory() -> None:
+    model = scrambled(DiT(**SIZE))
+    weights, _ = to_bytes(model, {})
+    before = torch.get_rng_state()
+    again = load(describe(model), weights)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(again.trunk.positions_1ND, model.trunk.positions_1ND)
+    for tensor in again.parameters():
+        assert tensor.device.type == "cpu"
+        assert tensor.requires_grad
+        assert tensor.data_ptr() % 64 == 0
+
+
+def test_a_flow_beside_the_config_is_for_others() -> None:
+    model = scrambled(DiT(**SIZE))
+    spec = {**describe(model), "flow": {"path": "cosine", "prediction": "noise"}}
+    weights, text = to_bytes(model, spec)
+    assert json.loads(text) == spec
+    assert load(spec, weights).config == model.config
+
+
+def test_on_the_meta_device_there_are_shapes_but_no_memory() -> None:
+    size = {**SIZE, "num_classes": 10, "width": 2**16, "heads": 2, "depth": 40}
+    model = build({"class": "DiT", "config": size}, device="meta")
+    assert all(tensor.is_meta for tensor in [*model.parameters(), *model.buffers()])
+    output = model(torch.zeros(3, 1, 4, 4, device="meta"), torch.zeros(3, device="meta"), torch.arange(3).to("meta"))
+    assert output.shape == (3, 1, 4, 4)
+
+
+def test_a_network_of_diffusers_round_trips_with_its_positions() -> None:
+    model = scrambled(build({"class": "DiffusersTransformer", "config": PIXART})).eval()
+    weights, spec = to_bytes(model, describe(model))
+    given = row(model)
+    with torch.no_grad():
+        assert torch.equal(load(json.loads(spec), weights)(*given), model(*given))
+
+
+def test_diffusers_is_imported_only_when_a_spec_names_it() -> None:
+    script = "import sys, ddm_ray.models.weights; print('diffusers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_a_state_such_as_an_ema_is_written_under_the_models_spec() -> None:

@@ -1,4 +1,3 @@
-import math
 from dataclasses import replace
 
 import pytest
@@ -9,25 +8,32 @@ from ddm_ray.errors import SamplingError
 from ddm_ray.models.dit import DiT
 from ddm_ray.models.router import Router
 from ddm_ray.sampling.driver import sample
-from ddm_ray.sampling.trajectory import (
-    ExpertCall,
-    MixtureInfo,
-    RouterCall,
-    SampleRequest,
-    initial_noise,
-    routing_uniforms,
-    trajectories,
-)
-from tests.core import closed_forms, oracles
+from ddm_ray.sampling.request import ExpertCall, MixtureInfo, RouterCall, SampleRequest
+from ddm_ray.sampling.trajectory import initial_noise, routing_uniforms, trajectories
+from tests.core import closed_forms, strategy_oracles
 
 INFO = MixtureInfo.from_counts(
     torch.tensor([[8, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0], [9, 5, 1, 1]]), image_shape=(1, 4, 4)
 )
 
 
+EVERY = (
+    "once",
+    "oracle",
+    "full",
+    "top-1",
+    "top-2",
+    "sticky",
+    "threshold-0.2",
+    "nucleus-0.8-0.5",
+    "sample-1",
+    "sample-3",
+)
+
+
 def request(num_images: int = 4, **fields) -> SampleRequest:
     label_B = torch.arange(num_images) % (INFO.num_classes + 1)
-    return SampleRequest(**{"seeds": tuple(range(num_images)), "label_B": label_B, "steps": 3, **fields})
+    return SampleRequest(**{"seeds": tuple(range(num_images)), "condition": label_B, "steps": 3, **fields})
 
 
 def networks() -> tuple[list[DiT], Router]:
@@ -48,16 +54,6 @@ def networks() -> tuple[list[DiT], Router]:
     return experts, router
 
 
-def test_priors_from_counts() -> None:
-    right = [[1, 0, 0, 0], [0.25] * 4, [9 / 16, 5 / 16, 1 / 16, 1 / 16], [9 / 16, 5 / 16, 1 / 16, 1 / 16]]
-    torch.testing.assert_close(INFO.prior_CK, torch.tensor(right, dtype=torch.float64))
-    assert (INFO.num_experts, INFO.num_classes) == (4, 3)
-    with pytest.raises(SamplingError, match="totals"):
-        MixtureInfo.from_counts(torch.zeros(3, 4), (1, 4, 4))
-    with pytest.raises(SamplingError, match="alive_K has shape"):
-        INFO.with_alive(torch.ones(3, dtype=torch.bool))
-
-
 def test_noise_is_each_seeds_own() -> None:
     together = initial_noise((3, 2**63, 5), (3, 8, 8))
     assert together.dtype == torch.float32
@@ -70,25 +66,43 @@ def test_noise_is_each_seeds_own() -> None:
 
 
 def test_routing_uniforms_are_uniform_and_apart_from_the_noise() -> None:
-    uniforms_B = routing_uniforms(range(2000))
-    assert uniforms_B.dtype == torch.float64
-    assert torch.equal(uniforms_B[7:8], routing_uniforms([7]))
-    assert (uniforms_B.sort().values - (torch.arange(2000) + 0.5) / 2000).abs().max() < 0.04
+    uniforms_BK = routing_uniforms(range(2000), 3, step=0)
+    assert uniforms_BK.dtype == torch.float64
+    assert uniforms_BK.shape == (2000, 3)
+    assert torch.equal(uniforms_BK[7:8], routing_uniforms([7], 3, step=0))
+    # More experts or other steps don't change what a seed drew.
+    assert torch.equal(uniforms_BK[:5, :2], routing_uniforms(range(5), 2, step=0))
+    assert not torch.equal(uniforms_BK[:5], routing_uniforms(range(5), 3, step=1))
+    for uniforms_B in uniforms_BK.T:
+        assert (uniforms_B.sort().values - (torch.arange(2000) + 0.5) / 2000).abs().max() < 0.04
     first_B = initial_noise(range(2000), (1, 1, 1)).flatten().double()
-    assert abs(torch.corrcoef(torch.stack([uniforms_B, first_B]))[0, 1]) < 0.07
+    columns = torch.corrcoef(torch.stack([*uniforms_BK.T, first_B]))
+    assert (columns - torch.eye(4, dtype=torch.float64)).abs().max() < 0.08
 
 
-@pytest.mark.parametrize("strategy", ["once", "full", "top-1", "top-2"])
+@pytest.mark.parametrize("strategy", EVERY)
 @pytest.mark.parametrize(("solver", "scale"), [("ab2", 1.0), ("heun", 2.5)])
 def test_an_image_does_not_depend_on_its_batch_mates(strategy: str, solver: str, scale: float) -> None:
     experts, router = networks()
-    wanted = request(8, strategy=strategy, solver=solver, guidance_scale=scale)
+    wanted = request(8, strategy=strategy, solver=solver, guidance_scale=scale, cluster_B=torch.arange(8) % 4)
     together = sample(wanted, INFO, experts, router)
     for i in (0, 3, 7):
-        single = replace(wanted, seeds=wanted.seeds[i : i + 1], label_B=wanted.label_B[i : i + 1])
-        alone = sample(single, INFO, experts, router)
+        alone = sample(wanted.rows(slice(i, i + 1)), INFO, experts, router)
         torch.testing.assert_close(alone.images_BCHW[0], together.images_BCHW[i], atol=2e-5, rtol=1e-4)
-        assert torch.equal(alone.experts_SB[:, 0], together.experts_SB[:, i])
+        torch.testing.assert_close(alone.routing_SBK[:, 0], together.routing_SBK[:, i], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("strategy", EVERY)
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_every_strategy_with_every_solver_gives_routings_that_sum_to_one(strategy: str, solver: str) -> None:
+    experts, router = networks()
+    wanted = request(5, strategy=strategy, solver=solver, steps=4, cluster_B=torch.arange(5) % 4, times="cosine")
+    sampled = sample(wanted, INFO, experts, router)
+    assert sampled.routing_SBK.shape == (4, 5, 4)
+    assert (sampled.routing_SBK >= 0).all()
+    torch.testing.assert_close(sampled.routing_SBK.sum(dim=2).float(), torch.ones(4, 5))
+    assert torch.equal(sampled.experts_SB, sampled.routing_SBK.argmax(dim=2))
+    assert sampled.images_BCHW.isfinite().all()
 
 
 def walk(wanted: SampleRequest, info: MixtureInfo = INFO) -> list[list[ExpertCall | RouterCall]]:
@@ -115,16 +129,16 @@ def described(batches) -> list[list[tuple[str, int]]]:
 
 
 def test_once_asks_for_one_expert_per_image_and_never_the_router() -> None:
-    batches = walk(request(4, label_B=torch.zeros(4, dtype=torch.int64), guidance_scale=3.0))
+    batches = walk(request(4, condition=torch.zeros(4, dtype=torch.int64), guidance_scale=3.0))
     assert described(batches) == [[("expert 0", 8)]] * 3
-    assert batches[0][0].label_B.tolist() == [0] * 4 + [3] * 4
+    assert batches[0][0].condition.tolist() == [0] * 4 + [3] * 4
 
 
 def test_full_asks_for_all_experts_under_both_posteriors_at_every_velocity() -> None:
     batches = walk(request(2, strategy="full", solver="heun", guidance_scale=2.0, steps=2))
     every = [[("router", 4)], [(f"expert {k}", 4) for k in range(4)]]
     assert described(batches) == every * 4
-    assert batches[0][0].label_B.tolist() == [0, 1, 3, 3]
+    assert batches[0][0].condition.tolist() == [0, 1, 3, 3]
 
 
 def test_sparse_asks_the_router_once_a_step_for_the_conditional_branch() -> None:
@@ -133,19 +147,38 @@ def test_sparse_asks_the_router_once_a_step_for_the_conditional_branch() -> None
     assert described(batches) == [[("router", 2)], experts, experts] * 2
 
 
-def test_times_run_from_one_to_zero() -> None:
-    batches = walk(request(1, strategy="once", solver="heun", steps=2))
-    assert [float(calls[0].t_B) for calls in batches] == [1.0, 0.5, 0.5, 0.0]
+def test_guidance_by_expert_asks_the_router_for_the_conditional_branch_alone() -> None:
+    fields = {"strategy": "full", "solver": "heun", "guidance_scale": 2.0, "steps": 1, "guidance": "per-expert"}
+    batches = walk(request(2, **fields))
+    assert described(batches) == [[("router", 2)], [(f"expert {k}", 4) for k in range(4)]] * 2
+    assert batches[0][0].condition.tolist() == [0, 1]
+
+
+def test_rows_and_conditions_of_both_branches_are_stacked_alike() -> None:
+    batches = walk(request(3, strategy="full", guidance_scale=2.0, steps=1))
+    for call in (batches[0][0], *batches[1]):
+        assert call.condition.tolist() == [0, 1, 2, 3, 3, 3]
+        assert torch.equal(call.x_BCHW[:3], call.x_BCHW[3:])
+        assert torch.equal(call.x_BCHW[:3], initial_noise(range(3), (1, 4, 4)))
+
+
+@pytest.mark.parametrize(
+    ("times", "right"),
+    [("uniform", [1.0, 0.5, 0.5, 0.0]), ("cosine", [1.0, 0.5, 0.5, 0.0]), ("shifted-3", [1.0, 0.75, 0.75, 0.0])],
+)
+def test_times_run_from_one_to_zero(times: str, right: list[float]) -> None:
+    batches = walk(request(1, strategy="once", solver="heun", steps=2, times=times))
+    assert [float(calls[0].t_B) for calls in batches] == pytest.approx(right, abs=1e-7)
     assert batches[0][0].x_BCHW.equal(initial_noise((0,), (1, 4, 4)))
 
 
 def test_scale_one_is_conditional_alone_and_zero_unconditional_alone() -> None:
-    labels = [walk(request(2, strategy="full", guidance_scale=s))[0][0].label_B.tolist() for s in (1, 0)]
+    labels = [walk(request(2, strategy="full", guidance_scale=s))[0][0].condition.tolist() for s in (1, 0)]
     assert labels == [[0, 1], [3, 3]]
     experts, router = networks()
     for strategy in ("once", "top-1", "full"):
         zero = sample(request(3, strategy=strategy, guidance_scale=0.0), INFO, experts, router)
-        null = request(3, strategy=strategy, label_B=torch.full((3,), 3))
+        null = request(3, strategy=strategy, condition=torch.full((3,), 3))
         assert torch.equal(zero.images_BCHW, sample(null, INFO, experts, router).images_BCHW)
 
 
@@ -173,52 +206,32 @@ def test_the_endpoint_is_that_of_the_monolith(solver: str) -> None:
     assert (sparse - alone).abs().max() > 1e-3
 
 
-def test_top_1_bends_the_mixture_and_once_does_not() -> None:
-    system = closed_forms.three_gaussians()
-    fields = {"steps": 16, "solver": "heun"}
-    bent = oracles.sample_system(system, 2000, 1, strategy="top-1", **fields)
-    true = oracles.sample_system(system, 2000, 1, strategy="once", **fields)
-    assert system.frechet(bent.images_BCHW, 1) > 0.3
-    assert system.frechet(true.images_BCHW, 1) < 0.02
+@pytest.mark.parametrize("strategy", EVERY)
+def test_a_mixture_of_one_is_its_expert_whatever_the_strategy(strategy: str) -> None:
+    one = closed_forms.ONE
+    wanted = SampleRequest((1, 2, 3), torch.zeros(3, dtype=torch.int64), 6, cluster_B=torch.zeros(3, dtype=torch.int64))
+    right = sample(wanted, one.info(), one.experts).images_BCHW
+    if strategy in ("top-2", "sample-3"):
+        with pytest.raises(SamplingError, match="for 1 experts"):
+            sample(replace(wanted, strategy=strategy), one.info(), one.experts, one.router)
+    else:
+        found = sample(replace(wanted, strategy=strategy), one.info(), one.experts, one.router).images_BCHW
+        torch.testing.assert_close(found, right, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_velocity_that_is_not_finite_names_the_expert_and_t(bad: float) -> None:
-    experts, router = networks()
-
-    def broken(x_BCHW, t_B, label_B):
-        return torch.where(t_B < 0.9, bad, 0.0).view(-1, 1, 1, 1).expand_as(x_BCHW)
-
-    experts[2] = broken
-    with pytest.raises(SamplingError, match=r"expert 2 .* t = 0.6667"):
-        sample(request(3, strategy="full"), INFO, experts, router)
+def test_steps_are_told() -> None:
+    strategy_oracles.check_steps_are_told()
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"seeds": (1, 2)}, "2 seeds with labels of shape"),
-        ({"seeds": (), "label_B": torch.zeros(0, dtype=torch.int64)}, "0 seeds"),
-        ({"label_B": torch.tensor([0, 1, 2, 4])}, "labels must be int64 from 0 to 3"),
-        ({"label_B": torch.tensor([0, 1, 2, -1])}, "labels must be"),
-        ({"label_B": torch.zeros(4)}, "labels must be int64"),
-        ({"seeds": (0, 1, 2, -1)}, "seeds must be"),
-        ({"seeds": (0, 1, 2, 2**64)}, "seeds must be"),
-        ({"steps": 0}, "steps is 0"),
-        ({"guidance_scale": math.nan}, "guidance_scale is nan"),
-        ({"guidance_scale": math.inf}, "guidance_scale is inf"),
-        ({"solver": "rk4"}, "unknown solver 'rk4': use one of euler, heun, ab2"),
-        ({"strategy": "top-5"}, "unknown strategy 'top-5' for 4 experts: use full, once or top-1 to top-4"),
-    ],
-)
-def test_a_request_that_cannot_be_met_is_refused_before_any_call(fields: dict, message: str) -> None:
-    with pytest.raises(SamplingError, match=message):
-        trajectories(request(**fields), INFO)
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_steps_are_told_to_the_end_by_every_solver(solver: str) -> None:
+    system, told = closed_forms.three_gaussians(), []
+    wanted = SampleRequest((1, 2), torch.tensor([0, 1]), 3, strategy="top-2", solver=solver)
+    sampled = sample(wanted, system.info(), system.experts, system.router, on_step=lambda *step: told.append(step))
+    assert [(number, t) for number, t, _ in told] == [(0, pytest.approx(2 / 3)), (1, pytest.approx(1 / 3)), (2, 0.0)]
+    assert torch.equal(told[-1][2], sampled.images_BCHW)
 
 
-def test_guidance_without_classes_is_refused() -> None:
-    info = MixtureInfo.from_counts(torch.tensor([[3, 1]]), (1, 4, 4))
-    wanted = SampleRequest((1,), torch.zeros(1, dtype=torch.int64), guidance_scale=2.0)
-    with pytest.raises(SamplingError, match="no classes"):
-        trajectories(wanted, info)
-    trajectories(replace(wanted, guidance_scale=1.0), info)
+def test_a_request_that_cannot_be_met_is_refused_before_any_call() -> None:
+    with pytest.raises(SamplingError, match="unknown strategy"):
+        trajectories(request(strategy="top-5"), INFO)

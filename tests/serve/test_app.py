@@ -17,9 +17,10 @@ from ddm_ray.errors import RunError, ServeError
 from ddm_ray.pipeline import DDMPipeline
 from ddm_ray.sampling.checkpoint import load_model, mixture_info
 from ddm_ray.sampling.driver import sample
-from ddm_ray.sampling.trajectory import SampleRequest
+from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.serve.app import ServeArgs, build_app, serve_run
 from ddm_ray.serve.deployments import Expert, Router
+from ddm_ray.serve.painter import advance_args
 from ddm_ray.storage.run import Run
 from tests.random_run import make_run
 
@@ -94,10 +95,11 @@ def test_gpu_shares_of_all_parts_fit_one_gpu(tiny_run: Run) -> None:
 
 
 def test_an_expert_by_itself_paints_what_the_mixture_paints_with_it(tiny_run: Run) -> None:
-    drawn = DDMPipeline.from_run(tiny_run)([4] * 12, seeds=0, output_type="pt")
+    drawn = DDMPipeline.from_run(tiny_run)(class_labels=[4] * 12, seeds=0, output_type="pt")
     for cluster in (0, 1):
         (rows,) = torch.nonzero(drawn.experts_SB[0] == cluster, as_tuple=True)
-        images = Expert(tiny_run.url, cluster, "cpu").advance(rows.tolist(), [4] * len(rows), 10, 1.0, "ab2")
+        request = SampleRequest(tuple(rows.tolist()), torch.full((len(rows),), 4), 10)
+        images = Expert(tiny_run.url, cluster, "cpu").advance(advance_args(request))
         unit = ((torch.tensor(images) + 1) / 2).clamp(0, 1)
         assert len(rows) and torch.allclose(unit, drawn.images[rows], atol=1e-5)
 
@@ -119,12 +121,14 @@ def test_concurrent_calls_of_one_replica_do_not_mix(tiny_run: Run) -> None:
     model = load_model(tiny_run, "experts/000")
     expert = Expert(tiny_run.url, 0, "cpu")
 
+    def wanted(seed: int) -> SampleRequest:
+        return SampleRequest((seed,), torch.tensor([seed % 10]), 6, 1.0 + seed % 3, "once", "heun")
+
     def paint(seed: int) -> np.ndarray:
-        return expert.advance([seed], [seed % 10], 6, 1.0 + seed % 3, "heun")
+        return expert.advance(advance_args(wanted(seed)))
 
     with ThreadPoolExecutor(8) as pool:
         together = list(pool.map(paint, range(24)))
     for seed, image in enumerate(together):
-        request = SampleRequest((seed,), torch.tensor([seed % 10]), 6, 1.0 + seed % 3, "once", "heun")
-        alone = sample(request, info, [model, None]).images_BCHW
+        alone = sample(wanted(seed), info, [model, None]).images_BCHW
         assert np.abs(image - alone.numpy()).max() < 1e-5

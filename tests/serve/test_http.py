@@ -58,7 +58,14 @@ def test_images_of_one_request_are_the_pipelines_in_order(
         class_label=4, n=8, seed=100, strategy=strategy, steps=5, solver=solver, guidance_scale=guidance_scale
     )
     assert answer.status == 200, answer.body
-    expected = pipeline([4] * 8, 5, guidance_scale, strategy, solver, seeds=100)
+    expected = pipeline(
+        class_labels=[4] * 8,
+        num_inference_steps=5,
+        guidance_scale=guidance_scale,
+        strategy=strategy,
+        solver=solver,
+        seeds=100,
+    )
     assert [item["seed"] for item in answer.json["data"]] == list(expected.seeds)
     for item, image in zip(answer.json["data"], expected.images, strict=True):
         served = pixels(base64.b64decode(item["b64_json"]))
@@ -83,7 +90,7 @@ def test_a_drawn_seed_is_told_and_paints_the_same_again(server: Server) -> None:
         (b'{"prompt": "cat"}', "prompt", "unknown class 'cat'; prompt: one of 0, 1, 2"),
         (b'{"prompt": "1", "steps": 0}', "steps", "steps: Input should be greater than or equal to 1"),
         (b'{"prompt": "1", "n": 11}', "n", "less than or equal to 10"),
-        (b'{"prompt": "1", "strategy": "best"}', "strategy", "use full, once or top-1 to top-2"),
+        (b'{"prompt": "1", "strategy": "best"}', "strategy", "use once, full, oracle, top-k"),
         (b'{"prompt": "1", "size": "12x12"}', "size", "use 8x8 or a multiple"),
         (b'{"prompt": "1", "step": 5}', "step", "step: Extra inputs are not permitted"),
         (b'{"prompt": "1", "seed": -1}', "seed", "seed"),
@@ -141,7 +148,9 @@ def test_killed_replicas_cost_no_request(server: Server, pipeline: DDMPipeline) 
     """SIGKILL an expert, then the router, under load: every request is answered, and with the right image."""
     strategies = ["once", "full", "top-1"]
     expected = {
-        strategy: np.asarray(pipeline(["1"], 25, 1.0, strategy, "heun", seeds=2).images[0]).astype(int)
+        strategy: np.asarray(
+            pipeline(["1"], num_inference_steps=25, strategy=strategy, solver="heun", seeds=2).images[0]
+        ).astype(int)
         for strategy in strategies
     }
     stop, wrong, answered = threading.Event(), [], []

@@ -1,0 +1,91 @@
+"""The `ddm` command itself, and what its verbs share: RUN, one-line errors, the live view of a stage."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ddm_ray import __version__
+from ddm_ray.errors import ConfigError, DDMError
+
+RECIPE_HELP = "A shipped recipe (digits, tiny, imagenet256-k8, laion256-k8, ddm-24b) or the path of a .yaml file."
+SET_HELP = "Change a field of the recipe, e.g. --set expert.train.steps=500. May be given many times."
+
+
+class OneLineErrors(click.Group):
+    """Prints a user's mistake as one line on stderr and exits 1, without a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except DDMError as error:
+            click.echo(f"error: {error}", err=True)
+        except OSError as error:
+            click.echo(f"error: {error.filename or 'storage'}: {error.strerror or error}", err=True)
+        except ModuleNotFoundError as error:
+            click.echo(f"error: this needs {error.name}; install it with: pip install 'ddm-ray[all]'", err=True)
+        except KeyboardInterrupt:
+            click.echo("\nstopped; the same command goes on from where it was", err=True)
+            ctx.exit(130)
+        ctx.exit(1)
+
+
+class RunUrl(click.ParamType):
+    """A run's folder or URI. A job on another machine is told where storage is, not where it stands itself."""
+
+    name = "run"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not value:
+            raise ConfigError("RUN is empty; name a folder or a URI")
+        value = os.path.expanduser(value)
+        submitted = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+        if submitted and "://" not in value and not Path(value).is_absolute():
+            raise ConfigError(f"RUN {value!r} is relative; a submitted job needs an absolute path or a URI")
+        return value
+
+
+RUN = click.argument("run_url", metavar="RUN", type=RunUrl())
+ISLANDS = click.option("--islands", metavar="FILE", help="islands.yaml that says where and how to train.")
+ISLAND = click.option("--island", metavar="NAME", help="Which island of that file this is.")
+ADDRESS = click.option("--address", metavar="RAY", help="Ray to use. Default: $RAY_ADDRESS, else a private one.")
+
+
+@click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="ddm")
+def main() -> None:
+    """Train one diffusion model on computers that never talk to each other, and serve it.
+
+    A RUN is a folder or URI that all stages read from and write to. Every verb can be repeated: what is finished
+    is left alone, what was interrupted goes on.
+
+    \b
+      ddm demo                                        the whole way on this computer
+      ddm init runs/digits --recipe digits            begin a run of your own
+      ddm prepare runs/digits                         read, decode and embed the images
+      ddm partition runs/digits                       cluster them into one shard an expert
+      ddm train runs/digits expert 0                  train one expert, anywhere
+      ddm train runs/digits router                    train the router
+      ddm sample runs/digits --class 3 -o three.png   draw images from the mixture
+      ddm serve runs/digits                           serve it over HTTP
+    """
+
+
+def make(run_url: str, artifact: str, stage: Callable[[Any, Any], None]) -> Any:
+    """Run `stage(run, report)` under a live view unless the artifact is finished, and say what it holds."""
+    from functools import partial
+
+    from ddm_ray.progress import LiveView
+    from ddm_ray.storage.run import Run
+    from ddm_ray.storage.status import describe, status
+
+    run = Run.open(run_url)
+    if not run.finished(artifact):
+        with LiveView(f"ddm: {run.url}", [artifact]) as view:
+            view.show(artifact, 0.0, "starting")
+            stage(run, partial(view.stage, artifact))
+            view.stage(artifact, 1.0)
+    click.echo(f"{artifact}: {describe(status(run, artifact))}")
+    return run

@@ -1,0 +1,109 @@
+"""The data of a run: images or latents, what they are conditioned on, how they are embedded and clustered."""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, PositiveInt, model_validator
+
+from ddm_ray.config.part import Part
+
+
+class TextConfig(Part):
+    """Texts as conditions: `tokens` tokens of `dim` channels from a text encoder, by its name or folder.
+
+    `pooled_dim`: channels of one more vector for the whole text, of `pooled_encoder` or else of `encoder` itself.
+    """
+
+    encoder: str = Field(min_length=1)
+    tokens: PositiveInt
+    dim: PositiveInt
+    pooled_dim: PositiveInt | None = None
+    pooled_encoder: str | None = Field(default=None, min_length=1)
+
+    @model_validator(mode="after")
+    def _pooled_has_a_size(self) -> Self:
+        if self.pooled_encoder is not None and self.pooled_dim is None:
+            raise ValueError("pooled_encoder needs pooled_dim, the size of its vector")
+        return self
+
+
+class LatentsConfig(Part):
+    """An autoencoder (by its name or folder) that images become latents by: (encoded - shift) * scale."""
+
+    autoencoder: str = Field(min_length=1)
+    downsampling: PositiveInt = Field(default=8, description="pixels per latent, along each side")
+    scale: float = Field(gt=0)
+    shift: float = 0.0
+
+
+class DataConfig(Part):
+    """Where the images come from and the shape (channels, image_size, image_size) they are modelled in.
+
+    With `latents` that is the latents' shape. Conditions are classes (`class_names`; or `num_classes`, which are
+    then called "0", "1" and so on), or else `text`.
+    """
+
+    source: str = Field(default="digits", min_length=1)
+    image_size: PositiveInt = 8
+    channels: PositiveInt = Field(default=1, le=16)
+    class_names: tuple[str, ...] = ()
+    num_classes: PositiveInt | None = Field(default=None, description="label `num_classes` is the null condition")
+    text: TextConfig | None = None
+    latents: LatentsConfig | None = None
+    heldout: float = Field(default=0.1, ge=0.0, lt=1.0, description="share of rows kept out of training")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_and_count_the_classes(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
+        names, count = fields.get("class_names"), fields.get("num_classes")
+        if isinstance(names, list | tuple) and names and count is None:
+            return {**fields, "num_classes": len(names)}
+        # A count of another type, or beyond reason, is for the field's own check to refuse.
+        if not names and type(count) is int and 0 < count <= 1_000_000:
+            return {**fields, "class_names": tuple(str(label) for label in range(count))}
+        return fields
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if (self.text is None) is not bool(self.class_names):
+            raise ValueError("conditions are either classes (class_names or num_classes) or text: give one of the two")
+        if len(set(self.class_names)) < len(self.class_names):
+            raise ValueError("class_names: a name comes twice")
+        if self.num_classes is not None and self.num_classes != len(self.class_names):
+            raise ValueError(f"num_classes is {self.num_classes}, but {len(self.class_names)} class_names are given")
+        if self.latents is None and self.channels not in (1, 3):
+            raise ValueError(f"channels is {self.channels}: pixels have 1 or 3, others are for latents (data.latents)")
+        return self
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of one modelled image."""
+        return (self.channels, self.image_size, self.image_size)
+
+
+class EmbedderConfig(Part):
+    """How an image becomes the vector that is clustered: PCA of its pixels, or a timm network's features."""
+
+    kind: Literal["pixels", "timm"] = "pixels"
+    dim: PositiveInt = Field(default=32, description="PCA components (pixels)")
+    model: str = Field(default="vit_small_patch14_dinov2.lvd142m", description="timm model name (timm)")
+    checkpoint: str | None = Field(default=None, description="file of weights; none: timm's pretrained ones (timm)")
+    model_args: dict[str, Any] = Field(default_factory=dict, description="more arguments of create_model")
+    batch_size: PositiveInt = 256
+
+
+class PartitionConfig(Part):
+    """Two-level k-means: embeddings -> num_fine centroids -> num_clusters coarse ones (paper, section 4)."""
+
+    num_clusters: PositiveInt
+    num_fine: PositiveInt = 1024
+    iterations: PositiveInt = 25
+    sample_rows: PositiveInt = Field(default=1_000_000, description="most rows that the fine k-means is fitted on")
+    seed: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _fine_is_finer(self) -> Self:
+        if self.num_fine < self.num_clusters:
+            raise ValueError(f"num_fine ({self.num_fine}) must be at least num_clusters ({self.num_clusters})")
+        return self

@@ -1,0 +1,146 @@
+"""The networks of a run and their training: sizes, what they predict on which path, schedules."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, PositiveInt, field_validator, model_validator
+
+from ddm_ray.config.data import DataConfig
+from ddm_ray.config.part import Part
+
+SIZES: dict[str, tuple[int, int, int]] = {
+    "Ti": (192, 12, 3),
+    "S": (384, 12, 6),
+    "B": (768, 12, 12),
+    "L": (1024, 24, 16),
+    "XL": (1152, 28, 16),
+}
+"""(width, depth, heads) by the field's names: those of ViT, and XL of DiT (arXiv 2212.09748, table 1)."""
+
+
+class FlowConfig(Part):
+    """What all networks of a run are trained on: the path from data to noise, their prediction, their times.
+
+    Times: uniform; logit-normal with `mean` and `std`; or `num_times` discrete ones. `shift` lowers their log-SNR
+    by 2 log(shift), as higher resolutions want it (arXiv 2403.03206, section 5.3).
+    """
+
+    path: Literal["linear", "cosine", "ddpm"] = "linear"
+    prediction: Literal["velocity", "noise", "data", "score"] = "velocity"
+    times: Literal["uniform", "logit-normal", "discrete"] = "uniform"
+    mean: float = 0.0
+    std: float = Field(default=1.0, gt=0)
+    num_times: PositiveInt = 1000
+    shift: float = Field(default=1.0, gt=0)
+
+
+class ModelConfig(Part):
+    """Size of a transformer: `width` channels, `depth` blocks, square patches of `patch_size` pixels.
+
+    `size` (one of SIZES) may stand in place of width, depth and heads.
+    """
+
+    patch_size: PositiveInt = 2
+    width: PositiveInt
+    depth: PositiveInt
+    heads: PositiveInt
+    mlp_ratio: float = Field(default=4.0, gt=0)
+    adaln: Literal["zero", "single"] = Field(default="zero", description="a modulation per block, or one for all")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_size(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict) or "size" not in fields:
+            return fields
+        size, others = fields["size"], {name: value for name, value in fields.items() if name != "size"}
+        if not isinstance(size, str) or size not in SIZES:
+            raise ValueError(f"size: {size!r:.60} is not one of {', '.join(SIZES)}")
+        if twice := [name for name in ("width", "depth", "heads") if name in others]:
+            raise ValueError(f"size ({size}) already says {' and '.join(twice)}: give one or the other")
+        width, depth, heads = SIZES[size]
+        return {**others, "width": width, "depth": depth, "heads": heads}
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self) -> Self:
+        if self.width % self.heads or self.width % 4:
+            raise ValueError(f"width ({self.width}) must be a multiple of heads ({self.heads}) and of 4")
+        return self
+
+
+class DenoiserConfig(ModelConfig):
+    """An expert, or the monolith: a DiT; `analytic_skip` is the data's std for the skip, none for no skip."""
+
+    analytic_skip: float | None = Field(default=None, gt=0)
+
+
+class DiffusersConfig(Part):
+    """An expert, or the monolith: a transformer of diffusers with its constructor's `arguments`.
+
+    Arguments that the data decides (channels, text channels, image size) are filled in from `data`.
+    """
+
+    name: Literal["SD3Transformer2DModel", "FluxTransformer2DModel", "PixArtTransformer2DModel"]
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def patch_size(self) -> Any:
+        """Pixels per token along each side; not checked, since it is the constructor's to refuse."""
+        return 2 if self.name == "FluxTransformer2DModel" else self.arguments.get("patch_size", 2)
+
+    def shape_arguments(self, data: DataConfig) -> dict[str, Any]:
+        """The arguments that the data decides. ValueError if it lacks what such a model is conditioned on."""
+        text = data.text
+        if text is None:
+            raise ValueError(f"{self.name} is conditioned on text: set data.text")
+        if self.name == "PixArtTransformer2DModel":
+            shape = {"sample_size": data.image_size, "in_channels": data.channels, "caption_channels": text.dim}
+            # Published PixArt models predict a variance too, so these channels may be given.
+            return shape if "out_channels" in self.arguments else {**shape, "out_channels": data.channels}
+        if text.pooled_dim is None:
+            raise ValueError(f"{self.name} is conditioned on a pooled text vector too: set data.text.pooled_dim")
+        shape = {"joint_attention_dim": text.dim, "pooled_projection_dim": text.pooled_dim}
+        if self.name == "FluxTransformer2DModel":
+            return {**shape, "in_channels": data.channels * self.patch_size**2}
+        size = {"sample_size": data.image_size, "in_channels": data.channels, "out_channels": data.channels}
+        return {**shape, **size}
+
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class TrainConfig(Part):
+    """One training job's schedule; all of it is identity. Batches count rows, the rate is constant."""
+
+    steps: PositiveInt
+    global_batch: PositiveInt = Field(description="the monolith's; each expert takes its K-th part")
+    learning_rate: float = Field(default=1e-4, gt=0)
+    warmup_steps: int = Field(default=0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    clip_norm: float = Field(default=1.0, gt=0)
+    ema_decay: float = Field(default=0.9999, ge=0, lt=1)
+    condition_dropout: float = Field(default=0.1, ge=0, le=1)
+    precision: Literal["fp32", "bf16"] = "fp32"
+    seed: int = Field(default=0, ge=0)
+
+
+class DenoiserJob(Part):
+    """The experts and the monolith: same model, same steps, equal FLOPs in total."""
+
+    model: DenoiserConfig | DiffusersConfig
+    train: TrainConfig
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _one_kind_by_its_keys(cls, model: Any) -> Any:
+        # Chosen before its fields are checked, since pydantic's findings about a union are those of both kinds.
+        if isinstance(model, DenoiserConfig | DiffusersConfig):
+            return model
+        foreign = isinstance(model, dict) and model.keys() & DiffusersConfig.model_fields.keys()
+        return (DiffusersConfig if foreign else DenoiserConfig).model_validate(model)
+
+
+class RouterJob(Part):
+    """The router: a light transformer trained on all rows to tell p(k | x_t, t, condition)."""
+
+    model: ModelConfig
+    train: TrainConfig

@@ -1,0 +1,57 @@
+"""Recipes: named RunConfigs that ship with the package, YAML files of one's own, and settings on top."""
+
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ddm_ray.config.run import RunConfig, parse_config
+from ddm_ray.errors import ConfigError
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes that ship with the package."""
+    folder = resources.files("ddm_ray") / "recipes"
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load_recipe(recipe: str, settings: tuple[str, ...] = ()) -> RunConfig:
+    """RunConfig of a shipped recipe's name or a YAML file's path, with `a.b=value` settings applied.
+
+    Raises ConfigError for an unknown recipe, unreadable YAML, an unknown key or a value that doesn't fit.
+    """
+    path = Path(recipe)
+    if recipe in recipe_names():
+        text = (resources.files("ddm_ray") / "recipes" / f"{recipe}.yaml").read_bytes()
+    elif path.suffix in (".yaml", ".yml") and path.is_file():
+        text = path.read_bytes()
+    else:
+        raise ConfigError(f"recipe {recipe!r} is neither a shipped one ({', '.join(recipe_names())}) nor a .yaml file")
+    fields = read_yaml(text, f"recipe {recipe}")
+    if not isinstance(fields, dict):
+        raise ConfigError(f"recipe {recipe}: holds no fields; write one as `name: value` lines")
+    for setting in settings:
+        _apply(fields, setting)
+    return parse_config(fields, f"recipe {recipe}" + (f" with {' '.join(settings)}" if settings else ""))
+
+
+def read_yaml(text: str | bytes, where: str) -> Any:
+    """The plain data in YAML text. Raises ConfigError, naming `where`, for what isn't YAML in UTF-8."""
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2026-99-99
+        raise ConfigError(f"{where}: not YAML: {' '.join(str(error).split())}") from None
+
+
+def _apply(fields: dict[str, Any], setting: str) -> None:
+    path, equals, value = setting.partition("=")
+    *parents, last = path.split(".")
+    if not equals or not all([*parents, last]):
+        raise ConfigError(f"--set {setting!r}: write it as a.b=value, e.g. --set expert.train.steps=500")
+    here: Any = fields
+    for parent in parents:
+        here = here.setdefault(parent, {})
+        if not isinstance(here, dict):
+            raise ConfigError(f"--set {setting!r}: {parent!r} has no fields below it")
+    here[last] = read_yaml(value, f"--set {setting!r}")

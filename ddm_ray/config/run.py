@@ -1,0 +1,90 @@
+"""RunConfig, the whole of a configuration, and its mistakes told in one line."""
+
+from typing import Any, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from ddm_ray.config.data import DataConfig, EmbedderConfig, PartitionConfig
+from ddm_ray.config.networks import DenoiserConfig, DenoiserJob, DiffusersConfig, FlowConfig, RouterJob
+from ddm_ray.config.part import Part
+from ddm_ray.config.sampling import EvaluateConfig, SampleConfig, strategy_problem
+from ddm_ray.errors import ConfigError
+
+
+class RunConfig(Part):
+    """All that makes a run the run it is; `run.json` holds one of these for ever."""
+
+    name: str = Field(min_length=1)
+    data: DataConfig
+    embedder: EmbedderConfig = EmbedderConfig()
+    partition: PartitionConfig
+    flow: FlowConfig = FlowConfig()
+    expert: DenoiserJob
+    router: RouterJob
+    sample: SampleConfig = SampleConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        clusters, batch = self.partition.num_clusters, self.expert.train.global_batch
+        if batch % clusters:
+            raise ValueError(
+                f"expert.train.global_batch ({batch}) must be a multiple of"
+                f" partition.num_clusters ({clusters}), so that experts and monolith cost the same"
+            )
+        if self.sample.strategy is not None and (problem := strategy_problem(self.sample.strategy, clusters)):
+            raise ValueError(f"sample.strategy: {problem}")
+        for strategy in self.evaluate.strategies:
+            if problem := strategy_problem(strategy, clusters):
+                raise ValueError(f"evaluate.strategies: {problem}")
+            if strategy == "oracle":
+                raise ValueError("evaluate.strategies: 'oracle' needs clusters that are known beforehand: leave it out")
+        if len(set(self.evaluate.strategies)) < len(self.evaluate.strategies):
+            raise ValueError("evaluate.strategies: a strategy comes twice")
+        for name, model in (("expert", self.expert.model), ("router", self.router.model)):
+            # Of diffusers' arguments only a whole number can be judged here.
+            whole = isinstance(model.patch_size, int) and model.patch_size > 0
+            if whole and self.data.image_size % model.patch_size:
+                raise ValueError(
+                    f"{name}.model.patch_size ({model.patch_size}) must divide data.image_size ({self.data.image_size})"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _expert_fits_flow_and_data(self) -> Self:
+        model, flow = self.expert.model, self.flow
+        if isinstance(model, DiffusersConfig):
+            try:
+                decided = model.shape_arguments(self.data).keys() & model.arguments.keys()
+            except ValueError as error:
+                raise ValueError(f"expert.model: {error}") from None
+            if decided:
+                raise ValueError(f"expert.model.arguments.{min(decided)}: follows from data, leave it out")
+        linear = (flow.path, flow.prediction) == ("linear", "velocity")
+        if isinstance(model, DenoiserConfig) and model.analytic_skip is not None and not linear:
+            raise ValueError(
+                "expert.model.analytic_skip is for the velocity of the linear path: leave it out, or set"
+                " flow.path to linear and flow.prediction to velocity"
+            )
+        return self
+
+
+def one_line(error: ValidationError) -> str:
+    """The first few findings of pydantic as `field: what is wrong`, joined by `; `."""
+    findings = []
+    for finding in error.errors()[:3]:
+        field = ".".join(str(part) for part in finding["loc"])
+        given = "" if finding["type"] in ("missing", "value_error") else f", got {finding['input']!r:.60}"
+        message = finding["msg"].removeprefix("Value error, ")
+        if finding["type"] == "extra_forbidden":
+            message, given = "unknown key", ""
+        findings.append(f"{field}: {message}{given}" if field else f"{message}{given}")
+    return " ".join("; ".join(findings).split())
+
+
+def parse_config(fields: Any, where: str) -> RunConfig:
+    """RunConfig of plain JSON or YAML data; `where` names its origin in the ConfigError."""
+    try:
+        return RunConfig.model_validate(fields)
+    except ValidationError as error:
+        raise ConfigError(f"{' '.join(where.split())}: {one_line(error)}") from None

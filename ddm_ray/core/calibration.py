@@ -1,0 +1,59 @@
+"""Correcting a router's logits: its temperature, and the prior that it was trained under.
+
+Shapes: N rows, K experts.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ddm_ray.errors import SamplingError
+
+LARGEST_TEMPERATURE = 1e3
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """logits / `temperature` + `log_ratio_K`, the logarithm of the true prior over the router's (None: equal)."""
+
+    temperature: float = 1.0
+    log_ratio_K: Tensor | None = None
+
+    def __call__(self, logits_NK: Tensor) -> Tensor:
+        calibrated_NK = logits_NK if self.temperature == 1 else logits_NK / self.temperature
+        return calibrated_NK if self.log_ratio_K is None else calibrated_NK + self.log_ratio_K.to(logits_NK)
+
+
+def prior_ratio(prior_K: Tensor, router_prior_K: Tensor) -> Tensor:
+    """log p(k) - log p_router(k): what turns the posterior of a router that saw p_router (balanced rows, say)
+    into that of the data, since p(k|x) is proportional to p(k) p(x|k). SamplingError where p_router(k) <= 0.
+    """
+    if router_prior_K.shape != prior_K.shape or not (router_prior_K > 0).all():
+        raise SamplingError("the router's prior needs a probability above 0 for each expert")
+    return (prior_K / prior_K.sum()).log() - (router_prior_K / router_prior_K.sum()).log()
+
+
+def fit_temperature(logits_NK: Tensor, expert_N: Tensor) -> float:
+    """The temperature (0.001 to 1,000) with the least cross-entropy of the true experts, on held-out rows.
+
+    The cross-entropy is convex in 1 / T, so its only minimum is where the slope changes sign (bisection).
+    """
+    logits_NK = logits_NK.double()
+    true_N = logits_NK.gather(1, expert_N[:, None])[:, 0]
+
+    def slope(inverse: float) -> float:
+        expected_N = ((logits_NK * inverse).softmax(dim=1) * logits_NK).sum(dim=1)
+        return float((expected_N - true_N).mean())
+
+    low, high = -math.log(LARGEST_TEMPERATURE), math.log(LARGEST_TEMPERATURE)
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if slope(math.exp(middle)) < 0 else (low, middle)
+    return math.exp(-(low + high) / 2)
+
+
+def cross_entropy(logits_NK: Tensor, expert_N: Tensor, temperature: float = 1.0) -> float:
+    """Mean of -log p(true expert), in nats."""
+    return float(torch.nn.functional.cross_entropy(logits_NK.double() / temperature, expert_N))

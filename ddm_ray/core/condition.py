@@ -1,0 +1,57 @@
+"""What an image is conditioned on: a class label, or a text as its encoder's tokens.
+
+Shapes: B rows, L tokens, E and P channels of the encoder's tokens and of its pooled vector.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """Texts of B rows: the encoder's tokens, which of them count (bool, one a row at least), a pooled vector.
+
+    It is indexed, moved and measured as a tensor of B rows is.
+    """
+
+    tokens_BLE: Tensor
+    mask_BL: Tensor
+    pooled_BP: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        assert self.tokens_BLE.ndim == 3
+        assert self.mask_BL.shape == self.tokens_BLE.shape[:2]
+
+    def __len__(self) -> int:
+        return len(self.tokens_BLE)
+
+    def __getitem__(self, rows: Any) -> "Text":
+        pooled = None if self.pooled_BP is None else self.pooled_BP[rows]
+        return Text(self.tokens_BLE[rows], self.mask_BL[rows], pooled)
+
+    def to(self, device: torch.device | str) -> "Text":
+        pooled = None if self.pooled_BP is None else self.pooled_BP.to(device)
+        return Text(self.tokens_BLE.to(device), self.mask_BL.to(device), pooled)
+
+
+Condition = Tensor | Text
+"""Of B rows: class labels (int64, `num_classes` for none), or texts (the empty prompt's for none)."""
+
+
+def join(conditions: Sequence[Condition]) -> Condition:
+    """The rows of all conditions, in order; all of one kind."""
+    texts = [condition for condition in conditions if isinstance(condition, Text)]
+    if not texts:
+        return torch.cat([condition for condition in conditions if isinstance(condition, Tensor)])
+    assert len(texts) == len(conditions)
+    pooled = [text.pooled_BP for text in texts if text.pooled_BP is not None]
+    assert len(pooled) in (0, len(texts))
+    return Text(
+        torch.cat([text.tokens_BLE for text in texts]),
+        torch.cat([text.mask_BL for text in texts]),
+        torch.cat(pooled) if pooled else None,
+    )

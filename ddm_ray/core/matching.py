@@ -1,0 +1,83 @@
+"""Experts and routers of any path and prediction on the linear path, which is the one that is sampled.
+
+Two paths have other marginals at the same t, so converting an output isn't enough: the network is asked where
+its own path has the linear path's signal-to-noise ratio. Shapes: B rows, CHW image, K experts.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from ddm_ray.core.condition import Condition
+from ddm_ray.core.flow import PATHS, Flow, along_batch, ends
+
+MAX_LOG_SNR = 2 * math.log(50)
+"""Beyond this |log SNR| no network is asked whose prediction doesn't tell data from noise there.
+
+Data from a noise prediction are off by the network's error times 1 / alpha. With a bound of 1,000 in place of 50 that
+spoilt whole images of trained networks from the first step on (digits: twice the Frechet distance); 20 was hardly
+better than 50.
+"""
+
+
+def matched(flow: Flow, x_BCHW: Tensor, t_B: Tensor) -> tuple[Tensor, Tensor]:
+    """(x', t'): t' has on flow's path the log-SNR of t on the linear one, x' is x scaled by alpha'/alpha.
+
+    That ratio is sigma'/sigma too, and is computed as sqrt((alpha'^2 + sigma'^2) / (alpha^2 + sigma^2)), which
+    is never 0 / 0. An SNR beyond the path's end, or not regular for the prediction, becomes the nearest that is.
+    """
+    linear, path = PATHS["linear"], PATHS[flow.path]
+    matched_B = flow.regular(path.time_of(linear.log_snr(t_B)), MAX_LOG_SNR)
+    length = torch.hypot(path.alpha(matched_B), path.sigma(matched_B))
+    scale_B = length / torch.hypot(linear.alpha(t_B), linear.sigma(t_B))
+    return along_batch(scale_B, x_BCHW) * x_BCHW, matched_B
+
+
+class VelocityField(nn.Module):
+    """A network of `flow` as a velocity of the linear path: (x_BCHW, t_B in [0, 1], condition) -> noise - data.
+
+    Computed in float32, or float64 where x is; the result has x's dtype. Exact for an exact network wherever its
+    path has the SNR. Beyond (t > .9937 for ddpm, |log SNR| > MAX_LOG_SNR for a prediction that isn't regular) the
+    network tells the end that is left, data near 1 and noise near 0, from the nearest SNR, and the velocity
+    leads from x itself to that end: off by the order of that SNR's alpha or sigma (.02; .006 for ddpm's end).
+    """
+
+    def __init__(self, network: nn.Module, flow: Flow) -> None:
+        super().__init__()
+        self.network, self.flow = network, flow
+
+    def forward(self, x_BCHW: Tensor, t_B: Tensor, condition: Condition) -> Tensor:
+        x, time_B = _at_least_float32(x_BCHW, t_B)
+        matched_BCHW, matched_B = matched(self.flow, x, time_B)
+        output = self.network(matched_BCHW.to(x_BCHW.dtype), matched_B, condition).to(x.dtype)
+        data, noise = ends(self.flow, matched_BCHW, output, matched_B)
+        t = along_batch(time_B, x)
+        # Equal where the SNR is matched, x then being (1-t) data + t noise.
+        from_data, from_noise = (x - data) / t.clamp(min=0.5), (noise - x) / (1 - t).clamp(min=0.5)
+        return torch.where(t > 0.5, from_data, from_noise).to(x_BCHW.dtype)
+
+
+class MatchedRouter(nn.Module):
+    """A router trained on `path`: (x_BCHW, t_B, condition) of the linear path -> its logits_BK, unchanged.
+
+    A posterior depends on x and the SNR alone, so that matching them is all there is to do.
+    """
+
+    def __init__(self, network: nn.Module, path: str) -> None:
+        super().__init__()
+        self.network, self.flow = network, Flow(path)
+
+    def forward(self, x_BCHW: Tensor, t_B: Tensor, condition: Condition) -> Tensor:
+        matched_BCHW, matched_B = matched(self.flow, *_at_least_float32(x_BCHW, t_B))
+        return self.network(matched_BCHW.to(x_BCHW.dtype), matched_B, condition)
+
+
+def velocity_field(network: nn.Module, flow: Flow) -> nn.Module:
+    """The network as a velocity of the linear path; itself where it is one already."""
+    return network if flow == Flow() else VelocityField(network, flow)
+
+
+def _at_least_float32(x_BCHW: Tensor, t_B: Tensor) -> tuple[Tensor, Tensor]:
+    dtype = torch.promote_types(x_BCHW.dtype, torch.float32)
+    return x_BCHW.to(dtype), t_B.to(dtype)

@@ -1,0 +1,66 @@
+"""Latents: what an autoencoder makes of images, scaled for a diffusion model. Shapes: B rows, C channels, H x W."""
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from ddm_ray.config import LatentsConfig
+from ddm_ray.errors import ConfigError
+
+
+class Latents:
+    """An AutoencoderKL of diffusers with `scale` and `shift`: latent = (encoded - shift) * scale."""
+
+    def __init__(self, autoencoder: Any, scale: float, shift: float = 0.0) -> None:
+        self.autoencoder, self.scale, self.shift = autoencoder.eval(), scale, shift
+
+    @classmethod
+    def from_pretrained(cls, name: str, scale: float | None = None, shift: float | None = None) -> Self:
+        """From a folder, or a name of the hub; scale and shift are the autoencoder's own unless given.
+
+        ConfigError if there is none, and without diffusers.
+        """
+        try:
+            from diffusers import AutoencoderKL
+        except ImportError:
+            raise ConfigError("latents need diffusers: install it with: pip install 'ddm-ray[diffusers]'") from None
+        try:
+            autoencoder = AutoencoderKL.from_pretrained(name)
+        except (OSError, ValueError) as error:  # what diffusers raises for files that are missing or unfit
+            raise ConfigError(f"autoencoder {name}: {' '.join(str(error).split())[:300]}") from error
+        own = autoencoder.config
+        scale = own.scaling_factor if scale is None else scale
+        return cls(autoencoder, scale, (own.shift_factor or 0.0) if shift is None else shift)
+
+    @classmethod
+    def from_config(cls, config: LatentsConfig) -> Self:
+        """The autoencoder of a run. ConfigError as `from_pretrained`, and for another downsampling than the run's."""
+        latents = cls.from_pretrained(config.autoencoder, config.scale, config.shift)
+        if latents.downsampling != config.downsampling:
+            raise ConfigError(
+                f"autoencoder {config.autoencoder}: set data.latents.downsampling to {latents.downsampling}"
+            )
+        return latents
+
+    @property
+    def downsampling(self) -> int:
+        """Pixels per latent, along each side."""
+        return 2 ** (len(self.autoencoder.config.block_out_channels) - 1)
+
+    def to(self, device: torch.device | str) -> Self:
+        """Moves the autoencoder."""
+        self.autoencoder.to(device)
+        return self
+
+    @torch.no_grad()
+    def encode(self, images_BCHW: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Latents of images in [-1, 1]: the posterior's mode, or with a generator a sample of it."""
+        posterior = self.autoencoder.encode(images_BCHW).latent_dist
+        encoded_BCHW = posterior.mode() if generator is None else posterior.sample(generator)
+        return (encoded_BCHW - self.shift) * self.scale
+
+    @torch.no_grad()
+    def decode(self, latents_BCHW: Tensor) -> Tensor:
+        """Images of latents, about [-1, 1], not clamped."""
+        return self.autoencoder.decode(latents_BCHW / self.scale + self.shift).sample

@@ -1,0 +1,112 @@
+"""Text encoders: prompts become conditions.
+
+Shapes: B prompts, L tokens, E and P channels of the tokens and of the pooled vector.
+"""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+
+from ddm_ray.config import TextConfig
+from ddm_ray.core.condition import Text
+from ddm_ray.errors import ConfigError
+
+
+class TextEncoder:
+    """A text model of transformers and its tokenizer: prompts -> Text of `tokens` tokens each, on its device.
+
+    Padding is masked, in the encoder too. The pooled vectors are those of `pooled`, another encoder, if there is
+    one; else the model's own, if it has them (CLIP has, T5 hasn't).
+    """
+
+    def __init__(self, tokenizer: Any, model: Any, tokens: int | None, pooled: "TextEncoder | None" = None) -> None:
+        most: int | None = getattr(model.config, "max_position_embeddings", None)
+        wanted = most if tokens is None else tokens
+        if wanted is None:
+            raise ConfigError(f"{type(model).__name__} takes texts of any length: say how many tokens")
+        if most is not None and wanted > most:
+            raise ConfigError(f"{type(model).__name__} takes {most} tokens at most, not {wanted}: set data.text.tokens")
+        self.tokenizer, self.model, self.pooled = tokenizer, model.eval(), pooled
+        self.tokens: int = wanted
+
+    @classmethod
+    def from_components(cls, tokenizer: Any, model: Any, tokens: int | None, pooled: Self | None = None) -> Self:
+        """From a tokenizer and a CLIPTextModel or T5EncoderModel; no `tokens`: the most that it takes.
+
+        ConfigError if it takes fewer, or if there is no most.
+        """
+        return cls(tokenizer, model, tokens, pooled)
+
+    @classmethod
+    def from_pretrained(cls, name: str, tokens: int | None, pooled: Self | None = None) -> Self:
+        """From a folder, or a name of the hub, that holds a CLIP's or T5's text encoder with its tokenizer.
+
+        ConfigError if there is none, and without transformers.
+        """
+        try:
+            import transformers
+        except ImportError:
+            raise ConfigError("texts need transformers: install it with: pip install 'ddm-ray[text]'") from None
+        try:
+            kind = transformers.AutoConfig.from_pretrained(name).model_type
+            models = {"clip": "CLIPTextModel", "clip_text_model": "CLIPTextModel", "t5": "T5EncoderModel"}
+            if kind not in models:
+                raise ConfigError(f"text encoder {name}: is a {kind}, use one of {', '.join(models)}")
+            tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+            model = getattr(transformers, models[kind]).from_pretrained(name)
+        except (OSError, ValueError) as error:  # what transformers raises for files that are missing or unfit
+            raise ConfigError(f"text encoder {name}: {' '.join(str(error).split())[:300]}") from error
+        return cls(tokenizer, model, tokens, pooled)
+
+    @classmethod
+    def from_config(cls, config: TextConfig) -> Self:
+        """The encoder (or two) of a run. ConfigError as `from_pretrained`, and for other sizes than the run's."""
+        pooled = None
+        if config.pooled_encoder is not None:
+            pooled = cls.from_pretrained(config.pooled_encoder, None)
+        encoder = cls.from_pretrained(config.encoder, config.tokens, pooled)
+        null = encoder.null()
+        if null.tokens_BLE.shape[2] != config.dim:
+            raise ConfigError(
+                f"text encoder {config.encoder} has {null.tokens_BLE.shape[2]} channels: set data.text.dim"
+            )
+        found = None if null.pooled_BP is None else null.pooled_BP.shape[1]
+        if config.pooled_dim is not None and found != config.pooled_dim:
+            raise ConfigError(
+                f"text encoder {config.encoder}: its pooled vector has size {found}, data.text.pooled_dim"
+                f" is {config.pooled_dim}"
+            )
+        return encoder
+
+    def to(self, device: torch.device | str) -> Self:
+        """Moves the model, and the pooled one's."""
+        self.model.to(device)
+        if self.pooled is not None:
+            self.pooled.to(device)
+        return self
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[str]) -> Text:
+        """The prompts' Text, padded to `tokens`. What is beyond them is cut off, and named in a warning."""
+        device = self.model.device
+        ids = self.tokenizer(
+            list(prompts), padding="max_length", max_length=self.tokens, truncation=True, return_tensors="pt"
+        )
+        self._warn_of_cuts(prompts)
+        ids_BL, mask_BL = ids["input_ids"].to(device), ids["attention_mask"].to(device)
+        encoded = self.model(input_ids=ids_BL, attention_mask=mask_BL)
+        pooled = self.pooled.encode(prompts).pooled_BP if self.pooled else getattr(encoded, "pooler_output", None)
+        return Text(encoded.last_hidden_state, mask_BL.bool(), pooled)
+
+    def null(self) -> Text:
+        """The null condition, one row: the empty prompt."""
+        return self.encode([""])
+
+    def _warn_of_cuts(self, prompts: Sequence[str]) -> None:
+        for ids in self.tokenizer(list(prompts), verbose=False)["input_ids"]:
+            if len(ids) > self.tokens:
+                lost = " ".join(self.tokenizer.decode(ids[self.tokens - 1 : -1]).split())
+                told = f"a prompt of {len(ids)} tokens, of which {self.tokens} count, loses: {lost}"
+                warnings.warn(told, stacklevel=4)

@@ -1,0 +1,131 @@
+"""What a pipeline is made of, and the parts of it that are other libraries': text encoders and autoencoders."""
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from safetensors import SafetensorError
+from torch import nn
+
+from ddm_ray.config import SampleConfig
+from ddm_ray.core.matching import MatchedRouter, VelocityField
+from ddm_ray.errors import ConfigError, CorruptArtifact, ExpertCountError, MissingArtifact, SamplingError
+from ddm_ray.models.latents import Latents
+from ddm_ray.models.text import TextEncoder
+from ddm_ray.sampling.checkpoint import Models
+from ddm_ray.sampling.request import MixtureInfo
+from ddm_ray.sampling.residence import Offloaded
+
+INDEX, CONFIG = "model_index.json", "config.json"
+Offload = Literal["disk", "host"]
+LIBRARIES = {"transformers": "text", "diffusers": "diffusers"}
+"""Where components that aren't ours come from, and the extra that brings the library."""
+
+
+@dataclass(frozen=True)
+class Components:
+    """All that a pipeline is made of. `class_names`: of labels 0, 1, ...; none for texts.
+
+    Raises ExpertCountError, SamplingError for components that don't fit each other.
+    """
+
+    models: Models
+    class_names: tuple[str, ...] = ()
+    defaults: SampleConfig = field(default_factory=SampleConfig)
+    text_encoder: TextEncoder | None = None
+    latents: Latents | None = None
+
+    def __post_init__(self) -> None:
+        models, info = self.models, self.models.info
+        if self.class_names and len(self.class_names) != info.num_classes:
+            raise SamplingError(f"{len(self.class_names)} class_names for models of {info.num_classes} classes")
+        experts: list[Any] = [None] * len(models.experts)
+        if not isinstance(models.experts, Offloaded):  # those were seen to fit by whoever knows where they are
+            experts = [models.experts[k] for k in range(len(models.experts))]
+        require_fit(info, [config_of(expert) for expert in experts], config_of(models.router))
+
+
+def require_fit(info: MixtureInfo, experts: Sequence[dict[str, Any] | None], router: dict[str, Any] | None) -> None:
+    """ExpertCountError or SamplingError unless networks of these configs (None: not there, or unknown) fit `info`."""
+    if len(experts) != info.num_experts:
+        raise ExpertCountError(f"{len(experts)} experts for a mixture of {info.num_experts}: use None for a gap")
+    known = {f"expert {k}": config for k, config in enumerate(experts) if config is not None}
+    if router is not None:
+        if router.get("num_experts", info.num_experts) != info.num_experts:
+            raise ExpertCountError(
+                f"the router speaks of {router['num_experts']} experts, the mixture has {info.num_experts}:"
+                " load the router that was trained with these experts"
+            )
+        known["the router"] = router
+    for name, config in known.items():
+        # Other libraries' transformers say these things in words of their own.
+        if not {"image_size", "channels", "num_classes", "text_dim"} <= config.keys():
+            continue
+        shape = (config["channels"], config["image_size"], config["image_size"])
+        if shape != tuple(info.image_shape):
+            raise SamplingError(f"{name} is for images of shape {shape}, the mixture for {tuple(info.image_shape)}")
+        if info.num_classes is None and config["num_classes"] is not None:
+            raise SamplingError(f"{name} is conditioned on classes, the mixture on texts")
+        if info.num_classes is not None and config["text_dim"] is not None:
+            raise SamplingError(f"{name} is conditioned on texts, the mixture on classes")
+        if config["num_classes"] not in (None, info.num_classes):
+            raise SamplingError(f"{name} knows {config['num_classes']} classes, the mixture {info.num_classes}")
+
+
+def bare(model: Any) -> Any:
+    """The network itself, without what matches its flow to the linear path."""
+    return model.network if isinstance(model, VelocityField | MatchedRouter) else model
+
+
+def config_of(model: Any) -> dict[str, Any] | None:
+    """The constructor's arguments of a network, matched or not; None where it doesn't keep them."""
+    network = bare(model)
+    config = getattr(network, "config", None) if isinstance(network, nn.Module) else None
+    return config if isinstance(config, dict) else None
+
+
+def text_encoder_of(root: Path, kinds: dict[str, Any], tokens: int | None, suffix: str = "") -> TextEncoder:
+    """From the folders text_encoder and tokenizer, each of the (library, class) that `kinds` says."""
+    model, tokenizer = (_foreign(root, f"{name}{suffix}", kinds) for name in ("text_encoder", "tokenizer"))
+    return TextEncoder.from_components(tokenizer, model, tokens)
+
+
+def latents_of(root: Path, scale: float | None = None, shift: float | None = None) -> Latents:
+    """From the folder vae; scale and shift are the autoencoder's own unless given."""
+    _require_folder(root, "vae")
+    try:
+        return Latents.from_pretrained(str(root / "vae"), scale, shift)
+    except (RuntimeError, SafetensorError) as error:
+        raise CorruptArtifact(f"{root / 'vae'}: can't be loaded ({one_line(error)}); fetch it again") from None
+
+
+def _foreign(root: Path, name: str, kinds: dict[str, Any]) -> Any:
+    try:
+        library, kind = kinds[name]
+        extra = LIBRARIES[library]
+    except (KeyError, TypeError, ValueError):
+        raise CorruptArtifact(f"{root / INDEX}: says {kinds.get(name)} of {name}, not a library and a class") from None
+    _require_folder(root, name)
+    try:
+        module = importlib.import_module(library)
+    except ImportError:
+        raise ConfigError(f"{name} needs {library}: install it with: pip install 'ddm-ray[{extra}]'") from None
+    found: Any = getattr(module, kind, None)
+    if not hasattr(found, "from_pretrained"):
+        raise CorruptArtifact(f"{root / INDEX}: {library} has no {kind} that {name} could be")
+    try:
+        return found.from_pretrained(str(root / name))
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise CorruptArtifact(f"{root / name}: can't be loaded ({one_line(error)}); fetch it again") from None
+
+
+def _require_folder(root: Path, name: str) -> None:
+    if not (root / name).is_dir():
+        raise MissingArtifact(f"{root} lacks the folder {name}: fetch or save the pipeline again")
+
+
+def one_line(error: BaseException) -> str:
+    """An error's message without its line breaks, at most 200 characters."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

@@ -1,0 +1,161 @@
+"""Import of checkpoints laid out as Paris's: bageldotcom/paris, eight text-conditioned DiT-XL/2 and a router, MIT.
+
+Public: the folders, and the fields of each config.json. The parameters that these imply here are as many as its
+authors say for the router (129M) and .3 % more for an expert (607.0M against 605M; tests/models/test_counts.py), so
+that something there, perhaps the projection of the text, may have another form: it would be refused by its tensor's
+name or shape. Not public, so not verified: the names of the tensors, taken from the implementations that such files
+follow (facebookresearch/DiT, PixArt-alpha/PixArt-alpha; the router's head from none); which end of time is noise, and
+that the networks are given 1000 t; that a prompt's padding is masked; steps and guidance scale to sample with. Where
+one of those differs the import succeeds and the images are wrong: look at them.
+
+Shapes: C conditions, K experts.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ddm_ray.config import SampleConfig
+from ddm_ray.errors import CorruptArtifact, ExpertCountError, MissingArtifact
+from ddm_ray.models import weights
+from ddm_ray.sampling.checkpoint import Models
+from ddm_ray.sampling.components import (
+    CONFIG,
+    INDEX,
+    Components,
+    Offload,
+    latents_of,
+    require_fit,
+    text_encoder_of,
+)
+from ddm_ray.sampling.paris_weights import Reading, load_network
+from ddm_ray.sampling.request import MixtureInfo
+from ddm_ray.sampling.residence import Offloaded, from_host
+
+EXPERT_WEIGHTS, ROUTER_WEIGHTS = "diffusion_pytorch_model.safetensors", "pytorch_model.safetensors"
+
+
+def is_paris(folder: str | os.PathLike[str]) -> bool:
+    """Whether a folder has the layout: a config.json that speaks of num_experts, without an index of ours."""
+    try:
+        return "num_experts" in json.loads((Path(folder) / CONFIG).read_bytes())
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+def load(
+    folder: str | os.PathLike[str], device: str = "cpu", offload: Offload | None = None, reading: Reading | None = None
+) -> Components:
+    """All of the folder's components. Its prior over experts isn't known: `once` asks the router at pure noise.
+
+    Raises MissingArtifact, CorruptArtifact, TruncatedWeights (which name file and tensor), ExpertCountError.
+    """
+    root, reading = Path(folder), reading or Reading()
+    about, index = _read_json(root / CONFIG), _read_json(root / INDEX)
+    count, image_size = (_field(about, name, root / CONFIG) for name in ("num_experts", "image_size"))
+    specs = [_expert_spec(root / f"expert_{expert}" / CONFIG, image_size) for expert in range(count)]
+    router_spec = _router_spec(root / "router" / CONFIG, image_size)
+    if (found := _num_folders(root)) != count:
+        raise ExpertCountError(f"{root}: {CONFIG} speaks of {count} experts, {found} folders expert_N are there")
+    info = _info(specs)
+    require_fit(info, [spec["config"] for spec in specs], router_spec["config"])
+
+    def fetch(expert: int, to: str = device) -> nn.Module:
+        return load_network(root / f"expert_{expert}" / EXPERT_WEIGHTS, specs[expert], reading).to(to)
+
+    experts: Any
+    if offload == "disk":
+        experts = Offloaded(fetch, [True] * count)
+    else:
+        experts = tuple(fetch(expert, "cpu" if offload else device) for expert in range(count))
+        experts = Offloaded(from_host(experts, device), [True] * count) if offload else experts
+    router = load_network(root / "router" / ROUTER_WEIGHTS, router_spec, reading).to(device)
+    encoder = latents = None
+    if info.num_classes is None:
+        encoder = text_encoder_of(root, index, None).to(device)
+        # Without dropout of conditions in training the networks know no null one.
+        dropout = [_read_json(root / f"expert_{expert}" / CONFIG).get("cfg_dropout_prob", 0) for expert in range(count)]
+        info = replace(info, trained_null=all(dropout), null_text=encoder.null().to("cpu"))
+    if about.get("use_latents"):
+        latents = latents_of(root).to(device)
+    # top-2 is what its authors found best; steps and scale are those of the decentralized diffusion paper.
+    defaults = SampleConfig(strategy=f"top-{min(2, count)}", steps=50, guidance_scale=7.5)
+    return Components(Models(info, experts, router, device), (), defaults, encoder, latents)
+
+
+def _info(specs: Sequence[dict[str, Any]]) -> MixtureInfo:
+    """Of these experts, all alike; the prior, which no file tells, is taken as uniform."""
+    config = specs[0]["config"]
+    # Neither labels nor texts: every image is unconditional.
+    num_classes = None if config["text_dim"] is not None else config["num_classes"] or 0
+    prior_CK = torch.full(((num_classes or 0) + 1, len(specs)), 1 / len(specs), dtype=torch.float64)
+    shape = (config["channels"], config["image_size"], config["image_size"])
+    return MixtureInfo(len(specs), shape, num_classes, prior_CK)
+
+
+def _expert_spec(path: Path, image_size: int) -> dict[str, Any]:
+    config = _read_json(path)
+    trunk = _trunk(config, path, image_size)
+    if _field(config, "out_channels", path) != trunk["channels"]:
+        raise CorruptArtifact(f"{path}: out_channels is {config['out_channels']}, a velocity has {trunk['channels']}")
+    text = _field(config, "text_embed_dim", path) if _field(config, "use_text_conditioning", path) else None
+    classes = _field(config, "num_classes", path) if config.get("use_class_conditioning") else None
+    return _checked({"class": "DiT", "config": {**trunk, "text_dim": text, "num_classes": classes}}, path)
+
+
+def _router_spec(path: Path, image_size: int) -> dict[str, Any]:
+    config = _read_json(path)
+    arguments = {"num_experts": _field(config, "num_clusters", path), **_trunk(config, path, image_size)}
+    return _checked({"class": "Router", "config": {**arguments, "text_dim": None, "num_classes": None}}, path)
+
+
+def _trunk(config: dict[str, Any], path: Path, image_size: int) -> dict[str, Any]:
+    for name, supported in (("architecture", "dit"), ("use_dit_time_embed", True)):
+        if _field(config, name, path) != supported:
+            raise CorruptArtifact(f"{path}: {name} is {config[name]!r}, only {supported!r} can be imported")
+    return {
+        "image_size": image_size,
+        "channels": _field(config, "in_channels", path),
+        "patch_size": _field(config, "patch_size", path),
+        "width": _field(config, "hidden_size", path),
+        "depth": _field(config, "num_layers", path),
+        "heads": _field(config, "num_heads", path),
+        "mlp_ratio": config.get("mlp_ratio", 4.0),
+        "adaln": "single" if config.get("use_adaln_single") else "zero",
+    }
+
+
+def _checked(spec: dict[str, Any], path: Path) -> dict[str, Any]:
+    try:
+        weights.build(spec, "meta")
+    except CorruptArtifact as error:
+        raise CorruptArtifact(f"{path}: {error}") from None
+    return spec
+
+
+def _num_folders(root: Path) -> int:
+    return sum(1 for path in root.glob("expert_*") if path.is_dir())
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except OSError:
+        raise MissingArtifact(f"{path} is missing or can't be read: fetch it again") from None
+    except ValueError:
+        raise CorruptArtifact(f"{path}: not JSON; fetch it again") from None
+    if not isinstance(found, dict):
+        raise CorruptArtifact(f"{path}: not an object; fetch it again")
+    return found
+
+
+def _field(config: dict[str, Any], name: str, path: Path) -> Any:
+    if name not in config:
+        raise CorruptArtifact(f"{path}: lacks the field {name}; fetch it again")
+    return config[name]

@@ -1,0 +1,284 @@
+"""A pipeline as a folder in diffusers' layout: model_index.json, one folder a component, safetensors; no pickle.
+
+Shapes: K experts, C conditions.
+"""
+
+import json
+import os
+import secrets
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load as tensors_from_bytes
+from safetensors.torch import save as tensors_to_bytes
+from torch import nn
+
+from ddm_ray import __version__
+from ddm_ray.config import SampleConfig
+from ddm_ray.core.condition import Text
+from ddm_ray.core.flow import Flow
+from ddm_ray.core.matching import MatchedRouter, VelocityField
+from ddm_ray.errors import ConfigError, CorruptArtifact, MissingArtifact, RunError, SamplingError, StorageError
+from ddm_ray.models import weights
+from ddm_ray.models.latents import Latents
+from ddm_ray.models.text import TextEncoder
+from ddm_ray.sampling.checkpoint import Models, matched
+from ddm_ray.sampling.components import (
+    CONFIG,
+    INDEX,
+    Components,
+    Offload,
+    bare,
+    config_of,
+    latents_of,
+    one_line,
+    require_fit,
+    text_encoder_of,
+)
+from ddm_ray.sampling.request import MixtureInfo
+from ddm_ray.sampling.residence import Offloaded, from_host
+from ddm_ray.sampling.verified import VerifiedFolder, record
+from ddm_ray.storage.manifest import FileRecord, canonical, sha256
+
+WEIGHTS, NULL_TEXT = "diffusion_pytorch_model.safetensors", "null_text.safetensors"
+ABSENT = [None, None]
+
+
+def save(components: Components, folder: str | os.PathLike[str], overwrite: bool = False) -> None:
+    """Write a pipeline beside `folder`, to the disk itself, then rename: killed at any time, it leaves no half one.
+
+    SamplingError for a folder that holds anything, unless it is a pipeline of ours and `overwrite` (the old one
+    is moved aside first: for an instant there is neither). StorageError if it can't be written.
+    """
+    target = Path(folder).absolute()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        if not is_ours(target):
+            raise SamplingError(f"{target} is there and no pipeline of ours: save to another folder")
+        if not overwrite:
+            raise SamplingError(f"{target} is a pipeline already: use overwrite=True, or another folder")
+    being, old = (target.with_name(f".{target.name}.{secrets.token_hex(4)}.{word}") for word in ("being", "old"))
+    try:
+        being.mkdir(parents=True)
+        index = {"_class_name": "DDMPipeline", "_ddm_ray_version": __version__, **_write(components, being)}
+        names = sorted(path.relative_to(being).as_posix() for path in being.rglob("*") if path.is_file())
+        index["files"] = {name: asdict(record(being / name)) for name in names}
+        text = json.dumps({**index, "checksum": sha256(canonical(index))}, indent=1)
+        (being / INDEX).write_text(text + "\n")
+        for path in [*being.rglob("*"), being]:
+            _sync(path)
+        _put(being, target, old)
+    except OSError as error:
+        raise StorageError(f"{target}: can't be saved: {error.strerror or error}; choose another folder") from None
+    finally:
+        shutil.rmtree(being, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _put(being: Path, target: Path, old: Path) -> None:
+    """Gives a whole pipeline its name; one that had it goes to `old`, and comes back if that fails."""
+    replaces = target.exists() and any(target.iterdir())
+    if replaces:
+        target.rename(old)
+    try:
+        being.rename(target)
+    except OSError:
+        if replaces:
+            old.rename(target)
+        raise
+    _sync(target.parent)
+
+
+def is_ours(folder: str | os.PathLike[str]) -> bool:
+    """Whether the folder holds a pipeline that `save` wrote, sound or not."""
+    try:
+        return b'"_ddm_ray_version"' in (Path(folder) / INDEX).read_bytes()
+    except OSError:
+        return False
+
+
+def load(folder: str | os.PathLike[str], device: str = "cpu", offload: Offload | None = None) -> Components:
+    """What `save` wrote, sizes and checksums verified; experts offloaded to disk are verified when they come.
+
+    Raises MissingArtifact for files that aren't there, RunError for a pipeline of a newer version, TruncatedWeights
+    and CorruptArtifact, which name the file.
+    """
+    root = Path(folder)
+    index = _index(root)
+    try:
+        saved = VerifiedFolder(root, {name: FileRecord(**known) for name, known in index["files"].items()})
+        names = sorted((name for name in index if name.startswith("expert_")), key=lambda name: (len(name), name))
+        there = [index[name] != ABSENT for name in names]
+        router_there = index["router"] != ABSENT
+        info = _info(index, len(names))
+        class_names, defaults = tuple(index["class_names"]), SampleConfig(**index["defaults"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptArtifact(f"{root / INDEX}: not as save_pretrained writes it ({one_line(error)})") from None
+    specs = [_spec(saved, name) if here else None for name, here in zip(names, there, strict=True)]
+    router_spec = _spec(saved, "router") if router_there else None
+    require_fit(info, [spec and spec["config"] for spec in specs], router_spec and router_spec["config"])
+
+    def fetch(expert: int, to: str = device) -> nn.Module:
+        spec = specs[expert]
+        assert spec is not None
+        return _network(saved, names[expert], spec).to(to)
+
+    experts: Any
+    if offload == "disk":
+        experts = Offloaded(fetch, there)
+    else:
+        home = "cpu" if offload else device
+        experts = tuple(fetch(k, home) if here else None for k, here in enumerate(there))
+        if offload:
+            experts = Offloaded(from_host([expert or nn.Identity() for expert in experts], device), there)
+    router = _network(saved, "router", router_spec).to(device) if router_spec else None
+    models = Models(replace(info, null_text=_null_text(saved)), experts, router, device)
+    encoder, latents = _text_encoder(saved, index), _latents(saved, index)
+    return Components(models, class_names, defaults, encoder and encoder.to(device), latents and latents.to(device))
+
+
+def _index(root: Path) -> dict[str, Any]:
+    where = root / INDEX
+    try:
+        index = json.loads(where.read_bytes())
+        version, checksum = index["_ddm_ray_version"], index.pop("checksum")
+        newer = _number(version) > _number(__version__)
+    except OSError:
+        raise MissingArtifact(f"{root} is not a pipeline: it has no {INDEX} that can be read") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise CorruptArtifact(f"{where}: not a whole index; save or fetch the pipeline again") from None
+    if newer:
+        raise RunError(f"{where}: saved by ddm-ray {version}, this is {__version__}: install that version")
+    if checksum != sha256(canonical(index)):
+        raise CorruptArtifact(f"{where}: altered since it was saved; save or fetch the pipeline again")
+    return index
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+def _info(index: dict[str, Any], num_experts: int) -> MixtureInfo:
+    alive_K, router_prior_K = index["alive_K"], index["router_prior_K"]
+    return MixtureInfo(
+        num_experts,
+        tuple(index["image_shape"]),
+        index["num_classes"],
+        torch.tensor(index["prior_CK"], dtype=torch.float64),
+        alive_K=None if alive_K is None else torch.tensor(alive_K),
+        dtype={"float32": torch.float32, "float64": torch.float64}[index["dtype"]],
+        trained_null=index["trained_null"],
+        router_temperature=index["router_temperature"],
+        router_prior_K=None if router_prior_K is None else torch.tensor(router_prior_K, dtype=torch.float64),
+    )
+
+
+def _spec(saved: VerifiedFolder, name: str) -> dict[str, Any]:
+    """The spec of a network, from its config.json: also what it was trained on, under "flow"."""
+    data = saved.read(f"{name}/{CONFIG}")
+    try:
+        config = json.loads(data)
+        kind, flow = config.pop("_class_name"), Flow(**config.pop("flow"))
+        config.pop("_ddm_ray_version")
+        spec = {"class": kind, "config": config, "flow": flow}
+        weights.build(spec, "meta")
+    except (ValueError, KeyError, TypeError, AttributeError, ConfigError, CorruptArtifact) as error:
+        raise CorruptArtifact(f"{saved.root / name / CONFIG}: {one_line(error)}") from None
+    return spec
+
+
+def _network(saved: VerifiedFolder, name: str, spec: dict[str, Any]) -> nn.Module:
+    data = saved.read(f"{name}/{WEIGHTS}")
+    try:
+        return matched(weights.load(spec, data), spec["flow"])
+    except CorruptArtifact as error:
+        raise CorruptArtifact(f"{saved.root / name / WEIGHTS}: {error}") from None
+
+
+def _text_encoder(saved: VerifiedFolder, index: dict[str, Any]) -> TextEncoder | None:
+    found: list[TextEncoder] = []
+    for suffix in ("", "_2"):
+        if f"text_encoder{suffix}" in index:
+            for folder in (f"text_encoder{suffix}", f"tokenizer{suffix}"):
+                saved.check(folder)
+            found.append(text_encoder_of(saved.root, index, index.get(f"text_tokens{suffix}"), suffix))
+    if len(found) == 2:
+        found[0].pooled = found[1]
+    return found[0] if found else None
+
+
+def _latents(saved: VerifiedFolder, index: dict[str, Any]) -> Latents | None:
+    if "vae" not in index:
+        return None
+    saved.check("vae")
+    return latents_of(saved.root, index.get("latent_scale"), index.get("latent_shift"))
+
+
+def _null_text(saved: VerifiedFolder) -> Text | None:
+    if NULL_TEXT not in saved.files:
+        return None
+    tensors = tensors_from_bytes(saved.read(NULL_TEXT))
+    return Text(tensors["tokens_BLE"], tensors["mask_BL"], tensors.get("pooled_BP"))
+
+
+def _write(components: Components, folder: Path) -> dict[str, Any]:
+    """Writes all components; what the index says of them, but for the files' checksums."""
+    models, info = components.models, components.models.info
+    index: dict[str, Any] = {}
+    for expert in range(len(models.experts)):
+        name = f"expert_{expert:03d}"
+        index[name] = _write_network(models.experts[expert], folder / name)
+    index["router"] = _write_network(models.router, folder / "router")
+    encoder = components.text_encoder
+    for suffix, one in (("", encoder), ("_2", encoder and encoder.pooled)):
+        if one is None:
+            continue
+        for name, part in ((f"text_encoder{suffix}", one.model), (f"tokenizer{suffix}", one.tokenizer)):
+            part.save_pretrained(folder / name)
+            index[name] = ["transformers", type(part).__name__]
+        index[f"text_tokens{suffix}"] = one.tokens
+    if components.latents is not None:
+        components.latents.autoencoder.save_pretrained(folder / "vae")
+        index["vae"] = ["diffusers", type(components.latents.autoencoder).__name__]
+        index |= {"latent_scale": components.latents.scale, "latent_shift": components.latents.shift}
+    if info.null_text is not None:
+        named = {name: tensor.cpu().contiguous() for name, tensor in vars(info.null_text).items() if tensor is not None}
+        (folder / NULL_TEXT).write_bytes(tensors_to_bytes(named))
+    return index | {
+        "class_names": list(components.class_names),
+        "defaults": components.defaults.model_dump(mode="json"),
+        "image_shape": list(info.image_shape),
+        "num_classes": info.num_classes,
+        "prior_CK": info.prior_CK.double().tolist(),
+        "alive_K": None if info.alive_K is None else info.alive_K.tolist(),
+        "dtype": str(info.dtype).removeprefix("torch."),
+        "trained_null": info.trained_null,
+        "router_temperature": info.router_temperature,
+        "router_prior_K": None if info.router_prior_K is None else info.router_prior_K.double().tolist(),
+    }
+
+
+def _write_network(model: Any, folder: Path) -> list[str | None]:
+    if model is None:
+        return list(ABSENT)
+    if config_of(model) is None:
+        what = "offloaded to host memory: load it without, or from disk" if callable(model) else "without a config"
+        raise SamplingError(f"{folder.name} can't be saved: it is {what}")
+    flow = model.flow if isinstance(model, VelocityField | MatchedRouter) else Flow()
+    spec = weights.describe(bare(model))
+    tensors, _ = weights.to_bytes(bare(model), spec)
+    config = {"_class_name": spec["class"], "_ddm_ray_version": __version__, **spec["config"], "flow": asdict(flow)}
+    folder.mkdir()
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    (folder / WEIGHTS).write_bytes(tensors)
+    return ["ddm_ray", spec["class"]]
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,49 @@
+"""A folder whose files are known by size and checksum: nothing of it is used that isn't as it was written."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddm_ray.errors import CorruptArtifact, MissingArtifact, TruncatedWeights
+from ddm_ray.storage.manifest import FileRecord, verify
+
+REMEDY = "save or fetch the pipeline again"
+
+
+@dataclass(frozen=True)
+class VerifiedFolder:
+    """The files of `root` that `files` records, by their paths in it."""
+
+    root: Path
+    files: Mapping[str, FileRecord]
+
+    def read(self, name: str) -> bytes:
+        """A file's bytes. MissingArtifact; TruncatedWeights for safetensors that end early; CorruptArtifact."""
+        path = self.root / name
+        if name not in self.files:
+            raise CorruptArtifact(f"{self.root}: its index says nothing of {name}; {REMEDY}")
+        try:
+            data = path.read_bytes()
+        except OSError:
+            raise MissingArtifact(f"{path} is missing or can't be read; {REMEDY}") from None
+        if len(data) < self.files[name].bytes and path.suffix == ".safetensors":
+            raise TruncatedWeights(f"{path}: {len(data)} bytes of {self.files[name].bytes}; {REMEDY}")
+        return verify(data, self.files[name], str(path))
+
+    def check(self, folder: str) -> None:
+        """All recorded files of a folder, for another library to read: maybe too large to be read at once for this."""
+        for name in self.files:
+            path = self.root / name
+            if not name.startswith(f"{folder}/"):
+                continue
+            if not path.is_file():
+                raise MissingArtifact(f"{path} is missing; {REMEDY}")
+            if record(path) != self.files[name]:
+                raise CorruptArtifact(f"{path}: size or checksum differs; {REMEDY}")
+
+
+def record(path: Path) -> FileRecord:
+    """Size and checksum of a file."""
+    with path.open("rb") as file:
+        return FileRecord(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())

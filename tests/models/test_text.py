@@ -1,0 +1,172 @@
+"""Prompts become tokens, masks and pooled vectors, by real transformers models of random weights."""
+
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import (
+    BertConfig,
+    CLIPTextConfig,
+    CLIPTextModel,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5EncoderModel,
+)
+
+from ddm_ray.config import TextConfig
+from ddm_ray.core.condition import Text
+from ddm_ray.errors import ConfigError
+from ddm_ray.models.text import TextEncoder
+
+WORDS = ["<pad>", "<s>", "</s>", "<unk>", "a", "red", "blue", "cat", "dog", "on", "the", "moon"]
+PROMPTS = ["a red cat", "a blue dog on the moon", ""]
+
+
+def tokenizer(begins: bool) -> PreTrainedTokenizerFast:
+    """Words of a tiny vocabulary; texts end with </s>, and begin with <s> as CLIP's do, or not, as T5's."""
+    words = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>" if begins else "$A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+
+
+@pytest.fixture(scope="module")
+def clip_model() -> CLIPTextModel:
+    torch.manual_seed(0)
+    size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    special = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    return CLIPTextModel(CLIPTextConfig(vocab_size=12, max_position_embeddings=10, **size, **special))
+
+
+@pytest.fixture(scope="module")
+def t5_model() -> T5EncoderModel:
+    torch.manual_seed(1)
+    return T5EncoderModel(T5Config(vocab_size=12, d_model=24, d_kv=8, d_ff=32, num_layers=2, num_heads=3))
+
+
+@pytest.fixture(scope="module")
+def clip(clip_model: CLIPTextModel) -> TextEncoder:
+    return TextEncoder.from_components(tokenizer(begins=True), clip_model, 8)
+
+
+@pytest.fixture(scope="module")
+def t5(t5_model: T5EncoderModel) -> TextEncoder:
+    return TextEncoder.from_components(tokenizer(begins=False), t5_model, 12)
+
+
+@pytest.fixture
+def folders(tmp_path: Path, clip_model: CLIPTextModel, t5_model: T5EncoderModel) -> tuple[str, str]:
+    """Folders of CLIP's text model and of T5's encoder, each with its tokenizer."""
+    for name, model, begins in (("clip", clip_model, True), ("t5", t5_model, False)):
+        model.save_pretrained(tmp_path / name)
+        tokenizer(begins).save_pretrained(tmp_path / name)
+    return str(tmp_path / "clip"), str(tmp_path / "t5")
+
+
+def test_clip_gives_tokens_mask_and_pooled_vector(clip: TextEncoder, clip_model: CLIPTextModel) -> None:
+    text = clip.encode(PROMPTS)
+    assert (text.tokens_BLE.shape, text.mask_BL.shape) == ((3, 8, 16), (3, 8))
+    assert text.mask_BL.dtype == torch.bool
+    assert text.mask_BL.sum(1).tolist() == [5, 8, 2]
+    ids = torch.tensor([[1, 4, 5, 7, 2]])
+    alone = clip_model(input_ids=ids)
+    torch.testing.assert_close(text.tokens_BLE[0, :5], alone.last_hidden_state[0])
+    assert text.pooled_BP is not None
+    torch.testing.assert_close(text.pooled_BP[0], alone.pooler_output[0])
+    assert not text.tokens_BLE.requires_grad
+
+
+def test_t5_gives_tokens_and_no_pooled_vector(t5: TextEncoder, t5_model: T5EncoderModel) -> None:
+    text = t5.encode(PROMPTS)
+    assert text.tokens_BLE.shape == (3, 12, 24)
+    assert text.mask_BL.sum(1).tolist() == [4, 7, 1]
+    assert text.pooled_BP is None
+    alone = t5_model(input_ids=torch.tensor([[4, 5, 7, 2]])).last_hidden_state[0]
+    torch.testing.assert_close(text.tokens_BLE[0, :4], alone, msg="padding must not be seen by the encoder")
+
+
+def test_another_encoder_may_give_the_pooled_vector(clip: TextEncoder, t5_model: T5EncoderModel) -> None:
+    both = TextEncoder.from_components(tokenizer(begins=False), t5_model, 12, pooled=clip)
+    text, pooled_BP = both.encode(PROMPTS), clip.encode(PROMPTS).pooled_BP
+    assert text.tokens_BLE.shape == (3, 12, 24)
+    assert text.pooled_BP is not None
+    assert pooled_BP is not None
+    assert torch.equal(text.pooled_BP, pooled_BP)
+
+
+@pytest.mark.parametrize("name", ["clip", "t5"])
+def test_a_prompt_is_encoded_alike_alone_and_among_others(name: str, request: pytest.FixtureRequest) -> None:
+    encoder: TextEncoder = request.getfixturevalue(name)
+    together = encoder.encode(PROMPTS)
+    for row, prompt in enumerate(PROMPTS):
+        alone = encoder.encode([prompt])
+        assert torch.equal(alone.mask_BL[0], together.mask_BL[row])
+        torch.testing.assert_close(alone.tokens_BLE[0], together.tokens_BLE[row])
+    null = encoder.null()
+    assert len(null) == 1
+    torch.testing.assert_close(null.tokens_BLE[0], together.tokens_BLE[2])
+
+
+def test_a_prompt_too_long_is_cut_and_what_is_lost_is_said(clip: TextEncoder) -> None:
+    with pytest.warns(UserWarning, match=r"^a prompt of 9 tokens, of which 8 count, loses: moon$") as told:
+        cut = clip.encode(["a red dog on the blue moon", "a cat"])
+    assert len(told) == 1
+    assert told[0].filename == __file__
+    assert cut.mask_BL.sum(1).tolist() == [8, 4]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.testing.assert_close(cut.tokens_BLE[0], clip.encode(["a red dog on the blue"]).tokens_BLE[0])
+
+
+def test_an_encoder_is_read_from_a_folder(folders: tuple[str, str], clip: TextEncoder, t5: TextEncoder) -> None:
+    for folder, encoder in zip(folders, (clip, t5), strict=True):
+        again = TextEncoder.from_pretrained(folder, encoder.tokens)
+        assert_same(again.encode(PROMPTS), encoder.encode(PROMPTS))
+    assert TextEncoder.from_pretrained(folders[0], None).tokens == 10
+
+
+def test_the_encoders_of_a_run(folders: tuple[str, str], clip_model: CLIPTextModel, t5: TextEncoder) -> None:
+    clip_folder, t5_folder = folders
+    config = TextConfig(encoder=t5_folder, tokens=12, dim=24, pooled_encoder=clip_folder, pooled_dim=16)
+    text = TextEncoder.from_config(config).to("cpu").encode(PROMPTS)
+    whole = TextEncoder.from_components(tokenizer(begins=True), clip_model, 10)
+    assert_same(text, Text(t5.encode(PROMPTS).tokens_BLE, t5.encode(PROMPTS).mask_BL, whole.encode(PROMPTS).pooled_BP))
+    assert TextEncoder.from_config(TextConfig(encoder=clip_folder, tokens=8, dim=16)).encode(["a"]).mask_BL.sum() == 3
+
+
+def test_what_does_not_fit_a_run_is_told(folders: tuple[str, str], tmp_path: Path) -> None:
+    clip_folder, t5_folder = folders
+    BertConfig().save_pretrained(tmp_path / "bert")
+    for config, told in (
+        (TextConfig(encoder=clip_folder, tokens=11, dim=16), "CLIPTextModel takes 10 tokens at most, not 11"),
+        (TextConfig(encoder=clip_folder, tokens=8, dim=24), "has 16 channels: set data.text.dim"),
+        (TextConfig(encoder=t5_folder, tokens=8, dim=24, pooled_dim=16), "its pooled vector has size None"),
+        (TextConfig(encoder=clip_folder, tokens=8, dim=16, pooled_dim=9), "size 16, data.text.pooled_dim is 9"),
+        (TextConfig(encoder=str(tmp_path / "bert"), tokens=8, dim=9), "is a bert, use one of clip"),
+        (TextConfig(encoder=str(tmp_path), tokens=8, dim=9), f"text encoder {tmp_path}: "),
+    ):
+        with pytest.raises(ConfigError) as failure:
+            TextEncoder.from_config(config)
+        assert told in str(failure.value)
+        assert "\n" not in str(failure.value)
+    with pytest.raises(ConfigError, match="T5EncoderModel takes texts of any length: say how many tokens"):
+        TextEncoder.from_pretrained(t5_folder, None)
+
+
+def test_without_transformers_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ConfigError, match=r"^texts need transformers: install it with: pip install 'ddm-ray\[text\]'$"):
+        TextEncoder.from_pretrained("anywhere", 8)
+
+
+def assert_same(one: Text, other: Text) -> None:
+    torch.testing.assert_close(one.tokens_BLE, other.tokens_BLE)
+    assert torch.equal(one.mask_BL, other.mask_BL)
+    torch.testing.assert_close(one.pooled_BP, other.pooled_BP)

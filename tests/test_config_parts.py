@@ -1,0 +1,128 @@
+"""The parts of a configuration: names of strategies, sizes of networks, classes and texts, diffusers' transformers."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddm_ray.config import (
+    SIZES,
+    DataConfig,
+    DenoiserConfig,
+    DiffusersConfig,
+    ModelConfig,
+    load_recipe,
+    strategy_problem,
+)
+from ddm_ray.data.sources import open_source
+from ddm_ray.errors import ConfigError, DataError
+
+STRATEGIES = (
+    "once full oracle top-1 top-8 sample-8 sticky sticky-0 sticky-0.99 threshold-0.01"
+    " nucleus-1 nucleus-0.9 nucleus-0.95-0.5 nucleus-1.0-2"
+)
+NO_STRATEGIES = (
+    "Once top top-0 top-01 top-9 top--1 top-1.0 sample-0 sample-9 sticky-1 sticky- sticky--0.1 full-1"
+    " threshold threshold-0 threshold-1 threshold-.5 threshold-1e-3"
+    " nucleus nucleus-0 nucleus-1.01 nucleus-0.9-0 nucleus-0.9-1-1 nucleus-nan"
+)
+
+
+@pytest.mark.parametrize("name", STRATEGIES.split())
+def test_strategies_have_names(name: str) -> None:
+    assert strategy_problem(name, 8) is None
+    assert load_recipe("imagenet256-k8", (f"sample.strategy={name}",)).sample.strategy == name
+
+
+@pytest.mark.parametrize("name", [*NO_STRATEGIES.split(), "", " once", "once\n"])
+def test_what_is_no_strategy_is_told(name: str) -> None:
+    problem = strategy_problem(name, 8)
+    assert problem is not None
+    assert problem.startswith(f"{name!r} is not once, full")
+    assert len(problem.splitlines()) == 1
+
+
+@settings(deadline=None)
+@given(st.from_regex(r"[a-z]+(-[0-9.]{1,4}){0,2}"), st.integers(1, 16))
+def test_any_name_is_a_strategy_or_is_told_so_in_one_line(name: str, num_clusters: int) -> None:
+    problem = strategy_problem(name, num_clusters)
+    assert problem is None or len(problem.splitlines()) == 1
+
+
+def test_a_run_without_a_strategy_leaves_it_to_its_evaluation() -> None:
+    assert load_recipe("tiny").sample.strategy is None
+
+
+@pytest.mark.parametrize("times", ["uniform", "cosine", "shifted-3", "shifted-0.5"])
+def test_time_grids_have_names(times: str) -> None:
+    assert load_recipe("tiny", (f"sample.times={times}",)).sample.times == times
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_size_stands_for_width_depth_and_heads(size: str) -> None:
+    short, (width, depth, heads) = ModelConfig.model_validate({"size": size, "patch_size": 4}), SIZES[size]
+    assert short == ModelConfig(width=width, depth=depth, heads=heads, patch_size=4)
+    assert ModelConfig.model_validate(short.model_dump()) == short
+    assert short.model_dump().keys() == {"patch_size", "width", "depth", "heads", "mlp_ratio", "adaln"}
+    whole = load_recipe("tiny", (f"expert.model={{size: {size}}}",)).expert.model
+    assert whole.model_dump() == {**short.model_dump(), "patch_size": 2, "analytic_skip": None}
+
+
+def test_classes_are_counted_or_named() -> None:
+    named = DataConfig(class_names=("cat", "dog"))
+    assert named.num_classes == 2
+    counted = DataConfig(num_classes=1000)
+    assert (counted.class_names[0], counted.class_names[999], len(counted.class_names)) == ("0", "999", 1000)
+    for data in (named, counted):
+        assert DataConfig.model_validate(data.model_dump(mode="json")) == data
+
+
+def test_a_run_of_texts_has_no_classes() -> None:
+    data = load_recipe("laion256-k8").data
+    assert (data.num_classes, data.class_names) == (None, ())
+    assert data.text is not None
+    assert data.text.dim == 768
+
+
+def test_channels_beyond_colours_are_for_latents() -> None:
+    latents = {"autoencoder": "vae", "scale": 0.2}
+    assert load_recipe("tiny", ("data.channels=16", f"data.latents={latents}")).data.shape == (16, 8, 8)
+
+
+def test_the_expert_may_be_a_transformer_of_diffusers() -> None:
+    config = load_recipe("ddm-24b")
+    assert isinstance(config.expert.model, DiffusersConfig)
+    assert config.expert.model.shape_arguments(config.data) == {
+        "in_channels": 16,
+        "joint_attention_dim": 2048,
+        "pooled_projection_dim": 768,
+    }
+    assert isinstance(load_recipe("laion256-k8").expert.model, DenoiserConfig)
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("expert.model.arguments.in_channels=4", "expert.model.arguments.in_channels: follows from data, leave it out"),
+        ("data.text.pooled_dim=", "data.text: pooled_encoder needs pooled_dim"),
+        (
+            "data.text={encoder: t5, tokens: 8, dim: 4}",
+            "expert.model: FluxTransformer2DModel is conditioned on a pooled",
+        ),
+        ("data.image_size=33", "expert.model.patch_size (2) must divide data.image_size (33)"),
+        ("expert.model={name: PixArtTransformer2DModel, arguments: {patch_size: 5}}", "patch_size (5) must divide"),
+        (
+            "expert.model={name: SD3Transformer2DModel, arguments: {sample_size: 5, in_channels: 3}}",
+            "expert.model.arguments.in_channels: follows from data, leave it out",
+        ),
+    ],
+)
+def test_what_does_not_fit_a_transformer_of_diffusers_is_told(setting: str, told: str) -> None:
+    with pytest.raises(ConfigError) as failure:
+        load_recipe("ddm-24b", (setting,))
+    assert str(failure.value).startswith(f"recipe ddm-24b with {setting}: ")
+    assert told in str(failure.value)
+
+
+def test_a_source_that_is_not_there_is_told() -> None:
+    with pytest.raises(DataError, match=r"^data\.source 'cifar': no such source here; there is digits$"):
+        open_source(load_recipe("tiny", ("data.source=cifar",)).data)

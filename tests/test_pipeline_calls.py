@@ -1,0 +1,129 @@
+"""What a DDMPipeline may be asked for, and how it refuses what it can't do: on a run of untrained models."""
+
+import numpy as np
+import pytest
+import torch
+
+from ddm_ray.config import SampleConfig
+from ddm_ray.core.condition import Text
+from ddm_ray.core.times import time_grid
+from ddm_ray.errors import SamplingError
+from ddm_ray.pipeline import DDMPipeline
+from tests.random_run import make_run
+
+TEXT = Text(torch.zeros(1, 2, 3), torch.ones(1, 2, dtype=torch.bool))
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> DDMPipeline:
+    return DDMPipeline.from_run(make_run(str(tmp_path_factory.mktemp("calls") / "run")))
+
+
+def pixels(pipeline: DDMPipeline, labels, **kwargs) -> torch.Tensor:
+    return pipeline(class_labels=labels, output_type="pt", **kwargs).images
+
+
+def test_a_class_may_be_asked_for_by_prompt(pipeline: DDMPipeline) -> None:
+    expected = pixels(pipeline, ["3", None, None, "9"], seeds=4)
+    assert torch.equal(pipeline(["3", "", None, "9"], seeds=4, output_type="pt").images, expected)
+    (alone,) = pipeline("3", seeds=4, output_type="pt").images
+    torch.testing.assert_close(alone, expected[0], atol=1e-5, rtol=0)
+    for label in (3, [3], np.array([3])):
+        assert torch.equal(pixels(pipeline, label, seeds=4)[0], alone)
+    assert pipeline(["3", ""], seeds=4).prompts == ("3", "")
+
+
+def test_many_images_of_a_prompt_count_their_seeds_on(pipeline: DDMPipeline) -> None:
+    output = pipeline(["3", "8"], num_images_per_prompt=2, seeds=5, output_type="pt")
+    assert output.seeds == (5, 6, 7, 8)
+    assert output.prompts == ("3", "3", "8", "8")
+    assert torch.equal(output.images, pixels(pipeline, ["3", "3", "8", "8"], seeds=5))
+
+
+def test_seeds_are_drawn_from_a_generator(pipeline: DDMPipeline) -> None:
+    first, second = (pipeline([*"123"], generator=torch.Generator().manual_seed(2)) for _ in range(2))
+    assert first.seeds == second.seeds
+    assert len(set(first.seeds)) == 3
+    assert pipeline([*"123"], generator=torch.Generator().manual_seed(3)).seeds != first.seeds
+
+
+def test_a_callback_sees_each_step_of_each_batch(pipeline: DDMPipeline) -> None:
+    seen: list[tuple[int, float, torch.Tensor]] = []
+
+    def watch(told: DDMPipeline, step: int, t: float, tensors: dict[str, torch.Tensor]) -> str:
+        assert told is pipeline
+        seen.append((step, t, tensors["latents"].clone()))
+        return "ignored"
+
+    settings = {"seeds": 1, "num_inference_steps": 3, "output_type": "latent", "times": "cosine"}
+    output = pipeline([*"123"], callback_on_step_end=watch, batch_size=2, **settings)
+    assert [step for step, _, _ in seen] == [0, 1, 2] * 2
+    assert [t for _, t, _ in seen[:3]] == pytest.approx(time_grid("cosine", 3)[1:].tolist())
+    assert torch.equal(torch.cat([seen[2][2], seen[5][2]]), output.images)
+    torch.testing.assert_close(pipeline([*"123"], **settings).images, output.images, atol=1e-5, rtol=0)
+
+
+def test_latents_are_what_the_models_paint(pipeline: DDMPipeline) -> None:
+    latent = pipeline(["1", "2"], seeds=3, output_type="latent").images
+    assert latent.min() < -1
+    assert torch.equal((latent / 2 + 0.5).clamp(0, 1), pixels(pipeline, ["1", "2"], seeds=3))
+
+
+def test_the_oracle_is_told_the_cluster(pipeline: DDMPipeline) -> None:
+    output = pipeline(["1", "2"], strategy="oracle", clusters=[1, 0], num_images_per_prompt=2, num_inference_steps=2)
+    assert output.experts_SB.tolist() == [[1, 1, 0, 0]] * 2
+    assert not pipeline(["1", "2"], strategy="oracle", clusters=0).experts_SB.any()
+
+
+def test_guidance_settings_reach_the_sampler(pipeline: DDMPipeline) -> None:
+    settings = {"seeds": 1, "strategy": "full", "guidance_scale": 3.0}
+    plain = pixels(pipeline, ["1", "2"], **settings)
+    for changed in (
+        {"guidance": "per-expert"},
+        {"guidance_interval": (0.2, 0.6)},
+        {"times": "shifted-3"},
+        {"solver": "midpoint"},
+    ):
+        assert (pixels(pipeline, ["1", "2"], **settings, **changed) - plain).abs().max() > 1e-4
+    everything = SampleConfig(strategy="full", guidance_scale=3.0, guidance="per-expert", times="shifted-3", steps=4)
+    own = DDMPipeline(pipeline.models, class_names=pipeline.components.class_names, defaults=everything)
+    asked = {"guidance": "per-expert", "times": "shifted-3", "num_inference_steps": 4}
+    assert torch.equal(pixels(own, ["1"], seeds=1), pixels(pipeline, ["1"], **settings, **asked))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"class_labels": ["cat"]}, r"unknown class 'cat': use a name \(0, 1, .*\) or a number from 0 to 9"),
+        ({"class_labels": [10]}, "unknown class 10"),
+        ({"class_labels": [-1]}, "unknown class -1"),
+        ({"class_labels": []}, "0 seeds"),
+        ({"strategy": "best"}, "unknown strategy 'best'"),
+        ({"strategy": "top-3"}, "unknown strategy 'top-3' for 2 experts"),
+        ({"solver": "rk4"}, "unknown solver 'rk4'"),
+        ({"num_inference_steps": 0}, "steps is 0"),
+        ({"guidance_scale": float("nan")}, "guidance_scale is nan"),
+        ({"seeds": [1, 2]}, "2 seeds for 1 images"),
+        ({"seeds": -1}, "seeds must be from 0"),
+        ({"seeds": 1, "generator": torch.Generator()}, "give either seeds or a generator"),
+        ({"times": "log"}, "unknown times 'log'"),
+        ({"guidance_interval": (0.9, 0.1)}, "guidance_interval is"),
+        ({"guidance": "none"}, "unknown guidance 'none'"),
+        ({"strategy": "oracle"}, "strategy oracle needs"),
+        ({"strategy": "oracle", "clusters": 2}, "strategy oracle needs cluster_B, a cluster from 0 to 1"),
+        ({"output_type": "jpg"}, "unknown output_type 'jpg'"),
+        ({"num_images_per_prompt": 0}, "num_images_per_prompt is 0"),
+        ({"prompt": "1"}, "give either prompt or class_labels: one"),
+        ({"class_labels": None}, "give either prompt or class_labels: one"),
+        ({"class_labels": None, "prompt": ["1", 2]}, "give numbers as class_labels"),
+        ({"class_labels": 2.5}, r"unknown class 2\.5"),
+        ({"class_labels": None, "prompt": TEXT}, "conditioned on class labels"),
+        ({"batch_size": 0}, "batch_size is 0"),
+    ],
+)
+def test_what_cannot_be_met_is_said_in_one_line(
+    pipeline: DDMPipeline, arguments: dict[str, object], message: str
+) -> None:
+    with pytest.raises(SamplingError, match=message) as raised:
+        pipeline(**({"class_labels": ["1"]} | arguments))
+    assert "\n" not in str(raised.value)

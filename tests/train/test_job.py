@@ -1,0 +1,49 @@
+"""What of a run's configuration reaches its training jobs, and which artifacts the flow identifies."""
+
+from pathlib import Path
+
+import pytest
+
+from ddm_ray.config import load_recipe
+from ddm_ray.core.flow import Flow
+from ddm_ray.core.times import TimeSampling
+from ddm_ray.errors import TrainingError
+from ddm_ray.models.spec import denoiser_spec, router_spec
+from ddm_ray.storage.run import MONOLITH, PARTITION, ROUTER, ROWS, Run, evaluation, expert, shard
+from ddm_ray.train.job import train_job
+from ddm_ray.train.objectives import ExpertLoss, RouterLoss
+
+FLOW = ("flow={path: cosine, prediction: noise, times: logit-normal, mean: 0.3, std: 0.9, num_times: 7, shift: 2}",)
+ALL = (ROWS, PARTITION, shard(0), expert(0), ROUTER, MONOLITH, evaluation("x"))
+
+
+def make(path: Path, settings: tuple[str, ...] = (), recipe: str = "tiny") -> Run:
+    return Run.create(str(path), load_recipe(recipe, settings))
+
+
+def test_all_jobs_of_a_run_share_its_flow(tmp_path: Path) -> None:
+    run = make(tmp_path / "run", (*FLOW, "expert.model.analytic_skip="))
+    flow, times = Flow("cosine", "noise"), TimeSampling("logit-normal", 0.3, 0.9, 7, 2.0)
+    for artifact in (expert(1), ROUTER, MONOLITH):
+        job = train_job(run, artifact)
+        assert (job.flow, job.times) == (flow, times)
+        assert job.objective == (RouterLoss if artifact == ROUTER else ExpertLoss)(flow)
+        assert job.spec == (router_spec if artifact == ROUTER else denoiser_spec)(run.config)
+        assert job.spec["flow"] == {"path": "cosine", "prediction": "noise"}
+    usual = train_job(make(tmp_path / "usual"), MONOLITH)
+    assert (usual.flow, usual.times) == (Flow(), TimeSampling())
+
+
+@pytest.mark.parametrize("field", ["path=cosine", "prediction=noise", "times=discrete", "shift=3"])
+def test_the_flow_identifies_networks_and_nothing_else(tmp_path: Path, field: str) -> None:
+    no_skip = ("expert.model.analytic_skip=",)
+    before, after = make(tmp_path / "a", no_skip), make(tmp_path / "b", (*no_skip, f"flow.{field}"))
+    differing = [name for name in ALL if before.identity(name) != after.identity(name)]
+    assert differing == [expert(0), ROUTER, MONOLITH]
+
+
+def test_texts_cannot_be_trained_on_yet(tmp_path: Path) -> None:
+    run = make(tmp_path / "run", recipe="laion256-k8")
+    with pytest.raises(TrainingError, match="rows carry class labels alone") as told:
+        train_job(run, MONOLITH)
+    assert "\n" not in str(told.value)
