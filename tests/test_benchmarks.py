@@ -8,8 +8,12 @@ from types import ModuleType
 
 import pytest
 
+from ddm_ray.models import weights
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 TINY = "--width 32 --heads 2 --depth 1 --image-size 8 --patch-size 4 --steps 1 --repeats 2 --experts 2 --batches 1 4"
+# One expert weighs 15 MiB: more than what the peak of a process varies by.
+LARGER = "--width 256 --heads 2 --depth 3 --image-size 8 --patch-size 4 --steps 1 --experts 2 6"
 
 
 @pytest.fixture
@@ -49,6 +53,9 @@ def test_sampling_measures_all_its_claims(
     for batch in (1, 4):
         assert found[f"once, K=2, batch {batch}: time"]["target"] == 1.05
         assert found[f"top-1, K=2, batch {batch}: time without the router's"]["target"] == 1.05
+        assert found[f"texts, once, K=2, batch {batch}: time without the router's"]["target"] == 1.05
+    full = found["texts, full, K=2, batch 4: time without the router's"]
+    assert (full["target"], full["unit"]) == (1.05, "x K dense")
     for strategy in ("top-1", "full"):
         for size in ("Ti", "B"):
             share = found[f"{strategy}, K=2, batch 4: share of a router as {size} to XL"]
@@ -56,7 +63,50 @@ def test_sampling_measures_all_its_claims(
     weights = found["weights of one expert"]["value"]
     for where in ("resident", "disk"):
         assert found[f"{where}, K=2: peak memory"]["value"] > 2 * weights
-    assert found["disk, once, K=2, batch 4, steps 1: time"]["unit"] == "x resident"
+    assert found["disk, K=2, batch 4, steps 1: time"]["unit"] == "x resident"
+
+
+def test_memory_that_grows_with_the_experts_is_found(
+    sampling: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With 6 resident all experts that were fetched stay, as they would if what is fetched weren't let go of."""
+    monkeypatch.setattr(sys, "argv", [str(sampling.__file__), *LARGER.split(), "--resident", "6"])
+    bench, report = sampling.Bench(sampling.arguments()), sampling.Report()
+    expert, file = bench.expert(), tmp_path / "expert.safetensors"
+    file.write_bytes(weights.to_bytes(expert, bench.spec)[0])
+    sampling.measure_growth(bench, "disk", file, file.stat().st_size / sampling.MIB, report)
+    growth = report.claims[-1]
+    assert growth.name == "disk: growth for each expert more"
+    assert growth.value > 0.8
+    assert growth.holds is False
+
+
+def test_each_expert_has_two_rows_however_many_there_are(sampling: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["sampling.py", *TINY.split()])
+    bench = sampling.Bench(sampling.arguments())
+    for k in (2, 4, 16):
+        request = sampling.balanced(bench, k)
+        assert request.cluster_B.bincount().tolist() == [2] * k
+        assert request.cluster_B.tolist() != sorted(request.cluster_B.tolist())
+
+
+def test_noise_is_on_neither_side(sampling: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds are as told here, so that the quotients are: noise 1, a network 10, a call of the router 3."""
+    monkeypatch.setattr(sys, "argv", ["sampling.py", *TINY.split()])
+    bench, report = sampling.Bench(sampling.arguments()), sampling.Report()
+    seconds = {"noise": 1.0, "dense": 10.0, "once 2": 11.5, "top-1 2": 15.0, "router 2": 3.0, "router": 3.0}
+    seconds |= {"once": 14.0, "router once": 3.0, "full": 25.0, "router full": 3.0, "top-1": 16.0}
+    monkeypatch.setattr(sampling.Bench, "interleaved", lambda self, sides: {name: [seconds[name]] for name in sides})
+    sampling.measure_time(bench, [None, None], report)
+    sampling.measure_texts(sampling.Bench(sampling.arguments(), texts=True), report)
+    sampling.measure_router(bench, [None, None], report)
+    found = {claim.name: claim.value for claim in report.claims}
+    assert found["once, K=2, batch 4: time"] == pytest.approx(1.05)
+    assert found["top-1, K=2, batch 4: time without the router's"] == pytest.approx(1.1)
+    assert found["texts, once, K=2, batch 4: time without the router's"] == pytest.approx(1.0)
+    assert found["texts, full, K=2, batch 4: time without the router's"] == pytest.approx(1.05)
+    assert found["top-1, K=2, batch 4: share of a router as Ti to XL"] == pytest.approx(20)
+    assert found["full, K=2, batch 4: share of a router as Ti to XL"] == pytest.approx(12.5)
 
 
 def test_help_names_every_option(
@@ -66,7 +116,17 @@ def test_help_names_every_option(
     with pytest.raises(SystemExit, match="0"):
         sampling.main()
     shown = capsys.readouterr().out
-    for option in ("--quick", "--json", "--device", "--experts", "--batches", "--width", "--depth", "--steps"):
+    for option in (
+        "--quick",
+        "--json",
+        "--device",
+        "--experts",
+        "--batches",
+        "--conditions",
+        "--resident",
+        "--width",
+        "--steps",
+    ):
         assert option in shown
 
 

@@ -4,6 +4,7 @@ import re
 import shlex
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -11,9 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 from ddm_ray import cli
+from ddm_ray.pipeline import DDMPipeline
 from ddm_ray.storage.run import Run
 from tests.conftest import BIN, ROOT, ddm
 from tests.random_run import make_data, make_run
+from tests.sampling import tiny_components
 
 
 def files(folder: Path) -> dict[Path, int]:
@@ -32,7 +35,11 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     info = run.require("experts/001").info
     path = Path(run.url) / "experts/001" / info["weights"] / "ema.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    make_run(f"{folder}/whole", num_rows=60)
+    whole = make_run(f"{folder}/whole", num_rows=60)
+    DDMPipeline.from_run(whole).save_pretrained(folder / "exported")
+    tiny_components.texts(folder / "tokenizer").save_pretrained(folder / "texts")
+    DDMPipeline(tiny_components.models()).save_pretrained(folder / "nameless")
+    DDMPipeline(tiny_components.models("nothing")).save_pretrained(folder / "nothing-known")
     (folder / "file").write_text("not a run")
     (folder / "bad.yaml").write_text("islands: {a: {zero_stag: 1}}")
     (folder / "huge.yaml").write_text("islands: {a: {workers: 99, resources_per_worker: {CPU: 0.5}}}")
@@ -40,7 +47,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 MISTAKES = {
-    "init {d}/x --recipe nothing": "recipe 'nothing' is neither a shipped one (ddm-24b, digits, imagenet256-k8, laion256-k8, tiny)",
+    "init {d}/x --recipe nothing": "recipe 'nothing' is neither a shipped one (ddm-24b, digits, ",
     "init {d}/x --recipe tiny --set expert.stepz=3": "expert.stepz: unknown key",
     "init {d}/x --recipe tiny --set expert.train.steps=many": "expert.train.steps: Input should be a valid integer",
     "init {d}/x --recipe tiny --set a": "write it as a.b=value",
@@ -64,6 +71,17 @@ MISTAKES = {
     "sample {d}/whole --steps 0 -o {d}/x.png": "steps",
     "sample {d}/whole -o {d}/nowhere/x.png": "name a .png file in a folder that exists",
     "sample {d}/whole -o {d}/x.jpg": "name a .png file in a folder that exists",
+    "sample {d}/whole -o {d}/x.png --trace {d}/./x.png": "--trace and --out are both {d}/x.png",
+    "sample {d}/texts --class 3 -o {d}/x.png": "texts is conditioned on texts; use --prompt",
+    "sample {d}/texts -o {d}/x.png": "texts is conditioned on texts: say what to paint with --prompt",
+    "sample {d}/nameless -o {d}/x.png": "classes without names: say which with --class, from 0 to 2",
+    "sample {d}/nameless --class 3 -o {d}/x.png": "unknown class 3: use a number from 0 to 2",
+    "sample {d}/nameless --class cat -o {d}/x.png": "unknown class 'cat': use a number from 0 to 2",
+    "sample {d}/whole --prompt zebra -o {d}/x.png": "unknown class 'zebra': use a name (0, 1",
+    "sample {d}/nothing-known --class 0 -o {d}/x.png": "neither classes nor texts: leave out --class and --prompt",
+    "export {d}/whole {d}/exported": "exported is a pipeline already: use --overwrite, or another folder",
+    "export {d}/empty {d}/exported": "exported is a pipeline already: use --overwrite, or another folder",
+    "export {d}/whole {d}/data": "data is there and no pipeline of ours",
     "evaluate {d}/data": "has no finished experts/000 yet",
     "evaluate {d}/whole --name ../x": "use letters, digits",
     "serve {d}/data": "isn't finished",
@@ -87,6 +105,35 @@ def test_a_mistake_is_one_line_and_leaves_nothing(begun: Path, command: str) -> 
     assert MISTAKES[command].format(**words) in complaint[0]
     assert "Traceback" not in done.output
     assert files(begun) == before
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "{d}/whole --class 3",
+        "{d}/whole --prompt 3",
+        "{d}/exported --class 3",
+        "{d}/texts --prompt cat",
+        "{d}/nameless --class 2",
+        "{d}/nameless --prompt 2",
+        "{d}/nothing-known",
+    ],
+)
+def test_images_of_all_kinds_of_models(begun: Path, tmp_path: Path, command: str) -> None:
+    rest = f" -n 2 --steps 2 -o {tmp_path}/x.png"
+    done = CliRunner().invoke(cli.main, shlex.split("sample " + command.format(d=begun) + rest))
+    assert done.exit_code == 0, done.output
+    assert "x.png: 2 images, seeds 0 to 1" in done.output
+
+
+def test_a_trace_without_matplotlib_is_refused_before_anything_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    rest = ["-o", f"{tmp_path}/x.png", "--trace", f"{tmp_path}/y.png"]
+    done = CliRunner().invoke(cli.main, ["sample", f"{tmp_path}/nothing", *rest])
+    assert (done.exit_code, list(tmp_path.iterdir())) == (1, [])
+    assert "error: plots need matplotlib" in done.stderr
 
 
 def test_an_address_without_ray(begun: Path) -> None:

@@ -30,6 +30,10 @@ NO_STRATEGIES = (
 @pytest.mark.parametrize("name", STRATEGIES.split())
 def test_strategies_have_names(name: str) -> None:
     assert strategy_problem(name, 8) is None
+    if name == "oracle":
+        with pytest.raises(ConfigError, match=r"sample.strategy: 'oracle' needs clusters"):
+            load_recipe("imagenet256-k8", ("sample.strategy=oracle",))
+        return
     assert load_recipe("imagenet256-k8", (f"sample.strategy={name}",)).sample.strategy == name
 
 
@@ -126,3 +130,10 @@ def test_what_does_not_fit_a_transformer_of_diffusers_is_told(setting: str, told
 def test_a_source_that_is_not_there_is_told() -> None:
     with pytest.raises(DataError, match=r"^data\.source 'cifar': no such source here; there is digits$"):
         open_source(load_recipe("tiny", ("data.source=cifar",)).data)
+
+
+def test_guidance_without_dropped_conditions_is_refused() -> None:
+    settings = ("expert.train.condition_dropout=0", "sample.guidance_scale=2")
+    with pytest.raises(ConfigError, match=r"sample.guidance_scale \(2.0\) needs a null condition"):
+        load_recipe("tiny", settings)
+    assert load_recipe("tiny", settings[:1]).sample.guidance_scale == 1

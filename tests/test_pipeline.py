@@ -263,3 +263,10 @@ def test_it_needs_neither_ray_nor_deepspeed(run: Run) -> None:
         [sys.executable, "-c", script, run.url], capture_output=True, text=True, cwd=Path(__file__).parents[1]
     )
     assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "foo"])
+def test_a_device_that_is_not_there_is_told(tmp_path: Path, device: str) -> None:
+    for opening in (DDMPipeline.from_run, DDMPipeline.from_pretrained):
+        with pytest.raises(SamplingError, match=f"device '{device}' isn't there: use cpu"):
+            opening(str(tmp_path), device=device)

@@ -28,7 +28,7 @@ def test_a_class_may_be_asked_for_by_prompt(pipeline: DDMPipeline) -> None:
     assert torch.equal(pipeline(["3", "", None, "9"], seeds=4, output_type="pt").images, expected)
     (alone,) = pipeline("3", seeds=4, output_type="pt").images
     torch.testing.assert_close(alone, expected[0], atol=1e-5, rtol=0)
-    for label in (3, [3], np.array([3])):
+    for label in (3, [3], np.array([3]), np.int64(3), torch.tensor(3), torch.tensor([3]), [torch.tensor(3)]):
         assert torch.equal(pixels(pipeline, label, seeds=4)[0], alone)
     assert pipeline(["3", ""], seeds=4).prompts == ("3", "")
 
@@ -38,6 +38,30 @@ def test_many_images_of_a_prompt_count_their_seeds_on(pipeline: DDMPipeline) -> 
     assert output.seeds == (5, 6, 7, 8)
     assert output.prompts == ("3", "3", "8", "8")
     assert torch.equal(output.images, pixels(pipeline, ["3", "3", "8", "8"], seeds=5))
+
+
+def test_seeds_and_counts_may_be_numpys_and_torchs(pipeline: DDMPipeline) -> None:
+    expected = pixels(pipeline, [3, 8], seeds=[5, 6], num_inference_steps=2, guidance_interval=(0, 1))
+    for seeds in (np.int64(5), np.array([5, 6]), torch.tensor(5), torch.tensor([5, 6]), range(5, 7)):
+        output = pipeline(class_labels=[3, 8], seeds=seeds, num_inference_steps=np.int32(2), output_type="pt")
+        assert output.seeds == (5, 6)
+        assert torch.equal(output.images, expected)
+    array = np.array([0.0, 1.0])
+    assert torch.equal(pixels(pipeline, [3, 8], seeds=5, num_inference_steps=2, guidance_interval=array), expected)
+    clusters = torch.tensor([1, 0])
+    output = pipeline(class_labels=[3, 8], strategy="oracle", clusters=clusters, num_inference_steps=1)
+    assert output.experts_SB.tolist() == [[1, 0]]
+
+
+def test_a_temperature_flattens_the_routers_posterior(pipeline: DDMPipeline) -> None:
+    """Logits / T: the ratio of two experts' weights at the first step is that of T = 1, to the power 1 / T."""
+    plain, flat = (
+        pipeline(class_labels=[3, 8], strategy="full", seeds=0, router_temperature=temperature).routing_SBK[0].log()
+        for temperature in (1.0, 4.0)
+    )
+    torch.testing.assert_close(flat[:, 0] - flat[:, 1], (plain[:, 0] - plain[:, 1]) / 4)
+    with pytest.raises(SamplingError, match="router_temperature"):
+        pipeline(class_labels=[3], router_temperature=0)
 
 
 def test_seeds_are_drawn_from_a_generator(pipeline: DDMPipeline) -> None:
@@ -97,7 +121,7 @@ def test_guidance_settings_reach_the_sampler(pipeline: DDMPipeline) -> None:
         ({"class_labels": ["cat"]}, r"unknown class 'cat': use a name \(0, 1, .*\) or a number from 0 to 9"),
         ({"class_labels": [10]}, "unknown class 10"),
         ({"class_labels": [-1]}, "unknown class -1"),
-        ({"class_labels": []}, "0 seeds"),
+        ({"class_labels": []}, "class_labels is empty"),
         ({"strategy": "best"}, "unknown strategy 'best'"),
         ({"strategy": "top-3"}, "unknown strategy 'top-3' for 2 experts"),
         ({"solver": "rk4"}, "unknown solver 'rk4'"),
@@ -110,7 +134,12 @@ def test_guidance_settings_reach_the_sampler(pipeline: DDMPipeline) -> None:
         ({"guidance_interval": (0.9, 0.1)}, "guidance_interval is"),
         ({"guidance": "none"}, "unknown guidance 'none'"),
         ({"strategy": "oracle"}, "strategy oracle needs"),
-        ({"strategy": "oracle", "clusters": 2}, "strategy oracle needs cluster_B, a cluster from 0 to 1"),
+        ({"strategy": "oracle", "clusters": 2}, "clusters are 2: use whole numbers from 0 to 1"),
+        ({"strategy": "oracle", "clusters": [0, -1]}, "2 clusters for 1 prompts: give one each"),
+        ({"strategy": "oracle", "clusters": [0.5]}, r"clusters are \[0\.5\]: use whole numbers"),
+        ({"strategy": "oracle", "clusters": "0"}, "clusters are '0': use whole numbers"),
+        ({"strategy": "full", "clusters": 0}, "clusters are for strategy oracle, the strategy is full"),
+        ({"clusters": [0]}, "clusters are for strategy oracle, the strategy is once"),
         ({"output_type": "jpg"}, "unknown output_type 'jpg'"),
         ({"num_images_per_prompt": 0}, "num_images_per_prompt is 0"),
         ({"prompt": "1"}, "give either prompt or class_labels: one"),
@@ -119,6 +148,28 @@ def test_guidance_settings_reach_the_sampler(pipeline: DDMPipeline) -> None:
         ({"class_labels": 2.5}, r"unknown class 2\.5"),
         ({"class_labels": None, "prompt": TEXT}, "conditioned on class labels"),
         ({"batch_size": 0}, "batch_size is 0"),
+        ({"batch_size": 2.0}, r"batch_size is 2\.0: use a whole number"),
+        ({"num_images_per_prompt": 2.5}, r"num_images_per_prompt is 2\.5"),
+        ({"num_inference_steps": 2.5}, r"num_inference_steps is 2\.5: use a whole number"),
+        ({"num_inference_steps": "2"}, "num_inference_steps is '2'"),
+        ({"num_inference_steps": True}, "num_inference_steps is True"),
+        ({"guidance_scale": "2"}, "guidance_scale is '2': use a finite number"),
+        ({"guidance_interval": (0, 1, 2)}, r"guidance_interval is \(0, 1, 2\): use two times"),
+        ({"guidance_interval": 0.5}, r"guidance_interval is 0\.5: use two times"),
+        ({"guidance_interval": ("a", "b")}, "guidance_interval is 'a': use a finite number"),
+        ({"strategy": 3}, "strategy is 3: use a name"),
+        ({"solver": ["heun"]}, r"solver is \['heun'\]: use a name"),
+        ({"times": 1.0}, r"times is 1\.0: use a name"),
+        ({"seeds": 1.5}, r"seeds are 1\.5: use whole numbers"),
+        ({"seeds": "1"}, "seeds are '1': use whole numbers"),
+        ({"seeds": [1.5]}, r"seeds are \[1\.5\]: use whole numbers"),
+        ({"seeds": True}, "seeds are True: use whole numbers"),
+        ({"class_labels": [1, 2, 3], "batch_size": 1, "seeds": [0, 1, -1]}, "seeds must be from 0"),
+        ({"generator": [torch.Generator()]}, r"generator must be one torch\.Generator"),
+        ({"class_labels": [True]}, "unknown class True"),
+        ({"class_labels": torch.tensor([1.0])}, r"unknown class 1\.0"),
+        ({"class_labels": None, "prompt": b"1"}, "give numbers as class_labels"),
+        ({"class_labels": None, "prompt": []}, "prompt is empty"),
     ],
 )
 def test_what_cannot_be_met_is_said_in_one_line(

@@ -18,7 +18,7 @@ from ddm_ray.errors import ConfigError
     "classes",
     multiple=True,
     metavar="NAME",
-    help="Class of the images; many: one each. Default: all.",
+    help="Class of the images, or its number if classes have no names; many: one each. Default: all that have one.",
 )
 @click.option("-p", "--prompt", "prompts", multiple=True, metavar="TEXT", help="Instead of classes: texts to paint.")
 @click.option("-n", "--num", default=4, show_default=True, type=click.IntRange(1), help="Images a class or prompt.")
@@ -56,10 +56,16 @@ def sample(
             raise ConfigError(f"{option} {file}: name a .png file in a folder that exists")
     if classes and prompts:
         raise ConfigError("--class and --prompt are both given: use one")
+    if trace is not None and Path(trace).resolve() == Path(out).resolve():
+        raise ConfigError(f"--trace and --out are both {out}: name two files")
     from torch import Tensor
 
     from ddm_ray.evaluate.grid import GridRow, grid
     from ddm_ray.pipeline import DDMPipeline
+    from ddm_ray.sampling.trace import require_matplotlib
+
+    if trace is not None:
+        require_matplotlib()
 
     if (Path(run_url) / "model_index.json").is_file():
         if monolith:
@@ -67,12 +73,11 @@ def sample(
         pipeline = DDMPipeline.from_pretrained(run_url)
     else:
         pipeline = DDMPipeline.from_run(run_url, model="monolith" if monolith else "mixture")
-    names = prompts or classes or pipeline.components.class_names
-    if not names:
-        raise ConfigError(f"{run_url} is conditioned on texts: say what to paint with --prompt")
-    wanted = [name for name in names for _ in range(num)]
+    names, asked = _asked(pipeline, run_url, classes, prompts)
+    wanted = [one for one in asked for _ in range(num)]
+    asked_for: dict[str, Any] = {"prompt" if pipeline.models.info.num_classes is None else "class_labels": wanted}
     output = pipeline(
-        wanted,
+        **asked_for,
         num_inference_steps=steps,
         guidance_scale=guidance,
         strategy=strategy,
@@ -88,6 +93,27 @@ def sample(
         click.echo(f"{trace}: which expert painted them, step by step")
 
 
+def _asked(
+    pipeline: Any, run_url: str, classes: tuple[str, ...], prompts: tuple[str, ...]
+) -> tuple[list[str], list[Any]]:
+    """What to write beside each row of images, and what to ask the pipeline for: texts, or labels."""
+    num_classes, known = pipeline.models.info.num_classes, pipeline.components.class_names
+    if num_classes is None:
+        if classes:
+            raise ConfigError(f"--class: {run_url} is conditioned on texts; use --prompt")
+        if not prompts:
+            raise ConfigError(f"{run_url} is conditioned on texts: say what to paint with --prompt")
+        return list(prompts), list(prompts)
+    if num_classes == 0:
+        if classes or prompts:
+            raise ConfigError(f"{run_url} has neither classes nor texts: leave out --class and --prompt")
+        return ["any"], [None]
+    names = list(prompts or classes or known)
+    if not names:
+        raise ConfigError(f"{run_url} has classes without names: say which with --class, from 0 to {num_classes - 1}")
+    return names, names if known else [int(name) if name.isdecimal() else name for name in names]
+
+
 @main.command()
 @RUN
 @click.argument("folder", type=click.Path(file_okay=False))
@@ -101,7 +127,9 @@ def export(run_url: str, folder: str, overwrite: bool) -> None:
       ddm export runs/digits exported
     """
     from ddm_ray.pipeline import DDMPipeline
+    from ddm_ray.sampling.pretrained import require_free
 
+    require_free(folder, overwrite, "--overwrite")
     DDMPipeline.from_run(run_url).save_pretrained(folder, overwrite=overwrite)
     click.echo(f"{folder}: model_index.json and one folder a component; next: ddm sample {folder}")
 

@@ -34,6 +34,14 @@ class RunConfig(Part):
             )
         if self.sample.strategy is not None and (problem := strategy_problem(self.sample.strategy, clusters)):
             raise ValueError(f"sample.strategy: {problem}")
+        if self.sample.strategy == "oracle":
+            raise ValueError("sample.strategy: 'oracle' needs clusters that are known beforehand: use once")
+        dropout = self.expert.train.condition_dropout
+        if dropout == 0 and self.sample.guidance_scale != 1:
+            raise ValueError(
+                f"sample.guidance_scale ({self.sample.guidance_scale}) needs a null condition: train with"
+                " expert.train.condition_dropout above 0"
+            )
         for strategy in self.evaluate.strategies:
             if problem := strategy_problem(strategy, clusters):
                 raise ValueError(f"evaluate.strategies: {problem}")

@@ -87,8 +87,8 @@ class Cosine(Path):
 class DDPM(Path):
     """DDPM's 1,000 linear betas, 1e-4 to .02 (Ho et al. 2020): their step n is at t = n / 1000, n from 1.
 
-    log(alpha^2) is linear in between, so slopes jump at a step and belong to the one before it. At t = 1 alpha
-    is .00635, not 0. sigma's slope is infinite at 0: it is that of t = 1e-5 there.
+    log(alpha^2) is linear in between, and slopes jump at a step (rounding decides whose they are there). At t = 1
+    alpha is .00635, not 0. sigma's slope is infinite at 0: it is that of t = 1e-5 there.
     """
 
     num_betas = 1000

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from ddm_ray.core.condition import Condition
 from ddm_ray.core.flow import PATHS, Flow, along_batch, ends
+from ddm_ray.errors import TimeError
 
 MAX_LOG_SNR = 2 * math.log(50)
 """Beyond this |log SNR| no network is asked whose prediction doesn't tell data from noise there.
 
-Data from a noise prediction are off by the network's error times 1 / alpha. With a bound of 1,000 in place of 50 that
-spoilt whole images of trained networks from the first step on (digits: twice the Frechet distance); 20 was hardly
-better than 50.
+Data from a noise prediction are off by the network's error times 1 / alpha, here 50 at most. At 1,000 the first step
+spoils the image: twice the Frechet distance, for a small network trained on digits. At 20 it is hardly better.
 """
 
 
@@ -25,8 +25,11 @@ def matched(flow: Flow, x_BCHW: Tensor, t_B: Tensor) -> tuple[Tensor, Tensor]:
     """(x', t'): t' has on flow's path the log-SNR of t on the linear one, x' is x scaled by alpha'/alpha.
 
     That ratio is sigma'/sigma too, and is computed as sqrt((alpha'^2 + sigma'^2) / (alpha^2 + sigma^2)), which
-    is never 0 / 0. An SNR beyond the path's end, or not regular for the prediction, becomes the nearest that is.
+    is never 0 / 0. An SNR beyond the path's end, or not regular for the prediction, becomes the nearest
+    that is. TimeError for t outside [0, 1].
     """
+    if not ((t_B >= 0) & (t_B <= 1)).all():
+        raise TimeError("a t is outside [0, 1], where 0 is data and 1 is noise")
     linear, path = PATHS["linear"], PATHS[flow.path]
     matched_B = flow.regular(path.time_of(linear.log_snr(t_B)), MAX_LOG_SNR)
     length = torch.hypot(path.alpha(matched_B), path.sigma(matched_B))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ddm_ray.core.flow import along_batch
-from ddm_ray.errors import SamplingError
+from ddm_ray.errors import SamplingError, TimeError
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,8 @@ SOLVERS: dict[str, Callable[[Tensor, Tensor], Solver]] = {
 
 
 def _steps(times: Tensor) -> list[tuple[float, float]]:
-    if times.ndim != 1 or len(times) < 2 or not (times.diff() < 0).all() or times[0] > 1 or times[-1] < 0:
-        raise SamplingError("times must be one-dimensional, two or more, in [0, 1], and decrease from 1 to 0")
+    if times.ndim != 1 or len(times) < 2 or not (times.diff() < 0).all():
+        raise SamplingError("times must be one-dimensional, two or more, and decrease from 1 to 0")
+    if times[0] > 1 or times[-1] < 0:
+        raise TimeError(f"times from {float(times[0])} to {float(times[-1])}: use times in [0, 1], 1 is noise")
     return list(pairwise(times.tolist()))

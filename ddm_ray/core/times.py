@@ -31,6 +31,8 @@ class TimeSampling:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ConfigError(f"unknown times {self.kind!r}: use one of {', '.join(KINDS)}")
+        if not math.isfinite(self.mean):
+            raise ConfigError(f"mean of the times is {self.mean}: use a finite number")
         for name, value in (("std", self.std), ("num_times", self.num_times), ("shift", self.shift)):
             if not 0 < value < math.inf:
                 raise ConfigError(f"{name} of the times is {value}: use a finite number above 0")
@@ -61,7 +63,7 @@ def shifted(t_B: Tensor, shift: float, path: str = "linear") -> Tensor:
 def time_grid(name: str, steps: int) -> Tensor:
     """`steps` + 1 times of the linear path from exactly 1 to exactly 0, float64.
 
-    `uniform`: equally spaced; `cosine`: with the SNRs of equal steps on the cosine path (dense at both ends);
+    `uniform`: equally spaced; `cosine`: with the SNRs of equal steps on the cosine path (dense in the middle);
     `shifted-S`: uniform, then shifted by S > 0 (S > 1: dense near noise). SamplingError for others, or steps < 1.
     """
     if steps < 1:

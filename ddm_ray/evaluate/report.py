@@ -200,7 +200,7 @@ def _router_sentence(router: dict[str, Any]) -> str:
     return (
         f"The router, given noised held-out rows at all t alike, names the row's cluster in {router['accuracy']:.1%};"
         f" its cross-entropy is {router['cross_entropy']:.3f} nats, {router['fitted_cross_entropy']:.3f} at the"
-        f" temperature that fits best, {router['temperature']:.2f} (1: calibrated; sample.router_temperature sets it)."
+        f" temperature that fits best, {router['temperature']:.2f} (1: calibrated; router_temperature sets it)."
     )
 
 

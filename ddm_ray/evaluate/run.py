@@ -147,6 +147,7 @@ def _request(config: RunConfig, train: Rows) -> SampleRequest:
 
 def _reference(config: RunConfig, mixture: Models, train: Rows) -> Reference:
     seed = config.evaluate.seed
+    assert mixture.info.prior_CK is not None
     net = train_features(train.data_NCHW, train.label_N, config.data.num_classes or 0, seed)
     return Reference(net, train, see(net, train.data_NCHW), mixture.info.prior_CK.numpy(), seed)
 

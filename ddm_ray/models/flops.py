@@ -20,7 +20,7 @@ def num_parameters(model: nn.Module) -> int:
 
 
 def weights_bytes(model: nn.Module, dtype: torch.dtype) -> int:
-    """Bytes of the parameters in this precision: what serving keeps of a model."""
+    """Bytes of the parameters in this precision; models are loaded in float32, whatever a file holds."""
     return num_parameters(model) * dtype.itemsize
 
 

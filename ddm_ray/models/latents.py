@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ddm_ray.config import LatentsConfig
 from ddm_ray.errors import ConfigError
+from ddm_ray.models import foreign
 
 
 class Latents:
@@ -19,16 +20,13 @@ class Latents:
     def from_pretrained(cls, name: str, scale: float | None = None, shift: float | None = None) -> Self:
         """From a folder, or a name of the hub; scale and shift are the autoencoder's own unless given.
 
-        ConfigError if there is none, and without diffusers.
+        ConfigError if there is none, and without diffusers; CorruptArtifact, TruncatedWeights if it isn't whole.
         """
         try:
             from diffusers import AutoencoderKL
         except ImportError:
             raise ConfigError("latents need diffusers: install it with: pip install 'ddm-ray[diffusers]'") from None
-        try:
-            autoencoder = AutoencoderKL.from_pretrained(name)
-        except (OSError, ValueError) as error:  # what diffusers raises for files that are missing or unfit
-            raise ConfigError(f"autoencoder {name}: {' '.join(str(error).split())[:300]}") from error
+        autoencoder = foreign.load_model(AutoencoderKL, name, "autoencoder")
         own = autoencoder.config
         scale = own.scaling_factor if scale is None else scale
         return cls(autoencoder, scale, (own.shift_factor or 0.0) if shift is None else shift)
@@ -42,6 +40,11 @@ class Latents:
                 f"autoencoder {config.autoencoder}: set data.latents.downsampling to {latents.downsampling}"
             )
         return latents
+
+    @property
+    def channels(self) -> int:
+        """Channels of a latent."""
+        return int(self.autoencoder.config.latent_channels)
 
     @property
     def downsampling(self) -> int:

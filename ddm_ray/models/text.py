@@ -12,6 +12,11 @@ import torch
 from ddm_ray.config import TextConfig
 from ddm_ray.core.condition import Text
 from ddm_ray.errors import ConfigError
+from ddm_ray.models import foreign
+
+MODELS = {"clip": "CLIPTextModel", "clip_text_model": "CLIPTextModel", "t5": "T5EncoderModel"}
+OTHER_HALF = ("vision_model.", "visual_projection.", "text_projection.", "logit_scale")
+"""Beginnings of the tensors that a whole CLIP has and its text model doesn't."""
 
 
 class TextEncoder:
@@ -43,21 +48,19 @@ class TextEncoder:
     def from_pretrained(cls, name: str, tokens: int | None, pooled: Self | None = None) -> Self:
         """From a folder, or a name of the hub, that holds a CLIP's or T5's text encoder with its tokenizer.
 
-        ConfigError if there is none, and without transformers.
+        ConfigError if there is none, and without transformers; CorruptArtifact, TruncatedWeights if it isn't whole.
         """
         try:
             import transformers
         except ImportError:
             raise ConfigError("texts need transformers: install it with: pip install 'ddm-ray[text]'") from None
-        try:
-            kind = transformers.AutoConfig.from_pretrained(name).model_type
-            models = {"clip": "CLIPTextModel", "clip_text_model": "CLIPTextModel", "t5": "T5EncoderModel"}
-            if kind not in models:
-                raise ConfigError(f"text encoder {name}: is a {kind}, use one of {', '.join(models)}")
-            tokenizer = transformers.AutoTokenizer.from_pretrained(name)
-            model = getattr(transformers, models[kind]).from_pretrained(name)
-        except (OSError, ValueError) as error:  # what transformers raises for files that are missing or unfit
-            raise ConfigError(f"text encoder {name}: {' '.join(str(error).split())[:300]}") from error
+        what = "text encoder"
+        foreign.require_config(name, what)
+        kind = foreign.load(transformers.AutoConfig, name, what).model_type
+        if kind not in MODELS:
+            raise ConfigError(f"{what} {name}: is a {kind}, use one of {', '.join(MODELS)}")
+        tokenizer = foreign.load(transformers.AutoTokenizer, name, what)
+        model = foreign.load_model(getattr(transformers, MODELS[kind]), name, what, OTHER_HALF)
         return cls(tokenizer, model, tokens, pooled)
 
     @classmethod

@@ -14,7 +14,7 @@ from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor, nn
 
-from ddm_ray.errors import ConfigError, CorruptArtifact
+from ddm_ray.errors import ConfigError, CorruptArtifact, TruncatedWeights
 from ddm_ray.models.dit import Trunk, position_table
 
 # Imported only when a spec names one: diffusers is an extra.
@@ -48,8 +48,10 @@ def build(spec: dict[str, Any], device: str = "cpu") -> nn.Module:
     try:
         with torch.device(device):
             return model_class(**config)
-    except (TypeError, ConfigError) as error:
-        raise CorruptArtifact(f"model spec: config of {name} doesn't build one: {error}") from error
+    except (ArithmeticError, RuntimeError, TypeError, ValueError, ConfigError) as error:
+        raise CorruptArtifact(
+            f"model spec: config of {name} doesn't build one: {' '.join(str(error).split())}"
+        ) from error
 
 
 def to_bytes(model_or_state: nn.Module | dict[str, Tensor], spec: dict[str, Any]) -> tuple[bytes, str]:
@@ -68,7 +70,12 @@ def load(spec: dict[str, Any], weights: bytes) -> nn.Module:
     try:
         found = tensors_from_bytes(weights)
     except SafetensorError as error:
-        raise CorruptArtifact(f"weights are not whole safetensors ({error}): fetch or write them again") from error
+        raise TruncatedWeights(f"weights are not whole safetensors ({error}): fetch or write them again") from error
+    return from_state(spec, found)
+
+
+def from_state(spec: dict[str, Any], found: dict[str, Tensor]) -> nn.Module:
+    """As `load`, of tensors by name: taken out of `found` one by one, so that none is held twice."""
     # Without memory first: to initialise a large network takes longer than to read it.
     model = build(spec, "meta")
     expected = model.state_dict()

@@ -34,13 +34,16 @@ class Models:
     device: str = "cpu"
 
     def sample(self, request: SampleRequest, on_step: OnStep | None = None) -> Sampled:
-        """The request's images, all in one batch; expert by expert where these are offloaded and held."""
+        """The request's images, all in one batch; expert by expert where these are offloaded and held.
+
+        `on_step` is then told of each expert's images in turn.
+        """
         held = parse_strategy(request.strategy, self.info.num_experts).when == "start"
-        if isinstance(self.experts, Offloaded) and held and on_step is None:
-            return self._expert_by_expert(request, self.experts)
+        if isinstance(self.experts, Offloaded) and held:
+            return self._expert_by_expert(request, self.experts, on_step)
         return driver.sample(request, self.info, self.experts, self.router, self.device, on_step)
 
-    def _expert_by_expert(self, request: SampleRequest, experts: Offloaded) -> Sampled:
+    def _expert_by_expert(self, request: SampleRequest, experts: Offloaded, on_step: OnStep | None) -> Sampled:
         info = driver.living(self.info, experts)
         expert_B, num_router_rows = driver.drawn_experts(request, info, self.router, self.device)
         drawn = expert_B.unique().tolist()
@@ -51,7 +54,7 @@ class Models:
                 experts.prefetch(following)
             rows.append(torch.nonzero(expert_B == expert)[:, 0])
             part = replace(request, strategy="oracle", cluster_B=expert_B).rows(rows[-1])
-            parts.append(driver.sample(part, info, experts, self.router, self.device))
+            parts.append(driver.sample(part, info, experts, self.router, self.device, on_step))
         return replace(joined(parts, torch.cat(rows).argsort()), num_router_rows=num_router_rows)
 
 

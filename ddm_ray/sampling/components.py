@@ -6,14 +6,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from safetensors import SafetensorError
 from torch import nn
 
 from ddm_ray.config import SampleConfig
 from ddm_ray.core.matching import MatchedRouter, VelocityField
 from ddm_ray.errors import ConfigError, CorruptArtifact, ExpertCountError, MissingArtifact, SamplingError
+from ddm_ray.models import foreign
+from ddm_ray.models.foreign import one_line
 from ddm_ray.models.latents import Latents
-from ddm_ray.models.text import TextEncoder
+from ddm_ray.models.text import OTHER_HALF, TextEncoder
 from ddm_ray.sampling.checkpoint import Models
 from ddm_ray.sampling.request import MixtureInfo
 from ddm_ray.sampling.residence import Offloaded
@@ -44,7 +45,15 @@ class Components:
         experts: list[Any] = [None] * len(models.experts)
         if not isinstance(models.experts, Offloaded):  # those were seen to fit by whoever knows where they are
             experts = [models.experts[k] for k in range(len(models.experts))]
-        require_fit(info, [config_of(expert) for expert in experts], config_of(models.router))
+        configs = [config_of(expert) for expert in experts]
+        require_fit(info, configs, config_of(models.router))
+        if self.latents is not None and self.latents.channels != info.image_shape[0]:
+            raise SamplingError(
+                f"the autoencoder has {self.latents.channels} latent channels, the models are for images of shape"
+                f" {tuple(info.image_shape)}"
+            )
+        if self.text_encoder is not None and info.null_text is not None:
+            _require_text_dim(info.null_text.tokens_BLE.shape[2], [*configs, config_of(models.router)])
 
 
 def require_fit(info: MixtureInfo, experts: Sequence[dict[str, Any] | None], router: dict[str, Any] | None) -> None:
@@ -74,6 +83,15 @@ def require_fit(info: MixtureInfo, experts: Sequence[dict[str, Any] | None], rou
             raise SamplingError(f"{name} knows {config['num_classes']} classes, the mixture {info.num_classes}")
 
 
+def _require_text_dim(given: int, configs: Sequence[dict[str, Any] | None]) -> None:
+    for config in configs:
+        if config is not None and config.get("text_dim") not in (None, given):
+            raise SamplingError(
+                f"the text encoder gives {given} channels, the models take {config['text_dim']}: use the encoder that"
+                " they were trained with"
+            )
+
+
 def bare(model: Any) -> Any:
     """The network itself, without what matches its flow to the linear path."""
     return model.network if isinstance(model, VelocityField | MatchedRouter) else model
@@ -88,20 +106,27 @@ def config_of(model: Any) -> dict[str, Any] | None:
 
 def text_encoder_of(root: Path, kinds: dict[str, Any], tokens: int | None, suffix: str = "") -> TextEncoder:
     """From the folders text_encoder and tokenizer, each of the (library, class) that `kinds` says."""
-    model, tokenizer = (_foreign(root, f"{name}{suffix}", kinds) for name in ("text_encoder", "tokenizer"))
-    return TextEncoder.from_components(tokenizer, model, tokens)
+    model, tokenizer = f"text_encoder{suffix}", f"tokenizer{suffix}"
+    model_class, tokenizer_class = _foreign_class(root, model, kinds), _foreign_class(root, tokenizer, kinds)
+    encoder = TextEncoder.from_components(
+        foreign.load(tokenizer_class, str(root / tokenizer), "tokenizer"),
+        foreign.load_model(model_class, _with_config(root, model), "text encoder", OTHER_HALF),
+        tokens,
+    )
+    try:
+        encoder.null()
+    except Exception as error:  # a border: files that are unfit may be noticed only now, in any way
+        told = f"{root}: {model} and {tokenizer} can't encode a text ({one_line(error)}); fetch them again"
+        raise CorruptArtifact(told) from error
+    return encoder
 
 
 def latents_of(root: Path, scale: float | None = None, shift: float | None = None) -> Latents:
     """From the folder vae; scale and shift are the autoencoder's own unless given."""
-    _require_folder(root, "vae")
-    try:
-        return Latents.from_pretrained(str(root / "vae"), scale, shift)
-    except (RuntimeError, SafetensorError) as error:
-        raise CorruptArtifact(f"{root / 'vae'}: can't be loaded ({one_line(error)}); fetch it again") from None
+    return Latents.from_pretrained(_with_config(root, "vae"), scale, shift)
 
 
-def _foreign(root: Path, name: str, kinds: dict[str, Any]) -> Any:
+def _foreign_class(root: Path, name: str, kinds: dict[str, Any]) -> Any:
     try:
         library, kind = kinds[name]
         extra = LIBRARIES[library]
@@ -112,20 +137,19 @@ def _foreign(root: Path, name: str, kinds: dict[str, Any]) -> Any:
         module = importlib.import_module(library)
     except ImportError:
         raise ConfigError(f"{name} needs {library}: install it with: pip install 'ddm-ray[{extra}]'") from None
-    found: Any = getattr(module, kind, None)
+    found: Any = getattr(module, kind, None) if isinstance(kind, str) else None
     if not hasattr(found, "from_pretrained"):
         raise CorruptArtifact(f"{root / INDEX}: {library} has no {kind} that {name} could be")
-    try:
-        return found.from_pretrained(str(root / name))
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise CorruptArtifact(f"{root / name}: can't be loaded ({one_line(error)}); fetch it again") from None
+    return found
+
+
+def _with_config(root: Path, name: str) -> str:
+    _require_folder(root, name)
+    if not (root / name / CONFIG).is_file():
+        raise MissingArtifact(f"{root / name} lacks {CONFIG}: fetch or save the pipeline again")
+    return str(root / name)
 
 
 def _require_folder(root: Path, name: str) -> None:
     if not (root / name).is_dir():
         raise MissingArtifact(f"{root} lacks the folder {name}: fetch or save the pipeline again")
-
-
-def one_line(error: BaseException) -> str:
-    """An error's message without its line breaks, at most 200 characters."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

@@ -3,13 +3,14 @@
 Shapes: B rows, CHW image, K experts.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from ddm_ray.core.condition import Condition
+from ddm_ray.core.condition import Condition, Text
 from ddm_ray.core.solvers import Ask
 from ddm_ray.errors import ExpertCountError, SamplingError
 from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo, Sampled, SampleRequest
@@ -28,6 +29,7 @@ class Experts(Protocol):
 
 
 T = TypeVar("T")
+MOST_TEXTS = 64  # as many experts as may take turns
 
 
 def run(
@@ -41,6 +43,7 @@ def run(
     SamplingError if a router or an expert that is called isn't there.
     """
     prefetch: Callable[[int], None] | None = getattr(experts, "prefetch", None)
+    moved = _Moved(device)
     with torch.inference_mode():
         results: list[Tensor] | None = None
         while True:
@@ -54,7 +57,7 @@ def run(
                     # This one first: fetched after the next, it would be the next's turn to make room.
                     if prefetch and isinstance(soon, ExpertCall):
                         prefetch(soon.expert)
-                results.append(_answer(call, experts, router, device))
+                results.append(_answer(call, experts, router, moved))
 
 
 def sample(
@@ -107,9 +110,28 @@ def living(info: MixtureInfo, experts: Experts) -> MixtureInfo:
     return info.with_alive(alive_K if info.alive_K is None else alive_K & info.alive_K)
 
 
-def _answer(call: Call, experts: Experts, router: Field | None, device: torch.device | str) -> Tensor:
+class _Moved:
+    """Conditions on the device: texts are large, come again at every velocity, and are moved there once."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        self.device = device
+        self._texts: OrderedDict[int, tuple[Text, Text]] = OrderedDict()
+
+    def __call__(self, condition: Condition) -> Condition:
+        if not isinstance(condition, Text) or torch.device(self.device).type == "cpu":
+            return condition.to(self.device)
+        before, there = self._texts.pop(id(condition), (None, None))
+        if there is None or before is not condition:
+            there = condition.to(self.device)
+        self._texts[id(condition)] = condition, there
+        if len(self._texts) > MOST_TEXTS:
+            self._texts.popitem(last=False)
+        return there
+
+
+def _answer(call: Call, experts: Experts, router: Field | None, moved: _Moved) -> Tensor:
     field = experts[call.expert] if isinstance(call, ExpertCall) else router
     if field is None:
         missing = f"expert {call.expert} is" if isinstance(call, ExpertCall) else "the router is"
-        raise SamplingError(f"{missing} needed but not there: give it, or choose strategy once or other experts")
-    return field(call.x_BCHW.to(device), call.t_B.to(device), call.condition.to(device))
+        raise SamplingError(f"{missing} needed but not there: give it, or choose another strategy")
+    return field(call.x_BCHW.to(moved.device), call.t_B.to(moved.device), moved(call.condition))

@@ -12,13 +12,13 @@ Shapes: C conditions, K experts.
 """
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from ddm_ray.config import SampleConfig
@@ -58,7 +58,7 @@ def load(
     """
     root, reading = Path(folder), reading or Reading()
     about, index = _read_json(root / CONFIG), _read_json(root / INDEX)
-    count, image_size = (_field(about, name, root / CONFIG) for name in ("num_experts", "image_size"))
+    count, image_size = (_whole(about, name, root / CONFIG) for name in ("num_experts", "image_size"))
     specs = [_expert_spec(root / f"expert_{expert}" / CONFIG, image_size) for expert in range(count)]
     router_spec = _router_spec(root / "router" / CONFIG, image_size)
     if (found := _num_folders(root)) != count:
@@ -79,24 +79,25 @@ def load(
     encoder = latents = None
     if info.num_classes is None:
         encoder = text_encoder_of(root, index, None).to(device)
-        # Without dropout of conditions in training the networks know no null one.
-        dropout = [_read_json(root / f"expert_{expert}" / CONFIG).get("cfg_dropout_prob", 0) for expert in range(count)]
-        info = replace(info, trained_null=all(dropout), null_text=encoder.null().to("cpu"))
+        info = replace(info, null_text=encoder.null().to("cpu"))
+    # Without dropout of conditions in training the networks know no null one.
+    dropout = [_read_json(root / f"expert_{expert}" / CONFIG).get("cfg_dropout_prob") for expert in range(count)]
+    info = replace(info, trained_null=all(dropout))
     if about.get("use_latents"):
         latents = latents_of(root).to(device)
     # top-2 is what its authors found best; steps and scale are those of the decentralized diffusion paper.
-    defaults = SampleConfig(strategy=f"top-{min(2, count)}", steps=50, guidance_scale=7.5)
+    scale = 7.5 if info.trained_null and info.num_classes != 0 else 1.0
+    defaults = SampleConfig(strategy=f"top-{min(2, count)}", steps=50, guidance_scale=scale)
     return Components(Models(info, experts, router, device), (), defaults, encoder, latents)
 
 
 def _info(specs: Sequence[dict[str, Any]]) -> MixtureInfo:
-    """Of these experts, all alike; the prior, which no file tells, is taken as uniform."""
+    """Of these experts, all alike. No file tells their prior."""
     config = specs[0]["config"]
     # Neither labels nor texts: every image is unconditional.
     num_classes = None if config["text_dim"] is not None else config["num_classes"] or 0
-    prior_CK = torch.full(((num_classes or 0) + 1, len(specs)), 1 / len(specs), dtype=torch.float64)
     shape = (config["channels"], config["image_size"], config["image_size"])
-    return MixtureInfo(len(specs), shape, num_classes, prior_CK)
+    return MixtureInfo(len(specs), shape, num_classes, prior_CK=None)
 
 
 def _expert_spec(path: Path, image_size: int) -> dict[str, Any]:
@@ -104,14 +105,14 @@ def _expert_spec(path: Path, image_size: int) -> dict[str, Any]:
     trunk = _trunk(config, path, image_size)
     if _field(config, "out_channels", path) != trunk["channels"]:
         raise CorruptArtifact(f"{path}: out_channels is {config['out_channels']}, a velocity has {trunk['channels']}")
-    text = _field(config, "text_embed_dim", path) if _field(config, "use_text_conditioning", path) else None
-    classes = _field(config, "num_classes", path) if config.get("use_class_conditioning") else None
+    text = _whole(config, "text_embed_dim", path) if _field(config, "use_text_conditioning", path) else None
+    classes = _whole(config, "num_classes", path) if config.get("use_class_conditioning") else None
     return _checked({"class": "DiT", "config": {**trunk, "text_dim": text, "num_classes": classes}}, path)
 
 
 def _router_spec(path: Path, image_size: int) -> dict[str, Any]:
     config = _read_json(path)
-    arguments = {"num_experts": _field(config, "num_clusters", path), **_trunk(config, path, image_size)}
+    arguments = {"num_experts": _whole(config, "num_clusters", path), **_trunk(config, path, image_size)}
     return _checked({"class": "Router", "config": {**arguments, "text_dim": None, "num_classes": None}}, path)
 
 
@@ -119,14 +120,17 @@ def _trunk(config: dict[str, Any], path: Path, image_size: int) -> dict[str, Any
     for name, supported in (("architecture", "dit"), ("use_dit_time_embed", True)):
         if _field(config, name, path) != supported:
             raise CorruptArtifact(f"{path}: {name} is {config[name]!r}, only {supported!r} can be imported")
+    mlp_ratio = config.get("mlp_ratio", 4.0)
+    if isinstance(mlp_ratio, bool) or not isinstance(mlp_ratio, int | float) or not 0 < mlp_ratio < math.inf:
+        raise CorruptArtifact(f"{path}: mlp_ratio is {mlp_ratio!r:.60}, not a number above 0; fetch it again")
     return {
         "image_size": image_size,
-        "channels": _field(config, "in_channels", path),
-        "patch_size": _field(config, "patch_size", path),
-        "width": _field(config, "hidden_size", path),
-        "depth": _field(config, "num_layers", path),
-        "heads": _field(config, "num_heads", path),
-        "mlp_ratio": config.get("mlp_ratio", 4.0),
+        "channels": _whole(config, "in_channels", path),
+        "patch_size": _whole(config, "patch_size", path),
+        "width": _whole(config, "hidden_size", path),
+        "depth": _whole(config, "num_layers", path),
+        "heads": _whole(config, "num_heads", path),
+        "mlp_ratio": mlp_ratio,
         "adaln": "single" if config.get("use_adaln_single") else "zero",
     }
 
@@ -159,3 +163,10 @@ def _field(config: dict[str, Any], name: str, path: Path) -> Any:
     if name not in config:
         raise CorruptArtifact(f"{path}: lacks the field {name}; fetch it again")
     return config[name]
+
+
+def _whole(config: dict[str, Any], name: str, path: Path) -> int:
+    value = _field(config, name, path)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise CorruptArtifact(f"{path}: {name} is {value!r:.60}, not a whole number of 1 or more; fetch it again")
+    return value

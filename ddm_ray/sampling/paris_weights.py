@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ddm_ray.errors import ConfigError, CorruptArtifact, MissingArtifact, TruncatedWeights
 from ddm_ray.models import weights
 from ddm_ray.models.dit import TIME_FREQUENCIES, position_table
-from ddm_ray.sampling.components import one_line
+from ddm_ray.models.foreign import one_line
 
 POSITIONS = "trunk.positions_1ND"
 """Not a weight of ours, but fixed; a table in a file must be that one."""
@@ -67,6 +67,11 @@ class Reading:
     def __post_init__(self) -> None:
         if self.time not in ("noise-at-1", "noise-at-0"):
             raise ConfigError(f"time is {self.time!r}: use noise-at-1 or noise-at-0")
+        for theirs, ours in self.names.items():
+            if not isinstance(theirs, str) or not isinstance(ours, str | None):
+                raise ConfigError(
+                    f"names: {theirs!r} is {ours!r}: give our name of the tensor, or None to leave it out"
+                )
 
 
 def load_network(path: Path, spec: dict[str, Any], reading: Reading | None = None) -> nn.Module:
@@ -78,7 +83,7 @@ def load_network(path: Path, spec: dict[str, Any], reading: Reading | None = Non
         raise MissingArtifact(f"{path} is missing: fetch it again") from None
     except (SafetensorError, OSError) as error:
         raise TruncatedWeights(f"{path}: not whole safetensors ({one_line(error)}); fetch it again") from None
-    model = weights.build(spec)
+    expected_state = weights.build(spec, "meta").state_dict()
     state: dict[str, Tensor] = {}
     sources: dict[str, str] = {}
     for name, tensor in found.items():
@@ -91,7 +96,7 @@ def load_network(path: Path, spec: dict[str, Any], reading: Reading | None = Non
         if ours in sources:
             raise CorruptArtifact(f"{path}: tensors {sources[ours]} and {name} are both our {ours}")
         sources[ours], state[ours] = name, tensor
-    for ours, expected in model.state_dict().items():
+    for ours, expected in expected_state.items():
         if ours not in state:
             raise CorruptArtifact(f"{path}: lacks the tensor {_their_name(ours)} (our {ours})")
         shape = _their_shape(ours, tuple(expected.shape), spec)
@@ -100,12 +105,11 @@ def load_network(path: Path, spec: dict[str, Any], reading: Reading | None = Non
                 f"{path}: tensor {sources[ours]} has shape {tuple(state[ours].shape)}, expected {shape}"
             )
         state[ours] = _in_our_order(ours, state[ours].to(expected.dtype), spec)
-    if unknown := sorted(state.keys() - model.state_dict().keys()):
+    if unknown := sorted(state.keys() - expected_state.keys()):
         raise CorruptArtifact(f"{path}: tensor {sources[unknown[0]]} (our {unknown[0]}) is none of a {spec['class']}'s")
     if reading.time == "noise-at-0":
         _reverse_time(state, spec["class"])
-    model.load_state_dict(state)
-    return model.eval()
+    return weights.from_state(spec, state)
 
 
 def _our_name(name: str, names: Mapping[str, str | None], path: Path) -> str | None:

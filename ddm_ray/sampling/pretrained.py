@@ -23,6 +23,7 @@ from ddm_ray.core.flow import Flow
 from ddm_ray.core.matching import MatchedRouter, VelocityField
 from ddm_ray.errors import ConfigError, CorruptArtifact, MissingArtifact, RunError, SamplingError, StorageError
 from ddm_ray.models import weights
+from ddm_ray.models.foreign import one_line
 from ddm_ray.models.latents import Latents
 from ddm_ray.models.text import TextEncoder
 from ddm_ray.sampling.checkpoint import Models, matched
@@ -34,7 +35,6 @@ from ddm_ray.sampling.components import (
     bare,
     config_of,
     latents_of,
-    one_line,
     require_fit,
     text_encoder_of,
 )
@@ -54,11 +54,7 @@ def save(components: Components, folder: str | os.PathLike[str], overwrite: bool
     is moved aside first: for an instant there is neither). StorageError if it can't be written.
     """
     target = Path(folder).absolute()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        if not is_ours(target):
-            raise SamplingError(f"{target} is there and no pipeline of ours: save to another folder")
-        if not overwrite:
-            raise SamplingError(f"{target} is a pipeline already: use overwrite=True, or another folder")
+    require_free(target, overwrite)
     being, old = (target.with_name(f".{target.name}.{secrets.token_hex(4)}.{word}") for word in ("being", "old"))
     try:
         being.mkdir(parents=True)
@@ -75,6 +71,16 @@ def save(components: Components, folder: str | os.PathLike[str], overwrite: bool
     finally:
         shutil.rmtree(being, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
+
+
+def require_free(folder: str | os.PathLike[str], overwrite: bool = False, remedy: str = "overwrite=True") -> None:
+    """SamplingError for a folder that holds anything, but a pipeline of ours that may be overwritten."""
+    target = Path(folder)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        if not is_ours(target):
+            raise SamplingError(f"{target} is there and no pipeline of ours: save to another folder")
+        if not overwrite:
+            raise SamplingError(f"{target} is a pipeline already: use {remedy}, or another folder")
 
 
 def _put(being: Path, target: Path, old: Path) -> None:
@@ -161,12 +167,12 @@ def _number(version: str) -> tuple[int, ...]:
 
 
 def _info(index: dict[str, Any], num_experts: int) -> MixtureInfo:
-    alive_K, router_prior_K = index["alive_K"], index["router_prior_K"]
+    prior_CK, alive_K, router_prior_K = index["prior_CK"], index["alive_K"], index["router_prior_K"]
     return MixtureInfo(
         num_experts,
         tuple(index["image_shape"]),
         index["num_classes"],
-        torch.tensor(index["prior_CK"], dtype=torch.float64),
+        None if prior_CK is None else torch.tensor(prior_CK, dtype=torch.float64),
         alive_K=None if alive_K is None else torch.tensor(alive_K),
         dtype={"float32": torch.float32, "float64": torch.float64}[index["dtype"]],
         trained_null=index["trained_null"],
@@ -248,10 +254,10 @@ def _write(components: Components, folder: Path) -> dict[str, Any]:
         (folder / NULL_TEXT).write_bytes(tensors_to_bytes(named))
     return index | {
         "class_names": list(components.class_names),
-        "defaults": components.defaults.model_dump(mode="json"),
+        "defaults": components.defaults.model_dump(mode="json", exclude={"router_temperature"}),
         "image_shape": list(info.image_shape),
         "num_classes": info.num_classes,
-        "prior_CK": info.prior_CK.double().tolist(),
+        "prior_CK": None if info.prior_CK is None else info.prior_CK.double().tolist(),
         "alive_K": None if info.alive_K is None else info.alive_K.tolist(),
         "dtype": str(info.dtype).removeprefix("torch."),
         "trained_null": info.trained_null,

@@ -23,8 +23,8 @@ GUIDANCE = ("mixture", "per-expert")
 class SampleRequest:
     """Images wanted: one seed (0 to 2^64 - 1) and one condition for each.
 
-    `guidance_scale` 1 evaluates the conditional branch alone, 0 the unconditional one alone (conditions are then
-    ignored), any other both, for t in `guidance_interval` (outside it the scale is 1). `guidance` says how a
+    `guidance_scale` 1 evaluates the conditional branch alone, 0 the unconditional one alone, any other both, in
+    steps that begin within `guidance_interval`, above its lower end (others have the scale 1). `guidance` says how a
     mixture of experts is guided under `full`: "mixture" exactly, each branch under its own posterior;
     "per-expert" each expert by itself, all under the conditional posterior, as the paper's. Sparse strategies
     use one choice of experts for both branches in either case. `cluster_B` (int64) is for the strategy `oracle`.
@@ -54,11 +54,12 @@ class SampleRequest:
 
 @dataclass(frozen=True)
 class MixtureInfo:
-    """What a sampler knows of a mixture. prior_CK: row c is p(k|c), the last one p(k).
+    """What a sampler knows of a mixture. prior_CK: row c is p(k|c), the last one p(k); None: not known, and `once`
+    asks the router at pure noise.
 
     `num_classes` None: conditions are texts, and prior_CK has that last row alone. `alive_K` (bool, None: all)
-    says which experts can be called; prior and posteriors renormalise over them. Noise and state have `dtype`;
-    the noise is drawn in float32 in any case. `trained_null`: the models know the null condition, label
+    says which experts can be called; prior and posteriors renormalise over them. Noise and state have `dtype`,
+    float32 or 64; the noise is drawn in float32 in any case. `trained_null`: the models know the null condition, label
     `num_classes` or `null_text` (one row). `router_temperature` and `router_prior_K` (the prior over experts
     that the router was trained under, None: the data's) correct the router's logits.
     """
@@ -66,7 +67,7 @@ class MixtureInfo:
     num_experts: int
     image_shape: tuple[int, int, int]
     num_classes: int | None
-    prior_CK: Tensor
+    prior_CK: Tensor | None
     alive_K: Tensor | None = None
     dtype: torch.dtype = torch.float32
     trained_null: bool = True
@@ -75,6 +76,11 @@ class MixtureInfo:
     router_prior_K: Tensor | None = None
 
     def __post_init__(self) -> None:
+        if self.dtype not in (torch.float32, torch.float64):
+            # Times would be rounded with the state.
+            raise SamplingError(f"the state's dtype is {self.dtype}: use float32 or float64; networks may have less")
+        if self.router_prior_K is not None and self.prior_CK is None:
+            raise SamplingError("router_prior_K corrects towards prior_CK, which isn't known")
         for name, tensor, shape in (
             ("prior_CK", self.prior_CK, ((self.num_classes or 0) + 1, self.num_experts)),
             ("alive_K", self.alive_K, (self.num_experts,)),
@@ -118,7 +124,7 @@ class MixtureInfo:
 
     def calibration(self) -> Calibration:
         """The correction of the router's logits."""
-        if self.router_prior_K is None:
+        if self.router_prior_K is None or self.prior_CK is None:
             return Calibration(self.router_temperature)
         return Calibration(self.router_temperature, prior_ratio(self.prior_CK[-1], self.router_prior_K))
 
@@ -205,6 +211,10 @@ def _validate_condition(request: SampleRequest, info: MixtureInfo) -> None:
     if isinstance(condition, Text):
         if not condition.mask_BL.any(dim=1).all():
             raise SamplingError("a text without a token: the empty prompt has its encoder's own tokens too")
+        if info.null_text is not None and _form(condition) != _form(info.null_text):
+            raise SamplingError(
+                f"texts are {_form(condition)}, the empty one {_form(info.null_text)}: encode both alike"
+            )
         return
     assert info.num_classes is not None
     if condition.ndim != 1 or condition.dtype != torch.int64:
@@ -213,3 +223,9 @@ def _validate_condition(request: SampleRequest, info: MixtureInfo) -> None:
         raise SamplingError(f"labels must be from 0 to {info.num_classes} ({info.num_classes}: no class)")
     if bool((condition == info.num_classes).any()):
         info.null(1)
+
+
+def _form(text: Text) -> str:
+    _, num_tokens, width = text.tokens_BLE.shape
+    pooled = "no pooled vector" if text.pooled_BP is None else f"a pooled vector of {text.pooled_BP.shape[1]}"
+    return f"{num_tokens} tokens of {width} channels with {pooled}"

@@ -3,6 +3,7 @@
 Shapes: B images, S steps, K experts, H W C of an image.
 """
 
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,14 @@ MOST_IMAGES = 16
 MOST_NAMED = 20
 INK, PALE = "#333333", "#8a8a8a"
 HUES = ["#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#76b7b2", "#edc948", "#ff9da7", "#9c755f", "#bab0ac"]
+
+
+def require_matplotlib() -> None:
+    """ConfigError without it."""
+    try:
+        importlib.import_module("matplotlib")
+    except ImportError:
+        raise ConfigError("plots need matplotlib: install it with: pip install 'ddm-ray[evaluate]'") from None
 
 
 def num_switches(routing_SBK: Tensor) -> list[int]:
@@ -40,12 +49,11 @@ def plot_routing(
     A row: the image (H, W, C in [0, 1]), its title, and over t from noise to data the weights of the experts,
     stacked. `times_S`: where each step begins. ConfigError without matplotlib, or for another ending.
     """
-    try:
-        from matplotlib import colormaps
-        from matplotlib.figure import Figure
-        from matplotlib.patches import Patch
-    except ImportError:
-        raise ConfigError("plots need matplotlib: install it with: pip install 'ddm-ray[evaluate]'") from None
+    require_matplotlib()
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
     num_images, num_experts = routing_SBK.shape[1:]
     shown = min(num_images, MOST_IMAGES)
     weights_SBK = routing_SBK[:, :shown].double().cpu().numpy()

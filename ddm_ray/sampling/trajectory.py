@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ddm_ray.core.condition import Condition, Text, join
 from ddm_ray.core.guidance import guide
-from ddm_ray.core.mixture import alive_prior, group_rows, mix, posterior
+from ddm_ray.core.mixture import ExpertRows, alive_prior, group_rows, mix, posterior
 from ddm_ray.core.routing import Oracle, Routing
 from ddm_ray.core.solvers import SOLVERS, Answer, Ask
 from ddm_ray.core.streams import NOISE, ROUTING, stream
@@ -22,6 +22,9 @@ from ddm_ray.errors import ExpertCountError, NotFiniteError, SamplingError, Time
 from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo, RouterCall, Sampled, SampleRequest, validate
 
 Calls = Generator[list[Call], list[Tensor], Sampled]
+Branches = tuple[bool, ...]
+"""What is evaluated: True the conditional branch, False the unconditional one, in this order."""
+CONDITIONAL, UNCONDITIONAL, BOTH = (True,), (False,), (True, False)
 OnStep = Callable[[int, float, Tensor], None]
 """Told after each step: its number from 0, the t that it ended at, x_BCHW there."""
 
@@ -58,6 +61,8 @@ class Trajectories:
         self.trace: list[Tensor] = []
         self.held: Routing | None = None
         self.scale: float | None = None
+        self.conditions: dict[Branches, Condition] = {}
+        self.parts: dict[tuple[Branches, int], tuple[Tensor, Condition]] = {}
 
     def run(self, on_step: OnStep | None = None) -> Calls:
         """All steps, from the request's noise to its images."""
@@ -79,13 +84,16 @@ class Trajectories:
         """The mixture's velocity at (x, t): routed, mixed and guided. TimeError for t outside [0, 1]."""
         if not 0 <= ask.t <= 1:
             raise TimeError(f"t is {ask.t}: times are in [0, 1], 0 is data and 1 is noise")
-        branches, scale = self._branches(ask.t)
+        # As the routing of sparse strategies, guidance sets in and ends between steps, not within one.
+        before = self.scale
+        scale = self._scale(ask.t) if ask.new_step or before is None else before
+        branches = {1.0: CONDITIONAL, 0.0: UNCONDITIONAL}.get(scale, BOTH)
+        self.scale = scale
         routing, switched_B = yield from self._route(ask, branches)
         if ask.new_step:
-            if self.scale not in (None, scale):
+            if before not in (None, scale):
                 # Where guidance sets in or ends the field jumps, as at a switch of expert.
                 switched_B = torch.ones(len(self.request.seeds), dtype=torch.bool)
-            self.scale = scale
             # The first rows are the conditional branch, or the only one.
             self.trace.append(routing.dense(self.info.num_experts)[: len(self.request.seeds)])
         mixed = yield from self._mixed(ask, branches, routing)
@@ -106,32 +114,50 @@ class Trajectories:
             return None
         return routing_uniforms(self.request.seeds, self.info.num_experts, len(self.trace))
 
-    def _branches(self, t: float) -> tuple[list[Condition], float]:
-        """The conditions to evaluate at t, one entry a branch, and the guidance scale there."""
+    def _scale(self, t: float) -> float:
+        """The guidance scale of a step that begins at t: it goes down from there, so not at the lower end itself."""
         low, high = self.request.guidance_interval
-        scale = self.request.guidance_scale if low <= t <= high else 1.0
-        if scale == 1:
-            return [self.request.condition], scale
-        null = self.info.null(len(self.request.seeds))
-        return ([null] if scale == 0 else [self.request.condition, null]), scale
+        return self.request.guidance_scale if t <= high and (t > low or low == 0) else 1.0
+
+    def _condition(self, branches: Branches) -> Condition:
+        """The conditions of all rows; made once, since texts are large."""
+        if branches not in self.conditions:
+            self.conditions[branches] = join(
+                [
+                    self.request.condition if conditional else self.info.null(len(self.request.seeds))
+                    for conditional in branches
+                ]
+            )
+        return self.conditions[branches]
+
+    def _condition_of(self, branches: Branches, group: ExpertRows) -> Condition:
+        """Those of one expert's rows; the last ones again where it has the same rows."""
+        condition = self._condition(branches)
+        if len(group.rows_R) == len(condition):
+            return condition
+        kept = self.parts.get((branches, group.expert))
+        if kept is None or not torch.equal(kept[0], group.rows_R):
+            kept = self.parts[branches, group.expert] = group.rows_R, condition[group.rows_R]
+        return kept[1]
 
     def _prior(self) -> Generator[list[Call], list[Tensor], Tensor]:
-        """p(k | condition) over the living: from the table, or for texts from the router at pure noise."""
+        """p(k | condition) over the living: from the table, or without one from the router at pure noise."""
         info = self.info
         if isinstance(self.strategy, Oracle):
             assert self.request.cluster_B is not None
             if info.alive_K is not None and not info.alive_K[self.request.cluster_B].all():
                 raise SamplingError("strategy oracle: the expert of a wanted cluster isn't there")
-            return F.one_hot(self.request.cluster_B, info.num_experts).to(info.prior_CK.dtype)
-        condition = self._branches(1.0)[0][0]
-        if isinstance(condition, Text):
+            return F.one_hot(self.request.cluster_B, info.num_experts).to(info.dtype)
+        branches = UNCONDITIONAL if self._scale(1.0) == 0 else CONDITIONAL
+        condition = self._condition(branches)
+        if isinstance(condition, Text) or info.prior_CK is None:
             # At t = 1 the posterior is p(k | condition). Its x isn't the image's noise, which k must not depend on.
             x_BCHW = initial_noise(self.request.seeds, info.image_shape, ROUTING).to(info.dtype)
-            return (yield from self._posterior(Ask(x_BCHW, 1.0, new_step=True), [condition]))
+            return (yield from self._posterior(Ask(x_BCHW, 1.0, new_step=True), branches))
         return alive_prior(info.prior_CK, info.alive_K)[condition]
 
     def _route(
-        self, ask: Ask, branches: list[Condition]
+        self, ask: Ask, branches: Branches
     ) -> Generator[list[Call], list[Tensor], tuple[Routing, Tensor | None]]:
         """The routing of all branches' rows here, and the images whose held experts have just changed."""
         before, num_experts = self.held, self.info.num_experts
@@ -150,8 +176,8 @@ class Trajectories:
             switched_B = self.held.differs(before, num_experts)
         return self.held.repeat(len(branches) // len(routed)), switched_B
 
-    def _posterior(self, ask: Ask, branches: list[Condition]) -> Generator[list[Call], list[Tensor], Tensor]:
-        call = RouterCall(*_rows(ask, branches))
+    def _posterior(self, ask: Ask, branches: Branches) -> Generator[list[Call], list[Tensor], Tensor]:
+        call = RouterCall(*_rows(ask, len(branches)), self._condition(branches))
         self.num_router_rows += len(call.x_BCHW)
         (logits_RK,) = yield [call]
         if logits_RK.shape[1] != self.info.num_experts:
@@ -163,12 +189,10 @@ class Trajectories:
             raise NotFiniteError(f"the router gave NaN at t = {ask.t:.4g}: its weights or its input are broken")
         return posterior(self.calibration(logits_RK.to(ask.x_BCHW)), self.info.alive_K)
 
-    def _mixed(
-        self, ask: Ask, branches: list[Condition], routing: Routing
-    ) -> Generator[list[Call], list[Tensor], Tensor]:
-        x_RCHW, t_R, condition = _rows(ask, branches)
+    def _mixed(self, ask: Ask, branches: Branches, routing: Routing) -> Generator[list[Call], list[Tensor], Tensor]:
+        x_RCHW, t_R = _rows(ask, len(branches))
         groups = group_rows(routing)
-        calls = [ExpertCall(g.expert, x_RCHW[g.rows_R], t_R[g.rows_R], condition[g.rows_R]) for g in groups]
+        calls = [ExpertCall(g.expert, x_RCHW[g.rows_R], t_R[g.rows_R], self._condition_of(branches, g)) for g in groups]
         self.num_expert_rows += sum(len(call.x_BCHW) for call in calls)
         results = yield list[Call](calls)
         # Answers may come in another precision or from another device than the state's.
@@ -180,6 +204,6 @@ class Trajectories:
         return mix(groups, velocities, len(x_RCHW))
 
 
-def _rows(ask: Ask, branches: list[Condition]) -> tuple[Tensor, Tensor, Condition]:
-    x_RCHW = ask.x_BCHW.repeat(len(branches), 1, 1, 1)
-    return x_RCHW, x_RCHW.new_full((len(x_RCHW),), ask.t), join(branches)
+def _rows(ask: Ask, num_branches: int) -> tuple[Tensor, Tensor]:
+    x_RCHW = ask.x_BCHW.repeat(num_branches, 1, 1, 1)
+    return x_RCHW, x_RCHW.new_full((len(x_RCHW),), ask.t)

@@ -39,6 +39,8 @@ class VerifiedFolder:
                 continue
             if not path.is_file():
                 raise MissingArtifact(f"{path} is missing; {REMEDY}")
+            if path.suffix == ".safetensors" and (found := path.stat().st_size) < self.files[name].bytes:
+                raise TruncatedWeights(f"{path}: {found} bytes of {self.files[name].bytes}; {REMEDY}")
             if record(path) != self.files[name]:
                 raise CorruptArtifact(f"{path}: size or checksum differs; {REMEDY}")
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ddm_ray.errors import CorruptArtifact
+from ddm_ray.errors import CorruptArtifact, TruncatedWeights
 
-SCHEMA = 1
+SCHEMA = 2
 NAME = "_MANIFEST.json"
 
 
@@ -90,9 +90,12 @@ class Manifest:
 
 
 def verify(data: bytes, record: FileRecord, where: str) -> bytes:
-    """`data` itself, if it has the recorded size and checksum; else CorruptArtifact naming `where`."""
+    """`data` itself, if it has the recorded size and checksum; else CorruptArtifact naming `where`, TruncatedWeights
+    for safetensors of another size.
+    """
     if len(data) != record.bytes:
-        raise CorruptArtifact(f"{where}: {len(data)} bytes, its manifest says {record.bytes}")
+        kind = TruncatedWeights if where.endswith(".safetensors") else CorruptArtifact
+        raise kind(f"{where}: {len(data)} bytes, its manifest says {record.bytes}")
     if sha256(data) != record.sha256:
         raise CorruptArtifact(f"{where}: checksum differs from its manifest's")
     return data

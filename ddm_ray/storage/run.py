@@ -130,12 +130,16 @@ class Run:
     def strategy(self) -> str:
         """How to sample: the configured strategy; none: what the run's own evaluation found best, `once` until then.
 
-        Any finished evaluation will do: they differ in name alone. One of other experts doesn't count.
+        Any finished evaluation will do: they differ in name alone. One of other experts, or one that can't be read,
+        doesn't count.
         """
         if self.config.sample.strategy is not None:
             return self.config.sample.strategy
         for name in sorted(self.store.folders(EVALUATIONS)):
-            found = self.manifest(evaluation(name))
+            try:
+                found = self.manifest(evaluation(name))
+            except CorruptArtifact:
+                continue  # `status` tells of it; models don't depend on a report
             if found and not drift(self.identity(evaluation(name)), found.identity):
                 return found.info["best_strategy"]
         return "once"

@@ -25,7 +25,8 @@ POSTERIOR, MIX, GROUPS, ROWS, PARSE, NOISE, UNIFORMS, JOIN = (
 )
 FINITE_ROUTER, GAUSSIAN_ROUTER = closed_forms.FiniteData.router, closed_forms.GaussianMixture.router
 STICKY, NUCLEUS, SAMPLE = routing.Sticky.route, routing.Nucleus.route, routing.SampleK.route
-ROUTED, ROUTE, BRANCHES, RUN = Trajectories._posterior, Trajectories._route, Trajectories._branches, Trajectories.run
+ROUTED, ROUTE, SCALE, RUN = Trajectories._posterior, Trajectories._route, Trajectories._scale, Trajectories.run
+CONDITION = Trajectories._condition
 GRID, JOINED, TEXT_ROWS = times.time_grid, checkpoint.joined, condition.Text.__getitem__
 CALIBRATION, RATIO, FITTED = calibration.Calibration.__call__, calibration.prior_ratio, calibration.fit_temperature
 
@@ -35,9 +36,9 @@ def flow_reversed(data, noise, t_B):
     return t * data + (1 - t) * noise
 
 
-def time_reversed(ask, branches):
-    x, t, given = ROWS(ask, branches)
-    return x, 1 - t, given
+def time_reversed(ask, num_branches):
+    x, t = ROWS(ask, num_branches)
+    return x, 1 - t
 
 
 def time_a_step_late(self, ask, branches):
@@ -216,17 +217,17 @@ def ratio_before_temperature(self, logits_NK):
 
 
 def interval_ignored(self, t):
-    return BRANCHES(_with(self, guidance_interval=(0.0, 1.0)), t)
+    return SCALE(_with(self, guidance_interval=(0.0, 1.0)), t)
 
 
 def interval_reversed(self, t):
     low, high = self.request.guidance_interval
-    return BRANCHES(_with(self, guidance_interval=(1 - high + 0.01, 1 - low)), t)
+    return SCALE(_with(self, guidance_interval=(1 - high + 0.01, 1 - low)), t)
 
 
 def interval_inside_out(self, t):
     low, high = self.request.guidance_interval
-    return BRANCHES(_with(self, guidance_interval=(0.0, 1.0), guidance_scale=1.0 if low <= t <= high else 3.0), t)
+    return SCALE(_with(self, guidance_interval=(0.0, 1.0), guidance_scale=1.0 if low <= t <= high else 3.0), t)
 
 
 def _with(state, **fields):
@@ -241,26 +242,23 @@ def guidance_kinds_swapped(self, ask, branches):
     return (yield from ROUTE(self, ask, branches))
 
 
-def branches_swapped(self, t):
-    branches, scale = BRANCHES(self, t)
-    return branches[::-1], scale
+def branches_swapped(self, branches):
+    return CONDITION(self, branches[::-1])
 
 
-def null_dropped(self, t):
-    branches, scale = BRANCHES(self, t)
-    return [branches[0]] * len(branches), scale
+def null_dropped(self, branches):
+    return CONDITION(self, (True,) * len(branches))
 
 
-def conditions_misaligned(ask, branches):
+def conditions_misaligned(self, branches):
     """Conditions interleaved by image, x stacked by branch."""
-    x, t, given = ROWS(ask, branches)
-    order = torch.arange(len(given)).view(len(branches), -1).T.flatten()
-    return x, t, given[order]
+    given = CONDITION(self, branches)
+    return given[torch.arange(len(given)).view(len(branches), -1).T.flatten()]
 
 
-def conditions_rolled(ask, branches):
-    x, t, given = ROWS(ask, branches)
-    return x, t, given[torch.arange(len(given)).roll(1)]
+def conditions_rolled(self, branches):
+    given = CONDITION(self, branches)
+    return given[torch.arange(len(given)).roll(1)]
 
 
 def text_mask_misaligned(self, rows):

@@ -238,8 +238,16 @@ def check_texts(strategy: str = "once", condition: int = 0, num_images: int = 20
 
 
 def check_text_guidance() -> None:
-    """A guided text's field is that of its condition: branches' rows stay with their texts."""
-    oracles.check_gaussian_guidance(texts=closed_forms.Texts(closed_forms.guided_gaussians()))
+    """A guided text's field is that of its condition: the rows of branches and of experts stay with their texts."""
+    texts = closed_forms.Texts(closed_forms.guided_gaussians())
+    oracles.check_gaussian_guidance(texts=texts)
+    x_BCHW, _ = oracles.gaussian_points(texts.system, 12, seed=2)
+    label_B, cluster_B = torch.arange(12) % 2, torch.arange(12) // 2 % 3
+    routed = {"strategy": "oracle", "cluster_B": cluster_B}
+    found = driver.velocity(x_BCHW, 0.6, texts.texts(label_B), texts.info(), texts.experts, **routed)
+    t_B = torch.full((12,), 0.6, dtype=torch.float64)
+    each = torch.stack([expert(x_BCHW, t_B, label_B) for expert in texts.system.experts])
+    assert (found - each[cluster_B, torch.arange(12)]).abs().max() < 1e-12
 
 
 def check_conditions_are_apart() -> None:

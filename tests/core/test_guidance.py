@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddm_ray.core.guidance import guide
+from ddm_ray.core.solvers import SOLVERS
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.request import SampleRequest
 from tests.core import closed_forms, oracles, strategy_oracles
@@ -111,7 +112,7 @@ def test_scale_zero_within_an_interval_is_unconditional_there_alone() -> None:
         assert torch.equal(found, oracles.mixture_field(system, x_BCHW, t, seen_B))
 
 
-@pytest.mark.parametrize("solver", ["euler", "ab2"])
+@pytest.mark.parametrize("solver", SOLVERS)
 def test_history_restarts_where_guidance_sets_in(solver: str) -> None:
     strategy_oracles.check_history_restarts_with_guidance(solver)
 

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from ddm_ray.core import flow
 from ddm_ray.core.flow import PATHS, Flow
 from ddm_ray.core.matching import MatchedRouter, VelocityField, matched, velocity_field
+from ddm_ray.errors import TimeError
 from tests.core.paths_closed_form import (
     PAIRS,
     ExactNetwork,
@@ -68,6 +69,29 @@ def test_the_ends_are_finite_and_close(of: Flow, dtype: torch.dtype) -> None:
         ends = as_images(x_BD) - flow.along_batch(t_B, right) * found.double()
         assert relative(ends[3:], network(matched_BCHW, matched_B)[3:]) < 1e-5
     assert relative(found.double()[3:], right[3:]) < near_noise
+
+
+@pytest.mark.parametrize("of", [pair for pair in PAIRS if pair.prediction in ("noise", "score")], ids=str)
+def test_a_networks_small_error_stays_small_at_pure_noise(of: Flow) -> None:
+    """Data are found by dividing by alpha, which is .02 at the last time that the network is asked at."""
+    mixture, eps = PathMixture.random(5, 3, 4, (0.3, 0.8)), 0.01
+    x_BD, t_B = mixture.points(2, 3, torch.ones(3, dtype=torch.float64)), torch.ones(3, dtype=torch.float64)
+    exact = ExactNetwork(mixture, of)
+
+    def off(*inputs):
+        return exact(*inputs) + eps
+
+    right, found = (VelocityField(network, of)(as_images(x_BD), t_B, NO_CONDITION[:3]) for network in (exact, off))
+    # A score's error counts times sigma, all but 1 here.
+    assert 10 * eps < (found - right).abs().max() < 51 * eps
+
+
+@pytest.mark.parametrize("t", [-1e-3, 1.001, float("nan")])
+def test_times_outside_are_told(t: float) -> None:
+    t_B = torch.tensor([0.5, t])
+    for field in (VelocityField(Recorder(), Flow("cosine", "noise")), MatchedRouter(Recorder(), "ddpm")):
+        with pytest.raises(TimeError, match="outside"):
+            field(torch.ones(2, 1, 1, 3), t_B, torch.arange(2))
 
 
 def test_matched_points_have_the_snr_and_the_scale() -> None:

@@ -71,9 +71,9 @@ EARLY_GRID = (trajectory, "time_grid", lambda name, steps: altered.GRID(name, st
 NO_RENORMALISING = (routing, "keep", altered.kept_without_renormalising)
 DEAD_KEPT = (trajectory, "posterior", lambda logits_BK, alive_K=None: altered.POSTERIOR(logits_BK))
 DEAD_DRAWN = (trajectory, "alive_prior", lambda prior_CK, alive_K: prior_CK)
-MISALIGNED = (trajectory, "_rows", altered.conditions_misaligned)
-ROLLED = (trajectory, "_rows", altered.conditions_rolled)
-NULL_DROPPED = (STATE, "_branches", altered.null_dropped)
+MISALIGNED = (STATE, "_condition", altered.conditions_misaligned)
+ROLLED = (STATE, "_condition", altered.conditions_rolled)
+NULL_DROPPED = (STATE, "_condition", altered.null_dropped)
 OTHERS_ROWS = (trajectory, "mix", altered.rows_of_others)
 NO_JUMP = (STATE, "scale", property(lambda self: None, lambda self, scale: None))
 
@@ -125,7 +125,7 @@ MUTANTS: dict[str, tuple] = {
     ),
     "guidance kinds swapped": ("D guidance, Gaussian", STATE, "_route", altered.guidance_kinds_swapped),
     "guidance with its ends swapped": ("D guidance", trajectory, "guide", lambda c, u, s: c + s * (u - c)),
-    "guidance with branches swapped": ("D guidance, Gaussian", STATE, "_branches", altered.branches_swapped),
+    "guidance with branches swapped": ("D guidance, Gaussian", STATE, "_condition", altered.branches_swapped),
     "guidance scale one too high": ("D guidance", trajectory, "guide", lambda c, u, s: c + s * (c - u)),
     "null condition dropped": ("D guidance", *NULL_DROPPED),
     "null condition dropped, once": ("guidance within clusters", *NULL_DROPPED),
@@ -140,9 +140,9 @@ MUTANTS: dict[str, tuple] = {
     "conditions misaligned with x, once": ("guided map", *MISALIGNED),
     "conditions misaligned with x, texts": ("texts guided", *MISALIGNED),
     "conditions rolled": ("A finite data", *ROLLED),
-    "guidance interval ignored": ("guidance interval", STATE, "_branches", altered.interval_ignored),
-    "guidance interval reversed": ("guidance interval", STATE, "_branches", altered.interval_reversed),
-    "guidance interval inside out": ("guidance interval", STATE, "_branches", altered.interval_inside_out),
+    "guidance interval ignored": ("guidance interval", STATE, "_scale", altered.interval_ignored),
+    "guidance interval reversed": ("guidance interval", STATE, "_scale", altered.interval_reversed),
+    "guidance interval inside out": ("guidance interval", STATE, "_scale", altered.interval_inside_out),
     "history kept where guidance sets in": ("guidance sets in, ab2", *NO_JUMP),
     "teacher by argmax": ("E distillation", request, "parse_strategy", altered.teacher_by_argmax),
     "time grid off by one": ("F orders", *LATE_GRID),

@@ -70,6 +70,8 @@ def test_the_shift_is_sd3s_on_the_linear_path_and_lowers_the_log_snr_on_all(shif
     ("fields", "message"),
     [
         ({"kind": "beta"}, "unknown times 'beta': use one of uniform, logit-normal, discrete"),
+        ({"mean": math.nan}, "mean of the times is nan: use a finite number"),
+        ({"mean": -math.inf}, "mean of the times is -inf"),
         ({"std": 0.0}, "std of the times is 0.0"),
         ({"num_times": 0}, "num_times of the times is 0"),
         ({"shift": -1.0}, "shift of the times is -1.0"),
@@ -97,6 +99,13 @@ def test_grids_in_closed_form() -> None:
     torch.testing.assert_close(time_grid("cosine", 4), sine / (sine + cosine))
     torch.testing.assert_close(time_grid("shifted-3", 4), 3 * uniform / (1 + 2 * uniform))
     assert torch.equal(time_grid("shifted-1", 4), uniform)
+
+
+def test_steps_of_the_cosine_grid_are_half_as_long_in_the_middle_as_at_the_ends() -> None:
+    lengths = -time_grid("cosine", 1000).diff()
+    assert (lengths[:500].diff() < 0).all() and (lengths[500:].diff() > 0).all()
+    torch.testing.assert_close(lengths, lengths.flip(0))
+    assert float(lengths[0] / lengths[500]) == pytest.approx(2, rel=0.01)
 
 
 @pytest.mark.parametrize("name", ["karras", "shifted", "shifted-0", "shifted--3", "shifted-3x", "Uniform", ""])

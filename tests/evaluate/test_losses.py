@@ -40,9 +40,10 @@ def parts(experts=(exact, nothing, nothing), count: int = 40) -> tuple[Models, R
     return Models(info, experts, router), rows
 
 
-def losses(monolith=nothing, experts=(exact, nothing, nothing), seed: int = 0) -> dict[str, Loss]:
+def losses(monolith=nothing, experts=(exact, nothing, nothing), seed: int = 0, **info) -> dict[str, Loss]:
     mixture, rows = parts(experts)
     alone = Models(replace(mixture.info, num_experts=1, prior_CK=torch.ones(3, 1)), (monolith,), None)
+    mixture = replace(mixture, info=replace(mixture.info, **info))
     return {loss.model: loss for loss in heldout_losses(mixture, alone, rows, seed)}
 
 
@@ -55,6 +56,24 @@ def test_losses_are_the_squares_of_the_weight_that_is_missing() -> None:
     assert found["top-1"].loss == pytest.approx(0, abs=1e-6)
     assert found["top-2"].loss == pytest.approx((1 / 3) ** 2 * base, rel=1e-4)
     assert found["own cluster"].loss == pytest.approx(base / 2, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("info", "calibrated_K"),
+    [
+        ({"router_temperature": 2.0}, [0.6**0.5, 0.3**0.5, 0.1**0.5]),
+        ({"router_prior_K": torch.tensor([0.5, 0.2, 0.3])}, [0.6 / 0.5, 0.3 / 0.2, 0.1 / 0.3]),
+    ],
+)
+def test_the_routers_word_is_calibrated_before_it_counts(info: dict, calibrated_K: list[float]) -> None:
+    found, base = losses(**info), losses()["monolith"].loss
+    first, second, third = (weight / sum(calibrated_K) for weight in calibrated_K)
+    assert found["full"].loss == pytest.approx((1 - first) ** 2 * base, rel=1e-4)
+    # The exact expert is the likeliest or not: a router of another prior may have another favourite.
+    assert found["top-1"].loss == pytest.approx(0 if first > second else base, rel=1e-4, abs=1e-6)
+    least = min(first, second, third)
+    pair = (1 - (first / (1 - least) if first > least else 0)) ** 2 * base
+    assert found["top-2"].loss == pytest.approx(pair, rel=1e-4)
 
 
 def test_all_models_meet_the_same_noise_and_times() -> None:

@@ -131,6 +131,13 @@ def test_time_features_tell_neighbouring_times_apart() -> None:
     assert torch.cdist(features, features).fill_diagonal_(9).min() > 0.1
 
 
+def test_times_given_in_bfloat16_are_rounded_no_further() -> None:
+    t_B = torch.rand(50, generator=torch.Generator().manual_seed(0)).bfloat16()
+    features = time_features(t_B)
+    assert features.dtype == torch.float32
+    torch.testing.assert_close(features.double(), time_features(t_B.double()), atol=2e-4, rtol=0)
+
+
 def test_double_precision_agrees_with_single() -> None:
     model = briefly_trained(steps=3)
     x_BCHW, t_B, label_B = inputs()

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import AutoencoderKL
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ddm_ray.config import LatentsConfig
-from ddm_ray.errors import ConfigError
+from ddm_ray.errors import ConfigError, CorruptArtifact, TruncatedWeights
 from ddm_ray.models.latents import Latents
 
 
@@ -73,6 +74,36 @@ def test_an_autoencoder_that_does_not_fit_is_refused(tmp_path: Path, autoencoder
     with pytest.raises(ConfigError, match=f"^autoencoder {tmp_path}: ") as failure:
         Latents.from_pretrained(str(tmp_path))
     assert "\n" not in str(failure.value)
+
+
+def test_an_autoencoder_that_is_not_whole_is_refused(tmp_path: Path, autoencoder: AutoencoderKL) -> None:
+    """diffusers itself would draw at random what a file lacks."""
+    folder = tmp_path / "vae"
+    autoencoder.save_pretrained(folder)
+    assert Latents.from_pretrained(str(folder)).channels == 4
+    file = folder / "diffusion_pytorch_model.safetensors"
+    whole = load_file(file)
+    name = "decoder.conv_in.weight"
+    for tensors, message in (
+        ({key: tensor for key, tensor in whole.items() if key != name}, rf"lacks the tensor {name}"),
+        (whole | {name: torch.zeros(1)}, rf"has another shape than its config says: tensor {name}"),
+        (whole | {"stray": torch.zeros(1)}, "is no AutoencoderKL alone: has the tensor stray"),
+    ):
+        save_file(tensors, file, metadata={"format": "pt"})
+        with pytest.raises(CorruptArtifact, match=f"^autoencoder {folder}: {message}; fetch it again$"):
+            Latents.from_pretrained(str(folder))
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(TruncatedWeights, match=f"^{file}: not whole safetensors"):
+        Latents.from_pretrained(str(folder))
+    # A pickle beside it is no way out.
+    file.unlink()
+    torch.save(whole, file.with_suffix(".bin"))
+    with pytest.raises(CorruptArtifact, match=f"^autoencoder {folder}: can't be loaded"):
+        Latents.from_pretrained(str(folder))
+    for text, message in (("[]", "not an object"), ("{", "not JSON")):
+        (folder / "config.json").write_text(text)
+        with pytest.raises(CorruptArtifact, match=rf"config\.json: {message}; fetch it again$"):
+            Latents.from_pretrained(str(folder))
 
 
 def test_without_diffusers_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

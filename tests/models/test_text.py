@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
     BertConfig,
+    CLIPConfig,
+    CLIPModel,
     CLIPTextConfig,
     CLIPTextModel,
     PreTrainedTokenizerFast,
@@ -18,7 +21,7 @@ from transformers import (
 
 from ddm_ray.config import TextConfig
 from ddm_ray.core.condition import Text
-from ddm_ray.errors import ConfigError
+from ddm_ray.errors import ConfigError, CorruptArtifact, TruncatedWeights
 from ddm_ray.models.text import TextEncoder
 
 WORDS = ["<pad>", "<s>", "</s>", "<unk>", "a", "red", "blue", "cat", "dog", "on", "the", "moon"]
@@ -158,6 +161,44 @@ def test_what_does_not_fit_a_run_is_told(folders: tuple[str, str], tmp_path: Pat
         assert "\n" not in str(failure.value)
     with pytest.raises(ConfigError, match="T5EncoderModel takes texts of any length: say how many tokens"):
         TextEncoder.from_pretrained(t5_folder, None)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_an_encoder_that_is_not_whole_is_refused(folders: tuple[str, str], number: int) -> None:
+    """transformers itself would draw at random what a file lacks."""
+    folder, file = folders[number], Path(folders[number]) / "model.safetensors"
+    whole = load_file(file)
+    name = sorted(name for name in whole if "layer_norm" in name)[0]
+    for tensors, message in (
+        ({key: tensor for key, tensor in whole.items() if key != name}, "lacks the tensor .*layer_norm"),
+        (whole | {name: torch.zeros(1)}, "has another shape than its config says: tensor .*layer_norm"),
+        (whole | {"stray": torch.zeros(1)}, "is no .* alone: has the tensor stray"),
+    ):
+        save_file(tensors, file, metadata={"format": "pt"})
+        with pytest.raises(CorruptArtifact, match=f"^text encoder {folder}: {message}.*; fetch it again$"):
+            TextEncoder.from_pretrained(folder, 8)
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(TruncatedWeights, match=f"^{file}: not whole safetensors"):
+        TextEncoder.from_pretrained(folder, 8)
+    file.unlink()
+    torch.save(whole, Path(folder) / "pytorch_model.bin")
+    with pytest.raises(CorruptArtifact, match=f"^text encoder {folder}: can't be loaded"):
+        TextEncoder.from_pretrained(folder, 8)
+    (Path(folder) / "config.json").write_text("[]")
+    with pytest.raises(CorruptArtifact, match=r"config\.json: not an object; fetch it again$"):
+        TextEncoder.from_pretrained(folder, 8)
+
+
+def test_a_whole_clip_has_a_text_model(tmp_path: Path, clip_model: CLIPTextModel, clip: TextEncoder) -> None:
+    small = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = CLIPConfig(
+        text_config=clip_model.config.to_dict(), vision_config={**small, "image_size": 8, "patch_size": 4}
+    )
+    whole = CLIPModel(config)
+    whole.text_model.load_state_dict(clip_model.state_dict())
+    whole.save_pretrained(tmp_path)
+    tokenizer(begins=True).save_pretrained(tmp_path)
+    assert_same(TextEncoder.from_pretrained(str(tmp_path), 8).encode(PROMPTS), clip.encode(PROMPTS))
 
 
 def test_without_transformers_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,7 +153,9 @@ def test_a_text_model_says_what_to_give(pipeline: DDMPipeline) -> None:
             pipeline(**arguments)
     bare = DDMPipeline(pipeline.models)
     with pytest.raises(SamplingError, match="no text_encoder"):
-        bare("a cat")
+        bare("a cat", output_type="latent")
+    with pytest.raises(SamplingError, match=r"4 channels are no picture .* use output_type latent"):
+        bare(pipeline.components.text_encoder.encode(["a cat"]))
     text = pipeline.components.text_encoder.encode(PROMPTS)
     settings: dict[str, Any] = {"num_inference_steps": 2, "seeds": 3, "output_type": "latent"}
     encoded = bare(text, strategy="top-2", guidance_scale=7.5, **settings).images

@@ -100,6 +100,11 @@ FAULTS: list[tuple[Callable[[Path], Any], type[DDMError], str]] = [
         CorruptArtifact,
         rf"{CONFIG}: .*unknown path 'bent'",
     ),
+    (
+        lambda root: written(CONFIG, (root / CONFIG).read_text().replace('"heads": 2', '"heads": 0'))(root),
+        CorruptArtifact,
+        rf"{CONFIG}: .*config of DiT doesn't build one",
+    ),
 ]
 
 
@@ -113,6 +118,13 @@ def test_what_is_wrong_is_said_in_one_line(
         DDMPipeline.from_pretrained(root)
     assert type(raised.value) is kind
     assert "\n" not in str(raised.value)
+
+
+def test_weights_of_another_librarys_that_end_early_are_told_as_such(tmp_path: Path) -> None:
+    texts(tmp_path / "tokenizer").save_pretrained(tmp_path / "saved")
+    cut("vae/diffusion_pytorch_model.safetensors")(tmp_path / "saved")
+    with pytest.raises(TruncatedWeights, match=r"saved/vae/diffusion_pytorch_model\.safetensors: \d+ bytes of \d+"):
+        DDMPipeline.from_pretrained(tmp_path / "saved")
 
 
 @pytest.mark.parametrize("name", ["vae/config.json", "text_encoder/model.safetensors", "tokenizer/tokenizer.json"])

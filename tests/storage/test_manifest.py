@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddm_ray.errors import CorruptArtifact
+from ddm_ray.errors import CorruptArtifact, TruncatedWeights
 from ddm_ray.storage.manifest import FileRecord, Identity, Manifest, canonical, drift, sha256, verify
 
 WHERE = "/runs/a/experts/003/_MANIFEST.json"
@@ -117,10 +117,15 @@ def test_what_is_no_manifest_is_refused(data: bytes) -> None:
 def test_another_schema_is_named() -> None:
     body = json.loads(EXPERT.to_json())
     del body["checksum"]
-    body["schema"] = 2
+    body["schema"] = 1
     signed = json.dumps({**body, "checksum": sha256(canonical(body))}).encode()
-    with pytest.raises(CorruptArtifact, match=f"{WHERE}: schema 2, this version reads 1"):
+    with pytest.raises(CorruptArtifact, match=f"{WHERE}: schema 1, this version reads 2"):
         Manifest.from_json(signed, WHERE)
+
+
+def test_weights_that_end_early_are_told_by_a_type_of_their_own() -> None:
+    with pytest.raises(TruncatedWeights, match="3 bytes, its manifest says 4"):
+        verify(b"row", FileRecord(4, sha256(b"rows")), "weights/ema.safetensors")
 
 
 def test_verify_names_the_file() -> None:

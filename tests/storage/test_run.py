@@ -97,13 +97,13 @@ def test_a_damaged_run_file_is_refused(run: Run) -> None:
 def test_another_schema_or_form_of_run_file(run: Run) -> None:
     path = Path(run.url) / "run.json"
     fields = run.config.model_dump(mode="json")
-    path.write_bytes(sign({"schema": 2, "config": fields}))
-    with pytest.raises(RunError, match=f"^{path}: schema 2, this version of ddm-ray reads 1$"):
+    path.write_bytes(sign({"schema": 1, "config": fields}))
+    with pytest.raises(RunError, match=f"^{path}: schema 1, this version of ddm-ray reads 2$"):
         Run.open(run.url)
-    path.write_bytes(sign({"schema": 1, "config": {**fields, "nmae": "x"}}))
+    path.write_bytes(sign({"schema": 2, "config": {**fields, "nmae": "x"}}))
     with pytest.raises(ConfigError, match=f"^{path}: nmae: unknown key$"):
         Run.open(run.url)
-    for body in ({"schema": 1}, {"config": fields}, {}):
+    for body in ({"schema": 2}, {"config": fields}, {}):
         path.write_bytes(sign(body))
         with pytest.raises(CorruptArtifact, match="not a whole run file"):
             Run.open(run.url)

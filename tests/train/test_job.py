@@ -42,6 +42,22 @@ def test_the_flow_identifies_networks_and_nothing_else(tmp_path: Path, field: st
     assert differing == [expert(0), ROUTER, MONOLITH]
 
 
+def test_an_expert_takes_its_share_of_the_batch_and_its_own_rows(tmp_path: Path) -> None:
+    batches = ("expert.train.global_batch=36", "router.train.global_batch=10", "partition.num_clusters=3")
+    run = make(tmp_path / "run", batches)
+    jobs = {artifact: train_job(run, artifact) for artifact in (*run.experts, ROUTER, MONOLITH)}
+    assert {artifact: job.batch for artifact, job in jobs.items()} == {
+        expert(0): 12,
+        expert(1): 12,
+        expert(2): 12,
+        ROUTER: 10,
+        MONOLITH: 36,
+    }
+    everything = [shard(0), shard(1), shard(2)]
+    assert [job.shards for job in jobs.values()] == [[shard(0)], [shard(1)], [shard(2)], everything, everything]
+    assert len({job.key for job in jobs.values()}) == 5
+
+
 def test_texts_cannot_be_trained_on_yet(tmp_path: Path) -> None:
     run = make(tmp_path / "run", recipe="laion256-k8")
     with pytest.raises(TrainingError, match="rows carry class labels alone") as told:
