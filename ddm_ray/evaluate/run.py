@@ -29,6 +29,8 @@ from ddm_ray.storage.manifest import Manifest
 from ddm_ray.storage.run import Run, evaluation, shard
 
 Progress = Callable[[float, str], None]
+SETTINGS = ("steps", "times", "solver", "guidance_scale", "guidance_interval", "guidance")
+"""What of a request the report says, beside the strategy."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def evaluate(run: Run, name: str = "demo", progress: Progress | None = None, dev
         "num_heldout": len(heldout),
         "num_clusters": run.config.partition.num_clusters,
         "seed": run.config.evaluate.seed,
-        "sampling": {key: getattr(request, key) for key in ("steps", "times", "solver", "guidance_scale")},
+        "sampling": {key: getattr(request, key) for key in SETTINGS},
         "models": table,
         "real": real,
         "heldout_loss": [asdict(loss) for loss in losses],

@@ -47,7 +47,14 @@ def test_metrics_name_every_model_and_its_cost(random_run: Run, evaluated: Path)
     reals = [row["model"] for row in metrics["real"]]
     assert reals == ["real: 300 drawn again", "real: 40 drawn again", "real: 40 held out"]
     assert (metrics["num_real"], metrics["num_heldout"], metrics["seed"]) == (360, 40, 0)
-    assert metrics["sampling"] == {"steps": 4, "times": "uniform", "solver": "ab2", "guidance_scale": 1.0}
+    assert metrics["sampling"] == {
+        "steps": 4,
+        "times": "uniform",
+        "solver": "ab2",
+        "guidance_scale": 1.0,
+        "guidance_interval": [0.0, 1.0],
+        "guidance": "mixture",
+    }
     assert set(metrics["versions"]) == {"ddm_ray", "torch", "numpy", "python"}
     assert [row["model"] for row in metrics["heldout_loss"]] == ["monolith", "full", "top-1", "own cluster"]
 
