@@ -6,14 +6,19 @@ Shapes: B rows, N patches, D width, L text tokens, E their channels, h heads, p 
 
 import json
 import math
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ddm_ray.errors import DDMError
+from ddm_ray.pipeline import DDMPipeline
 from tests.sampling import tiny_components
 
 SIZE, CHANNELS, NUM_EXPERTS = 8, 4, 3
@@ -222,6 +227,18 @@ def _mlp(w: Weights, name: str, x: Tensor) -> Tensor:
 
 def _linear(w: Weights, name: str, x: Tensor) -> Tensor:
     return x @ w[name + ".weight"].T + w[name + ".bias"]
+
+
+def check_refused(
+    checkpoint: Path, tmp_path: Path, fault: Callable[[Path], Any], kind: type[DDMError], message: str
+) -> None:
+    """A copy of the checkpoint with this fault is refused by an error of exactly this kind, in one line."""
+    root = shutil.copytree(checkpoint, tmp_path / "checkpoint")
+    fault(root)
+    with pytest.raises(kind, match=message) as raised:
+        DDMPipeline.from_pretrained(root)
+    assert type(raised.value) is kind
+    assert "\n" not in str(raised.value)
 
 
 def _json(path: Path, value: dict[str, Any]) -> None:
