@@ -28,3 +28,4 @@ test: $(READY)
 
 bench: $(READY)
 	@$(BIN)/python benchmarks/sampling.py $(BENCH)
+	@$(BIN)/python benchmarks/data.py $(BENCH)

@@ -23,6 +23,17 @@ class Placement(BaseModel):
     threads: PositiveInt = Field(
         default=1, description="CPU threads of a worker; bit-equal resume needs them unchanged"
     )
+    embedders: PositiveInt | None = Field(
+        default=None, description="actors that embed and encode images; none: one a GPU with use_gpu, else one a CPU"
+    )
+    rows_gib: float | None = Field(
+        default=None,
+        ge=0,
+        description="GiB of rows a worker may hold; more are streamed. None: a share of what is free",
+    )
+    cache: str | None = Field(
+        default=None, description="folder for local copies of a shard in an object store; none: a temporary one"
+    )
     checkpoint_steps: PositiveInt = Field(default=500, description="steps between saved training states")
     max_failures: int = Field(
         default=3, ge=0, description="how often a job's workers are started again after a failure"

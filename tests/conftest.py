@@ -112,10 +112,10 @@ def heed_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def ddm(*arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-    """The installed `ddm` command, as a user runs it."""
+def ddm(*arguments: str, timeout: float = 300, where: str | Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """The installed `ddm` command, as a user runs it standing in a folder."""
     command = [str(BIN / "ddm"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=ROOT, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=where, check=False)
 
 
 def submit(island: Island, door: str, *arguments: str) -> str:

@@ -1,35 +1,107 @@
 """A finished run in the real layout whose models were never trained: for whatever only reads a run."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import safetensors.numpy
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
 from ddm_ray.config import load_recipe
-from ddm_ray.data.schema import HELDOUT, TRAIN, matrix, rows_schema, shard_schema, to_parquet, vectors
+from ddm_ray.core.condition import Text
+from ddm_ray.data.order import places, ranks
+from ddm_ray.data.schema import (
+    EMBEDDING,
+    HELDOUT,
+    TEXT,
+    TRAIN,
+    as_modelled,
+    column,
+    data_dtype,
+    images,
+    rows_schema,
+    shard_schema,
+    to_parquet,
+)
+from ddm_ray.data.texts import null_text_bytes
 from ddm_ray.models import weights
 from ddm_ray.models.dit import DiT
 from ddm_ray.models.flops import training_flops_per_row
 from ddm_ray.models.router import Router
 from ddm_ray.storage.attempts import claim
-from ddm_ray.storage.manifest import sha256
-from ddm_ray.storage.run import MONOLITH, PARTITION, ROUTER, ROWS, Run, shard
+from ddm_ray.storage.manifest import NAME, Manifest, sha256
+from ddm_ray.storage.run import CENTROIDS, MONOLITH, PARTITION, ROUTER, ROWS, Run, shard
 
 
-def make_data(path: str, recipe: str = "tiny", settings: tuple[str, ...] = (), num_rows: int = 400) -> Run:
+def make_data(
+    path: str,
+    recipe: str = "tiny",
+    settings: tuple[str, ...] = (),
+    num_rows: int = 400,
+    num_files: int = 1,
+    row_group_rows: int | None = None,
+) -> Run:
     """Rows, shards and partition of a new run at `path`, nothing trained; the same at every call.
 
     Rows are real digits, clusters are equal ranges of left-right imbalance, one row in ten is held out.
     """
     run = Run.create(str(path), load_recipe(recipe, settings))
     table, cluster_N = _rows(run, num_rows)
-    _write(run, ROWS, "part-0.parquet", to_parquet(table))
-    heldout = sum(split == "heldout" for split in table["split"].to_pylist())
-    run.commit(ROWS, ["part-0.parquet"], {"rows": num_rows, "rows_heldout": heldout, "rejected": 0, "duplicates": 0})
-    _partition(run, table, cluster_N)
+    heldout = sum(split == HELDOUT for split in table["split"].to_pylist())
+    info = {
+        "rows": num_rows,
+        "rows_train": num_rows - heldout,
+        "rows_heldout": heldout,
+        "rejected": 0,
+        "duplicates": 0,
+        "dropped": 0,
+        "embedding_dim": run.config.embedder.dim,
+        "source": run.config.data.source,
+        "classes": None,
+    }
+    part = to_parquet(table)
+    _commit(run, ROWS, {f"part-000000-0000-{sha256(part)[:8]}.parquet": part}, info)
+    write_partition(run, table, cluster_N, None, num_files, row_group_rows)
+    return run
+
+
+TEXTS = (
+    "data.image_size=4",
+    "data.text={encoder: none, tokens: 5, dim: 6, pooled_dim: 3}",
+    "partition.num_clusters=2",
+    "expert.model={patch_size: 2, width: 16, depth: 1, heads: 2}",
+    "expert.train={steps: 3, global_batch: 8, learning_rate: 1.0e-3, ema_decay: 0.5, condition_dropout: 0.3}",
+    "router.model={patch_size: 2, width: 16, depth: 1, heads: 2}",
+    "router.train={steps: 3, global_batch: 8, learning_rate: 1.0e-3, ema_decay: 0.5, condition_dropout: 0.3}",
+)
+
+
+def make_texts(path: str, settings: tuple[str, ...] = (), num_rows: int = 100, row_group_rows: int = 16) -> Run:
+    """Shards and partition of a new run on latents and texts, random numbers all, in two files a split; no rows.
+
+    Row n of num_rows has n % 5 + 1 tokens that count; cluster n % 2 has latents around 3 or -3.
+    """
+    run = Run.create(str(path), load_recipe("laion256-k8", (*TEXTS, *settings)))
+    data, text, random = run.config.data, run.config.data.text, np.random.default_rng(0)
+    assert text is not None
+    cluster_N = np.arange(num_rows) % run.config.partition.num_clusters
+    latents_NCHW = random.standard_normal((num_rows, *data.shape)) + np.where(cluster_N, 3, -3)[:, None, None, None]
+    pooled_NP = random.standard_normal((num_rows, text.pooled_dim or 0))
+    tokens = [random.standard_normal((n % text.tokens + 1, text.dim)).astype(TEXT) for n in range(num_rows)]
+    columns = {
+        "id": [f"texts/{number:04d}" for number in range(num_rows)],
+        "data": column(latents_NCHW, data_dtype(data)),
+        "text_tokens": [tokens_LE.tobytes() for tokens_LE in tokens],
+        "text_pooled": column(pooled_NP, TEXT),
+        "split": [HELDOUT if number < num_rows // 10 else TRAIN for number in range(num_rows)],
+    }
+    table = pa.table(columns, schema=shard_schema(data).append(pa.field("split", pa.string())))
+    null = Text(torch.full((1, 1, text.dim), 0.5), torch.ones(1, 1, dtype=torch.bool), torch.full((1, 3), 0.25))
+    write_partition(run, table, cluster_N, null_text_bytes(null), num_files=2, row_group_rows=row_group_rows)
     return run
 
 
@@ -67,7 +139,8 @@ def publish(run: Run, artifact: str, model: nn.Module, steps: int, batch: int) -
     tensors, spec = weights.to_bytes(model, weights.describe(model))
     files = {"ema.safetensors": tensors, "model.json": spec.encode()}
     prefix, _ = attempt.publish_weights(steps, run.identity(artifact), files, {"step": steps})
-    flops = training_flops_per_row(model, run.config.data.shape)
+    text = run.config.data.text
+    flops = training_flops_per_row(model, run.config.data.shape, 0 if text is None else text.tokens)
     info = {
         "weights": prefix,
         "step": steps,
@@ -84,48 +157,70 @@ def publish(run: Run, artifact: str, model: nn.Module, steps: int, batch: int) -
 
 def _rows(run: Run, num_rows: int) -> tuple[pa.Table, np.ndarray]:
     digits = load_digits()
-    images = digits.images[:num_rows].astype(np.float32) / 8 - 1
-    imbalance = images[:, :, :4].mean((1, 2)) - images[:, :, 4:].mean((1, 2))
-    rank_N = np.argsort(np.argsort(imbalance, kind="stable"), kind="stable")
-    cluster_N = rank_N * run.config.partition.num_clusters // num_rows
-    flat = images.reshape(num_rows, -1)
-    table = pa.table(
-        {
-            "id": [f"digits/{number:04d}" for number in range(num_rows)],
-            "content_hash": [sha256(row.tobytes()) for row in flat],
-            "data": vectors(flat),
-            "label": pa.array(digits.target[:num_rows], pa.int64()),
-            "embedding": vectors(flat[:, : run.config.embedder.dim]),
-            "split": np.where(np.random.default_rng(0).permutation(num_rows) < num_rows // 10, HELDOUT, TRAIN),
-        }
-    )
-    schema = rows_schema(run.config.data.shape, run.config.embedder.dim)
-    return table.select(schema.names).cast(schema), cluster_N
-
-
-def _partition(run: Run, table: pa.Table, cluster_N: np.ndarray) -> None:
-    num_clusters, num_classes = run.config.partition.num_clusters, run.config.data.num_classes
-    train_N = np.array(table["split"].to_pylist()) == "train"
-    label_N = table["label"].to_numpy()
-    counts_CK = np.zeros((num_classes, num_clusters), dtype=int)
-    np.add.at(counts_CK, (label_N[train_N], cluster_N[train_N]), 1)
-    for cluster in range(num_clusters):
-        rows = table.filter(pa.array(cluster_N == cluster))
-        rows = rows.append_column("cluster", pa.array(np.full(len(rows), cluster), pa.int32()))
-        schema = shard_schema(run.config.data.shape)
-        rows = rows.select(schema.names).cast(schema)
-        _write(run, shard(cluster), "part-0.parquet", to_parquet(rows))
-        train = rows.filter(pa.array([split == "train" for split in rows["split"].to_pylist()]))
-        std = float(matrix(train, "data").std())
-        info = {"cluster": cluster, "rows": len(rows), "rows_train": len(train), "data_std": std}
-        run.commit(shard(cluster), ["part-0.parquet"], info)
-    _write(run, PARTITION, "centroids.safetensors", b"")
-    info = {
-        "counts_CK": counts_CK.tolist(),
-        "rows_K": np.bincount(cluster_N).tolist(),
-        "num_fine": num_clusters,
+    pixels_NHW = np.rint(digits.images[:num_rows] * (255 / 16)).astype(np.uint8)
+    imbalance_N = pixels_NHW[:, :, :4].mean((1, 2)) - pixels_NHW[:, :, 4:].mean((1, 2))
+    rank_N = np.argsort(np.argsort(imbalance_N, kind="stable"), kind="stable")
+    ids = [f"digits/{number:04d}" for number in range(num_rows)]
+    heldout_N = np.argsort(np.argsort(places(ids))) < num_rows // 10
+    embeddings_ND = as_modelled(pixels_NHW).reshape(num_rows, -1)[:, : run.config.embedder.dim]
+    columns = {
+        "id": ids,
+        "content_hash": [sha256(pixels_HW.tobytes()) for pixels_HW in pixels_NHW],
+        "data": column(pixels_NHW, data_dtype(run.config.data)),
+        "label": digits.target[:num_rows],
+        "embedding": column(embeddings_ND, EMBEDDING),
+        "split": np.where(heldout_N, HELDOUT, TRAIN).tolist(),
     }
-    run.commit(PARTITION, ["centroids.safetensors"], info)
+    table = pa.table(columns, schema=rows_schema(run.config.data, run.config.embedder.dim))
+    return table, rank_N * run.config.partition.num_clusters // num_rows
+
+
+def write_partition(
+    run: Run,
+    table: pa.Table,
+    cluster_N: np.ndarray,
+    null_text: bytes | None = None,
+    num_files: int = 1,
+    row_group_rows: int | None = None,
+) -> None:
+    """Shards, and the partition that lists them, of rows by `rows_schema`: each split in `num_files` files."""
+    data, num_clusters = run.config.data, run.config.partition.num_clusters
+    files = {"centroids.safetensors": safetensors.numpy.save({"coarse_KD": np.zeros((num_clusters, 1), np.float32)})}
+    centroids = _commit(run, CENTROIDS, files, {}).digest if run.config.partition.by_kmeans else None
+    infos = []
+    for cluster in range(num_clusters):
+        mine = table.filter(pa.array(cluster_N == cluster))
+        mine = mine.take(pa.array(np.argsort(ranks(mine["id"].to_pylist()))))
+        parts = {split: mine.filter(pc.equal(mine["split"], split)) for split in (TRAIN, HELDOUT)}
+        files = {} if null_text is None else {"null_text.safetensors": null_text}
+        for split, rows in parts.items():
+            rows = rows.select(shard_schema(data).names)
+            for number, index in enumerate(np.array_split(np.arange(len(rows)), num_files)):
+                if len(index):
+                    files[f"{split}-{number:05d}.parquet"] = to_parquet(rows.take(pa.array(index)), row_group_rows)
+        train = parts[TRAIN]
+        labels = train["label"].to_numpy() if data.text is None else np.zeros(0, int)
+        info = {
+            "cluster": cluster,
+            "rows": len(mine),
+            "rows_train": len(train),
+            "rows_heldout": len(parts[HELDOUT]),
+            "counts_C": np.bincount(labels, minlength=len(data.class_names)).tolist(),
+            "data_std": float(images(train, data).std(dtype=np.float64)) if len(train) else 0.0,
+            "centroids": centroids,
+        }
+        _commit(run, shard(cluster), files, info)
+        infos.append(info)
+    info = {
+        "counts_CK": np.array([info["counts_C"] for info in infos]).T.tolist(),
+        "rows_K": [info["rows_train"] for info in infos],
+        "num_fine": num_clusters,
+        "warnings": [],
+    }
+    run.store.write(f"{PARTITION}/report/report.html", b"<!doctype html>")
+    parts_of_it = [shard(cluster) for cluster in range(num_clusters)] + ([CENTROIDS] if centroids else [])
+    listed = [f"{artifact.removeprefix(f'{PARTITION}/')}/{NAME}" for artifact in parts_of_it]
+    run.commit(PARTITION, ["report/report.html", *listed], info)
 
 
 def _perturbed(build: Callable[[], nn.Module], seed: int, spread: float) -> nn.Module:
@@ -138,5 +233,7 @@ def _perturbed(build: Callable[[], nn.Module], seed: int, spread: float) -> nn.M
     return model
 
 
-def _write(run: Run, artifact: str, name: str, data: bytes) -> None:
-    run.store.write(f"{artifact}/{name}", data)
+def _commit(run: Run, artifact: str, files: dict[str, bytes], info: dict[str, Any]) -> Manifest:
+    for name, data in files.items():
+        run.store.write(f"{artifact}/{name}", data)
+    return run.commit(artifact, list(files), info)

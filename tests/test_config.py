@@ -86,8 +86,11 @@ def test_a_config_never_changes() -> None:
         (["name=7"], "name: Input should be a valid string, got 7"),
         (["name=''"], "name: String should have at least 1 character"),
         (["data.class_names=[]"], "data: conditions are either classes (class_names or num_classes) or text"),
-        (["data.text={encoder: t5, tokens: 8, dim: 4}"], "data: conditions are either classes"),
-        (["data.num_classes=9"], "data: num_classes is 9, but 10 class_names are given"),
+        (
+            ["data.text={encoder: t5, tokens: 8, dim: 4}", "data.num_classes=2"],
+            "data: conditions are either classes (class_names or num_classes) or text",
+        ),
+        (["data.num_classes=9", "data.class_names=[a, b]"], "data: num_classes is 9, but 2 class_names are given"),
         (["data.num_classes=ten"], "data.num_classes: Input should be a valid integer"),
         (["data.class_names=5"], "data.class_names: Input should be a valid tuple, got 5"),
         (["data.channels=17"], "data.channels: Input should be less than or equal to 16, got 17"),
@@ -257,3 +260,11 @@ def test_what_only_a_later_stage_would_stumble_over_is_refused_at_the_start(sett
     with pytest.raises(ConfigError) as refused:
         load_recipe("tiny", (setting,))
     assert str(refused.value) == f"recipe tiny with {setting}: {message}"
+
+
+def test_a_setting_of_conditions_replaces_the_recipes() -> None:
+    assert load_recipe("images64", ("data.class_names=[crow, owl]",)).data.num_classes == 2
+    assert load_recipe("digits", ("data.num_classes=3",)).data.class_names == ("0", "1", "2")
+    assert load_recipe("laion256-k8", ("data.num_classes=3",)).data.text is None
+    both = load_recipe("digits", ("data.class_names=[a, b]", "data.num_classes=2"))
+    assert both.data.class_names == ("a", "b")

@@ -43,7 +43,6 @@ DEEPSPEED = {"train.engine"}
 # Where Ray is the point. The command line imports it through these and `ray_session` alone.
 RAY = {
     "ray_session",
-    "data.sources",
     "data.prepare",
     "train.launch",
     "islands.jobs",
@@ -95,7 +94,8 @@ def violations(module: str, source: str) -> list[str]:
 
 
 def core_libraries(module: str) -> set[str]:
-    return {"torch", "numpy", "faiss"} if module == "core.kmeans" else {"torch", "numpy"}
+    # Libraries of compiled code whose mathematics is theirs to know.
+    return {"torch", "numpy"} | {"core.kmeans": {"faiss", "scipy"}, "core.balance": {"scipy"}}.get(module, set())
 
 
 def modules() -> dict[str, Path]:

@@ -10,7 +10,9 @@ import click
 from ddm_ray import __version__
 from ddm_ray.errors import ConfigError, DDMError
 
-RECIPE_HELP = "A shipped recipe (digits, tiny, imagenet256-k8, laion256-k8, ddm-24b) or the path of a .yaml file."
+RECIPE_HELP = (
+    "A shipped recipe (digits, tiny, images64, imagenet256-k8, laion256-k8, ddm-24b) or the path of a .yaml file."
+)
 SET_HELP = "Change a field of the recipe, e.g. --set expert.train.steps=500. May be given many times."
 
 
@@ -73,8 +75,11 @@ def main() -> None:
     """
 
 
-def make(run_url: str, artifact: str, stage: Callable[[Any, Any], None]) -> Any:
-    """Run `stage(run, report)` under a live view unless the artifact is finished, and say what it holds."""
+def make(run_url: str, artifact: str, stage: Callable[[Any, Any], None], mends: bool = False) -> Any:
+    """Run `stage(run, report)` under a live view unless the artifact is finished, and say what it holds.
+
+    `mends`: of a finished artifact the stage makes again what is missing, and is run for that.
+    """
     from functools import partial
 
     from ddm_ray.progress import LiveView
@@ -87,5 +92,7 @@ def make(run_url: str, artifact: str, stage: Callable[[Any, Any], None]) -> Any:
             view.show(artifact, 0.0, "starting")
             stage(run, partial(view.stage, artifact))
             view.stage(artifact, 1.0)
+    elif mends:
+        stage(run, None)
     click.echo(f"{artifact}: {describe(status(run, artifact))}")
     return run

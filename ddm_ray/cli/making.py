@@ -28,41 +28,108 @@ def init(run_url: str, recipe: str, settings: tuple[str, ...]) -> None:
 
 @main.command()
 @RUN
+@ISLANDS
+@ISLAND
 @ADDRESS
-def prepare(run_url: str, address: str | None) -> None:
-    """Read the source's images, decode and embed them with Ray Data, and write RUN/rows.
+@click.option("--cluster", type=int, metavar="K", help="Whose rows, where shards are given (partition.method given).")
+@click.option("--source", metavar="URI", help="That owner's images, in place of data.source.")
+@click.option(
+    "--max-rejected",
+    type=click.FloatRange(0, 1),
+    default=0.05,
+    show_default=True,
+    metavar="SHARE",
+    help="Stop if more than this share of the images can't be used.",
+)
+def prepare(
+    run_url: str,
+    islands: str | None,
+    island: str | None,
+    address: str | None,
+    cluster: int | None,
+    source: str | None,
+    max_rejected: float,
+) -> None:
+    """Read the source's images, decode, embed and encode them with Ray Data, and write RUN/rows.
+
+    What the images are is said when the run begins: a folder with one folder a class, WebDataset tars, parquet in the
+    Hugging Face layout; here, in a bucket or on the hub. Killed at any moment, the same command goes on. An image
+    that can't be used is left out, with its reason in RUN/rows/_rejected.
 
     \b
-      ddm prepare runs/digits
+      ddm init runs/birds --recipe images64 --set data.source=photos/birds --set data.num_classes=20
+      ddm prepare runs/birds
+    \b
+      ddm init s3://lab/run7 --recipe laion256-k8 --set "data.source=s3://lab/train-{000..127}.tar"
+      ddm prepare s3://lab/run7 --islands islands.yaml --island gpu-room
+    \b
+      ddm init runs/food --recipe images64 --set data.source=hf://datasets/OWNER/NAME --set data.num_classes=101
+      ddm prepare runs/food
+    \b
+      ddm prepare study/run --cluster 2 --source scans       one owner's part, where shards are given
+
+    Where shards are given, RUN is the owner's own folder, begun by the same `ddm init` as everyone's: rows and shard
+    are written there, and only the shard's manifest is handed over.
     """
+    from ddm_ray.data.parts import REJECTED, Parts, rows_artifact, source_of
+    from ddm_ray.placement import load_placement
+    from ddm_ray.storage.run import Run
+
+    run = Run.open(run_url)
+    placement = load_placement(islands, island)
+    artifact = rows_artifact(run, cluster)
+    source_of(Parts(run, artifact), source, cluster)
 
     def stage(run: Any, report: Any) -> None:
         from ddm_ray.data.prepare import prepare as go
         from ddm_ray.ray_session import ray_session
 
-        with ray_session(address):
-            go(run, report)
+        with ray_session(address or placement.address):
+            go(run, report, placement, source, cluster, max_rejected)
 
-    make(run_url, "rows", stage)
-    click.echo(f"next: ddm partition {run_url}")
+    make(run_url, artifact, stage)
+    info = run.require(artifact).info
+    if info["rejected"]:
+        where = f"{run.url}/{artifact}/{REJECTED}"
+        click.echo(f"{info['rejected']} images can't be used and are left out; each one's reason is in {where}")
+    if info["ignored"]:
+        click.echo(f"{info['ignored']} files are of another kind and aren't read, e.g. {info['ignored_example']}")
+    if info["duplicates"]:
+        what = "left out" if info["dropped"] else "kept; data.duplicates=drop would leave them out"
+        click.echo(f"{info['duplicates']} images equal an earlier one byte by byte: {what}")
+    click.echo(f"next: ddm partition {run_url}" + (f" --cluster {cluster}" if cluster is not None else ""))
 
 
 @main.command()
 @RUN
-def partition(run_url: str) -> None:
-    """Cluster the embeddings (fine, then coarse k-means) and write one shard of rows an expert.
+@click.option("--cluster", type=int, metavar="K", help="Make this owner's shard alone (partition.method given).")
+@click.option("--scratch", metavar="FOLDER", help="Local folder with room for all shards. Default: a temporary one.")
+def partition(run_url: str, cluster: int | None, scratch: str | None) -> None:
+    """Cluster the embeddings (fine, then coarse k-means) and write one shard of rows an expert, and a report.
+
+    Look at RUN/partition/report/report.html before you train: clusters become experts. Where shards are given, each
+    owner makes its own from its own rows, and then anyone who sees their manifests the partition.
 
     \b
       ddm partition runs/digits
+      ddm partition s3://lab/run7 --scratch /mnt/nvme
+      ddm partition study/run --cluster 2
     """
+    from ddm_ray.data import REPORT
+    from ddm_ray.storage.run import PARTITION, shard
 
     def stage(run: Any, report: Any) -> None:
         from ddm_ray.data.partition import partition as go
 
-        go(run, report)
+        go(run, report, cluster, scratch)
 
-    make(run_url, "partition", stage)
-    click.echo(f"next: ddm train {run_url} expert 0")
+    artifact = PARTITION if cluster is None else shard(cluster)
+    run = make(run_url, artifact, stage, mends=True)
+    if cluster is None:
+        for warning in run.require(PARTITION).info["warnings"]:
+            click.secho(f"warning: {warning}", fg="yellow", bold=True, err=True)
+        click.echo(f"look at it: {run.url}/{PARTITION}/{REPORT}/report.html")
+    click.echo(f"next: ddm train {run_url} expert {cluster or 0}")
 
 
 @main.command()

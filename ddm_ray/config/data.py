@@ -39,10 +39,14 @@ class DataConfig(Part):
     """Where the images come from and the shape (channels, image_size, image_size) they are modelled in.
 
     With `latents` that is the latents' shape. Conditions are classes (`class_names`; or `num_classes`, which are
-    then called "0", "1" and so on), or else `text`.
+    then called "0", "1" and so on), or else `text`. Columns are parquet's, or a WebDataset's file extensions.
     """
 
-    source: str = Field(default="digits", min_length=1)
+    source: str = Field(default="digits", min_length=1, description="a folder or URI; or digits, shapes:NUMBER")
+    format: Literal["folder", "webdataset", "parquet"] | None = Field(default=None, description="none: sniffed")
+    image_column: str | None = Field(default=None, min_length=1, description="none: found by type and usual names")
+    condition_column: str | None = Field(default=None, min_length=1, description="of labels or texts; none: likewise")
+    duplicates: Literal["keep", "drop"] = Field(default="keep", description="files of equal bytes")
     image_size: PositiveInt = 8
     channels: PositiveInt = Field(default=1, le=16)
     class_names: tuple[str, ...] = ()
@@ -81,29 +85,60 @@ class DataConfig(Part):
         """(C, H, W) of one modelled image."""
         return (self.channels, self.image_size, self.image_size)
 
+    @property
+    def pixel_shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of one decoded image: the modelled one, or what the autoencoder encodes."""
+        if self.latents is None:
+            return self.shape
+        side = self.image_size * self.latents.downsampling
+        return (3, side, side)
+
 
 class EmbedderConfig(Part):
-    """How an image becomes the vector that is clustered: PCA of its pixels, or a timm network's features."""
+    """How an image becomes the vector that is clustered: PCA of its pixels, or the pooled features of a network.
 
-    kind: Literal["pixels", "timm"] = "pixels"
+    `model`: a timm model's name; or a folder of transformers' or a name of its hub. Images are resized and normalised
+    as the network's own configuration says.
+    """
+
+    kind: Literal["pixels", "timm", "transformers"] = "pixels"
     dim: PositiveInt = Field(default=32, description="PCA components (pixels)")
-    model: str = Field(default="vit_small_patch14_dinov2.lvd142m", description="timm model name (timm)")
+    model: str = Field(default="vit_small_patch14_dinov2.lvd142m", min_length=1)
     checkpoint: str | None = Field(default=None, description="file of weights; none: timm's pretrained ones (timm)")
-    model_args: dict[str, Any] = Field(default_factory=dict, description="more arguments of create_model")
+    model_args: dict[str, Any] = Field(default_factory=dict, description="more arguments of the model's constructor")
     batch_size: PositiveInt = 256
 
 
 class PartitionConfig(Part):
-    """Two-level k-means: embeddings -> num_fine centroids -> num_clusters coarse ones (paper, section 4)."""
+    """How rows become `num_clusters` clusters: two-level k-means (paper, section 4), a control, or as they are given.
+
+    embeddings, pixels: k-means of the embeddings, or of 4x4 averages of the modelled images. random, label: controls.
+    given: one shard per owner, each prepared from rows of its own that are never pooled.
+    """
 
     num_clusters: PositiveInt
+    method: Literal["embeddings", "pixels", "random", "label", "given"] = "embeddings"
+    metric: Literal["euclidean", "spherical"] = "euclidean"
+    nearest: Literal["coarse", "fine"] = Field(default="coarse", description="centroid that decides a row's cluster")
+    max_share: float | None = Field(default=None, gt=0, le=1, description="most of the training rows in one cluster")
     num_fine: PositiveInt = 1024
     iterations: PositiveInt = 25
     sample_rows: PositiveInt = Field(default=1_000_000, description="most rows that the fine k-means is fitted on")
     seed: int = Field(default=0, ge=0)
 
+    @property
+    def by_kmeans(self) -> bool:
+        """Whether there are centroids."""
+        return self.method in ("embeddings", "pixels")
+
     @model_validator(mode="after")
-    def _fine_is_finer(self) -> Self:
+    def _fits(self) -> Self:
         if self.num_fine < self.num_clusters:
             raise ValueError(f"num_fine ({self.num_fine}) must be at least num_clusters ({self.num_clusters})")
+        if self.max_share is None:
+            return self
+        if not self.by_kmeans:
+            raise ValueError(f"max_share balances k-means, and method is {self.method}: leave it out")
+        if self.max_share * self.num_clusters < 1:
+            raise ValueError(f"max_share ({self.max_share}) leaves rows over: at least 1/{self.num_clusters}")
         return self

@@ -9,6 +9,9 @@ import yaml
 from ddm_ray.config.run import RunConfig, parse_config
 from ddm_ray.errors import ConfigError
 
+CONDITIONS = {"data.class_names", "data.num_classes", "data.text"}
+"""Of these a run has one; a setting of one takes the others' place."""
+
 
 def recipe_names() -> list[str]:
     """Names of the recipes that ship with the package."""
@@ -31,8 +34,12 @@ def load_recipe(recipe: str, settings: tuple[str, ...] = ()) -> RunConfig:
     fields = read_yaml(text, f"recipe {recipe}")
     if not isinstance(fields, dict):
         raise ConfigError(f"recipe {recipe}: holds no fields; write one as `name: value` lines")
+    named = {setting.partition("=")[0] for setting in settings}
     for setting in settings:
         _apply(fields, setting)
+    if isinstance(fields.get("data"), dict) and named & CONDITIONS:
+        for other in CONDITIONS - named:  # the recipe's own conditions make way
+            fields["data"].pop(other.removeprefix("data."), None)
     return parse_config(fields, f"recipe {recipe}" + (f" with {' '.join(settings)}" if settings else ""))
 
 

@@ -1,23 +1,34 @@
 """Two-level k-means: embeddings -> fine centroids -> coarse ones, the clusters (paper, section 4).
 
-N rows, D dimensions of an embedding, F fine centroids, K clusters.
+N rows, D dimensions of an embedding, F fine centroids, K clusters; B rows of a block.
 """
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import faiss
 import numpy as np
+from scipy import sparse
 
+from ddm_ray.core.balance import balanced
 from ddm_ray.errors import DataError
 
+Metric = Literal["euclidean", "spherical"]
 COARSE_RESTARTS = 5
+BLOCK = 4096
+TIE = 1e-5
+"""Squared distances nearer than this share of the squared lengths are compared again in float64."""
 
 
 @dataclass(frozen=True)
 class Centroids:
-    """fine_FD and coarse_KD float32; fine_to_coarse_F int64 in 0..K-1. F may be lower than asked for."""
+    """fine_FD and coarse_KD float32; fine_to_coarse_F int64 in 0..K-1. F may be lower than asked for.
+
+    Spherical ones have unit length, and stand for embeddings scaled to it.
+    """
 
     fine_FD: np.ndarray
     coarse_KD: np.ndarray
@@ -25,57 +36,155 @@ class Centroids:
 
 
 def two_level_kmeans(
-    embeddings_ND: np.ndarray, num_fine: int, num_clusters: int, iterations: int, seed: int
+    embeddings_ND: np.ndarray,
+    num_fine: int,
+    num_clusters: int,
+    iterations: int,
+    seed: int,
+    metric: Metric = "euclidean",
+    max_share: float | None = None,
 ) -> Centroids:
-    """Fine k-means of the rows, then k-means of the fine centroids; equal input gives equal bits.
+    """Fine k-means of the rows, then k-means of the fine centroids; equal rows in equal order give equal bits.
 
-    At most N // 2 fine centroids are used, but never fewer than K. Raises DataError for fewer rows than K.
+    At most N // 2 fine centroids are used, but never fewer than K. `max_share`: the coarse centroids are those of
+    clusters that hold at most this share of the rows. Raises DataError for fewer different rows than K, and, if
+    spherical, for rows without length.
     """
-    num_rows = len(embeddings_ND)
+    num_rows, spherical = len(embeddings_ND), metric == "spherical"
     if num_rows < num_clusters:
         raise DataError(f"{num_rows} training rows can't fill {num_clusters} clusters; lower partition.num_clusters")
     num_fine = min(num_fine, max(num_clusters, num_rows // 2))
-    with _one_thread():
-        fine_FD = _kmeans(embeddings_ND, num_fine, iterations, seed, restarts=1)
+    with _threads() as pool:
+        drawn = np.random.default_rng(seed).choice(num_rows, num_fine, replace=False)
+        fine = _kmeans(pool, embeddings_ND, drawn, iterations, spherical)
+        if len(fine.centroids_KD) < num_clusters:
+            raise DataError(
+                f"{num_clusters} clusters need as many different embeddings, and {len(fine.centroids_KD)} were found;"
+                " lower partition.num_clusters"
+            )
         # Few points, so restarts cost nothing and spare the clusters an unlucky beginning.
-        coarse_KD = _kmeans(fine_FD, num_clusters, iterations, seed, COARSE_RESTARTS)
-    return Centroids(fine_FD, coarse_KD, assign(fine_FD, coarse_KD))
+        generator = np.random.default_rng([seed, 1])
+        tries = [
+            _kmeans(pool, fine.centroids_KD, _apart(fine.centroids_KD, num_clusters, generator), iterations, spherical)
+            for _ in range(COARSE_RESTARTS)
+        ]
+    coarse_KD = min(tries, key=lambda found: (-len(found.centroids_KD), found.loss)).centroids_KD
+    if len(coarse_KD) < num_clusters:
+        raise DataError(f"only {len(coarse_KD)} clusters of {num_clusters} were found; lower partition.num_clusters")
+    if max_share is None:
+        return Centroids(fine.centroids_KD, coarse_KD, assign(fine.centroids_KD, coarse_KD))
+    coarse_KD, quota_FK = balanced(fine.centroids_KD, fine.mass_K, coarse_KD, max_share, spherical)
+    return Centroids(fine.centroids_KD, coarse_KD, quota_FK.argmax(axis=1))
 
 
-def assign(embeddings_ND: np.ndarray, coarse_KD: np.ndarray) -> np.ndarray:
-    """cluster_N int64: index of each row's nearest coarse centroid (Euclidean)."""
-    with _one_thread():
-        _, nearest_N1 = faiss.knn(_rows(embeddings_ND), _rows(coarse_KD), 1)
-    cluster_N: np.ndarray = nearest_N1[:, 0]
-    assert (cluster_N >= 0).all(), "embeddings must be finite"
-    return cluster_N
+def assign(points_ND: np.ndarray, centroids_KD: np.ndarray) -> np.ndarray:
+    """nearest_N int64: index of each row's nearest centroid (Euclidean), the lower of two that are equally near.
+
+    It is the row's alone: neither the rows beside it nor threads change it.
+    """
+    centroids_KD = _float32(centroids_KD)
+    middle_D = centroids_KD.mean(axis=0)  # distances lose fewer digits about it
+    points_ND, centred_KD = _float32(points_ND) - middle_D, centroids_KD - middle_D
+    if not len(points_ND) or len(centroids_KD) == 1:
+        return np.zeros(len(points_ND), np.int64)
+    with _threads() as pool:
+        blocks = list(pool.map(lambda block_BD: faiss.knn(block_BD, centred_KD, 2), _blocks(points_ND)))
+    distance_N2, index_N2 = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+    assert (index_N2 >= 0).all(), "embeddings must be finite"
+    nearest_N: np.ndarray = index_N2[:, 0]
+    # A matrix product rounds by a row's place in its block, which decides between centroids that are as good as equal.
+    length_K = np.einsum("kd,kd->k", centred_KD, centred_KD)
+    scale_N = np.einsum("nd,nd->n", points_ND, points_ND) + length_K[index_N2].max(axis=1)
+    centres_KD = centred_KD.astype(np.float64)
+    for row in np.flatnonzero(distance_N2[:, 1] - distance_N2[:, 0] <= TIE * scale_N):
+        nearest_N[row] = ((centres_KD - points_ND[row]) ** 2).sum(axis=1).argmin()
+    return nearest_N
 
 
-def _kmeans(points_ND: np.ndarray, k: int, iterations: int, seed: int, restarts: int) -> np.ndarray:
-    kmeans = faiss.Kmeans(
-        points_ND.shape[1],
-        k,
-        niter=iterations,
-        nredo=restarts,
-        seed=seed,
-        min_points_per_centroid=1,
-        max_points_per_centroid=len(points_ND),  # faiss would draw a subsample of its own
-    )
-    kmeans.train(_rows(points_ND))
-    assert kmeans.centroids is not None
-    return np.asarray(kmeans.centroids)
+def unit_length(points_ND: np.ndarray) -> np.ndarray:
+    """The rows scaled to length 1, float32. Raises DataError if one has none."""
+    length_N1 = np.sqrt(np.einsum("nd,nd->n", points_ND, points_ND, dtype=np.float64))[:, None]
+    if not length_N1.all():
+        raise DataError("an embedding of nothing but zeros has no direction; set partition.metric to euclidean")
+    return (points_ND / length_N1).astype(np.float32)
 
 
-def _rows(points_ND: np.ndarray) -> np.ndarray:
+@dataclass(frozen=True)
+class _Fit:
+    centroids_KD: np.ndarray
+    mass_K: np.ndarray
+    loss: float
+
+
+def _apart(points_ND: np.ndarray, k: int, generator: np.random.Generator) -> np.ndarray:
+    """k different rows, drawn by the squared distance to those drawn before (k-means++, Arthur and Vassilvitskii 2007).
+
+    Fewer, if there are no more that differ.
+    """
+    points_ND = points_ND.astype(np.float64)
+    chosen = [int(generator.integers(len(points_ND)))]
+    distance_N = np.full(len(points_ND), np.inf)
+    while len(chosen) < k:
+        distance_N = np.minimum(distance_N, ((points_ND - points_ND[chosen[-1]]) ** 2).sum(axis=1))
+        if not distance_N.any():
+            break
+        chosen.append(int(generator.choice(len(points_ND), p=distance_N / distance_N.sum())))
+    return np.array(chosen)
+
+
+def _kmeans(
+    pool: ThreadPoolExecutor, points_ND: np.ndarray, first_K: np.ndarray, iterations: int, spherical: bool
+) -> _Fit:
+    """Lloyd's algorithm from the rows first_K; centroids that have no row in the end are left out.
+
+    faiss finds the nearest, in blocks of their own whatever the threads, and sums are taken in the order of the rows:
+    several threads of faiss's own would round otherwise.
+    """
+    k = len(first_K)
+
+    def step(block_BD: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        block_BD = unit_length(block_BD) if spherical else _float32(block_BD)
+        distance_B1, nearest_B1 = faiss.knn(block_BD, centroids_KD, 1)
+        ones = (np.ones(len(block_BD), np.float32), nearest_B1[:, 0], np.arange(len(block_BD) + 1))
+        sums_KD = sparse.csr_array(ones, shape=(len(block_BD), k)).T @ block_BD
+        return nearest_B1[:, 0], distance_B1[:, 0], sums_KD
+
+    centroids_KD = unit_length(points_ND[first_K]) if spherical else _float32(points_ND[first_K])
+    before_N = np.empty(0)
+    for left in reversed(range(iterations)):
+        nearest, distances, sums_KD = [], [], np.zeros(centroids_KD.shape)
+        for nearest_B, distance_B, part_KD in pool.map(step, _blocks(points_ND)):
+            nearest.append(nearest_B)
+            distances.append(distance_B)
+            sums_KD += part_KD
+        nearest_N, distance_N = np.concatenate(nearest), np.concatenate(distances)
+        assert (nearest_N >= 0).all(), "embeddings must be finite"
+        mass_K = np.bincount(nearest_N, minlength=k)
+        size_K = np.linalg.norm(sums_KD, axis=1) if spherical else mass_K
+        held_K = (mass_K > 0) & (size_K > 0)
+        centroids_KD = centroids_KD.copy()
+        centroids_KD[held_K] = sums_KD[held_K] / size_K[held_K, None]
+        empty = np.flatnonzero(mass_K == 0)
+        if not left or np.array_equal(nearest_N, before_N):
+            break
+        if len(empty):
+            # An empty one begins again at a row that is far from its own.
+            far = np.argsort(-distance_N, kind="stable")[: len(empty)]
+            centroids_KD[empty] = unit_length(points_ND[far]) if spherical else _float32(points_ND[far])
+        before_N = nearest_N
+    return _Fit(centroids_KD[mass_K > 0], mass_K[mass_K > 0], float(distance_N.sum(dtype=np.float64)))
+
+
+def _blocks(points_ND: np.ndarray) -> Iterator[np.ndarray]:
+    return (points_ND[begin : begin + BLOCK] for begin in range(0, len(points_ND), BLOCK))
+
+
+def _float32(points_ND: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(points_ND, dtype=np.float32)
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    # With several threads faiss sums in an order of their own making: other bits on every run.
-    threads = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(1)
-    try:
-        yield
-    finally:
-        faiss.omp_set_num_threads(threads)
+def _threads() -> Iterator[ThreadPoolExecutor]:
+    """As many threads as faiss would use, each of which calls it as its only one."""
+    with ThreadPoolExecutor(faiss.omp_get_max_threads(), initializer=lambda: faiss.omp_set_num_threads(1)) as pool:
+        yield pool

@@ -1,66 +1,295 @@
-"""What training loads: a run's rows in memory, and the order in which they come.
+"""What trains and evaluates: rows of shards, in memory or streamed through windows, in an order of their own.
 
-N rows, C channels, H x W pixels.
+N rows, B rows of a batch, M of them in one window, C channels, H x W pixels or latents, P channels of a pooled text.
 """
 
+import math
+import os
+from collections import OrderedDict
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import lru_cache
+from pathlib import Path
+from types import TracebackType
+from typing import Self
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from ddm_ray.core.streams import ORDER, stream
-from ddm_ray.data.schema import TRAIN, images, read_artifact
-from ddm_ray.storage.run import Run
+from ddm_ray.config import DataConfig
+from ddm_ray.core.condition import Condition, Text
+from ddm_ray.data.cache import local_files
+from ddm_ray.data.schema import TEXT, TRAIN, array, data_dtype, read_parquet, shard_schema
+from ddm_ray.data.texts import NULL_TEXT, read_null_text, texts
+from ddm_ray.data.windows import WINDOW_BYTES, RowGroup, Window, WindowOrder
+from ddm_ray.errors import CorruptArtifact, DataError, DriftError
+from ddm_ray.storage.manifest import NAME, FileRecord, Manifest, sha256
+from ddm_ray.storage.run import PARTITION, Run
+
+SHARE_OF_FREE_MEMORY = 0.25
+HELD_WINDOWS = 3
+CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of one split, sorted by id: data_NCHW float32 in [-1, 1], label_N and cluster_N int64."""
+    """Rows of one split, sorted by id: data_NCHW float32 (pixels in [-1, 1]), label_N and cluster_N int64.
+
+    Where conditions are texts there are `text`, and no labels.
+    """
 
     ids: list[str]
     data_NCHW: Tensor
     label_N: Tensor
     cluster_N: Tensor
+    text: Text | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
 
 
 def load_rows(run: Run, artifacts: list[str], split: str = TRAIN) -> Rows:
-    """The rows of one or more shards, in an order that doesn't depend on that of `artifacts`.
+    """The rows of one or more shards in memory, in an order that doesn't depend on that of `artifacts`.
 
     Raises MissingArtifact, DriftError, and CorruptArtifact for a file whose checksum isn't its manifest's.
     """
-    table = pa.concat_tables([read_artifact(run, artifact) for artifact in artifacts])
-    table = table.filter(pc.field("split") == split).sort_by("id")
-    return Rows(
-        ids=table["id"].to_pylist(),
-        data_NCHW=torch.from_numpy(images(table, run.config.data.shape).copy()),
-        label_N=torch.tensor(table["label"].to_pylist(), dtype=torch.int64),
-        cluster_N=torch.tensor(table["cluster"].to_pylist(), dtype=torch.int64),
-    )
+    config = run.config.data
+    tables = [shard_schema(config).empty_table().append_column("cluster", pa.array([], pa.int64()))]
+    for artifact in artifacts:
+        manifest = require_shard(run, artifact)
+        for name in _files(manifest, split):
+            table = read_parquet(run.read(artifact, name, manifest), f"{run.url}/{artifact}/{name}")
+            cluster_N = np.full(table.num_rows, manifest.info["cluster"], np.int64)
+            tables.append(table.append_column("cluster", pa.array(cluster_N)))
+    table = pa.concat_tables(tables).sort_by("id")
+    stored = _Stored(config, table.num_rows)
+    stored.fill(0, table, table["cluster"].to_numpy())
+    labels_N = stored.condition() if config.text is None else torch.zeros(0, dtype=torch.int64)
+    text = stored.condition() if config.text is not None else None
+    assert isinstance(labels_N, Tensor) and not isinstance(text, Tensor)
+    data_NCHW = _as_modelled(stored.data_NCHW)
+    return Rows(table["id"].to_pylist(), data_NCHW, labels_N, torch.from_numpy(stored.cluster_N), text)
 
 
-def row_order(seed: int, num_rows: int, step: int, batch: int) -> Tensor:
-    """positions int64 (batch,) in 0..num_rows-1 of the rows of global batch `step`, counted from 0.
+def require_shard(run: Run, artifact: str) -> Manifest:
+    """The manifest of a finished shard that is of the partition, where there is one.
 
-    Batches cut an endless stream of permutations, one an epoch, each drawn from (seed, epoch) alone:
-    the tail of an epoch joins the next, and any step is computed without those before it.
+    Raises MissingArtifact, CorruptArtifact, and DriftError for a shard that another partition made.
     """
-    epoch, first = divmod(step * batch, num_rows)
-    pieces: list[Tensor] = []
-    wanted = batch
-    while wanted:
-        piece = _permutation(seed, num_rows, epoch)[first : first + wanted]
-        pieces.append(piece)
-        wanted -= len(piece)
-        epoch, first = epoch + 1, 0
-    return torch.cat(pieces)
+    manifest, whole = run.require(artifact), run.manifest(PARTITION)
+    if whole is not None:
+        data = run.store.read(f"{artifact}/{NAME}")
+        listed = whole.files.get(f"{artifact.removeprefix(f'{PARTITION}/')}/{NAME}")
+        if listed != FileRecord(len(data), sha256(data)):
+            raise DriftError(f"{run.url}/{artifact} isn't the shard that {PARTITION} lists; {run.anew(PARTITION)}")
+    return manifest
 
 
-@lru_cache(maxsize=4)
-def _permutation(seed: int, num_rows: int, epoch: int) -> Tensor:
-    return torch.from_numpy(stream(seed, ORDER, epoch).permutation(num_rows))
+def _files(manifest: Manifest, split: str) -> list[str]:
+    return sorted(name for name in manifest.files if name.startswith(f"{split}-"))
+
+
+class Loader:
+    """The training rows of a job's shards, batch by batch, in the order of `WindowOrder`; a context manager.
+
+    Rows are held in memory if their files' bytes are within `rows_gib` (None: a quarter of what is free, shared by
+    `ranks_here` processes), else streamed through windows, at most three of them at a time. The order is the same.
+    `cache`: folder for copies of shards in an object store, see `local_files`.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        artifacts: list[str],
+        seed: int,
+        batch: int,
+        rows_gib: float | None = None,
+        cache: str | None = None,
+        ranks_here: int = 1,
+        window_bytes: int = WINDOW_BYTES,
+    ):
+        """Verifies all files once. Raises MissingArtifact, DriftError, CorruptArtifact, StorageError, and DataError
+        if there is no row.
+        """
+        self._config, self._batch = run.config.data, batch
+        self._paths: list[tuple[Path, str, int]] = []  # with the file's name to a reader, and its cluster
+        groups: list[RowGroup] = []
+        num_bytes = 0
+        with ExitStack() as stack:
+            for artifact in sorted(artifacts):
+                manifest = require_shard(run, artifact)
+                names = _files(manifest, TRAIN)
+                num_bytes += sum(manifest.files[name].bytes for name in names)
+                paths = stack.enter_context(local_files(run, manifest, names, cache))
+                for name, path in zip(names, paths, strict=True):
+                    self._paths.append((path, f"{run.url}/{artifact}/{name}", manifest.info["cluster"]))
+                    groups += self._groups(len(self._paths) - 1)
+            if not groups:
+                raise DataError(f"{run.url}: {', '.join(artifacts)} have no training row; partition more rows")
+            self.null_text = self._null_text(run, min(artifacts))
+            self._order = WindowOrder(groups, seed, window_bytes)
+            limit = rows_gib * 2**30 if rows_gib is not None else SHARE_OF_FREE_MEMORY * _free_bytes() / ranks_here
+            self._memory = self._read(range(len(groups))) if num_bytes <= limit else None
+            self._windows: OrderedDict[tuple[int, int], Future[_Stored]] = OrderedDict()
+            self._thread = ThreadPoolExecutor(1, "windows")
+            stack.callback(self._thread.shutdown, cancel_futures=True)
+            self._resources = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the thread that reads ahead, and remove a temporary copy."""
+        self._windows.clear()
+        self._resources.close()
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of an epoch."""
+        return self._order.num_rows
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether rows are held rather than streamed."""
+        return self._memory is not None
+
+    def batch(self, step: int, place_B: Tensor) -> tuple[Tensor, Condition, Tensor]:
+        """data_BCHW float32, their condition, and cluster_B int64, at these places (int64) of global batch `step`.
+
+        Raises CorruptArtifact for a file that has changed since it was verified.
+        """
+        pieces = self._order.locate(step * self._batch + place_B.numpy())
+        batch = _Stored(self._config, len(place_B))
+        for piece in pieces:
+            if self._memory is not None:
+                batch.take(piece.member_M, self._memory, self._order.stored_row(piece))
+            else:
+                batch.take(piece.member_M, self._window(piece.window), piece.row_M)
+        if self._memory is None:
+            self._read_ahead(self._order.after(pieces[-1].window))
+        return _as_modelled(batch.data_NCHW), batch.condition(), torch.from_numpy(batch.cluster_N)
+
+    def _window(self, window: Window) -> "_Stored":
+        self._read_ahead(window)
+        return self._windows[window.epoch, window.number].result()
+
+    def _read_ahead(self, window: Window) -> None:
+        """Have a window read; those that weren't wanted for longest make room for it."""
+        key = window.epoch, window.number
+        if key not in self._windows:
+            while len(self._windows) >= HELD_WINDOWS:
+                self._windows.popitem(last=False)[1].cancel()
+            self._windows[key] = self._thread.submit(self._read, window.groups)
+        self._windows.move_to_end(key)
+
+    def _read(self, numbers: Iterable[int]) -> "_Stored":
+        """The rows of these row groups, end to end."""
+        groups = [self._order.groups[number] for number in numbers]
+        stored = _Stored(self._config, sum(group.rows for group in groups))
+        columns = [name for name in shard_schema(self._config).names if name != "id"]
+        first = 0
+        for group in groups:
+            path, where, cluster = self._paths[group.file]
+            try:
+                with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                    table = file.read_row_group(group.number, columns, use_threads=False)
+                stored.fill(first, table, cluster)
+            except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+                raise _unreadable(f"{where}, row group {group.number}", error) from None
+            first += group.rows
+        return stored
+
+    def _groups(self, file: int) -> list[RowGroup]:
+        path, where, _ = self._paths[file]
+        try:
+            metadata = pq.read_metadata(path)
+        except (pa.ArrowException, OSError) as error:
+            raise _unreadable(where, error) from None
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        return [
+            RowGroup(file, number, group.num_rows, group.total_byte_size)
+            for number, group in enumerate(groups)
+            if group.num_rows
+        ]
+
+    def _null_text(self, run: Run, artifact: str) -> Text | None:
+        if self._config.text is None:
+            return None
+        return read_null_text(run.read(artifact, NULL_TEXT), f"{run.url}/{artifact}/{NULL_TEXT}", self._config.text)
+
+
+class _Stored:
+    """So many rows as shards store them; filled and taken from piece by piece."""
+
+    def __init__(self, config: DataConfig, num_rows: int):
+        self._config = config
+        self.data_NCHW = np.empty((num_rows, *config.shape), data_dtype(config))
+        self.cluster_N = np.empty(num_rows, np.int64)
+        self._label_N = np.empty(num_rows if config.text is None else 0, np.int64)
+        self._tokens: list[bytes] = [] if config.text is None else [b""] * num_rows
+        pooled = None if config.text is None else config.text.pooled_dim
+        self._pooled_NP = None if pooled is None else np.empty((num_rows, pooled), TEXT)
+
+    def fill(self, first: int, table: pa.Table, cluster: int | np.ndarray) -> None:
+        """Rows from `first` on become a table's, of `shard_schema`."""
+        rows = slice(first, first + table.num_rows)
+        self.data_NCHW[rows] = array(table["data"], self.data_NCHW.dtype, self._config.shape)
+        self.cluster_N[rows] = cluster
+        if self._config.text is None:
+            self._label_N[rows] = table["label"].to_numpy()
+            return
+        self._tokens[rows] = table["text_tokens"].to_pylist()
+        if self._pooled_NP is not None:
+            self._pooled_NP[rows] = array(table["text_pooled"], TEXT)
+
+    def take(self, member_M: np.ndarray, other: "_Stored", row_M: np.ndarray) -> None:
+        """Rows member_M become the other's rows row_M."""
+        self.data_NCHW[member_M] = other.data_NCHW[row_M]
+        self.cluster_N[member_M] = other.cluster_N[row_M]
+        if self._config.text is None:
+            self._label_N[member_M] = other._label_N[row_M]
+            return
+        for member, row in zip(member_M.tolist(), row_M.tolist(), strict=True):
+            self._tokens[member] = other._tokens[row]
+        if self._pooled_NP is not None and other._pooled_NP is not None:
+            self._pooled_NP[member_M] = other._pooled_NP[row_M]
+
+    def condition(self) -> Condition:
+        """label_N int64, or float32 texts padded to their most tokens."""
+        if self._config.text is None:
+            return torch.from_numpy(self._label_N)
+        return texts(self._tokens, self._pooled_NP, self._config.text)
+
+
+def _as_modelled(data_NCHW: np.ndarray) -> Tensor:
+    """As `schema.as_modelled`; torch is many times faster than numpy at float16."""
+    data = torch.from_numpy(data_NCHW)
+    return data.float() / 127.5 - 1 if data.dtype == torch.uint8 else data.float()
+
+
+def _unreadable(where: str, error: Exception) -> CorruptArtifact:
+    return CorruptArtifact(f"{where}: can't be read ({' '.join(str(error).split())[:120]}); partition the run again")
+
+
+def _free_bytes() -> float:
+    """Memory that can be had: of the machine or, if less, all that this container may use."""
+    found = [math.inf]
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        lines = dict(line.split(":") for line in meminfo.read_text().splitlines())
+        found.append(1024 * int(lines["MemAvailable"].split()[0]))
+    else:
+        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    for path in map(Path, CONTAINER_LIMITS):
+        if path.exists() and (limit := path.read_text().strip()).isdigit():
+            found.append(int(limit))
+    return min(found)

@@ -1,239 +1,234 @@
-"""The stage `prepare`: source -> decoded rows -> embeddings -> the artifact `rows`, through Ray Data."""
+"""The stage `prepare`: source -> decoded chunks -> embedded parts -> the artifact of rows, by Ray Data.
 
-import hashlib
-import io
-import json
-import struct
-import uuid
-import zlib
-from collections import Counter
+A row of the pipeline is a whole chunk, and so is a block; what comes back to the driver is the name of its record.
+"""
+
+import math
+import time
+from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
+import ray
 import ray.data
-from PIL import Image, UnidentifiedImageError
-from ray.data.datasource import FilenameProvider
+from ray.data.context import AutoscalingConfig
+from ray.exceptions import RayError as RaysOwnError
+from ray.exceptions import RayTaskError, UserCodeException
 
-from ddm_ray.config import DataConfig, RunConfig
 from ddm_ray.data import Progress
-from ddm_ray.data.schema import HELDOUT, TRAIN, decoded_schema, images, matrix, rows_schema, vectors
-from ddm_ray.data.sources import open_source
-from ddm_ray.errors import DataError
-from ddm_ray.models.features import Features, PixelFeatures, TimmFeatures
-from ddm_ray.storage.manifest import Manifest, canonical, sha256
-from ddm_ray.storage.run import ROWS, Run
-from ddm_ray.storage.store import Store
+from ddm_ray.data.census import ENOUGH_SEEN, check_rejected, commit
+from ddm_ray.data.chunks import FinishChunks, fit
+from ddm_ray.data.decoding import as_task, raise_failed, read_units
+from ddm_ray.data.parts import Parts, Plan, Record, list_source, rows_artifact, source_of
+from ddm_ray.data.sources import Source, open_source
+from ddm_ray.data.sources import chunk_rows as rows_per_chunk
+from ddm_ray.errors import RayError
+from ddm_ray.placement import Placement
+from ddm_ray.storage.manifest import Manifest
+from ddm_ray.storage.records import Place, chunks_done
+from ddm_ray.storage.run import Run
 
-MODES = {1: "L", 3: "RGB"}
-PCA_ROWS = 10_000
-REJECTED = f"{ROWS}/_rejected"
-DECODER_ERRORS = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    struct.error,
-    zlib.error,
-    Image.DecompressionBombError,
-)
+MAX_REJECTED = 0.05
+TASKS_PER_CORE = 16
+CHUNK_BYTES = 64 * 2**20
 
 
-def prepare(run: Run, progress: Progress | None = None) -> Manifest:
+def prepare(
+    run: Run,
+    progress: Progress | None = None,
+    placement: Placement | None = None,
+    source: str | None = None,
+    cluster: int | None = None,
+    max_rejected: float = MAX_REJECTED,
+    chunk_rows: int | None = None,
+) -> Manifest:
     """Make the artifact `rows` of the run's source; a no-op if it is finished. Ray must be initialised.
 
-    Raises DataError if no row can be used, an id comes twice or the embedder doesn't fit; DriftError.
+    `source`, `cluster`: of one owner, where shards are given. `chunk_rows`: rows of a part, none: those that fill
+    64 MiB. Killed at any moment, called again it goes on; others may be preparing the same rows at the same time.
+    Raises DataError if no row can be used, more than the share `max_rejected` can't, an id comes twice or a network
+    doesn't fit; ConfigError, DriftError, CorruptArtifact, StorageError, RayError.
     """
-    return run.finished(ROWS) or prepare_source(run, open_source(run.config.data), progress)
-
-
-def prepare_source(run: Run, source: ray.data.Dataset, progress: Progress | None = None) -> Manifest:
-    """As `prepare`, of a source with the columns of `schema.SOURCE`.
-
-    Others may be preparing the same run: each counts its own files alone, the first to commit wins, and whoever
-    comes to its end deletes all files but the winner's.
-    """
+    artifact = rows_artifact(run, cluster)
     tell = progress or (lambda fraction, note: None)
-    source.context.enable_progress_bars = False
-    source.context.print_on_execution_start = False
-    config = run.config
-    if config.data.channels not in MODES:
-        raise DataError(f"data.channels is {config.data.channels}; images are grey (1) or RGB (3)")
-    if config.data.num_classes is None or config.data.latents is not None:
-        raise DataError("data.text and data.latents: only pixels with class labels can be prepared so far")
-    tell(0.0, "decoding")
-    decoded = source.map_batches(
-        partial(decode_batch, config=config.data, rejected_url=run.url),
-        batch_format="pyarrow",
-        batch_size=config.embedder.batch_size,
-    )
-    if config.embedder.kind == "pixels":
-        decoded = decoded.materialize()  # read twice: to fit the components, and to apply them
-    pixel_features = _embedder(run, decoded)
-    tell(0.4, "embedding")
-    embedded = decoded.map_batches(
-        Embed,
-        fn_constructor_kwargs={"config": config, "pixel_features": pixel_features},
-        batch_format="pyarrow",
-        batch_size=config.embedder.batch_size,
-        # A pool of fixed size can hang on an errored block (ray#62746).
-        compute=ray.data.ActorPoolStrategy(min_size=1, max_size=2),
-        num_cpus=0.5,
-    )
-    own = f"part-{uuid.uuid4().hex[:8]}"
-    filesystem, path = run.store.filesystem(ROWS)
-    embedded.write_parquet(path, filesystem=filesystem, filename_provider=FilenameProvider(own, file_format="parquet"))
-    tell(0.9, "checking")
-    names = [name for name in run.store.sizes(ROWS) if name.startswith(own)]
-    manifest = run.finished(ROWS) or _commit(run, names)
-    for name in run.store.sizes(ROWS):
-        if name.startswith("part-") and name not in manifest.files:
-            run.store.delete_one(f"{ROWS}/{name}")
+    placement = placement or Placement()
+    parts = Parts(run, artifact)
+    name = source_of(parts, source, cluster)
+    if finished := run.finished(artifact):
+        return finished
+    tell(0.0, "listing the source")
+    size = chunk_rows or rows_per_chunk(run.config.data)
+    listed = open_source(run.config.data, name, size)
+    plan = parts.plan(partial(list_source, run.config, name, listed, size))
+    opened = open_source(run.config.data, plan.source, plan.chunk_rows, plan.classes)
+    places = parts.places()
+    records = dict(zip(places, parts.records(places), strict=True))
+    tell(0.0, "fitting the embedder")
+    fit(parts, plan, opened)
+    view = _View(plan, tell, list(records.values()))
+    # Closed also where this raises: what of Ray Data is left when Ray is gone would start another Ray.
+    with closing(_make_missing(parts, plan, opened, placement, list(records))) as made:
+        for row in made:
+            raise_failed(row["error"])
+            place = Place.parse(row["record"])
+            assert place is not None
+            if place not in records:
+                records[place] = parts.record(place)
+            view.show(records[place], row["until"])
+            if view.seen >= ENOUGH_SEEN:
+                check_rejected(parts, plan, list(records.values()), max_rejected, view.expected)
+    tell(0.99, "checking")
+    # Another's, of a command that runs at the same time or was killed before its result came here.
+    theirs = [place for place in parts.places() if place not in records]
+    everything = [*records.values(), *parts.records(theirs)]
+    check_rejected(parts, plan, everything, max_rejected)
+    manifest = commit(parts, plan, everything)
     tell(1.0, f"{manifest.info['rows']} rows, {manifest.info['rejected']} rejected")
     return manifest
 
 
-def decode_batch(batch: pa.Table, config: DataConfig, rejected_url: str) -> pa.Table:
-    """Encoded images -> `decoded_schema`; rows that can't be used go to `rows/_rejected/` with reasons."""
-    rows: list[dict[str, Any]] = []
-    rejected: list[dict[str, str]] = []
-    pixels: list[np.ndarray] = []
-    num_classes = config.num_classes or 0
-    for row in batch.to_pylist():
-        try:
-            image_CHW = decode(row["image"], config)
-            if row["label"] not in range(num_classes):
-                raise ValueError(f"label {row['label']} is not in 0..{num_classes - 1}")
-        except DECODER_ERRORS as error:
-            rejected.append({"id": row["id"], "reason": _reason(error)})
-            continue
-        split = HELDOUT if place(row["id"]) < config.heldout else TRAIN
-        rows.append({**row, "content_hash": sha256(row["image"]), "split": split})
-        pixels.append(image_CHW)
-    if rejected:
-        # Named by its content, so that a task run again replaces what it wrote before.
-        content = json.dumps(rejected, indent=1).encode()
-        Store(rejected_url).write(f"{REJECTED}/{sha256(content)[:16]}.json", content)
-    schema = decoded_schema(config.shape)
-    data = vectors(np.stack(pixels)) if pixels else pa.array([], schema.field("data").type)
-    columns = {name: [row[name] for row in rows] for name in ("id", "content_hash", "label", "split")}
-    return pa.table({**columns, "data": data}).select(schema.names).cast(schema)
+class _View:
+    """Tells how much of the source's bytes is read, at which speed, and when it will be done."""
+
+    def __init__(self, plan: Plan, tell: Any, records: list[Record]):
+        self._bytes = [max(1, unit.bytes) for unit in plan.units]
+        self._total, self._tell = sum(self._bytes), tell
+        self._read: dict[int, float] = {}
+        self._rows = sum(record.rows for record in records)
+        self._rejected = sum(record.rejected for record in records)
+        for unit in chunks_done(record.place for record in records)[1]:
+            self._read[unit] = 1.0
+        self._began: tuple[float, float, int] | None = None
+        self._tell(self._fraction, "starting to decode and embed")
+
+    @property
+    def _fraction(self) -> float:
+        return min(0.99, sum(self._bytes[unit] * until for unit, until in self._read.items()) / self._total)
+
+    @property
+    def seen(self) -> int:
+        """Rows that were read, usable or not."""
+        return self._rows + self._rejected
+
+    @property
+    def expected(self) -> float:
+        """About how many rows there will be in the end, by the bytes that are read."""
+        return self.seen / self._fraction if self._fraction else math.inf
+
+    def show(self, record: Record, until: float) -> None:
+        """One more chunk is finished, up to which the share `until` of its unit is read."""
+        self._read[record.place.unit] = max(until, self._read.get(record.place.unit, 0.0))
+        self._rows += record.rows
+        self._rejected += record.rejected
+        now, note = (time.monotonic(), self._fraction, self._rows), f"{self._rows} rows, {self._rejected} rejected"
+        # Speed counts from the first chunk: before it came, processes were started and networks loaded.
+        self._began = self._began or now
+        took, part, rows = (here - there for here, there in zip(now, self._began, strict=True))
+        if took > 0 and part > 0:
+            note += f", {rows / took:.0f} rows/s, {took * (1 - self._fraction) / part:.0f} s left"
+        self._tell(self._fraction, note)
 
 
-def decode(encoded: bytes | None, config: DataConfig) -> np.ndarray:
-    """image_CHW float32 in [-1, 1], resized bicubically to `config`'s shape. Raises one of DECODER_ERRORS."""
-    if not encoded:
-        raise ValueError("no image")
-    size = (config.image_size, config.image_size)
-    with Image.open(io.BytesIO(encoded)) as opened:
-        image = opened.convert(MODES[config.channels])
-    if image.size != size:
-        image = image.resize(size, Image.Resampling.BICUBIC)
-    pixels_HWC = np.asarray(image, np.float32).reshape(*size, config.channels)
-    return pixels_HWC.transpose(2, 0, 1) / 127.5 - 1
+def _make_missing(
+    parts: Parts, plan: Plan, source: Source, placement: Placement, places: list[Place]
+) -> Generator[dict[str, Any], None, None]:
+    """Make all chunks that have no record; yields a row of `decoding.DONE` of each.
+
+    Which chunks a task makes is fixed before it starts: Ray makes lost ones again by running it again.
+    """
+    chunks, whole = chunks_done(places)
+    units = ((number, unit) for number, unit in enumerate(plan.units) if number not in whole)
+    missing = [as_task(number, unit, chunks.get(number, set())) for number, unit in units]
+    if not missing:
+        return
+    shares = _Shares.of(placement)
+    num_blocks = min(len(missing), TASKS_PER_CORE * shares.tasks)
+    dataset = ray.data.from_items(missing, override_num_blocks=num_blocks)
+    _one_chunk_a_block(dataset.context, shares.tasks + shares.actors)
+    read = partial(read_units, source=source, config=parts.run.config.data)
+    finished = dataset.map_batches(
+        read,
+        batch_size=None,
+        batch_format="pyarrow",
+        num_cpus=shares.task_cpus,
+        compute=ray.data.TaskPoolStrategy(min(shares.tasks, num_blocks)),
+    ).map_batches(
+        FinishChunks,
+        fn_constructor_args=(parts.run, parts.artifact, "cuda" if placement.use_gpu else "cpu"),
+        batch_size=None,
+        batch_format="pyarrow",
+        # A pool of fixed size can hang on an errored block (ray#62746). Two calls at once: one embeds, one writes.
+        compute=ray.data.ActorPoolStrategy(
+            min_size=1,
+            max_size=max(2, shares.actors),
+            max_tasks_in_flight_per_actor=2,
+            max_concurrent_calls_per_actor=2,
+            enable_true_multi_threading=True,
+        ),
+        num_cpus=shares.actor_cpus,
+        num_gpus=shares.actor_gpus,
+    )
+    try:
+        yield from finished.iter_rows()
+    except RaysOwnError as error:
+        if (ours := _our_own(error)) is not None:
+            raise RayError(
+                f"{parts.url}: {ours}; this is likely a bug, which the same command would meet again: report it with"
+                " the traceback in ray-data/ray-data.log among the logs of this Ray"
+            ) from error
+        reason = " ".join(str(error).split())
+        raise RayError(f"Ray gave up on {parts.url}: ...{reason[-300:]}; the same command goes on") from error
 
 
-def place(row_id: str) -> float:
-    """A row's place in [0, 1), which depends on its id alone; the lowest places are held out."""
-    return int.from_bytes(hashlib.sha256(row_id.encode()).digest()[:6]) / 2**48
-
-
-class Embed:
-    """Adds the column `embedding`; one per actor of the pool, so that a network is loaded once."""
-
-    def __init__(self, config: RunConfig, pixel_features: PixelFeatures | None):
-        self.shape = config.data.shape
-        self.features: Features = pixel_features or TimmFeatures(config.embedder)
-
-    def __call__(self, batch: pa.Table) -> pa.Table:
-        """`decoded_schema` -> `rows_schema`."""
-        schema = rows_schema(self.shape, self.features.dim)
-        if not batch.num_rows:
-            return schema.empty_table()
-        return batch.append_column(schema.field("embedding"), vectors(self.features(images(batch, self.shape))))
-
-
-def _embedder(run: Run, decoded: ray.data.Dataset) -> PixelFeatures | None:
-    config = run.config
-    if config.embedder.kind == "timm":
-        TimmFeatures(config.embedder)  # what can't be loaded says so here, in one line
+def _our_own(error: RaysOwnError) -> str | None:
+    """The line of an exception that our functions raised on a worker; None if it is Ray's or a machine's fault."""
+    if not isinstance(error, RayTaskError):
         return None
-    sample = _sample(decoded, PCA_ROWS)
-    if not sample.num_rows:
-        raise _no_rows(run)
-    return PixelFeatures.fit(images(sample, config.data.shape), config.embedder.dim)
-
-
-def _sample(decoded: ray.data.Dataset, most: int) -> pa.Table:
-    """The same training rows in whatever order Ray yields them: those of the lowest places, sorted by id."""
-    tables: list[pa.Table] = []
-    for batch in decoded.iter_batches(batch_format="pyarrow", batch_size=most):
-        assert isinstance(batch, pa.Table)
-        tables = [_lowest(pa.concat_tables([*tables, batch.filter(pc.field("split") == TRAIN)]), most)]
-    return tables[0].sort_by("id") if tables else pa.table({})
-
-
-def _lowest(table: pa.Table, most: int) -> pa.Table:
-    places = [place(row_id) for row_id in table["id"].to_pylist()]
-    return table.take(np.argsort(places, kind="stable")[:most].astype(np.int64))
-
-
-def _commit(run: Run, names: list[str]) -> Manifest:
-    survey = _survey(run, names)
-    if survey.info["rejected"] > survey.info["rows"]:
-        raise _no_rows(run, "more rows that can't be used than rows that can")
-    return run.commit(ROWS, names, survey.info, survey.content)
+    if isinstance(error.cause, UserCodeException):
+        # Of what it wraps only the traceback's text comes back.
+        traceback, _, _ = str(error).partition("\nThe above exception was the direct cause")
+        return traceback.strip().splitlines()[-1][:300]
+    if isinstance(error.cause, RaysOwnError):
+        return None
+    return f"{type(error.cause).__name__}: {error.cause}".splitlines()[0][:300]
 
 
 @dataclass(frozen=True)
-class _Survey:
-    info: dict[str, Any]
-    content: str
+class _Shares:
+    """Actors that embed and tasks that read at once, and what one of each asks of Ray."""
+
+    actors: int
+    tasks: int
+    actor_cpus: float
+    actor_gpus: float | None
+    task_cpus: float = 0.25
+
+    @classmethod
+    def of(cls, placement: Placement) -> "_Shares":
+        """Of the Ray cluster that is joined: either kind could keep every core busy, and what is in flight between
+        them decides who does.
+        """
+        there = ray.cluster_resources()
+        cores, devices = max(1, int(there.get("CPU", 1))), int(there.get("GPU", 0))
+        if placement.use_gpu and not devices:
+            raise RayError("the placement says use_gpu, and this Ray cluster has no GPU; choose another island")
+        actors = placement.embedders or (devices if placement.use_gpu else cores)
+        # Ray Data keeps a quarter of the cores for either kind, come what may: more would have to be argued for.
+        actor_cpus = min(0.24, max(0.01, math.floor(24 * cores / actors) / 100))
+        return cls(actors, cores, actor_cpus, 1.0 if placement.use_gpu else None)
 
 
-def _survey(run: Run, names: list[str]) -> _Survey:
-    if not names:
-        raise _no_rows(run)
-    hashes = ["id", "content_hash", "label", "split"]
-    columns = [*hashes, "embedding"]
-    files = (io.BytesIO(run.store.read(f"{ROWS}/{name}")) for name in names)
-    survey = pa.concat_tables([pq.read_table(file, columns=columns) for file in files]).sort_by("id")
-    twice = [row_id for row_id, count in Counter(survey["id"].to_pylist()).items() if count > 1]
-    if twice:
-        raise DataError(f"source {run.config.data.source}: {len(twice)} ids come twice, e.g. {twice[0]}")
-    num_rows = survey.num_rows
-    # File names and block order are Ray Data's; what the rows are is not.
-    content = sha256(canonical([survey[name].to_pylist() for name in hashes]) + matrix(survey, "embedding").tobytes())
-    info = {
-        "rows": num_rows,
-        "rows_heldout": survey["split"].to_pylist().count(HELDOUT),
-        "rejected": len(_rejected(run)),
-        "duplicates": num_rows - len(set(survey["content_hash"].to_pylist())),
-        "embedding_dim": survey.schema.field("embedding").type.list_size,
-    }
-    return _Survey(info, content)
-
-
-def _no_rows(run: Run, what: str = "no row to train on") -> DataError:
-    where = f"{run.url}: source {run.config.data.source} gave {what}"
-    rejected = _rejected(run)
-    if not rejected:
-        return DataError(f"{where}; data.heldout is {run.config.data.heldout}")
-    row_id, reason = min(rejected.items())
-    return DataError(f"{where}: {len(rejected)} were rejected, e.g. {row_id} ({reason}); see {REJECTED}")
-
-
-def _rejected(run: Run) -> dict[str, str]:
-    """Reason by id."""
-    found = [json.loads(run.store.read(f"{REJECTED}/{name}")) for name in run.store.sizes(REJECTED)]
-    return {entry["id"]: entry["reason"] for entries in found for entry in entries}
-
-
-def _reason(error: Exception) -> str:
-    # Pillow's own message has a memory address in it.
-    text = "not an image of a known format" if isinstance(error, UnidentifiedImageError) else str(error)
-    return f"{type(error).__name__}: {' '.join(text.split())}"
+def _one_chunk_a_block(context: ray.data.DataContext, num_processes: int) -> None:
+    context.target_max_block_size = 1
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    # One more actor whenever all have what they can take; none is given up while it may be fed again.
+    context.autoscaling_config = AutoscalingConfig(
+        actor_pool_util_upscaling_threshold=1.0, actor_pool_util_downscaling_threshold=-1.0
+    )
+    # Decoded chunks in flight, however much memory Ray has: what a process makes or works on, and the next.
+    context.execution_options.resource_limits = context.execution_options.resource_limits.copy(
+        object_store_memory=2 * CHUNK_BYTES * num_processes
+    )

@@ -1,6 +1,6 @@
-"""The parquet schemas that tie the stages: an encoded image, a row, a shard's row.
+"""The parquet schemas that tie the stages: a row, a shard's row; and arrays as columns of them.
 
-N rows, C channels, H x W pixels, D dimensions of an embedding.
+N rows, C channels, H x W pixels, D dimensions of an embedding, L tokens of E channels.
 """
 
 import io
@@ -9,77 +9,114 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ddm_ray.storage.run import Run
+from ddm_ray.config import DataConfig
+from ddm_ray.errors import CorruptArtifact
 
 TRAIN = "train"
 HELDOUT = "heldout"
-
-SOURCE = pa.schema([("id", pa.string()), ("image", pa.binary()), ("label", pa.int64())])
-"""What a source yields: `id` the source's key, `image` the encoded file's bytes."""
-
-
-def decoded_schema(shape: tuple[int, int, int]) -> pa.Schema:
-    """A row before its embedding; `data` in [-1, 1], `content_hash` the encoded bytes' SHA-256 in hex."""
-    return pa.schema(
-        [
-            ("id", pa.string()),
-            ("content_hash", pa.string()),
-            ("data", pa.list_(pa.float32(), int(np.prod(shape)))),
-            ("label", pa.int64()),
-            ("split", pa.string()),
-        ]
-    )
+EMBEDDING = np.dtype("<f4")
+TEXT = np.dtype("<f2")
 
 
-def rows_schema(shape: tuple[int, int, int], embedding_dim: int) -> pa.Schema:
-    """A row of the artifact `rows`; `split` is TRAIN or HELDOUT."""
-    embedding = pa.field("embedding", pa.list_(pa.float32(), embedding_dim))
-    return decoded_schema(shape).append(embedding)
+def data_dtype(config: DataConfig) -> np.dtype:
+    """Of the column `data`: pixels as they were decoded, uint8 (exact); latents rounded to float16."""
+    return np.dtype("u1") if config.latents is None else np.dtype("<f2")
 
 
-def shard_schema(shape: tuple[int, int, int]) -> pa.Schema:
-    """A row of one cluster's shard."""
-    return pa.schema(
-        [
-            ("id", pa.string()),
-            ("data", pa.list_(pa.float32(), int(np.prod(shape)))),
-            ("label", pa.int64()),
-            ("cluster", pa.int32()),
-            ("split", pa.string()),
-        ]
-    )
+def shard_schema(config: DataConfig) -> pa.Schema:
+    """What an expert needs of a row: `data`, and its `label` or the `text_tokens` that count and `text_pooled`.
+
+    Arrays are their bytes (little-endian, C order), for parquet's own lists are read many times slower. A row's
+    cluster and split are those of its shard and file.
+    """
+    fields = [("id", pa.string()), ("data", _array(config.shape, data_dtype(config)))]
+    if config.text is None:
+        return pa.schema([*fields, ("label", pa.int64())])
+    fields.append(("text_tokens", pa.binary()))
+    if config.text.pooled_dim is not None:
+        fields.append(("text_pooled", _array((config.text.pooled_dim,), TEXT)))
+    return pa.schema(fields)
 
 
-def vectors(values: np.ndarray) -> pa.FixedSizeListArray:
-    """A column of float32 vectors from an array (N, ...), each row flattened."""
-    width = int(np.prod(values.shape[1:]))
-    flat = np.ascontiguousarray(values, dtype=np.float32).reshape(-1)
-    return pa.FixedSizeListArray.from_arrays(pa.array(flat), width)
+def rows_schema(config: DataConfig, embedding_dim: int) -> pa.Schema:
+    """A row of the artifact `rows`: the shard's columns, and what the partition and its report look at.
+
+    `content_hash` is the encoded file's SHA-256 in hex, `split` TRAIN or HELDOUT; `embedding` is left out if it has no
+    dimension; `thumbnail` is a JPEG of rows whose `data` are latents, `text` the caption of rows that have one.
+    """
+    schema = shard_schema(config)
+    schema = schema.append(pa.field("content_hash", pa.string())).append(pa.field("split", pa.string()))
+    if embedding_dim:
+        schema = schema.append(pa.field("embedding", _array((embedding_dim,), EMBEDDING)))
+    if config.latents is not None:
+        schema = schema.append(pa.field("thumbnail", pa.binary()))
+    if config.text is not None:
+        schema = schema.append(pa.field("text", pa.string()))
+    return schema
 
 
-def matrix(table: pa.Table, column: str) -> np.ndarray:
-    """A column of vectors as float32 (N, width)."""
-    width = table.schema.field(column).type.list_size
-    chunks = [chunk.flatten().to_numpy() for chunk in table[column].chunks]
-    flat = np.concatenate(chunks) if chunks else np.empty(0, np.float32)
-    return flat.reshape(-1, width)
+def _array(shape: tuple[int, ...], dtype: np.dtype) -> pa.DataType:
+    return pa.binary(int(np.prod(shape)) * dtype.itemsize)
 
 
-def images(table: pa.Table, shape: tuple[int, int, int]) -> np.ndarray:
-    """The column `data` as float32 NCHW."""
-    return matrix(table, "data").reshape(-1, *shape)
+def column(values: np.ndarray, dtype: np.dtype) -> pa.FixedSizeBinaryArray:
+    """A column of arrays from one array (N, ...)."""
+    values = np.ascontiguousarray(values, dtype)
+    width = int(np.prod(values.shape[1:])) * dtype.itemsize
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(values), [None, pa.py_buffer(values)])
 
 
-def to_parquet(table: pa.Table) -> bytes:
-    """One parquet file; equal tables give equal bytes."""
+def array(column: pa.ChunkedArray | pa.Array, dtype: np.dtype, shape: tuple[int, ...] = (-1,)) -> np.ndarray:
+    """A column of arrays as one array (N, *shape), read-only where it can be without a copy."""
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    width = column.type.byte_width
+    parts = []
+    for chunk in chunks:
+        if len(chunk):
+            data = np.frombuffer(chunk.buffers()[1], np.uint8)[
+                chunk.offset * width : (chunk.offset + len(chunk)) * width
+            ]
+            parts.append(data.view(dtype))
+    flat = parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.empty(0, dtype)
+    per_row = width // dtype.itemsize
+    return flat.reshape(len(column), *(shape if shape != (-1,) else (per_row,)))
+
+
+def embeddings(table: pa.Table) -> np.ndarray:
+    """embeddings_ND float32."""
+    return array(table["embedding"], EMBEDDING)
+
+
+def images(table: pa.Table, config: DataConfig) -> np.ndarray:
+    """The column `data` as the networks see it: float32 NCHW, pixels in [-1, 1]."""
+    return as_modelled(array(table["data"], data_dtype(config), config.shape))
+
+
+def as_modelled(data_NCHW: np.ndarray) -> np.ndarray:
+    """Stored pixels (uint8) or latents (float16) as float32, pixels in [-1, 1]."""
+    if data_NCHW.dtype == np.uint8:
+        return data_NCHW.astype(np.float32) / np.float32(127.5) - np.float32(1)
+    return data_NCHW.astype(np.float32)
+
+
+def to_parquet(table: pa.Table, row_group_rows: int | None = None) -> bytes:
+    """One parquet file, uncompressed; equal tables give equal bytes."""
     buffer = io.BytesIO()
-    pq.write_table(table.combine_chunks(), buffer)
+    arrays = [field.name for field in table.schema if field.type not in (pa.string(), pa.int64())]
+    pq.write_table(
+        table.combine_chunks(),
+        buffer,
+        row_group_size=row_group_rows or max(1, table.num_rows),
+        compression="none",
+        use_dictionary=False,
+        write_statistics=[name for name in table.column_names if name not in arrays],
+    )
     return buffer.getvalue()
 
 
-def read_artifact(run: Run, artifact: str, columns: list[str] | None = None) -> pa.Table:
-    """All rows of a finished artifact, sorted by id. Raises MissingArtifact, DriftError, CorruptArtifact."""
-    manifest = run.require(artifact)
-    names = sorted(name for name in manifest.files if name.endswith(".parquet"))
-    files = (io.BytesIO(run.read(artifact, name, manifest)) for name in names)
-    return pa.concat_tables([pq.read_table(file, columns=columns) for file in files]).sort_by("id")
+def read_parquet(data: bytes, where: str, columns: list[str] | None = None) -> pa.Table:
+    """The table in a parquet file's bytes. Raises CorruptArtifact naming `where` if it isn't one."""
+    try:
+        return pq.read_table(pa.BufferReader(data), columns=columns)
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptArtifact(f"{where}: not a whole parquet file ({' '.join(str(error).split())[:120]})") from None

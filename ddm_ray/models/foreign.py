@@ -1,7 +1,7 @@
 """Models and tokenizers of other libraries, read whole from their own files or refused in one line."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,16 @@ from ddm_ray.errors import ConfigError, CorruptArtifact, TruncatedWeights
 CONFIG = "config.json"
 
 
-def load_model(kind: Any, name: str, what: str, ignored: Sequence[str] = ()) -> Any:
-    """`kind.from_pretrained(name)`: from a folder, which needs safetensors and no network, or a name of the hub.
+def load_model(
+    kind: Any, name: str, what: str, ignored: Sequence[str] = (), arguments: Mapping[str, Any] | None = None
+) -> Any:
+    """`kind.from_pretrained(name, **arguments)`: from a folder, of safetensors and without network, or the hub.
 
     These libraries draw at random what a file lacks, so CorruptArtifact names a tensor that is missing, of another
     shape, or unknown (but for beginnings in `ignored`). TruncatedWeights; ConfigError if `name` holds no model.
     """
     # Sizes are compared here, since the libraries' own errors don't say which tensor it is.
-    settings: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    settings: dict[str, Any] = {**(arguments or {}), "output_loading_info": True, "ignore_mismatched_sizes": True}
     require_config(name, what)
     if Path(name).is_dir():
         _require_whole(Path(name))

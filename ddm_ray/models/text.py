@@ -91,17 +91,20 @@ class TextEncoder:
         return self
 
     @torch.no_grad()
-    def encode(self, prompts: Sequence[str]) -> Text:
-        """The prompts' Text, padded to `tokens`. What is beyond them is cut off, and named in a warning."""
+    def encode(self, prompts: Sequence[str], warn: bool = True) -> Text:
+        """The prompts' Text, padded to `tokens` with zeros. What is beyond them is cut off, and named in a warning."""
         device = self.model.device
         ids = self.tokenizer(
             list(prompts), padding="max_length", max_length=self.tokens, truncation=True, return_tensors="pt"
         )
-        self._warn_of_cuts(prompts)
+        if warn:
+            self._warn_of_cuts(prompts)
         ids_BL, mask_BL = ids["input_ids"].to(device), ids["attention_mask"].to(device)
         encoded = self.model(input_ids=ids_BL, attention_mask=mask_BL)
-        pooled = self.pooled.encode(prompts).pooled_BP if self.pooled else getattr(encoded, "pooler_output", None)
-        return Text(encoded.last_hidden_state, mask_BL.bool(), pooled)
+        pooled = self.pooled.encode(prompts, warn).pooled_BP if self.pooled else getattr(encoded, "pooler_output", None)
+        # Zeros beyond the mask: models that look there see the same of a text that was stored without its padding.
+        tokens_BLE = encoded.last_hidden_state.masked_fill(mask_BL[..., None] == 0, 0)
+        return Text(tokens_BLE, mask_BL.bool(), pooled)
 
     def null(self) -> Text:
         """The null condition, one row: the empty prompt."""

@@ -88,9 +88,10 @@ def matched(model: nn.Module, flow: Flow) -> nn.Module:
 
 def mixture_info(run: Run) -> MixtureInfo:
     """Shape and prior p(k | class) of the run's mixture, from its partition's counts of training rows."""
-    counts_CK = torch.tensor(run.require(PARTITION).info["counts_CK"], dtype=torch.float64)
-    total_1K = counts_CK.sum(0, keepdim=True)
-    counts_CK = total_1K if run.config.data.num_classes is None else torch.cat([counts_CK, total_1K])
+    info = run.require(PARTITION).info
+    counts_CK = torch.tensor([info["rows_K"]], dtype=torch.float64)
+    if run.config.data.num_classes is not None:
+        counts_CK = torch.cat([torch.tensor(info["counts_CK"], dtype=torch.float64), counts_CK])
     return _as_configured(MixtureInfo.from_counts(counts_CK, run.config.data.shape), run)
 
 

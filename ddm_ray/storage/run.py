@@ -21,14 +21,20 @@ from ddm_ray.storage.store import Store, StoreFailure, reason
 RUN_FILE = "run.json"
 ROWS = "rows"
 PARTITION = "partition"
+CENTROIDS = "partition/centroids"
 ROUTER = "router"
 MONOLITH = "monolith"
 EVALUATIONS = "eval"
 
 
+def owner_rows(cluster: int) -> str:
+    """Artifact of the rows of one owner, where shards are given: never in one place with another's."""
+    return f"{ROWS}/cluster={cluster:03d}"
+
+
 def shard(cluster: int) -> str:
-    """Artifact of one cluster's rows."""
-    return f"partition/shards/cluster={cluster:03d}"
+    """Artifact of one cluster's rows as its expert trains on them."""
+    return f"{PARTITION}/shards/cluster={cluster:03d}"
 
 
 def expert(cluster: int) -> str:
@@ -94,6 +100,13 @@ class Run:
         return cls(store, parse_config(config, where))
 
     @property
+    def rows(self) -> list[str]:
+        """The artifacts of rows: one, or one an owner where shards are given."""
+        if self.config.partition.method != "given":
+            return [ROWS]
+        return [owner_rows(cluster) for cluster in range(self.config.partition.num_clusters)]
+
+    @property
     def experts(self) -> list[str]:
         """All expert artifacts, by cluster."""
         return [expert(cluster) for cluster in range(self.config.partition.num_clusters)]
@@ -112,8 +125,13 @@ class Run:
         config = self.config.model_dump(mode="json")
         kind = artifact.split("/")[0]
         data = {"data": config["data"]}
+        given = self.config.partition.method == "given"
         if kind == ROWS:
-            return data | {"embedder": config["embedder"]}, []
+            return (data if given else data | {"embedder": config["embedder"]}), []
+        if kind == PARTITION and given:
+            # All that owners share is their shards' manifests, and these are files of the partition.
+            rows = [] if artifact == PARTITION else [owner_rows(int(artifact.rpartition("=")[2]))]
+            return {"partition": config["partition"]}, rows
         if kind == PARTITION:
             return {"partition": config["partition"]}, [ROWS]
         trained = data | {"flow": config["flow"], "num_clusters": config["partition"]["num_clusters"]}
@@ -176,7 +194,11 @@ class Run:
         if kind == EVALUATIONS:
             return f"ddm evaluate {self.url} --name {rest[0]}"
         if verb := {ROWS: "prepare", PARTITION: "partition"}.get(kind):
-            return f"ddm {verb} {self.url}"
+            owner = ""
+            if self.config.partition.method == "given" and "=" in artifact:
+                source = " --source URI" if kind == ROWS else ""
+                owner = f" --cluster {int(artifact.rpartition('=')[2])}{source}"
+            return f"ddm {verb} {self.url}{owner}"
         return f"ddm train {self.url} {kind if kind != 'experts' else f'expert {int(rest[0])}'}"
 
     def read(self, artifact: str, name: str, manifest: Manifest | None = None) -> bytes:

@@ -1,5 +1,8 @@
 """Store: objects by key below one prefix, on a local disk or in an object store, through obstore."""
 
+import errno
+import hashlib
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,6 +19,8 @@ from ddm_ray.errors import RunError, StorageError
 # What opening a store may end in beside FileNotFoundError: no such bucket, no such kind of storage, a bad name.
 StoreFailure = (StorageError, obstore.exceptions.BaseError, ValueError)
 
+CHUNK = 4 * 2**20
+
 
 @contextmanager
 def _told(where: str) -> Iterator[None]:
@@ -27,7 +32,7 @@ def _told(where: str) -> Iterator[None]:
 
 
 class Store:
-    """Whole objects below a folder or URI. Writing is atomic: a reader sees the old object or the new one.
+    """Whole objects below a folder or URI. Writing is atomic and lasting: a reader sees the old object or the new one.
 
     Keys are relative paths with `/`. Reading a key that isn't there raises FileNotFoundError.
     """
@@ -54,10 +59,23 @@ class Store:
         with _told(f"{self.url}/{key}"):
             return bytes(obstore.get(self._objects, self._prefix + key).bytes())
 
-    def write(self, key: str, data: bytes) -> None:
-        """Create the object or replace it whole."""
+    def fetch(self, key: str, path: Path) -> str:
+        """Copy the object to a local file, a few MiB in memory at a time; the SHA-256 of its bytes, in hex.
+
+        A failed fetch leaves part of it. Raises FileNotFoundError, StorageError, OSError of the local disk.
+        """
+        digest = hashlib.sha256()
+        with _told(f"{self.url}/{key}"), path.open("wb") as file:
+            for chunk in obstore.get(self._objects, self._prefix + key).stream(min_chunk_size=CHUNK):
+                digest.update(chunk)
+                file.write(chunk)
+        return digest.hexdigest()
+
+    def write(self, key: str, data: bytes | Path) -> None:
+        """Create the object or replace it whole, by bytes or by those of a local file."""
         with _told(f"{self.url}/{key}"):
             obstore.put(self._objects, self._prefix + key, data)
+        self._settle(key)
 
     def create(self, key: str, data: bytes) -> bool:
         """Create the object if it is absent; False if it exists. Of many who try, the store lets one win."""
@@ -66,12 +84,31 @@ class Store:
                 obstore.put(self._objects, self._prefix + key, data, mode="create", use_multipart=False)
             except AlreadyExistsError:
                 return False
-            return True
+        self._settle(key)
+        return True
+
+    def _settle(self, key: str) -> None:
+        """Wait until a local object outlives a power cut: what a manifest names must be there if the manifest is."""
+        if self.local is None:
+            return
+        path = self.local / key
+        for place in (path, path.parent):
+            try:
+                opened = os.open(place, os.O_RDONLY)
+            except FileNotFoundError:
+                return  # a rival deleted it meanwhile
+            try:
+                os.fsync(opened)
+            except OSError as error:
+                raise StorageError(f"{place}: {error.strerror}") from None
+            finally:
+                os.close(opened)
 
     def exists(self, key: str) -> bool:
         """Whether there is an object under this very key."""
         try:
-            obstore.head(self._objects, self._prefix + key)
+            with _told(f"{self.url}/{key}"):
+                obstore.head(self._objects, self._prefix + key)
         except FileNotFoundError:
             return False
         return True
@@ -93,14 +130,14 @@ class Store:
     def delete(self, prefix: str) -> None:
         """Delete every object below `prefix/`."""
         if self.local is not None:
-            shutil.rmtree(self.local / prefix, ignore_errors=True)  # object by object would leave empty folders
+            shutil.rmtree(self.local / prefix, onerror=_unless_rivals)  # object by object would leave empty folders
             return
         for key in self.sizes(prefix):
-            obstore.delete(self._objects, f"{self._prefix}{prefix}/{key}")
+            self.delete_one(f"{prefix}/{key}")
 
     def delete_one(self, key: str) -> None:
         """Delete the object under this very key, if there is one."""
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), _told(f"{self.url}/{key}"):
             obstore.delete(self._objects, self._prefix + key)
 
     def filesystem(self, key: str) -> tuple[fs.FileSystem, str]:
@@ -108,6 +145,14 @@ class Store:
         if self.local is not None:
             return fs.LocalFileSystem(), str(self.local / key)
         return fs.FileSystem.from_uri(f"{self.url}/{key}")
+
+
+def _unless_rivals(_: object, where: str, info: tuple[type, BaseException, object]) -> None:
+    """Nothing there, or something that a rival wrote meanwhile, is no refusal."""
+    error = info[1]
+    assert isinstance(error, OSError)
+    if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENOTEMPTY):
+        raise StorageError(f"{where}: {error.strerror}") from None
 
 
 def is_local(url: str) -> bool:

@@ -70,7 +70,7 @@ class TrainAttempt:
         files = {"ema.safetensors": data, "model.json": spec.encode()}
         steps = job.train.steps
         prefix, manifest = self.storage.publish_weights(steps, self._identity, files, {"step": steps})
-        flops = training_flops_per_row(weights.build(job.spec, "meta"), job.image_shape)
+        flops = training_flops_per_row(weights.build(job.spec, "meta"), job.image_shape, job.text_tokens)
         rows_seen = steps * job.batch
         info = {
             "weights": prefix,

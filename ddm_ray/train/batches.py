@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ddm_ray.data.loader import Rows, row_order
+from ddm_ray.core.condition import Condition, Text
+from ddm_ray.data.loader import Loader
 from ddm_ray.train.job import TrainJob
 from ddm_ray.train.objectives import Batch, draw
 
@@ -14,8 +15,8 @@ from ddm_ray.train.objectives import Batch, draw
 class RankBatches:
     """Rank `rank`'s micro-batches of a job. Shares are filled up with rows of weight 0 to be of equal size."""
 
-    def __init__(self, job: TrainJob, rows: Rows, rank: int, world: int, micro_batch: int | None):
-        self._job, self._rows = job, rows
+    def __init__(self, job: TrainJob, loader: Loader, rank: int, world: int, micro_batch: int | None):
+        self._job, self._loader = job, loader
         share = math.ceil(job.batch / world)
         place = torch.arange(rank * share, (rank + 1) * share)
         # Gradients are averaged over ranks, so weights of world / batch give the mean over the global batch.
@@ -26,19 +27,31 @@ class RankBatches:
 
     def at(self, step: int, device: torch.device) -> Iterator[tuple[Batch, Tensor]]:
         """The micro-batches of global step `step`, each with the weight_B that its losses are summed with."""
-        job, rows, train = self._job, self._rows, self._job.train
+        job, train = self._job, self._job.train
         draws = draw(
             train.seed, job.key, step, job.batch, job.image_shape, train.condition_dropout, job.times, job.flow.path
         )
-        order = row_order(train.seed, len(rows.label_N), step, job.batch)
         for part in self._parts:
             place = self._place[part]
-            row = order[place]
+            data_BCHW, condition, cluster_B = self._loader.batch(step, place)
             batch = Batch(
-                data_BCHW=rows.data_NCHW[row].to(device),
+                data_BCHW=data_BCHW.to(device),
                 noise_BCHW=draws.noise_BCHW[place].to(device),
                 t_B=draws.t_B[place].to(device),
-                condition=rows.label_N[row].masked_fill(draws.drop_B[place], job.null_label).to(device),
-                cluster_B=rows.cluster_N[row].to(device),
+                condition=self._dropped(condition, draws.drop_B[place]).to(device),
+                cluster_B=cluster_B.to(device),
             )
             yield batch, self._weight_B[part].to(device)
+
+    def _dropped(self, condition: Condition, drop_B: Tensor) -> Condition:
+        """The conditions, the null one where they are dropped."""
+        if isinstance(condition, Tensor):
+            assert self._job.null_label is not None
+            return condition.masked_fill(drop_B, self._job.null_label)
+        null = self._loader.null_text
+        assert null is not None
+        pooled = None
+        if condition.pooled_BP is not None and null.pooled_BP is not None:
+            pooled = torch.where(drop_B[:, None], null.pooled_BP, condition.pooled_BP)
+        tokens_BLE = torch.where(drop_B[:, None, None], null.tokens_BLE, condition.tokens_BLE)
+        return Text(tokens_BLE, torch.where(drop_B[:, None], null.mask_BL, condition.mask_BL), pooled)

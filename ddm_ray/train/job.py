@@ -19,7 +19,10 @@ from ddm_ray.train.objectives import ExpertLoss, Objective, RouterLoss
 
 @dataclass(frozen=True)
 class TrainJob:
-    """One training job of a run, all of it derived from `run.json`; `key` sets its random streams apart."""
+    """One training job of a run, all of it derived from `run.json`; `key` sets its random streams apart.
+
+    Conditions are labels, of which `null_label` is none; or (None) texts of `text_tokens` tokens.
+    """
 
     artifact: str
     key: tuple[int, ...]
@@ -29,7 +32,8 @@ class TrainJob:
     batch: int
     shards: list[str]
     image_shape: tuple[int, int, int]
-    null_label: int
+    null_label: int | None
+    text_tokens: int
     flow: Flow
     times: TimeSampling
 
@@ -43,17 +47,20 @@ class TrainJob:
 def train_job(run: Run, artifact: str) -> TrainJob:
     """The job that makes `artifact` (experts/NNN, router or monolith) of this run.
 
-    TrainingError for a run whose conditions are texts: rows carry class labels alone so far.
+    TrainingError for what needs all rows in one place where shards are given.
     """
     config = run.config
-    num_clusters, null_label = config.partition.num_clusters, config.data.num_classes
-    if null_label is None:
-        raise TrainingError(f"{run.url}: rows carry class labels alone, so training needs data.class_names, not text")
+    num_clusters, text = config.partition.num_clusters, config.data.text
+    if artifact in (ROUTER, MONOLITH) and config.partition.method == "given":
+        raise TrainingError(
+            f"{run.url}: no {artifact} can be trained, for rows of given shards are never pooled: sample with the"
+            " strategy once, which needs no router"
+        )
     everything = [shard(cluster) for cluster in range(num_clusters)]
     flow = Flow(config.flow.path, config.flow.prediction)
     sampled = config.flow
     times = TimeSampling(sampled.times, sampled.mean, sampled.std, sampled.num_times, sampled.shift)
-    rows_form = (config.data.shape, null_label, flow, times)
+    rows_form = (config.data.shape, config.data.num_classes, 0 if text is None else text.tokens, flow, times)
     if artifact == ROUTER:
         train, spec = config.router.train, router_spec(config)
         return TrainJob(artifact, (1,), RouterLoss(flow), spec, train, train.global_batch, everything, *rows_form)

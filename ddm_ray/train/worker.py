@@ -1,13 +1,14 @@
 """THE training loop: every rank of every job runs `train`, with or without Ray around it."""
 
 import math
+import os
 import time
 from collections import deque
 
 import torch
 import torch.distributed as dist
 
-from ddm_ray.data.loader import load_rows
+from ddm_ray.data.loader import Loader
 from ddm_ray.errors import TrainingError
 from ddm_ray.placement import Placement
 from ddm_ray.storage.run import Run
@@ -15,7 +16,7 @@ from ddm_ray.train import attempt as trying
 from ddm_ray.train import state
 from ddm_ray.train.batches import RankBatches
 from ddm_ray.train.engine import Engine
-from ddm_ray.train.job import train_job
+from ddm_ray.train.job import TrainJob, train_job
 
 BEAT_SECONDS = 1.0
 
@@ -31,12 +32,15 @@ def train(run_url: str, artifact: str, placement: Placement) -> None:
     if run.finished(artifact):
         return
     job = train_job(run, artifact)
-    model = job.build()
-    batches = RankBatches(
-        job, load_rows(run, job.shards), dist.get_rank(), dist.get_world_size(), placement.micro_batch
-    )
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    with Loader(run, job.shards, job.train.seed, job.batch, placement.rows_gib, placement.cache, ranks_here) as loader:
+        batches = RankBatches(job, loader, dist.get_rank(), dist.get_world_size(), placement.micro_batch)
+        _train(run, job, batches, placement)
 
-    attempt = trying.begin(run, artifact)
+
+def _train(run: Run, job: TrainJob, batches: RankBatches, placement: Placement) -> None:
+    model = job.build()
+    attempt = trying.begin(run, job.artifact)
     saved = trying.load_saved(attempt, model)
     engine = Engine(model, job.train, placement, batches.accumulation)
     if saved:

@@ -2,7 +2,7 @@ import faiss
 import numpy as np
 import pytest
 
-from ddm_ray.core.kmeans import assign, two_level_kmeans
+from ddm_ray.core.kmeans import assign, two_level_kmeans, unit_length
 from ddm_ray.errors import DataError
 
 CENTRES_KD = np.array([[0, 0, 9], [0, 9, 0], [9, 0, 0], [-9, -9, -9]], np.float32)
@@ -32,18 +32,88 @@ def test_rows_go_to_the_nearest_centroid():
     assert (assign(points_ND, coarse_KD) == expected).all()
 
 
-def test_equal_bits_whatever_the_threads():
-    points_ND, _ = blobs()
+def repeated_rows() -> np.ndarray:
+    """Rows that come thrice, as duplicates do: equally near centroids, which rounding would decide between."""
+    generator = np.random.default_rng(0)
+    points_ND = generator.standard_normal((9000, 384), dtype=np.float32)
+    return points_ND[generator.integers(0, 3000, 9000)]
+
+
+@pytest.mark.parametrize("metric", ["euclidean", "spherical"])
+def test_equal_bits_whatever_the_threads(metric):
     threads = faiss.omp_get_max_threads()
-    try:
-        found = []
-        for count in (1, 2, 4):
-            faiss.omp_set_num_threads(count)
-            found.append(two_level_kmeans(points_ND, 64, 4, 10, seed=3))
-            assert faiss.omp_get_max_threads() == count
-    finally:
-        faiss.omp_set_num_threads(threads)
-    assert len({centroids.fine_FD.tobytes() + centroids.coarse_KD.tobytes() for centroids in found}) == 1
+    for points_ND, num_fine in ((blobs()[0], 64), (repeated_rows(), 300)):
+        try:
+            found = []
+            for count in (1, 2, 3, 4, 1):
+                faiss.omp_set_num_threads(count)
+                found.append(two_level_kmeans(points_ND, num_fine, 4, 6, 3, metric, max_share=0.3))
+                assert faiss.omp_get_max_threads() == count
+        finally:
+            faiss.omp_set_num_threads(threads)
+        assert len({centroids.fine_FD.tobytes() + centroids.coarse_KD.tobytes() for centroids in found}) == 1
+        assert len({centroids.fine_to_coarse_F.tobytes() for centroids in found}) == 1
+
+
+def test_a_row_has_its_cluster_whatever_rows_are_beside_it():
+    points_ND = repeated_rows()[:3000]
+    centroids_KD = np.concatenate([points_ND[:200], points_ND[:200], points_ND[200:300] + 1e-7])
+    together_N = assign(points_ND, centroids_KD)
+    assert (together_N[:200] < 200).all()  # of two equal ones, the first
+    generator = np.random.default_rng(1)
+    for _ in range(3):
+        order = generator.permutation(3000)
+        apart = [assign(part, centroids_KD) for part in np.split(points_ND[order], np.sort(generator.choice(3000, 5)))]
+        assert (np.concatenate(apart) == together_N[order]).all()
+
+
+def test_spherical_clusters_are_directions():
+    generator = np.random.default_rng(0)
+    direction_N = np.repeat(np.arange(3), 300)
+    points_ND = np.eye(3, 8, dtype=np.float32)[direction_N] + 0.05 * generator.standard_normal((900, 8))
+    length_N1 = generator.choice([0.1, 1.0, 100.0], (900, 1))
+    points_ND = (points_ND * length_N1).astype(np.float32)
+    centroids = two_level_kmeans(points_ND, 30, 3, 20, 0, "spherical")
+    np.testing.assert_allclose(np.linalg.norm(centroids.fine_FD, axis=1), 1, rtol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(centroids.coarse_KD, axis=1), 1, rtol=1e-6)
+    cluster_N = assign(unit_length(points_ND), centroids.coarse_KD)
+    assert len({*zip(cluster_N.tolist(), direction_N.tolist(), strict=True)}) == 3
+    # By distance it's the length that tells them apart.
+    by_distance_N = assign(points_ND, two_level_kmeans(points_ND, 30, 3, 20, 0).coarse_KD)
+    assert len({*zip(by_distance_N.tolist(), direction_N.tolist(), strict=True)}) > 3
+
+
+def test_rows_without_direction():
+    points_ND = blobs()[0].copy()
+    points_ND[17] = 0
+    with pytest.raises(DataError, match=r"nothing but zeros has no direction; set partition.metric to euclidean"):
+        two_level_kmeans(points_ND, 8, 4, 5, 0, "spherical")
+
+
+def test_a_bound_moves_the_centroids_of_skewed_rows():
+    points_ND, truth_N = blobs()
+    points_ND = points_ND[(truth_N == 0) | (np.arange(800) % 10 == 0)]
+    plain, bounded = (two_level_kmeans(points_ND, 64, 4, 20, 0, max_share=share) for share in (None, 0.3))
+    assert plain.coarse_KD.shape == bounded.coarse_KD.shape == (4, 3)
+    assert (plain.fine_FD == bounded.fine_FD).all()
+    near_blob_0 = [(np.linalg.norm(found.coarse_KD - CENTRES_KD[0], axis=1) < 4).sum() for found in (plain, bounded)]
+    assert near_blob_0[0] == 1
+    assert near_blob_0[1] >= 2
+
+
+def test_it_is_lloyds_algorithm():
+    points_ND, _ = blobs()
+    centroids = two_level_kmeans(points_ND, 8, 4, 100, seed=1)
+    nearest_N = assign(points_ND, centroids.fine_FD)
+    means_FD = np.stack([points_ND[nearest_N == fine].mean(axis=0, dtype=np.float64) for fine in range(8)])
+    np.testing.assert_allclose(centroids.fine_FD, means_FD, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("different", [1, 3])
+def test_too_few_different_rows(different):
+    points_ND = np.eye(different, 3, dtype=np.float32)[np.arange(40) % different]
+    with pytest.raises(DataError, match=rf"4 clusters need as many different .*, and {different} were found"):
+        two_level_kmeans(points_ND, 16, 4, 10, seed=0)
 
 
 def test_seeds_matter_and_all_rows_are_used():

@@ -1,28 +1,76 @@
 """Rows of a run made in this process, for what comes after `prepare`."""
 
+import numpy as np
 import pyarrow as pa
 
 from ddm_ray.config import load_recipe
-from ddm_ray.data.prepare import Embed, decode_batch
-from ddm_ray.data.schema import TRAIN, images, to_parquet
-from ddm_ray.data.sources import digits
-from ddm_ray.models.features import PixelFeatures
+from ddm_ray.data.census import commit
+from ddm_ray.data.chunks import FinishChunks, fit
+from ddm_ray.data.decoding import as_task, raise_failed, read_units
+from ddm_ray.data.parts import Parts, Plan, list_source
+from ddm_ray.data.schema import EMBEDDING, HELDOUT, TRAIN, column, read_parquet, rows_schema
+from ddm_ray.data.sources import Source, Unit, open_source
+from ddm_ray.storage.manifest import Manifest
+from ddm_ray.storage.records import Place, chunks_done
 from ddm_ray.storage.run import ROWS, Run
 
 
-def commit_rows(path: str, table: pa.Table | None = None, settings: tuple[str, ...] = (), parts: int = 3) -> Run:
-    """A run of recipe tiny whose `rows` are a source table's, in `parts` files in the table's order."""
+def commit_rows(path: str, settings: tuple[str, ...] = (), chunk_rows: int = 600) -> Run:
+    """A run of recipe tiny with `settings` whose rows are made of its source, in parts of `chunk_rows`."""
     run = Run.create(str(path), load_recipe("tiny", settings))
-    decoded = decode_batch(digits() if table is None else table, run.config.data, run.url)
-    train = decoded.filter(pa.compute.field("split") == TRAIN).sort_by("id")
-    features = PixelFeatures.fit(images(train, run.config.data.shape), run.config.embedder.dim)
-    rows = Embed(run.config, features)(decoded)
-    size = -(-rows.num_rows // parts)
-    names = [f"part-{part}.parquet" for part in range(parts)]
-    for part, name in enumerate(names):
-        run.store.write(f"{ROWS}/{name}", to_parquet(rows.slice(part * size, size)))
-    run.commit(ROWS, names, {"rows": rows.num_rows})
+    make_rows(run, open_source(run.config.data, chunk_rows=chunk_rows), chunk_rows)
     return run
+
+
+def make_rows(run: Run, source: Source, chunk_rows: int = 600, artifact: str = ROWS) -> Manifest:
+    """As `prepare`, without Ray: what an earlier one has recorded isn't made again."""
+    parts = Parts(run, artifact)
+    plan = parts.plan(lambda: list_source(run.config, run.config.data.source, source, chunk_rows))
+    fit(parts, plan, source)
+    finish = FinishChunks(run, artifact, "cpu")
+    done, whole = chunks_done(parts.places())
+    for number, unit in enumerate(plan.units):
+        if number not in whole:
+            task = pa.Table.from_pylist([as_task(number, unit, done.get(number, ()))])
+            for chunk in read_units(task, source, run.config.data):
+                raise_failed(finish(chunk)["error"][0].as_py())
+    return commit(parts, plan, parts.records(parts.places()))
+
+
+def commit_tables(run: Run, tables: list[pa.Table], artifact: str = ROWS) -> Manifest:
+    """Tables of `rows_schema` as the parts of a run's rows, whatever made them (known groups, a million rows)."""
+    parts = Parts(run, artifact)
+    plan = parts.plan(lambda: Plan("tables", max(table.num_rows for table in tables), None, (Unit("all", 1),)))
+    for number, table in enumerate(tables):
+        has = "embedding" in table.column_names
+        dim = table.schema.field("embedding").type.byte_width // EMBEDDING.itemsize if has else 0
+        parts.write(Place(0, number, number == len(tables) - 1), table, dim, [])
+    return commit(parts, plan, parts.records(parts.places()))
+
+
+def table(run: Run, *ids: str, contents: list[str] | None = None, split: str = "train") -> pa.Table:
+    """Rows of recipe tiny of the given ids; equal `contents` have equal content hashes."""
+    generator = np.random.default_rng(len(ids))
+    hashes = [f"{int.from_bytes(content.encode()):064x}"[::-1] for content in contents or ids]
+    columns = {
+        "id": list(ids),
+        "data": column(generator.integers(0, 256, (len(ids), 1, 8, 8), np.uint8), np.dtype("u1")),
+        "label": [0] * len(ids),
+        "content_hash": hashes,
+        "split": [split] * len(ids),
+        "embedding": column(generator.normal(size=(len(ids), 8)), EMBEDDING),
+    }
+    return pa.table(columns, schema=rows_schema(run.config.data, 8))
+
+
+def read_artifact(run: Run, artifact: str, columns: list[str] | None = None) -> pa.Table:
+    """All rows of a finished artifact of rows or shard, in the order of its files: for what is small."""
+    manifest = run.require(artifact)
+    names = sorted(name for name in manifest.files if name.startswith(("part-", f"{TRAIN}-", f"{HELDOUT}-")))
+    tables = (
+        read_parquet(run.read(artifact, name, manifest), f"{run.url}/{artifact}/{name}", columns) for name in names
+    )
+    return pa.concat_tables(tables)
 
 
 def flip_byte(run: Run, key: str) -> None:

@@ -1,16 +1,34 @@
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pytest
 import safetensors.numpy
 
+from ddm_ray.config import load_recipe
 from ddm_ray.data.partition import partition
-from ddm_ray.data.schema import SOURCE, images, matrix, read_artifact
-from ddm_ray.data.sources import digits, png
-from ddm_ray.errors import CorruptArtifact, DataError, MissingArtifact
-from ddm_ray.storage.run import PARTITION, ROWS, Run, shard
-from tests.data.rows import commit_rows, flip_byte
+from ddm_ray.data.schema import data_dtype, embeddings, images, read_parquet
+from ddm_ray.errors import (
+    ConfigError,
+    CorruptArtifact,
+    DataError,
+    DDMError,
+    DriftError,
+    MissingArtifact,
+    StorageError,
+)
+from ddm_ray.storage.manifest import sha256
+from ddm_ray.storage.run import CENTROIDS, PARTITION, ROWS, Run, owner_rows, shard
+from tests.conftest import ROOT
+from tests.data.groups import rows, run_of
+from tests.data.rows import commit_rows, commit_tables, flip_byte, read_artifact
 
 SHARDS = [shard(0), shard(1)]
+FOUR = ("partition.num_clusters=4", "partition.num_fine=32")
+GIVEN = ("partition.method=given",)
 
 
 @pytest.fixture(scope="module")
@@ -24,47 +42,74 @@ def contents(run: Run) -> dict[str, bytes]:
     return {key: run.store.read(f"{PARTITION}/{key}") for key in run.store.sizes(PARTITION)}
 
 
-def test_every_row_is_in_the_shard_of_its_nearest_centroid(parted):
-    rows = read_artifact(parted, ROWS)
-    embedding_ND = matrix(rows, "embedding").astype(np.float64)
-    centroids = safetensors.numpy.load(parted.read(PARTITION, "centroids.safetensors"))
-    distance_NK = ((embedding_ND[:, None] - centroids["coarse_KD"]) ** 2).sum(-1)
-    expected = dict(zip(rows["id"].to_pylist(), distance_NK.argmin(1), strict=True))
+def copy_of(run: Run, path: Path, *without: str) -> Run:
+    shutil.copytree(run.url, path)
+    copy = Run.open(str(path))
+    for artifact in without:
+        copy.store.delete(artifact)
+    return copy
+
+
+def centroids_of(run: Run) -> bytes:
+    [name] = run.require(CENTROIDS).files
+    data = run.read(CENTROIDS, name)
+    assert name == f"centroids-{sha256(data)[:8]}.safetensors"
+    return data
+
+
+def split_of(run: Run, artifact: str, split: str) -> pa.Table:
+    manifest = run.require(artifact)
+    names = sorted(name for name in manifest.files if name.startswith(split))
+    return pa.concat_tables(read_parquet(run.read(artifact, name, manifest), name) for name in names)
+
+
+def test_every_row_is_in_the_shard_of_its_nearest_centroid_as_it_was(parted):
+    table = read_artifact(parted, ROWS)
+    centroids = safetensors.numpy.load(centroids_of(parted))
+    distance_NK = ((embeddings(table).astype(np.float64)[:, None] - centroids["coarse_KD"]) ** 2).sum(-1)
+    columns = [table[name].to_pylist() for name in ("id", "split", "data", "label")]
+    expected = {row[0]: (int(cluster), *row[1:]) for *row, cluster in zip(*columns, distance_NK.argmin(1), strict=True)}
     found = {}
-    for artifact in SHARDS:
-        table = read_artifact(parted, artifact)
-        assert table.column_names == ["id", "data", "label", "cluster", "split"]
-        assert table["id"].to_pylist() == sorted(table["id"].to_pylist())
-        found |= dict(zip(table["id"].to_pylist(), table["cluster"].to_pylist(), strict=True))
-    assert len(found) == 1797
+    for cluster, artifact in enumerate(SHARDS):
+        for split in ("train", "heldout"):
+            there = split_of(parted, artifact, split)
+            for row in there.to_pylist():
+                found[row["id"]] = (cluster, split, row["data"], row["label"])
     assert found == expected
     assert centroids["fine_FD"].shape == (16, 8)
     assert set(centroids["fine_to_coarse_F"]) == {0, 1}
-
-
-def test_rows_keep_their_data(parted):
-    rows = read_artifact(parted, ROWS)
-    shards = pa.concat_tables([read_artifact(parted, artifact) for artifact in SHARDS]).sort_by("id")
-    for column in ("id", "data", "label", "split"):
-        assert shards[column].combine_chunks().equals(rows[column].combine_chunks()), column
 
 
 def test_the_manifests_count_the_training_rows(parted):
     info = parted.require(PARTITION).info
     counts_CK = np.zeros((10, 2), int)
     for cluster, artifact in enumerate(SHARDS):
-        table = read_artifact(parted, artifact)
-        train = np.array(table["split"].to_pylist()) == "train"
-        np.add.at(counts_CK[:, cluster], table["label"].to_numpy()[train], 1)
+        train, heldout = (split_of(parted, artifact, split) for split in ("train", "heldout"))
+        np.add.at(counts_CK[:, cluster], train["label"].to_numpy(), 1)
         assert parted.require(artifact).info == {
             "cluster": cluster,
-            "rows": table.num_rows,
-            "rows_train": train.sum(),
-            "data_std": pytest.approx(images(table, (1, 8, 8))[train].std(dtype=np.float64)),
+            "rows": train.num_rows + heldout.num_rows,
+            "rows_train": train.num_rows,
+            "rows_heldout": heldout.num_rows,
+            "counts_C": counts_CK[:, cluster].tolist(),
+            "data_std": pytest.approx(images(train, parted.config.data).std(dtype=np.float64)),
+            "centroids": parted.require(CENTROIDS).digest,
         }
     assert info["counts_CK"] == counts_CK.tolist()
     assert info["rows_K"] == counts_CK.sum(0).tolist()
     assert info["num_fine"] == 16
+    assert info["warnings"] == []
+    assert data_dtype(parted.config.data) == np.uint8
+
+
+def test_the_partition_lists_all_that_it_consists_of(parted):
+    listed = parted.require(PARTITION).files
+    below = {"centroids/_MANIFEST.json", *(f"shards/cluster=00{cluster}/_MANIFEST.json" for cluster in (0, 1))}
+    assert below <= listed.keys()
+    assert {name.split("/")[0] for name in listed.keys() - below} == {"report"}
+    assert "report/report.html" in listed
+    for name in listed:
+        parted.read(PARTITION, name)
 
 
 def test_a_finished_partition_is_left_alone(parted):
@@ -73,81 +118,76 @@ def test_a_finished_partition_is_left_alone(parted):
     assert contents(parted) == before
 
 
-def test_equal_rows_in_another_order_give_equal_bytes(parted, tmp_path):
-    shuffled = digits().take(np.random.default_rng(1).permutation(1797))
-    other = commit_rows(str(tmp_path / "other"), shuffled, parts=5)
+def test_progress_goes_up_and_tells_the_pace(tmp_path):
+    run, told = run_of(str(tmp_path / "run"), rows(), *FOUR, "partition.max_share=0.3"), []
+    partition(run, lambda fraction, note: told.append((fraction, note)))
+    fractions = [fraction for fraction, _ in told]
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1
+    for name in ("sampling", "k-means", "clusters", "sorting", "shard 3", "4 clusters of "):
+        assert any(name in note for _, note in told), name
+    assert any("1,500 rows, " in note and note.endswith(" rows/s") for _, note in told)
+
+
+@pytest.mark.parametrize(
+    "how", [(), ("partition.max_share=0.3",), ("partition.method=pixels",), ("partition.method=random",)]
+)
+def test_equal_rows_in_another_order_give_equal_bytes(how, tmp_path):
+    truth = rows()
+    first = run_of(str(tmp_path / "first"), truth, *FOUR, *how, "partition.sample_rows=700")
+    shuffled = truth.take(np.random.default_rng(1).permutation(len(truth.ids)))
+    other = run_of(str(tmp_path / "other"), shuffled, *FOUR, *how, "partition.sample_rows=700", part_rows=230)
+    partition(first)
     partition(other)
+    assert contents(first).keys() == contents(other).keys()
     for key, content in contents(other).items():
-        if not key.endswith("_MANIFEST.json"):  # these name their input's digest, and so its files
-            assert content == contents(parted)[key], key
+        # These name their input's digest, which is of the rows in their order.
+        if not key.endswith("_MANIFEST.json"):
+            assert content == contents(first)[key], key
 
 
-def test_the_seed_draws_the_rows_that_are_clustered(parted, tmp_path):
+def test_the_seed_draws_where_k_means_begins(parted, tmp_path):
     sampled = [
-        commit_rows(str(tmp_path / f"{seed}{again}"), settings=("partition.sample_rows=200", f"partition.seed={seed}"))
+        commit_rows(str(tmp_path / f"{seed}{again}"), ("partition.sample_rows=200", f"partition.seed={seed}"))
         for seed, again in ((0, 0), (0, 1), (1, 0))
     ]
-    centroids = [partition(run) and run.read(PARTITION, "centroids.safetensors") for run in sampled]
+    centroids = [partition(run) and centroids_of(run) for run in sampled]
     assert centroids[0] == centroids[1]
-    assert len({*centroids, parted.read(PARTITION, "centroids.safetensors")}) == 3
+    assert len({*centroids, centroids_of(parted)}) == 3
+    assert sampled[0].require(CENTROIDS).info == {"rows_sampled": 200, "num_fine": 16}
 
 
-def test_heldout_rows_move_no_centroid(parted, tmp_path):
-    rows = read_artifact(parted, ROWS)
-    kept = pa.array([split == "train" for split in rows["split"].to_pylist()])
-    other = commit_rows(str(tmp_path / "train"), digits().filter(kept))
-    partition(other)
-    assert other.read(PARTITION, "centroids.safetensors") == parted.read(PARTITION, "centroids.safetensors")
+def test_heldout_rows_move_no_centroid(tmp_path):
+    truth = rows()
+    whole = run_of(str(tmp_path / "whole"), truth, *FOUR)
+    train = np.flatnonzero(np.array(truth.table(whole.config)["split"].to_pylist()) == "train")
+    other = run_of(str(tmp_path / "train"), truth.take(train), *FOUR)
+    for run in (whole, other):
+        partition(run)
+    assert len(train) < len(truth.ids)
+    assert centroids_of(whole) == centroids_of(other)
 
 
-def test_what_an_interrupted_partition_left_does_not_survive(parted, tmp_path):
-    run = commit_rows(str(tmp_path / "run"))
-
-    def stop(fraction: float, note: str) -> None:
-        if note == "shard 1":
-            raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        partition(run, stop)
-    assert run.finished(shard(0))
-    assert not run.finished(PARTITION)
-    flip_byte(run, f"{shard(0)}/part-0.parquet")
-    partition(run)
-    assert contents(run).keys() == contents(parted).keys()
-    assert sum(read_artifact(run, artifact).num_rows for artifact in SHARDS) == 1797
-
-
-def test_a_shard_that_was_deleted_is_made_again_alone(tmp_path):
-    run = commit_rows(str(tmp_path / "run"))
-    whole = partition(run)
-    kept, gone = (run.manifest(artifact) for artifact in (shard(0), shard(1)))
-    run.store.delete(shard(1))
-    assert partition(run) == whole
-    assert (run.finished(shard(0)), run.finished(shard(1))) == (kept, gone)
-    assert run.read(shard(1), "part-0.parquet")
-
-
-def test_damaged_rows_are_refused_by_name(tmp_path):
-    run = commit_rows(str(tmp_path / "run"))
-    flip_byte(run, f"{ROWS}/part-1.parquet")
-    with pytest.raises(CorruptArtifact, match=f"{run.url}/rows/part-1.parquet: checksum differs"):
+def test_damaged_rows_are_refused_by_name(parted, tmp_path):
+    run = copy_of(parted, tmp_path / "run", PARTITION)
+    name = sorted(name for name in run.require(ROWS).files if name.startswith("part-"))[1]
+    flip_byte(run, f"{ROWS}/{name}")
+    with pytest.raises(CorruptArtifact, match=f"{run.url}/rows/{name}: checksum differs"):
         partition(run)
     assert not run.store.sizes(PARTITION)
 
 
 def test_a_partition_needs_rows(tmp_path):
-    from ddm_ray.config import load_recipe
-
     run = Run.create(str(tmp_path / "run"), load_recipe("tiny"))
     with pytest.raises(MissingArtifact, match="ddm prepare"):
         partition(run)
 
 
-def test_more_clusters_than_rows(tmp_path):
-    table = digits().slice(0, 30)
+@pytest.mark.parametrize("method", ["embeddings", "pixels", "random"])
+def test_more_clusters_than_rows(method, tmp_path):
     settings = ("partition.num_clusters=40", "partition.num_fine=40", "expert.train.global_batch=40")
-    run = commit_rows(str(tmp_path / "run"), table, settings)
-    num_train = read_artifact(run, ROWS)["split"].to_pylist().count("train")
+    run = run_of(str(tmp_path / "run"), rows(num_rows=30), *settings, f"partition.method={method}")
+    num_train = run.require(ROWS).info["rows_train"]
     with pytest.raises(DataError) as error:
         partition(run)
     assert str(error.value) == (
@@ -156,27 +196,110 @@ def test_more_clusters_than_rows(tmp_path):
     assert not run.store.sizes(PARTITION)
 
 
-def test_an_empty_cluster_is_refused(tmp_path):
-    faces = [png(np.full((8, 8), shade, np.uint8)) for shade in (0, 255)]
-    ids = [f"plain/{index:02d}" for index in range(40)]
-    table = pa.table([ids, [faces[index % 2] for index in range(40)], [0] * 40], schema=SOURCE)
-    settings = ("partition.num_clusters=4", "partition.num_fine=8")
-    run = commit_rows(str(tmp_path / "run"), table, settings)
-    with pytest.raises(DataError, match=r"clusters \[.*\] have no training row.*; lower partition.num_clusters"):
+def test_too_few_different_rows(tmp_path):
+    truth = rows(num_rows=60)
+    truth.embeddings_ND[:] = truth.embeddings_ND[np.arange(60) % 2]
+    run = run_of(str(tmp_path / "run"), truth, *FOUR)
+    with pytest.raises(DataError, match=f"{run.url}: 4 clusters need .* 2 were found; lower partition.num_clusters"):
         partition(run)
     assert not run.store.sizes(PARTITION)
 
 
-def test_embeddings_that_are_not_finite_are_refused(tmp_path):
-    from ddm_ray.data.schema import to_parquet, vectors
-
-    run = commit_rows(str(tmp_path / "run"), parts=1)
-    rows = read_artifact(run, ROWS)
-    embeddings = matrix(rows, "embedding").copy()
-    embeddings[7, 3] = np.nan
-    column = rows.schema.get_field_index("embedding")
-    run.store.delete(ROWS)
-    run.store.write(f"{ROWS}/part-0.parquet", to_parquet(rows.set_column(column, "embedding", vectors(embeddings))))
-    run.commit(ROWS, ["part-0.parquet"], {})
-    with pytest.raises(DataError, match=r"1 embeddings aren't finite, e.g. of digits/0007; check"):
+def test_a_cluster_without_training_rows(tmp_path):
+    truth = rows((1.0,))  # all of class 0
+    run = run_of(str(tmp_path / "run"), truth, "partition.method=label")
+    with pytest.raises(DataError, match=r"clusters \[1\] have no training row: .*; lower partition.num_clusters"):
         partition(run)
+    assert not run.store.sizes(PARTITION)
+
+
+def test_clusters_of_too_few_classes(tmp_path):
+    settings = ("partition.method=label", "partition.num_clusters=16", "partition.num_fine=16")
+    run = run_of(str(tmp_path / "run"), rows(), *settings)
+    with pytest.raises(DataError, match=r"partition.method label needs 16 classes or more, and there are only 10"):
+        partition(run)
+
+
+@pytest.mark.parametrize("scratch", ["missing", "file"])
+def test_a_scratch_folder_that_is_none(scratch, parted, tmp_path):
+    run = copy_of(parted, tmp_path / "run", PARTITION)
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StorageError, match=rf"{tmp_path}/{scratch}: .*; choose another folder with --scratch"):
+        partition(run, scratch=str(tmp_path / scratch))
+
+
+def test_given_shards_are_made_alone_and_collected_without_their_rows(tmp_path):
+    owners = [run_of(str(tmp_path / str(k)), rows(seed=k), *GIVEN, artifact=owner_rows(k)) for k in (0, 1)]
+    for cluster, run in enumerate(owners):
+        manifest = partition(run, cluster=cluster)
+        assert manifest == run.require(shard(cluster)) == partition(run, cluster=cluster)
+        assert manifest.info["rows_train"] == run.require(owner_rows(cluster)).info["rows_train"]
+        assert manifest.info["centroids"] is None
+        ids = {*split_of(run, shard(cluster), "train")["id"].to_pylist()}
+        assert ids < set(rows(seed=cluster).ids)
+    centre = Run.create(str(tmp_path / "centre"), owners[0].config)
+    with pytest.raises(MissingArtifact, match=f"ddm partition {centre.url} --cluster 0"):
+        partition(centre)
+    for cluster, run in enumerate(owners):
+        centre.store.write(f"{shard(cluster)}/_MANIFEST.json", run.store.read(f"{shard(cluster)}/_MANIFEST.json"))
+    whole = partition(centre)
+    infos = [run.require(shard(cluster)).info for cluster, run in enumerate(owners)]
+    assert whole.info["rows_K"] == [info["rows_train"] for info in infos]
+    assert np.array(whole.info["counts_CK"]).T.tolist() == [info["counts_C"] for info in infos]
+    assert partition(centre) == whole
+    assert not centre.store.exists(f"{CENTROIDS}/_MANIFEST.json")
+
+    # An owner who prepared again has another shard than the partition knows.
+    again = run_of(str(tmp_path / "again"), rows(seed=5), *GIVEN, artifact=owner_rows(1))
+    partition(again, cluster=1)
+    centre.store.write(f"{shard(1)}/_MANIFEST.json", again.store.read(f"{shard(1)}/_MANIFEST.json"))
+    with pytest.raises(
+        DriftError, match=r"made of another shards/cluster=001/_MANIFEST.json; delete .*/_MANIFEST.json"
+    ):
+        partition(centre)
+
+
+def test_a_given_shard_of_other_rows_is_drift(tmp_path):
+    run = run_of(str(tmp_path / "run"), rows(), *GIVEN, artifact=owner_rows(1))
+    partition(run, cluster=1)
+    run.store.delete(owner_rows(1))
+    commit_tables(run, [rows(seed=3).table(run.config, embedding=False)], owner_rows(1))
+    with pytest.raises(DriftError, match=f"ddm partition {run.url} --cluster 1"):
+        partition(run, cluster=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "cluster", "error", "message"),
+    [
+        ((), 0, ConfigError, "--cluster is for shards that are given: partition.method is embeddings"),
+        (GIVEN, 2, ConfigError, "--cluster 2: partition.num_clusters is 2, so 0 to 1"),
+        (GIVEN, -1, ConfigError, "--cluster -1: partition.num_clusters is 2, so 0 to 1"),
+        (GIVEN, 1, MissingArtifact, "ddm prepare .* --cluster 1 --source URI"),
+    ],
+)
+def test_clusters_that_cannot_be_made_alone(settings, cluster, error, message, tmp_path):
+    run = Run.create(str(tmp_path / "run"), load_recipe("tiny", settings))
+    with pytest.raises(error, match=message) as told:
+        partition(run, cluster=cluster)
+    assert isinstance(told.value, DDMError) and "\n" not in str(told.value)
+
+
+PEAK = """
+import re, sys
+from ddm_ray.data.partition import partition
+from ddm_ray.storage.run import Run
+partition(Run.open(sys.argv[1]), scratch=sys.argv[2])
+print(int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) // 1024)
+"""
+
+
+@pytest.mark.parametrize("how", ["partition.nearest=coarse", "partition.max_share=0.3"])
+def test_memory_does_not_grow_with_the_rows(how, tmp_path):
+    peaks = []
+    for num_rows in (20_000, 100_000):
+        found = rows(num_rows=num_rows, dim=256)  # embeddings of 1 KiB
+        run = run_of(str(tmp_path / str(num_rows)), found, *FOUR, how, "partition.sample_rows=5000", part_rows=4096)
+        command = [sys.executable, "-c", PEAK, run.url, str(tmp_path)]
+        peaks.append(int(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=200).stdout))
+        shutil.rmtree(run.url)
+    assert peaks[1] - peaks[0] < 60, peaks

@@ -1,206 +1,220 @@
-import io
+"""The stage as a user runs it, on an island: the same rows as made in one process, errors in one line."""
+
 import json
-import signal
-import subprocess
-import sys
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
-import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from PIL import Image
-from sklearn.datasets import load_digits
 
-from ddm_ray.config import DataConfig, load_recipe
-from ddm_ray.data.partition import partition
-from ddm_ray.data.prepare import DECODER_ERRORS, decode, place, prepare, prepare_source
-from ddm_ray.data.schema import SOURCE, images, matrix, read_artifact, rows_schema
-from ddm_ray.data.sources import digits, from_table, png
-from ddm_ray.errors import DataError
-from ddm_ray.storage.run import ROWS, Run
-from tests.data.rows import commit_rows
-
-NUM_DIGITS = 1797
-GREY = DataConfig(class_names=("a", "b"))
-DIGIT_PNG = png(np.arange(64, dtype=np.uint8).reshape(8, 8) * 4)
-
-KILLED = """
-import os, signal, sys, ray
+from ddm_ray.config import load_recipe
 from ddm_ray.data.prepare import prepare
-from ddm_ray.storage.run import Run
-ray.init(address=sys.argv[1], log_to_driver=False)
-def die(fraction, note):
-    if note == "checking":
-        os.kill(os.getpid(), signal.SIGKILL)
-prepare(Run.open(sys.argv[2]), die)
-"""
+from ddm_ray.data.schema import images, rows_schema
+from ddm_ray.data.sources import Chunk, Unit, open_source
+from ddm_ray.errors import ConfigError, DataError, DriftError, RayError
+from ddm_ray.placement import Placement
+from ddm_ray.storage.run import ROWS, Run, owner_rows
+from tests.conftest import ddm
+from tests.data.broken import CLASSES, write_images
+from tests.data.rows import commit_rows, make_rows, read_artifact
 
-
-@pytest.fixture
-def tiny(tmp_path):
-    return Run.create(str(tmp_path / "run"), load_recipe("tiny"))
-
-
-def some(*rows: tuple[str, bytes | None, int]) -> pa.Table:
-    return pa.table([list(column) for column in zip(*rows, strict=True)], schema=SOURCE)
-
-
-def drawn(count: int, size: int = 8) -> pa.Table:
-    pixels = np.random.default_rng(0).integers(0, 256, (count, size, size), dtype=np.uint8)
-    return some(*((f"drawn/{index:03d}", png(image), index % 10) for index, image in enumerate(pixels)))
-
-
-def test_digits_become_rows_once(ray_cluster, tiny):
-    notes = []
-    manifest = prepare(tiny, lambda fraction, note: notes.append((fraction, note)))
-    rows = read_artifact(tiny, ROWS)
-    assert rows["id"].to_pylist() == [f"digits/{index:04d}" for index in range(NUM_DIGITS)]
-    assert rows.schema.equals(rows_schema((1, 8, 8), 8))
-    pixels, labels = load_digits(return_X_y=True)
-    assert np.abs((images(rows, (1, 8, 8)).reshape(-1, 64) + 1) * 8 - pixels).max() < 0.04
-    assert (rows["label"].to_numpy() == labels).all()
-    heldout = rows["split"].to_pylist().count("heldout")
-    assert 0.07 < heldout / NUM_DIGITS < 0.13
-    expected = {
-        "rows": NUM_DIGITS,
-        "rows_heldout": heldout,
-        "rejected": 0,
-        "duplicates": 0,
-        "embedding_dim": 8,
-    }
-    assert manifest.info == expected
-    assert [fraction for fraction, _ in notes] == sorted(fraction for fraction, _ in notes)
-    assert notes[-1] == (1.0, "1797 rows, 0 rejected")
-
-    files = {key: tiny.store.read(f"{ROWS}/{key}") for key in tiny.store.sizes(ROWS)}
-    assert prepare(tiny, lambda *_: pytest.fail("a finished stage does nothing")) == manifest
-    assert {key: tiny.store.read(f"{ROWS}/{key}") for key in tiny.store.sizes(ROWS)} == files
-
-
-def test_block_order_does_not_reach_the_shards(ray_cluster, tmp_path, tiny):
-    shuffled = digits().take(np.random.default_rng(0).permutation(NUM_DIGITS))
-    prepare_source(tiny, from_table(shuffled))
-    plain = commit_rows(str(tmp_path / "plain"))
-    for run in (tiny, plain):
-        partition(run)
-    for key in ("centroids.safetensors", *(f"shards/cluster=00{k}/part-0.parquet" for k in (0, 1))):
-        assert tiny.store.read(f"partition/{key}") == plain.store.read(f"partition/{key}"), key
-
-
-def test_a_killed_attempt_leaves_no_rows(ray_cluster, tiny):
-    killed = subprocess.run([sys.executable, "-c", KILLED, ray_cluster, tiny.url], capture_output=True, text=True)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    left = set(tiny.store.sizes(ROWS))
-    assert left
-    assert tiny.finished(ROWS) is None
-
-    def straggle(fraction: float, note: str) -> None:
-        if note == "checking":
-            tiny.store.write(f"{ROWS}/part-straggler.parquet", b"of the killed attempt")
-
-    manifest = prepare(tiny, straggle)
-    assert not left & set(tiny.store.sizes(ROWS))
-    assert "part-straggler.parquet" not in manifest.files
-    ids = read_artifact(tiny, ROWS)["id"].to_pylist()
-    assert len(ids) == len(set(ids)) == NUM_DIGITS
-
-
-def test_bad_rows_are_rejected_with_reasons_and_equal_ones_counted(ray_cluster, tiny):
-    bad = some(
-        ("bad/text", b"no image at all", 1),
-        ("bad/cut", DIGIT_PNG[:-30], 1),
-        ("bad/none", None, 1),
-        ("bad/label", DIGIT_PNG, 10),
-        ("good/twin", drawn(1)["image"][0].as_py(), 1),
-    )
-    manifest = prepare_source(tiny, from_table(pa.concat_tables([bad, drawn(60)])))
-    assert manifest.info["rows"] == 61
-    assert manifest.info["rejected"] == 4
-    assert manifest.info["duplicates"] == 1
-    assert not set(read_artifact(tiny, ROWS)["id"].to_pylist()) & {
-        "bad/text",
-        "bad/cut",
-        "bad/none",
-        "bad/label",
-    }
-    rejected = tiny.store.sizes(f"{ROWS}/_rejected")
-    found = [entry for name in rejected for entry in json.loads(tiny.store.read(f"{ROWS}/_rejected/{name}"))]
-    reasons = {entry["id"]: entry["reason"] for entry in found}
-    assert reasons["bad/text"] == "UnidentifiedImageError: not an image of a known format"
-    assert reasons["bad/none"] == "ValueError: no image"
-    assert reasons["bad/label"] == "ValueError: label 10 is not in 0..9"
-    assert "truncated" in reasons["bad/cut"]
-
-
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        (SOURCE.empty_table(), "gave no row to train on; data.heldout is 0.1"),
-        (
-            some(("a", b"x", 0), ("b", None, 0)),
-            "gave no row to train on: 2 were rejected, e.g. a (UnidentifiedImageError: not an image of a"
-            " known format); see rows/_rejected",
-        ),
-        (pa.concat_tables([drawn(60), drawn(3)]), "3 ids come twice, e.g. drawn/000"),
-        (drawn(5), "embedder.dim 8 is more than 5 training images of 64 values allow; set it to at most 5"),
-    ],
-    ids=["empty", "all rejected", "ids twice", "too few for PCA"],
+PHOTOS = (
+    "data.class_names=[]",
+    f"data.num_classes={len(CLASSES)}",
+    "data.channels=3",
+    "data.image_size=16",
+    "embedder.dim=8",
 )
-def test_unusable_sources(ray_cluster, tiny, table, message):
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str], dict[str, str]]:
+    """2,000 images of many formats and 50 that are broken: the folder, ids of the former, kinds of the latter."""
+    folder = tmp_path_factory.mktemp("photos") / "photos"
+    return folder, *write_images(folder)
+
+
+def tiny(folder: Path, *settings: str) -> Run:
+    return Run.create(str(folder / "run"), load_recipe("tiny", settings))
+
+
+def reasons(run: Run) -> dict[str, str]:
+    names = run.store.sizes(f"{ROWS}/_rejected")
+    found = [entry for name in names for entry in json.loads(run.store.read(f"{ROWS}/_rejected/{name}"))]
+    assert len(found) == len({entry["id"] for entry in found})
+    return {entry["id"]: entry["reason"] for entry in found}
+
+
+def test_digits_become_rows_once(ray_cluster: str, tmp_path: Path) -> None:
+    run = tiny(tmp_path)
+    notes: list[tuple[float, str]] = []
+    manifest = prepare(run, lambda fraction, note: notes.append((fraction, note)), chunk_rows=256)
+    rows = read_artifact(run, ROWS)
+    assert rows.schema.equals(rows_schema(run.config.data, 8))
+    pixels, labels = digits()
+    assert np.abs((images(rows, run.config.data).reshape(-1, 64) + 1) * 8 - pixels).max() < 0.04
+    assert rows["label"].to_pylist() == labels.tolist()
+    fractions = [fraction for fraction, _ in notes]
+    assert fractions == sorted(fractions)
+    assert notes[-1] == (1.0, "1797 rows, 0 rejected")
+    assert any("1797 rows, 0 rejected" in note and "rows/s" in note for _, note in notes)
+    whole = commit_rows(tmp_path / "whole", chunk_rows=256).require(ROWS)
+    assert (manifest.content, manifest.files, manifest.info) == (whole.content, whole.files, whole.info)
+
+    before = dict(run.store.sizes(ROWS))
+    assert prepare(run, lambda *_: pytest.fail("a finished stage does nothing")) == manifest
+    assert dict(run.store.sizes(ROWS)) == before
+
+
+def digits() -> tuple[np.ndarray, np.ndarray]:
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    return pixels, labels
+
+
+def test_no_image_is_lost_silently(
+    ray_cluster: str, tmp_path: Path, photos: tuple[Path, set[str], dict[str, str]]
+) -> None:
+    folder, good, broken = photos
+    run = tiny(tmp_path, f"data.source={folder}", *PHOTOS)
+    manifest = prepare(run, chunk_rows=64)
+    assert manifest.info["rows"] + manifest.info["rejected"] == 2050
+    assert sum(path.is_file() for path in folder.rglob("*")) == 2050
+    assert set(read_artifact(run, ROWS, ["id"])["id"].to_pylist()) == good
+    found = reasons(run)
+    assert found.keys() == broken.keys()
+    assert all(reason and "\n" not in reason and " at 0x" not in reason for reason in found.values())
+    assert manifest.info["classes"] == list(CLASSES)
+    plain = tiny(tmp_path / "plain", f"data.source={folder}", *PHOTOS)
+    source = open_source(plain.config.data, chunk_rows=64)
+    assert make_rows(plain, source, 64).content == manifest.content
+
+
+def test_too_many_rejected_rows_stop_the_stage_and_may_be_allowed(
+    ray_cluster: str, tmp_path: Path, photos: tuple[Path, set[str], dict[str, str]]
+) -> None:
+    folder, _, _ = photos
+    bad = tmp_path / "photos"
+    shutil.copytree(folder / "apples", bad / "apples")
+    for path in sorted((bad / "apples").iterdir())[:200]:
+        path.write_bytes(b"text")
+    for name in CLASSES[1:]:
+        shutil.copytree(folder / name, bad / name)
+    run = tiny(tmp_path, f"data.source={bad}", *PHOTOS)
     with pytest.raises(DataError) as error:
-        prepare_source(tiny, from_table(table))
-    assert message in str(error.value)
+        prepare(run, chunk_rows=32)
+    assert re.search(r"of the first \d+ rows read can't be used, more than the 5.0% that", str(error.value))
+    assert "go on with --max-rejected 0." in str(error.value)
+    assert str(error.value).count("(") >= 3
     assert "\n" not in str(error.value)
-    assert tiny.finished(ROWS) is None
+    seen = sum(run.store.sizes(f"{ROWS}/_rejected").values())
+    assert seen
+    manifest = prepare(run, max_rejected=0.5, chunk_rows=32)
+    assert manifest.info["rejected"] == len(reasons(run)) >= 200
+    assert manifest.info["rows"] + manifest.info["rejected"] == 2050
 
 
-def test_rows_of_a_timm_network(ray_cluster, tmp_path):
-    import timm
+def test_a_source_that_changed_meanwhile_is_told_in_one_line(ray_cluster: str, tmp_path: Path) -> None:
+    from ddm_ray.data.parts import Parts, Plan
 
-    arguments = {"embed_dim": 32, "depth": 2, "num_heads": 2, "img_size": 28}
-    torch.manual_seed(0)
-    model = timm.create_model("vit_small_patch14_dinov2", num_classes=0, **arguments)
-    torch.save(model.state_dict(), tmp_path / "vit.pt")
-    embedder = {"kind": "timm", "model": "vit_small_patch14_dinov2", "model_args": arguments}
-    settings = (f"embedder={json.dumps({**embedder, 'checkpoint': str(tmp_path / 'vit.pt')})}",)
-    run = Run.create(str(tmp_path / "run"), load_recipe("tiny", settings))
-    assert prepare_source(run, from_table(drawn(20))).info["embedding_dim"] == 32
-    embeddings = matrix(read_artifact(run, ROWS), "embedding")
-    assert embeddings.shape == (20, 32)
-    assert embeddings.std(axis=0).min() > 0
-
-
-@pytest.mark.parametrize(("mode", "channels"), [("L", 1), ("RGB", 3), ("RGBA", 3), ("P", 1)])
-def test_decode_to_shape_and_range(mode, channels):
-    buffer = io.BytesIO()
-    pixels = np.zeros((6, 12, 3), np.uint8)
-    pixels[:, :6] = 255
-    Image.fromarray(pixels).convert(mode).save(buffer, format="PNG")
-    image = decode(buffer.getvalue(), DataConfig(class_names=("a",), channels=channels))
-    assert image.shape == (channels, 8, 8)
-    assert image.dtype == np.float32
-    assert (image[:, :, 0] == 1).all()
-    assert (image[:, :, -1] == -1).all()
+    (tmp_path / "photos").mkdir()
+    table = tmp_path / "photos" / "a.parquet"
+    write_digits(table, 100)
+    settings = (f"data.source={tmp_path / 'photos'}", "embedder.dim=8")
+    run = tiny(tmp_path, *settings)
+    source = open_source(run.config.data, chunk_rows=20)
+    Parts(run, ROWS).plan(lambda: Plan(run.config.data.source, 20, source.classes, tuple(source.units())))
+    write_digits(table, 90)
+    with pytest.raises(DataError, match=r"a\.parquet"):
+        prepare(run)
 
 
-@settings(deadline=None)
-@given(st.data())
-def test_a_damaged_image_decodes_or_is_refused(data):
-    damaged = bytearray(DIGIT_PNG[: data.draw(st.integers(0, len(DIGIT_PNG)))])
-    for position in data.draw(st.lists(st.integers(0, max(0, len(damaged) - 1)), max_size=3)):
-        if damaged:
-            damaged[position] = data.draw(st.integers(0, 255))
-    try:
-        image = decode(bytes(damaged), GREY)
-    except DECODER_ERRORS:
-        return
-    assert image.shape == (1, 8, 8)
-    assert np.abs(image).max() <= 1
+def write_digits(path: Path, count: int) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from ddm_ray.data.images import png
+
+    pixels, labels = digits()
+    encoded = [png((pixels_P * 15).astype(np.uint8).reshape(8, 8)) for pixels_P in pixels[:count]]
+    rows = {"image": [{"bytes": data, "path": None} for data in encoded], "label": labels[:count]}
+    pq.write_table(pa.table(rows), path)
 
 
-def test_places_are_spread_evenly():
-    places = np.sort([place(f"digits/{index:04d}") for index in range(2000)])
-    assert np.abs(places - np.linspace(0, 1, 2000)).max() < 0.05
-    assert place("digits/0000") == pytest.approx(0.7796, abs=1e-4)
+def test_a_network_that_cant_be_loaded_is_told_in_one_line(ray_cluster: str, tmp_path: Path) -> None:
+    run = tiny(tmp_path, 'embedder={"kind": "timm", "checkpoint": "/nowhere/vit.pt"}')
+    with pytest.raises(DataError, match=r"embedder.checkpoint /nowhere/vit.pt: no such file"):
+        prepare(run)
+    assert run.finished(ROWS) is None
+
+
+@pytest.mark.parametrize("where", ["reading", "finishing"])
+def test_a_bug_is_told_as_one(ray_cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """A source that breaks down, or one whose chunk has an impossible number, which the next step notices."""
+
+    class Broken:
+        classes, ignored, ignored_example = None, 0, None
+
+        def units(self) -> list[Unit]:
+            return [Unit("all", 1)]
+
+        def read(self, unit: Unit, skip: object = ()) -> Iterator[Chunk]:
+            if where == "reading":
+                raise ZeroDivisionError("no share of nothing")
+            yield Chunk(-1, [], 1.0)
+
+    monkeypatch.setattr("ddm_ray.data.prepare.open_source", lambda *_: Broken())
+    with pytest.raises(RayError) as error:
+        prepare(tiny(tmp_path, "partition.method=given"), cluster=0, source="digits")
+    told = "ZeroDivisionError: no share of nothing" if where == "reading" else "AssertionError"
+    assert f"/rows/cluster=000: {told}; this is likely a bug" in str(error.value)
+    assert "goes on" not in str(error.value)
+
+
+def test_an_island_without_a_gpu_says_so(ray_cluster: str, tmp_path: Path) -> None:
+    with pytest.raises(RayError, match="has no GPU"):
+        prepare(tiny(tmp_path), placement=Placement(use_gpu=True))
+
+
+def test_owners_prepare_their_rows_apart(ray_cluster: str, tmp_path: Path) -> None:
+    run = tiny(tmp_path, "partition.method=given")
+    with pytest.raises(ConfigError, match="say whose rows these are: --cluster 0 to 1"):
+        prepare(run)
+    with pytest.raises(ConfigError, match="this run has clusters 0 to 1"):
+        prepare(run, cluster=2, source="digits")
+    manifest = prepare(run, cluster=1, source="digits", chunk_rows=600)
+    assert "embedding" not in read_artifact(run, owner_rows(1)).column_names
+    assert manifest.info["embedding_dim"] == 0
+    assert run.manifest(owner_rows(0)) is None
+    with pytest.raises(DriftError, match="was begun from digits, not from /elsewhere"):
+        prepare(run, cluster=1, source="/elsewhere")
+
+
+def test_the_command_says_what_was_left_out_and_why(
+    ray_cluster: str, tmp_path: Path, photos: tuple[Path, set[str], dict[str, str]]
+) -> None:
+    folder, _, _ = photos
+    small = tmp_path / "photos"
+    for name in CLASSES:
+        (small / name).mkdir(parents=True)
+        for path in sorted((folder / name).iterdir())[-40:]:
+            shutil.copy(path, small / name)
+    twin = next(path for path in sorted((small / CLASSES[0]).iterdir()) if "broken" not in path.name)
+    shutil.copy(twin, twin.with_name(f"twin-{twin.name}"))
+    (small / "notes.txt").write_text("seen")
+    run = tiny(tmp_path, f"data.source={small}", *PHOTOS)
+    many = sum("broken" in path.name for path in small.rglob("*.*"))
+    refused = ddm("prepare", run.url, "--address", ray_cluster, "--max-rejected", "0.1")
+    assert refused.returncode == 1
+    assert f"{many} of 161 rows can't be used" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    done = ddm("prepare", run.url, "--address", ray_cluster, "--max-rejected", "0.5")
+    assert done.returncode == 0, done.stderr
+    assert (
+        f"{many} images can't be used and are left out; each one's reason is in {run.url}/rows/_rejected" in done.stdout
+    )
+    assert "1 files are of another kind and aren't read, e.g. notes.txt" in done.stdout
+    assert "1 images equal an earlier one byte by byte: kept" in done.stdout

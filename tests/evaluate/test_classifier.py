@@ -45,7 +45,7 @@ def test_the_same_seed_gives_the_same_network(train: Rows) -> None:
 
 
 def test_what_lies_outside_the_range_counts_as_clipped(reference: Reference, train: Rows) -> None:
-    far = see(reference.net, train.data_NCHW[:8] * 50)
+    far = see(reference.net, train.data_NCHW[:8] * 1000)
     assert np.array_equal(far.features_ND, see(reference.net, train.data_NCHW[:8].sign()).features_ND)
 
 

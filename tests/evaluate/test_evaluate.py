@@ -131,11 +131,11 @@ def test_an_unfinished_monolith_is_named(random_run: Run, tmp_path: Path) -> Non
 
 def test_an_altered_shard_is_named(random_run: Run, tmp_path: Path) -> None:
     run = copied(random_run, tmp_path / "run")
-    path = tmp_path / "run" / "partition" / "shards" / "cluster=001" / "part-0.parquet"
+    path = tmp_path / "run" / "partition" / "shards" / "cluster=001" / "train-00000.parquet"
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(bytes(data))
-    with pytest.raises(CorruptArtifact, match=r"cluster=001/part-0\.parquet"):
+    with pytest.raises(CorruptArtifact, match=r"cluster=001/train-00000\.parquet"):
         evaluate(run)
 
 

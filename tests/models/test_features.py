@@ -1,29 +1,54 @@
+"""Embedders: principal components of pixels; networks of timm and transformers, of random weights, from files."""
+
 from pathlib import Path
 
 import numpy as np
 import pytest
 import timm
 import torch
+import transformers as tf
+from PIL import Image
+from safetensors.torch import load_file, save_file
 from sklearn.datasets import load_digits
 
 from ddm_ray.config import EmbedderConfig
-from ddm_ray.errors import DataError
-from ddm_ray.models.features import PixelFeatures, TimmFeatures
+from ddm_ray.errors import ConfigError, CorruptArtifact, DataError, TruncatedWeights
+from ddm_ray.models.features import PixelFeatures, TimmFeatures, TransformersFeatures, make_features
 
 MODEL = "vit_small_patch14_dinov2"
 SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 2, "img_size": 28}
+VISION = {
+    "hidden_size": 24,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 7,
+}
+WORDS = {**{key: VISION[key] for key in list(VISION)[:4]}, "vocab_size": 12, "max_position_embeddings": 8}
 
 
 @pytest.fixture(scope="module")
-def digits_NCHW() -> np.ndarray:
-    return (load_digits().images[:, None] / 8 - 1).astype(np.float32)
+def digits_NHWC() -> np.ndarray:
+    return (load_digits().images[..., None] * 15.9375).astype(np.uint8)
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory) -> str:
+def photos_NHWC() -> np.ndarray:
+    """Smooth colours, 40 x 40: as of photographs, little is lost when they are resized."""
+    coarse = np.random.default_rng(0).integers(0, 256, (5, 5, 5, 3), np.uint8)
+    return np.stack([np.asarray(Image.fromarray(image).resize((40, 40), Image.Resampling.BICUBIC)) for image in coarse])
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("timm") / "vit.pt"
-    torch.save(timm.create_model(MODEL, num_classes=0, **SMALL).state_dict(), path)
+    weights = timm.create_model(MODEL, num_classes=0, **SMALL).state_dict()
+    # As they are drawn, the layers of DINOv2 scale what they see of an image to nearly nothing.
+    for name in (name for name in weights if "gamma" in name):
+        weights[name] = torch.ones_like(weights[name])
+    torch.save(weights, path)
     return str(path)
 
 
@@ -31,67 +56,208 @@ def config(checkpoint: str | None, **changes) -> EmbedderConfig:
     return EmbedderConfig(**{"kind": "timm", "model": MODEL, "checkpoint": checkpoint, "model_args": SMALL, **changes})
 
 
-def test_components_are_the_principal_ones(digits_NCHW):
-    features = PixelFeatures.fit(digits_NCHW, 10)
-    pixels = digits_NCHW.reshape(-1, 64).astype(np.float64)
+def saved(folder: Path, model: tf.PreTrainedModel, processor: tf.BaseImageProcessor) -> EmbedderConfig:
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return EmbedderConfig(kind="transformers", model=str(folder), batch_size=2)
+
+
+def test_components_are_the_principal_ones(digits_NHWC: np.ndarray) -> None:
+    features = PixelFeatures.fit(digits_NHWC, 10)
+    pixels = digits_NHWC.reshape(-1, 64) / 127.5 - 1
     left, scale, _ = np.linalg.svd(pixels - pixels.mean(0), full_matrices=False)
     expected = np.abs(left[:, :10] * scale[:10])
     assert features.dim == 10
-    np.testing.assert_allclose(np.abs(features(digits_NCHW)), expected, atol=2e-3)
+    np.testing.assert_allclose(np.abs(features(digits_NHWC)), expected, atol=2e-3)
 
 
-def test_an_embedding_does_not_depend_on_its_batch(digits_NCHW):
-    features = PixelFeatures.fit(digits_NCHW, 16)
-    whole = features(digits_NCHW)
+@pytest.mark.parametrize("block_values", [2**22, 64 * 100])
+def test_an_embedding_does_not_depend_on_its_batch(
+    digits_NHWC: np.ndarray, block_values: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features = PixelFeatures.fit(digits_NHWC, 16)
+    whole = features(digits_NHWC)
+    monkeypatch.setattr("ddm_ray.models.features.BLOCK_VALUES", block_values)
     for size in (1, 7, 256):
-        parts = [features(digits_NCHW[start : start + size]) for start in range(0, 600, size)]
+        parts = [features(digits_NHWC[start : start + size]) for start in range(0, 600, size)]
         assert np.array_equal(np.concatenate(parts)[:600], whole[:600])
 
 
-def test_the_same_images_give_the_same_components(digits_NCHW):
-    first, second = PixelFeatures.fit(digits_NCHW, 8), PixelFeatures.fit(digits_NCHW.copy(), 8)
-    assert np.array_equal(first.components_DP, second.components_DP)
-    assert np.array_equal(first.mean_P, second.mean_P)
+def test_colour_images_are_components_too(photos_NHWC: np.ndarray) -> None:
+    features = PixelFeatures.fit(photos_NHWC, 3)
+    assert features.mean_P.shape == (3 * 40 * 40,)
+    np.testing.assert_allclose(features.mean_P, (photos_NHWC / 127.5 - 1).mean(0).transpose(2, 0, 1).ravel(), atol=1e-5)
+
+
+def test_the_same_images_give_the_same_components(digits_NHWC: np.ndarray) -> None:
+    first, second = PixelFeatures.fit(digits_NHWC, 8), PixelFeatures.fit(digits_NHWC.copy(), 8)
+    assert first.to_bytes() == second.to_bytes()
+
+
+def test_components_are_saved_and_read_whole(digits_NHWC: np.ndarray, checkpoint: str) -> None:
+    features = PixelFeatures.fit(digits_NHWC, 8)
+    data = features.to_bytes()
+    again = make_features(EmbedderConfig(), PixelFeatures.from_bytes(data, "here"))
+    assert np.array_equal(again(digits_NHWC), features(digits_NHWC))
+    assert isinstance(again, PixelFeatures)
+    assert again.mean_P.dtype == again.components_DP.dtype == np.float64
+    for damaged in (b"", data[:-1], data[:20]):
+        with pytest.raises(CorruptArtifact, match=r"^here: not whole safetensors"):
+            PixelFeatures.from_bytes(damaged, "here")
+    with pytest.raises(CorruptArtifact, match=r"^here: not the principal components of pixels$"):
+        PixelFeatures.from_bytes(PixelFeatures(features.mean_P[:9], features.components_DP).to_bytes(), "here")
 
 
 @pytest.mark.parametrize(("num_rows", "dim", "most"), [(20, 21, 20), (200, 65, 64)])
-def test_more_components_than_the_data_allow(digits_NCHW, num_rows, dim, most):
+def test_more_components_than_the_data_allow(digits_NHWC: np.ndarray, num_rows: int, dim: int, most: int) -> None:
     with pytest.raises(DataError, match=f"embedder.dim {dim} .* set it to at most {most}$"):
-        PixelFeatures.fit(digits_NCHW[:num_rows], dim)
-    assert PixelFeatures.fit(digits_NCHW[:num_rows], most).dim == most
+        PixelFeatures.fit(digits_NHWC[:num_rows], dim)
+    assert PixelFeatures.fit(digits_NHWC[:num_rows], most).dim == most
 
 
-def test_timm_features_are_the_networks_own(checkpoint):
-    images = np.random.default_rng(0).uniform(-1, 1, (3, 3, 28, 28)).astype(np.float32)
+def test_timm_features_are_the_networks_own(checkpoint: str, photos_NHWC: np.ndarray) -> None:
     model = timm.create_model(MODEL, num_classes=0, **SMALL).eval()
     model.load_state_dict(torch.load(checkpoint, weights_only=True))
-    mean, std = (torch.tensor(model.pretrained_cfg[key])[:, None, None] for key in ("mean", "std"))
+    expects = timm.data.resolve_data_config(SMALL, model=model)
+    assert expects["input_size"] == (3, 28, 28)
+    transform = timm.data.create_transform(**expects)
     with torch.inference_mode():
-        expected = model((torch.from_numpy(images) / 2 + 0.5 - mean) / std).numpy()
-    features = TimmFeatures(config(checkpoint))
+        expected = model(torch.stack([transform(Image.fromarray(image)) for image in photos_NHWC])).numpy()
+    features = make_features(config(checkpoint, batch_size=2), None)
+    assert isinstance(features, TimmFeatures)
     assert features.dim == 32
-    np.testing.assert_allclose(features(images), expected, atol=1e-5)
+    # PIL rounds the resized image to whole numbers; bilinear resizing would be 0.0106 away.
+    np.testing.assert_allclose(features(photos_NHWC), expected, atol=0.009)
+    own_size_NHWC = photos_NHWC[:, :28, :28]
+    with torch.inference_mode():
+        expected = model(torch.stack([transform(Image.fromarray(image)) for image in own_size_NHWC])).numpy()
+    np.testing.assert_allclose(features(own_size_NHWC), expected, atol=1e-5)
 
 
-def test_small_grey_images_are_seen_as_rgb(digits_NCHW, checkpoint):
+def test_a_networks_features_do_not_depend_on_the_batch(checkpoint: str, photos_NHWC: np.ndarray) -> None:
+    together = TimmFeatures(config(checkpoint))(photos_NHWC)
+    apart = TimmFeatures(config(checkpoint, batch_size=1))(photos_NHWC)
+    np.testing.assert_allclose(apart, together, atol=1e-5)
+    assert np.abs(together[0] - together[1]).max() > 1e-3
+
+
+def test_weights_of_another_image_size_and_with_a_classifier_fit(tmp_path: Path) -> None:
+    size = {"embed_dim": 32, "depth": 2, "num_heads": 2}
+    torch.manual_seed(0)
+    whole = timm.create_model("vit_tiny_patch16_224", num_classes=1000, img_size=64, **size).state_dict()
+    save_file(whole, tmp_path / "vit.safetensors")
+    weights = str(tmp_path / "vit.safetensors")
+    features = TimmFeatures(config(weights, model="vit_tiny_patch16_224", model_args={**size, "img_size": 32}))
+    assert features(np.zeros((1, 32, 32, 3), np.uint8)).shape == (1, 32)
+
+
+def test_small_grey_images_are_seen_as_rgb(digits_NHWC: np.ndarray, checkpoint: str) -> None:
     features = TimmFeatures(config(checkpoint))
-    embeddings = features(digits_NCHW[:50])
-    np.testing.assert_allclose(features(digits_NCHW[:50].repeat(3, axis=1)), embeddings, atol=1e-5)
+    embeddings = features(digits_NHWC[:50])
+    np.testing.assert_allclose(features(digits_NHWC[:50].repeat(3, axis=3)), embeddings, atol=1e-5)
     assert embeddings.shape == (50, 32)
     assert embeddings.dtype == np.float32
     assert np.isfinite(embeddings).all()
     assert embeddings.std(0).min() > 0
 
 
-@pytest.mark.parametrize("damage", ["missing", "cut", "other shape", "unknown model"])
-def test_a_network_that_cannot_be_loaded_says_so_in_one_line(checkpoint, tmp_path, damage):
-    changes, path = {}, tmp_path / "vit.pt"
+@pytest.mark.parametrize("damage", ["missing", "cut", "other shape", "unknown model", "unknown argument"])
+def test_a_network_that_cannot_be_loaded_says_so_in_one_line(checkpoint: str, tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "vit.pt"
+    changes = {
+        "other shape": {"model_args": {**SMALL, "depth": 3}},
+        "unknown model": {"model": "no_such_net"},
+        "unknown argument": {"model_args": {"no_such": 1}},
+    }.get(damage, {})
     if damage == "cut":
         path.write_bytes(Path(checkpoint).read_bytes()[:5000])
-    if damage in ("other shape", "unknown model"):
-        path = checkpoint
-        changes = {"model": "no_such_net"} if damage == "unknown model" else {"model_args": {**SMALL, "depth": 3}}
+    if changes:
+        path = Path(checkpoint)
     with pytest.raises(DataError) as error:
         TimmFeatures(config(str(path), **changes))
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_dinov2_of_transformers(tmp_path: Path, photos_NHWC: np.ndarray, digits_NHWC: np.ndarray) -> None:
+    torch.manual_seed(0)
+    model = tf.Dinov2Model(tf.Dinov2Config(**VISION)).eval()
+    processor = tf.BitImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 28, "width": 28})
+    features = make_features(saved(tmp_path, model, processor), None)
+    assert isinstance(features, TransformersFeatures)
+    images = [Image.fromarray(image) for image in photos_NHWC]
+    with torch.inference_mode():
+        expected = model(**processor(images=images, return_tensors="pt")).pooler_output.numpy()
+    found = features(photos_NHWC)
+    assert (features.dim, found.dtype) == (24, np.float32)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    np.testing.assert_allclose(np.concatenate([features(image[None]) for image in photos_NHWC]), found, atol=1e-5)
+    np.testing.assert_allclose(features(digits_NHWC[:3]), features(digits_NHWC[:3].repeat(3, axis=3)), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["whole", "projected", "vision"])
+def test_clip_of_transformers(tmp_path: Path, photos_NHWC: np.ndarray, kind: str) -> None:
+    torch.manual_seed(0)
+    whole = tf.CLIPModel(
+        tf.CLIPConfig(text_config=WORDS, vision_config={**VISION, "projection_dim": 16}, projection_dim=16)
+    ).eval()
+    projected = tf.CLIPVisionModelWithProjection(whole.config.vision_config).eval()
+    projected.vision_model.load_state_dict(whole.vision_model.state_dict())
+    projected.visual_projection.load_state_dict(whole.visual_projection.state_dict())
+    vision = tf.CLIPVisionModel(whole.config.vision_config).eval()
+    model = {"whole": whole, "projected": projected, "vision": vision}[kind]
+    processor = tf.CLIPImageProcessor(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
+    features = TransformersFeatures(saved(tmp_path, model, processor))
+    pixels = processor(images=[Image.fromarray(image) for image in photos_NHWC], return_tensors="pt")
+    with torch.inference_mode():
+        expected = vision(**pixels).pooler_output if kind == "vision" else projected(**pixels).image_embeds
+    assert features.dim == (24 if kind == "vision" else 16)
+    np.testing.assert_allclose(features(photos_NHWC), expected.numpy(), atol=1e-4)
+
+
+def test_siglip_of_transformers(tmp_path: Path, photos_NHWC: np.ndarray) -> None:
+    torch.manual_seed(0)
+    whole = tf.SiglipModel(tf.SiglipConfig(text_config=WORDS, vision_config=VISION)).eval()
+    processor = tf.SiglipImageProcessor(size={"height": 28, "width": 28})
+    features = TransformersFeatures(saved(tmp_path, whole, processor))
+    pixels = processor(images=[Image.fromarray(image) for image in photos_NHWC], return_tensors="pt")
+    with torch.inference_mode():
+        expected = whole.vision_model(**pixels).pooler_output.numpy()
+    np.testing.assert_allclose(features(photos_NHWC), expected, atol=1e-4)
+
+
+def test_a_classifiers_head_and_untrained_pooling_are_left_out(tmp_path: Path, photos_NHWC: np.ndarray) -> None:
+    torch.manual_seed(0)
+    model = tf.ViTForImageClassification(tf.ViTConfig(**VISION)).eval()
+    processor = tf.ViTImageProcessor(size={"height": 28, "width": 28})
+    features = TransformersFeatures(saved(tmp_path, model, processor))
+    pixels = processor(images=[Image.fromarray(image) for image in photos_NHWC], return_tensors="pt")
+    with torch.inference_mode():
+        expected = model.vit(**pixels).last_hidden_state.mean(1).numpy()
+    np.testing.assert_allclose(features(photos_NHWC), expected, atol=1e-4)
+
+
+def test_a_folder_without_an_image_model_is_refused(tmp_path: Path) -> None:
+    model = tf.Dinov2Model(tf.Dinov2Config(**VISION))
+    good = saved(tmp_path, model, tf.BitImageProcessor())
+    file = tmp_path / "model.safetensors"
+    whole, data = load_file(file), file.read_bytes()
+
+    def refused(kind: type[Exception], told: str) -> None:
+        with pytest.raises(kind, match=f"^[^\n]*{told}[^\n]*$") as failure:
+            TransformersFeatures(good)
+        assert str(tmp_path) in str(failure.value)
+
+    save_file({key: tensor for key, tensor in whole.items() if key != "layernorm.weight"}, file, {"format": "pt"})
+    refused(CorruptArtifact, "lacks the tensor layernorm.weight")
+    file.write_bytes(data[:-5])
+    refused(TruncatedWeights, "not whole safetensors")
+    file.write_bytes(data)
+    (tmp_path / "preprocessor_config.json").unlink()
+    refused(CorruptArtifact, "can't be loaded")
+    tf.BitImageProcessor(do_resize=False, crop_size={"height": 5, "width": 5}).save_pretrained(tmp_path)
+    refused(DataError, "embeds no image")
+    tf.BertModel(tf.BertConfig(**WORDS)).save_pretrained(tmp_path)
+    refused(ConfigError, "is a bert, no image model; set embedder.model to one")
+    (tmp_path / "config.json").unlink()
+    refused(ConfigError, "has no config.json")

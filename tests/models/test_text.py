@@ -83,6 +83,7 @@ def test_clip_gives_tokens_mask_and_pooled_vector(clip: TextEncoder, clip_model:
     torch.testing.assert_close(text.tokens_BLE[0, :5], alone.last_hidden_state[0])
     assert text.pooled_BP is not None
     torch.testing.assert_close(text.pooled_BP[0], alone.pooler_output[0])
+    assert (text.tokens_BLE[~text.mask_BL] == 0).all()
     assert not text.tokens_BLE.requires_grad
 
 
@@ -91,6 +92,7 @@ def test_t5_gives_tokens_and_no_pooled_vector(t5: TextEncoder, t5_model: T5Encod
     assert text.tokens_BLE.shape == (3, 12, 24)
     assert text.mask_BL.sum(1).tolist() == [4, 7, 1]
     assert text.pooled_BP is None
+    assert (text.tokens_BLE[~text.mask_BL] == 0).all()
     alone = t5_model(input_ids=torch.tensor([[4, 5, 7, 2]])).last_hidden_state[0]
     torch.testing.assert_close(text.tokens_BLE[0, :4], alone, msg="padding must not be seen by the encoder")
 
@@ -126,6 +128,7 @@ def test_a_prompt_too_long_is_cut_and_what_is_lost_is_said(clip: TextEncoder) ->
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.testing.assert_close(cut.tokens_BLE[0], clip.encode(["a red dog on the blue"]).tokens_BLE[0])
+        assert_same(clip.encode(["a red dog on the blue moon", "a cat"], warn=False), cut)
 
 
 def test_an_encoder_is_read_from_a_folder(folders: tuple[str, str], clip: TextEncoder, t5: TextEncoder) -> None:

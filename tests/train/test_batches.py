@@ -7,28 +7,32 @@ import pytest
 import torch
 from torch import Tensor
 
-from ddm_ray.config import load_recipe
+from ddm_ray.core.condition import Text, join
 from ddm_ray.core.flow import PATHS, interpolate
 from ddm_ray.core.streams import BATCH, stream
-from ddm_ray.data.loader import Rows
+from ddm_ray.data.loader import Loader
 from ddm_ray.storage.run import MONOLITH, ROUTER, Run, expert
 from ddm_ray.train.batches import RankBatches
 from ddm_ray.train.job import TrainJob, train_job
-from ddm_ray.train.objectives import Batch, ExpertLoss
+from ddm_ray.train.objectives import Batch, ExpertLoss, draw
+from tests.random_run import make_data, make_texts
 
 STEP = 5
 SIZE = ("expert.train.global_batch=256", "router.train.global_batch=256", "expert.model.analytic_skip=")
 
 
-def job_of(path: Path, flow: str, artifact: str = MONOLITH, settings: tuple[str, ...] = ()) -> TrainJob:
-    return train_job(Run.create(str(path), load_recipe("tiny", (*SIZE, f"flow={flow}", *settings))), artifact)
+def job_of(path: Path, flow: str, artifact: str = MONOLITH, settings: tuple[str, ...] = ()) -> tuple[Run, TrainJob]:
+    """A run of 50 rows, and one of its jobs."""
+    run = make_data(str(path), settings=(*SIZE, f"flow={flow}", *settings), num_rows=50)
+    return run, train_job(run, artifact)
 
 
-def batch_of(job: TrainJob, rank: int = 0, world: int = 1, micro: int | None = None) -> list[tuple[Batch, Tensor]]:
-    """The micro-batches of one step, of 50 rows whose labels are their numbers by tens."""
-    numbers = torch.arange(50)
-    rows = Rows([str(n) for n in range(50)], torch.randn(50, *job.image_shape), numbers // 10, numbers % 2)
-    return list(RankBatches(job, rows, rank, world, micro).at(STEP, torch.device("cpu")))
+def batch_of(
+    run: Run, job: TrainJob, rank: int = 0, world: int = 1, micro: int | None = None
+) -> list[tuple[Batch, Tensor]]:
+    """The micro-batches of one step."""
+    with Loader(run, job.shards, job.train.seed, job.batch) as loader:
+        return list(RankBatches(job, loader, rank, world, micro).at(STEP, torch.device("cpu")))
 
 
 def uniforms(job: TrainJob) -> Tensor:
@@ -50,8 +54,8 @@ def uniforms(job: TrainJob) -> Tensor:
     ],
 )
 def test_times_are_the_flows(tmp_path: Path, artifact: str, flow: str, quantile) -> None:
-    job = job_of(tmp_path / "run", flow, artifact)
-    ((batch, weight_B),) = batch_of(job)
+    run, job = job_of(tmp_path / "run", flow, artifact)
+    ((batch, weight_B),) = batch_of(run, job)
     assert len(batch.t_B) == job.batch
     torch.testing.assert_close(batch.t_B.double(), quantile(uniforms(job)), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(weight_B.sum(), torch.tensor(1.0))
@@ -59,8 +63,8 @@ def test_times_are_the_flows(tmp_path: Path, artifact: str, flow: str, quantile)
 
 def test_the_loss_is_taken_on_the_flows_path(tmp_path: Path) -> None:
     """The objective of the job shows its network points of the path that the times were drawn on."""
-    job = job_of(tmp_path / "run", "{path: cosine, prediction: noise, times: logit-normal}")
-    ((batch, _),) = batch_of(job)
+    run, job = job_of(tmp_path / "run", "{path: cosine, prediction: noise, times: logit-normal}")
+    ((batch, _),) = batch_of(run, job)
     seen: list[Tensor] = []
 
     def network(x_BCHW: Tensor, t_B: Tensor, condition: Tensor) -> Tensor:
@@ -76,18 +80,50 @@ def test_the_loss_is_taken_on_the_flows_path(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dropout", [0, 0.25, 1])
 def test_conditions_are_dropped_as_often_as_the_jobs_training_says(tmp_path: Path, dropout: float) -> None:
-    job = job_of(tmp_path / "run", "{}", settings=(f"expert.train.condition_dropout={dropout}",))
-    ((batch, _),) = batch_of(job)
+    run, job = job_of(tmp_path / "run", "{}", settings=(f"expert.train.condition_dropout={dropout}",))
+    ((batch, _),) = batch_of(run, job)
     share = float((batch.condition == job.null_label).double().mean())
     assert abs(share - dropout) <= (0.1 if 0 < dropout < 1 else 0)
-    assert set(batch.condition.tolist()) <= {*range(5), job.null_label}
+    assert set(batch.condition.tolist()) <= {*range(10), job.null_label}
 
 
-def test_ranks_and_micro_batches_are_slices_of_one_batch(tmp_path: Path) -> None:
-    job = job_of(tmp_path / "run", "{times: logit-normal}", settings=("expert.train.global_batch=10",))
-    ((whole, _),) = batch_of(job)
-    parts = [part for rank in range(3) for part in batch_of(job, rank, 3, micro=2)]
+@pytest.mark.parametrize("texts", [False, True])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_ranks_and_micro_batches_are_slices_of_one_batch(tmp_path: Path, texts: bool, world: int) -> None:
+    if texts:
+        run = make_texts(str(tmp_path / "run"), ("expert.train.global_batch=10",))
+        job = train_job(run, MONOLITH)
+    else:
+        run, job = job_of(tmp_path / "run", "{times: logit-normal}", settings=("expert.train.global_batch=10",))
+    ((whole, _),) = batch_of(run, job)
+    parts = [part for rank in range(world) for part in batch_of(run, job, rank, world, micro=2)]
     kept_B = torch.cat([weight_B for _, weight_B in parts]) > 0
-    assert torch.equal(torch.cat([batch.t_B for batch, _ in parts])[kept_B], whole.t_B)
-    assert torch.equal(torch.cat([batch.noise_BCHW for batch, _ in parts])[kept_B], whole.noise_BCHW)
-    assert float(torch.cat([weight_B for _, weight_B in parts]).sum()) == pytest.approx(3)
+    conditions = join([batch.condition for batch, _ in parts])[kept_B]
+    if isinstance(whole.condition, Text):
+        assert isinstance(conditions, Text)
+        for name in ("tokens_BLE", "mask_BL", "pooled_BP"):
+            assert torch.equal(getattr(conditions, name), getattr(whole.condition, name)), name
+    else:
+        assert torch.equal(conditions, whole.condition)
+    for name in ("data_BCHW", "noise_BCHW", "t_B", "cluster_B"):
+        assert torch.equal(torch.cat([getattr(batch, name) for batch, _ in parts])[kept_B], getattr(whole, name)), name
+    assert float(torch.cat([weight_B for _, weight_B in parts]).sum()) == pytest.approx(world)
+
+
+def test_dropped_texts_are_the_empty_prompts(tmp_path: Path) -> None:
+    run = make_texts(str(tmp_path / "run"), ("expert.train.global_batch=64",))
+    job = train_job(run, MONOLITH)
+    ((batch, _),) = batch_of(run, job)
+    fields = (job.train.seed, job.key, STEP, job.batch, job.image_shape, job.train.condition_dropout)
+    drop_B = draw(*fields, job.times, job.flow.path).drop_B
+    assert 0 < drop_B.sum() < 64
+    with Loader(run, job.shards, job.train.seed, job.batch) as loader:
+        _, kept, _ = loader.batch(STEP, torch.arange(64))
+        null = loader.null_text
+    assert isinstance(batch.condition, Text) and isinstance(kept, Text) and null is not None
+    for name in ("tokens_BLE", "mask_BL", "pooled_BP"):
+        found_B, kept_B, null_1 = (getattr(text, name) for text in (batch.condition, kept, null))
+        assert torch.equal(found_B[~drop_B], kept_B[~drop_B])
+        assert (found_B[drop_B] == null_1).all()
+    assert null.mask_BL.tolist() == [[True, False, False, False, False]]
+    assert null.tokens_BLE[0, 0].tolist() == [0.5] * 6 and not null.tokens_BLE[0, 1:].any()

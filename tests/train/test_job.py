@@ -58,8 +58,17 @@ def test_an_expert_takes_its_share_of_the_batch_and_its_own_rows(tmp_path: Path)
     assert len({job.key for job in jobs.values()}) == 5
 
 
-def test_texts_cannot_be_trained_on_yet(tmp_path: Path) -> None:
-    run = make(tmp_path / "run", recipe="laion256-k8")
-    with pytest.raises(TrainingError, match="rows carry class labels alone") as told:
-        train_job(run, MONOLITH)
+def test_conditions_are_labels_or_texts(tmp_path: Path) -> None:
+    labels = train_job(make(tmp_path / "labels"), MONOLITH)
+    texts = train_job(make(tmp_path / "texts", recipe="laion256-k8"), MONOLITH)
+    assert (labels.null_label, labels.text_tokens) == (10, 0)
+    assert (texts.null_label, texts.text_tokens) == (None, 77)
+
+
+@pytest.mark.parametrize("artifact", [ROUTER, MONOLITH])
+def test_rows_of_given_shards_are_never_pooled(tmp_path: Path, artifact: str) -> None:
+    run = make(tmp_path / "run", ("partition.method=given",))
+    assert train_job(run, expert(1)).shards == [shard(1)]
+    with pytest.raises(TrainingError, match=f"{artifact}.*never pooled.*once") as told:
+        train_job(run, artifact)
     assert "\n" not in str(told.value)

@@ -59,8 +59,8 @@ def test_rows_changed_during_training_are_drift(
     def save_and_change_rows(self: TrainAttempt, *rest: object) -> None:
         save(self, *rest)  # type: ignore[arg-type]
         short_run.store.delete(shard(1))
-        short_run.store.write(f"{shard(1)}/part-0.parquet", b"other rows")
-        short_run.commit(shard(1), ["part-0.parquet"], {})
+        short_run.store.write(f"{shard(1)}/train-00000.parquet", b"other rows")
+        short_run.commit(shard(1), ["train-00000.parquet"], {})
 
     monkeypatch.setattr(TrainAttempt, "save", save_and_change_rows)
     worker.train(short_run.url, EXPERT, Placement(checkpoint_steps=8))

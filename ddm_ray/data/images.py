@@ -1,0 +1,127 @@
+"""Encoded images <-> pixels: what a decoder makes of any file, and why it can't. H x W pixels, C channels."""
+
+import io
+import re
+import struct
+import warnings
+import zlib
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+# By content, whatever a file is called. Not all that Pillow knows: one of its plug-ins starts another program.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000")
+# By which they are found in a source: all that Pillow calls these formats.
+EXTENSIONS = (
+    frozenset({"jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "gif", "bmp", "tif", "tiff", "avif", "avifs"})
+    | frozenset({"ppm", "pgm", "pbm", "pnm", "pfm"})
+    | frozenset({"jp2", "j2k", "j2c", "jpc", "jpf", "jpx"})
+)
+MODES = {1: "L", 3: "RGB"}
+MOST_PIXELS = 89_478_485
+"""Of one image: where Pillow begins to warn of a decompression bomb."""
+DECODER_ERRORS = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+    # What damaged headers end in, in one or another of Pillow's plug-ins.
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    TypeError,
+)
+
+_ORIENTATION = 0x0112
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_MOST_LETTERS = 200
+
+# `decode` refuses bombs itself; what else Pillow has to say of a file would be said a million times.
+warnings.filterwarnings("ignore", module="PIL")
+
+
+def decode(encoded: bytes | None, shape: tuple[int, int, int]) -> np.ndarray:
+    """pixels_HWC uint8 of `shape` (C, H, W): the first frame, upright, over white, its centre cropped and resized.
+
+    Pixels of an image that has the size already are untouched. Raises one of DECODER_ERRORS, also for a file that
+    ends early and for more than MOST_PIXELS; `rejection` puts it into a line.
+    """
+    if not encoded:
+        raise ValueError("no image")
+    num_channels, height, width = shape
+    with Image.open(io.BytesIO(encoded), formats=FORMATS) as opened:
+        if opened.width * opened.height > MOST_PIXELS:
+            raise Image.DecompressionBombError(f"{opened.width} x {opened.height} pixels are more than {MOST_PIXELS}")
+        opened.load()
+        image = _plain(opened, MODES[num_channels])
+        image = image.transpose(_UPRIGHT[turn]) if (turn := _orientation(opened)) in _UPRIGHT else image
+    if image.size != (width, height):
+        image = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
+    return np.asarray(image, np.uint8).reshape(height, width, num_channels)
+
+
+def rejection(error: BaseException) -> str:
+    """Why an image can't be used, as one line that is the same every time."""
+    if isinstance(error, UnidentifiedImageError):
+        text = "not an image of a known format"  # Pillow's own message has a memory address in it
+    else:
+        text = " ".join(re.sub(r"<[^<>]* at 0x[0-9a-f]+>", "the file", str(error)).split())
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return f"{type(error).__name__}: {text[:_MOST_LETTERS]}".removesuffix(": ")
+
+
+def thumbnail(pixels_HWC: np.ndarray, side: int = 64) -> bytes:
+    """A JPEG of at most `side` pixels along each side; smaller images keep their size."""
+    image = _image(pixels_HWC)
+    image.thumbnail((side, side), Image.Resampling.BICUBIC)
+    buffer = io.BytesIO()
+    image.save(buffer, format="JPEG", quality=85)
+    return buffer.getvalue()
+
+
+def png(pixels: np.ndarray, compression: int = 6) -> bytes:
+    """An image uint8, (H, W), (H, W, 1) or (H, W, 3), as a PNG file; compression 0 to 9."""
+    buffer = io.BytesIO()
+    _image(pixels).save(buffer, format="PNG", compress_level=compression)
+    return buffer.getvalue()
+
+
+def _image(pixels: np.ndarray) -> Image.Image:
+    return Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels)
+
+
+def _plain(image: Image.Image, mode: str) -> Image.Image:
+    """A loaded image in mode L or RGB."""
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        # Pillow's own conversion to 8 bits clips instead of scaling.
+        scaled = np.rint(np.asarray(image).astype(np.float32).clip(0, 65535) / 257)
+        return Image.fromarray(scaled.astype(np.uint8)).convert(mode)
+    if image.mode in ("I", "F"):
+        raise ValueError(f"mode {image.mode}: 32-bit values have no range that is white and black for all files")
+    if image.has_transparency_data:
+        coloured = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, coloured).convert(mode)
+    return image.convert(mode)
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        found = image.getexif().get(_ORIENTATION, 1)
+    except DECODER_ERRORS:
+        return 1  # the pixels are whole, their EXIF block isn't
+    return found if isinstance(found, int) else 1

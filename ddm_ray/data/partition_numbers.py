@@ -1,0 +1,93 @@
+"""Numbers of a partition: sizes, agreement with classes, distances of centroids, and what they warn of.
+
+D dimensions of an embedding, C classes, F fine centroids, K clusters.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ddm_ray.config import RunConfig
+from ddm_ray.core.kmeans import Centroids
+
+
+def sizes(counts_CK: np.ndarray, train_K: np.ndarray, heldout_K: np.ndarray) -> dict[str, Any]:
+    """All numbers of a Report that follow from counts of rows."""
+    share_K = train_K / train_K.sum()
+    there = share_K[share_K > 0]
+    # Of a single cluster all shares are equal.
+    entropy = float(-(there * np.log(there)).sum() / np.log(len(train_K))) if len(train_K) > 1 else 1.0
+    return {
+        "counts_CK": counts_CK.tolist(),
+        "rows_K": train_K.tolist(),
+        "rows_heldout_K": heldout_K.tolist(),
+        "imbalance": float(train_K.max() / train_K.min()) if train_K.min() else None,
+        "entropy": entropy,
+        "ari": _adjusted_rand(counts_CK) if len(counts_CK) else None,
+    }
+
+
+def _adjusted_rand(counts_CK: np.ndarray) -> float:
+    """The adjusted Rand index of classes and clusters, from how many rows they share."""
+    both, classes, clusters, whole = (
+        float((counts * (counts - 1.0) / 2).sum())
+        for counts in (counts_CK, counts_CK.sum(axis=1), counts_CK.sum(axis=0), counts_CK.sum())
+    )
+    by_chance = classes * clusters / whole if whole else 0.0
+    most = (classes + clusters) / 2
+    return (both - by_chance) / (most - by_chance) if most != by_chance else 1.0
+
+
+def warnings_of(config: RunConfig, info: Mapping[str, Any]) -> list[str]:
+    """A line for each thing to look at before training: a catch-all cluster, tiny ones, no structure."""
+    rows_K = np.array(info["rows_K"])
+    num_clusters, num_rows = len(rows_K), int(rows_K.sum())
+    by_kmeans = config.partition.by_kmeans
+    lines = []
+    for cluster in np.flatnonzero(rows_K >= min(0.9, 2.5 / num_clusters) * num_rows):
+        if num_clusters > 1:
+            cure = "; set partition.max_share, or try another embedder or metric" if by_kmeans else ""
+            lines.append(
+                f"cluster {cluster} has {rows_K[cluster] / num_rows:.0%} of the training rows, where an equal share is"
+                f" {1 / num_clusters:.0%}: its expert has most to learn in the same number of steps{cure}"
+            )
+    batch, tenth = config.expert.train.global_batch // num_clusters, 0.1 / num_clusters * num_rows
+    if len(tiny := np.flatnonzero(rows_K < max(batch, tenth))):
+        names = ", ".join(map(str, tiny[:8])) + (f" and {len(tiny) - 8} more" if len(tiny) > 8 else "")
+        why = f"a batch of an expert, {batch:,}" if batch >= tenth else f"a tenth of an equal share, {int(tenth):,}"
+        one = len(tiny) == 1
+        lines.append(
+            f"cluster{'' if one else 's'} {names} {'has' if one else 'have'} fewer training rows than {why}"
+            + ("; lower partition.num_clusters" if by_kmeans else "")
+        )
+    if by_kmeans and info["silhouette"] is not None and info["silhouette"] < 0.02:
+        lines.append(
+            f"the silhouette is {info['silhouette']:.3f}: rows are hardly nearer to their own cluster than to the next"
+            " one; try another embedder, or another partition.num_clusters"
+        )
+    return lines
+
+
+def centroid_columns(centroids: Centroids, distance_KF: np.ndarray) -> dict[str, list[str]]:
+    """How many fine centroids each cluster has and how far off they are; which other cluster is next to it."""
+    num_clusters = len(centroids.coarse_KD)
+    fine_K = np.bincount(centroids.fine_to_coarse_F, minlength=num_clusters)
+    own_F = distance_KF[centroids.fine_to_coarse_F, np.arange(len(centroids.fine_FD))]
+    total_K = np.bincount(centroids.fine_to_coarse_F, own_F, minlength=num_clusters)
+    columns = {
+        "fine centroids": [f"{count:,}" for count in fine_K],
+        "their distance": [
+            f"{total / count:.3g}" if count else "–" for total, count in zip(total_K, fine_K, strict=True)
+        ],
+    }
+    if num_clusters > 1:
+        between_KK = distances(centroids.coarse_KD, centroids.coarse_KD)
+        np.fill_diagonal(between_KK, np.inf)
+        columns["next cluster"] = [f"{row.argmin()} at {row.min():.3g}" for row in between_KK]
+    return columns
+
+
+def distances(coarse_KD: np.ndarray, fine_FD: np.ndarray) -> np.ndarray:
+    """distance_KF, Euclidean."""
+    return np.stack([np.linalg.norm(fine_FD - coarse_D, axis=1) for coarse_D in coarse_KD])

@@ -1,0 +1,82 @@
+"""A collection of files, whose kind is told by their names or by `data.format`."""
+
+from collections.abc import Container, Iterator
+
+from ddm_ray.data.images import EXTENSIONS
+from ddm_ray.data.sources import folder, parquet, webdataset
+from ddm_ray.data.sources.chunks import Chunk, Unit
+from ddm_ray.data.sources.conditions import Conditions
+from ddm_ray.data.sources.files import Files
+from ddm_ray.errors import DataError
+
+KINDS = {"folder": EXTENSIONS, "webdataset": frozenset({"tar"}), "parquet": frozenset({"parquet"})}
+_CALLED = {"folder": "images", "webdataset": "tars", "parquet": "parquet files"}
+_COMPRESSED = "compressed tars aren't read: unpack them"
+
+
+class Collection:
+    """A folder of images, WebDataset tars, or parquet files; see Source."""
+
+    def __init__(self, files: Files, conditions: Conditions, chunk_rows: int):
+        self.files = files
+        self.conditions = conditions
+        self.chunk_rows = chunk_rows
+        self.ignored = 0
+        self.ignored_example: str | None = None
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """See Source: names of class folders where the run only counts its classes."""
+        return self.conditions.classes
+
+    def units(self) -> list[Unit]:
+        """See Source."""
+        sizes = self.files.sizes()
+        kind = self.conditions.config.format or self._sniff(sizes)
+        wanted = {path: size for path, size in sizes.items() if extension(path) in KINDS[kind]}
+        if not wanted:
+            raise DataError(f"data.source {self.files.url!r}: no {_CALLED[kind]} in it (data.format {kind})")
+        self._ignore([path for path in sizes if path not in wanted], kind)
+        if kind != "folder":
+            return [Unit(path, size, (path,), (size,)) for path, size in wanted.items()]
+        found = folder.classes(list(wanted), self.conditions, self.files.url)
+        self.conditions = Conditions(self.conditions.config, found)
+        return folder.units(wanted, self.chunk_rows)
+
+    def read(self, unit: Unit, skip: Container[int] = ()) -> Iterator[Chunk]:
+        """See Source."""
+        kind = _kind(unit.files[0])
+        assert kind is not None, unit
+        reader = {"folder": folder.read, "webdataset": webdataset.read, "parquet": parquet.read}[kind]
+        return reader(self.files, unit, self.chunk_rows, skip, self.conditions)
+
+    def _ignore(self, paths: list[str], kind: str) -> None:
+        self.ignored = len(paths)
+        self.ignored_example = next(iter(paths), None)
+        if kind == "webdataset" and (compressed := [path for path in paths if _compressed(path)]):
+            self.ignored_example = f"{compressed[0]} ({_COMPRESSED})"
+
+    def _sniff(self, sizes: dict[str, int]) -> str:
+        counts = {kind: sum(extension(path) in names for path in sizes) for kind, names in KINDS.items()}
+        found = {kind: count for kind, count in counts.items() if count}
+        if not found:
+            what = f"{len(sizes)} files, none of them" if sizes else "empty: there are no"
+            more = f"; {_COMPRESSED}" if any(map(_compressed, sizes)) else ""
+            raise DataError(f"data.source {self.files.url!r}: {what} images, tars or parquet files{more}")
+        if len(found) > 1:
+            several = " and ".join(f"{count} {_CALLED[kind]}" for kind, count in found.items())
+            raise DataError(f"data.source {self.files.url!r}: {several}; set data.format to {' or '.join(found)}")
+        return next(iter(found))
+
+
+def extension(path: str) -> str:
+    """Of a file's name, in small letters."""
+    return path.rpartition("/")[2].rpartition(".")[2].lower()
+
+
+def _compressed(path: str) -> bool:
+    return path.lower().endswith((".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst"))
+
+
+def _kind(path: str) -> str | None:
+    return next((kind for kind, names in KINDS.items() if extension(path) in names), None)

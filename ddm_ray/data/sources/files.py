@@ -1,0 +1,293 @@
+"""Files of a source below its root: on a disk, in an S3-compatible store, on the Hugging Face hub."""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+from pyarrow import NativeFile, fs
+
+from ddm_ray.data.sources.patterns import is_wild, regular, spelled_out
+from ddm_ray.errors import DataError, StorageError
+
+MISNAMED = "its name is not UTF-8; rename it"
+FORMS = "a folder, a URI (s3://BUCKET/..., hf://datasets/OWNER/NAME), digits or shapes:NUMBER"
+HUB = "hf://datasets/"
+_BUFFER = 2**20
+HIDDEN = ("__MACOSX", "Thumbs.db")
+THREADS = 16
+_ESCAPED = re.compile(rb"\\x([89a-f][0-9a-f])")
+_QUERY = re.compile(r"\?(\w+=[^/]*)$")
+
+
+class Files:
+    """Files below a folder or prefix; of a pattern (`*`, `?`, `{000..127}`, `{a,b}`) or single file, these alone.
+
+    Opened where it is first used: it travels as its URL. Raises DataError for a URL that names no kind of storage.
+    """
+
+    def __init__(self, url: str):
+        self.url = url
+        scheme, separator, path = url.partition("://")
+        self._query = ""
+        if not separator or scheme == "file":
+            self.remote = False
+            # Absolute from the first: a worker's own folder is another.
+            path = str(Path(unquote(urlsplit(url).path) if separator else url).expanduser().absolute())
+            self.url = path
+        elif scheme == "s3":
+            self.remote = True
+            if match := _QUERY.search(path):
+                self._query, path = match.group(0), path[: match.start()]
+            if not path.partition("/")[0]:
+                raise DataError(f"data.source {url!r} names no bucket: s3://BUCKET/PREFIX")
+        elif url.startswith(HUB):
+            self.remote = True
+            path = path.rstrip("/")
+            if len([name for name in path.split("/")[1:3] if name]) < 2:
+                raise DataError(f"data.source {url!r} names no data set: hf://datasets/OWNER/NAME")
+        else:
+            raise DataError(f"data.source {url!r}: {scheme}:// is no source; give {FORMS}")
+        self.scheme = scheme if self.remote else "file"
+        self._path = path.rstrip("/")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Files, (self.url,)
+
+    @property
+    def root(self) -> str:
+        """The folder or prefix that paths are below, without a slash at its end."""
+        return self._split[0]
+
+    @cached_property
+    def _split(self) -> tuple[str, list[str], bool]:
+        """The root, what files below it are called (nothing: all are meant), and whether by patterns."""
+        names = self._path.split("/")
+        if is_wild(self._path) and (self.remote or not os.path.exists(self._path)):
+            first = next(place for place, name in enumerate(names) if is_wild(name))
+            return "/".join(names[:first]), spelled_out("/".join(names[first:])), True
+        with told(self.url):
+            alone = self.filesystem.get_file_info(self._path or "/").type == fs.FileType.File
+        return ("/".join(names[:-1]), names[-1:], False) if alone else (self._path, [], False)
+
+    @cached_property
+    def filesystem(self) -> fs.FileSystem:
+        """The storage, through pyarrow."""
+        if self.scheme == "file":
+            return fs.LocalFileSystem()
+        with told(self.url):
+            if self.scheme == "s3":
+                bucket = self._path.partition("/")[0]
+                return fs.FileSystem.from_uri(f"s3://{bucket}{self._query or _endpoint()}")[0]
+            from huggingface_hub import HfFileSystem
+
+            # Not shared: what others listed before may have changed since.
+            hub = HfFileSystem(endpoint=os.environ.get("HF_ENDPOINT"), skip_instance_cache=True)
+            return fs.PyFileSystem(fs.FSSpecHandler(hub))
+
+    def sizes(self) -> dict[str, int]:
+        """Size in bytes of every file by its path below the root, in order of the paths; hidden ones left out.
+
+        Hidden is what is called . something (or as in HIDDEN), or is in such a folder. What isn't UTF-8 in a name is
+        escaped. Raises DataError if there is no such root, or if a file that the pattern spells out is missing;
+        StorageError.
+        """
+        root, wanted, _ = self._split
+        with told(self.url):
+            if not self.remote and not os.path.isdir(root or "/"):
+                raise DataError(f"data.source {self.url!r}: no such folder or file; give {FORMS}")
+            if self.remote and self.filesystem.get_file_info(root).type == fs.FileType.NotFound:
+                raise DataError(f"data.source {self.url!r}: nothing there, or it needs credentials")
+            found = self._matching() if wanted else self._below("")
+        return dict(sorted(found.items()))
+
+    def open(self, path: str) -> NativeFile:
+        """A stream of one file's bytes."""
+        return self.filesystem.open_input_stream(self._full(path), compression=None, buffer_size=_BUFFER)
+
+    def open_anywhere(self, path: str) -> NativeFile:
+        """A file that can be read at any place."""
+        return self.filesystem.open_input_file(self._full(path))
+
+    def read(self, path: str, size: int) -> bytes:
+        """One file's bytes, of a larger one than `size` no more than one byte more."""
+        content = b""
+        with self.filesystem.open_input_stream(self._full(path), compression=None) as stream:
+            while len(content) <= size and (piece := stream.read(size + 1 - len(content))):
+                content += piece
+        return content
+
+    def check(self, path: str, size: int) -> None:
+        """Raises DataError if a file isn't as it was listed."""
+        where = self.where(path)
+        with told(where):
+            there = self.filesystem.get_file_info(self._full(path))
+            if there.type != fs.FileType.File:
+                self.check_missing(path)
+        again = "if that is right, delete RUN/rows to begin again"
+        if there.type != fs.FileType.File:
+            raise DataError(f"{where}: {MISNAMED if self.misnamed(path) else f'gone since it was listed; {again}'}")
+        if there.size != size:
+            raise DataError(f"{where}: changed since it was listed, from {size} to {there.size} bytes; {again}")
+
+    def check_missing(self, path: str) -> None:
+        """Raises DataError if not only this file is missing but all of its class's folder, or of a remote root."""
+        if self.misnamed(path):
+            return
+        if not self.remote:
+            folder = path.partition("/")[0] if "/" in path else ""
+            if not os.path.isdir(self._full(folder)) or not any(True for _ in _scan(self._full(folder))):
+                raise self.lost(self._full(folder))
+        elif self.filesystem.get_file_info(self.root).type == fs.FileType.NotFound or (
+            # A bucket is there also when it is empty.
+            "/" not in self.root and not self.filesystem.get_file_info(fs.FileSelector(self.root))
+        ):
+            raise self.lost(f"{self.scheme}://{self.root}")
+
+    def lost(self, what: str) -> DataError:
+        """The error for a source, or much of it, that was there when it was listed."""
+        again = "put it back" if self.remote else "mount it again"
+        return DataError(
+            f"{what}: isn't there any more; {again}, then the same command goes on; or delete RUN/rows to begin again"
+        )
+
+    def misnamed(self, path: str) -> bool:
+        """Whether a file's name isn't UTF-8: it was listed under an escaped one."""
+        name = os.fsencode(path)
+        raw = _ESCAPED.sub(lambda match: bytes([int(match[1], 16)]), name)
+        return not self.remote and raw != name and os.path.lexists(os.fsencode(self.root) + b"/" + raw)
+
+    def where(self, path: str) -> str:
+        """A file's name for messages."""
+        return f"{self.root}/{path}" if self.scheme == "file" else f"{self.scheme}://{self.root}/{path}"
+
+    def _full(self, path: str) -> str:
+        return f"{self.root}/{path}".rstrip("/") or "/"
+
+    def _matching(self) -> dict[str, int]:
+        _, wanted, patterns = self._split
+        named = [name for name in wanted if not (patterns and is_wild(name))]
+        with ThreadPoolExecutor(THREADS if self.remote else 1) as pool:
+            infos = pool.map(lambda name: self.filesystem.get_file_info(self._full(name)), named)
+        found = {name: info.size for name, info in zip(named, infos, strict=True) if info.type == fs.FileType.File}
+        if missing := next((name for name in named if name not in found), None):
+            raise DataError(f"data.source {self.url!r}: {missing} is missing")
+        listed = cache(self._directly_in)
+        for pattern in wanted:
+            if pattern not in found:
+                found |= self._search("", pattern.split("/"), listed)
+        if not found:
+            raise DataError(f"data.source {self.url!r}: no file there matches")
+        return found
+
+    def _search(
+        self, folder: str, parts: list[str], listed: Callable[[str], Sequence[tuple[str, int | None]]]
+    ) -> Iterator[tuple[str, int]]:
+        """Files below a folder ("" or ending in a slash) that match a pattern's parts, no deeper than it has parts."""
+        part, *rest = parts
+        if rest and not is_wild(part):
+            yield from self._search(f"{folder}{part}/", rest, listed)
+            return
+        if rest and part.endswith("**"):
+            matches = regular("/".join(parts)).fullmatch
+            yield from ((folder + path, size) for path, size in self._below(folder).items() if matches(path))
+            return
+        for name, size in listed(folder):
+            if regular(part).fullmatch(name) and (size is None) == bool(rest):
+                if size is None:
+                    yield from self._search(f"{folder}{name}/", rest, listed)
+                else:
+                    yield folder + name, size
+
+    def _below(self, folder: str) -> dict[str, int]:
+        """Size of every file by its path below a folder; there may be no such folder."""
+        full = self._full(folder)
+        if not self.remote:
+            return dict(_walk(full, "", frozenset())) if os.path.isdir(full) else {}
+        listing = self.filesystem.get_file_info(fs.FileSelector(full, recursive=True, allow_not_found=True))
+        files = {entry.path[len(full) + 1 :]: entry.size for entry in listing if entry.type == fs.FileType.File}
+        return {path: size for path, size in files.items() if not any(map(_hidden, path.split("/")))}
+
+    def _directly_in(self, folder: str) -> list[tuple[str, int | None]]:
+        """Names in a folder, with sizes of those that are files; there may be no such folder."""
+        full = self._full(folder)
+        if not self.remote:
+            return [(name, size) for _, name, size in _scan(full)] if os.path.isdir(full) else []
+        listing = self.filesystem.get_file_info(fs.FileSelector(full, allow_not_found=True))
+        return [
+            (entry.base_name, entry.size if entry.type == fs.FileType.File else None)
+            for entry in listing
+            if not _hidden(entry.base_name)
+        ]
+
+
+@contextmanager
+def told(where: str) -> Iterator[None]:
+    """Storage's refusals as one line: DataError for what isn't there, StorageError for the rest."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise DataError(f"{where}: {line(error)}") from None
+    except refusals(where) as error:
+        raise StorageError(f"{where}: {line(error)}") from None
+
+
+def refusals(where: str) -> tuple[type[Exception], ...]:
+    """What storage raises; the hub's connections have errors of their own."""
+    if not where.startswith(HUB):
+        return (OSError,)
+    from huggingface_hub.errors import HTTPError
+
+    return (OSError, HTTPError)
+
+
+def line(error: Exception) -> str:
+    """An error of storage as one line of bounded length, of letters that can be shown."""
+    text = " ".join(str(error).split())[:300] or type(error).__name__
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+def _endpoint() -> str:
+    """Of a store that isn't Amazon's, as the AWS tools are told of it; pyarrow doesn't look there."""
+    url = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    if not url:
+        return ""
+    scheme, _, host = url.rpartition("://")
+    return f"?scheme={scheme or 'https'}&endpoint_override={quote(host.rstrip('/'), safe='')}"
+
+
+def _walk(folder: str, below: str, above: frozenset[tuple[int, int]]) -> Iterator[tuple[str, int]]:
+    """Files with sizes; links are followed but round in circles."""
+    status = os.stat(folder)
+    identity = (status.st_dev, status.st_ino)
+    if identity in above:
+        return
+    for path, name, size in _scan(folder):
+        if size is None:
+            yield from _walk(path, f"{below}{name}/", above | {identity})
+        else:
+            yield below + name, size
+
+
+def _scan(folder: str) -> Iterator[tuple[str, str, int | None]]:
+    """Path, name in UTF-8, and size (None: a folder) of what is in a folder. A link to nowhere is a file of 0 bytes."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if _hidden(entry.name):
+                continue
+            name = os.fsencode(entry.name).decode("utf-8", "backslashreplace")
+            if entry.is_dir():
+                yield entry.path, name, None
+            elif entry.is_file():
+                yield entry.path, name, entry.stat().st_size
+            elif entry.is_symlink():
+                yield entry.path, name, 0
+
+
+def _hidden(name: str) -> bool:
+    return name.startswith(".") or name in HIDDEN

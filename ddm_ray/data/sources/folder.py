@@ -1,0 +1,102 @@
+"""A folder of images, each class in a folder of its own."""
+
+from collections.abc import Container, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+from ddm_ray.data.images import rejection
+from ddm_ray.data.sources.chunks import Chunk, Encoded, Unit, cuts
+from ddm_ray.data.sources.conditions import Conditions
+from ddm_ray.data.sources.files import MISNAMED, THREADS, Files, told
+from ddm_ray.errors import DataError
+
+GONE = "gone since it was listed"
+
+
+def units(sizes: dict[str, int], chunk_rows: int) -> list[Unit]:
+    """Ranges of the files, one chunk each."""
+    files = list(sizes)
+    width = len(str(len(files)))
+    return [
+        Unit(
+            key=f"{start:0{width}d}-{stop:0{width}d}",
+            bytes=sum(sizes[file] for file in files[start:stop]),
+            files=tuple(files[start:stop]),
+            sizes=tuple(sizes[file] for file in files[start:stop]),
+        )
+        for start, stop in pairwise([0, *cuts(sizes.values(), chunk_rows)])
+    ]
+
+
+def classes(files: list[str], conditions: Conditions, url: str) -> tuple[str, ...] | None:
+    """Names of the folders, where the run only counts its classes; None if they are the run's own.
+
+    Raises DataError if there are more folders than classes, or none though there are classes.
+    """
+    if conditions.captions:
+        raise DataError(f"data.source {url!r}: a folder has no captions; give WebDataset tars or parquet files")
+    if not conditions.needed:
+        return None
+    found = sorted({file.split("/")[0] for file in files if "/" in file})
+    if not found:
+        wanted = f"the images of each of the {conditions.num_classes} classes in a folder of its own"
+        raise DataError(f"data.source {url!r}: no folders in it; put {wanted}, or set data.num_classes to 1")
+    if not conditions.counted or set(found) & set(conditions.config.class_names):
+        return None
+    if len(found) > conditions.num_classes:
+        names = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
+        many = f"{len(found)} class folders ({names}) are more than data.num_classes {conditions.num_classes}"
+        raise DataError(f"data.source {url!r}: {many}; set that to {len(found)}")
+    return tuple(found)
+
+
+def read(files: Files, unit: Unit, chunk_rows: int, skip: Container[int], conditions: Conditions) -> Iterator[Chunk]:
+    """The unit's chunks. A file that is gone, changed or not to be read is a row with a problem.
+
+    Raises DataError if it isn't the file but the source that is gone: by `check_missing`, or for the most part.
+    """
+    for number, (start, stop) in enumerate(pairwise([0, *cuts(unit.sizes, chunk_rows)])):
+        if number not in skip:
+            listed = list(zip(unit.files[start:stop], unit.sizes[start:stop], strict=True))
+            yield Chunk(number, _rows(files, listed, conditions), stop / len(unit.files))
+
+
+def _rows(files: Files, listed: list[tuple[str, int]], conditions: Conditions) -> list[Encoded]:
+    # Other machines' round trips overlap; a disk's own are too short for that to pay.
+    with ThreadPoolExecutor(THREADS if files.remote else 1) as pool:
+        rows = list(pool.map(lambda file: _row(files, file[0], file[1], conditions), listed))
+    gone = [row for row in rows if row.problem == GONE]
+    if len(gone) > max(1, len(rows) / 2):
+        raise files.lost(f"{files.where(gone[0].id)} and {len(gone) - 1} of the {len(rows) - 1} files next to it")
+    return rows
+
+
+def _row(files: Files, path: str, size: int, conditions: Conditions) -> Encoded:
+    try:
+        if conditions.needed and "/" not in path:
+            raise ValueError("not in a class's folder")
+        condition = conditions.of(path.split("/")[0] if "/" in path else None)
+    except ValueError as problem:
+        return Encoded(path, None, None, str(problem))
+    try:
+        with told(files.where(path)):
+            return Encoded(path, _bytes(files, path, size), condition)
+    except _Unreadable as problem:
+        return Encoded(path, None, None, str(problem))
+
+
+class _Unreadable(Exception):
+    pass
+
+
+def _bytes(files: Files, path: str, size: int) -> bytes:
+    try:
+        content = files.read(path, size)
+    except FileNotFoundError:
+        files.check_missing(path)
+        raise _Unreadable(MISNAMED if files.misnamed(path) else GONE) from None
+    except (PermissionError, IsADirectoryError) as error:
+        raise _Unreadable(rejection(error).partition(" Detail")[0]) from None
+    if len(content) != size:
+        raise _Unreadable("changed since it was listed")
+    return content

@@ -1,0 +1,168 @@
+"""Parquet files in the Hugging Face layout: a column of encoded images, and one of labels or texts."""
+
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ddm_ray.data.sources import chunks
+from ddm_ray.data.sources.chunks import UNREAD, Chunk, Encoded, Unit, chunked
+from ddm_ray.data.sources.conditions import Conditions
+from ddm_ray.data.sources.files import Files, line, refusals
+from ddm_ray.errors import DataError
+
+IMAGES = ("image", "img", "jpg", "png")
+CLASSES = ("label", "labels", "fine_label", "class", "cls")
+TEXTS = ("text", "caption", "prompt")
+BATCH_ROWS = 64
+_BUFFER = 2**22
+
+
+def read(files: Files, unit: Unit, chunk_rows: int, skip: Container[int], conditions: Conditions) -> Iterator[Chunk]:
+    """The chunks of one file; row groups of which all rows are skipped aren't read."""
+    (path,), (size,) = unit.files, unit.sizes
+    files.check(path, size)
+    where = files.where(path)
+    with _whole(where):
+        # Page by page through a buffer of fixed size: a row group may be larger than memory.
+        file = pq.ParquetFile(
+            files.open_anywhere(path), pre_buffer=False, buffer_size=_BUFFER, page_checksum_verification=True
+        )
+    with file:
+        with _whole(where):
+            image, condition = _columns(file.schema_arrow, conditions, where)
+            _check_counts(file.metadata, where)
+            chunk_rows = min(chunk_rows, _rows_that_fill(file.metadata))
+        rows = _rows(file, path, where, (image, condition), chunk_rows, skip, conditions)
+        yield from chunked(rows, chunk_rows, skip, by_bytes=False)
+
+
+def _rows(
+    file: pq.ParquetFile,
+    path: str,
+    where: str,
+    names: tuple[str, str | None],
+    chunk_rows: int,
+    skip: Container[int],
+    conditions: Conditions,
+) -> Iterator[tuple[Encoded, float]]:
+    columns = [name for name in names if name is not None]
+    row, num_rows = 0, file.metadata.num_rows
+    for group in range(file.num_row_groups):
+        stop = row + file.metadata.row_group(group).num_rows
+        if all(number in skip for number in range(row // chunk_rows, -(-stop // chunk_rows))):
+            yield from ((UNREAD, index / num_rows) for index in range(row + 1, stop + 1))
+            row = stop
+            continue
+        with _whole(f"{where}, row group {group}"):
+            for batch in file.iter_batches(min(BATCH_ROWS, chunk_rows), [group], columns):
+                for encoded in _encoded(batch, *names, f"{path}/", row, conditions):
+                    row += 1
+                    yield encoded, row / num_rows
+        if row != stop:
+            raise DataError(f"{where}, row group {group}: has fewer rows than its footer says; fetch it again")
+
+
+def _rows_that_fill(metadata: pq.FileMetaData) -> int:
+    """Rows that fill CHUNK_FILE_BYTES, by the footer's mean over the row group where they are largest.
+
+    By the footer, since row groups that are skipped aren't read and chunks must be the same; and not by what it says
+    of columns, which pyarrow aborts the process at if it is damaged.
+    """
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    most = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=0)
+    return max(1, int(chunks.CHUNK_FILE_BYTES / max(1, most)))
+
+
+def _check_counts(metadata: pq.FileMetaData, where: str) -> None:
+    """DataError where the footer's numbers of rows contradict each other: rows go by them, and so do their ids."""
+    groups = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+    if sum(groups) != metadata.num_rows or min(groups, default=0) < 0:
+        raise DataError(f"{where}: its footer's numbers of rows don't agree; fetch it again")
+
+
+@contextmanager
+def _whole(where: str) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, UnicodeDecodeError, *refusals(where)) as error:
+        raise DataError(f"{where}: can't be read ({line(error)}); fetch it again, or leave it out") from None
+
+
+def _encoded(
+    batch: pa.RecordBatch, image: str, condition: str | None, prefix: str, first: int, conditions: Conditions
+) -> Iterator[Encoded]:
+    images = batch.column(image)
+    if pa.types.is_struct(images.type):
+        images = pc.struct_field(images, "bytes")
+    found = batch.column(condition) if condition is not None else pa.nulls(len(batch))
+    for index in range(len(batch)):
+        row_id = f"{prefix}{first + index:08d}"
+        content = images[index].as_py()
+        try:
+            if content is None:
+                raise ValueError("no image: its bytes are null")
+            yield Encoded(row_id, content, conditions.of(_value(found[index])))
+        except ValueError as problem:
+            yield Encoded(row_id, None, None, str(problem))
+
+
+def _value(scalar: pa.Scalar) -> object:
+    try:
+        return scalar.as_py()
+    except UnicodeDecodeError:
+        raise ValueError("its text is not UTF-8") from None
+
+
+def _columns(schema: pa.Schema, conditions: Conditions, where: str) -> tuple[str, str | None]:
+    """Names of the columns of images and, where needed, of conditions."""
+    config = conditions.config
+    images = [field.name for field in schema if _holds_images(field.type)]
+    image = _column(schema, images, config.image_column, IMAGES, "image_column", "encoded images", where)
+    if not conditions.needed:
+        return image, None
+    usual, what = (TEXTS, "texts") if conditions.captions else (CLASSES, "labels")
+    fits = _is_text if conditions.captions else _is_label
+    named = [field.name for field in schema if fits(field.type)]
+    # Any number or text may be there for another reason: by type alone a condition isn't found.
+    found = [name for name in named if name in (*usual, config.condition_column)]
+    return image, _column(schema, found, config.condition_column, usual, "condition_column", what, where)
+
+
+def _column(
+    schema: pa.Schema, fitting: list[str], wanted: str | None, usual: tuple[str, ...], field: str, what: str, where: str
+) -> str:
+    if wanted is not None:
+        if wanted not in fitting:
+            there = f"is {schema.field(wanted).type}" if wanted in schema.names else "is not there"
+            raise DataError(f"{where}: data.{field} {wanted!r} {there}, no column of {what}; {_names(schema)}")
+        return wanted
+    for name in usual:
+        if name in fitting:
+            return name
+    if len(fitting) == 1:
+        return fitting[0]
+    raise DataError(f"{where}: which column has the {what}? set data.{field}; {_names(schema)}")
+
+
+def _names(schema: pa.Schema) -> str:
+    return f"there are {', '.join(schema.names)}"[:200]
+
+
+def _holds_images(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        index = kind.get_field_index("bytes")
+        return index >= 0 and _holds_images(kind.field(index).type)
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def _is_label(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_boolean(kind) or _is_text(kind)

@@ -1,0 +1,32 @@
+"""Patterns of paths: `*` and `?` within a name, `**/` for any folders, `{a,b}` and `{000..127}` for all they name."""
+
+import re
+from itertools import product
+
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_WILD = re.compile(r"[*?{]")
+
+
+def is_wild(text: str) -> bool:
+    """Whether a text stands for others than itself."""
+    return bool(_WILD.search(text))
+
+
+def spelled_out(pattern: str) -> list[str]:
+    """`{a,b}` and `{000..127}` as all that they stand for, in order."""
+    parts = _BRACES.split(pattern)
+    choices = [[text] if index % 2 == 0 else _choices(text) for index, text in enumerate(parts)]
+    return ["".join(chosen) for chosen in product(*choices)]
+
+
+def regular(pattern: str) -> re.Pattern[str]:
+    """What a pattern without braces matches, as a regular expression."""
+    text = re.escape(pattern).replace(r"\*\*/", "(.*/)?").replace(r"\*", "[^/]*").replace(r"\?", "[^/]")
+    return re.compile(text)
+
+
+def _choices(text: str) -> list[str]:
+    if match := re.fullmatch(r"(\d+)\.\.(\d+)", text):
+        first, last = match.groups()
+        return [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    return text.split(",")

@@ -1,0 +1,115 @@
+"""A stage, without Ray, that meets a fault at every call that changes the disk: `python -m tests.data.disk_faults`.
+
+This process only forks: storage's threads don't survive it, so whatever touches a run is done by children.
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+# Imported once, before any fork, since stages import them when they need them.
+import matplotlib.pyplot  # noqa: F401
+import sklearn.decomposition
+import sklearn.metrics  # noqa: F401
+
+from ddm_ray.config import load_recipe
+from ddm_ray.data.partition import partition
+from ddm_ray.data.sources import open_source
+from ddm_ray.errors import DDMError
+from ddm_ray.storage.run import PARTITION, ROWS, Run
+from tests.data.rows import make_rows
+from tests.faults import Fault, Outcome, traced
+
+REFUSED = 3
+SETTINGS = ("data.source=shapes:90", "data.channels=3", "data.image_size=8", "data.num_classes=12", "embedder.dim=4")
+
+
+def prepare(folder: Path) -> None:
+    config = load_recipe("tiny", SETTINGS)
+    run = Run.create(str(folder), config)
+    if not run.finished(ROWS):
+        make_rows(run, open_source(config.data, chunk_rows=40), 40)
+
+
+def part(folder: Path) -> None:
+    run = Run.open(str(folder))
+    partition(run)
+
+
+STAGES: dict[str, tuple[Callable[[Path], None], str]] = {"prepare": (prepare, ROWS), "partition": (part, PARTITION)}
+
+
+def told(work: Callable[[Path], None], folder: Path) -> None:
+    """A refusal that a user is told in one line ends the process in a way of its own."""
+    try:
+        work(folder)
+    except DDMError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        os._exit(REFUSED)
+
+
+def read_whole(folder: Path, artifact: str) -> None:
+    """What a reader sees: nothing finished, or an artifact of which every byte is verified."""
+    if not (folder / "run.json").exists():
+        return
+    run = Run.open(str(folder))
+    if manifest := run.finished(artifact):
+        for name in manifest.files:
+            run.read(artifact, name, manifest)
+
+
+def contents(folder: Path, artifact: str) -> dict[str, bytes]:
+    """Files of an artifact, but for what an interrupted write left, which no reader lists."""
+    files = (file for file in (folder / artifact).rglob("*") if file.is_file() and "#" not in file.name)
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+def main(stage: str, root: Path, fault: Fault, stride: int) -> None:
+    """Every `stride`-th call: the fault, what a reader sees; the same command again, and the same result.
+
+    Prints the number of calls, that of the states they left, and the kinds of calls.
+    """
+    work, artifact = STAGES[stage]
+    base = root / "base"
+    if stage == "partition":
+        require(traced(partial(prepare, base), str(root)))
+    whole = root / "whole"
+    if base.exists():
+        shutil.copytree(base, whole)
+    points = require(traced(partial(work, whole), str(root))).calls
+    wanted = contents(whole, artifact)
+    seen: list[dict[str, bytes]] = []
+    for at in range(1, len(points) + 1, stride):
+        folder = root / f"at-{at}"
+        if base.exists():
+            shutil.copytree(base, folder)
+        met = traced(partial(told, work, folder), str(root), fault, at)
+        if met.status not in ({-9} if fault is Fault.KILL else {0, REFUSED}):
+            raise SystemExit(f"{stage}, call {at} ({points[at - 1]}): ended with {met.status}")
+        require(traced(partial(read_whole, folder, artifact), str(root)))
+        if met.status == 0 and contents(folder, artifact) != wanted:
+            raise SystemExit(f"{stage}, call {at} ({points[at - 1]}): ended well with other results")
+        left = contents(folder, "")
+        if left not in seen:  # of calls that leave the same to be seen, one is gone on from
+            seen.append(left)
+            require(traced(partial(work, folder), str(root)))
+            found = contents(folder, artifact)
+            if found != wanted:
+                differing = sorted(name for name in found | wanted if found.get(name) != wanted.get(name))
+                raise SystemExit(f"{stage}, call {at} ({points[at - 1]}): other results in {differing}")
+        shutil.rmtree(folder)
+    print(len(points), len(seen), *sorted(set(points)))
+
+
+def require(outcome: Outcome) -> Outcome:
+    if outcome.status:
+        raise SystemExit(f"a stage that should end well ended with {outcome.status}")
+    return outcome
+
+
+if __name__ == "__main__":
+    os.environ["OMP_NUM_THREADS"] = "1"
+    main(sys.argv[1], Path(sys.argv[2]), Fault[sys.argv[3]], int(sys.argv[4]))

@@ -1,0 +1,23 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.faults import Fault
+
+# A full disk stays full, so what it leaves differs little from one call to the next.
+STRIDES = {Fault.KILL: 1, Fault.FULL: 5}
+
+
+@pytest.mark.parametrize("fault", list(Fault), ids=lambda fault: fault.name)
+@pytest.mark.parametrize("stage", ["prepare", "partition"])
+def test_a_fault_at_any_write_leaves_the_old_or_the_new(tmp_path: Path, stage: str, fault: Fault) -> None:
+    command = [sys.executable, "-m", "tests.data.disk_faults", stage, str(tmp_path), fault.name, str(STRIDES[fault])]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    num_calls, num_states, *kinds = done.stdout.splitlines()[-1].split()
+    assert {"write", "fsync", "rename", "link"} <= set(kinds)
+    assert int(num_calls) > 30
+    assert int(num_states) > (3 if fault is Fault.FULL else 10)

@@ -1,0 +1,215 @@
+import io
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ddm_ray.data import images
+from ddm_ray.data.images import DECODER_ERRORS, EXTENSIONS, MOST_PIXELS, decode, png, rejection, thumbnail
+from tests.data import broken
+from tests.data.broken import BROKEN, GOOD, encoded, header_only, picture, rotated, sixteen_bit, translucent
+
+RGB = (3, 16, 16)
+GREY = (1, 16, 16)
+FORMATS = {"JPEG": {}, "PNG": {}, "WEBP": {}, "GIF": {}, "BMP": {}, "TIFF": {"compression": "tiff_lzw"}, "PPM": {}}
+
+
+def flat(colour: tuple[int, ...], mode: str = "RGB", size: tuple[int, int] = (40, 40)) -> Image.Image:
+    return Image.new(mode, size, colour)
+
+
+def mean(encoded_image: bytes, shape: tuple[int, int, int] = RGB) -> list[float]:
+    return decode(encoded_image, shape).reshape(-1, shape[0]).mean(axis=0).tolist()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pixels_of_the_right_size_are_untouched(channels):
+    shape = (channels, 12, 12)
+    pixels_HWC = np.random.default_rng(0).integers(0, 256, (12, 12, channels), dtype=np.uint8)
+    found = decode(png(pixels_HWC), shape)
+    assert found.dtype == np.uint8
+    assert (found == pixels_HWC).all()
+
+
+def test_the_centre_is_cropped_and_resized():
+    pixels = np.zeros((40, 120, 3), np.uint8)
+    pixels[:, :40], pixels[:, 40:60], pixels[:, 60:80], pixels[:, 80:] = (255, 0, 0), (0, 255, 0), (0, 0, 255), 90
+    found = decode(png(pixels), (3, 8, 8))
+    assert (found[:, 1] == (0, 255, 0)).all()
+    assert (found[:, 6] == (0, 0, 255)).all()
+    tall = decode(png(pixels.transpose(1, 0, 2)), (3, 8, 8))
+    assert (tall == found.transpose(1, 0, 2)).all()
+
+
+def test_shrinking_does_not_alias():
+    stripes = np.zeros((256, 256), np.uint8)
+    stripes[:, ::2] = 255
+    found = decode(png(stripes), (1, 16, 16))
+    assert np.abs(found.astype(int) - 127).max() <= 4
+
+
+@pytest.mark.parametrize(
+    ("content", "colour"),
+    [
+        (lambda: encoded(flat((0, 255, 255, 0), "CMYK"), "JPEG", quality=95), (255, 0, 0)),
+        (lambda: encoded(Image.fromarray(np.full((40, 40), 0x8080, np.uint16)), "PNG"), (128, 128, 128)),
+        (lambda: encoded(Image.fromarray(np.full((40, 40), 300, np.uint16)), "TIFF"), (1, 1, 1)),
+        (lambda: b"P5 4 4 65535\n" + b"\x40\x40" * 16, (64, 64, 64)),
+        (lambda: encoded(flat((200, 10, 0, 0), "RGBA"), "PNG"), (255, 255, 255)),
+        (lambda: encoded(flat((0, 100, 0, 51), "RGBA"), "PNG"), (204, 224, 204)),
+        (lambda: encoded(flat((0, 51), "LA"), "PNG"), (204, 204, 204)),
+        (lambda: encoded(flat((9, 8, 7)).quantize(2), "PNG", transparency=0), (255, 255, 255)),
+        (lambda: encoded(flat(10, "L"), "PNG", transparency=10), (255, 255, 255)),
+        (lambda: encoded(flat(1, "1"), "PNG"), (255, 255, 255)),
+        (lambda: encoded(flat((9, 80, 70)).quantize(2), "GIF"), (9, 80, 70)),
+        (
+            lambda: encoded(flat((250, 0, 0)), "GIF", save_all=True, append_images=[flat((0, 0, 250))]),
+            (250, 0, 0),
+        ),
+        (lambda: encoded(flat((250, 0, 0)).convert("YCbCr"), "JPEG", quality=95), (250, 0, 0)),
+    ],
+    ids=[
+        "CMYK",
+        "16-bit PNG",
+        "16-bit TIFF",
+        "16-bit PPM",
+        "clear",
+        "translucent",
+        "grey with alpha",
+        "palette with alpha",
+        "transparent grey",
+        "1-bit",
+        "palette",
+        "animated",
+        "YCbCr",
+    ],
+)
+def test_colours_of_all_modes(content, colour):
+    assert mean(content()) == pytest.approx(colour, abs=2.1)
+    assert mean(content(), GREY)[0] == pytest.approx(np.dot(colour, (0.299, 0.587, 0.114)), abs=2.6)
+
+
+def test_sixteen_bits_are_scaled():
+    grey = picture(np.random.default_rng(0), 16, 16).convert("L")
+    assert (decode(sixteen_bit(grey), GREY)[..., 0] == np.asarray(grey)).all()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_images_are_turned_upright(orientation):
+    quarters = np.zeros((16, 16), np.uint8)
+    quarters[:8, :8], quarters[:8, 8:], quarters[8:, :8] = 250, 170, 90
+    turns = {1: [], 2: ["lr"], 3: ["r", "r"], 4: ["ud"], 5: ["lr", "r"], 6: ["r"], 7: ["lr", "r", "r", "r"]}
+    stored = quarters
+    for turn in turns.get(orientation, ["r"] * 3):
+        # The inverse of how EXIF says to turn it.
+        stored = {"lr": np.fliplr, "ud": np.flipud, "r": np.rot90}[turn](stored)
+    upright = decode(rotated(Image.fromarray(stored), orientation), GREY)[..., 0]
+    assert np.abs(upright.astype(int) - quarters).mean() < 6
+
+
+def test_a_broken_exif_block_spoils_nothing():
+    content = bytearray(rotated(flat((10, 200, 30))))
+    start = content.index(b"Exif\0\0") + 6
+    content[start : start + 8] = b"\xff" * 8
+    assert mean(bytes(content)) == pytest.approx((10, 200, 30), abs=3)
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_good_images_of_many_kinds(kind):
+    content = GOOD[kind](picture(np.random.default_rng(0)))
+    for shape in (RGB, GREY):
+        pixels_HWC = decode(content, shape)
+        assert pixels_HWC.shape == (16, 16, shape[0])
+        assert pixels_HWC.std() > 5
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_broken_images_are_refused_in_a_line_that_stays_the_same(kind):
+    content = BROKEN[kind](picture(np.random.default_rng(0)))
+    reasons = set()
+    for _ in range(2):
+        with pytest.raises(DECODER_ERRORS) as error:
+            decode(content, RGB)
+        reasons.add(rejection(error.value))
+    (reason,) = reasons
+    assert "\n" not in reason
+    assert not re.search("0x[0-9a-f]{4}", reason)
+    assert len(reason) < 250
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "ValueError: no image"),
+        (b"", "ValueError: no image"),
+        (b"no image at all", "UnidentifiedImageError: not an image of a known format"),
+        (header_only(30_000, 3_000), f"DecompressionBombError: 30000 x 3000 pixels are more than {MOST_PIXELS}"),
+        (encoded(flat((1,), "F"), "TIFF"), "ValueError: mode F: 32-bit values have no range that is white and"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n", "UnidentifiedImageError: not"),
+    ],
+    ids=["none", "empty", "text", "bomb", "floats", "PostScript"],
+)
+def test_reasons(content, reason):
+    with pytest.raises(DECODER_ERRORS) as error:
+        decode(content, RGB)
+    assert rejection(error.value).startswith(reason)
+
+
+def test_reasons_are_text_that_can_be_stored():
+    assert rejection(ValueError("a\nb \udcff <_io.BytesIO object at 0x7f00>")) == "ValueError: a b \\udcff the file"
+    assert rejection(MemoryError()) == "MemoryError"
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_mutated_file_decodes_or_is_refused(form):
+    generator = np.random.default_rng(list(FORMATS).index(form))
+    content = encoded(picture(generator, 40, 30), form, **FORMATS[form])
+    reasons = []
+    for _ in range(300):
+        damaged = bytearray(content)
+        for _ in range(generator.integers(1, 5)):
+            # Headers are short, and where plug-ins are weakest.
+            place = generator.integers(min(64, len(damaged))) if generator.random() < 0.5 else None
+            damaged[generator.integers(len(damaged)) if place is None else place] = generator.integers(256)
+        if generator.random() < 0.3:
+            damaged = damaged[: generator.integers(len(damaged))]
+        try:
+            pixels_HWC = decode(bytes(damaged), RGB)
+        except DECODER_ERRORS as error:
+            reasons.append(rejection(error))
+        else:
+            assert pixels_HWC.shape == (16, 16, 3) and pixels_HWC.dtype == np.uint8
+    assert len(reasons) > 30
+    assert all("\n" not in reason and "0x" not in reason for reason in reasons)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_thumbnails(channels):
+    pixels_HWC = np.full((100, 50, channels), 77, np.uint8)
+    with Image.open(io.BytesIO(thumbnail(pixels_HWC))) as image:
+        assert (image.format, image.size) == ("JPEG", (32, 64))
+        assert np.asarray(image).mean() == pytest.approx(77, abs=2)
+    with Image.open(io.BytesIO(thumbnail(pixels_HWC[:8, :8]))) as image:
+        assert image.size == (8, 8)
+
+
+def test_the_folder_of_images_is_as_it_says(tmp_path):
+    sound, damaged = broken.write_images(tmp_path, good=60)
+    assert len(sound) == 60 and len(damaged) == broken.NUM_BROKEN
+    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert files == sound | damaged.keys()
+    for path in sound:
+        decode((tmp_path / path).read_bytes(), RGB)
+    for path in damaged:
+        with pytest.raises(DECODER_ERRORS):
+            decode((tmp_path / path).read_bytes(), RGB)
+    assert translucent(flat((0, 0, 0)), "LA").mode == "LA"
+
+
+def test_images_are_found_by_all_names_of_the_formats_that_are_decoded():
+    named = {name[1:] for name, kind in Image.registered_extensions().items() if kind in images.FORMATS}
+    assert named == EXTENSIONS
+    for kind in ("AVIF", "JPEG2000"):
+        pixels_HWC = decode(encoded(flat((10, 200, 30)), kind), RGB)
+        assert pixels_HWC.reshape(-1, 3).mean(axis=0) == pytest.approx((10, 200, 30), abs=3)

@@ -1,0 +1,138 @@
+"""SIGKILL in the middle of `prepare`: of the driver, of the node that embeds, of nothing but a race of two drivers."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddm_ray.config import load_recipe
+from ddm_ray.data.parts import Parts
+from ddm_ray.data.prepare import prepare
+from ddm_ray.storage.manifest import Manifest
+from ddm_ray.storage.run import ROWS, Run
+from tests.conftest import ROOT
+from tests.data.rows import commit_rows, read_artifact
+
+NUM_ROWS = 3000
+CHUNK_ROWS = 25
+SHAPES = (
+    f"data.source=shapes:{NUM_ROWS}",
+    "data.class_names=[]",
+    "data.num_classes=12",
+    "data.channels=3",
+    "data.image_size=16",
+)
+
+DRIVER = """
+import os, signal, sys, time, ray
+from ddm_ray.data.prepare import prepare
+from ddm_ray.storage.run import Run
+_, address, url, chunk_rows, deadly = sys.argv
+def tell(fraction, note):
+    if deadly in note:
+        os.kill(os.getpid(), signal.SIGKILL)
+ray.init(address=address, log_to_driver=False)
+print(prepare(Run.open(url), tell, chunk_rows=int(chunk_rows)).content)
+"""
+
+# A head without CPUs, so that all work is on the node that is killed once its first part is recorded.
+NODE_DIES = """
+import json, os, signal, sys, time, ray
+from ray.cluster_utils import Cluster
+from ddm_ray.data.parts import Parts
+from ddm_ray.data.prepare import prepare
+from ddm_ray.storage.run import ROWS, Run
+_, url, chunk_rows = sys.argv
+run = Run.open(url)
+quick = {"health_check_period_ms": 500, "health_check_timeout_ms": 500, "health_check_failure_threshold": 3}
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "_system_config": quick})
+ray.init(address=cluster.address, log_to_driver=False)  # while there is one node: a driver dies with its own
+node = cluster.add_node(num_cpus=2)
+killed = []
+def tell(fraction, note):
+    if " rows, " in note and not killed:
+        cluster.add_node(num_cpus=2)
+        killed.append(len(Parts(run, ROWS).places()))
+        os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+manifest = prepare(run, tell, chunk_rows=int(chunk_rows))
+alive = sum(there["Alive"] for there in ray.nodes())
+print(json.dumps({"content": manifest.content, "parts_before": killed[0], "alive": alive}))
+ray.shutdown()
+cluster.shutdown()
+"""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    run = commit_rows(tmp_path_factory.mktemp("undisturbed") / "run", SHAPES, CHUNK_ROWS)
+    return run.require(ROWS)
+
+
+@pytest.fixture
+def shapes(tmp_path: Path) -> Run:
+    return Run.create(str(tmp_path / "run"), load_recipe("tiny", SHAPES))
+
+
+def start(script: str, *arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def written(run: Run) -> dict[str, tuple[int, int]]:
+    """Inode and time of all files that records of finished chunks name, and of these."""
+    parts = Parts(run, ROWS)
+    names = [f"_parts/{place.name}" for place in parts.places()]
+    names += [name for record in parts.records(parts.places()) for name in record.files]
+    found = {name: os.stat(f"{run.url}/{ROWS}/{name}") for name in names}
+    return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in found.items()}
+
+
+def require_same(run: Run, undisturbed: Manifest) -> None:
+    manifest = run.require(ROWS)
+    assert (manifest.content, manifest.files, manifest.info) == (
+        undisturbed.content,
+        undisturbed.files,
+        undisturbed.info,
+    )
+    ids = read_artifact(run, ROWS, ["id"])["id"].to_pylist()
+    assert len(ids) == len(set(ids)) == NUM_ROWS
+    assert {name for name in run.store.sizes(ROWS) if name.startswith("part-")} == manifest.files.keys()
+
+
+def test_a_killed_driver_goes_on(ray_cluster: str, shapes: Run, undisturbed: Manifest) -> None:
+    driver = start(DRIVER, ray_cluster, shapes.url, CHUNK_ROWS, " rows, ")
+    _, errors = driver.communicate(timeout=120)
+    assert driver.returncode == -signal.SIGKILL, errors
+    before = written(shapes)
+    assert 0 < len(before) < 2 * NUM_ROWS // CHUNK_ROWS
+    prepare(shapes, chunk_rows=CHUNK_ROWS)
+    after = written(shapes)
+    assert {name: after[name] for name in before} == before
+    require_same(shapes, undisturbed)
+
+
+def test_a_killed_node_costs_time_alone(shapes: Run, undisturbed: Manifest) -> None:
+    driver = start(NODE_DIES, shapes.url, CHUNK_ROWS)
+    try:
+        output, errors = driver.communicate(timeout=150)
+    finally:
+        driver.kill()
+    assert driver.returncode == 0, errors[-3000:]
+    told = json.loads(output.splitlines()[-1])
+    assert 0 < told["parts_before"] < NUM_ROWS // CHUNK_ROWS
+    assert told["alive"] == 2
+    assert told["content"] == undisturbed.content
+    require_same(shapes, undisturbed)
+
+
+def test_two_drivers_at_once_make_one_result(ray_cluster: str, shapes: Run, undisturbed: Manifest) -> None:
+    rival = start(DRIVER, ray_cluster, shapes.url, CHUNK_ROWS, "never told")
+    mine = prepare(shapes, chunk_rows=CHUNK_ROWS)
+    output, errors = rival.communicate(timeout=120)
+    assert rival.returncode == 0, errors[-3000:]
+    assert output.splitlines()[-1] == mine.content
+    require_same(shapes, undisturbed)

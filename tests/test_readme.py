@@ -1,0 +1,173 @@
+"""The README's commands on images of one's own, run as they stand, on real images and real networks of random weights.
+
+Only `ddm init` gets settings more: networks and sizes that two cores without a network can do.
+"""
+
+import io
+import os
+import re
+import shlex
+import subprocess
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import timm
+import torch
+from click.testing import CliRunner
+from PIL import Image
+
+from ddm_ray.cli import main
+from ddm_ray.data.images import png
+from ddm_ray.storage.run import PARTITION, ROWS, Run, owner_rows, shard
+from tests.conftest import ROOT, ddm
+from tests.data.hub import hub_server
+from tests.data.s3 import s3, s3_server
+from tests.sampling import tiny_components
+
+VIT = {"embed_dim": 16, "depth": 1, "num_heads": 2, "img_size": 28}
+SIZES = ("data.image_size=8", "partition.num_fine=12", "expert.model.patch_size=4")
+CAPTIONS = ("a red cat", "the blue dog", "a moon on the moon")
+
+
+def blocks() -> dict[str, list[str]]:
+    """The commands of each block of the section, by the run that they make."""
+    section = (ROOT / "README.md").read_text().partition("## Your own images")[2].partition("\n## ")[0]
+    found = [block.strip().splitlines() for block in re.findall(r"^```\n(.*?)^```", section, re.MULTILINE | re.DOTALL)]
+    return {shlex.split(commands[0])[2].rpartition("/")[2]: commands for commands in found}
+
+
+def photo(generator: np.random.Generator, shade: int) -> bytes:
+    """A JPEG of some size, around a shade."""
+    height, width = generator.integers(16, 48, 2)
+    pixels = generator.normal(shade, 30, (height, width, 3)).clip(0, 255).astype(np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to stand in, with the machines' settings beside it, as in a clone."""
+    (tmp_path / "cluster_configs").symlink_to(ROOT / "cluster_configs")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def dino(here: Path) -> tuple[str, ...]:
+    """Settings for a DINOv2 of 16 channels with random weights."""
+    torch.manual_seed(0)
+    model = timm.create_model("vit_small_patch14_dinov2", num_classes=0, **VIT)
+    torch.save(model.state_dict(), here / "dino.pt")
+    arguments = ", ".join(f"{name}: {value}" for name, value in VIT.items())
+    checkpoint = f"embedder.checkpoint={here / 'dino.pt'}"
+    return ("embedder.model=vit_small_patch14_dinov2", checkpoint, f"embedder.model_args={{{arguments}}}")
+
+
+def run_block(name: str, settings: tuple[str, ...], in_process: bool = True) -> list[str]:
+    """Run a block's commands; what each of them printed."""
+    printed = []
+    for command in blocks()[name]:
+        verb, *arguments = shlex.split(command)
+        if verb != "ddm":
+            subprocess.run(command, shell=True, check=True)
+            continue
+        if arguments[0] == "init":
+            arguments += [part for setting in settings for part in ("--set", setting)]
+        if in_process:
+            done = CliRunner().invoke(main, arguments)
+            status, output = done.exit_code, done.output
+        else:
+            process = ddm(*arguments, where=os.getcwd())
+            status, output = process.returncode, process.stdout + process.stderr
+        assert status == 0, f"{command}\n{output[-3000:]}"
+        printed.append(output)
+    return printed
+
+
+def test_a_folder_of_class_folders(ray_cluster: str, here: Path, dino: tuple[str, ...]) -> None:
+    generator = np.random.default_rng(0)
+    for shade, name in zip((40, 120, 200), ("crow", "heron", "owl"), strict=True):
+        (here / "photos/birds" / name).mkdir(parents=True)
+        for index in range(30):
+            (here / f"photos/birds/{name}/{index:02d}.jpg").write_bytes(photo(generator, shade))
+    (here / "photos/birds/owl/29.jpg").write_bytes(b"no owl")
+    _, prepared, parted = run_block("birds", (*SIZES, *dino))
+    assert "rejected" in prepared and "_rejected" in prepared
+    run = Run.open("runs/birds")
+    assert run.require(ROWS).info["rows"] == 89
+    info = run.require(PARTITION).info
+    assert (np.array(info["counts_CK"]).shape, len(info["rows_K"])) == ((3, 8), 8)
+    assert f"look at it: {here}/runs/birds/partition/report/report.html\n" in parted
+    assert (here / "runs/birds/partition/report/report.html").is_file()
+
+
+def test_tars_and_a_run_in_a_bucket(here: Path, dino: tuple[str, ...]) -> None:
+    generator = np.random.default_rng(0)
+    with s3_server(here / "s3.log"):
+        s3().create_dir("lab")
+        for number in range(3):
+            buffer = io.BytesIO()
+            with tarfile.open(fileobj=buffer, mode="w") as tar:
+                for index in range(30):
+                    for suffix, data in (("jpg", photo(generator, 60 * number + index)), ("cls", b"0")):
+                        entry = tarfile.TarInfo(f"{index:04d}.{suffix}")
+                        entry.size = len(data)
+                        tar.addfile(entry, io.BytesIO(data))
+            with s3().open_output_stream(f"lab/faces/train-{number:03d}.tar") as sink:
+                sink.write(buffer.getvalue())
+        run_block("faces", (*SIZES, *dino), in_process=False)
+        run = Run.open("s3://lab/runs/faces")
+        assert run.require(ROWS).info["rows"] == 90
+        assert sum(run.require(shard(cluster)).info["rows"] for cluster in range(8)) == 90
+        assert run.store.read(f"{PARTITION}/report/report.html").startswith(b"<!doctype html>")
+    assert not (here / "runs").exists()
+
+
+def test_captions_and_latents_from_the_hub(here: Path, dino: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(0)
+    images = [{"bytes": photo(generator, 3 * index), "path": None} for index in range(60)]
+    table = pa.table({"image": images, "text": [CAPTIONS[index % 3] for index in range(60)]})
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, row_group_size=25)
+    tiny_components.autoencoder().save_pretrained(here / "vae")
+    tiny_components.text_model().save_pretrained(here / "clip")
+    tiny_components.tokenizer(here / "clip").save_pretrained(here / "clip")
+    networks = (
+        f"data.latents={{autoencoder: {here / 'vae'}, downsampling: 2, scale: 0.5}}",
+        f"data.text={{encoder: {here / 'clip'}, tokens: 8, dim: {tiny_components.TEXT_DIM}}}",
+        "data.heldout=0.1",
+    )
+    with hub_server({"lab/captions": {"data/train-00000-of-00001.parquet": buffer.getvalue()}}) as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        run_block("captions", (*SIZES, *dino, *networks), in_process=False)
+    run = Run.open("runs/captions")
+    assert run.require(ROWS).info["rows"] == 60
+    assert run.require(PARTITION).info["counts_CK"] == []
+    for cluster in range(8):
+        assert "null_text.safetensors" in run.require(shard(cluster)).files
+
+
+def test_owners_that_pool_nothing(ray_cluster: str, here: Path) -> None:
+    for shade, name in ((60, "north"), (180, "south")):
+        (here / "hospitals" / name).mkdir(parents=True)
+        for index in range(20):
+            pixels = np.random.default_rng([shade, index]).integers(0, shade, (12, 12, 3), np.uint8)
+            (here / f"hospitals/{name}/{index:02d}.png").write_bytes(png(pixels))
+    run_block("north", ("data.image_size=8", "expert.model.patch_size=4"))
+    centre = Run.open("centre")
+    assert {path.suffix for path in (here / "centre").rglob("*") if path.is_file()} == {".json", ".html"}
+    for cluster, name in enumerate(("north", "south")):
+        owner = Run.open(name)
+        assert owner.require(owner_rows(cluster)).info["rows"] == owner.require(shard(cluster)).info["rows"] == 20
+        assert centre.require(PARTITION).info["rows_K"][cluster] == owner.require(shard(cluster)).info["rows_train"]
+    done = CliRunner().invoke(main, ["status", "centre"])
+    assert "damaged" not in done.output, done.output
+
+
+def test_every_block_has_its_test() -> None:
+    assert blocks().keys() == {"birds", "faces", "captions", "north"}

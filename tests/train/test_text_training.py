@@ -1,0 +1,61 @@
+"""Training on texts and latents, from shards to images: experts and router see the rows' texts."""
+
+import pytest
+import torch
+
+from ddm_ray.core.condition import Text
+from ddm_ray.data.loader import load_rows
+from ddm_ray.data.schema import HELDOUT
+from ddm_ray.placement import Placement
+from ddm_ray.sampling.checkpoint import load_model, load_models
+from ddm_ray.sampling.request import SampleRequest
+from ddm_ray.storage.run import ROUTER, Run, expert, shard
+from ddm_ray.train import worker
+from tests.random_run import make_texts
+
+STEPS = ("expert.train.steps=60", "router.train.steps=60", "router.train.learning_rate=0.01")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, world_of_one: None) -> Run:
+    """Two experts and the router of random latents and texts; streamed, not held in memory."""
+    run = make_texts(str(tmp_path_factory.mktemp("texts") / "run"), STEPS)
+    for artifact in (expert(0), expert(1), ROUTER):
+        worker.train(run.url, artifact, Placement(rows_gib=0, micro_batch=3))
+    return run
+
+
+def test_a_mixture_trained_on_texts_samples_from_texts(trained: Run) -> None:
+    models = load_models(trained)
+    assert models.info.num_classes is None
+    assert models.info.prior_CK.tolist() == [[0.5, 0.5]]
+    text = load_rows(trained, [shard(0), shard(1)], HELDOUT).text
+    assert text is not None and len(text) == 10
+    for strategy in ("once", "full", "top-1"):
+        request = SampleRequest(tuple(range(10)), text, steps=4, strategy=strategy)
+        images_BCHW = models.sample(request).images_BCHW
+        assert images_BCHW.shape == (10, 4, 4, 4) and images_BCHW.isfinite().all()
+
+
+def test_texts_are_learned_from(trained: Run) -> None:
+    """The way in for texts is closed in a fresh network."""
+    model = load_model(trained, expert(0))
+    x_BCHW, t_B = torch.randn(2, 4, 4, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0.5, 0.5])
+    text = load_rows(trained, [shard(0)], HELDOUT).text
+    assert text is not None
+    with torch.inference_mode():
+        one, other = (model(x_BCHW, t_B, text[torch.tensor([row, row])]) for row in (0, 4))
+    assert (one - other).abs().max() > 1e-4
+
+
+def test_the_router_knows_the_clusters_of_held_out_rows(trained: Run) -> None:
+    router, rows = load_model(trained, ROUTER), load_rows(trained, [shard(0), shard(1)], HELDOUT)
+    assert isinstance(rows.text, Text)
+    with torch.inference_mode():
+        logits_BK = router(rows.data_NCHW, torch.full((len(rows),), 0.05), rows.text)
+    assert torch.equal(logits_BK.argmax(1), rows.cluster_N)
+
+
+def test_what_texts_cost_is_counted(trained: Run) -> None:
+    info = trained.require(expert(0)).info
+    assert info["training_flops"] == info["training_flops_per_row"] * 60 * 4 > 0
