@@ -90,6 +90,10 @@ def test_a_config_never_changes() -> None:
             ["data.text={encoder: t5, tokens: 8, dim: 4}", "data.num_classes=2"],
             "data: conditions are either classes (class_names or num_classes) or text",
         ),
+        (
+            ["partition.method=label", "partition.num_clusters=16"],
+            "partition.method label makes 16 clusters of classes, and data has 10 classes: lower",
+        ),
         (["data.num_classes=9", "data.class_names=[a, b]"], "data: num_classes is 9, but 2 class_names are given"),
         (["data.num_classes=ten"], "data.num_classes: Input should be a valid integer"),
         (["data.class_names=5"], "data.class_names: Input should be a valid tuple, got 5"),

@@ -59,6 +59,16 @@ class RunConfig(Part):
         return self
 
     @model_validator(mode="after")
+    def _classes_make_clusters(self) -> Self:
+        if self.partition.method == "label" and len(self.data.class_names) < self.partition.num_clusters:
+            there = f"{len(self.data.class_names)} classes" if self.data.class_names else "texts"
+            raise ValueError(
+                f"partition.method label makes {self.partition.num_clusters} clusters of classes, and data has {there}:"
+                " lower partition.num_clusters, or choose another method"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _expert_fits_flow_and_data(self) -> Self:
         model, flow = self.expert.model, self.flow
         if isinstance(model, DiffusersConfig):

@@ -200,14 +200,6 @@ def check_rows(run: Run, num_train: int) -> None:
         )
 
 
-def check_classes(run: Run) -> None:
-    """Raises DataError where clusters are to be made of classes, and these are none or too few."""
-    num_classes, num_clusters = len(run.config.data.class_names), run.config.partition.num_clusters
-    if run.config.partition.method == "label" and num_classes < num_clusters:
-        there = f"there are only {num_classes}" if num_classes else "conditions are texts"
-        raise DataError(f"{run.url}: partition.method label needs {num_clusters} classes or more, and {there}")
-
-
 def to_safetensors(features: Features, centroids: Centroids) -> bytes:
     """fine_FD, coarse_KD, fine_to_coarse_F and, for pixels, mean_D and std_D."""
     tensors = vars(centroids) | (

@@ -17,7 +17,6 @@ from ddm_ray.data.assignment import Clusters, find
 from ddm_ray.data.clustering import (
     Features,
     Rows,
-    check_classes,
     fit,
     from_safetensors,
     to_safetensors,
@@ -70,7 +69,6 @@ def _partition(run: Run, tell: Progress, scratch: str | None) -> Manifest:
         if all(finished_shard(run, cluster, None, identity, listed[cluster]) for cluster in clusters):
             return whole
     rows = Rows(run, ROWS)
-    check_classes(run)
     with _folder(scratch) as folder:
         fitted, centroids_manifest = _centroids(rows, identity, _phase(tell, 0.0, 0.4, "centroids"))
         digest = centroids_manifest.digest if centroids_manifest else None

@@ -24,7 +24,7 @@ def sizes(counts_CK: np.ndarray, train_K: np.ndarray, heldout_K: np.ndarray) -> 
         "rows_heldout_K": heldout_K.tolist(),
         "imbalance": float(train_K.max() / train_K.min()) if train_K.min() else None,
         "entropy": entropy,
-        "ari": _adjusted_rand(counts_CK) if len(counts_CK) else None,
+        "ari": _adjusted_rand(counts_CK) if len(counts_CK) > 1 else None,
     }
 
 

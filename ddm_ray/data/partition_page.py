@@ -119,14 +119,20 @@ def _mostly(counts_C: Sequence[int], names: Sequence[str]) -> str:
 
 def _facts(config: RunConfig) -> dict[str, str]:
     partition, embedder = config.partition, config.embedder
-    facts = {"source": config.data.source, "method": partition.method}
-    if partition.method != "given":
+    facts: dict[str, str] = {"method": partition.method}
+    if partition.method != "given":  # of owners' sources nothing is told
+        facts = {"source": config.data.source, **facts}
         name = f"PCA of pixels, {embedder.dim} components" if embedder.kind == "pixels" else embedder.model
         facts["embedder"] = name if embedder.kind == "pixels" else f"{name} ({embedder.kind})"
     if partition.by_kmeans:
         facts |= {
             "metric": partition.metric,
-            "a row's cluster": f"that of its nearest {partition.nearest} centroid",
+            "a row's cluster": "that of its nearest "
+            + (
+                f"{partition.nearest} centroid"
+                if partition.max_share is None
+                else "fine centroid, as far as there is room"
+            ),
             "most of the rows in one cluster": "any" if partition.max_share is None else f"{partition.max_share:.1%}",
             "fine centroids": f"{partition.num_fine:,} at most, {partition.iterations} iterations",
             "rows they are fitted on": f"{partition.sample_rows:,} at most",

@@ -137,9 +137,12 @@ class TimmFeatures:
             self._std_C11 = torch.tensor(expects["std"], device=device)[:, None, None]
             self.dim = _probe(self)
         except Exception as error:  # timm passes on whatever its hub, readers and models raise
+            mend = "begin a run whose embedder.model_args fit the file"
+            if config.checkpoint is None:
+                mend = "without a network, begin a run with embedder.checkpoint set to a file of its weights"
             raise DataError(
                 f"embedder {config.model} with {config.checkpoint or 'pretrained weights'}:"
-                f" {foreign.one_line(error)}; set embedder.checkpoint and embedder.model_args to what fits"
+                f" {foreign.one_line(error)}; {mend}"
             ) from error
 
     @torch.inference_mode()

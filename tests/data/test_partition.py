@@ -213,13 +213,6 @@ def test_a_cluster_without_training_rows(tmp_path):
     assert not run.store.sizes(PARTITION)
 
 
-def test_clusters_of_too_few_classes(tmp_path):
-    settings = ("partition.method=label", "partition.num_clusters=16", "partition.num_fine=16")
-    run = run_of(str(tmp_path / "run"), rows(), *settings)
-    with pytest.raises(DataError, match=r"partition.method label needs 16 classes or more, and there are only 10"):
-        partition(run)
-
-
 @pytest.mark.parametrize("scratch", ["missing", "file"])
 def test_a_scratch_folder_that_is_none(scratch, parted, tmp_path):
     run = copy_of(parted, tmp_path / "run", PARTITION)

@@ -243,9 +243,11 @@ def test_one_class_needs_no_folders(tmp_path):
 def test_folders_that_are_no_classes(tmp_path):
     write_folder(tmp_path, 9)
     (tmp_path / "stray.png").write_bytes(picture(0))
-    config = DataConfig(class_names=("red", "blue"))
+    told = "class folders that are no class: green; of class_names without a folder: pink; begin a run with"
+    with pytest.raises(DataError, match=told):
+        open_source(DataConfig(class_names=("red", "blue", "pink")), str(tmp_path)).units()
+    config = DataConfig(class_names=("red", "green", "blue"))
     problems = {row.id: row.problem for row in everything(open_source(config, str(tmp_path)))}
-    assert problems["green/001.png"] == "'green' is none of the 2 classes"
     assert problems["stray.png"] == "not in a class's folder"
     assert problems["red/000.png"] is None
     with pytest.raises(DataError, match=r"3 class folders \(blue, green, red\) are more than data.num_classes 2"):

@@ -10,7 +10,7 @@ import pytest
 from ddm_ray.config import RunConfig, load_recipe
 from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, MissingArtifact, RunError
 from ddm_ray.placement import Placement
-from ddm_ray.storage.manifest import FileRecord, canonical, sha256
+from ddm_ray.storage.manifest import SCHEMA, FileRecord, canonical, sha256
 from ddm_ray.storage.run import MONOLITH, PARTITION, ROUTER, ROWS, Run, evaluation, expert, shard
 from tests.storage.artifacts import flip_bit, write_and_commit
 
@@ -98,12 +98,12 @@ def test_another_schema_or_form_of_run_file(run: Run) -> None:
     path = Path(run.url) / "run.json"
     fields = run.config.model_dump(mode="json")
     path.write_bytes(sign({"schema": 1, "config": fields}))
-    with pytest.raises(RunError, match=f"^{path}: schema 1, this version of ddm-ray reads 2$"):
+    with pytest.raises(RunError, match=f"^{path}: schema 1, this version of ddm-ray reads {SCHEMA}$"):
         Run.open(run.url)
-    path.write_bytes(sign({"schema": 2, "config": {**fields, "nmae": "x"}}))
+    path.write_bytes(sign({"schema": SCHEMA, "config": {**fields, "nmae": "x"}}))
     with pytest.raises(ConfigError, match=f"^{path}: nmae: unknown key$"):
         Run.open(run.url)
-    for body in ({"schema": 2}, {"config": fields}, {}):
+    for body in ({"schema": SCHEMA}, {"config": fields}, {}):
         path.write_bytes(sign(body))
         with pytest.raises(CorruptArtifact, match="not a whole run file"):
             Run.open(run.url)

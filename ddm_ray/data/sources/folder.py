@@ -31,7 +31,7 @@ def units(sizes: dict[str, int], chunk_rows: int) -> list[Unit]:
 def classes(files: list[str], conditions: Conditions, url: str) -> tuple[str, ...] | None:
     """Names of the folders, where the run only counts its classes; None if they are the run's own.
 
-    Raises DataError if there are more folders than classes, or none though there are classes.
+    Raises DataError for folders that are no class, for more of them than classes, and for none though there are any.
     """
     if conditions.captions:
         raise DataError(f"data.source {url!r}: a folder has no captions; give WebDataset tars or parquet files")
@@ -41,13 +41,24 @@ def classes(files: list[str], conditions: Conditions, url: str) -> tuple[str, ..
     if not found:
         wanted = f"the images of each of the {conditions.num_classes} classes in a folder of its own"
         raise DataError(f"data.source {url!r}: no folders in it; put {wanted}, or set data.num_classes to 1")
-    if not conditions.counted or set(found) & set(conditions.config.class_names):
+    names = set(conditions.config.class_names)
+    if not conditions.counted or names & set(found):
+        # Of a misspelt class every image would be left out.
+        if strays := sorted(set(found) - names):
+            without = sorted(names - set(found))
+            raise DataError(
+                f"data.source {url!r}: class folders that are no class: {_some(strays)}; of class_names without a"
+                f" folder: {_some(without) or 'none'}; begin a run with the folders' names, or move them away"
+            )
         return None
     if len(found) > conditions.num_classes:
-        names = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
-        many = f"{len(found)} class folders ({names}) are more than data.num_classes {conditions.num_classes}"
+        many = f"{len(found)} class folders ({_some(found)}) are more than data.num_classes {conditions.num_classes}"
         raise DataError(f"data.source {url!r}: {many}; set that to {len(found)}")
     return tuple(found)
+
+
+def _some(names: list[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
 def read(files: Files, unit: Unit, chunk_rows: int, skip: Container[int], conditions: Conditions) -> Iterator[Chunk]:
