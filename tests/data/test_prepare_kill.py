@@ -122,7 +122,7 @@ def test_a_killed_node_costs_time_alone(shapes: Run, undisturbed: Manifest) -> N
     finally:
         driver.kill()
     assert driver.returncode == 0, errors[-3000:]
-    told = json.loads(output.splitlines()[-1])
+    told = json.loads(next(line for line in output.splitlines() if line.startswith("{")))  # Ray prints there too
     assert 0 < told["parts_before"] < NUM_ROWS // CHUNK_ROWS
     assert told["alive"] == 2
     assert told["content"] == undisturbed.content
@@ -134,5 +134,5 @@ def test_two_drivers_at_once_make_one_result(ray_cluster: str, shapes: Run, undi
     mine = prepare(shapes, chunk_rows=CHUNK_ROWS)
     output, errors = rival.communicate(timeout=120)
     assert rival.returncode == 0, errors[-3000:]
-    assert output.splitlines()[-1] == mine.content
+    assert mine.content in output.splitlines()
     require_same(shapes, undisturbed)
