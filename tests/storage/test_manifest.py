@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddm_ray.errors import CorruptArtifact, TruncatedWeights
-from ddm_ray.storage.manifest import FileRecord, Identity, Manifest, canonical, drift, sha256, verify
+from ddm_ray.storage.manifest import SCHEMA, FileRecord, Identity, Manifest, canonical, drift, sha256, verify
 
 WHERE = "/runs/a/experts/003/_MANIFEST.json"
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -119,7 +119,7 @@ def test_another_schema_is_named() -> None:
     del body["checksum"]
     body["schema"] = 1
     signed = json.dumps({**body, "checksum": sha256(canonical(body))}).encode()
-    with pytest.raises(CorruptArtifact, match=f"{WHERE}: schema 1, this version reads 2"):
+    with pytest.raises(CorruptArtifact, match=f"{WHERE}: schema 1, this version reads {SCHEMA}"):
         Manifest.from_json(signed, WHERE)
 
 
