@@ -1,5 +1,6 @@
 """What all tests share: one island (a Ray cluster of its own), and the commands of a user."""
 
+import importlib
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -127,6 +129,13 @@ def submit(island: Island, door: str, *arguments: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=ROOT, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     return done.stdout
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """A script of benchmarks/ as a module, which imports what lies beside it."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module
 
 
 @pytest.fixture(scope="session")

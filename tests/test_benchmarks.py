@@ -1,8 +1,8 @@
 """Benchmarks run and write what they should. What they measure is no test's business."""
 
-import importlib
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -10,23 +10,19 @@ import pytest
 
 from ddm_ray.models import weights
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 TINY = "--width 32 --heads 2 --depth 1 --image-size 8 --patch-size 4 --steps 1 --repeats 2 --experts 2 --batches 1 4"
 # One expert weighs 15 MiB: more than what the peak of a process varies by.
 LARGER = "--width 256 --heads 2 --depth 3 --image-size 8 --patch-size 4 --steps 1 --experts 2 6"
 
 
 @pytest.fixture
-def sampling(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script as a module, which imports what lies beside it. It starts itself anew to measure memory."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("sampling")
+def sampling(benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark("sampling")
 
 
 @pytest.fixture
-def claims(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("claims")
+def claims(benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark("claims")
 
 
 def test_sampling_measures_all_its_claims(

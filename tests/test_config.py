@@ -81,6 +81,10 @@ def test_a_config_never_changes() -> None:
         (["expert.train.steps=many"], "expert.train.steps: Input should be a valid integer"),
         (["expert.train.steps=0"], "expert.train.steps: Input should be greater than 0, got 0"),
         (["expert.train.steps=1.5"], "expert.train.steps: Input should be a valid integer"),
+        (
+            ["expert.train.warmup_steps=99999"],
+            "warmup_steps 99999 is more than steps 300: the rate would",
+        ),
         (["expert.train.steps="], "expert.train.steps: Input should be a valid integer, got None"),
         (["expert.train=5"], "expert.train: Input should be a valid dictionary"),
         (["name=7"], "name: Input should be a valid string, got 7"),
@@ -178,7 +182,7 @@ def test_a_setting_of_another_form_is_shown_the_form(setting: str) -> None:
         ("data.class_names.0=x", "'class_names' has no fields below it"),
         ("name=[1, 2", "not YAML"),
         ("name=2026-99-99", "not YAML: month must be in 1..12"),
-        ("name=!!python/object:os.system x", "not YAML: could not determine a constructor"),
+        ("name=!!python/object:os.system x", "not YAML: line 1, column 1: could not determine a constructor"),
     ],
 )
 def test_a_setting_that_cannot_be_applied(setting: str, told: str) -> None:
@@ -199,17 +203,21 @@ def test_any_setting_applies_or_is_refused_in_one_line(text: str, field: str) ->
         assert len(told.splitlines()) == 1
 
 
-@pytest.mark.parametrize("recipe", ["imagenet", "missing.yaml", "", "digits.txt", "."])
+@pytest.mark.parametrize("recipe", ["imagenet", "", "digits.txt", "."])
 def test_an_unknown_recipe_lists_the_shipped_ones(recipe: str) -> None:
     message = refusal(recipe=recipe)
     assert message == (f"recipe {recipe!r} is neither a shipped one ({', '.join(recipe_names())}) nor a .yaml file")
 
 
+def test_a_recipe_file_that_is_missing() -> None:
+    assert refusal(recipe="missing.yaml") == "recipe missing.yaml: no such file"
+
+
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b"name: [1", "not YAML: while parsing a flow sequence"),
-        (b"name: a\n\tb: c\n", "not YAML"),
+        (b"name: [1", "not YAML: line 1, column 9: expected ',' or ']', but got '<stream end>'"),
+        (b"name: a\n\tb: c\n", "not YAML: line 2, column 1: found character '\\t' that cannot start any token"),
         (b"\xff\xfe\x00", "not YAML"),
         (b"\x89PNG\r\n", "not YAML"),
         (b"", "holds no fields"),

@@ -1,10 +1,10 @@
 """The data benchmark runs and writes what it should. What it measures is no test's business."""
 
-import importlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -18,16 +18,13 @@ TINY = "--measure kmeans loader --rows 2000 --fine 32 --repeats 2 --loaded 600"
 
 
 @pytest.fixture
-def data(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script as a module, which imports what lies beside it."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("data")
+def data(benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark("data")
 
 
 @pytest.fixture
-def sides(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("data_sides")
+def sides(benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark("data_sides")
 
 
 def test_what_runs_in_its_process_is_measured(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ class OneLineErrors(click.Group):
             return super().invoke(ctx)
         except DDMError as error:
             click.echo(f"error: {error}", err=True)
+        except BrokenPipeError:
+            raise  # click ends quietly where nobody reads on, as of `| head`
         except OSError as error:
             click.echo(f"error: {error.filename or 'storage'}: {error.strerror or error}", err=True)
         except ModuleNotFoundError as error:
@@ -73,6 +75,11 @@ def main() -> None:
       ddm sample runs/digits --class 3 -o three.png   draw images from the mixture
       ddm serve runs/digits                           serve it over HTTP
     """
+
+
+def warn(text: str) -> None:
+    """A line on stderr that is meant to be seen."""
+    click.secho(f"warning: {text}", fg="yellow", bold=True, err=True)
 
 
 def make(run_url: str, artifact: str, stage: Callable[[Any, Any], None], mends: bool = False) -> Any:

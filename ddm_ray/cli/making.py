@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from ddm_ray.cli.command import ADDRESS, ISLAND, ISLANDS, RECIPE_HELP, RUN, SET_HELP, main, make
+from ddm_ray.cli.command import ADDRESS, ISLAND, ISLANDS, RECIPE_HELP, RUN, SET_HELP, main, make, warn
 from ddm_ray.errors import ConfigError
 
 
@@ -92,8 +92,15 @@ def prepare(
     if info["rejected"]:
         where = f"{run.url}/{artifact}/{REJECTED}"
         click.echo(f"{info['rejected']} images can't be used and are left out; each one's reason is in {where}")
+        for reason in info["reasons"]:
+            click.echo(f"{reason['rows']:>8} {reason['reason']}, e.g. {reason['id']}")
     if info["ignored"]:
-        click.echo(f"{info['ignored']} files are of another kind and aren't read, e.g. {info['ignored_example']}")
+        endings = ", ".join(f"{count} {ending}" for ending, count in info["ignored"].items())
+        warn(f"{sum(info['ignored'].values())} files are of another kind and aren't read: {endings}")
+    if not info["rows_heldout"]:
+        warn(f"no row is held out, so nothing can be evaluated; data.heldout is {run.config.data.heldout}")
+    if info["classes"]:
+        click.echo(f"classes by folder: {', '.join(f'{k} {name}' for k, name in enumerate(info['classes']))}")
     if info["duplicates"]:
         what = "left out" if info["dropped"] else "kept; data.duplicates=drop would leave them out"
         click.echo(f"{info['duplicates']} images equal an earlier one byte by byte: {what}")
@@ -127,7 +134,7 @@ def partition(run_url: str, cluster: int | None, scratch: str | None) -> None:
     run = make(run_url, artifact, stage, mends=True)
     if cluster is None:
         for warning in run.require(PARTITION).info["warnings"]:
-            click.secho(f"warning: {warning}", fg="yellow", bold=True, err=True)
+            warn(warning)
         click.echo(f"look at it: {run.url}/{PARTITION}/{REPORT}/report.html")
     click.echo(f"next: ddm train {run_url} expert {cluster or 0}")
 

@@ -122,6 +122,14 @@ class TrainConfig(Part):
     precision: Literal["fp32", "bf16"] = "fp32"
     seed: int = Field(default=0, ge=0)
 
+    @model_validator(mode="after")
+    def _warm_in_the_end(self) -> Self:
+        if self.warmup_steps > self.steps:
+            raise ValueError(
+                f"warmup_steps {self.warmup_steps} is more than steps {self.steps}: the rate would never be reached"
+            )
+        return self
+
 
 class DenoiserJob(Part):
     """The experts and the monolith: same model, same steps, equal FLOPs in total."""

@@ -27,7 +27,9 @@ def load_recipe(recipe: str, settings: tuple[str, ...] = ()) -> RunConfig:
     path = Path(recipe)
     if recipe in recipe_names():
         text = (resources.files("ddm_ray") / "recipes" / f"{recipe}.yaml").read_bytes()
-    elif path.suffix in (".yaml", ".yml") and path.is_file():
+    elif path.suffix in (".yaml", ".yml"):
+        if not path.is_file():
+            raise ConfigError(f"recipe {recipe}: no such file")
         text = path.read_bytes()
     else:
         raise ConfigError(f"recipe {recipe!r} is neither a shipped one ({', '.join(recipe_names())}) nor a .yaml file")
@@ -47,6 +49,10 @@ def read_yaml(text: str | bytes, where: str) -> Any:
     """The plain data in YAML text. Raises ConfigError, naming `where`, for what isn't YAML in UTF-8."""
     try:
         return yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ConfigError(f"{where}: not YAML: {place}{error.problem}") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2026-99-99
         raise ConfigError(f"{where}: not YAML: {' '.join(str(error).split())}") from None
 

@@ -105,7 +105,7 @@ def unit_length(points_ND: np.ndarray) -> np.ndarray:
     """The rows scaled to length 1, float32. Raises DataError if one has none."""
     length_N1 = np.sqrt(np.einsum("nd,nd->n", points_ND, points_ND, dtype=np.float64))[:, None]
     if not length_N1.all():
-        raise DataError("an embedding of nothing but zeros has no direction; set partition.metric to euclidean")
+        raise DataError("an embedding of nothing but zeros has no direction; use partition.metric euclidean")
     return (points_ND / length_N1).astype(np.float32)
 
 

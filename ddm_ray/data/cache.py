@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ddm_ray.data.scratch import inode, locked
 from ddm_ray.errors import CorruptArtifact, StorageError
 from ddm_ray.sampling.verified import record
 from ddm_ray.storage.manifest import FileRecord, Manifest
@@ -65,11 +66,11 @@ def _verified(run: Run, manifest: Manifest, name: str, path: Path) -> None:
 def _fetched(run: Run, manifest: Manifest, name: str, path: Path) -> None:
     """Make `path` the verified copy, if it isn't yet."""
     while True:
-        seen = _inode(path)
+        seen = inode(path)
         if seen is not None and record(path) == manifest.files[name]:
             return
-        with _locked(path.with_name(f"{name}.lock"), fcntl.LOCK_EX):
-            if _inode(path) != seen:
+        with locked(path.with_name(f"{name}.lock"), fcntl.LOCK_EX):
+            if inode(path) != seen:
                 continue  # another process made it meanwhile
             key, part = f"{manifest.artifact}/{name}", path.with_name(f"{name}.part")
             try:
@@ -95,13 +96,6 @@ def _gone(run: Run, manifest: Manifest, where: str) -> CorruptArtifact:
     return CorruptArtifact(f"{where}: gone, though its manifest lists it; {run.anew(manifest.artifact)}")
 
 
-def _inode(path: Path) -> int | None:
-    try:
-        return path.stat().st_ino
-    except FileNotFoundError:
-        return None
-
-
 @contextmanager
 def _in_use(folder: Path, temporary: bool) -> Iterator[None]:
     """A temporary folder is removed by whoever is the last to leave it."""
@@ -109,7 +103,7 @@ def _in_use(folder: Path, temporary: bool) -> Iterator[None]:
         yield
         return
     lock = folder.with_name(f"{folder.name}.lock")
-    with _locked(lock, fcntl.LOCK_SH) as descriptor:
+    with locked(lock, fcntl.LOCK_SH) as descriptor:
         try:
             yield
         finally:
@@ -117,21 +111,6 @@ def _in_use(folder: Path, temporary: bool) -> Iterator[None]:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
                 lock.unlink()
-
-
-@contextmanager
-def _locked(path: Path, kind: int) -> Iterator[int]:
-    """Hold a lock file, which is the process's own to lose: a kill frees it."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(descriptor, kind)
-            # Whoever held it before may have removed it: then a newcomer would make and lock another one.
-            if os.fstat(descriptor).st_ino == _inode(path):
-                yield descriptor
-                return
-        finally:
-            os.close(descriptor)
 
 
 @contextmanager

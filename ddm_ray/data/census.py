@@ -1,5 +1,6 @@
 """The last step of `prepare`: all chunks are there, every id is once, equal images are counted; then the manifest."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 
 from ddm_ray.data.parts import NULL, REJECTED, Parts, Plan, Record
-from ddm_ray.data.schema import TRAIN, to_parquet
+from ddm_ray.data.schema import DUPLICATES, TRAIN, to_parquet
 from ddm_ray.data.texts import NULL_TEXT
 from ddm_ray.errors import CorruptArtifact, DataError
 from ddm_ray.storage.manifest import FileRecord, Manifest, canonical, sha256
 from ddm_ray.storage.records import chunks_done
 
-DUPLICATES = "duplicates.parquet"
 EXAMPLES = 3
+MOST_REASONS = 10
 ENOUGH_SEEN = 1000
 
 
@@ -88,7 +89,7 @@ def commit(parts: Parts, plan: Plan, records: list[Record]) -> Manifest:
         "source": plan.source,
         "classes": plan.classes and list(plan.classes),
         "ignored": plan.ignored,
-        "ignored_example": plan.ignored_example,
+        "reasons": _commonest(parts, records),
     }
     manifest = run.commit_records(artifact, files, info, sha256(canonical(content)), identity)
     named = {name for record in records for name in record.files}
@@ -96,6 +97,18 @@ def commit(parts: Parts, plan: Plan, records: list[Record]) -> Manifest:
         if name.startswith(("part-", f"{REJECTED}/")) and name not in named:
             parts.store.delete_one(f"{artifact}/{name}")
     return manifest
+
+
+def _commonest(parts: Parts, records: list[Record]) -> list[dict[str, Any]]:
+    """Why rows were rejected, the commonest reasons first, each with an example; numbers in them may differ."""
+    counts: Counter[str] = Counter()
+    examples: dict[str, dict[str, str]] = {}
+    for record in records:
+        for row in parts.read_reasons(record) if record.reasons else []:
+            reason = re.sub(r"\d+", "#", row["reason"])
+            counts[reason] += 1
+            examples.setdefault(reason, row)
+    return [{"rows": rows, **examples[reason]} for reason, rows in counts.most_common(MOST_REASONS)]
 
 
 def _file(data: bytes) -> FileRecord:

@@ -13,15 +13,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import safetensors.numpy
+import torch
 
 from ddm_ray.core.kmeans import Centroids, two_level_kmeans, unit_length
 from ddm_ray.data import Progress
 from ddm_ray.data.order import ranks
-from ddm_ray.data.schema import TRAIN, embeddings, images, read_parquet
+from ddm_ray.data.schema import DUPLICATES, TRAIN, embeddings, images, read_parquet
 from ddm_ray.errors import DataError
 from ddm_ray.storage.run import Run
 
-DUPLICATES = "duplicates.parquet"
 COLUMNS = {"embeddings": ["embedding"], "pixels": ["data"], "label": ["label"]}
 POOLED_SIDE = 4
 SORTED_COLUMNS = 16
@@ -109,18 +109,9 @@ class Features:
 
 def pooled_pixels(images_NCHW: np.ndarray) -> np.ndarray:
     """features_ND: each channel's averages over a grid of 4 x 4, and its standard deviation; D = 17 C."""
-    num_rows, _, height, width = images_NCHW.shape
-    grid_NCLL = _averages(height) @ images_NCHW @ _averages(width).T
+    grid_NCLL = torch.nn.functional.adaptive_avg_pool2d(torch.from_numpy(images_NCHW), POOLED_SIDE)
     std_NC = images_NCHW.std(axis=(2, 3))
-    return np.concatenate([grid_NCLL.reshape(num_rows, -1), std_NC], axis=1, dtype=np.float32)
-
-
-def _averages(side: int) -> np.ndarray:
-    """The matrix (4, side) of averages over quarters of a side, which share a pixel where 4 doesn't divide it."""
-    edges = np.arange(POOLED_SIDE + 1) * side / POOLED_SIDE
-    begins, ends = np.floor(edges[:-1, None]), np.ceil(edges[1:, None])
-    within = (np.arange(side) >= begins) & (np.arange(side) < ends)
-    return (within / (ends - begins)).astype(np.float32)
+    return np.concatenate([grid_NCLL.flatten(1).numpy(), std_NC], axis=1, dtype=np.float32)
 
 
 class Sample:

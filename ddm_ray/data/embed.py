@@ -11,6 +11,7 @@ import pyarrow as pa
 import torch
 
 from ddm_ray.config import RunConfig
+from ddm_ray.data.decoding import DecodedRows
 from ddm_ray.data.images import thumbnail
 from ddm_ray.data.order import places
 from ddm_ray.data.schema import EMBEDDING, HELDOUT, TEXT, TRAIN, column, data_dtype, rows_schema
@@ -25,25 +26,15 @@ OVERFLOWS = ", or more than float16 holds,"
 
 
 @dataclass(frozen=True)
-class Decoded:
-    """What the CPU made of a chunk's usable rows: hex SHA-256 of the files, labels or captions, uint8 pixels."""
-
-    ids: list[str]
-    content_hashes: list[str]
-    conditions: list[int] | list[str]
-    pixels_NHWC: np.ndarray
-
-
-@dataclass(frozen=True)
 class EmbeddedRows:
-    """A chunk's rows as a table of `rows_schema`, and {id, reason} of those that a network gives no numbers for."""
+    """A chunk's rows as a table of `rows_schema`; {id, reason} of those not decoded, or without a network's numbers."""
 
     table: pa.Table
     rejected: list[dict[str, str]]
 
 
 class Embed:
-    """`Decoded` -> `EmbeddedRows`; networks are loaded once, and see `embedder.batch_size` rows at a time."""
+    """`DecodedRows` -> `EmbeddedRows`; networks are loaded once, and see `embedder.batch_size` rows at a time."""
 
     def __init__(self, config: RunConfig, pixel_features: PixelFeatures | None, device: str = "cpu"):
         """`pixel_features`: the fitted ones of an embedder of pixels, else None.
@@ -62,7 +53,9 @@ class Embed:
         self._texts = None if data.text is None else TextEncoder.from_config(data.text).to(device)
         if self._latents is not None and self._latents.channels != data.channels:
             assert data.latents is not None
-            raise ConfigError(f"autoencoder {data.latents.autoencoder}: set data.channels to {self._latents.channels}")
+            raise ConfigError(
+                f"autoencoder {data.latents.autoencoder}: begin a run with --set data.channels={self._latents.channels}"
+            )
 
     @property
     def embedding_dim(self) -> int:
@@ -73,11 +66,11 @@ class Embed:
         """The file of the empty prompt's text (`texts.null_text_bytes`), for runs conditioned on texts."""
         return None if self._texts is None else null_text_bytes(self._texts.null())
 
-    def __call__(self, decoded: Decoded) -> EmbeddedRows:
+    def __call__(self, decoded: DecodedRows) -> EmbeddedRows:
         """The rows, in the same order. DataError if a network gives no numbers for any of MANY_ROWS or more."""
         data, schema = self.config.data, rows_schema(self.config.data, self.embedding_dim)
         if not decoded.ids:
-            return EmbeddedRows(schema.empty_table(), [])
+            return EmbeddedRows(schema.empty_table(), decoded.rejected)
         assert decoded.pixels_NHWC.dtype == np.uint8
         channels, height, width = data.pixel_shape
         assert decoded.pixels_NHWC.shape == (len(decoded.ids), height, width, channels)
@@ -95,9 +88,10 @@ class Embed:
             name = kind if kind == "pixels" else f"{kind} {self.config.embedder.model}"
             numbers.check(embeddings_ND, f"embedder {name}")
             columns["embedding"] = column(embeddings_ND, EMBEDDING)
-        return numbers.split(pa.table(columns, schema=schema))
+        table, without = numbers.split(pa.table(columns, schema=schema))
+        return EmbeddedRows(table, decoded.rejected + without)
 
-    def _data(self, decoded: Decoded, numbers: "_Numbers") -> dict[str, Any]:
+    def _data(self, decoded: DecodedRows, numbers: "_Numbers") -> dict[str, Any]:
         config = self.config.data
         if self._latents is None:
             return {"data": column(decoded.pixels_NHWC.transpose(0, 3, 1, 2), data_dtype(config))}
@@ -115,7 +109,7 @@ class Embed:
             "thumbnail": [thumbnail(pixels_HWC) for pixels_HWC in decoded.pixels_NHWC],
         }
 
-    def _conditions(self, decoded: Decoded, numbers: "_Numbers") -> dict[str, Any]:
+    def _conditions(self, decoded: DecodedRows, numbers: "_Numbers") -> dict[str, Any]:
         config = self.config.data.text
         if config is None or self._texts is None:
             return {"label": decoded.conditions}
@@ -162,10 +156,10 @@ class _Numbers:
         for row in np.flatnonzero(~finite_N).tolist():
             self._reasons.setdefault(row, f"{what}: gives NaN or infinity{limit}".rstrip(","))
 
-    def split(self, table: pa.Table) -> EmbeddedRows:
+    def split(self, table: pa.Table) -> tuple[pa.Table, list[dict[str, str]]]:
         """The rows with numbers, and the others' reasons."""
         if not self._reasons:
-            return EmbeddedRows(table, [])
+            return table, []
         usable_N = np.array([row not in self._reasons for row in range(table.num_rows)])
         rejected = [{"id": self._ids[row], "reason": self._reasons[row]} for row in sorted(self._reasons)]
-        return EmbeddedRows(table.filter(pa.array(usable_N)).combine_chunks(), rejected)
+        return table.filter(pa.array(usable_N)).combine_chunks(), rejected

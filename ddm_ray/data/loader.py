@@ -23,7 +23,8 @@ from torch import Tensor
 from ddm_ray.config import DataConfig
 from ddm_ray.core.condition import Condition, Text
 from ddm_ray.data.cache import local_files
-from ddm_ray.data.schema import TEXT, TRAIN, array, data_dtype, read_parquet, shard_schema
+from ddm_ray.data.partition_state import below
+from ddm_ray.data.schema import TEXT, TRAIN, array, as_modelled, data_dtype, read_parquet, shard_schema
 from ddm_ray.data.texts import NULL_TEXT, read_null_text, texts
 from ddm_ray.data.windows import WINDOW_BYTES, RowGroup, Window, WindowOrder
 from ddm_ray.errors import CorruptArtifact, DataError, DriftError
@@ -71,7 +72,7 @@ def load_rows(run: Run, artifacts: list[str], split: str = TRAIN) -> Rows:
     labels_N = stored.condition() if config.text is None else torch.zeros(0, dtype=torch.int64)
     text = stored.condition() if config.text is not None else None
     assert isinstance(labels_N, Tensor) and not isinstance(text, Tensor)
-    data_NCHW = _as_modelled(stored.data_NCHW)
+    data_NCHW = torch.from_numpy(as_modelled(stored.data_NCHW))
     return Rows(table["id"].to_pylist(), data_NCHW, labels_N, torch.from_numpy(stored.cluster_N), text)
 
 
@@ -83,7 +84,7 @@ def require_shard(run: Run, artifact: str) -> Manifest:
     manifest, whole = run.require(artifact), run.manifest(PARTITION)
     if whole is not None:
         data = run.store.read(f"{artifact}/{NAME}")
-        listed = whole.files.get(f"{artifact.removeprefix(f'{PARTITION}/')}/{NAME}")
+        listed = whole.files.get(below(artifact))
         if listed != FileRecord(len(data), sha256(data)):
             raise DriftError(f"{run.url}/{artifact} isn't the shard that {PARTITION} lists; {run.anew(PARTITION)}")
     return manifest
@@ -176,7 +177,8 @@ class Loader:
                 batch.take(piece.member_M, self._window(piece.window), piece.row_M)
         if self._memory is None:
             self._read_ahead(self._order.after(pieces[-1].window))
-        return _as_modelled(batch.data_NCHW), batch.condition(), torch.from_numpy(batch.cluster_N)
+        data_BCHW = torch.from_numpy(as_modelled(batch.data_NCHW))
+        return data_BCHW, batch.condition(), torch.from_numpy(batch.cluster_N)
 
     def _window(self, window: Window) -> "_Stored":
         self._read_ahead(window)
@@ -268,12 +270,6 @@ class _Stored:
         if self._config.text is None:
             return torch.from_numpy(self._label_N)
         return texts(self._tokens, self._pooled_NP, self._config.text)
-
-
-def _as_modelled(data_NCHW: np.ndarray) -> Tensor:
-    """As `schema.as_modelled`; torch is many times faster than numpy at float16."""
-    data = torch.from_numpy(data_NCHW)
-    return data.float() / 127.5 - 1 if data.dtype == torch.uint8 else data.float()
 
 
 def _unreadable(where: str, error: Exception) -> CorruptArtifact:

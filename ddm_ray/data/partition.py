@@ -3,10 +3,7 @@
 N rows of a part, D dimensions of what is clustered, K clusters.
 """
 
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -32,8 +29,9 @@ from ddm_ray.data.partition_state import (
     unmake_shard,
     write_report,
 )
+from ddm_ray.data.scratch import scratch_folder
 from ddm_ray.data.shards import ShardWriter
-from ddm_ray.errors import ConfigError, CorruptArtifact, DataError, DriftError, StorageError
+from ddm_ray.errors import ConfigError, CorruptArtifact, DataError, DriftError
 from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest, drift, sha256
 from ddm_ray.storage.run import CENTROIDS, PARTITION, ROWS, Run, owner_rows, shard
 
@@ -69,7 +67,7 @@ def _partition(run: Run, tell: Progress, scratch: str | None) -> Manifest:
         if all(finished_shard(run, cluster, None, identity, listed[cluster]) for cluster in clusters):
             return whole
     rows = Rows(run, ROWS)
-    with _folder(scratch) as folder:
+    with scratch_folder(scratch) as folder:
         fitted, centroids_manifest = _centroids(rows, identity, _phase(tell, 0.0, 0.4, "centroids"))
         digest = centroids_manifest.digest if centroids_manifest else None
         there = {cluster: finished_shard(run, cluster, digest, identity, listed[cluster]) for cluster in clusters}
@@ -194,7 +192,7 @@ def _own(run: Run, cluster: int, tell: Progress, scratch: str | None) -> Manifes
     if there := finished_shard(run, cluster, None, run.identity(shard(cluster))):
         return there
     rows = Rows(run, owner_rows(cluster))
-    with _folder(scratch) as folder:
+    with scratch_folder(scratch) as folder:
         clusters = Clusters(folder, run.config.partition.num_clusters)
         for number, table in enumerate(rows.parts([], _phase(tell, 0.0, 0.3, "counting"))):
             clusters.put(number, np.full(table.num_rows, cluster), trains(table))
@@ -240,15 +238,3 @@ def _collect(run: Run, tell: Progress) -> Manifest:
 
 def _phase(tell: Progress, begin: float, end: float, name: str) -> Progress:
     return lambda share, note: tell(begin + (end - begin) * share, f"{name}: {note}")
-
-
-@contextmanager
-def _folder(scratch: str | None) -> Iterator[Path]:
-    """A new local folder, removed in the end. Raises StorageError of one line where none can be made."""
-    where = scratch or tempfile.gettempdir()
-    try:
-        folder = tempfile.TemporaryDirectory(prefix="ddm-partition-", dir=where, ignore_cleanup_errors=True)
-    except OSError as error:
-        raise StorageError(f"{where}: {error.strerror}; choose another folder with --scratch") from None
-    with folder as path:
-        yield Path(path)

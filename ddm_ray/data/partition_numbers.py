@@ -47,7 +47,7 @@ def warnings_of(config: RunConfig, info: Mapping[str, Any]) -> list[str]:
     lines = []
     for cluster in np.flatnonzero(rows_K >= min(0.9, 2.5 / num_clusters) * num_rows):
         if num_clusters > 1:
-            cure = "; set partition.max_share, or try another embedder or metric" if by_kmeans else ""
+            cure = "; try a run with partition.max_share, another embedder or metric" if by_kmeans else ""
             lines.append(
                 f"cluster {cluster} has {rows_K[cluster] / num_rows:.0%} of the training rows, where an equal share is"
                 f" {1 / num_clusters:.0%}: its expert has most to learn in the same number of steps{cure}"

@@ -11,7 +11,7 @@ from base64 import b64decode, b64encode
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +43,14 @@ _UNITS = pa.schema(
 class Plan:
     """What a source was when the rows were begun; every later command goes by it.
 
-    `ignored`: files of it that no unit reads, with an example.
+    `ignored`: how many files of it no unit reads, by the endings of their names.
     """
 
     source: str
     chunk_rows: int
     classes: tuple[str, ...] | None
     units: tuple[Unit, ...]
-    ignored: int = 0
-    ignored_example: str | None = None
+    ignored: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -89,9 +88,7 @@ class Record:
     @classmethod
     def from_json(cls, data: bytes, where: str) -> "Record":
         """Raises CorruptArtifact naming `where` if it was altered."""
-        body = unseal(data, where)
-        if body.keys() != cls.__dataclass_fields__.keys():
-            raise CorruptArtifact(f"{where}: is another file's")
+        body = unseal(data, where, cls.__dataclass_fields__)
         body["place"] = Place(**body["place"])
         for name in ("part", "reasons"):
             body[name] = (body[name][0], FileRecord(**body[name][1])) if body[name] else None
@@ -107,10 +104,13 @@ class Parts:
         self.run, self.store, self.artifact = run, run.store, artifact
         self.url = f"{run.url}/{artifact}"
 
-    def settle(self, pointer: str, suffix: str, make: Callable[[], tuple[bytes, dict[str, Any]]]) -> tuple[bytes, Any]:
+    def settle(
+        self, pointer: str, suffix: str, make: Callable[[], tuple[bytes, dict[str, Any]]], needs: Iterable[str] = ()
+    ) -> tuple[bytes, Any]:
         """A file that is made once, with its fields: what is there, else what `make` makes, or a rival meanwhile.
 
-        `pointer`: key of the JSON object that names it. Raises CorruptArtifact if either was altered.
+        `pointer`: key of the JSON object that names it. Raises CorruptArtifact if either was altered, or the object
+        lacks the fields that the caller `needs`.
         """
         folder = pointer.rpartition("/")[0]
         where = f"{self.url}/{pointer}"
@@ -121,9 +121,7 @@ class Parts:
             record = {"file": name, "file_record": asdict(FileRecord(len(data), sha256(data)))}
             self.store.create(f"{self.artifact}/{pointer}", seal({**fields, **record}))
         try:
-            fields = unseal(self.store.read(f"{self.artifact}/{pointer}"), where)
-            if "file" not in fields:
-                raise CorruptArtifact(f"{where}: is another file's")
+            fields = unseal(self.store.read(f"{self.artifact}/{pointer}"), where, ["file", "file_record", *needs])
             name = fields.pop("file")
             where = f"{self.url}/{folder}/{name}"
             data = self.store.read(f"{self.artifact}/{folder}/{name}")
@@ -154,14 +152,14 @@ class Parts:
             identity = self.run.identity(self.artifact).fields
             return to_parquet(units), {**fields, "units": len(plan.units), "config": identity}
 
-        data, fields = self.settle(PLAN, ".parquet", listed)
+        needs = [*Plan.__dataclass_fields__, "config"]
+        data, fields = self.settle(PLAN, ".parquet", listed, needs)
         if lines := drift(self.run.identity(self.artifact), Identity(fields["config"])):
             raise DriftError(f"{self.url} was begun otherwise: {'; '.join(lines)}; {self.run.anew(self.artifact)}")
         rows = read_parquet(data, f"{self.url}/{PLAN}").to_pylist()
         units = (Unit(row["key"], row["bytes"], tuple(row["files"]), tuple(row["sizes"])) for row in rows)
         classes = tuple(fields["classes"]) if fields["classes"] is not None else None
-        seen = fields["ignored"], fields["ignored_example"]
-        return Plan(fields["source"], fields["chunk_rows"], classes, tuple(units), *seen)
+        return Plan(fields["source"], fields["chunk_rows"], classes, tuple(units), fields["ignored"])
 
     def begun_with(self) -> str | None:
         """The source of the plan, if there is one."""
@@ -170,12 +168,9 @@ class Parts:
         except FileNotFoundError:
             return None
         try:
-            fields = unseal(data, f"{self.url}/{PLAN}")
-            if "source" not in fields:
-                raise CorruptArtifact(f"{self.url}/{PLAN}: is another file's")
+            source: str = unseal(data, f"{self.url}/{PLAN}", ["source"])["source"]
         except CorruptArtifact as error:
             raise CorruptArtifact(f"{error}; {self.run.anew(self.artifact)}") from None
-        source: str = fields["source"]
         return source
 
     def places(self) -> list[Place]:
@@ -278,7 +273,7 @@ def list_source(config: RunConfig, name: str, source: Source, chunk_rows: int) -
             f"source {name}: data.num_classes only counts the classes, and owners' folders would mean other classes at"
             " each; begin the run anew and name them with data.class_names"
         )
-    return Plan(name, chunk_rows, source.classes, units, source.ignored, source.ignored_example)
+    return Plan(name, chunk_rows, source.classes, units, source.ignored)
 
 
 def rows_artifact(run: Run, cluster: int | None) -> str:

@@ -24,6 +24,7 @@ from ddm_ray.data.decoding import as_task, raise_failed, read_units
 from ddm_ray.data.parts import Parts, Plan, Record, list_source, rows_artifact, source_of
 from ddm_ray.data.sources import Source, open_source
 from ddm_ray.data.sources import chunk_rows as rows_per_chunk
+from ddm_ray.data.sources.chunks import CHUNK_BYTES
 from ddm_ray.errors import RayError
 from ddm_ray.placement import Placement
 from ddm_ray.storage.manifest import Manifest
@@ -32,7 +33,6 @@ from ddm_ray.storage.run import Run
 
 MAX_REJECTED = 0.05
 TASKS_PER_CORE = 16
-CHUNK_BYTES = 64 * 2**20
 
 
 def prepare(
@@ -77,7 +77,7 @@ def prepare(
             if place not in records:
                 records[place] = parts.record(place)
             view.show(records[place], row["until"])
-            if view.seen >= ENOUGH_SEEN:
+            if view.too_many_rejected(max_rejected):
                 check_rejected(parts, plan, list(records.values()), max_rejected, view.expected)
     tell(0.99, "checking")
     # Another's, of a command that runs at the same time or was killed before its result came here.
@@ -96,16 +96,23 @@ class _View:
         self._bytes = [max(1, unit.bytes) for unit in plan.units]
         self._total, self._tell = sum(self._bytes), tell
         self._read: dict[int, float] = {}
+        self._bytes_read = 0.0
         self._rows = sum(record.rows for record in records)
         self._rejected = sum(record.rejected for record in records)
         for unit in chunks_done(record.place for record in records)[1]:
-            self._read[unit] = 1.0
+            self._advance(unit, 1.0)
         self._began: tuple[float, float, int] | None = None
-        self._tell(self._fraction, "starting to decode and embed")
+        self._tell(self._fraction, "loading networks, then decoding and embedding")
 
     @property
     def _fraction(self) -> float:
-        return min(0.99, sum(self._bytes[unit] * until for unit, until in self._read.items()) / self._total)
+        return min(0.99, self._bytes_read / self._total)
+
+    def _advance(self, unit: int, until: float) -> None:
+        before = self._read.get(unit, 0.0)
+        if until > before:
+            self._read[unit] = until
+            self._bytes_read += self._bytes[unit] * (until - before)
 
     @property
     def seen(self) -> int:
@@ -117,9 +124,13 @@ class _View:
         """About how many rows there will be in the end, by the bytes that are read."""
         return self.seen / self._fraction if self._fraction else math.inf
 
+    def too_many_rejected(self, most: float) -> bool:
+        """Whether more than the share `most` of all rows to come is rejected already."""
+        return self.seen >= ENOUGH_SEEN and self._rejected > most * self.expected
+
     def show(self, record: Record, until: float) -> None:
         """One more chunk is finished, up to which the share `until` of its unit is read."""
-        self._read[record.place.unit] = max(until, self._read.get(record.place.unit, 0.0))
+        self._advance(record.place.unit, until)
         self._rows += record.rows
         self._rejected += record.rejected
         now, note = (time.monotonic(), self._fraction, self._rows), f"{self._rows} rows, {self._rejected} rejected"

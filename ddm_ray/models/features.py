@@ -19,7 +19,6 @@ from ddm_ray.config import EmbedderConfig
 from ddm_ray.errors import ConfigError, CorruptArtifact, DataError
 from ddm_ray.models import foreign
 
-PROJECTED = ("visual_projection.",)
 OTHER_HALF = ("text_model.", "text_projection.", "logit_scale", "logit_bias")
 """Beginnings of the tensors that a model of images and texts has and its image model doesn't."""
 IMAGE_MODELS = {

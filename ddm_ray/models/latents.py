@@ -36,9 +36,8 @@ class Latents:
         """The autoencoder of a run. ConfigError as `from_pretrained`, and for another downsampling than the run's."""
         latents = cls.from_pretrained(config.autoencoder, config.scale, config.shift)
         if latents.downsampling != config.downsampling:
-            raise ConfigError(
-                f"autoencoder {config.autoencoder}: set data.latents.downsampling to {latents.downsampling}"
-            )
+            cure = f"begin a run with --set data.latents.downsampling={latents.downsampling}"
+            raise ConfigError(f"autoencoder {config.autoencoder}: {cure}")
         return latents
 
     @property

@@ -4,22 +4,18 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import torch
 from transformers import T5Config, T5EncoderModel
 
 from ddm_ray.config import load_recipe
-from ddm_ray.data.census import commit
-from ddm_ray.data.chunks import FinishChunks, fit
-from ddm_ray.data.decoding import as_task, raise_failed, read_units
 from ddm_ray.data.images import png
-from ddm_ray.data.parts import Parts, Plan, source_of
+from ddm_ray.data.parts import Parts, source_of
 from ddm_ray.data.sources import open_source
 from ddm_ray.storage.manifest import Manifest
-from ddm_ray.storage.records import chunks_done
 from ddm_ray.storage.run import ROWS, Run
 from tests.data.broken import BROKEN, picture
 from tests.data.damage import images, write_folder, write_tar
+from tests.data.rows import make_rows
 from tests.models.test_text import tokenizer
 
 CHUNK = 16
@@ -59,25 +55,7 @@ def make_texts(folder: Path, version: int) -> Run:
 
 def resume(run: Run) -> Manifest:
     """As `prepare`, without Ray."""
-    parts, config = Parts(run, ROWS), run.config.data
-    name = source_of(parts, None, None)
-    if finished := run.finished(ROWS):
-        return finished
-
-    def listed() -> Plan:
-        source = open_source(config, name, CHUNK)
-        units = tuple(source.units())
-        return Plan(name, CHUNK, source.classes, units)
-
-    plan = parts.plan(listed)
-    source = open_source(config, plan.source, plan.chunk_rows, plan.classes)
-    parts.records(parts.places())
-    fit(parts, plan, source)
-    finish = FinishChunks(run, ROWS, "cpu")
-    chunks, done = chunks_done(parts.places())
-    for number, unit in enumerate(plan.units):
-        if number not in done:
-            task = pa.Table.from_pylist([as_task(number, unit, chunks.get(number, ()))])
-            for chunk in read_units(task, source, config):
-                raise_failed(finish(chunk)["error"][0].as_py())
-    return commit(parts, plan, parts.records(parts.places()))
+    name = source_of(Parts(run, ROWS), None, None)
+    source = open_source(run.config.data, name, CHUNK)
+    source.units()  # which names the classes by their folders
+    return run.finished(ROWS) or make_rows(run, source, CHUNK)

@@ -12,6 +12,8 @@ from ddm_ray.data.schema import EMBEDDING, HELDOUT, TRAIN, column, rows_schema
 from ddm_ray.storage.run import ROWS, Run
 from tests.data.rows import commit_tables
 
+FOUR = ("partition.num_clusters=4", "partition.num_fine=32")
+
 
 @dataclass(frozen=True)
 class Rows:

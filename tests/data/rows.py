@@ -27,13 +27,13 @@ def make_rows(run: Run, source: Source, chunk_rows: int = 600, artifact: str = R
     parts = Parts(run, artifact)
     plan = parts.plan(lambda: list_source(run.config, run.config.data.source, source, chunk_rows))
     fit(parts, plan, source)
-    finish = FinishChunks(run, artifact, "cpu")
     done, whole = chunks_done(parts.places())
-    for number, unit in enumerate(plan.units):
-        if number not in whole:
-            task = pa.Table.from_pylist([as_task(number, unit, done.get(number, ()))])
-            for chunk in read_units(task, source, run.config.data):
-                raise_failed(finish(chunk)["error"][0].as_py())
+    units = [(number, unit) for number, unit in enumerate(plan.units) if number not in whole]
+    missing = [as_task(number, unit, done.get(number, ())) for number, unit in units]
+    if missing:
+        finish = FinishChunks(run, artifact, "cpu")
+        for chunk in read_units(pa.Table.from_pylist(missing), source, run.config.data):
+            raise_failed(finish(chunk)["error"][0].as_py())
     return commit(parts, plan, parts.records(parts.places()))
 
 

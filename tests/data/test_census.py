@@ -12,9 +12,10 @@ import pytest
 
 from ddm_ray.config import load_recipe
 from ddm_ray.data import census
-from ddm_ray.data.census import DUPLICATES, check_rejected
+from ddm_ray.data.census import check_rejected
 from ddm_ray.data.images import png
 from ddm_ray.data.parts import AHEAD, Parts, Plan, Record, list_source
+from ddm_ray.data.schema import DUPLICATES
 from ddm_ray.data.sources import open_source
 from ddm_ray.errors import DataError
 from ddm_ray.storage.records import Place
@@ -126,7 +127,7 @@ def test_files_of_another_kind_are_counted(tmp_path: Path) -> None:
     photos(tmp_path / "photos")
     run = tiny(tmp_path, f"data.source={tmp_path / 'photos'}", "data.class_names=[]", "data.num_classes=2")
     info = make_rows(run, open_source(run.config.data, chunk_rows=8), 8).info
-    assert (info["ignored"], info["ignored_example"], info["duplicates"]) == (1, "notes.txt", 1)
+    assert (info["ignored"], info["duplicates"]) == ({".txt": 1}, 1)
 
 
 def test_parts_are_read_in_order_and_few_at_once(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +15,12 @@ STRIDES = {Fault.KILL: 1, Fault.FULL: 5}
 @pytest.mark.parametrize("fault", list(Fault), ids=lambda fault: fault.name)
 @pytest.mark.parametrize("stage", ["prepare", "partition"])
 def test_a_fault_at_any_write_leaves_the_old_or_the_new(tmp_path: Path, stage: str, fault: Fault) -> None:
-    command = [sys.executable, "-m", "tests.data.disk_faults", stage, str(tmp_path), fault.name, str(STRIDES[fault])]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    runs, scratch = tmp_path / "runs", tmp_path / "scratch"  # which a partition that is killed leaves
+    runs.mkdir()
+    scratch.mkdir()
+    command = [sys.executable, "-m", "tests.data.disk_faults", stage, str(runs), fault.name, str(STRIDES[fault])]
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     num_calls, num_states, *kinds = done.stdout.splitlines()[-1].split()
     assert {"write", "fsync", "rename", "link"} <= set(kinds)

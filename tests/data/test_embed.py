@@ -15,7 +15,8 @@ from transformers import T5Config, T5EncoderModel
 
 from ddm_ray.config import RunConfig, load_recipe, parse_config
 from ddm_ray.core.condition import Text
-from ddm_ray.data.embed import Decoded, Embed, EmbeddedRows
+from ddm_ray.data.decoding import DecodedRows
+from ddm_ray.data.embed import Embed, EmbeddedRows
 from ddm_ray.data.order import places
 from ddm_ray.data.parts import content_digest
 from ddm_ray.data.schema import (
@@ -51,13 +52,13 @@ def config(embedder: dict[str, Any] | None = None, method: str = "embeddings", *
     return parse_config(fields, "test")
 
 
-def decoded(config: RunConfig, num_rows: int = 5, conditions: list[Any] | None = None) -> Decoded:
+def decoded(config: RunConfig, num_rows: int = 5, conditions: list[Any] | None = None) -> DecodedRows:
     channels, height, width = config.data.pixel_shape
     pixels_NHWC = np.random.default_rng(0).integers(0, 256, (num_rows, height, width, channels), np.uint8)
     pixels_NHWC.flags.writeable = False  # as of a buffer that another process wrote
     ids = [f"row-{number}" for number in range(num_rows)]
     labels: list[Any] = conditions or [number % 4 for number in range(num_rows)]
-    return Decoded(ids, [f"{number:064x}" for number in range(num_rows)], labels, pixels_NHWC)
+    return DecodedRows(ids, [f"{number:064x}" for number in range(num_rows)], labels, pixels_NHWC, [])
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +118,7 @@ def test_a_rows_bytes_do_not_depend_on_its_chunk() -> None:
     chunk = decoded(run, num_rows=9)
     embed = Embed(run, PixelFeatures.fit(chunk.pixels_NHWC, 3))
     alone = [
-        Decoded([row_id], [digest], [label], pixels_HWC[None])
+        DecodedRows([row_id], [digest], [label], pixels_HWC[None], [])
         for row_id, digest, label, pixels_HWC in zip(
             chunk.ids, chunk.content_hashes, [int(label) for label in chunk.conditions], chunk.pixels_NHWC, strict=True
         )
@@ -129,7 +130,7 @@ def test_a_rows_bytes_do_not_depend_on_its_chunk() -> None:
 def test_a_chunk_without_usable_rows_is_an_empty_table(method: str) -> None:
     run = config({"dim": 3}, method)
     embed = Embed(run, PixelFeatures.fit(decoded(run).pixels_NHWC, 3))
-    empty = Decoded([], [], [], np.empty((0, 8, 8, 1), np.uint8))
+    empty = DecodedRows([], [], [], np.empty((0, 8, 8, 1), np.uint8), [])
     assert embed(empty).table.num_rows == 0
     assert embed(empty).table.schema == rows_schema(run.data, embed.embedding_dim)
 
@@ -255,9 +256,9 @@ def test_rows_that_float16_does_not_hold_are_left_out(folders: dict[str, str], d
 
 def test_networks_of_other_sizes_are_refused(folders: dict[str, str]) -> None:
     for data, told in (
-        (text_data(folders) | {"channels": 3}, r"set data\.channels to 4$"),
+        (text_data(folders) | {"channels": 3}, r"begin a run with --set data\.channels=4$"),
         (text_data(folders) | {"latents": {"autoencoder": folders["vae"], "scale": 1}}, r"data\.latents\.downsampling"),
-        (text_data(folders, dim=16), r"has 20 channels: set data\.text\.dim$"),
+        (text_data(folders, dim=16), r"has 20 channels: data\.text\.dim$"),
         (text_data(folders, pooled_dim=16), "its pooled vector has size None"),
     ):
         run = config({"dim": 3}, **data)

@@ -1,7 +1,6 @@
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -23,31 +22,12 @@ from ddm_ray.errors import (
 from ddm_ray.storage.manifest import sha256
 from ddm_ray.storage.run import CENTROIDS, PARTITION, ROWS, Run, owner_rows, shard
 from tests.conftest import ROOT
-from tests.data.groups import rows, run_of
+from tests.data.groups import FOUR, rows, run_of
+from tests.data.partitions import contents, copy_of
 from tests.data.rows import commit_rows, commit_tables, flip_byte, read_artifact
 
 SHARDS = [shard(0), shard(1)]
-FOUR = ("partition.num_clusters=4", "partition.num_fine=32")
 GIVEN = ("partition.method=given",)
-
-
-@pytest.fixture(scope="module")
-def parted(tmp_path_factory) -> Run:
-    run = commit_rows(str(tmp_path_factory.mktemp("parted") / "run"))
-    partition(run)
-    return run
-
-
-def contents(run: Run) -> dict[str, bytes]:
-    return {key: run.store.read(f"{PARTITION}/{key}") for key in run.store.sizes(PARTITION)}
-
-
-def copy_of(run: Run, path: Path, *without: str) -> Run:
-    shutil.copytree(run.url, path)
-    copy = Run.open(str(path))
-    for artifact in without:
-        copy.store.delete(artifact)
-    return copy
 
 
 def centroids_of(run: Run) -> bytes:

@@ -9,33 +9,13 @@ import pytest
 
 from ddm_ray.data.partition import partition
 from ddm_ray.errors import CorruptArtifact, DriftError, MissingArtifact
-from ddm_ray.storage.run import CENTROIDS, PARTITION, ROWS, Run, shard
+from ddm_ray.storage.run import CENTROIDS, PARTITION, ROWS, shard
 from tests.conftest import ROOT
-from tests.data.groups import rows, run_of
+from tests.data.groups import FOUR, rows, run_of
+from tests.data.partitions import NOTES, contents, copy_of
 from tests.data.rows import commit_rows, commit_tables, flip_byte
 
 SHARDS = [shard(0), shard(1)]
-FOUR = ("partition.num_clusters=4", "partition.num_fine=32")
-NOTES = ["sampling: 1,200", "k-means", "clusters: 600", "clusters: 1,797", "sorting: 1,200", "shard 0", "shard 1"]
-
-
-@pytest.fixture(scope="module")
-def parted(tmp_path_factory) -> Run:
-    run = commit_rows(str(tmp_path_factory.mktemp("parted") / "run"))
-    partition(run)
-    return run
-
-
-def contents(run: Run) -> dict[str, bytes]:
-    return {key: run.store.read(f"{PARTITION}/{key}") for key in run.store.sizes(PARTITION)}
-
-
-def copy_of(run: Run, path: Path, *without: str) -> Run:
-    shutil.copytree(run.url, path)
-    copy = Run.open(str(path))
-    for artifact in without:
-        copy.store.delete(artifact)
-    return copy
 
 
 @pytest.mark.parametrize("note", NOTES)
@@ -86,8 +66,13 @@ def test_killed_anywhere_the_same_command_ends_in_the_same_bytes(parted, tmp_pat
     subprocess.run(command, cwd=ROOT, check=True, timeout=120)
     for run in runs:
         assert not run.finished(PARTITION)
-        partition(run)
+    scratch = tmp_path / "run-scratch"
+    assert list(scratch.iterdir())
+    for run in runs:
+        partition(run, scratch=str(scratch))
         assert contents(run) == contents(parted)
+        # What the killed ones left there takes no room any more.
+        assert not list(scratch.iterdir())
 
 
 @pytest.mark.parametrize("alteration", ["flipped byte", "file gone", "manifest torn", "other centroids"])

@@ -1,7 +1,6 @@
 """Two partitions of one run at once: what one has finished the other neither replaces nor unmakes."""
 
 import dataclasses
-import shutil
 import subprocess
 import sys
 import threading
@@ -21,32 +20,11 @@ from ddm_ray.storage.manifest import NAME
 from ddm_ray.storage.run import CENTROIDS, PARTITION, ROWS, Run, owner_rows, shard
 from tests.conftest import ROOT
 from tests.data.groups import rows, run_of
-from tests.data.rows import commit_rows
-
-NOTES = ["sampling: 1,200", "k-means", "clusters: 600", "clusters: 1,797", "sorting: 1,200", "shard 0", "shard 1"]
-
-
-@pytest.fixture(scope="module")
-def parted(tmp_path_factory) -> Run:
-    run = commit_rows(str(tmp_path_factory.mktemp("parted") / "run"))
-    partition(run)
-    return run
-
-
-def contents(run: Run) -> dict[str, bytes]:
-    return {key: run.store.read(f"{PARTITION}/{key}") for key in run.store.sizes(PARTITION)}
+from tests.data.partitions import NOTES, contents, copy_of
 
 
 def inodes(run: Run) -> dict[str, int]:
     return {key: Path(run.url, PARTITION, key).stat().st_ino for key in run.store.sizes(PARTITION)}
-
-
-def copy_of(run: Run, path: Path, *without: str) -> Run:
-    shutil.copytree(run.url, path)
-    copy = Run.open(str(path))
-    for artifact in without:
-        copy.store.delete(artifact)
-    return copy
 
 
 @pytest.mark.parametrize("note", NOTES)

@@ -91,8 +91,8 @@ def test_a_chunk_is_a_part_and_parts_are_in_the_sources_order(tmp_path: Path) ->
         "embedding_dim": 8,
         "source": "digits",
         "classes": None,
-        "ignored": 0,
-        "ignored_example": None,
+        "ignored": {},
+        "reasons": [],
     }
 
 
@@ -193,7 +193,7 @@ def test_a_damaged_part_isnt_read(parts: Parts) -> None:
 
 def test_a_plan_is_made_once_and_holds_the_units(parts: Parts) -> None:
     units = (Unit("b", 3, ("x", "y"), (1, 2)), Unit("a", 0))
-    plan = Plan("somewhere", 32, ("cats", "dogs"), units, 7, "notes.txt")
+    plan = Plan("somewhere", 32, ("cats", "dogs"), units, {".txt": 7})
     assert parts.plan(lambda: plan) == plan
     assert parts.plan(lambda: pytest.fail("listed again")) == plan
     assert json.loads(parts.store.read(PLAN))["source"] == "somewhere"

@@ -87,6 +87,8 @@ def test_no_image_is_lost_silently(
     found = reasons(run)
     assert found.keys() == broken.keys()
     assert all(reason and "\n" not in reason and " at 0x" not in reason for reason in found.values())
+    assert all(found[told["id"]] == told["reason"] for told in manifest.info["reasons"])
+    assert sum(told["rows"] for told in manifest.info["reasons"]) == len(broken)
     assert manifest.info["classes"] == list(CLASSES)
     plain = tiny(tmp_path / "plain", f"data.source={folder}", *PHOTOS)
     source = open_source(plain.config.data, chunk_rows=64)
@@ -156,7 +158,7 @@ def test_a_bug_is_told_as_one(ray_cluster: str, tmp_path: Path, monkeypatch: pyt
     """A source that breaks down, or one whose chunk has an impossible number, which the next step notices."""
 
     class Broken:
-        classes, ignored, ignored_example = None, 0, None
+        classes, ignored = None, dict[str, int]()
 
         def units(self) -> list[Unit]:
             return [Unit("all", 1)]
@@ -216,5 +218,7 @@ def test_the_command_says_what_was_left_out_and_why(
     assert (
         f"{many} images can't be used and are left out; each one's reason is in {run.url}/rows/_rejected" in done.stdout
     )
-    assert "1 files are of another kind and aren't read, e.g. notes.txt" in done.stdout
+    assert re.search(r"^ +\d+ UnidentifiedImageError: not an image of a known format, e.g. \w+/", done.stdout, re.M)
+    assert "warning: 1 files are of another kind and aren't read: 1 .txt\n" in done.stderr
+    assert "classes by folder: 0 apples, 1 boats," in done.stdout
     assert "1 images equal an earlier one byte by byte: kept" in done.stdout

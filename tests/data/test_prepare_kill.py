@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 
 from ddm_ray.config import load_recipe
+from ddm_ray.data.images import png
 from ddm_ray.data.parts import Parts
 from ddm_ray.data.prepare import prepare
+from ddm_ray.data.sources.builtin import draw
 from ddm_ray.storage.manifest import Manifest
 from ddm_ray.storage.run import ROWS, Run
 from tests.conftest import ROOT
 from tests.data.rows import commit_rows, read_artifact
+from tests.data.s3 import BUCKET, s3_server, upload
 
 NUM_ROWS = 3000
 CHUNK_ROWS = 25
@@ -35,7 +38,8 @@ _, address, url, chunk_rows, deadly = sys.argv
 def tell(fraction, note):
     if deadly in note:
         os.kill(os.getpid(), signal.SIGKILL)
-ray.init(address=address, log_to_driver=False)
+aws = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+ray.init(address=address, log_to_driver=False, runtime_env={"env_vars": aws})
 print(prepare(Run.open(url), tell, chunk_rows=int(chunk_rows)).content)
 """
 
@@ -136,3 +140,28 @@ def test_two_drivers_at_once_make_one_result(ray_cluster: str, shapes: Run, undi
     assert rival.returncode == 0, errors[-3000:]
     assert mine.content in output.splitlines()
     require_same(shapes, undisturbed)
+
+
+def test_a_killed_driver_of_buckets_goes_on(ray_cluster: str, tmp_path: Path) -> None:
+    """Source and run in a bucket; the result is that of the same images on a disk."""
+    folder = tmp_path / "images"
+    for index in range(120):
+        pixels_HWC, family = draw(0, index)
+        path = folder / f"family {family:02d}" / f"{index:03d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(png(pixels_HWC))
+    expected = commit_rows(tmp_path / "run", (*SHAPES, f"data.source={folder}"), 8).require(ROWS)
+    with s3_server(tmp_path / "s3.log"):
+        settings = (*SHAPES, f"data.source={upload(folder, 'images')}")
+        run = Run.create(f"s3://{BUCKET}/run", load_recipe("tiny", settings))
+        killed = start(DRIVER, ray_cluster, run.url, 8, " rows, ")
+        _, errors = killed.communicate(timeout=120)
+        assert killed.returncode == -signal.SIGKILL, errors
+        assert 0 < len(Parts(run, ROWS).places()) < 15
+        again = start(DRIVER, ray_cluster, run.url, 8, "never told")
+        output, errors = again.communicate(timeout=120)
+        assert again.returncode == 0, errors[-3000:]
+        manifest = run.require(ROWS)
+        assert manifest.content in output.splitlines()
+        assert (manifest.content, manifest.files) == (expected.content, expected.files)
+        assert len(set(read_artifact(run, ROWS, ["id"])["id"].to_pylist())) == manifest.info["rows"] == 120

@@ -184,9 +184,17 @@ def test_columns_of_parquet(tmp_path, columns, config, condition):
 @pytest.mark.parametrize(
     ("columns", "config", "message"),
     [
-        ({"label": [1]}, {}, "which column has the encoded images? set data.image_column; there are label"),
+        (
+            {"label": [1]},
+            {},
+            "which column has the encoded images? begin a run with --set data.image_column=NAME;",
+        ),
         ({"a": [IMAGE], "b": [IMAGE], "label": [1]}, {}, "which column has the encoded images?"),
-        ({"image": [IMAGE], "count": [1]}, {}, "which column has the labels? set data.condition_column; there are im"),
+        (
+            {"image": [IMAGE], "count": [1]},
+            {},
+            "which column has the labels? begin a run with --set data.condition_column=",
+        ),
         ({"image": [IMAGE], "label": [1.0]}, {}, "which column has the labels?"),
         ({"image": [IMAGE], **LABELLED}, {"image_column": "photo"}, "data.image_column 'photo' is not there, no col"),
         ({"image": [IMAGE], **LABELLED}, {"image_column": "label"}, "data.image_column 'label' is int64, no column of"),

@@ -102,7 +102,7 @@ def test_names_with_an_underscore_are_images_like_others(tmp_path):
         (tmp_path / name).write_bytes(picture(0))
     source = open_source(ANY, str(tmp_path))
     assert [row.id for row in everything(source)] == ["_/b.png", "_a.png", "c_/__c.png"]
-    assert (source.ignored, source.ignored_example) == (0, None)
+    assert source.ignored == {}
     tar_of(tmp_path / "tars" / "x.tar", ("_a.png", picture(0)), ("__b.png", picture(1)), ("__info__.json", b"{}"))
     assert [row.id for row in everything(open_source(ANY, f"{tmp_path}/tars"))] == ["x.tar/_a", "x.tar/__b"]
 
@@ -112,10 +112,14 @@ def test_files_of_other_kinds_are_counted(tmp_path, write):
     write(tmp_path, 5)
     (tmp_path / "README.md").write_text("of no interest")
     source = open_source(CONFIG, str(tmp_path))
-    assert source.ignored == 0
+    for number in range(23):
+        (tmp_path / f"{number}.{'HEIC' if number < 11 else number}").touch()
+    (tmp_path / "LICENSE").touch()
+    assert source.ignored == {}
     source.units()
-    assert (source.ignored, source.ignored_example) == (1, "README.md")
-    assert open_source(CONFIG, "digits").ignored == 0 and open_source(CONFIG, "shapes:9").ignored_example is None
+    assert list(source.ignored.items())[:3] == [(".heic", 11), (".11", 1), (".12", 1)]
+    assert (sum(source.ignored.values()), source.ignored["of other endings"]) == (25, 6)
+    assert open_source(CONFIG, "digits").ignored == open_source(CONFIG, "shapes:9").ignored == {}
 
 
 def test_compressed_tars_are_not_read_and_that_is_said(tmp_path):
@@ -124,10 +128,13 @@ def test_compressed_tars_are_not_read_and_that_is_said(tmp_path):
     with pytest.raises(DataError, match=r"2 files, none of them .*; compressed tars aren't read: unpack them"):
         open_source(CONFIG, str(tmp_path)).units()
     (tmp_path / "README").write_text("of no interest")
+    (tmp_path / "v1.0").mkdir()
+    (tmp_path / "v1.0" / "README").touch()
     write_tar(tmp_path, 5)
     source = open_source(CONFIG, str(tmp_path))
     assert len(source.units()) == 1
-    assert (source.ignored, source.ignored_example) == (3, "a.tgz (compressed tars aren't read: unpack them)")
+    why = "(compressed tars aren't read: unpack them)"
+    assert source.ignored == {f".tgz {why}": 1, f".tar.gz {why}": 1, "without an ending": 2}
 
 
 @pytest.mark.parametrize("write", [write_folder, write_tar, write_parquet])

@@ -1,7 +1,7 @@
 """Images that need neither a network nor a disk: scikit-learn's digits, and procedural shapes."""
 
 from collections.abc import Container, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -35,8 +35,7 @@ class Digits:
     conditions: Conditions
     chunk_rows: int
     classes: tuple[str, ...] | None = None
-    ignored: int = 0
-    ignored_example: str | None = None
+    ignored: dict[str, int] = field(default_factory=dict)
 
     def units(self) -> list[Unit]:
         """One."""
@@ -69,8 +68,7 @@ class Shapes:
     chunk_rows: int
     seed: int = 0
     classes: tuple[str, ...] | None = None
-    ignored: int = 0
-    ignored_example: str | None = None
+    ignored: dict[str, int] = field(default_factory=dict)
 
     def units(self) -> list[Unit]:
         """Of 4096 rows."""

@@ -58,13 +58,8 @@ class Source(Protocol):
         ...
 
     @property
-    def ignored(self) -> int:
-        """Files that `units` left out because by their names they are of another kind; 0 before it is called."""
-        ...
-
-    @property
-    def ignored_example(self) -> str | None:
-        """One of the ignored files, and why it is left out where that isn't plain; None if there are none."""
+    def ignored(self) -> dict[str, int]:
+        """How many files `units` left out because by their names' endings they are of another kind, by ending."""
         ...
 
     def units(self) -> list[Unit]:

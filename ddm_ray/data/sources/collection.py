@@ -1,6 +1,7 @@
 """A collection of files, whose kind is told by their names or by `data.format`."""
 
-from collections.abc import Container, Iterator
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator
 
 from ddm_ray.data.images import EXTENSIONS
 from ddm_ray.data.sources import folder, parquet, webdataset
@@ -11,6 +12,7 @@ from ddm_ray.errors import DataError
 
 KINDS = {"folder": EXTENSIONS, "webdataset": frozenset({"tar"}), "parquet": frozenset({"parquet"})}
 _CALLED = {"folder": "images", "webdataset": "tars", "parquet": "parquet files"}
+MOST_ENDINGS = 9
 _COMPRESSED = "compressed tars aren't read: unpack them"
 
 
@@ -21,8 +23,7 @@ class Collection:
         self.files = files
         self.conditions = conditions
         self.chunk_rows = chunk_rows
-        self.ignored = 0
-        self.ignored_example: str | None = None
+        self.ignored: dict[str, int] = {}
 
     @property
     def classes(self) -> tuple[str, ...] | None:
@@ -36,7 +37,7 @@ class Collection:
         wanted = {path: size for path, size in sizes.items() if extension(path) in KINDS[kind]}
         if not wanted:
             raise DataError(f"data.source {self.files.url!r}: no {_CALLED[kind]} in it (data.format {kind})")
-        self._ignore([path for path in sizes if path not in wanted], kind)
+        self.ignored = _endings(path for path in sizes if path not in wanted)
         if kind != "folder":
             return [Unit(path, size, (path,), (size,)) for path, size in wanted.items()]
         found = folder.classes(list(wanted), self.conditions, self.files.url)
@@ -50,12 +51,6 @@ class Collection:
         reader = {"folder": folder.read, "webdataset": webdataset.read, "parquet": parquet.read}[kind]
         return reader(self.files, unit, self.chunk_rows, skip, self.conditions)
 
-    def _ignore(self, paths: list[str], kind: str) -> None:
-        self.ignored = len(paths)
-        self.ignored_example = next(iter(paths), None)
-        if kind == "webdataset" and (compressed := [path for path in paths if _compressed(path)]):
-            self.ignored_example = f"{compressed[0]} ({_COMPRESSED})"
-
     def _sniff(self, sizes: dict[str, int]) -> str:
         counts = {kind: sum(extension(path) in names for path in sizes) for kind, names in KINDS.items()}
         found = {kind: count for kind, count in counts.items() if count}
@@ -65,7 +60,9 @@ class Collection:
             raise DataError(f"data.source {self.files.url!r}: {what} images, tars or parquet files{more}")
         if len(found) > 1:
             several = " and ".join(f"{count} {_CALLED[kind]}" for kind, count in found.items())
-            raise DataError(f"data.source {self.files.url!r}: {several}; set data.format to {' or '.join(found)}")
+            raise DataError(
+                f"data.source {self.files.url!r}: {several}; begin a run with --set data.format={' or '.join(found)}"
+            )
         return next(iter(found))
 
 
@@ -74,8 +71,23 @@ def extension(path: str) -> str:
     return path.rpartition("/")[2].rpartition(".")[2].lower()
 
 
-def _compressed(path: str) -> bool:
-    return path.lower().endswith((".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst"))
+def _endings(paths: Iterable[str]) -> dict[str, int]:
+    """How many files have which ending, the commonest first; rare ones are summed up."""
+    counts = Counter(map(_ending, paths)).most_common()
+    shown = dict(counts[:MOST_ENDINGS])
+    others = sum(count for _, count in counts[MOST_ENDINGS:])
+    return shown | ({"of other endings": others} if others else {})
+
+
+def _ending(path: str) -> str:
+    if compressed := _compressed(path):
+        return f"{compressed} ({_COMPRESSED})"
+    return f".{extension(path)}" if "." in path.rpartition("/")[2] else "without an ending"
+
+
+def _compressed(path: str) -> str | None:
+    endings = (".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
+    return next((ending for ending in endings if path.lower().endswith(ending)), None)
 
 
 def _kind(path: str) -> str | None:

@@ -40,7 +40,9 @@ def classes(files: list[str], conditions: Conditions, url: str) -> tuple[str, ..
     found = sorted({file.split("/")[0] for file in files if "/" in file})
     if not found:
         wanted = f"the images of each of the {conditions.num_classes} classes in a folder of its own"
-        raise DataError(f"data.source {url!r}: no folders in it; put {wanted}, or set data.num_classes to 1")
+        raise DataError(
+            f"data.source {url!r}: no folders in it; put {wanted}, or begin a run with --set data.num_classes=1"
+        )
     names = set(conditions.config.class_names)
     if not conditions.counted or names & set(found):
         # Of a misspelt class every image would be left out.
@@ -53,7 +55,7 @@ def classes(files: list[str], conditions: Conditions, url: str) -> tuple[str, ..
         return None
     if len(found) > conditions.num_classes:
         many = f"{len(found)} class folders ({_some(found)}) are more than data.num_classes {conditions.num_classes}"
-        raise DataError(f"data.source {url!r}: {many}; set that to {len(found)}")
+        raise DataError(f"data.source {url!r}: {many}; begin a run with that number")
     return tuple(found)
 
 

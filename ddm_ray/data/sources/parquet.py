@@ -144,7 +144,7 @@ def _column(
             return name
     if len(fitting) == 1:
         return fitting[0]
-    raise DataError(f"{where}: which column has the {what}? set data.{field}; {_names(schema)}")
+    raise DataError(f"{where}: which column has the {what}? begin a run with --set data.{field}=NAME; {_names(schema)}")
 
 
 def _names(schema: pa.Schema) -> str:

@@ -1,0 +1,67 @@
+"""Locks on a local disk, and folders that hold what a stage makes on its way; both outlive no process for long."""
+
+import fcntl
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from ddm_ray.errors import StorageError
+
+PREFIX = "ddm-scratch-"
+
+
+@contextmanager
+def scratch_folder(below: str | None) -> Iterator[Path]:
+    """A new folder, removed in the end; those that killed processes left there are removed first.
+
+    `below`: an existing folder, none: the system's temporary one. Raises StorageError of one line.
+    """
+    where = Path(below or tempfile.gettempdir())
+    for lock in where.glob(f"{PREFIX}*.lock"):
+        with suppress(OSError), locked(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            _remove(lock)
+    lock = where / f"{PREFIX}{uuid.uuid4().hex}.lock"
+    with ExitStack() as held:
+        try:
+            # Locked before there is a folder, so that nobody takes it for one that was left.
+            held.enter_context(locked(lock, fcntl.LOCK_EX))
+            held.callback(_remove, lock)
+            lock.with_suffix("").mkdir(mode=0o700)
+        except OSError as error:
+            raise StorageError(f"{where}: {error.strerror}; choose another folder with --scratch") from None
+        yield lock.with_suffix("")
+
+
+def _remove(lock: Path) -> None:
+    shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
+    lock.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path, kind: int) -> Iterator[int]:
+    """Hold a lock file, which is the process's own to lose: a kill frees it. `kind`: flags of flock.
+
+    Yields its descriptor. Raises BlockingIOError if another holds it and `kind` has LOCK_NB, OSError.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, kind)
+            # Whoever held it before may have removed it: then a newcomer would make and lock another one.
+            if os.fstat(descriptor).st_ino == inode(path):
+                yield descriptor
+                return
+        finally:
+            os.close(descriptor)
+
+
+def inode(path: Path) -> int | None:
+    """The number of the file that a path names; None if it names none."""
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return None
