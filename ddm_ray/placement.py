@@ -1,4 +1,4 @@
-"""Placement: WHERE and HOW a training job runs. Never part of a run's identity: change it as you like."""
+"""Placement: WHERE and HOW a stage runs. Never part of a run's identity: change it as you like."""
 
 from pathlib import Path
 from typing import Literal, Self
@@ -10,7 +10,7 @@ from ddm_ray.errors import ConfigError
 
 
 class Placement(BaseModel):
-    """How one island runs a training job; the defaults are a laptop's."""
+    """How one island prepares rows and trains; the defaults are a laptop's."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

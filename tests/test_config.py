@@ -83,7 +83,7 @@ def test_a_config_never_changes() -> None:
         (["expert.train.steps=1.5"], "expert.train.steps: Input should be a valid integer"),
         (
             ["expert.train.warmup_steps=99999"],
-            "warmup_steps 99999 is more than steps 300: the rate would",
+            "warmup_steps 99999 is more than steps 300, so that the learning rate",
         ),
         (["expert.train.steps="], "expert.train.steps: Input should be a valid integer, got None"),
         (["expert.train=5"], "expert.train: Input should be a valid dictionary"),

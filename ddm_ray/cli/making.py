@@ -94,13 +94,17 @@ def prepare(
         click.echo(f"{info['rejected']} images can't be used and are left out; each one's reason is in {where}")
         for reason in info["reasons"]:
             click.echo(f"{reason['rows']:>8} {reason['reason']}, e.g. {reason['id']}")
+        if others := info["rejected"] - sum(reason["rows"] for reason in info["reasons"]):
+            click.echo(f"{others:>8} for other reasons")
     if info["ignored"]:
-        endings = ", ".join(f"{count} {ending}" for ending, count in info["ignored"].items())
+        counts = sorted(info["ignored"].items(), key=lambda ending: -ending[1])
+        endings = ", ".join(f"{count} {ending}" for ending, count in counts)
         warn(f"{sum(info['ignored'].values())} files are of another kind and aren't read: {endings}")
-    if not info["rows_heldout"]:
-        warn(f"no row is held out, so nothing can be evaluated; data.heldout is {run.config.data.heldout}")
+    if not info["rows_heldout"] and cluster is None:
+        warn(f"no row is held out (data.heldout {run.config.data.heldout}): evaluation will have no held-out losses")
     if info["classes"]:
-        click.echo(f"classes by folder: {', '.join(f'{k} {name}' for k, name in enumerate(info['classes']))}")
+        names = [f"{label} {name}" for label, name in enumerate(info["classes"])]
+        click.echo(f"classes by folder: {', '.join(names[:10])}{', ...' if names[10:] else ''}")
     if info["duplicates"]:
         what = "left out" if info["dropped"] else "kept; data.duplicates=drop would leave them out"
         click.echo(f"{info['duplicates']} images equal an earlier one byte by byte: {what}")

@@ -125,9 +125,8 @@ class TrainConfig(Part):
     @model_validator(mode="after")
     def _warm_in_the_end(self) -> Self:
         if self.warmup_steps > self.steps:
-            raise ValueError(
-                f"warmup_steps {self.warmup_steps} is more than steps {self.steps}: the rate would never be reached"
-            )
+            never = "so that the learning rate would never be reached; lower it too"
+            raise ValueError(f"warmup_steps {self.warmup_steps} is more than steps {self.steps}, {never}")
         return self
 
 

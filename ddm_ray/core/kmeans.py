@@ -52,7 +52,9 @@ def two_level_kmeans(
     """
     num_rows, spherical = len(embeddings_ND), metric == "spherical"
     if num_rows < num_clusters:
-        raise DataError(f"{num_rows} training rows can't fill {num_clusters} clusters; lower partition.num_clusters")
+        raise DataError(
+            f"{num_rows} training rows can't fill {num_clusters} clusters; use fewer partition.num_clusters"
+        )
     num_fine = min(num_fine, max(num_clusters, num_rows // 2))
     with _threads() as pool:
         drawn = np.random.default_rng(seed).choice(num_rows, num_fine, replace=False)
@@ -60,7 +62,7 @@ def two_level_kmeans(
         if len(fine.centroids_KD) < num_clusters:
             raise DataError(
                 f"{num_clusters} clusters need as many different embeddings, and {len(fine.centroids_KD)} were found;"
-                " lower partition.num_clusters"
+                " use fewer partition.num_clusters"
             )
         # Few points, so restarts cost nothing and spare the clusters an unlucky beginning.
         generator = np.random.default_rng([seed, 1])
@@ -70,7 +72,9 @@ def two_level_kmeans(
         ]
     coarse_KD = min(tries, key=lambda found: (-len(found.centroids_KD), found.loss)).centroids_KD
     if len(coarse_KD) < num_clusters:
-        raise DataError(f"only {len(coarse_KD)} clusters of {num_clusters} were found; lower partition.num_clusters")
+        raise DataError(
+            f"only {len(coarse_KD)} clusters of {num_clusters} were found; use fewer partition.num_clusters"
+        )
     if max_share is None:
         return Centroids(fine.centroids_KD, coarse_KD, assign(fine.centroids_KD, coarse_KD))
     coarse_KD, quota_FK = balanced(fine.centroids_KD, fine.mass_K, coarse_KD, max_share, spherical)

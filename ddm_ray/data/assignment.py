@@ -70,7 +70,7 @@ def find(
     if empty := np.flatnonzero(clusters.rows_train_K == 0).tolist():
         raise DataError(
             f"{rows.run.url}: clusters {empty} have no training row: too few different rows;"
-            " lower partition.num_clusters"
+            " use fewer partition.num_clusters"
         )
     return clusters, centroids
 

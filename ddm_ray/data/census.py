@@ -1,6 +1,5 @@
 """The last step of `prepare`: all chunks are there, every id is once, equal images are counted; then the manifest."""
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from ddm_ray.data.parts import NULL, REJECTED, Parts, Plan, Record
+from ddm_ray.data.reasons import commonest
 from ddm_ray.data.schema import DUPLICATES, TRAIN, to_parquet
 from ddm_ray.data.texts import NULL_TEXT
 from ddm_ray.errors import CorruptArtifact, DataError
@@ -17,7 +17,6 @@ from ddm_ray.storage.manifest import FileRecord, Manifest, canonical, sha256
 from ddm_ray.storage.records import chunks_done
 
 EXAMPLES = 3
-MOST_REASONS = 10
 ENOUGH_SEEN = 1000
 
 
@@ -35,11 +34,7 @@ def check_rejected(parts: Parts, plan: Plan, records: list[Record], most: float,
     told = f"{share:.1%} where {most:.1%} are allowed"
     if total is not None:
         told = f"more than the {most:.1%} that are allowed of about {total:.0f}"
-    examples: list[dict[str, str]] = []
-    for record in records:
-        if record.reasons and len(examples) < EXAMPLES:
-            examples += parts.read_reasons(record)
-    such = "; ".join(f"{example['id']} ({example['reason']})" for example in examples[:EXAMPLES])
+    such = "; ".join(f"{reason['reason']}, e.g. {reason['id']}" for reason in _reasons(records)[:EXAMPLES])
     raise DataError(
         f"source {plan.source}: {rejected} of {rows} can't be used, {told}: {such}; reasons are in"
         f" {parts.url}/{REJECTED}; mend them and delete {parts.url}, or go on with"
@@ -89,7 +84,7 @@ def commit(parts: Parts, plan: Plan, records: list[Record]) -> Manifest:
         "source": plan.source,
         "classes": plan.classes and list(plan.classes),
         "ignored": plan.ignored,
-        "reasons": _commonest(parts, records),
+        "reasons": _reasons(records),
     }
     manifest = run.commit_records(artifact, files, info, sha256(canonical(content)), identity)
     named = {name for record in records for name in record.files}
@@ -99,16 +94,8 @@ def commit(parts: Parts, plan: Plan, records: list[Record]) -> Manifest:
     return manifest
 
 
-def _commonest(parts: Parts, records: list[Record]) -> list[dict[str, Any]]:
-    """Why rows were rejected, the commonest reasons first, each with an example; numbers in them may differ."""
-    counts: Counter[str] = Counter()
-    examples: dict[str, dict[str, str]] = {}
-    for record in records:
-        for row in parts.read_reasons(record) if record.reasons else []:
-            reason = re.sub(r"\d+", "#", row["reason"])
-            counts[reason] += 1
-            examples.setdefault(reason, row)
-    return [{"rows": rows, **examples[reason]} for reason, rows in counts.most_common(MOST_REASONS)]
+def _reasons(records: list[Record]) -> list[dict[str, Any]]:
+    return commonest(reason for record in records for reason in record.commonest)
 
 
 def _file(data: bytes) -> FileRecord:

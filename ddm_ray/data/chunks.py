@@ -1,11 +1,8 @@
 """A decoded chunk's way to a finished part, and the embedder that is fitted to the source's own pixels. No Ray."""
 
-import ctypes
 import math
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 
 import numpy as np
 import pyarrow as pa
@@ -33,11 +30,10 @@ class FinishChunks:
     """
 
     def __init__(self, run: Run, artifact: str, device: str):
-        keep_freed_memory()
         self._parts = Parts(run, artifact)
         self._config, self._device = run.config, device
-        self._embedding = threading.Lock()
-        self._embed = ThreadPoolExecutor(1).submit(self._load)
+        self._thread = ThreadPoolExecutor(1)  # has the networks: loads them, then embeds one chunk at a time
+        self._embed = self._thread.submit(self._load)
 
     def __call__(self, chunks: pa.Table) -> pa.Table:
         """Rows of `read_units` -> their records' names, or errors. A chunk that has a record is left alone."""
@@ -57,8 +53,7 @@ class FinishChunks:
     def _make(self, place: Place, row: pa.Table) -> None:
         found = unpack(row, self._config.data)
         embed = self._embed.result()
-        with self._embedding:
-            rows = embed(found)
+        rows = self._thread.submit(embed, found).result()
         self._parts.write(place, rows.table, embed.embedding_dim, rows.rejected)
 
     def _load(self) -> Embed:
@@ -66,18 +61,6 @@ class FinishChunks:
         if (text := embed.null_text()) is not None:
             self._parts.settle(NULL, ".safetensors", lambda: (text, {}))
         return embed
-
-
-def keep_freed_memory() -> None:
-    """What a batch took in this process is kept for the next, where the C library is glibc.
-
-    Else all of it comes from the system anew, page by page: a fifth of a CPU's time, where a small network sees many
-    rows. Nothing is mapped apart (M_MMAP_MAX), nothing given back (M_TRIM_THRESHOLD).
-    """
-    with suppress(AttributeError, OSError):
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(-4, 0)
-        mallopt(-1, 2**31 - 1)
 
 
 def embeds_pixels(config: RunConfig) -> bool:

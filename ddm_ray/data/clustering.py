@@ -187,7 +187,7 @@ def check_rows(run: Run, num_train: int) -> None:
     if num_train < run.config.partition.num_clusters:
         raise DataError(
             f"{run.url}: partition.num_clusters is {run.config.partition.num_clusters}, but there are only {num_train}"
-            " training rows; lower it"
+            " training rows; begin a run with fewer"
         )
 
 

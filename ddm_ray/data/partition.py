@@ -198,7 +198,7 @@ def _own(run: Run, cluster: int, tell: Progress, scratch: str | None) -> Manifes
             clusters.put(number, np.full(table.num_rows, cluster), trains(table))
         if not clusters.rows_train_K[cluster]:
             raise DataError(
-                f"{run.url}/{owner_rows(cluster)}: has no training row; prepare more, or lower data.heldout"
+                f"{run.url}/{owner_rows(cluster)}: has no training row; prepare more, or use a lower data.heldout"
             )
         counts = (clusters.rows_train_K, clusters.rows_heldout_K)
         with ShardWriter(run, *counts, [cluster], folder / "shards") as writer:

@@ -59,7 +59,7 @@ def warnings_of(config: RunConfig, info: Mapping[str, Any]) -> list[str]:
         one = len(tiny) == 1
         lines.append(
             f"cluster{'' if one else 's'} {names} {'has' if one else 'have'} fewer training rows than {why}"
-            + ("; lower partition.num_clusters" if by_kmeans else "")
+            + ("; try a run with fewer partition.num_clusters" if by_kmeans else "")
         )
     if by_kmeans and info["silhouette"] is not None and info["silhouette"] < 0.02:
         lines.append(

@@ -5,7 +5,6 @@ The store decides between rivals and against kills: a plan or record is created 
 
 import hashlib
 import io
-import json
 import os
 from base64 import b64decode, b64encode
 from collections import deque
@@ -22,6 +21,7 @@ import pyarrow.parquet as pq
 
 from ddm_ray.config import RunConfig
 from ddm_ray.data.order import ranks
+from ddm_ray.data.reasons import commonest
 from ddm_ray.data.schema import HELDOUT, read_parquet, to_parquet
 from ddm_ray.data.sources import Source, Unit
 from ddm_ray.errors import ConfigError, CorruptArtifact, DataError, DriftError
@@ -57,7 +57,8 @@ class Plan:
 class Record:
     """A finished chunk: its rows and their files, and what the rows' manifest is made of.
 
-    `digest`: of the rows' contents; None, as is `part`, if no row was usable. The hashes are 8 bytes a row.
+    `digest`: of the rows' contents; None, as is `part`, if no row was usable. `reasons`: a file with each rejected
+    row's. The hashes are 8 bytes a row.
     """
 
     place: Place
@@ -68,6 +69,7 @@ class Record:
     digest: str | None
     part: tuple[str, FileRecord] | None
     reasons: tuple[str, FileRecord] | None
+    commonest: list[dict[str, Any]]
     id_hashes_N: np.ndarray
     content_hashes_N: np.ndarray
 
@@ -213,6 +215,7 @@ class Parts:
             digest=content_digest(table) if table.num_rows else None,
             part=part,
             reasons=reasons,
+            commonest=commonest(rejected),
             id_hashes_N=ranks(table["id"].to_pylist()),
             content_hashes_N=np.array([int(sha[:16], 16) for sha in table["content_hash"].to_pylist()], HASH),
         )
@@ -242,12 +245,6 @@ class Parts:
                 coming.append(pool.submit(self.read_part, record, columns))
             while coming:
                 yield coming.popleft().result()
-
-    def read_reasons(self, record: Record) -> list[dict[str, str]]:
-        """A finished chunk's rejected rows as {id, reason}. Raises CorruptArtifact if their file is altered."""
-        assert record.reasons
-        found: list[dict[str, str]] = json.loads(self._verified(record, *record.reasons))
-        return found
 
     def _verified(self, record: Record, name: str, there: FileRecord) -> bytes:
         try:

@@ -33,6 +33,11 @@ from ddm_ray.storage.run import Run
 
 MAX_REJECTED = 0.05
 TASKS_PER_CORE = 16
+KEEP_FREED_MEMORY = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
+"""Tells glibc to give a batch the memory of the one before; a process holds to its end what it held at most.
+
+Else all of it comes from the system anew, page by page: a fifth of a CPU's time where a small network sees many rows.
+"""
 
 
 def prepare(
@@ -180,6 +185,7 @@ def _make_missing(
         ),
         num_cpus=shares.actor_cpus,
         num_gpus=shares.actor_gpus,
+        runtime_env={"env_vars": KEEP_FREED_MEMORY},
     )
     try:
         yield from finished.iter_rows()

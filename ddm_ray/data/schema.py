@@ -98,9 +98,11 @@ def as_modelled(data_NCHW: np.ndarray) -> np.ndarray:
     """Stored pixels (uint8) or latents (float16) as float32, pixels in [-1, 1]."""
     import torch  # many times faster than numpy at float16; not for those who only read rows
 
-    found = torch.tensor(data_NCHW).float()
-    modelled_NCHW: np.ndarray = (found / 127.5 - 1 if data_NCHW.dtype == np.uint8 else found).numpy()
-    return modelled_NCHW
+    stored_NCHW = torch.from_numpy(data_NCHW) if data_NCHW.flags.writeable else torch.tensor(data_NCHW)
+    modelled_NCHW = stored_NCHW.float()
+    if data_NCHW.dtype == np.uint8:
+        modelled_NCHW.div_(127.5).sub_(1)
+    return np.asarray(modelled_NCHW)
 
 
 def to_parquet(table: pa.Table, row_group_rows: int | None = None) -> bytes:

@@ -1,7 +1,8 @@
-"""Locks on a local disk, and folders that hold what a stage makes on its way; both outlive no process for long."""
+"""Locks on a local disk, and folders for what a stage makes on its way, which the next one removes after a kill."""
 
 import fcntl
 import os
+import platform
 import shutil
 import tempfile
 import uuid
@@ -11,7 +12,8 @@ from pathlib import Path
 
 from ddm_ray.errors import StorageError
 
-PREFIX = "ddm-scratch-"
+# Locks of a folder that hosts share may not be: each removes its own leftovers alone.
+PREFIX = f"ddm-scratch-{platform.node()}-"
 
 
 @contextmanager
@@ -37,8 +39,10 @@ def scratch_folder(below: str | None) -> Iterator[Path]:
 
 
 def _remove(lock: Path) -> None:
-    shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
-    lock.unlink(missing_ok=True)
+    with suppress(OSError):  # the lock stays where the folder does, for the next to try
+        if lock.with_suffix("").exists():
+            shutil.rmtree(lock.with_suffix(""))
+        lock.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -180,7 +180,10 @@ class ShardWriter:
                     rows += group.num_rows
                     if tally is not None:
                         tally.add(group)
-            assert rows == to.rows_of_file[number]
+            if rows != to.rows_of_file[number]:
+                raise StorageError(
+                    f"{self.scratch}: lost rows of cluster {cluster}; choose another folder with --scratch"
+                )
             for bucket in range(first, first + BUCKETS_PER_FILE):
                 self._bucket(bucket).unlink(missing_ok=True)
             with path.open("rb") as file:

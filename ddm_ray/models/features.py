@@ -71,7 +71,7 @@ class PixelFeatures:
         if dim > min(num_rows, num_values):
             raise DataError(
                 f"embedder.dim {dim} is more than {num_rows} training images of {num_values} values allow;"
-                f" set it to at most {min(num_rows, num_values)}"
+                f" begin a run with --set embedder.dim={min(num_rows, num_values)}"
             )
         pca = faiss.PCAMatrix(num_values, dim)
         pca.train(images_NP)
@@ -120,7 +120,9 @@ class TimmFeatures:
         import timm
 
         if config.checkpoint is not None and not Path(config.checkpoint).is_file():
-            raise DataError(f"embedder.checkpoint {config.checkpoint}: no such file; set it to a file of weights")
+            raise DataError(
+                f"embedder.checkpoint {config.checkpoint}: no such file; put it there, or begin a run with another"
+            )
         # As pretrained weights, a file is fitted to image size and classes as the network's own weights would be.
         own = {"file": config.checkpoint, "custom_load": False, "source": ""} if config.checkpoint else None
         self._batch_size, self._device = config.batch_size, device
@@ -186,7 +188,7 @@ class TransformersFeatures:
         kind_name, ignored = IMAGE_MODELS.get(saved, (None, ()))
         kind: Any = getattr(transformers, kind_name) if kind_name else transformers.MODEL_MAPPING.get(type(found), None)
         if getattr(kind, "main_input_name", None) != "pixel_values":
-            raise ConfigError(f"embedder {name}: is a {found.model_type}, no image model; set embedder.model to one")
+            raise ConfigError(f"embedder {name}: is a {found.model_type}, no image model; begin a run with one")
         arguments: dict[str, Any] = {"dtype": torch.float32, **config.model_args}
         if saved.endswith("ForImageClassification"):
             # Its head is of no use here, and the pooling that a bare ViT has was never trained.

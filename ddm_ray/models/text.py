@@ -32,7 +32,8 @@ class TextEncoder:
         if wanted is None:
             raise ConfigError(f"{type(model).__name__} takes texts of any length: say how many tokens")
         if most is not None and wanted > most:
-            raise ConfigError(f"{type(model).__name__} takes {most} tokens at most, not {wanted}: data.text.tokens")
+            cure = f"begin a run with --set data.text.tokens={most}"
+            raise ConfigError(f"{type(model).__name__} takes {most} tokens at most, not {wanted}: {cure}")
         self.tokenizer, self.model, self.pooled = tokenizer, model.eval(), pooled
         self.tokens: int = wanted
 
@@ -71,8 +72,9 @@ class TextEncoder:
             pooled = cls.from_pretrained(config.pooled_encoder, None)
         encoder = cls.from_pretrained(config.encoder, config.tokens, pooled)
         null = encoder.null()
-        if null.tokens_BLE.shape[2] != config.dim:
-            raise ConfigError(f"text encoder {config.encoder} has {null.tokens_BLE.shape[2]} channels: data.text.dim")
+        if (dim := null.tokens_BLE.shape[2]) != config.dim:
+            cure = f"begin a run with --set data.text.dim={dim}"
+            raise ConfigError(f"text encoder {config.encoder} has {dim} channels: {cure}")
         found = None if null.pooled_BP is None else null.pooled_BP.shape[1]
         if config.pooled_dim is not None and found != config.pooled_dim:
             raise ConfigError(

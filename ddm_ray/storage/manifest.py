@@ -8,7 +8,7 @@ from typing import Any
 
 from ddm_ray.errors import CorruptArtifact, TruncatedWeights
 
-SCHEMA = 3
+SCHEMA = 4
 NAME = "_MANIFEST.json"
 
 

@@ -86,7 +86,7 @@ def test_spherical_clusters_are_directions():
 def test_rows_without_direction():
     points_ND = blobs()[0].copy()
     points_ND[17] = 0
-    with pytest.raises(DataError, match=r"nothing but zeros has no direction; set partition.metric to euclidean"):
+    with pytest.raises(DataError, match=r"nothing but zeros has no direction; use partition.metric euclidean"):
         two_level_kmeans(points_ND, 8, 4, 5, 0, "spherical")
 
 
@@ -136,5 +136,5 @@ def test_few_rows_have_fewer_fine_centroids(num_rows, asked, clusters, used, cap
 
 
 def test_fewer_rows_than_clusters():
-    with pytest.raises(DataError, match=r"3 training rows can't fill 4 clusters; lower partition.num_clusters"):
+    with pytest.raises(DataError, match=r"3 training rows can't fill 4 clusters; use fewer partition.num_clusters"):
         two_level_kmeans(np.zeros((3, 2), np.float32), 4, 4, 10, seed=0)

@@ -56,6 +56,4 @@ def make_texts(folder: Path, version: int) -> Run:
 def resume(run: Run) -> Manifest:
     """As `prepare`, without Ray."""
     name = source_of(Parts(run, ROWS), None, None)
-    source = open_source(run.config.data, name, CHUNK)
-    source.units()  # which names the classes by their folders
-    return run.finished(ROWS) or make_rows(run, source, CHUNK)
+    return run.finished(ROWS) or make_rows(run, open_source(run.config.data, name, CHUNK), CHUNK)

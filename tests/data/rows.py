@@ -10,6 +10,7 @@ from ddm_ray.data.decoding import as_task, raise_failed, read_units
 from ddm_ray.data.parts import Parts, Plan, list_source
 from ddm_ray.data.schema import EMBEDDING, HELDOUT, TRAIN, column, read_parquet, rows_schema
 from ddm_ray.data.sources import Source, Unit, open_source
+from ddm_ray.data.sources.collection import Collection
 from ddm_ray.storage.manifest import Manifest
 from ddm_ray.storage.records import Place, chunks_done
 from ddm_ray.storage.run import ROWS, Run
@@ -26,6 +27,8 @@ def make_rows(run: Run, source: Source, chunk_rows: int = 600, artifact: str = R
     """As `prepare`, without Ray: what an earlier one has recorded isn't made again."""
     parts = Parts(run, artifact)
     plan = parts.plan(lambda: list_source(run.config, run.config.data.source, source, chunk_rows))
+    if isinstance(source, Collection):
+        source = open_source(run.config.data, source.files.url, plan.chunk_rows, plan.classes)
     fit(parts, plan, source)
     done, whole = chunks_done(parts.places())
     units = [(number, unit) for number, unit in enumerate(plan.units) if number not in whole]

@@ -258,7 +258,7 @@ def test_networks_of_other_sizes_are_refused(folders: dict[str, str]) -> None:
     for data, told in (
         (text_data(folders) | {"channels": 3}, r"begin a run with --set data\.channels=4$"),
         (text_data(folders) | {"latents": {"autoencoder": folders["vae"], "scale": 1}}, r"data\.latents\.downsampling"),
-        (text_data(folders, dim=16), r"has 20 channels: data\.text\.dim$"),
+        (text_data(folders, dim=16), r"has 20 channels: begin a run with --set data\.text\.dim=20$"),
         (text_data(folders, pooled_dim=16), "its pooled vector has size None"),
     ):
         run = config({"dim": 3}, **data)

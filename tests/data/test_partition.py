@@ -171,7 +171,7 @@ def test_more_clusters_than_rows(method, tmp_path):
     with pytest.raises(DataError) as error:
         partition(run)
     assert str(error.value) == (
-        f"{run.url}: partition.num_clusters is 40, but there are only {num_train} training rows; lower it"
+        f"{run.url}: partition.num_clusters is 40, but there are only {num_train} training rows; begin a run with fewer"
     )
     assert not run.store.sizes(PARTITION)
 
@@ -180,7 +180,7 @@ def test_too_few_different_rows(tmp_path):
     truth = rows(num_rows=60)
     truth.embeddings_ND[:] = truth.embeddings_ND[np.arange(60) % 2]
     run = run_of(str(tmp_path / "run"), truth, *FOUR)
-    with pytest.raises(DataError, match=f"{run.url}: 4 clusters need .* 2 were found; lower partition.num_clusters"):
+    with pytest.raises(DataError, match=f"{run.url}: 4 clusters need .* 2 were found; use fewer partition"):
         partition(run)
     assert not run.store.sizes(PARTITION)
 
@@ -188,7 +188,7 @@ def test_too_few_different_rows(tmp_path):
 def test_a_cluster_without_training_rows(tmp_path):
     truth = rows((1.0,))  # all of class 0
     run = run_of(str(tmp_path / "run"), truth, "partition.method=label")
-    with pytest.raises(DataError, match=r"clusters \[1\] have no training row: .*; lower partition.num_clusters"):
+    with pytest.raises(DataError, match=r"clusters \[1\] have no training row: .*; use fewer partition.num_clusters"):
         partition(run)
     assert not run.store.sizes(PARTITION)
 

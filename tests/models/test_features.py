@@ -110,7 +110,7 @@ def test_components_are_saved_and_read_whole(digits_NHWC: np.ndarray, checkpoint
 
 @pytest.mark.parametrize(("num_rows", "dim", "most"), [(20, 21, 20), (200, 65, 64)])
 def test_more_components_than_the_data_allow(digits_NHWC: np.ndarray, num_rows: int, dim: int, most: int) -> None:
-    with pytest.raises(DataError, match=f"embedder.dim {dim} .* set it to at most {most}$"):
+    with pytest.raises(DataError, match=f"embedder.dim {dim} .* --set embedder.dim={most}$"):
         PixelFeatures.fit(digits_NHWC[:num_rows], dim)
     assert PixelFeatures.fit(digits_NHWC[:num_rows], most).dim == most
 
@@ -258,6 +258,6 @@ def test_a_folder_without_an_image_model_is_refused(tmp_path: Path) -> None:
     tf.BitImageProcessor(do_resize=False, crop_size={"height": 5, "width": 5}).save_pretrained(tmp_path)
     refused(DataError, "embeds no image")
     tf.BertModel(tf.BertConfig(**WORDS)).save_pretrained(tmp_path)
-    refused(ConfigError, "is a bert, no image model; set embedder.model to one")
+    refused(ConfigError, "is a bert, no image model; begin a run with one")
     (tmp_path / "config.json").unlink()
     refused(ConfigError, "has no config.json")

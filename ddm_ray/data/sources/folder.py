@@ -55,7 +55,7 @@ def classes(files: list[str], conditions: Conditions, url: str) -> tuple[str, ..
         return None
     if len(found) > conditions.num_classes:
         many = f"{len(found)} class folders ({_some(found)}) are more than data.num_classes {conditions.num_classes}"
-        raise DataError(f"data.source {url!r}: {many}; begin a run with that number")
+        raise DataError(f"data.source {url!r}: {many}; begin a run with --set data.num_classes={len(found)}")
     return tuple(found)
 
 
