@@ -1,7 +1,6 @@
 """The `ddm` command itself, and what its verbs share: RUN, one-line errors, the live view of a stage."""
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,9 @@ class OneLineErrors(click.Group):
             return super().invoke(ctx)
         except DDMError as error:
             click.echo(f"error: {error}", err=True)
+        except BrokenPipeError:
+            raise  # click ends quietly where nobody reads on, as of `| head`
         except OSError as error:
-            if isinstance(error, BrokenPipeError):
-                sys.stdout.flush()  # fails again where it is stdout that nobody reads on, and click ends quietly
             click.echo(f"error: {error.filename or 'storage'}: {error.strerror or error}", err=True)
         except ModuleNotFoundError as error:
             click.echo(f"error: this needs {error.name}; install it with: pip install 'ddm-ray[all]'", err=True)

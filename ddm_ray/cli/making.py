@@ -72,6 +72,7 @@ def prepare(
     are written there, and only the shard's manifest is handed over.
     """
     from ddm_ray.data.parts import REJECTED, Parts, rows_artifact, source_of
+    from ddm_ray.data.reasons import CUT
     from ddm_ray.placement import load_placement
     from ddm_ray.storage.run import Run
 
@@ -93,7 +94,8 @@ def prepare(
         where = f"{run.url}/{artifact}/{REJECTED}"
         click.echo(f"{info['rejected']} images can't be used and are left out; each one's reason is in {where}")
         for reason in info["reasons"]:
-            click.echo(f"{reason['rows']:>8} {reason['reason']}, e.g. {reason['id']}")
+            told = warn if reason["reason"].startswith(CUT) else click.echo
+            told(f"{reason['rows']:>8} {reason['reason']}, e.g. {reason['id']}")
         if others := info["rejected"] - sum(reason["rows"] for reason in info["reasons"]):
             click.echo(f"{others:>8} for other reasons")
     if info["ignored"]:
@@ -114,7 +116,11 @@ def prepare(
 @main.command()
 @RUN
 @click.option("--cluster", type=int, metavar="K", help="Make this owner's shard alone (partition.method given).")
-@click.option("--scratch", metavar="FOLDER", help="Local folder with room for all shards. Default: a temporary one.")
+@click.option(
+    "--scratch",
+    metavar="FOLDER",
+    help="A local folder with room for all shards, which exists. Default: a temporary one.",
+)
 def partition(run_url: str, cluster: int | None, scratch: str | None) -> None:
     """Cluster the embeddings (fine, then coarse k-means) and write one shard of rows an expert, and a report.
 

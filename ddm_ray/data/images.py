@@ -61,7 +61,7 @@ def decode(encoded: bytes | None, shape: tuple[int, int, int]) -> np.ndarray:
     ends early and for more than MOST_PIXELS; `rejection` puts it into a line.
     """
     if not encoded:
-        raise ValueError("no image")
+        raise ValueError("empty file")
     num_channels, height, width = shape
     with Image.open(io.BytesIO(encoded), formats=FORMATS) as opened:
         if opened.width * opened.height > MOST_PIXELS:

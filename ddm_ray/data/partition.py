@@ -183,6 +183,8 @@ def _commit(
 
 def _facts(rows: Manifest, centroids: Manifest | None) -> dict[str, str]:
     facts = {name: f"{rows.info[name]:,}" for name in ("rejected", "duplicates", "dropped") if rows.info.get(name)}
+    if ignored := sum(rows.info["ignored"].values()):
+        facts["files of another kind"] = f"{ignored:,}"
     return facts | ({"rows sampled": f"{centroids.info['rows_sampled']:,}"} if centroids else {})
 
 

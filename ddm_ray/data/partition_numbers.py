@@ -40,7 +40,7 @@ def _adjusted_rand(counts_CK: np.ndarray) -> float:
 
 
 def warnings_of(config: RunConfig, info: Mapping[str, Any]) -> list[str]:
-    """A line for each thing to look at before training: a catch-all cluster, tiny ones, no structure."""
+    """A line for each thing to look at before training: a catch-all cluster, tiny ones, empty classes, no structure."""
     rows_K = np.array(info["rows_K"])
     num_clusters, num_rows = len(rows_K), int(rows_K.sum())
     by_kmeans = config.partition.by_kmeans
@@ -61,6 +61,10 @@ def warnings_of(config: RunConfig, info: Mapping[str, Any]) -> list[str]:
             f"cluster{'' if one else 's'} {names} {'has' if one else 'have'} fewer training rows than {why}"
             + ("; try a run with fewer partition.num_clusters" if by_kmeans else "")
         )
+    classes = zip(config.data.class_names, info["counts_CK"], strict=bool(info["counts_CK"]))
+    if empty := [name for name, counts_K in classes if not sum(counts_K)]:
+        names = ", ".join(empty[:8]) + (f" and {len(empty) - 8} more" if len(empty) > 8 else "")
+        lines.append(f"{len(empty)} of {len(config.data.class_names)} classes have no training row: {names}")
     if by_kmeans and info["silhouette"] is not None and info["silhouette"] < 0.02:
         lines.append(
             f"the silhouette is {info['silhouette']:.3f}: rows are hardly nearer to their own cluster than to the next"

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 MOST = 10
+CUT = "tar ends early or is damaged"
+"""Begins the reason of a row that stands for all that such a file has lost."""
 
 
 def commonest(rejected: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """{id, reason, rows} of the MOST commonest reasons, each as one row's has it: numbers and quoted words differ.
+    """{id, reason, rows} of CUT and the commonest reasons, MOST in all, each as one row's has it: numbers may differ.
 
     `rejected`: {id, reason} of one row each, or what this gave of some.
     """
@@ -19,4 +21,5 @@ def commonest(rejected: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         kind = re.sub(r"'[^']*'|\d+", "#", row["reason"])
         rows[kind] += row.get("rows", 1)
         first.setdefault(kind, row)
-    return [{**first[kind], "rows": count} for kind, count in rows.most_common(MOST)]
+    order = sorted(rows, key=lambda kind: (not kind.startswith(CUT), -rows[kind]))
+    return [{**first[kind], "rows": rows[kind]} for kind in order[:MOST]]

@@ -141,8 +141,8 @@ def test_broken_images_are_refused_in_a_line_that_stays_the_same(kind):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (None, "ValueError: no image"),
-        (b"", "ValueError: no image"),
+        (None, "ValueError: empty file"),
+        (b"", "ValueError: empty file"),
         (b"no image at all", "UnidentifiedImageError: not an image of a known format"),
         (header_only(30_000, 3_000), f"DecompressionBombError: 30000 x 3000 pixels are more than {MOST_PIXELS}"),
         (encoded(flat((1,), "F"), "TIFF"), "ValueError: mode F: 32-bit values have no range that is white and"),

@@ -157,21 +157,35 @@ def test_a_catch_all_cluster_is_warned_of(share: float, loud: bool) -> None:
     assert (f"Warning: {expected}" in report.files["report.html"].decode()) is loud
 
 
+def of_clusters(report: Report) -> list[str]:
+    """The warnings but for that of empty classes, which groups leave of recipe tiny's."""
+    return [line for line in report.warnings if "classes have no training row" not in line]
+
+
+def test_classes_without_rows_are_warned_of() -> None:
+    config = made_config(method="given")
+    infos = [{"rows_train": 100, "rows_heldout": 9, "counts_C": [0, *[10] * 8, 0]} for _ in range(4)]
+    assert "2 of 10 classes have no training row: 0, 9" in given_report(config, infos).warnings
+    for info in infos:
+        info["counts_C"] = [10] * 10
+    assert given_report(config, infos).warnings == []
+
+
 @pytest.mark.parametrize(("rows_K", "warned"), [([100], []), ([89, 11], []), ([95, 9], [0]), ([50, 25, 29], [])])
 def test_an_equal_share_of_few_clusters_is_no_catch_all(rows_K: list[int], warned: list[int]) -> None:
     config = made_config(len(rows_K), batch=2, method="given")
     infos = [{"rows_train": rows, "rows_heldout": 0, "counts_C": [rows] + [0] * 9} for rows in rows_K]
-    assert [int(line.split()[1]) for line in given_report(config, infos).warnings] == warned
+    assert [int(line.split()[1]) for line in of_clusters(given_report(config, infos))] == warned
 
 
 def test_tiny_clusters_are_warned_of() -> None:
     config = made_config(num_clusters=4, batch=64)
     table, cluster_N = groups(config, [300, 70, 60, 300])
-    (line,) = surveyed(config, table, cluster_N).warnings
+    (line,) = of_clusters(surveyed(config, table, cluster_N))
     assert line.startswith("clusters 1, 2 have fewer training rows than a batch of an expert, 64;")
-    assert surveyed(made_config(num_clusters=4, batch=8), table, cluster_N).warnings == []
+    assert of_clusters(surveyed(made_config(num_clusters=4, batch=8), table, cluster_N)) == []
     infos = [{"rows_train": rows, "rows_heldout": 0, "counts_C": []} for rows in (10_000, 10_000, 10_000, 700)]
-    (line,) = given_report(made_config(num_clusters=4, batch=64, method="given"), infos).warnings
+    (line,) = of_clusters(given_report(made_config(num_clusters=4, batch=64, method="given"), infos))
     assert line == "cluster 3 has fewer training rows than a tenth of an equal share, 767"
 
 
@@ -179,10 +193,10 @@ def test_clusters_without_borders_are_warned_of() -> None:
     config = made_config()
     table, cluster_N = groups(config, [100, 100, 100, 100])
     at_random_N = np.random.default_rng(0).permutation(cluster_N)
-    (line,) = surveyed(config, table, at_random_N).warnings
+    (line,) = of_clusters(surveyed(config, table, at_random_N))
     assert line.startswith("the silhouette is -0.0")
-    assert surveyed(made_config(method="random"), table, at_random_N).warnings == []
-    assert surveyed(config, table, cluster_N).warnings == []
+    assert of_clusters(surveyed(made_config(method="random"), table, at_random_N)) == []
+    assert of_clusters(surveyed(config, table, cluster_N)) == []
 
 
 class _Page(HTMLParser):

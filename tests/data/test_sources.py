@@ -271,7 +271,7 @@ def test_folders_without_pictures(tmp_path):
     with pytest.raises(DataError, match="empty: there are no images, tars or parquet files"):
         open_source(CONFIG, str(tmp_path)).units()
     (tmp_path / "a.txt").write_text("a")
-    with pytest.raises(DataError, match="1 files, none of them images, tars or parquet files"):
+    with pytest.raises(DataError, match=r"1 files \(1 .*\), none of them images, tars or parquet files"):
         open_source(CONFIG, str(tmp_path)).units()
 
 

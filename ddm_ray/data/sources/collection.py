@@ -55,9 +55,9 @@ class Collection:
         counts = {kind: sum(extension(path) in names for path in sizes) for kind, names in KINDS.items()}
         found = {kind: count for kind, count in counts.items() if count}
         if not found:
-            what = f"{len(sizes)} files, none of them" if sizes else "empty: there are no"
-            more = f"; {_COMPRESSED}" if any(map(_compressed, sizes)) else ""
-            raise DataError(f"data.source {self.files.url!r}: {what} images, tars or parquet files{more}")
+            seen = ", ".join(f"{count} {ending}" for ending, count in _endings(sizes).items())
+            what = f"{len(sizes)} files ({seen}), none of them" if sizes else "empty: there are no"
+            raise DataError(f"data.source {self.files.url!r}: {what} images, tars or parquet files")
         if len(found) > 1:
             several = " and ".join(f"{count} {_CALLED[kind]}" for kind, count in found.items())
             raise DataError(

@@ -9,6 +9,7 @@ from typing import IO, Any, cast
 from pyarrow import NativeFile
 
 from ddm_ray.data.images import EXTENSIONS, rejection
+from ddm_ray.data.reasons import CUT
 from ddm_ray.data.sources.chunks import Chunk, Encoded, Unit, chunked
 from ddm_ray.data.sources.conditions import Conditions
 from ddm_ray.data.sources.files import Files, line, told
@@ -58,7 +59,7 @@ def _rows(stream: _Counted, path: str, size: int, conditions: Conditions) -> Ite
                 row = Encoded(f"{row.id}….{counts[sample.key]}", None, None, "its key comes twice in the tar")
             yield row, min(1.0, stream.place / max(1, size))
     except tarfile.TarError as error:
-        problem = f"tar ends early or is damaged, at or before byte {stream.place} of {size}: {line(error)}"
+        problem = f"{CUT}, at or before byte {stream.place} of {size}: {line(error)}"
         yield Encoded(f"{path}/….end", None, None, problem), 1.0
 
 
