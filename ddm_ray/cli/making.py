@@ -94,8 +94,11 @@ def prepare(
         where = f"{run.url}/{artifact}/{REJECTED}"
         click.echo(f"{info['rejected']} images can't be used and are left out; each one's reason is in {where}")
         for reason in info["reasons"]:
-            told = warn if reason["reason"].startswith(CUT) else click.echo
-            told(f"{reason['rows']:>8} {reason['reason']}, e.g. {reason['id']}")
+            line = f"{reason['rows']:>8} {reason['reason']}, e.g. {reason['id']}"
+            if reason["reason"].startswith(CUT):
+                warn(line.strip())
+            else:
+                click.echo(line)
         if others := info["rejected"] - sum(reason["rows"] for reason in info["reasons"]):
             click.echo(f"{others:>8} for other reasons")
     if info["ignored"]:

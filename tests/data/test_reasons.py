@@ -1,4 +1,4 @@
-from ddm_ray.data.reasons import MOST, commonest
+from ddm_ray.data.reasons import CUT, MOST, commonest
 
 
 def test_reasons_that_differ_in_numbers_and_names_are_one() -> None:
@@ -10,3 +10,10 @@ def test_reasons_that_differ_in_numbers_and_names_are_one() -> None:
         {"id": "a/0", "reason": "label 0 is not in 0..9", "rows": 12},
     ]
     assert len(commonest({"id": "x", "reason": "x" * row} for row in range(40))) == MOST
+
+
+def test_what_stands_for_many_rows_is_never_left_out() -> None:
+    rows = [{"id": f"{kind}{row}", "reason": f"reason {kind}"} for kind in "abcdefghijkl" for row in range(3)]
+    cut = {"id": "x.tar/….end", "reason": f"{CUT} and the rest lost, at or before byte 5 of 7: unexpected end of data"}
+    assert commonest([*rows, cut])[0] == {**cut, "rows": 1}
+    assert [reason["id"] for reason in commonest([*rows, cut])[1:]] == [f"{kind}0" for kind in "abcdefghi"]

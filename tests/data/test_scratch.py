@@ -24,10 +24,10 @@ def test_what_nobody_holds_is_removed(tmp_path: Path) -> None:
     left = tmp_path / f"{PREFIX}left"
     left.mkdir()
     (left / "large").write_bytes(b"x")
-    left.with_suffix(".lock").touch()
+    (tmp_path / f"{left.name}.lock").touch()
     with scratch_folder(str(tmp_path)) as own:
         assert not left.exists()
-        assert sorted(tmp_path.iterdir()) == [own, own.with_suffix(".lock")]
+        assert sorted(tmp_path.iterdir()) == [own, tmp_path / f"{own.name}.lock"]
 
 
 def test_it_is_removed_also_after_an_error(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def _rows(stream: _Counted, path: str, size: int, conditions: Conditions) -> Ite
                 row = Encoded(f"{row.id}….{counts[sample.key]}", None, None, "its key comes twice in the tar")
             yield row, min(1.0, stream.place / max(1, size))
     except tarfile.TarError as error:
-        problem = f"{CUT}, at or before byte {stream.place} of {size}: {line(error)}"
+        problem = f"{CUT} and the rest lost, at or before byte {stream.place} of {size}: {line(error)}"
         yield Encoded(f"{path}/….end", None, None, problem), 1.0
 
 
