@@ -71,15 +71,14 @@ def prepare(
     Where shards are given, RUN is the owner's own folder, begun by the same `ddm init` as everyone's: rows and shard
     are written there, and only the shard's manifest is handed over.
     """
-    from ddm_ray.data.parts import REJECTED, Parts, rows_artifact, source_of
-    from ddm_ray.data.reasons import CUT
+    from ddm_ray.data.parts import Parts, rows_artifact, source_of
     from ddm_ray.placement import load_placement
     from ddm_ray.storage.run import Run
 
     run = Run.open(run_url)
     placement = load_placement(islands, island)
     artifact = rows_artifact(run, cluster)
-    source_of(Parts(run, artifact), source, cluster)
+    source_of(Parts(run, artifact), source, cluster)  # refuses what it can before Ray is started
 
     def stage(run: Any, report: Any) -> None:
         from ddm_ray.data.prepare import prepare as go
@@ -89,6 +88,16 @@ def prepare(
             go(run, report, placement, source, cluster, max_rejected)
 
     make(run_url, artifact, stage)
+    _tell_rows(run, artifact)
+    click.echo(f"next: ddm partition {run_url}" + (f" --cluster {cluster}" if cluster is not None else ""))
+
+
+def _tell_rows(run: Any, artifact: str) -> None:
+    """What a finished artifact of rows left out and why, and what its labels mean."""
+    from ddm_ray.data.parts import REJECTED
+    from ddm_ray.data.reasons import CUT
+    from ddm_ray.storage.run import ROWS
+
     info = run.require(artifact).info
     if info["rejected"]:
         where = f"{run.url}/{artifact}/{REJECTED}"
@@ -105,7 +114,7 @@ def prepare(
         counts = sorted(info["ignored"].items(), key=lambda ending: -ending[1])
         endings = ", ".join(f"{count} {ending}" for ending, count in counts)
         warn(f"{sum(info['ignored'].values())} files are of another kind and aren't read: {endings}")
-    if not info["rows_heldout"] and cluster is None:
+    if not info["rows_heldout"] and artifact == ROWS:
         warn(f"no row is held out (data.heldout {run.config.data.heldout}): evaluation will have no held-out losses")
     if info["classes"]:
         names = [f"{label} {name}" for label, name in enumerate(info["classes"])]
@@ -113,7 +122,6 @@ def prepare(
     if info["duplicates"]:
         what = "left out" if info["dropped"] else "kept; data.duplicates=drop would leave them out"
         click.echo(f"{info['duplicates']} images equal an earlier one byte by byte: {what}")
-    click.echo(f"next: ddm partition {run_url}" + (f" --cluster {cluster}" if cluster is not None else ""))
 
 
 @main.command()

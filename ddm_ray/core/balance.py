@@ -39,6 +39,20 @@ def transport(mass_F: np.ndarray, cost_FK: np.ndarray, most: int) -> np.ndarray:
     return _settled(np.floor(near_FK + 1e-3).clip(0).astype(np.int64), mass_F, cost_FK, most)
 
 
+def none_empty(quota_FK: np.ndarray, cost_FK: np.ndarray) -> np.ndarray:
+    """The quotas where each cluster has a row at least, if there are so many: one at least cost for each empty one."""
+    quota_FK = quota_FK.copy()
+    for cluster in np.flatnonzero(quota_FK.sum(axis=0) == 0):
+        gives_FK = (quota_FK > 0) & (quota_FK.sum(axis=0) > 1)
+        if not gives_FK.any():
+            break
+        more_FK = np.where(gives_FK, cost_FK[:, [cluster]] - cost_FK, np.inf)
+        cell, giver = np.unravel_index(more_FK.argmin(), more_FK.shape)
+        quota_FK[cell, giver] -= 1
+        quota_FK[cell, cluster] += 1
+    return quota_FK
+
+
 def _settled(quota_FK: np.ndarray, mass_F: np.ndarray, cost_FK: np.ndarray, most: int) -> np.ndarray:
     for cell in np.flatnonzero(quota_FK.sum(axis=1) > mass_F):
         _take(quota_FK[cell], int(quota_FK[cell].sum() - mass_F[cell]))

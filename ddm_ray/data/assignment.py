@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ddm_ray.core.balance import capacity, squared_distances, transport
+from ddm_ray.core.balance import capacity, none_empty, squared_distances, transport
 from ddm_ray.core.kmeans import Centroids, assign
 from ddm_ray.data import Progress
-from ddm_ray.data.clustering import COLUMNS, Features, Rows, check_rows, trains
+from ddm_ray.data.clustering import COLUMNS, Features, Rows, check_rows
 from ddm_ray.data.order import ranks
-from ddm_ray.errors import DataError, StorageError
+from ddm_ray.data.schema import trains
+from ddm_ray.data.scratch import told
+from ddm_ray.errors import DataError
 from ddm_ray.storage.run import Run
 
 CELLS = np.dtype([("fine", "<i4"), ("train", "?"), ("rank", "<u8")])
@@ -100,7 +102,9 @@ def _balance(rows: Rows, features: Features, centroids: Centroids, clusters: Clu
         _save(_cells(clusters, number), cells)
     assert config.max_share is not None
     most = capacity(int(mass_F.sum()), config.max_share, config.num_clusters)
-    quota_FK = transport(mass_F, squared_distances(centroids.fine_FD, centroids.coarse_KD), most)
+    cost_FK = squared_distances(centroids.fine_FD, centroids.coarse_KD)
+    # Centroids are of a sample under its own bound: under that of all rows one may be nobody's.
+    quota_FK = none_empty(transport(mass_F, cost_FK, most), cost_FK)
     # A fine cell of held-out rows alone goes where it is nearest.
     whole_F = np.where(mass_F > 0, quota_FK.argmax(axis=1), assign(centroids.fine_FD, centroids.coarse_KD))
     split = np.flatnonzero((quota_FK > 0).sum(axis=1) > 1)
@@ -131,8 +135,5 @@ def _cells(clusters: Clusters, number: int) -> Path:
 
 
 def _save(path: Path, values: np.ndarray) -> None:
-    try:
+    with told(path.parent):
         np.save(path, values)
-    except OSError as error:
-        reason = error.strerror or " ".join(str(error).split())
-        raise StorageError(f"{path.parent}: {reason}; choose another folder with --scratch") from None

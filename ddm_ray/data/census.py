@@ -67,12 +67,12 @@ def commit(parts: Parts, plan: Plan, records: list[Record]) -> Manifest:
     if run.config.data.text is not None:
         null = parts.settled(NULL, ".safetensors")
         parts.store.write(f"{artifact}/{NULL_TEXT}", null)
-        files[NULL_TEXT] = _file(null)
+        files[NULL_TEXT] = FileRecord.of(null)
         content.append(files[NULL_TEXT].sha256)
     if run.config.data.duplicates == "drop":
         data = to_parquet(pa.table({"id": pa.array(dropped, pa.string())}))
         parts.store.write(f"{artifact}/{DUPLICATES}", data)
-        files[DUPLICATES] = _file(data)
+        files[DUPLICATES] = FileRecord.of(data)
     info: dict[str, Any] = {
         "rows": num_rows,
         "rows_train": num_rows - heldout,
@@ -96,10 +96,6 @@ def commit(parts: Parts, plan: Plan, records: list[Record]) -> Manifest:
 
 def _reasons(records: list[Record]) -> list[dict[str, Any]]:
     return commonest(reason for record in records for reason in record.commonest)
-
-
-def _file(data: bytes) -> FileRecord:
-    return FileRecord(len(data), sha256(data))
 
 
 def _require_whole(parts: Parts, plan: Plan, records: list[Record]) -> None:

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import safetensors.numpy
 import torch
 
 from ddm_ray.core.kmeans import Centroids, two_level_kmeans, unit_length
 from ddm_ray.data import Progress
 from ddm_ray.data.order import ranks
-from ddm_ray.data.schema import DUPLICATES, TRAIN, embeddings, images, read_parquet
+from ddm_ray.data.schema import DUPLICATES, embeddings, images, read_parquet, trains
 from ddm_ray.errors import DataError
 from ddm_ray.storage.run import Run
 
@@ -62,12 +61,6 @@ class Rows:
     def _table(self, name: str, columns: list[str] | None) -> pa.Table:
         where = f"{self.run.url}/{self.artifact}/{name}"
         return read_parquet(self.run.read(self.artifact, name, self.manifest), where, columns)
-
-
-def trains(table: pa.Table) -> np.ndarray:
-    """train_N bool."""
-    train_N: np.ndarray = pc.equal(table["split"], TRAIN).to_numpy()
-    return train_N
 
 
 @dataclass(frozen=True)

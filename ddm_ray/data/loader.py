@@ -28,7 +28,7 @@ from ddm_ray.data.schema import TEXT, TRAIN, array, as_modelled, data_dtype, rea
 from ddm_ray.data.texts import NULL_TEXT, read_null_text, texts
 from ddm_ray.data.windows import WINDOW_BYTES, RowGroup, Window, WindowOrder
 from ddm_ray.errors import CorruptArtifact, DataError, DriftError
-from ddm_ray.storage.manifest import NAME, FileRecord, Manifest, sha256
+from ddm_ray.storage.manifest import NAME, FileRecord, Manifest
 from ddm_ray.storage.run import PARTITION, Run
 
 SHARE_OF_FREE_MEMORY = 0.25
@@ -85,7 +85,7 @@ def require_shard(run: Run, artifact: str) -> Manifest:
     if whole is not None:
         data = run.store.read(f"{artifact}/{NAME}")
         listed = whole.files.get(below(artifact))
-        if listed != FileRecord(len(data), sha256(data)):
+        if listed != FileRecord.of(data):
             raise DriftError(f"{run.url}/{artifact} isn't the shard that {PARTITION} lists; {run.anew(PARTITION)}")
     return manifest
 

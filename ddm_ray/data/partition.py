@@ -17,7 +17,6 @@ from ddm_ray.data.clustering import (
     fit,
     from_safetensors,
     to_safetensors,
-    trains,
 )
 from ddm_ray.data.partition_report import Report, Survey, given_report
 from ddm_ray.data.partition_state import (
@@ -29,6 +28,7 @@ from ddm_ray.data.partition_state import (
     unmake_shard,
     write_report,
 )
+from ddm_ray.data.schema import trains
 from ddm_ray.data.scratch import scratch_folder
 from ddm_ray.data.shards import ShardWriter
 from ddm_ray.errors import ConfigError, CorruptArtifact, DataError, DriftError
@@ -120,7 +120,7 @@ def _centroids(
     # By its content, since a rival's may be other bits, from another machine.
     name = f"centroids-{sha256(data)[:8]}.safetensors"
     run.store.write(f"{CENTROIDS}/{name}", data)
-    records = {name: FileRecord(len(data), sha256(data))}
+    records = {name: FileRecord.of(data)}
     info = {"rows_sampled": num_sampled, "num_fine": len(centroids.fine_FD)}
     manifest = run.commit_records(CENTROIDS, records, info, identity=identity)
     for other in run.store.sizes(CENTROIDS).keys() - manifest.files.keys() - {NAME}:
@@ -172,7 +172,7 @@ def _commit(
     pictures = {f"{REPORT}/{name}": data for name, data in report.files.items()}
     # A rival's report isn't replaced once its partition is finished.
     replaced = {} if run.finished(PARTITION) else write_report(run, pictures)
-    records = {name: FileRecord(len(data), sha256(data)) for name, data in (contents | pictures).items()}
+    records = {name: FileRecord.of(data) for name, data in (contents | pictures).items()}
     info = report.info | info | {"warnings": report.warnings}
     manifest = run.commit_records(PARTITION, records, info, identity=identity)
     restore_report(run, replaced, manifest)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from PIL import Image
 
 from ddm_ray.config import RunConfig
@@ -27,7 +26,7 @@ from ddm_ray.data.partition_pictures import (
     tile,
     to_image,
 )
-from ddm_ray.data.schema import TRAIN, array, data_dtype, embeddings
+from ddm_ray.data.schema import array, data_dtype, embeddings, trains
 
 IMAGES = 8
 SHOWN_CLUSTERS = 64
@@ -84,7 +83,7 @@ class Survey:
 
         Training rows are looked at, held-out ones counted.
         """
-        train_N = pc.equal(table["split"], TRAIN).to_numpy()
+        train_N = trains(table)
         here_N = cluster_N >= 0
         num_clusters = len(self._train_K)
         self._heldout_K += np.bincount(cluster_N[here_N & ~train_N], minlength=num_clusters)

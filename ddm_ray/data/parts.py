@@ -4,7 +4,6 @@ The store decides between rivals and against kills: a plan or record is created 
 """
 
 import hashlib
-import io
 import os
 from base64 import b64decode, b64encode
 from collections import deque
@@ -17,7 +16,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from ddm_ray.config import RunConfig
 from ddm_ray.data.order import ranks
@@ -25,7 +23,7 @@ from ddm_ray.data.reasons import commonest
 from ddm_ray.data.schema import HELDOUT, read_parquet, to_parquet
 from ddm_ray.data.sources import Source, Unit
 from ddm_ray.errors import ConfigError, CorruptArtifact, DataError, DriftError
-from ddm_ray.storage.manifest import FileRecord, Identity, canonical, drift, sha256, verify
+from ddm_ray.storage.manifest import FileRecord, Identity, canonical, drift, verify
 from ddm_ray.storage.records import PLAN, RECORDS, Place, places_done, seal, unseal
 from ddm_ray.storage.run import ROWS, Run, owner_rows
 
@@ -118,10 +116,11 @@ class Parts:
         where = f"{self.url}/{pointer}"
         if not self.store.exists(f"{self.artifact}/{pointer}"):
             data, fields = make()
-            name = f"{sha256(data)[:16]}{suffix}"
+            record = FileRecord.of(data)
+            name = f"{record.sha256[:16]}{suffix}"
             self.store.write(f"{self.artifact}/{folder}/{name}", data)
-            record = {"file": name, "file_record": asdict(FileRecord(len(data), sha256(data)))}
-            self.store.create(f"{self.artifact}/{pointer}", seal({**fields, **record}))
+            named = {"file": name, "file_record": asdict(record)}
+            self.store.create(f"{self.artifact}/{pointer}", seal({**fields, **named}))
         try:
             fields = unseal(self.store.read(f"{self.artifact}/{pointer}"), where, ["file", "file_record", *needs])
             name = fields.pop("file")
@@ -224,7 +223,7 @@ class Parts:
                 self.store.delete_one(f"{self.artifact}/{name}")
 
     def _put(self, stem: str, suffix: str, data: bytes) -> tuple[str, FileRecord]:
-        record = FileRecord(len(data), sha256(data))
+        record = FileRecord.of(data)
         name = f"{stem}-{record.sha256[:8]}{suffix}"
         self.store.write(f"{self.artifact}/{name}", data)
         return name, record
@@ -233,7 +232,7 @@ class Parts:
         """Some columns of a finished chunk's rows, in that order. Raises CorruptArtifact if its part is altered."""
         assert record.part
         data = self._verified(record, *record.part)
-        return pq.read_table(io.BytesIO(data), columns=columns).select(columns)
+        return read_parquet(data, f"{self.url}/{record.part[0]}", columns).select(columns)
 
     def read_parts(self, records: Iterable[Record], columns: list[str]) -> Iterator[pa.Table]:
         """`read_part` of each, in order; AHEAD parts are read at once."""

@@ -7,6 +7,7 @@ import io
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ddm_ray.config import DataConfig
@@ -92,6 +93,12 @@ def embeddings(table: pa.Table) -> np.ndarray:
 def images(table: pa.Table, config: DataConfig) -> np.ndarray:
     """The column `data` as the networks see it: float32 NCHW, pixels in [-1, 1]."""
     return as_modelled(array(table["data"], data_dtype(config), config.shape))
+
+
+def trains(table: pa.Table) -> np.ndarray:
+    """train_N bool: which rows are trained on, by their split."""
+    train_N: np.ndarray = pc.equal(table["split"], TRAIN).to_numpy()
+    return train_N
 
 
 def as_modelled(data_NCHW: np.ndarray) -> np.ndarray:

@@ -28,14 +28,22 @@ def scratch_folder(below: str | None) -> Iterator[Path]:
             _remove(lock)
     lock = where / f"{PREFIX}{uuid.uuid4().hex}.lock"
     with ExitStack() as held:
-        try:
+        with told(where):
             # Locked before there is a folder, so that nobody takes it for one that was left.
             held.enter_context(locked(lock, fcntl.LOCK_EX))
             held.callback(_remove, lock)
             lock.with_suffix("").mkdir(mode=0o700)
-        except OSError as error:
-            raise StorageError(f"{where}: {error.strerror}; choose another folder with --scratch") from None
         yield lock.with_suffix("")
+
+
+@contextmanager
+def told(folder: Path) -> Iterator[None]:
+    """What the local disk refuses in a scratch folder, as a StorageError of one line that names it and the way out."""
+    try:
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else " ".join(str(error).split())[:120]
+        raise StorageError(f"{folder}: {reason}; choose another folder with --scratch") from None
 
 
 def _remove(lock: Path) -> None:

@@ -5,10 +5,8 @@ N rows, C classes, K clusters.
 """
 
 import hashlib
-import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -22,10 +20,11 @@ import pyarrow.parquet as pq
 from ddm_ray.config import DataConfig
 from ddm_ray.data.order import ranks
 from ddm_ray.data.partition_state import finished_shard, unmake_shard
-from ddm_ray.data.schema import HELDOUT, TEXT, TRAIN, array, as_modelled, data_dtype, shard_schema
+from ddm_ray.data.schema import HELDOUT, TEXT, TRAIN, array, as_modelled, data_dtype, shard_schema, trains
+from ddm_ray.data.scratch import told
 from ddm_ray.data.texts import NULL_TEXT
 from ddm_ray.errors import DataError, StorageError
-from ddm_ray.storage.manifest import NAME, FileRecord, Manifest, sha256
+from ddm_ray.storage.manifest import NAME, FileRecord, Manifest
 from ddm_ray.storage.run import ROWS, Run, owner_rows, shard
 
 FILE_BYTES = 256 * 2**20
@@ -87,7 +86,7 @@ class ShardWriter:
                 self._num_buckets += files * BUCKETS_PER_FILE
 
     def __enter__(self) -> Self:
-        with self._told():
+        with told(self.scratch):
             self.scratch.mkdir(parents=True, exist_ok=True)
         return self
 
@@ -102,7 +101,7 @@ class ShardWriter:
         here = np.flatnonzero(np.isin(cluster_N, list(self._identity)))
         if not len(here):
             return
-        train_N = pc.equal(table["split"], TRAIN).to_numpy()[here]
+        train_N = trains(table)[here]
         table = table.select(self._schema.names).take(pa.array(here)).cast(self._schema)
         rank_N = ranks(table["id"].to_pylist())
         bytes_N = _bytes(table)
@@ -150,7 +149,7 @@ class ShardWriter:
             rows = owner_rows(cluster) if self.run.config.partition.method == "given" else ROWS
             data = self.run.read(rows, NULL_TEXT)
             store.write(f"{artifact}/{NULL_TEXT}", data)
-            files[NULL_TEXT] = FileRecord(len(data), sha256(data))
+            files[NULL_TEXT] = FileRecord.of(data)
         # Only what this shard doesn't have: a rival that writes the same shard keeps its files.
         for name in store.sizes(artifact).keys() - files.keys() - {NAME}:
             store.delete_one(f"{artifact}/{name}")
@@ -171,7 +170,7 @@ class ShardWriter:
         first = to.first + number * BUCKETS_PER_FILE
         path = self.scratch / "file.parquet"
         rows = 0
-        with self._told():
+        with told(self.scratch):
             form: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
             form["write_statistics"] = [name for name in ("id", "label") if name in self._schema.names]
             with pq.ParquetWriter(path, self._schema, **form) as writer:
@@ -203,7 +202,7 @@ class ShardWriter:
 
     def _flush(self) -> None:
         """Append what is pending to its buckets: few rows at a time to many files, none of them kept open."""
-        with self._told():
+        with told(self.scratch):
             for bucket, tables in self._pending.items():
                 with self._bucket(bucket).open("ab") as file, pa.ipc.new_stream(file, self._schema) as stream:
                     for table in tables:
@@ -213,14 +212,6 @@ class ShardWriter:
 
     def _bucket(self, bucket: int) -> Path:
         return self.scratch / f"{bucket:06d}.arrow"
-
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            reason = os.strerror(error.errno) if error.errno else " ".join(str(error).split())[:120]
-            raise StorageError(f"{self.scratch}: {reason}; choose another folder with --scratch") from None
 
 
 class _Tally:

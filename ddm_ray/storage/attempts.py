@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddm_ray.errors import CorruptArtifact
-from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest, sha256, verify
+from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest, verify
 from ddm_ray.storage.store import Store
 
 KEEP_STATES = 2
@@ -56,7 +56,7 @@ class Attempt:
     def _commit(self, prefix: str, identity: Identity, files: dict[str, bytes], info: dict[str, Any]) -> Manifest:
         for name, data in files.items():
             self.store.write(f"{prefix}/{name}", data)
-        records = {name: FileRecord(len(data), sha256(data)) for name, data in files.items()}
+        records = {name: FileRecord.of(data) for name, data in files.items()}
         manifest = Manifest(prefix, identity, records, info)
         self.store.write(f"{prefix}/{NAME}", manifest.to_json())
         return manifest

@@ -1,5 +1,6 @@
 """Manifests: what makes an artifact finished. Checksums, identity, and drift told as a diff of fields."""
 
+import builtins
 import hashlib
 import json
 from collections.abc import Iterator
@@ -42,6 +43,11 @@ class FileRecord:
 
     bytes: int
     sha256: str
+
+    @classmethod
+    def of(cls, data: builtins.bytes) -> "FileRecord":
+        """That of a file's content."""
+        return cls(len(data), sha256(data))
 
 
 @dataclass(frozen=True)

@@ -226,7 +226,7 @@ class Run:
         records = {}
         for name in sorted(names):
             data = self.store.read(f"{artifact}/{name}")
-            records[name] = FileRecord(len(data), sha256(data))
+            records[name] = FileRecord.of(data)
         return self.commit_records(artifact, records, info, content)
 
     def commit_records(

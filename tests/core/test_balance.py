@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from scipy.optimize import linear_sum_assignment
 
-from ddm_ray.core.balance import balanced, capacity, squared_distances, transport
+from ddm_ray.core.balance import balanced, capacity, none_empty, squared_distances, transport
 
 
 @settings(max_examples=60, deadline=None)
@@ -69,3 +70,23 @@ def test_coarse_centroids_move_to_the_rows_they_are_given():
     assert (quota_FK * squared_distances(fine_FD, coarse_KD)).sum() < (
         first * squared_distances(fine_FD, before_KD)
     ).sum()
+
+
+@given(arrays(np.int64, (4, 6), elements=st.integers(0, 3)), st.integers(0, 99))
+def test_an_empty_cluster_is_given_the_row_that_costs_least(quota_FK, seed):
+    cost_FK = np.random.default_rng(seed).random((4, 6))
+    found_FK = none_empty(quota_FK, cost_FK)
+    assert (found_FK >= 0).all()
+    assert found_FK.sum(axis=1).tolist() == quota_FK.sum(axis=1).tolist()
+    before_K, after_K = quota_FK.sum(axis=0), found_FK.sum(axis=0)
+    assert np.count_nonzero(after_K) == min(6, quota_FK.sum())
+    assert (after_K[before_K == 0] <= 1).all()
+    if (before_K > 0).all():
+        assert (found_FK == quota_FK).all()
+    if np.count_nonzero(before_K == 0) == 1 and before_K.max() > 1:
+        moves = [
+            cost_FK[cell, before_K.argmin()] - cost_FK[cell, giver]
+            for cell, giver in np.argwhere((quota_FK > 0) & (before_K > 1))
+        ]
+        cost = ((found_FK - quota_FK) * cost_FK).sum()
+        np.testing.assert_allclose(cost, min(moves), atol=1e-12)

@@ -242,7 +242,6 @@ thread.join()
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
 def test_a_batch_is_given_the_memory_of_the_one_before() -> None:
     """Page faults of one batch after another, in a thread, and of more than a thread's own arena could hold."""
 
