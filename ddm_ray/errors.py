@@ -61,6 +61,10 @@ class TrainingError(DDMError):
     """A training job that stopped for a reason that trying again won't mend."""
 
 
+class Preempted(TrainingError):
+    """A training worker's machine is about to be taken away; the state is saved."""
+
+
 class RayError(DDMError):
     """There is no Ray cluster to join, or it has not what a job asks of it."""
 

@@ -18,7 +18,7 @@ class Placement(BaseModel):
     workers: PositiveInt = Field(default=1, description="training processes, one per accelerator")
     resources_per_worker: dict[str, float] = Field(default_factory=lambda: {"CPU": 1.0})
     use_gpu: bool = False
-    zero_stage: Literal[1, 2] = 1
+    zero_stage: Literal[0, 1, 2, 3] = 1
     micro_batch: PositiveInt | None = Field(default=None, description="rows a worker takes through the model at once")
     threads: PositiveInt = Field(
         default=1, description="CPU threads of a worker; bit-equal resume needs them unchanged"
@@ -35,8 +35,13 @@ class Placement(BaseModel):
         default=None, description="folder for local copies of a shard in an object store; none: a temporary one"
     )
     checkpoint_steps: PositiveInt = Field(default=500, description="steps between saved training states")
+    keep_states: PositiveInt = Field(default=2, description="training states that are kept, the newest ones")
+    milestone_steps: PositiveInt | None = Field(default=None, description="steps between published EMA weights")
+    hang_seconds: float = Field(
+        default=10, gt=0, description="a step longer than 3 usual ones and this is taken for a hang"
+    )
     max_failures: int = Field(
-        default=3, ge=0, description="how often a job's workers are started again after a failure"
+        default=3, ge=0, description="how often in a row a job may fail without a new state before it is given up"
     )
 
     @model_validator(mode="after")

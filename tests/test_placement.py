@@ -92,7 +92,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ("islands: {lab: {wrokers: 1}}", "islands.lab.wrokers: unknown key"),
         ("islands: {lab: {workers: 0}}", "islands.lab.workers: Input should be greater than 0, got 0"),
         ("islands: {lab: {workers: two}}", "islands.lab.workers: Input should be a valid integer"),
-        ("islands: {lab: {zero_stage: 4}}", "islands.lab.zero_stage: Input should be 1"),
+        ("islands: {lab: {zero_stage: 4}}", "islands.lab.zero_stage: Input should be 0"),
         ("islands: {lab: {micro_batch: 0}}", "islands.lab.micro_batch: Input should be greater than 0"),
         (
             "islands: {lab: {max_failures: -1}}",

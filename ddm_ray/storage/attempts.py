@@ -3,20 +3,21 @@
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from ddm_ray.errors import CorruptArtifact
-from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest, verify
+from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest
 from ddm_ray.storage.store import Store
 
-KEEP_STATES = 2
+FAILED = "FAILED"
 
 
 @dataclass(frozen=True)
 class SavedState:
-    """A verified training state: `step` finished steps, its manifest, and where its files are."""
+    """A committed training state: `step` finished steps, its manifest, and where its files are."""
 
     step: int
     prefix: str
@@ -40,35 +41,87 @@ class Attempt:
         """Replace the heartbeat. `progress` has a counter that grows; readers judge change, not clocks."""
         self.store.write(f"{self.prefix}/HEARTBEAT", json.dumps(progress).encode())
 
-    def save_state(self, step: int, identity: Identity, files: dict[str, bytes], info: dict[str, Any]) -> None:
-        """Commit a training state after `step` steps, manifest last; keep the newest KEEP_STATES alone."""
-        self._commit(f"{self.prefix}/state/step-{step:09d}", identity, files, info)
-        for name in self.store.folders(f"{self.prefix}/state")[:-KEEP_STATES]:
-            self.store.delete(f"{self.prefix}/state/{name}")
+    def fail(self, note: dict[str, Any]) -> None:
+        """Say why this attempt ended, if nobody has: `error`, its `kind`, and if trying again is in vain (`final`)."""
+        self.store.create(f"{self.prefix}/{FAILED}", json.dumps(note).encode())
+
+    def failure(self) -> dict[str, Any] | None:
+        """Why it ended, if it said so. CorruptArtifact if that was altered."""
+        try:
+            note: dict[str, Any] = json.loads(self.store.read(f"{self.prefix}/{FAILED}"))
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            raise CorruptArtifact(f"{self.store.url}/{self.prefix}/{FAILED}: not a note; delete it") from None
+        return note
+
+    def state_prefix(self, step: int) -> str:
+        """Where the training state after `step` steps belongs."""
+        return f"{self.prefix}/state/step-{step:09d}"
+
+    def commit_state(self, step: int, identity: Identity, records: dict[str, FileRecord], info: dict[str, Any]) -> None:
+        """Commit a training state whose files are written, by its manifest."""
+        self._commit(self.state_prefix(step), identity, records, info)
+
+    def drop_states(self, keep: int) -> None:
+        """Delete all but the newest `keep` states of this attempt and of those before it, which it has overtaken."""
+        kept = 0
+        for number in [number for number in reversed(claimed(self.store, self.job)) if number <= self.number]:
+            base = f"{Attempt(self.store, self.job, number).prefix}/state"
+            for name in reversed(self.store.folders(base)):
+                committed = self.store.exists(f"{base}/{name}/{NAME}")
+                if kept == 0 and not committed and number == self.number:
+                    continue  # being written
+                kept += committed
+                if kept > keep or not committed:
+                    self.store.delete_one(f"{base}/{name}/{NAME}")  # first: without it the rest isn't a state
+                    self.store.delete(f"{base}/{name}")
+
+    def weights_prefix(self, step: int) -> str:
+        """Where the EMA weights after `step` steps belong."""
+        return f"{self.prefix}/weights/step-{step:09d}"
 
     def publish_weights(
         self, step: int, identity: Identity, files: dict[str, bytes], info: dict[str, Any]
     ) -> tuple[str, Manifest]:
         """Commit EMA weights after `step` steps; returns their prefix relative to the job, and manifest."""
-        prefix = f"{self.prefix}/weights/step-{step:09d}"
-        return prefix.removeprefix(f"{self.job}/"), self._commit(prefix, identity, files, info)
-
-    def _commit(self, prefix: str, identity: Identity, files: dict[str, bytes], info: dict[str, Any]) -> Manifest:
+        prefix = self.weights_prefix(step)
         for name, data in files.items():
             self.store.write(f"{prefix}/{name}", data)
         records = {name: FileRecord.of(data) for name, data in files.items()}
+        return prefix.removeprefix(f"{self.job}/"), self._commit(prefix, identity, records, info)
+
+    def commit_weights(
+        self, step: int, identity: Identity, records: dict[str, FileRecord], info: dict[str, Any]
+    ) -> Manifest:
+        """Commit EMA weights whose files are written, by their manifest."""
+        return self._commit(self.weights_prefix(step), identity, records, info)
+
+    def _commit(
+        self, prefix: str, identity: Identity, records: dict[str, FileRecord], info: dict[str, Any]
+    ) -> Manifest:
         manifest = Manifest(prefix, identity, records, info)
         self.store.write(f"{prefix}/{NAME}", manifest.to_json())
         return manifest
 
 
-def claim(store: Store, job: str) -> Attempt:
-    """Claim the next free attempt number of a job, against any number of rivals."""
+def claim(store: Store, job: str, about: Mapping[str, Any] = MappingProxyType({})) -> Attempt:
+    """Claim the next free attempt number of a job, against any number of rivals; `about` is kept with the claim."""
     number = max(claimed(store, job), default=0) + 1
-    owner = json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode()
+    owner = json.dumps({**about, "host": socket.gethostname(), "pid": os.getpid()}).encode()
     while not store.create(f"{job}/attempts/{number:04d}/CLAIM", owner):
         number += 1
     return Attempt(store, job, number)
+
+
+def newest_claim(store: Store, job: str) -> dict[str, Any] | None:
+    """What the newest claim of a job says, and under `failure` why that attempt failed, if it said so."""
+    numbers = claimed(store, job)
+    if not numbers:
+        return None
+    attempt = Attempt(store, job, numbers[-1])
+    said = json.loads(store.read(f"{attempt.prefix}/CLAIM"))
+    return {**said, "failure": attempt.failure()}
 
 
 def claimed(store: Store, job: str) -> list[int]:
@@ -92,10 +145,27 @@ def heartbeat(store: Store, job: str) -> dict[str, Any] | None:
     return None
 
 
+def failures(store: Store, job: str, launch: str) -> list[dict[str, Any]]:
+    """Why the newest attempts of one launch failed, newest first, back to the last one that saved a state.
+
+    Those that were killed said nothing and are left out.
+    """
+    found = []
+    for number in reversed(claimed(store, job)):
+        attempt = Attempt(store, job, number)
+        states = f"{attempt.prefix}/state"
+        if any(store.exists(f"{states}/{name}/{NAME}") for name in store.folders(states)):
+            break
+        claim_of_it = json.loads(store.read(f"{attempt.prefix}/CLAIM"))
+        if claim_of_it["launch"] == launch and (note := attempt.failure()):
+            found.append(note)
+    return found
+
+
 def saved_states(store: Store, job: str) -> Iterator[SavedState | CorruptArtifact]:
     """A job's training states, best first: highest attempt, then highest step. A damaged one as its error.
 
-    All files are read once to verify their checksums, so a yielded state is whole.
+    Sizes are compared with the manifest's; checksums are whose who reads the files.
     """
     for number in reversed(claimed(store, job)):
         base = f"{job}/attempts/{number:04d}/state"
@@ -103,11 +173,16 @@ def saved_states(store: Store, job: str) -> Iterator[SavedState | CorruptArtifac
             prefix = f"{base}/{name}"
             try:
                 manifest = Manifest.from_json(store.read(f"{prefix}/{NAME}"), f"{store.url}/{prefix}/{NAME}")
-                for file, record in manifest.files.items():
-                    verify(store.read(f"{prefix}/{file}"), record, f"{store.url}/{prefix}/{file}")
             except FileNotFoundError:
-                continue  # without a manifest or with a file gone: never finished, or being dropped
+                continue  # without a manifest: never finished, or being dropped
             except CorruptArtifact as error:
                 yield error
                 continue
-            yield SavedState(int(name.removeprefix("step-")), prefix, manifest)
+            sizes = store.sizes(prefix)
+            wrong = [file for file, record in manifest.files.items() if sizes.get(file) != record.bytes]
+            if wrong:
+                yield CorruptArtifact(
+                    f"{store.url}/{prefix}/{wrong[0]}: gone or cut short, its manifest says otherwise"
+                )
+            else:
+                yield SavedState(int(name.removeprefix("step-")), prefix, manifest)

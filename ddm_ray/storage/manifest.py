@@ -9,11 +9,11 @@ from typing import Any
 
 from ddm_ray.errors import CorruptArtifact, TruncatedWeights
 
-SCHEMA = 4
+SCHEMA = 5
 NAME = "_MANIFEST.json"
 
 
-def sha256(data: bytes) -> str:
+def sha256(data: bytes | memoryview) -> str:
     """Hex SHA-256."""
     return hashlib.sha256(data).hexdigest()
 
@@ -45,7 +45,7 @@ class FileRecord:
     sha256: str
 
     @classmethod
-    def of(cls, data: builtins.bytes) -> "FileRecord":
+    def of(cls, data: builtins.bytes | memoryview) -> "FileRecord":
         """That of a file's content."""
         return cls(len(data), sha256(data))
 

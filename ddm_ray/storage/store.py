@@ -4,7 +4,7 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -71,10 +71,19 @@ class Store:
                 file.write(chunk)
         return digest.hexdigest()
 
-    def write(self, key: str, data: bytes | Path) -> None:
+    def write(self, key: str, data: bytes | memoryview | Path) -> None:
         """Create the object or replace it whole, by bytes or by those of a local file."""
         with _told(f"{self.url}/{key}"):
             obstore.put(self._objects, self._prefix + key, data)
+        self._settle(key)
+
+    def write_stream(self, key: str, chunks: Iterable[bytes]) -> None:
+        """As `write`, by chunk after chunk, a few MiB in memory at a time; nothing, if `chunks` raises."""
+        with _told(f"{self.url}/{key}"):
+            writer = obstore.open_writer(self._objects, self._prefix + key)
+            for chunk in chunks:
+                writer.write(chunk)
+            writer.close()
         self._settle(key)
 
     def create(self, key: str, data: bytes) -> bool:

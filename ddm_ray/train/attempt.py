@@ -1,127 +1,204 @@
-"""What a training attempt does with storage: begin, go on from a state, beat, save, publish. Rank 0 writes."""
+"""A training attempt on storage: how it begins, which state it goes on from, how it tells of itself and how it ends."""
 
+import math
 import os
 import socket
 import sys
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any, Self
 
+import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 
-from ddm_ray.errors import CorruptArtifact, DriftError
-from ddm_ray.models import weights
-from ddm_ray.models.flops import training_flops_per_row
-from ddm_ray.storage.attempts import Attempt, SavedState, claim, saved_states
-from ddm_ray.storage.manifest import NAME, Identity, Manifest, drift, verify
+from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, Preempted, StorageError, TrainingError
+from ddm_ray.placement import Placement
+from ddm_ray.storage.attempts import Attempt, claim, failures, newest_claim, saved_states
+from ddm_ray.storage.manifest import NAME, Identity, Manifest, drift
 from ddm_ray.storage.run import Run
+from ddm_ray.storage.store import Store
 from ddm_ray.train import state
+from ddm_ray.train.engine import Engine
 from ddm_ray.train.job import TrainJob
+from ddm_ray.train.saving import Progress, StateSaver
+
+OUT_OF_MEMORY = "OutOfMemory"
 
 
 @dataclass(frozen=True)
-class Saved:
-    """A state to go on from: finished steps, seconds trained so far, the last steps' losses, fp32 tensors."""
+class _Begun:
+    """What rank 0 tells all ranks: the attempt's number, states to go on from, rows to take at once."""
 
-    step: int
-    seconds: float
-    losses: list[float]
-    tensors: dict[str, Tensor]
+    number: int
+    states: list[str]
+    micro_batch: int
 
 
 class TrainAttempt:
-    """This world's try at a job: rank 0's methods write below the attempt's prefix, other ranks' do nothing."""
+    """This world's try at a job; a context manager, which notes why it failed. Raises what `begin` does."""
 
-    def __init__(self, run: Run, storage: Attempt, saved_prefix: str | None):
-        self.run, self.storage, self.saved_prefix = run, storage, saved_prefix
-        self._identity: Identity = run.identity(storage.job)
-        self._writes = dist.get_rank() == 0
+    def __init__(self, run: Run, job: TrainJob, placement: Placement, launch: str = ""):
+        self._rank, self._world = dist.get_rank(), dist.get_world_size()
+        begun = self._told(lambda: _begin(run, job, placement, launch))
+        self.job, self.micro_batch = job, begun.micro_batch
+        self.storage = Attempt(run.store, job.artifact, begun.number)
+        self.identity: Identity = run.identity(job.artifact)
+        self.saver = StateSaver(self.storage, self.identity, placement.keep_states)
+        self._states = begun.states
+        self._threads = ThreadPoolExecutor(1, "heartbeat")
         self._beats = 0
-        self._first_step = 0
+        self._beating: Future[None] | None = None
 
-    def beat(self, done: int, steps: int, loss: float, steps_per_second: float) -> None:
-        """Say how far training is; `loss` is rank 0's mean over recent steps."""
-        if not self._writes:
-            return
-        self._beats += 1
-        self.storage.beat(
-            {
-                "beat": self._beats,
-                "step": done,
-                "steps": steps,
-                "loss": loss,
-                "steps_per_second": steps_per_second,
-                "host": socket.gethostname(),
-                "pid": os.getpid(),
-            }
-        )
+    def _told(self, decide: Callable[[], _Begun]) -> _Begun:
+        told: list[_Begun | DDMError | None] = [None]
+        if self._rank == 0:
+            try:
+                told = [decide()]
+            except DDMError as error:
+                told = [error]
+        dist.broadcast_object_list(told)
+        if isinstance(told[0], DDMError):
+            raise told[0]
+        assert told[0] is not None
+        return told[0]
 
-    def save(self, step: int, tensors: dict[str, Tensor], seconds: float, losses: list[float]) -> None:
-        """Commit a training state."""
-        if self._writes:
-            files = {state.FILE: state.to_bytes(tensors)}
-            self.storage.save_state(step, self._identity, files, {"seconds": seconds, "losses": losses})
+    def __enter__(self) -> Self:
+        self.beat("starting")
+        return self
 
-    def publish(self, job: TrainJob, tensors: dict[str, Tensor], loss: float, seconds: float) -> None:
-        """Commit the EMA weights and, if no other attempt was first, the job's final manifest."""
-        if not self._writes:
-            return
-        ema = {key.removeprefix("ema/"): tensor for key, tensor in tensors.items() if key.startswith("ema/")}
-        data, spec = weights.to_bytes(ema, job.spec)
-        files = {"ema.safetensors": data, "model.json": spec.encode()}
-        steps = job.train.steps
-        prefix, manifest = self.storage.publish_weights(steps, self._identity, files, {"step": steps})
-        flops = training_flops_per_row(weights.build(job.spec, "meta"), job.image_shape, job.text_tokens)
-        rows_seen = steps * job.batch
-        info = {
-            "weights": prefix,
-            "step": steps,
-            "rows_seen": rows_seen,
-            "training_flops": float(flops * rows_seen),
-            "training_flops_per_row": float(flops),
-            "parameters": sum(tensor.numel() for tensor in ema.values()),
-            "seconds": seconds,
-            "loss": loss,
-            "attempts": self.storage.number,
-        }
-        records = {f"{prefix}/{name}": record for name, record in manifest.files.items()}
-        # Of the rows that were loaded, whatever lies there by now.
-        self.run.commit_records(job.artifact, records, info, identity=self._identity)
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self._fail(error)
+        self.saver.close()
+        self._threads.shutdown()
+
+    def _fail(self, error: BaseException) -> None:
+        text = " ".join(str(error).split())[-500:] or type(error).__name__
+        if out_of_memory(error):
+            self._note(text, OUT_OF_MEMORY, final=self.micro_batch == 1)  # fewer rows at once may fit
+        else:
+            mendable = not isinstance(error, DDMError) or isinstance(error, StorageError | Preempted)
+            self._note(text, type(error).__name__, final=not mendable)
+
+    def stuck(self, text: str) -> None:
+        """Note that this rank hangs."""
+        self._note(f"rank {self._rank} on {socket.gethostname()}: {text}", "Stuck", final=False)
+
+    def _note(self, error: str, kind: str, final: bool) -> None:
+        """Note why the attempt ends, if no rank has said so before."""
+        try:
+            self.storage.fail({"error": error, "kind": kind, "final": final, "micro_batch": self.micro_batch})
+        except StorageError as unsaid:
+            print(f"warning: {unsaid}", file=sys.stderr)
+
+    def beat(self, phase: str, **progress: Any) -> None:
+        """Say how far training is, without waiting for storage; left out while the last beat isn't written."""
+        if self._rank == 0 and not (self._beating and not self._beating.done()):
+            self._beats += 1
+            who = {"host": socket.gethostname(), "pid": os.getpid(), "world_size": self._world}
+            told = {"beat": self._beats, "phase": phase, "steps": self.job.train.steps, **progress, **who}
+            self._beating = self._threads.submit(self._tell, told)
+
+    def _tell(self, told: dict[str, Any]) -> None:
+        try:
+            self.storage.beat(told)
+        except StorageError as error:
+            print(f"warning: {error}", file=sys.stderr)
+
+    def resume(self, make: Callable[[], Engine]) -> tuple[Engine, Progress]:
+        """An engine, and the progress of the newest sound state, which it holds; without one that of the beginning.
+
+        A damaged state is named on stderr and the one before it used. TrainingError if the engine doesn't hold what
+        the state says.
+        """
+        engine = make()
+        for prefix in self._states:
+            try:
+                saved, progress = self._read(engine, prefix)
+                problem = None
+            except CorruptArtifact as error:
+                problem = str(error)
+            problems: list[str | None] = [None] * self._world
+            dist.all_gather_object(problems, problem)
+            if not any(problems):
+                self._load(engine, saved, progress.step)
+                return engine, progress
+            if self._rank == 0:
+                _warn_of_state(next(filter(None, problems)))
+            engine = make()  # what was read so far is neither the one nor the other
+        return engine, Progress(0, 0.0, {"loss": [], "grad_norm": []})
+
+    def _read(self, engine: Engine, prefix: str) -> tuple[state.SavedParts, Progress]:
+        """Read this rank's part into the engine's shards."""
+        store = self.storage.store
+        manifest = Manifest.from_json(store.read(f"{prefix}/{NAME}"), f"{store.url}/{prefix}/{NAME}")
+        saved = state.SavedParts(store, prefix, manifest)
+        saved.fill(engine.shards.held())
+        curve = state.read_curve(saved.read(state.CURVE)) if self._rank == 0 else {}
+        return saved, Progress(manifest.info["step"], manifest.info["seconds"], curve)
+
+    def _load(self, engine: Engine, saved: state.SavedParts, step: int) -> None:
+        """Make the engine compute with the shards that were read, all ranks together, and check that it does."""
+        engine.shards.refresh()
+        engine.set_adam_step(step)
+        prints: list[dict[str, int]] = [{}] * self._world
+        dist.all_gather_object(prints, state.fingerprints(engine.shards.owned()))
+        total = {record: sum(one[record] for one in prints) % 2**64 for record in saved.fingerprints}
+        wrong = [record for record, value in saved.fingerprints.items() if total[record] != value]
+        wrong += [fragment.name for fragment in engine.shards.held() if not engine.shards.computes_with(fragment)]
+        if wrong:
+            raise TrainingError(f"state of step {step} didn't load: {wrong[0]} differs from what was saved")
 
 
-def begin(run: Run, artifact: str) -> TrainAttempt:
-    """Rank 0 claims the next number and picks the newest verified state; all ranks are told.
+def _begin(run: Run, job: TrainJob, placement: Placement, launch: str) -> _Begun:
+    """Choose what to go on from, and claim the next number.
 
-    A damaged state is named on stderr and the one before it is used. Raises DriftError.
+    DriftError for a job begun under another configuration; TrainingError if too many attempts of this launch have
+    failed in a row.
     """
-    told: list[tuple[int, str | None]] = [(0, None)]
-    if dist.get_rank() == 0:
-        saved = _newest_state(run, artifact)
-        told = [(claim(run.store, artifact).number, saved.prefix if saved else None)]
-    dist.broadcast_object_list(told)
-    number, prefix = told[0]
-    return TrainAttempt(run, Attempt(run.store, artifact, number), prefix)
-
-
-def _newest_state(run: Run, artifact: str) -> SavedState | None:
-    for found in saved_states(run.store, artifact):
+    store, states = run.store, []
+    for found in saved_states(store, job.artifact):
         if isinstance(found, CorruptArtifact):
-            print(f"warning: {found}; going on from the state before it", file=sys.stderr)
-            continue
-        if lines := drift(run.identity(artifact), found.manifest.identity):
-            raise DriftError(f"{run.url}/{found.prefix} was made otherwise: {'; '.join(lines)}; delete {artifact}")
-        return found
-    return None
+            _warn_of_state(str(found))
+        elif lines := drift(run.identity(job.artifact), found.manifest.identity):
+            where = f"{run.url}/{found.prefix}"
+            raise DriftError(f"{where} was made otherwise: {'; '.join(lines)}; delete {job.artifact}")
+        else:
+            states.append(found.prefix)
+    failed = [note for note in failures(store, job.artifact, launch) if note["kind"] != OUT_OF_MEMORY]
+    if len(failed) > placement.max_failures:
+        raise TrainingError(
+            f"{job.artifact}: {len(failed)} attempts in a row ended without a new state,"
+            f" the last by: {failed[0]['error']}"
+        )
+    asked = {"micro_batch": placement.micro_batch, "device": device_name()}
+    most = _most_rows(store, job.artifact, asked)
+    number = claim(store, job.artifact, {"launch": launch, "asked": asked, "most_rows": most}).number
+    share = math.ceil(job.batch / dist.get_world_size())
+    return _Begun(number, states, min(placement.micro_batch or share, most or share, share))
 
 
-def load_saved(attempt: TrainAttempt, model: nn.Module) -> Saved | None:
-    """The state to go on from, its values already in `model`; None at the very beginning."""
-    if attempt.saved_prefix is None:
+def _most_rows(store: Store, job: str, asked: dict[str, Any]) -> int | None:
+    """How many rows fit at once as far as earlier attempts on such a device found out; None if they didn't."""
+    before = newest_claim(store, job)
+    if before is None or before["asked"] != asked:
         return None
-    store, prefix = attempt.run.store, attempt.saved_prefix
-    manifest = Manifest.from_json(store.read(f"{prefix}/{NAME}"), f"{store.url}/{prefix}/{NAME}")
-    where = f"{store.url}/{prefix}/{state.FILE}"
-    data = verify(store.read(f"{prefix}/{state.FILE}"), manifest.files[state.FILE], where)
-    tensors = state.from_bytes(data, model, where)
-    state.load_values(model, tensors)
-    step = int(prefix.rpartition("step-")[2])
-    return Saved(step, manifest.info["seconds"], manifest.info["losses"], tensors)
+    failure = before["failure"]
+    ran_out = failure is not None and failure["kind"] == OUT_OF_MEMORY
+    return max(1, failure["micro_batch"] // 2) if ran_out else before["most_rows"]
+
+
+def _warn_of_state(text: str) -> None:
+    print(f"warning: {text}; going on from the state before it", file=sys.stderr)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed: torch's own error on a GPU, a RuntimeError of its allocator on a CPU."""
+    said = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return said or isinstance(error, torch.OutOfMemoryError | MemoryError)
+
+
+def device_name() -> str:
+    """What rows must fit into."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"

@@ -2,92 +2,113 @@
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from ddm_ray.config import TrainConfig
+from ddm_ray.errors import ConfigError
+from ddm_ray.models.flops import num_parameters
 from ddm_ray.placement import Placement
+from ddm_ray.train.fragments import EMA, MOMENTS, Shards
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 import deepspeed
-from deepspeed import utils as shards
+from deepspeed import utils as deepspeed_log
 
 # DeepSpeed would compile this optional CPU communicator for a minute at the first use; gloo does without.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-shards.logger.setLevel(logging.ERROR)
+deepspeed_log.logger.setLevel(logging.ERROR)
 
-VALUE = "value"
-RECORDS = (VALUE, "exp_avg", "exp_avg_sq", "ema")
+
+BUCKET = 500_000_000
 
 
 class AdamWithEMA(torch.optim.AdamW):
     """torch's AdamW that also keeps `ema <- decay ema + (1 - decay) parameter`, starting at the initial value.
 
-    DeepSpeed hands it fp32 shards of the parameters, so the EMA is sharded as they are.
+    DeepSpeed hands it fp32 shards of the parameters, so the EMA is sharded as they are. `clip_norm` > 0 clips the
+    gradients of all that it holds, for when nobody has done so before.
     """
 
-    def __init__(self, params: Iterator[nn.Parameter], *, ema_decay: float, **adamw: float | tuple[float, float]):
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter],
+        *,
+        ema_decay: float,
+        clip_norm: float = 0.0,
+        **adamw: float | tuple[float, float],
+    ):
         super().__init__(params, **adamw)  # type: ignore[arg-type]
-        self.ema_decay = ema_decay
+        self.ema_decay, self.clip_norm = ema_decay, clip_norm
+        self.norm = torch.zeros(())
+
+    @torch.no_grad()
+    def materialise(self, shards: Iterable[Tensor]) -> None:
+        """Make the state of a first step that hasn't been taken: moments of zero, the EMA at the value."""
+        for shard in shards:
+            self.state[shard] = {"step": torch.zeros(()), EMA: shard.detach().clone()}
+            self.state[shard] |= {moment: torch.zeros_like(shard, requires_grad=False) for moment in MOMENTS}
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One AdamW step on every parameter that has a gradient, then one of its EMA."""
+        """One AdamW step on every shard that has a gradient, then one of its EMA."""
         shards = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        first = {id(p): p.detach().clone() for p in shards if "ema" not in self.state.get(p, {})}
+        if self.clip_norm > 0:
+            self.norm = nn.utils.clip_grad_norm_(shards, self.clip_norm)
+        self.materialise(shard for shard in shards if shard not in self.state)
         super().step(closure)
-        for p in shards:
-            if id(p) in first:
-                self.state[p]["ema"] = first[id(p)]
-            self.state[p]["ema"].lerp_(p, 1.0 - self.ema_decay)
+        torch._foreach_lerp_([self.state[p][EMA] for p in shards], shards, 1.0 - self.ema_decay)
 
 
 class Engine:
     """Optimises `model` on the torch.distributed world it finds itself in.
 
-    A global step is `accumulation` calls of `backward`, then `step`. Gradients are averaged over ranks.
+    A global step is any number of `backward`, then `step`. Gradients are averaged over ranks. ConfigError for
+    ZeRO stage 0 in bf16, which keeps no fp32 shards.
     """
 
-    def __init__(self, model: nn.Module, train: TrainConfig, placement: Placement, accumulation: int):
+    def __init__(self, model: nn.Module, train: TrainConfig, placement: Placement):
         self.train = train
-        self.accumulation = accumulation
+        stage = placement.zero_stage
+        if stage == 0 and train.precision != "fp32":
+            raise ConfigError(
+                f"zero_stage 0 is for precision fp32, this run's is {train.precision}: set zero_stage to 1"
+            )
         self._optimizer = AdamWithEMA(
             model.parameters(),
             ema_decay=train.ema_decay,
+            clip_norm=0.0 if stage else train.clip_norm,
             lr=0.0,
             betas=train.betas,
             weight_decay=train.weight_decay,
         )
-        world = torch.distributed.get_world_size()
         self._deepspeed, *_ = deepspeed.initialize(
             model=model,
             optimizer=self._optimizer,
             dist_init_required=False,
             config={
                 "train_micro_batch_size_per_gpu": 1,
-                "gradient_accumulation_steps": accumulation,
-                "train_batch_size": world * accumulation,
-                "gradient_clipping": train.clip_norm,
+                "gradient_accumulation_steps": 1,
+                "train_batch_size": torch.distributed.get_world_size(),
+                # How many micro-batches a step has is the caller's affair: running out of memory may change it.
+                "managed_gradient_accumulation": False,
+                "gradient_clipping": train.clip_norm if stage else 0.0,
                 "bf16": {"enabled": train.precision == "bf16"},
-                "zero_optimization": {"stage": placement.zero_stage},
+                # Buffers of this many elements are allocated however few there are.
+                "zero_optimization": {"stage": stage, "reduce_bucket_size": min(BUCKET, num_parameters(model))},
                 "zero_allow_untested_optimizer": True,
                 "steps_per_print": 10**9,
             },
         )
-        self.model: nn.Module = self._deepspeed.module
+        # Called as a whole, since ZeRO counts micro-batches by its own forward passes.
+        self.model: nn.Module = self._deepspeed
         self.device: torch.device = self._deepspeed.device
-        self._materialise()
-
-    def _materialise(self) -> None:
-        # Moments and EMA exist only after a first step: take one that changes nothing, then uncount it.
-        for _ in range(self.accumulation):
-            self.backward(sum((p * 0.0).sum() for p in self.model.parameters()))  # type: ignore[arg-type]
-        self._deepspeed.step()
-        self.set_adam_step(0)
+        self.shards = Shards(self._deepspeed, self._optimizer)
+        self._optimizer.materialise(self.shards.partitions)
 
     def set_adam_step(self, step: int) -> None:
         """Set the number of steps that AdamW's bias correction counts from."""
@@ -98,30 +119,24 @@ class Engine:
         """Context in which the model computes in the run's precision."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.train.precision == "bf16")
 
+    def mean(self, values: Sequence[float | Tensor]) -> list[float]:
+        """Scalars' means over all ranks, in float64; every rank must ask."""
+        told = torch.stack([torch.as_tensor(value, dtype=torch.float64, device=self.device) for value in values])
+        if torch.distributed.get_world_size() > 1:
+            torch.distributed.all_reduce(told)
+            told /= torch.distributed.get_world_size()
+        return told.tolist()  # type: ignore[no-any-return]
+
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of `loss` (a scalar; this rank's part of a micro-batch)."""
-        # DeepSpeed divides by the number of micro-batches; our losses are sums with the weights already right.
-        self._deepspeed.backward(loss * self.accumulation)
-        if not self._deepspeed.is_gradient_accumulation_boundary():
-            self._deepspeed.step()
+        self._deepspeed.backward(loss, scale_wrt_gas=False)
 
-    def step(self, step: int) -> float:
-        """Clip, take AdamW's step number `step` (from 0) at its warm-up's learning rate; the gradient's norm."""
-        warmup = min(1.0, (step + 1) / self.train.warmup_steps) if self.train.warmup_steps else 1.0
+    def step(self, learning_rate: float) -> float:
+        """Clip, take one step of AdamW; the gradient's norm over all ranks, infinite if it isn't finite."""
         for group in self._optimizer.param_groups:
-            group["lr"] = self.train.learning_rate * warmup
+            group["lr"] = learning_rate
         self._deepspeed.step()
-        return float(self._deepspeed.get_global_grad_norm())
-
-    def full(self, parameter: nn.Parameter, record: str) -> Tensor:
-        """One of RECORDS of a parameter, fp32 and whole, gathered from all ranks' shards: every rank must ask."""
-        if record == VALUE:
-            return shards.safe_get_full_fp32_param(parameter).detach()
-        return shards.safe_get_full_optimizer_state(parameter, record).detach()
-
-    def set_full(self, parameter: nn.Parameter, record: str, tensor: Tensor) -> None:
-        """Set one of RECORDS in this rank's shard from the whole tensor. The model's own copy is not touched."""
-        if record == VALUE:
-            shards.safe_set_full_fp32_param(parameter, tensor.to(self.device))
-        else:
-            shards.safe_set_full_optimizer_state(parameter, tensor.to(self.device), record)
+        if self._deepspeed.zero_optimization_stage() == 0:
+            return float(self._optimizer.norm)
+        # ZeRO leaves the step out, and the norm as it was, where a gradient isn't finite.
+        return float("inf") if self._deepspeed.optimizer.overflow else float(self._deepspeed.get_global_grad_norm())

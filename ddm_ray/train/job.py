@@ -37,6 +37,11 @@ class TrainJob:
     flow: Flow
     times: TimeSampling
 
+    def learning_rate(self, step: int) -> float:
+        """That of step `step`, from 0."""
+        train = self.train
+        return train.learning_rate * (min(1.0, (step + 1) / train.warmup_steps) if train.warmup_steps else 1.0)
+
     def build(self) -> nn.Module:
         """The model at its seeded initialisation."""
         with torch.random.fork_rng(devices=[]):

@@ -1,56 +1,268 @@
-"""Training state: one fp32 record per parameter (value, both Adam moments, EMA), gathered over ZeRO's shards."""
+"""Training state on storage: every rank's fragments as parts in safetensors, read at any world size and ZeRO stage.
+
+A part holds pieces (runs of elements) of one record, named `<parameter>@<first element>`. A rank's INDEX.json says
+which, so that a reader fetches only the parts that it needs; the manifest lists all files and commits them.
+"""
+
+import json
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple
+from zlib import crc32
 
 import torch
-from safetensors.torch import load, save
-from torch import Tensor, nn
+from safetensors import SafetensorError
+from safetensors.torch import load as from_safetensors
+from safetensors.torch import save as to_safetensors
+from torch import Tensor
 
-from ddm_ray.errors import CorruptArtifact, TrainingError
-from ddm_ray.train.engine import RECORDS, VALUE, Engine
+from ddm_ray.errors import CorruptArtifact
+from ddm_ray.storage.manifest import FileRecord, Manifest, canonical, verify
+from ddm_ray.storage.store import Store
+from ddm_ray.train.fragments import EMA, RECORDS, Fragment
 
-FILE = "state.safetensors"
-
-
-def gather(engine: Engine) -> dict[str, Tensor]:
-    """All of the state on every rank, as `<record>/<parameter>` -> fp32 CPU tensor. Every rank must take part."""
-    return {
-        f"{record}/{name}": engine.full(parameter, record).cpu().contiguous()
-        for name, parameter in engine.model.named_parameters()
-        for record in RECORDS
-    }
-
-
-def to_bytes(tensors: dict[str, Tensor]) -> bytes:
-    """A gathered state as safetensors."""
-    return save(tensors)
+PART_BYTES = 64 * 2**20
+READERS = 4
+INDEX = "INDEX.json"
+RANK = "rank-{:03d}"
+CURVE = "curve.safetensors"
 
 
-def from_bytes(data: bytes, model: nn.Module, where: str) -> dict[str, Tensor]:
-    """The state in `data`, checked against the model's parameters by name and shape. Raises CorruptArtifact."""
-    tensors = load(data)
-    wanted = {f"{record}/{name}": parameter.shape for name, parameter in model.named_parameters() for record in RECORDS}
-    if {key: tensor.shape for key, tensor in tensors.items()} != wanted:
-        odd = sorted(wanted.keys() ^ tensors.keys()) or sorted(k for k in wanted if tensors[k].shape != wanted[k])
-        raise CorruptArtifact(f"{where}: not a state of this model, see {odd[0]}; delete that folder and go on")
-    return tensors
+class Piece(NamedTuple):
+    """Elements `start` up to `start + numel` of a flattened parameter."""
+
+    name: str
+    start: int
+    numel: int
+
+    @property
+    def key(self) -> str:
+        """Its name in a part."""
+        return f"{self.name}@{self.start}"
 
 
-def load_values(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Set the model's parameters; do it before the Engine is built around it, which copies them."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(tensors[f"{VALUE}/{name}"])
+class Part:
+    """A file of pieces in memory: its header is written once, its tensors are views that are copied into."""
+
+    def __init__(self, record: str, number: int, pieces: list[Piece], pinned: bool):
+        self.record, self.pieces = record, pieces
+        self.name = f"{record}-{number:04d}.safetensors"
+        template = to_safetensors({piece.key: torch.zeros(piece.numel) for piece in pieces})
+        self._bytes = torch.empty(len(template), dtype=torch.uint8, pin_memory=pinned)
+        self._bytes.copy_(torch.frombuffer(bytearray(template), dtype=torch.uint8))
+        (header,) = struct.unpack("<Q", template[:8])
+        offsets = {key: entry["data_offsets"] for key, entry in json.loads(template[8 : 8 + header]).items()}
+        places = [[8 + header + end for end in offsets[piece.key]] for piece in pieces]
+        self.views = [self._bytes[first:last].view(torch.float32) for first, last in places]
+
+    @property
+    def data(self) -> memoryview:
+        """The file's bytes, not copied."""
+        return memoryview(self._bytes.numpy())  # type: ignore[arg-type]
 
 
-def restore(engine: Engine, tensors: dict[str, Tensor], step: int) -> None:
-    """Set master values, moments, EMA and AdamW's step count, then check that the engine gives them back.
+class Snapshot:
+    """Memory for a copy of what a rank owns, used again for every state. `take` is all that training waits for."""
 
-    Raises TrainingError if it doesn't: a half-loaded state would train on as if nothing had happened.
-    """
-    for name, parameter in engine.model.named_parameters():
+    def __init__(self, fragments: list[Fragment]):
+        self._sources: list[Tensor] = []
+        self.parts: list[Part] = []
+        pinned = bool(fragments) and fragments[0].records[EMA].is_cuda
         for record in RECORDS:
-            engine.set_full(parameter, record, tensors[f"{record}/{name}"])
-    engine.set_adam_step(step)
-    found = gather(engine)
-    wrong = [key for key, tensor in tensors.items() if not torch.equal(found[key], tensor)]
-    if wrong:
-        raise TrainingError(f"state of step {step} didn't load: {wrong[0]} differs from what was saved")
+            for number, cut in enumerate(_cut(fragments)):
+                pieces = [Piece(one.name, one.start, one.numel) for one in cut]
+                self.parts.append(Part(record, number, pieces, pinned))
+                self._sources += [one.records[record] for one in cut]
+        self._copies = [view for part in self.parts for view in part.views]
+
+    @torch.no_grad()
+    def take(self) -> None:
+        """Copy the fragments as they are now."""
+        if not self._copies:
+            return  # a small model on many ranks
+        torch._foreach_copy_(self._copies, self._sources, non_blocking=True)
+        if self._sources[0].is_cuda:
+            torch.cuda.synchronize()
+
+    def write(self, store: Store, prefix: str) -> None:
+        """Write the copy's parts below `prefix/`, and last the index that says so."""
+        parts = {}
+        for part in self.parts:
+            store.write(f"{prefix}/{part.name}", part.data)
+            parts[part.name] = {**vars(FileRecord.of(part.data)), "record": part.record, "pieces": part.pieces}
+        prints = dict.fromkeys(RECORDS, 0)
+        for part in self.parts:
+            prints[part.record] += sum(map(fingerprint, part.pieces, part.views))
+        index = {"parts": parts, "fingerprints": {record: value % 2**64 for record, value in prints.items()}}
+        store.write(f"{prefix}/{INDEX}", canonical(index))
+
+
+def _cut(fragments: list[Fragment]) -> Iterator[list[Fragment]]:
+    """Fragments in groups of at most PART_BYTES a record, larger ones cut."""
+    most = PART_BYTES // 4
+    group: list[Fragment] = []
+    room = most
+    for fragment in fragments:
+        start, stop = fragment.start, fragment.start + fragment.numel
+        while start < stop:
+            piece = fragment.part(start, start + room)
+            group.append(piece)
+            room -= piece.numel
+            start += piece.numel
+            if room == 0:
+                yield group
+                group, room = [], most
+    if group:
+        yield group
+
+
+def fingerprint(piece: Piece, values: Tensor) -> int:
+    """A sum modulo 2^64 over the bits of fp32 values, each weighted by its place; those of pieces add up."""
+    total = 0
+    first = (crc32(piece.name.encode()) << 28) + piece.start
+    for number, chunk in enumerate(values.detach().split(2**22)):
+        place = torch.arange(len(chunk), device=chunk.device) + (first + number * 2**22)
+        total += int((chunk.view(torch.int32).long() * (2 * place + 1)).sum())
+    return total % 2**64
+
+
+def written_records(store: Store, prefix: str, world: int) -> dict[str, FileRecord] | None:
+    """All ranks' files below `prefix/`, by their indexes; None as long as one is missing."""
+    records: dict[str, FileRecord] = {}
+    for rank in range(world):
+        folder = RANK.format(rank)
+        try:
+            data = store.read(f"{prefix}/{folder}/{INDEX}")
+        except FileNotFoundError:
+            return None
+        records[f"{folder}/{INDEX}"] = FileRecord.of(data)
+        for name, told in json.loads(data)["parts"].items():
+            records[f"{folder}/{name}"] = FileRecord(told["bytes"], told["sha256"])
+    return records
+
+
+@dataclass(frozen=True)
+class StatePart:
+    """A committed part: its name in the state, and what it holds."""
+
+    name: str
+    record: str
+    pieces: list[Piece]
+
+
+class SavedParts:
+    """A committed state's parts, by their ranks' indexes. CorruptArtifact for an index that was altered."""
+
+    def __init__(self, store: Store, prefix: str, manifest: Manifest):
+        self._store, self._prefix, self._files = store, prefix, manifest.files
+        self.parts: list[StatePart] = []
+        self.fingerprints = dict.fromkeys(RECORDS, 0)
+        for name in manifest.files:
+            if not name.endswith(f"/{INDEX}"):
+                continue
+            index = json.loads(self.read(name))
+            for part, told in index["parts"].items():
+                pieces = [Piece(*piece) for piece in told["pieces"]]
+                self.parts.append(StatePart(f"{name.removesuffix(INDEX)}{part}", told["record"], pieces))
+            for kind, value in index["fingerprints"].items():
+                self.fingerprints[kind] = (self.fingerprints[kind] + value) % 2**64
+
+    def read(self, name: str) -> bytes:
+        """A file of the state, verified."""
+        where = f"{self._store.url}/{self._prefix}/{name}"
+        try:
+            return verify(self._store.read(f"{self._prefix}/{name}"), self._files[name], where)
+        except FileNotFoundError:
+            raise CorruptArtifact(f"{where}: gone, though its manifest lists it") from None
+
+    def tensors(self, part: StatePart) -> dict[str, Tensor]:
+        """A part's pieces by key, verified."""
+        try:
+            return from_safetensors(self.read(part.name))
+        except SafetensorError as error:
+            raise CorruptArtifact(f"{self._store.url}/{self._prefix}/{part.name}: not safetensors: {error}") from None
+
+    def _lacks(self, record: str, name: str) -> CorruptArtifact:
+        return CorruptArtifact(f"{self._store.url}/{self._prefix}: not a state of this model, see {record} of {name}")
+
+    def fill(self, held: list[Fragment]) -> None:
+        """Copy into a rank's fragments what of the state is theirs.
+
+        CorruptArtifact if they aren't wholly there: damaged, or the state of another model.
+        """
+        wanted = {fragment.name: fragment for fragment in held}
+        filled = dict.fromkeys(((record, name) for record in RECORDS for name in wanted), 0)
+        needed = [part for part in self.parts if any(_overlap(wanted, piece) for piece in part.pieces)]
+        with ThreadPoolExecutor(READERS) as pool:
+            for first in range(0, len(needed), READERS):  # so many in memory at a time
+                parts = needed[first : first + READERS]
+                for part, tensors in zip(parts, pool.map(self.tensors, parts), strict=True):
+                    for piece in part.pieces:
+                        if fragment := _overlap(wanted, piece):
+                            offset = fragment.start - piece.start
+                            source = tensors[piece.key][offset : offset + fragment.numel]
+                            fragment.records[part.record].copy_(source)
+                            filled[part.record, piece.name] += fragment.numel
+        for (record, name), numel in filled.items():
+            if numel != wanted[name].numel:
+                raise self._lacks(record, name)
+
+    def whole(self, record: str, shapes: dict[str, tuple[int, ...]]) -> Iterator[bytes]:
+        """A safetensors file of one record's parameters, piece by piece: never all of it in memory.
+
+        CorruptArtifact if an element is missing.
+        """
+        header, end = {}, 0
+        for name, shape in shapes.items():
+            begin, end = end, end + 4 * prod(shape)
+            header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        yield struct.pack("<Q", len(text)) + text
+        holders: dict[str, list[tuple[Piece, StatePart]]] = {name: [] for name in shapes}
+        for part in self.parts:
+            for piece in part.pieces if part.record == record else ():
+                holders.setdefault(piece.name, []).append((piece, part))
+        # A parameter's pieces lie in the parts of several ranks, each of which is read once while it lasts.
+        ranks = len({part.name.partition("/")[0] for part in self.parts})
+        parts = {part.name: part for part in self.parts}
+        read = lru_cache(maxsize=ranks + 1)(lambda name: self.tensors(parts[name]))
+        for name, shape in shapes.items():
+            at = 0
+            for piece, part in sorted(holders[name], key=lambda found: found[0].start):
+                if piece.start == at:
+                    yield read(part.name)[piece.key].numpy().tobytes()
+                    at += piece.numel
+            if at != prod(shape):
+                raise self._lacks(record, name)
+
+
+def _overlap(wanted: dict[str, Fragment], piece: Piece) -> Fragment | None:
+    """What of a piece lies in a wanted fragment."""
+    fragment = wanted.get(piece.name)
+    common = fragment.part(piece.start, piece.start + piece.numel) if fragment else None
+    return common if common and common.numel else None
+
+
+def fingerprints(owned: Iterable[Fragment]) -> dict[str, int]:
+    """The fingerprints of live fragments, by record."""
+    found = dict.fromkeys(RECORDS, 0)
+    for fragment in owned:
+        piece = Piece(fragment.name, fragment.start, fragment.numel)
+        for record in RECORDS:
+            found[record] = (found[record] + fingerprint(piece, fragment.records[record])) % 2**64
+    return found
+
+
+def curve_bytes(curve: Mapping[str, Sequence[float]]) -> bytes:
+    """Each step's loss, gradient norm and so on, from the first step on, as safetensors of float64."""
+    return to_safetensors({name: torch.tensor(values, dtype=torch.float64) for name, values in curve.items()})
+
+
+def read_curve(data: bytes) -> dict[str, list[float]]:
+    """What `curve_bytes` wrote, as lists."""
+    return {name: values.tolist() for name, values in from_safetensors(data).items()}

@@ -2,30 +2,34 @@
 
 import math
 import os
-import time
-from collections import deque
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
 from ddm_ray.data.loader import Loader
-from ddm_ray.errors import TrainingError
+from ddm_ray.errors import Preempted, TrainingError
 from ddm_ray.placement import Placement
 from ddm_ray.storage.run import Run
-from ddm_ray.train import attempt as trying
-from ddm_ray.train import state
+from ddm_ray.train.attempt import TrainAttempt
 from ddm_ray.train.batches import RankBatches
 from ddm_ray.train.engine import Engine
 from ddm_ray.train.job import TrainJob, train_job
+from ddm_ray.train.meter import Meter
+from ddm_ray.train.publish import publish, publish_weights
+from ddm_ray.train.watchdog import Watchdog
 
-BEAT_SECONDS = 1.0
 
-
-def train(run_url: str, artifact: str, placement: Placement) -> None:
+def train(
+    run_url: str, artifact: str, placement: Placement, launch: str = "", notice: Callable[[], bool] = lambda: False
+) -> None:
     """Train `artifact` to its last step and commit it. Every rank of the torch.distributed world calls this.
 
-    Goes on from the newest verified state of any earlier attempt. Raises TrainingError for a gradient that isn't
-    finite, CorruptArtifact or MissingArtifact for its rows, DriftError for a job begun under another configuration.
+    Goes on from the newest sound state of any earlier attempt. `launch` names whose attempt this is; `notice` says
+    whether this rank's machine is about to go. Raises Preempted then; TrainingError for a gradient that isn't finite
+    or too many failures in a row; CorruptArtifact or MissingArtifact for its rows; DriftError for a job begun under
+    another configuration.
     """
     torch.set_num_threads(placement.threads)
     run = Run.open(run_url)
@@ -33,42 +37,62 @@ def train(run_url: str, artifact: str, placement: Placement) -> None:
         return
     job = train_job(run, artifact)
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    with Loader(run, job.shards, job.train.seed, job.batch, placement.rows_gib, placement.cache, ranks_here) as loader:
-        batches = RankBatches(job, loader, dist.get_rank(), dist.get_world_size(), placement.micro_batch)
-        _train(run, job, batches, placement)
+    with (
+        TrainAttempt(run, job, placement, launch) as attempt,
+        Loader(run, job.shards, job.train.seed, job.batch, placement.rows_gib, placement.cache, ranks_here) as loader,
+    ):
+        batches = RankBatches(job, loader, dist.get_rank(), dist.get_world_size(), attempt.micro_batch)
+        _train(run, job, batches, attempt, placement, notice)
 
 
-def _train(run: Run, job: TrainJob, batches: RankBatches, placement: Placement) -> None:
-    model = job.build()
-    attempt = trying.begin(run, job.artifact)
-    saved = trying.load_saved(attempt, model)
-    engine = Engine(model, job.train, placement, batches.accumulation)
-    if saved:
-        state.restore(engine, saved.tensors, saved.step)
-    first, seconds_before = (saved.step, saved.seconds) if saved else (0, 0.0)
-    losses = deque(saved.losses if saved else [], maxlen=100)
-
-    began = beat_at = time.monotonic()
-    beat_step = first
-    for step in range(first, job.train.steps):
-        loss = 0.0
-        for batch, weight_B in batches.at(step, engine.device):
-            with engine.autocast():
-                part = (job.objective(engine.model, batch) * weight_B).sum()
-            engine.backward(part)
-            loss += float(part.detach())
-        norm = engine.step(step)
-        if not math.isfinite(norm):
-            raise TrainingError(f"gradient norm {norm} at step {step}; begin a run with a lower learning_rate")
-        losses.append(loss)
-
-        done, now = step + 1, time.monotonic()
-        if now - beat_at >= BEAT_SECONDS or done in (first + 1, job.train.steps):
-            rate = (done - beat_step) / max(now - beat_at, 1e-9)
-            attempt.beat(done, job.train.steps, sum(losses) / len(losses), rate)
-            beat_at, beat_step = now, done
-        if done % placement.checkpoint_steps == 0 and done < job.train.steps:
-            attempt.save(done, state.gather(engine), seconds_before + now - began, list(losses))
-    seconds = seconds_before + time.monotonic() - began
-    attempt.publish(job, state.gather(engine), sum(losses) / max(len(losses), 1), seconds)
+def _train(
+    run: Run,
+    job: TrainJob,
+    batches: RankBatches,
+    attempt: TrainAttempt,
+    placement: Placement,
+    notice: Callable[[], bool],
+) -> None:
+    engine, progress = attempt.resume(lambda: Engine(job.build(), job.train, placement))
+    saver, meter, owed = attempt.saver, Meter(progress, job.batch), False
+    with Watchdog(placement.hang_seconds, attempt.stuck) as watchdog:
+        for step in range(progress.step, job.train.steps):
+            with watchdog.step():
+                loss = torch.zeros((), dtype=torch.float64, device=engine.device)
+                for batch, weight_B in batches.at(step, engine.device):
+                    with engine.autocast():
+                        part = (job.objective(engine.model, batch) * weight_B).sum()
+                    engine.backward(part)
+                    loss += part.detach()
+                norm = engine.step(job.learning_rate(step))
+                # One exchange a step, so that all ranks decide alike.
+                mean_loss, leaving, busy, refused = engine.mean([loss, notice(), saver.busy, saver.refused])
+            if not (math.isfinite(norm) and math.isfinite(mean_loss)):
+                raise TrainingError(
+                    f"loss {mean_loss} with gradient norm {norm} at step {step}; begin a run with a lower learning_rate"
+                )
+            if meter.step(mean_loss, norm):
+                attempt.beat("training", **meter.tell())
+            if refused:
+                saver.give_up()
+            if leaving:
+                saver.save_now(engine, meter.progress())
+                raise Preempted(f"{job.artifact}: a machine is about to go; step {meter.done} is saved")
+            milestone = _due(meter.done, placement.milestone_steps)
+            owed = owed or _due(meter.done, placement.checkpoint_steps)
+            if meter.done < job.train.steps and (milestone or (owed and not busy)):
+                then = (
+                    partial(publish_weights, attempt.storage, job, attempt.identity, meter.done) if milestone else None
+                )
+                saver.save(engine, meter.progress(), then)
+                owed = False
+    attempt.beat("publishing", **meter.tell())
+    last = meter.progress()
+    saver.save_now(engine, last)
+    if dist.get_rank() == 0:
+        publish(run, attempt.storage, job, attempt.identity, last.step, last.seconds)
     dist.barrier()
+
+
+def _due(done: int, every: int | None) -> bool:
+    return every is not None and done % every == 0

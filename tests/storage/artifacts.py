@@ -1,7 +1,10 @@
 """Stand-ins for what stages write, and the damage that storage does to it."""
 
 from pathlib import Path
+from typing import Any
 
+from ddm_ray.storage.attempts import Attempt
+from ddm_ray.storage.manifest import FileRecord, Identity
 from ddm_ray.storage.run import Run
 
 
@@ -10,6 +13,17 @@ def write_and_commit(run: Run, artifact: str, files: dict[str, bytes]) -> None:
     for name, content in files.items():
         run.store.write(f"{artifact}/{name}", content)
     run.commit(artifact, list(files), {"rows": 3})
+
+
+def save_state(
+    attempt: Attempt, step: int, identity: Identity, files: dict[str, bytes], info: dict[str, Any], keep: int
+) -> None:
+    """A training state of these files, after which the `keep` newest are kept."""
+    for name, content in files.items():
+        attempt.store.write(f"{attempt.state_prefix(step)}/{name}", content)
+    records = {name: FileRecord.of(content) for name, content in files.items()}
+    attempt.commit_state(step, identity, records, info)
+    attempt.drop_states(keep)
 
 
 def flip_bit(path: Path, position: int = -1) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from ddm_ray.errors import CorruptArtifact
-from ddm_ray.storage.attempts import KEEP_STATES, SavedState, claim, claimed, heartbeat, saved_states
+from ddm_ray.storage.attempts import SavedState, claim, claimed, failures, heartbeat, newest_claim, saved_states
 from ddm_ray.storage.manifest import Identity, Manifest
 from ddm_ray.storage.store import Store
-from tests.storage.artifacts import flip_bit
+from tests.storage.artifacts import flip_bit, save_state
 
 JOB = "experts/000"
 IDENTITY = Identity({"expert": {"train": {"steps": 300}}}, {"partition/shards/cluster=000": "0f1e"})
@@ -84,7 +84,7 @@ def test_states_come_newest_attempt_first_then_latest_step(store: Store) -> None
     first, second = claim(store, JOB), claim(store, JOB)
     assert steps_found(store) == []
     for attempt, step in ((first, 900), (first, 1000), (second, 20), (second, 100)):
-        attempt.save_state(step, IDENTITY, files_of(step), {"loss": 0.5})
+        save_state(attempt, step, IDENTITY, files_of(step), {"loss": 0.5}, keep=9)
     claim(store, JOB)
     assert steps_found(store) == [100, 20, 1000, 900]
     state = next(saved_states(store, JOB))
@@ -96,34 +96,82 @@ def test_states_come_newest_attempt_first_then_latest_step(store: Store) -> None
         assert store.read(f"{state.prefix}/{name}") == content
 
 
-def test_only_the_newest_states_are_kept(store: Store) -> None:
+@pytest.mark.parametrize("keep", [1, 3])
+def test_only_the_newest_states_are_kept(store: Store, keep: int) -> None:
     attempt = claim(store, JOB)
     saved = [5, 95, 100, 1000, 20_000, 1_000_000]
     for number, step in enumerate(saved, start=1):
-        attempt.save_state(step, IDENTITY, files_of(step), {})
-        assert steps_found(store) == saved[:number][-KEEP_STATES:][::-1]
-    names = store.folders(f"{attempt.prefix}/state")
-    assert names == ["step-000020000", "step-001000000"]
+        save_state(attempt, step, IDENTITY, files_of(step), {}, keep)
+        assert steps_found(store) == saved[:number][-keep:][::-1]
+    assert store.folders(f"{attempt.prefix}/state") == [f"step-{step:09d}" for step in saved[-keep:]]
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "rank-0/optimizer", "_MANIFEST.json"])
-def test_a_flipped_bit_yields_the_error_and_then_the_state_before(store: Store, tmp_path: Path, name: str) -> None:
+def test_an_attempt_drops_what_it_has_overtaken_and_never_what_overtook_it(store: Store) -> None:
+    old, new = claim(store, JOB), claim(store, JOB)
+    for step in (100, 200):
+        save_state(old, step, IDENTITY, files_of(step), {}, keep=2)
+    store.write(f"{old.state_prefix(250)}/model.safetensors", b"its writer was killed")
+    save_state(new, 210, IDENTITY, files_of(210), {}, keep=2)
+    assert steps_found(store) == [210, 200]
+    assert store.folders(f"{old.prefix}/state") == ["step-000000200"]
+    save_state(new, 220, IDENTITY, files_of(220), {}, keep=2)
+    assert steps_found(store) == [220, 210]
+    # The old one, partitioned all the while, comes back.
+    store.write(f"{new.state_prefix(230)}/model.safetensors", b"being written")
+    save_state(old, 300, IDENTITY, files_of(300), {}, keep=1)
+    assert steps_found(store) == [220, 210, 300]
+    assert "step-000000230" in store.folders(f"{new.prefix}/state")
+    new.drop_states(keep=2)
+    assert "step-000000230" in store.folders(f"{new.prefix}/state"), "an attempt's own newest may be half written"
+
+
+@pytest.mark.parametrize("damage", ["manifest altered", "file cut short", "file gone"])
+def test_damage_yields_the_error_and_then_the_state_before(store: Store, tmp_path: Path, damage: str) -> None:
     attempt = claim(store, JOB)
     for step in (100, 200):
-        attempt.save_state(step, IDENTITY, files_of(step), {})
-    damaged = f"0001/state/step-000000200/{name}"
-    flip_bit(tmp_path / "run" / JOB / "attempts" / damaged, position=10 if name == "_MANIFEST.json" else 3)
-    assert steps_found(store) == [damaged, 100]
+        save_state(attempt, step, IDENTITY, files_of(step), {}, keep=2)
+    name = "_MANIFEST.json" if damage == "manifest altered" else "rank-0/optimizer"
+    path = tmp_path / "run" / attempt.state_prefix(200) / name
+    if damage == "manifest altered":
+        flip_bit(path, position=10)
+    elif damage == "file cut short":
+        path.write_bytes(path.read_bytes()[:-1])
+    else:
+        path.unlink()
+    assert steps_found(store) == [f"0001/state/step-000000200/{name}", 100]
 
 
-def test_a_state_without_its_manifest_or_a_file_was_never_finished(store: Store, tmp_path: Path) -> None:
+def test_a_state_without_its_manifest_was_never_finished(store: Store, tmp_path: Path) -> None:
     first, second = claim(store, JOB), claim(store, JOB)
-    first.save_state(100, IDENTITY, files_of(100), {})
-    first.save_state(200, IDENTITY, files_of(200), {})
-    second.save_state(300, IDENTITY, files_of(300), {})
-    (tmp_path / "run" / second.prefix / "state/step-000000300/_MANIFEST.json").unlink()
-    (tmp_path / "run" / first.prefix / "state/step-000000200/model.safetensors").unlink()
+    save_state(first, 100, IDENTITY, files_of(100), {}, keep=2)
+    save_state(second, 300, IDENTITY, files_of(300), {}, keep=2)
+    (tmp_path / "run" / second.state_prefix(300) / "_MANIFEST.json").unlink()
     assert steps_found(store) == [100]
+
+
+def test_the_first_reason_counts_and_failures_are_told_back_to_the_last_progress(store: Store) -> None:
+    notes = [{"error": f"reason {number}", "kind": "ValueError", "final": False} for number in range(6)]
+    attempts = [claim(store, JOB, {"launch": "theirs" if number == 4 else "ours"}) for number in range(6)]
+    assert failures(store, JOB, "ours") == []
+    for attempt, note in zip(attempts, notes, strict=True):
+        attempt.fail(note)
+        attempt.fail({"error": "connection reset by the rank that failed", "kind": "RuntimeError", "final": False})
+    assert [attempt.failure() for attempt in attempts] == notes
+    assert failures(store, JOB, "ours") == [notes[5], *notes[3::-1]]
+    save_state(attempts[2], 100, IDENTITY, files_of(100), {}, keep=2)
+    assert failures(store, JOB, "ours") == [notes[5], notes[3]]
+    assert failures(store, JOB, "theirs") == [notes[4]]
+
+
+def test_the_newest_claim_says_what_came_of_it(store: Store) -> None:
+    assert newest_claim(store, JOB) is None
+    claim(store, JOB, {"most_rows": 4}).fail({"kind": "OutOfMemory"})
+    last = claim(store, JOB, {"most_rows": 2})
+    found = newest_claim(store, JOB)
+    assert found is not None and (found["most_rows"], found["failure"]) == (2, None)
+    last.fail({"kind": "OutOfMemory"})
+    found = newest_claim(store, JOB)
+    assert found is not None and found["failure"] == {"kind": "OutOfMemory"}
 
 
 def test_weights_are_published_below_the_attempt(store: Store) -> None:

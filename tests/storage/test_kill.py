@@ -13,6 +13,7 @@ from ddm_ray.storage.attempts import claim, claimed, heartbeat, saved_states
 from ddm_ray.storage.manifest import sha256
 from ddm_ray.storage.run import Run, evaluation, expert
 from ddm_ray.storage.store import Store
+from tests.storage.artifacts import save_state
 
 NUM_KILLS = 20
 
@@ -36,7 +37,7 @@ def write_for_ever(url: str, began: Event) -> None:
         run.store.write("current", tagged(step, 6 << 20 if step % 5 == 0 else 50_000))
         attempt.beat({"step": step})
         files = {"model": tagged(step, 100_000), "optimizer": tagged(-step, 200_000)}
-        attempt.save_state(step, run.identity(expert(0)), files, {"step": step})
+        save_state(attempt, step, run.identity(expert(0)), files, {"step": step}, keep=2)
         artifact = evaluation(f"{attempt.number}-{step}")
         for name in ("grid.png", "metrics.json"):
             run.store.write(f"{artifact}/{name}", tagged(step, 30_000))

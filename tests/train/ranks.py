@@ -1,39 +1,42 @@
-"""Trains the same short expert on several worlds of real ranks; forked after the imports, so that they are cheap."""
+"""Trains short experts on worlds of real ranks over gloo; forked after the imports, so that they are cheap.
+
+`python tests/train/ranks.py FOLDER CASES` with CASES a JSON object: name -> {"settings": [...], "legs": [...]}; a leg
+has "world", Placement's fields, and "stop": the step at which a rank is told that its machine is about to go.
+"""
 
 import json
 import os
 import sys
+import tempfile
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from deepspeed.runtime.zero.muon import muon_optimizer  # noqa: F401  (seconds, which each rank would spend)
 
+from ddm_ray.errors import Preempted
 from ddm_ray.placement import Placement
 from ddm_ray.train import worker
-from ddm_ray.train.attempt import TrainAttempt
 from tests.random_run import make_data
-from tests.train.conftest import SHORT
 
 EXPERT = "experts/001"
 
 
-def rank_main(rank: int, world: int, folder: str, url: str, settings: dict[str, int], stop: int | None) -> None:
-    """One rank; with `stop`, all ranks leave the job once that step is saved."""
+def rank_main(rank: int, world: int, rendezvous: str, url: str, settings: dict[str, Any], stop: int | None) -> None:
+    """One rank; with `stop`, the last one has notice at that step."""
     os.environ["LOCAL_RANK"] = str(rank)
-    dist.init_process_group("gloo", init_method=f"file://{folder}", rank=rank, world_size=world)
-    if stop is not None:
-        save = TrainAttempt.save
-
-        def save_and_leave(self: TrainAttempt, done: int, *rest: object) -> None:
-            save(self, done, *rest)  # type: ignore[arg-type]
-            if done == stop:
-                dist.barrier()
-                raise SystemExit(0)
-
-        TrainAttempt.save = save_and_leave  # type: ignore[method-assign, assignment]
-    worker.train(url, EXPERT, Placement.model_validate(settings))
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world)
+    steps = count(settings.pop("first", 0) + 1)
+    try:
+        placement = Placement.model_validate(settings)
+        worker.train(url, EXPERT, placement, notice=lambda: next(steps) == stop and rank == world - 1)
+        assert stop is None
+    except Preempted:
+        assert stop is not None
     dist.destroy_process_group()
 
 
@@ -42,30 +45,21 @@ def data_main(rank: int, url: str, settings: tuple[str, ...]) -> None:
     make_data(url, settings=settings)
 
 
-def run_world(root: Path, url: str, world: int, stop: int | None = None, **settings: int) -> None:
+def run_world(url: str, world: int, stop: int | None = None, **settings: Any) -> None:
     """Fork `world` ranks and wait for them; raises if one fails."""
-    rendezvous = root / f"rendezvous-{Path(url).name}-{world}"
-    arguments = (world, str(rendezvous), url, settings, stop)
-    mp.start_processes(rank_main, args=arguments, nprocs=world, start_method="fork")
+    rendezvous = tempfile.mktemp(prefix="rendezvous-", dir=Path(url).parent)
+    mp.start_processes(rank_main, args=(world, rendezvous, url, settings, stop), nprocs=world, start_method="fork")
 
 
-def main(root: Path) -> None:
-    """Prints the names of the runs as JSON on the last line."""
-    cases = {
-        "world1-zero1": [dict(world=1)],
-        "world2-zero1": [dict(world=2)],
-        "world3-zero2": [dict(world=3, zero_stage=2, micro_batch=1)],
-        "world2-then-1": [dict(world=2, stop=8, checkpoint_steps=4), dict(world=1)],
-        "world2-bf16": [dict(world=2)],
-    }
-    for name, legs in cases.items():
-        extra = ("expert.train.precision=bf16",) if "bf16" in name else ()
-        url = str(root / name)
-        mp.start_processes(data_main, args=(url, (*SHORT, *extra)), nprocs=1, start_method="fork")
-        for leg in legs:
-            run_world(root, url, **leg)  # type: ignore[arg-type]
-    print(json.dumps(list(cases)))
+def main(folder: str, cases: dict[str, Any]) -> None:
+    for name, case in cases.items():
+        url = str(Path(folder) / name)
+        mp.start_processes(data_main, args=(url, case["settings"]), nprocs=1, start_method="fork")
+        done = 0
+        for leg in case["legs"]:
+            run_world(url, first=done, **leg)
+            done = leg.get("stop", 0)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1], json.loads(sys.argv[2]))

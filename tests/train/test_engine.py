@@ -1,6 +1,7 @@
 """The engine against torch's own optimizer and the EMA's closed form."""
 
 import copy
+import math
 
 import deepspeed
 import pytest
@@ -9,6 +10,7 @@ from deepspeed.ops.op_builder.cpu.comm import ShareMemCommBuilder
 from torch import nn
 
 from ddm_ray.config import TrainConfig
+from ddm_ray.errors import ConfigError
 from ddm_ray.placement import Placement
 from ddm_ray.train.engine import AdamWithEMA, Engine
 
@@ -31,44 +33,98 @@ def _model() -> nn.Module:
 def _loss(model: nn.Module, step: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(step)
     x = torch.randn(8, 6, generator=generator)
-    return (model(x) - x.sin()).square().mean()
+    return (model(x.to(next(model.parameters()).dtype)) - x.sin()).square().mean()
 
 
-@pytest.mark.parametrize("zero_stage", [1, 2])
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
 def test_engine_trains_as_plain_torch_does(world_of_one: None, zero_stage: int) -> None:
     ours, plain = _model(), _model()
-    engine = Engine(ours, TRAIN, Placement(zero_stage=zero_stage), accumulation=1)
+    engine = Engine(ours, TRAIN, Placement(zero_stage=zero_stage))
     adam = torch.optim.AdamW(plain.parameters(), betas=TRAIN.betas, weight_decay=TRAIN.weight_decay)
     average = copy.deepcopy(plain)
     for step in range(TRAIN.steps):
+        rate = TRAIN.learning_rate * min(1, (step + 1) / 3)
         engine.backward(_loss(engine.model, step))
-        norm = engine.step(step)
+        norm = engine.step(rate)
         adam.zero_grad()
         _loss(plain, step).backward()
         plain_norm = nn.utils.clip_grad_norm_(plain.parameters(), TRAIN.clip_norm)
-        adam.param_groups[0]["lr"] = TRAIN.learning_rate * min(1, (step + 1) / 3)
+        adam.param_groups[0]["lr"] = rate
         adam.step()
         assert norm == pytest.approx(float(plain_norm), rel=1e-5)
         with torch.no_grad():
             for mean, value in zip(average.parameters(), plain.parameters(), strict=True):
                 mean.mul_(TRAIN.ema_decay).add_(value, alpha=1 - TRAIN.ema_decay)
-    for parameter, value, mean in zip(engine.model.parameters(), plain.parameters(), average.parameters(), strict=True):
-        torch.testing.assert_close(engine.full(parameter, "value"), value.detach(), rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(engine.full(parameter, "ema"), mean.detach(), rtol=1e-5, atol=1e-6)
+    values, means = dict(plain.named_parameters()), dict(average.named_parameters())
+    held = engine.shards.held()
+    assert [fragment.name for fragment in held] == list(values)
+    for fragment in held:
+        for record, right in (("value", values[fragment.name]), ("ema", means[fragment.name])):
+            found = fragment.records[record].view_as(right)
+            torch.testing.assert_close(found, right.detach(), rtol=1e-5, atol=1e-6)
+        for moment in ("exp_avg", "exp_avg_sq"):
+            right = adam.state[values[fragment.name]][moment]
+            torch.testing.assert_close(fragment.records[moment].view_as(right), right, rtol=1e-4, atol=1e-7)
 
 
-def test_accumulation_is_one_larger_batch(world_of_one: None) -> None:
-    whole, parts = _model(), _model()
-    one = Engine(whole, TRAIN, Placement(), accumulation=1)
-    two = Engine(parts, TRAIN, Placement(), accumulation=2)
-    x = torch.randn(8, 6)
-    for step in range(3):
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_accumulation_is_one_larger_batch(world_of_one: None, zero_stage: int) -> None:
+    """Any number of micro-batches a step, which may change from step to step."""
+    one = Engine(_model(), TRAIN, Placement(zero_stage=zero_stage))
+    many = Engine(_model(), TRAIN, Placement(zero_stage=zero_stage))
+    x = torch.randn(8, 6, generator=torch.Generator().manual_seed(5))
+    for step in range(4):
         one.backward((one.model(x) - x).square().sum() / 8)
-        for half in x.chunk(2):
-            two.backward((two.model(half) - half).square().sum() / 8)
-        assert one.step(step) == pytest.approx(two.step(step), rel=1e-5)
-    for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+        for part in x.chunk(1 + step):
+            many.backward((many.model(part) - part).square().sum() / 8)
+        assert one.step(1e-2) == pytest.approx(many.step(1e-2), rel=1e-5)
+    for a, b in zip(one.shards.held(), many.shards.held(), strict=True):
+        torch.testing.assert_close(a.records["value"], b.records["value"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("zero_stage", [1, 2, 3])
+def test_what_is_put_into_the_shards_is_what_the_model_computes_with(
+    world_of_one: None, zero_stage: int, precision: str
+) -> None:
+    train = TRAIN.model_copy(update={"precision": precision})
+    engine, other = (Engine(_model(), train, Placement(zero_stage=zero_stage)) for _ in range(2))
+    for step in range(2):
+        engine.backward(_loss(engine.model, step).float())
+        engine.step(1e-2)
+    for mine, theirs in zip(other.shards.held(), engine.shards.held(), strict=True):
+        assert not other.shards.computes_with(theirs)
+        for record, values in theirs.records.items():
+            mine.records[record].copy_(values)
+    other.shards.refresh()
+    other.set_adam_step(2)
+    assert all(other.shards.computes_with(fragment) for fragment in other.shards.held())
+    for step in range(2, 5):
+        losses = []
+        for one in (engine, other):
+            with one.autocast():
+                loss = _loss(one.model, step).float()
+            one.backward(loss)
+            losses.append((float(loss), one.step(1e-2)))
+        assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_has_an_infinite_norm(
+    world_of_one: None, zero_stage: int, precision: str, poison: float
+) -> None:
+    train = TRAIN.model_copy(update={"precision": precision})
+    if zero_stage == 0 and precision == "bf16":
+        with pytest.raises(ConfigError, match="zero_stage 0 is for precision fp32"):
+            Engine(_model(), train, Placement(zero_stage=0))
+        return
+    engine = Engine(_model(), train, Placement(zero_stage=zero_stage))
+    engine.backward(_loss(engine.model, 0).float())
+    assert 0 < engine.step(1e-2) < 1e3
+    engine.backward((_loss(engine.model, 1) * poison).float())
+    assert not math.isfinite(engine.step(1e-2))
 
 
 @pytest.mark.parametrize("decay_used", [0.9, 0.9**0.5])

@@ -1,29 +1,31 @@
 """The loop, on real DeepSpeed: resume, damage, rivals, world sizes, precision, cost."""
 
 import json
+import resource
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load
 
 from ddm_ray.config import load_recipe
-from ddm_ray.errors import DriftError, TrainingError
+from ddm_ray.data.loader import Loader
+from ddm_ray.errors import CorruptArtifact, DriftError, Preempted, StorageError, TrainingError
 from ddm_ray.placement import Placement
-from ddm_ray.storage.attempts import claimed
+from ddm_ray.storage.attempts import Attempt, claimed, saved_states
 from ddm_ray.storage.run import MONOLITH, ROUTER, Run, shard
 from ddm_ray.train import worker
-from ddm_ray.train.attempt import TrainAttempt
 from tests.random_run import make_data
 from tests.train.conftest import SHORT
 
 EXPERT = "experts/001"
-
-
-class Killed(BaseException):
-    """Stands for a process that goes away in the middle: nothing of ours catches it."""
+STEPS = 12
 
 
 def weights_of(run: Run, artifact: str) -> dict[str, torch.Tensor]:
@@ -38,89 +40,114 @@ def difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
     return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
-def kill_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Make the next training end by Killed once `step` steps are saved."""
-    save = TrainAttempt.save
-
-    def save_and_die(self: TrainAttempt, done: int, *rest: object) -> None:
-        save(self, done, *rest)  # type: ignore[arg-type]
-        if done == step:
-            raise Killed
-
-    monkeypatch.setattr(TrainAttempt, "save", save_and_die)
+def curve_of(run: Run, artifact: str) -> dict[str, torch.Tensor]:
+    """Each step's loss and gradient norm."""
+    return load(run.read(artifact, f"{run.require(artifact).info['weights']}/curve.safetensors"))
 
 
-def test_rows_changed_during_training_are_drift(
-    world_of_one: None, short_run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def same_run(a: Run, b: Run, artifact: str = EXPERT) -> bool:
+    """Whether both were trained alike to the bit, step by step."""
+    curves = [curve_of(run, artifact) for run in (a, b)]
+    assert all(len(curve["loss"]) == STEPS == a.require(artifact).info["step"] for curve in curves)
+    return difference(*curves) == 0 and difference(weights_of(a, artifact), weights_of(b, artifact)) == 0
+
+
+def train_until(run: Run, step: int, artifact: str = EXPERT, **placement: Any) -> None:
+    """Train until that many steps more are done, when the machine is about to go."""
+    steps = count(1)
+    with pytest.raises(Preempted, match=f"^{artifact}: a machine is about to go"):
+        worker.train(run.url, artifact, Placement(**placement), notice=lambda: next(steps) == step)
+
+
+def states_of(run: Run, attempt: int) -> list[int]:
+    """Steps of the states that an attempt left."""
+    names = run.store.folders(f"{EXPERT}/attempts/{attempt:04d}/state")
+    return [int(name.removeprefix("step-")) for name in names]
+
+
+@pytest.fixture(scope="module")
+def quiet(world_of_one: None, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The short run, its second expert and the router trained without an interruption."""
+    run = make_data(str(tmp_path_factory.mktemp("quiet") / "run"), settings=SHORT)
+    for artifact in (EXPERT, ROUTER):
+        worker.train(run.url, artifact, Placement())
+    return run
+
+
+def test_rows_changed_during_training_are_drift(world_of_one: None, short_run: Run) -> None:
     """The record names the rows that were trained on, not those that lie there at the end."""
-    save = TrainAttempt.save
+    steps = count(1)
 
-    def save_and_change_rows(self: TrainAttempt, *rest: object) -> None:
-        save(self, *rest)  # type: ignore[arg-type]
-        short_run.store.delete(shard(1))
-        short_run.store.write(f"{shard(1)}/train-00000.parquet", b"other rows")
-        short_run.commit(shard(1), ["train-00000.parquet"], {})
+    def notice() -> bool:
+        if next(steps) == 6:
+            short_run.store.delete(shard(1))
+            short_run.store.write(f"{shard(1)}/train-00000.parquet", b"other rows")
+            short_run.commit(shard(1), ["train-00000.parquet"], {})
+        return False
 
-    monkeypatch.setattr(TrainAttempt, "save", save_and_change_rows)
-    worker.train(short_run.url, EXPERT, Placement(checkpoint_steps=8))
+    worker.train(short_run.url, EXPERT, Placement(checkpoint_steps=8), notice=notice)
     with pytest.raises(DriftError, match="input partition/shards/cluster=001"):
         short_run.require(EXPERT)
 
 
 @pytest.mark.parametrize("artifact", [EXPERT, ROUTER])
-def test_resume_equals_uninterrupted_to_the_bit(
-    world_of_one: None, short_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, artifact: str
-) -> None:
-    quiet = make_data(str(tmp_path / "quiet"), settings=SHORT)
-    worker.train(quiet.url, artifact, Placement())
-    with monkeypatch.context() as patch:
-        kill_at(patch, 8)
-        with pytest.raises(Killed):
-            worker.train(short_run.url, artifact, Placement(checkpoint_steps=4))
+def test_resume_equals_uninterrupted_to_the_bit(quiet: Run, short_run: Run, artifact: str) -> None:
+    train_until(short_run, 5, artifact)
+    train_until(short_run, 2, artifact)
     assert short_run.manifest(artifact) is None
     worker.train(short_run.url, artifact, Placement(checkpoint_steps=4))
-    assert difference(weights_of(quiet, artifact), weights_of(short_run, artifact)) == 0
-    assert claimed(short_run.store, artifact) == [1, 2]
+    assert same_run(quiet, short_run, artifact)
+    assert claimed(short_run.store, artifact) == [1, 2, 3]
     said = [{key: run.require(artifact).info[key] for key in ("step", "loss")} for run in (quiet, short_run)]
     assert said[0] == said[1]
     worker.train(short_run.url, artifact, Placement())
-    assert claimed(short_run.store, artifact) == [1, 2], "a finished job claims no attempt"
+    assert claimed(short_run.store, artifact) == [1, 2, 3], "a finished job claims no attempt"
+    notes = [Attempt(short_run.store, artifact, number).failure() for number in (1, 2, 3)]
+    assert [note and (note["kind"], note["final"]) for note in notes] == [("Preempted", False)] * 2 + [None]
 
 
-def test_damaged_state_is_named_and_the_one_before_it_used(
-    world_of_one: None,
-    short_run: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+@pytest.mark.parametrize("damaged", ["the newest", "all"])
+def test_damaged_states_are_named_and_the_one_before_used(
+    quiet: Run, short_run: Run, capfd: pytest.CaptureFixture[str], damaged: str
 ) -> None:
-    quiet = make_data(str(tmp_path / "quiet"), settings=SHORT)
-    worker.train(quiet.url, EXPERT, Placement())
-    with monkeypatch.context() as patch:
-        kill_at(patch, 8)
-        with pytest.raises(Killed):
-            worker.train(short_run.url, EXPERT, Placement(checkpoint_steps=4))
-    newest = Path(short_run.url) / EXPERT / "attempts/0001/state/step-000000008/state.safetensors"
-    data = bytearray(newest.read_bytes())
-    data[len(data) // 2] ^= 4
-    newest.write_bytes(data)
+    train_until(short_run, 4)
+    train_until(short_run, 5)
+    attempts = Path(short_run.url) / EXPERT / "attempts"
+    paths = [
+        attempts / "0002/state/step-000000009/rank-000/exp_avg-0000.safetensors",
+        attempts / "0001/state/step-000000004/rank-000/value-0000.safetensors",
+    ]
+    wrong = paths[: 1 if damaged == "the newest" else 2]
+    for path in wrong:
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 4
+        path.write_bytes(data)
     worker.train(short_run.url, EXPERT, Placement())
-    assert str(newest) in capfd.readouterr().err
-    assert difference(weights_of(quiet, EXPERT), weights_of(short_run, EXPERT)) == 0
+    told = capfd.readouterr().err
+    assert [str(path) in told for path in paths] == [path in wrong for path in paths]
+    assert same_run(quiet, short_run)
 
 
 def test_a_state_of_another_configuration_is_refused(
     world_of_one: None, short_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patch:
-        kill_at(patch, 4)
-        with pytest.raises(Killed):
-            worker.train(short_run.url, EXPERT, Placement(checkpoint_steps=4))
+    train_until(short_run, 4)
     other = load_recipe("tiny", (*SHORT, "expert.train.learning_rate=0.002"))
     monkeypatch.setattr(Run, "open", classmethod(lambda cls, url: Run(short_run.store, other)))
     with pytest.raises(DriftError, match=r"expert\.train\.learning_rate: 0\.001 -> 0\.002"):
         worker.train(short_run.url, EXPERT, Placement())
+
+
+def test_the_newest_states_are_kept_and_milestones_are_published(quiet: Run, short_run: Run, tmp_path: Path) -> None:
+    worker.train(short_run.url, EXPERT, Placement(checkpoint_steps=5, milestone_steps=6, keep_states=1))
+    assert same_run(quiet, short_run)
+    assert states_of(short_run, 1) == [STEPS]
+    attempt = Attempt(short_run.store, EXPERT, 1)
+    assert short_run.store.folders(f"{attempt.prefix}/weights") == ["step-000000006", "step-000000012"]
+    half = make_data(str(tmp_path / "half"), settings=(*SHORT, "expert.train.steps=6"))
+    worker.train(half.url, EXPERT, Placement())
+    milestone = load(short_run.store.read(f"{attempt.weights_prefix(6)}/ema.safetensors"))
+    assert difference(milestone, weights_of(half, EXPERT)) == 0
 
 
 def test_a_gradient_that_is_not_finite_publishes_nothing(
@@ -137,11 +164,46 @@ def test_a_gradient_that_is_not_finite_publishes_nothing(
         return draws
 
     monkeypatch.setattr(batches, "draw", poisoned)
-    with pytest.raises(TrainingError, match=r"gradient norm (nan|inf) at step 6"):
-        worker.train(short_run.url, EXPERT, Placement(checkpoint_steps=1))
+    with pytest.raises(TrainingError, match=r"loss nan with gradient norm (nan|inf) at step 6"):
+        worker.train(short_run.url, EXPERT, Placement(checkpoint_steps=3, milestone_steps=4))
     assert short_run.manifest(EXPERT) is None
-    states = short_run.store.folders(f"{EXPERT}/attempts/0001/state")
-    assert states == ["step-000000005", "step-000000006"]
+    assert 4 in states_of(short_run, 1) and max(states_of(short_run, 1)) <= 6
+    assert short_run.store.folders(f"{EXPERT}/attempts/0001/weights") == ["step-000000004"]
+    note = Attempt(short_run.store, EXPERT, 1).failure()
+    assert note is not None and note["final"] and "at step 6" in note["error"]
+
+
+def test_what_fails_again_and_again_is_given_up(quiet: Run, short_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Loader, "batch", lambda *_: (_ for _ in ()).throw(OSError("the disk is tired")))
+        for _ in range(3):
+            with pytest.raises(OSError, match="the disk is tired"):
+                worker.train(short_run.url, EXPERT, Placement(max_failures=2), launch="first")
+        with pytest.raises(TrainingError, match="3 attempts in a row ended without a new state, the last by: the disk"):
+            worker.train(short_run.url, EXPERT, Placement(max_failures=2), launch="first")
+    worker.train(short_run.url, EXPERT, Placement(max_failures=2), launch="begun by hand again")
+    assert same_run(quiet, short_run)
+
+
+def test_training_goes_on_while_storage_refuses_and_ends_once_it_does_not(
+    quiet: Run, short_run: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Files larger than 64 KiB are refused by the operating system: states are, claims and heartbeats aren't."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, limits[1]))
+        with pytest.raises(StorageError, match="File too large"):
+            worker.train(short_run.url, EXPERT, Placement(checkpoint_steps=4))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert "the state of step 4 isn't saved" in capfd.readouterr().err
+    assert all(isinstance(found, CorruptArtifact) for found in saved_states(short_run.store, EXPERT))
+    note = Attempt(short_run.store, EXPERT, 1).failure()
+    assert note is not None and not note["final"]
+    worker.train(short_run.url, EXPERT, Placement())
+    assert same_run(quiet, short_run)
 
 
 def test_micro_batches_do_not_change_the_run(world_of_one: None, short_run: Run, tmp_path: Path) -> None:
@@ -161,14 +223,39 @@ def test_experts_together_cost_what_the_monolith_costs(world_of_one: None, short
     assert sum(cost[artifact] for artifact in short_run.experts) == cost[MONOLITH] > cost[ROUTER] > 0
 
 
-def test_world_sizes_stages_and_precisions(tmp_path: Path) -> None:
-    """Real ranks over gloo: 1, 2 and 3 of them (unequal shares), ZeRO 1 and 2, resumed at another size, bf16."""
-    command = [sys.executable, str(Path(__file__).parent / "ranks.py"), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+ZERO = [(stage, "fp32") for stage in range(4)] + [(stage, "bf16") for stage in range(1, 4)]
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
+    """Real ranks over gloo: every ZeRO stage, begun by 2, gone on with by 3 (unequal shares), ended by 1."""
+    legs = [{"world": 2, "stop": 5}, {"world": 3, "stop": 9, "micro_batch": 1}, {"world": 1}]
+    cases: dict[str, Any] = {
+        f"{stage}-{precision}": {
+            "settings": [*SHORT, f"expert.train.precision={precision}"],
+            "legs": [leg | {"zero_stage": stage} for leg in legs],
+        }
+        for stage, precision in ZERO
+    }
+    cases["whole-bf16"] = {"settings": cases["1-bf16"]["settings"], "legs": [{"world": 1}]}
+    folder = tmp_path_factory.mktemp("worlds")
+    command = [sys.executable, str(Path(__file__).parent / "ranks.py"), str(folder), json.dumps(cases)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    runs = {name: Run.open(str(tmp_path / name)) for name in json.loads(done.stdout.splitlines()[-1])}
-    found = {name: weights_of(run, EXPERT) for name, run in runs.items()}
-    for name in ("world2-zero1", "world3-zero2", "world2-then-1"):
-        assert difference(found["world1-zero1"], found[name]) < 2e-6, name
-    assert 0 < difference(found["world1-zero1"], found["world2-bf16"]) < 2e-2
-    assert all(torch.isfinite(tensor).all() for tensor in found["world2-bf16"].values())
+    return lambda name: Run.open(str(folder / name))
+
+
+@pytest.mark.parametrize(("zero_stage", "precision"), ZERO)
+def test_the_curve_is_the_same_across_resizes(
+    quiet: Run, worlds: Callable[[str], Run], zero_stage: int, precision: str
+) -> None:
+    whole, cut = quiet if precision == "fp32" else worlds("whole-bf16"), worlds(f"{zero_stage}-{precision}")
+    assert claimed(cut.store, EXPERT) == [1, 2, 3]
+    most = 1e-6 if precision == "fp32" else 2e-3
+    assert difference(curve_of(whole, EXPERT), curve_of(cut, EXPERT)) < most
+    assert 0 < difference(weights_of(whole, EXPERT), weights_of(cut, EXPERT)) < most
+
+
+def test_precision_matters(quiet: Run, worlds: Callable[[str], Run]) -> None:
+    """Else the test before this one would say nothing of bf16."""
+    assert 1e-5 < difference(weights_of(quiet, EXPERT), weights_of(worlds("whole-bf16"), EXPERT)) < 2e-2

@@ -1,0 +1,109 @@
+"""Fragments: which elements of each parameter a rank keeps under each ZeRO stage. Only it knows DeepSpeed's insides."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+VALUE = "value"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+EMA = "ema"
+RECORDS = (VALUE, *MOMENTS, EMA)
+"""What training keeps of every parameter, all in fp32."""
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """Elements `start` up to `start + numel` of a flattened parameter: live fp32 views, by record."""
+
+    name: str
+    start: int
+    numel: int
+    records: dict[str, Tensor]
+
+    def part(self, start: int, stop: int) -> "Fragment":
+        """Those of its elements that lie in [start, stop) of the parameter."""
+        start, stop = max(start, self.start), min(stop, self.start + self.numel)
+        numel = max(0, stop - start)
+        narrowed = {key: view.narrow(0, start - self.start, numel) for key, view in self.records.items() if numel}
+        return Fragment(self.name, start, numel, narrowed)
+
+
+class Shards:
+    """One rank's fp32 partitions of a model under DeepSpeed, and the model's copies of them that compute."""
+
+    def __init__(self, wrapped: Any, optimizer: torch.optim.Optimizer):
+        self._wrapped, self._optimizer = wrapped, optimizer
+        self._stage: int = wrapped.zero_optimization_stage()
+
+    @property
+    def partitions(self) -> list[Tensor]:
+        """The tensors that the optimizer updates: flat partitions, or at stage 0 the parameters themselves."""
+        if self._stage == 0:
+            return [parameter for _, parameter in self._parameters()]
+        if self._stage < 3:
+            return list(self._wrapped.optimizer.single_partition_of_fp32_groups)
+        return list(self._wrapped.optimizer.fp32_partitioned_groups_flat)
+
+    def held(self) -> list[Fragment]:
+        """All that this rank holds, in the parameters' order."""
+        found = [self._held(name, parameter) for name, parameter in self._parameters()]
+        return [fragment for fragment in found if fragment.numel]
+
+    def owned(self) -> list[Fragment]:
+        """What this rank answers for: over all ranks every element once."""
+        if self._stage > 0:
+            return self.held()
+        rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        shares = [-(-fragment.numel // world) for fragment in self.held()]
+        found = [one.part(rank * share, (rank + 1) * share) for one, share in zip(self.held(), shares, strict=True)]
+        return [fragment for fragment in found if fragment.numel]
+
+    def _parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
+        return self._wrapped.module.named_parameters()
+
+    def _held(self, name: str, parameter: Any) -> Fragment:
+        if self._stage == 0:
+            return self._views(name, 0, parameter.numel(), parameter, 0)
+        if self._stage < 3:
+            mapping = parameter._hp_mapping
+            if mapping is None:
+                return Fragment(name, 0, 0, {})
+            low, high = mapping.lp_fragment_address, mapping.hp_fragment_address
+            partition = self.partitions[mapping.param_group_index]
+            return self._views(name, low.start, low.numel, partition, high.start)
+        zero3 = self._wrapped.optimizer
+        group, offset, numel = zero3.grad_position[zero3.get_param_id(parameter)]
+        start = torch.distributed.get_rank() * numel
+        # The last ranks' partitions are filled up to the size of the others'.
+        numel = max(0, min(numel, parameter.ds_numel - start))
+        return self._views(name, start, numel, self.partitions[group], offset)
+
+    def _views(self, name: str, start: int, numel: int, partition: Tensor, offset: int) -> Fragment:
+        kept = {VALUE: partition.detach(), **{key: self._optimizer.state[partition][key] for key in RECORDS[1:]}}
+        return Fragment(name, start, numel, {key: it.view(-1).narrow(0, offset, numel) for key, it in kept.items()})
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Make the model's parameters those of the fp32 partitions, on all ranks: every rank must call it."""
+        if self._stage in (1, 2):
+            self._wrapped.optimizer.update_lp_params()
+        elif self._stage == 3:
+            zero3 = self._wrapped.optimizer
+            zero3.checkpoint_event_prologue()
+            for flat, partition in zip(zero3.fp16_partitioned_groups_flat, self.partitions, strict=True):
+                flat.copy_(partition)
+            for group in range(len(self.partitions)):
+                zero3._unflatten_partitioned_parameters(group)
+            zero3.checkpoint_event_epilogue()
+
+    def computes_with(self, fragment: Fragment) -> bool:
+        """Whether the model's own copy of a held fragment is its value, rounded to the precision it computes in."""
+        parameter: Any = self._wrapped.module.get_parameter(fragment.name)
+        if self._stage == 3:
+            copy = parameter.ds_tensor.view(-1)[: fragment.numel]
+        else:
+            copy = parameter.detach().view(-1).narrow(0, fragment.start, fragment.numel)
+        return torch.equal(copy, fragment.records[VALUE].to(copy.dtype))

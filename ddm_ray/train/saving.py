@@ -1,0 +1,124 @@
+"""Saving beside training: a state is copied in memory, then written and committed by a thread of its own."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Event
+
+import torch.distributed as dist
+
+from ddm_ray.errors import StorageError
+from ddm_ray.storage.attempts import Attempt
+from ddm_ray.storage.manifest import FileRecord, Identity
+from ddm_ray.train import state
+from ddm_ray.train.engine import Engine
+
+LONGEST_POLL_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a job is: finished steps, seconds trained so far, each step's loss and gradient norm (rank 0's alone)."""
+
+    step: int
+    seconds: float
+    curve: Mapping[str, Sequence[float]]
+
+
+class StateSaver:
+    """One rank's part in saving states of an attempt, of which the newest `keep` are kept."""
+
+    def __init__(self, attempt: Attempt, identity: Identity, keep: int):
+        self._attempt, self._identity, self._keep = attempt, identity, keep
+        self._rank, self._world = dist.get_rank(), dist.get_world_size()
+        self._snapshot: state.Snapshot | None = None
+        self._saving: Future[None] | None = None
+        self._given_up = Event()
+        self._thread = ThreadPoolExecutor(1, "state")
+        self.refused = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether a state is still being written."""
+        return self._saving is not None and not self._saving.done()
+
+    def save(self, engine: Engine, progress: Progress, then: Callable[[], object] | None = None) -> None:
+        """Copy the state and have it written beside training, and on rank 0, once it is committed, `then` be done.
+
+        Waits for the state before it. Every rank must call it. What storage refuses is told on stderr, and `refused`.
+        """
+        self.settle()
+        self._take(engine)
+        self._saving = self._thread.submit(self._write, progress, then)
+
+    def save_now(self, engine: Engine, progress: Progress) -> None:
+        """Save a state and wait until it is committed. Every rank must call it.
+
+        StorageError, on all ranks, if one of them couldn't write.
+        """
+        self.settle()
+        self._take(engine)
+        problem: str | None = None
+        try:
+            self._write_shards(progress)
+        except StorageError as error:
+            problem = str(error)
+        problems: list[str | None] = [None] * self._world
+        dist.all_gather_object(problems, problem)
+        if any(problems):
+            raise StorageError(next(filter(None, problems)))
+        if self._rank == 0:
+            self._commit(progress)
+        dist.barrier()
+
+    def settle(self) -> None:
+        """Wait until the state that is being written is committed, or has failed to be."""
+        if self._saving:
+            self._saving.result()
+
+    def give_up(self) -> None:
+        """Give up the state that is being written, since some rank couldn't write its part."""
+        self._given_up.set()
+        self.settle()
+        self._given_up.clear()
+        self.refused = False
+
+    def close(self) -> None:
+        """End the thread; what it was writing is not waited for longer than its own writes take."""
+        self._given_up.set()
+        self._thread.shutdown()
+
+    def _take(self, engine: Engine) -> None:
+        self._snapshot = self._snapshot or state.Snapshot(engine.shards.owned())
+        self._snapshot.take()
+
+    def _write(self, progress: Progress, then: Callable[[], object] | None) -> None:
+        try:
+            self._write_shards(progress)
+            if self._rank == 0 and self._commit(progress) and then:
+                then()
+        except StorageError as error:
+            # Training goes on without this state; only the last one must be written.
+            self.refused = True
+            print(f"warning: {error}; the state of step {progress.step} isn't saved", file=sys.stderr)
+
+    def _write_shards(self, progress: Progress) -> None:
+        assert self._snapshot is not None
+        prefix = self._attempt.state_prefix(progress.step)
+        self._snapshot.write(self._attempt.store, f"{prefix}/{state.RANK.format(self._rank)}")
+
+    def _commit(self, progress: Progress) -> bool:
+        """Commit a state once all ranks have written theirs, and drop old ones; False if it is given up."""
+        store, prefix, poll = self._attempt.store, self._attempt.state_prefix(progress.step), 0.02
+        while (records := state.written_records(store, prefix, self._world)) is None:
+            if self._given_up.wait(poll):
+                return False
+            poll = min(1.5 * poll, LONGEST_POLL_SECONDS)
+        curve = state.curve_bytes(progress.curve)
+        store.write(f"{prefix}/{state.CURVE}", curve)
+        info = {"step": progress.step, "seconds": progress.seconds, "world_size": self._world}
+        records |= {state.CURVE: FileRecord.of(curve)}
+        self._attempt.commit_state(progress.step, self._identity, records, info)
+        self._attempt.drop_states(self._keep)
+        return True

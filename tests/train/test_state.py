@@ -1,0 +1,160 @@
+"""States on storage: any layout of fragments is read back by any other, and what is wrong is named."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load
+
+from ddm_ray.errors import CorruptArtifact
+from ddm_ray.storage.manifest import Identity, Manifest
+from ddm_ray.storage.store import Store
+from ddm_ray.train import state
+from ddm_ray.train.fragments import RECORDS, Fragment
+from ddm_ray.train.state import Piece, SavedParts, Snapshot, fingerprint, fingerprints, written_records
+
+SHAPES = {"trunk.in.weight": (7, 5), "trunk.in.bias": (7,), "head": (1,)}
+SIZES = {"trunk.in.weight": 35, "trunk.in.bias": 7, "head": 1}
+PREFIX = "experts/000/attempts/0001/state/step-000000009"
+
+
+def values(seed: int = 0) -> dict[str, dict[str, torch.Tensor]]:
+    """Whole flattened parameters by record and name."""
+    numbers = torch.Generator().manual_seed(seed)
+    return {record: {name: torch.randn(size, generator=numbers) for name, size in SIZES.items()} for record in RECORDS}
+
+
+def fragments(cuts: dict[str, list[int]], rank: int, whole: dict[str, dict[str, torch.Tensor]]) -> list[Fragment]:
+    """What a rank holds where parameters are cut at these places."""
+    found = []
+    for name, tensor in whole["ema"].items():
+        ends = [0, *sorted(cuts[name]), len(tensor)]
+        start, stop = ends[rank], ends[rank + 1]
+        if stop > start:
+            records = {record: whole[record][name][start:stop].clone() for record in RECORDS}
+            found.append(Fragment(name, start, stop - start, records))
+    return found
+
+
+def layouts(world: int) -> st.SearchStrategy[dict[str, list[int]]]:
+    """Ways to share every parameter among `world` ranks, empty shares among them."""
+    cuts = {name: st.lists(st.integers(0, n), min_size=world - 1, max_size=world - 1) for name, n in SIZES.items()}
+    return st.fixed_dictionaries(cuts)
+
+
+def save(store: Store, ranks: list[list[Fragment]]) -> Manifest:
+    """Write what the ranks hold as one state."""
+    for rank, held in enumerate(ranks):
+        snapshot = Snapshot(held)
+        snapshot.take()
+        snapshot.write(store, f"{PREFIX}/{state.RANK.format(rank)}")
+    records = written_records(store, PREFIX, len(ranks))
+    assert records is not None and written_records(store, PREFIX, len(ranks) + 1) is None
+    return Manifest(PREFIX, Identity({}), records, {})
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_any_layout_is_read_by_any_other(data: st.DataObject) -> None:
+    store, whole = Store("memory:///run"), values()
+    world, other_world = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
+    part_bytes = data.draw(st.sampled_from([16, 40, 64 * 2**20]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state, "PART_BYTES", part_bytes)
+        layout = data.draw(layouts(world))
+        manifest = save(store, [fragments(layout, rank, whole) for rank in range(world)])
+    saved = SavedParts(store, PREFIX, manifest)
+    other = data.draw(layouts(other_world))
+    total = dict.fromkeys(RECORDS, 0)
+    for rank in range(other_world):
+        held = fragments(other, rank, values(seed=1))
+        saved.fill(held)
+        for mine, right in zip(held, fragments(other, rank, whole), strict=True):
+            assert all(torch.equal(mine.records[record], right.records[record]) for record in RECORDS)
+        total = {record: (value + fingerprints(held)[record]) % 2**64 for record, value in total.items()}
+    assert total == saved.fingerprints
+    for record in RECORDS:
+        tensors = load(b"".join(saved.whole(record, SHAPES)))
+        assert tensors.keys() == SHAPES.keys()
+        for name, shape in SHAPES.items():
+            assert torch.equal(tensors[name], whole[record][name].reshape(shape))
+
+
+def test_a_rank_reads_only_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a state that two ranks wrote in small parts, one of four reads about a quarter."""
+    whole = {record: {"w": torch.randn(4096)} for record in RECORDS}
+    monkeypatch.setattr(state, "PART_BYTES", 2048)
+    store = Store(str(tmp_path))
+    manifest = save(store, [fragments({"w": [2048]}, rank, whole) for rank in range(2)])
+    saved = SavedParts(store, PREFIX, manifest)
+    seen: list[str] = []
+    read = Store.read
+    monkeypatch.setattr(Store, "read", lambda self, key: (seen.append(key), read(self, key))[1])
+    saved.fill(fragments({"w": [1000, 2024, 3048]}, 1, whole))
+    sizes = [manifest.files[key.removeprefix(f"{PREFIX}/")].bytes for key in seen]
+    assert len(set(seen)) == len(seen)
+    assert 0.25 <= sum(sizes) / sum(record.bytes for record in manifest.files.values()) < 0.4
+
+
+@pytest.mark.parametrize("damage", ["bit", "gone", "index", "another model", "a hole"])
+def test_damage_is_named(tmp_path: Path, damage: str) -> None:
+    store, whole = Store(str(tmp_path)), values()
+    held = fragments({name: [] for name in SIZES}, 0, whole)
+    if damage == "a hole":
+        manifest = save(store, [[one.part(0, max(1, one.numel - 1)) for one in held]])
+    else:
+        manifest = save(store, [held])
+    named = "exp_avg_sq-0000.safetensors" if damage != "index" else "INDEX.json"
+    path = tmp_path / PREFIX / "rank-000" / named
+    if damage in ("bit", "index"):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    elif damage == "gone":
+        path.unlink()
+    elif damage == "another model":
+        held.append(Fragment("trunk.out", 0, 3, {record: torch.zeros(3) for record in RECORDS}))
+    message = {
+        "bit": f"rank-000/{named}: checksum differs",
+        "index": f"rank-000/{named}: checksum differs",
+        "gone": f"rank-000/{named}: gone",
+        "another model": "not a state of this model, see value of trunk.out",
+        "a hole": "not a state of this model, see value of trunk.in.weight",
+    }[damage]
+    with pytest.raises(CorruptArtifact, match=f"^{store.url}/{PREFIX}.*{message}"):
+        SavedParts(store, PREFIX, manifest).fill(held)
+    if damage == "a hole":
+        with pytest.raises(CorruptArtifact, match=r"see ema of trunk\.in\.weight"):
+            list(SavedParts(store, PREFIX, manifest).whole("ema", SHAPES))
+
+
+@given(st.integers(0, 2**32), st.data())
+def test_fingerprints_add_up_and_notice_any_change(seed: int, data: st.DataObject) -> None:
+    tensor = torch.randn(23, generator=torch.Generator().manual_seed(seed))
+    cut = data.draw(st.integers(0, 23))
+    parts = [("w", 0, tensor[:cut]), ("w", cut, tensor[cut:])]
+    whole = fingerprint(Piece("w", 0, 23), tensor)
+    assert sum(fingerprint(Piece(name, start, len(part)), part) for name, start, part in parts) % 2**64 == whole
+    i, j = data.draw(st.lists(st.integers(0, 22), min_size=2, max_size=2, unique=True))
+    swapped, flipped = tensor.clone(), tensor.clone()
+    swapped[i], swapped[j] = tensor[j], tensor[i]
+    flipped.view(torch.int32)[i] ^= 1 << data.draw(st.integers(0, 31))
+    assert fingerprint(Piece("w", 0, 23), swapped) != whole or tensor[i] == tensor[j]
+    assert fingerprint(Piece("w", 0, 23), flipped) != whole
+    assert fingerprint(Piece("v", 0, 23), tensor) != whole
+
+
+def test_the_snapshot_is_a_copy(tmp_path: Path) -> None:
+    whole, store = values(), Store(str(tmp_path))
+    held = fragments({name: [] for name in SIZES}, 0, whole)
+    snapshot = Snapshot(held)
+    snapshot.take()
+    before = held[0].records["ema"].clone()
+    held[0].records["ema"].zero_()
+    snapshot.write(store, f"{PREFIX}/rank-000")
+    index = json.loads(store.read(f"{PREFIX}/rank-000/{state.INDEX}"))
+    assert {part["record"] for part in index["parts"].values()} == set(RECORDS)
+    assert torch.equal(load(store.read(f"{PREFIX}/rank-000/ema-0000.safetensors"))["trunk.in.weight@0"], before)
