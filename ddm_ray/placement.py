@@ -20,6 +20,10 @@ class Placement(BaseModel):
     use_gpu: bool = False
     zero_stage: Literal[0, 1, 2, 3] = 1
     micro_batch: PositiveInt | None = Field(default=None, description="rows a worker takes through the model at once")
+    activation_checkpointing: bool = Field(
+        default=False, description="compute blocks' activations again on the way back: less memory, a third more time"
+    )
+    compile: bool = Field(default=False, description="torch.compile the model: minutes at the start, faster steps")
     threads: PositiveInt = Field(
         default=1, description="CPU threads of a worker; bit-equal resume needs them unchanged"
     )

@@ -11,18 +11,19 @@ from rich.table import Table
 from rich.text import Text
 
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import describe, status
+from ddm_ray.storage.status import Status, describe, status
 
 LOG_SECONDS = 10.0
 
 
 class LiveView:
-    """A context that shows rows by name, each with a fraction done and a note."""
+    """A context that shows rows by name, each with a fraction done and a note; by `clock` also the time it took."""
 
-    def __init__(self, title: str, names: list[str]):
+    def __init__(self, title: str, names: list[str], clock: bool = True):
         self._console = Console(stderr=True)
-        self._title = title
+        self._title, self._clock = title, clock
         self._rows: dict[str, tuple[float, str]] = dict.fromkeys(names, (0.0, "waiting"))
+        self._alarms: set[str] = set()
         self._began: dict[str, float] = {}
         self._took: dict[str, float] = {}
         self._logged: dict[str, tuple[float, bool]] = {}
@@ -39,10 +40,11 @@ class LiveView:
         if self._console.is_terminal:
             self._live.stop()
 
-    def show(self, name: str, fraction: float, note: str) -> None:
-        """Set a row's state; `fraction` in [0, 1], 1 meaning finished."""
+    def show(self, name: str, fraction: float, note: str, alarm: bool = False) -> None:
+        """Set a row's state; `fraction` in [0, 1], 1 meaning finished; an `alarm` is red."""
         now = time.monotonic()
         self._rows[name] = (fraction, note)
+        (self._alarms.add if alarm else self._alarms.discard)(name)
         if note != "waiting":
             self._began.setdefault(name, now)
         if fraction >= 1:
@@ -56,22 +58,30 @@ class LiveView:
 
     def jobs(self, run: Run, artifacts: list[str]) -> None:
         """Set the rows of training jobs from what storage says of them; nothing is said yet of one that starts."""
-        for artifact in artifacts:
-            found = status(run, artifact)
-            if found.state != "waiting":
-                self.show(artifact, found.fraction, describe(found))
+        self.found([found for found in (status(run, artifact) for artifact in artifacts) if found.state != "waiting"])
+
+    def found(self, survey: list[Status]) -> None:
+        """Set the rows of artifacts from what was found of them."""
+        for found in survey:
+            alarm = found.state in ("stopped", "damaged") or found.silent
+            self.show(found.artifact, found.fraction, describe(found), alarm)
 
     def _table(self) -> Table:
         table = Table(title=self._title, title_justify="left", box=None, pad_edge=False)
-        for column in ("stage", "", "", "time", "what"):
-            table.add_column(column, no_wrap=True, overflow="ellipsis")
-        for name, (fraction, note) in self._rows.items():
+        for column in ("stage", "", "", *(["time"] if self._clock else [])):
+            table.add_column(column, no_wrap=True)
+        # Only a column that could wrap gives way to the others; its text doesn't wrap all the same.
+        table.add_column("what")
+        for name, (fraction, note) in self._rows.copy().items():
             style = "green" if fraction >= 1 else ("dim" if note == "waiting" else "")
+            style = "red" if name in self._alarms else style
             bar = ProgressBar(total=1.0, completed=fraction, width=24)
-            clock = ""
-            if name in self._began:
-                clock = f"{self._took.get(name, time.monotonic() - self._began[name]):4.0f} s"
-            table.add_row(Text(name, style), bar, f"{fraction:4.0%}", clock, Text(note, style))
+            clock = [""] if self._clock else []
+            if self._clock and name in self._began:
+                clock = [f"{self._took.get(name, time.monotonic() - self._began[name]):4.0f} s"]
+            table.add_row(
+                Text(name, style), bar, f"{fraction:4.0%}", *clock, Text(note, style, no_wrap=True, overflow="ellipsis")
+            )
         return table
 
     def _log(self, name: str, now: float) -> None:
@@ -80,5 +90,5 @@ class LiveView:
         if note == "waiting" or finished or (fraction < 1 and now - last < LOG_SECONDS):
             return
         self._logged[name] = (now, fraction >= 1)
-        took = f" ({self._took[name]:.0f} s)" if name in self._took else ""
-        self._console.print(f"{name:<12} {fraction:4.0%}  {note}{took}", highlight=False, soft_wrap=True)
+        took = f" ({self._took[name]:.0f} s)" if self._clock and name in self._took else ""
+        self._console.print(f"{name:<12} {fraction:4.0%}  {note}{took}", highlight=False, markup=False, soft_wrap=True)

@@ -88,6 +88,10 @@ MISTAKES = {
     "serve {d}/broken": "ema.safetensors: ",
     "serve {d}/whole --port {port}": "port {port} on 127.0.0.1 is in use; choose another with --port",
     "status {d}": "is not a run",
+    "watch {d}/nothing": "is not a run",
+    "watch {d}/data --once --prometheus {port}": "--once looks once: leave out --prometheus",
+    "watch {d}/data --prometheus {port}": "--prometheus {port}: 127.0.0.1 won't have it: Address already in use",
+    "watch {d}/data --webhook file:///etc/passwd": "--webhook: that is no address; write http://HOST/PATH",
 }
 
 

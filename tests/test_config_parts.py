@@ -1,5 +1,7 @@
 """The parts of a configuration: names of strategies, sizes of networks, classes and texts, diffusers' transformers."""
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -69,6 +71,30 @@ def test_a_size_stands_for_width_depth_and_heads(size: str) -> None:
     assert short.model_dump().keys() == {"patch_size", "width", "depth", "heads", "mlp_ratio", "adaln"}
     whole = load_recipe("tiny", (f"expert.model={{size: {size}}}",)).expert.model
     assert whole.model_dump() == {**short.model_dump(), "patch_size": 2, "analytic_skip": None}
+
+
+@pytest.mark.parametrize("patch_size", [2, 4, 8])
+@pytest.mark.parametrize("size", ["S", "B", "L", "XL"])
+def test_a_dits_name_says_its_patches_too(size: str, patch_size: int) -> None:
+    as_ever = DenoiserConfig.model_validate({"size": size, "patch_size": patch_size, "adaln": "single"})
+    for name in (f"DiT-{size}/{patch_size}", f"dit-{size.lower()}/{patch_size}", f"DIT-{size}/{patch_size}"):
+        assert DenoiserConfig.model_validate({"size": name, "adaln": "single"}) == as_ever
+    config = load_recipe("laion256-k8", (f"router.model={{size: dit-{size}/{patch_size}}}",))
+    assert config.router.model == ModelConfig.model_validate({"size": size, "patch_size": patch_size})
+
+
+@pytest.mark.parametrize("size", ["dit-s", "dit-s/3", "dit-ti/2", "DiT-XL/22", " dit-s/2", "s/2", "dit-s/2\n", "s", ""])
+def test_what_is_no_size_is_told(size: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^recipe tiny .*: expert\.model: size: .* DiT-XL/2 \(S, B, L, XL; 2, 4, 8\)$"
+    ):
+        load_recipe("tiny", (f"expert.model={{size: {json.dumps(size)}}}",))
+
+
+@pytest.mark.parametrize("field", ["patch_size", "width", "depth", "heads"])
+def test_what_a_dits_name_says_is_not_said_twice(field: str) -> None:
+    with pytest.raises(ConfigError, match=rf"expert\.model: size \(DiT-S/2\) already says {field}: give one"):
+        load_recipe("tiny", (f"expert.model={{size: DiT-S/2, {field}: 2}}",))
 
 
 def test_classes_are_counted_or_named() -> None:

@@ -47,7 +47,9 @@ def test_demo_survives_ctrl_c_and_a_killed_worker(island_run: Run, tmp_path: Pat
 
     def goes_on() -> bool:
         beat = heartbeat(run.store, victim)
-        return demo.poll() is not None or bool(beat and beat["attempt"] == 2 and beat["step"] > beat_before["step"])
+        return demo.poll() is not None or bool(
+            beat and beat["attempt"] == 2 and beat.get("step", 0) > beat_before["step"]
+        )
 
     wait_for(goes_on, 200, log.read_text)
     killed = heartbeat(run.store, victim)

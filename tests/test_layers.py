@@ -15,7 +15,7 @@ EMPTY_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager"
 
 BESIDE = {"errors", "config", "placement", "storage"}
 SAMPLING = BESIDE | {"core", "models", "sampling"}
-RIM = SAMPLING | {"data", "train", "serve", "islands", "evaluate", "ray_session", "progress"}
+RIM = SAMPLING | {"data", "train", "serve", "islands", "evaluate", "ray_session", "progress", "watch"}
 # What each part of ddm_ray may import from the others; a part that isn't here has no floor yet.
 BELOW: dict[str, set[str]] = {
     "__init__": set(),
@@ -25,6 +25,7 @@ BELOW: dict[str, set[str]] = {
     "storage": {"errors", "config"},
     "ray_session": BESIDE,
     "progress": BESIDE,
+    "watch": BESIDE | {"progress"},
     "core": {"errors"},
     "models": {"errors", "config", "core"},
     "sampling": BESIDE | {"core", "models"},
@@ -38,7 +39,7 @@ BELOW: dict[str, set[str]] = {
     "cli": RIM | {"pipeline", "demo"},
 }
 STDLIB_ONLY = {"__init__", "errors"}
-WITHOUT_TORCH = {"__init__", "errors", "config", "placement", "storage"}
+WITHOUT_TORCH = {"__init__", "errors", "config", "placement", "storage", "progress", "watch"}
 DEEPSPEED = {"train.engine"}
 # Where Ray is the point. The command line imports it through these and `ray_session` alone.
 RAY = {
@@ -131,6 +132,8 @@ def test_imports_point_down() -> None:
         ("config", "import ddm_ray.core.routing"),
         ("data.loader", "from ray.data import Dataset"),
         ("data.loader", "from ddm_ray.train.job import TrainJob"),
+        ("watch.loop", "from ddm_ray.train import telemetry"),
+        ("watch.loop", "import ray"),
         ("serve.api", "from ddm_ray.train import state"),
         ("serve.api", "if True:\n    from ..train.state import load"),
         ("train.worker", "import deepspeed.utils"),
@@ -180,6 +183,7 @@ def test_an_import_that_points_down_is_allowed(module: str, source: str) -> None
             "__init__": ("torch", "numpy", "ray", "pydantic"),
             "storage.run": ("torch", "ray"),
             "storage.attempts": ("torch", "ray"),
+            "watch.loop": ("torch", "ray"),
             "config.__init__": ("torch", "ray", "pyarrow"),
             "placement": ("torch", "ray", "pyarrow"),
             "pipeline": ("ray", "deepspeed"),

@@ -1,12 +1,14 @@
-"""The README's commands on images of one's own, run as they stand, on real images and real networks of random weights.
+"""The README's commands on images of one's own and on watching, run as they stand.
 
-Only `ddm init` gets settings more: networks and sizes that two cores without a network can do.
+Images are real, networks real with random weights. Only `ddm init` gets settings more, networks and sizes that two
+cores without a network can do; and ports are others, which are free.
 """
 
 import io
 import os
 import re
 import shlex
+import socket
 import subprocess
 import tarfile
 from pathlib import Path
@@ -22,22 +24,31 @@ from PIL import Image
 
 from ddm_ray.cli import main
 from ddm_ray.data.images import png
-from ddm_ray.storage.run import PARTITION, ROWS, Run, owner_rows, shard
-from tests.conftest import ROOT, ddm
+from ddm_ray.storage.attempts import claim
+from ddm_ray.storage.run import PARTITION, ROUTER, ROWS, Run, owner_rows, shard
+from ddm_ray.watch.gauges import GAUGES
+from tests.conftest import BIN, ROOT, ddm, wait_for
 from tests.data.hub import hub_server
 from tests.data.s3 import s3, s3_server
+from tests.random_run import make_data
 from tests.sampling import tiny_components
+from tests.storage.jobs import beat, fail, finish
+from tests.watch.hooks import hook_server
 
 VIT = {"embed_dim": 16, "depth": 1, "num_heads": 2, "img_size": 28}
 SIZES = ("data.image_size=8", "partition.num_fine=12", "expert.model.patch_size=4")
 CAPTIONS = ("a red cat", "the blue dog", "a moon on the moon")
 
 
+def commands_of(title: str) -> list[list[str]]:
+    """The commands of each block of a section."""
+    section = (ROOT / "README.md").read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    return [block.strip().splitlines() for block in re.findall(r"^```\n(.*?)^```", section, re.MULTILINE | re.DOTALL)]
+
+
 def blocks() -> dict[str, list[str]]:
-    """The commands of each block of the section, by the run that they make."""
-    section = (ROOT / "README.md").read_text().partition("## Your own images")[2].partition("\n## ")[0]
-    found = [block.strip().splitlines() for block in re.findall(r"^```\n(.*?)^```", section, re.MULTILINE | re.DOTALL)]
-    return {shlex.split(commands[0])[2].rpartition("/")[2]: commands for commands in found}
+    """The commands on images of one's own, by the run that they make."""
+    return {shlex.split(commands[0])[2].rpartition("/")[2]: commands for commands in commands_of("Your own images")}
 
 
 def photo(generator: np.random.Generator, shade: int) -> bytes:
@@ -167,6 +178,48 @@ def test_owners_that_pool_nothing(ray_cluster: str, here: Path) -> None:
         assert centre.require(PARTITION).info["rows_K"][cluster] == owner.require(shard(cluster)).info["rows_train"]
     done = CliRunner().invoke(main, ["status", "centre"])
     assert "damaged" not in done.output, done.output
+
+
+def test_watching(here: Path) -> None:
+    """A run whose expert trains: its status, a watch that ends with the training, a scrape, and a webhook."""
+    run = make_data("runs/mine", num_rows=60)
+    attempt = claim(run.store, "experts/000")
+    beat(attempt, 1, 75)
+    (status, watch), (curl,) = commands_of("Watching")
+    with socket.socket() as probe, hook_server() as hook:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+        probe.close()
+        shown = ddm(*shlex.split(status)[1:], where=here)
+        assert shown.returncode == 0
+        assert re.search(r"^  experts/000 +begun +25%  step 75/300, loss 0.1235, ", shown.stdout, re.MULTILINE)
+        watch, scrape = (command.replace("9400", port) for command in (watch, curl))
+        assert "http://localhost:9300/alarms" in watch and scrape != curl
+        command = [str(BIN / "ddm"), *shlex.split(watch.replace("http://localhost:9300/alarms", hook.url))[1:]]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as watching:
+            try:
+                assert watching.stderr and watching.stderr.readline().startswith("gauges at http://127.0.0.1:")
+                wait_for(lambda: "ddm_step{" in answer(scrape), 30, lambda: answer(scrape))
+                expected = f'{{artifact="experts/000",run="{run.url}"}}'
+                for line in (f"ddm_step{expected} 75.0", f"ddm_mfu{expected} 0.41", f"ddm_finished{expected} 0.0"):
+                    assert line in answer(scrape).splitlines()
+                fail(attempt, "no space left")
+                wait_for(lambda: hook.events == [("experts/000", "failed")], 30)
+                assert "step 75/300; `ddm train" in hook.bodies[0]["text"]
+                for artifact in (*run.experts, ROUTER):
+                    finish(run, artifact)
+                watching.communicate(timeout=30)
+                assert watching.returncode == 0
+            finally:
+                watching.kill()
+    assert sorted(hook.events[1:]) == sorted((artifact, "finished") for artifact in (*run.experts, ROUTER))
+    listed = (ROOT / "README.md").read_text().partition("The gauges are ")[2].partition(", labelled")[0]
+    assert set(re.findall(r"`(\w+)`", listed)) == GAUGES.keys()
+
+
+def answer(command: str) -> str:
+    """What a command of a shell prints."""
+    return subprocess.run(command, shell=True, capture_output=True, text=True, check=False).stdout
 
 
 def test_every_block_has_its_test() -> None:

@@ -72,6 +72,7 @@ def main() -> None:
       ddm partition runs/digits                       cluster them into one shard an expert
       ddm train runs/digits expert 0                  train one expert, anywhere
       ddm train runs/digits router                    train the router
+      ddm watch runs/digits                           look on, from any machine that sees the run
       ddm sample runs/digits --class 3 -o three.png   draw images from the mixture
       ddm serve runs/digits                           serve it over HTTP
     """

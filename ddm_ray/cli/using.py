@@ -60,8 +60,8 @@ def sample(
         raise ConfigError(f"--trace and --out are both {out}: name two files")
     from torch import Tensor
 
-    from ddm_ray.evaluate.grid import GridRow, grid
     from ddm_ray.pipeline import DDMPipeline
+    from ddm_ray.sampling.grid import GridRow, grid
     from ddm_ray.sampling.trace import require_matplotlib
 
     if trace is not None:
@@ -190,18 +190,20 @@ def serve(run_url: str, host: str, port: int, address: str | None) -> None:
 @main.command()
 @RUN
 def status(run_url: str) -> None:
-    """Show what of RUN is finished, begun or waiting, from storage alone: asks no Ray and no other machine.
+    """Show what of RUN is finished, begun, stopped or waiting, from storage alone: asks no Ray and no other machine.
+
+    A job that stopped says why, and the command that goes on; one that has given no sign for 10 seconds for how long.
 
     \b
       ddm status runs/digits
     """
     from ddm_ray.storage.run import Run
-    from ddm_ray.storage.status import describe, survey
+    from ddm_ray.storage.status import line, survey
 
     run = Run.open(run_url)
     click.echo(f"run {run.config.name!r} at {run.url}")
     for found in survey(run):
-        click.echo(f"  {found.artifact:<14} {found.state:<9} {found.fraction:4.0%}  {describe(found)}")
+        click.echo(f"  {line(found)}")
 
 
 @main.command()

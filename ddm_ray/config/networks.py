@@ -1,5 +1,6 @@
 """The networks of a run and their training: sizes, what they predict on which path, schedules."""
 
+import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
@@ -15,6 +16,8 @@ SIZES: dict[str, tuple[int, int, int]] = {
     "XL": (1152, 28, 16),
 }
 """(width, depth, heads) by the field's names: those of ViT, and XL of DiT (arXiv 2212.09748, table 1)."""
+
+DIT_NAME = re.compile("dit-(s|b|l|xl)/([248])", re.IGNORECASE)
 
 
 class FlowConfig(Part):
@@ -36,7 +39,8 @@ class FlowConfig(Part):
 class ModelConfig(Part):
     """Size of a transformer: `width` channels, `depth` blocks, square patches of `patch_size` pixels.
 
-    `size` (one of SIZES) may stand in place of width, depth and heads.
+    In place of width, depth and heads may stand `size`, one of SIZES; or DiT's name in any case (DiT-XL/2), which
+    says patch_size too.
     """
 
     patch_size: PositiveInt = 2
@@ -52,12 +56,17 @@ class ModelConfig(Part):
         if not isinstance(fields, dict) or "size" not in fields:
             return fields
         size, others = fields["size"], {name: value for name, value in fields.items() if name != "size"}
-        if not isinstance(size, str) or size not in SIZES:
-            raise ValueError(f"size: {size!r:.60} is not one of {', '.join(SIZES)}")
-        if twice := [name for name in ("width", "depth", "heads") if name in others]:
+        named = DIT_NAME.fullmatch(size) if isinstance(size, str) else None
+        short = named[1].upper() if named else size
+        if not isinstance(short, str) or short not in SIZES:
+            form = f"{', '.join(SIZES)}, or a DiT's name with its patch_size such as DiT-XL/2 (S, B, L, XL; 2, 4, 8)"
+            raise ValueError(f"size: {size!r:.60} is not one of {form}")
+        told = dict(zip(("width", "depth", "heads"), SIZES[short], strict=True))
+        if named:
+            told["patch_size"] = int(named[2])
+        if twice := [name for name in told if name in others]:
             raise ValueError(f"size ({size}) already says {' and '.join(twice)}: give one or the other")
-        width, depth, heads = SIZES[size]
-        return {**others, "width": width, "depth": depth, "heads": heads}
+        return {**others, **told}
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> Self:
@@ -108,25 +117,60 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class TrainConfig(Part):
-    """One training job's schedule; all of it is identity. Batches count rows, the rate is constant."""
+    """One training job's schedule; all of it is identity. Batches count rows.
+
+    The rate rises linearly over `warmup_steps`; then `schedule` decides (core.schedules). Of an image's tokens the
+    share `mask_ratio` is left out, in all but the last `unmasked_steps` steps (MaskDiT, arXiv 2306.09305).
+    """
 
     steps: PositiveInt
     global_batch: PositiveInt = Field(description="the monolith's; each expert takes its K-th part")
     learning_rate: float = Field(default=1e-4, gt=0)
     warmup_steps: int = Field(default=0, ge=0)
+    schedule: Literal["constant", "cosine", "linear", "inverse-sqrt"] = "constant"
+    final_learning_rate: float = Field(default=0.0, ge=0, description="the last step's (cosine, linear)")
     weight_decay: float = Field(default=0.0, ge=0)
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     clip_norm: float = Field(default=1.0, gt=0)
     ema_decay: float = Field(default=0.9999, ge=0, lt=1)
     condition_dropout: float = Field(default=0.1, ge=0, le=1)
+    mask_ratio: float = Field(default=0.0, ge=0, lt=1)
+    unmasked_steps: int = Field(default=0, ge=0)
     precision: Literal["fp32", "bf16"] = "fp32"
     seed: int = Field(default=0, ge=0)
 
+    @property
+    def steps_may_grow(self) -> bool:
+        """Whether `steps` may be raised later: whether no step's rate or mask depends on how many there are."""
+        return self.schedule in ("constant", "inverse-sqrt") and self.unmasked_steps == 0
+
     @model_validator(mode="after")
-    def _warm_in_the_end(self) -> Self:
+    def _schedule_fits(self) -> Self:
         if self.warmup_steps > self.steps:
             never = "so that the learning rate would never be reached; lower it too"
             raise ValueError(f"warmup_steps {self.warmup_steps} is more than steps {self.steps}, {never}")
+        if self.schedule in ("cosine", "linear"):
+            if self.steps <= max(self.warmup_steps, 1):
+                none = (
+                    f"leaves none of steps {self.steps} for schedule {self.schedule} to fall; lower it, or raise steps"
+                )
+                raise ValueError(f"warmup_steps {self.warmup_steps} {none}")
+            if self.final_learning_rate > self.learning_rate:
+                above = f"is above learning_rate {self.learning_rate}, and no schedule rises; lower it"
+                raise ValueError(f"final_learning_rate {self.final_learning_rate} {above}")
+        elif self.final_learning_rate:
+            reached = f"is never reached by schedule {self.schedule}; leave it out, or choose cosine or linear"
+            raise ValueError(f"final_learning_rate {self.final_learning_rate} {reached}")
+        return self
+
+    @model_validator(mode="after")
+    def _mask_fits(self) -> Self:
+        if self.unmasked_steps and not self.mask_ratio:
+            raise ValueError(f"unmasked_steps {self.unmasked_steps} is for training with a mask_ratio; leave it out")
+        if self.unmasked_steps and self.unmasked_steps >= self.steps:
+            raise ValueError(
+                f"unmasked_steps {self.unmasked_steps} leaves none of steps {self.steps} to mask; lower it"
+            )
         return self
 
 
@@ -145,9 +189,22 @@ class DenoiserJob(Part):
         foreign = isinstance(model, dict) and model.keys() & DiffusersConfig.model_fields.keys()
         return (DiffusersConfig if foreign else DenoiserConfig).model_validate(model)
 
+    @model_validator(mode="after")
+    def _can_leave_tokens_out(self) -> Self:
+        if self.train.mask_ratio and isinstance(self.model, DiffusersConfig):
+            whole = f"{self.model.name} takes all tokens; leave it out, or train a DiT"
+            raise ValueError(f"train.mask_ratio is {self.train.mask_ratio}, but {whole}")
+        return self
+
 
 class RouterJob(Part):
     """The router: a light transformer trained on all rows to tell p(k | x_t, t, condition)."""
 
     model: ModelConfig
     train: TrainConfig
+
+    @model_validator(mode="after")
+    def _sees_all_tokens(self) -> Self:
+        if self.train.mask_ratio:
+            raise ValueError(f"train.mask_ratio is {self.train.mask_ratio}, but a router sees all tokens; leave it out")
+        return self

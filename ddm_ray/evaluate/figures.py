@@ -5,26 +5,20 @@ Shapes: B images, CHW image.
 
 from dataclasses import replace
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
 from ddm_ray.config import RunConfig
+from ddm_ray.core.streams import seeds
 from ddm_ray.data.loader import Rows
-from ddm_ray.evaluate.grid import GridRow, grid
 from ddm_ray.evaluate.samples import sample
 from ddm_ray.sampling.checkpoint import Models, monolith_info
+from ddm_ray.sampling.grid import GridRow, grid
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.storage.run import Run
 
 MOST_CLASSES, PER_CLASS, PER_CLUSTER = 10, 3, 16
-
-
-def seeds(seed: int, count: int, stream: int) -> tuple[int, ...]:
-    """Consecutive sampling seeds; each (seed, stream) begins elsewhere in 32 bits."""
-    first = int(np.random.SeedSequence([seed, stream]).generate_state(1)[0])
-    return tuple(range(first, first + count))
 
 
 def labels_B(request: SampleRequest) -> Tensor:
@@ -36,7 +30,7 @@ def labels_B(request: SampleRequest) -> Tensor:
 def class_request(config: RunConfig, train: Rows, request: SampleRequest) -> SampleRequest:
     """PER_CLASS images of each of the first MOST_CLASSES classes that have training rows."""
     label_B = train.label_N.unique(sorted=True)[:MOST_CLASSES].repeat_interleave(PER_CLASS)
-    return replace(request, seeds=seeds(config.evaluate.seed, len(label_B), stream=1), condition=label_B)
+    return replace(request, seeds=seeds(config.evaluate.seed, len(label_B), purpose=1), condition=label_B)
 
 
 def real_images(train: Rows, request: SampleRequest) -> Tensor:
@@ -57,7 +51,7 @@ def experts_figure(run: Run, mixture: Models, train: Rows) -> Image.Image:
         count = min(PER_CLUSTER, len(members))
         spread = members[torch.linspace(0, len(members) - 1, count).round().long()]
         request = SampleRequest(
-            seeds(config.evaluate.seed, count, stream=2),
+            seeds(config.evaluate.seed, count, purpose=2),
             train.label_N[spread],
             steps=config.sample.steps,
             guidance_scale=config.sample.guidance_scale,

@@ -12,18 +12,19 @@ import torch
 import ddm_ray
 from ddm_ray.config import RunConfig
 from ddm_ray.core.routing import parse_strategy
+from ddm_ray.core.streams import seeds
 from ddm_ray.data.loader import Rows, load_rows
 from ddm_ray.data.schema import HELDOUT, TRAIN
 from ddm_ray.errors import ConfigError, DataError
 from ddm_ray.evaluate.costs import training_cost
 from ddm_ray.evaluate.features import see, train_features
-from ddm_ray.evaluate.figures import PER_CLASS, class_request, experts_figure, labels_B, real_images, seeds
-from ddm_ray.evaluate.grid import GridRow, grid, to_png
+from ddm_ray.evaluate.figures import PER_CLASS, class_request, experts_figure, labels_B, real_images
 from ddm_ray.evaluate.losses import heldout_losses, router_score
 from ddm_ray.evaluate.report import render
 from ddm_ray.evaluate.samples import one_thread, sample
 from ddm_ray.evaluate.scores import Reference
 from ddm_ray.sampling.checkpoint import Models, load_models
+from ddm_ray.sampling.grid import GridRow, grid, to_png
 from ddm_ray.sampling.request import SampleRequest, validate
 from ddm_ray.storage.manifest import Manifest
 from ddm_ray.storage.run import Run, evaluation, shard
@@ -136,7 +137,7 @@ def _request(config: RunConfig, train: Rows) -> SampleRequest:
         raise DataError(f"{len(train)} training rows in the run's shards: an evaluation needs 2 or more")
     drawn = np.random.default_rng(seed).integers(len(train), size=count)
     return SampleRequest(
-        seeds=seeds(seed, count, stream=0),
+        seeds=seeds(seed, count, purpose=0),
         condition=train.label_N[torch.from_numpy(drawn)],
         steps=config.sample.steps,
         guidance_scale=config.sample.guidance_scale,

@@ -1,7 +1,7 @@
 """The diffusion transformer (DiT: arXiv 2212.09748), class- or text-conditioned, and the trunk it shares.
 
-Shapes: B rows, C channels, H and W of the image, N patches (tokens), D width, P values of a patch, M vectors
-of a modulation; texts have L tokens of E channels.
+Shapes: B rows, C channels, H and W of the image, N patches (tokens), M of them kept, D width, P values of a patch;
+texts have L tokens of E channels.
 """
 
 import math
@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from timm.layers import GELUTanh, Mlp
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ddm_ray.core.condition import Condition, Text
 from ddm_ray.core.flow import along_batch, gaussian_velocity_slope
@@ -31,9 +32,11 @@ TIME_FREQUENCIES = 128
 class Trunk(nn.Module):
     """Patches, time and condition to tokens_BND, after the final modulated norm: what DiT and Router share.
 
+    With `checkpoint_activations`, training keeps what goes into each block alone and computes the rest twice.
     ConfigError for sizes that don't divide, for an unknown `adaln`, and for labels and text at once.
     """
 
+    checkpoint_activations: bool = False
     positions_1ND: Tensor
 
     def __init__(
@@ -90,13 +93,21 @@ class Trunk(nn.Module):
             elif isinstance(module, CrossAttention):
                 nn.init.zeros_(module.out.weight)
 
-    def forward(self, x_BCHW: Tensor, t_B: Tensor, condition: Condition, cls_D: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x_BCHW: Tensor,
+        t_B: Tensor,
+        condition: Condition,
+        cls_D: Tensor | None = None,
+        kept_BM: Tensor | None = None,
+    ) -> Tensor:
         """tokens_BND; with `cls_D`, that token comes first, at position zero (N + 1 tokens).
 
+        With `kept_BM` (see `patches`), of those tokens alone, (B, M, D): what the others hold is never looked at.
         SamplingError for labels where texts are due, texts where labels are, or texts of another width.
         """
-        patches_BNP = F.unfold(x_BCHW, self.patch_size, stride=self.patch_size).transpose(1, 2)
-        tokens_BND = self.patch_in(patches_BNP) + self.positions_1ND
+        positions = self.positions_1ND if kept_BM is None else self.positions_1ND[0][kept_BM]
+        tokens_BND = self.patch_in(patches(x_BCHW, self.patch_size, kept_BM)) + positions
         if cls_D is not None:
             tokens_BND = torch.cat([cls_D.expand(len(x_BCHW), 1, -1), tokens_BND], dim=1)
         condition_BD = self.time_in(time_features(t_B).to(tokens_BND.dtype))
@@ -109,8 +120,13 @@ class Trunk(nn.Module):
         # adaLN-single: what the blocks share is made once, and the last norm takes the condition itself, twice.
         shared = condition_BD if self.shared_modulation is None else self.shared_modulation(condition_BD)
         last = condition_BD if self.shared_modulation is None else condition_BD[:, None]
+        again = self.checkpoint_activations and self.training and torch.is_grad_enabled()
         for block in self.blocks:
-            tokens_BND = block(tokens_BND, shared, text_BLD, mask_BL)
+            rest = (tokens_BND, shared, text_BLD, mask_BL)
+            # Blocks draw nothing at random, so that no generator's state need be kept.
+            tokens_BND = (
+                checkpoint(block, *rest, use_reentrant=False, preserve_rng_state=False) if again else block(*rest)
+            )
         shift, scale = self.modulation_out(last).split(1, dim=1)
         return self.norm_out(tokens_BND) * (1 + scale) + shift
 
@@ -174,14 +190,42 @@ class DiT(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, x_BCHW: Tensor, t_B: Tensor, condition: Condition) -> Tensor:
-        patches_BPN = self.head(self.trunk(x_BCHW, t_B, condition)).transpose(1, 2)
+    def forward(self, x_BCHW: Tensor, t_B: Tensor, condition: Condition, kept_BM: Tensor | None = None) -> Tensor:
+        """With `kept_BM` (see `patches`), of and from those patches alone; the network says 0 of the others."""
+        patches_BNP = self.head(self.trunk(x_BCHW, t_B, condition, kept_BM=kept_BM))
+        if kept_BM is not None:
+            whole_BNP = patches_BNP.new_zeros(len(x_BCHW), self.trunk.grid**2, patches_BNP.shape[2])
+            patches_BNP = whole_BNP.scatter(1, kept_BM[:, :, None].expand_as(patches_BNP), patches_BNP)
         patch_size = self.trunk.patch_size
-        velocity_BCHW = F.fold(patches_BPN, x_BCHW.shape[2:], patch_size, stride=patch_size)
+        velocity_BCHW = F.fold(patches_BNP.transpose(1, 2), x_BCHW.shape[2:], patch_size, stride=patch_size)
         if self.analytic_skip is not None:
             slope_B = gaussian_velocity_slope(t_B, self.analytic_skip).to(velocity_BCHW.dtype)
             velocity_BCHW = velocity_BCHW + along_batch(slope_B, x_BCHW) * x_BCHW
         return velocity_BCHW
+
+
+def patches(x_BCHW: Tensor, patch_size: int, kept_BM: Tensor | None = None) -> Tensor:
+    """Squares of patch_size^2 pixels, row-major, channel-major within one: (B, N, P).
+
+    With `kept_BM`, of each image the patches of these numbers alone (int64, 0 .. N - 1, none twice): (B, M, P).
+    """
+    patches_BNP = F.unfold(x_BCHW, patch_size, stride=patch_size).transpose(1, 2)
+    if kept_BM is None:
+        return patches_BNP
+    return patches_BNP.gather(1, kept_BM[:, :, None].expand(-1, -1, patches_BNP.shape[2]))
+
+
+def checkpoint_activations(model: nn.Module, on: bool = True) -> None:
+    """Have a DiT, a Router or a transformer of diffusers keep fewer activations in training and compute them twice.
+
+    Losses and gradients stay what they are; a switch of the module, no part of its spec.
+    """
+    switch = "enable_gradient_checkpointing" if on else "disable_gradient_checkpointing"
+    for module in model.modules():
+        if isinstance(module, Trunk):
+            module.checkpoint_activations = on
+        elif callable(of_diffusers := getattr(module, switch, None)):
+            of_diffusers()
 
 
 def time_features(t_B: Tensor) -> Tensor:

@@ -40,22 +40,29 @@ def forward_flops_per_row(model: nn.Module, image_shape: Shape, text_tokens: int
     return _count(model, image_shape, text_tokens, backward=False)
 
 
-def training_flops_per_row(model: nn.Module, image_shape: Shape, text_tokens: int = 0) -> int:
-    """FLOPs of one row's forward and backward pass, counted as `forward_flops_per_row` does, no checkpointing."""
-    return _count(model, image_shape, text_tokens, backward=True)
+def training_flops_per_row(
+    model: nn.Module, image_shape: Shape, text_tokens: int = 0, num_kept: int | None = None
+) -> int:
+    """FLOPs of one row's forward and backward pass, counted as `forward_flops_per_row` does, no checkpointing.
+
+    `num_kept`: of a DiT that is given so many of the image's tokens; none: all.
+    """
+    return _count(model, image_shape, text_tokens, backward=True, num_kept=num_kept)
 
 
-def _count(model: nn.Module, image_shape: Shape, text_tokens: int, backward: bool) -> int:
+def _count(model: nn.Module, image_shape: Shape, text_tokens: int, backward: bool, num_kept: int | None = None) -> int:
     # On the meta device operations are dispatched and counted but nothing is computed, so a model of any size
     # is measured in milliseconds and its gradients stay untouched.
     tensors = {name: _on_meta(tensor) for name, tensor in model.named_parameters()}
     tensors |= {name: _on_meta(tensor) for name, tensor in model.named_buffers()}
     dtype = next(model.parameters()).dtype
-    row = (
+    row: tuple[Tensor | Condition, ...] = (
         torch.zeros(1, *image_shape, dtype=dtype, device="meta"),
         torch.zeros(1, device="meta"),
         _condition(model, text_tokens, dtype),
     )
+    if num_kept is not None:
+        row = (*row, torch.zeros(1, num_kept, dtype=torch.int64, device="meta"))
     # Fused attention kernels are counted unequally by device; the plain one is matrix products everywhere.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         output = functional_call(model, tensors, row)

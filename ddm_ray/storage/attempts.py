@@ -46,14 +46,16 @@ class Attempt:
         self.store.create(f"{self.prefix}/{FAILED}", json.dumps(note).encode())
 
     def failure(self) -> dict[str, Any] | None:
-        """Why it ended, if it said so. CorruptArtifact if that was altered."""
+        """Why it ended: what `fail` was told. None if it said nothing."""
         try:
-            note: dict[str, Any] = json.loads(self.store.read(f"{self.prefix}/{FAILED}"))
+            note = json.loads(self.store.read(f"{self.prefix}/{FAILED}"))
         except FileNotFoundError:
             return None
         except ValueError:
-            raise CorruptArtifact(f"{self.store.url}/{self.prefix}/{FAILED}: not a note; delete it") from None
-        return note
+            note = {}  # that it failed is known even if the reason can't be read
+        known = note if isinstance(note, dict) else {}
+        error = " ".join(str(known.get("error") or "for a reason that can't be read").split())
+        return {**known, "error": error, "kind": known.get("kind", ""), "final": known.get("final") is True}
 
     def state_prefix(self, step: int) -> str:
         """Where the training state after `step` steps belongs."""

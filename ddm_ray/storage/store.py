@@ -122,6 +122,11 @@ class Store:
             return False
         return True
 
+    def modified(self, key: str) -> float:
+        """When the object was last written, by the store's own clock: seconds since 1970, for display alone."""
+        with _told(f"{self.url}/{key}"):
+            return obstore.head(self._objects, self._prefix + key)["last_modified"].timestamp()
+
     def sizes(self, prefix: str) -> Mapping[str, int]:
         """Size in bytes of every object below `prefix/`, by key relative to it, in order of the keys."""
         base = f"{self._prefix}{prefix}/"

@@ -4,9 +4,9 @@ import math
 import os
 import socket
 import sys
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Self
 
 import torch
@@ -20,8 +20,10 @@ from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import Store
 from ddm_ray.train import state
 from ddm_ray.train.engine import Engine
+from ddm_ray.train.heartbeat import TRAINING, Heartbeat
 from ddm_ray.train.job import TrainJob
-from ddm_ray.train.saving import Progress, StateSaver
+from ddm_ray.train.saving import StateSaver, Trained
+from ddm_ray.train.telemetry import Telemetry
 
 OUT_OF_MEMORY = "OutOfMemory"
 
@@ -46,9 +48,11 @@ class TrainAttempt:
         self.identity: Identity = run.identity(job.artifact)
         self.saver = StateSaver(self.storage, self.identity, placement.keep_states)
         self._states = begun.states
-        self._threads = ThreadPoolExecutor(1, "heartbeat")
-        self._beats = 0
-        self._beating: Future[None] | None = None
+        who = {"host": socket.gethostname(), "pid": os.getpid(), "world_size": self._world}
+        how = {"micro_batch": begun.micro_batch, "zero_stage": placement.zero_stage, "steps": job.train.steps}
+        self._heartbeat = Heartbeat(self.storage, who | how) if self._rank == 0 else None
+        self._telemetry = Telemetry(run.store, self.storage.prefix) if self._rank == 0 else None
+        self.phase("starting")
 
     def _told(self, decide: Callable[[], _Begun]) -> _Begun:
         told: list[_Begun | DDMError | None] = [None]
@@ -64,14 +68,15 @@ class TrainAttempt:
         return told[0]
 
     def __enter__(self) -> Self:
-        self.beat("starting")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is not None:
             self._fail(error)
         self.saver.close()
-        self._threads.shutdown()
+        if self._heartbeat and self._telemetry:
+            self._heartbeat.close()
+            self._telemetry.close()
 
     def _fail(self, error: BaseException) -> None:
         text = " ".join(str(error).split())[-500:] or type(error).__name__
@@ -92,22 +97,20 @@ class TrainAttempt:
         except StorageError as unsaid:
             print(f"warning: {unsaid}", file=sys.stderr)
 
-    def beat(self, phase: str, **progress: Any) -> None:
-        """Say how far training is, without waiting for storage; left out while the last beat isn't written."""
-        if self._rank == 0 and not (self._beating and not self._beating.done()):
-            self._beats += 1
-            who = {"host": socket.gethostname(), "pid": os.getpid(), "world_size": self._world}
-            told = {"beat": self._beats, "phase": phase, "steps": self.job.train.steps, **progress, **who}
-            self._beating = self._threads.submit(self._tell, told)
+    def phase(self, name: str, told: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Say what the attempt is about."""
+        if self._heartbeat:
+            self._heartbeat.tell(name, **told)
 
-    def _tell(self, told: dict[str, Any]) -> None:
-        try:
-            self.storage.beat(told)
-        except StorageError as error:
-            print(f"warning: {error}", file=sys.stderr)
+    def tell(self, told: dict[str, Any]) -> None:
+        """Say how training goes: to the heartbeat, and to the curves."""
+        self.phase(TRAINING, told)
+        if self._telemetry:
+            curves = ("loss", "grad_norm", "learning_rate", "samples_per_second", "mfu")
+            self._telemetry.record(told["step"], {name: told[name] for name in curves})
 
-    def resume(self, make: Callable[[], Engine]) -> tuple[Engine, Progress]:
-        """An engine, and the progress of the newest sound state, which it holds; without one that of the beginning.
+    def resume(self, make: Callable[[], Engine]) -> tuple[Engine, Trained]:
+        """An engine, and how far the newest sound state is, which it holds; without one the beginning.
 
         A damaged state is named on stderr and the one before it used. TrainingError if the engine doesn't hold what
         the state says.
@@ -115,28 +118,28 @@ class TrainAttempt:
         engine = make()
         for prefix in self._states:
             try:
-                saved, progress = self._read(engine, prefix)
+                saved, trained = self._read(engine, prefix)
                 problem = None
             except CorruptArtifact as error:
                 problem = str(error)
             problems: list[str | None] = [None] * self._world
             dist.all_gather_object(problems, problem)
             if not any(problems):
-                self._load(engine, saved, progress.step)
-                return engine, progress
+                self._load(engine, saved, trained.step)
+                return engine, trained
             if self._rank == 0:
                 _warn_of_state(next(filter(None, problems)))
             engine = make()  # what was read so far is neither the one nor the other
-        return engine, Progress(0, 0.0, {"loss": [], "grad_norm": []})
+        return engine, Trained(0, 0.0, {"loss": [], "grad_norm": []})
 
-    def _read(self, engine: Engine, prefix: str) -> tuple[state.SavedParts, Progress]:
+    def _read(self, engine: Engine, prefix: str) -> tuple[state.SavedParts, Trained]:
         """Read this rank's part into the engine's shards."""
         store = self.storage.store
         manifest = Manifest.from_json(store.read(f"{prefix}/{NAME}"), f"{store.url}/{prefix}/{NAME}")
         saved = state.SavedParts(store, prefix, manifest)
         saved.fill(engine.shards.held())
         curve = state.read_curve(saved.read(state.CURVE)) if self._rank == 0 else {}
-        return saved, Progress(manifest.info["step"], manifest.info["seconds"], curve)
+        return saved, Trained(manifest.info["step"], manifest.info["seconds"], curve)
 
     def _load(self, engine: Engine, saved: state.SavedParts, step: int) -> None:
         """Make the engine compute with the shards that were read, all ranks together, and check that it does."""

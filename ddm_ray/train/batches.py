@@ -1,4 +1,4 @@
-"""A rank's part of each global batch: the same rows, noise, times and dropout at any world size."""
+"""A rank's part of each global batch: the same rows, noise, times, dropout and kept tokens at any world size."""
 
 import math
 from collections.abc import Iterator
@@ -28,9 +28,8 @@ class RankBatches:
     def at(self, step: int, device: torch.device) -> Iterator[tuple[Batch, Tensor]]:
         """The micro-batches of global step `step`, each with the weight_B that its losses are summed with."""
         job, train = self._job, self._job.train
-        draws = draw(
-            train.seed, job.key, step, job.batch, job.image_shape, train.condition_dropout, job.times, job.flow.path
-        )
+        fields = (job.batch, job.image_shape, train.condition_dropout, job.times, job.flow.path, job.masking(step))
+        draws = draw(train.seed, job.key, step, *fields)
         for part in self._parts:
             place = self._place[part]
             data_BCHW, condition, cluster_B = self._loader.batch(step, place)
@@ -40,6 +39,7 @@ class RankBatches:
                 t_B=draws.t_B[place].to(device),
                 condition=self._dropped(condition, draws.drop_B[place]).to(device),
                 cluster_B=cluster_B.to(device),
+                kept_BM=None if draws.kept_BM is None else draws.kept_BM[place].to(device),
             )
             yield batch, self._weight_B[part].to(device)
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ddm_ray.config import TrainConfig
 from ddm_ray.errors import ConfigError
+from ddm_ray.models.dit import checkpoint_activations
 from ddm_ray.models.flops import num_parameters
 from ddm_ray.placement import Placement
 from ddm_ray.train.fragments import EMA, MOMENTS, Shards
@@ -86,6 +87,10 @@ class Engine:
             betas=train.betas,
             weight_decay=train.weight_decay,
         )
+        if placement.activation_checkpointing:
+            checkpoint_activations(model)
+        if placement.compile:
+            model.compile(dynamic=False)  # in place, so that parameters keep their names
         self._deepspeed, *_ = deepspeed.initialize(
             model=model,
             optimizer=self._optimizer,

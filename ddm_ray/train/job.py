@@ -8,13 +8,15 @@ from torch import nn
 
 from ddm_ray.config import TrainConfig
 from ddm_ray.core.flow import Flow
+from ddm_ray.core.schedules import learning_rate
 from ddm_ray.core.streams import INITIAL, stream
 from ddm_ray.core.times import TimeSampling
 from ddm_ray.errors import TrainingError
 from ddm_ray.models import weights
+from ddm_ray.models.flops import training_flops_per_row
 from ddm_ray.models.spec import denoiser_spec, router_spec
 from ddm_ray.storage.run import MONOLITH, ROUTER, Run, shard
-from ddm_ray.train.objectives import ExpertLoss, Objective, RouterLoss
+from ddm_ray.train.objectives import ExpertLoss, Masking, Objective, RouterLoss
 
 
 @dataclass(frozen=True)
@@ -40,13 +42,37 @@ class TrainJob:
     def learning_rate(self, step: int) -> float:
         """That of step `step`, from 0."""
         train = self.train
-        return train.learning_rate * (min(1.0, (step + 1) / train.warmup_steps) if train.warmup_steps else 1.0)
+        return learning_rate(
+            step,
+            schedule=train.schedule,
+            base=train.learning_rate,
+            final=train.final_learning_rate,
+            warmup_steps=train.warmup_steps,
+            steps=train.steps,
+        )
 
     def build(self) -> nn.Module:
         """The model at its seeded initialisation."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(stream(self.train.seed, INITIAL, *self.key).integers(2**32)))
             return weights.build(self.spec)
+
+    def masking(self, step: int) -> Masking | None:
+        """How many tokens step `step` (from 0) trains on; None: on all, as the last `unmasked_steps` do."""
+        if not self.train.mask_ratio or step >= self.train.steps - self.train.unmasked_steps:
+            return None
+        model = self.spec["config"]
+        return Masking.of((model["image_size"] // model["patch_size"]) ** 2, self.train.mask_ratio)
+
+    def training_flops(self, steps: int) -> int:
+        """FLOPs of the first `steps` steps' forward and backward passes, over the tokens that each trains on."""
+        model, masking = weights.build(self.spec, "meta"), self.masking(0)
+        form = (self.image_shape, self.text_tokens)
+        masked = 0 if masking is None else min(steps, self.train.steps - self.train.unmasked_steps)
+        flops = (steps - masked) * training_flops_per_row(model, *form)
+        if masking is not None:
+            flops += masked * training_flops_per_row(model, *form, masking.num_kept)
+        return flops * self.batch
 
 
 def train_job(run: Run, artifact: str) -> TrainJob:
@@ -70,9 +96,10 @@ def train_job(run: Run, artifact: str) -> TrainJob:
         train, spec = config.router.train, router_spec(config)
         return TrainJob(artifact, (1,), RouterLoss(flow), spec, train, train.global_batch, everything, *rows_form)
     train, spec = config.expert.train, denoiser_spec(config)
+    loss = ExpertLoss(flow, spec["config"]["patch_size"] if train.mask_ratio else None)
     if artifact == MONOLITH:
-        return TrainJob(artifact, (0,), ExpertLoss(flow), spec, train, train.global_batch, everything, *rows_form)
+        return TrainJob(artifact, (0,), loss, spec, train, train.global_batch, everything, *rows_form)
     # Equal FLOPs: K experts take a K-th of the monolith's batch each, for as many steps (paper, section 4).
     cluster = int(artifact.removeprefix("experts/"))
     batch = train.global_batch // num_clusters
-    return TrainJob(artifact, (2, cluster), ExpertLoss(flow), spec, train, batch, [shard(cluster)], *rows_form)
+    return TrainJob(artifact, (2, cluster), loss, spec, train, batch, [shard(cluster)], *rows_form)

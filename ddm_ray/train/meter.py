@@ -4,23 +4,29 @@ import time
 from array import array
 from typing import Any
 
-from ddm_ray.train.saving import Progress
+import torch
 
-BEAT_SECONDS = 1.0
+from ddm_ray.train.hardware import mfu, peak_flops
+from ddm_ray.train.heartbeat import BEAT_SECONDS
+from ddm_ray.train.job import TrainJob
+from ddm_ray.train.saving import Trained
+
 RECENT = 100
 
 
 class Meter:
-    """Counts from `progress` on; `batch` rows a step."""
+    """Counts the steps of a job from where it goes on."""
 
-    def __init__(self, progress: Progress, batch: int):
-        self._before, self._batch = progress, batch
+    def __init__(self, job: TrainJob, trained: Trained, device: torch.device, world_size: int):
+        self._job, self._before, self._world = job, trained, world_size
         self._curve = {"loss": array("d"), "grad_norm": array("d")}
-        for name, values in progress.curve.items():
+        for name, values in trained.curve.items():
             self._curve[name].extend(values)
-        self.done = progress.step
+        self.done = trained.step
+        self._peak = peak_flops(device, job.train.precision)
+        self._flops_per_row = job.training_flops(1) / job.batch
         self._began = self._told_at = time.monotonic()
-        self._told = self.done
+        self._told, self._rate = self.done, 0.0
 
     def step(self, loss: float, grad_norm: float) -> bool:
         """Count a step; whether it is time to tell."""
@@ -30,21 +36,25 @@ class Meter:
         return self.done == self._before.step + 1 or time.monotonic() - self._told_at >= BEAT_SECONDS
 
     def tell(self) -> dict[str, Any]:
-        """What a heartbeat says; speeds are those since it was last asked."""
+        """What a heartbeat says; speeds are those since it was last asked after a step."""
         now = time.monotonic()
-        rate = (self.done - self._told) / max(now - self._told_at, 1e-9)
+        if self.done > self._told:
+            self._rate = (self.done - self._told) / max(now - self._told_at, 1e-9)
+            self._told_at, self._told = now, self.done
+        said = {"step": self.done, "first": self._before.step}
+        if not self._curve["loss"]:
+            return said
         recent = self._curve["loss"][-RECENT:]
-        self._told_at, self._told = now, self.done
-        return {
-            "step": self.done,
-            "first": self._before.step,
+        return said | {
             "loss": sum(recent) / len(recent),
             "grad_norm": self._curve["grad_norm"][-1],
-            "steps_per_second": rate,
-            "samples_per_second": rate * self._batch,
+            "learning_rate": self._job.learning_rate(self.done - 1),
+            "steps_per_second": self._rate,
+            "samples_per_second": self._rate * self._job.batch,
+            "mfu": mfu(self._flops_per_row, self._rate * self._job.batch, self._world, self._peak),
         }
 
-    def progress(self) -> Progress:
+    def trained(self) -> Trained:
         """A copy of all there is to save."""
         seconds = self._before.seconds + time.monotonic() - self._began
-        return Progress(self.done, seconds, {name: values[:] for name, values in self._curve.items()})
+        return Trained(self.done, seconds, {name: values[:] for name, values in self._curve.items()})

@@ -1,7 +1,12 @@
-"""Objectives: (model, batch) -> a loss per row. Shapes: B rows, C channels, H x W pixels, K clusters."""
+"""Objectives: (model, batch) -> a loss per row.
 
+Shapes: B rows, C channels, H x W pixels, K clusters, N tokens of an image, M of them kept.
+"""
+
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import torch
@@ -12,6 +17,7 @@ from ddm_ray.core.condition import Condition
 from ddm_ray.core.flow import PATHS, Flow, along_batch, interpolate, target
 from ddm_ray.core.streams import BATCH, stream
 from ddm_ray.core.times import TimeSampling
+from ddm_ray.models.dit import patches
 
 
 @dataclass(frozen=True)
@@ -23,6 +29,7 @@ class Batch:
     t_B: Tensor  # in [0, 1], 0 is data
     condition: Condition  # the null one where it was dropped
     cluster_B: Tensor
+    kept_BM: Tensor | None = None  # int64, tokens trained on, row-major numbers, ascending; none: all
 
 
 Objective = Callable[[nn.Module, Batch], Tensor]
@@ -33,14 +40,17 @@ class ExpertLoss:
     """Mean squared error of the flow's own prediction, per row: its minimiser is the target's mean given x_t.
 
     On linear velocity conditional flow matching (paper, eq. 3). A score's is weighted by sigma^2, finite at t = 0:
-    (sigma output + noise)^2 (Song et al. 2021).
+    (sigma output + noise)^2 (Song et al. 2021). Of a batch that keeps some tokens, the mean is over their pixels,
+    and the model is a DiT with patches of `patch_size` (MaskDiT's first loss, arXiv 2306.09305).
     """
 
     flow: Flow
+    patch_size: int | None = None
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
         data_BCHW, noise_BCHW, t_B = batch.data_BCHW, batch.noise_BCHW, batch.t_B
-        output = model(interpolate(data_BCHW, noise_BCHW, t_B, self.flow.path), t_B, batch.condition)
+        kept = () if batch.kept_BM is None else (batch.kept_BM,)
+        output = model(interpolate(data_BCHW, noise_BCHW, t_B, self.flow.path), t_B, batch.condition, *kept)
         # Networks answer in bf16 under autocast; the loss is taken in the data's precision.
         output = output.to(data_BCHW.dtype)
         if self.flow.prediction == "score":
@@ -48,6 +58,9 @@ class ExpertLoss:
             error = sigma * output + noise_BCHW
         else:
             error = output - target(self.flow, data_BCHW, noise_BCHW, t_B)
+        if batch.kept_BM is not None:
+            assert self.patch_size is not None
+            error = patches(error, self.patch_size, batch.kept_BM)
         return error.square().flatten(1).mean(1)
 
 
@@ -64,12 +77,28 @@ class RouterLoss:
 
 
 @dataclass(frozen=True)
+class Masking:
+    """Of each row's `num_tokens` tokens, `num_kept` are trained on."""
+
+    num_tokens: int
+    num_kept: int
+
+    @classmethod
+    def of(cls, num_tokens: int, mask_ratio: float) -> "Masking":
+        """The share 1 - mask_ratio of the tokens is kept, rounded half up, and one at least."""
+        # In decimals, as it was asked for: .9 leaves 1.5 of 15 tokens, and not 1.4999999999999998.
+        kept = (1 - Fraction(str(mask_ratio))) * num_tokens
+        return cls(num_tokens, max(math.floor(kept + Fraction(1, 2)), 1))
+
+
+@dataclass(frozen=True)
 class Draws:
-    """Noise, times and condition dropout of one whole global batch."""
+    """Noise, times, condition dropout and, with a mask, the kept tokens of one whole global batch."""
 
     noise_BCHW: Tensor
     t_B: Tensor
     drop_B: Tensor
+    kept_BM: Tensor | None = None
 
 
 def draw(
@@ -81,11 +110,22 @@ def draw(
     condition_dropout: float,
     times: TimeSampling,
     path: str,
+    masking: Masking | None = None,
 ) -> Draws:
-    """The draws of global step `step` of the job `key`: a function of these alone, whatever the world size."""
+    """The draws of global step `step` of the job `key`: a function of these alone, whatever the world size.
+
+    Every set of kept tokens is as likely; with a mask or without, the other draws are the same.
+    """
     numbers = stream(seed, BATCH, *key, step)
     return Draws(
         noise_BCHW=torch.from_numpy(numbers.standard_normal((batch, *shape), np.float32)),
         t_B=times.times(numbers.random(batch, np.float32), path),
         drop_B=torch.from_numpy(numbers.random(batch) < condition_dropout),
+        kept_BM=None if masking is None else _kept(numbers, batch, masking),
     )
+
+
+def _kept(numbers: np.random.Generator, batch: int, masking: Masking) -> Tensor:
+    """Those of the least of a row's uniforms."""
+    order_BN = numbers.random((batch, masking.num_tokens)).argpartition(masking.num_kept - 1, axis=1)
+    return torch.from_numpy(np.sort(order_BN[:, : masking.num_kept], axis=1))

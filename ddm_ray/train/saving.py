@@ -18,7 +18,7 @@ LONGEST_POLL_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Progress:
+class Trained:
     """How far a job is: finished steps, seconds trained so far, each step's loss and gradient norm (rank 0's alone)."""
 
     step: int
@@ -43,16 +43,16 @@ class StateSaver:
         """Whether a state is still being written."""
         return self._saving is not None and not self._saving.done()
 
-    def save(self, engine: Engine, progress: Progress, then: Callable[[], object] | None = None) -> None:
+    def save(self, engine: Engine, trained: Trained, then: Callable[[], object] | None = None) -> None:
         """Copy the state and have it written beside training, and on rank 0, once it is committed, `then` be done.
 
         Waits for the state before it. Every rank must call it. What storage refuses is told on stderr, and `refused`.
         """
         self.settle()
         self._take(engine)
-        self._saving = self._thread.submit(self._write, progress, then)
+        self._saving = self._thread.submit(self._write, trained, then)
 
-    def save_now(self, engine: Engine, progress: Progress) -> None:
+    def save_now(self, engine: Engine, trained: Trained) -> None:
         """Save a state and wait until it is committed. Every rank must call it.
 
         StorageError, on all ranks, if one of them couldn't write.
@@ -61,7 +61,7 @@ class StateSaver:
         self._take(engine)
         problem: str | None = None
         try:
-            self._write_shards(progress)
+            self._write_shards(trained)
         except StorageError as error:
             problem = str(error)
         problems: list[str | None] = [None] * self._world
@@ -69,7 +69,7 @@ class StateSaver:
         if any(problems):
             raise StorageError(next(filter(None, problems)))
         if self._rank == 0:
-            self._commit(progress)
+            self._commit(trained)
         dist.barrier()
 
     def settle(self) -> None:
@@ -93,32 +93,32 @@ class StateSaver:
         self._snapshot = self._snapshot or state.Snapshot(engine.shards.owned())
         self._snapshot.take()
 
-    def _write(self, progress: Progress, then: Callable[[], object] | None) -> None:
+    def _write(self, trained: Trained, then: Callable[[], object] | None) -> None:
         try:
-            self._write_shards(progress)
-            if self._rank == 0 and self._commit(progress) and then:
+            self._write_shards(trained)
+            if self._rank == 0 and self._commit(trained) and then:
                 then()
         except StorageError as error:
             # Training goes on without this state; only the last one must be written.
             self.refused = True
-            print(f"warning: {error}; the state of step {progress.step} isn't saved", file=sys.stderr)
+            print(f"warning: {error}; the state of step {trained.step} isn't saved", file=sys.stderr)
 
-    def _write_shards(self, progress: Progress) -> None:
+    def _write_shards(self, trained: Trained) -> None:
         assert self._snapshot is not None
-        prefix = self._attempt.state_prefix(progress.step)
+        prefix = self._attempt.state_prefix(trained.step)
         self._snapshot.write(self._attempt.store, f"{prefix}/{state.RANK.format(self._rank)}")
 
-    def _commit(self, progress: Progress) -> bool:
+    def _commit(self, trained: Trained) -> bool:
         """Commit a state once all ranks have written theirs, and drop old ones; False if it is given up."""
-        store, prefix, poll = self._attempt.store, self._attempt.state_prefix(progress.step), 0.02
+        store, prefix, poll = self._attempt.store, self._attempt.state_prefix(trained.step), 0.02
         while (records := state.written_records(store, prefix, self._world)) is None:
             if self._given_up.wait(poll):
                 return False
             poll = min(1.5 * poll, LONGEST_POLL_SECONDS)
-        curve = state.curve_bytes(progress.curve)
+        curve = state.curve_bytes(trained.curve)
         store.write(f"{prefix}/{state.CURVE}", curve)
-        info = {"step": progress.step, "seconds": progress.seconds, "world_size": self._world}
+        info = {"step": trained.step, "seconds": trained.seconds, "world_size": self._world}
         records |= {state.CURVE: FileRecord.of(curve)}
-        self._attempt.commit_state(progress.step, self._identity, records, info)
+        self._attempt.commit_state(trained.step, self._identity, records, info)
         self._attempt.drop_states(self._keep)
         return True

@@ -17,7 +17,7 @@ from ddm_ray.train.batches import RankBatches
 from ddm_ray.train.engine import Engine
 from ddm_ray.train.job import TrainJob, train_job
 from ddm_ray.train.meter import Meter
-from ddm_ray.train.publish import publish, publish_weights
+from ddm_ray.train.publish import publish, publish_milestone
 from ddm_ray.train.watchdog import Watchdog
 
 
@@ -53,10 +53,11 @@ def _train(
     placement: Placement,
     notice: Callable[[], bool],
 ) -> None:
-    engine, progress = attempt.resume(lambda: Engine(job.build(), job.train, placement))
-    saver, meter, owed = attempt.saver, Meter(progress, job.batch), False
+    engine, before = attempt.resume(lambda: Engine(job.build(), job.train, placement))
+    saver, owed = attempt.saver, False
+    meter = Meter(job, before, engine.device, dist.get_world_size())
     with Watchdog(placement.hang_seconds, attempt.stuck) as watchdog:
-        for step in range(progress.step, job.train.steps):
+        for step in range(before.step, job.train.steps):
             with watchdog.step():
                 loss = torch.zeros((), dtype=torch.float64, device=engine.device)
                 for batch, weight_B in batches.at(step, engine.device):
@@ -72,26 +73,27 @@ def _train(
                     f"loss {mean_loss} with gradient norm {norm} at step {step}; begin a run with a lower learning_rate"
                 )
             if meter.step(mean_loss, norm):
-                attempt.beat("training", **meter.tell())
+                attempt.tell(meter.tell())
             if refused:
                 saver.give_up()
             if leaving:
-                saver.save_now(engine, meter.progress())
+                saver.save_now(engine, meter.trained())
                 raise Preempted(f"{job.artifact}: a machine is about to go; step {meter.done} is saved")
             milestone = _due(meter.done, placement.milestone_steps)
             owed = owed or _due(meter.done, placement.checkpoint_steps)
             if meter.done < job.train.steps and (milestone or (owed and not busy)):
-                then = (
-                    partial(publish_weights, attempt.storage, job, attempt.identity, meter.done) if milestone else None
+                of = (run, attempt.storage, job, attempt.identity, meter.done)
+                saver.save(
+                    engine, meter.trained(), partial(publish_milestone, *of, engine.device) if milestone else None
                 )
-                saver.save(engine, meter.progress(), then)
                 owed = False
-    attempt.beat("publishing", **meter.tell())
-    last = meter.progress()
+    attempt.phase("publishing", meter.tell())
+    last = meter.trained()
     saver.save_now(engine, last)
     if dist.get_rank() == 0:
-        publish(run, attempt.storage, job, attempt.identity, last.step, last.seconds)
+        publish(run, attempt.storage, job, attempt.identity, last.step, last.seconds, engine.device)
     dist.barrier()
+    attempt.phase("finished", meter.tell())
 
 
 def _due(done: int, every: int | None) -> bool:

@@ -1,6 +1,5 @@
 """Sampling side by side, and the pictures made of it."""
 
-import io
 from dataclasses import replace
 
 import numpy as np
@@ -10,8 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from ddm_ray.data.loader import Rows
-from ddm_ray.evaluate.figures import PER_CLASS, class_request, experts_figure, real_images, seeds
-from ddm_ray.evaluate.grid import GridRow, grid, to_png
+from ddm_ray.evaluate.figures import PER_CLASS, class_request, experts_figure, real_images
 from ddm_ray.evaluate.samples import BATCH, one_thread, sample
 from ddm_ray.sampling.checkpoint import Models, load_models
 from ddm_ray.sampling.request import SampleRequest
@@ -63,36 +61,9 @@ def test_one_thread_is_undone() -> None:
     assert torch.get_num_threads() == before
 
 
-def test_seeds_are_consecutive_and_streams_lie_apart() -> None:
-    first, second = seeds(0, 5, stream=0), seeds(0, 5, stream=1)
-    assert [seed - first[0] for seed in first] == [0, 1, 2, 3, 4]
-    assert len({*first, *second, *seeds(1, 5, stream=0)}) == 15
-
-
 def tile(picture: Image.Image, column: int, line: int, left: int, top: int) -> np.ndarray:
     x, y = left + column * 51, top + line * 51
     return np.asarray(picture)[y : y + 48, x : x + 48]
-
-
-def test_grid_enlarges_each_image_in_its_place() -> None:
-    """8x8 images become 48x48 tiles with gaps of 3, in lines; the last tiles end 8 + 3 from the edge."""
-    random = torch.Generator().manual_seed(0)
-    images = torch.rand(5, 1, 8, 8, generator=random) * 2 - 1
-    picture = grid([GridRow("one", images), GridRow("another", images[:3])], ["a"])
-    left, top = picture.width - 8 - 5 * 51, picture.height - 8 - 2 * 51
-    levels = ((images + 1) / 2 * 255).round().numpy()
-    for column, line in ((0, 0), (4, 0), (2, 1)):
-        middles = tile(picture, column, line, left, top)[..., 0].reshape(8, 6, 8, 6)[:, 2:4, :, 2:4].mean((1, 3))
-        nearest = [np.abs(middles - level[0]).mean() for level in levels]
-        assert np.argmin(nearest) == column
-        assert min(nearest) < 20 < sorted(nearest)[1]
-    assert (tile(picture, 4, 1, left, top) == 255).all()
-    assert (np.asarray(picture)[:, :left] < 100).any()
-
-
-def test_grid_keeps_colours() -> None:
-    red = torch.stack([torch.ones(8, 8), -torch.ones(8, 8), -torch.ones(8, 8)])
-    assert (255, 0, 0) in {colour for _, colour in grid([GridRow("red", red[None])]).getcolors()}
 
 
 def test_class_request_shows_every_class_that_has_rows(random_run: Run) -> None:
@@ -116,8 +87,3 @@ def test_experts_figure_shows_each_expert_by_itself(random_run: Run, mixture: Mo
     left = picture.width - 8 - 2 * 51
     means = [[tile(picture, column, line, left, 8).mean() for column in (0, 1)] for line in range(4)]
     assert means == [[128, 128], [0, 0], [128, 128], [255, 255]]
-
-
-def test_png_reads_back() -> None:
-    picture = grid([GridRow("x", torch.zeros(1, 1, 8, 8))])
-    assert np.array_equal(np.asarray(Image.open(io.BytesIO(to_png(picture)))), np.asarray(picture))

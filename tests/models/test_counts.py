@@ -8,6 +8,7 @@ import pytest
 import torch
 from diffusers import PixArtTransformer2DModel
 
+from ddm_ray.config import DenoiserConfig
 from ddm_ray.models.dit import DiT
 from ddm_ray.models.flops import forward_flops_per_row, num_parameters, training_bytes, weights_bytes
 from ddm_ray.models.router import Router
@@ -60,6 +61,15 @@ def test_smaller_dits_are_the_published_ones(size: str, parameters: int, million
     assert num_parameters(dit(size)) == parameters
     # B/2 is 130.5 M with all that the published one counts.
     assert published(dit(size)) / 1e6 == pytest.approx(millions, abs=0.6)
+
+
+@pytest.mark.parametrize(("name", "millions"), [("S", 33), ("B", 130), ("L", 458), ("XL", 675)])
+def test_dits_by_their_names_have_the_published_size(name: str, millions: int) -> None:
+    config = DenoiserConfig.model_validate({"size": f"DiT-{name}/2"})
+    with torch.device("meta"):
+        model = DiT(image_size=32, channels=4, num_classes=1000, **config.model_dump())
+    # DiT's table 1, in whole millions: without its positions and its learned variance, within half a million.
+    assert round(num_parameters(model) / 1e6) == millions
 
 
 def test_the_tiny_size_and_larger_patches() -> None:

@@ -27,14 +27,14 @@ SIZE = {
 TOKENS, WIDTH, PATCH, HIDDEN, DEPTH, TIME = 16, 16, 12, 64, 2, 256
 
 
-def by_hand(backward: bool) -> int:
+def by_hand(backward: bool, tokens: int = TOKENS) -> int:
     """Two FLOPs per multiply-add; backward is twice forward, but inputs that need no gradient cost once."""
     passes, first_passes = (3, 2) if backward else (1, 1)
     per_token = 4 * WIDTH * WIDTH + 2 * WIDTH * HIDDEN
-    attention = 2 * TOKENS * TOKENS * WIDTH
-    block = TOKENS * per_token + attention + 6 * WIDTH * WIDTH
-    rest = WIDTH * WIDTH + 2 * WIDTH * WIDTH + TOKENS * WIDTH * PATCH
-    first = TOKENS * PATCH * WIDTH + TIME * WIDTH
+    attention = 2 * tokens * tokens * WIDTH
+    block = tokens * per_token + attention + 6 * WIDTH * WIDTH
+    rest = WIDTH * WIDTH + 2 * WIDTH * WIDTH + tokens * WIDTH * PATCH
+    first = tokens * PATCH * WIDTH + TIME * WIDTH
     return 2 * (passes * (DEPTH * block + rest) + first_passes * first)
 
 
@@ -52,6 +52,16 @@ def test_count_is_that_of_a_pass_that_really_computes() -> None:
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(*row).sum().backward()
     assert counter.get_total_flops() == training_flops_per_row(model, SHAPE)
+
+
+@pytest.mark.parametrize("num_kept", [1, 5, TOKENS])
+def test_a_masked_row_costs_its_kept_tokens(num_kept: int) -> None:
+    model = DiT(**SIZE, analytic_skip=0.5)
+    assert training_flops_per_row(model, SHAPE, num_kept=num_kept) == by_hand(True, num_kept)
+    row = torch.randn(1, *SHAPE), torch.rand(1), torch.tensor([3]), torch.arange(num_kept)[None]
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(*row).sum().backward()
+    assert counter.get_total_flops() == by_hand(True, num_kept)
 
 
 def test_counting_leaves_the_model_alone_and_takes_any_precision() -> None:

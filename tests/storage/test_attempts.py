@@ -165,13 +165,14 @@ def test_the_first_reason_counts_and_failures_are_told_back_to_the_last_progress
 
 def test_the_newest_claim_says_what_came_of_it(store: Store) -> None:
     assert newest_claim(store, JOB) is None
-    claim(store, JOB, {"most_rows": 4}).fail({"kind": "OutOfMemory"})
+    note = {"error": "no memory", "kind": "OutOfMemory", "final": False}
+    claim(store, JOB, {"most_rows": 4}).fail(note)
     last = claim(store, JOB, {"most_rows": 2})
     found = newest_claim(store, JOB)
     assert found is not None and (found["most_rows"], found["failure"]) == (2, None)
-    last.fail({"kind": "OutOfMemory"})
+    last.fail(note)
     found = newest_claim(store, JOB)
-    assert found is not None and found["failure"] == {"kind": "OutOfMemory"}
+    assert found is not None and found["failure"] == note
 
 
 def test_weights_are_published_below_the_attempt(store: Store) -> None:

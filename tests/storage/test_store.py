@@ -247,3 +247,17 @@ def test_a_stream_becomes_one_object_or_none(stores: Callable[[str], Store]) -> 
     with pytest.raises(ValueError, match="the source is damaged"):
         store.write_stream("broken", broken())
     assert not store.exists("broken") and store.exists("whole")
+
+
+def test_the_time_of_the_last_write(stores: Callable[[str], Store]) -> None:
+    store, began = stores("times"), time.time()
+    store.write("job/HEARTBEAT", b"1")
+    first = store.modified("job/HEARTBEAT")
+    assert began - 1 <= first <= time.time() + 1
+    time.sleep(0.05)
+    store.write("job/HEARTBEAT", b"2")
+    assert first < store.modified("job/HEARTBEAT") <= time.time() + 1
+    with pytest.raises(FileNotFoundError):
+        store.modified("job")
+    with pytest.raises(FileNotFoundError):
+        store.modified("job/CLAIM")

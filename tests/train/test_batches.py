@@ -19,6 +19,7 @@ from tests.random_run import make_data, make_texts
 
 STEP = 5
 SIZE = ("expert.train.global_batch=256", "router.train.global_batch=256", "expert.model.analytic_skip=")
+MASKED = ("expert.model.patch_size=2", "expert.train.mask_ratio=0.75")
 
 
 def job_of(path: Path, flow: str, artifact: str = MONOLITH, settings: tuple[str, ...] = ()) -> tuple[Run, TrainJob]:
@@ -90,11 +91,13 @@ def test_conditions_are_dropped_as_often_as_the_jobs_training_says(tmp_path: Pat
 @pytest.mark.parametrize("texts", [False, True])
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_ranks_and_micro_batches_are_slices_of_one_batch(tmp_path: Path, texts: bool, world: int) -> None:
+    sizes = ("expert.train.steps=8", "expert.train.global_batch=10", "expert.model.patch_size=2")
+    settings = (*sizes, "expert.train.mask_ratio=0.5")
     if texts:
-        run = make_texts(str(tmp_path / "run"), ("expert.train.global_batch=10",))
+        run = make_texts(str(tmp_path / "run"), settings)
         job = train_job(run, MONOLITH)
     else:
-        run, job = job_of(tmp_path / "run", "{times: logit-normal}", settings=("expert.train.global_batch=10",))
+        run, job = job_of(tmp_path / "run", "{times: logit-normal}", settings=settings)
     ((whole, _),) = batch_of(run, job)
     parts = [part for rank in range(world) for part in batch_of(run, job, rank, world, micro=2)]
     kept_B = torch.cat([weight_B for _, weight_B in parts]) > 0
@@ -105,9 +108,42 @@ def test_ranks_and_micro_batches_are_slices_of_one_batch(tmp_path: Path, texts: 
             assert torch.equal(getattr(conditions, name), getattr(whole.condition, name)), name
     else:
         assert torch.equal(conditions, whole.condition)
-    for name in ("data_BCHW", "noise_BCHW", "t_B", "cluster_B"):
+    assert whole.kept_BM is not None and whole.kept_BM.shape == (10, 2 if texts else 8)
+    for name in ("data_BCHW", "noise_BCHW", "t_B", "cluster_B", "kept_BM"):
         assert torch.equal(torch.cat([getattr(batch, name) for batch, _ in parts])[kept_B], getattr(whole, name)), name
     assert float(torch.cat([weight_B for _, weight_B in parts]).sum()) == pytest.approx(world)
+
+
+def test_a_mask_changes_nothing_else_and_ends_before_the_last_steps(tmp_path: Path) -> None:
+    masked = (*MASKED, "expert.train.steps=8")
+    batches = {}
+    for name, settings in {
+        "whole": MASKED[:1],
+        "masked": masked,
+        "last": (*masked, f"expert.train.unmasked_steps={8 - STEP}"),
+        "not yet last": (*masked, f"expert.train.unmasked_steps={7 - STEP}"),
+    }.items():
+        ((batches[name], _),) = batch_of(*job_of(tmp_path / name, "{}", settings=settings))
+    for field in ("data_BCHW", "noise_BCHW", "t_B", "condition", "cluster_B"):
+        assert all(torch.equal(getattr(batch, field), getattr(batches["whole"], field)) for batch in batches.values())
+    assert batches["whole"].kept_BM is None and batches["last"].kept_BM is None
+    kept_BM = batches["masked"].kept_BM
+    assert kept_BM is not None and kept_BM.shape == (256, 4)
+    assert torch.equal(batches["not yet last"].kept_BM, kept_BM)
+
+
+def test_a_job_trains_on_kept_tokens_alone(tmp_path: Path) -> None:
+    """The objective, the network and the batch of one job agree on which patches count."""
+    run, job = job_of(tmp_path / "run", "{}", settings=MASKED)
+    ((batch, _),) = batch_of(run, job)
+    assert batch.kept_BM is not None
+    kept_BN = torch.zeros(256, 16).scatter(1, batch.kept_BM, 1.0).bool()
+    pixels_BHW = kept_BN.view(256, 4, 4).repeat_interleave(2, 1).repeat_interleave(2, 2)
+    model = job.build()
+    loss_B = job.objective(model, batch)
+    # A new network says 0 everywhere, so its loss is the mean square of the kept pixels' velocity.
+    square_BHW = (batch.noise_BCHW - batch.data_BCHW).square()[:, 0]
+    torch.testing.assert_close(loss_B, (square_BHW * pixels_BHW).sum((1, 2)) / 16)
 
 
 def test_dropped_texts_are_the_empty_prompts(tmp_path: Path) -> None:

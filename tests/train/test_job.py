@@ -8,10 +8,12 @@ from ddm_ray.config import load_recipe
 from ddm_ray.core.flow import Flow
 from ddm_ray.core.times import TimeSampling
 from ddm_ray.errors import TrainingError
+from ddm_ray.models import weights
+from ddm_ray.models.flops import training_flops_per_row
 from ddm_ray.models.spec import denoiser_spec, router_spec
 from ddm_ray.storage.run import MONOLITH, PARTITION, ROUTER, ROWS, Run, evaluation, expert, shard
 from ddm_ray.train.job import train_job
-from ddm_ray.train.objectives import ExpertLoss, RouterLoss
+from ddm_ray.train.objectives import ExpertLoss, Masking, RouterLoss
 
 FLOW = ("flow={path: cosine, prediction: noise, times: logit-normal, mean: 0.3, std: 0.9, num_times: 7, shift: 2}",)
 ALL = (ROWS, PARTITION, shard(0), expert(0), ROUTER, MONOLITH, evaluation("x"))
@@ -56,6 +58,39 @@ def test_an_expert_takes_its_share_of_the_batch_and_its_own_rows(tmp_path: Path)
     everything = [shard(0), shard(1), shard(2)]
     assert [job.shards for job in jobs.values()] == [[shard(0)], [shard(1)], [shard(2)], everything, everything]
     assert len({job.key for job in jobs.values()}) == 5
+
+
+MASKED = ("expert.model.patch_size=2", "expert.train.mask_ratio=0.75", "expert.train.steps=30")
+
+
+@pytest.mark.parametrize("unmasked", [0, 10])
+def test_a_job_masks_all_but_its_last_steps(tmp_path: Path, unmasked: int) -> None:
+    run = make(tmp_path / "run", (*MASKED, f"expert.train.unmasked_steps={unmasked}"))
+    for artifact in (expert(1), MONOLITH):
+        job = train_job(run, artifact)
+        masks = [job.masking(step) for step in range(30)]
+        assert masks == [Masking(num_tokens=16, num_kept=4)] * (30 - unmasked) + [None] * unmasked
+        assert job.objective == ExpertLoss(Flow(), patch_size=2)
+    router = train_job(run, ROUTER)
+    assert [router.masking(step) for step in (0, 299)] == [None, None]
+
+
+def test_the_meter_counts_the_tokens_that_each_step_trains_on(tmp_path: Path) -> None:
+    whole = train_job(make(tmp_path / "whole", MASKED[:1]), MONOLITH)
+    row = training_flops_per_row(whole.build(), (1, 8, 8))
+    assert whole.training_flops(7) == 7 * 32 * row
+    masked = train_job(make(tmp_path / "masked", (*MASKED, "expert.train.unmasked_steps=10")), MONOLITH)
+    kept = training_flops_per_row(whole.build(), (1, 8, 8), num_kept=4)
+    assert kept < 0.4 * row
+    for steps in (0, 1, 20, 21, 30):
+        each = [kept if masked.masking(step) else row for step in range(steps)]
+        assert masked.training_flops(steps) == 32 * sum(each)
+    experts = [train_job(Run.open(str(tmp_path / "masked")), expert(k)).training_flops(30) for k in (0, 1)]
+    assert sum(experts) == masked.training_flops(30)
+    texts = train_job(make(tmp_path / "texts", ("expert.train.mask_ratio=0.5",), "laion256-k8"), ROUTER)
+    assert texts.training_flops(2) == 2 * 1024 * training_flops_per_row(
+        weights.build(texts.spec, "meta"), (4, 32, 32), text_tokens=77
+    )
 
 
 def test_conditions_are_labels_or_texts(tmp_path: Path) -> None:

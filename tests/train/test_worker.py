@@ -80,9 +80,10 @@ def test_rows_changed_during_training_are_drift(world_of_one: None, short_run: R
 
     def notice() -> bool:
         if next(steps) == 6:
+            info = short_run.require(shard(1)).info
             short_run.store.delete(shard(1))
             short_run.store.write(f"{shard(1)}/train-00000.parquet", b"other rows")
-            short_run.commit(shard(1), ["train-00000.parquet"], {})
+            short_run.commit(shard(1), ["train-00000.parquet"], info)
         return False
 
     worker.train(short_run.url, EXPERT, Placement(checkpoint_steps=8), notice=notice)

@@ -1,0 +1,97 @@
+"""What a device could compute at best, and how much of that a training uses (MFU: PaLM, arXiv 2204.02311, app. B)."""
+
+import re
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+MEASURE_SECONDS = 0.15
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Dense peak of matrix products in TFLOP/s, without sparsity, as NVIDIA's data sheets and white papers say.
+
+    bf16 and TF32 on tensor cores with fp32 accumulation, fp32 on the others; None where there are none.
+    """
+
+    bf16: float | None
+    tf32: float | None
+    fp32: float
+
+
+PEAKS: dict[str, Peak] = {
+    r"NVIDIA B200": Peak(2250, 1100, 80),
+    r"NVIDIA H200": Peak(989.4, 494.7, 66.9),
+    r"NVIDIA H200 NVL": Peak(835.5, 417.7, 60),
+    r"NVIDIA H100 80GB HBM3": Peak(989.4, 494.7, 66.9),  # SXM
+    r"NVIDIA H100 NVL": Peak(835.5, 417.7, 60),
+    r"NVIDIA H100 PCIe": Peak(756, 378, 51.2),
+    r"(NVIDIA )?A100-(SXM4|SXM|PCIE|PCIe)-\d+GB|NVIDIA A100 80GB PCIe": Peak(312, 156, 19.5),
+    r"NVIDIA L40S": Peak(362.05, 183, 91.6),
+    r"NVIDIA L4": Peak(121, 60, 30.3),
+    r"NVIDIA A10": Peak(125, 62.5, 31.2),
+    r"NVIDIA A10G": Peak(70, 35, 31.5),
+    r"(NVIDIA )?GeForce RTX 4090": Peak(165.2, 82.6, 82.6),
+    r"(NVIDIA )?GeForce RTX 3090": Peak(71, 35.6, 35.6),
+    r"Tesla V100-SXM2-\d+GB": Peak(None, None, 15.7),
+    r"Tesla V100-PCIE-\d+GB": Peak(None, None, 14),
+}
+"""By the whole of torch's name for the device: parts of one (MIG), and laptops' and other variants, are others."""
+
+
+def peak_flops(device: torch.device, precision: str) -> float | None:
+    """Dense peak FLOP/s of matrix products in "bf16" or "fp32" on this device; None if it isn't known.
+
+    fp32 is counted at TF32's rate where `torch.set_float32_matmul_precision` allows that. A CPU is measured once for
+    each precision and number of threads, for at most 0.2 s.
+    """
+    if device.type == "cuda":
+        return named_peak(torch.cuda.get_device_name(device), precision, torch.get_float32_matmul_precision())
+    if device.type == "cpu":
+        return _measured(precision, torch.get_num_threads())
+    return None
+
+
+def named_peak(name: str, precision: str, fp32_matmul: str = "highest") -> float | None:
+    """Dense peak FLOP/s of a GPU by torch's name for it; `fp32_matmul`: torch's setting, "highest" without TF32."""
+    found = next((peak for pattern, peak in PEAKS.items() if re.fullmatch(pattern, name)), None)
+    if found is None:
+        return None
+    if precision == "bf16":
+        peak = found.bf16
+    else:
+        peak = found.tf32 if fp32_matmul != "highest" and found.tf32 is not None else found.fp32
+    return None if peak is None else peak * 1e12
+
+
+@lru_cache
+def _measured(precision: str, threads: int) -> float:
+    """The best of some matrix products, larger and larger while there is time. `threads` is what the result is for."""
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    ends, size, best = time.perf_counter() + MEASURE_SECONDS, 64, 0.0
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        while True:
+            a, b = (torch.full((size, size), 0.5, dtype=dtype, device="cpu") for _ in range(2))
+            for _ in range(3):
+                began = time.perf_counter()
+                torch.mm(a, b)
+                took = time.perf_counter() - began
+                best = max(best, 2 * size**3 / took)
+            # Twice the size takes eight times as long, three times over; a slow format ends early.
+            if time.perf_counter() + 24 * took > ends:
+                return best
+            size *= 2
+
+
+def mfu(flops_per_row: float, rows_per_second: float, world_size: int, peak: float | None) -> float | None:
+    """Share of the peak that the model's own FLOPs take, 0 to 1; None without a peak.
+
+    `rows_per_second` are those of all `world_size` devices together, each with a peak of `peak` FLOP/s.
+    """
+    if not peak:
+        return None
+    # Clocks may run faster than the data sheet says, and than in a short measurement.
+    return min(1.0, flops_per_row * rows_per_second / (world_size * peak))

@@ -1,0 +1,54 @@
+"""The heartbeat of an attempt: what it told last is written by a thread, so that training never waits for storage."""
+
+import sys
+from threading import Condition, Thread
+from typing import Any
+
+from ddm_ray.errors import StorageError
+from ddm_ray.storage.attempts import Attempt
+
+BEAT_SECONDS = 1.0
+TRAINING = "training"
+
+
+class Heartbeat:
+    """Beats once for each `tell`, if storage is that fast; and each BEAT_SECONDS in phases that don't tell by steps.
+
+    While training it beats only as steps are done: what hangs falls silent.
+    """
+
+    def __init__(self, attempt: Attempt, always: dict[str, Any]):
+        self._attempt, self._always = attempt, always
+        self._told: dict[str, Any] = {}
+        self._beats, self._fresh, self._ended = 0, False, False
+        self._changed = Condition()
+        self._thread = Thread(target=self._work, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def tell(self, phase: str, **progress: Any) -> None:
+        """Say how far the attempt is; of several that come fast the last is written."""
+        with self._changed:
+            self._told, self._fresh = {"phase": phase, **progress}, True
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Write what was told last, and end."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _work(self) -> None:
+        ended = False
+        while not ended:
+            with self._changed:
+                if not (self._fresh or self._ended):
+                    self._changed.wait(BEAT_SECONDS)
+                due, ended = self._fresh or self._told.get("phase", TRAINING) != TRAINING, self._ended
+                told, self._fresh = self._told, False
+            if due and not (ended and not told):
+                self._beats += 1
+                try:
+                    self._attempt.beat({"beat": self._beats, **told, **self._always})
+                except StorageError as error:
+                    print(f"warning: {error}", file=sys.stderr)

@@ -1,0 +1,83 @@
+"""A run as Prometheus gauges, read from the last survey whenever they are asked for."""
+
+import time
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from ddm_ray.errors import ConfigError
+from ddm_ray.storage.status import Status
+
+LABELS = ("run", "artifact")
+GAUGES = {
+    "ddm_finished": "1 once the artifact is committed",
+    "ddm_failed": "1 while the newest attempt has failed and none has begun since",
+    "ddm_step": "Steps done",
+    "ddm_steps": "Steps wanted",
+    "ddm_attempt": "Number of the newest attempt",
+    "ddm_silent_seconds": "Since the newest attempt's last sign, by storage's clock and this machine's",
+    "ddm_loss": "Training loss, mean over recent steps",
+    "ddm_grad_norm": "Norm of the gradient before clipping",
+    "ddm_learning_rate": "Learning rate of the last step",
+    "ddm_samples_per_second": "Rows trained on, over all workers",
+    "ddm_mfu": "Model FLOPs utilisation, 0 to 1",
+    "ddm_world_size": "Workers of the newest attempt",
+}
+RATES = ("loss", "grad_norm", "learning_rate", "samples_per_second", "mfu", "world_size")
+
+
+class Gauges(Collector):
+    """The gauges of one run. What isn't known, or no longer true, is left out: a job that stopped has no speed."""
+
+    def __init__(self, run: str):
+        self.run = run
+        self._found: list[Status] = []
+        self._at = time.monotonic()
+
+    def update(self, found: Iterable[Status]) -> None:
+        """Show this survey from now on."""
+        self._found, self._at = list(found), time.monotonic()
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Of every artifact, what is known of it."""
+        # Storage that can't be asked makes no job look alive.
+        age = time.monotonic() - self._at
+        values = {found.artifact: values_of(found, age) for found in self._found}
+        for name, meaning in GAUGES.items():
+            gauge = GaugeMetricFamily(name, meaning, labels=LABELS)
+            for artifact, known in values.items():
+                if name in known:
+                    gauge.add_metric((self.run, artifact), known[name])
+            yield gauge
+
+
+def values_of(found: Status, age: float = 0.0) -> dict[str, float]:
+    """The gauges of one artifact, as it was found `age` seconds ago."""
+    values = {"ddm_finished": float(found.state == "finished")}
+    job, info = found.progress, found.info
+    if found.state == "finished" and "step" in info:
+        values |= {"ddm_step": info["step"], "ddm_steps": info["step"], "ddm_loss": info["loss"]}
+        values["ddm_attempt"] = info["attempts"]
+    if job is None:
+        return values
+    values |= {"ddm_failed": float(found.state == "stopped"), "ddm_step": job.step, "ddm_attempt": job.attempt}
+    if job.steps is not None:
+        values["ddm_steps"] = job.steps
+    if found.state == "begun":
+        if job.silent_seconds is not None:
+            values["ddm_silent_seconds"] = job.silent_seconds + age
+        rates = {f"ddm_{name}": job.value(name) for name in RATES}
+        values |= {name: value for name, value in rates.items() if value is not None}
+    return values
+
+
+def serve(gauges: Gauges, host: str, port: int) -> None:
+    """Answer Prometheus at http://host:port/metrics from a thread, until the process ends. Raises ConfigError."""
+    registry = CollectorRegistry()
+    registry.register(gauges)
+    try:
+        start_http_server(port, host, registry)
+    except OSError as error:
+        raise ConfigError(f"--prometheus {port}: {host} won't have it: {error.strerror}; choose another port") from None

@@ -1,0 +1,83 @@
+"""Telling a webhook of events from a thread of its own: one that is slow or dead never holds up the watching."""
+
+import json
+import queue
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+from ddm_ray.errors import ConfigError
+from ddm_ray.watch.events import Event
+
+TIMEOUT = 10.0
+PAUSES = (1.0, 4.0, 16.0)
+"""Seconds before each of the further tries."""
+MOST_WAITING = 100
+
+
+class Webhook:
+    """Posts events as JSON in their order; one that can't be delivered is tried again, then dropped, and both said."""
+
+    def __init__(self, url: str, warn: Callable[[str], None], pauses: Sequence[float] = PAUSES):
+        """`warn` is called with lines, from the thread. Raises ConfigError for what isn't an HTTP address."""
+        try:
+            parts = urlsplit(url)
+            host = parts.hostname if parts.scheme in ("http", "https") else None
+        except ValueError:
+            host = None
+        # The path of such an address is often its secret: it isn't printed.
+        if not host:
+            raise ConfigError("--webhook: that is no address; write http://HOST/PATH or https://HOST/PATH")
+        self._url, self._warn, self._pauses = url, warn, pauses
+        self._name = f"webhook {host}"
+        self._waiting: queue.Queue[Event | None] = queue.Queue(MOST_WAITING)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._deliver, name="webhook", daemon=True)
+        self._thread.start()
+
+    def tell(self, event: Event) -> None:
+        """Have the event delivered, soon; returns at once."""
+        try:
+            self._waiting.put_nowait(event)
+        except queue.Full:
+            self._drop(event, f"{MOST_WAITING} others are waiting")
+
+    def close(self, seconds: float = TIMEOUT) -> None:
+        """Give what is waiting so long to be delivered, each event with one try; what isn't by then is dropped."""
+        self._closing.set()
+        with suppress(queue.Full):
+            self._waiting.put(None, timeout=seconds)
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            self._warn(f"{self._name} doesn't answer: what it wasn't told yet is dropped")
+
+    def _deliver(self) -> None:
+        while event := self._waiting.get():
+            for pause in (*self._pauses, None):
+                reason = self._post(event)
+                if reason is None:
+                    break
+                if pause is None or self._closing.is_set():
+                    self._drop(event, reason)
+                    break
+                self._warn(f"{self._name}: {reason}; trying again in {pause:g} s: {event.text}")
+                self._closing.wait(pause)
+
+    def _drop(self, event: Event, reason: str) -> None:
+        self._warn(f"{self._name}: {reason}; dropped: {event.text}")
+
+    def _post(self, event: Event) -> str | None:
+        """Why it wasn't delivered, None if it was."""
+        request = urllib.request.Request(
+            self._url, json.dumps(event.body()).encode(), {"Content-Type": "application/json", "User-Agent": "ddm-ray"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT):
+                return None
+        except urllib.error.HTTPError as error:
+            return f"answered {error.code}"
+        except Exception as error:  # a border: whatever a server or a proxy does, watching goes on
+            return " ".join(str(getattr(error, "reason", error)).split()) or type(error).__name__

@@ -1,0 +1,63 @@
+"""What a training job's attempts leave on storage, written the way they write it."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from ddm_ray.storage.attempts import Attempt
+from ddm_ray.storage.manifest import NAME, Identity, Manifest
+from ddm_ray.storage.run import Run
+
+TOLD = {
+    "phase": "training",
+    "first": 0,
+    "loss": 0.12345,
+    "grad_norm": 0.5,
+    "learning_rate": 1e-3,
+    "steps_per_second": 12.5,
+    "samples_per_second": 200.0,
+    "mfu": 0.41,
+    "world_size": 2,
+    "micro_batch": 8,
+    "zero_stage": 1,
+    "host": "north",
+    "pid": 7,
+}
+
+
+def beat(attempt: Attempt, number: int, step: int, steps: int = 300, **told: Any) -> None:
+    """The heartbeat `number` of an attempt that trains; `told` in place of what TOLD says."""
+    attempt.beat({"beat": number, "step": step, "steps": steps, **TOLD, **told})
+
+
+def fail(attempt: Attempt, error: str, final: bool = False) -> None:
+    """The record of an attempt that an exception ended."""
+    told = {"error": error, "kind": "TrainingError", "final": final}
+    attempt.store.write(f"{attempt.prefix}/FAILED", json.dumps(told).encode())
+
+
+def publish(attempt: Attempt, step: int) -> None:
+    """A milestone."""
+    attempt.publish_weights(step, Identity({}), {"ema.safetensors": b"ema", "grid.png": b"png"}, {"step": step})
+
+
+def save(attempt: Attempt, step: int) -> None:
+    """A training state to go on from."""
+    prefix = f"{attempt.prefix}/state/step-{step:09d}"
+    attempt.store.write(f"{prefix}/{NAME}", Manifest(prefix, Identity({}), {}, {}).to_json())
+
+
+def finish(run: Run, artifact: str) -> None:
+    """The commit of a job, of whatever was trained."""
+    run.store.write(f"{artifact}/attempts/0001/weights/x", b"x")
+    info = {"step": 300, "loss": 0.25, "training_flops": 1e9, "attempts": 1}
+    run.commit(artifact, ["attempts/0001/weights/x"], info)
+
+
+def age(folder: Path, seconds: float) -> None:
+    """Make every file below a folder so much older than it is."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            then = path.stat().st_mtime - seconds
+            os.utime(path, (then, then))

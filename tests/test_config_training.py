@@ -1,0 +1,107 @@
+"""A training's schedule and mask: what they may be, what doesn't fit, and whether the steps may grow."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddm_ray.config import TrainConfig, load_recipe
+from ddm_ray.core.schedules import SCHEDULES, learning_rate
+from ddm_ray.errors import ConfigError
+
+STEPS = {"steps": 100, "global_batch": 8}
+DIFFUSERS = "train.mask_ratio is 0.5, but FluxTransformer2DModel takes all tokens"
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ("schedule=step", "schedule: Input should be 'constant', 'cosine', 'linear' or 'inverse-sqrt', got 'step'"),
+        ("final_learning_rate=-1", "final_learning_rate: Input should be greater than or equal to 0, got -1"),
+        ("final_learning_rate=1e-5", "final_learning_rate 1e-05 is never reached by schedule constant; leave it out"),
+        (
+            "schedule=inverse-sqrt final_learning_rate=1e-5",
+            "final_learning_rate 1e-05 is never reached by schedule inv",
+        ),
+        ("schedule=cosine final_learning_rate=2e-3", "final_learning_rate 0.002 is above learning_rate 0.001, and no"),
+        ("schedule=linear warmup_steps=300", "warmup_steps 300 leaves none of steps 300 for schedule linear to fall"),
+        ("schedule=cosine steps=1", "warmup_steps 0 leaves none of steps 1 for schedule cosine to fall"),
+        ("mask_ratio=1", "mask_ratio: Input should be less than 1, got 1"),
+        ("mask_ratio=-0.5", "mask_ratio: Input should be greater than or equal to 0"),
+        ("unmasked_steps=5", "unmasked_steps 5 is for training with a mask_ratio; leave it out"),
+        ("mask_ratio=0.5 unmasked_steps=300", "unmasked_steps 300 leaves none of steps 300 to mask; lower it"),
+        ("mask_ratio=0.5 unmasked_steps=-1", "unmasked_steps: Input should be greater than or equal to 0, got -1"),
+    ],
+)
+def test_a_training_that_does_not_fit_is_told(settings: str, told: str) -> None:
+    with pytest.raises(ConfigError) as failure:
+        load_recipe("tiny", tuple(f"expert.train.{setting}" for setting in settings.split()))
+    assert told in str(failure.value)
+    assert "expert.train" in str(failure.value) and str(failure.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "job", "told"),
+    [
+        ("tiny", "router", "router: train.mask_ratio is 0.5, but a router sees all tokens; leave it out"),
+        ("ddm-24b", "expert", f"expert: {DIFFUSERS}; leave it out, or train a DiT"),
+    ],
+)
+def test_only_a_dit_is_trained_on_some_tokens(recipe: str, job: str, told: str) -> None:
+    with pytest.raises(ConfigError) as failure:
+        load_recipe(recipe, (f"{job}.train.mask_ratio=0.5",))
+    assert str(failure.value) == f"recipe {recipe} with {job}.train.mask_ratio=0.5: {told}"
+    assert load_recipe("imagenet256-k8", ("expert.train.mask_ratio=0.5",)).expert.train.mask_ratio == 0.5
+
+
+def test_a_training_is_constant_and_whole_unless_told_otherwise() -> None:
+    plain = TrainConfig(**STEPS)
+    assert (plain.schedule, plain.final_learning_rate, plain.mask_ratio, plain.unmasked_steps) == ("constant", 0, 0, 0)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_steps_may_grow_where_no_step_knows_how_many_there_are(schedule: str) -> None:
+    form = {"schedule": schedule, "warmup_steps": 10}
+    short, long = (TrainConfig.model_validate({**STEPS, **form, "steps": steps}) for steps in (100, 150))
+    rates = [
+        [
+            learning_rate(
+                step,
+                schedule=train.schedule,
+                base=train.learning_rate,
+                final=train.final_learning_rate,
+                warmup_steps=train.warmup_steps,
+                steps=train.steps,
+            )
+            for step in range(100)
+        ]
+        for train in (short, long)
+    ]
+    assert short.steps_may_grow is (rates[0] == rates[1])
+    assert short.steps_may_grow is (schedule in ("constant", "inverse-sqrt"))
+    assert "steps_may_grow" not in short.model_dump()
+
+
+def test_steps_may_not_grow_where_the_last_ones_are_unmasked() -> None:
+    assert TrainConfig(**STEPS, mask_ratio=0.5).steps_may_grow
+    assert not TrainConfig(**STEPS, mask_ratio=0.5, unmasked_steps=10).steps_may_grow
+
+
+@given(
+    st.sampled_from(SCHEDULES),
+    st.integers(1, 20),
+    st.integers(0, 20),
+    st.sampled_from([0.0, 1e-5, 1e-3, 2e-3]),
+)
+def test_every_training_that_is_accepted_has_its_rates(schedule: str, steps: int, warmup: int, final: float) -> None:
+    fields = {"schedule": schedule, "steps": steps, "warmup_steps": warmup, "final_learning_rate": final}
+    try:
+        train = TrainConfig.model_validate({**STEPS, **fields, "learning_rate": 1e-3})
+    except ValueError:
+        return
+    rates = [
+        learning_rate(step, schedule=schedule, base=1e-3, final=final, warmup_steps=warmup, steps=steps)
+        for step in range(train.steps)
+    ]
+    assert max(rates) == 1e-3
+    if schedule in ("cosine", "linear"):
+        assert rates[-1] == final

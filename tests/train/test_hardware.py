@@ -1,0 +1,97 @@
+"""Peaks by the device's whole name, a CPU's by measuring it, and the share of them that a training uses."""
+
+import time
+
+import pytest
+import torch
+
+from ddm_ray.train import hardware
+from ddm_ray.train.hardware import PEAKS, mfu, named_peak, peak_flops
+
+
+@pytest.mark.parametrize(
+    ("name", "bf16", "fp32", "tf32"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 312e12, 19.5e12, 156e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12, 19.5e12, 156e12),
+        ("NVIDIA A100 80GB PCIe", 312e12, 19.5e12, 156e12),
+        ("A100-PCIE-40GB", 312e12, 19.5e12, 156e12),
+        ("NVIDIA H100 80GB HBM3", 989.4e12, 66.9e12, 494.7e12),
+        ("NVIDIA H100 PCIe", 756e12, 51.2e12, 378e12),
+        ("NVIDIA H200", 989.4e12, 66.9e12, 494.7e12),
+        ("NVIDIA B200", 2250e12, 80e12, 1100e12),
+        ("NVIDIA L4", 121e12, 30.3e12, 60e12),
+        ("NVIDIA L40S", 362.05e12, 91.6e12, 183e12),
+        ("NVIDIA A10", 125e12, 31.2e12, 62.5e12),
+        ("NVIDIA A10G", 70e12, 31.5e12, 35e12),
+        ("NVIDIA GeForce RTX 3090", 71e12, 35.6e12, 35.6e12),
+        ("NVIDIA GeForce RTX 4090", 165.2e12, 82.6e12, 82.6e12),
+        ("Tesla V100-SXM2-16GB", None, 15.7e12, 15.7e12),
+        ("Tesla V100-PCIE-32GB", None, 14e12, 14e12),
+    ],
+)
+def test_known_devices(name: str, bf16: float | None, fp32: float, tf32: float) -> None:
+    assert named_peak(name, "bf16") == bf16
+    assert named_peak(name, "fp32") == pytest.approx(fp32)
+    for allowed in ("high", "medium"):
+        assert named_peak(name, "fp32", allowed) == pytest.approx(tf32)
+        assert named_peak(name, "bf16", allowed) == bf16
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+        "NVIDIA L40",
+        "NVIDIA H20",
+        "NVIDIA A100X",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 3090 Ti",
+        "NVIDIA A1",
+        "AMD Instinct MI300X",
+        "",
+    ],
+)
+def test_what_is_not_known_is_not_guessed(name: str) -> None:
+    assert named_peak(name, "bf16") is None and named_peak(name, "fp32", "high") is None
+
+
+def test_slower_formats_are_slower() -> None:
+    for peak in PEAKS.values():
+        rates = [rate for rate in (peak.bf16, peak.tf32, peak.fp32) if rate is not None]
+        assert rates == sorted(rates, reverse=True)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_cpu_is_measured_once_and_shortly(precision: str) -> None:
+    hardware._measured.cache_clear()
+    before = torch.get_rng_state(), torch.get_num_threads()
+    began = time.thread_time()
+    peak = peak_flops(torch.device("cpu"), precision)
+    assert time.thread_time() - began < 0.2 * 1.5  # a machine shared with others
+    assert peak is not None and 1e8 < peak < 1e14
+    began = time.perf_counter()
+    assert peak_flops(torch.device("cpu"), precision) == peak
+    assert time.perf_counter() - began < 0.01
+    assert torch.equal(before[0], torch.get_rng_state()) and before[1] == torch.get_num_threads()
+    # What it says is what a product of its own size reaches, within what a busy machine does to either.
+    a_NN = torch.ones(512, 512, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
+    took = []
+    for _ in range(5):
+        began = time.perf_counter()
+        a_NN @ a_NN
+        took.append(time.perf_counter() - began)
+    assert 0.2 < 2 * 512**3 / min(took) / peak < 3
+
+
+def test_other_devices_have_no_peak() -> None:
+    assert peak_flops(torch.device("meta"), "fp32") is None
+    assert mfu(1e9, 100, 1, None) is None
+
+
+def test_the_share_that_is_used() -> None:
+    # 8 devices of 100 TFLOP/s each, 4e12 FLOPs a row, 80 rows a second in all: 320 of 800 TFLOP/s.
+    assert mfu(4e12, 80, 8, 100e12) == pytest.approx(0.4)
+    assert mfu(4e12, 80, 4, 100e12) == pytest.approx(0.8)
+    assert mfu(4e12, 8000, 8, 100e12) == 1.0
+    assert mfu(4e12, 0, 8, 100e12) == 0.0

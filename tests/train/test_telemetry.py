@@ -1,0 +1,204 @@
+"""Curves come back from event files as they were recorded, and no storage holds up or ends a training."""
+
+import struct
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboardX.crc32c import crc32c
+from tensorboardX.proto.event_pb2 import Event
+
+from ddm_ray.errors import StorageError
+from ddm_ray.storage.store import Store
+from ddm_ray.train import telemetry
+from ddm_ray.train.telemetry import Telemetry
+from tests.conftest import wait_for
+from tests.data.s3 import BUCKET, s3_server
+
+PREFIX = "experts/003/attempts/0007"
+Curves = dict[str, list[tuple[int, float]]]
+
+
+def masked(data: bytes) -> int:
+    """TensorBoard's checksum."""
+    crc = crc32c(data) & 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def events_of(data: bytes) -> list[Event]:
+    """The events of one file, as TensorBoard's own reader takes them: length, checksum, bytes, checksum."""
+    events, at = [], 0
+    while at < len(data):
+        (length, crc), at = struct.unpack_from("<QI", data, at), at + 12
+        assert crc == masked(data[at - 12 : at - 4])
+        body = data[at : at + length]
+        assert struct.unpack_from("<I", data, at + length) == (masked(body),)
+        events.append(Event.FromString(body))
+        at += length + 4
+    assert events[0].file_version == "brain.Event:2"
+    return events[1:]
+
+
+def curves(store: Store, prefix: str = PREFIX) -> Curves:
+    """(step, value) by the curve's name, in the order in which TensorBoard reads the files."""
+    found: Curves = defaultdict(list)
+    for name in sorted(store.sizes(f"{prefix}/tensorboard")):
+        assert name.startswith("events.out.tfevents.")
+        for event in events_of(store.read(f"{prefix}/tensorboard/{name}")):
+            assert abs(event.wall_time - time.time()) < 3600
+            for value in event.summary.value:
+                found[value.tag].append((event.step, value.simple_value))
+    return dict(found)
+
+
+def test_curves_on_a_local_disk(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "run"))
+    told = Telemetry(store, PREFIX)
+    told.record(1, {"loss": 0.5, "mfu": None, "grad_norm": float("inf")})
+    wait_for(lambda: curves(store), 10)
+    told.record(5, {"loss": 0.25, "learning_rate": 0.125})
+    told.close()
+    expected = {"loss": [(1, 0.5), (5, 0.25)], "grad_norm": [(1, float("inf"))], "learning_rate": [(5, 0.125)]}
+    assert curves(store) == expected
+    told.close()
+    other = Telemetry(store, "experts/003/attempts/0008")
+    other.record(3, {"loss": 2.0})
+    other.close()
+    assert curves(store) == expected
+    assert curves(store, "experts/003/attempts/0008") == {"loss": [(3, 2.0)]}
+
+
+def test_an_attempt_that_recorded_nothing_leaves_nothing(tmp_path: Path) -> None:
+    Telemetry(Store(str(tmp_path / "run")), PREFIX).close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_curves_in_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    with s3_server(tmp_path / "log"):
+        store = Store(f"s3://{BUCKET}/run")
+        told = Telemetry(store, PREFIX, upload_seconds=0.1)
+        told.record(1, {"loss": 0.5})
+        wait_for(lambda: curves(store) == {"loss": [(1, 0.5)]}, 20)
+        told.record(2, {"loss": 0.25})
+        wait_for(lambda: curves(store) == {"loss": [(1, 0.5), (2, 0.25)]}, 20)
+        late = Telemetry(store, "router/attempts/0001")
+        late.record(9, {"loss": 1.0})
+        late.close()
+        told.close()
+        assert curves(store, "router/attempts/0001") == {"loss": [(9, 1.0)]}
+        assert (
+            abs(store.modified(f"{PREFIX}/tensorboard/{min(store.sizes(f'{PREFIX}/tensorboard'))}") - time.time()) < 60
+        )
+    assert list(scratch.iterdir()) == []
+
+
+def test_large_files_end_and_only_what_changed_is_uploaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counting(Store):
+        uploads: defaultdict[str, list[int]]
+
+        def write(self, key: str, data: bytes | Path) -> None:
+            assert isinstance(data, Path)
+            self.uploads[data.name].append(data.stat().st_size)
+            super().write(key, data)
+
+    monkeypatch.setattr(telemetry, "FILE_BYTES", 2000)
+    monkeypatch.setattr(telemetry, "FLUSH_SECONDS", 0.01)
+    store = Counting("memory:///")
+    store.uploads = defaultdict(list)
+    told = Telemetry(store, PREFIX, upload_seconds=0.02)
+    expected = [(step, step / 4) for step in range(300)]
+    for step, loss in expected:
+        told.record(step, {"loss": loss})
+        time.sleep(0.002)
+    time.sleep(0.3)  # some uploads with nothing new
+    told.close()
+    assert curves(store) == {"loss": expected}
+    assert len(store.uploads) > 3
+    for sizes in store.uploads.values():
+        assert sizes == sorted(set(sizes))  # never again as it was
+        assert sizes[-1] < 20_000
+
+
+class Failing(Store):
+    """Refuses the first `refusals` writes."""
+
+    refusals = 3
+
+    def write(self, key: str, data: bytes | Path) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            raise StorageError(f"{key}: no network")
+        super().write(key, data)
+
+
+def test_a_bucket_that_refuses_is_asked_again_and_warned_of_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry, "FLUSH_SECONDS", 0.01)
+    store = Failing("memory:///")
+    told = Telemetry(store, PREFIX, upload_seconds=0.0)
+    told.record(1, {"loss": 0.5})
+    wait_for(lambda: curves(store), 10)
+    told.record(2, {"loss": 0.25})
+    told.close()
+    assert curves(store) == {"loss": [(1, 0.5), (2, 0.25)]}
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert said[0].startswith("warning: curves can't be uploaded, trying on: ")
+    store.refusals = 10**9
+    dead = Telemetry(store, "router/attempts/0001")
+    dead.record(1, {"loss": 0.5})
+    dead.close()
+    assert curves(store, "router/attempts/0001") == {}
+
+
+def test_storage_that_hangs_holds_up_neither_training_nor_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hanging(Store):
+        def write(self, key: str, data: Any) -> None:
+            reached.set()
+            release.wait(60)
+
+    monkeypatch.setattr(telemetry, "FLUSH_SECONDS", 0.01)
+    monkeypatch.setattr(telemetry, "CLOSE_SECONDS", 0.2)
+    reached, release = threading.Event(), threading.Event()
+    told = Telemetry(Hanging("memory:///"), PREFIX, upload_seconds=0.0)
+    told.record(0, {"loss": 1.0})
+    assert reached.wait(10)
+    began = time.monotonic()
+    for step in range(3 * telemetry.MOST_WAITING):
+        told.record(step, {"loss": 1.0, "grad_norm": 2.0})
+    assert time.monotonic() - began < 2
+    told.close()
+    assert time.monotonic() - began < 3
+    release.set()
+
+
+def test_a_folder_that_is_deleted_or_in_the_way_costs_curves_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(telemetry, "FLUSH_SECONDS", 0.01)
+    store = Store(str(tmp_path / "run"))
+    told = Telemetry(store, PREFIX)
+    told.record(1, {"loss": 0.5})
+    wait_for(lambda: curves(store), 10)
+    store.delete(f"{PREFIX}/tensorboard")
+    told.record(2, {"loss": 0.25})
+    told.record(3, {"loss": 0.125})
+    wait_for(lambda: capsys.readouterr().err.count("trying on"), 10)
+    told.record(4, {"loss": 0.5})
+    wait_for(lambda: curves(store), 10)
+    told.close()
+    assert curves(store)["loss"][-1] == (4, 0.5)
+    (tmp_path / "run/router").write_bytes(b"a file where a folder should be")
+    blocked = Telemetry(store, "router/attempts/0001")
+    blocked.record(1, {"loss": 0.5})
+    wait_for(lambda: capsys.readouterr().err.count("warning: ") == 1, 10)
+    (tmp_path / "run/router").unlink()
+    blocked.close()
+    assert curves(store, "router/attempts/0001") == {"loss": [(1, 0.5)]}
