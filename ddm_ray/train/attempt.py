@@ -112,8 +112,8 @@ class TrainAttempt:
     def resume(self, make: Callable[[], Engine]) -> tuple[Engine, Trained]:
         """An engine, and how far the newest sound state is, which it holds; without one the beginning.
 
-        A damaged state is named on stderr and the one before it used. TrainingError if the engine doesn't hold what
-        the state says.
+        A damaged state is named on stderr and the one before it used. RuntimeError, so that another attempt is made,
+        if the engine doesn't hold what the state says.
         """
         engine = make()
         for prefix in self._states:
@@ -151,7 +151,7 @@ class TrainAttempt:
         wrong = [record for record, value in saved.fingerprints.items() if total[record] != value]
         wrong += [fragment.name for fragment in engine.shards.held() if not engine.shards.computes_with(fragment)]
         if wrong:
-            raise TrainingError(f"state of step {step} didn't load: {wrong[0]} differs from what was saved")
+            raise RuntimeError(f"state of step {step} didn't load: {wrong[0]} differs from what was saved")
 
 
 def _begin(run: Run, job: TrainJob, placement: Placement, launch: str) -> _Begun:

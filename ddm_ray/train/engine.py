@@ -126,11 +126,12 @@ class Engine:
 
     def mean(self, values: Sequence[float | Tensor]) -> list[float]:
         """Scalars' means over all ranks, in float64; every rank must ask."""
-        told = torch.stack([torch.as_tensor(value, dtype=torch.float64, device=self.device) for value in values])
-        if torch.distributed.get_world_size() > 1:
-            torch.distributed.all_reduce(told)
-            told /= torch.distributed.get_world_size()
-        return told.tolist()  # type: ignore[no-any-return]
+        told = [float(value) for value in values]
+        if (world := torch.distributed.get_world_size()) == 1:
+            return told
+        total = torch.tensor(told, dtype=torch.float64, device=self.device)
+        torch.distributed.all_reduce(total)
+        return (total / world).tolist()  # type: ignore[no-any-return]
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of `loss` (a scalar; this rank's part of a micro-batch)."""

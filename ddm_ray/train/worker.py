@@ -92,6 +92,7 @@ def _train(
     saver.save_now(engine, last)
     if dist.get_rank() == 0:
         publish(run, attempt.storage, job, attempt.identity, last.step, last.seconds, engine.device)
+        attempt.storage.drop_states(1)
     dist.barrier()
     attempt.phase("finished", meter.tell())
 
