@@ -26,7 +26,7 @@ def _worker(config: dict[str, Any]) -> None:
     from ddm_ray.train.worker import train  # torch and DeepSpeed load in the workers only
 
     try:
-        train(config["run"], config["artifact"], Placement.model_validate(config["placement"]))
+        train(config["run"], config["artifact"], Placement.model_validate(config["placement"]), config["launch"])
     except StorageError:
         raise
     except DDMError as error:
@@ -48,6 +48,7 @@ def fit(run_url: str, artifact: str, name: str, placement: Placement) -> None:
             "run": run.url,
             "artifact": artifact,
             "folder": f"{_folder(artifact)}/{name}",
+            "launch": name,
             "placement": placement.model_dump(),
         },
         torch_config=TorchConfig(backend="nccl" if placement.use_gpu else "gloo"),
