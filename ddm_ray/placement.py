@@ -1,12 +1,35 @@
 """Placement: WHERE and HOW a stage runs. Never part of a run's identity: change it as you like."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator, model_validator
 
 from ddm_ray.config import one_line, read_yaml
 from ddm_ray.errors import ConfigError
+
+# What Ray itself counts; any other resource is one that nodes were started with: --resources '{"island-a": 4}'.
+PREDEFINED = ("CPU", "GPU", "memory", "object_store_memory")
+
+
+class Workers(BaseModel):
+    """How many workers a job has: at least `min`, at most `max`, as many as there are nodes for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    min: PositiveInt
+    max: PositiveInt
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.max < self.min:
+            raise ValueError(f"max {self.max} is below min {self.min}")
+        return self
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the number may change while a job runs."""
+        return self.max > self.min
 
 
 class Placement(BaseModel):
@@ -15,15 +38,31 @@ class Placement(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     address: str | None = Field(default=None, description="Ray cluster to join; none: $RAY_ADDRESS, or a private one")
-    workers: PositiveInt = Field(default=1, description="training processes, one per accelerator")
-    resources_per_worker: dict[str, float] = Field(default_factory=lambda: {"CPU": 1.0})
-    use_gpu: bool = False
-    zero_stage: Literal[0, 1, 2, 3] = 1
-    micro_batch: PositiveInt | None = Field(default=None, description="rows a worker takes through the model at once")
-    activation_checkpointing: bool = Field(
-        default=False, description="compute blocks' activations again on the way back: less memory, a third more time"
+    workers: Workers = Field(
+        default=Workers(min=1, max=1),
+        description="training processes, one per accelerator: a number, or {min: 2, max: 8} to shrink when nodes are"
+        " lost and to grow when they come; the batch is the same at any size",
     )
-    compile: bool = Field(default=False, description="torch.compile the model: minutes at the start, faster steps")
+    resources_per_worker: dict[str, float] = Field(
+        default_factory=lambda: {"CPU": 1.0},
+        description="what each worker asks of Ray; a custom resource in whole numbers, as in {CPU: 4, island-a: 1},"
+        " binds a job to the nodes that have it",
+    )
+    use_gpu: bool = Field(default=False, description="one GPU a worker; nccl in place of gloo")
+    zero_stage: Literal[0, 1, 2, 3] = Field(
+        default=1,
+        description="what DeepSpeed shards over the workers: 0 nothing, 1 optimizer state, 2 gradients too, 3"
+        " parameters too",
+    )
+    micro_batch: PositiveInt | None = Field(
+        default=None,
+        description="rows a worker takes through the model at once; none: its whole share, halved after running out"
+        " of memory",
+    )
+    activation_checkpointing: bool = Field(
+        default=False, description="compute a block's activations again in the backward pass: less memory, more time"
+    )
+    compile: bool = Field(default=False, description="torch.compile the model: minutes at every start, faster steps")
     threads: PositiveInt = Field(
         default=1, description="CPU threads of a worker; bit-equal resume needs them unchanged"
     )
@@ -38,21 +77,50 @@ class Placement(BaseModel):
     cache: str | None = Field(
         default=None, description="folder for local copies of a shard in an object store; none: a temporary one"
     )
-    checkpoint_steps: PositiveInt = Field(default=500, description="steps between saved training states")
-    keep_states: PositiveInt = Field(default=2, description="training states that are kept, the newest ones")
-    milestone_steps: PositiveInt | None = Field(default=None, description="steps between published EMA weights")
+    checkpoint_steps: PositiveInt = Field(
+        default=500, description="steps between saved training states: what a killed worker costs at most"
+    )
+    keep_states: PositiveInt = Field(
+        default=2, description="newest training states kept; one more than 1 outlives a damaged file"
+    )
+    milestone_steps: PositiveInt | None = Field(
+        default=None,
+        description="steps between published weights, to sample from meanwhile; none: only the last",
+    )
     hang_seconds: float = Field(
-        default=10, gt=0, description="a step longer than 3 usual ones and this is taken for a hang"
+        default=10,
+        gt=0,
+        description="a step that takes longer than 3 usual ones and this many seconds is taken for a hang",
     )
     max_failures: int = Field(
-        default=3, ge=0, description="how often in a row a job may fail without a new state before it is given up"
+        default=3,
+        ge=0,
+        description="how often in a row a job's workers may fail and start again without having saved a state; then"
+        " it is given up",
     )
 
+    @field_validator("workers", mode="before")
+    @classmethod
+    def _one_number_is_both(cls, given: Any) -> Any:
+        if isinstance(given, Workers | dict):
+            return given
+        if not isinstance(given, int) or isinstance(given, bool):
+            raise ValueError(f"is a whole number, or {{min: 1, max: 4}}, got {given!r:.60}")
+        if given < 1:
+            raise ValueError(f"must be 1 or more, got {given}")
+        return {"min": given, "max": given}
+
     @model_validator(mode="after")
-    def _resources_are_positive(self) -> Self:
+    def _resources_can_be_asked_for(self) -> Self:
         for name, amount in self.resources_per_worker.items():
             if amount <= 0:
                 raise ValueError(f"resources_per_worker.{name} must be above 0, got {amount}")
+            if name not in PREDEFINED and amount % 1:
+                # Ray counts the workers that fit by dividing and rounding down, which fractions of 0.1 or so upset.
+                raise ValueError(
+                    f"resources_per_worker.{name} must be a whole number, got {amount}: workers on a slice are counted"
+                    f" in whole ones; give its nodes more {name}"
+                )
         return self
 
 

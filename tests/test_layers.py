@@ -46,6 +46,8 @@ RAY = {
     "ray_session",
     "data.prepare",
     "train.launch",
+    "train.fit",
+    "train.recovery",
     "islands.jobs",
     "islands.conduct",
     "serve.painter",

@@ -3,22 +3,29 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from ddm_ray.errors import ConfigError
-from ddm_ray.placement import Placement, load_placement
+from ddm_ray.placement import Placement, Workers, load_placement
+from tests.conftest import ROOT
 
 ISLANDS = """
 islands:
   laptop: {}
   lab:
     address: ray://10.0.0.5:10001
-    workers: 4
+    workers: {min: 2, max: 4}
     use_gpu: true
-    resources_per_worker: {CPU: 2, GPU: 1, lab: 1}
-    zero_stage: 2
+    resources_per_worker: {CPU: 2.5, GPU: 0.5, lab: 1}
+    zero_stage: 3
     micro_batch: 16
+    activation_checkpointing: true
+    compile: true
     threads: 2
     checkpoint_steps: 1000
+    keep_states: 1
+    milestone_steps: 5000
+    hang_seconds: 0.5
     max_failures: 0
 """
 
@@ -40,7 +47,7 @@ def refusal(path: str | None, island: str | None) -> str:
 
 def test_without_a_file_it_is_a_laptop() -> None:
     assert load_placement(None, None) == Placement()
-    assert Placement().workers == 1
+    assert Placement().workers == Workers(min=1, max=1)
     assert not Placement().use_gpu
     assert Placement().address is None
 
@@ -50,13 +57,18 @@ def test_an_island_by_its_name(islands: str) -> None:
     lab = load_placement(islands, "lab")
     assert lab == Placement(
         address="ray://10.0.0.5:10001",
-        workers=4,
+        workers=Workers(min=2, max=4),
         use_gpu=True,
-        resources_per_worker={"CPU": 2.0, "GPU": 1.0, "lab": 1.0},
-        zero_stage=2,
+        resources_per_worker={"CPU": 2.5, "GPU": 0.5, "lab": 1.0},
+        zero_stage=3,
         micro_batch=16,
+        activation_checkpointing=True,
+        compile=True,
         threads=2,
         checkpoint_steps=1000,
+        keep_states=1,
+        milestone_steps=5000,
+        hang_seconds=0.5,
         max_failures=0,
     )
 
@@ -64,7 +76,24 @@ def test_an_island_by_its_name(islands: str) -> None:
 def test_the_only_island_may_go_unnamed(tmp_path: Path) -> None:
     path = tmp_path / "one.yaml"
     path.write_text("islands: {lab: {workers: 3}}")
-    assert load_placement(str(path), None) == load_placement(str(path), "lab") == Placement(workers=3)
+    assert (
+        load_placement(str(path), None) == load_placement(str(path), "lab") == Placement(workers=Workers(min=3, max=3))
+    )
+
+
+def test_the_number_of_workers_is_one_or_a_range() -> None:
+    fixed, elastic = (Placement.model_validate({"workers": given}).workers for given in (3, {"min": 2, "max": 5}))
+    assert (fixed.min, fixed.max, fixed.elastic) == (3, 3, False)
+    assert (elastic.min, elastic.max, elastic.elastic) == (2, 5, True)
+    placement = Placement(workers=elastic)
+    assert Placement.model_validate(placement.model_dump()) == placement
+    assert Placement.model_validate_json(placement.model_dump_json()) == placement
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "cluster_configs").rglob("islands.yaml")), ids=str)
+def test_files_that_come_along(path: Path) -> None:
+    islands = yaml.safe_load(path.read_text())["islands"]
+    assert all(isinstance(load_placement(str(path), name), Placement) for name in islands)
 
 
 def test_which_island_must_be_clear(islands: str) -> None:
@@ -90,9 +119,19 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ("islands: {}", "islands: Dictionary should have at least 1 item"),
         ("islands: {lab: }", "islands.lab: Input should be a valid dictionary"),
         ("islands: {lab: {wrokers: 1}}", "islands.lab.wrokers: unknown key"),
-        ("islands: {lab: {workers: 0}}", "islands.lab.workers: Input should be greater than 0, got 0"),
-        ("islands: {lab: {workers: two}}", "islands.lab.workers: Input should be a valid integer"),
-        ("islands: {lab: {zero_stage: 4}}", "islands.lab.zero_stage: Input should be 0"),
+        ("islands: {lab: {workers: 0}}", "islands.lab.workers: must be 1 or more, got 0"),
+        ("islands: {lab: {workers: two}}", "islands.lab.workers: is a whole number, or {min: 1, max: 4}, got 'two'"),
+        ("islands: {lab: {workers: true}}", "islands.lab.workers: is a whole number, or {min: 1, max: 4}, got True"),
+        ("islands: {lab: {workers: {min: 3, max: 2}}}", "islands.lab.workers: max 2 is below min 3"),
+        ("islands: {lab: {workers: {min: 0, max: 2}}}", "islands.lab.workers.min: Input should be greater than 0"),
+        ("islands: {lab: {workers: {min: 2}}}", "islands.lab.workers.max: Field required"),
+        ("islands: {lab: {zero_stage: 4}}", "islands.lab.zero_stage: Input should be 0, 1, 2 or 3"),
+        ("islands: {lab: {keep_states: 0}}", "islands.lab.keep_states: Input should be greater than 0"),
+        ("islands: {lab: {hang_seconds: 0}}", "islands.lab.hang_seconds: Input should be greater than 0"),
+        (
+            "islands: {lab: {resources_per_worker: {island-a: 0.5}}}",
+            "resources_per_worker.island-a must be a whole number, got 0.5: workers on a slice are counted",
+        ),
         ("islands: {lab: {micro_batch: 0}}", "islands.lab.micro_batch: Input should be greater than 0"),
         (
             "islands: {lab: {max_failures: -1}}",

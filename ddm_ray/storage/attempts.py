@@ -12,7 +12,7 @@ from ddm_ray.errors import CorruptArtifact
 from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest
 from ddm_ray.storage.store import Store
 
-FAILED = "FAILED"
+FAILED, OUT_OF_MEMORY = "FAILED", "OutOfMemory"
 
 
 @dataclass(frozen=True)
@@ -145,23 +145,6 @@ def heartbeat(store: Store, job: str) -> dict[str, Any] | None:
         except (ValueError, TypeError):
             raise CorruptArtifact(f"{store.url}/{key}: not a heartbeat; delete it") from None
     return None
-
-
-def failures(store: Store, job: str, launch: str) -> list[dict[str, Any]]:
-    """Why the newest attempts of one launch failed, newest first, back to the last one that saved a state.
-
-    Those that were killed said nothing and are left out.
-    """
-    found = []
-    for number in reversed(claimed(store, job)):
-        attempt = Attempt(store, job, number)
-        states = f"{attempt.prefix}/state"
-        if any(store.exists(f"{states}/{name}/{NAME}") for name in store.folders(states)):
-            break
-        claim_of_it = json.loads(store.read(f"{attempt.prefix}/CLAIM"))
-        if claim_of_it["launch"] == launch and (note := attempt.failure()):
-            found.append(note)
-    return found
 
 
 def saved_states(store: Store, job: str) -> Iterator[SavedState | CorruptArtifact]:

@@ -12,9 +12,9 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 
-from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, Preempted, StorageError, TrainingError
+from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, Preempted, StorageError
 from ddm_ray.placement import Placement
-from ddm_ray.storage.attempts import Attempt, claim, failures, newest_claim, saved_states
+from ddm_ray.storage.attempts import OUT_OF_MEMORY, Attempt, claim, newest_claim, saved_states
 from ddm_ray.storage.manifest import NAME, Identity, Manifest, drift
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import Store
@@ -24,8 +24,6 @@ from ddm_ray.train.heartbeat import TRAINING, Heartbeat
 from ddm_ray.train.job import TrainJob
 from ddm_ray.train.saving import StateSaver, Trained
 from ddm_ray.train.telemetry import Telemetry
-
-OUT_OF_MEMORY = "OutOfMemory"
 
 
 @dataclass(frozen=True)
@@ -40,9 +38,9 @@ class _Begun:
 class TrainAttempt:
     """This world's try at a job; a context manager, which notes why it failed. Raises what `begin` does."""
 
-    def __init__(self, run: Run, job: TrainJob, placement: Placement, launch: str = ""):
+    def __init__(self, run: Run, job: TrainJob, placement: Placement):
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
-        begun = self._told(lambda: _begin(run, job, placement, launch))
+        begun = self._told(lambda: _begin(run, job, placement))
         self.job, self.micro_batch = job, begun.micro_batch
         self.storage = Attempt(run.store, job.artifact, begun.number)
         self.identity: Identity = run.identity(job.artifact)
@@ -82,6 +80,8 @@ class TrainAttempt:
         text = " ".join(str(error).split())[-500:] or type(error).__name__
         if out_of_memory(error):
             self._note(text, OUT_OF_MEMORY, final=self.micro_batch == 1)  # fewer rows at once may fit
+        elif lost_worker(error):
+            self._note("another worker of the group was lost, or hangs", "LostWorker", final=False)
         else:
             mendable = not isinstance(error, DDMError) or isinstance(error, StorageError | Preempted)
             self._note(text, type(error).__name__, final=not mendable)
@@ -134,8 +134,11 @@ class TrainAttempt:
 
     def _read(self, engine: Engine, prefix: str) -> tuple[state.SavedParts, Trained]:
         """Read this rank's part into the engine's shards."""
-        store = self.storage.store
-        manifest = Manifest.from_json(store.read(f"{prefix}/{NAME}"), f"{store.url}/{prefix}/{NAME}")
+        store, where = self.storage.store, f"{self.storage.store.url}/{prefix}/{NAME}"
+        try:
+            manifest = Manifest.from_json(store.read(f"{prefix}/{NAME}"), where)
+        except FileNotFoundError:
+            raise CorruptArtifact(f"{where}: dropped meanwhile by another attempt") from None
         saved = state.SavedParts(store, prefix, manifest)
         saved.fill(engine.shards.held())
         curve = state.read_curve(saved.read(state.CURVE)) if self._rank == 0 else {}
@@ -154,12 +157,8 @@ class TrainAttempt:
             raise RuntimeError(f"state of step {step} didn't load: {wrong[0]} differs from what was saved")
 
 
-def _begin(run: Run, job: TrainJob, placement: Placement, launch: str) -> _Begun:
-    """Choose what to go on from, and claim the next number.
-
-    DriftError for a job begun under another configuration; TrainingError if too many attempts of this launch have
-    failed in a row.
-    """
+def _begin(run: Run, job: TrainJob, placement: Placement) -> _Begun:
+    """Choose what to go on from, and claim the next number. DriftError for a job begun under another configuration."""
     store, states = run.store, []
     for found in saved_states(store, job.artifact):
         if isinstance(found, CorruptArtifact):
@@ -169,15 +168,9 @@ def _begin(run: Run, job: TrainJob, placement: Placement, launch: str) -> _Begun
             raise DriftError(f"{where} was made otherwise: {'; '.join(lines)}; delete {job.artifact}")
         else:
             states.append(found.prefix)
-    failed = [note for note in failures(store, job.artifact, launch) if note["kind"] != OUT_OF_MEMORY]
-    if len(failed) > placement.max_failures:
-        raise TrainingError(
-            f"{job.artifact}: {len(failed)} attempts in a row ended without a new state,"
-            f" the last by: {failed[0]['error']}"
-        )
     asked = {"micro_batch": placement.micro_batch, "device": device_name()}
     most = _most_rows(store, job.artifact, asked)
-    number = claim(store, job.artifact, {"launch": launch, "asked": asked, "most_rows": most}).number
+    number = claim(store, job.artifact, {"asked": asked, "most_rows": most}).number
     share = math.ceil(job.batch / dist.get_world_size())
     return _Begun(number, states, min(placement.micro_batch or share, most or share, share))
 
@@ -200,6 +193,12 @@ def out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed: torch's own error on a GPU, a RuntimeError of its allocator on a CPU."""
     said = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     return said or isinstance(error, torch.OutOfMemoryError | MemoryError)
+
+
+def lost_worker(error: BaseException) -> bool:
+    """Whether a connection to another rank ended: NCCL's own error, or a RuntimeError of gloo."""
+    said = isinstance(error, RuntimeError) and "gloo/" in str(error)
+    return said or isinstance(error, dist.DistBackendError | dist.DistNetworkError)
 
 
 def device_name() -> str:

@@ -1,148 +1,173 @@
-"""TrainJob + Placement -> TorchTrainer, in a placement group of its own; and many at once, watched on storage."""
+"""Many training jobs at once, each with a Ray Train of its own, watched on storage."""
 
 import sys
+import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
-from ray.train import FailureConfig, RunConfig, ScalingConfig
-from ray.train.torch import TorchConfig, TorchTrainer
+from ray.exceptions import RayActorError
 
-from ddm_ray.errors import DDMError, RayError, StorageError, TrainingError
-from ddm_ray.placement import Placement
+from ddm_ray import errors
+from ddm_ray.errors import DDMError, RayError, TrainingError
+from ddm_ray.placement import PREDEFINED, Placement
+from ddm_ray.storage.attempts import FAILED, Attempt, claimed
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.store import Store
+from ddm_ray.train.recovery import (
+    Streak,
+    environment,
+    forget,
+    innermost,
+    keep_nodes_known,
+    run_id,
+    told,
+)
 
 POLL_SECONDS = 0.5
-FAILED = "FAILED"
-
-
-def _folder(artifact: str) -> str:
-    return f"{artifact}/attempts/_ray"
-
-
-def _worker(config: dict[str, Any]) -> None:
-    from ddm_ray.train.worker import train  # torch and DeepSpeed load in the workers only
-
-    try:
-        train(config["run"], config["artifact"], Placement.model_validate(config["placement"]), config["launch"])
-    except StorageError:
-        raise
-    except DDMError as error:
-        # Trying again won't mend it, but Ray Train will: tell whoever waits.
-        Store(config["run"]).create(f"{config['folder']}/{FAILED}", str(error).encode())
-        raise
-
-
-def fit(run_url: str, artifact: str, name: str, placement: Placement) -> None:
-    """Run one training job to its end on the connected Ray, whose own files go to a folder called `name`.
-
-    Raises what the workers raised last.
-    """
-    run = Run.open(run_url)
-    filesystem, path = run.store.filesystem(_folder(artifact))
-    trainer = TorchTrainer(
-        _worker,
-        train_loop_config={
-            "run": run.url,
-            "artifact": artifact,
-            "folder": f"{_folder(artifact)}/{name}",
-            "launch": name,
-            "placement": placement.model_dump(),
-        },
-        torch_config=TorchConfig(backend="nccl" if placement.use_gpu else "gloo"),
-        scaling_config=ScalingConfig(
-            num_workers=placement.workers,
-            use_gpu=placement.use_gpu,
-            resources_per_worker=placement.resources_per_worker,
-        ),
-        run_config=RunConfig(
-            name=name,
-            storage_path=path,
-            storage_filesystem=filesystem,
-            failure_config=FailureConfig(max_failures=placement.max_failures),
-        ),
-    )
-    trainer.fit()
+HEAD = "node:__internal_head__"
 
 
 def train_all(
     run: Run,
     artifacts: list[str],
-    placement: Placement,
+    placement: Placement | Mapping[str, Placement],
     watch: Callable[[], None] | None = None,
     may_grow: bool = False,
 ) -> None:
     """Train several artifacts of a run side by side; returns when all are committed, which storage says.
 
-    `watch` is called about twice a second. Raises DDMError as soon as one job has given up, and RayError if the
-    Ray cluster hasn't what the placement asks for, unless it `may_grow`: then that is said, and waited for.
+    Each has a `placement` of its own where they are given by artifact. `watch` is called about twice a second.
+    Raises DDMError as soon as one job has given up, and RayError if the Ray cluster hasn't what a placement asks
+    for, unless it `may_grow`: then that is said, and waited for.
     """
-    waiting = [artifact for artifact in artifacts if not run.finished(artifact)]
-    if not waiting:
-        return
-    if lack := _lack(placement):
-        if not may_grow:
-            raise RayError(f"{lack}; change workers or resources_per_worker in islands.yaml")
-        print(f"warning: {lack}; waiting for it to grow", file=sys.stderr)
-    # One process for all jobs, with no CPU of its own, started again and asked again if its node dies: nothing
-    # in Ray Train revives a controller. Its `fit` returns long after the commit; nobody waits for that.
-    actor: Any = ray.remote(Supervisor)
-    supervisor = actor.options(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=len(waiting)).remote()
-    # A name used twice would silently continue the old one; what counts is in our own attempts.
-    names = {artifact: uuid.uuid4().hex[:12] for artifact in waiting}
-    tasks = {supervisor.fit.remote(run.url, artifact, names[artifact], placement): artifact for artifact in waiting}
-    while waiting:
-        ended, _ = ray.wait(list(tasks), num_returns=len(tasks), timeout=POLL_SECONDS)
-        waiting = [artifact for artifact in waiting if not run.finished(artifact)]
-        if watch:
-            watch()
-        for artifact in waiting:
-            failed = f"{_folder(artifact)}/{names[artifact]}/{FAILED}"
-            if run.store.exists(failed):
-                raise TrainingError(f"{artifact}: {run.store.read(failed).decode()}")
-        for task in ended:
-            artifact = tasks.pop(task)
-            if artifact in waiting:
-                raise _reason(run, artifact, task)
-
-
-def _lack(placement: Placement) -> str | None:
-    """What of the placement the Ray cluster hasn't now; Ray itself would wait for ever, without a word."""
-    asked = dict(placement.resources_per_worker) | ({"GPU": 1} if placement.use_gpu else {})
-    there = ray.cluster_resources()
-    for name, amount in asked.items():
-        if there.get(name, 0) < amount * placement.workers:
-            return f"placement asks for {placement.workers} x {amount:g} {name}, Ray has {there.get(name, 0):g}"
-    return None
+    unfinished = [artifact for artifact in artifacts if not run.finished(artifact)]
+    placements = [placement if isinstance(placement, Placement) else placement[each] for each in unfinished]
+    for lack in dict.fromkeys(_lack(each, may_grow) for each in placements):
+        if lack:
+            print(f"warning: {lack}; waiting for it to grow", file=sys.stderr)
+    jobs = [_Job(run, artifact, each) for artifact, each in zip(unfinished, placements, strict=True)]
+    supervisors: dict[str, Any] = {}
+    try:
+        for job in jobs:
+            job.start(supervisors, len(jobs))
+        waiting = jobs
+        while waiting:
+            ended, _ = ray.wait([job.task for job in waiting], num_returns=len(waiting), timeout=POLL_SECONDS)
+            waiting = [job for job in waiting if not run.finished(job.artifact)]
+            if watch:
+                watch()
+            for job in waiting:
+                if error := job.given_up() or (job.reason() if job.task in ended else None):
+                    raise error
+    except BaseException:
+        # With them end their controllers and workers, which would go on trying.
+        for supervisor in supervisors.values():
+            ray.kill(supervisor)
+        for job in jobs:
+            forget(run_id(run, job.artifact))
+        raise
 
 
 class Supervisor:
-    """An actor whose threads wait for Ray Train."""
+    """An actor whose threads wait for Ray Train and tell it of the nodes: nothing in it revives a controller."""
 
-    def fit(self, run_url: str, artifact: str, name: str, placement: Placement) -> None:
-        """See `fit`."""
-        fit(run_url, artifact, name, placement)
+    def __init__(self) -> None:
+        threading.Thread(target=keep_nodes_known, daemon=True).start()
 
+    def fit(self, run_url: str, artifact: str, marker: str, placement: Placement) -> None:
+        """See `fit`; a killed controller is replaced."""
+        from ddm_ray.train.fit import fit  # pandas and torch, which the driver can do without
 
-def _reason(run: Run, artifact: str, task: Any) -> DDMError:
-    """Why a job stopped without committing: the innermost error that a worker raised."""
-    try:
-        ray.get(task)
-    except Exception as error:
-        cause: BaseException = error
-        while inner := _inner(cause):
-            cause = inner
-        if isinstance(cause, DDMError):
-            return cause
-        text = " ".join(str(cause).split())[-300:]
-        return TrainingError(f"{artifact} stopped: {text}; the same command goes on from its last state")
-    return TrainingError(f"{artifact} ended uncommitted; run {run.command(artifact)}")
+        streak = Streak(run_url, artifact, placement.max_failures)
+        while True:
+            try:
+                return fit(run_url, artifact, marker, placement)
+            except RayActorError:
+                if streak.too_long():
+                    raise
 
 
-def _inner(error: BaseException) -> BaseException | None:
-    failures = getattr(error, "worker_failures", None)
-    if failures:
-        return next(iter(failures.values()))
-    return getattr(error, "cause", None) or error.__cause__
+class _Job:
+    """One artifact that is being trained."""
+
+    def __init__(self, run: Run, artifact: str, placement: Placement):
+        self.run, self.artifact, self.placement = run, artifact, placement
+        self.task: Any = None
+        self._marker = f"{artifact}/attempts/_ray/{uuid.uuid4().hex[:12]}/{FAILED}"
+        self._known = max(claimed(run.store, artifact), default=0)
+
+    def start(self, supervisors: dict[str, Any], jobs: int) -> None:
+        """Begin, under the supervisor of all jobs that are placed alike."""
+        key = self.placement.model_dump_json()
+        if key not in supervisors:
+            actor: Any = ray.remote(Supervisor)
+            # Without a CPU of its own, on the head where no training node takes it and its controllers along, and
+            # started again and asked again if it dies. Its `fit` returns long after the commit; nobody waits for that.
+            supervisors[key] = actor.options(
+                num_cpus=0,
+                resources={HEAD: 0.001},
+                max_restarts=-1,
+                max_task_retries=-1,
+                max_concurrency=jobs,
+                runtime_env={"env_vars": environment(self.placement)},
+            ).remote()
+        self.task = supervisors[key].fit.remote(self.run.url, self.artifact, self._marker, self.placement)
+
+    def given_up(self) -> DDMError | None:
+        """What a worker or its controller said that trying again won't mend."""
+        store = self.run.store
+        if store.exists(self._marker):
+            return TrainingError(f"{self.artifact}: {store.read(self._marker).decode()}")
+        for number in claimed(store, self.artifact)[-2:]:
+            said = Attempt(store, self.artifact, number).failure() if number > self._known else None
+            if said and said["final"]:
+                kind = getattr(errors, said["kind"], None)
+                kind = kind if isinstance(kind, type) and issubclass(kind, DDMError) else TrainingError
+                return kind(f"{self.artifact}: {said['error']}")
+        return None
+
+    def reason(self) -> DDMError | None:
+        """Why it ended without having committed: the innermost error that a worker raised."""
+        if self.run.finished(self.artifact):
+            return None
+        try:
+            ray.get(self.task)
+        except Exception as error:
+            cause = innermost(error)
+            if isinstance(cause, DDMError):
+                return cause
+            again = "the same command goes on from its last state"
+            return TrainingError(f"{self.artifact} stopped: {told(cause)}; {again}")
+        return TrainingError(f"{self.artifact} ended uncommitted; run {self.run.command(self.artifact)}")
+
+
+def _lack(placement: Placement, may_grow: bool) -> str | None:
+    """What of the placement the Ray cluster hasn't now; Ray itself would wait for ever, without a word.
+
+    RayError if it isn't to be waited for, as for a custom resource that no node has: more likely a wrong name.
+    """
+    least = placement.workers.min
+    asked = ({"GPU": 1.0} if placement.use_gpu else {}) | placement.resources_per_worker
+    there = ray.cluster_resources()
+    for name in asked.keys() - there.keys() - set(PREDEFINED):
+        others = sorted(other for other in there if other not in PREDEFINED and ":" not in other)
+        known = f"has {', '.join(others)}" if others else "has none"
+        raise RayError(
+            f"placement asks for {name}, which no node of the Ray cluster has (it {known}); start its nodes with"
+            f" --resources '{{\"{name}\": 1}}', or change resources_per_worker in islands.yaml"
+        )
+    lacking = [name for name, amount in asked.items() if there.get(name, 0) < amount * least]
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    room = sum(int(min(node.get(name, 0) / amount for name, amount in asked.items()) + 1e-6) for node in nodes)
+    if lacking:
+        name = lacking[0]
+        lack = f"placement asks for {least} x {asked[name]:g} {name}, Ray has {there.get(name, 0):g}"
+    elif room < least:
+        each = " and ".join(f"{amount:g} {name}" for name, amount in asked.items())
+        lack = f"placement asks for {least} workers of {each}, the nodes have room for {room}"
+    else:
+        return None
+    if not may_grow:
+        raise RayError(f"{lack}; change workers or resources_per_worker in islands.yaml")
+    return lack

@@ -5,16 +5,18 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Event
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from ddm_ray.errors import StorageError
+from ddm_ray.errors import CorruptArtifact, StorageError
 from ddm_ray.storage.attempts import Attempt
 from ddm_ray.storage.manifest import FileRecord, Identity
 from ddm_ray.train import state
 from ddm_ray.train.engine import Engine
 
 LONGEST_POLL_SECONDS = 1.0
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class StateSaver:
         self._attempt, self._identity, self._keep = attempt, identity, keep
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
         self._snapshot: state.Snapshot | None = None
+        self._written: Future[None] | None = None
         self._saving: Future[None] | None = None
         self._given_up = Event()
         self._thread = ThreadPoolExecutor(1, "state")
@@ -48,41 +51,54 @@ class StateSaver:
 
         Waits for the state before it. Every rank must call it. What storage refuses is told on stderr, and `refused`.
         """
-        self.settle()
+        self._settle_together()
         self._take(engine)
-        self._saving = self._thread.submit(self._write, trained, then)
+        self._written = self._thread.submit(self._quietly, lambda: self._write_shards(trained), trained.step)
+        self._saving = self._thread.submit(self._quietly, lambda: self._commit(trained, then), trained.step)
 
     def save_now(self, engine: Engine, trained: Trained) -> None:
         """Save a state and wait until it is committed. Every rank must call it.
 
         StorageError, on all ranks, if one of them couldn't write.
         """
-        self.settle()
+        self._settle_together()
         self._take(engine)
         problem: str | None = None
         try:
             self._write_shards(trained)
         except StorageError as error:
             problem = str(error)
-        problems: list[str | None] = [None] * self._world
-        dist.all_gather_object(problems, problem)
+        problems = self._told(problem)
         if any(problems):
             raise StorageError(next(filter(None, problems)))
-        if self._rank == 0:
-            self._commit(trained)
+        self._commit(trained)
         dist.barrier()
-
-    def settle(self) -> None:
-        """Wait until the state that is being written is committed, or has failed to be."""
-        if self._saving:
-            self._saving.result()
 
     def give_up(self) -> None:
         """Give up the state that is being written, since some rank couldn't write its part."""
         self._given_up.set()
-        self.settle()
+        self._settle()
         self._given_up.clear()
         self.refused = False
+
+    def _settle_together(self) -> None:
+        """Wait until the state that is being written is committed, or has failed to be on some rank."""
+        if self._written:
+            self._written.result()
+        # Rank 0 would wait for ever to commit what another rank couldn't write.
+        if any(self._told(self.refused)):
+            self.give_up()
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._saving:
+            self._saving.result()
+
+    def _told(self, value: T) -> list[T]:
+        """The values of all ranks."""
+        told: list[Any] = [None] * self._world
+        dist.all_gather_object(told, value)
+        return told
 
     def close(self) -> None:
         """End the thread; what it was writing is not waited for longer than its own writes take."""
@@ -93,27 +109,29 @@ class StateSaver:
         self._snapshot = self._snapshot or state.Snapshot(engine.shards.owned())
         self._snapshot.take()
 
-    def _write(self, trained: Trained, then: Callable[[], object] | None) -> None:
+    def _quietly(self, write: Callable[[], None], step: int) -> None:
+        if self.refused:
+            return
         try:
-            self._write_shards(trained)
-            if self._rank == 0 and self._commit(trained) and then:
-                then()
-        except StorageError as error:
-            # Training goes on without this state; only the last one must be written.
+            write()
+        except (StorageError, CorruptArtifact, OSError) as error:
+            # Training goes on without this state, or its weights; only the last one must be written.
             self.refused = True
-            print(f"warning: {error}; the state of step {trained.step} isn't saved", file=sys.stderr)
+            print(f"warning: {error}; the state of step {step} isn't saved or published", file=sys.stderr)
 
     def _write_shards(self, trained: Trained) -> None:
         assert self._snapshot is not None
         prefix = self._attempt.state_prefix(trained.step)
         self._snapshot.write(self._attempt.store, f"{prefix}/{state.RANK.format(self._rank)}")
 
-    def _commit(self, trained: Trained) -> bool:
-        """Commit a state once all ranks have written theirs, and drop old ones; False if it is given up."""
+    def _commit(self, trained: Trained, then: Callable[[], object] | None = None) -> None:
+        """Rank 0: commit a state once all ranks have written theirs, unless it is given up, and drop old ones."""
+        if self._rank:
+            return
         store, prefix, poll = self._attempt.store, self._attempt.state_prefix(trained.step), 0.02
         while (records := state.written_records(store, prefix, self._world)) is None:
             if self._given_up.wait(poll):
-                return False
+                return
             poll = min(1.5 * poll, LONGEST_POLL_SECONDS)
         curve = state.curve_bytes(trained.curve)
         store.write(f"{prefix}/{state.CURVE}", curve)
@@ -121,4 +139,5 @@ class StateSaver:
         records |= {state.CURVE: FileRecord.of(curve)}
         self._attempt.commit_state(trained.step, self._identity, records, info)
         self._attempt.drop_states(self._keep)
-        return True
+        if then:
+            then()

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ddm_ray.data.loader import Loader
-from ddm_ray.errors import Preempted, TrainingError
+from ddm_ray.errors import CorruptArtifact, Preempted, StorageError, TrainingError
 from ddm_ray.placement import Placement
 from ddm_ray.storage.run import Run
 from ddm_ray.train.attempt import TrainAttempt
@@ -21,15 +21,12 @@ from ddm_ray.train.publish import publish, publish_milestone
 from ddm_ray.train.watchdog import Watchdog
 
 
-def train(
-    run_url: str, artifact: str, placement: Placement, launch: str = "", notice: Callable[[], bool] = lambda: False
-) -> None:
+def train(run_url: str, artifact: str, placement: Placement, notice: Callable[[], bool] = lambda: False) -> None:
     """Train `artifact` to its last step and commit it. Every rank of the torch.distributed world calls this.
 
-    Goes on from the newest sound state of any earlier attempt. `launch` names whose attempt this is; `notice` says
-    whether this rank's machine is about to go. Raises Preempted then; TrainingError for a gradient that isn't finite
-    or too many failures in a row; CorruptArtifact or MissingArtifact for its rows; DriftError for a job begun under
-    another configuration.
+    Goes on from the newest sound state of any earlier attempt. `notice` says whether this rank is to leave: all then
+    save a state and raise Preempted. Raises TrainingError for a gradient that isn't finite, CorruptArtifact or
+    MissingArtifact for its rows, DriftError for a job begun under another configuration.
     """
     torch.set_num_threads(placement.threads)
     run = Run.open(run_url)
@@ -38,7 +35,7 @@ def train(
     job = train_job(run, artifact)
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     with (
-        TrainAttempt(run, job, placement, launch) as attempt,
+        TrainAttempt(run, job, placement) as attempt,
         Loader(run, job.shards, job.train.seed, job.batch, placement.rows_gib, placement.cache, ranks_here) as loader,
     ):
         batches = RankBatches(job, loader, dist.get_rank(), dist.get_world_size(), attempt.micro_batch)
@@ -91,7 +88,11 @@ def _train(
     last = meter.trained()
     saver.save_now(engine, last)
     if dist.get_rank() == 0:
-        publish(run, attempt.storage, job, attempt.identity, last.step, last.seconds, engine.device)
+        try:
+            publish(run, attempt.storage, job, attempt.identity, last.step, last.seconds, engine.device)
+        except (CorruptArtifact, OSError) as error:
+            # Damaged since, dropped by a newer attempt, or no space: another try goes on from what is sound.
+            raise StorageError(f"the last state can't be published: {error}") from None
         attempt.storage.drop_states(1)
     dist.barrier()
     attempt.phase("finished", meter.tell())

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ddm_ray.errors import CorruptArtifact
-from ddm_ray.storage.attempts import SavedState, claim, claimed, failures, heartbeat, newest_claim, saved_states
+from ddm_ray.storage.attempts import SavedState, claim, claimed, heartbeat, newest_claim, saved_states
 from ddm_ray.storage.manifest import Identity, Manifest
 from ddm_ray.storage.store import Store
 from tests.storage.artifacts import flip_bit, save_state
@@ -149,18 +149,14 @@ def test_a_state_without_its_manifest_was_never_finished(store: Store, tmp_path:
     assert steps_found(store) == [100]
 
 
-def test_the_first_reason_counts_and_failures_are_told_back_to_the_last_progress(store: Store) -> None:
-    notes = [{"error": f"reason {number}", "kind": "ValueError", "final": False} for number in range(6)]
-    attempts = [claim(store, JOB, {"launch": "theirs" if number == 4 else "ours"}) for number in range(6)]
-    assert failures(store, JOB, "ours") == []
-    for attempt, note in zip(attempts, notes, strict=True):
-        attempt.fail(note)
-        attempt.fail({"error": "connection reset by the rank that failed", "kind": "RuntimeError", "final": False})
-    assert [attempt.failure() for attempt in attempts] == notes
-    assert failures(store, JOB, "ours") == [notes[5], *notes[3::-1]]
-    save_state(attempts[2], 100, IDENTITY, files_of(100), {}, keep=2)
-    assert failures(store, JOB, "ours") == [notes[5], notes[3]]
-    assert failures(store, JOB, "theirs") == [notes[4]]
+def test_the_first_reason_counts(store: Store) -> None:
+    """A rank that fails takes the others along, whose connections to it end."""
+    attempt = claim(store, JOB)
+    assert attempt.failure() is None
+    note = {"error": "no memory", "kind": "OutOfMemory", "final": False}
+    attempt.fail(note)
+    attempt.fail({"error": "connection reset by peer", "kind": "RuntimeError", "final": False})
+    assert attempt.failure() == note
 
 
 def test_the_newest_claim_says_what_came_of_it(store: Store) -> None:

@@ -30,7 +30,7 @@ def attempt_main(rank: int, url: str, mebibytes: int) -> None:
     most = pages * resource.getpagesize() + mebibytes * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     try:
-        worker.train(url, EXPERT, Placement(max_failures=0), launch="one")
+        worker.train(url, EXPERT, Placement())
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise

@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load
 
 from ddm_ray.config import load_recipe
-from ddm_ray.data.loader import Loader
 from ddm_ray.errors import CorruptArtifact, DriftError, Preempted, StorageError, TrainingError
 from ddm_ray.placement import Placement
 from ddm_ray.storage.attempts import Attempt, claimed, saved_states
@@ -172,18 +171,6 @@ def test_a_gradient_that_is_not_finite_publishes_nothing(
     assert short_run.store.folders(f"{EXPERT}/attempts/0001/weights") == ["step-000000004"]
     note = Attempt(short_run.store, EXPERT, 1).failure()
     assert note is not None and note["final"] and "at step 6" in note["error"]
-
-
-def test_what_fails_again_and_again_is_given_up(quiet: Run, short_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(Loader, "batch", lambda *_: (_ for _ in ()).throw(OSError("the disk is tired")))
-        for _ in range(3):
-            with pytest.raises(OSError, match="the disk is tired"):
-                worker.train(short_run.url, EXPERT, Placement(max_failures=2), launch="first")
-        with pytest.raises(TrainingError, match="3 attempts in a row ended without a new state, the last by: the disk"):
-            worker.train(short_run.url, EXPERT, Placement(max_failures=2), launch="first")
-    worker.train(short_run.url, EXPERT, Placement(max_failures=2), launch="begun by hand again")
-    assert same_run(quiet, short_run)
 
 
 def test_training_goes_on_while_storage_refuses_and_ends_once_it_does_not(

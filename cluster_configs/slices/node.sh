@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# One machine of a Ray cluster that several jobs share, each bound to a slice of it. Stop it with SIGTERM.
+#   node.sh head                      the head: it trains nothing, so no loss of a training machine touches it
+#   node.sh HEAD:6379 island-a 4      a machine of slice island-a, for 4 workers: as many as it has GPUs
+# Further words are passed on to `ray start`.
+set -euo pipefail
+role=${1:?usage: node.sh head | node.sh HEAD:PORT SLICE WORKERS}
+export RAY_USAGE_STATS_ENABLED=0
+if [ "$role" = head ]; then
+  # A machine that doesn't answer 3 times is given up: after 3 s if it refuses to, 12 s if it is silent (32 by default).
+  export RAY_health_check_period_ms=1000 RAY_health_check_failure_threshold=3 RAY_health_check_timeout_ms=3000
+  exec ray start --head --block --num-cpus 0 "${@:2}"
+fi
+slice=${2:?name of the slice} workers=${3:?workers that this machine is for}
+exec ray start --block --address "$role" --resources "{\"$slice\": $workers}" "${@:4}"

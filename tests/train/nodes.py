@@ -1,0 +1,136 @@
+"""A Ray cluster of several nodes on this machine, each a raylet of its own that can be killed with all it runs."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.conftest import BIN, wait_for
+
+# Ports that the operating system picks: several raylets of one machine would pick the same.
+PORTS = [f"--{name}-port=0" for name in ("min-worker", "max-worker", "dashboard-agent-listen")]
+MEMORY = "--object-store-memory=100000000"
+HEALTH = {"RAY_health_check_period_ms": "1000", "RAY_health_check_failure_threshold": "3"}
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node: `ray start --block` and what it started."""
+
+    process: subprocess.Popen[bytes]
+
+    def pids(self) -> list[int]:
+        """The node's processes, by the records of /proc."""
+        children: dict[int, list[int]] = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(folder.name))
+        found = [self.process.pid]
+        for pid in found:
+            found += children.get(pid, [])
+        return found
+
+    def trainers(self) -> list[int]:
+        """Processes that train."""
+        return [pid for pid in self.pids() if command(pid).startswith("ray::RayTrainWorker")]
+
+    def kill(self) -> None:
+        """The machine is gone: SIGKILL to all of it, stopped first so that nothing is started meanwhile."""
+        for one in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in self.pids():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, one)
+        self.process.wait()
+
+
+def command(pid: int) -> str:
+    """The command line of a process, empty if it is gone."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return ""
+
+
+@dataclass
+class Nodes:
+    """The head, which runs no training, and the nodes that were added."""
+
+    folder: str
+    log: Path
+    port: int
+    nodes: list[Node] = field(default_factory=list)
+
+    @property
+    def address(self) -> str:
+        """What drivers connect to."""
+        return f"127.0.0.1:{self.port}"
+
+    def add(self, resources: dict[str, int]) -> Node:
+        """Start a node with these resources, the first one the head, and wait until the head knows it.
+
+        One after the other: of two at once on one machine, one gives up.
+        """
+        before = self._known() if self.nodes else 0
+        self.nodes.append(self._start(resources))
+        wait_for(lambda: self._known() > before, 60, lambda: self.log.read_text()[-3000:], every=0.2)
+        return self.nodes[-1]
+
+    def _start(self, resources: dict[str, int]) -> Node:
+        custom = {name: amount for name, amount in resources.items() if name != "CPU"}
+        role = ["--address", self.address]
+        if not self.nodes:
+            role = ["--head", "--port", str(self.port), "--ray-client-server-port", str(self.port + 1)]
+            role += ["--temp-dir", self.folder, "--include-dashboard=false"]
+        role += ["--num-cpus", str(resources["CPU"]), "--resources", json.dumps(custom)]
+        with self.log.open("ab") as sink:
+            process = subprocess.Popen(
+                [str(BIN / "ray"), "start", "--block", "--node-ip-address=127.0.0.1", *role, *PORTS, MEMORY],
+                env={**os.environ, **HEALTH, "PATH": f"{BIN}:{os.environ['PATH']}"},
+                stdout=sink,
+                stderr=sink,
+                start_new_session=True,
+            )
+        return Node(process)
+
+    def drain(self, node: Node, seconds: int) -> None:
+        """Announce that a node will be taken away, as a cloud does; returns once its raylet has agreed."""
+        raylet = next(pid for pid in node.pids() if "raylet/raylet " in command(pid))
+        node_id = next(word for word in command(raylet).split() if word.startswith("--node_id=")).partition("=")[2]
+        told = [
+            str(BIN / "ray"),
+            "drain-node",
+            "--address",
+            self.address,
+            "--node-id",
+            node_id,
+            "--reason-message=spot",
+        ]
+        told += ["--reason=DRAIN_NODE_REASON_PREEMPTION", "--deadline-remaining-seconds", str(seconds)]
+        subprocess.run(told, capture_output=True, check=True, timeout=60)
+
+    def _known(self) -> int:
+        from ray._raylet import GcsClient
+
+        with suppress(Exception), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+            return sum(node.state == 0 for node in GcsClient(address=self.address).get_all_node_info().values())
+        return 0
+
+
+@contextmanager
+def ray_nodes(port: int, log: Path) -> Iterator[Nodes]:
+    """A head without CPUs at this port, and no nodes yet; in the end all are killed."""
+    with TemporaryDirectory(prefix="ddm-nodes-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        nodes = Nodes(folder, log, port)
+        try:
+            nodes.add({"CPU": 0})
+            yield nodes
+        finally:
+            for node in reversed(nodes.nodes):
+                if node.process.poll() is None:
+                    node.kill()
