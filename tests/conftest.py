@@ -20,6 +20,9 @@ from ddm_ray.storage.run import Run
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
+STEPS = 1200
+# So many steps that a process can be killed in the middle of them.
+LONGER = ("--set", f"expert.train.steps={STEPS}", "--set", f"router.train.steps={STEPS}")
 ISLANDS = str(ROOT / "cluster_configs/local/islands.yaml")
 
 # Before torch or Ray are imported: two spinning threads on a busy machine are far slower than one.
@@ -142,7 +145,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
 def island_run(island: Island, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Recipe tiny through the doors as far as two islands go: expert 0 and the router are trained."""
     url = str(tmp_path_factory.mktemp("doors") / "run")
-    assert ddm("init", url, "--recipe", "tiny").returncode == 0
+    assert ddm("init", url, "--recipe", "tiny", *LONGER).returncode == 0
     submit(island, "prepare", url)
     submit(island, "partition", url)
     jobs = [("expert", "0"), ("router",)]

@@ -11,13 +11,13 @@ import torch
 from ddm_ray.sampling.checkpoint import load_model
 from ddm_ray.storage.attempts import claimed, heartbeat
 from ddm_ray.storage.run import MONOLITH, ROUTER, Run, evaluation
-from tests.conftest import BIN, heed_ctrl_c, wait_for
+from tests.conftest import BIN, LONGER, heed_ctrl_c, wait_for
 
 
 def start(folder: str, log: Path) -> subprocess.Popen[bytes]:
     """`ddm demo --recipe tiny` in a process group of its own."""
     with log.open("ab") as sink:
-        command = [str(BIN / "ddm"), "demo", "--recipe", "tiny", "--run", folder]
+        command = [str(BIN / "ddm"), "demo", "--recipe", "tiny", "--run", folder, *LONGER]
         return subprocess.Popen(
             command,
             stdout=sink,

@@ -38,6 +38,8 @@ def events_of(data: bytes) -> list[Event]:
         assert struct.unpack_from("<I", data, at + length) == (masked(body),)
         events.append(Event.FromString(body))
         at += length + 4
+    if not events:
+        return []  # a file that has just been begun
     assert events[0].file_version == "brain.Event:2"
     return events[1:]
 
