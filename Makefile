@@ -1,4 +1,5 @@
 # make demo: see the whole thing work.  make test: lint, types, all tests.  make bench: measure the claims.
+# make soak: half an hour of faults.
 # Each makes the environment it needs.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -6,7 +7,7 @@ READY := .venv/.ready
 export OMP_NUM_THREADS ?= 1
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: env demo test bench
+.PHONY: env demo test bench soak
 env: $(READY)
 
 $(READY): pyproject.toml constraints.txt
@@ -29,3 +30,6 @@ test: $(READY)
 bench: $(READY)
 	@$(BIN)/python benchmarks/sampling.py $(BENCH)
 	@$(BIN)/python benchmarks/data.py $(BENCH)
+
+soak: $(READY)
+	@$(BIN)/python benchmarks/soak.py $(SOAK)

@@ -121,14 +121,14 @@ def loader_of(run: Run, rows_gib: float | None) -> Loader:
     return Loader(run, job.shards, job.train.seed, job.batch, rows_gib)
 
 
-def make_shard(run: Run, num_rows: int, scratch: Path) -> None:
-    """Rows of noise as the shard of cluster 0, by the writer that the partition has."""
+def make_shard(run: Run, num_rows: int, scratch: Path, cluster: int = 0) -> None:
+    """Rows of noise as a cluster's shard, by the writer that the partition has."""
     config, block = run.config.data, 10_000
     none_K = np.zeros(run.config.partition.num_clusters, np.int64)
     rows_K = none_K.copy()
-    rows_K[0] = num_rows
-    generator = np.random.default_rng(0)
-    with ShardWriter(run, rows_K, none_K, [0], scratch) as writer:
+    rows_K[cluster] = num_rows
+    generator = np.random.default_rng(cluster)
+    with ShardWriter(run, rows_K, none_K, [cluster], scratch) as writer:
         for begin in range(0, num_rows, block):
             count = min(block, num_rows - begin)
             values = generator.integers(0, 255, (count, *config.shape)).astype(data_dtype(config))
@@ -138,9 +138,9 @@ def make_shard(run: Run, num_rows: int, scratch: Path) -> None:
                 "label": generator.integers(0, len(config.class_names), count),
                 "split": [TRAIN] * count,
             }
-            writer.add(pa.table(columns), np.zeros(count, np.int64))
-        writer.commit(0, None)
-    assert run.require(shard(0)).info["rows"] == num_rows
+            writer.add(pa.table(columns), np.full(count, cluster))
+        writer.commit(cluster, None)
+    assert run.require(shard(cluster)).info["rows"] == num_rows
 
 
 def quotients(above: Sequence[float], below: Sequence[float]) -> list[float]:

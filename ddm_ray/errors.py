@@ -62,7 +62,11 @@ class TrainingError(DDMError):
 
 
 class Preempted(TrainingError):
-    """A training worker's machine is about to be taken away; the state is saved."""
+    """A training worker's machine is about to be taken away, or its group to grow; the state is saved."""
+
+
+class TooManyRows(TrainingError):
+    """A micro-batch doesn't fit into memory."""
 
 
 class RayError(DDMError):

@@ -64,6 +64,6 @@ def _join(address: str) -> None:
             # Ray itself would try for many minutes.
             socket.create_connection((host, int(port)), timeout=10).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (OSError, OverflowError, ValueError, RuntimeError) as error:
+    except (OSError, OverflowError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         reason = " ".join(str(error).split())[:200]
         raise RayError(f"no Ray to join at {address}: {reason}; check --address or $RAY_ADDRESS") from None

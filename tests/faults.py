@@ -1,149 +1,208 @@
-"""Faults at the border of the operating system: a process is killed, or its disk is full, at its n-th write.
+"""What can go wrong while experts train on a Ray cluster, and what makes it so: on real processes and real files."""
 
-The process is traced (ptrace, Linux on x86-64), so that what compiled libraries write is met as well.
-"""
-
-import ctypes
-import errno
 import os
+import random
+import resource
 import signal
-import traceback
+import subprocess
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 
-TRACEME, SYSCALL, SETOPTIONS, GETREGSET, SETREGSET = 0, 24, 0x4200, 0x4204, 0x4205
-NT_PRSTATUS = 1
-SYSGOOD, CLONE, EXITKILL = 0x1, 0x8, 0x100000
-WALL = 0x40000000
+from ddm_ray.errors import CorruptArtifact
+from ddm_ray.storage.attempts import claimed, heartbeat
+from ddm_ray.storage.manifest import NAME
+from ddm_ray.storage.run import Run, expert
+from tests.conftest import BIN, wait_for
+from tests.train.nodes import Node, Nodes
 
-# Places of the call's number, its result and its arguments among the registers.
-NUMBER, RESULT, FIRST, SECOND = 15, 10, 14, 13
-# The calls that change a disk: on open files; on a name that is their first argument; or their second.
-ON_FILES = {1: "write", 18: "pwrite", 20: "writev", 74: "fsync", 75: "fdatasync", 77: "ftruncate"}
-ON_NAMES = {82: "rename", 86: "link", 87: "unlink", 83: "mkdir", 84: "rmdir", 76: "truncate"}
-ON_NAMES_AT = {264: "rename", 316: "rename", 265: "link", 263: "unlink", 258: "mkdir"}
-TAKES_SPACE = {"write", "pwrite", "writev", "rename", "link", "mkdir"}
+REFUSED_BYTES = 2**14
 
 
 class Fault(Enum):
-    """What happens as the n-th call that changes the disk begins."""
+    """What can go wrong while an expert trains."""
 
-    KILL = "SIGKILL"
-    FULL = "no space left"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How the process ended (0, 1 for an exception, -9 if killed), and the calls that it made."""
-
-    status: int
-    calls: list[str]
-
-
-class _Iovec(ctypes.Structure):
-    _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
+    WORKER_KILLED = "SIGKILL of a training worker"
+    WORKER_STOPPED = "SIGSTOP of a training worker"
+    NODE_KILLED = "SIGKILL of a node, and another one comes"
+    DRIVER_KILLED = "SIGKILL of ddm train, and the same command again"
+    HEAD_KILLED = "SIGKILL of the head, and another Ray cluster"
+    STATE_CUT = "SIGKILL of a training worker that writes a state"
+    STATE_ALTERED = "a file of the newest state altered, then SIGKILL of a training worker"
+    STORAGE_REFUSES = "storage that refuses a training worker's states, then SIGKILL of it"
+    SECOND_LAUNCH = "the same expert launched a second time"
 
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
-_libc.ptrace.restype = ctypes.c_long
+@dataclass
+class Training:
+    """One expert that `ddm train` trains on a slice: `nodes`, which have `room` for so many workers each."""
+
+    run: Run
+    index: int
+    cluster: Nodes
+    islands: Path
+    island: str
+    resource: str
+    nodes: list[Node]
+    drivers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    room: int = 1
+
+    @property
+    def artifact(self) -> str:
+        return expert(self.index)
+
+    @property
+    def log(self) -> Path:
+        """What its `ddm train` printed."""
+        return Path(f"{self.run.url}-expert-{self.index}.log")
+
+    def said(self) -> str:
+        return self.log.read_text()[-3000:]
+
+    def add_node(self) -> None:
+        """One more node of the slice."""
+        self.nodes.append(self.cluster.add({"CPU": self.room, self.resource: self.room}))
+
+    def launch(self, island: str | None = None) -> None:
+        """`ddm train`, which goes on where others ended; on another island, if it is named."""
+        arguments = ["train", self.run.url, "expert", str(self.index), "--address", self.cluster.address]
+        arguments += ["--islands", str(self.islands), "--island", island or self.island]
+        with self.log.open("ab") as sink:
+            self.drivers.append(
+                subprocess.Popen([str(BIN / "ddm"), *arguments], stdout=sink, stderr=sink, start_new_session=True)
+            )
+
+    def workers(self) -> list[int]:
+        """Processes that train this expert, rank 0 first, by its heartbeat."""
+        first = self.beat().get("pid")
+        found = [pid for node in self.nodes for pid in node.trainers()]
+        return sorted(found, key=lambda pid: pid != first)
+
+    def beat(self) -> dict:
+        """The newest heartbeat: attempt, step and so on; empty without one."""
+        with suppress(CorruptArtifact):
+            return heartbeat(self.run.store, self.artifact) or {}
+        return {}
+
+    def place(self) -> tuple[int, int]:
+        """The newest attempt that told anything, and its step."""
+        beat = self.beat()
+        return beat.get("attempt", 0), beat.get("step", 0)
+
+    def attempts(self) -> list[int]:
+        return claimed(self.run.store, self.artifact)
+
+    def states(self, committed: bool = True) -> list[Path]:
+        """Folders of its states, the best last; or of those that are being written."""
+        folders = sorted((Path(self.run.url) / self.artifact / "attempts").glob("*/state/*"))
+        return [folder for folder in folders if (folder / NAME).exists() is committed]
+
+    def finished(self) -> bool:
+        return self.run.manifest(self.artifact) is not None
+
+    def wait_for_step(self, after: tuple[int, int], seconds: float = 180) -> None:
+        """Wait until a later attempt than `after`'s has done a step beyond, or all is finished."""
+        wait_for(lambda: self.finished() or self._is_beyond(after), seconds, self.said)
+
+    def _is_beyond(self, after: tuple[int, int]) -> bool:
+        beat = self.beat()
+        done = beat.get("phase") == "training" and beat.get("step", 0) > beat.get("first", 0)
+        return done and beat["attempt"] > after[0]
+
+    def wait_for_state(self, attempt: int = 1, seconds: float = 180) -> None:
+        """Wait until this attempt, or a later one, has committed a state."""
+        wait_for(lambda: any(int(path.parts[-3]) >= attempt for path in self.states()), seconds, self.said)
+
+    def wait_until_finished(self, seconds: float = 300) -> None:
+        """Wait for the artifact, and for all `ddm train` that wasn't killed to end well."""
+        wait_for(self.finished, seconds, self.said)
+        for driver in self.drivers:
+            assert driver.wait(90) in (0, -signal.SIGKILL), self.said()
+
+    def stop(self) -> None:
+        """Kill its `ddm train`, whatever it is about."""
+        for driver in self.drivers:
+            with suppress(ProcessLookupError):
+                os.killpg(driver.pid, signal.SIGKILL)
+            driver.wait()
 
 
-def _ptrace(request: int, pid: int, address: int = 0, data: int = 0) -> None:
-    if _libc.ptrace(request, pid, address, data) < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"ptrace {request}: {os.strerror(number)}")
+def inject(fault: Fault, training: Training, chance: random.Random) -> None:
+    """Make it go wrong now, and replace what would be replaced by whoever runs the machines."""
+    INJECTORS[fault](training, chance)
 
 
-class _Registers:
-    def __init__(self, thread: int) -> None:
-        self.thread = thread
-        self.values = (ctypes.c_uint64 * 40)()  # more than there are
-        self.vector = _Iovec(ctypes.addressof(self.values), ctypes.sizeof(self.values))
-        _ptrace(GETREGSET, thread, NT_PRSTATUS, ctypes.addressof(self.vector))
-
-    def save(self) -> None:
-        _ptrace(SETREGSET, self.thread, NT_PRSTATUS, ctypes.addressof(self.vector))
+def send(training: Training, chance: random.Random, what: signal.Signals) -> None:
+    """A signal to one of its workers, if it has any at the moment."""
+    if workers := training.workers():
+        with suppress(ProcessLookupError):
+            os.kill(chance.choice(workers), what)
 
 
-def traced(work: Callable[[], object], below: str, fault: Fault | None = None, at: int = 0) -> Outcome:
-    """Run `work` in a forked process; with a fault, at its `at`-th call (from 1) on files below a folder.
-
-    A full disk stays full: from that call on all that need space fail.
-    """
-    child = os.fork()
-    if child == 0:
-        _libc.ptrace(TRACEME, 0, 0, 0)
-        os.kill(os.getpid(), signal.SIGSTOP)
-        try:
-            work()
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    os.waitpid(child, 0)
-    _ptrace(SETOPTIONS, child, 0, SYSGOOD | CLONE | EXITKILL)
-    return _Tracer(child, below, fault, at).run()
+def kill_worker(training: Training, chance: random.Random) -> None:
+    send(training, chance, signal.SIGKILL)
 
 
-class _Tracer:
-    def __init__(self, child: int, below: str, fault: Fault | None, at: int) -> None:
-        self.child, self.below, self.fault, self.at = child, below, fault, at
-        self.calls: list[str] = []
-        self.inside: dict[int, bool] = {}
-        self.failing: set[int] = set()
+def stop_worker(training: Training, chance: random.Random) -> None:
+    send(training, chance, signal.SIGSTOP)
 
-    def run(self) -> Outcome:
-        _ptrace(SYSCALL, self.child)
-        while True:
-            thread, status = os.waitpid(-1, WALL)
-            if os.WIFEXITED(status) or os.WIFSIGNALED(status):
-                self.inside.pop(thread, None)
-                if thread == self.child:
-                    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
-                    return Outcome(code, self.calls)
-                continue
-            passed_on = 0
-            stop = os.WSTOPSIG(status)
-            if stop not in (signal.SIGTRAP | 0x80, signal.SIGTRAP, signal.SIGSTOP):
-                passed_on = stop
-            with suppress(ProcessLookupError):  # a thread may end with its process at any time
-                if stop == signal.SIGTRAP | 0x80:
-                    self.syscall(thread)
-                _ptrace(SYSCALL, thread, 0, passed_on)
 
-    def syscall(self, thread: int) -> None:
-        leaving = self.inside.get(thread, False)
-        self.inside[thread] = not leaving
-        registers = _Registers(thread)
-        if leaving:
-            if thread in self.failing:
-                self.failing.discard(thread)
-                registers.values[RESULT] = ctypes.c_uint64(-errno.ENOSPC).value
-                registers.save()
-            return
-        name = self.concerned(thread, registers)
-        if name is None:
-            return
-        self.calls.append(name)
-        if self.fault is Fault.KILL and len(self.calls) == self.at:
-            os.kill(self.child, signal.SIGKILL)
-        elif self.fault is Fault.FULL and len(self.calls) >= self.at and name in TAKES_SPACE:
-            registers.values[NUMBER] = ctypes.c_uint64(-1).value  # there is no such call, so nothing is done
-            registers.save()
-            self.failing.add(thread)
+def kill_node(training: Training, chance: random.Random) -> None:
+    training.nodes.pop(chance.randrange(len(training.nodes))).kill()
+    training.add_node()
 
-    def concerned(self, thread: int, registers: _Registers) -> str | None:
-        """The call's name if it changes what is below the folder."""
-        number, first, second = (registers.values[place] for place in (NUMBER, FIRST, SECOND))
-        where = ""
-        with suppress(OSError):
-            if number in ON_FILES:
-                where = os.readlink(f"/proc/{thread}/fd/{first}")
-            elif number in ON_NAMES or number in ON_NAMES_AT:
-                with open(f"/proc/{thread}/mem", "rb", buffering=0) as memory:
-                    memory.seek(first if number in ON_NAMES else second)
-                    where = memory.read(4096).partition(b"\0")[0].decode(errors="replace")
-        return (ON_FILES | ON_NAMES | ON_NAMES_AT)[number] if where.startswith(self.below) else None
+
+def kill_driver(training: Training, chance: random.Random) -> None:
+    training.stop()
+    training.launch()
+
+
+def cut_state(training: Training, chance: random.Random) -> None:
+    """Killed once files of a state are there and its manifest isn't; one that never saves is killed all the same."""
+    with suppress(AssertionError):
+        wait_for(lambda: training.states(committed=False), 10, every=0.001)
+    send(training, chance, signal.SIGKILL)
+
+
+def alter_state(training: Training, chance: random.Random) -> None:
+    if states := training.states():
+        files = [path for path in states[-1].rglob("*") if path.is_file()]
+        with suppress(FileNotFoundError):  # dropped meanwhile
+            flip(chance.choice(files), chance)
+    send(training, chance, signal.SIGKILL)
+
+
+def flip(path: Path, chance: random.Random) -> None:
+    """Alter a bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+    path.write_bytes(data)
+
+
+def refuse_storage(training: Training, chance: random.Random) -> None:
+    """The operating system refuses files above some KiB: states, not heartbeats. It ends with the process."""
+    for pid in training.workers():
+        with suppress(ProcessLookupError):
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (REFUSED_BYTES, REFUSED_BYTES))
+    place = training.place()
+    with suppress(AssertionError):
+        wait_for(lambda: training.place() != place, 10)
+    send(training, chance, signal.SIGKILL)
+
+
+def launch_again(training: Training, chance: random.Random) -> None:
+    training.launch()
+
+
+INJECTORS: dict[Fault, Callable[[Training, random.Random], None]] = {
+    Fault.WORKER_KILLED: kill_worker,
+    Fault.WORKER_STOPPED: stop_worker,
+    Fault.NODE_KILLED: kill_node,
+    Fault.DRIVER_KILLED: kill_driver,
+    Fault.STATE_CUT: cut_state,
+    Fault.STATE_ALTERED: alter_state,
+    Fault.STORAGE_REFUSES: refuse_storage,
+    Fault.SECOND_LAUNCH: launch_again,
+}

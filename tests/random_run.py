@@ -35,6 +35,7 @@ from ddm_ray.models.router import Router
 from ddm_ray.storage.attempts import claim
 from ddm_ray.storage.manifest import NAME, Manifest, sha256
 from ddm_ray.storage.run import CENTROIDS, MONOLITH, PARTITION, ROUTER, ROWS, Run, shard
+from tests.published import publish_weights
 
 
 def make_data(
@@ -138,7 +139,7 @@ def publish(run: Run, artifact: str, model: nn.Module, steps: int, batch: int) -
     attempt = claim(run.store, artifact)
     tensors, spec = weights.to_bytes(model, weights.describe(model))
     files = {"ema.safetensors": tensors, "model.json": spec.encode()}
-    prefix, _ = attempt.publish_weights(steps, run.identity(artifact), files, {"step": steps})
+    prefix, _ = publish_weights(attempt, steps, run.identity(artifact), files, {"step": steps})
     text = run.config.data.text
     flops = training_flops_per_row(model, run.config.data.shape, 0 if text is None else text.tokens)
     info = {

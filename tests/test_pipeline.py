@@ -21,6 +21,7 @@ from ddm_ray.pipeline import DDMPipeline
 from ddm_ray.sampling.checkpoint import Models, load_model, mixture_info, monolith_info
 from ddm_ray.storage.attempts import claim
 from ddm_ray.storage.run import Run
+from tests.published import publish_weights
 from tests.random_run import make_run
 from tests.sampling import tiny_components
 
@@ -186,7 +187,7 @@ def test_a_run_of_texts_and_latents_brings_its_encoder_and_autoencoder(tmp_path:
     spec = denoiser_spec(run.config)
     tensors, text = weights.to_bytes(weights.build(spec), spec)
     files = {"ema.safetensors": tensors, "model.json": text.encode()}
-    prefix, _ = claim(run.store, "monolith").publish_weights(1, run.identity("monolith"), files, {})
+    prefix, _ = publish_weights(claim(run.store, "monolith"), 1, run.identity("monolith"), files, {})
     run.commit("monolith", [f"{prefix}/{name}" for name in files], {"weights": prefix})
     pipeline = DDMPipeline.from_run(run, model="monolith")
     output = pipeline(["a cat", ""], seeds=1, guidance_scale=3.0)
@@ -246,7 +247,7 @@ def test_the_manifest_says_which_weights_count(run: Run, tmp_path: Path) -> None
     own = Run.open(str(folder))
     before = load_model(own, "monolith").state_dict()
     later = claim(own.store, "monolith")
-    later.publish_weights(999, own.identity("monolith"), {"ema.safetensors": b"", "model.json": b"{}"}, {})
+    publish_weights(later, 999, own.identity("monolith"), {"ema.safetensors": b"", "model.json": b"{}"}, {})
     after = load_model(own, "monolith").state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert not load_model(own, "monolith").training

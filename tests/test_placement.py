@@ -138,13 +138,15 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
             "islands.lab.max_failures: Input should be greater than or equal",
         ),
         (
-            "islands: {lab: {resources_per_worker: {GPU: 0}}}",
+            "islands: {lab: {use_gpu: true, resources_per_worker: {GPU: 0}}}",
             "islands.lab: resources_per_worker.GPU must be above 0",
         ),
         (
             "islands: {lab: {resources_per_worker: {CPU: .nan}}}",
             "resources_per_worker.CPU: Input should be a finite",
         ),
+        ("islands: {lab: {resources_per_worker: {}}}", "islands.lab: resources_per_worker is empty"),
+        ("islands: {lab: {resources_per_worker: {CPU: 1, GPU: 1}}}", "asks for GPU; set use_gpu: true too"),
         ("islands: {lab: {}}\nhead: x", "head: unknown key"),
     ],
 )
@@ -154,3 +156,12 @@ def test_what_does_not_fit_is_named(tmp_path: Path, content: str, told: str) -> 
     message = refusal(str(path), None)
     assert message.startswith(f"{path}: ")
     assert told in message
+
+
+def test_the_table_of_fields_is_that_of_the_code() -> None:
+    text = (ROOT / "cluster_configs/README.md").read_text()
+    for name, field in Placement.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        told = {"workers": "1", "resources_per_worker": "{CPU: 1}"}.get(name, str(default))
+        told = {"None": "", "True": "true", "False": "false"}.get(told, told)
+        assert f"| `{name}` | {told} | {field.description} |\n" in text

@@ -54,8 +54,9 @@ def watch(
       ddm watch s3://lab/run7 --prometheus 9400
       ddm watch s3://lab/run7 --webhook https://hooks.slack.com/services/... --stalled-after 300
 
-    The webhook gets {"run", "artifact", "event", "attempt", "step", "steps", "text"}, where the event is stalled,
-    failed, resumed or finished.
+    The webhook gets {"run", "artifact", "event", "attempt", "step", "steps", "text", "final"}, where the event is
+    stalled, failed, damaged, resumed or finished. A job that failed begins its next attempt by itself, unless that is
+    final; one that stalled for long has nobody left who would.
     """
     from ddm_ray.storage.run import Run
     from ddm_ray.storage.status import line, survey

@@ -26,18 +26,13 @@ from ddm_ray.data.sources import Source, open_source
 from ddm_ray.data.sources import chunk_rows as rows_per_chunk
 from ddm_ray.data.sources.chunks import CHUNK_BYTES
 from ddm_ray.errors import RayError
-from ddm_ray.placement import Placement
+from ddm_ray.placement import KEEP_FREED_MEMORY, Placement
 from ddm_ray.storage.manifest import Manifest
 from ddm_ray.storage.records import Place, chunks_done
 from ddm_ray.storage.run import Run
 
 MAX_REJECTED = 0.05
 TASKS_PER_CORE = 16
-KEEP_FREED_MEMORY = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
-"""Tells glibc to give a batch the memory of the one before; a process holds to its end what it held at most.
-
-Else all of it comes from the system anew, page by page: a fifth of a CPU's time where a small network sees many rows.
-"""
 
 
 def prepare(

@@ -4,6 +4,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -12,7 +13,7 @@ from ddm_ray.errors import CorruptArtifact
 from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest
 from ddm_ray.storage.store import Store
 
-FAILED, OUT_OF_MEMORY = "FAILED", "OutOfMemory"
+CLAIM, FAILED, OUT_OF_MEMORY = "CLAIM", "FAILED", "OutOfMemory"
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,13 @@ class Attempt:
     def prefix(self) -> str:
         """Key prefix of all that this attempt writes."""
         return f"{self.job}/attempts/{self.number:04d}"
+
+    def claim(self) -> dict[str, Any]:
+        """What was said with its claim; empty if that can't be read."""
+        with suppress(FileNotFoundError, ValueError):
+            said = json.loads(self.store.read(f"{self.prefix}/{CLAIM}"))
+            return said if isinstance(said, dict) else {}
+        return {}
 
     def beat(self, progress: dict[str, Any]) -> None:
         """Replace the heartbeat. `progress` has a counter that grows; readers judge change, not clocks."""
@@ -83,16 +91,6 @@ class Attempt:
         """Where the EMA weights after `step` steps belong."""
         return f"{self.prefix}/weights/step-{step:09d}"
 
-    def publish_weights(
-        self, step: int, identity: Identity, files: dict[str, bytes], info: dict[str, Any]
-    ) -> tuple[str, Manifest]:
-        """Commit EMA weights after `step` steps; returns their prefix relative to the job, and manifest."""
-        prefix = self.weights_prefix(step)
-        for name, data in files.items():
-            self.store.write(f"{prefix}/{name}", data)
-        records = {name: FileRecord.of(data) for name, data in files.items()}
-        return prefix.removeprefix(f"{self.job}/"), self._commit(prefix, identity, records, info)
-
     def commit_weights(
         self, step: int, identity: Identity, records: dict[str, FileRecord], info: dict[str, Any]
     ) -> Manifest:
@@ -111,19 +109,21 @@ def claim(store: Store, job: str, about: Mapping[str, Any] = MappingProxyType({}
     """Claim the next free attempt number of a job, against any number of rivals; `about` is kept with the claim."""
     number = max(claimed(store, job), default=0) + 1
     owner = json.dumps({**about, "host": socket.gethostname(), "pid": os.getpid()}).encode()
-    while not store.create(f"{job}/attempts/{number:04d}/CLAIM", owner):
+    while not store.create(f"{job}/attempts/{number:04d}/{CLAIM}", owner):
         number += 1
     return Attempt(store, job, number)
 
 
 def newest_claim(store: Store, job: str) -> dict[str, Any] | None:
-    """What the newest claim of a job says, and under `failure` why that attempt failed, if it said so."""
-    numbers = claimed(store, job)
-    if not numbers:
-        return None
-    attempt = Attempt(store, job, numbers[-1])
-    said = json.loads(store.read(f"{attempt.prefix}/CLAIM"))
-    return {**said, "failure": attempt.failure()}
+    """What the newest claim of a job says, its `attempt` number, and under `failure` why that failed, if it said so.
+
+    One that can't be read, as a full disk leaves it, is passed over.
+    """
+    for number in reversed(claimed(store, job)):
+        attempt = Attempt(store, job, number)
+        if said := attempt.claim():
+            return {**said, "attempt": number, "failure": attempt.failure()}
+    return None
 
 
 def claimed(store: Store, job: str) -> list[int]:

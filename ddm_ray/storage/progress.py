@@ -6,20 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from ddm_ray.errors import Preempted
 from ddm_ray.storage.attempts import FAILED, Attempt, heartbeat
 from ddm_ray.storage.manifest import NAME
 from ddm_ray.storage.store import Store
 
 _COMMITTED = re.compile(rf"(?P<attempt>\d+)/(?P<kind>weights|state)/step-(?P<step>\d+)/{re.escape(NAME)}")
-
-
-@dataclass(frozen=True)
-class Milestone:
-    """Committed EMA weights: the attempt that published them, after `step` steps, and their key prefix in the run."""
-
-    attempt: int
-    step: int
-    prefix: str
 
 
 @dataclass(frozen=True)
@@ -49,13 +41,20 @@ class Progress:
 
     @property
     def phase(self) -> str:
-        """What the newest attempt does: starting, training, saving, publishing or finished."""
+        """What the newest attempt does: starting, training or publishing; leaving, once it has."""
+        if self.left:
+            return "leaving"
         return self.told.get("phase", "training") if self.spoke else "starting"
+
+    @property
+    def left(self) -> bool:
+        """Whether the newest attempt ended because it was asked to, with nothing lost: another one is to follow."""
+        return self.failure is not None and self.failure["kind"] == Preempted.__name__
 
     @property
     def step(self) -> int:
         """Steps done, as the newest attempt told; what it goes on from before it does."""
-        return self.told.get("step", 0) if self.spoke else self.saved
+        return self.told.get("step", self.saved) if self.spoke else self.saved
 
     @property
     def steps(self) -> int | None:
@@ -71,23 +70,6 @@ class Progress:
         """A number of the newest attempt's heartbeat (loss, mfu, world_size ...); None if it didn't tell any."""
         found = self.told.get(name) if self.spoke else None
         return found if isinstance(found, int | float) else None
-
-
-def failure(store: Store, job: str) -> dict[str, Any] | None:
-    """Why the newest attempt ended: its `error`, `kind` and whether it is `final`, with its `attempt` number.
-
-    None if it didn't fail, or if a newer attempt has begun since.
-    """
-    return _failure(store, job, _keys(store, job))
-
-
-def milestones(store: Store, job: str) -> list[Milestone]:
-    """All committed weights of a job, by steps, then by attempt."""
-    found = [
-        Milestone(attempt, step, f"{job}/attempts/{key.rpartition('/')[0]}")
-        for attempt, step, key in _committed(_keys(store, job), "weights")
-    ]
-    return sorted(found, key=lambda milestone: (milestone.step, milestone.attempt))
 
 
 def progress(store: Store, job: str) -> Progress | None:

@@ -67,7 +67,7 @@ def status(run: Run, artifact: str) -> Status:
     except (DriftError, CorruptArtifact) as error:
         return Status(artifact, "damaged", {"error": str(error)}, None, command)
     if job:
-        return Status(artifact, "stopped" if job.failure else "begun", {}, job, command)
+        return Status(artifact, "stopped" if job.failure and not job.left else "begun", {}, job, command)
     return Status(artifact, "begun" if begun else "waiting", begun, None, command)
 
 

@@ -1,18 +1,20 @@
 """A training attempt on storage: how it begins, which state it goes on from, how it tells of itself and how it ends."""
 
+import gc
 import math
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, Preempted, StorageError
+from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, Preempted, StorageError, TooManyRows
 from ddm_ray.placement import Placement
 from ddm_ray.storage.attempts import OUT_OF_MEMORY, Attempt, claim, newest_claim, saved_states
 from ddm_ray.storage.manifest import NAME, Identity, Manifest, drift
@@ -25,45 +27,48 @@ from ddm_ray.train.job import TrainJob
 from ddm_ray.train.saving import StateSaver, Trained
 from ddm_ray.train.telemetry import Telemetry
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class _Begun:
-    """What rank 0 tells all ranks: the attempt's number, states to go on from, rows to take at once."""
+    """What rank 0 tells all ranks: the attempt's number, rows to take at once."""
 
     number: int
-    states: list[str]
     micro_batch: int
 
 
 class TrainAttempt:
     """This world's try at a job; a context manager, which notes why it failed. Raises what `begin` does."""
 
-    def __init__(self, run: Run, job: TrainJob, placement: Placement):
+    def __init__(self, run: Run, job: TrainJob, placement: Placement, launch: str = ""):
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
-        begun = self._told(lambda: _begin(run, job, placement))
-        self.job, self.micro_batch = job, begun.micro_batch
+        begun = self._told(lambda: _begin(run.store, job, placement, launch))
+        self.job, self.micro_batch, self._elastic = job, begun.micro_batch, placement.workers.elastic
         self.storage = Attempt(run.store, job.artifact, begun.number)
         self.identity: Identity = run.identity(job.artifact)
         self.saver = StateSaver(self.storage, self.identity, placement.keep_states)
-        self._states = begun.states
+        self._tried: set[str] = set()
         who = {"host": socket.gethostname(), "pid": os.getpid(), "world_size": self._world}
         how = {"micro_batch": begun.micro_batch, "zero_stage": placement.zero_stage, "steps": job.train.steps}
         self._heartbeat = Heartbeat(self.storage, who | how) if self._rank == 0 else None
         self._telemetry = Telemetry(run.store, self.storage.prefix) if self._rank == 0 else None
         self.phase("starting")
 
-    def _told(self, decide: Callable[[], _Begun]) -> _Begun:
-        told: list[_Begun | DDMError | None] = [None]
+    def _told(self, decide: Callable[[], T]) -> T:
+        """What rank 0 decides, on all ranks; what it raises too."""
+        told: list[Any] = [None, None]
         if self._rank == 0:
             try:
-                told = [decide()]
+                told = [decide(), None]
             except DDMError as error:
-                told = [error]
+                told = [None, error]
+            except Exception as error:  # others would wait for ever
+                told = [None, RuntimeError(f"{type(error).__name__}: {error}")]
         dist.broadcast_object_list(told)
-        if isinstance(told[0], DDMError):
-            raise told[0]
-        assert told[0] is not None
-        return told[0]
+        if told[1] is not None:
+            raise told[1]
+        return told[0]  # type: ignore[no-any-return]
 
     def __enter__(self) -> Self:
         return self
@@ -78,13 +83,30 @@ class TrainAttempt:
 
     def _fail(self, error: BaseException) -> None:
         text = " ".join(str(error).split())[-500:] or type(error).__name__
-        if out_of_memory(error):
-            self._note(text, OUT_OF_MEMORY, final=self.micro_batch == 1)  # fewer rows at once may fit
+        if isinstance(error, TooManyRows):
+            # Fewer may fit, or as many in more workers.
+            self._note(text, OUT_OF_MEMORY, final=self.micro_batch == 1 and not self._elastic)
         elif lost_worker(error):
             self._note("another worker of the group was lost, or hangs", "LostWorker", final=False)
         else:
             mendable = not isinstance(error, DDMError) or isinstance(error, StorageError | Preempted)
             self._note(text, type(error).__name__, final=not mendable)
+
+    @contextmanager
+    def rows(self) -> Iterator[None]:
+        """Where running out of memory is blamed on the rows that are taken at once: TooManyRows."""
+        try:
+            yield
+        except Exception as error:
+            if out_of_memory(error):
+                raise TooManyRows(f"micro_batch {self.micro_batch}: {' '.join(str(error).split())[-400:]}") from None
+            raise
+
+    def tidy(self) -> None:
+        """Keep the last state alone, and end the curves: the job is about to be committed."""
+        self.storage.drop_states(1)
+        if self._telemetry:
+            self._telemetry.close()
 
     def stuck(self, text: str) -> None:
         """Note that this rank hangs."""
@@ -112,14 +134,14 @@ class TrainAttempt:
     def resume(self, make: Callable[[], Engine]) -> tuple[Engine, Trained]:
         """An engine, and how far the newest sound state is, which it holds; without one the beginning.
 
-        A damaged state is named on stderr and the one before it used. RuntimeError, so that another attempt is made,
-        if the engine doesn't hold what the state says.
+        A damaged state is named on stderr and the one before it used. StorageError if all that there were are gone:
+        another attempt deletes what it has overtaken. RuntimeError if the engine doesn't hold what the state says.
         """
-        engine = make()
-        for prefix in self._states:
+        engine, filled, gone = make(), False, False
+        while (prefix := self._told(self._next_state)) is not None:
+            problem = None
             try:
                 saved, trained = self._read(engine, prefix)
-                problem = None
             except CorruptArtifact as error:
                 problem = str(error)
             problems: list[str | None] = [None] * self._world
@@ -127,10 +149,38 @@ class TrainAttempt:
             if not any(problems):
                 self._load(engine, saved, trained.step)
                 return engine, trained
-            if self._rank == 0:
-                _warn_of_state(next(filter(None, problems)))
-            engine = make()  # what was read so far is neither the one nor the other
+            filled = True
+            if self._told(lambda prefix=prefix: self.storage.store.exists(f"{prefix}/{NAME}")):  # type: ignore[misc]
+                self._warn_of_state(next(filter(None, problems)))
+            else:
+                gone = True
+        if gone:
+            raise StorageError(f"{self.job.artifact}: its states were deleted while they were read")
+        if filled:
+            # What was read so far is neither the one nor the other. Not two at once: one may fill the memory.
+            del engine
+            gc.collect()
+            engine = make()
         return engine, Trained(0, 0.0, {"loss": [], "grad_norm": []})
+
+    def _next_state(self) -> str | None:
+        """Of the states there are now the best that wasn't tried. DriftError for one of another configuration."""
+        store = self.storage.store
+        for found in saved_states(store, self.job.artifact):
+            if isinstance(found, CorruptArtifact):
+                self._warn_of_state(str(found))
+            elif found.prefix not in self._tried:
+                if lines := drift(self.identity, found.manifest.identity):
+                    where = f"{store.url}/{found.prefix}"
+                    raise DriftError(f"{where} was made otherwise: {'; '.join(lines)}; delete {self.job.artifact}")
+                self._tried.add(found.prefix)
+                return found.prefix
+        return None
+
+    def _warn_of_state(self, text: str) -> None:
+        if self._rank == 0 and text not in self._tried:
+            self._tried.add(text)
+            print(f"warning: {text}; going on from the state before it", file=sys.stderr)
 
     def _read(self, engine: Engine, prefix: str) -> tuple[state.SavedParts, Trained]:
         """Read this rank's part into the engine's shards."""
@@ -138,7 +188,7 @@ class TrainAttempt:
         try:
             manifest = Manifest.from_json(store.read(f"{prefix}/{NAME}"), where)
         except FileNotFoundError:
-            raise CorruptArtifact(f"{where}: dropped meanwhile by another attempt") from None
+            raise CorruptArtifact(f"{where}: gone") from None
         saved = state.SavedParts(store, prefix, manifest)
         saved.fill(engine.shards.held())
         curve = state.read_curve(saved.read(state.CURVE)) if self._rank == 0 else {}
@@ -157,36 +207,24 @@ class TrainAttempt:
             raise RuntimeError(f"state of step {step} didn't load: {wrong[0]} differs from what was saved")
 
 
-def _begin(run: Run, job: TrainJob, placement: Placement) -> _Begun:
-    """Choose what to go on from, and claim the next number. DriftError for a job begun under another configuration."""
-    store, states = run.store, []
-    for found in saved_states(store, job.artifact):
-        if isinstance(found, CorruptArtifact):
-            _warn_of_state(str(found))
-        elif lines := drift(run.identity(job.artifact), found.manifest.identity):
-            where = f"{run.url}/{found.prefix}"
-            raise DriftError(f"{where} was made otherwise: {'; '.join(lines)}; delete {job.artifact}")
-        else:
-            states.append(found.prefix)
-    asked = {"micro_batch": placement.micro_batch, "device": device_name()}
+def _begin(store: Store, job: TrainJob, placement: Placement, launch: str) -> _Begun:
+    """Claim the next number."""
+    how = {"zero_stage": placement.zero_stage, "activation_checkpointing": placement.activation_checkpointing}
+    asked = {"micro_batch": placement.micro_batch, "device": device_name(), **how}
     most = _most_rows(store, job.artifact, asked)
-    number = claim(store, job.artifact, {"asked": asked, "most_rows": most}).number
+    number = claim(store, job.artifact, {"asked": asked, "most_rows": most, "launch": launch}).number
     share = math.ceil(job.batch / dist.get_world_size())
-    return _Begun(number, states, min(placement.micro_batch or share, most or share, share))
+    return _Begun(number, min(placement.micro_batch or share, most or share, share))
 
 
 def _most_rows(store: Store, job: str, asked: dict[str, Any]) -> int | None:
     """How many rows fit at once as far as earlier attempts on such a device found out; None if they didn't."""
     before = newest_claim(store, job)
-    if before is None or before["asked"] != asked:
+    if before is None or before.get("asked") != asked:
         return None
     failure = before["failure"]
     ran_out = failure is not None and failure["kind"] == OUT_OF_MEMORY
     return max(1, failure["micro_batch"] // 2) if ran_out else before["most_rows"]
-
-
-def _warn_of_state(text: str) -> None:
-    print(f"warning: {text}; going on from the state before it", file=sys.stderr)
 
 
 def out_of_memory(error: BaseException) -> bool:

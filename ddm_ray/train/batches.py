@@ -23,7 +23,6 @@ class RankBatches:
         self._weight_B = (place < job.batch).float() * world / job.batch
         self._place = place % job.batch
         self._parts = torch.arange(share).split(min(micro_batch or share, share))
-        self.accumulation = len(self._parts)
 
     def at(self, step: int, device: torch.device) -> Iterator[tuple[Batch, Tensor]]:
         """The micro-batches of global step `step`, each with the weight_B that its losses are summed with."""

@@ -12,12 +12,15 @@ from typing import Any
 
 import ray.train
 from ray.exceptions import GetTimeoutError, RayActorError
+from ray.train import ControllerError as ControllerError  # for who calls `fit`
 from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
 from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
 from ray.train.v2._internal.execution.context import get_train_context
+from ray.train.v2._internal.execution.controller.state import ReschedulingState
 
 from ddm_ray.errors import DDMError, Preempted, StorageError
-from ddm_ray.placement import Placement
+from ddm_ray.placement import KEEP_FREED_MEMORY, Placement
 from ddm_ray.storage.attempts import Attempt, claimed
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import Store
@@ -88,6 +91,13 @@ class Farewell(ControllerCallback, WorkerGroupCallback):
         except (RayActorError, GetTimeoutError):
             return  # a loss just now: what was saved last counts
 
+    def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:
+        """A group that failed when a part of it had started keeps its place for ever; with the controller it goes."""
+        if isinstance(current_state, ReschedulingState):
+            failure = getattr(current_state.training_failed_error, "controller_failure", None)
+            if isinstance(failure, WorkerGroupStartupFailedError):
+                os._exit(1)
+
     def _each(self, asked: Callable[[], bool]) -> list[bool]:
         return ray.get([worker.execute_async(asked) for worker in self._group.get_workers()], timeout=ANSWER_SECONDS)
 
@@ -122,7 +132,8 @@ class Patience(ray.train.UserCallback):
 def fit(run_url: str, artifact: str, marker: str, placement: Placement) -> None:
     """Run one training job to its end on the connected Ray; the key `marker` is created when it is given up.
 
-    Raises what the workers raised last, or RayActorError if Ray Train's controller was killed.
+    Raises what the workers raised last, ControllerError for what went wrong while they started, or RayActorError if
+    Ray Train's controller was killed.
     """
     run = Run.open(run_url)
     filesystem, path = run.store.filesystem(marker.rpartition("/")[0])
@@ -151,6 +162,7 @@ def fit(run_url: str, artifact: str, marker: str, placement: Placement) -> None:
             # For ever: Patience says when it is enough.
             failure_config=train.FailureConfig(max_failures=-1),
             callbacks=[Patience(run.url, artifact, marker, placement.max_failures), Farewell()],
+            worker_runtime_env={"env_vars": KEEP_FREED_MEMORY},
         ),
     )
     context: Any = trainer
@@ -164,7 +176,7 @@ def _worker(config: dict[str, Any]) -> None:
     store, artifact = Store(config["run"]), config["artifact"]
     before = max(claimed(store, artifact), default=0)
     try:
-        train(config["run"], artifact, Placement.model_validate(config["placement"]), Notice())
+        train(config["run"], artifact, Placement.model_validate(config["placement"]), Notice(), config["marker"])
     except Preempted:
         raise Left(artifact) from None
     except StorageError:

@@ -4,7 +4,6 @@ import sys
 from threading import Condition, Thread
 from typing import Any
 
-from ddm_ray.errors import StorageError
 from ddm_ray.storage.attempts import Attempt
 
 BEAT_SECONDS = 1.0
@@ -50,5 +49,5 @@ class Heartbeat:
                 self._beats += 1
                 try:
                     self._attempt.beat({"beat": self._beats, **told, **self._always})
-                except StorageError as error:
+                except Exception as error:  # a border: training goes on without it
                     print(f"warning: {error}", file=sys.stderr)

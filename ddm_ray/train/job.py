@@ -1,6 +1,7 @@
 """TrainJob: what tells an expert's, the router's and the monolith's training apart: objective, model, rows."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -66,13 +67,18 @@ class TrainJob:
 
     def training_flops(self, steps: int) -> int:
         """FLOPs of the first `steps` steps' forward and backward passes, over the tokens that each trains on."""
+        whole, kept = self._flops_of_a_row
+        masked = 0 if self.masking(0) is None else min(steps, self.train.steps - self.train.unmasked_steps)
+        return (masked * kept + (steps - masked) * whole) * self.batch
+
+    @cached_property
+    def _flops_of_a_row(self) -> tuple[int, int]:
+        """With all tokens, and with those that masking keeps."""
         model, masking = weights.build(self.spec, "meta"), self.masking(0)
-        form = (self.image_shape, self.text_tokens)
-        masked = 0 if masking is None else min(steps, self.train.steps - self.train.unmasked_steps)
-        flops = (steps - masked) * training_flops_per_row(model, *form)
-        if masking is not None:
-            flops += masked * training_flops_per_row(model, *form, masking.num_kept)
-        return flops * self.batch
+        whole = training_flops_per_row(model, self.image_shape, self.text_tokens)
+        if masking is None:
+            return whole, whole
+        return whole, training_flops_per_row(model, self.image_shape, self.text_tokens, masking.num_kept)
 
 
 def train_job(run: Run, artifact: str) -> TrainJob:

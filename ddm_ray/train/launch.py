@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,7 +11,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from ddm_ray import errors
-from ddm_ray.errors import DDMError, RayError, TrainingError
+from ddm_ray.errors import DDMError, RayError, StorageError, TrainingError
 from ddm_ray.placement import PREDEFINED, Placement
 from ddm_ray.storage.attempts import FAILED, Attempt, claimed
 from ddm_ray.storage.run import Run
@@ -25,6 +26,8 @@ from ddm_ray.train.recovery import (
 )
 
 POLL_SECONDS = 0.5
+# After how long a job that no worker has begun is said to wait for room; a start takes less.
+ROOM_SECONDS = 45.0
 HEAD = "node:__internal_head__"
 
 
@@ -48,25 +51,36 @@ def train_all(
             print(f"warning: {lack}; waiting for it to grow", file=sys.stderr)
     jobs = [_Job(run, artifact, each) for artifact, each in zip(unfinished, placements, strict=True)]
     supervisors: dict[str, Any] = {}
+    away = False
     try:
         for job in jobs:
             job.start(supervisors, len(jobs))
         waiting = jobs
         while waiting:
-            ended, _ = ray.wait([job.task for job in waiting], num_returns=len(waiting), timeout=POLL_SECONDS)
-            waiting = [job for job in waiting if not run.finished(job.artifact)]
-            if watch:
-                watch()
-            for job in waiting:
-                if error := job.given_up() or (job.reason() if job.task in ended else None):
-                    raise error
-    except BaseException:
+            tasks = [job.task for job in waiting]
+            ended, _ = ray.wait(tasks, num_returns=len(waiting), timeout=POLL_SECONDS)
+            try:
+                waiting = [job for job in waiting if not run.finished(job.artifact)]
+                if watch:
+                    watch()
+                for job in waiting:
+                    if error := job.given_up() or (job.reason() if job.task in ended else None):
+                        raise error
+                    job.tell_if_it_waits()
+                away = False
+            except StorageError as error:
+                # What is away from here may be there for those who train.
+                if len(ended) == len(tasks):
+                    raise
+                if not away:
+                    print(f"warning: {error}; trying again", file=sys.stderr)
+                away = True
+    finally:
         # With them end their controllers and workers, which would go on trying.
         for supervisor in supervisors.values():
             ray.kill(supervisor)
         for job in jobs:
             forget(run_id(run, job.artifact))
-        raise
 
 
 class Supervisor:
@@ -76,14 +90,14 @@ class Supervisor:
         threading.Thread(target=keep_nodes_known, daemon=True).start()
 
     def fit(self, run_url: str, artifact: str, marker: str, placement: Placement) -> None:
-        """See `fit`; a killed controller is replaced."""
-        from ddm_ray.train.fit import fit  # pandas and torch, which the driver can do without
+        """See `fit`; a controller that is killed or fails is replaced."""
+        from ddm_ray.train.fit import ControllerError, fit  # pandas and torch, which the driver can do without
 
         streak = Streak(run_url, artifact, placement.max_failures)
         while True:
             try:
                 return fit(run_url, artifact, marker, placement)
-            except RayActorError:
+            except (RayActorError, ControllerError):
                 if streak.too_long():
                     raise
 
@@ -94,8 +108,10 @@ class _Job:
     def __init__(self, run: Run, artifact: str, placement: Placement):
         self.run, self.artifact, self.placement = run, artifact, placement
         self.task: Any = None
+        # Names this launch too: its attempts' claims say so.
         self._marker = f"{artifact}/attempts/_ray/{uuid.uuid4().hex[:12]}/{FAILED}"
-        self._known = max(claimed(run.store, artifact), default=0)
+        self._ours: dict[int, bool] = dict.fromkeys(claimed(run.store, artifact), False)
+        self._began: float | None = time.monotonic()
 
     def start(self, supervisors: dict[str, Any], jobs: int) -> None:
         """Begin, under the supervisor of all jobs that are placed alike."""
@@ -119,13 +135,29 @@ class _Job:
         store = self.run.store
         if store.exists(self._marker):
             return TrainingError(f"{self.artifact}: {store.read(self._marker).decode()}")
-        for number in claimed(store, self.artifact)[-2:]:
-            said = Attempt(store, self.artifact, number).failure() if number > self._known else None
+        for number in self._attempts():
+            said = Attempt(store, self.artifact, number).failure()
             if said and said["final"]:
                 kind = getattr(errors, said["kind"], None)
                 kind = kind if isinstance(kind, type) and issubclass(kind, DDMError) else TrainingError
                 return kind(f"{self.artifact}: {said['error']}")
         return None
+
+    def tell_if_it_waits(self) -> None:
+        """Once: that after so long no worker has begun, and what there is room for."""
+        if self._began is None or time.monotonic() - self._began < ROOM_SECONDS:
+            return
+        self._began = None
+        if not any(self._ours.values()):
+            print(f"warning: {self.artifact} waits for room: {_room(self.placement)}", file=sys.stderr)
+
+    def _attempts(self) -> list[int]:
+        """This launch's newest two; another's may fail for reasons of its own."""
+        store = self.run.store
+        for number in claimed(store, self.artifact):
+            if number not in self._ours and (claim := Attempt(store, self.artifact, number).claim()):
+                self._ours[number] = claim.get("launch") == self._marker
+        return sorted(number for number, ours in self._ours.items() if ours)[-2:]
 
     def reason(self) -> DDMError | None:
         """Why it ended without having committed: the innermost error that a worker raised."""
@@ -142,13 +174,26 @@ class _Job:
         return TrainingError(f"{self.artifact} ended uncommitted; run {self.run.command(self.artifact)}")
 
 
+def _asked(placement: Placement) -> dict[str, float]:
+    """What a worker takes."""
+    return ({"GPU": 1.0} if placement.use_gpu else {}) | placement.resources_per_worker
+
+
+def _room(placement: Placement) -> str:
+    """What is asked for, and what is free now."""
+    asked, free = _asked(placement), ray.available_resources()
+    each = " and ".join(f"{amount:g} {name}" for name, amount in asked.items())
+    left = ", ".join(f"{free.get(name, 0):g} {name}" for name in asked)
+    return f"it asks for {placement.workers.min} x ({each}), free are {left}"
+
+
 def _lack(placement: Placement, may_grow: bool) -> str | None:
     """What of the placement the Ray cluster hasn't now; Ray itself would wait for ever, without a word.
 
     RayError if it isn't to be waited for, as for a custom resource that no node has: more likely a wrong name.
     """
     least = placement.workers.min
-    asked = ({"GPU": 1.0} if placement.use_gpu else {}) | placement.resources_per_worker
+    asked = _asked(placement)
     there = ray.cluster_resources()
     for name in asked.keys() - there.keys() - set(PREDEFINED):
         others = sorted(other for other in there if other not in PREDEFINED and ":" not in other)

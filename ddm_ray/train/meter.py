@@ -24,9 +24,8 @@ class Meter:
             self._curve[name].extend(values)
         self.done = trained.step
         self._peak = peak_flops(device, job.train.precision)
-        self._flops_per_row = job.training_flops(1) / job.batch
         self._began = self._told_at = time.monotonic()
-        self._told, self._rate = self.done, 0.0
+        self._told, self._rate, self._flops_per_row = self.done, 0.0, 0.0
 
     def step(self, loss: float, grad_norm: float) -> bool:
         """Count a step; whether it is time to tell."""
@@ -39,7 +38,10 @@ class Meter:
         """What a heartbeat says; speeds are those since it was last asked after a step."""
         now = time.monotonic()
         if self.done > self._told:
-            self._rate = (self.done - self._told) / max(now - self._told_at, 1e-9)
+            steps = self.done - self._told
+            self._rate = steps / max(now - self._told_at, 1e-9)
+            flops = self._job.training_flops(self.done) - self._job.training_flops(self._told)
+            self._flops_per_row = flops / (steps * self._job.batch)
             self._told_at, self._told = now, self.done
         said = {"step": self.done, "first": self._before.step}
         if not self._curve["loss"]:

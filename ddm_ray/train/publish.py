@@ -2,23 +2,26 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
+from threading import Thread
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ddm_ray.errors import DDMError
 from ddm_ray.models import weights
 from ddm_ray.storage.attempts import Attempt
 from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest
 from ddm_ray.storage.run import MONOLITH, ROUTER, Run
+from ddm_ray.train.engine import Engine
 from ddm_ray.train.fragments import EMA
 from ddm_ray.train.job import TrainJob
 from ddm_ray.train.milestone import picture
 from ddm_ray.train.state import CURVE, SavedParts, read_curve
 
 RECENT = 100
+# How much of a GPU's memory must be free to paint on it, of the weights' size.
+ROOM = 4
 WEIGHTS, PICTURE = "ema.safetensors", "grid.png"
 
 
@@ -39,12 +42,17 @@ class _Counted:
         return FileRecord(self._bytes, self._digest.hexdigest())
 
 
-def publish_weights(attempt: Attempt, job: TrainJob, identity: Identity, step: int) -> Manifest:
-    """Commit the EMA weights, and the curve up to there, of the attempt's committed state after `step` steps."""
+def publish_weights(
+    attempt: Attempt, job: TrainJob, identity: Identity, step: int, buffers: Mapping[str, Tensor]
+) -> Manifest:
+    """Commit the EMA weights, and the curve up to there, of the attempt's committed state after `step` steps.
+
+    `buffers` are those that the model keeps beside its parameters and doesn't train.
+    """
     store, source, prefix = attempt.store, attempt.state_prefix(step), attempt.weights_prefix(step)
     manifest = Manifest.from_json(store.read(f"{source}/{NAME}"), f"{store.url}/{source}/{NAME}")
     shapes = {name: tuple(parameter.shape) for name, parameter in _model(job).named_parameters()}
-    counted = _Counted(SavedParts(store, source, manifest).whole(EMA, shapes))
+    counted = _Counted(SavedParts(store, source, manifest).whole(EMA, shapes, buffers))
     store.write_stream(f"{prefix}/{WEIGHTS}", counted)
     files = {"model.json": json.dumps(job.spec, indent=2, sort_keys=True).encode()}
     files[CURVE] = store.read(f"{source}/{CURVE}")
@@ -54,53 +62,68 @@ def publish_weights(attempt: Attempt, job: TrainJob, identity: Identity, step: i
     return attempt.commit_weights(step, identity, records, {"step": step})
 
 
-def publish_milestone(
-    run: Run, attempt: Attempt, job: TrainJob, identity: Identity, step: int, device: torch.device
-) -> None:
-    """Publish the EMA weights after `step` steps, and then paint what they can do beside them."""
-    publish_weights(attempt, job, identity, step)
-    _paint(run, attempt, job, step, device)
+class Milestones:
+    """Publishes weights of an attempt's states, each with a picture of what they can do, painted beside training."""
 
+    def __init__(self, run: Run, attempt: Attempt, job: TrainJob, identity: Identity, engine: Engine):
+        """`identity` is that of the rows that were loaded, whatever lies there by now."""
+        self._run, self._attempt, self._job, self._identity = run, attempt, job, identity
+        self._device, self._buffers = engine.device, engine.buffers
+        self._painting = Thread()
 
-def publish(
-    run: Run, attempt: Attempt, job: TrainJob, identity: Identity, step: int, seconds: float, device: torch.device
-) -> None:
-    """Commit the last state's EMA weights and, if no other attempt was first, the job's final manifest.
+    def publish(self, step: int) -> Manifest:
+        """Publish the EMA weights after `step` steps; they get no picture if the last one is still being painted."""
+        manifest = publish_weights(self._attempt, self._job, self._identity, step, self._buffers)
+        if self._painting.is_alive():
+            print(f"warning: step {step}: no {PICTURE}, while that of an earlier step is painted", file=sys.stderr)
+        else:
+            self._painting = Thread(target=self._paint, args=(step,), name="picture", daemon=True)
+            self._painting.start()
+        return manifest
 
-    `identity` is that of the rows that were loaded, whatever lies there by now.
-    """
-    manifest = publish_weights(attempt, job, identity, step)
-    model, rows_seen = _model(job), step * job.batch
-    flops = job.training_flops(step)
-    prefix = attempt.weights_prefix(step).removeprefix(f"{job.artifact}/")
-    losses = read_curve(run.store.read(f"{job.artifact}/{prefix}/{CURVE}"))["loss"][-RECENT:]
-    info = {
-        "weights": prefix,
-        "step": step,
-        "rows_seen": rows_seen,
-        "training_flops": float(flops),
-        "training_flops_per_row": flops / rows_seen,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "seconds": seconds,
-        "loss": sum(losses) / len(losses),
-        "attempts": attempt.number,
-    }
-    records = {f"{prefix}/{name}": record for name, record in manifest.files.items()}
-    run.commit_records(job.artifact, records, info, identity=identity)
-    _paint(run, attempt, job, step, device)
+    def wait(self) -> None:
+        """Wait for the picture that is being painted."""
+        if self._painting.ident:
+            self._painting.join()
 
+    def commit(self, manifest: Manifest, step: int, seconds: float) -> None:
+        """Commit the job's final manifest, of the weights last published, if no other attempt was first."""
+        job, rows_seen = self._job, step * self._job.batch
+        flops = job.training_flops(step)
+        prefix = self._attempt.weights_prefix(step).removeprefix(f"{job.artifact}/")
+        losses = read_curve(self._run.store.read(f"{job.artifact}/{prefix}/{CURVE}"))["loss"][-RECENT:]
+        info = {
+            "weights": prefix,
+            "step": step,
+            "rows_seen": rows_seen,
+            "training_flops": float(flops),
+            "training_flops_per_row": flops / rows_seen,
+            "parameters": sum(parameter.numel() for parameter in _model(job).parameters()),
+            "seconds": seconds,
+            "loss": sum(losses) / len(losses),
+            "attempts": self._attempt.number,
+        }
+        records = {f"{prefix}/{name}": record for name, record in manifest.files.items()}
+        self._run.commit_records(job.artifact, records, info, identity=self._identity)
 
-def _paint(run: Run, attempt: Attempt, job: TrainJob, step: int, device: torch.device) -> None:
-    """Write PICTURE beside published weights of a denoiser. It is for looking at: without one training goes on."""
-    if job.artifact == ROUTER:
-        return
-    prefix = attempt.weights_prefix(step)
-    cluster = None if job.artifact == MONOLITH else int(job.artifact.rpartition("/")[2])
-    try:
-        if png := picture(run, job.spec, run.store.read(f"{prefix}/{WEIGHTS}"), cluster, device):
-            run.store.write(f"{prefix}/{PICTURE}", png)
-    except (DDMError, RuntimeError, MemoryError) as error:
-        print(f"warning: {prefix}: no {PICTURE}: {' '.join(str(error).split())[:300]}", file=sys.stderr)
+    def _paint(self, step: int) -> None:
+        """Write PICTURE beside published weights of a denoiser. It is for looking at: without one training goes on."""
+        run, artifact = self._run, self._job.artifact
+        if artifact == ROUTER:
+            return
+        prefix = self._attempt.weights_prefix(step)
+        cluster = None if artifact == MONOLITH else int(artifact.rpartition("/")[2])
+        try:
+            data = run.store.read(f"{prefix}/{WEIGHTS}")
+            if self._device.type == "cuda" and torch.cuda.mem_get_info(self._device)[0] < ROOM * len(data):
+                raise MemoryError("training leaves too little of the GPU's memory")
+            if png := picture(run, self._job.spec, data, cluster, self._device):
+                run.store.write(f"{prefix}/{PICTURE}", png)
+        except Exception as error:  # a border: it must not end the thread of what counts
+            print(f"warning: {prefix}: no {PICTURE}: {' '.join(str(error).split())[:300]}", file=sys.stderr)
+        finally:
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()  # it is training's
 
 
 def _model(job: TrainJob) -> nn.Module:

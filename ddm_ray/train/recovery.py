@@ -51,7 +51,7 @@ class Streak:
 
     def __init__(self, url: str, artifact: str, most: int):
         self._url, self._artifact, self._most = url, artifact, most
-        self._failures, self._saved = 0, last_saved(Store(url), artifact)
+        self._failures, self._saved, self._excused = 0, last_saved(Store(url), artifact), 0
 
     def too_long(self) -> bool:
         """Count one more failure: whether it is one too many."""
@@ -61,8 +61,10 @@ class Streak:
             failure = claim and claim["failure"]
         except StorageError:
             return False  # storage that is away comes back, or the workers say so
-        if failure and failure["kind"] == OUT_OF_MEMORY and not failure["final"]:
-            return False  # the next attempt takes fewer rows at once, of which there is an end
+        if claim and failure and failure["kind"] == OUT_OF_MEMORY and claim["attempt"] > self._excused:
+            self._excused = claim["attempt"]
+            if failure["micro_batch"] > 1:
+                return False  # the next attempt takes fewer rows at once
         self._failures = 1 if saved > self._saved else self._failures + 1
         self._saved = saved
         return self._failures > self._most

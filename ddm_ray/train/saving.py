@@ -4,18 +4,16 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from threading import Event
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from ddm_ray.errors import CorruptArtifact, StorageError
+from ddm_ray.errors import StorageError
 from ddm_ray.storage.attempts import Attempt
 from ddm_ray.storage.manifest import FileRecord, Identity
 from ddm_ray.train import state
 from ddm_ray.train.engine import Engine
 
-LONGEST_POLL_SECONDS = 1.0
 T = TypeVar("T")
 
 
@@ -28,23 +26,39 @@ class Trained:
     curve: Mapping[str, Sequence[float]]
 
 
+@dataclass(frozen=True)
+class _Begun:
+    """A state that is being written, and what is to be done on rank 0 once it is committed."""
+
+    trained: Trained
+    then: Callable[[], object] | None
+
+
 class StateSaver:
-    """One rank's part in saving states of an attempt, of which the newest `keep` are kept."""
+    """One rank's part in saving states of an attempt, of which the newest `keep` are kept.
+
+    A thread writes. That no rank writes any more, and that none was refused, is what the training loop's exchanges
+    say; rank 0 then commits, in its thread too.
+    """
 
     def __init__(self, attempt: Attempt, identity: Identity, keep: int):
         self._attempt, self._identity, self._keep = attempt, identity, keep
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
         self._snapshot: state.Snapshot | None = None
-        self._written: Future[None] | None = None
-        self._saving: Future[None] | None = None
-        self._given_up = Event()
+        self._begun: _Begun | None = None
+        self._writes, self._commits = _done(), _done()
         self._thread = ThreadPoolExecutor(1, "state")
         self.refused = False
 
     @property
+    def writing(self) -> bool:
+        """Whether this rank's part of a state is still being written."""
+        return not self._writes.done()
+
+    @property
     def busy(self) -> bool:
-        """Whether a state is still being written."""
-        return self._saving is not None and not self._saving.done()
+        """Whether a state is still being written or committed."""
+        return self._begun is not None or not self._commits.done()
 
     def save(self, engine: Engine, trained: Trained, then: Callable[[], object] | None = None) -> None:
         """Copy the state and have it written beside training, and on rank 0, once it is committed, `then` be done.
@@ -53,46 +67,47 @@ class StateSaver:
         """
         self._settle_together()
         self._take(engine)
-        self._written = self._thread.submit(self._quietly, lambda: self._write_shards(trained), trained.step)
-        self._saving = self._thread.submit(self._quietly, lambda: self._commit(trained, then), trained.step)
+        self._begun = _Begun(trained, then)
+        self._writes = self._thread.submit(self._quietly, lambda: self._write_shards(trained.step), trained.step)
+
+    def go_on(self, writing: bool, refused: bool) -> None:
+        """Commit, or give up, what was written, once no rank writes; both are said of all ranks, to all alike."""
+        if writing:
+            return
+        begun, self._begun, self.refused = self._begun, None, False
+        if begun and not refused and self._rank == 0:
+            self._commits = self._thread.submit(self._quietly, lambda: self._commit(begun), begun.trained.step)
 
     def save_now(self, engine: Engine, trained: Trained) -> None:
         """Save a state and wait until it is committed. Every rank must call it.
 
-        StorageError, on all ranks, if one of them couldn't write.
+        StorageError, on all ranks, if one of them couldn't write or rank 0 not commit.
         """
         self._settle_together()
         self._take(engine)
-        problem: str | None = None
-        try:
-            self._write_shards(trained)
-        except StorageError as error:
-            problem = str(error)
-        problems = self._told(problem)
-        if any(problems):
-            raise StorageError(next(filter(None, problems)))
-        self._commit(trained)
-        dist.barrier()
+        self._do_together(lambda: self._write_shards(trained.step))
+        self._do_together(lambda: self._commit(_Begun(trained, None)) if self._rank == 0 else None)
 
-    def give_up(self) -> None:
-        """Give up the state that is being written, since some rank couldn't write its part."""
-        self._given_up.set()
-        self._settle()
-        self._given_up.clear()
-        self.refused = False
+    def close(self) -> None:
+        """End the thread; what it is about is waited for."""
+        self._thread.shutdown()
 
     def _settle_together(self) -> None:
-        """Wait until the state that is being written is committed, or has failed to be on some rank."""
-        if self._written:
-            self._written.result()
-        # Rank 0 would wait for ever to commit what another rank couldn't write.
-        if any(self._told(self.refused)):
-            self.give_up()
-        self._settle()
+        """Wait, all ranks together, until the state that is being written is committed or given up."""
+        self._writes.result()
+        self.go_on(False, any(self._told(self.refused)))
+        self._commits.result()
+        # Else the others would wait for rank 0 in the next step, where waiting is taken for a hang.
+        dist.barrier()
 
-    def _settle(self) -> None:
-        if self._saving:
-            self._saving.result()
+    def _do_together(self, work: Callable[[], None]) -> None:
+        problem: str | None = None
+        try:
+            work()
+        except StorageError as error:
+            problem = str(error)
+        if problems := [said for said in self._told(problem) if said]:
+            raise StorageError(problems[0])
 
     def _told(self, value: T) -> list[T]:
         """The values of all ranks."""
@@ -100,44 +115,41 @@ class StateSaver:
         dist.all_gather_object(told, value)
         return told
 
-    def close(self) -> None:
-        """End the thread; what it was writing is not waited for longer than its own writes take."""
-        self._given_up.set()
-        self._thread.shutdown()
-
     def _take(self, engine: Engine) -> None:
         self._snapshot = self._snapshot or state.Snapshot(engine.shards.owned())
         self._snapshot.take()
 
-    def _quietly(self, write: Callable[[], None], step: int) -> None:
-        if self.refused:
-            return
+    def _quietly(self, work: Callable[[], None], step: int) -> None:
         try:
-            write()
-        except (StorageError, CorruptArtifact, OSError) as error:
-            # Training goes on without this state, or its weights; only the last one must be written.
+            work()
+        except Exception as error:  # a border: training goes on without it; only the last state must be written
             self.refused = True
-            print(f"warning: {error}; the state of step {step} isn't saved or published", file=sys.stderr)
+            text = " ".join(str(error).split()) or type(error).__name__
+            print(f"warning: {text}; the state of step {step} isn't saved, or its weights published", file=sys.stderr)
 
-    def _write_shards(self, trained: Trained) -> None:
+    def _write_shards(self, step: int) -> None:
         assert self._snapshot is not None
-        prefix = self._attempt.state_prefix(trained.step)
-        self._snapshot.write(self._attempt.store, f"{prefix}/{state.RANK.format(self._rank)}")
+        rank = state.RANK.format(self._rank)
+        self._snapshot.write(self._attempt.store, f"{self._attempt.state_prefix(step)}/{rank}")
 
-    def _commit(self, trained: Trained, then: Callable[[], object] | None = None) -> None:
-        """Rank 0: commit a state once all ranks have written theirs, unless it is given up, and drop old ones."""
-        if self._rank:
-            return
-        store, prefix, poll = self._attempt.store, self._attempt.state_prefix(trained.step), 0.02
-        while (records := state.written_records(store, prefix, self._world)) is None:
-            if self._given_up.wait(poll):
-                return
-            poll = min(1.5 * poll, LONGEST_POLL_SECONDS)
+    def _commit(self, begun: _Begun) -> None:
+        """Commit a state that all ranks have written, do what is to follow, and drop old ones."""
+        trained, store = begun.trained, self._attempt.store
+        prefix = self._attempt.state_prefix(trained.step)
         curve = state.curve_bytes(trained.curve)
         store.write(f"{prefix}/{state.CURVE}", curve)
+        records = state.written_records(store, prefix, self._world)
+        sizes = store.sizes(prefix)
+        if any(sizes.get(name) != record.bytes for name, record in records.items()):
+            raise StorageError(f"{store.url}/{prefix}: files are gone; deleted by a newer attempt")
         info = {"step": trained.step, "seconds": trained.seconds, "world_size": self._world}
-        records |= {state.CURVE: FileRecord.of(curve)}
-        self._attempt.commit_state(trained.step, self._identity, records, info)
+        self._attempt.commit_state(trained.step, self._identity, records | {state.CURVE: FileRecord.of(curve)}, info)
+        if begun.then:
+            begun.then()
         self._attempt.drop_states(self._keep)
-        if then:
-            then()
+
+
+def _done() -> Future[None]:
+    done: Future[None] = Future()
+    done.set_result(None)
+    return done

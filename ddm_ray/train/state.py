@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+from types import MappingProxyType
 from typing import NamedTuple
 from zlib import crc32
 
@@ -20,7 +21,7 @@ from safetensors.torch import load as from_safetensors
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from ddm_ray.errors import CorruptArtifact
+from ddm_ray.errors import CorruptArtifact, StorageError
 from ddm_ray.storage.manifest import FileRecord, Manifest, canonical, verify
 from ddm_ray.storage.store import Store
 from ddm_ray.train.fragments import EMA, RECORDS, Fragment
@@ -51,13 +52,11 @@ class Part:
     def __init__(self, record: str, number: int, pieces: list[Piece], pinned: bool):
         self.record, self.pieces = record, pieces
         self.name = f"{record}-{number:04d}.safetensors"
-        template = to_safetensors({piece.key: torch.zeros(piece.numel) for piece in pieces})
-        self._bytes = torch.empty(len(template), dtype=torch.uint8, pin_memory=pinned)
-        self._bytes.copy_(torch.frombuffer(bytearray(template), dtype=torch.uint8))
-        (header,) = struct.unpack("<Q", template[:8])
-        offsets = {key: entry["data_offsets"] for key, entry in json.loads(template[8 : 8 + header]).items()}
-        places = [[8 + header + end for end in offsets[piece.key]] for piece in pieces]
-        self.views = [self._bytes[first:last].view(torch.float32) for first, last in places]
+        sizes = [piece.numel for piece in pieces]
+        header = safetensors_header({piece.key: (piece.numel,) for piece in pieces})
+        self._bytes = torch.empty(len(header) + 4 * sum(sizes), dtype=torch.uint8, pin_memory=pinned)
+        self._bytes[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
+        self.views = self._bytes[len(header) :].view(torch.float32).split(sizes)
 
     @property
     def data(self) -> memoryview:
@@ -124,21 +123,23 @@ def fingerprint(piece: Piece, values: Tensor) -> int:
     """A sum modulo 2^64 over the bits of fp32 values, each weighted by its place; those of pieces add up."""
     total = 0
     first = (crc32(piece.name.encode()) << 28) + piece.start
-    for number, chunk in enumerate(values.detach().split(2**22)):
-        place = torch.arange(len(chunk), device=chunk.device) + (first + number * 2**22)
+    # A CPU's caches hold a small chunk's temporaries; a GPU does a large one at once.
+    size = 2**22 if values.is_cuda else 2**16
+    for number, chunk in enumerate(values.detach().split(size)):
+        place = torch.arange(len(chunk), device=chunk.device) + (first + number * size)
         total += int((chunk.view(torch.int32).long() * (2 * place + 1)).sum())
     return total % 2**64
 
 
-def written_records(store: Store, prefix: str, world: int) -> dict[str, FileRecord] | None:
-    """All ranks' files below `prefix/`, by their indexes; None as long as one is missing."""
+def written_records(store: Store, prefix: str, world: int) -> dict[str, FileRecord]:
+    """All ranks' files below `prefix/`, by their indexes. StorageError if one is gone."""
     records: dict[str, FileRecord] = {}
     for rank in range(world):
         folder = RANK.format(rank)
         try:
             data = store.read(f"{prefix}/{folder}/{INDEX}")
         except FileNotFoundError:
-            return None
+            raise StorageError(f"{store.url}/{prefix}/{folder}: {INDEX} is gone; deleted by a newer attempt") from None
         records[f"{folder}/{INDEX}"] = FileRecord.of(data)
         for name, told in json.loads(data)["parts"].items():
             records[f"{folder}/{name}"] = FileRecord(told["bytes"], told["sha256"])
@@ -211,18 +212,14 @@ class SavedParts:
             if numel != wanted[name].numel:
                 raise self._lacks(record, name)
 
-    def whole(self, record: str, shapes: dict[str, tuple[int, ...]]) -> Iterator[bytes]:
-        """A safetensors file of one record's parameters, piece by piece: never all of it in memory.
+    def whole(
+        self, record: str, shapes: dict[str, tuple[int, ...]], besides: Mapping[str, Tensor] = MappingProxyType({})
+    ) -> Iterator[bytes]:
+        """A safetensors file of one record's parameters, piece by piece: never all of it in memory; then others.
 
         CorruptArtifact if an element is missing.
         """
-        header, end = {}, 0
-        for name, shape in shapes.items():
-            begin, end = end, end + 4 * prod(shape)
-            header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        yield struct.pack("<Q", len(text)) + text
+        yield safetensors_header(shapes | {name: tuple(value.shape) for name, value in besides.items()})
         holders: dict[str, list[tuple[Piece, StatePart]]] = {name: [] for name in shapes}
         for part in self.parts:
             for piece in part.pieces if part.record == record else ():
@@ -239,6 +236,19 @@ class SavedParts:
                     at += piece.numel
             if at != prod(shape):
                 raise self._lacks(record, name)
+        for value in besides.values():
+            yield value.detach().float().cpu().contiguous().numpy().tobytes()
+
+
+def safetensors_header(shapes: Mapping[str, tuple[int, ...]]) -> bytes:
+    """What a safetensors file of fp32 tensors begins with, whose values follow in this order."""
+    entries, end = {}, 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 4 * prod(shape)
+        entries[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
 
 
 def _overlap(wanted: dict[str, Fragment], piece: Piece) -> Fragment | None:

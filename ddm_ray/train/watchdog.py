@@ -2,25 +2,29 @@
 
 import os
 import statistics
+import subprocess
 import sys
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from threading import Event, Thread
 from typing import Self
 
 FIRST_STEP_SECONDS = 600.0
 USUAL_STEPS = 3
 REMEMBERED = 20
+SENTRY = Path(__file__).with_name("sentry.py")
 
 
 class Watchdog:
     """A context manager: once a step takes longer than 3 usual ones and `hang_seconds`, `stuck` is called, then the
-    process ends. The first step may take FIRST_STEP_SECONDS, since it may compile.
+    process ends. The first step, or first after `forget`, may take FIRST_STEP_SECONDS: it may compile.
 
-    Ended like this and not by an exception, since the thread that hangs can't be interrupted.
+    Ended like this and not by an exception, since the thread that hangs can't be interrupted. Where no thread runs for
+    `hang_seconds`, in a step or not, a sentry kills the process.
     """
 
     def __init__(self, hang_seconds: float, stuck: Callable[[str], None]):
@@ -31,12 +35,16 @@ class Watchdog:
         self._thread = Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> Self:
+        # No site packages, no environment: it starts in 20 ms.
+        command = [sys.executable, "-I", "-S", str(SENTRY), f"{self._hang_seconds:g}"]
+        self._sentry = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0)
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
+        self._sentry.communicate()
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -48,6 +56,10 @@ class Watchdog:
             self._began = None
         self._took.append(time.monotonic() - began)
 
+    def forget(self) -> None:
+        """The next step is another one than those so far."""
+        self._took.clear()
+
     @property
     def limit(self) -> float:
         """Seconds that a step may take now."""
@@ -56,9 +68,17 @@ class Watchdog:
         return USUAL_STEPS * statistics.median(self._took) + self._hang_seconds
 
     def _watch(self) -> None:
-        while not self._ended.wait(min(1.0, self._hang_seconds / 4)):
-            began = self._began
-            if began is not None and (seconds := time.monotonic() - began) > self.limit:
+        assert self._sentry.stdin is not None
+        each = min(1.0, self._hang_seconds / 4)
+        looked, watched, stopped = time.monotonic(), self._began, 0.0
+        while not self._ended.wait(each):
+            with suppress(BrokenPipeError):  # somebody killed it
+                self._sentry.stdin.write(b".")
+            now, began = time.monotonic(), self._began
+            # What held this thread up too was no hang: the process was stopped, or the machine.
+            stopped = (stopped if began == watched else 0.0) + max(0.0, now - looked - each)
+            looked, watched = now, began
+            if began is not None and (seconds := now - began - stopped) > self.limit:
                 for thread, frame in sys._current_frames().items():
                     print(f"thread {thread}:\n{''.join(traceback.format_stack(frame))}", file=sys.stderr)
                 self._stuck(f"a step hangs for {seconds:.0f} s")

@@ -17,16 +17,19 @@ from ddm_ray.train.batches import RankBatches
 from ddm_ray.train.engine import Engine
 from ddm_ray.train.job import TrainJob, train_job
 from ddm_ray.train.meter import Meter
-from ddm_ray.train.publish import publish, publish_milestone
+from ddm_ray.train.publish import Milestones
 from ddm_ray.train.watchdog import Watchdog
 
 
-def train(run_url: str, artifact: str, placement: Placement, notice: Callable[[], bool] = lambda: False) -> None:
+def train(
+    run_url: str, artifact: str, placement: Placement, notice: Callable[[], bool] = lambda: False, launch: str = ""
+) -> None:
     """Train `artifact` to its last step and commit it. Every rank of the torch.distributed world calls this.
 
     Goes on from the newest sound state of any earlier attempt. `notice` says whether this rank is to leave: all then
-    save a state and raise Preempted. Raises TrainingError for a gradient that isn't finite, CorruptArtifact or
-    MissingArtifact for its rows, DriftError for a job begun under another configuration.
+    save a state and raise Preempted. `launch` is kept with the attempt's claim. Raises TrainingError for a gradient
+    that isn't finite, TooManyRows for a micro-batch that memory is too small for, CorruptArtifact or MissingArtifact
+    for its rows, DriftError for a job begun under another configuration.
     """
     torch.set_num_threads(placement.threads)
     run = Run.open(run_url)
@@ -35,7 +38,7 @@ def train(run_url: str, artifact: str, placement: Placement, notice: Callable[[]
     job = train_job(run, artifact)
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     with (
-        TrainAttempt(run, job, placement) as attempt,
+        TrainAttempt(run, job, placement, launch) as attempt,
         Loader(run, job.shards, job.train.seed, job.batch, placement.rows_gib, placement.cache, ranks_here) as loader,
     ):
         batches = RankBatches(job, loader, dist.get_rank(), dist.get_world_size(), attempt.micro_batch)
@@ -50,12 +53,15 @@ def _train(
     placement: Placement,
     notice: Callable[[], bool],
 ) -> None:
-    engine, before = attempt.resume(lambda: Engine(job.build(), job.train, placement))
-    saver, owed = attempt.saver, False
-    meter = Meter(job, before, engine.device, dist.get_world_size())
     with Watchdog(placement.hang_seconds, attempt.stuck) as watchdog:
+        engine, before = attempt.resume(lambda: Engine(job.build(), job.train, placement))
+        saver, owed = attempt.saver, False
+        milestones = Milestones(run, attempt.storage, job, attempt.identity, engine)
+        meter = Meter(job, before, engine.device, dist.get_world_size())
         for step in range(before.step, job.train.steps):
-            with watchdog.step():
+            if job.masking(step) != job.masking(step - 1):
+                watchdog.forget()  # how long steps take, and what is compiled for them
+            with watchdog.step(), attempt.rows():
                 loss = torch.zeros((), dtype=torch.float64, device=engine.device)
                 for batch, weight_B in batches.at(step, engine.device):
                     with engine.autocast():
@@ -64,38 +70,39 @@ def _train(
                     loss += part.detach()
                 norm = engine.step(job.learning_rate(step))
                 # One exchange a step, so that all ranks decide alike.
-                mean_loss, leaving, busy, refused = engine.mean([loss, notice(), saver.busy, saver.refused])
+                told = engine.mean([loss, notice(), saver.writing, saver.busy, saver.refused])
+                mean_loss, leaving, writing, busy, refused = told
+            saver.go_on(writing > 0, refused > 0)
             if not (math.isfinite(norm) and math.isfinite(mean_loss)):
                 raise TrainingError(
                     f"loss {mean_loss} with gradient norm {norm} at step {step}; begin a run with a lower learning_rate"
                 )
             if meter.step(mean_loss, norm):
                 attempt.tell(meter.tell())
-            if refused:
-                saver.give_up()
             if leaving:
                 saver.save_now(engine, meter.trained())
-                raise Preempted(f"{job.artifact}: a machine is about to go; step {meter.done} is saved")
+                raise Preempted(f"{job.artifact}: asked to leave; step {meter.done} is saved")
             milestone = _due(meter.done, placement.milestone_steps)
             owed = owed or _due(meter.done, placement.checkpoint_steps)
             if meter.done < job.train.steps and (milestone or (owed and not busy)):
-                of = (run, attempt.storage, job, attempt.identity, meter.done)
-                saver.save(
-                    engine, meter.trained(), partial(publish_milestone, *of, engine.device) if milestone else None
-                )
+                then = partial(milestones.publish, meter.done) if milestone else None
+                saver.save(engine, meter.trained(), then)
                 owed = False
-    attempt.phase("publishing", meter.tell())
-    last = meter.trained()
-    saver.save_now(engine, last)
+        attempt.phase("publishing", meter.tell())
+        last = meter.trained()
+        saver.save_now(engine, last)
     if dist.get_rank() == 0:
         try:
-            publish(run, attempt.storage, job, attempt.identity, last.step, last.seconds, engine.device)
+            milestones.wait()
+            manifest = milestones.publish(last.step)
+            milestones.wait()
         except (CorruptArtifact, OSError) as error:
             # Damaged since, dropped by a newer attempt, or no space: another try goes on from what is sound.
             raise StorageError(f"the last state can't be published: {error}") from None
-        attempt.storage.drop_states(1)
+        # Nobody waits for what comes after the commit.
+        attempt.tidy()
+        milestones.commit(manifest, last.step, last.seconds)
     dist.barrier()
-    attempt.phase("finished", meter.tell())
 
 
 def _due(done: int, every: int | None) -> bool:

@@ -6,12 +6,15 @@ from typing import Any, Literal
 
 from ddm_ray.storage.status import Status, describe, duration
 
-Kind = Literal["stalled", "failed", "finished", "resumed"]
+Kind = Literal["stalled", "failed", "damaged", "finished", "resumed"]
 
 
 @dataclass(frozen=True)
 class Event:
-    """A change of one artifact, as a webhook is told of it; `steps` None where they aren't known."""
+    """A change of one artifact, as a webhook is told of it; `steps` None where they aren't known.
+
+    `final`: a failure that trying again won't mend; after any other the next attempt begins by itself.
+    """
 
     run: str
     artifact: str
@@ -20,11 +23,12 @@ class Event:
     step: int
     steps: int | None
     text: str
+    final: bool = False
 
     @property
     def alarm(self) -> bool:
         """Whether someone should look."""
-        return self.event in ("stalled", "failed")
+        return self.event in ("stalled", "failed", "damaged")
 
     def body(self) -> dict[str, Any]:
         """Its fields, for JSON."""
@@ -65,6 +69,9 @@ class Events:
             memory.finished, memory.alarm = True, None
             return self._event(found, "finished") if news else None
         memory.finished = False
+        if found.state == "damaged":
+            told, memory.alarm = memory.alarm, ("damaged", 0)
+            return None if told == memory.alarm else self._event(found, "damaged")
         job = found.progress
         if job is None:
             return None
@@ -91,4 +98,5 @@ class Events:
         if kind == "stalled":
             waited = duration(job.patience(self.stalled_after) if job else 0.0)
             text = f"{self.run}: {found.artifact} stalled, no sign for {waited}: {describe(found)}"
-        return Event(self.run, found.artifact, kind, attempt, step, steps, text)
+        final = bool(job and job.failure and job.failure["final"])
+        return Event(self.run, found.artifact, kind, attempt, step, steps, text, final)

@@ -18,6 +18,16 @@ PAUSES = (1.0, 4.0, 16.0)
 MOST_WAITING = 100
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirected POST becomes a GET, whose answer would be taken for a delivery."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirects)
+
+
 class Webhook:
     """Posts events as JSON in their order; one that can't be delivered is tried again, then dropped, and both said."""
 
@@ -25,12 +35,15 @@ class Webhook:
         """`warn` is called with lines, from the thread. Raises ConfigError for what isn't an HTTP address."""
         try:
             parts = urlsplit(url)
-            host = parts.hostname if parts.scheme in ("http", "https") else None
+            host = parts.hostname if parts.scheme in ("http", "https") and parts.port != 0 else None
         except ValueError:
             host = None
         # The path of such an address is often its secret: it isn't printed.
-        if not host:
-            raise ConfigError("--webhook: that is no address; write http://HOST/PATH or https://HOST/PATH")
+        if not host or "@" in parts.netloc or not url.isascii() or any(letter <= " " for letter in url):
+            raise ConfigError(
+                "--webhook: that is no address; write http://HOST/PATH or https://HOST/PATH, without a name and"
+                " password, blanks and letters other than ASCII as %20 and so on"
+            )
         self._url, self._warn, self._pauses = url, warn, pauses
         self._name = f"webhook {host}"
         self._waiting: queue.Queue[Event | None] = queue.Queue(MOST_WAITING)
@@ -75,7 +88,7 @@ class Webhook:
             self._url, json.dumps(event.body()).encode(), {"Content-Type": "application/json", "User-Agent": "ddm-ray"}
         )
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT):
+            with _OPENER.open(request, timeout=TIMEOUT):
                 return None
         except urllib.error.HTTPError as error:
             return f"answered {error.code}"

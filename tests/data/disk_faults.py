@@ -21,7 +21,7 @@ from ddm_ray.data.sources import open_source
 from ddm_ray.errors import DDMError
 from ddm_ray.storage.run import PARTITION, ROWS, Run
 from tests.data.rows import make_rows
-from tests.faults import Fault, Outcome, traced
+from tests.traced import DiskFault, Outcome, traced
 
 REFUSED = 3
 SETTINGS = ("data.source=shapes:90", "data.channels=3", "data.image_size=8", "data.num_classes=12", "embedder.dim=4")
@@ -67,7 +67,7 @@ def contents(folder: Path, artifact: str) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
 
-def main(stage: str, root: Path, fault: Fault, stride: int) -> None:
+def main(stage: str, root: Path, fault: DiskFault, stride: int) -> None:
     """Every `stride`-th call: the fault, what a reader sees; the same command again, and the same result.
 
     Prints the number of calls, that of the states they left, and the kinds of calls.
@@ -87,7 +87,7 @@ def main(stage: str, root: Path, fault: Fault, stride: int) -> None:
         if base.exists():
             shutil.copytree(base, folder)
         met = traced(partial(told, work, folder), str(root), fault, at)
-        if met.status not in ({-9} if fault is Fault.KILL else {0, REFUSED}):
+        if met.status not in ({-9} if fault is DiskFault.KILL else {0, REFUSED}):
             raise SystemExit(f"{stage}, call {at} ({points[at - 1]}): ended with {met.status}")
         require(traced(partial(read_whole, folder, artifact), str(root)))
         if met.status == 0 and contents(folder, artifact) != wanted:
@@ -112,4 +112,4 @@ def require(outcome: Outcome) -> Outcome:
 
 if __name__ == "__main__":
     os.environ["OMP_NUM_THREADS"] = "1"
-    main(sys.argv[1], Path(sys.argv[2]), Fault[sys.argv[3]], int(sys.argv[4]))
+    main(sys.argv[1], Path(sys.argv[2]), DiskFault[sys.argv[3]], int(sys.argv[4]))

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.faults import Fault
+from tests.traced import DiskFault
 
 # A full disk stays full, so what it leaves differs little from one call to the next.
-STRIDES = {Fault.KILL: 1, Fault.FULL: 5}
+STRIDES = {DiskFault.KILL: 1, DiskFault.FULL: 5}
 
 
-@pytest.mark.parametrize("fault", list(Fault), ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", list(DiskFault), ids=lambda fault: fault.name)
 @pytest.mark.parametrize("stage", ["prepare", "partition"])
-def test_a_fault_at_any_write_leaves_the_old_or_the_new(tmp_path: Path, stage: str, fault: Fault) -> None:
+def test_a_fault_at_any_write_leaves_the_old_or_the_new(tmp_path: Path, stage: str, fault: DiskFault) -> None:
     runs, scratch = tmp_path / "runs", tmp_path / "scratch"  # which a partition that is killed leaves
     runs.mkdir()
     scratch.mkdir()
@@ -25,4 +25,4 @@ def test_a_fault_at_any_write_leaves_the_old_or_the_new(tmp_path: Path, stage: s
     num_calls, num_states, *kinds = done.stdout.splitlines()[-1].split()
     assert {"write", "fsync", "rename", "link"} <= set(kinds)
     assert int(num_calls) > 30
-    assert int(num_states) > (3 if fault is Fault.FULL else 10)
+    assert int(num_states) > (3 if fault is DiskFault.FULL else 10)

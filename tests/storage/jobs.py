@@ -8,6 +8,7 @@ from typing import Any
 from ddm_ray.storage.attempts import Attempt
 from ddm_ray.storage.manifest import NAME, Identity, Manifest
 from ddm_ray.storage.run import Run
+from tests.published import publish_weights
 
 TOLD = {
     "phase": "training",
@@ -39,7 +40,7 @@ def fail(attempt: Attempt, error: str, final: bool = False) -> None:
 
 def publish(attempt: Attempt, step: int) -> None:
     """A milestone."""
-    attempt.publish_weights(step, Identity({}), {"ema.safetensors": b"ema", "grid.png": b"png"}, {"step": step})
+    publish_weights(attempt, step, Identity({}), {"ema.safetensors": b"ema", "grid.png": b"png"}, {"step": step})
 
 
 def save(attempt: Attempt, step: int) -> None:

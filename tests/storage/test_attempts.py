@@ -9,6 +9,7 @@ from ddm_ray.errors import CorruptArtifact
 from ddm_ray.storage.attempts import SavedState, claim, claimed, heartbeat, newest_claim, saved_states
 from ddm_ray.storage.manifest import Identity, Manifest
 from ddm_ray.storage.store import Store
+from tests.published import publish_weights
 from tests.storage.artifacts import flip_bit, save_state
 
 JOB = "experts/000"
@@ -167,13 +168,17 @@ def test_the_newest_claim_says_what_came_of_it(store: Store) -> None:
     found = newest_claim(store, JOB)
     assert found is not None and (found["most_rows"], found["failure"]) == (2, None)
     last.fail(note)
+    for number, left in ((3, b""), (4, b"{"), (5, b"[1]")):
+        store.write(f"{JOB}/attempts/{number:04d}/CLAIM", left)
+    (Path(store.url) / JOB / "attempts/0006").mkdir()  # a full disk, or a kill between two calls
     found = newest_claim(store, JOB)
-    assert found is not None and found["failure"] == note
+    assert found is not None and (found["failure"], found["attempt"]) == (note, 2)
+    assert claim(store, JOB).number == 7
 
 
 def test_weights_are_published_below_the_attempt(store: Store) -> None:
     attempt = claim(store, JOB)
-    prefix, manifest = attempt.publish_weights(300, IDENTITY, {"ema.safetensors": b"ema"}, {"step": 300})
+    prefix, manifest = publish_weights(attempt, 300, IDENTITY, {"ema.safetensors": b"ema"}, {"step": 300})
     assert prefix == "attempts/0001/weights/step-000000300"
     written = store.read(f"{JOB}/{prefix}/_MANIFEST.json")
     assert Manifest.from_json(written, "there") == manifest

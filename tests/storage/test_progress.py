@@ -1,13 +1,13 @@
 """How far a job is, from what its attempts left: the newest counts, a newer one takes a failure back."""
 
-import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddm_ray.errors import CorruptArtifact
 from ddm_ray.storage.attempts import claim
-from ddm_ray.storage.progress import Milestone, failure, milestones, progress
+from ddm_ray.storage.progress import progress
 from ddm_ray.storage.store import Store
 from tests.storage.jobs import age, beat, fail, publish, save
 
@@ -21,14 +21,14 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 def test_nothing_is_said_of_a_job_that_nobody_began(store: Store) -> None:
     store.write(f"{JOB}/attempts/_ray/x/FAILED", b"Ray's own")
-    assert (progress(store, JOB), failure(store, JOB), milestones(store, JOB)) == (None, None, [])
+    assert progress(store, JOB) is None
 
 
 def test_the_newest_attempt_is_the_one_that_counts(store: Store) -> None:
     first = claim(store, JOB)
     found = progress(store, JOB)
     assert found and (found.attempt, found.beat, found.phase, found.step, found.steps) == (1, None, "starting", 0, None)
-    beat(first, 1, 0, phase="saving")
+    beat(first, 1, 0, phase="publishing")
     beat(first, 2, 90)
     save(first, 50)
     found = progress(store, JOB)
@@ -46,30 +46,37 @@ def test_the_newest_attempt_is_the_one_that_counts(store: Store) -> None:
 def test_a_failure_stands_until_a_newer_attempt_begins(store: Store) -> None:
     first = claim(store, JOB)
     beat(first, 1, 9)
-    assert failure(store, JOB) is None
+    assert failure(store) is None
     fail(first, "a worker\n  went away")
-    expected = {"error": "a worker went away", "kind": "TrainingError", "final": False, "attempt": 1}
-    assert failure(store, JOB) == expected
-    found = progress(store, JOB)
-    assert found and found.failure == expected
+    assert failure(store) == {"error": "a worker went away", "kind": "TrainingError", "final": False, "attempt": 1}
     second = claim(store, JOB)
-    assert failure(store, JOB) is None
+    assert failure(store) is None
     fail(first, "again, of the old one")
-    assert failure(store, JOB) is None
+    assert failure(store) is None
     fail(second, "gradient norm nan", final=True)
-    assert failure(store, JOB) == {
-        "error": "gradient norm nan",
-        "kind": "TrainingError",
-        "final": True,
-        "attempt": 2,
-    }
+    assert failure(store) == {"error": "gradient norm nan", "kind": "TrainingError", "final": True, "attempt": 2}
+
+
+def failure(store: Store) -> dict[str, Any] | None:
+    """Why the newest attempt ended, as its progress tells."""
+    found = progress(store, JOB)
+    assert found
+    return found.failure
+
+
+def test_one_that_was_asked_to_leave_has_not_failed(store: Store) -> None:
+    attempt = claim(store, JOB)
+    beat(attempt, 1, 9)
+    attempt.fail({"error": "asked to leave", "kind": "Preempted", "final": False})
+    found = progress(store, JOB)
+    assert found and (found.left, found.phase, found.step) == (True, "leaving", 9)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"final": 1}', b"\xff"])
 def test_a_damaged_record_still_says_that_it_failed(store: Store, content: bytes) -> None:
     attempt = claim(store, JOB)
     store.write(f"{attempt.prefix}/FAILED", content)
-    assert failure(store, JOB) == {"error": "for a reason that can't be read", "kind": "", "final": False, "attempt": 1}
+    assert failure(store) == {"error": "for a reason that can't be read", "kind": "", "final": False, "attempt": 1}
 
 
 def test_milestones_and_states_count_once_they_are_committed(store: Store) -> None:
@@ -83,15 +90,6 @@ def test_milestones_and_states_count_once_they_are_committed(store: Store) -> No
     save(second, 20)
     store.write(f"{second.prefix}/weights/step-000000040/ema.safetensors", b"half")
     store.write(f"{second.prefix}/state/step-000000040/state.safetensors", b"half")
-    prefix = f"{JOB}/attempts/0001/weights/step-0000000"
-    newer = f"{JOB}/attempts/0002/weights/step-000000020"
-    assert milestones(store, JOB) == [
-        Milestone(1, 10, f"{prefix}10"),
-        Milestone(1, 20, f"{prefix}20"),
-        Milestone(2, 20, newer),
-        Milestone(1, 30, f"{prefix}30"),
-    ]
-    assert json.loads(store.read(f"{newer}/_MANIFEST.json"))["info"] == {"step": 20}
     found = progress(store, JOB)
     # The next attempt goes on from the newest attempt's state, however far an older one came.
     assert found and (found.milestone, found.saved) == (30, 20)

@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.conftest import BIN, wait_for
+from tests.processes import command, family
 
 # Ports that the operating system picks: several raylets of one machine would pick the same.
 PORTS = [f"--{name}-port=0" for name in ("min-worker", "max-worker", "dashboard-agent-listen")]
@@ -26,16 +27,8 @@ class Node:
     process: subprocess.Popen[bytes]
 
     def pids(self) -> list[int]:
-        """The node's processes, by the records of /proc."""
-        children: dict[int, list[int]] = {}
-        for folder in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-                children.setdefault(parent, []).append(int(folder.name))
-        found = [self.process.pid]
-        for pid in found:
-            found += children.get(pid, [])
-        return found
+        """The node's processes."""
+        return family(self.process.pid)
 
     def trainers(self) -> list[int]:
         """Processes that train."""
@@ -48,13 +41,6 @@ class Node:
                 with suppress(ProcessLookupError):
                     os.kill(pid, one)
         self.process.wait()
-
-
-def command(pid: int) -> str:
-    """The command line of a process, empty if it is gone."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    return ""
 
 
 @dataclass

@@ -2,6 +2,8 @@
 
 import copy
 import math
+import subprocess
+import sys
 
 import deepspeed
 import pytest
@@ -141,6 +143,37 @@ def test_ema_closed_form(decay_used: float) -> None:
     closed = 0.9**6 * seen[0] + 0.1 * sum(0.9 ** (6 - i) * seen[i] for i in range(1, 7))
     error = float((adam.state[value]["ema"] - closed).abs().max())
     assert (error < 1e-14) == (decay_used == 0.9)
+
+
+def test_the_norm_is_exact_over_millions_of_elements() -> None:
+    """One sum in fp32 would be off by 1e-3. What is over the bound is scaled down to it, what isn't stays."""
+    numbers = torch.Generator().manual_seed(0)
+    gradients = [torch.randn(2, 10**7, generator=numbers), torch.randn(5, generator=numbers)]
+    right = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients))
+    before = [gradient.clone() for gradient in gradients]
+    value = nn.Parameter(torch.zeros(1))
+    assert AdamWithEMA([value], ema_decay=0.9, clip_norm=2 * right)._clip(gradients) == pytest.approx(right, rel=1e-6)
+    assert all(map(torch.equal, gradients, before))
+    assert AdamWithEMA([value], ema_decay=0.9, clip_norm=right / 4)._clip(gradients) == pytest.approx(right, rel=1e-6)
+    for scaled, gradient in zip(gradients, before, strict=True):
+        torch.testing.assert_close(scaled, gradient / 4, rtol=1e-5, atol=0)
+
+
+NO_COMPILER = """
+import sys, tempfile, torch
+from ddm_ray.config import TrainConfig
+from ddm_ray.placement import Placement
+from ddm_ray.train.engine import Engine
+torch.distributed.init_process_group("gloo", init_method=f"file://{tempfile.mktemp()}", rank=0, world_size=1)
+Engine(torch.nn.Linear(2, 2), TrainConfig(steps=1, global_batch=1), Placement())
+print(sorted({"torch._inductor.lowering", "deepspeed.runtime.zero.muon.original_muon"} & sys.modules.keys()))
+"""
+
+
+def test_no_compiler_is_loaded_for_an_optimizer_that_is_not_ours() -> None:
+    """It would take seconds of every start."""
+    done = subprocess.run([sys.executable, "-c", NO_COMPILER], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.splitlines()[-1] == "['deepspeed.runtime.zero.muon.original_muon']"
 
 
 def test_the_private_switch_is_still_there() -> None:

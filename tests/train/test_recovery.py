@@ -67,7 +67,9 @@ def test_running_out_of_memory_does_not_count_while_fewer_rows_can_be_taken(tmp_
     for rows in (4, 2):
         claim(store, JOB).fail({"error": "no memory", "kind": OUT_OF_MEMORY, "final": False, "micro_batch": rows})
         assert not streak.too_long()
-    claim(store, JOB).fail({"error": "no memory", "kind": OUT_OF_MEMORY, "final": True, "micro_batch": 1})
+        assert streak.too_long(), "once each: workers that die without an attempt run out of nothing"
+        streak = Streak(store.url, JOB, 0)
+    claim(store, JOB).fail({"error": "no memory", "kind": OUT_OF_MEMORY, "final": False, "micro_batch": 1})
     assert streak.too_long()
 
 
@@ -98,11 +100,15 @@ def write_failure(run: Run, attempt: int, final: bool, kind: str = "CorruptArtif
 
 def test_what_an_attempt_says_is_final_ends_the_job(job: _Job) -> None:
     assert job.given_up() is None  # that attempt was another launch's
-    claim(job.run.store, JOB)
+    ours = {"launch": job._marker}
+    claim(job.run.store, JOB, ours)
     assert job.given_up() is None
     write_failure(job.run, 2, final=False)
     assert job.given_up() is None
-    claim(job.run.store, JOB)
+    claim(job.run.store, JOB, {"launch": "another"})
+    write_failure(job.run, 3, final=True)
+    assert job.given_up() is None, "another launch may lack what this one has"
+    claim(job.run.store, JOB, ours)
     write_failure(job.run, 2, final=True)
     error = job.given_up()
     assert type(error) is CorruptArtifact and str(error) == f"{JOB}: rows are cut"

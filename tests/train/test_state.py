@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load
 
-from ddm_ray.errors import CorruptArtifact
+from ddm_ray.errors import CorruptArtifact, StorageError
 from ddm_ray.storage.manifest import Identity, Manifest
 from ddm_ray.storage.store import Store
 from ddm_ray.train import state
@@ -52,7 +52,8 @@ def save(store: Store, ranks: list[list[Fragment]]) -> Manifest:
         snapshot.take()
         snapshot.write(store, f"{PREFIX}/{state.RANK.format(rank)}")
     records = written_records(store, PREFIX, len(ranks))
-    assert records is not None and written_records(store, PREFIX, len(ranks) + 1) is None
+    with pytest.raises(StorageError, match=r"INDEX\.json is gone"):
+        written_records(store, PREFIX, len(ranks) + 1)
     return Manifest(PREFIX, Identity({}), records, {})
 
 

@@ -1,8 +1,12 @@
 """A step that hangs ends the process, a slow one doesn't; and memory that runs out halves what is taken at once."""
 
+import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,18 +16,32 @@ from ddm_ray.train.watchdog import Watchdog
 from tests.random_run import make_data
 
 HANGS = """
-import sys, time
+import time
+from ctypes import PyDLL
 from ddm_ray.train.watchdog import Watchdog
 with Watchdog({seconds}, lambda text: print("stuck:", text, flush=True)) as watchdog:
-    for seconds in {steps}:
+    for step in {steps}:
         with watchdog.step():
-            time.sleep(seconds)
+            eval(step)
+print("ended")
+"""
+
+STOPPED = """
+import time
+from ddm_ray.train.watchdog import Watchdog
+with Watchdog(0.5, print) as watchdog:
+    for waits in (4, 4, 4, 12):
+        with watchdog.step():
+            if waits > 4:
+                print("begun", flush=True)
+            for _ in range(waits):
+                time.sleep(0.05)
 print("ended")
 """
 
 
-def run_steps(seconds: float, steps: list[float]) -> tuple[subprocess.CompletedProcess[str], float]:
-    """Steps of these lengths in a process with a watchdog; how it ended, and after how long."""
+def run_steps(seconds: float, steps: list[str]) -> tuple[subprocess.CompletedProcess[str], float]:
+    """These steps in a process with a watchdog; how it ended, and after how long."""
     began = time.monotonic()
     command = [sys.executable, "-c", HANGS.format(seconds=seconds, steps=steps)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -31,19 +49,19 @@ def run_steps(seconds: float, steps: list[float]) -> tuple[subprocess.CompletedP
 
 
 def test_a_step_that_hangs_ends_the_process() -> None:
-    done, took = run_steps(0.5, [0.1, 0.1, 0.1, 50.0])
+    done, took = run_steps(0.5, ["time.sleep(0.1)"] * 3 + ["time.sleep(50)"])
     assert done.returncode == 1 and done.stdout.startswith("stuck: a step hangs for ") and "ended" not in done.stdout
-    assert 'File "<string>", line 7' in done.stderr, "where it hangs is said"
+    assert 'File "<string>", line 8' in done.stderr, "where it hangs is said"
     assert took < 20
 
 
 def test_steps_may_take_three_times_the_usual() -> None:
-    done, _ = run_steps(0.5, [0.5, 0.5, 0.5, 1.7])
+    done, _ = run_steps(0.5, ["time.sleep(0.5)"] * 3 + ["time.sleep(1.7)"])
     assert (done.returncode, done.stdout) == (0, "ended\n")
 
 
 def test_the_first_step_may_compile_and_what_is_between_steps_isnt_watched() -> None:
-    done, _ = run_steps(0.2, [1.0])
+    done, _ = run_steps(0.2, ["time.sleep(1)"])
     assert done.returncode == 0
     watchdog = Watchdog(0.1, pytest.fail)
     with watchdog:
@@ -52,6 +70,41 @@ def test_the_first_step_may_compile_and_what_is_between_steps_isnt_watched() -> 
                 pass
         time.sleep(0.5)
     assert watchdog.limit == pytest.approx(0.1, abs=0.05)
+
+
+@contextmanager
+def stopped_midway(send: Callable[[int, signal.Signals], None]) -> Iterator["subprocess.Popen[str]"]:
+    """A process that is sent SIGSTOP in the midst of a step."""
+    command = [sys.executable, "-c", STOPPED]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "begun\n"
+        send(process.pid, signal.SIGSTOP)
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_process_that_is_stopped_is_killed() -> None:
+    with stopped_midway(os.kill) as process:
+        assert process.wait(10) == -signal.SIGKILL
+
+
+def test_a_machine_that_stands_still_goes_on() -> None:
+    """As one that sleeps, or a virtual one that is moved: no time has passed for anyone on it."""
+    with stopped_midway(os.killpg) as process:
+        time.sleep(3.0)
+        os.killpg(process.pid, signal.SIGCONT)
+        assert (process.communicate(timeout=60), process.returncode) == (("ended\n", ""), 0)
+
+
+def test_a_call_that_lets_no_thread_run_is_ended() -> None:
+    """What keeps the interpreter to itself, as a driver that hangs may, keeps the watchdog from its work too."""
+    done, took = run_steps(0.5, ["PyDLL(None).sleep(50)"])
+    assert done.returncode == -signal.SIGKILL and "gave no sign of life for 0.5 s" in done.stderr
+    assert took < 20
 
 
 def test_running_out_of_memory_halves_what_is_taken_at_once(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -20,6 +21,7 @@ from ddm_ray.placement import Placement
 from ddm_ray.storage.attempts import Attempt, claimed, saved_states
 from ddm_ray.storage.run import MONOLITH, ROUTER, Run, shard
 from ddm_ray.train import worker
+from ddm_ray.train.attempt import TrainAttempt
 from tests.random_run import make_data
 from tests.train.conftest import SHORT
 
@@ -54,7 +56,7 @@ def same_run(a: Run, b: Run, artifact: str = EXPERT) -> bool:
 def train_until(run: Run, step: int, artifact: str = EXPERT, **placement: Any) -> None:
     """Train until that many steps more are done, when the machine is about to go."""
     steps = count(1)
-    with pytest.raises(Preempted, match=f"^{artifact}: a machine is about to go"):
+    with pytest.raises(Preempted, match=f"^{artifact}: asked to leave"):
         worker.train(run.url, artifact, Placement(**placement), notice=lambda: next(steps) == step)
 
 
@@ -128,6 +130,47 @@ def test_damaged_states_are_named_and_the_one_before_used(
     assert same_run(quiet, short_run)
 
 
+@pytest.mark.parametrize("taken", [("0002",), ("0001", "0002")])
+def test_states_that_a_rival_deletes_meanwhile_are_not_begun_without(
+    quiet: Run, short_run: Run, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], taken: tuple[str]
+) -> None:
+    """Between the choice of a state and reading it: then there are newer ones, or it is another attempt's turn."""
+    train_until(short_run, 4)
+    train_until(short_run, 5)
+    choose = TrainAttempt._next_state
+
+    def choose_late(attempt: TrainAttempt) -> str | None:
+        chosen = choose(attempt)
+        for number in taken:
+            short_run.store.delete(f"{EXPERT}/attempts/{number}/state")
+        return chosen
+
+    monkeypatch.setattr(TrainAttempt, "_next_state", choose_late)
+    if len(taken) == 2:
+        with pytest.raises(StorageError, match="its states were deleted while they were read"):
+            worker.train(short_run.url, EXPERT, Placement())
+        assert short_run.manifest(EXPERT) is None
+    else:
+        worker.train(short_run.url, EXPERT, Placement())
+        assert same_run(quiet, short_run)
+    assert "warning" not in capfd.readouterr().err
+
+
+def test_a_state_that_a_newer_attempt_deletes_half_written_is_given_up(
+    quiet: Run, short_run: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    steps = count(1)
+
+    def notice() -> bool:
+        if next(steps) == 5:
+            short_run.store.delete(f"{EXPERT}/attempts/0001/state")
+        return False
+
+    worker.train(short_run.url, EXPERT, Placement(checkpoint_steps=4), notice=notice)
+    assert "gone; " in capfd.readouterr().err
+    assert same_run(quiet, short_run) and states_of(short_run, 1) == [STEPS]
+
+
 def test_a_state_of_another_configuration_is_refused(
     world_of_one: None, short_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +203,7 @@ def test_a_gradient_that_is_not_finite_publishes_nothing(
     def poisoned(seed: int, key: tuple[int, ...], step: int, *rest: object) -> object:
         draws = draw(seed, key, step, *rest)  # type: ignore[arg-type]
         if step == 6:
+            time.sleep(0.5)  # the last good state is written meanwhile
             draws.noise_BCHW[0, 0, 0, 0] = float("nan")
         return draws
 

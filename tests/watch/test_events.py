@@ -86,7 +86,7 @@ def told(*surveys: tuple[float, Status], stalled_after: float = 60) -> list[tupl
         pytest.param([(0, FINISHED), (1, WAITING), (2, FINISHED)], [(2, "finished", 2)], id="made anew"),
         pytest.param(
             [(0, begun(1, 1)), (9, DAMAGED), (99, DAMAGED), (100, begun(1, 1))],
-            [(100, "stalled", 1)],
+            [(9, "damaged", 0), (100, "stalled", 1)],
             id="can't be read for a while",
         ),
     ],
@@ -108,13 +108,16 @@ def test_an_event_says_all_that_is_known() -> None:
         "step": 75,
         "steps": 300,
         "text": text,
+        "final": False,
     }
     (failed,) = events.seen([stopped(2, 5, 75)], 61)
     assert failed == Event(
         "s3://lab/run", JOB, "failed", 2, 75, 300, f"s3://lab/run: {JOB} failed: no space, attempt 2, "
         "at step 75/300; `ddm train` begins again"
     )  # fmt: skip
-    (finished,) = events.seen([FINISHED], 62)
+    (damaged,) = events.seen([DAMAGED], 62)
+    assert damaged.alarm and damaged.text == f"s3://lab/run: {JOB} damaged: altered"
+    (finished,) = events.seen([FINISHED], 63)
     assert (finished.step, finished.steps, finished.alarm, failed.alarm) == (300, 300, False, True)
     assert finished.text == f"s3://lab/run: {JOB} finished: 300 steps, loss 0.5000, 1.0 GFLOP"
 
@@ -148,10 +151,10 @@ def test_no_event_is_told_twice_in_a_row(steps: Sequence[tuple[float, Status]]) 
     for pause, found in steps:
         now += pause
         for event in events.seen([found], now):
-            state = {"stalled": "begun", "resumed": "begun", "failed": "stopped", "finished": "finished"}[event.event]
+            state = {"stalled": "begun", "resumed": "begun", "failed": "stopped"}.get(event.event, event.event)
             assert found.state == state
             if event.event == "resumed":
-                assert last and last[0] in ("stalled", "failed")
+                assert last and last[0] in ("stalled", "failed", "damaged")
             if event.event != "finished":
                 assert (event.event, event.attempt) != last
             last = event.event, event.attempt

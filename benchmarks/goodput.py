@@ -1,0 +1,52 @@
+"""What faults cost: goodput, and the Young/Daly optimum that checkpoints could reach at best. Times in seconds."""
+
+import math
+from dataclasses import dataclass
+from statistics import fmean
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A fault that hit an expert `at` so many seconds: until its next step, and steps it had to do again."""
+
+    fault: str
+    expert: str
+    at: float
+    until_step: float
+    lost_steps: int
+    other_went_on: bool
+
+
+@dataclass(frozen=True)
+class Costs:
+    """A step, what training waits for a checkpoint, the interval between two, and a fault but for steps done again."""
+
+    step: float
+    checkpoint: float
+    interval: float
+    recovery: float
+
+    def goodput(self, between: float) -> float:
+        """Share of the time that is useful with a fault every `between` seconds, to first order."""
+        return self._share(between, self.interval)
+
+    def best_interval(self, between: float) -> float:
+        """Young's interval: sqrt(2 checkpoint between) (Young 1974, Daly 2006), at least a step."""
+        return max(self.step, math.sqrt(2 * self.checkpoint * between))
+
+    def best_goodput(self, between: float) -> float:
+        """That of the best interval."""
+        return self._share(between, self.best_interval(between))
+
+    def _share(self, between: float, interval: float) -> float:
+        return max(0.0, 1 - self.checkpoint / interval - (self.recovery + interval / 2) / between)
+
+
+def useful_share(steps: int, step_seconds: float, elapsed: float) -> float:
+    """Goodput as it was: steps that counted, at the speed of an undisturbed training, of the time that passed."""
+    return steps * step_seconds / elapsed
+
+
+def fault_seconds(hits: list[Hit], step_seconds: float) -> float:
+    """Mean time that a fault threw an expert back: until its next step, and until it was where it had been."""
+    return fmean(hit.until_step + hit.lost_steps * step_seconds for hit in hits)

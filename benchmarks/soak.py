@@ -1,0 +1,286 @@
+"""Random faults on a training of two experts, each on a slice of one Ray cluster, and what they cost.
+
+Expert 0 has one worker, expert 1 two. Every so often one of them meets a fault of tests/faults.py, or both lose the
+head. When the time is over they finish undisturbed, and are compared, bit by bit, with experts that met no fault.
+
+Useful are steps that counted, each as long as an undisturbed one took beside the other expert. Goodput at other times
+between faults follows from what was measured here: the time until the next step, and the steps done again. A second
+launch throws nobody back; its worker is killed once it has taken a step.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from claims import Claim, Report, options  # noqa: E402
+from goodput import Costs, Hit, fault_seconds, useful_share  # noqa: E402
+
+from ddm_ray.storage.run import Run, expert  # noqa: E402
+from tests.conftest import free_island  # noqa: E402
+from tests.faults import Fault, Training, inject  # noqa: E402
+from tests.random_run import make_data  # noqa: E402
+from tests.train.nodes import Nodes, ray_nodes  # noqa: E402
+from tests.train.results import apart, final_weights  # noqa: E402
+
+CHECKPOINT_STEPS = 50
+BATCH = 32
+WORKERS = (1, 2)
+ISLAND = """
+  {name}:
+    workers: {workers}
+    resources_per_worker: {{CPU: 1, slice-{name}: 1}}
+    checkpoint_steps: {steps}
+    hang_seconds: 3
+"""
+# Of the time that the soak may take, what undisturbed training of all steps would take.
+SHARE = 0.6
+PROBE_STEPS = 400
+PROBE_CHECKPOINT_STEPS = 4
+"""Steps between checkpoints where their cost is measured."""
+
+
+def settings(steps: int) -> list[str]:
+    return [f"expert.train.steps={steps}", f"expert.train.global_batch={BATCH}"]
+
+
+def undisturbed(folder: Path, steps: int, legs: list[dict]) -> list[Run]:
+    """Train without Ray and faults, all legs side by side; each in a run of its own below the folder."""
+    folder.mkdir()
+    started = []
+    for number, leg in enumerate(legs):
+        case = {f"{number}": {"settings": settings(steps), "legs": [leg]}}
+        command = [sys.executable, "-m", "tests.train.rank_faults", str(folder), json.dumps(case)]
+        started.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+    ended = [process.wait() for process in started]
+    if any(ended):
+        raise SystemExit("training without faults failed")
+    return [Run.open(str(folder / f"{number}")) for number in range(len(legs))]
+
+
+def pair(**placement: int) -> list[dict]:
+    """Both experts, as many ranks as they have workers."""
+    return [
+        {"world": world, "artifact": expert(index), "seconds": 10**6, **placement}
+        for index, world in enumerate(WORKERS)
+    ]
+
+
+def step_seconds(run: Run, artifact: str) -> float:
+    info = run.require(artifact).info
+    return info["seconds"] / info["step"]
+
+
+@dataclass
+class Soak:
+    """The cluster as it is now, both trainings, and what hit them."""
+
+    folder: Path
+    chance: random.Random
+    stack: ExitStack
+    report: Report
+    trainings: list[Training] = field(default_factory=list)
+    hits: list[Hit] = field(default_factory=list)
+    began: float = 0.0
+
+    def cluster(self) -> Nodes:
+        number = free_island()
+        return self.stack.enter_context(ray_nodes(20000 + 100 * number, self.folder / f"ray-{number}.log"))
+
+    def begin(self, run: Run) -> None:
+        """Launch both; the clock starts with the later one's first step."""
+        islands = self.folder / "islands.yaml"
+        named = zip("ab", WORKERS, strict=True)
+        each = [ISLAND.format(name=name, workers=workers, steps=CHECKPOINT_STEPS) for name, workers in named]
+        islands.write_text("islands:" + "".join(each))
+        cluster = self.cluster()
+        for index, name in enumerate("ab"):
+            training = Training(run, index, cluster, islands, name, f"slice-{name}", [], room=2)
+            self.stack.callback(training.stop)
+            self.trainings.append(training)
+        self.launch_all()
+        for training in self.trainings:
+            training.wait_for_step((0, 0))
+        self.began = time.monotonic()
+
+    def launch_all(self) -> None:
+        for training, nodes in zip(self.trainings, WORKERS, strict=True):
+            for _ in range(nodes):
+                training.add_node()
+            training.launch()
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self.began
+
+    def hit(self, fault: Fault, target: Training) -> None:
+        """One fault, and what came of it."""
+        other = self.trainings[1 - target.index]
+        place, others, began = target.place(), other.attempts()[-1], self.elapsed
+        if fault is Fault.HEAD_KILLED:
+            self.lose_head()
+        else:
+            inject(fault, target, self.chance)
+        if fault is Fault.SECOND_LAUNCH:
+            end_second_launch(target)
+            until, lost = 0.0, 0
+        else:
+            target.wait_for_step(place, 300)
+            until = self.elapsed - began
+            lost = max(0, place[1] - target.beat().get("first", 0))
+        went_on = other.attempts()[-1] == others
+        self.hits.append(Hit(fault.name, target.artifact, began, until, lost, went_on))
+        self.report.progress(
+            f"{began:6.0f} s  {target.artifact} at step {place[1]:>6}  {fault.name:<15} next step after {until:5.1f} s,"
+            f" {lost:>4} steps again{'' if went_on or fault is Fault.HEAD_KILLED else ', THE OTHER NOTICED'}"
+        )
+
+    def lose_head(self) -> None:
+        """The head goes, and nodes and drivers with it; all that is left is storage."""
+        old = self.trainings[0].cluster
+        old.nodes[0].kill()
+        for training in self.trainings:
+            training.stop()
+        for node in old.nodes[1:]:
+            if node.process.poll() is None:
+                node.kill()
+        cluster = self.cluster()
+        for training in self.trainings:
+            training.cluster = cluster
+            training.nodes.clear()
+            training.drivers.clear()
+        self.launch_all()
+
+    def go_on(self, minutes: float, every: float) -> None:
+        """Faults until the time is over or all is done."""
+        due = self.chance.uniform(0, every)
+        while self.elapsed < 60 * minutes and (left := [each for each in self.trainings if not each.finished()]):
+            if self.elapsed < due:
+                time.sleep(0.1)
+                continue
+            self.hit(self.chance.choice(list(Fault)), self.chance.choice(left))
+            # From fault to fault, however long recovering from the last one took.
+            due = max(self.elapsed, due + self.chance.uniform(0.5, 1.5) * every)
+
+
+def end_second_launch(target: Training) -> None:
+    """Wait until the second launch's worker has taken a step, or finds no place; then it is given up."""
+    second, number = target.drivers.pop(), target.attempts()[-1]
+    with suppress(AssertionError):
+        target.wait_for_step((number, 0), 60)
+    os.killpg(second.pid, signal.SIGKILL)
+    second.wait()
+
+
+def checkpoint_seconds(folder: Path, repeats: int = 3) -> tuple[float, float]:
+    """What training waits for a checkpoint, its spread: time of trainings with many less that of those with none."""
+    found = []
+    for repeat in range(repeats):
+        each = []
+        for every in (PROBE_CHECKPOINT_STEPS, PROBE_STEPS):
+            legs = [{"world": 1, "artifact": expert(0), "checkpoint_steps": every}]
+            (run,) = undisturbed(folder / f"probe-{repeat}-{every}", PROBE_STEPS, legs)
+            each.append(run.require(expert(0)).info["seconds"])
+        found.append((each[0] - each[1]) / (PROBE_STEPS // PROBE_CHECKPOINT_STEPS - 1))
+    return max(0.0, statistics.median(found)), max(found) - min(found)
+
+
+def soak(args: argparse.Namespace, folder: Path, report: Report) -> None:
+    chance = random.Random(args.seed)
+    probes = undisturbed(folder / "probe", PROBE_STEPS, pair(checkpoint_steps=CHECKPOINT_STEPS))
+    slowest = max(step_seconds(run, expert(index)) for index, run in enumerate(probes))
+    steps = max(PROBE_STEPS, int(60 * args.minutes * SHARE / slowest))
+    report.progress(f"seed {args.seed}, {steps} steps, {slowest * 1000:.1f} ms each")
+    quiet = undisturbed(folder / "quiet", steps, pair(checkpoint_steps=CHECKPOINT_STEPS))
+    run = make_data(str(folder / "run"), settings=tuple(settings(steps)))
+    with ExitStack() as stack:
+        soaked = Soak(folder, chance, stack, report)
+        soaked.begin(run)
+        soaked.go_on(args.minutes, args.every)
+        elapsed = soaked.elapsed
+        done = [training.place()[1] if not training.finished() else steps for training in soaked.trainings]
+        for training in soaked.trainings:
+            training.wait_until_finished(120 * args.minutes + 600)
+    checkpoint, spread = checkpoint_seconds(folder)
+    tell(report, soaked, quiet, done, elapsed, checkpoint)
+    report.progress(f"a checkpoint holds training up {checkpoint * 1000:.2f} ms, spread {spread * 1000:.2f} ms")
+    if args.hits:
+        args.hits.write_text(json.dumps([asdict(hit) for hit in soaked.hits], indent=1))
+
+
+def tell(report: Report, soaked: Soak, quiet: list[Run], done: list[int], elapsed: float, checkpoint: float) -> None:
+    """The claims."""
+    hits = soaked.hits
+    step = [step_seconds(run, expert(index)) for index, run in enumerate(quiet)]
+    report.add(Claim("faults", len(hits), ""))
+    thrown = [hit for hit in hits if hit.fault != Fault.SECOND_LAUNCH.name]
+    for fault in Fault:
+        if of := [hit for hit in hits if hit.fault == fault.name]:
+            median = statistics.median(hit.until_step for hit in of)
+            report.add(Claim(f"{fault.name}, {len(of)} times: until the next step", median, "s"))
+    report.add(
+        Claim("steps done again", statistics.median(hit.lost_steps for hit in thrown), "steps", CHECKPOINT_STEPS)
+    )
+    for index, training in enumerate(soaked.trainings):
+        far = apart(quiet[index], training.run, training.artifact)
+        report.add(Claim(f"{training.artifact}: from an undisturbed run", far, "", 0.0))
+        report.add(
+            Claim(
+                f"{training.artifact}: final weights published",
+                len(final_weights(training.run, training.artifact)),
+                "times",
+                1,
+            )
+        )
+    aimed = [hit for hit in hits if hit.expert == expert(1) and hit.fault != Fault.HEAD_KILLED.name]
+    report.add(Claim("faults of expert 1 alone", len(aimed), ""))
+    report.add(Claim("of these expert 0 noticed", sum(not hit.other_went_on for hit in aimed), "", 0))
+    share = statistics.fmean(useful_share(done[index], step[index], elapsed) for index in range(len(done)))
+    between = elapsed * len(done) / max(1, len(thrown))
+    report.add(Claim(f"time lost, measured, a fault every {between:.0f} s an expert", 1 - share, "share"))
+    each = statistics.fmean(step)
+    recovery = fault_seconds(thrown, 0.0)
+    costs = Costs(each, checkpoint, CHECKPOINT_STEPS * each, recovery)
+    lost = fault_seconds(thrown, each)
+    report.add(Claim("a fault throws back by", lost, "s"))
+    for seconds, target in ((120, 0.20), (600, 0.07)):
+        computed = lost / seconds + checkpoint / costs.interval
+        report.add(Claim(f"time lost, computed from these, a fault every {seconds} s", computed, "share", target))
+    best = costs.best_goodput(between)
+    report.add(Claim("Young/Daly interval over the one in use", costs.best_interval(between) / costs.interval, "x"))
+    report.add(Claim("below the goodput of the Young/Daly optimum", 1 - share / best if best else 1.0, "share", 0.05))
+
+
+def arguments() -> argparse.Namespace:
+    parser = options(__doc__)
+    parser.add_argument("--minutes", type=float, default=30, help="how long there are faults")
+    parser.add_argument("--every", type=float, default=28, help="mean seconds from fault to fault")
+    parser.add_argument("--seed", type=int, default=0, help="of faults, targets and times")
+    parser.add_argument("--hits", type=Path, metavar="PATH", help="write what each fault did here")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    os.environ.update(OMP_NUM_THREADS="1", RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled")
+    os.environ["PYTHONPATH"] = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
+    report = Report(args.device)
+    with tempfile.TemporaryDirectory(prefix="ddm-soak-", dir="/tmp") as folder:
+        soak(args, Path(folder), report)
+    report.finish(args.json)
+
+
+if __name__ == "__main__":
+    main()

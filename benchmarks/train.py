@@ -1,0 +1,216 @@
+"""Training: the whole stack beside a plain loop, DeepSpeed beside PyTorch, checkpoints, recovery, other world sizes.
+
+Stack: a job as `ddm train` runs it (private Ray, TorchTrainer, loader, heartbeats, curves, a checkpoint every so many
+steps), and the engine's own loop in a process with rows in memory and nothing else, in turn. Times of steps are what
+heartbeats tell from inside the loop, without those of the first SETTLE_SECONDS: starting is in none. Two experts at
+once, on a core each: sums of speeds while both train, to twice that of one alone. The tiny recipe's steps of few
+milliseconds are told beside it.
+Engine: the same model, AdamW, clipping and EMA in plain PyTorch, in one process, which keeps freed memory as a worker's
+does; large batches, where arithmetic dominates, and small ones, which show what a parameter costs.
+Saving: what training waits for to one flat copy of as many bytes; how slow steps are while the copy is written.
+Recovery: from SIGKILL of a worker to the next attempt's first step, by the times of files and processes.
+Resizes: losses and weights after changes of the number of ranks, to a run that was never interrupted.
+"""
+
+import argparse
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import train_engine
+import train_recovery
+import train_resizes
+import train_saving
+from claims import Report, options
+from data_compute import add, make_shard, quotients
+from train_sides import Beat, Speed, finish, speed, start
+
+from ddm_ray.config import load_recipe
+from ddm_ray.storage.run import Run, expert
+
+# Times of a step: speed at least 0.97 of the plain loop's, and 0.95 of one expert's alone.
+MOST_STACK, MOST_TWO = 1 / 0.97, 1 / 0.95
+SETTLE_SECONDS = 3.0
+ROWS = 4000
+# An expert of 1.3 million parameters on a batch of 8: about 50 ms a step on one core.
+EXPERT = (
+    "data.image_size=16",
+    "data.channels=4",
+    "data.latents={autoencoder: none, scale: 1.0}",
+    "expert.model={patch_size: 2, width: 128, depth: 4, heads: 4}",
+    "expert.train.global_batch=16",
+)
+SIZES = {
+    "rounds": 4,
+    "steps": 500,
+    "checkpoint_steps": 250,
+    "tiny_steps": 6000,
+    "repeats": 5,
+    "width": 384,
+    "depth": 8,
+    "kills": 20,
+}
+QUICK = {"rounds": 1, "steps": 160, "checkpoint_steps": 80, "tiny_steps": 0, "repeats": 3, "depth": 7, "kills": 2}
+MEASURES = ("stack", "engine", "saving", "recovery", "resizes")
+SECONDS_OF_A_REPEAT = 0.5
+
+
+def make_run(folder: Path, settings: Sequence[str]) -> str:
+    """A run of the tiny recipe with rows of noise in the shards of both clusters; where it is."""
+    run = Run.create(str(folder), load_recipe("tiny", tuple(settings)))
+    for cluster in range(run.config.partition.num_clusters):
+        make_shard(run, ROWS, folder.parent / "scratch", cluster)
+    return run.url
+
+
+def measure_stack(args: argparse.Namespace, folder: Path, report: Report) -> None:
+    """Rounds of the plain loop, of one expert through the stack, and of two at once."""
+    made = make_run(folder / "run", (*EXPERT, f"expert.train.steps={args.steps}"))
+    tiny = make_run(folder / "tiny", [f"expert.train.steps={max(1, args.tiny_steps)}"])
+    one, two = [expert(0)], [expert(0), expert(1)]
+    sides = {
+        "loop": lambda: train(made, "loop", *one),
+        "one": lambda: train(made, "stack", args.checkpoint_steps, *one),
+        "two": lambda: train(made, "stack", args.checkpoint_steps, *two),
+    }
+    if args.tiny_steps:
+        sides["tiny loop"] = lambda: train(tiny, "loop", *one)
+        sides["tiny one"] = lambda: train(tiny, "stack", 500, *one)
+    found: dict[str, list[dict[str, Speed]]] = {name: [] for name in sides}
+    for _ in range(args.rounds):
+        for name, side in sides.items():
+            found[name].append(speeds(side()))
+        report.progress(
+            str({name: [round(1e3 * s.seconds, 2) for s in told[-1].values()] for name, told in found.items()})
+        )
+    tell_stack(found, args.checkpoint_steps, report)
+
+
+def train(url: str, side: str, *arguments: object) -> dict[str, list[Beat]]:
+    """Train a copy of a run by a side of train_sides.py; the beats of its jobs."""
+    with tempfile.TemporaryDirectory(dir=Path(url).parent) as folder:
+        copied = shutil.copytree(url, f"{folder}/run")
+        beats: dict[str, list[Beat]] = finish(
+            start("train_sides", side, copied, *arguments, keep_memory=side == "loop")
+        )["beats"]
+    return beats
+
+
+def speeds(beats: Mapping[str, Sequence[Beat]]) -> dict[str, Speed]:
+    """Of jobs while all of them train, the first SETTLE_SECONDS left out."""
+    begin = max(told[0][0] for told in beats.values()) + SETTLE_SECONDS
+    end = min(told[-1][0] for told in beats.values())
+    return {artifact: speed(told, begin, end) for artifact, told in beats.items()}
+
+
+def tell_stack(found: Mapping[str, Sequence[Mapping[str, Speed]]], checkpoint_steps: int, report: Report) -> None:
+    """The claims, of what all rounds of each side told."""
+
+    def a_step(side: str) -> list[float]:
+        """Seconds; of two at once those that a step takes of both together."""
+        return [1 / sum(1 / told.seconds for told in jobs.values()) for jobs in found[side]]
+
+    add(
+        report,
+        "plain loop of the engine, 1.3M parameters, batch 8: a step",
+        [1000 * value for value in a_step("loop")],
+        "ms",
+    )
+    stack = quotients(a_step("one"), a_step("loop"))
+    add(report, f"step through the whole stack, checkpoint every {checkpoint_steps}", stack, "x plain loop", MOST_STACK)
+    both = [2 * value for value in quotients(a_step("two"), a_step("one"))]
+    add(report, "two experts at once: a step", both, "x one alone", MOST_TWO)
+    if "tiny one" in found:
+        add(
+            report,
+            "plain loop of the engine, recipe tiny: a step",
+            [1000 * value for value in a_step("tiny loop")],
+            "ms",
+        )
+        tiny = quotients(a_step("tiny one"), a_step("tiny loop"))
+        add(report, "step of recipe tiny through the whole stack, checkpoint every 500", tiny, "x plain loop")
+
+
+def measure_engine(args: argparse.Namespace, report: Report) -> None:
+    """The engine beside PyTorch."""
+    points = train_engine.QUICK if args.quick else train_engine.POINTS
+    seconds = SECONDS_OF_A_REPEAT / (2 if args.quick else 1)
+    train_engine.tell(finish(start("train_engine", args.repeats, seconds, *points, keep_memory=True)), report)
+
+
+def measure_saving(args: argparse.Namespace, folder: Path, report: Report) -> None:
+    """Checkpoints of a state of hundreds of MB."""
+    sizes = (args.repeats, folder, args.width, args.depth)
+    train_saving.tell(finish(start("train_saving", *sizes, keep_memory=True)), report)
+
+
+def measure_recovery(args: argparse.Namespace, folder: Path, report: Report) -> None:
+    """Kills of a worker, and what a fresh process needs for the same state."""
+    url = make_run(folder / "run", (*EXPERT, "expert.train.steps=1000000"))
+    found: list[dict[str, float]] = finish(start("train_recovery", "kills", url, args.kills))
+    alone = [finish(start("train_recovery", "parts", url, keep_memory=True)) for _ in range(min(3, args.kills))]
+    train_recovery.tell(found, alone, report)
+
+
+def measure_resizes(args: argparse.Namespace, folder: Path, report: Report) -> None:
+    """All ZeRO stages in both precisions, over worlds of changing size."""
+    cases = train_resizes.QUICK if args.quick else train_resizes.CASES
+    urls: dict[str, list[dict[str, Any]]] = {}
+    for precision in ("fp32", "bf16"):
+        whole = make_run(folder / precision, train_resizes.settings(precision))
+        for zero_stage, _, worlds in (case for case in cases if case[1] == precision):
+            named = folder / train_resizes.name(zero_stage, precision, worlds).replace(" ", "-")
+            urls[shutil.copytree(whole, str(named))] = train_resizes.legs(zero_stage, worlds)
+        urls[whole] = train_resizes.legs(1, (1,))
+    finish(start("train_resizes", train_resizes.json.dumps(urls)))
+    found = {}
+    for zero_stage, precision, worlds in cases:
+        named = folder / train_resizes.name(zero_stage, precision, worlds).replace(" ", "-")
+        found[zero_stage, precision, worlds] = train_resizes.differences(str(folder / precision), str(named))
+    train_resizes.tell(found, report)
+
+
+def arguments() -> argparse.Namespace:
+    """The options, sizes filled in by --quick."""
+    parser = options(__doc__ or "")
+    parser.add_argument("--measure", nargs="+", default=MEASURES, choices=MEASURES)
+    parser.add_argument("--folder", help="for what is made on the way: 1 GB at most; a temporary one where not given")
+    for name in SIZES:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help="by --quick where not given")
+    args = parser.parse_args()
+    if args.device != "cpu":
+        parser.error("--device cuda: what is measured here runs on the CPU")
+    for name, value in (SIZES | (QUICK if args.quick else {})).items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    return args
+
+
+def main() -> None:
+    args = arguments()
+    report = Report()
+    began = time.monotonic()
+    for measure in args.measure:
+        with tempfile.TemporaryDirectory(prefix="ddm-train-", dir=args.folder) as folder:
+            match measure:
+                case "stack":
+                    measure_stack(args, Path(folder), report)
+                case "engine":
+                    measure_engine(args, report)
+                case "saving":
+                    measure_saving(args, Path(folder), report)
+                case "recovery":
+                    measure_recovery(args, Path(folder), report)
+                case "resizes":
+                    measure_resizes(args, Path(folder), report)
+        load = " ".join(f"{value:.1f}" for value in os.getloadavg())
+        report.progress(f"{time.monotonic() - began:.0f} s so far; the machine's load: {load}")
+    report.finish(args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""From the kill of a training worker to the next attempt's first step, by what it is spent on.
+
+Times are those of files (claims, heartbeats) and of processes: nothing in what is measured knows of it.
+As a script: `train_recovery.py kills URL KILLS`, which trains URL's first expert through the whole stack and kills its
+worker again and again; `train_recovery.py parts URL`, what of a start can be done in a process by itself.
+"""
+
+import json
+import os
+import signal
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from claims import Claim, Report
+from data_compute import add
+
+ARTIFACT = "experts/000"
+# Seconds, for 95 kills of 100.
+MOST_SECONDS = 15.0
+CHECKPOINT_STEPS = 20
+PATIENCE_SECONDS = 180.0
+POLL_SECONDS = 0.01
+
+
+def kills(url: str, many: int) -> list[dict[str, float]]:
+    """Seconds from each kill until there is a new process, until it claims an attempt, until its first step is done."""
+    from ddm_ray.placement import Placement
+    from ddm_ray.ray_session import ray_session
+    from ddm_ray.storage.run import Run
+    from ddm_ray.train.launch import train_all
+
+    run, found = Run.open(url), []
+    placement = Placement(checkpoint_steps=CHECKPOINT_STEPS, max_failures=10 * many)
+    with ray_session("local"):
+        training = threading.Thread(target=train_all, args=(run, [ARTIFACT], placement), daemon=True)
+        training.start()
+        for attempt in range(1, many + 1):
+            beat = _until(lambda attempt=attempt: _trained(url, attempt), training)
+            killed = time.time()
+            os.kill(beat["pid"], signal.SIGKILL)
+            found.append(_recovery(url, attempt + 1, killed, training))
+            print(f"kill {attempt}: {found[-1]}", file=sys.stderr, flush=True)
+        _until(lambda: _trained(url, many + 1), training)
+    return found
+
+
+def _recovery(url: str, attempt: int, killed: float, training: threading.Thread) -> dict[str, float]:
+    """What became of an attempt, in seconds since the kill of the one before."""
+    claim = _path(url, attempt, "CLAIM")
+    began = _until(lambda: _start_of(json.loads(claim.read_bytes())["pid"]), training)
+    _until(lambda: _beat(url, attempt, "training"), training)
+    stepped = _path(url, attempt, "HEARTBEAT").stat().st_mtime
+    # A process that was there before the kill takes no time to start.
+    parts = {"process": max(began, killed), "claim": claim.stat().st_mtime, "step": stepped}
+    return {name: at - killed for name, at in parts.items()}
+
+
+def _until(look: Callable[[], Any], training: threading.Thread) -> Any:
+    """What `look` finds at last; what isn't there yet, or half of it, isn't found."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while training.is_alive() and time.monotonic() < deadline:
+        with suppress(FileNotFoundError, ProcessLookupError, ValueError):
+            if found := look():
+                return found
+        time.sleep(POLL_SECONDS)
+    raise RuntimeError("training ended, or is stuck" if training.is_alive() else "training ended before the kills")
+
+
+def _path(url: str, attempt: int, name: str) -> Path:
+    return Path(url) / ARTIFACT / "attempts" / f"{attempt:04d}" / name
+
+
+def _beat(url: str, attempt: int, phase: str) -> dict[str, Any] | None:
+    told = json.loads(_path(url, attempt, "HEARTBEAT").read_bytes())
+    return told if told["phase"] == phase else None
+
+
+def _trained(url: str, attempt: int) -> dict[str, Any] | None:
+    """Its heartbeat, once there surely is a state of its own."""
+    told = _beat(url, attempt, "training")
+    return told if told and told["step"] > told["first"] + 3 * CHECKPOINT_STEPS else None
+
+
+def _start_of(process: int) -> float:
+    """When a process began, seconds since 1970."""
+    ticks = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
+    age = float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - age
+
+
+def parts(url: str) -> dict[str, float]:
+    """Seconds that a fresh process takes, alone, for what a worker does before its first step is done."""
+    began = time.perf_counter()
+    found: dict[str, float] = {}
+
+    def done(name: str) -> None:
+        nonlocal began
+        found[name], began = time.perf_counter() - began, time.perf_counter()
+
+    from ddm_ray.train import worker  # noqa: F401
+
+    done("imports")
+    import torch
+    from train_sides import world_of_one
+
+    from ddm_ray.data.loader import Loader
+    from ddm_ray.placement import Placement
+    from ddm_ray.storage.run import Run
+    from ddm_ray.train.attempt import TrainAttempt
+    from ddm_ray.train.batches import RankBatches
+    from ddm_ray.train.engine import Engine
+    from ddm_ray.train.job import train_job
+
+    def build() -> Engine:
+        began = time.perf_counter()
+        engine = Engine(job.build(), job.train, Placement())
+        found["engine"] = time.perf_counter() - began
+        return engine
+
+    torch.set_num_threads(1)
+    run = Run.open(url)
+    job = train_job(run, ARTIFACT)
+    with world_of_one():
+        done("process group")
+        with Loader(run, job.shards, job.train.seed, job.batch) as loader:
+            done("rows")
+            with TrainAttempt(run, job, Placement()) as attempt:
+                engine, before = attempt.resume(build)
+                done("claim and state")
+                found["claim and state"] -= found["engine"]
+                for batch, weight_B in RankBatches(job, loader, 0, 1, None).at(before.step, engine.device):
+                    engine.backward((job.objective(engine.model, batch) * weight_B).sum())
+                engine.step(job.learning_rate(before.step))
+                done("first step")
+    return found
+
+
+def tell(found: Sequence[Mapping[str, float]], alone: Sequence[Mapping[str, float]], report: Report) -> None:
+    """The claims, of all kills and of all fresh processes."""
+    whole = sorted(each["step"] for each in found)
+    slow = statistics.quantiles(whole, n=20, method="inclusive")[-1] if len(whole) > 1 else whole[0]
+    report.add(Claim(f"from kill to the next step, 95 % of {len(whole)}", slow, "s", MOST_SECONDS))
+    add(report, "from kill to the next step", whole, "s")
+    add(report, "of it until a new process", [each["process"] for each in found], "s")
+    add(report, "of it until it claims an attempt", [each["claim"] - each["process"] for each in found], "s")
+    add(report, "of it until its first step is done", [each["step"] - each["claim"] for each in found], "s")
+    for name in alone[0]:
+        add(report, f"{name}, in a process by itself", [each[name] for each in alone], "s")
+
+
+if __name__ == "__main__":
+    kind, url, *more = sys.argv[1:]
+    print(json.dumps(kills(url, int(more[0])) if kind == "kills" else parts(url)), flush=True)
+    os._exit(0)  # a thread may still wait for what was killed

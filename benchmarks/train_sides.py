@@ -1,0 +1,161 @@
+"""What train.py compares as processes of their own: jobs through the whole stack, and a loop of the engine alone.
+
+Each script of train_*.py prints a JSON object as its last line. B rows, N rows in memory.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+SCRIPTS = Path(__file__).parent
+LOOK_SECONDS = 0.2
+Beat = tuple[float, int, float]
+"""When it was seen (the machine's clock), steps done, seconds a step took since the beat before."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds of a step in steady state, over so many steps."""
+
+    seconds: float
+    steps: int
+
+
+def speed(beats: Sequence[Beat], begin: float, end: float) -> Speed:
+    """That of a job from the beats after `begin` up to `end`; ValueError where there are fewer than two."""
+    inside = [beat for beat in beats if begin <= beat[0] <= end]
+    if len(inside) < 2:
+        raise ValueError(f"{len(inside)} heartbeats from {begin:.1f} to {end:.1f}: train for more steps")
+    pairs = [(now[1] - before[1], now[2]) for before, now in pairwise(inside)]
+    steps = sum(done for done, _ in pairs)
+    return Speed(sum(done * each for done, each in pairs) / steps, steps)
+
+
+class Watched:
+    """Beats of jobs as storage tells them, looked at by a thread until the block ends."""
+
+    def __init__(self, url: str, artifacts: Sequence[str]):
+        self.beats: dict[str, list[Beat]] = {artifact: [] for artifact in artifacts}
+        self._url, self._over = url, threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> "Watched":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        from ddm_ray.storage.attempts import heartbeat
+        from ddm_ray.storage.run import Run
+
+        store = Run.open(self._url).store
+        while not self._over.wait(LOOK_SECONDS):
+            for artifact, beats in self.beats.items():
+                told = heartbeat(store, artifact)
+                if told and told["phase"] == "training" and (not beats or told["step"] > beats[-1][1]):
+                    beats.append((time.monotonic(), told["step"], 1 / max(told["steps_per_second"], 1e-9)))
+
+
+def run_stack(url: str, checkpoint_steps: int, *artifacts: str) -> None:
+    """Train artifacts at once as `ddm train` does, on a private Ray."""
+    from ddm_ray.placement import Placement
+    from ddm_ray.ray_session import ray_session
+    from ddm_ray.storage.run import Run
+    from ddm_ray.train.launch import train_all
+
+    began = time.monotonic()
+    with ray_session("local"), Watched(url, artifacts) as watched:
+        train_all(Run.open(url), list(artifacts), Placement(checkpoint_steps=checkpoint_steps))
+        ended = time.monotonic()
+    print(json.dumps({"beats": watched.beats, "began": began, "ended": ended}))
+
+
+def run_loop(url: str, artifact: str) -> None:
+    """As many steps of the same engine, model and objective on rows in memory, and nothing else."""
+    import torch
+
+    from ddm_ray.data.loader import load_rows
+    from ddm_ray.placement import Placement
+    from ddm_ray.storage.run import Run
+    from ddm_ray.train.engine import Engine
+    from ddm_ray.train.job import train_job
+    from ddm_ray.train.objectives import Batch
+
+    torch.set_num_threads(1)
+    run = Run.open(url)
+    job = train_job(run, artifact)
+    rows = load_rows(run, job.shards)
+    beats: list[Beat] = []
+    with world_of_one():
+        engine = Engine(job.build(), job.train, Placement())
+        told, told_at = 0, time.monotonic()
+        for step in range(1, job.train.steps + 1):
+            row_B = torch.randint(len(rows), (job.batch,))
+            noise_BCHW, t_B = torch.randn(job.batch, *job.image_shape), torch.rand(job.batch)
+            label_B = rows.label_N[row_B].masked_fill(torch.rand(job.batch) < job.train.condition_dropout, 10)
+            batch = Batch(rows.data_NCHW[row_B], noise_BCHW, t_B, label_B, rows.cluster_N[row_B])
+            engine.backward(job.objective(engine.model, batch).mean())
+            engine.step(job.train.learning_rate)
+            now = time.monotonic()
+            if now - told_at >= 1:
+                beats.append((now, step, (now - told_at) / (step - told)))
+                told, told_at = step, now
+    print(json.dumps({"beats": {artifact: beats}}))
+
+
+@contextmanager
+def world_of_one() -> Iterator[None]:
+    """This process as the only rank of torch.distributed."""
+    import torch.distributed as dist
+
+    os.environ["LOCAL_RANK"] = "0"
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=0, world_size=1)
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
+
+
+def start(script: str, *arguments: object, keep_memory: bool = False) -> "subprocess.Popen[str]":
+    """A script beside this one as a fresh process with one thread for mathematics.
+
+    `keep_memory`: with the settings of glibc that a training worker has.
+    """
+    from ddm_ray.placement import KEEP_FREED_MEMORY
+
+    settings = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    settings |= {"PYTHONPATH": os.pathsep.join(filter(None, [str(SCRIPTS.parent), os.environ.get("PYTHONPATH")]))}
+    environment = {name: value for name, value in os.environ.items() if name not in {"RAY_ADDRESS", *KEEP_FREED_MEMORY}}
+    settings |= KEEP_FREED_MEMORY if keep_memory else {}
+    command = [sys.executable, str(SCRIPTS / f"{script}.py"), *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment | settings)
+
+
+def finish(process: "subprocess.Popen[str]") -> Any:
+    """The object that a script printed. Raises RuntimeError if it failed; its own words are on standard error."""
+    printed, _ = process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"{process.args} failed")
+    return json.loads(printed.splitlines()[-1])
+
+
+if __name__ == "__main__":
+    name, url, *more = sys.argv[1:]
+    if name == "stack":
+        run_stack(url, int(more[0]), *more[1:])
+    else:
+        run_loop(url, *more)

@@ -1,0 +1,149 @@
+"""Faults at the border of the operating system: a process is killed, or its disk is full, at its n-th write.
+
+The process is traced (ptrace, Linux on x86-64), so that what compiled libraries write is met as well.
+"""
+
+import ctypes
+import errno
+import os
+import signal
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+
+TRACEME, SYSCALL, SETOPTIONS, GETREGSET, SETREGSET = 0, 24, 0x4200, 0x4204, 0x4205
+NT_PRSTATUS = 1
+SYSGOOD, CLONE, EXITKILL = 0x1, 0x8, 0x100000
+WALL = 0x40000000
+
+# Places of the call's number, its result and its arguments among the registers.
+NUMBER, RESULT, FIRST, SECOND = 15, 10, 14, 13
+# The calls that change a disk: on open files; on a name that is their first argument; or their second.
+ON_FILES = {1: "write", 18: "pwrite", 20: "writev", 74: "fsync", 75: "fdatasync", 77: "ftruncate"}
+ON_NAMES = {82: "rename", 86: "link", 87: "unlink", 83: "mkdir", 84: "rmdir", 76: "truncate"}
+ON_NAMES_AT = {264: "rename", 316: "rename", 265: "link", 263: "unlink", 258: "mkdir"}
+TAKES_SPACE = {"write", "pwrite", "writev", "rename", "link", "mkdir"}
+
+
+class DiskFault(Enum):
+    """What happens as the n-th call that changes the disk begins."""
+
+    KILL = "SIGKILL"
+    FULL = "no space left"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the process ended (0, 1 for an exception, -9 if killed), and the calls that it made."""
+
+    status: int
+    calls: list[str]
+
+
+class _Iovec(ctypes.Structure):
+    _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+_libc.ptrace.restype = ctypes.c_long
+
+
+def _ptrace(request: int, pid: int, address: int = 0, data: int = 0) -> None:
+    if _libc.ptrace(request, pid, address, data) < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"ptrace {request}: {os.strerror(number)}")
+
+
+class _Registers:
+    def __init__(self, thread: int) -> None:
+        self.thread = thread
+        self.values = (ctypes.c_uint64 * 40)()  # more than there are
+        self.vector = _Iovec(ctypes.addressof(self.values), ctypes.sizeof(self.values))
+        _ptrace(GETREGSET, thread, NT_PRSTATUS, ctypes.addressof(self.vector))
+
+    def save(self) -> None:
+        _ptrace(SETREGSET, self.thread, NT_PRSTATUS, ctypes.addressof(self.vector))
+
+
+def traced(work: Callable[[], object], below: str, fault: DiskFault | None = None, at: int = 0) -> Outcome:
+    """Run `work` in a forked process; with a fault, at its `at`-th call (from 1) on files below a folder.
+
+    A full disk stays full: from that call on all that need space fail.
+    """
+    child = os.fork()
+    if child == 0:
+        _libc.ptrace(TRACEME, 0, 0, 0)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    os.waitpid(child, 0)
+    _ptrace(SETOPTIONS, child, 0, SYSGOOD | CLONE | EXITKILL)
+    return _Tracer(child, below, fault, at).run()
+
+
+class _Tracer:
+    def __init__(self, child: int, below: str, fault: DiskFault | None, at: int) -> None:
+        self.child, self.below, self.fault, self.at = child, below, fault, at
+        self.calls: list[str] = []
+        self.inside: dict[int, bool] = {}
+        self.failing: set[int] = set()
+
+    def run(self) -> Outcome:
+        _ptrace(SYSCALL, self.child)
+        while True:
+            thread, status = os.waitpid(-1, WALL)
+            if os.WIFEXITED(status) or os.WIFSIGNALED(status):
+                self.inside.pop(thread, None)
+                if thread == self.child:
+                    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
+                    return Outcome(code, self.calls)
+                continue
+            passed_on = 0
+            stop = os.WSTOPSIG(status)
+            if stop not in (signal.SIGTRAP | 0x80, signal.SIGTRAP, signal.SIGSTOP):
+                passed_on = stop
+            with suppress(ProcessLookupError):  # a thread may end with its process at any time
+                if stop == signal.SIGTRAP | 0x80:
+                    self.syscall(thread)
+                _ptrace(SYSCALL, thread, 0, passed_on)
+
+    def syscall(self, thread: int) -> None:
+        leaving = self.inside.get(thread, False)
+        self.inside[thread] = not leaving
+        registers = _Registers(thread)
+        if leaving:
+            if thread in self.failing:
+                self.failing.discard(thread)
+                registers.values[RESULT] = ctypes.c_uint64(-errno.ENOSPC).value
+                registers.save()
+            return
+        name = self.concerned(thread, registers)
+        if name is None:
+            return
+        self.calls.append(name)
+        if self.fault is DiskFault.KILL and len(self.calls) == self.at:
+            os.kill(self.child, signal.SIGKILL)
+        elif self.fault is DiskFault.FULL and len(self.calls) >= self.at and name in TAKES_SPACE:
+            registers.values[NUMBER] = ctypes.c_uint64(-1).value  # there is no such call, so nothing is done
+            registers.save()
+            self.failing.add(thread)
+
+    def concerned(self, thread: int, registers: _Registers) -> str | None:
+        """The call's name if it changes what is below the folder."""
+        number, first, second = (registers.values[place] for place in (NUMBER, FIRST, SECOND))
+        where = ""
+        with suppress(OSError):
+            if number in ON_FILES:
+                where = os.readlink(f"/proc/{thread}/fd/{first}")
+            elif number in ON_NAMES or number in ON_NAMES_AT:
+                with open(f"/proc/{thread}/mem", "rb", buffering=0) as memory:
+                    memory.seek(first if number in ON_NAMES else second)
+                    where = memory.read(4096).partition(b"\0")[0].decode(errors="replace")
+        return (ON_FILES | ON_NAMES | ON_NAMES_AT)[number] if where.startswith(self.below) else None

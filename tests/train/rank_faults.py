@@ -1,0 +1,114 @@
+"""Faults in worlds of real ranks over gloo, without Ray: `python -m tests.train.rank_faults FOLDER CASES`.
+
+CASES is a JSON object: name -> {"settings": [...], "legs": [...]}. A leg has "worlds" (1 unless given) of "world" ranks
+each that train "artifact" at once, and Placement's fields; with "fault": {"signal", "rank", "step"} that rank and what
+it started get the signal as it has taken so many steps, and with "seconds" that is how long it may take. One that is
+stopped goes on after the last leg. Prints, by case, what was seen of each leg.
+
+This process only forks and reads: storage's threads wouldn't survive it.
+"""
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from itertools import count
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from deepspeed.runtime.zero.muon import muon_optimizer  # noqa: F401  (seconds, which each rank would spend)
+
+from ddm_ray.placement import Placement
+from ddm_ray.train import worker
+from tests.processes import family, state_of
+from tests.train.ranks import EXPERT, data_main
+from tests.train.results import files
+
+ENDS_SECONDS = 240.0
+FORK = mp.get_context("fork")
+
+
+def rank_main(rank: int, world: int, rendezvous: str, url: str, leg: dict[str, Any]) -> None:
+    os.environ["LOCAL_RANK"] = str(rank)
+    fault, artifact = leg.pop("fault", None), leg.pop("artifact", EXPERT)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world)
+    steps = count(1)
+
+    def notice() -> bool:
+        if fault and rank == fault["rank"] and next(steps) == fault["step"]:
+            for pid in reversed(family(os.getpid())):
+                os.kill(pid, signal.Signals[fault["signal"]])
+        return False
+
+    worker.train(url, artifact, Placement.model_validate(leg), notice)
+
+
+class Leg:
+    """Ranks that train at once."""
+
+    def __init__(self, url: str, leg: dict[str, Any]):
+        self.url, leg = url, dict(leg)
+        world, num_worlds, self.seconds = leg.pop("world"), leg.pop("worlds", 1), leg.pop("seconds", ENDS_SECONDS)
+        self.ranks: list[ForkProcess] = []
+        for _ in range(num_worlds):
+            rendezvous = tempfile.mktemp(prefix="rendezvous-", dir=Path(url).parent)
+            for rank in range(world):
+                process = FORK.Process(target=rank_main, args=(rank, world, rendezvous, url, leg))
+                process.start()
+                self.ranks.append(process)
+
+    def settle(self) -> dict[str, Any]:
+        """Wait until every rank has ended or is stopped: how they ended, and how long the others outlived the first."""
+        first: float | None = None
+        deadline = time.monotonic() + self.seconds
+        while any(rank.is_alive() and state_of(rank.pid) != "T" for rank in self.ranks):
+            if first is None and any(not rank.is_alive() or state_of(rank.pid) == "T" for rank in self.ranks):
+                first = time.monotonic()
+            if time.monotonic() > deadline:
+                states = [(rank.exitcode, state_of(rank.pid)) for rank in self.ranks]
+                for rank in self.ranks:
+                    rank.kill()
+                raise SystemExit(f"{self.url}: ranks neither end nor stop: {states}")
+            time.sleep(0.01)
+        outlived = 0.0 if first is None else time.monotonic() - first
+        return {"codes": [rank.exitcode for rank in self.ranks], "outlived": outlived}
+
+    def go_on(self) -> list[int | None]:
+        """Let those that are stopped go on to their end: their exit codes."""
+        stopped = [rank for rank in self.ranks if rank.is_alive()]
+        for rank in stopped:
+            for pid in family(rank.pid):
+                os.kill(pid, signal.SIGCONT)
+        for rank in stopped:
+            rank.join(ENDS_SECONDS)
+            if rank.is_alive():
+                rank.kill()
+        return [rank.exitcode for rank in stopped]
+
+
+def case_of(url: str, case: dict[str, Any]) -> list[dict[str, Any]]:
+    """Carry one case out; what each leg saw: `settle`, the files it left, and how the stopped went on."""
+    data = FORK.Process(target=data_main, args=(0, url, case["settings"]))
+    data.start()
+    data.join()
+    legs, seen = [], []
+    for leg in case["legs"]:
+        legs.append(Leg(url, leg))
+        seen.append(legs[-1].settle() | {"files": files(Path(url) / EXPERT)})
+    for leg, saw in zip(legs, seen, strict=True):
+        saw["went_on"] = leg.go_on()
+    seen[-1]["files_at_last"] = files(Path(url) / EXPERT)
+    return seen
+
+
+def main(folder: str, cases: dict[str, Any]) -> None:
+    print(json.dumps({name: case_of(str(Path(folder) / name), case) for name, case in cases.items()}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], json.loads(sys.argv[2]))

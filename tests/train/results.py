@@ -1,0 +1,62 @@
+"""What a training job left: weights, curve and files; and how far two runs are apart."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load
+
+from ddm_ray.storage.run import Run
+
+Files = Mapping[str, Sequence[int]]
+"""Inode and time of change by path."""
+
+
+def weights_of(run: Run, artifact: str) -> dict[str, torch.Tensor]:
+    """The EMA weights that the job's manifest names."""
+    info = run.require(artifact).info
+    return load(run.read(artifact, f"{info['weights']}/ema.safetensors"))
+
+
+def curve_of(run: Run, artifact: str) -> dict[str, torch.Tensor]:
+    """Each step's loss and gradient norm."""
+    return load(run.read(artifact, f"{run.require(artifact).info['weights']}/curve.safetensors"))
+
+
+def difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """Largest absolute difference over all tensors."""
+    assert a.keys() == b.keys()
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+def apart(a: Run, b: Run, artifact: str) -> float:
+    """Largest difference of any step's loss or gradient norm, or of any EMA weight."""
+    for run in (a, b):
+        assert len(curve_of(run, artifact)["loss"]) == run.require(artifact).info["step"]
+    return max(difference(of(a, artifact), of(b, artifact)) for of in (curve_of, weights_of))
+
+
+def files(folder: Path) -> dict[str, list[int]]:
+    """All files below a folder that may change meanwhile; what is replaced is another file."""
+    found = {}
+    for path in folder.rglob("*"):
+        try:
+            stat = path.stat()
+        except FileNotFoundError:
+            continue
+        if path.is_file():
+            found[str(path.relative_to(folder))] = [stat.st_ino, stat.st_mtime_ns]
+    return found
+
+
+def touched(before: Files, after: Files, attempts: Sequence[int]) -> list[str]:
+    """Files of these attempts, which had ended, that were written since, or deleted though they aren't of a state."""
+    ended = tuple(f"attempts/{number:04d}/" for number in attempts)
+    found = [path for path, stat in after.items() if path.startswith(ended) and before.get(path) != stat]
+    return found + [path for path in before.keys() - after.keys() if path.startswith(ended) and "/state/" not in path]
+
+
+def final_weights(run: Run, artifact: str) -> list[str]:
+    """Where weights of the last step were published, by any attempt."""
+    last = f"weights/step-{run.require(artifact).info['step']:09d}/_MANIFEST.json"
+    return [name for name in run.store.sizes(artifact) if name.endswith(last)]
