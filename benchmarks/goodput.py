@@ -42,11 +42,6 @@ class Costs:
         return max(0.0, 1 - self.checkpoint / interval - (self.recovery + interval / 2) / between)
 
 
-def useful_share(steps: int, step_seconds: float, elapsed: float) -> float:
-    """Goodput as it was: steps that counted, at the speed of an undisturbed training, of the time that passed."""
-    return steps * step_seconds / elapsed
-
-
 def fault_seconds(hits: list[Hit], step_seconds: float) -> float:
     """Mean time that a fault threw an expert back: until its next step, and until it was where it had been."""
     return fmean(hit.until_step + hit.lost_steps * step_seconds for hit in hits)

@@ -65,7 +65,7 @@ def measure(repeats: int, folder: str, width: int, depth: int) -> dict[str, list
                     found[name].append(value)
             else:
                 found["first"] = [save]
-        saver.close()
+        saver.close(wait=True)
     return found | {"bytes": [4.0 * numel]}
 
 

@@ -7,7 +7,6 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from timm.layers import Attention, GELUTanh, Mlp
 from torch import Tensor, nn
 
 AdaLN = Literal["zero", "single"]
@@ -45,6 +44,38 @@ class TableModulation(nn.Module):
         return self.table_MD + vectors_BMD
 
 
+class SelfAttention(nn.Module):
+    """tokens_BND look at each other. Parameters are named as in timm and DiT's checkpoints, here and in Mlp.
+
+    Not timm's own: importing that takes longer than anything else of ours when a killed worker starts again.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        if width % heads:
+            raise ValueError(f"width {width} is not divisible by {heads} heads")
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, tokens_BND: Tensor) -> Tensor:
+        qkv_3BhNd = self.qkv(tokens_BND).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        mixed_BhNd = F.scaled_dot_product_attention(*qkv_3BhNd.unbind())
+        return self.proj(mixed_BhNd.transpose(1, 2).flatten(2))
+
+
+class Mlp(nn.Module):
+    """Two linear layers, with GELU in its tanh form between them."""
+
+    def __init__(self, width: int, hidden: int, out: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, hidden)
+        self.fc2 = nn.Linear(hidden, out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
+
+
 class CrossAttention(nn.Module):
     """tokens_BND look at those of text_BLD whose mask_BL is true, one a row at least."""
 
@@ -72,10 +103,10 @@ class Block(nn.Module):
     def __init__(self, width: int, heads: int, hidden: int, adaln: AdaLN, text: bool) -> None:
         super().__init__()
         self.norm_attention = layer_norm(width)
-        self.attention = Attention(width, heads, qkv_bias=True)
+        self.attention = SelfAttention(width, heads)
         self.cross_attention = CrossAttention(width, heads) if text else None
         self.norm_mlp = layer_norm(width)
-        self.mlp = Mlp(width, hidden, act_layer=GELUTanh)
+        self.mlp = Mlp(width, hidden, width)
         self.modulation = (LinearModulation if adaln == "zero" else TableModulation)(width, MODULATIONS)
 
     def forward(

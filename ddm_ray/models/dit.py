@@ -9,7 +9,6 @@ from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
-from timm.layers import GELUTanh, Mlp
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -22,6 +21,7 @@ from ddm_ray.models.blocks import (
     Block,
     CrossAttention,
     LinearModulation,
+    Mlp,
     TableModulation,
     layer_norm,
 )
@@ -67,7 +67,7 @@ class Trunk(nn.Module):
         self.patch_in = nn.Linear(channels * patch_size**2, width)
         self.time_in = nn.Sequential(nn.Linear(2 * TIME_FREQUENCIES, width), nn.SiLU(), nn.Linear(width, width))
         self.label_in = None if num_classes is None else nn.Embedding(num_classes + 1, width)
-        self.text_in = None if text_dim is None else Mlp(text_dim, width, width, act_layer=GELUTanh)
+        self.text_in = None if text_dim is None else Mlp(text_dim, width, width)
         self.shared_modulation = LinearModulation(width, MODULATIONS) if adaln == "single" else None
         self.blocks = nn.ModuleList(
             Block(width, heads, int(width * mlp_ratio), adaln, text_dim is not None) for _ in range(depth)

@@ -76,7 +76,8 @@ class TrainAttempt:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is not None:
             self._fail(error)
-        self.saver.close()
+        # Nobody needs a state that a lost worker has no part in.
+        self.saver.close(wait=error is None or not lost_worker(error))
         if self._heartbeat and self._telemetry:
             self._heartbeat.close()
             self._telemetry.close()

@@ -88,9 +88,9 @@ class StateSaver:
         self._do_together(lambda: self._write_shards(trained.step))
         self._do_together(lambda: self._commit(_Begun(trained, None)) if self._rank == 0 else None)
 
-    def close(self) -> None:
-        """End the thread; what it is about is waited for."""
-        self._thread.shutdown()
+    def close(self, wait: bool) -> None:
+        """End the thread; `wait` for what it is about."""
+        self._thread.shutdown(wait)
 
     def _settle_together(self) -> None:
         """Wait, all ranks together, until the state that is being written is committed or given up."""
