@@ -3,8 +3,8 @@
 Stack: a job as `ddm train` runs it (private Ray, TorchTrainer, loader, heartbeats, curves, a checkpoint every so many
 steps), and the engine's own loop in a process with rows in memory and nothing else, in turn. Times of steps are what
 heartbeats tell from inside the loop, without those of the first SETTLE_SECONDS: starting is in none. Two experts at
-once, on a core each: sums of speeds while both train, to twice that of one alone. The tiny recipe's steps of few
-milliseconds are told beside it.
+once, on a core each: sums of speeds while both train, to twice that of one alone, and to two plain loops at once, which
+share caches and memory too. The tiny recipe's steps of few milliseconds are told beside it.
 Engine: the same model, AdamW, clipping and EMA in plain PyTorch, in one process, which keeps freed memory as a worker's
 does; large batches, where arithmetic dominates, and small ones, which show what a parameter costs.
 Saving: what training waits for to one flat copy of as many bytes; how slow steps are while the copy is written.
@@ -76,6 +76,7 @@ def measure_stack(args: argparse.Namespace, folder: Path, report: Report) -> Non
         "loop": lambda: train(made, "loop", *one),
         "one": lambda: train(made, "stack", args.checkpoint_steps, *one),
         "two": lambda: train(made, "stack", args.checkpoint_steps, *two),
+        "two loops": lambda: train_apart(made, two),
     }
     if args.tiny_steps:
         sides["tiny loop"] = lambda: train(tiny, "loop", *one)
@@ -97,6 +98,14 @@ def train(url: str, side: str, *arguments: object) -> dict[str, list[Beat]]:
         beats: dict[str, list[Beat]] = finish(
             start("train_sides", side, copied, *arguments, keep_memory=side == "loop")
         )["beats"]
+    return beats
+
+
+def train_apart(url: str, artifacts: Sequence[str]) -> dict[str, list[Beat]]:
+    """Plain loops at once, as `train`."""
+    beats: dict[str, list[Beat]] = {}
+    for process in [start("train_sides", "loop", url, artifact, keep_memory=True) for artifact in artifacts]:
+        beats |= finish(process)["beats"]
     return beats
 
 
@@ -123,7 +132,9 @@ def tell_stack(found: Mapping[str, Sequence[Mapping[str, Speed]]], checkpoint_st
     stack = quotients(a_step("one"), a_step("loop"))
     add(report, f"step through the whole stack, checkpoint every {checkpoint_steps}", stack, "x plain loop", MOST_STACK)
     both = [2 * value for value in quotients(a_step("two"), a_step("one"))]
-    add(report, "two experts at once: a step", both, "x one alone", MOST_TWO)
+    add(report, "two experts at once: a step, of one alone", both, "x", MOST_TWO)
+    together = quotients(a_step("two"), a_step("two loops"))
+    add(report, "two experts at once: a step, of two plain loops", together, "x", MOST_TWO)
     if "tiny one" in found:
         add(
             report,

@@ -58,6 +58,7 @@ def measure(repeats: int, folder: str, width: int, depth: int) -> dict[str, list
             began, beside = time.perf_counter(), []
             while saver.busy:
                 beside.append(step())
+                saver.go_on(saver.writing, saver.refused)
             writing = time.perf_counter() - began
             if number:  # the first allocates what the others use again
                 steps = {"quiet": sum(quiet) / len(quiet), "beside": sum(beside) / len(beside), "steps": len(beside)}

@@ -63,7 +63,7 @@ class LiveView:
     def found(self, survey: list[Status]) -> None:
         """Set the rows of artifacts from what was found of them."""
         for found in survey:
-            alarm = found.state in ("stopped", "damaged") or found.silent
+            alarm = found.state in ("failed", "damaged") or found.silent
             self.show(found.artifact, found.fraction, describe(found), alarm)
 
     def _table(self) -> Table:

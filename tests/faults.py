@@ -28,6 +28,7 @@ class Fault(Enum):
     WORKER_STOPPED = "SIGSTOP of a training worker"
     NODE_KILLED = "SIGKILL of a node, and another one comes"
     DRIVER_KILLED = "SIGKILL of ddm train, and the same command again"
+    ALL_KILLED = "SIGKILL of all that an expert has, ddm train and its nodes; then other nodes, and the same command"
     HEAD_KILLED = "SIGKILL of the head, and another Ray cluster"
     STATE_CUT = "SIGKILL of a training worker that writes a state"
     STATE_ALTERED = "a file of the newest state altered, then SIGKILL of a training worker"
@@ -159,6 +160,18 @@ def kill_driver(training: Training, chance: random.Random) -> None:
     training.launch()
 
 
+def kill_all(training: Training, chance: random.Random) -> None:
+    training.stop()
+    lost = training.nodes[:]
+    training.nodes.clear()
+    training.drivers.clear()
+    for node in lost:
+        node.kill()
+    for _ in lost:
+        training.add_node()
+    training.launch()
+
+
 def cut_state(training: Training, chance: random.Random) -> None:
     """Killed once files of a state are there and its manifest isn't; one that never saves is killed all the same."""
     with suppress(AssertionError):
@@ -201,6 +214,7 @@ INJECTORS: dict[Fault, Callable[[Training, random.Random], None]] = {
     Fault.WORKER_STOPPED: stop_worker,
     Fault.NODE_KILLED: kill_node,
     Fault.DRIVER_KILLED: kill_driver,
+    Fault.ALL_KILLED: kill_all,
     Fault.STATE_CUT: cut_state,
     Fault.STATE_ALTERED: alter_state,
     Fault.STORAGE_REFUSES: refuse_storage,

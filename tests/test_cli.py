@@ -162,7 +162,10 @@ def test_workers_that_a_joined_ray_may_get_are_waited_for(begun: Path, ray_clust
         assert waiting.stderr
         said = next(line for line in waiting.stderr if line.startswith("warning: "))
         waiting.terminate()
-    assert said == "warning: placement asks for 99 x 0.5 CPU, Ray has 4; waiting for it to grow\n"
+    assert said == (
+        "warning: placement asks for 99 x 0.5 CPU, Ray has 4; waiting for nodes. If none will come: Ctrl-C, and change"
+        " islands.yaml\n"
+    )
 
 
 def test_status_goes_on_past_what_is_damaged(begun: Path) -> None:

@@ -129,14 +129,16 @@ def test_two_jobs_are_compared_while_both_train(train: ModuleType, claims: Modul
     assert [told.seconds for told in two.values()] == pytest.approx([0.13, 0.13])
     speed = train.Speed
     found = {"loop": [{"a": speed(0.1, 1)}], "one": [{"a": speed(0.104, 1)}], "two": [two]}
+    found["two loops"] = [{"a": speed(0.125, 1), "b": speed(0.125, 1)}]
     report = claims.Report()
     train.tell_stack(found, 250, report)
     told = values(report)
     assert told["step through the whole stack, checkpoint every 250"] == pytest.approx(1.04)
-    assert told["two experts at once: a step"] == pytest.approx(1.25)
+    assert told["two experts at once: a step, of one alone"] == pytest.approx(1.25)
+    assert told["two experts at once: a step, of two plain loops"] == pytest.approx(1.04)
     targets = {claim.name: claim.target for claim in report.claims}
-    assert targets["two experts at once: a step"] == pytest.approx(1 / 0.95)
-    assert [claim.holds for claim in report.claims] == [None, False, False]
+    assert targets["two experts at once: a step, of one alone"] == pytest.approx(1 / 0.95)
+    assert [claim.holds for claim in report.claims] == [None, False, False, True]
 
 
 def test_a_recovery_is_told_by_files_and_processes(

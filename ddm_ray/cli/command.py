@@ -52,9 +52,17 @@ class RunUrl(click.ParamType):
 
 
 RUN = click.argument("run_url", metavar="RUN", type=RunUrl())
-ISLANDS = click.option("--islands", metavar="FILE", help="islands.yaml that says where and how to prepare and train.")
+ISLANDS = click.option(
+    "--islands",
+    metavar="FILE",
+    help="Says where and how to prepare and train (fields: cluster_configs/README.md). Default: one worker on one CPU.",
+)
 ISLAND = click.option("--island", metavar="NAME", help="Which island of that file this is.")
-ADDRESS = click.option("--address", metavar="RAY", help="Ray to use. Default: $RAY_ADDRESS, else a private one.")
+ADDRESS = click.option(
+    "--address",
+    metavar="RAY",
+    help="Ray to use. Default: the island's address, else $RAY_ADDRESS, else a private one.",
+)
 
 
 @click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})

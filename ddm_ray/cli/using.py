@@ -190,9 +190,9 @@ def serve(run_url: str, host: str, port: int, address: str | None) -> None:
 @main.command()
 @RUN
 def status(run_url: str) -> None:
-    """Show what of RUN is finished, begun, stopped or waiting, from storage alone: asks no Ray and no other machine.
+    """Show what of RUN is finished, begun, failed or waiting, from storage alone: asks no Ray and no other machine.
 
-    A job that stopped says why, and the command that goes on; one that has given no sign for 10 seconds for how long.
+    A job that failed says why, and which command goes on. One that has given no sign for 10 seconds is called silent.
 
     \b
       ddm status runs/digits

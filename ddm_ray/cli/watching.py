@@ -34,7 +34,7 @@ from ddm_ray.errors import ConfigError
     show_default=True,
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
-    help="How long a job's heartbeat may stand still.",
+    help="A job has stalled when it gave no sign for so long, and for three of its steps.",
 )
 def watch(
     run_url: str,
@@ -56,7 +56,7 @@ def watch(
 
     The webhook gets {"run", "artifact", "event", "attempt", "step", "steps", "text", "final"}, where the event is
     stalled, failed, damaged, resumed or finished. A job that failed begins its next attempt by itself, unless that is
-    final; one that stalled for long has nobody left who would.
+    final; for one that stays stalled nobody is left who would: run its command again.
     """
     from ddm_ray.storage.run import Run
     from ddm_ray.storage.status import line, survey

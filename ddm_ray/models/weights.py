@@ -46,12 +46,17 @@ def build(spec: dict[str, Any], device: str = "cpu") -> nn.Module:
         raise CorruptArtifact(f"model spec: class {name!r} with a config is not one of {sorted(MODELS)}")
     model_class: type[nn.Module] = getattr(importlib.import_module(MODELS[name]), name)
     try:
-        with torch.device(device):
-            return model_class(**config)
+        with torch.device("meta"):
+            model = model_class(**config)
     except (ArithmeticError, RuntimeError, TypeError, ValueError, ConfigError) as error:
         raise CorruptArtifact(
             f"model spec: config of {name} doesn't build one: {' '.join(str(error).split())}"
         ) from error
+    if device == "meta":
+        return model
+    # Outside: running out of memory says nothing about the spec.
+    with torch.device(device):
+        return model_class(**config)
 
 
 def to_bytes(model_or_state: nn.Module | dict[str, Tensor], spec: dict[str, Any]) -> tuple[bytes, str]:

@@ -116,5 +116,8 @@ def _failure(store: Store, job: str, keys: list[str]) -> dict[str, Any] | None:
     newest = _newest(keys)
     if newest is None:
         return None
-    said = Attempt(store, job, newest).failure() if f"{newest:04d}/{FAILED}" in keys else None
+    attempt = Attempt(store, job, newest)
+    said = attempt.failure() if f"{newest:04d}/{FAILED}" in keys else None
+    if said and str(attempt.claim().get("launch")).removeprefix(f"{job}/attempts/") in keys:
+        said |= {"error": f"{said['error']}; given up", "final": True}
     return {**said, "attempt": newest} if said else None

@@ -1,4 +1,4 @@
-"""What of a run is done, begun, stopped or waiting, read from storage alone. Clocks are for display."""
+"""What of a run is done, begun, failed or waiting, read from storage alone. Clocks are for display."""
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,14 +18,14 @@ LOOKS = 8
 @dataclass(frozen=True)
 class Status:
     """One artifact: `info` of its manifest when finished, of rows that are begun how far they are (`rows_progress`);
-    `progress` of a training job that is begun or stopped, `command` the one that makes the artifact.
+    `progress` of a training job that is begun or failed, `command` the one that makes the artifact.
 
-    Stopped is a job whose newest attempt failed. Damaged is what can't be read or was made otherwise; `info["error"]`
-    says why.
+    Failed is a job whose newest attempt did: mostly the next is about to begin. Damaged is what can't be read or was
+    made otherwise; `info["error"]` says why.
     """
 
     artifact: str
-    state: Literal["finished", "begun", "stopped", "waiting", "damaged"]
+    state: Literal["finished", "begun", "failed", "waiting", "damaged"]
     info: dict[str, Any]
     progress: Progress | None = None
     command: str = ""
@@ -67,7 +67,7 @@ def status(run: Run, artifact: str) -> Status:
     except (DriftError, CorruptArtifact) as error:
         return Status(artifact, "damaged", {"error": str(error)}, None, command)
     if job:
-        return Status(artifact, "stopped" if job.failure and not job.left else "begun", {}, job, command)
+        return Status(artifact, "failed" if job.failure and not job.left else "begun", {}, job, command)
     return Status(artifact, "begun" if begun else "waiting", begun, None, command)
 
 
@@ -108,7 +108,7 @@ def line(found: Status) -> str:
 
 
 def describe(found: Status) -> str:
-    """One line on an artifact: for a training job its step, loss, speed and time left, or why it stopped."""
+    """One line on an artifact: for a training job its step, loss, speed and time left, or why it failed."""
     info = found.info
     if found.state == "finished" and "training_flops" in info:
         return f"{info['step']} steps, loss {info['loss']:.4f}, {info['training_flops'] / 1e9:.1f} GFLOP"
@@ -118,17 +118,17 @@ def describe(found: Status) -> str:
     if found.state == "damaged":
         return info["error"]
     if found.progress:
-        return _stopped(found, found.progress) if found.state == "stopped" else _begun(found, found.progress)
+        return _failed(found, found.progress) if found.state == "failed" else _begun(found, found.progress)
     if "units" in info:
         return f"{info['units_done']} of {info['units']} units of the source, {info['parts']} parts"
     return "waiting"
 
 
-def _stopped(found: Status, job: Progress) -> str:
+def _failed(found: Status, job: Progress) -> str:
     assert job.failure
     reached = [f"at step {job.step}/{job.steps}"] if job.steps else []
-    told = ", ".join([f"stopped: {job.failure['error']}", f"attempt {job.attempt}", *reached])
-    return f"{told}; trying again won't mend it" if job.failure["final"] else f"{told}; {_goes_on(found, job)}"
+    told = ", ".join([f"failed: {job.failure['error']}", f"attempt {job.attempt}", *reached])
+    return f"{told}; {'once that is mended, ' if job.failure['final'] else ''}{_goes_on(found, job)}"
 
 
 def _begun(found: Status, job: Progress) -> str:
@@ -149,6 +149,7 @@ def _begun(found: Status, job: Progress) -> str:
         f"{workers or 0:g} worker{'s' if workers != 1 else ''}": workers,
         f"MFU {mfu or 0:.0%}": mfu is not None and moves,
         f"weights of step {job.milestone}": job.milestone,
+        f"saved at step {job.saved}": job.saved and moves,
         f"attempt {job.attempt}": True,
     }
     told = ", ".join(part for part, known in parts.items() if known)
@@ -156,7 +157,8 @@ def _begun(found: Status, job: Progress) -> str:
 
 
 def _goes_on(found: Status, job: Progress) -> str:
-    return f"`{found.command}` " + (f"goes on from step {job.saved}" if job.saved else "begins again")
+    then = f"goes on from step {job.saved}" if job.saved else "begins again"
+    return f"`{found.command}`, with its --islands and --island, {then}"
 
 
 def duration(seconds: float) -> str:

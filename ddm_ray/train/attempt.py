@@ -7,7 +7,6 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
@@ -30,32 +29,24 @@ from ddm_ray.train.telemetry import Telemetry
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class _Begun:
-    """What rank 0 tells all ranks: the attempt's number, rows to take at once."""
-
-    number: int
-    micro_batch: int
-
-
 class TrainAttempt:
     """This world's try at a job; a context manager, which notes why it failed. Raises what `begin` does."""
 
     def __init__(self, run: Run, job: TrainJob, placement: Placement, launch: str = ""):
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
-        begun = self._told(lambda: _begin(run.store, job, placement, launch))
-        self.job, self.micro_batch, self._elastic = job, begun.micro_batch, placement.workers.elastic
-        self.storage = Attempt(run.store, job.artifact, begun.number)
+        number, self.micro_batch = self._from_first(lambda: _begin(run.store, job, placement, launch))
+        self.job, self._elastic = job, placement.workers.elastic
+        self.storage = Attempt(run.store, job.artifact, number)
         self.identity: Identity = run.identity(job.artifact)
         self.saver = StateSaver(self.storage, self.identity, placement.keep_states)
         self._tried: set[str] = set()
         who = {"host": socket.gethostname(), "pid": os.getpid(), "world_size": self._world}
-        how = {"micro_batch": begun.micro_batch, "zero_stage": placement.zero_stage, "steps": job.train.steps}
+        how = {"micro_batch": self.micro_batch, "zero_stage": placement.zero_stage, "steps": job.train.steps}
         self._heartbeat = Heartbeat(self.storage, who | how) if self._rank == 0 else None
         self._telemetry = Telemetry(run.store, self.storage.prefix) if self._rank == 0 else None
         self.phase("starting")
 
-    def _told(self, decide: Callable[[], T]) -> T:
+    def _from_first(self, decide: Callable[[], T]) -> T:
         """What rank 0 decides, on all ranks; what it raises too."""
         told: list[Any] = [None, None]
         if self._rank == 0:
@@ -139,7 +130,7 @@ class TrainAttempt:
         another attempt deletes what it has overtaken. RuntimeError if the engine doesn't hold what the state says.
         """
         engine, filled, gone = make(), False, False
-        while (prefix := self._told(self._next_state)) is not None:
+        while (prefix := self._from_first(self._next_state)) is not None:
             problem = None
             try:
                 saved, trained = self._read(engine, prefix)
@@ -151,7 +142,7 @@ class TrainAttempt:
                 self._load(engine, saved, trained.step)
                 return engine, trained
             filled = True
-            if self._told(lambda prefix=prefix: self.storage.store.exists(f"{prefix}/{NAME}")):  # type: ignore[misc]
+            if self._from_first(lambda prefix=prefix: self.storage.store.exists(f"{prefix}/{NAME}")):  # type: ignore[misc]
                 self._warn_of_state(next(filter(None, problems)))
             else:
                 gone = True
@@ -208,14 +199,14 @@ class TrainAttempt:
             raise RuntimeError(f"state of step {step} didn't load: {wrong[0]} differs from what was saved")
 
 
-def _begin(store: Store, job: TrainJob, placement: Placement, launch: str) -> _Begun:
-    """Claim the next number."""
+def _begin(store: Store, job: TrainJob, placement: Placement, launch: str) -> tuple[int, int]:
+    """Claim the next number; it, and how many rows are to be taken at once."""
     how = {"zero_stage": placement.zero_stage, "activation_checkpointing": placement.activation_checkpointing}
     asked = {"micro_batch": placement.micro_batch, "device": device_name(), **how}
     most = _most_rows(store, job.artifact, asked)
     number = claim(store, job.artifact, {"asked": asked, "most_rows": most, "launch": launch}).number
     share = math.ceil(job.batch / dist.get_world_size())
-    return _Begun(number, min(placement.micro_batch or share, most or share, share))
+    return number, min(placement.micro_batch or share, most or share, share)
 
 
 def _most_rows(store: Store, job: str, asked: dict[str, Any]) -> int | None:

@@ -12,14 +12,13 @@ from typing import Any
 
 import ray.train
 from ray.exceptions import GetTimeoutError, RayActorError
-from ray.train import ControllerError as ControllerError  # for who calls `fit`
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
 from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
 from ray.train.v2._internal.execution.context import get_train_context
 from ray.train.v2._internal.execution.controller.state import ReschedulingState
 
-from ddm_ray.errors import DDMError, Preempted, StorageError
+from ddm_ray.errors import DDMError, Preempted, StorageError, TooManyRows
 from ddm_ray.placement import KEEP_FREED_MEMORY, Placement
 from ddm_ray.storage.attempts import Attempt, claimed
 from ddm_ray.storage.run import Run
@@ -179,7 +178,7 @@ def _worker(config: dict[str, Any]) -> None:
         train(config["run"], artifact, Placement.model_validate(config["placement"]), Notice(), config["marker"])
     except Preempted:
         raise Left(artifact) from None
-    except StorageError:
+    except (StorageError, TooManyRows):
         raise
     except DDMError as error:
         # Within an attempt that is told there; before there is one, trying again won't mend it.

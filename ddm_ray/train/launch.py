@@ -25,7 +25,7 @@ from ddm_ray.train.recovery import (
     told,
 )
 
-POLL_SECONDS = 0.5
+POLL_SECONDS, AWAY_SECONDS = 0.5, 10.0
 # After how long a job that no worker has begun is said to wait for room; a start takes less.
 ROOM_SECONDS = 45.0
 HEAD = "node:__internal_head__"
@@ -48,7 +48,10 @@ def train_all(
     placements = [placement if isinstance(placement, Placement) else placement[each] for each in unfinished]
     for lack in dict.fromkeys(_lack(each, may_grow) for each in placements):
         if lack:
-            print(f"warning: {lack}; waiting for it to grow", file=sys.stderr)
+            text = f"warning: {lack}; waiting for nodes. If none will come: Ctrl-C, and change islands.yaml"
+            print(text, file=sys.stderr)
+    if (gpus := ray.cluster_resources().get("GPU")) and not any(each.use_gpu for each in placements):
+        print(f"warning: Ray has {gpus:g} GPUs, of which this uses none; see use_gpu in islands.yaml", file=sys.stderr)
     jobs = [_Job(run, artifact, each) for artifact, each in zip(unfinished, placements, strict=True)]
     supervisors: dict[str, Any] = {}
     away = False
@@ -63,10 +66,7 @@ def train_all(
                 waiting = [job for job in waiting if not run.finished(job.artifact)]
                 if watch:
                     watch()
-                for job in waiting:
-                    if error := job.given_up() or (job.reason() if job.task in ended else None):
-                        raise error
-                    job.tell_if_it_waits()
+                problems = [job.given_up() or (job.reason() if job.task in ended else None) for job in waiting]
                 away = False
             except StorageError as error:
                 # What is away from here may be there for those who train.
@@ -74,7 +74,11 @@ def train_all(
                     raise
                 if not away:
                     print(f"warning: {error}; trying again", file=sys.stderr)
-                away = True
+                problems, away = [], True
+            for problem in filter(None, problems):
+                raise problem
+            for job in waiting:
+                job.tell_if_it_waits()
     finally:
         # With them end their controllers and workers, which would go on trying.
         for supervisor in supervisors.values():
@@ -91,15 +95,22 @@ class Supervisor:
 
     def fit(self, run_url: str, artifact: str, marker: str, placement: Placement) -> None:
         """See `fit`; a controller that is killed or fails is replaced."""
-        from ddm_ray.train.fit import ControllerError, fit  # pandas and torch, which the driver can do without
+        from ray.train import ControllerError
 
-        streak = Streak(run_url, artifact, placement.max_failures)
+        from ddm_ray.train.fit import fit  # pandas and torch, which the driver can do without
+
+        streak, again = Streak(run_url, artifact, placement.max_failures), False
         while True:
             try:
                 return fit(run_url, artifact, marker, placement)
             except (RayActorError, ControllerError):
+                again = True
                 if streak.too_long():
                     raise
+            except StorageError:
+                if not again:
+                    raise
+                time.sleep(AWAY_SECONDS)  # it was there, and will be
 
 
 class _Job:
@@ -149,7 +160,7 @@ class _Job:
             return
         self._began = None
         if not any(self._ours.values()):
-            print(f"warning: {self.artifact} waits for room: {_room(self.placement)}", file=sys.stderr)
+            print(f"warning: {self.artifact}: no worker has begun yet; {_room(self.placement)}", file=sys.stderr)
 
     def _attempts(self) -> list[int]:
         """This launch's newest two; another's may fail for reasons of its own."""

@@ -10,18 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from ddm_ray.models import weights
-from ddm_ray.storage.attempts import Attempt
+from ddm_ray.storage.attempts import Attempt, claimed
 from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest
 from ddm_ray.storage.run import MONOLITH, ROUTER, Run
 from ddm_ray.train.engine import Engine
 from ddm_ray.train.fragments import EMA
 from ddm_ray.train.job import TrainJob
 from ddm_ray.train.milestone import picture
-from ddm_ray.train.state import CURVE, SavedParts, read_curve
+from ddm_ray.train.saving import Trained
+from ddm_ray.train.state import CURVE, SavedParts
 
 RECENT = 100
-# How much of a GPU's memory must be free to paint on it, of the weights' size.
-ROOM = 4
+# Beside training: weights of this size at most are painted, which others than `ddm sample` would wait for too long, on
+# a GPU with so many times their size free; and for the last picture of all the commit waits so long.
+PAINTED_BYTES, ROOM, PICTURE_SECONDS = 4 * 2**30, 4, 300.0
 WEIGHTS, PICTURE = "ema.safetensors", "grid.png"
 
 
@@ -73,8 +75,13 @@ class Milestones:
 
     def publish(self, step: int) -> Manifest:
         """Publish the EMA weights after `step` steps; they get no picture if the last one is still being painted."""
+        tried = self._was_published(step)
         manifest = publish_weights(self._attempt, self._job, self._identity, step, self._buffers)
-        if self._painting.is_alive():
+        if tried or self._job.artifact == ROUTER or self._run.config.data.text is not None:
+            return manifest  # painting may be what ended the attempt before
+        if manifest.files[WEIGHTS].bytes > PAINTED_BYTES:
+            print(f"warning: step {step}: no {PICTURE} of so large a model beside training", file=sys.stderr)
+        elif self._painting.is_alive():
             print(f"warning: step {step}: no {PICTURE}, while that of an earlier step is painted", file=sys.stderr)
         else:
             self._painting = Thread(target=self._paint, args=(step,), name="picture", daemon=True)
@@ -82,16 +89,16 @@ class Milestones:
         return manifest
 
     def wait(self) -> None:
-        """Wait for the picture that is being painted."""
+        """Wait for the picture that is being painted, but not for ever."""
         if self._painting.ident:
-            self._painting.join()
+            self._painting.join(PICTURE_SECONDS)
 
-    def commit(self, manifest: Manifest, step: int, seconds: float) -> None:
+    def commit(self, manifest: Manifest, last: Trained) -> None:
         """Commit the job's final manifest, of the weights last published, if no other attempt was first."""
-        job, rows_seen = self._job, step * self._job.batch
-        flops = job.training_flops(step)
+        job, step = self._job, last.step
+        rows_seen, flops = step * job.batch, job.training_flops(step)
         prefix = self._attempt.weights_prefix(step).removeprefix(f"{job.artifact}/")
-        losses = read_curve(self._run.store.read(f"{job.artifact}/{prefix}/{CURVE}"))["loss"][-RECENT:]
+        losses = last.curve["loss"][-RECENT:]
         info = {
             "weights": prefix,
             "step": step,
@@ -99,18 +106,22 @@ class Milestones:
             "training_flops": float(flops),
             "training_flops_per_row": flops / rows_seen,
             "parameters": sum(parameter.numel() for parameter in _model(job).parameters()),
-            "seconds": seconds,
+            "seconds": last.seconds,
             "loss": sum(losses) / len(losses),
             "attempts": self._attempt.number,
         }
         records = {f"{prefix}/{name}": record for name, record in manifest.files.items()}
         self._run.commit_records(job.artifact, records, info, identity=self._identity)
 
+    def _was_published(self, step: int) -> bool:
+        """Whether an attempt, mostly an earlier one, published the weights of this step."""
+        store, job = self._run.store, self._job.artifact
+        attempts = [Attempt(store, job, number) for number in claimed(store, job)]
+        return any(store.exists(f"{attempt.weights_prefix(step)}/{NAME}") for attempt in attempts)
+
     def _paint(self, step: int) -> None:
         """Write PICTURE beside published weights of a denoiser. It is for looking at: without one training goes on."""
         run, artifact = self._run, self._job.artifact
-        if artifact == ROUTER:
-            return
         prefix = self._attempt.weights_prefix(step)
         cluster = None if artifact == MONOLITH else int(artifact.rpartition("/")[2])
         try:

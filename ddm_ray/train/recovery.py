@@ -23,7 +23,7 @@ def environment(placement: Placement) -> dict[str, str]:
     return {
         # How often the controller asks its workers how they are; 2 by default.
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "1",
-        # How long a frozen process is waited for; 600 by default. Writing a large state may well stop all threads.
+        # How long a process that doesn't answer is waited for where its sentry doesn't run either; 600 by default.
         "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": f"{6 * placement.hang_seconds:g}",
         # How long a group waits for its place; 60 by default. One that counts on a node just lost waits in vain.
         "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "5",

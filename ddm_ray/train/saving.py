@@ -27,7 +27,7 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class _Begun:
+class _Pending:
     """A state that is being written, and what is to be done on rank 0 once it is committed."""
 
     trained: Trained
@@ -45,10 +45,9 @@ class StateSaver:
         self._attempt, self._identity, self._keep = attempt, identity, keep
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
         self._snapshot: state.Snapshot | None = None
-        self._begun: _Begun | None = None
+        self._pending: _Pending | None = None
         self._writes, self._commits = _done(), _done()
         self._thread = ThreadPoolExecutor(1, "state")
-        self.refused = False
 
     @property
     def writing(self) -> bool:
@@ -56,27 +55,32 @@ class StateSaver:
         return not self._writes.done()
 
     @property
+    def refused(self) -> bool:
+        """Whether this rank's part couldn't be written."""
+        return self._writes.done() and not self._writes.result()
+
+    @property
     def busy(self) -> bool:
         """Whether a state is still being written or committed."""
-        return self._begun is not None or not self._commits.done()
+        return self._pending is not None or not self._commits.done()
 
     def save(self, engine: Engine, trained: Trained, then: Callable[[], object] | None = None) -> None:
         """Copy the state and have it written beside training, and on rank 0, once it is committed, `then` be done.
 
-        Waits for the state before it. Every rank must call it. What storage refuses is told on stderr, and `refused`.
+        Waits for the state before it. Every rank must call it. What storage refuses is told on stderr.
         """
         self._settle_together()
         self._take(engine)
-        self._begun = _Begun(trained, then)
+        self._pending = _Pending(trained, then)
         self._writes = self._thread.submit(self._quietly, lambda: self._write_shards(trained.step), trained.step)
 
     def go_on(self, writing: bool, refused: bool) -> None:
         """Commit, or give up, what was written, once no rank writes; both are said of all ranks, to all alike."""
         if writing:
             return
-        begun, self._begun, self.refused = self._begun, None, False
-        if begun and not refused and self._rank == 0:
-            self._commits = self._thread.submit(self._quietly, lambda: self._commit(begun), begun.trained.step)
+        pending, self._pending = self._pending, None
+        if pending and not refused and self._rank == 0:
+            self._commits = self._thread.submit(self._quietly, lambda: self._commit(pending), pending.trained.step)
 
     def save_now(self, engine: Engine, trained: Trained) -> None:
         """Save a state and wait until it is committed. Every rank must call it.
@@ -86,7 +90,7 @@ class StateSaver:
         self._settle_together()
         self._take(engine)
         self._do_together(lambda: self._write_shards(trained.step))
-        self._do_together(lambda: self._commit(_Begun(trained, None)) if self._rank == 0 else None)
+        self._do_together(lambda: self._commit(_Pending(trained, None)) if self._rank == 0 else None)
 
     def close(self, wait: bool) -> None:
         """End the thread; `wait` for what it is about."""
@@ -95,7 +99,7 @@ class StateSaver:
     def _settle_together(self) -> None:
         """Wait, all ranks together, until the state that is being written is committed or given up."""
         self._writes.result()
-        self.go_on(False, any(self._told(self.refused)))
+        self.go_on(False, any(self._gathered(self.refused)))
         self._commits.result()
         # Else the others would wait for rank 0 in the next step, where waiting is taken for a hang.
         dist.barrier()
@@ -104,12 +108,12 @@ class StateSaver:
         problem: str | None = None
         try:
             work()
-        except StorageError as error:
-            problem = str(error)
-        if problems := [said for said in self._told(problem) if said]:
+        except Exception as error:  # a border: the others wait to hear of it
+            problem = " ".join(str(error).split()) or type(error).__name__
+        if problems := [said for said in self._gathered(problem) if said]:
             raise StorageError(problems[0])
 
-    def _told(self, value: T) -> list[T]:
+    def _gathered(self, value: T) -> list[T]:
         """The values of all ranks."""
         told: list[Any] = [None] * self._world
         dist.all_gather_object(told, value)
@@ -119,22 +123,24 @@ class StateSaver:
         self._snapshot = self._snapshot or state.Snapshot(engine.shards.owned())
         self._snapshot.take()
 
-    def _quietly(self, work: Callable[[], None], step: int) -> None:
+    def _quietly(self, work: Callable[[], None], step: int) -> bool:
+        """Whether it could be done; if not, that is told."""
         try:
             work()
+            return True
         except Exception as error:  # a border: training goes on without it; only the last state must be written
-            self.refused = True
             text = " ".join(str(error).split()) or type(error).__name__
             print(f"warning: {text}; the state of step {step} isn't saved, or its weights published", file=sys.stderr)
+            return False
 
     def _write_shards(self, step: int) -> None:
         assert self._snapshot is not None
         rank = state.RANK.format(self._rank)
         self._snapshot.write(self._attempt.store, f"{self._attempt.state_prefix(step)}/{rank}")
 
-    def _commit(self, begun: _Begun) -> None:
+    def _commit(self, pending: _Pending) -> None:
         """Commit a state that all ranks have written, do what is to follow, and drop old ones."""
-        trained, store = begun.trained, self._attempt.store
+        trained, store = pending.trained, self._attempt.store
         prefix = self._attempt.state_prefix(trained.step)
         curve = state.curve_bytes(trained.curve)
         store.write(f"{prefix}/{state.CURVE}", curve)
@@ -144,12 +150,12 @@ class StateSaver:
             raise StorageError(f"{store.url}/{prefix}: files are gone; deleted by a newer attempt")
         info = {"step": trained.step, "seconds": trained.seconds, "world_size": self._world}
         self._attempt.commit_state(trained.step, self._identity, records | {state.CURVE: FileRecord.of(curve)}, info)
-        if begun.then:
-            begun.then()
+        if pending.then:
+            pending.then()
         self._attempt.drop_states(self._keep)
 
 
-def _done() -> Future[None]:
-    done: Future[None] = Future()
-    done.set_result(None)
+def _done() -> Future[bool]:
+    done: Future[bool] = Future()
+    done.set_result(True)
     return done

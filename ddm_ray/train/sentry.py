@@ -21,8 +21,8 @@ def main(seconds: float) -> None:
             return
         silent = 0.0 if ready else silent + TICK_SECONDS
     if os.getppid() == watched:
-        print(f"process {watched} gave no sign of life for {seconds:g} s and is killed", file=sys.stderr, flush=True)
         os.kill(watched, signal.SIGKILL)
+        print(f"process {watched} gave no sign of life for {seconds:g} s and was killed", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

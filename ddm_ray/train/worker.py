@@ -101,7 +101,7 @@ def _train(
             raise StorageError(f"the last state can't be published: {error}") from None
         # Nobody waits for what comes after the commit.
         attempt.tidy()
-        milestones.commit(manifest, last.step, last.seconds)
+        milestones.commit(manifest, last)
     dist.barrier()
 
 

@@ -80,7 +80,7 @@ class Events:
             if found.state == "begun" and memory.alarm and job.beat is not None:
                 memory.alarm = None
                 return self._event(found, "resumed")
-        kind: Kind = "failed" if found.state == "stopped" else "stalled"
+        kind: Kind = "failed" if found.state == "failed" else "stalled"
         due = kind == "failed" or now - memory.since >= job.patience(self.stalled_after)
         if not due or memory.alarm == (kind, job.attempt):
             return None
@@ -94,7 +94,7 @@ class Events:
         else:
             attempt, step = info.get("attempts", 0), info.get("step", 0)
             steps = step
-        text = f"{self.run}: {found.artifact} {kind}: {describe(found).removeprefix('stopped: ')}"
+        text = f"{self.run}: {found.artifact} {kind}: {describe(found).removeprefix('failed: ')}"
         if kind == "stalled":
             waited = duration(job.patience(self.stalled_after) if job else 0.0)
             text = f"{self.run}: {found.artifact} stalled, no sign for {waited}: {describe(found)}"

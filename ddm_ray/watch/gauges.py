@@ -16,6 +16,7 @@ GAUGES = {
     "ddm_failed": "1 while the newest attempt has failed and none has begun since",
     "ddm_step": "Steps done",
     "ddm_steps": "Steps wanted",
+    "ddm_saved_step": "Steps done in the state that the next attempt goes on from; 0: none",
     "ddm_attempt": "Number of the newest attempt",
     "ddm_silent_seconds": "Since the newest attempt's last sign, by storage's clock and this machine's",
     "ddm_loss": "Training loss, mean over recent steps",
@@ -62,7 +63,8 @@ def values_of(found: Status, age: float = 0.0) -> dict[str, float]:
         values["ddm_attempt"] = info["attempts"]
     if job is None:
         return values
-    values |= {"ddm_failed": float(found.state == "stopped"), "ddm_step": job.step, "ddm_attempt": job.attempt}
+    values |= {"ddm_failed": float(found.state == "failed"), "ddm_step": job.step, "ddm_attempt": job.attempt}
+    values["ddm_saved_step"] = job.saved
     if job.steps is not None:
         values["ddm_steps"] = job.steps
     if found.state == "begun":

@@ -64,6 +64,17 @@ def failure(store: Store) -> dict[str, Any] | None:
     return found.failure
 
 
+def test_a_launch_that_gave_up_begins_no_more(store: Store) -> None:
+    marker = f"{JOB}/attempts/_ray/4f/FAILED"
+    claim(store, JOB, {"launch": marker}).fail({"error": "no rows", "kind": "OSError", "final": False})
+    assert failure(store) == {"error": "no rows", "kind": "OSError", "final": False, "attempt": 1}
+    store.write(marker, b"no rows")
+    assert failure(store) == {"error": "no rows; given up", "kind": "OSError", "final": True, "attempt": 1}
+    claim(store, JOB, {"launch": f"{JOB}/attempts/_ray/5a/FAILED"}).fail({"error": "x", "kind": "", "final": False})
+    found = failure(store)
+    assert found and not found["final"]
+
+
 def test_one_that_was_asked_to_leave_has_not_failed(store: Store) -> None:
     attempt = claim(store, JOB)
     beat(attempt, 1, 9)

@@ -48,7 +48,7 @@ def test_a_job_that_died_does_not_look_alive(partitioned: Run) -> None:
     attempt = claim(partitioned.store, JOB)
     beat(attempt, 1, 75)
     age(Path(partitioned.url), 210)
-    again = f"if it died, `ddm train {partitioned.url} expert 1`"
+    again = f"if it died, `ddm train {partitioned.url} expert 1`, with its --islands and --island,"
     found = said(partitioned)
     told = re.fullmatch(r"begun 25% silent for (\d+) s, step 75/300, loss 0.1235, 2 workers, attempt 1; (.*)", found)
     assert told, found
@@ -76,19 +76,20 @@ def test_slow_steps_are_no_silence(partitioned: Run) -> None:
 def test_a_job_that_failed_says_why_and_what_goes_on(partitioned: Run) -> None:
     first = claim(partitioned.store, JOB)
     fail(first, "no rows")
-    command = f"`ddm train {partitioned.url} expert 1`"
-    assert said(partitioned) == f"stopped 0% stopped: no rows, attempt 1; {command} begins again"
+    command = f"`ddm train {partitioned.url} expert 1`, with its --islands and --island,"
+    assert said(partitioned) == f"failed 0% failed: no rows, attempt 1; {command} begins again"
     second = claim(partitioned.store, JOB)
     beat(second, 1, 75)
     save(second, 50)
     fail(second, "the disk is full")
     age(Path(partitioned.url), 500)
     assert said(partitioned) == (
-        f"stopped 25% stopped: the disk is full, attempt 2, at step 75/300; {command} goes on from step 50"
+        f"failed 25% failed: the disk is full, attempt 2, at step 75/300; {command} goes on from step 50"
     )
     fail(second, "gradient norm nan at step 76", final=True)
     assert said(partitioned) == (
-        "stopped 25% stopped: gradient norm nan at step 76, attempt 2, at step 75/300; trying again won't mend it"
+        "failed 25% failed: gradient norm nan at step 76, attempt 2, at step 75/300; once that is mended, "
+        f"{command} goes on from step 50"
     )
     third = claim(partitioned.store, JOB)
     assert said(partitioned) == "begun 17% starting at step 50/300, attempt 3"
@@ -121,7 +122,7 @@ def test_the_command_tells_it_all_from_storage(partitioned: Run) -> None:
     fail(claim(partitioned.store, JOB), "[Errno 28] no space left")
     done = CliRunner().invoke(main, ["status", partitioned.url])
     assert done.exit_code == 0
-    assert re.search(rf"^  {JOB} +stopped +0%  stopped: \[Errno 28\] no space left, attempt 1; `ddm", done.output, re.M)
+    assert re.search(rf"^  {JOB} +failed +0%  failed: \[Errno 28\] no space left, attempt 1; `ddm", done.output, re.M)
     assert re.search(r"^  router +begun +25%  step 75/300, .*MFU 41%, attempt 1$", done.output, re.M)
     watched = CliRunner().invoke(main, ["watch", partitioned.url, "--once"])
     assert watched.output.splitlines() == [line.strip() for line in done.output.splitlines()[1:]]

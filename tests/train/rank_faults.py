@@ -70,7 +70,7 @@ class Leg:
             if first is None and any(not rank.is_alive() or state_of(rank.pid) == "T" for rank in self.ranks):
                 first = time.monotonic()
             if time.monotonic() > deadline:
-                states = [(rank.exitcode, state_of(rank.pid)) for rank in self.ranks]
+                states = [(rank.exitcode, rank.is_alive() and state_of(rank.pid)) for rank in self.ranks]
                 for rank in self.ranks:
                     rank.kill()
                 raise SystemExit(f"{self.url}: ranks neither end nor stop: {states}")

@@ -108,7 +108,7 @@ def test_a_slice_that_no_node_is_of_is_refused(slices: Slices) -> None:
 def test_workers_too_wide_for_any_node_are_told_of(slices: Slices) -> None:
     """The nodes have 3 CPUs together, but none has 2: a larger one is waited for."""
     waiting = slices.train(0, "wide")
-    wait_for(lambda: "waiting for it to grow" in slices.said(0).read_text(), 60)
+    wait_for(lambda: "waiting for nodes" in slices.said(0).read_text(), 60)
     end(waiting)
     assert (
         "warning: placement asks for 1 workers of 2 CPU and 1 island-a, the nodes have room for 0; waiting for it"

@@ -23,6 +23,7 @@ with Watchdog({seconds}, lambda text: print("stuck:", text, flush=True)) as watc
     for step in {steps}:
         with watchdog.step():
             eval(step)
+        time.sleep({pause})
 print("ended")
 """
 
@@ -40,10 +41,10 @@ print("ended")
 """
 
 
-def run_steps(seconds: float, steps: list[str]) -> tuple[subprocess.CompletedProcess[str], float]:
+def run_steps(seconds: float, steps: list[str], pause: float = 0.0) -> tuple[subprocess.CompletedProcess[str], float]:
     """These steps in a process with a watchdog; how it ended, and after how long."""
     began = time.monotonic()
-    command = [sys.executable, "-c", HANGS.format(seconds=seconds, steps=steps)]
+    command = [sys.executable, "-c", HANGS.format(seconds=seconds, steps=steps, pause=pause)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     return done, time.monotonic() - began
 
@@ -61,15 +62,18 @@ def test_steps_may_take_three_times_the_usual() -> None:
 
 
 def test_the_first_step_may_compile_and_what_is_between_steps_isnt_watched() -> None:
-    done, _ = run_steps(0.2, ["time.sleep(1)"])
-    assert done.returncode == 0
-    watchdog = Watchdog(0.1, pytest.fail)
-    with watchdog:
-        for _ in range(3):
-            with watchdog.step():
-                pass
-        time.sleep(0.5)
-    assert watchdog.limit == pytest.approx(0.1, abs=0.05)
+    done, _ = run_steps(0.5, ["time.sleep(1.5)", "0", "0"], pause=1.0)
+    assert (done.returncode, done.stdout) == (0, "ended\n")
+
+
+def test_a_step_after_forgetting_is_a_first_one() -> None:
+    watchdog = Watchdog(0.5, pytest.fail)
+    assert watchdog.limit == 600.5
+    with watchdog.step():
+        time.sleep(0.1)
+    assert watchdog.limit == pytest.approx(0.8, abs=0.2)
+    watchdog.forget()
+    assert watchdog.limit == 600.5
 
 
 @contextmanager

@@ -28,7 +28,7 @@ def stopped(attempt: int, beat: int | None = None, step: int = 0) -> Status:
     found = begun(attempt, beat, step)
     assert found.progress
     failed = {"error": "no space", "kind": "StorageError", "final": False, "attempt": attempt}
-    return replace(found, state="stopped", progress=replace(found.progress, failure=failed))
+    return replace(found, state="failed", progress=replace(found.progress, failure=failed))
 
 
 def told(*surveys: tuple[float, Status], stalled_after: float = 60) -> list[tuple[float, str, int]]:
@@ -113,7 +113,7 @@ def test_an_event_says_all_that_is_known() -> None:
     (failed,) = events.seen([stopped(2, 5, 75)], 61)
     assert failed == Event(
         "s3://lab/run", JOB, "failed", 2, 75, 300, f"s3://lab/run: {JOB} failed: no space, attempt 2, "
-        "at step 75/300; `ddm train` begins again"
+        "at step 75/300; `ddm train`, with its --islands and --island, begins again"
     )  # fmt: skip
     (damaged,) = events.seen([DAMAGED], 62)
     assert damaged.alarm and damaged.text == f"s3://lab/run: {JOB} damaged: altered"
@@ -151,7 +151,7 @@ def test_no_event_is_told_twice_in_a_row(steps: Sequence[tuple[float, Status]]) 
     for pause, found in steps:
         now += pause
         for event in events.seen([found], now):
-            state = {"stalled": "begun", "resumed": "begun", "failed": "stopped"}.get(event.event, event.event)
+            state = {"stalled": "begun", "resumed": "begun"}.get(event.event, event.event)
             assert found.state == state
             if event.event == "resumed":
                 assert last and last[0] in ("stalled", "failed", "damaged")

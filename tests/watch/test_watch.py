@@ -64,6 +64,7 @@ def test_a_run_is_watched_to_its_end(tmp_path: Path) -> None:
                 "ddm_step": 75,
                 "ddm_steps": 300,
                 "ddm_attempt": 1,
+                "ddm_saved_step": 0,
                 "ddm_loss": 0.12345,
                 "ddm_grad_norm": 0.5,
                 "ddm_learning_rate": 1e-3,
@@ -82,6 +83,7 @@ def test_a_run_is_watched_to_its_end(tmp_path: Path) -> None:
                 "ddm_finished": 0,
                 "ddm_failed": 1,
                 "ddm_step": 20,
+                "ddm_saved_step": 0,
                 "ddm_steps": 300,
                 "ddm_attempt": 1,
             }
@@ -151,7 +153,7 @@ def test_what_is_waited_for(tmp_path: Path) -> None:
     run = make_data(f"{tmp_path}/run", num_rows=60)
     whole = [Status(artifact, "finished", {}) for artifact in (*run.experts, ROUTER)]
     assert trained(run, [*whole, Status(MONOLITH, "waiting", {})])
-    for state in ("begun", "stopped", "damaged"):
+    for state in ("begun", "failed", "damaged"):
         assert not trained(run, [*whole, Status(MONOLITH, state, {})])  # type: ignore[arg-type]
     for lacking in range(len(whole)):
         others = [Status(found.artifact, "begun", {}) if n == lacking else found for n, found in enumerate(whole)]
