@@ -82,6 +82,27 @@ def options(description: str) -> argparse.ArgumentParser:
     return parser
 
 
+def measuring(
+    description: str, measures: Sequence[str], sizes: Mapping[str, int], quick: Mapping[str, int]
+) -> argparse.Namespace:
+    """The options of a benchmark of several measures on the CPU: `--measure`, `--folder`, one a size; parsed.
+
+    Sizes that aren't given are those of `sizes`, or with --quick of `quick`.
+    """
+    parser = options(description)
+    parser.add_argument("--measure", nargs="+", default=measures, choices=measures)
+    parser.add_argument("--folder", help="for what is made on the way; a temporary one where not given")
+    for name in sizes:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help="by --quick where not given")
+    args = parser.parse_args()
+    if args.device != "cpu":
+        parser.error("--device cuda: what is measured here runs on the CPU")
+    for name, value in ({**sizes, **quick} if args.quick else sizes).items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    return args
+
+
 def interleaved(sides: Mapping[str, Callable[[], object]], repeats: int, device: str) -> dict[str, list[float]]:
     """Seconds of each side, `repeats` times all of them in turn after one round unmeasured."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from claims import Claim, Report, options
+from claims import Claim, Report, measuring
 from data_compute import add, measure_kmeans, measure_loader, quotients
 from PIL import Image
 
@@ -188,24 +188,8 @@ def measure_memory(args: argparse.Namespace, folder: Path, report: Report) -> No
         report.add(Claim(name, many / few, f"x of {args.few}", MOST_MEMORY))
 
 
-def arguments() -> argparse.Namespace:
-    """The options, sizes filled in by --quick."""
-    parser = options(__doc__ or "")
-    parser.add_argument("--measure", nargs="+", default=MEASURES, choices=MEASURES)
-    parser.add_argument("--folder", help="for what is made on the way: 10 GB at most; a temporary one where not given")
-    for name in SIZES:
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help="by --quick where not given")
-    args = parser.parse_args()
-    if args.device != "cpu":
-        parser.error("--device cuda: what is measured here runs on the CPU")
-    for name, value in (SIZES | (QUICK if args.quick else {})).items():
-        if getattr(args, name) is None:
-            setattr(args, name, value)
-    return args
-
-
 def main() -> None:
-    args = arguments()
+    args = measuring(__doc__ or "", MEASURES, SIZES, QUICK)
     report = Report()
     began = time.monotonic()
     for measure in args.measure:

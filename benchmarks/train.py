@@ -25,7 +25,7 @@ import train_engine
 import train_recovery
 import train_resizes
 import train_saving
-from claims import Report, options
+from claims import Report, measuring
 from data_compute import add, make_shard, quotients
 from train_sides import Beat, Speed, finish, speed, start
 
@@ -185,24 +185,8 @@ def measure_resizes(args: argparse.Namespace, folder: Path, report: Report) -> N
     train_resizes.tell(found, report)
 
 
-def arguments() -> argparse.Namespace:
-    """The options, sizes filled in by --quick."""
-    parser = options(__doc__ or "")
-    parser.add_argument("--measure", nargs="+", default=MEASURES, choices=MEASURES)
-    parser.add_argument("--folder", help="for what is made on the way: 1 GB at most; a temporary one where not given")
-    for name in SIZES:
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help="by --quick where not given")
-    args = parser.parse_args()
-    if args.device != "cpu":
-        parser.error("--device cuda: what is measured here runs on the CPU")
-    for name, value in (SIZES | (QUICK if args.quick else {})).items():
-        if getattr(args, name) is None:
-            setattr(args, name, value)
-    return args
-
-
 def main() -> None:
-    args = arguments()
+    args = measuring(__doc__ or "", MEASURES, SIZES, QUICK)
     report = Report()
     began = time.monotonic()
     for measure in args.measure:

@@ -189,7 +189,7 @@ def test_runs_across_resizes_are_compared(train: ModuleType, claims: ModuleType,
 @pytest.mark.parametrize("quick", [False, True])
 def test_sizes_follow_quick_unless_given(train: ModuleType, monkeypatch: pytest.MonkeyPatch, quick: bool) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py", "--kills", "7", *["--quick"] * quick])
-    args = train.arguments()
+    args = train.measuring("", train.MEASURES, train.SIZES, train.QUICK)
     assert args.kills == 7
     assert args.rounds == (train.QUICK if quick else train.SIZES)["rounds"]
     assert args.width == train.SIZES["width"]
