@@ -20,7 +20,7 @@ from ddm_ray.storage.run import Run
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
-STEPS = 1200
+STEPS = 700
 # So many steps that a process can be killed in the middle of them.
 LONGER = ("--set", f"expert.train.steps={STEPS}", "--set", f"router.train.steps={STEPS}")
 ISLANDS = str(ROOT / "cluster_configs/local/islands.yaml")

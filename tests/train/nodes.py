@@ -18,6 +18,8 @@ from tests.processes import command, family
 PORTS = [f"--{name}-port=0" for name in ("min-worker", "max-worker", "dashboard-agent-listen")]
 MEMORY = "--object-store-memory=100000000"
 HEALTH = {"RAY_health_check_period_ms": "1000", "RAY_health_check_failure_threshold": "3"}
+# Else a node waits a minute for a head that is gone.
+HEALTH["RAY_gcs_rpc_server_reconnect_timeout_s"] = "10"
 
 
 @dataclass(frozen=True)

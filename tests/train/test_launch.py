@@ -111,8 +111,8 @@ def test_workers_too_wide_for_any_node_are_told_of(slices: Slices) -> None:
     wait_for(lambda: "waiting for nodes" in slices.said(0).read_text(), 60)
     end(waiting)
     assert (
-        "warning: placement asks for 1 workers of 2 CPU and 1 island-a, the nodes have room for 0; waiting for it"
-        " to grow\n" in slices.said(0).read_text()
+        "warning: placement asks for 1 workers of 2 CPU and 1 island-a, the nodes have room for 0; waiting for nodes."
+        " If none will come: Ctrl-C, and change islands.yaml\n" in slices.said(0).read_text()
     )
 
 
