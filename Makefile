@@ -30,6 +30,7 @@ test: $(READY)
 bench: $(READY)
 	@$(BIN)/python benchmarks/sampling.py $(BENCH)
 	@$(BIN)/python benchmarks/data.py $(BENCH)
+	@$(BIN)/python benchmarks/train.py $(BENCH)
 
 soak: $(READY)
 	@$(BIN)/python benchmarks/soak.py $(SOAK)

@@ -299,7 +299,9 @@ def test_the_head_is_lost_and_storage_alone_remains(site: Site, worlds: Worlds, 
     lost = site.training("head", 1, "a")
     with launched(lost):
         lost.wait_for_state()
-        (worker,) = lost.workers()
+        worker = lost.beat()["pid"]
+        os.kill(worker, signal.SIGSTOP)  # first, and before it has finished
+        assert not lost.finished()
         frozen = lost.nodes[0].pids()
         for pid in frozen:
             os.kill(pid, signal.SIGSTOP)
