@@ -26,19 +26,13 @@ class Costs:
     interval: float
     recovery: float
 
-    def goodput(self, between: float) -> float:
-        """Share of the time that is useful with a fault every `between` seconds, to first order."""
-        return self._share(between, self.interval)
-
     def best_interval(self, between: float) -> float:
         """Young's interval: sqrt(2 checkpoint between) (Young 1974, Daly 2006), at least a step."""
         return max(self.step, math.sqrt(2 * self.checkpoint * between))
 
     def best_goodput(self, between: float) -> float:
-        """That of the best interval."""
-        return self._share(between, self.best_interval(between))
-
-    def _share(self, between: float, interval: float) -> float:
+        """Useful share of the time at the best interval, a fault every `between` seconds, to first order."""
+        interval = self.best_interval(between)
         return max(0.0, 1 - self.checkpoint / interval - (self.recovery + interval / 2) / between)
 
 

@@ -21,8 +21,8 @@ from ddm_ray.train.saving import Trained
 from ddm_ray.train.state import CURVE, SavedParts
 
 RECENT = 100
-# Beside training: weights of this size at most are painted, which others than `ddm sample` would wait for too long, on
-# a GPU with so many times their size free; and for the last picture of all the commit waits so long.
+# What is painted beside training: weights of at most so many bytes, on a GPU with so many times their size free. For
+# its last picture a job waits so long.
 PAINTED_BYTES, ROOM, PICTURE_SECONDS = 4 * 2**30, 4, 300.0
 WEIGHTS, PICTURE = "ema.safetensors", "grid.png"
 
@@ -77,8 +77,9 @@ class Milestones:
         """Publish the EMA weights after `step` steps; they get no picture if the last one is still being painted."""
         tried = self._was_published(step)
         manifest = publish_weights(self._attempt, self._job, self._identity, step, self._buffers)
+        # Painting may be what ended the attempt that published it before; nobody paints texts or routers.
         if tried or self._job.artifact == ROUTER or self._run.config.data.text is not None:
-            return manifest  # painting may be what ended the attempt before
+            return manifest
         if manifest.files[WEIGHTS].bytes > PAINTED_BYTES:
             print(f"warning: step {step}: no {PICTURE} of so large a model beside training", file=sys.stderr)
         elif self._painting.is_alive():

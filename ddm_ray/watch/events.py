@@ -13,7 +13,8 @@ Kind = Literal["stalled", "failed", "damaged", "finished", "resumed"]
 class Event:
     """A change of one artifact, as a webhook is told of it; `steps` None where they aren't known.
 
-    `final`: a failure that trying again won't mend; after any other the next attempt begins by itself.
+    `final`: a failure that trying again won't mend, or a launch that gave up; after any other its launch, if that still
+    runs, begins the next attempt.
     """
 
     run: str
