@@ -61,10 +61,10 @@ class Placement(BaseModel):
         description="what DeepSpeed shards over the workers: 0 nothing, 1 optimizer state, 2 gradients too, 3"
         " parameters too",
     )
-    micro_batch: PositiveInt | None = Field(
+    micro_batch: int | Literal["largest"] | None = Field(
         default=None,
-        description="rows a worker takes through the model at once; none: its whole share, halved after running out"
-        " of memory",
+        description="rows a worker takes through the model at once; none: its whole share; largest: as many as fit,"
+        " by trial steps at the start of a launch, which compile each. Halved after running out of memory",
     )
     activation_checkpointing: bool = Field(
         default=False, description="compute a block's activations again in the backward pass: less memory, more time"
@@ -117,6 +117,13 @@ class Placement(BaseModel):
         if given < 1:
             raise ValueError(f"must be 1 or more, got {given}")
         return {"min": given, "max": given}
+
+    @field_validator("micro_batch", mode="before")
+    @classmethod
+    def _some_or_largest(cls, given: Any) -> Any:
+        if given not in (None, "largest") and (not isinstance(given, int) or isinstance(given, bool) or given < 1):
+            raise ValueError(f"is a whole number above 0, or largest, got {given!r:.60}")
+        return given
 
     @model_validator(mode="after")
     def _resources_can_be_asked_for(self) -> Self:

@@ -16,6 +16,7 @@ from ddm_ray.storage.attempts import claimed, heartbeat
 from ddm_ray.storage.manifest import NAME
 from ddm_ray.storage.run import Run, expert
 from tests.conftest import BIN, wait_for
+from tests.processes import began
 from tests.train.nodes import Node, Nodes
 
 REFUSED_BYTES = 2**14
@@ -77,9 +78,11 @@ class Training:
 
     def workers(self) -> list[int]:
         """Processes that train this expert, rank 0 first, by its heartbeat."""
-        first = self.beat().get("pid")
+        beat = self.beat()
         found = [pid for node in self.nodes for pid in node.trainers()]
-        return sorted(found, key=lambda pid: pid != first)
+        # Those of the attempt before, which may still be ending, are older.
+        newest = sorted(found, key=began)[-beat.get("world_size", len(found)) :]
+        return sorted(newest, key=lambda pid: pid != beat.get("pid"))
 
     def beat(self) -> dict:
         """The newest heartbeat: attempt, step and so on; empty without one."""
@@ -151,7 +154,9 @@ def stop_worker(training: Training, chance: random.Random) -> None:
 
 
 def kill_node(training: Training, chance: random.Random) -> None:
-    training.nodes.pop(chance.randrange(len(training.nodes))).kill()
+    node = chance.choice([node for node in training.nodes if node.trainers()] or training.nodes)
+    training.nodes.remove(node)
+    node.kill()
     training.add_node()
 
 

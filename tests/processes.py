@@ -27,3 +27,10 @@ def command(pid: int) -> str:
 def state_of(pid: int) -> str:
     """A process's state letter: T if it is stopped, Z if it has ended."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def began(pid: int) -> int:
+    """When a process began, in ticks since the machine did; 0 if it is gone."""
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    return 0

@@ -1,4 +1,4 @@
-"""A training's schedule and mask: what they may be, what doesn't fit, and whether the steps may grow."""
+"""A training's schedule and mask: what they may be, and what doesn't fit."""
 
 import pytest
 from hypothesis import given
@@ -56,34 +56,6 @@ def test_only_a_dit_is_trained_on_some_tokens(recipe: str, job: str, told: str) 
 def test_a_training_is_constant_and_whole_unless_told_otherwise() -> None:
     plain = TrainConfig(**STEPS)
     assert (plain.schedule, plain.final_learning_rate, plain.mask_ratio, plain.unmasked_steps) == ("constant", 0, 0, 0)
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_steps_may_grow_where_no_step_knows_how_many_there_are(schedule: str) -> None:
-    form = {"schedule": schedule, "warmup_steps": 10}
-    short, long = (TrainConfig.model_validate({**STEPS, **form, "steps": steps}) for steps in (100, 150))
-    rates = [
-        [
-            learning_rate(
-                step,
-                schedule=train.schedule,
-                base=train.learning_rate,
-                final=train.final_learning_rate,
-                warmup_steps=train.warmup_steps,
-                steps=train.steps,
-            )
-            for step in range(100)
-        ]
-        for train in (short, long)
-    ]
-    assert short.steps_may_grow is (rates[0] == rates[1])
-    assert short.steps_may_grow is (schedule in ("constant", "inverse-sqrt"))
-    assert "steps_may_grow" not in short.model_dump()
-
-
-def test_steps_may_not_grow_where_the_last_ones_are_unmasked() -> None:
-    assert TrainConfig(**STEPS, mask_ratio=0.5).steps_may_grow
-    assert not TrainConfig(**STEPS, mask_ratio=0.5, unmasked_steps=10).steps_may_grow
 
 
 @given(

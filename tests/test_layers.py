@@ -22,6 +22,7 @@ BELOW: dict[str, set[str]] = {
     "errors": set(),
     "config": {"errors"},
     "placement": {"errors", "config"},
+    "memory": set(),
     "storage": {"errors", "config"},
     "ray_session": BESIDE,
     "progress": BESIDE,
@@ -29,8 +30,8 @@ BELOW: dict[str, set[str]] = {
     "core": {"errors"},
     "models": {"errors", "config", "core"},
     "sampling": BESIDE | {"core", "models"},
-    "data": SAMPLING,
-    "train": SAMPLING | {"data"},
+    "data": SAMPLING | {"memory"},
+    "train": SAMPLING | {"data", "memory"},
     "serve": SAMPLING | {"data", "ray_session"},
     "islands": SAMPLING | {"data", "train"},
     "evaluate": SAMPLING | {"data"},
@@ -38,8 +39,8 @@ BELOW: dict[str, set[str]] = {
     "demo": RIM | {"pipeline"},
     "cli": RIM | {"pipeline", "demo"},
 }
-STDLIB_ONLY = {"__init__", "errors"}
-WITHOUT_TORCH = {"__init__", "errors", "config", "placement", "storage", "progress", "watch"}
+STDLIB_ONLY = {"__init__", "errors", "memory"}
+WITHOUT_TORCH = STDLIB_ONLY | {"config", "placement", "storage", "progress", "watch"}
 DEEPSPEED = {"train.engine"}
 # Where Ray is the point. The command line imports it through these and `ray_session` alone.
 RAY = {

@@ -139,11 +139,6 @@ class TrainConfig(Part):
     precision: Literal["fp32", "bf16"] = "fp32"
     seed: int = Field(default=0, ge=0)
 
-    @property
-    def steps_may_grow(self) -> bool:
-        """Whether `steps` may be raised later: whether no step's rate or mask depends on how many there are."""
-        return self.schedule in ("constant", "inverse-sqrt") and self.unmasked_steps == 0
-
     @model_validator(mode="after")
     def _schedule_fits(self) -> Self:
         if self.warmup_steps > self.steps:

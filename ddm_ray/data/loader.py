@@ -3,8 +3,6 @@
 N rows, B rows of a batch, M of them in one window, C channels, H x W pixels or latents, P channels of a pooled text.
 """
 
-import math
-import os
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,12 +26,12 @@ from ddm_ray.data.schema import TEXT, TRAIN, array, as_modelled, data_dtype, rea
 from ddm_ray.data.texts import NULL_TEXT, read_null_text, texts
 from ddm_ray.data.windows import WINDOW_BYTES, RowGroup, Window, WindowOrder
 from ddm_ray.errors import CorruptArtifact, DataError, DriftError
+from ddm_ray.memory import free_bytes
 from ddm_ray.storage.manifest import NAME, FileRecord, Manifest
 from ddm_ray.storage.run import PARTITION, Run
 
 SHARE_OF_FREE_MEMORY = 0.25
 HELD_WINDOWS = 3
-CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 @dataclass(frozen=True)
@@ -133,7 +131,7 @@ class Loader:
                 raise DataError(f"{run.url}: {', '.join(artifacts)} have no training row; partition more rows")
             self.null_text = self._null_text(run, min(artifacts))
             self._order = WindowOrder(groups, seed, window_bytes)
-            limit = rows_gib * 2**30 if rows_gib is not None else SHARE_OF_FREE_MEMORY * _free_bytes() / ranks_here
+            limit = rows_gib * 2**30 if rows_gib is not None else SHARE_OF_FREE_MEMORY * free_bytes() / ranks_here
             self._memory = self._read(range(len(groups))) if num_bytes <= limit else None
             self._windows: OrderedDict[tuple[int, int], Future[_Stored]] = OrderedDict()
             self._thread = ThreadPoolExecutor(1, "windows")
@@ -274,18 +272,3 @@ class _Stored:
 
 def _unreadable(where: str, error: Exception) -> CorruptArtifact:
     return CorruptArtifact(f"{where}: can't be read ({' '.join(str(error).split())[:120]}); partition the run again")
-
-
-def _free_bytes() -> float:
-    """Memory that can be had: of the machine or, if less, all that this container may use."""
-    found = [math.inf]
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        lines = dict(line.split(":") for line in meminfo.read_text().splitlines())
-        found.append(1024 * int(lines["MemAvailable"].split()[0]))
-    else:
-        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    for path in map(Path, CONTAINER_LIMITS):
-        if path.exists() and (limit := path.read_text().strip()).isdigit():
-            found.append(int(limit))
-    return min(found)

@@ -116,7 +116,7 @@ class WindowOrder:
             rows_until_G = np.concatenate([[0], np.cumsum(self._rows_G[group_G])])
             first_group_W = np.array(starts)
             while len(self._epochs) >= 3:
-                del self._epochs[min(self._epochs)]
+                del self._epochs[next(iter(self._epochs))]
             self._epochs[epoch] = _Epoch(group_G, first_group_W, rows_until_G[first_group_W])
         return self._epochs[epoch]
 

@@ -49,6 +49,16 @@ class Attempt:
         """Replace the heartbeat. `progress` has a counter that grows; readers judge change, not clocks."""
         self.store.write(f"{self.prefix}/HEARTBEAT", json.dumps(progress).encode())
 
+    def told(self) -> dict[str, Any]:
+        """What its heartbeat told last; empty if none did. Raises CorruptArtifact if that was altered."""
+        key = f"{self.prefix}/HEARTBEAT"
+        try:
+            return {**json.loads(self.store.read(key)), "attempt": self.number}
+        except FileNotFoundError:
+            return {}
+        except (ValueError, TypeError):
+            raise CorruptArtifact(f"{self.store.url}/{key}: not a heartbeat; delete it") from None
+
     def fail(self, note: dict[str, Any]) -> None:
         """Say why this attempt ended, if nobody has: `error`, its `kind`, and if trying again is in vain (`final`)."""
         self.store.create(f"{self.prefix}/{FAILED}", json.dumps(note).encode())
@@ -137,13 +147,8 @@ def heartbeat(store: Store, job: str) -> dict[str, Any] | None:
     Raises CorruptArtifact if that heartbeat was altered.
     """
     for number in reversed(claimed(store, job)):
-        key = f"{job}/attempts/{number:04d}/HEARTBEAT"
-        try:
-            return {**json.loads(store.read(key)), "attempt": number}
-        except FileNotFoundError:
-            continue
-        except (ValueError, TypeError):
-            raise CorruptArtifact(f"{store.url}/{key}: not a heartbeat; delete it") from None
+        if told := Attempt(store, job, number).told():
+            return told
     return None
 
 

@@ -41,7 +41,7 @@ class Progress:
 
     @property
     def phase(self) -> str:
-        """What the newest attempt does: starting, training or publishing; leaving, once it has."""
+        """What the newest attempt does: starting, fitting (rows into memory), training, publishing or leaving."""
         if self.left:
             return "leaving"
         return self.told.get("phase", "training") if self.spoke else "starting"

@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, Preempted, StorageError, TooManyRows
 from ddm_ray.placement import Placement
-from ddm_ray.storage.attempts import OUT_OF_MEMORY, Attempt, claim, newest_claim, saved_states
+from ddm_ray.storage.attempts import OUT_OF_MEMORY, Attempt, claim, claimed, saved_states
 from ddm_ray.storage.manifest import NAME, Identity, Manifest, drift
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import Store
@@ -34,14 +34,15 @@ class TrainAttempt:
 
     def __init__(self, run: Run, job: TrainJob, placement: Placement, launch: str = ""):
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
-        number, self.micro_batch = self._from_first(lambda: _begin(run.store, job, placement, launch))
+        number, rows = self._from_first(lambda: _begin(run.store, job, placement, launch))
+        self.searches, self.micro_batch = rows is None, rows or 1
         self.job, self._elastic = job, placement.workers.elastic
         self.storage = Attempt(run.store, job.artifact, number)
         self.identity: Identity = run.identity(job.artifact)
         self.saver = StateSaver(self.storage, self.identity, placement.keep_states)
         self._tried: set[str] = set()
         who = {"host": socket.gethostname(), "pid": os.getpid(), "world_size": self._world}
-        how = {"micro_batch": self.micro_batch, "zero_stage": placement.zero_stage, "steps": job.train.steps}
+        how = {"zero_stage": placement.zero_stage, "steps": job.train.steps}
         self._heartbeat = Heartbeat(self.storage, who | how) if self._rank == 0 else None
         self._telemetry = Telemetry(run.store, self.storage.prefix) if self._rank == 0 else None
         self.phase("starting")
@@ -96,7 +97,7 @@ class TrainAttempt:
 
     def tidy(self) -> None:
         """Keep the last state alone, and end the curves: the job is about to be committed."""
-        self.storage.drop_states(1)
+        self.saver.drop_all_but(1)
         if self._telemetry:
             self._telemetry.close()
 
@@ -114,7 +115,7 @@ class TrainAttempt:
     def phase(self, name: str, told: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Say what the attempt is about."""
         if self._heartbeat:
-            self._heartbeat.tell(name, **told)
+            self._heartbeat.tell(name, micro_batch=None if self.searches else self.micro_batch, **told)
 
     def tell(self, told: dict[str, Any]) -> None:
         """Say how training goes: to the heartbeat, and to the curves."""
@@ -150,6 +151,7 @@ class TrainAttempt:
             raise StorageError(f"{self.job.artifact}: its states were deleted while they were read")
         if filled:
             # What was read so far is neither the one nor the other. Not two at once: one may fill the memory.
+            engine.close()
             del engine
             gc.collect()
             engine = make()
@@ -199,24 +201,39 @@ class TrainAttempt:
             raise RuntimeError(f"state of step {step} didn't load: {wrong[0]} differs from what was saved")
 
 
-def _begin(store: Store, job: TrainJob, placement: Placement, launch: str) -> tuple[int, int]:
-    """Claim the next number; it, and how many rows are to be taken at once."""
-    how = {"zero_stage": placement.zero_stage, "activation_checkpointing": placement.activation_checkpointing}
-    asked = {"micro_batch": placement.micro_batch, "device": device_name(), **how}
-    most = _most_rows(store, job.artifact, asked)
-    number = claim(store, job.artifact, {"asked": asked, "most_rows": most, "launch": launch}).number
-    share = math.ceil(job.batch / dist.get_world_size())
-    return number, min(placement.micro_batch or share, most or share, share)
+def _begin(store: Store, job: TrainJob, placement: Placement, launch: str) -> tuple[int, int | None]:
+    """Claim the next number; it, and how many rows are to be taken at once, None if that is to be searched."""
+    world, searched = dist.get_world_size(), placement.micro_batch == "largest"
+    share = math.ceil(job.batch / world)
+    how = {name: getattr(placement, name) for name in ("zero_stage", "activation_checkpointing", "compile")}
+    like: dict[str, Any] = {"asked": {"micro_batch": placement.micro_batch, "device": device_name(), **how}}
+    if searched:  # a new launch may find other neighbours
+        like |= {"world_size": world, "launch": launch}
+    most = most_rows(store, job.artifact, like)
+    about = {"world_size": world, "launch": launch, **like, "most_rows": most}
+    number = claim(store, job.artifact, about).number
+    if searched and most is None and share > 1:
+        return number, None
+    return number, min(rows for rows in (share, placement.micro_batch, most) if isinstance(rows, int))
 
 
-def _most_rows(store: Store, job: str, asked: dict[str, Any]) -> int | None:
-    """How many rows fit at once as far as earlier attempts on such a device found out; None if they didn't."""
-    before = newest_claim(store, job)
-    if before is None or before.get("asked") != asked:
+def most_rows(store: Store, job: str, like: dict[str, Any]) -> int | None:
+    """How many rows fit at once as far as the last attempt like this one found out; None if it didn't."""
+    for number in reversed(claimed(store, job)):
+        attempt = Attempt(store, job, number)
+        said = attempt.claim()
+        if like.items() <= said.items():
+            break
+    else:
         return None
-    failure = before["failure"]
-    ran_out = failure is not None and failure["kind"] == OUT_OF_MEMORY
-    return max(1, failure["micro_batch"] // 2) if ran_out else before["most_rows"]
+    failure = attempt.failure()
+    if failure is not None and failure["kind"] == OUT_OF_MEMORY:
+        return max(1, failure["micro_batch"] // 2)
+    found = said.get("most_rows")
+    if found is None and "launch" in like:
+        with suppress(CorruptArtifact):
+            found = attempt.told().get("micro_batch")
+    return found if isinstance(found, int) and found > 0 else None
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -15,14 +15,14 @@ from ddm_ray.train.objectives import Batch, draw
 class RankBatches:
     """Rank `rank`'s micro-batches of a job. Shares are filled up with rows of weight 0 to be of equal size."""
 
-    def __init__(self, job: TrainJob, loader: Loader, rank: int, world: int, micro_batch: int | None):
+    def __init__(self, job: TrainJob, loader: Loader, rank: int, world: int, micro_batch: int):
         self._job, self._loader = job, loader
         share = math.ceil(job.batch / world)
         place = torch.arange(rank * share, (rank + 1) * share)
         # Gradients are averaged over ranks, so weights of world / batch give the mean over the global batch.
         self._weight_B = (place < job.batch).float() * world / job.batch
         self._place = place % job.batch
-        self._parts = torch.arange(share).split(min(micro_batch or share, share))
+        self._parts = torch.arange(share).split(micro_batch)
 
     def at(self, step: int, device: torch.device) -> Iterator[tuple[Batch, Tensor]]:
         """The micro-batches of global step `step`, each with the weight_B that its losses are summed with."""

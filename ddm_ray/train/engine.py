@@ -15,6 +15,7 @@ from ddm_ray.models.dit import checkpoint_activations
 from ddm_ray.models.flops import num_parameters
 from ddm_ray.placement import Placement
 from ddm_ray.train.fragments import EMA, MOMENTS, Shards
+from ddm_ray.train.objectives import Batch, Objective
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -23,6 +24,7 @@ import deepspeed
 from deepspeed import utils as deepspeed_log
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime import compiler
+from deepspeed.runtime.zero.parameter_offload import FWD_MODULE_STACK
 
 # DeepSpeed would compile this optional CPU communicator for a minute at the first use; gloo does without.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -153,6 +155,11 @@ class Engine:
         self.shards = Shards(self._deepspeed, self._optimizer)
         self._optimizer.materialise(self.shards.partitions)
 
+    def close(self) -> None:
+        """Let go of the model, its gradients and the optimizer, which hooks of DeepSpeed's hold for ever."""
+        self._deepspeed.destroy()
+        FWD_MODULE_STACK[:] = [module for module in FWD_MODULE_STACK if module is not self._deepspeed.module]
+
     def set_adam_step(self, step: int) -> None:
         """Set the number of steps that AdamW's bias correction counts from."""
         for state in self._optimizer.state.values():
@@ -170,6 +177,16 @@ class Engine:
         total = torch.tensor(told, dtype=torch.float64, device=self.device)
         torch.distributed.all_reduce(total)
         return (total / world).tolist()  # type: ignore[no-any-return]
+
+    def accumulate(self, objective: Objective, batches: Iterable[tuple[Batch, Tensor]]) -> Tensor:
+        """Add the gradients of micro-batches, each with the weight_B that its losses are summed with; that sum."""
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for batch, weight_B in batches:
+            with self.autocast():
+                part = (objective(self.model, batch) * weight_B).sum()
+            self.backward(part)
+            total += part.detach()
+        return total
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of `loss` (a scalar; this rank's part of a micro-batch)."""

@@ -21,15 +21,13 @@ PURPOSE = 3
 
 
 def picture(run: Run, spec: dict, ema: bytes, cluster: int | None, device: torch.device | str) -> bytes:
-    """PNG of samples of one denoiser with these EMA weights, as the run samples; b"" for one of texts.
+    """PNG of samples of one denoiser of labels with these EMA weights, as the run samples.
 
     Rows are the classes with the most training rows, in its `cluster`, or for None (the monolith) in all; with a
     single class, rows of that. May run in a thread beside training: torch's generator and threads stay as they are.
     Raises MissingArtifact without the shard or partition, CorruptArtifact, and ConfigError for latents without their
     autoencoder.
     """
-    if run.config.data.text is not None:
-        return b""
     labels = _labels(run, cluster)
     model = matched(weights.load(spec, ema), Flow(**spec.get("flow", {}))).to(device)
     config, sample = run.config.data.latents, run.config.sample

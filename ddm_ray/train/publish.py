@@ -129,8 +129,8 @@ class Milestones:
             data = run.store.read(f"{prefix}/{WEIGHTS}")
             if self._device.type == "cuda" and torch.cuda.mem_get_info(self._device)[0] < ROOM * len(data):
                 raise MemoryError("training leaves too little of the GPU's memory")
-            if png := picture(run, self._job.spec, data, cluster, self._device):
-                run.store.write(f"{prefix}/{PICTURE}", png)
+            png = picture(run, self._job.spec, data, cluster, self._device)
+            run.store.write(f"{prefix}/{PICTURE}", png)
         except Exception as error:  # a border: it must not end the thread of what counts
             print(f"warning: {prefix}: no {PICTURE}: {' '.join(str(error).split())[:300]}", file=sys.stderr)
         finally:

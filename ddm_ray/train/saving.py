@@ -92,6 +92,13 @@ class StateSaver:
         self._do_together(lambda: self._write_shards(trained.step))
         self._do_together(lambda: self._commit(_Pending(trained, None)) if self._rank == 0 else None)
 
+    def drop_all_but(self, keep: int) -> None:
+        """Delete states but the newest; those that storage won't delete are in nobody's way."""
+        try:
+            self._attempt.drop_states(keep)
+        except StorageError as error:
+            print(f"warning: old states stay: {error}", file=sys.stderr)
+
     def close(self, wait: bool) -> None:
         """End the thread; `wait` for what it is about."""
         self._thread.shutdown(wait)
@@ -152,7 +159,7 @@ class StateSaver:
         self._attempt.commit_state(trained.step, self._identity, records | {state.CURVE: FileRecord.of(curve)}, info)
         if pending.then:
             pending.then()
-        self._attempt.drop_states(self._keep)
+        self.drop_all_but(self._keep)
 
 
 def _done() -> Future[bool]:

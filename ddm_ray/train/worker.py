@@ -17,6 +17,7 @@ from ddm_ray.train.batches import RankBatches
 from ddm_ray.train.engine import Engine
 from ddm_ray.train.job import TrainJob, train_job
 from ddm_ray.train.meter import Meter
+from ddm_ray.train.micro_batch import find_micro_batch
 from ddm_ray.train.publish import Milestones
 from ddm_ray.train.watchdog import Watchdog
 
@@ -41,20 +42,25 @@ def train(
         TrainAttempt(run, job, placement, launch) as attempt,
         Loader(run, job.shards, job.train.seed, job.batch, placement.rows_gib, placement.cache, ranks_here) as loader,
     ):
-        batches = RankBatches(job, loader, dist.get_rank(), dist.get_world_size(), attempt.micro_batch)
-        _train(run, job, batches, attempt, placement, notice)
+        _train(run, job, loader, attempt, placement, notice)
 
 
 def _train(
     run: Run,
     job: TrainJob,
-    batches: RankBatches,
+    loader: Loader,
     attempt: TrainAttempt,
     placement: Placement,
     notice: Callable[[], bool],
 ) -> None:
+    def make() -> Engine:
+        return Engine(job.build(), job.train, placement)
+
     with Watchdog(placement.hang_seconds, attempt.stuck) as watchdog:
-        engine, before = attempt.resume(lambda: Engine(job.build(), job.train, placement))
+        if attempt.searches:
+            find_micro_batch(job, loader, make, attempt, placement, watchdog)
+        batches = RankBatches(job, loader, dist.get_rank(), dist.get_world_size(), attempt.micro_batch)
+        engine, before = attempt.resume(make)
         saver, owed = attempt.saver, False
         milestones = Milestones(run, attempt.storage, job, attempt.identity, engine)
         meter = Meter(job, before, engine.device, dist.get_world_size())
@@ -62,12 +68,7 @@ def _train(
             if job.masking(step) != job.masking(step - 1):
                 watchdog.forget()  # how long steps take, and what is compiled for them
             with watchdog.step(), attempt.rows():
-                loss = torch.zeros((), dtype=torch.float64, device=engine.device)
-                for batch, weight_B in batches.at(step, engine.device):
-                    with engine.autocast():
-                        part = (job.objective(engine.model, batch) * weight_B).sum()
-                    engine.backward(part)
-                    loss += part.detach()
+                loss = engine.accumulate(job.objective, batches.at(step, engine.device))
                 norm = engine.step(job.learning_rate(step))
                 # One exchange a step, so that all ranks decide alike.
                 told = engine.mean([loss, notice(), saver.writing, saver.busy, saver.refused])

@@ -1,7 +1,7 @@
 """Trains with so little memory left that a whole batch doesn't fit, as launches do: again as long as it isn't final.
 
-`python tests/train/memory.py RUN MEBIBYTES` prints the micro-batch of each attempt that ran out of memory, and 0 for
-the one that didn't.
+`python tests/train/memory.py RUN MEBIBYTES MICRO_BATCH` prints the micro-batch of each attempt, in the placement's
+terms the given one; all but the last ran out of memory.
 """
 
 import json
@@ -18,32 +18,33 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from ddm_ray.errors import TooManyRows
+from ddm_ray.memory import taken_bytes
 from ddm_ray.placement import Placement
 from ddm_ray.train import worker
 
 EXPERT = "experts/001"
 
 
-def attempt_main(rank: int, url: str, mebibytes: int) -> None:
+def attempt_main(rank: int, url: str, mebibytes: int, micro_batch: int | str | None) -> None:
     os.environ["LOCAL_RANK"] = "0"
     dist.init_process_group("gloo", init_method=f"file://{tempfile.mktemp()}", rank=0, world_size=1)
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + mebibytes * 2**20
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    most = taken_bytes("VmData") + mebibytes * 2**20
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     with suppress(TooManyRows):
-        worker.train(url, EXPERT, Placement())
+        worker.train(url, EXPERT, Placement(micro_batch=micro_batch))
 
 
-def main(url: str, mebibytes: int) -> None:
+def main(url: str, mebibytes: int, micro_batch: int | str | None) -> None:
     final = False
     while not final:
-        mp.start_processes(attempt_main, args=(url, mebibytes), nprocs=1, start_method="fork")
+        mp.start_processes(attempt_main, args=(url, mebibytes, micro_batch), nprocs=1, start_method="fork")
         # Read by Python itself: the store's threads wouldn't survive the next fork.
-        failure = max((Path(url) / EXPERT / "attempts").iterdir()) / "FAILED"
-        note = json.loads(failure.read_text()) if failure.exists() else {"micro_batch": 0, "final": True}
+        attempt = max((Path(url) / EXPERT / "attempts").iterdir())
+        failed = (attempt / "FAILED").exists()
+        note = json.loads((attempt / ("FAILED" if failed else "HEARTBEAT")).read_text())
         print(note["micro_batch"], flush=True)
-        final = note["final"]
+        final = note.get("final", True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]))

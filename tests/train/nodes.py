@@ -36,6 +36,11 @@ class Node:
         """Processes that train."""
         return [pid for pid in self.pids() if command(pid).startswith("ray::RayTrainWorker")]
 
+    def ray_id(self) -> str | None:
+        """Ray's name of it, once its raylet runs."""
+        words = [word for pid in self.pids() if "raylet/raylet " in (line := command(pid)) for word in line.split()]
+        return next((word.partition("=")[2] for word in words if word.startswith("--node_id=")), None)
+
     def kill(self) -> None:
         """The machine is gone: SIGKILL to all of it, stopped first so that nothing is started meanwhile."""
         for one in (signal.SIGSTOP, signal.SIGKILL):
@@ -64,10 +69,10 @@ class Nodes:
 
         One after the other: of two at once on one machine, one gives up.
         """
-        before = self._known() if self.nodes else 0
-        self.nodes.append(self._start(resources))
-        wait_for(lambda: self._known() > before, 60, lambda: self.log.read_text()[-3000:], every=0.2)
-        return self.nodes[-1]
+        node = self._start(resources)
+        self.nodes.append(node)
+        wait_for(lambda: node.ray_id() in self._alive(), 60, lambda: self.log.read_text()[-3000:], every=0.2)
+        return node
 
     def _start(self, resources: dict[str, int]) -> Node:
         custom = {name: amount for name, amount in resources.items() if name != "CPU"}
@@ -88,26 +93,26 @@ class Nodes:
 
     def drain(self, node: Node, seconds: int) -> None:
         """Announce that a node will be taken away, as a cloud does; returns once its raylet has agreed."""
-        raylet = next(pid for pid in node.pids() if "raylet/raylet " in command(pid))
-        node_id = next(word for word in command(raylet).split() if word.startswith("--node_id=")).partition("=")[2]
         told = [
             str(BIN / "ray"),
             "drain-node",
             "--address",
             self.address,
             "--node-id",
-            node_id,
+            str(node.ray_id()),
             "--reason-message=spot",
         ]
         told += ["--reason=DRAIN_NODE_REASON_PREEMPTION", "--deadline-remaining-seconds", str(seconds)]
         subprocess.run(told, capture_output=True, check=True, timeout=60)
 
-    def _known(self) -> int:
+    def _alive(self) -> set[str]:
+        """Ray's names of the nodes that the head believes to be there."""
         from ray._raylet import GcsClient
 
         with suppress(Exception), socket.create_connection(("127.0.0.1", self.port), timeout=1):
-            return sum(node.state == 0 for node in GcsClient(address=self.address).get_all_node_info().values())
-        return 0
+            known = GcsClient(address=self.address).get_all_node_info()
+            return {name.hex() for name, node in known.items() if node.state == 0}
+        return set()
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """What a job says of its times and its dropout reaches the batches that are trained on."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -32,8 +33,9 @@ def batch_of(
     run: Run, job: TrainJob, rank: int = 0, world: int = 1, micro: int | None = None
 ) -> list[tuple[Batch, Tensor]]:
     """The micro-batches of one step."""
+    share = math.ceil(job.batch / world)
     with Loader(run, job.shards, job.train.seed, job.batch) as loader:
-        return list(RankBatches(job, loader, rank, world, micro).at(STEP, torch.device("cpu")))
+        return list(RankBatches(job, loader, rank, world, micro or share).at(STEP, torch.device("cpu")))
 
 
 def uniforms(job: TrainJob) -> Tensor:

@@ -1,9 +1,11 @@
 """The engine against torch's own optimizer and the EMA's closed form."""
 
 import copy
+import gc
 import math
 import subprocess
 import sys
+import weakref
 
 import deepspeed
 import pytest
@@ -127,6 +129,19 @@ def test_a_gradient_that_is_not_finite_has_an_infinite_norm(
     assert 0 < engine.step(1e-2) < 1e3
     engine.backward((_loss(engine.model, 1) * poison).float())
     assert not math.isfinite(engine.step(1e-2))
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_a_closed_engine_leaves_nothing(world_of_one: None, zero_stage: int) -> None:
+    """Two at once may be more than memory holds."""
+    engine = Engine(_model(), TRAIN, Placement(zero_stage=zero_stage))
+    engine.backward(_loss(engine.model, 0))
+    engine.step(1e-3)
+    held = [weakref.ref(each) for each in (*engine.model.parameters(), *engine.shards.partitions)]
+    engine.close()
+    del engine
+    gc.collect()
+    assert not any(each() for each in held)
 
 
 @pytest.mark.parametrize("decay_used", [0.9, 0.9**0.5])

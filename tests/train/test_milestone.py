@@ -20,7 +20,7 @@ from ddm_ray.sampling.grid import GridRow, grid, to_png
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.storage.run import MONOLITH, PARTITION, Run, shard
 from ddm_ray.train.milestone import MOST_CLASSES, PER_CLASS, picture
-from tests.random_run import make_run, make_texts
+from tests.random_run import make_run
 from tests.sampling import tiny_components
 
 CPU = torch.device("cpu")
@@ -132,10 +132,6 @@ def test_latents_are_decoded_to_pixels(tmp_path: Path) -> None:
     assert found.height == 8 + 2 * 50 + 8
     pixels = np.asarray(found)
     assert (pixels[..., 0] != pixels[..., 1]).any()  # colours, which a latent of four channels couldn't be drawn in
-
-
-def test_models_of_texts_have_no_picture(tmp_path: Path) -> None:
-    assert picture(make_texts(str(tmp_path / "run")), {}, b"", 0, CPU) == b""
 
 
 def test_weights_that_do_not_fit_are_refused(run: Run) -> None:

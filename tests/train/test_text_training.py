@@ -9,8 +9,11 @@ from ddm_ray.data.schema import HELDOUT
 from ddm_ray.placement import Placement
 from ddm_ray.sampling.checkpoint import load_model, load_models
 from ddm_ray.sampling.request import SampleRequest
+from ddm_ray.storage.manifest import NAME
 from ddm_ray.storage.run import ROUTER, Run, expert, shard
 from ddm_ray.train import worker
+from ddm_ray.train.publish import WEIGHTS
+from ddm_ray.train.state import CURVE
 from tests.random_run import make_texts
 
 STEPS = ("expert.train.steps=60", "router.train.steps=60", "router.train.learning_rate=0.01")
@@ -54,6 +57,11 @@ def test_the_router_knows_the_clusters_of_held_out_rows(trained: Run) -> None:
     with torch.inference_mode():
         logits_BK = router(rows.data_NCHW, torch.full((len(rows),), 0.05), rows.text)
     assert torch.equal(logits_BK.argmax(1), rows.cluster_N)
+
+
+def test_models_of_texts_have_no_picture(trained: Run) -> None:
+    prefix = trained.require(expert(0)).info["weights"]
+    assert set(trained.store.sizes(f"{expert(0)}/{prefix}")) == {NAME, WEIGHTS, "model.json", CURVE}
 
 
 def test_what_texts_cost_is_counted(trained: Run) -> None:

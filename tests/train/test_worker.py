@@ -20,6 +20,7 @@ from ddm_ray.errors import CorruptArtifact, DriftError, Preempted, StorageError,
 from ddm_ray.placement import Placement
 from ddm_ray.storage.attempts import Attempt, claimed, saved_states
 from ddm_ray.storage.run import MONOLITH, ROUTER, Run, shard
+from ddm_ray.storage.store import Store
 from ddm_ray.train import worker
 from ddm_ray.train.attempt import TrainAttempt
 from tests.random_run import make_data
@@ -235,6 +236,21 @@ def test_training_goes_on_while_storage_refuses_and_ends_once_it_does_not(
     note = Attempt(short_run.store, EXPERT, 1).failure()
     assert note is not None and not note["final"]
     worker.train(short_run.url, EXPERT, Placement())
+    assert same_run(quiet, short_run)
+
+
+def test_storage_that_deletes_nothing_keeps_old_states(
+    quiet: Run, short_run: Run, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As a bucket does whose keeper gave no leave to delete."""
+
+    def refuse(store: Store, key: str) -> None:
+        raise StorageError(f"{store.url}/{key}: AccessDenied")
+
+    monkeypatch.setattr(Store, "delete_one", refuse)
+    worker.train(short_run.url, EXPERT, Placement(checkpoint_steps=4, keep_states=1))
+    assert len(states_of(short_run, 1)) > 1
+    assert "warning: old states stay: " in capfd.readouterr().err
     assert same_run(quiet, short_run)
 
 
