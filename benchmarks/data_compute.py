@@ -103,7 +103,7 @@ class Steps:
 
     def __init__(self, run: Run, stack: ExitStack):
         self._job = train_job(run, expert(0))
-        batches = RankBatches(self._job, stack.enter_context(loader_of(run, None)), 0, 1, None)
+        batches = RankBatches(self._job, stack.enter_context(loader_of(run, None)), 0, 1, self._job.batch)
         self._batch, self._weight_B = next(batches.at(0, torch.device("cpu")))
         self._model = self._job.build()
         self._optimizer = torch.optim.AdamW(self._model.parameters(), fused=True)

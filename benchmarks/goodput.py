@@ -7,13 +7,17 @@ from statistics import fmean
 
 @dataclass(frozen=True)
 class Hit:
-    """A fault that hit an expert `at` so many seconds: until its next step, and steps it had to do again."""
+    """A fault that hit an expert `at` so many seconds: until its next step, and steps it had to do again.
+
+    `beside`: whether the other expert trained then, which `other_went_on` with the attempt that it had.
+    """
 
     fault: str
     expert: str
     at: float
     until_step: float
     lost_steps: int
+    beside: bool
     other_went_on: bool
 
 

@@ -23,6 +23,7 @@ from claims import Claim, Report, median_and_spread, options
 from sides import ROUTERS, Bench, DealtOut
 from torch import nn
 
+from ddm_ray.memory import taken_bytes
 from ddm_ray.models import weights
 from ddm_ray.models.flops import weights_bytes
 from ddm_ray.sampling.request import SampleRequest
@@ -155,11 +156,11 @@ def balanced(bench: Bench, num_experts: int) -> SampleRequest:
 def memory_point(bench: Bench, num_experts: int, where: str, file: Path) -> None:
     """Print the MiB that sampling from so many experts takes at its peak, beyond what the program itself does."""
     fetch, gaps = partial(_fetch, bench, file), [True] * num_experts
-    before = 0.0 if bench.device == "cuda" else _status("VmRSS")
+    before = 0.0 if bench.device == "cuda" else taken_bytes("VmRSS") / MIB
     on_disk = where == "disk"
     experts = Offloaded(fetch, gaps, bench.args.resident) if on_disk else [fetch(k) for k in range(num_experts)]
     bench.mixture(experts, None, balanced(bench, num_experts))
-    print(torch.cuda.max_memory_allocated() / MIB if bench.device == "cuda" else _status("VmHWM") - before)
+    print(torch.cuda.max_memory_allocated() / MIB if bench.device == "cuda" else taken_bytes("VmHWM") / MIB - before)
 
 
 def _fetch(bench: Bench, file: Path, expert: int) -> nn.Module:
@@ -169,12 +170,6 @@ def _fetch(bench: Bench, file: Path, expert: int) -> nn.Module:
 def _peak_of_a_process(num_experts: int, where: str, file: Path) -> float:
     command = [sys.executable, *sys.argv, "--memory-of", str(num_experts), where, str(file)]
     return float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
-
-
-def _status(name: str) -> float:
-    # Not getrusage's peak: it counts what the process was before exec.
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(float(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 1024
 
 
 def middle(values: Sequence[int]) -> int:

@@ -1,8 +1,8 @@
 """Random faults on a training of two experts, each on a slice of one Ray cluster, and what they cost.
 
-Expert 0 has one worker, expert 1 two. First expert 1 alone loses all that it has, a number of times. Then one of them
-meets a fault of tests/faults.py every so often, or both lose the head. When the time is over they finish undisturbed,
-and are compared, bit by bit, with experts that met no fault.
+Expert 0 has two workers, expert 1 one. First expert 1 alone loses all that it has, a number of times. Then one of them
+meets a fault of tests/faults.py every so often, or both lose the head. When the time is over and there were enough of
+them, they finish undisturbed, and are compared, bit by bit, with experts that met no fault.
 
 Lost is the time from a fault to its expert's next step, that of the steps which are then done again, and what
 checkpoints hold training up; all other time is useful. Goodput at other times between faults follows from what was
@@ -30,7 +30,7 @@ from claims import Claim, Report, options  # noqa: E402
 from goodput import Costs, Hit, fault_seconds  # noqa: E402
 
 from ddm_ray.storage.run import Run, expert  # noqa: E402
-from tests.conftest import free_island  # noqa: E402
+from tests.conftest import free_island, wait_for  # noqa: E402
 from tests.faults import Fault, Training, inject  # noqa: E402
 from tests.random_run import make_data  # noqa: E402
 from tests.train.nodes import Nodes, ray_nodes  # noqa: E402
@@ -38,7 +38,7 @@ from tests.train.results import apart, final_weights  # noqa: E402
 
 CHECKPOINT_STEPS = 100
 BATCH = 32
-WORKERS = (1, 2)
+WORKERS = (2, 1)
 ISLAND = """
   {name}:
     workers: {workers}
@@ -46,8 +46,9 @@ ISLAND = """
     checkpoint_steps: {steps}
     hang_seconds: 3
 """
-# Of the time that the soak may take, what undisturbed training of all steps would take: none is done too early.
-SHARE = 0.9
+# Of the time that there are faults, what undisturbed training of all steps would take, at the slower expert's pace:
+# longer than all ends of the other one, which has few steps behind it then.
+SHARE = 0.5
 # Seconds until the next step, for 95 faults of 100.
 MOST_SECONDS = {Fault.WORKER_KILLED: 15.0, Fault.NODE_KILLED: 30.0, Fault.ALL_KILLED: 60.0, Fault.HEAD_KILLED: 60.0}
 PROBE_STEPS = 400
@@ -132,9 +133,11 @@ class Soak:
     def hit(self, fault: Fault, target: Training) -> None:
         """One fault, and what came of it."""
         other = self.trainings[1 - target.index]
-        place, others, began = target.place(), other.attempts()[-1], self.elapsed
+        place, others, beside, began = target.place(), other.attempts()[-1], not other.finished(), self.elapsed
         if fault is Fault.HEAD_KILLED:
+            elsewhere = other.place()
             self.lose_head()
+            other.wait_for_step(elsewhere, 300)
         else:
             inject(fault, target, self.chance)
         if fault is Fault.SECOND_LAUNCH:
@@ -145,7 +148,7 @@ class Soak:
             until = self.elapsed - began
             lost = max(0, place[1] - target.beat().get("first", 0))
         went_on = other.attempts()[-1] == others
-        self.hits.append(Hit(fault.name, target.artifact, began, until, lost, went_on))
+        self.hits.append(Hit(fault.name, target.artifact, began, until, lost, beside, went_on))
         self.report.progress(
             f"{began:6.0f} s  {target.artifact} at step {place[1]:>6}  {fault.name:<15} next step after {until:5.1f} s,"
             f" {lost:>4} steps again{'' if went_on or fault is Fault.HEAD_KILLED else ', THE OTHER NOTICED'}"
@@ -167,10 +170,12 @@ class Soak:
             training.drivers.clear()
         self.launch_all()
 
-    def go_on(self, minutes: float, every: float, kills: int) -> None:
-        """Faults until the time is over or all is done, the first `kills` of them ends of expert 1."""
-        due = self.chance.uniform(0, every)
-        while self.elapsed < 60 * minutes and (left := [each for each in self.trainings if not each.finished()]):
+    def go_on(self, minutes: float, every: float, kills: int, faults: int) -> None:
+        """So many faults, and until the time is over, or all is done; the first `kills` of them ends of expert 1."""
+        due = self.chance.uniform(0, 2 * every)
+        while self.elapsed < 60 * minutes or len(self.hits) < faults:
+            if not (left := [each for each in self.trainings if not each.finished()]):
+                return
             for training in left:
                 self.ended[training.index] = self.elapsed
             if self.elapsed < due:
@@ -180,17 +185,21 @@ class Soak:
                 self.hit(Fault.ALL_KILLED, self.trainings[1])
             else:
                 self.hit(self.chance.choice(list(Fault)), self.chance.choice(left))
-            # From fault to fault, however long recovering from the last one took.
-            due = max(self.elapsed, due + self.chance.uniform(0.5, 1.5) * every)
+            due = self.elapsed + self.chance.uniform(0, 2 * every)
 
 
 def end_second_launch(target: Training) -> None:
-    """Wait until the second launch's worker has taken a step, or finds no place; then it is given up."""
+    """Wait until the second launch's worker has taken a step, or finds no place; then it is given up.
+
+    Returns when its workers are gone, lest the next fault hit one of them.
+    """
     second, number = target.drivers.pop(), target.attempts()[-1]
     with suppress(AssertionError):
         target.wait_for_step((number, 0), 60)
     os.killpg(second.pid, signal.SIGKILL)
     second.wait()
+    most = WORKERS[target.index]
+    wait_for(lambda: sum(len(node.trainers()) for node in target.nodes) <= most, 60, target.said)
 
 
 def checkpoint_seconds(folder: Path, repeats: int = 3) -> tuple[float, float]:
@@ -212,25 +221,29 @@ def soak(args: argparse.Namespace, folder: Path, report: Report) -> None:
     slowest = max(step_seconds(run, expert(index)) for index, run in enumerate(probes))
     steps = max(PROBE_STEPS, int(60 * args.minutes * SHARE / slowest))
     report.progress(f"seed {args.seed}, {steps} steps, {slowest * 1000:.1f} ms each")
-    quiet = undisturbed(folder / "quiet", steps, pair(checkpoint_steps=CHECKPOINT_STEPS))
+    checkpoint, spread = checkpoint_seconds(folder)
+    report.progress(f"a checkpoint holds training up {checkpoint * 1000:.2f} ms, spread {spread * 1000:.2f} ms")
     run = make_data(str(folder / "run"), settings=tuple(settings(steps)))
     with ExitStack() as stack:
         soaked = Soak(folder, chance, stack, report)
         soaked.begin(run)
-        soaked.go_on(args.minutes, args.every, args.kills)
+        soaked.go_on(args.minutes, args.every, args.kills, args.faults)
         for training in soaked.trainings:
             training.wait_until_finished(120 * args.minutes + 600)
-    checkpoint, spread = checkpoint_seconds(folder)
-    tell(report, soaked, quiet, checkpoint)
-    report.progress(f"a checkpoint holds training up {checkpoint * 1000:.2f} ms, spread {spread * 1000:.2f} ms")
     if args.hits:
         args.hits.write_text(json.dumps([asdict(hit) for hit in soaked.hits], indent=1))
+    report.progress("the same without faults")
+    quiet = undisturbed(folder / "quiet", steps, pair(checkpoint_steps=CHECKPOINT_STEPS))
+    steps_take = [step_seconds(run, expert(index)) for index, run in enumerate(probes)]
+    tell(report, soaked, quiet, checkpoint, steps_take, args.kills)
 
 
-def tell(report: Report, soaked: Soak, quiet: list[Run], checkpoint: float) -> None:
-    """The claims."""
+def tell(report: Report, soaked: Soak, quiet: list[Run], checkpoint: float, step: list[float], kills: int) -> None:
+    """The claims, of what was seen, of undisturbed runs, and of seconds of a checkpoint and of each expert's step.
+
+    The first `kills` hits are ends of expert 1, for a claim of their own.
+    """
     hits = soaked.hits
-    step = [step_seconds(run, expert(index)) for index, run in enumerate(quiet)]
     report.add(Claim("faults", len(hits), ""))
     thrown = [hit for hit in hits if hit.fault != Fault.SECOND_LAUNCH.name]
     for fault in Fault:
@@ -254,35 +267,53 @@ def tell(report: Report, soaked: Soak, quiet: list[Run], checkpoint: float) -> N
                 1,
             )
         )
-    aimed = [hit for hit in hits if hit.expert == expert(1) and hit.fault != Fault.HEAD_KILLED.name]
-    report.add(Claim("faults of expert 1 alone", len(aimed), ""))
+    # What meets nobody isn't noticed.
+    aimed = [hit for hit in hits if hit.expert == expert(1) and hit.fault != Fault.HEAD_KILLED.name and hit.beside]
+    report.add(Claim("faults of expert 1 alone, while expert 0 trained", len(aimed), ""))
+    ends = sum(hit.fault == Fault.ALL_KILLED.name for hit in aimed)
+    report.add(Claim("of these ends of all that expert 1 has", ends, ""))
     report.add(Claim("of these expert 0 noticed", sum(not hit.other_went_on for hit in aimed), "", 0))
     each = statistics.fmean(step)
-    costs = Costs(each, checkpoint, CHECKPOINT_STEPS * each, fault_seconds(thrown, 0.0))
-    lost = fault_seconds(thrown, each)
-    report.add(Claim("a fault throws back by", lost, "s"))
+    report.add(Claim("a fault throws back by", fault_seconds(thrown, each), "s"))
     for index, training in enumerate(soaked.trainings):
-        own = [hit for hit in thrown if hit.expert == training.artifact or hit.fault == Fault.HEAD_KILLED.name]
-        if not own:
-            continue
+        # Losing the head costs nothing any more once it is done.
         elapsed = soaked.ended[index]
-        between = elapsed / len(own)
-        share = fault_seconds(own, step[index]) / between + checkpoint / costs.interval
-        report.add(Claim(f"{training.artifact}: time lost, a fault every {between:.0f} s", share, "share"))
-        below = 1 - (1 - share) / costs.best_goodput(between)
-        report.add(Claim(f"{training.artifact}: below the goodput of the Young/Daly optimum", below, "share", 0.05))
-    for seconds, target in ((120, 0.20), (600, 0.07)):
-        computed = lost / seconds + checkpoint / costs.interval
-        report.add(Claim(f"time lost, computed from these, a fault every {seconds} s", computed, "share", target))
-        below = 1 - (1 - computed) / costs.best_goodput(seconds)
-        report.add(Claim(f"of it below the Young/Daly optimum, a fault every {seconds} s", below, "share", 0.05))
+        own = [hit for hit in thrown if hit.expert == training.artifact or hit.fault == Fault.HEAD_KILLED.name]
+        own = [hit for hit in own if hit.at <= elapsed]
+        if own:
+            goodput(report, f"{training.artifact}: time lost", own, elapsed / len(own), step[index], checkpoint)
+    # As many of each kind as chance had it.
+    mixed = [hit for hit in hits[kills:] if hit in thrown] or thrown
+    report.add(Claim("a fault but the first ends throws back by", fault_seconds(mixed, each), "s"))
+    for name, of in (("all", thrown), ("all but the first ends", mixed)):
+        for seconds, target in ((120, 0.20), (600, 0.07)):
+            goodput(report, f"time lost, computed from {name}", of, seconds, each, checkpoint, target)
+
+
+def goodput(
+    report: Report,
+    name: str,
+    hits: list[Hit],
+    between: float,
+    step: float,
+    checkpoint: float,
+    target: float | None = None,
+) -> None:
+    """Claims about the time that is lost with a fault like these every so many seconds."""
+    costs = Costs(step, checkpoint, CHECKPOINT_STEPS * step, fault_seconds(hits, 0.0))
+    share = fault_seconds(hits, step) / between + checkpoint / costs.interval
+    report.add(Claim(f"{name}, a fault every {between:.0f} s", share, "share", target))
+    if best := costs.best_goodput(between):  # none where recovering takes as long
+        below = 1 - (1 - share) / best
+        report.add(Claim(f"{name}, a fault every {between:.0f} s: below the Young/Daly optimum", below, "share", 0.05))
 
 
 def arguments() -> argparse.Namespace:
     parser = options(__doc__)
     parser.add_argument("--minutes", type=float, default=30, help="how long there are faults")
+    parser.add_argument("--faults", type=int, default=60, help="how many there are at least")
     parser.add_argument("--kills", type=int, default=20, help="how often expert 1 loses all, before other faults")
-    parser.add_argument("--every", type=float, default=22, help="mean seconds from fault to fault")
+    parser.add_argument("--every", type=float, default=4, help="mean seconds from a step after a fault to the next one")
     parser.add_argument("--seed", type=int, default=0, help="of faults, targets and times")
     parser.add_argument("--hits", type=Path, metavar="PATH", help="write what each fault did here")
     return parser.parse_args()

@@ -1,10 +1,11 @@
 """Training: the whole stack beside a plain loop, DeepSpeed beside PyTorch, checkpoints, recovery, other world sizes.
 
 Stack: a job as `ddm train` runs it (private Ray, TorchTrainer, loader, heartbeats, curves, a checkpoint every so many
-steps), and the engine's own loop in a process with rows in memory and nothing else, in turn. Times of steps are what
-heartbeats tell from inside the loop, without those of the first SETTLE_SECONDS: starting is in none. Two experts at
-once, on a core each: sums of speeds while both train, to twice that of one alone, and to two plain loops at once, which
-share caches and memory too. The tiny recipe's steps of few milliseconds are told beside it.
+steps), and the engine's own loop in a process with rows in memory and nothing else. Both are started; then they run in
+turns of a second, the other one stopped with all its processes. Steps are counted by heartbeats, but for those of the
+first SETTLE_SECONDS: starting is in none. Two experts at once, on a core each: sums of speeds, to twice that of one
+alone, and to two plain loops at once, which share caches and memory too. The tiny recipe's steps of few milliseconds
+are told beside it.
 Engine: the same model, AdamW, clipping and EMA in plain PyTorch, in one process, which keeps freed memory as a worker's
 does; large batches, where arithmetic dominates, and small ones, which show what a parameter costs.
 Saving: what training waits for to one flat copy of as many bytes; how slow steps are while the copy is written.
@@ -15,9 +16,10 @@ Resizes: losses and weights after changes of the number of ranks, to a run that 
 import argparse
 import os
 import shutil
+import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,9 @@ import train_recovery
 import train_resizes
 import train_saving
 from claims import Report, measuring
-from data_compute import add, make_shard, quotients
-from train_sides import Beat, Speed, finish, speed, start
+from data_compute import add, make_shard
+from train_sides import finish, start
+from train_turns import Side, both, in_turns
 
 from ddm_ray.config import load_recipe
 from ddm_ray.storage.run import Run, expert
@@ -57,6 +60,7 @@ SIZES = {
 QUICK = {"rounds": 1, "steps": 160, "checkpoint_steps": 80, "tiny_steps": 0, "repeats": 3, "depth": 7, "kills": 2}
 MEASURES = ("stack", "engine", "saving", "recovery", "resizes")
 SECONDS_OF_A_REPEAT = 0.5
+Start = Callable[[], list["subprocess.Popen[str]"]]
 
 
 def make_run(folder: Path, settings: Sequence[str]) -> str:
@@ -68,81 +72,60 @@ def make_run(folder: Path, settings: Sequence[str]) -> str:
 
 
 def measure_stack(args: argparse.Namespace, folder: Path, report: Report) -> None:
-    """Rounds of the plain loop, of one expert through the stack, and of two at once."""
+    """Rounds of the plain loop, one expert through the stack, two at once and two loops at once, all in turns."""
     made = make_run(folder / "run", (*EXPERT, f"expert.train.steps={args.steps}"))
     tiny = make_run(folder / "tiny", [f"expert.train.steps={max(1, args.tiny_steps)}"])
     one, two = [expert(0)], [expert(0), expert(1)]
-    sides = {
-        "loop": lambda: train(made, "loop", *one),
-        "one": lambda: train(made, "stack", args.checkpoint_steps, *one),
-        "two": lambda: train(made, "stack", args.checkpoint_steps, *two),
-        "two loops": lambda: train_apart(made, two),
-    }
-    if args.tiny_steps:
-        sides["tiny loop"] = lambda: train(tiny, "loop", *one)
-        sides["tiny one"] = lambda: train(tiny, "stack", 500, *one)
-    found: dict[str, list[dict[str, Speed]]] = {name: [] for name in sides}
-    for _ in range(args.rounds):
-        for name, side in sides.items():
-            found[name].append(speeds(side()))
-        report.progress(
-            str({name: [round(1e3 * s.seconds, 2) for s in told[-1].values()] for name, told in found.items()})
-        )
+    found: dict[str, list[Side]] = {}
+    for number in range(args.rounds):
+        scratch = folder / f"round-{number}"
+        sides = {
+            "loop": loops(made, one),
+            "one": stack(made, scratch / "one", args.checkpoint_steps, one),
+            "two": stack(made, scratch / "two", args.checkpoint_steps, two),
+            "two loops": loops(made, two),
+        }
+        if args.tiny_steps:
+            sides |= {"tiny loop": loops(tiny, one), "tiny one": stack(tiny, scratch / "tiny", 500, one)}
+        for name, side in in_turns(sides).items():
+            found.setdefault(name, []).append(side)
+        report.progress(f"round {number + 1} of {args.rounds}")
     tell_stack(found, args.checkpoint_steps, report)
 
 
-def train(url: str, side: str, *arguments: object) -> dict[str, list[Beat]]:
-    """Train a copy of a run by a side of train_sides.py; the beats of its jobs."""
-    with tempfile.TemporaryDirectory(dir=Path(url).parent) as folder:
-        copied = shutil.copytree(url, f"{folder}/run")
-        beats: dict[str, list[Beat]] = finish(
-            start("train_sides", side, copied, *arguments, keep_memory=side == "loop")
-        )["beats"]
-    return beats
+def loops(url: str, artifacts: Sequence[str]) -> Start:
+    """What starts plain loops on a run's rows, one for each artifact."""
+    return lambda: [start("train_sides", "loop", url, each, keep_memory=True) for each in artifacts]
 
 
-def train_apart(url: str, artifacts: Sequence[str]) -> dict[str, list[Beat]]:
-    """Plain loops at once, as `train`."""
-    beats: dict[str, list[Beat]] = {}
-    for process in [start("train_sides", "loop", url, artifact, keep_memory=True) for artifact in artifacts]:
-        beats |= finish(process)["beats"]
-    return beats
+def stack(url: str, copied: Path, checkpoint_steps: int, artifacts: Sequence[str]) -> Start:
+    """What starts jobs at once on a copy of a run."""
+    shutil.copytree(url, copied)
+    return lambda: [start("train_sides", "stack", copied, checkpoint_steps, *artifacts)]
 
 
-def speeds(beats: Mapping[str, Sequence[Beat]]) -> dict[str, Speed]:
-    """Of jobs while all of them train, the first SETTLE_SECONDS left out."""
-    begin = max(told[0][0] for told in beats.values()) + SETTLE_SECONDS
-    end = min(told[-1][0] for told in beats.values())
-    return {artifact: speed(told, begin, end) for artifact, told in beats.items()}
-
-
-def tell_stack(found: Mapping[str, Sequence[Mapping[str, Speed]]], checkpoint_steps: int, report: Report) -> None:
+def tell_stack(found: Mapping[str, Sequence[Side]], checkpoint_steps: int, report: Report) -> None:
     """The claims, of what all rounds of each side told."""
 
-    def a_step(side: str) -> list[float]:
-        """Seconds; of two at once those that a step takes of both together."""
-        return [1 / sum(1 / told.seconds for told in jobs.values()) for jobs in found[side]]
+    def quotients(above: str, below: str, what: str = "seconds") -> list[float]:
+        told = [both(*sides, SETTLE_SECONDS) for sides in zip(found[above], found[below], strict=True)]
+        return [getattr(one, what) / getattr(other, what) for one, other in told]
 
-    add(
-        report,
-        "plain loop of the engine, 1.3M parameters, batch 8: a step",
-        [1000 * value for value in a_step("loop")],
-        "ms",
-    )
-    stack = quotients(a_step("one"), a_step("loop"))
-    add(report, f"step through the whole stack, checkpoint every {checkpoint_steps}", stack, "x plain loop", MOST_STACK)
-    both = [2 * value for value in quotients(a_step("two"), a_step("one"))]
-    add(report, "two experts at once: a step, of one alone", both, "x", MOST_TWO)
-    together = quotients(a_step("two"), a_step("two loops"))
-    add(report, "two experts at once: a step, of two plain loops", together, "x", MOST_TWO)
+    def alone(side: str) -> list[float]:
+        return [1000 * both(each, each, SETTLE_SECONDS)[0].seconds for each in found[side]]
+
+    add(report, "plain loop of the engine, 1.3M parameters, batch 8: a step", alone("loop"), "ms")
+    name = f"step through the whole stack, checkpoint every {checkpoint_steps}"
+    add(report, name, quotients("one", "loop"), "x plain loop", MOST_STACK)
+    at_once = [2 * value for value in quotients("two", "one")]
+    add(report, "two experts at once: a step, of one alone", at_once, "x", MOST_TWO)
+    add(report, "two experts at once: CPU time of a step, of one alone", quotients("two", "one", "cpu"), "x")
+    loops_at_once = [2 * value for value in quotients("two loops", "loop")]
+    add(report, "two plain loops at once: a step, of one alone", loops_at_once, "x")
+    add(report, "two experts at once: a step, of two plain loops", quotients("two", "two loops"), "x", MOST_TWO)
     if "tiny one" in found:
-        add(
-            report,
-            "plain loop of the engine, recipe tiny: a step",
-            [1000 * value for value in a_step("tiny loop")],
-            "ms",
-        )
-        tiny = quotients(a_step("tiny one"), a_step("tiny loop"))
+        add(report, "plain loop of the engine, recipe tiny: a step", alone("tiny loop"), "ms")
+        tiny = quotients("tiny one", "tiny loop")
         add(report, "step of recipe tiny through the whole stack, checkpoint every 500", tiny, "x plain loop")
 
 

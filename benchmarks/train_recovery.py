@@ -137,8 +137,8 @@ def parts(url: str) -> dict[str, float]:
                 engine, before = attempt.resume(build)
                 done("claim and state")
                 found["claim and state"] -= found["engine"]
-                for batch, weight_B in RankBatches(job, loader, 0, 1, None).at(before.step, engine.device):
-                    engine.backward((job.objective(engine.model, batch) * weight_B).sum())
+                batches = RankBatches(job, loader, 0, 1, attempt.micro_batch)
+                engine.accumulate(job.objective, batches.at(before.step, engine.device))
                 engine.step(job.learning_rate(before.step))
                 done("first step")
     return found

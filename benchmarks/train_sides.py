@@ -11,38 +11,20 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import pairwise
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 SCRIPTS = Path(__file__).parent
 LOOK_SECONDS = 0.2
+READY = "training"
+"""What a side prints once its jobs train."""
 Beat = tuple[float, int, float]
-"""When it was seen (the machine's clock), steps done, seconds a step took since the beat before."""
-
-
-@dataclass(frozen=True)
-class Speed:
-    """Seconds of a step in steady state, over so many steps."""
-
-    seconds: float
-    steps: int
-
-
-def speed(beats: Sequence[Beat], begin: float, end: float) -> Speed:
-    """That of a job from the beats after `begin` up to `end`; ValueError where there are fewer than two."""
-    inside = [beat for beat in beats if begin <= beat[0] <= end]
-    if len(inside) < 2:
-        raise ValueError(f"{len(inside)} heartbeats from {begin:.1f} to {end:.1f}: train for more steps")
-    pairs = [(now[1] - before[1], now[2]) for before, now in pairwise(inside)]
-    steps = sum(done for done, _ in pairs)
-    return Speed(sum(done * each for done, each in pairs) / steps, steps)
+"""When it was seen (the machine's clock), steps done, CPU seconds so far."""
 
 
 class Watched:
-    """Beats of jobs as storage tells them, looked at by a thread until the block ends."""
+    """Beats of jobs as storage tells them, looked at by a thread until the block ends; READY is printed."""
 
     def __init__(self, url: str, artifacts: Sequence[str]):
         self.beats: dict[str, list[Beat]] = {artifact: [] for artifact in artifacts}
@@ -61,12 +43,21 @@ class Watched:
         from ddm_ray.storage.attempts import heartbeat
         from ddm_ray.storage.run import Run
 
-        store = Run.open(self._url).store
+        store, ready = Run.open(self._url).store, False
         while not self._over.wait(LOOK_SECONDS):
             for artifact, beats in self.beats.items():
                 told = heartbeat(store, artifact)
                 if told and told["phase"] == "training" and (not beats or told["step"] > beats[-1][1]):
-                    beats.append((time.monotonic(), told["step"], 1 / max(told["steps_per_second"], 1e-9)))
+                    with suppress(FileNotFoundError):  # it has just ended
+                        beats.append((time.monotonic(), told["step"], cpu_seconds(told["pid"])))
+            if not ready and (ready := all(self.beats.values())):
+                print(READY, flush=True)
+
+
+def cpu_seconds(pid: int) -> float:
+    """What all threads of a process took so far; of it alone, for looking at all would cost what is measured."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def run_stack(url: str, checkpoint_steps: int, *artifacts: str) -> None:
@@ -76,11 +67,9 @@ def run_stack(url: str, checkpoint_steps: int, *artifacts: str) -> None:
     from ddm_ray.storage.run import Run
     from ddm_ray.train.launch import train_all
 
-    began = time.monotonic()
     with ray_session("local"), Watched(url, artifacts) as watched:
         train_all(Run.open(url), list(artifacts), Placement(checkpoint_steps=checkpoint_steps))
-        ended = time.monotonic()
-    print(json.dumps({"beats": watched.beats, "began": began, "ended": ended}))
+    print(json.dumps({"beats": watched.beats}))
 
 
 def run_loop(url: str, artifact: str) -> None:
@@ -101,7 +90,7 @@ def run_loop(url: str, artifact: str) -> None:
     beats: list[Beat] = []
     with world_of_one():
         engine = Engine(job.build(), job.train, Placement())
-        told, told_at = 0, time.monotonic()
+        told_at = time.monotonic()
         for step in range(1, job.train.steps + 1):
             row_B = torch.randint(len(rows), (job.batch,))
             noise_BCHW, t_B = torch.randn(job.batch, *job.image_shape), torch.rand(job.batch)
@@ -111,8 +100,10 @@ def run_loop(url: str, artifact: str) -> None:
             engine.step(job.train.learning_rate)
             now = time.monotonic()
             if now - told_at >= 1:
-                beats.append((now, step, (now - told_at) / (step - told)))
-                told, told_at = step, now
+                if not beats:
+                    print(READY, flush=True)
+                beats.append((now, step, time.process_time()))
+                told_at = now
     print(json.dumps({"beats": {artifact: beats}}))
 
 
@@ -147,8 +138,9 @@ def start(script: str, *arguments: object, keep_memory: bool = False) -> "subpro
 
 def finish(process: "subprocess.Popen[str]") -> Any:
     """The object that a script printed. Raises RuntimeError if it failed; its own words are on standard error."""
-    printed, _ = process.communicate()
-    if process.returncode:
+    assert process.stdout
+    printed = process.stdout.read()
+    if process.wait():
         raise RuntimeError(f"{process.args} failed")
     return json.loads(printed.splitlines()[-1])
 

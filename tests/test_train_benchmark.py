@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -22,6 +23,15 @@ attempt.beat({"phase": "starting"})
 attempt.beat({"phase": "training", "step": 1, "first": 0})
 input()
 """
+COUNT = """
+import json, os, sys, time
+print("training", flush=True)
+beats = []
+for step in range(100):
+    time.sleep(0.01 * int(sys.argv[1]))
+    beats.append((time.monotonic(), step, time.process_time()))
+print(json.dumps({"beats": {os.getpid(): beats}}))
+"""
 
 
 @pytest.fixture
@@ -32,6 +42,11 @@ def train(benchmark: Callable[[str], ModuleType]) -> ModuleType:
 @pytest.fixture
 def sides(benchmark: Callable[[str], ModuleType]) -> ModuleType:
     return benchmark("train_sides")
+
+
+@pytest.fixture
+def turns(benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark("train_turns")
 
 
 @pytest.fixture
@@ -90,9 +105,10 @@ def test_the_plain_loop_trains(train: ModuleType, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(train, "ROWS", 100)
     url = train.make_run(tmp_path / "run", ["expert.train.steps=1500"])
     assert Path(url).name == "run"
-    beats = train.train(url, "loop", "experts/000")["experts/000"]
+    (process,) = train.loops(url, ["experts/000"])()
+    beats = train.finish(process)["beats"]["experts/000"]
     assert beats and 0 < beats[-1][1] <= 1500
-    assert all(0 < each < 1 for _, _, each in beats)
+    assert beats[-1][2] > 0, "CPU seconds"
 
 
 def test_jobs_are_watched_through_the_whole_stack(
@@ -105,40 +121,68 @@ def test_jobs_are_watched_through_the_whole_stack(
 ) -> None:
     monkeypatch.setattr(train, "ROWS", 100)
     url = train.make_run(tmp_path / "run", ["expert.train.steps=600"])
+    began = time.monotonic()
     sides.run_stack(url, 500, "experts/000")
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert told["began"] < told["beats"]["experts/000"][0][0] < told["ended"]
-    assert told["beats"]["experts/000"][-1][1] <= 600
+    ready, *_, told = capsys.readouterr().out.splitlines()
+    assert ready == sides.READY
+    beats = json.loads(told)["beats"]["experts/000"]
+    assert 0 < beats[0][1] <= beats[-1][1] <= 600
+    assert began < beats[0][0] <= beats[-1][0] < time.monotonic() and beats[-1][2] > 0
 
 
-def test_a_speed_is_that_of_all_steps_between_the_beats(sides: ModuleType) -> None:
-    """1 s each for 10 steps up to step 20, .5 s for the 40 after them; what is outside doesn't count."""
-    beats = [(0.0, 10, 9.0), (10.0, 20, 1.0), (20.0, 40, 0.5), (30.0, 60, 0.5), (99.0, 61, 30.0)]
-    assert sides.speed(beats, 0, 30) == sides.Speed(pytest.approx(30 / 50), 50)
-    assert sides.speed(beats, 5, 30) == sides.Speed(pytest.approx(0.5), 40)
-    with pytest.raises(ValueError, match=r"1 heartbeats from 0\.0 to 5\.0"):
-        sides.speed(beats, 0, 5)
+def test_sides_run_in_turns(turns: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one runs, all processes of the others are stopped."""
+    monkeypatch.setattr(turns, "TURN_SECONDS", 0.2)
+
+    def start(naps: int) -> list["subprocess.Popen[str]"]:
+        command = [sys.executable, "-c", COUNT, str(naps)]
+        return [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+
+    told = turns.in_turns({"short": lambda: start(1), "long": lambda: start(2)})
+    short, long = told["short"], told["long"]
+    ran = sorted([*short.turns, *long.turns])
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(ran))
+    assert len(long.turns) > len(short.turns) > 3
+    seen = [at for beats in short.beats.values() for at, *_ in beats]
+    assert len(seen) == 200
+    # Signals take a moment.
+    assert not any(begin + 0.02 < at < end for at in seen for begin, end in long.turns)
 
 
-def test_two_jobs_are_compared_while_both_train(train: ModuleType, claims: ModuleType) -> None:
+def test_a_speed_counts_the_seconds_that_a_side_ran(turns: ModuleType) -> None:
+    """A step of .5 s, in every other second; what is outside doesn't count. Of two jobs, that of both together."""
+    every = [(float(at), at + 1.0) for at in range(0, 60, 2)]
+    beats = [(at + 1.0, at, 0.4 * at) for at in range(0, 40, 2)]
+    one = turns.Side({"a": [*beats, (99.0, 1000, 0.0)]}, every)
+    assert turns.speed(one, 0, 40) == turns.Speed(pytest.approx(0.5), pytest.approx(0.4))
+    two = turns.Side({"a": beats, "b": [(at, step // 2, cpu) for at, step, cpu in beats]}, every)
+    assert turns.speed(two, 0, 40) == turns.Speed(pytest.approx(1 / 3), pytest.approx(0.6))
+    with pytest.raises(ValueError, match=r"1 heartbeats from 0\.0 to 2\.0"):
+        turns.speed(one, 0, 2)
+
+
+def test_sides_are_compared_while_all_of_both_train(train: ModuleType, turns: ModuleType, claims: ModuleType) -> None:
     """A step takes .1 s of the plain loop, .104 s of one expert alone, .13 s where there are two, once both train."""
-    begin = train.SETTLE_SECONDS
-    early = [(float(at), 10 * at, 0.1 if at < 20 else 0.13) for at in range(60)]
-    late = [(20.0 - begin + at, 5 * at, 0.13) for at in range(40)]
-    two = train.speeds({"a": early, "b": late})
-    assert [told.seconds for told in two.values()] == pytest.approx([0.13, 0.13])
-    speed = train.Speed
-    found = {"loop": [{"a": speed(0.1, 1)}], "one": [{"a": speed(0.104, 1)}], "two": [two]}
-    found["two loops"] = [{"a": speed(0.125, 1), "b": speed(0.125, 1)}]
+
+    def side(*each: float, begin: float = 0.0, took: float = 1.0) -> object:
+        beats = [[(begin + at, at / seconds, took * at) for at in range(60)] for seconds in each]
+        return turns.Side({str(number): told for number, told in enumerate(beats)}, [(0.0, 100.0)])
+
+    two = side(0.13, 0.13, took=0.88)
+    early = [(at - 30.0, 10 * (at - 30), 0.88 * at) for at in range(30)]
+    two.beats["0"][:0] = early  # type: ignore[attr-defined]
+    found = {"loop": [side(0.1)], "one": [side(0.104, begin=5.0)], "two": [two], "two loops": [side(0.125, 0.125)]}
     report = claims.Report()
     train.tell_stack(found, 250, report)
     told = values(report)
     assert told["step through the whole stack, checkpoint every 250"] == pytest.approx(1.04)
     assert told["two experts at once: a step, of one alone"] == pytest.approx(1.25)
+    assert told["two experts at once: CPU time of a step, of one alone"] == pytest.approx(1.1)
+    assert told["two plain loops at once: a step, of one alone"] == pytest.approx(1.25)
     assert told["two experts at once: a step, of two plain loops"] == pytest.approx(1.04)
     targets = {claim.name: claim.target for claim in report.claims}
     assert targets["two experts at once: a step, of one alone"] == pytest.approx(1 / 0.95)
-    assert [claim.holds for claim in report.claims] == [None, False, False, True]
+    assert [claim.holds for claim in report.claims] == [None, False, False, None, None, True]
 
 
 def test_a_recovery_is_told_by_files_and_processes(
