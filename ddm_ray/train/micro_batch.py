@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from ddm_ray.data.loader import Loader
 from ddm_ray.errors import ConfigError
-from ddm_ray.memory import free_bytes, taken_bytes
+from ddm_ray.memory import forget_most, free_bytes, ranks_here, taken_bytes
 from ddm_ray.placement import Placement
 from ddm_ray.train.attempt import TrainAttempt
 from ddm_ray.train.batches import RankBatches
@@ -109,12 +109,13 @@ class Memory:
         if device.type == "cuda":
             self._part = FULL_GPU * min(1.0, asked.get("GPU", 1.0))
             return
+        forget_most()
         try:
             self._held = taken_bytes("VmRSS")
         except OSError:
             raise ConfigError("micro_batch: largest needs a GPU, or Linux; give a number") from None
-        # Others have the other CPUs, and begin at the same time.
-        free = free_bytes() * min(1.0, asked.get("CPU", 1.0) / (os.cpu_count() or 1))
+        # Other ranks, and other jobs on the other CPUs, begin at the same time.
+        free = free_bytes() * min(1.0 / ranks_here(), asked.get("CPU", 1.0) / (os.cpu_count() or 1))
         limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
         if limit != resource.RLIM_INFINITY:
             free = min(free, limit - taken_bytes("VmData"))

@@ -1,7 +1,6 @@
 """THE training loop: every rank of every job runs `train`, with or without Ray around it."""
 
 import math
-import os
 from collections.abc import Callable
 from functools import partial
 
@@ -10,6 +9,7 @@ import torch.distributed as dist
 
 from ddm_ray.data.loader import Loader
 from ddm_ray.errors import CorruptArtifact, Preempted, StorageError, TrainingError
+from ddm_ray.memory import ranks_here
 from ddm_ray.placement import Placement
 from ddm_ray.storage.run import Run
 from ddm_ray.train.attempt import TrainAttempt
@@ -37,10 +37,9 @@ def train(
     if run.finished(artifact):
         return
     job = train_job(run, artifact)
-    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     with (
         TrainAttempt(run, job, placement, launch) as attempt,
-        Loader(run, job.shards, job.train.seed, job.batch, placement.rows_gib, placement.cache, ranks_here) as loader,
+        Loader(run, job.shards, job.train.seed, job.batch, placement.rows_gib, placement.cache, ranks_here()) as loader,
     ):
         _train(run, job, loader, attempt, placement, notice)
 

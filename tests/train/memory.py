@@ -31,7 +31,7 @@ def attempt_main(rank: int, url: str, mebibytes: int, micro_batch: int | str | N
     most = taken_bytes("VmData") + mebibytes * 2**20
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     with suppress(TooManyRows):
-        worker.train(url, EXPERT, Placement(micro_batch=micro_batch))
+        worker.train(url, EXPERT, Placement(micro_batch=micro_batch, resources_per_worker={"CPU": os.cpu_count()}))
 
 
 def main(url: str, mebibytes: int, micro_batch: int | str | None) -> None:
