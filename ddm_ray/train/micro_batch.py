@@ -21,8 +21,8 @@ from ddm_ray.train.job import TrainJob
 from ddm_ray.train.state import Snapshot
 from ddm_ray.train.watchdog import Watchdog
 
-# What of its memory a worker may take: allocators waste some, not all steps are alike, and others need some too. The
-# same step on a CPU takes a sixth more or less from one time to the next, as its heap's holes happen to lie.
+# What of its memory a worker may take: allocators waste some, not all steps are alike, and others need some too. On a
+# CPU one and the same step was seen to take a sixth more or less from one time to the next.
 FULL_CPU, FULL_GPU = 0.7, 0.85
 
 
