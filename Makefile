@@ -1,5 +1,5 @@
 # make demo: see the whole thing work.  make test: lint, types, all tests.  make bench: measure the claims.
-# make soak: half an hour of faults.
+# make soak: half an hour of faults, after those of disks at every write.
 # Each makes the environment it needs.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -25,7 +25,7 @@ test: $(READY)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy
-	@$(BIN)/pytest
+	@$(BIN)/pytest -n 3
 
 bench: $(READY)
 	@$(BIN)/python benchmarks/sampling.py $(BENCH)
@@ -33,4 +33,5 @@ bench: $(READY)
 	@$(BIN)/python benchmarks/train.py $(BENCH)
 
 soak: $(READY)
+	@$(BIN)/pytest tests/data/test_disk_faults.py tests/train/test_rank_faults.py -k write --every-call
 	@$(BIN)/python benchmarks/soak.py $(SOAK)

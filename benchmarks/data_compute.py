@@ -16,10 +16,11 @@ from claims import Claim, Report, interleaved, median_and_spread
 
 from ddm_ray.config import load_recipe
 from ddm_ray.core.kmeans import BLOCK, two_level_kmeans
-from ddm_ray.data.loader import Loader
+from ddm_ray.data.loading.loader import Loader
+from ddm_ray.data.partition.shards import ShardWriter
 from ddm_ray.data.schema import TRAIN, column, data_dtype
-from ddm_ray.data.shards import ShardWriter
-from ddm_ray.storage.run import Run, expert, shard
+from ddm_ray.storage.graph import expert, shard
+from ddm_ray.storage.run import Run
 from ddm_ray.train.batches import RankBatches
 from ddm_ray.train.job import train_job
 

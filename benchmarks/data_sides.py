@@ -27,8 +27,8 @@ SAMPLE_SECONDS = 0.05
 
 def run_prepare(url: str, chunk_rows: str) -> None:
     """The stage, on a private Ray that is started before the clock is; `chunk_rows` rows a part."""
-    from ddm_ray.data.prepare import prepare
-    from ddm_ray.placement import Placement
+    from ddm_ray.data.prepare.stage import prepare
+    from ddm_ray.placement import PreparePlacement
     from ddm_ray.ray_session import ray_session
     from ddm_ray.storage.run import Run
 
@@ -41,14 +41,14 @@ def run_prepare(url: str, chunk_rows: str) -> None:
             if fraction > 0 and not first:
                 first.append(time.perf_counter() - began)
 
-        prepare(run, progress, Placement(), chunk_rows=int(chunk_rows))
+        prepare(run, progress, PreparePlacement(), chunk_rows=int(chunk_rows))
         seconds, used = time.perf_counter() - began, cpu_seconds(os.getpid()) - used
     print(json.dumps({"seconds": seconds, "cpu": used, "first": first[0]}))
 
 
 def run_partition(url: str) -> None:
     """The stage."""
-    from ddm_ray.data.partition import partition
+    from ddm_ray.data.partition.stage import partition
     from ddm_ray.storage.run import Run
 
     began = time.perf_counter()

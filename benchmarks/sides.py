@@ -10,12 +10,13 @@ import torch
 from claims import interleaved
 from torch import Tensor, nn
 
+from ddm_ray.config import SamplingSettings
 from ddm_ray.core.condition import Condition, Text
 from ddm_ray.models import weights
 from ddm_ray.models.router import Router
 from ddm_ray.sampling import driver
-from ddm_ray.sampling.checkpoint import Models
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest
+from ddm_ray.sampling.run_models import Models
 
 NUM_CLASSES = 1000
 # Of a text: the tokens and channels of CLIP-L, which LAION's recipe has.
@@ -52,7 +53,7 @@ class Bench:
         heads = max(1, round(self.args.heads * ROUTERS[size]))
         width = 8 * heads * max(1, round(self.args.width * ROUTERS[size] / heads / 8))
         depth = max(1, round(self.args.depth * 12 / 28))
-        model = Router(num_experts, **self.trunk, width=width, depth=depth, heads=heads)
+        model = Router(num_experts=num_experts, **self.trunk, width=width, depth=depth, heads=heads)
         return model.eval().to(self.device)
 
     def info(self, num_experts: int) -> MixtureInfo:
@@ -69,8 +70,8 @@ class Bench:
 
     def request(self, condition: Condition, strategy: str, cluster_B: Tensor | None = None) -> SampleRequest:
         seeds = tuple(range(len(condition)))
-        asked = {"steps": self.args.steps, "solver": "euler"}
-        return SampleRequest(seeds, condition, strategy=strategy, cluster_B=cluster_B, **asked)
+        settings = SamplingSettings(steps=self.args.steps, solver="euler", strategy=strategy)
+        return SampleRequest(seeds, condition, settings, cluster_B)
 
     def mixture(self, experts: driver.Experts, router: nn.Module | None, request: SampleRequest) -> object:
         return Models(self.info(len(experts)), experts, router, self.device).sample(request)

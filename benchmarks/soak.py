@@ -29,11 +29,12 @@ sys.path.insert(0, str(ROOT))
 from claims import Claim, Report, options  # noqa: E402
 from goodput import Costs, Hit, fault_seconds  # noqa: E402
 
-from ddm_ray.storage.run import Run, expert  # noqa: E402
-from tests.conftest import free_island, wait_for  # noqa: E402
+from ddm_ray.storage.graph import expert  # noqa: E402
+from ddm_ray.storage.run import Run  # noqa: E402
+from tests.conftest import wait_for  # noqa: E402
 from tests.faults import Fault, Training, inject  # noqa: E402
 from tests.random_run import make_data  # noqa: E402
-from tests.train.nodes import Nodes, ray_nodes  # noqa: E402
+from tests.train.ray.nodes import Nodes, ray_nodes  # noqa: E402
 from tests.train.results import apart, final_weights  # noqa: E402
 
 CHECKPOINT_STEPS = 100
@@ -101,8 +102,7 @@ class Soak:
     began: float = 0.0
 
     def cluster(self) -> Nodes:
-        number = free_island()
-        return self.stack.enter_context(ray_nodes(20000 + 100 * number, self.folder / f"ray-{number}.log"))
+        return self.stack.enter_context(ray_nodes())
 
     def begin(self, run: Run) -> None:
         """Launch both; the clock starts with the later one's first step."""
@@ -230,6 +230,7 @@ def soak(args: argparse.Namespace, folder: Path, report: Report) -> None:
         soaked.go_on(args.minutes, args.every, args.kills, args.faults)
         for training in soaked.trainings:
             training.wait_until_finished(120 * args.minutes + 600)
+            training.wait_for_drivers()
     if args.hits:
         args.hits.write_text(json.dumps([asdict(hit) for hit in soaked.hits], indent=1))
     report.progress("the same without faults")
@@ -321,7 +322,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
-    os.environ.update(OMP_NUM_THREADS="1", RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled")
+    os.environ.update(OMP_NUM_THREADS="1", RAY_USAGE_STATS_ENABLED="0")
     os.environ["PYTHONPATH"] = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
     report = Report(args.device)
     with tempfile.TemporaryDirectory(prefix="ddm-soak-", dir="/tmp") as folder:

@@ -35,11 +35,12 @@ KINDS = {"foreach": {"foreach": True}, "fused": {"fused": True}}
 def measure(repeats: int, seconds: float, points: Sequence[str]) -> dict[str, dict[str, list[float]]]:
     """Seconds of a step by point and side; each takes about `seconds` a repeat. Under "parameters", their number."""
     import torch
-    from train_sides import world_of_one
+
+    from ddm_ray.train import local
 
     torch.set_num_threads(1)
     found: dict[str, dict[str, list[float]]] = {}
-    with world_of_one():
+    with local.world():
         for point in points:
             size, batch = point.split(":")
             sides = {kind: Plain(size, int(batch), **adamw) for kind, adamw in KINDS.items()}
@@ -79,7 +80,8 @@ class Side:
 
         image_size, channels, (patch_size, width, depth, heads) = SIZES[size]
         torch.manual_seed(0)
-        self.model = DiT(image_size, channels, 10, patch_size, width, depth, heads)
+        sizes = {"image_size": image_size, "channels": channels, "patch_size": patch_size, "width": width}
+        self.model = DiT(**sizes, num_classes=10, depth=depth, heads=heads)
         self.parameters = num_parameters(self.model)
         self._x_BCHW = torch.randn(batch, channels, image_size, image_size)
         self._t_B, self._label_B = torch.rand(batch), torch.arange(batch) % 10
@@ -124,12 +126,12 @@ class Ours(Side):
 
     def __init__(self, size: str, batch: int):
         from ddm_ray.config import TrainConfig
-        from ddm_ray.placement import Placement
+        from ddm_ray.placement import TrainPlacement
         from ddm_ray.train.engine import Engine
 
         super().__init__(size, batch)
         train = TrainConfig(steps=1, global_batch=batch, ema_decay=DECAY, clip_norm=CLIP)
-        self._engine = Engine(self.model, train, Placement())
+        self._engine = Engine(self.model, train, TrainPlacement())
 
     def __call__(self) -> float:
         self._engine.backward(self.loss(self._engine.model))

@@ -21,7 +21,9 @@ from typing import Any
 from claims import Claim, Report
 from data_compute import add
 
-ARTIFACT = "experts/000"
+from ddm_ray.storage.graph import Artifact
+
+ARTIFACT = Artifact("experts/000")
 # Seconds, for 95 kills of 100.
 MOST_SECONDS = 15.0
 CHECKPOINT_STEPS = 20
@@ -31,13 +33,13 @@ POLL_SECONDS = 0.01
 
 def kills(url: str, many: int) -> list[dict[str, float]]:
     """Seconds from each kill until there is a new process, until it claims an attempt, until its first step is done."""
-    from ddm_ray.placement import Placement
+    from ddm_ray.placement import TrainPlacement
     from ddm_ray.ray_session import ray_session
     from ddm_ray.storage.run import Run
-    from ddm_ray.train.launch import train_all
+    from ddm_ray.train.ray.launch import train_all
 
     run, found = Run.open(url), []
-    placement = Placement(checkpoint_steps=CHECKPOINT_STEPS, max_failures=10 * many)
+    placement = TrainPlacement(checkpoint_steps=CHECKPOINT_STEPS, max_failures=10 * many)
     with ray_session("local"):
         training = threading.Thread(target=train_all, args=(run, [ARTIFACT], placement), daemon=True)
         training.start()
@@ -108,11 +110,11 @@ def parts(url: str) -> dict[str, float]:
     subprocess.run([sys.executable, "-c", "import ddm_ray.train.worker"], check=True)
     done("imports")
     import torch
-    from train_sides import world_of_one
 
-    from ddm_ray.data.loader import Loader
-    from ddm_ray.placement import Placement
+    from ddm_ray.data.loading.loader import Loader
+    from ddm_ray.placement import TrainPlacement
     from ddm_ray.storage.run import Run
+    from ddm_ray.train import local
     from ddm_ray.train.attempt import TrainAttempt
     from ddm_ray.train.batches import RankBatches
     from ddm_ray.train.engine import Engine
@@ -122,18 +124,18 @@ def parts(url: str) -> dict[str, float]:
 
     def build() -> Engine:
         began = time.perf_counter()
-        engine = Engine(job.build(), job.train, Placement())
+        engine = Engine(job.build(), job.train, TrainPlacement())
         found["engine"] = time.perf_counter() - began
         return engine
 
     torch.set_num_threads(1)
     run = Run.open(url)
     job = train_job(run, ARTIFACT)
-    with world_of_one():
+    with local.world():
         done("process group")
         with Loader(run, job.shards, job.train.seed, job.batch) as loader:
             done("rows")
-            with TrainAttempt(run, job, Placement()) as attempt:
+            with TrainAttempt(run, job, TrainPlacement()) as attempt:
                 engine, before = attempt.resume(build)
                 done("claim and state")
                 found["claim and state"] -= found["engine"]

@@ -6,7 +6,6 @@ cheap, so that runs must have been made by another process: pyarrow's threads do
 """
 
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,9 @@ from typing import Any
 
 from claims import Claim, Report
 
-ARTIFACT = "experts/000"
+from ddm_ray.storage.graph import Artifact
+
+ARTIFACT = Artifact("experts/000")
 STEPS = 30
 # Rows of an expert's batch: shares of 2 and of 3 ranks are unequal.
 BATCH = 7
@@ -55,23 +56,19 @@ def name(zero_stage: int, precision: str, worlds: Sequence[int]) -> str:
 
 def rank_main(rank: int, world: int, rendezvous: str, url: str, first: int, stop: int | None, zero_stage: int) -> None:
     """One rank; with `stop`, the last one has notice that its machine is about to go after that step."""
-    import torch.distributed as dist
-
     from ddm_ray.errors import Preempted
-    from ddm_ray.placement import Placement
-    from ddm_ray.train import worker
+    from ddm_ray.placement import TrainPlacement
+    from ddm_ray.train import local, worker
 
-    os.environ["LOCAL_RANK"] = str(rank)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world)
     steps = count(first + 1)
-    try:
-        placement = Placement(zero_stage=zero_stage)
-        worker.train(url, ARTIFACT, placement, notice=lambda: next(steps) == stop and rank == world - 1)
-    except Preempted:
-        assert stop is not None
-    else:
-        assert stop is None
-    dist.destroy_process_group()
+    placement = TrainPlacement(zero_stage=zero_stage)
+    with local.world(rank, world, rendezvous):
+        try:
+            worker.train(url, ARTIFACT, placement, notice=lambda: next(steps) == stop and rank == world - 1)
+        except Preempted:
+            assert stop is not None
+        else:
+            assert stop is None
 
 
 def run_all(cases: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:

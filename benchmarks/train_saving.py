@@ -21,22 +21,24 @@ QUIET_STEPS = 4
 def measure(repeats: int, folder: str, width: int, depth: int) -> dict[str, list[float]]:
     """Seconds of `save`, of a flat copy; of quiet steps, and of those (and how many) while a state is written."""
     import torch
-    from train_sides import world_of_one
 
     from ddm_ray.config import TrainConfig
     from ddm_ray.models.dit import DiT
-    from ddm_ray.placement import Placement
+    from ddm_ray.placement import TrainPlacement
     from ddm_ray.storage.attempts import claim
     from ddm_ray.storage.manifest import Identity
     from ddm_ray.storage.store import Store
+    from ddm_ray.train import local
     from ddm_ray.train.engine import Engine
     from ddm_ray.train.saving import StateSaver, Trained
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
     found: dict[str, list[float]] = {name: [] for name in ("save", "copy", "quiet", "beside", "steps", "writing")}
-    with world_of_one():
-        engine = Engine(DiT(**MODEL, width=width, depth=depth), TrainConfig(steps=1, global_batch=BATCH), Placement())
+    with local.world():
+        engine = Engine(
+            DiT(**MODEL, width=width, depth=depth), TrainConfig(steps=1, global_batch=BATCH), TrainPlacement()
+        )
         saver = StateSaver(claim(Store(folder), "experts/000"), Identity({}), keep=1)
         x_BCHW = torch.randn(BATCH, MODEL["channels"], MODEL["image_size"], MODEL["image_size"])
         t_B, label_B = torch.rand(BATCH), torch.arange(BATCH) % 10

@@ -7,13 +7,14 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from ddm_ray.storage.graph import Artifact
 
 SCRIPTS = Path(__file__).parent
 LOOK_SECONDS = 0.2
@@ -60,25 +61,26 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def run_stack(url: str, checkpoint_steps: int, *artifacts: str) -> None:
+def run_stack(url: str, checkpoint_steps: int, *artifacts: Artifact) -> None:
     """Train artifacts at once as `ddm train` does, on a private Ray."""
-    from ddm_ray.placement import Placement
+    from ddm_ray.placement import TrainPlacement
     from ddm_ray.ray_session import ray_session
     from ddm_ray.storage.run import Run
-    from ddm_ray.train.launch import train_all
+    from ddm_ray.train.ray.launch import train_all
 
     with ray_session("local"), Watched(url, artifacts) as watched:
-        train_all(Run.open(url), list(artifacts), Placement(checkpoint_steps=checkpoint_steps))
+        train_all(Run.open(url), list(artifacts), TrainPlacement(checkpoint_steps=checkpoint_steps))
     print(json.dumps({"beats": watched.beats}))
 
 
-def run_loop(url: str, artifact: str) -> None:
+def run_loop(url: str, artifact: Artifact) -> None:
     """As many steps of the same engine, model and objective on rows in memory, and nothing else."""
     import torch
 
-    from ddm_ray.data.loader import load_rows
-    from ddm_ray.placement import Placement
+    from ddm_ray.data.loading.loader import load_rows
+    from ddm_ray.placement import TrainPlacement
     from ddm_ray.storage.run import Run
+    from ddm_ray.train import local
     from ddm_ray.train.engine import Engine
     from ddm_ray.train.job import train_job
     from ddm_ray.train.objectives import Batch
@@ -88,8 +90,8 @@ def run_loop(url: str, artifact: str) -> None:
     job = train_job(run, artifact)
     rows = load_rows(run, job.shards)
     beats: list[Beat] = []
-    with world_of_one():
-        engine = Engine(job.build(), job.train, Placement())
+    with local.world():
+        engine = Engine(job.build(), job.train, TrainPlacement())
         told_at = time.monotonic()
         for step in range(1, job.train.steps + 1):
             row_B = torch.randint(len(rows), (job.batch,))
@@ -107,26 +109,12 @@ def run_loop(url: str, artifact: str) -> None:
     print(json.dumps({"beats": {artifact: beats}}))
 
 
-@contextmanager
-def world_of_one() -> Iterator[None]:
-    """This process as the only rank of torch.distributed."""
-    import torch.distributed as dist
-
-    os.environ["LOCAL_RANK"] = "0"
-    with tempfile.TemporaryDirectory() as folder:
-        dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=0, world_size=1)
-        try:
-            yield
-        finally:
-            dist.destroy_process_group()
-
-
 def start(script: str, *arguments: object, keep_memory: bool = False) -> "subprocess.Popen[str]":
     """A script beside this one as a fresh process with one thread for mathematics.
 
     `keep_memory`: with the settings of glibc that a training worker has.
     """
-    from ddm_ray.placement import KEEP_FREED_MEMORY
+    from ddm_ray.memory import KEEP_FREED_MEMORY
 
     settings = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     settings |= {"PYTHONPATH": os.pathsep.join(filter(None, [str(SCRIPTS.parent), os.environ.get("PYTHONPATH")]))}
@@ -148,6 +136,6 @@ def finish(process: "subprocess.Popen[str]") -> Any:
 if __name__ == "__main__":
     name, url, *more = sys.argv[1:]
     if name == "stack":
-        run_stack(url, int(more[0]), *more[1:])
+        run_stack(url, int(more[0]), *map(Artifact, more[1:]))
     else:
-        run_loop(url, *more)
+        run_loop(url, *map(Artifact, more))

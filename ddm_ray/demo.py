@@ -1,32 +1,37 @@
-"""The whole way on one computer: real images in, experts trained side by side, a picture and a table out."""
+"""All stages on one computer: real images in, experts trained side by side, a picture and a table out."""
 
 import math
 import os
+from collections.abc import Callable
 from functools import partial
 
 from ddm_ray.config import load_recipe
-from ddm_ray.placement import Placement
-from ddm_ray.progress import LiveView
-from ddm_ray.storage.run import MONOLITH, PARTITION, ROUTER, ROWS, Run, evaluation
+from ddm_ray.errors import Fix
+from ddm_ray.placement import TrainPlacement
+from ddm_ray.storage.graph import MONOLITH, PARTITION, ROUTER, ROWS, Artifact, evaluation
+from ddm_ray.storage.job_files import list_jobs
+from ddm_ray.storage.run import Run
+from ddm_ray.watch.live_view import LiveView
 
 NAME = "demo"
 CHECKPOINT_STEPS = 100
 
 
-def demo(folder: str, recipe: str, settings: tuple[str, ...]) -> Run:
+def demo(folder: str, recipe: str, settings: tuple[str, ...], phrase: Callable[[Fix], str] = str) -> Run:
     """Make every artifact that `folder` still lacks, under one live view. Stages that are finished are skipped.
 
-    Raises DriftError if the folder holds a run of another configuration, and whatever the stages raise.
+    `phrase` puts remedies into words. Raises DriftError if the folder holds a run of another configuration, and
+    whatever the stages raise.
     """
     run = Run.create(folder, load_recipe(recipe, settings))
     jobs = [*run.experts, ROUTER, MONOLITH]
     last = evaluation(NAME)
-    with LiveView(f"ddm demo: {recipe} -> {run.url}", [ROWS, PARTITION, *jobs, last]) as view:
+    with LiveView(f"{recipe} -> {run.url}", [ROWS, PARTITION, *jobs, last], phrase=phrase) as view:
         if not all(run.finished(artifact) for artifact in (ROWS, PARTITION, *jobs)):
             _make(run, jobs, view)
         for artifact in (ROWS, PARTITION):
             view.show(artifact, 1.0, "done")
-        view.jobs(run, jobs)
+        view.jobs(run, list_jobs(run.store, jobs))
         from ddm_ray.evaluate.run import evaluate
 
         evaluate(run, NAME, partial(view.stage, last))
@@ -34,16 +39,16 @@ def demo(folder: str, recipe: str, settings: tuple[str, ...]) -> Run:
     return run
 
 
-def _make(run: Run, jobs: list[str], view: LiveView) -> None:
+def _make(run: Run, jobs: list[Artifact], view: LiveView) -> None:
     view.show(ROWS, 0.0, "starting a private Ray")
-    from ddm_ray.data.partition import partition
-    from ddm_ray.data.prepare import prepare
+    from ddm_ray.data.partition.stage import partition
+    from ddm_ray.data.prepare.stage import prepare
     from ddm_ray.ray_session import ray_session
-    from ddm_ray.train.launch import train_all
+    from ddm_ray.train.ray.launch import train_all
 
     cores = os.cpu_count() or 1
     # All jobs at once, however few the cores: they share them, and each shows its progress from the start.
-    placement = Placement(
+    placement = TrainPlacement(
         resources_per_worker={"CPU": min(1.0, max(0.01, math.floor(100 * cores / len(jobs)) / 100))},
         checkpoint_steps=CHECKPOINT_STEPS,
     )
@@ -54,4 +59,4 @@ def _make(run: Run, jobs: list[str], view: LiveView) -> None:
         view.stage(PARTITION, 1.0)
         for job in jobs:
             view.show(job, 0.0, "starting a training worker")
-        train_all(run, jobs, placement, lambda: view.jobs(run, jobs))
+        train_all(run, jobs, placement, lambda files: view.jobs(run, files))

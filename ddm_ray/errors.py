@@ -1,8 +1,116 @@
-"""What can go wrong in a way that a user can mend. Every message is one line: what, where, what to do."""
+"""Errors that a user can mend: a line that says what happened and where, and the remedy as data.
+
+Nothing here knows a command or its options: `ddm_ray.cli.fixes` phrases a remedy as these.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Make:
+    """Make an artifact of the run at a URL, after deleting the file or folder that is in the way, if one is."""
+
+    run: str
+    artifact: str
+    delete: str = ""
+
+    def __str__(self) -> str:
+        return f"delete {self.delete} and make {self.artifact} again" if self.delete else f"make {self.artifact}"
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Train an artifact of the run at a URL again, which continues from the state after `step` steps, if above 0."""
+
+    run: str
+    artifact: str
+    step: int
+
+    def __str__(self) -> str:
+        return f"trained again, {self.artifact} {self.effect}"
+
+    @property
+    def effect(self) -> str:
+        """The verb of a sentence about it."""
+        return f"goes on from step {self.step}" if self.step else "begins again"
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Begin a run: the one missing at `run`, or another one with a field of its configuration changed."""
+
+    run: str = ""
+    field: str = ""
+    value: str = ""
+
+    def __str__(self) -> str:
+        return f"begin a run with {self.field}={self.value}" if self.field else "begin a run there"
+
+
+@dataclass(frozen=True)
+class Give:
+    """Call the same stage again with another `argument`: `advice` is an imperative, `value` what to give, if known."""
+
+    argument: str
+    advice: str
+    value: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.advice} ({self.argument}{'=' if self.value else ''}{self.value})"
+
+
+Fix = Make | Resume | Begin | Give | str
+"""What mends an error: data where a command or an option does it, else prose in the imperative."""
+_FIXES: dict[str, Any] = {kind.__name__: kind for kind in (Make, Resume, Begin, Give)}
 
 
 class DDMError(Exception):
-    """Base of all errors that the command line prints as one line, without a traceback."""
+    """Base of all errors that the command line prints as one line, without a traceback.
+
+    `message` says what happened and where, `fix` what mends it; the message may say that itself where it is prose.
+    """
+
+    def __init__(self, message: str, fix: Fix | None = None):
+        super().__init__(message)  # all that unpickling calls this with; `fix` comes with the attributes
+        self.message, self.fix = message, fix
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, phrase: Callable[[Fix], str] = str) -> str:
+        """Message and fix as one line; `phrase` puts the fix into words."""
+        return self.message if self.fix is None else f"{self.message}; {phrase(self.fix)}"
+
+    def to_fields(self) -> dict[str, Any]:
+        """The error as JSON, for a border that no exception crosses."""
+        fix: Any = self.fix
+        if fix is not None and not isinstance(fix, str):
+            fix = {"do": type(fix).__name__, **asdict(fix)}
+        return {"kind": type(self).__name__, "error": self.message, "fix": fix}
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> "DDMError":
+        """What `to_fields` wrote, of the kind that it was, else of this one. A fix that can't be read is left out."""
+        kind = globals().get(str(fields.get("kind")))
+        known = kind if isinstance(kind, type) and issubclass(kind, DDMError) else cls
+        return known(str(fields["error"]), _read_fix(fields.get("fix")))
+
+
+def _read_fix(fields: Any) -> Fix | None:
+    if isinstance(fields, str):
+        return fields
+    if not isinstance(fields, dict) or not all(isinstance(value, str | int) for value in fields.values()):
+        return None
+    arguments = {name: value for name, value in fields.items() if name != "do"}
+    try:
+        fix: Fix = _FIXES[fields["do"]](**arguments)
+    except (KeyError, TypeError):
+        return None
+    return fix
 
 
 class ConfigError(DDMError):
@@ -75,3 +183,47 @@ class RayError(DDMError):
 
 class ServeError(DDMError):
     """Serving can't start: a port in use, an unfinished run."""
+
+
+def one_line(what: object, limit: int | None = None, *, tail: bool = False) -> str:
+    """A text or an error's text as one line of at most `limit` characters, the last ones with `tail`.
+
+    An error that says nothing is named by its class.
+    """
+    text = " ".join(str(what).split())
+    if not text and isinstance(what, BaseException):
+        text = type(what).__name__
+    if limit is None:
+        return text
+    return text[-limit:] if tail else text[:limit]
+
+
+@contextmanager
+def as_storage_error(
+    where: object,
+    fix: Fix | None = None,
+    kinds: tuple[type[BaseException], ...] = (OSError,),
+    missing: type[DDMError] = StorageError,
+) -> Iterator[None]:
+    """Turn refusals of storage, exceptions of these `kinds`, into a StorageError of one line that begins with `where`.
+
+    `missing`: the error in place of a FileNotFoundError.
+    """
+    try:
+        yield
+    except kinds as error:
+        kind = missing if isinstance(error, FileNotFoundError) else StorageError
+        raise kind(f"{where}: {refusal(error, where)}", fix) from None
+
+
+def refusal(error: BaseException, where: object = None) -> str:
+    """Why storage refused, as one printable line: the system's reason and the file, if it isn't the one at `where`.
+
+    Of an error without a number, as libraries raise them, the first paragraph of its text.
+    """
+    if isinstance(error, OSError) and error.errno:
+        name = error.filename
+        text = os.strerror(error.errno) + (f": {name}" if name is not None and str(name) != str(where) else "")
+    else:
+        text = str(error).split("\n\n")[0] or type(error).__name__
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in one_line(text, 500))

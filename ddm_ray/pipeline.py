@@ -4,43 +4,45 @@ Shapes: B images, C channels, H, W, S steps, K experts.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
-from ddm_ray.config import SampleConfig
+from ddm_ray.config import SamplingSettings, invalid_fields
 from ddm_ray.core.condition import Text
-from ddm_ray.core.routing import parse_strategy
+from ddm_ray.core.routing import Oracle, parse_strategy
 from ddm_ray.core.times import time_grid
 from ddm_ray.errors import SamplingError
 from ddm_ray.models.latents import Latents
 from ddm_ray.models.text import TextEncoder
 from ddm_ray.sampling import arguments, paris, pretrained
 from ddm_ray.sampling.arguments import Conditions
-from ddm_ray.sampling.checkpoint import Models, joined, load_models
-from ddm_ray.sampling.components import Components, Offload
+from ddm_ray.sampling.batches import joined
+from ddm_ray.sampling.components import Components
+from ddm_ray.sampling.offload import Offload
 from ddm_ray.sampling.output import DDMOutput, OutputType, images_as
-from ddm_ray.sampling.paris_weights import Reading, Time
-from ddm_ray.sampling.request import Sampled, SampleRequest
+from ddm_ray.sampling.paris_weights import Reading, TimeDirection
+from ddm_ray.sampling.request import SampleRequest
+from ddm_ray.sampling.run_models import Models, load_models, sampling_settings
 from ddm_ray.storage.run import Run
 
 Label = int | str | None
 Prompt = str | None
 StepCallback = Callable[["DDMPipeline", int, float, dict[str, Tensor]], object]
 
-MOST_DECODED = 8
-"""Images that an autoencoder decodes at once: it takes far more memory than the latents do."""
+MAX_DECODED = 8
+"""Latents that an autoencoder decodes at once; it takes far more memory than they do."""
 
 
 class DDMPipeline:
     """Samples from a mixture of experts, or from one model, in this process.
 
-    `class_names`: of labels 0, 1, ...; `defaults`: settings that a call leaves out, and the router's temperature
-    where they say one (else the models' own); `text_encoder` for models of texts, `latents` for models of latents.
-    Raises ExpertCountError, SamplingError for what doesn't fit together.
+    `class_names`: of labels 0, 1, ...; `defaults`: settings that a call leaves out; `text_encoder` for models of texts,
+    `latents` for models of latents. Raises ExpertCountError, SamplingError for what doesn't fit together.
     """
 
     def __init__(
@@ -48,17 +50,14 @@ class DDMPipeline:
         models: Models,
         *,
         class_names: Sequence[str] = (),
-        defaults: SampleConfig | None = None,
+        defaults: SamplingSettings | None = None,
         text_encoder: TextEncoder | None = None,
         latents: Latents | None = None,
     ):
-        info, defaults = models.info, defaults or SampleConfig()
-        if "router_temperature" in defaults.model_fields_set:
-            info = replace(info, router_temperature=defaults.router_temperature)
+        info = models.info
         if text_encoder is not None and info.num_classes is None and info.null_text is None:
-            info = replace(info, null_text=text_encoder.null().to("cpu"))
-        defaults = defaults.model_copy(update={"router_temperature": info.router_temperature})
-        self.components = Components(replace(models, info=info), tuple(class_names), defaults, text_encoder, latents)
+            models = replace(models, info=replace(info, null_text=text_encoder.null().to("cpu")))
+        self.components = Components(models, tuple(class_names), defaults or SamplingSettings(), text_encoder, latents)
 
     @property
     def models(self) -> Models:
@@ -79,13 +78,13 @@ class DDMPipeline:
         """
         if model not in ("mixture", "monolith"):
             raise SamplingError(f"unknown model {model!r}: use mixture or monolith")
-        _require_place(device, offload)
+        _require_device(device)
         run = run if isinstance(run, Run) else Run.open(os.fspath(run))
         data, models = run.config.data, load_models(run, model, device, offload)
         encoder = None if data.text is None else TextEncoder.from_config(data.text).to(device)
         latents = None if data.latents is None else Latents.from_config(data.latents).to(device)
-        names, defaults = data.class_names, run.config.sample.model_copy(update={"strategy": run.strategy()})
-        return cls(models, class_names=names, defaults=defaults, text_encoder=encoder, latents=latents)
+        defaults = sampling_settings(run)
+        return cls(models, class_names=data.class_names, defaults=defaults, text_encoder=encoder, latents=latents)
 
     @classmethod
     def from_pretrained(
@@ -95,14 +94,14 @@ class DDMPipeline:
         offload: Offload | None = None,
         *,
         names: Mapping[str, str | None] | None = None,
-        time: Time | None = None,
+        time: TimeDirection | None = None,
     ) -> "DDMPipeline":
         """From a folder that `save_pretrained` wrote, or from a checkpoint laid out as Paris's (sampling.paris).
 
         `names` and `time` say how to read the latter, and it alone (`paris_weights.Reading`). Raises MissingArtifact,
         RunError, CorruptArtifact, TruncatedWeights.
         """
-        _require_place(device, offload)
+        _require_device(device)
         if not pretrained.is_ours(folder) and paris.is_paris(folder):
             return cls._of(paris.load(folder, device, offload, Reading(names or {}, time or "noise-at-1")))
         if names is not None or time is not None:
@@ -130,13 +129,6 @@ class DDMPipeline:
         class_labels: Label | Sequence[Label] = None,
         num_images_per_prompt: int = 1,
         num_inference_steps: int | None = None,
-        guidance_scale: float | None = None,
-        strategy: str | None = None,
-        solver: str | None = None,
-        times: str | None = None,
-        guidance_interval: tuple[float, float] | None = None,
-        guidance: Literal["mixture", "per-expert"] | None = None,
-        router_temperature: float | None = None,
         seeds: int | Sequence[int] | None = None,
         generator: torch.Generator | None = None,
         clusters: int | Sequence[int] | None = None,
@@ -144,63 +136,54 @@ class DDMPipeline:
         batch_size: int = 256,
         callback_on_step_end: StepCallback | None = None,
         progress: Callable[[float, str], None] | None = None,
+        **settings: Any,
     ) -> DDMOutput:
         """Images of `prompt` (texts; or names of classes, where models know classes) or of `class_labels` (names
-        or numbers); "" or None among several is unconditional. What is None is the pipeline's own setting.
+        or numbers); "" or None among several is unconditional.
 
-        `seeds`: one an image, or the first of consecutive ones; else drawn, from `generator` if there is one. An
-        image depends on its own seed alone, not on its batch. `clusters`: a prompt's own (strategy oracle).
-        `router_temperature` divides the router's logits (`ddm evaluate` reports the one that fits held-out rows).
-        "pil" gives L or RGB images, "pt" float32 (B, C, H, W) and "np" (B, H, W, C) in [0, 1], "latent" what the
-        models paint, as it is. `callback_on_step_end(pipeline, step, t, {"latents": x_BCHW})` watches each step of
-        each batch; what it returns is ignored. `progress` is called with the share that is done and a note.
-        Raises SamplingError for what can't be met.
+        `settings`: the fields of SamplingSettings (strategy, guidance_scale, solver ...), the pipeline's defaults
+        where they are left out or None; `num_inference_steps` is diffusers' name of `steps`. `seeds`: one an image, or
+        the first of consecutive ones; else drawn, from `generator` if there is one. An image depends on its own seed
+        alone, not on its batch. `clusters`: one a prompt, for strategy oracle. "pil" gives L or RGB images, "pt"
+        float32 (B, C, H, W) and "np" (B, H, W, C) in [0, 1], "latent" the models' own output.
+        `callback_on_step_end(pipeline, step, t, {"latents": x_BCHW})` watches each step of each batch; its result is
+        ignored. `progress` is called with the share that is done and a note. SamplingError for what can't be met.
         """
         self._require_output(output_type)
         batch_size = arguments.count("batch_size", batch_size)
+        num_each = arguments.count("num_images_per_prompt", num_images_per_prompt)
         conditions = self._conditions(prompt, class_labels)
-        index = [
-            row
-            for row in range(len(conditions))
-            for _ in range(arguments.count("num_images_per_prompt", num_images_per_prompt))
-        ]
-        seed_of = arguments.seeds(seeds, generator, len(index))
-        wanted, cluster_B = self._routed(strategy, clusters, len(conditions))
-        defaults = self.components.defaults
-        settings: dict[str, Any] = {
-            "strategy": wanted,
-            "steps": _given("num_inference_steps", num_inference_steps, defaults.steps, arguments.count),
-            "guidance_scale": _given("guidance_scale", guidance_scale, defaults.guidance_scale, arguments.number),
-            "solver": _given("solver", solver, defaults.solver, arguments.word),
-            "times": _given("times", times, defaults.times, arguments.word),
-            "guidance_interval": _given(
-                "guidance_interval", guidance_interval, defaults.guidance_interval, arguments.interval
-            ),
-            "guidance": _given("guidance", guidance, defaults.guidance, arguments.word),
-        }
+        prompt_of = [row for row in range(len(conditions)) for _ in range(num_each)]
+        seed_of = arguments.seeds(seeds, generator, len(prompt_of))
+        if num_inference_steps is not None:
+            settings["steps"] = num_inference_steps
+        changes = {name: value for name, value in settings.items() if value is not None}
+        chosen, cluster_B = self._routed(changes, clusters, len(conditions))
 
-        def requests() -> Iterator[SampleRequest]:
-            for begin in range(0, len(index), batch_size):
-                rows = index[begin : begin + batch_size]
-                yield SampleRequest(
-                    seeds=seed_of[begin : begin + batch_size],
-                    condition=conditions.of(rows),
-                    cluster_B=None if cluster_B is None else cluster_B[rows],
-                    **settings,
-                )
+        def on_step(step: int, t: float, x_BCHW: Tensor) -> None:
+            assert callback_on_step_end is not None
+            callback_on_step_end(self, step, t, {"latents": x_BCHW})
 
-        info = self.models.info
-        temperature = _given("router_temperature", router_temperature, info.router_temperature, arguments.number)
-        models = replace(self.models, info=replace(info, router_temperature=temperature))
-        sampled = self._sampled(models, requests(), len(index), output_type, callback_on_step_end, progress)
+        results = []
+        for begin in range(0, len(prompt_of), batch_size):
+            rows, end = prompt_of[begin : begin + batch_size], min(begin + batch_size, len(prompt_of))
+            own_B = None if cluster_B is None else cluster_B[rows]
+            request = SampleRequest(seed_of[begin:end], conditions.of(rows), chosen, own_B)
+            result = self.models.sample(request, on_step if callback_on_step_end else None)
+            if output_type != "latent":
+                result = replace(result, images_BCHW=self._decoded(result.images_BCHW))
+            results.append(result)
+            if progress:
+                progress(end / len(prompt_of), f"{end} of {len(prompt_of)} images")
+        result = joined(results)
         return DDMOutput(
-            images_as(output_type, sampled.images_BCHW),
+            images_as(output_type, result.images_BCHW),
             seed_of,
-            tuple(conditions.words[row] for row in index),
-            sampled.routing_SBK,
-            time_grid(settings["times"], settings["steps"])[:-1],
-            sampled.num_expert_rows,
-            sampled.num_router_rows,
+            tuple(conditions.words[row] for row in prompt_of),
+            result.routing_SBK,
+            time_grid(chosen.times, chosen.steps)[:-1],
+            result.num_expert_rows,
+            result.num_router_rows,
             latent=output_type == "latent",
         )
 
@@ -258,56 +241,39 @@ class DDMPipeline:
         return Conditions(named, torch.tensor([self.label(label) for label in labels], dtype=torch.int64))
 
     def _routed(
-        self, wanted: str | None, clusters: int | Sequence[int] | None, num_prompts: int
-    ) -> tuple[str, Tensor | None]:
-        """The strategy and the prompts' clusters, int64. SamplingError for a strategy that lacks its router."""
+        self, changes: dict[str, Any], clusters: int | Sequence[int] | None, num_prompts: int
+    ) -> tuple[SamplingSettings, Tensor | None]:
+        """The call's settings and its prompts' clusters, int64. SamplingError for a strategy that lacks its router."""
         info = self.models.info
-        strategy = _given("strategy", wanted, self.components.defaults.strategy or "once", arguments.word)
+        try:
+            settings = self.components.defaults.changed(**changes)
+        except ValidationError as error:
+            raise SamplingError(invalid_fields(error)) from None
         if self.models.router is None and info.num_experts == 1:
-            if wanted not in (None, "once"):
-                raise SamplingError(f"strategy {wanted!r}: the monolith has no experts to choose from; leave it out")
-            arguments.clusters(clusters, "once", num_prompts, 1)
+            if changes.get("strategy", "once") != "once" or clusters is not None:
+                raise SamplingError("the monolith has no experts to choose from: leave out strategy and clusters")
             # The one expert is known beforehand: no table and no router has to be asked for it.
-            return "oracle", torch.zeros(num_prompts, dtype=torch.int64)
-        asked = parse_strategy(strategy, info.num_experts)
+            return settings.changed(strategy="oracle"), torch.zeros(num_prompts, dtype=torch.int64)
+        name = settings.strategy or "once"
+        strategy = parse_strategy(name, info.num_experts)
         if self.models.router is None:
             without_table = info.num_classes is None or info.prior_CK is None
-            if asked.when != "start" or (strategy == "once" and without_table):
+            if strategy.when != "start" or (name == "once" and without_table):
                 others = "oracle" if without_table else "once or oracle"
-                raise SamplingError(f"strategy {strategy!r} needs the router, which isn't there: use {others}")
-        return strategy, arguments.clusters(clusters, strategy, num_prompts, info.num_experts)
+                raise SamplingError(f"strategy {name!r} needs the router, which isn't there: use {others}")
+        if isinstance(strategy, Oracle) is (clusters is None):
+            raise SamplingError(f"strategy oracle, and no other, needs clusters: the strategy is {name}")
+        return settings, None if clusters is None else arguments.clusters(clusters, num_prompts, info.num_experts)
 
-    def _sampled(
-        self,
-        models: Models,
-        requests: Iterator[SampleRequest],
-        num_images: int,
-        output_type: OutputType,
-        callback: StepCallback | None,
-        progress: Callable[[float, str], None] | None,
-    ) -> Sampled:
-        """All batches; latents decoded, unless they are what is wanted."""
-
-        def on_step(step: int, t: float, x_BCHW: Tensor) -> None:
-            assert callback is not None
-            callback(self, step, t, {"latents": x_BCHW})
-
-        latents = self.components.latents if output_type != "latent" else None
-        parts: list[Sampled] = []
-        done = 0
-        for batch in requests:
-            part = models.sample(batch, on_step if callback else None)
-            if latents is not None:
-                few = part.images_BCHW.to(models.device).split(MOST_DECODED)
-                part = replace(part, images_BCHW=torch.cat([latents.decode(x_BCHW).cpu() for x_BCHW in few]))
-            parts.append(part)
-            done += len(batch.seeds)
-            if progress:
-                progress(done / num_images, f"{done} of {num_images} images")
-        return joined(parts)
+    def _decoded(self, images_BCHW: Tensor) -> Tensor:
+        latents = self.components.latents
+        if latents is None:
+            return images_BCHW
+        few = images_BCHW.to(self.models.device).split(MAX_DECODED)
+        return torch.cat([latents.decode(latents_BCHW).cpu() for latents_BCHW in few])
 
 
-def _require_place(device: str, offload: Offload | None) -> None:
+def _require_device(device: str) -> None:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # what torch raises depends on how it was built
@@ -315,9 +281,3 @@ def _require_place(device: str, offload: Offload | None) -> None:
         raise SamplingError(
             f"device {device!r} isn't there: use cpu, or cuda on a machine with a GPU ({reason})"
         ) from None
-    if offload not in (None, "disk", "host"):
-        raise SamplingError(f"unknown offload {offload!r}: use disk, host or None")
-
-
-def _given(name: str, value: Any, default: Any, checked: Callable[[str, Any], Any]) -> Any:
-    return default if value is None else checked(name, value)

@@ -3,26 +3,19 @@
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, PositiveInt, ValidationError, field_validator, model_validator
 
-from ddm_ray.config import one_line, read_yaml
-from ddm_ray.errors import ConfigError
-
-KEEP_FREED_MEMORY = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
-"""Environment that tells glibc to give a batch or a step the memory of the one before, and the system none of it.
-
-Else it comes from the system anew, page by page: a fifth of a CPU's time where a small network embeds many rows, and
-half of a training step's where a large one sees few.
-"""
+from ddm_ray.config import invalid_fields, read_yaml
+from ddm_ray.config.strict_model import StrictModel
+from ddm_ray.errors import ConfigError, Give
 
 # What Ray itself counts; any other resource is one that nodes were started with: --resources '{"island-a": 4}'.
 PREDEFINED = ("CPU", "GPU", "memory", "object_store_memory")
+USE_GPU = Field(default=False, description="one GPU a worker; nccl in place of gloo")
 
 
-class Workers(BaseModel):
+class Workers(StrictModel):
     """How many workers a job has: at least `min`, at most `max`, as many as there are nodes for."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     min: PositiveInt
     max: PositiveInt
@@ -39,12 +32,9 @@ class Workers(BaseModel):
         return self.max > self.min
 
 
-class Placement(BaseModel):
-    """How one island prepares rows and trains; the defaults are a laptop's."""
+class TrainPlacement(StrictModel):
+    """How a training job runs: its workers, what they ask of Ray, their memory and states. Defaults suit a laptop."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    address: str | None = Field(default=None, description="Ray cluster to join; none: $RAY_ADDRESS, or a private one")
     workers: Workers = Field(
         default=Workers(min=1, max=1),
         description="training processes, one per accelerator: a number, or {min: 2, max: 8} to shrink when nodes are"
@@ -55,7 +45,7 @@ class Placement(BaseModel):
         description="what each worker asks of Ray; a custom resource in whole numbers, as in {CPU: 4, island-a: 1},"
         " binds a job to the nodes that have it",
     )
-    use_gpu: bool = Field(default=False, description="one GPU a worker; nccl in place of gloo")
+    use_gpu: bool = USE_GPU
     zero_stage: Literal[0, 1, 2, 3] = Field(
         default=1,
         description="what DeepSpeed shards over the workers: 0 nothing, 1 optimizer state, 2 gradients too, 3"
@@ -72,9 +62,6 @@ class Placement(BaseModel):
     compile: bool = Field(default=False, description="torch.compile the model: minutes at every start, faster steps")
     threads: PositiveInt = Field(
         default=1, description="CPU threads of a worker; bit-equal resume needs them unchanged"
-    )
-    embedders: PositiveInt | None = Field(
-        default=None, description="actors that embed and encode images; none: one a GPU with use_gpu, else one a CPU"
     )
     rows_gib: float | None = Field(
         default=None,
@@ -103,8 +90,8 @@ class Placement(BaseModel):
     max_failures: int = Field(
         default=3,
         ge=0,
-        description="how often in a row a job's workers may fail and start again without having saved a state; then"
-        " it is given up",
+        description="failures in a row, of workers or of the controller that starts them, that a launch survives"
+        " without a newly saved state; then it gives up",
     )
 
     @field_validator("workers", mode="before")
@@ -142,30 +129,92 @@ class Placement(BaseModel):
                 )
         return self
 
+    @property
+    def slices(self) -> tuple[str, ...]:
+        """Custom resources that bind its workers to a slice of a cluster: the nodes that were started with them."""
+        return tuple(name for name in self.resources_per_worker if name not in PREDEFINED)
 
-class _IslandsFile(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    islands: dict[str, Placement] = Field(min_length=1)
+
+class PreparePlacement(StrictModel):
+    """How rows are prepared: the actors that embed and encode them."""
+
+    use_gpu: bool = USE_GPU
+    embedders: PositiveInt | None = Field(
+        default=None, description="actors that embed and encode images; none: one a GPU with use_gpu, else one a CPU"
+    )
 
 
-def load_placement(path: str | None, island: str | None) -> Placement:
-    """The named island of an islands.yaml (its only one may go unnamed); no path: a laptop's placement.
+class _Site(StrictModel):
+    """Where an island is."""
+
+    address: str | None = Field(default=None, description="Ray cluster to join; none: $RAY_ADDRESS, or a private one")
+    token_file: str | None = Field(
+        default=None, description="file that has the cluster's token; none: what RAY_AUTH_TOKEN_PATH names"
+    )
+    storage: str | None = Field(
+        default=None, description="folder or URI below which the island's runs lie, any other is refused; none: any"
+    )
+    price_per_hour: float | None = Field(
+        default=None, ge=0, description="of all its workers together, in any currency; for plans, nothing reads it yet"
+    )
+
+
+class Island(_Site):
+    """A Ray cluster, or a slice of one, that trains and prepares by itself; by default this machine."""
+
+    name: str = ""
+    train: TrainPlacement = TrainPlacement()
+    prepare: PreparePlacement = PreparePlacement()
+
+    def require_run(self, run_url: str) -> None:
+        """Raise ConfigError for a run that isn't below the island's storage."""
+        if self.storage is not None and not f"{_resolved(run_url)}/".startswith(f"{_resolved(self.storage)}/"):
+            raise ConfigError(f"{run_url}: the runs of island {self.name} lie below {self.storage}")
+
+
+class _IslandFields(_Site, TrainPlacement, PreparePlacement):
+    """An island as islands.yaml has it: all fields side by side."""
+
+    def island(self, name: str) -> Island:
+        """The island of this name, with a record each for what trains and for what prepares."""
+
+        def fields_of(record: type[BaseModel]) -> dict[str, Any]:
+            return {field: getattr(self, field) for field in record.model_fields}
+
+        train, prepare = TrainPlacement(**fields_of(TrainPlacement)), PreparePlacement(**fields_of(PreparePlacement))
+        return Island(name=name, **fields_of(_Site), train=train, prepare=prepare)
+
+
+ISLAND_FIELDS = _IslandFields.model_fields
+"""The fields of an island in islands.yaml, by name."""
+
+
+class _IslandsFile(StrictModel):
+    islands: dict[str, _IslandFields] = Field(min_length=1)
+
+
+def load_island(path: str | None, name: str | None) -> Island:
+    """The named island of an islands.yaml (its only one may go unnamed); no path: this machine.
 
     Raises ConfigError for an unreadable file, an unknown key, or an island that the file doesn't name.
     """
     if path is None:
-        if island is not None:
-            raise ConfigError(f"--island {island}: name the file it is in with --islands FILE")
-        return Placement()
+        if name is not None:
+            raise ConfigError(f"island {name}: in which file", Give("islands", "name it", "FILE"))
+        return Island()
     try:
         islands = _IslandsFile.model_validate(read_yaml(Path(path).read_bytes(), path)).islands
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except ValidationError as error:
-        raise ConfigError(f"{path}: {one_line(error)}") from None
-    if island is None and len(islands) == 1:
-        return next(iter(islands.values()))
-    if island not in islands:
-        wrong = f"no island {island!r}" if island is not None else f"names {len(islands)} islands"
-        raise ConfigError(f"{path}: {wrong}; choose one with --island: {', '.join(islands)}")
-    return islands[island]
+        raise ConfigError(f"{path}: {invalid_fields(error)}") from None
+    if name is None and len(islands) == 1:
+        (name,) = islands
+    if name not in islands:
+        problem = f"no island {name!r}" if name is not None else f"names {len(islands)} islands"
+        raise ConfigError(f"{path}: {problem}", Give("island", f"choose one of {', '.join(islands)}"))
+    return islands[name].island(name)
+
+
+def _resolved(url: str) -> str:
+    return url.rstrip("/") if "://" in url else Path(url).resolve().as_posix()

@@ -1,14 +1,16 @@
-"""Which Ray a command runs on: the one it is told, the one whose job it is, or a private one of its own."""
+"""The Ray that a command runs on: the one at its address, the one whose job it is, or a private one of its own."""
 
 import logging
 import os
-import shutil
+import secrets
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
-from ddm_ray.errors import RayError
+from ddm_ray.errors import ConfigError, Give, RayError, one_line
+from ddm_ray.ray_internals import CONFIG, TOKEN_LOADER
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # The driver asks for no GPU, and workers set their own: keep Ray from hiding or warning about devices.
@@ -16,13 +18,16 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 import ray
 
+TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file that has its token"
+
 
 @contextmanager
-def ray_session(address: str | None = None) -> Iterator[bool]:
+def ray_session(address: str | None = None, token_file: str | None = None) -> Iterator[bool]:
     """Connect to `address` or $RAY_ADDRESS, else (or for "local") start a private Ray; leave or stop it in the end.
 
-    Yields whether it is a private one. Where Ray is connected already, that is used and left as it is.
-    Raises RayError where there is no Ray at the address.
+    Yields whether it is a private one. Where Ray is connected already, that is used and left as it is. `token_file` has
+    the token of the Ray at the address; none: the environment says. Raises RayError where there is no Ray at the
+    address, or one that asks for another token, and ConfigError for a token that can't be read.
     """
     if ray.is_initialized():
         yield False
@@ -30,31 +35,72 @@ def ray_session(address: str | None = None) -> Iterator[bool]:
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     if address != "local":
-        _join(address)
+        with _environment(_token(token_file) if token_file else {}):
+            _join(address)
+            try:
+                yield False
+            finally:
+                ray.shutdown()
+        return
+    # Short names, since sockets live below; a folder within, since Ray opens what it is given to everybody.
+    with (
+        _environment(_private()),
+        tempfile.TemporaryDirectory(prefix="ddm-ray-", dir="/tmp", ignore_cleanup_errors=True) as folder,
+    ):
         try:
-            yield False
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                # Many small jobs on few cores are meant here; Ray would warn of them again and again.
+                _system_config={"worker_maximum_startup_concurrency": 64},
+                _temp_dir=f"{folder}/ray",
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+            yield True
         finally:
             ray.shutdown()
-        return
-    # A private Ray listens on loopback for this user alone; a token would be left lying for other clusters.
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+
+
+def _private() -> dict[str, str]:
+    """Return the environment of a private Ray: a token of its own, since every Ray listens on all addresses."""
     # Its one node is this machine: nobody announces its end, and a watcher a job costs seconds to start.
-    os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
-    folder = tempfile.mkdtemp(prefix="ddm-ray-", dir="/tmp")  # short, since sockets live below it
+    names = {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": os.environ.get("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")}
+    if os.environ.get("RAY_AUTH_MODE") == "disabled":
+        return names
+    return names | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+
+
+def _token(path: str) -> dict[str, str]:
+    """Return the environment of who has the token in this file."""
     try:
-        ray.init(
-            address="local",
-            include_dashboard=False,
-            # Many small jobs on few cores are meant here; Ray would warn of them again and again.
-            _system_config={"worker_maximum_startup_concurrency": 64},
-            _temp_dir=folder,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
-        yield True
+        token = Path(path).expanduser().read_text().strip()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"token_file {path}: {one_line(error, 200)}") from None
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+
+
+@contextmanager
+def _environment(names: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for Ray and what it starts; put back in the end, lest they meet another cluster."""
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(names)
+    _read_environment()
+    try:
+        yield
     finally:
-        ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        _read_environment()
+
+
+def _read_environment() -> None:
+    """Have this process's Ray read mode and token anew: it keeps those that it saw first."""
+    CONFIG.get().initialize("")
+    TOKEN_LOADER.get().instance().reset_cache()
 
 
 def _join(address: str) -> None:
@@ -65,5 +111,8 @@ def _join(address: str) -> None:
             socket.create_connection((host, int(port)), timeout=10).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, OverflowError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise RayError(f"no Ray to join at {address}: {reason}; check --address or $RAY_ADDRESS") from None
+        # After some seconds of trying all that is left of Ray's reason is a text.
+        if ray.exceptions.AuthenticationError.__name__ in f"{error!r} {error.__cause__}":
+            raise RayError(f"the Ray at {address} refuses this token; {TOKEN}") from None
+        fix = Give("address", "check $RAY_ADDRESS, or name another Ray")
+        raise RayError(f"no Ray to join at {address}: {one_line(error, 200)}", fix) from None

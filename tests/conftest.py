@@ -1,8 +1,11 @@
 """What all tests share: one island (a Ray cluster of its own), and the commands of a user."""
 
 import importlib
+import json
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,10 +16,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import hypothesis
 import pytest
 
 from ddm_ray.storage.run import Run
+from tests import workers
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
@@ -24,50 +30,119 @@ STEPS = 700
 # So many steps that a process can be killed in the middle of them.
 LONGER = ("--set", f"expert.train.steps={STEPS}", "--set", f"router.train.steps={STEPS}")
 ISLANDS = str(ROOT / "cluster_configs/local/islands.yaml")
+# Files whose tests share a Ray, which mostly wait for it: each lane has a worker of its own while others compute.
+LANES = {
+    "nodes": ("train/ray/test_faults.py", "train/ray/test_launch.py"),
+    "island": (
+        "test_doors.py",
+        "test_demo.py",
+        "test_readme.py",
+        "test_tokens.py",
+        "test_cli.py",
+        "test_train_benchmark.py",
+        "data/prepare/test_prepare.py",
+        "data/prepare/test_prepare_kill.py",
+    ),
+    "serve": ("serve/test_http.py", "serve/test_mixture_yaml.py"),
+}
+_held: list[socket.socket] = []
+
+# How long an example takes is the machine's affair.
+hypothesis.settings.register_profile("ddm", deadline=None)
+hypothesis.settings.load_profile("ddm")
 
 # Before torch or Ray are imported: two spinning threads on a busy machine are far slower than one.
-os.environ.update(OMP_NUM_THREADS="1", RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled")
-os.environ.pop("RAY_ADDRESS", None)
+os.environ.update(OMP_NUM_THREADS="1", RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="token")
+for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+    os.environ.pop(name, None)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--every-call", action="store_true", help="disk faults at all calls, not at a few: an hour")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With several workers (-n) a file is one worker's, as are all files of a lane; lanes are begun first."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Lanes(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return lane_of(nodeid) or nodeid.partition("::")[0]
+
+    config.option.loadscopereorder = False
+    return Lanes(config, log)
+
+
+def lane_of(nodeid: str) -> str:
+    """The lane of a test, empty if its file may be anybody's."""
+    file = nodeid.partition("::")[0].removeprefix("tests/")
+    return next((lane for lane, files in LANES.items() if file in files), "")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    lanes = ["", *reversed(LANES)]
+    items.sort(key=lambda item: -lanes.index(lane_of(item.nodeid)))
+    for item in items:
+        if "island" in getattr(item, "fixturenames", ()):
+            assert lane_of(item.nodeid) == "island", f"{item.nodeid}: its file belongs into LANES"
 
 
 @dataclass(frozen=True)
 class Island:
-    """A running Ray cluster: its address for drivers, and its Jobs API."""
+    """A running Ray cluster: its address for drivers, its Jobs API, and the file that has its token."""
 
     ray: str
     jobs: str
+    token: Path
     process: subprocess.Popen[bytes]
+
+    def environment(self, names: dict[str, str]) -> dict[str, str]:
+        """For a driver of this island: it and its workers have these names."""
+        hook = {"RAY_RUNTIME_ENV_HOOK": "tests.workers.with_names", workers.NAMES: json.dumps(names)}
+        return {**names, **hook, "RAY_ADDRESS": self.ray, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
 
 
 def free_island() -> int:
-    """A number whose ports nobody listens on."""
-    import socket
+    """A number whose ports nobody else has until this process ends.
 
+    Of an island's hundred ports the tenth stays unused: holding it holds the number, against others' tests too.
+    """
     for number in range(10, 90):
-        with socket.socket() as probe:
+        held, probe = socket.socket(), socket.socket()
+        with probe, suppress(OSError):
+            held.bind(("127.0.0.1", 20000 + 100 * number + 9))
             if probe.connect_ex(("127.0.0.1", 20000 + 100 * number)):
+                _held.append(held)
                 return number
+        held.close()
     raise AssertionError("no island number is free")
+
+
+def fresh_token() -> dict[str, str]:
+    """The environment of a Ray that nobody else gets an answer from."""
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
 @pytest.fixture(scope="session")
 def island(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Island]:
-    """cluster_configs/local/island.sh with four (logical) CPUs, for the whole session."""
-    number = free_island()
-    log = tmp_path_factory.mktemp("island") / "log"
-    command = [str(ROOT / "cluster_configs/local/island.sh"), str(number), "4"]
+    """cluster_configs/local/island.sh with four (logical) CPUs, for the whole session, which has its token."""
+    number, home = free_island(), tmp_path_factory.mktemp("island")
+    log = home / "log"
     with log.open("wb") as sink:
         process = subprocess.Popen(
-            command,
+            [str(ROOT / "cluster_configs/local/island.sh"), str(number), "4"],
             stdout=sink,
             stderr=sink,
-            env={**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"},
+            env={**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "HOME": str(home)},
             start_new_session=True,
         )
-    base = 20000 + 100 * number
-    started = Island(f"127.0.0.1:{base}", f"http://127.0.0.1:{base + 1}", process)
+    base, token = 20000 + 100 * number, home / f".ddm/island-{number}/token"
+    started = Island(f"127.0.0.1:{base}", f"http://127.0.0.1:{base + 1}", token, process)
     try:
-        wait_for(lambda: answers(f"{started.jobs}/api/version"), 120, lambda: log.read_text()[-3000:])
+        version = f"{started.jobs}/api/version"
+        wait_for(lambda: token.exists() and answers(version, token.read_text()), 120, lambda: log.read_text()[-3000:])
+        os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
         yield started
     finally:
         end(process)
@@ -83,10 +158,12 @@ def ray_cluster(island: Island) -> Iterator[str]:
     ray.shutdown()
 
 
-def answers(url: str) -> bool:
-    """Whether an HTTP server answers there."""
+def answers(url: str, token: str = "") -> bool:
+    """Whether an HTTP server answers there, given this token."""
     try:
-        with urllib.request.urlopen(url, timeout=2):
+        with urllib.request.urlopen(
+            urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"}), timeout=2
+        ):
             return True
     except OSError:
         return False
@@ -117,10 +194,14 @@ def heed_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def ddm(*arguments: str, timeout: float = 300, where: str | Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """The installed `ddm` command, as a user runs it standing in a folder."""
-    command = [str(BIN / "ddm"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=where, check=False)
+def ddm(
+    *arguments: str, timeout: float = 300, where: str | Path = ROOT, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """The installed `ddm` command, as a user runs it standing in a folder, with an environment beside the usual one."""
+    command, environment = [str(BIN / "ddm"), *arguments], {**os.environ, **environment}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout, cwd=where, env=environment, check=False
+    )
 
 
 def submit(island: Island, door: str, *arguments: str) -> str:

@@ -1,5 +1,6 @@
 """What can go wrong while experts train on a Ray cluster, and what makes it so: on real processes and real files."""
 
+import json
 import os
 import random
 import resource
@@ -13,11 +14,12 @@ from pathlib import Path
 
 from ddm_ray.errors import CorruptArtifact
 from ddm_ray.storage.attempts import claimed, heartbeat
+from ddm_ray.storage.graph import expert
 from ddm_ray.storage.manifest import NAME
-from ddm_ray.storage.run import Run, expert
+from ddm_ray.storage.run import Run
 from tests.conftest import BIN, wait_for
 from tests.processes import began
-from tests.train.nodes import Node, Nodes
+from tests.train.ray.nodes import Node, Nodes
 
 REFUSED_BYTES = 2**14
 
@@ -65,15 +67,16 @@ class Training:
 
     def add_node(self) -> None:
         """One more node of the slice."""
-        self.nodes.append(self.cluster.add({"CPU": self.room, self.resource: self.room}))
+        self.nodes.append(self.cluster.add(self.resource, self.room))
 
     def launch(self, island: str | None = None) -> None:
         """`ddm train`, which goes on where others ended; on another island, if it is named."""
         arguments = ["train", self.run.url, "expert", str(self.index), "--address", self.cluster.address]
         arguments += ["--islands", str(self.islands), "--island", island or self.island]
+        command, environment = [str(BIN / "ddm"), *arguments], self.cluster.environment
         with self.log.open("ab") as sink:
             self.drivers.append(
-                subprocess.Popen([str(BIN / "ddm"), *arguments], stdout=sink, stderr=sink, start_new_session=True)
+                subprocess.Popen(command, stdout=sink, stderr=sink, env=environment, start_new_session=True)
             )
 
     def workers(self) -> list[int]:
@@ -120,10 +123,19 @@ class Training:
         wait_for(lambda: any(int(path.parts[-3]) >= attempt for path in self.states()), seconds, self.said)
 
     def wait_until_finished(self, seconds: float = 300) -> None:
-        """Wait for the artifact, and for all `ddm train` that wasn't killed to end well."""
+        """Wait for the artifact; `ddm train` takes a while longer to end."""
         wait_for(self.finished, seconds, self.said)
+
+    def wait_for_drivers(self) -> None:
+        """Wait for all `ddm train` that wasn't killed to end well."""
         for driver in self.drivers:
             assert driver.wait(90) in (0, -signal.SIGKILL), self.said()
+
+    def lost_steps(self, attempt: int) -> int:
+        """Steps that an attempt told of and saved no state after."""
+        states = [int(path.name.removeprefix("step-")) for path in self.states() if int(path.parts[-3]) == attempt]
+        beat = json.loads(self.run.store.read(f"{self.artifact}/attempts/{attempt:04d}/HEARTBEAT"))
+        return max(0, beat["step"] - max(states))
 
     def stop(self) -> None:
         """Kill its `ddm train`, whatever it is about."""

@@ -1,17 +1,16 @@
 """Weights published without training."""
 
-from typing import Any
-
 from ddm_ray.storage.attempts import Attempt
+from ddm_ray.storage.info import WeightsInfo
 from ddm_ray.storage.manifest import FileRecord, Identity, Manifest
 
 
-def publish_weights(
-    attempt: Attempt, step: int, identity: Identity, files: dict[str, bytes], info: dict[str, Any]
-) -> tuple[str, Manifest]:
+def publish_weights(attempt: Attempt, step: int, identity: Identity, files: dict[str, bytes]) -> tuple[str, Manifest]:
     """Commit EMA weights after `step` steps; their prefix relative to the job, and manifest."""
     prefix = attempt.weights_prefix(step)
     for name, data in files.items():
         attempt.store.write(f"{prefix}/{name}", data)
     records = {name: FileRecord.of(data) for name, data in files.items()}
-    return prefix.removeprefix(f"{attempt.job}/"), attempt.commit_weights(step, identity, records, info)
+    return prefix.removeprefix(f"{attempt.job}/"), attempt.commit_weights(
+        step, identity, records, WeightsInfo(step=step)
+    )

@@ -13,7 +13,7 @@ from torch import nn
 
 from ddm_ray.config import load_recipe
 from ddm_ray.core.condition import Text
-from ddm_ray.data.order import places, ranks
+from ddm_ray.data.order import holdout_fractions, shuffle_keys
 from ddm_ray.data.schema import (
     EMBEDDING,
     HELDOUT,
@@ -33,8 +33,10 @@ from ddm_ray.models.dit import DiT
 from ddm_ray.models.flops import training_flops_per_row
 from ddm_ray.models.router import Router
 from ddm_ray.storage.attempts import claim
+from ddm_ray.storage.graph import CENTROIDS, MONOLITH, PARTITION, REPORT, ROUTER, ROWS, Artifact, shard
 from ddm_ray.storage.manifest import NAME, Manifest, sha256
-from ddm_ray.storage.run import CENTROIDS, MONOLITH, PARTITION, ROUTER, ROWS, Run, shard
+from ddm_ray.storage.run import Run
+from tests.infos import info_of
 from tests.published import publish_weights
 
 
@@ -134,12 +136,12 @@ def make_run(
     return run
 
 
-def publish(run: Run, artifact: str, model: nn.Module, steps: int, batch: int) -> None:
+def publish(run: Run, artifact: Artifact, model: nn.Module, steps: int, batch: int) -> None:
     """Commit a model as a finished training job's artifact, the way training does."""
     attempt = claim(run.store, artifact)
     tensors, spec = weights.to_bytes(model, weights.describe(model))
     files = {"ema.safetensors": tensors, "model.json": spec.encode()}
-    prefix, _ = publish_weights(attempt, steps, run.identity(artifact), files, {"step": steps})
+    prefix, _ = publish_weights(attempt, steps, run.identity(artifact), files)
     text = run.config.data.text
     flops = training_flops_per_row(model, run.config.data.shape, 0 if text is None else text.tokens)
     info = {
@@ -153,7 +155,7 @@ def publish(run: Run, artifact: str, model: nn.Module, steps: int, batch: int) -
         "loss": 0.25,
         "attempts": 1,
     }
-    run.commit(artifact, [f"{prefix}/{name}" for name in files], info)
+    run.commit(artifact, [f"{prefix}/{name}" for name in files], info_of(artifact, **info))
 
 
 def _rows(run: Run, num_rows: int) -> tuple[pa.Table, np.ndarray]:
@@ -162,7 +164,7 @@ def _rows(run: Run, num_rows: int) -> tuple[pa.Table, np.ndarray]:
     imbalance_N = pixels_NHW[:, :, :4].mean((1, 2)) - pixels_NHW[:, :, 4:].mean((1, 2))
     rank_N = np.argsort(np.argsort(imbalance_N, kind="stable"), kind="stable")
     ids = [f"digits/{number:04d}" for number in range(num_rows)]
-    heldout_N = np.argsort(np.argsort(places(ids))) < num_rows // 10
+    heldout_N = np.argsort(np.argsort(holdout_fractions(ids))) < num_rows // 10
     embeddings_ND = as_modelled(pixels_NHW).reshape(num_rows, -1)[:, : run.config.embedder.dim]
     columns = {
         "id": ids,
@@ -191,7 +193,7 @@ def write_partition(
     infos = []
     for cluster in range(num_clusters):
         mine = table.filter(pa.array(cluster_N == cluster))
-        mine = mine.take(pa.array(np.argsort(ranks(mine["id"].to_pylist()))))
+        mine = mine.take(pa.array(np.argsort(shuffle_keys(mine["id"].to_pylist()))))
         parts = {split: mine.filter(pc.equal(mine["split"], split)) for split in (TRAIN, HELDOUT)}
         files = {} if null_text is None else {"null_text.safetensors": null_text}
         for split, rows in parts.items():
@@ -215,13 +217,13 @@ def write_partition(
     info = {
         "counts_CK": np.array([info["counts_C"] for info in infos]).T.tolist(),
         "rows_K": [info["rows_train"] for info in infos],
+        "rows_heldout_K": [info["rows_heldout"] for info in infos],
         "num_fine": num_clusters,
-        "warnings": [],
     }
-    run.store.write(f"{PARTITION}/report/report.html", b"<!doctype html>")
     parts_of_it = [shard(cluster) for cluster in range(num_clusters)] + ([CENTROIDS] if centroids else [])
     listed = [f"{artifact.removeprefix(f'{PARTITION}/')}/{NAME}" for artifact in parts_of_it]
-    run.commit(PARTITION, ["report/report.html", *listed], info)
+    run.commit(PARTITION, listed, info_of(PARTITION, **info))
+    _commit(run, REPORT, {"report.html": b"<!doctype html>"}, {})
 
 
 def _perturbed(build: Callable[[], nn.Module], seed: int, spread: float) -> nn.Module:
@@ -234,7 +236,7 @@ def _perturbed(build: Callable[[], nn.Module], seed: int, spread: float) -> nn.M
     return model
 
 
-def _commit(run: Run, artifact: str, files: dict[str, bytes], info: dict[str, Any]) -> Manifest:
+def _commit(run: Run, artifact: Artifact, files: dict[str, bytes], info: dict[str, Any]) -> Manifest:
     for name, data in files.items():
         run.store.write(f"{artifact}/{name}", data)
-    return run.commit(artifact, list(files), info)
+    return run.commit(artifact, list(files), info_of(artifact, **info))

@@ -13,10 +13,13 @@ from click.testing import CliRunner
 
 from ddm_ray import cli
 from ddm_ray.pipeline import DDMPipeline
+from ddm_ray.sampling.arguments import listed
+from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.run import Run
 from tests.conftest import BIN, ROOT, ddm
 from tests.random_run import make_data, make_run
 from tests.sampling import tiny_components
+from tests.test_sampling_settings import VALUES
 
 
 def files(folder: Path) -> dict[Path, int]:
@@ -32,7 +35,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_data(f"{folder}/data", num_rows=60)
     make_data(f"{folder}/crowded", settings=("partition.num_clusters=2",), num_rows=60)
     run = make_run(f"{folder}/broken", num_rows=60)
-    info = run.require("experts/001").info
+    info = run.require(Artifact("experts/001")).info
     path = Path(run.url) / "experts/001" / info["weights"] / "ema.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     whole = make_run(f"{folder}/whole", num_rows=60)
@@ -54,14 +57,14 @@ MISTAKES = {
     "init {d}/empty --recipe digits": "is another run",
     "init {d}/file/x --recipe tiny": "error: ",
     "init '' --recipe tiny": "RUN is empty",
-    "prepare {d}/nothing": "is not a run: it has no run.json; make one with: ddm init",
+    "prepare {d}/nothing": "is not a run: it has no run.json; begin one with: ddm init",
     "prepare {d}/file": "error: ",
     "partition {d}/empty": "has no finished rows yet; make it with: ddm prepare",
     "train {d}/empty expert 0": "has no finished partition/shards/cluster=000 yet; make it with: ddm partition",
     "train {d}/data expert 9": "this run has experts 0 to 1",
     "train {d}/data expert": "train expert: which one? e.g. expert 0",
     "train {d}/data router 1": "train router: takes no INDEX",
-    "train {d}/data router --island a": "name the file it is in with --islands FILE",
+    "train {d}/data router --island a": "island a: in which file; name it with --islands FILE",
     "train {d}/data router --islands {d}/none.yaml": "none.yaml: No such file",
     "train {d}/data router --islands {d}/bad.yaml": "islands.a.zero_stag: unknown key",
     "sample {d}/data": "has no finished experts/000 yet; make it with: ddm train",
@@ -90,8 +93,8 @@ MISTAKES = {
     "status {d}": "is not a run",
     "watch {d}/nothing": "is not a run",
     "watch {d}/data --once --prometheus {port}": "--once looks once: leave out --prometheus",
-    "watch {d}/data --prometheus {port}": "--prometheus {port}: 127.0.0.1 won't have it: Address already in use",
-    "watch {d}/data --webhook file:///etc/passwd": "--webhook: that is no address; write http://HOST/PATH",
+    "watch {d}/data --prometheus {port}": "Address already in use; choose another port with --prometheus",
+    "watch {d}/data --webhook file:///etc/passwd": "webhook: not an HTTP address; write http://HOST/PATH",
 }
 
 
@@ -175,11 +178,27 @@ def test_status_goes_on_past_what_is_damaged(begun: Path) -> None:
     part.write_bytes(b"cut")
     done = CliRunner().invoke(cli.main, ["status", run.url])
     assert done.exit_code == 0
-    assert re.search(r"partition +damaged .*_MANIFEST.json: not a whole manifest", done.output)
+    assert re.search(r"partition +damaged .*_MANIFEST.json: not whole", done.output)
     assert re.search(
         rf"rows +damaged .*{part.name} is gone or cut short; delete .*rows, then: ddm prepare", done.output
     )
     assert re.search(r"monolith +(waiting|damaged)", done.output)
+
+
+def test_settings_of_sampling_reach_the_picture(begun: Path, tmp_path: Path) -> None:
+    """Every setting by its flag; the scale of guidance under the flag that it had, too."""
+    flags = []
+    for name, value in VALUES.items():
+        flags += [f"--{name.replace('_', '-')}", *map(str, listed(value))]
+    plain = ["--steps", "2", "--strategy", "full"]
+    pictures = []
+    for words in (plain, flags, [*plain, "--guidance-scale", "3"], [*plain, "--guidance", "3"]):
+        out = tmp_path / "x.png"
+        done = CliRunner().invoke(cli.main, ["sample", f"{begun}/whole", "--class", "3", "-o", str(out), *words])
+        assert done.exit_code == 0, done.output
+        pictures.append(out.read_bytes())
+    assert pictures[2] == pictures[3]
+    assert len(set(pictures)) == 3
 
 
 @pytest.mark.parametrize("verb", sorted(cli.main.commands))

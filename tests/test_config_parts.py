@@ -1,10 +1,8 @@
-"""The parts of a configuration: names of strategies, sizes of networks, classes and texts, diffusers' transformers."""
+"""The parts of a configuration: sizes of networks, classes and texts, diffusers' transformers."""
 
 import json
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ddm_ray.config import (
     SIZES,
@@ -13,54 +11,13 @@ from ddm_ray.config import (
     DiffusersConfig,
     ModelConfig,
     load_recipe,
-    strategy_problem,
 )
 from ddm_ray.data.sources import open_source
 from ddm_ray.errors import ConfigError, DataError
 
-STRATEGIES = (
-    "once full oracle top-1 top-8 sample-8 sticky sticky-0 sticky-0.99 threshold-0.01"
-    " nucleus-1 nucleus-0.9 nucleus-0.95-0.5 nucleus-1.0-2"
-)
-NO_STRATEGIES = (
-    "Once top top-0 top-01 top-9 top--1 top-1.0 sample-0 sample-9 sticky-1 sticky- sticky--0.1 full-1"
-    " threshold threshold-0 threshold-1 threshold-.5 threshold-1e-3"
-    " nucleus nucleus-0 nucleus-1.01 nucleus-0.9-0 nucleus-0.9-1-1 nucleus-nan"
-)
-
-
-@pytest.mark.parametrize("name", STRATEGIES.split())
-def test_strategies_have_names(name: str) -> None:
-    assert strategy_problem(name, 8) is None
-    if name == "oracle":
-        with pytest.raises(ConfigError, match=r"sample.strategy: 'oracle' needs clusters"):
-            load_recipe("imagenet256-k8", ("sample.strategy=oracle",))
-        return
-    assert load_recipe("imagenet256-k8", (f"sample.strategy={name}",)).sample.strategy == name
-
-
-@pytest.mark.parametrize("name", [*NO_STRATEGIES.split(), "", " once", "once\n"])
-def test_what_is_no_strategy_is_told(name: str) -> None:
-    problem = strategy_problem(name, 8)
-    assert problem is not None
-    assert problem.startswith(f"{name!r} is not once, full")
-    assert len(problem.splitlines()) == 1
-
-
-@settings(deadline=None)
-@given(st.from_regex(r"[a-z]+(-[0-9.]{1,4}){0,2}"), st.integers(1, 16))
-def test_any_name_is_a_strategy_or_is_told_so_in_one_line(name: str, num_clusters: int) -> None:
-    problem = strategy_problem(name, num_clusters)
-    assert problem is None or len(problem.splitlines()) == 1
-
 
 def test_a_run_without_a_strategy_leaves_it_to_its_evaluation() -> None:
     assert load_recipe("tiny").sample.strategy is None
-
-
-@pytest.mark.parametrize("times", ["uniform", "cosine", "shifted-3", "shifted-0.5"])
-def test_time_grids_have_names(times: str) -> None:
-    assert load_recipe("tiny", (f"sample.times={times}",)).sample.times == times
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -155,7 +112,7 @@ def test_what_does_not_fit_a_transformer_of_diffusers_is_told(setting: str, told
 
 def test_a_source_that_is_not_there_is_told() -> None:
     with pytest.raises(DataError, match=r"^data\.source '.*/cifar': no such folder or file; give a folder, a URI \(s3"):
-        open_source(load_recipe("tiny", ("data.source=cifar",)).data).units()
+        open_source(load_recipe("tiny", ("data.source=cifar",)).data).list()
 
 
 def test_guidance_without_dropped_conditions_is_refused() -> None:

@@ -1,11 +1,14 @@
 """A training's schedule and mask: what they may be, and what doesn't fit."""
 
+from typing import get_args
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddm_ray.config import TrainConfig, load_recipe
-from ddm_ray.core.schedules import SCHEDULES, learning_rate
+from ddm_ray.core.names import ScheduleName
+from ddm_ray.core.schedules import learning_rate
 from ddm_ray.errors import ConfigError
 
 STEPS = {"steps": 100, "global_batch": 8}
@@ -59,7 +62,7 @@ def test_a_training_is_constant_and_whole_unless_told_otherwise() -> None:
 
 
 @given(
-    st.sampled_from(SCHEDULES),
+    st.sampled_from(get_args(ScheduleName)),
     st.integers(1, 20),
     st.integers(0, 20),
     st.sampled_from([0.0, 1e-5, 1e-3, 2e-3]),

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib import rc_context
 from PIL import Image
 
 PAGE = Path(__file__).parents[1] / "docs" / "mixture.md"
@@ -62,6 +63,10 @@ class Page:
 
     def run(self, folder: Path) -> list[str]:
         """What each block prints; its files are written to `folder`."""
+        with rc_context():  # the page's style is not other tests'
+            return self._run(folder)
+
+    def _run(self, folder: Path) -> list[str]:
         namespace: dict[str, object] = {}
         outputs = []
         for block in self.blocks:

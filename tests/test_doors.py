@@ -11,16 +11,17 @@ from PIL import Image
 
 from ddm_ray.cli import main
 from ddm_ray.storage.attempts import claimed
-from ddm_ray.storage.run import PARTITION, ROUTER, ROWS, Run, evaluation
+from ddm_ray.storage.graph import PARTITION, ROUTER, ROWS, Artifact, evaluation
+from ddm_ray.storage.run import Run
 from tests.conftest import ISLANDS, STEPS, Island, ddm, submit
 from tests.random_run import make_data, make_run
 
 
 def test_stages_through_their_doors(island_run: Run) -> None:
-    for artifact in (ROWS, PARTITION, "experts/000", ROUTER):
+    for artifact in (ROWS, PARTITION, Artifact("experts/000"), ROUTER):
         assert island_run.finished(artifact), artifact
-    assert island_run.require("experts/000").info["rows_seen"] == STEPS * 16
-    assert island_run.manifest("experts/001") is None
+    assert island_run.require(Artifact("experts/000")).info["rows_seen"] == STEPS * 16
+    assert island_run.manifest(Artifact("experts/001")) is None
 
 
 def test_sample_and_evaluate_through_their_doors(island: Island, tmp_path: Path) -> None:

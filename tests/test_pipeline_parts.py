@@ -8,7 +8,7 @@ import pytest
 import torch
 from diffusers import AutoencoderKL
 
-from ddm_ray.config import SampleConfig
+from ddm_ray.config import SamplingSettings
 from ddm_ray.core.condition import Text
 from ddm_ray.errors import SamplingError
 from ddm_ray.models.latents import Latents
@@ -103,20 +103,17 @@ def test_channels_that_are_no_picture_are_refused(encoder: Counting, output_type
         pipeline("a", output_type=output_type)
 
 
-def test_the_routers_temperature_has_one_home(tmp_path: Path) -> None:
+def test_the_routers_temperature_is_a_setting_as_others_are(tmp_path: Path) -> None:
     models = tiny_components.models()
-    hot = DDMPipeline(models, defaults=SampleConfig(strategy="full", router_temperature=5.0))
-    assert hot.models.info.router_temperature == 5.0
+    hot = DDMPipeline(models, defaults=SamplingSettings(strategy="full", router_temperature=5.0))
     wanted = {"class_labels": [0, 1], "output_type": "latent", **QUICK}
-    found = hot(**wanted).images
-    assert not torch.equal(found, DDMPipeline(models, defaults=SampleConfig(strategy="full"))(**wanted).images)
-    warm = replace(models, info=replace(models.info, router_temperature=5.0))
-    quiet = DDMPipeline(warm, defaults=SampleConfig(strategy="full"))
-    assert quiet.components.defaults.router_temperature == 5.0
-    assert torch.equal(quiet(**wanted).images, found)
+    images = hot(**wanted).images
+    cool = DDMPipeline(models, defaults=SamplingSettings(strategy="full"))
+    assert not torch.equal(images, cool(**wanted).images)
+    assert torch.equal(images, cool(**wanted, router_temperature=5.0).images)
     hot.save_pretrained(tmp_path / "saved")
     assert (tmp_path / "saved/model_index.json").read_text().count("router_temperature") == 1
-    assert torch.equal(DDMPipeline.from_pretrained(tmp_path / "saved")(**wanted).images, found)
+    assert torch.equal(DDMPipeline.from_pretrained(tmp_path / "saved")(**wanted).images, images)
 
 
 @pytest.mark.parametrize("arguments", [{"time": "noise-at-0"}, {"time": "noise-at-1"}, {"names": {"x": None}}])

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from ddm_ray.errors import ConfigError
-from ddm_ray.placement import Placement, Workers, load_placement
+from ddm_ray.placement import ISLAND_FIELDS, Island, PreparePlacement, TrainPlacement, Workers, load_island
 from tests.conftest import ROOT
 
 ISLANDS = """
@@ -14,6 +14,10 @@ islands:
   laptop: {}
   lab:
     address: ray://10.0.0.5:10001
+    token_file: ~/.ddm/lab
+    storage: s3://lab
+    price_per_hour: 12.5
+    embedders: 3
     workers: {min: 2, max: 4}
     use_gpu: true
     resources_per_worker: {CPU: 2.5, GPU: 0.5, lab: 1}
@@ -39,24 +43,28 @@ def islands(tmp_path: Path) -> str:
 
 def refusal(path: str | None, island: str | None) -> str:
     with pytest.raises(ConfigError) as failure:
-        load_placement(path, island)
+        load_island(path, island)
     message = str(failure.value)
     assert message.isprintable(), "more than one line"
     return message
 
 
 def test_without_a_file_it_is_a_laptop() -> None:
-    assert load_placement(None, None) == Placement()
-    assert Placement().workers == Workers(min=1, max=1)
-    assert not Placement().use_gpu
-    assert Placement().address is None
+    laptop = load_island(None, None)
+    assert laptop == Island(train=TrainPlacement(), prepare=PreparePlacement())
+    assert (laptop.address, laptop.token_file, laptop.storage) == (None, None, None)
+    assert laptop.train.workers == Workers(min=1, max=1)
+    assert not laptop.train.use_gpu and not laptop.prepare.use_gpu
 
 
 def test_an_island_by_its_name(islands: str) -> None:
-    assert load_placement(islands, "laptop") == Placement()
-    lab = load_placement(islands, "lab")
-    assert lab == Placement(
-        address="ray://10.0.0.5:10001",
+    assert load_island(islands, "laptop") == Island(name="laptop")
+    lab = load_island(islands, "lab")
+    where = (lab.name, lab.address, lab.token_file, lab.storage, lab.price_per_hour)
+    assert where == ("lab", "ray://10.0.0.5:10001", "~/.ddm/lab", "s3://lab", 12.5)
+    assert lab.prepare == PreparePlacement(use_gpu=True, embedders=3)
+    assert lab.train.slices == ("lab",)
+    assert lab.train == TrainPlacement(
         workers=Workers(min=2, max=4),
         use_gpu=True,
         resources_per_worker={"CPU": 2.5, "GPU": 0.5, "lab": 1.0},
@@ -76,31 +84,52 @@ def test_an_island_by_its_name(islands: str) -> None:
 def test_the_only_island_may_go_unnamed(tmp_path: Path) -> None:
     path = tmp_path / "one.yaml"
     path.write_text("islands: {lab: {workers: 3}}")
-    assert (
-        load_placement(str(path), None) == load_placement(str(path), "lab") == Placement(workers=Workers(min=3, max=3))
-    )
+    lab = Island(name="lab", train=TrainPlacement(workers=Workers(min=3, max=3)))
+    assert load_island(str(path), None) == load_island(str(path), "lab") == lab
+
+
+@pytest.mark.parametrize(
+    ("storage", "run", "holds"),
+    [
+        ("s3://lab", "s3://lab/runs/7", True),
+        ("s3://lab/runs/", "s3://lab/runs", True),
+        ("s3://lab/runs", "s3://lab/runs7/1", False),
+        ("s3://lab", "/mnt/runs/7", False),
+        ("/mnt/runs", "/mnt/runs/../runs/7", True),
+        ("/mnt/runs", "/mnt/other/7", False),
+    ],
+)
+def test_an_island_that_has_storage_takes_runs_there_alone(storage: str, run: str, holds: bool) -> None:
+    Island(name="any").require_run(run)
+    lab = Island(name="lab", storage=storage)
+    if holds:
+        lab.require_run(run)
+        return
+    with pytest.raises(ConfigError) as failure:
+        lab.require_run(run)
+    assert str(failure.value) == f"{run}: the runs of island lab lie below {storage}"
 
 
 def test_the_number_of_workers_is_one_or_a_range() -> None:
-    fixed, elastic = (Placement.model_validate({"workers": given}).workers for given in (3, {"min": 2, "max": 5}))
+    fixed, elastic = (TrainPlacement.model_validate({"workers": given}).workers for given in (3, {"min": 2, "max": 5}))
     assert (fixed.min, fixed.max, fixed.elastic) == (3, 3, False)
     assert (elastic.min, elastic.max, elastic.elastic) == (2, 5, True)
-    placement = Placement(workers=elastic)
-    assert Placement.model_validate(placement.model_dump()) == placement
-    assert Placement.model_validate_json(placement.model_dump_json()) == placement
+    placement = TrainPlacement(workers=elastic)
+    assert TrainPlacement.model_validate(placement.model_dump()) == placement
+    assert TrainPlacement.model_validate_json(placement.model_dump_json()) == placement
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "cluster_configs").rglob("islands.yaml")), ids=str)
 def test_files_that_come_along(path: Path) -> None:
     islands = yaml.safe_load(path.read_text())["islands"]
-    assert all(isinstance(load_placement(str(path), name), Placement) for name in islands)
+    assert [load_island(str(path), name).name for name in islands] == list(islands)
 
 
 def test_which_island_must_be_clear(islands: str) -> None:
-    choose = "choose one with --island: laptop, lab"
+    choose = "choose one of laptop, lab (island)"
     assert refusal(islands, None) == f"{islands}: names 2 islands; {choose}"
     assert refusal(islands, "moon") == f"{islands}: no island 'moon'; {choose}"
-    assert refusal(None, "lab") == "--island lab: name the file it is in with --islands FILE"
+    assert refusal(None, "lab") == "island lab: in which file; name it (islands=FILE)"
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -161,7 +190,7 @@ def test_what_does_not_fit_is_named(tmp_path: Path, content: str, told: str) -> 
 
 def test_the_table_of_fields_is_that_of_the_code() -> None:
     text = (ROOT / "cluster_configs/README.md").read_text()
-    for name, field in Placement.model_fields.items():
+    for name, field in ISLAND_FIELDS.items():
         default = field.get_default(call_default_factory=True)
         told = {"workers": "1", "resources_per_worker": "{CPU: 1}"}.get(name, str(default))
         told = {"None": "", "True": "true", "False": "false"}.get(told, told)

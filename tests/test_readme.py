@@ -25,9 +25,10 @@ from PIL import Image
 from ddm_ray.cli import main
 from ddm_ray.data.images import png
 from ddm_ray.storage.attempts import claim
-from ddm_ray.storage.run import PARTITION, ROUTER, ROWS, Run, owner_rows, shard
+from ddm_ray.storage.graph import PARTITION, ROUTER, ROWS, owner_rows, shard
+from ddm_ray.storage.run import Run
 from ddm_ray.watch.gauges import GAUGES
-from tests.conftest import BIN, ROOT, ddm, wait_for
+from tests.conftest import BIN, ROOT, Island, ddm, wait_for
 from tests.data.hub import hub_server
 from tests.data.s3 import s3, s3_server
 from tests.random_run import make_data
@@ -79,8 +80,11 @@ def dino(here: Path) -> tuple[str, ...]:
     return ("embedder.model=vit_small_patch14_dinov2", checkpoint, f"embedder.model_args={{{arguments}}}")
 
 
-def run_block(name: str, settings: tuple[str, ...], in_process: bool = True) -> list[str]:
-    """Run a block's commands; what each of them printed."""
+def run_block(name: str, settings: tuple[str, ...], environment: dict[str, str] | None = None) -> list[str]:
+    """Run a block's commands; what each of them printed.
+
+    With an environment in processes of their own, that and Ray's workers with it, on the Ray at RAY_ADDRESS.
+    """
     printed = []
     for command in blocks()[name]:
         verb, *arguments = shlex.split(command)
@@ -89,11 +93,11 @@ def run_block(name: str, settings: tuple[str, ...], in_process: bool = True) -> 
             continue
         if arguments[0] == "init":
             arguments += [part for setting in settings for part in ("--set", setting)]
-        if in_process:
+        if environment is None:
             done = CliRunner().invoke(main, arguments)
             status, output = done.exit_code, done.output
         else:
-            process = ddm(*arguments, where=os.getcwd())
+            process = ddm(*arguments, where=os.getcwd(), **environment)
             status, output = process.returncode, process.stdout + process.stderr
         assert status == 0, f"{command}\n{output[-3000:]}"
         printed.append(output)
@@ -117,7 +121,7 @@ def test_a_folder_of_class_folders(ray_cluster: str, here: Path, dino: tuple[str
     assert (here / "runs/birds/partition/report/report.html").is_file()
 
 
-def test_tars_and_a_run_in_a_bucket(here: Path, dino: tuple[str, ...]) -> None:
+def test_tars_and_a_run_in_a_bucket(island: Island, here: Path, dino: tuple[str, ...]) -> None:
     generator = np.random.default_rng(0)
     with s3_server(here / "s3.log"):
         s3().create_dir("lab")
@@ -131,7 +135,8 @@ def test_tars_and_a_run_in_a_bucket(here: Path, dino: tuple[str, ...]) -> None:
                         tar.addfile(entry, io.BytesIO(data))
             with s3().open_output_stream(f"lab/faces/train-{number:03d}.tar") as sink:
                 sink.write(buffer.getvalue())
-        run_block("faces", (*SIZES, *dino), in_process=False)
+        aws = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+        run_block("faces", (*SIZES, *dino), island.environment(aws))
         run = Run.open("s3://lab/runs/faces")
         assert run.require(ROWS).info["rows"] == 90
         assert sum(run.require(shard(cluster)).info["rows"] for cluster in range(8)) == 90
@@ -139,7 +144,7 @@ def test_tars_and_a_run_in_a_bucket(here: Path, dino: tuple[str, ...]) -> None:
     assert not (here / "runs").exists()
 
 
-def test_captions_and_latents_from_the_hub(here: Path, dino: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captions_and_latents_from_the_hub(island: Island, here: Path, dino: tuple[str, ...]) -> None:
     generator = np.random.default_rng(0)
     images = [{"bytes": photo(generator, 3 * index), "path": None} for index in range(60)]
     table = pa.table({"image": images, "text": [CAPTIONS[index % 3] for index in range(60)]})
@@ -154,8 +159,7 @@ def test_captions_and_latents_from_the_hub(here: Path, dino: tuple[str, ...], mo
         "data.heldout=0.1",
     )
     with hub_server({"lab/captions": {"data/train-00000-of-00001.parquet": buffer.getvalue()}}) as url:
-        monkeypatch.setenv("HF_ENDPOINT", url)
-        run_block("captions", (*SIZES, *dino, *networks), in_process=False)
+        run_block("captions", (*SIZES, *dino, *networks), island.environment({"HF_ENDPOINT": url}))
     run = Run.open("runs/captions")
     assert run.require(ROWS).info["rows"] == 60
     assert run.require(PARTITION).info["counts_CK"] == []
@@ -192,7 +196,8 @@ def test_watching(here: Path) -> None:
         probe.close()
         shown = ddm(*shlex.split(status)[1:], where=here)
         assert shown.returncode == 0
-        assert re.search(r"^  experts/000 +begun +25%  step 75/300, loss 0.1235, ", shown.stdout, re.MULTILINE)
+        line = r"^  experts/000 +begun +25%  silent for \d+ s, step 75/300, loss 0.1235, "  # nobody beats
+        assert re.search(line, shown.stdout, re.MULTILINE)
         watch, scrape = (command.replace("9400", port) for command in (watch, curl))
         assert "http://localhost:9300/alarms" in watch and scrape != curl
         command = [str(BIN / "ddm"), *shlex.split(watch.replace("http://localhost:9300/alarms", hook.url))[1:]]

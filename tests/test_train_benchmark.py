@@ -12,6 +12,8 @@ from types import ModuleType
 
 import pytest
 
+from ddm_ray.storage.graph import Artifact
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 TINY = "--quick --measure saving --repeats 2 --width 24 --depth 1"
 CLAIM_AND_BEAT = """
@@ -122,7 +124,7 @@ def test_jobs_are_watched_through_the_whole_stack(
     monkeypatch.setattr(train, "ROWS", 100)
     url = train.make_run(tmp_path / "run", ["expert.train.steps=600"])
     began = time.monotonic()
-    sides.run_stack(url, 500, "experts/000")
+    sides.run_stack(url, 500, Artifact("experts/000"))
     ready, *_, told = capsys.readouterr().out.splitlines()
     assert ready == sides.READY
     beats = json.loads(told)["beats"]["experts/000"]

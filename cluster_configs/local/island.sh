@@ -1,19 +1,36 @@
 #!/usr/bin/env bash
-# An island on this machine: a Ray cluster of its own, on loopback, that shares nothing with its neighbours but files.
+# An island on this machine: a Ray cluster of its own that shares nothing with its neighbours but files.
 #   cluster_configs/local/island.sh 0 [CPUS]      stop it with Ctrl-C or SIGTERM
 # Island N has the ports 20000 + 100 N and up: Ray's address is 127.0.0.1:(20000 + 100 N), the Jobs API's the next one.
+# Ray listens on all addresses of the machine; only who has the island's token, a file of yours, gets an answer.
 set -euo pipefail
 number=${1:?usage: island.sh NUMBER [CPUS]}
 cpus=${2:-$(getconf _NPROCESSORS_ONLN)}
 base=$((20000 + 100 * number))
 
-# Without authentication: only for a cluster that listens on loopback.
-export RAY_AUTH_MODE=disabled RAY_USAGE_STATS_ENABLED=0
+umask 077
+home=$HOME/.ddm/island-$number
+mkdir -p "$home"
+if [ ! -O "$home" ]; then
+  echo "island.sh: $home belongs to somebody else, who could read the token; remove it" >&2
+  exit 1
+fi
+chmod 700 "$home"
+# Linked, not written, to its name: of two that start at once both have the first one's.
+head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n' > "$home/token.$$"
+ln "$home/token.$$" "$home/token" 2>/dev/null || true
+rm "$home/token.$$"
+unset RAY_AUTH_TOKEN
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$home/token"
+# Ray opens the folder it is given to everybody: one within a folder of ours. Sockets' paths must be short.
+temp=$(mktemp -d "/tmp/ddm-island-$number.XXXXXX")/ray
+ln -sfn "$temp" "$home/ray"
+
+export RAY_USAGE_STATS_ENABLED=0
 # One node, whose end nobody announces: a watcher for it would cost each training job seconds to start.
 export RAY_TRAIN_ENABLE_PREEMPTION_WATCHER=0
 export RAY_health_check_period_ms=1000 RAY_health_check_failure_threshold=3
-# Sockets live below the temp dir and their paths must be short.
-exec ray start --head --block --node-ip-address 127.0.0.1 --num-cpus "$cpus" --temp-dir "/tmp/ddm-island-$number" \
+exec ray start --head --block --node-ip-address 127.0.0.1 --num-cpus "$cpus" --temp-dir "$temp" \
   --port "$base" --include-dashboard true --dashboard-host 127.0.0.1 --dashboard-port $((base + 1)) \
   --ray-client-server-port $((base + 2)) --node-manager-port $((base + 3)) --object-manager-port $((base + 4)) \
   --metrics-export-port $((base + 5)) --dashboard-agent-listen-port $((base + 6)) \

@@ -2,10 +2,14 @@
 # One machine of a Ray cluster that several jobs share, each bound to a slice of it. Stop it with SIGTERM.
 #   node.sh head                      the head: it trains nothing, so no loss of a training machine touches it
 #   node.sh HEAD:6379 island-a 4      a machine of slice island-a, for 4 workers: as many as it has GPUs
-# Further words are passed on to `ray start`.
+# Further words are passed on to `ray start`. Ray listens on all addresses: all machines have one token, which it asks for.
 set -euo pipefail
 role=${1:?usage: node.sh head | node.sh HEAD:PORT SLICE WORKERS}
-export RAY_USAGE_STATS_ENABLED=0
+if [ -z "${RAY_AUTH_TOKEN:-}" ] && [ ! -s "${RAY_AUTH_TOKEN_PATH:-}" ]; then
+  echo "node.sh: no token; set RAY_AUTH_TOKEN_PATH to the file that has this cluster's (cluster_configs/README.md)" >&2
+  exit 1
+fi
+export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0
 if [ "$role" = head ]; then
   # A machine that doesn't answer 3 times is given up: after 3 s if it refuses to, 12 s if it is silent (32 by default).
   export RAY_health_check_period_ms=1000 RAY_health_check_failure_threshold=3 RAY_health_check_timeout_ms=3000

@@ -1,9 +1,9 @@
 """The `ddm` command: one verb a stage, parse -> Run -> stage. Heavy imports wait until a verb needs them."""
 
 from ddm_ray.cli.command import main
-from ddm_ray.cli.making import init, partition, prepare, train
-from ddm_ray.cli.using import demo, evaluate, export, sample, serve, status
-from ddm_ray.cli.watching import watch
+from ddm_ray.cli.inference import export, sample, serve
+from ddm_ray.cli.run import init, status, watch
+from ddm_ray.cli.stages import demo, evaluate, partition, prepare, train
 
 __all__ = [
     "demo",

@@ -1,4 +1,4 @@
-"""The `ddm` command itself, and what its verbs share: RUN, one-line errors, the live view of a stage."""
+"""The `ddm` command, and the parts that its verbs share: RUN, one-line errors, the live view of a stage."""
 
 import os
 from collections.abc import Callable
@@ -8,7 +8,9 @@ from typing import Any
 import click
 
 from ddm_ray import __version__
+from ddm_ray.cli.fixes import phrase
 from ddm_ray.errors import ConfigError, DDMError
+from ddm_ray.storage.graph import Artifact
 
 RECIPE_HELP = (
     "A shipped recipe (digits, tiny, images64, imagenet256-k8, laion256-k8, ddm-24b) or the path of a .yaml file."
@@ -23,7 +25,7 @@ class OneLineErrors(click.Group):
         try:
             return super().invoke(ctx)
         except DDMError as error:
-            click.echo(f"error: {error}", err=True)
+            click.echo(f"error: {error.text(phrase)}", err=True)
         except BrokenPipeError:
             raise  # click ends quietly where nobody reads on, as of `| head`
         except OSError as error:
@@ -31,13 +33,13 @@ class OneLineErrors(click.Group):
         except ModuleNotFoundError as error:
             click.echo(f"error: this needs {error.name}; install it with: pip install 'ddm-ray[all]'", err=True)
         except KeyboardInterrupt:
-            click.echo("\nstopped; the same command goes on from where it was", err=True)
+            click.echo("\nstopped; the same command continues from where it was", err=True)
             ctx.exit(130)
         ctx.exit(1)
 
 
 class RunUrl(click.ParamType):
-    """A run's folder or URI. A job on another machine is told where storage is, not where it stands itself."""
+    """A run's folder or URI, absolute for a job that is submitted to another machine: its current folder is another."""
 
     name = "run"
 
@@ -55,13 +57,13 @@ RUN = click.argument("run_url", metavar="RUN", type=RunUrl())
 ISLANDS = click.option(
     "--islands",
     metavar="FILE",
-    help="Says where and how to prepare and train (fields: cluster_configs/README.md). Default: one worker on one CPU.",
+    help="YAML file of where and how to run (fields: cluster_configs/README.md). Default: one worker on one CPU.",
 )
-ISLAND = click.option("--island", metavar="NAME", help="Which island of that file this is.")
+ISLAND = click.option("--island", metavar="NAME", help="Name of this island in that file.")
 ADDRESS = click.option(
     "--address",
     metavar="RAY",
-    help="Ray to use. Default: the island's address, else $RAY_ADDRESS, else a private one.",
+    help="Ray cluster to use. Default: the island's address, else $RAY_ADDRESS, else a private one.",
 )
 
 
@@ -70,45 +72,45 @@ ADDRESS = click.option(
 def main() -> None:
     """Train one diffusion model on computers that never talk to each other, and serve it.
 
-    A RUN is a folder or URI that all stages read from and write to. Every verb can be repeated: what is finished
-    is left alone, what was interrupted goes on.
+    A RUN is a folder or URI that all stages read from and write to. Every verb can be repeated: it leaves alone what
+    is finished, and continues what was interrupted.
 
     \b
-      ddm demo                                        the whole way on this computer
+      ddm demo                                        all stages on this computer
       ddm init runs/digits --recipe digits            begin a run of your own
       ddm prepare runs/digits                         read, decode and embed the images
       ddm partition runs/digits                       cluster them into one shard an expert
       ddm train runs/digits expert 0                  train one expert, anywhere
       ddm train runs/digits router                    train the router
       ddm watch runs/digits                           look on, from any machine that sees the run
-      ddm sample runs/digits --class 3 -o three.png   draw images from the mixture
+      ddm sample runs/digits --class 3 -o three.png   sample images from the mixture
       ddm serve runs/digits                           serve it over HTTP
     """
 
 
 def warn(text: str) -> None:
-    """A line on stderr that is meant to be seen."""
+    """Print a line on stderr that stands out."""
     click.secho(f"warning: {text}", fg="yellow", bold=True, err=True)
 
 
-def make(run_url: str, artifact: str, stage: Callable[[Any, Any], None], mends: bool = False) -> Any:
-    """Run `stage(run, report)` under a live view unless the artifact is finished, and say what it holds.
+def make(run_url: str, artifact: Artifact, stage: Callable[[Any, Any], None], mends: bool = False) -> Any:
+    """Run `stage(run, report)` under a live view unless the artifact is finished, and print what it holds.
 
-    `mends`: of a finished artifact the stage makes again what is missing, and is run for that.
+    `mends`: the stage also runs for a finished artifact, to make again what is missing of it.
     """
     from functools import partial
 
-    from ddm_ray.progress import LiveView
     from ddm_ray.storage.run import Run
     from ddm_ray.storage.status import describe, status
+    from ddm_ray.watch.live_view import LiveView
 
     run = Run.open(run_url)
     if not run.finished(artifact):
-        with LiveView(f"ddm: {run.url}", [artifact]) as view:
+        with LiveView(run.url, [artifact], phrase=phrase) as view:
             view.show(artifact, 0.0, "starting")
             stage(run, partial(view.stage, artifact))
             view.stage(artifact, 1.0)
     elif mends:
         stage(run, None)
-    click.echo(f"{artifact}: {describe(status(run, artifact))}")
+    click.echo(f"{artifact}: {describe(status(run, artifact), phrase)}")
     return run

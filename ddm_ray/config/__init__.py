@@ -11,10 +11,10 @@ from ddm_ray.config.networks import (
     RouterJob,
     TrainConfig,
 )
-from ddm_ray.config.part import Part
 from ddm_ray.config.recipe import load_recipe, read_yaml, recipe_names
-from ddm_ray.config.run import RunConfig, one_line, parse_config
-from ddm_ray.config.sampling import EvaluateConfig, SampleConfig, strategy_problem
+from ddm_ray.config.run import RunConfig, invalid_fields, parse_config
+from ddm_ray.config.sampling import EvaluateConfig, SamplingSettings
+from ddm_ray.config.strict_model import StrictModel
 
 __all__ = [
     "SIZES",
@@ -27,17 +27,16 @@ __all__ = [
     "FlowConfig",
     "LatentsConfig",
     "ModelConfig",
-    "Part",
     "PartitionConfig",
     "RouterJob",
     "RunConfig",
-    "SampleConfig",
+    "SamplingSettings",
+    "StrictModel",
     "TextConfig",
     "TrainConfig",
+    "invalid_fields",
     "load_recipe",
-    "one_line",
     "parse_config",
     "read_yaml",
     "recipe_names",
-    "strategy_problem",
 ]

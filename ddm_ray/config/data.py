@@ -4,10 +4,10 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from ddm_ray.config.part import Part
+from ddm_ray.config.strict_model import StrictModel
 
 
-class TextConfig(Part):
+class TextConfig(StrictModel):
     """Texts as conditions: `tokens` tokens of `dim` channels from a text encoder, by its name or folder.
 
     `pooled_dim`: channels of one more vector for the whole text, of `pooled_encoder` or else of `encoder` itself.
@@ -26,7 +26,7 @@ class TextConfig(Part):
         return self
 
 
-class LatentsConfig(Part):
+class LatentsConfig(StrictModel):
     """An autoencoder (by its name or folder) that images become latents by: (encoded - shift) * scale."""
 
     autoencoder: str = Field(min_length=1)
@@ -35,8 +35,8 @@ class LatentsConfig(Part):
     shift: float = 0.0
 
 
-class DataConfig(Part):
-    """Where the images come from and the shape (channels, image_size, image_size) they are modelled in.
+class DataConfig(StrictModel):
+    """The source of the images and the shape (channels, image_size, image_size) they are modelled in.
 
     With `latents` that is the latents' shape. Conditions are classes (`class_names`; or `num_classes`, which are
     then called "0", "1" and so on), or else `text`. Columns are parquet's, or a WebDataset's file extensions.
@@ -94,8 +94,8 @@ class DataConfig(Part):
         return (3, side, side)
 
 
-class EmbedderConfig(Part):
-    """How an image becomes the vector that is clustered: PCA of its pixels, or the pooled features of a network.
+class EmbedderConfig(StrictModel):
+    """The embedder of images into the vectors that are clustered: PCA of pixels, or the pooled features of a network.
 
     `model`: a timm model's name; or a folder of transformers' or a name of its hub. Images are resized and normalised
     as the network's own configuration says.
@@ -109,8 +109,8 @@ class EmbedderConfig(Part):
     batch_size: PositiveInt = 256
 
 
-class PartitionConfig(Part):
-    """How rows become `num_clusters` clusters: two-level k-means (paper, section 4), a control, or as they are given.
+class PartitionConfig(StrictModel):
+    """The partition of rows into clusters: two-level k-means (paper, section 4), a control, or as it is given.
 
     embeddings, pixels: k-means of the embeddings, or of 4x4 averages of the modelled images. random, label: controls.
     given: one shard per owner, each prepared from rows of its own that are never pooled.
@@ -125,6 +125,11 @@ class PartitionConfig(Part):
     iterations: PositiveInt = 25
     sample_rows: PositiveInt = Field(default=1_000_000, description="most rows that the fine k-means is fitted on")
     seed: int = Field(default=0, ge=0)
+
+    @property
+    def given(self) -> bool:
+        """True where each owner prepares a shard of its own."""
+        return self.method == "given"
 
     @property
     def by_kmeans(self) -> bool:

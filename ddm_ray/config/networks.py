@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from ddm_ray.config.data import DataConfig
-from ddm_ray.config.part import Part
+from ddm_ray.config.strict_model import StrictModel
+from ddm_ray.core.names import PathName, PredictionName, ScheduleName, TimeDistribution
 
 SIZES: dict[str, tuple[int, int, int]] = {
     "Ti": (192, 12, 3),
@@ -20,23 +21,23 @@ SIZES: dict[str, tuple[int, int, int]] = {
 DIT_NAME = re.compile("dit-(s|b|l|xl)/([248])", re.IGNORECASE)
 
 
-class FlowConfig(Part):
-    """What all networks of a run are trained on: the path from data to noise, their prediction, their times.
+class FlowConfig(StrictModel):
+    """The flow that all networks of a run are trained on: the path from data to noise, their prediction, their times.
 
     Times: uniform; logit-normal with `mean` and `std`; or `num_times` discrete ones. `shift` lowers their log-SNR
     by 2 log(shift), as higher resolutions want it (arXiv 2403.03206, section 5.3).
     """
 
-    path: Literal["linear", "cosine", "ddpm"] = "linear"
-    prediction: Literal["velocity", "noise", "data", "score"] = "velocity"
-    times: Literal["uniform", "logit-normal", "discrete"] = "uniform"
+    path: PathName = "linear"
+    prediction: PredictionName = "velocity"
+    times: TimeDistribution = "uniform"
     mean: float = 0.0
     std: float = Field(default=1.0, gt=0)
     num_times: PositiveInt = 1000
     shift: float = Field(default=1.0, gt=0)
 
 
-class ModelConfig(Part):
+class ModelConfig(StrictModel):
     """Size of a transformer: `width` channels, `depth` blocks, square patches of `patch_size` pixels.
 
     In place of width, depth and heads may stand `size`, one of SIZES; or DiT's name in any case (DiT-XL/2), which
@@ -61,12 +62,12 @@ class ModelConfig(Part):
         if not isinstance(short, str) or short not in SIZES:
             form = f"{', '.join(SIZES)}, or a DiT's name with its patch_size such as DiT-XL/2 (S, B, L, XL; 2, 4, 8)"
             raise ValueError(f"size: {size!r:.60} is not one of {form}")
-        told = dict(zip(("width", "depth", "heads"), SIZES[short], strict=True))
+        sizes = dict(zip(("width", "depth", "heads"), SIZES[short], strict=True))
         if named:
-            told["patch_size"] = int(named[2])
-        if twice := [name for name in told if name in others]:
+            sizes["patch_size"] = int(named[2])
+        if twice := [name for name in sizes if name in others]:
             raise ValueError(f"size ({size}) already says {' and '.join(twice)}: give one or the other")
-        return {**others, **told}
+        return {**others, **sizes}
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> Self:
@@ -81,7 +82,7 @@ class DenoiserConfig(ModelConfig):
     analytic_skip: float | None = Field(default=None, gt=0)
 
 
-class DiffusersConfig(Part):
+class DiffusersConfig(StrictModel):
     """An expert, or the monolith: a transformer of diffusers with its constructor's `arguments`.
 
     Arguments that the data decides (channels, text channels, image size) are filled in from `data`.
@@ -116,7 +117,7 @@ class DiffusersConfig(Part):
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class TrainConfig(Part):
+class TrainConfig(StrictModel):
     """One training job's schedule; all of it is identity. Batches count rows.
 
     The rate rises linearly over `warmup_steps`; then `schedule` decides (core.schedules). Of an image's tokens the
@@ -127,7 +128,7 @@ class TrainConfig(Part):
     global_batch: PositiveInt = Field(description="the monolith's; each expert takes its K-th part")
     learning_rate: float = Field(default=1e-4, gt=0)
     warmup_steps: int = Field(default=0, ge=0)
-    schedule: Literal["constant", "cosine", "linear", "inverse-sqrt"] = "constant"
+    schedule: ScheduleName = "constant"
     final_learning_rate: float = Field(default=0.0, ge=0, description="the last step's (cosine, linear)")
     weight_decay: float = Field(default=0.0, ge=0)
     betas: tuple[Beta, Beta] = (0.9, 0.999)
@@ -169,7 +170,7 @@ class TrainConfig(Part):
         return self
 
 
-class DenoiserJob(Part):
+class DenoiserJob(StrictModel):
     """The experts and the monolith: same model, same steps, equal FLOPs in total."""
 
     model: DenoiserConfig | DiffusersConfig
@@ -187,12 +188,12 @@ class DenoiserJob(Part):
     @model_validator(mode="after")
     def _can_leave_tokens_out(self) -> Self:
         if self.train.mask_ratio and isinstance(self.model, DiffusersConfig):
-            whole = f"{self.model.name} takes all tokens; leave it out, or train a DiT"
-            raise ValueError(f"train.mask_ratio is {self.train.mask_ratio}, but {whole}")
+            fix = f"{self.model.name} takes all tokens; leave it out, or train a DiT"
+            raise ValueError(f"train.mask_ratio is {self.train.mask_ratio}, but {fix}")
         return self
 
 
-class RouterJob(Part):
+class RouterJob(StrictModel):
     """The router: a light transformer trained on all rows to tell p(k | x_t, t, condition)."""
 
     model: ModelConfig

@@ -7,10 +7,10 @@ from typing import Any
 import yaml
 
 from ddm_ray.config.run import RunConfig, parse_config
-from ddm_ray.errors import ConfigError
+from ddm_ray.errors import ConfigError, one_line
 
 CONDITIONS = {"data.class_names", "data.num_classes", "data.text"}
-"""Of these a run has one; a setting of one takes the others' place."""
+"""Kinds of conditions: a run has one, and a setting of one replaces the others."""
 
 
 def recipe_names() -> list[str]:
@@ -54,17 +54,17 @@ def read_yaml(text: str | bytes, where: str) -> Any:
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise ConfigError(f"{where}: not YAML: {place}{error.problem}") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2026-99-99
-        raise ConfigError(f"{where}: not YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{where}: not YAML: {one_line(error)}") from None
 
 
 def _apply(fields: dict[str, Any], setting: str) -> None:
     path, equals, value = setting.partition("=")
     *parents, last = path.split(".")
     if not equals or not all([*parents, last]):
-        raise ConfigError(f"--set {setting!r}: write it as a.b=value, e.g. --set expert.train.steps=500")
+        raise ConfigError(f"setting {setting!r}: write it as a.b=value, e.g. expert.train.steps=500")
     here: Any = fields
     for parent in parents:
         here = here.setdefault(parent, {})
         if not isinstance(here, dict):
-            raise ConfigError(f"--set {setting!r}: {parent!r} has no fields below it")
-    here[last] = read_yaml(value, f"--set {setting!r}")
+            raise ConfigError(f"setting {setting!r}: {parent!r} has no fields below it")
+    here[last] = read_yaml(value, f"setting {setting!r}")

@@ -6,12 +6,13 @@ from pydantic import Field, ValidationError, model_validator
 
 from ddm_ray.config.data import DataConfig, EmbedderConfig, PartitionConfig
 from ddm_ray.config.networks import DenoiserConfig, DenoiserJob, DiffusersConfig, FlowConfig, RouterJob
-from ddm_ray.config.part import Part
-from ddm_ray.config.sampling import EvaluateConfig, SampleConfig, strategy_problem
-from ddm_ray.errors import ConfigError
+from ddm_ray.config.sampling import EvaluateConfig, SamplingSettings
+from ddm_ray.config.strict_model import StrictModel
+from ddm_ray.core.names import parse_strategy_name
+from ddm_ray.errors import ConfigError, one_line
 
 
-class RunConfig(Part):
+class RunConfig(StrictModel):
     """All that makes a run the run it is; `run.json` holds one of these for ever."""
 
     name: str = Field(min_length=1)
@@ -21,7 +22,7 @@ class RunConfig(Part):
     flow: FlowConfig = FlowConfig()
     expert: DenoiserJob
     router: RouterJob
-    sample: SampleConfig = SampleConfig()
+    sample: SamplingSettings = SamplingSettings()
     evaluate: EvaluateConfig = EvaluateConfig()
 
     @model_validator(mode="after")
@@ -32,27 +33,22 @@ class RunConfig(Part):
                 f"expert.train.global_batch ({batch}) must be a multiple of"
                 f" partition.num_clusters ({clusters}), so that experts and monolith cost the same"
             )
-        if self.sample.strategy is not None and (problem := strategy_problem(self.sample.strategy, clusters)):
-            raise ValueError(f"sample.strategy: {problem}")
-        if self.sample.strategy == "oracle":
-            raise ValueError("sample.strategy: 'oracle' needs clusters that are known beforehand: use once")
         dropout = self.expert.train.condition_dropout
         if dropout == 0 and self.sample.guidance_scale != 1:
             raise ValueError(
                 f"sample.guidance_scale ({self.sample.guidance_scale}) needs a null condition: train with"
                 " expert.train.condition_dropout above 0"
             )
+        if self.sample.strategy is not None:
+            _require_strategy("sample.strategy", self.sample.strategy, clusters)
         for strategy in self.evaluate.strategies:
-            if problem := strategy_problem(strategy, clusters):
-                raise ValueError(f"evaluate.strategies: {problem}")
-            if strategy == "oracle":
-                raise ValueError("evaluate.strategies: 'oracle' needs clusters that are known beforehand: leave it out")
+            _require_strategy("evaluate.strategies", strategy, clusters)
         if len(set(self.evaluate.strategies)) < len(self.evaluate.strategies):
             raise ValueError("evaluate.strategies: a strategy comes twice")
         for name, model in (("expert", self.expert.model), ("router", self.router.model)):
             # Of diffusers' arguments only a whole number can be judged here.
-            whole = isinstance(model.patch_size, int) and model.patch_size > 0
-            if whole and self.data.image_size % model.patch_size:
+            is_size = isinstance(model.patch_size, int) and model.patch_size > 0
+            if is_size and self.data.image_size % model.patch_size:
                 raise ValueError(
                     f"{name}.model.patch_size ({model.patch_size}) must divide data.image_size ({self.data.image_size})"
                 )
@@ -61,9 +57,9 @@ class RunConfig(Part):
     @model_validator(mode="after")
     def _classes_make_clusters(self) -> Self:
         if self.partition.method == "label" and len(self.data.class_names) < self.partition.num_clusters:
-            there = f"{len(self.data.class_names)} classes" if self.data.class_names else "texts"
+            held = f"{len(self.data.class_names)} classes" if self.data.class_names else "texts"
             raise ValueError(
-                f"partition.method label makes {self.partition.num_clusters} clusters of classes, and data has {there}:"
+                f"partition.method label makes {self.partition.num_clusters} clusters of classes, and data has {held}:"
                 " lower partition.num_clusters, or choose another method"
             )
         return self
@@ -87,7 +83,16 @@ class RunConfig(Part):
         return self
 
 
-def one_line(error: ValidationError) -> str:
+def _require_strategy(field: str, strategy: str, num_clusters: int) -> None:
+    try:
+        kind, _ = parse_strategy_name(strategy, num_clusters)
+    except ValueError as error:
+        raise ValueError(f"{field}: {error}") from None
+    if kind == "oracle":
+        raise ValueError(f"{field}: 'oracle' needs clusters that are known beforehand: use once")
+
+
+def invalid_fields(error: ValidationError) -> str:
     """The first few findings of pydantic as `field: what is wrong`, joined by `; `."""
     findings = []
     for finding in error.errors()[:3]:
@@ -97,7 +102,7 @@ def one_line(error: ValidationError) -> str:
         if finding["type"] == "extra_forbidden":
             message, given = "unknown key", ""
         findings.append(f"{field}: {message}{given}" if field else f"{message}{given}")
-    return " ".join("; ".join(findings).split())
+    return one_line("; ".join(findings))
 
 
 def parse_config(fields: Any, where: str) -> RunConfig:
@@ -105,4 +110,4 @@ def parse_config(fields: Any, where: str) -> RunConfig:
     try:
         return RunConfig.model_validate(fields)
     except ValidationError as error:
-        raise ConfigError(f"{' '.join(where.split())}: {one_line(error)}") from None
+        raise ConfigError(f"{one_line(where)}: {invalid_fields(error)}") from None

@@ -1,81 +1,78 @@
-"""How a run samples and what its evaluation compares; the names that strategies and time grids may have."""
+"""Settings of sampling and of evaluation."""
 
-import re
-from typing import Annotated, Literal, Self
+from collections.abc import Callable
+from typing import Annotated, Any, Self
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import AfterValidator, AliasChoices, Field, field_validator
 
-from ddm_ray.config.part import Part
-
-NUMBER = r"(\d+(?:\.\d+)?)"
-STRATEGY = re.compile(
-    r"once|full|oracle|(?:top|sample)-(?P<kept>[1-9]\d*)"
-    rf"|sticky(?:-(?P<margin>{NUMBER}))?"
-    rf"|threshold-(?P<least>{NUMBER})"
-    rf"|nucleus-(?P<mass>{NUMBER})(?:-(?P<temperature>{NUMBER}))?"
-)
-TIMES = re.compile(rf"uniform|cosine|shifted-{NUMBER}")
+from ddm_ray.config.strict_model import StrictModel
+from ddm_ray.core.names import GuidanceKind, SolverName, parse_strategy_name, parse_time_grid
 
 
-def strategy_problem(name: str, num_clusters: int) -> str | None:
-    """What is wrong with a strategy's name in a mixture of so many experts; None if nothing is.
+def _in_grammar(parse: Callable[[str], object]) -> AfterValidator:
+    def check(name: str) -> str:
+        parse(name)
+        return name
 
-    The grammar is that of `core.routing`, which no configuration may import.
+    return AfterValidator(check)
+
+
+def _in_order(interval: tuple[float, float]) -> tuple[float, float]:
+    if interval[0] > interval[1]:
+        raise ValueError(f"{interval}: the smaller time comes first")
+    return interval
+
+
+Strategy = Annotated[str, _in_grammar(parse_strategy_name)]
+TimeGrid = Annotated[str, _in_grammar(parse_time_grid)]
+Time = Annotated[float, Field(ge=0, le=1, strict=True)]
+Interval = Annotated[tuple[Time, Time], AfterValidator(_in_order)]
+
+
+class SamplingSettings(StrictModel):
+    """Settings of sampling: one record for a run's `sample`, Python, the command line and HTTP alike.
+
+    A field that is added here, with its range and its description, is an option of all of them.
     """
-    found = STRATEGY.fullmatch(name)
-    if found:
-        number = {part: float(text) for part, text in found.groupdict().items() if text is not None}
-        if (
-            number.get("kept", 1) <= num_clusters
-            and number.get("margin", 0) < 1
-            and 0 < number.get("least", 0.5) < 1
-            and 0 < number.get("mass", 1) <= 1
-            and number.get("temperature", 1) > 0
-        ):
-            return None
-    return (
-        f"{name!r:.60} is not once, full, oracle, top-k or sample-k (k from 1 to {num_clusters}), sticky-M"
-        " (M in [0, 1)), threshold-P (P in (0, 1)), nucleus-P or nucleus-P-T (P in (0, 1], T above 0)"
+
+    strategy: Strategy | None = Field(
+        default=None,
+        description="Experts of an image: once (ancestral sampling: one expert, drawn beforehand), full, top-2,"
+        " nucleus-0.9 ... Where a run names none: what its own evaluation found best, and once until it has one.",
     )
+    solver: SolverName = Field(default="ab2", description="Solver of the ODE from noise to data.")
+    steps: int = Field(default=25, gt=0, strict=True, description="Steps of the solver.")
+    times: TimeGrid = Field(
+        default="uniform", description="Time grid of the steps: uniform, cosine or shifted-S (S > 1: dense near noise)."
+    )
+    guidance_scale: float = Field(
+        default=1.0, strict=True, description="Scale of classifier-free guidance: 1 is none, 0 unconditional."
+    )
+    guidance_interval: Interval = Field(
+        default=(0.0, 1.0),
+        description="Times (0 data, 1 noise) outside of which there is no guidance (arXiv 2404.07724).",
+    )
+    guidance_kind: GuidanceKind = Field(
+        default="mixture",
+        validation_alias=AliasChoices("guidance_kind", "guidance"),  # `guidance` in runs made before
+        description="What full guides: the mixture, each branch under its own posterior; or each expert by itself,"
+        " under the conditional posterior (the paper's).",
+    )
+    router_temperature: float = Field(default=1.0, gt=0, strict=True, description="Divides the router's logits.")
 
-
-Time = Annotated[float, Field(ge=0, le=1)]
-
-
-class SampleConfig(Part):
-    """Defaults for sampling from the finished mixture.
-
-    No `strategy`: what the run's own evaluation found best, and `once` until it has one. `guidance_interval`:
-    times (0 data, 1 noise) outside of which there is no guidance.
-    """
-
-    strategy: str | None = None
-    solver: Literal["euler", "heun", "midpoint", "ab2"] = "ab2"
-    steps: PositiveInt = 25
-    times: str = "uniform"
-    guidance_scale: float = 1.0
-    guidance_interval: tuple[Time, Time] = (0.0, 1.0)
-    guidance: Literal["mixture", "per-expert"] = "mixture"
-    router_temperature: float = Field(default=1.0, gt=0)
-
-    @field_validator("times")
+    @field_validator("*", mode="before")
     @classmethod
-    def _times_have_a_grid(cls, times: str) -> str:
-        found = TIMES.fullmatch(times)
-        if not found or (found[1] is not None and float(found[1]) == 0):
-            raise ValueError(f"{times!r:.60} is not uniform, cosine or shifted-NUMBER with a number above 0")
-        return times
+    def _as_plain_python(cls, value: Any) -> Any:
+        # Scalars and arrays of numpy and torch, neither of which is imported here.
+        return value.tolist() if hasattr(value, "tolist") else value
 
-    @model_validator(mode="after")
-    def _interval_is_in_order(self) -> Self:
-        low, high = self.guidance_interval
-        if low > high:
-            raise ValueError(f"guidance_interval ({low}, {high}): the smaller time comes first")
-        return self
+    def changed(self, **fields: Any) -> Self:
+        """A copy with other values for these fields, validated as they are."""
+        return self.model_validate({**dict(self), **fields})
 
 
-class EvaluateConfig(Part):
-    """What the report compares: sampling strategies beside the monolith, on the same labels and seeds."""
+class EvaluateConfig(StrictModel):
+    """Settings of an evaluation: sampling strategies beside the monolith, on the same labels and seeds."""
 
     strategies: tuple[str, ...] = ("once", "full", "top-1", "top-2")
     num_samples: int = Field(default=2000, ge=2)

@@ -1,4 +1,4 @@
-"""Correcting a router's logits: its temperature, and the prior that it was trained under.
+"""Corrections of a router's logits: its temperature, and the prior that it was trained under.
 
 Shapes: N rows, K experts.
 """
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ddm_ray.errors import SamplingError
+from ddm_ray.errors import NotFiniteError, SamplingError
 
-LARGEST_TEMPERATURE = 1e3
+MAX_TEMPERATURE = 1e3
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,10 @@ class Calibration:
 
 
 def prior_ratio(prior_K: Tensor, router_prior_K: Tensor) -> Tensor:
-    """log p(k) - log p_router(k): what turns the posterior of a router that saw p_router (balanced rows, say)
-    into that of the data, since p(k|x) is proportional to p(k) p(x|k). SamplingError where p_router(k) <= 0.
+    """log p(k) - log p_router(k), (K,): added to the logits of a router that saw p_router, for one of balanced rows.
+
+    p(k|x) is proportional to p(k) p(x|k) (Saerens et al. 2002, Neural Computation 14). SamplingError where
+    p_router(k) <= 0.
     """
     if router_prior_K.shape != prior_K.shape or not (router_prior_K > 0).all():
         raise SamplingError("the router's prior needs a probability above 0 for each expert")
@@ -38,16 +40,29 @@ def prior_ratio(prior_K: Tensor, router_prior_K: Tensor) -> Tensor:
 def fit_temperature(logits_NK: Tensor, expert_N: Tensor) -> float:
     """The temperature (0.001 to 1,000) with the least cross-entropy of the true experts, on held-out rows.
 
-    The cross-entropy is convex in 1 / T, so its only minimum is where the slope changes sign (bisection).
+    Temperature scaling (Guo et al. 2017, arXiv 1706.04599, section 4.2). The cross-entropy is convex in 1 / T, so
+    bisection of its slope finds the only minimum. Constant logits, which fit as well at any T, answer 1. Logits may be
+    -inf; rows whose true expert has one cost the same at any T and are left out. NotFiniteError for rows without a
+    posterior.
     """
     logits_NK = logits_NK.double()
+    if not logits_NK.softmax(dim=1).isfinite().all():
+        raise NotFiniteError("the router gave logits without a posterior (NaN, or -inf for every expert): check it")
+    possible_N = logits_NK.gather(1, expert_N[:, None])[:, 0] > -math.inf
+    logits_NK, expert_N = logits_NK[possible_N], expert_N[possible_N]
+    logits_NK = logits_NK - logits_NK.amax(dim=1, keepdim=True)
+    # The softmax is 0 at -inf: a finite number there keeps their product 0.
+    finite_NK = logits_NK.masked_fill(logits_NK == -math.inf, 0)
+    if not finite_NK.any():
+        return 1.0
     true_N = logits_NK.gather(1, expert_N[:, None])[:, 0]
 
     def slope(inverse: float) -> float:
-        expected_N = ((logits_NK * inverse).softmax(dim=1) * logits_NK).sum(dim=1)
+        expected_N = ((logits_NK * inverse).softmax(dim=1) * finite_NK).sum(dim=1)
         return float((expected_N - true_N).mean())
 
-    low, high = -math.log(LARGEST_TEMPERATURE), math.log(LARGEST_TEMPERATURE)
+    # Bisected in log(1 / T), so that small and large temperatures are as precise.
+    low, high = -math.log(MAX_TEMPERATURE), math.log(MAX_TEMPERATURE)
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if slope(math.exp(middle)) < 0 else (low, middle)

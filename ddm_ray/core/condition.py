@@ -1,4 +1,4 @@
-"""What an image is conditioned on: a class label, or a text as its encoder's tokens.
+"""The condition of an image: a class label, or a text as its encoder's tokens.
 
 Shapes: B rows, L tokens, E and P channels of the encoder's tokens and of its pooled vector.
 """
@@ -39,7 +39,7 @@ class Text:
 
 
 Condition = Tensor | Text
-"""Of B rows: class labels (int64, `num_classes` for none), or texts (the empty prompt's for none)."""
+"""Conditions of B rows: class labels (int64, `num_classes` for none), or texts (the empty prompt's for none)."""
 
 
 def join(conditions: Sequence[Condition]) -> Condition:

@@ -8,15 +8,17 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cache
+from typing import get_args
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from ddm_ray.core.names import PredictionName
 from ddm_ray.errors import ConfigError
 
 MAX_LOG_SNR = 2 * math.log(1000)
-"""Where a conversion would divide by alpha = 0 or sigma = 0, it is done where |log SNR| is this instead."""
+"""Largest |log SNR| of a conversion that divides by alpha or sigma: beyond, these are taken from here."""
 
 
 class Path(ABC):
@@ -46,7 +48,7 @@ class Path(ABC):
 
 
 class Linear(Path):
-    """Rectified flow: alpha = 1 - t, sigma = t."""
+    """Rectified flow (Liu et al. 2022, arXiv 2209.03003): alpha = 1 - t, sigma = t."""
 
     def alpha(self, t: Tensor) -> Tensor:
         return 1 - t
@@ -65,7 +67,10 @@ class Linear(Path):
 
 
 class Cosine(Path):
-    """Variance preserving: alpha = cos(pi t / 2), sigma = sin(pi t / 2)."""
+    """Variance preserving: alpha = cos(pi t / 2), sigma = sin(pi t / 2).
+
+    It's the schedule of Nichol and Dhariwal 2021 (arXiv 2102.09672, eq. 17) without its offset.
+    """
 
     def alpha(self, t: Tensor) -> Tensor:
         # Not the cosine of t: that one isn't exactly 0 at t = 1.
@@ -85,10 +90,10 @@ class Cosine(Path):
 
 
 class DDPM(Path):
-    """DDPM's 1,000 linear betas, 1e-4 to .02 (Ho et al. 2020): their step n is at t = n / 1000, n from 1.
+    """DDPM's 1,000 linear betas, 1e-4 to .02 (Ho et al. 2020, arXiv 2006.11239).
 
-    log(alpha^2) is linear in between, and slopes jump at a step (rounding decides whose they are there). At t = 1
-    alpha is .00635, not 0. sigma's slope is infinite at 0: it is that of t = 1e-5 there.
+    Their step n, from 1, is at t = n / 1000. log(alpha^2) is linear in between, so slopes jump at a step, where
+    rounding decides between both. At t = 1 alpha is .00635, not 0. sigma's slope is infinite at 0 and taken at 1e-5.
     """
 
     num_betas = 1000
@@ -131,7 +136,7 @@ def _ddpm_knots(dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 PATHS: dict[str, Path] = {"linear": Linear(), "cosine": Cosine(), "ddpm": DDPM()}
-PREDICTIONS = ("velocity", "noise", "data", "score")
+PREDICTIONS = get_args(PredictionName)
 
 
 @cache
@@ -143,7 +148,7 @@ def time_bounds(path: str, max_log_snr: float = MAX_LOG_SNR) -> tuple[float, flo
 
 @dataclass(frozen=True)
 class Flow:
-    """What a network was trained on: its path and what it predicts there. ConfigError for a name not known.
+    """Path and prediction that a network was trained for. ConfigError for a name not known.
 
     velocity is d x_t / d t of that path; score is that of p_t: -E[noise | x_t] / sigma(t).
     """
@@ -157,10 +162,10 @@ class Flow:
         if self.prediction not in PREDICTIONS:
             raise ConfigError(f"unknown prediction {self.prediction!r}: use one of {', '.join(PREDICTIONS)}")
 
-    def regular(self, t: Tensor, max_log_snr: float = MAX_LOG_SNR) -> Tensor:
-        """`t`, moved within `max_log_snr` from an end where this prediction doesn't tell data from noise.
+    def clamp_to_nonsingular(self, t: Tensor, max_log_snr: float = MAX_LOG_SNR) -> Tensor:
+        """`t`, moved to |log SNR| <= `max_log_snr` near an end where this prediction doesn't tell data from noise.
 
-        That is near 0 for data and score (sigma = 0), near 1 for noise and score (alpha = 0); never for velocity.
+        These ends are 0 for data and score (sigma = 0), 1 for noise and score (alpha = 0); velocity has none.
         """
         earliest, latest = time_bounds(self.path, max_log_snr)
         return t.clamp(
@@ -169,14 +174,14 @@ class Flow:
         )
 
 
-def along_batch(t_B: Tensor, like: Tensor) -> Tensor:
+def append_dims(t_B: Tensor, like: Tensor) -> Tensor:
     """`t_B` with its dtype kept and trailing dimensions of 1, so that it broadcasts over `like` (B, ...)."""
     return t_B.reshape(-1, *([1] * (like.ndim - 1)))
 
 
 def interpolate(data: Tensor, noise: Tensor, t_B: Tensor, path: str = "linear") -> Tensor:
     """x_t = alpha(t) data + sigma(t) noise; shape and dtype of `data`."""
-    t = along_batch(t_B.to(data.dtype), data)
+    t = append_dims(t_B.to(data.dtype), data)
     return PATHS[path].alpha(t) * data + PATHS[path].sigma(t) * noise
 
 
@@ -186,31 +191,32 @@ def velocity(data: Tensor, noise: Tensor) -> Tensor:
 
 
 def target(flow: Flow, data: Tensor, noise: Tensor, t_B: Tensor) -> Tensor:
-    """What a network of this flow predicts where data and noise are known: its regression target at x_t.
+    """The regression target of a network of this flow at x_t, from data and noise (B, ...); shape and dtype of `data`.
 
-    The score's is -noise / sigma, at the regular time; see train.objectives for how it is weighted.
+    The score's is -noise / sigma, at the nonsingular time (`Flow.clamp_to_nonsingular`).
     """
-    of_data, of_noise = _coefficients(flow, along_batch(flow.regular(t_B.to(data.dtype)), data))
+    of_data, of_noise = _coefficients(flow, append_dims(flow.clamp_to_nonsingular(t_B.to(data.dtype)), data))
     return of_data * data + of_noise * noise
 
 
-def ends(flow: Flow, x: Tensor, output: Tensor, t_B: Tensor) -> tuple[Tensor, Tensor]:
+def to_data_and_noise(flow: Flow, x: Tensor, output: Tensor, t_B: Tensor) -> tuple[Tensor, Tensor]:
     """(data, noise) such that x = alpha data + sigma noise and `output` is their prediction, in x's dtype.
 
-    Of an exact prediction they are E[data | x_t] and E[noise | x_t]. At a time that isn't regular both equations
-    are those of the regular time next to it (`Flow.regular`), so the result is finite at 0 and 1 too.
+    For an exact prediction they are E[data | x_t] and E[noise | x_t]. At a singular time both equations are those of
+    the nonsingular time next to it (`Flow.clamp_to_nonsingular`), so the result is finite at 0 and 1 too.
     """
-    t = along_batch(flow.regular(t_B.to(x.dtype)), x)
+    t = append_dims(flow.clamp_to_nonsingular(t_B.to(x.dtype)), x)
     alpha, sigma = PATHS[flow.path].alpha(t), PATHS[flow.path].sigma(t)
     of_data, of_noise = _coefficients(flow, t)
+    # Of the two equations for data and noise; it is 0 at singular times alone.
     determinant = alpha * of_noise - sigma * of_data
     data = (of_noise * x - sigma * output) / determinant
     return data, (alpha * output - of_data * x) / determinant
 
 
 def convert(source: Flow, prediction: str, x: Tensor, output: Tensor, t_B: Tensor) -> Tensor:
-    """The `prediction` that says of (x, t) on source's path what source's `output` does."""
-    return target(Flow(source.path, prediction), *ends(source, x, output, t_B), t_B)
+    """Source's `output` at (x, t) as a `prediction` on the same path."""
+    return target(Flow(source.path, prediction), *to_data_and_noise(source, x, output, t_B), t_B)
 
 
 def gaussian_velocity_slope(t_B: Tensor, data_std: float) -> Tensor:
@@ -223,7 +229,7 @@ def gaussian_velocity_slope(t_B: Tensor, data_std: float) -> Tensor:
 
 
 def _coefficients(flow: Flow, t: Tensor) -> tuple[Tensor, Tensor]:
-    """(a, b): the prediction is a data + b noise, at a regular t."""
+    """(a, b): the prediction is a data + b noise, at a nonsingular t."""
     path, zero, one = PATHS[flow.path], torch.zeros_like(t), torch.ones_like(t)
     if flow.prediction == "velocity":
         return path.alpha_slope(t), path.sigma_slope(t)

@@ -4,13 +4,16 @@ from torch import Tensor
 
 
 def guide(conditional: Tensor, unconditional: Tensor, scale: float) -> Tensor:
-    """v_uncond + scale (v_cond - v_uncond); 1 is the conditional field, 0 the unconditional one.
+    """v_uncond + scale (v_cond - v_uncond) (Ho and Salimans 2022, arXiv 2207.12598); 1 is conditional, 0 unconditional.
 
     For a mixture this is exact only *after* mixing: sum_k p(k|x,t,c) u_k(x,t,c) and sum_k p(k|x,t) u_k(x,t)
     each under its own posterior, then combined (guidance "mixture", strategy `full`). "per-expert" is the paper's:
     sum_k p(k|x,t,c) [u_k(x,t) + scale (u_k(x,t,c) - u_k(x,t))], each expert guided by itself under the conditional
-    posterior; another field (relative error .5 to .9 where tried). It lets guidance sharpen what an expert paints,
-    but not which experts paint. Sparse strategies do the same within the experts that they chose; under `once`
-    samples come from sum_k p(k|c) q_k(x|c), q_k being the guided distribution of expert k alone.
+    posterior; another field (relative error .4 to .9 where tried). Guidance then sharpens what each expert makes,
+    and doesn't move weight between experts. Sparse strategies do the same within the experts that they chose; under
+    `once` samples come from sum_k p(k|c) q_k(x|c), q_k being the guided distribution of expert k alone.
+
+    All but "mixture" under `full` jump at scale 0: without a condition they choose and weigh experts by p(k|x,t) and
+    p(k), at any other scale, however small, by p(k|x,t,c) and p(k|c).
     """
     return unconditional + scale * (conditional - unconditional)

@@ -14,13 +14,15 @@ import numpy as np
 from scipy import sparse
 
 from ddm_ray.core.balance import balanced
-from ddm_ray.errors import DataError
+from ddm_ray.errors import ConfigError, DataError
 
 Metric = Literal["euclidean", "spherical"]
 COARSE_RESTARTS = 5
 BLOCK = 4096
 TIE = 1e-5
 """Squared distances nearer than this share of the squared lengths are compared again in float64."""
+MAX_SQUARED_LENGTH = float(np.finfo(np.float32).max) / 16
+"""Distances between rows no longer than this, about their mean or not, are finite in float32."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +49,24 @@ def two_level_kmeans(
     """Fine k-means of the rows, then k-means of the fine centroids; equal rows in equal order give equal bits.
 
     At most N // 2 fine centroids are used, but never fewer than K. `max_share`: the coarse centroids are those of
-    clusters that hold at most this share of the rows. Raises DataError for fewer different rows than K, and, if
-    spherical, for rows without length.
+    clusters that hold at most this share of the rows. Raises DataError for fewer different rows than K, for rows that
+    aren't finite or are too long to have distances (spherical ones may be long), and, if spherical, for rows without
+    length; ConfigError for fewer iterations than 1.
     """
     num_rows, spherical = len(embeddings_ND), metric == "spherical"
     if num_rows < num_clusters:
         raise DataError(
             f"{num_rows} training rows can't fill {num_clusters} clusters; use fewer partition.num_clusters"
         )
-    num_fine = min(num_fine, max(num_clusters, num_rows // 2))
+    if iterations < 1:
+        raise ConfigError(f"k-means of {iterations} iterations has no centroids; use partition.iterations of 1 or more")
+    # Spherical rows are scaled to length 1 before distances: only their float64 length must be finite.
+    for begin, block_BD in zip(range(0, num_rows, BLOCK), _blocks(embeddings_ND), strict=True):
+        if spherical:
+            _squared_lengths(block_BD.astype(np.float64), np.inf, begin)
+        else:
+            _squared_lengths(_float32(block_BD), first_row=begin)
+    num_fine = max(num_clusters, min(num_fine, num_rows // 2))
     with _threads() as pool:
         drawn = np.random.default_rng(seed).choice(num_rows, num_fine, replace=False)
         fine = _kmeans(pool, embeddings_ND, drawn, iterations, spherical)
@@ -67,10 +78,10 @@ def two_level_kmeans(
         # Few points, so restarts cost nothing and spare the clusters an unlucky beginning.
         generator = np.random.default_rng([seed, 1])
         tries = [
-            _kmeans(pool, fine.centroids_KD, _apart(fine.centroids_KD, num_clusters, generator), iterations, spherical)
+            _kmeans(pool, fine.centroids_KD, _seed(fine.centroids_KD, num_clusters, generator), iterations, spherical)
             for _ in range(COARSE_RESTARTS)
         ]
-    coarse_KD = min(tries, key=lambda found: (-len(found.centroids_KD), found.loss)).centroids_KD
+    coarse_KD = min(tries, key=lambda fit: (-len(fit.centroids_KD), fit.loss)).centroids_KD
     if len(coarse_KD) < num_clusters:
         raise DataError(
             f"only {len(coarse_KD)} clusters of {num_clusters} were found; use fewer partition.num_clusters"
@@ -84,21 +95,24 @@ def two_level_kmeans(
 def assign(points_ND: np.ndarray, centroids_KD: np.ndarray) -> np.ndarray:
     """nearest_N int64: index of each row's nearest centroid (Euclidean), the lower of two that are equally near.
 
-    It is the row's alone: neither the rows beside it nor threads change it.
+    A row's index doesn't depend on the rows beside it or on threads. Raises DataError for rows that aren't
+    finite or are too long to have distances.
     """
     centroids_KD = _float32(centroids_KD)
+    _squared_lengths(centroids_KD)
     middle_D = centroids_KD.mean(axis=0)  # distances lose fewer digits about it
     points_ND, centred_KD = _float32(points_ND) - middle_D, centroids_KD - middle_D
+    length_N = _squared_lengths(points_ND)
     if not len(points_ND) or len(centroids_KD) == 1:
         return np.zeros(len(points_ND), np.int64)
     with _threads() as pool:
         blocks = list(pool.map(lambda block_BD: faiss.knn(block_BD, centred_KD, 2), _blocks(points_ND)))
     distance_N2, index_N2 = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
-    assert (index_N2 >= 0).all(), "embeddings must be finite"
+    assert (index_N2 >= 0).all()
     nearest_N: np.ndarray = index_N2[:, 0]
     # A matrix product rounds by a row's place in its block, which decides between centroids that are as good as equal.
     length_K = np.einsum("kd,kd->k", centred_KD, centred_KD)
-    scale_N = np.einsum("nd,nd->n", points_ND, points_ND) + length_K[index_N2].max(axis=1)
+    scale_N = length_N + length_K[index_N2].max(axis=1)
     centres_KD = centred_KD.astype(np.float64)
     for row in np.flatnonzero(distance_N2[:, 1] - distance_N2[:, 0] <= TIE * scale_N):
         nearest_N[row] = ((centres_KD - points_ND[row]) ** 2).sum(axis=1).argmin()
@@ -120,10 +134,10 @@ class _Fit:
     loss: float
 
 
-def _apart(points_ND: np.ndarray, k: int, generator: np.random.Generator) -> np.ndarray:
-    """k different rows, drawn by the squared distance to those drawn before (k-means++, Arthur and Vassilvitskii 2007).
+def _seed(points_ND: np.ndarray, k: int, generator: np.random.Generator) -> np.ndarray:
+    """k-means++ (Arthur and Vassilvitskii 2007): k different rows, drawn by squared distance to those drawn before.
 
-    Fewer, if there are no more that differ.
+    Fewer, if fewer differ.
     """
     points_ND = points_ND.astype(np.float64)
     chosen = [int(generator.integers(len(points_ND)))]
@@ -139,7 +153,7 @@ def _apart(points_ND: np.ndarray, k: int, generator: np.random.Generator) -> np.
 def _kmeans(
     pool: ThreadPoolExecutor, points_ND: np.ndarray, first_K: np.ndarray, iterations: int, spherical: bool
 ) -> _Fit:
-    """Lloyd's algorithm from the rows first_K; centroids that have no row in the end are left out.
+    """Lloyd's algorithm (Lloyd 1982) from the rows first_K; centroids that have no row in the end are left out.
 
     faiss finds the nearest, in blocks of their own whatever the threads, and sums are taken in the order of the rows:
     several threads of faiss's own would round otherwise.
@@ -149,6 +163,7 @@ def _kmeans(
     def step(block_BD: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         block_BD = unit_length(block_BD) if spherical else _float32(block_BD)
         distance_B1, nearest_B1 = faiss.knn(block_BD, centroids_KD, 1)
+        assert (nearest_B1 >= 0).all()  # -1 for a row without distances, which below would write out of bounds
         ones = (np.ones(len(block_BD), np.float32), nearest_B1[:, 0], np.arange(len(block_BD) + 1))
         sums_KD = sparse.csr_array(ones, shape=(len(block_BD), k)).T @ block_BD
         return nearest_B1[:, 0], distance_B1[:, 0], sums_KD
@@ -162,8 +177,8 @@ def _kmeans(
             distances.append(distance_B)
             sums_KD += part_KD
         nearest_N, distance_N = np.concatenate(nearest), np.concatenate(distances)
-        assert (nearest_N >= 0).all(), "embeddings must be finite"
         mass_K = np.bincount(nearest_N, minlength=k)
+        # Unit vectors that cancel have no mean direction: their centroid stays.
         size_K = np.linalg.norm(sums_KD, axis=1) if spherical else mass_K
         held_K = (mass_K > 0) & (size_K > 0)
         centroids_KD = centroids_KD.copy()
@@ -179,6 +194,19 @@ def _kmeans(
     return _Fit(centroids_KD[mass_K > 0], mass_K[mass_K > 0], float(distance_N.sum(dtype=np.float64)))
 
 
+def _squared_lengths(points_ND: np.ndarray, most: float = MAX_SQUARED_LENGTH, first_row: int = 0) -> np.ndarray:
+    """length_N; DataError for a row beyond `most` or not finite, for which faiss would answer -1 as the nearest."""
+    length_N: np.ndarray = np.einsum("nd,nd->n", points_ND, points_ND)
+    broken_N = ~(length_N < most)  # NaN too
+    if broken_N.any():
+        row = int(broken_N.argmax())
+        raise DataError(
+            f"row {first_row + row} of the embeddings has no distances: its largest value is"
+            f" {np.abs(points_ND[row]).max():.3g}; leave it out, or check the embedder"
+        )
+    return length_N
+
+
 def _blocks(points_ND: np.ndarray) -> Iterator[np.ndarray]:
     return (points_ND[begin : begin + BLOCK] for begin in range(0, len(points_ND), BLOCK))
 
@@ -189,6 +217,6 @@ def _float32(points_ND: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def _threads() -> Iterator[ThreadPoolExecutor]:
-    """As many threads as faiss would use, each of which calls it as its only one."""
+    """As many threads as faiss would use; faiss itself uses one in each."""
     with ThreadPoolExecutor(faiss.omp_get_max_threads(), initializer=lambda: faiss.omp_set_num_threads(1)) as pool:
         yield pool

@@ -1,4 +1,4 @@
-"""The mixture u = sum_k p(k|x,t,c) u_k: its weights, and the sum over the experts that a routing names.
+"""The mixture u = sum_k p(k|x,t,c) u_k (arXiv 2501.05450): its weights, and the sum over the experts of a routing.
 
 Shapes: B rows, K experts, C classes and the null one, R rows of one expert; ... dimensions of an image.
 """
@@ -9,45 +9,50 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ddm_ray.core.flow import along_batch
+from ddm_ray.core.flow import append_dims
 from ddm_ray.core.routing import Routing
 from ddm_ray.errors import NotFiniteError, SamplingError
 
 
 @dataclass(frozen=True)
 class ExpertRows:
-    """The rows (int64 indices into the batch) that one expert works on, and its weight in each, above 0."""
+    """Rows of the batch (int64 indices) that use one expert, and its weight in each, above 0."""
 
     expert: int
     rows_R: Tensor
     weights_R: Tensor
 
 
-def posterior(logits_BK: Tensor, alive_K: Tensor | None = None) -> Tensor:
-    """p(k|x,t,c) from the router's logits, over the experts that are alive (bool; None: all); rows sum to 1.
+def posterior(logits_BK: Tensor, available_K: Tensor | None = None, prior_K: Tensor | None = None) -> Tensor:
+    """p(k|x,t,c) from the router's logits, over the available experts (bool; None: all); rows sum to 1.
 
-    A logit of -inf is a probability of 0. NotFiniteError where a row has no finite probability.
+    A logit of -inf is a probability of 0. A row that gives the available experts none falls back to their marginal
+    `prior_K` (None: uniform), as in `available_prior`. NotFiniteError where the logits have no posterior at all,
+    SamplingError if no expert is available.
     """
-    if alive_K is not None:
-        logits_BK = logits_BK.masked_fill(~alive_K, -torch.inf)
     probs_BK = logits_BK.softmax(dim=1)
     if not probs_BK.isfinite().all():
-        raise NotFiniteError("the router gave logits without a posterior (NaN, or no expert alive): check it")
-    return probs_BK
+        raise NotFiniteError("the router gave logits without a posterior (NaN, or -inf for every expert): check it")
+    if available_K is None or available_K.all():
+        return probs_BK
+    prior_1K = torch.ones_like(probs_BK[:1]) if prior_K is None else prior_K[None].to(probs_BK)
+    marginal_1K = available_prior(prior_1K, available_K)
+    probs_BK = logits_BK.masked_fill(~available_K, -torch.inf).softmax(dim=1)
+    return torch.where(probs_BK.isfinite(), probs_BK, marginal_1K)
 
 
-def alive_prior(prior_CK: Tensor, alive_K: Tensor | None = None) -> Tensor:
-    """p(k|c) renormalised over the experts that are alive; the last row is the marginal p(k).
+def available_prior(prior_CK: Tensor, available_K: Tensor | None = None) -> Tensor:
+    """p(k|c), (C, K), renormalised over the available experts; the last row is the marginal p(k).
 
-    A class that lives in dead experts alone falls back to the marginal over the living, and that to uniform.
-    SamplingError if no expert is alive.
+    A class that none of these has falls back to their marginal, and that to uniform.
+    SamplingError if no expert is available.
     """
-    if alive_K is None:
+    if available_K is None:
         return prior_CK
-    if not alive_K.any():
-        raise SamplingError("no expert is alive: sampling needs one at least")
-    masked_CK = prior_CK * alive_K
-    marginal_K = masked_CK[-1] if masked_CK[-1].sum() > 0 else alive_K.to(prior_CK.dtype)
+    if not available_K.any():
+        raise SamplingError("no expert is available: sampling needs one at least")
+    masked_CK = prior_CK * available_K
+    marginal_K = masked_CK[-1] if masked_CK[-1].sum() > 0 else available_K.to(prior_CK.dtype)
     masked_CK = torch.where(masked_CK.sum(dim=1, keepdim=True) > 0, masked_CK, marginal_K)
     return masked_CK / masked_CK.sum(dim=1, keepdim=True)
 
@@ -69,6 +74,6 @@ def mix(groups: Sequence[ExpertRows], velocities: Sequence[Tensor], num_rows: in
     # Experts come in ascending order, so a row's sum has one order whatever its batch mates are routed to.
     mixed = velocities[0].new_zeros(num_rows, *velocities[0].shape[1:])
     for group, velocity in zip(groups, velocities, strict=True):
-        weights = along_batch(group.weights_R.to(velocity.dtype), velocity)
+        weights = append_dims(group.weights_R.to(velocity.dtype), velocity)
         mixed.index_add_(0, group.rows_R, weights * velocity)
     return mixed

@@ -1,10 +1,10 @@
-"""Strategies: which experts paint an image, with which weights.
+"""Strategies: the experts that each image uses, and their weights.
 
-A strategy turns probabilities of the experts into a `Routing`. What it costs is counted in experts per velocity; the
-router costs once per step, or once per velocity for `full`. Shapes: B rows, K experts, k experts kept per row.
+A strategy turns probabilities of the experts into a `Routing`. Costs below are experts per velocity; the router is
+asked once per velocity, or once per step where each row has one expert. Shapes: B rows, K experts, k experts kept per
+row.
 """
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from ddm_ray.core.names import parse_strategy_name
 from ddm_ray.errors import SamplingError
 
 
@@ -42,7 +43,10 @@ class Routing:
 
 
 class Strategy(ABC):
-    """A way to choose experts: `when` (at the trajectory's start, each step, each velocity), and if by chance."""
+    """A way to choose experts. `when`: at the trajectory's start, at each step or at each velocity; `draws`: by chance.
+
+    A strategy that chooses at each step holds its experts within the step and reweighs them at each velocity.
+    """
 
     when: ClassVar[Literal["start", "step", "velocity"]] = "step"
     draws: ClassVar[bool] = False
@@ -52,8 +56,18 @@ class Strategy(ABC):
         """The routing for rows with these probabilities of the experts: the router's posterior, or the prior.
 
         `before`: the rows' routing at the step before, None at the first. `uniforms_BK`, for strategies that draw:
-        numbers in [0, 1) from a stream that has nothing to do with the images' noise.
+        numbers in [0, 1) from a stream that is independent of the images' noise.
         """
+
+    def reweigh(self, held: Routing, probs_BK: Tensor) -> Routing:
+        """The step's experts with the weights that these probabilities, of a later velocity, give them.
+
+        Rows whose experts all have probability 0 keep their weights.
+        """
+        # With the weights of the step's start, solvers of second order would be of first order.
+        weights_Bk = probs_BK.gather(1, held.experts_Bk) * (held.weights_Bk > 0)
+        total_B1 = weights_Bk.sum(dim=1, keepdim=True)
+        return Routing(held.experts_Bk, torch.where(total_B1 > 0, weights_Bk / total_B1, held.weights_Bk))
 
 
 @dataclass(frozen=True)
@@ -103,7 +117,7 @@ class Oracle(Strategy):
 
 @dataclass(frozen=True)
 class TopK(Strategy):
-    """The `kept` likeliest experts, chosen at the start of a step and held within it.
+    """The `kept` likeliest experts of each step: the paper's top-k.
 
     Cost: `kept`. Biased: near t = 1 the posterior is the prior, so the largest clusters are over-drawn (top-1
     worst), and more steps don't mend it.
@@ -149,7 +163,7 @@ class Threshold(Strategy):
 
 @dataclass(frozen=True)
 class Nucleus(Strategy):
-    """The fewest experts that together have a probability of `mass`, mixed, not drawn.
+    """The fewest experts that together have a probability of `mass` (Holtzman et al. 2020, arXiv 1904.09751), mixed.
 
     `temperature` T takes p^(1/T) for both choice and weights: below 1 sharpens towards top-1, above 1 flattens.
     Cost: 1 to K, most near t = 1. Biased by what it drops, at most 1 - `mass` of the weight, and by T.
@@ -159,12 +173,17 @@ class Nucleus(Strategy):
     temperature: float = 1.0
 
     def route(self, probs_BK: Tensor, before: Routing | None, uniforms_BK: Tensor | None) -> Routing:
-        if self.temperature != 1:
-            probs_BK = (probs_BK.log() / self.temperature).softmax(dim=1)
+        probs_BK = self._tempered(probs_BK)
         sorted_BK, order_BK = torch.sort(probs_BK, dim=1, descending=True, stable=True)
         # An expert is kept if those before it have not reached the mass yet.
         kept_BK = sorted_BK.cumsum(dim=1) - sorted_BK < self.mass
         return keep(probs_BK, torch.zeros_like(kept_BK).scatter(1, order_BK, kept_BK))
+
+    def reweigh(self, held: Routing, probs_BK: Tensor) -> Routing:
+        return super().reweigh(held, self._tempered(probs_BK))
+
+    def _tempered(self, probs_BK: Tensor) -> Tensor:
+        return probs_BK if self.temperature == 1 else (probs_BK.log() / self.temperature).softmax(dim=1)
 
 
 @dataclass(frozen=True)
@@ -181,7 +200,7 @@ class SampleK(Strategy):
 
     def route(self, probs_BK: Tensor, before: Routing | None, uniforms_BK: Tensor | None) -> Routing:
         assert uniforms_BK is not None
-        # The largest of log p + Gumbel noise are draws without replacement.
+        # The largest of log p + Gumbel noise are draws without replacement (Kool et al. 2019, arXiv 1903.06059).
         tiny = torch.finfo(torch.float64).tiny
         gumbel_BK = -(-uniforms_BK.double().clamp(min=tiny).log()).log()
         chosen_Bk = (probs_BK.double().log() + gumbel_BK).topk(self.drawn, dim=1).indices
@@ -189,48 +208,26 @@ class SampleK(Strategy):
         return Routing(chosen_Bk, weights_Bk / weights_Bk.sum(dim=1, keepdim=True))
 
 
-NUMBER = r"(\d+(?:\.\d+)?)"
-GRAMMAR: dict[str, Callable[..., Strategy]] = {
+KINDS: dict[str, Callable[..., Strategy]] = {
     "full": Full,
     "once": Once,
     "oracle": Oracle,
-    r"top-([1-9]\d*)": lambda kept: TopK(int(kept)),
-    rf"sticky(?:-{NUMBER})?": lambda margin: Sticky() if margin is None else Sticky(float(margin)),
-    rf"threshold-{NUMBER}": lambda least: Threshold(float(least)),
-    rf"nucleus-{NUMBER}(?:-{NUMBER})?": lambda mass, T: Nucleus(float(mass), 1.0 if T is None else float(T)),
-    r"sample-([1-9]\d*)": lambda drawn: SampleK(int(drawn)),
+    "top": lambda kept: TopK(int(kept)),
+    "sticky": Sticky,
+    "threshold": Threshold,
+    "nucleus": Nucleus,
+    "sample": lambda drawn: SampleK(int(drawn)),
 }
+"""Constructors of the strategies of each kind in `names.STRATEGIES`, from the numbers in their names."""
 
 
 def parse_strategy(name: str, num_experts: int) -> Strategy:
-    """The strategy called `name`, SamplingError if there is none.
-
-    full, once, oracle, top-k, sample-k (k from 1 to K), sticky or sticky-M (margin M in [0, 1)), threshold-P
-    (P in (0, 1)), nucleus-P or nucleus-P-T (P in (0, 1], temperature T > 0).
-    """
-    for pattern, build in GRAMMAR.items():
-        if match := re.fullmatch(pattern, name):
-            strategy = build(*match.groups())
-            if _in_range(strategy, num_experts):
-                return strategy
-    raise SamplingError(
-        f"unknown strategy {name!r} for {num_experts} experts: use once, full, oracle, top-k, sample-k (k from 1 to"
-        f" {num_experts}), sticky-M (M in [0, 1)), threshold-P (P in (0, 1)), nucleus-P or nucleus-P-T (P in (0, 1],"
-        " temperature T > 0)"
-    )
-
-
-def _in_range(strategy: Strategy, num_experts: int) -> bool:
-    match strategy:
-        case TopK(kept=number) | SampleK(drawn=number):
-            return number <= num_experts
-        case Sticky(margin=margin):
-            return margin < 1
-        case Threshold(least=least):
-            return 0 < least < 1
-        case Nucleus(mass=mass, temperature=temperature):
-            return 0 < mass <= 1 and temperature > 0
-    return True
+    """The strategy called `name` (grammar: core.names); SamplingError if there is none for so many experts."""
+    try:
+        kind, numbers = parse_strategy_name(name, num_experts)
+    except ValueError as error:
+        raise SamplingError(str(error)) from None
+    return KINDS[kind](*numbers)
 
 
 def keep(probs_BK: Tensor, kept_BK: Tensor) -> Routing:

@@ -2,20 +2,19 @@
 
 import math
 
-from ddm_ray.errors import ConfigError
-
-SCHEDULES = ("constant", "cosine", "linear", "inverse-sqrt")
+from ddm_ray.core.names import ScheduleName
 
 
-def learning_rate(step: int, *, schedule: str, base: float, final: float, warmup_steps: int, steps: int) -> float:
+def learning_rate(
+    step: int, *, schedule: ScheduleName, base: float, final: float, warmup_steps: int, steps: int
+) -> float:
     """The rate of `step` (0 .. steps - 1): base (step + 1) / warmup_steps at first, then as `schedule` says.
 
     cosine (arXiv 1608.03983, eq. 5) and linear fall from `base`, the warm-up's last rate, to exactly `final` at the
     last step; inverse-sqrt is base sqrt(warmup_steps / (step + 1)), the warm-up being one step at least (arXiv
-    1706.03762, eq. 3). ConfigError for a schedule not known.
+    1706.03762, eq. 3).
     """
-    if schedule not in SCHEDULES:
-        raise ConfigError(f"unknown schedule {schedule!r}: use one of {', '.join(SCHEDULES)}")
+    # The step at which the warm-up ends: the first one where there is none.
     peak = max(warmup_steps, 1) - 1
     if step < peak:
         return base * ((step + 1) / warmup_steps)

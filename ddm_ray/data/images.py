@@ -1,4 +1,4 @@
-"""Encoded images <-> pixels: what a decoder makes of any file, and why it can't. H x W pixels, C channels."""
+"""Encoded images to pixels and back; a line of reason for files that can't be decoded. H x W pixels, C channels."""
 
 import io
 import re
@@ -9,6 +9,9 @@ import zlib
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from ddm_ray.errors import one_line
+from ddm_ray.pictures.png import to_png
+
 # By content, whatever a file is called. Not all that Pillow knows: one of its plug-ins starts another program.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000")
 # By which they are found in a source: all that Pillow calls these formats.
@@ -18,8 +21,8 @@ EXTENSIONS = (
     | frozenset({"jp2", "j2k", "j2c", "jpc", "jpf", "jpx"})
 )
 MODES = {1: "L", 3: "RGB"}
-MOST_PIXELS = 89_478_485
-"""Of one image: where Pillow begins to warn of a decompression bomb."""
+MAX_PIXELS = 89_478_485
+"""Maximum pixels of an image: where Pillow begins to warn of a decompression bomb."""
 DECODER_ERRORS = (
     OSError,
     SyntaxError,
@@ -28,7 +31,7 @@ DECODER_ERRORS = (
     struct.error,
     zlib.error,
     Image.DecompressionBombError,
-    # What damaged headers end in, in one or another of Pillow's plug-ins.
+    # Raised for damaged headers by one or another of Pillow's plug-ins.
     ArithmeticError,
     AssertionError,
     AttributeError,
@@ -48,9 +51,9 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_MOST_LETTERS = 200
+_MAX_LETTERS = 200
 
-# `decode` refuses bombs itself; what else Pillow has to say of a file would be said a million times.
+# `decode` refuses bombs itself; Pillow's other warnings would come once for each of millions of files.
 warnings.filterwarnings("ignore", module="PIL")
 
 
@@ -58,14 +61,14 @@ def decode(encoded: bytes | None, shape: tuple[int, int, int]) -> np.ndarray:
     """pixels_HWC uint8 of `shape` (C, H, W): the first frame, upright, over white, its centre cropped and resized.
 
     Pixels of an image that has the size already are untouched. Raises one of DECODER_ERRORS, also for a file that
-    ends early and for more than MOST_PIXELS; `rejection` puts it into a line.
+    ends early and for more than MAX_PIXELS; `rejection` puts it into a line.
     """
     if not encoded:
         raise ValueError("empty file")
     num_channels, height, width = shape
     with Image.open(io.BytesIO(encoded), formats=FORMATS) as opened:
-        if opened.width * opened.height > MOST_PIXELS:
-            raise Image.DecompressionBombError(f"{opened.width} x {opened.height} pixels are more than {MOST_PIXELS}")
+        if opened.width * opened.height > MAX_PIXELS:
+            raise Image.DecompressionBombError(f"{opened.width} x {opened.height} pixels are more than {MAX_PIXELS}")
         opened.load()
         image = _plain(opened, MODES[num_channels])
         image = image.transpose(_UPRIGHT[turn]) if (turn := _orientation(opened)) in _UPRIGHT else image
@@ -75,13 +78,13 @@ def decode(encoded: bytes | None, shape: tuple[int, int, int]) -> np.ndarray:
 
 
 def rejection(error: BaseException) -> str:
-    """Why an image can't be used, as one line that is the same every time."""
+    """One line on why an image can't be used, the same every time."""
     if isinstance(error, UnidentifiedImageError):
         text = "not an image of a known format"  # Pillow's own message has a memory address in it
     else:
-        text = " ".join(re.sub(r"<[^<>]* at 0x[0-9a-f]+>", "the file", str(error)).split())
+        text = one_line(re.sub(r"<[^<>]* at 0x[0-9a-f]+>", "the file", str(error)))
     text = text.encode("utf-8", "backslashreplace").decode()
-    return f"{type(error).__name__}: {text[:_MOST_LETTERS]}".removesuffix(": ")
+    return f"{type(error).__name__}: {text[:_MAX_LETTERS]}".removesuffix(": ")
 
 
 def thumbnail(pixels_HWC: np.ndarray, side: int = 64) -> bytes:
@@ -95,9 +98,7 @@ def thumbnail(pixels_HWC: np.ndarray, side: int = 64) -> bytes:
 
 def png(pixels: np.ndarray, compression: int = 6) -> bytes:
     """An image uint8, (H, W), (H, W, 1) or (H, W, 3), as a PNG file; compression 0 to 9."""
-    buffer = io.BytesIO()
-    _image(pixels).save(buffer, format="PNG", compress_level=compression)
-    return buffer.getvalue()
+    return to_png(_image(pixels), compression)
 
 
 def _image(pixels: np.ndarray) -> Image.Image:

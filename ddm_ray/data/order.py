@@ -1,4 +1,4 @@
-"""A row's place in orders that depend on its id alone, never on when or where it was made."""
+"""Orders of rows that depend on their ids alone, never on when or where a row was made."""
 
 import hashlib
 from collections.abc import Iterable
@@ -6,13 +6,13 @@ from collections.abc import Iterable
 import numpy as np
 
 
-def places(ids: Iterable[str]) -> np.ndarray:
-    """place_N float64 in [0, 1), uniform; the rows of the lowest places are held out."""
+def holdout_fractions(ids: Iterable[str]) -> np.ndarray:
+    """fraction_N float64 in [0, 1), uniform; rows whose fraction is below `data.heldout` are held out."""
     return np.array([int.from_bytes(_digest(row_id)[:6]) / 2**48 for row_id in ids], dtype=np.float64)
 
 
-def ranks(ids: Iterable[str]) -> np.ndarray:
-    """rank_N uint64, uniform and independent of the places: samples and shards are in this order."""
+def shuffle_keys(ids: Iterable[str]) -> np.ndarray:
+    """key_N uint64, uniform and independent of the holdout fractions; samples and shards are in this order."""
     return np.array([int.from_bytes(_digest(row_id)[8:16]) for row_id in ids], dtype=np.uint64)
 
 

@@ -7,13 +7,14 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from ddm_ray.errors import StorageError
+from ddm_ray.errors import Give, as_storage_error
 
 # Locks of a folder that hosts share may not be: each removes its own leftovers alone.
 PREFIX = f"ddm-scratch-{platform.node()}-"
+OTHER_SCRATCH = Give("scratch", "choose another folder")
 
 
 @contextmanager
@@ -28,7 +29,7 @@ def scratch_folder(below: str | None) -> Iterator[Path]:
             _remove(lock)
     lock = where / f"{PREFIX}{uuid.uuid4().hex}.lock"
     with ExitStack() as held:
-        with told(where):
+        with as_scratch_error(where):
             # Locked before there is a folder, so that nobody takes it for one that was left.
             held.enter_context(locked(lock, fcntl.LOCK_EX))
             held.callback(_remove, lock)
@@ -36,14 +37,9 @@ def scratch_folder(below: str | None) -> Iterator[Path]:
         yield lock.with_suffix("")
 
 
-@contextmanager
-def told(folder: Path) -> Iterator[None]:
-    """What the local disk refuses in a scratch folder, as a StorageError of one line that names it and the way out."""
-    try:
-        yield
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else " ".join(str(error).split())[:120]
-        raise StorageError(f"{folder}: {reason}; choose another folder with --scratch") from None
+def as_scratch_error(folder: Path) -> AbstractContextManager[None]:
+    """Turn what the local disk refuses in a scratch folder into a StorageError that names it and the way out."""
+    return as_storage_error(folder, OTHER_SCRATCH)
 
 
 def _remove(lock: Path) -> None:

@@ -7,16 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 
 from ddm_ray.config import TextConfig
 from ddm_ray.core.condition import Text
 from ddm_ray.data.schema import TEXT
 from ddm_ray.errors import CorruptArtifact
-
-NULL_TEXT = "null_text.safetensors"
-TOKENS, POOLED = "tokens_LE", "pooled_P"
+from ddm_ray.models import null_text
 
 
 def stored_tokens(text: Text) -> list[bytes]:
@@ -49,12 +45,10 @@ def texts(tokens: Sequence[bytes], pooled: np.ndarray | None, config: TextConfig
 
 
 def null_text_bytes(text: Text) -> bytes:
-    """A safetensors file of one row, the empty prompt's: float16 `tokens_LE`, those that count, and any `pooled_P`."""
-    assert len(text) == 1
-    tensors = {TOKENS: text.tokens_BLE[0][text.mask_BL[0]]}
-    if text.pooled_BP is not None:
-        tensors[POOLED] = text.pooled_BP[0]
-    return save({name: tensor.to(torch.float16).cpu().contiguous() for name, tensor in tensors.items()})
+    """The file of the empty prompt's text (models.null_text), stored as rows are: float16, the tokens that count."""
+    tokens_1LE = text.tokens_BLE[:, text.mask_BL[0]].to(torch.float16)
+    pooled_1P = None if text.pooled_BP is None else text.pooled_BP.to(torch.float16)
+    return null_text.to_bytes(Text(tokens_1LE, torch.ones(tokens_1LE.shape[:2], dtype=torch.bool), pooled_1P))
 
 
 def read_null_text(data: bytes, where: str, config: TextConfig | None = None) -> Text:
@@ -62,21 +56,15 @@ def read_null_text(data: bytes, where: str, config: TextConfig | None = None) ->
 
     Raises CorruptArtifact naming `where` if the file isn't whole or of other sizes than `config`'s.
     """
-    try:
-        tensors = load(data)
-    except SafetensorError as error:
-        raise CorruptArtifact(f"{where}: not whole safetensors ({' '.join(str(error).split())[:120]})") from None
-    tokens_LE, pooled_P = tensors.get(TOKENS), tensors.get(POOLED)
-    if tokens_LE is None or tokens_LE.ndim != 2 or not len(tokens_LE) or tensors.keys() - {TOKENS, POOLED}:
-        raise CorruptArtifact(f"{where}: not a text but tensors {', '.join(sorted(tensors)) or 'none'}")
-    pooled_1P = None if pooled_P is None else pooled_P[None].float()
+    text = null_text.read(data, where)
+    pooled_1P = None if text.pooled_BP is None else text.pooled_BP.float()
     if config is None:
-        return Text(tokens_LE[None].float(), torch.ones(1, len(tokens_LE), dtype=torch.bool), pooled_1P)
-    found = None if pooled_P is None else pooled_P.numel()
-    if tokens_LE.shape[1] != config.dim or len(tokens_LE) > config.tokens or found != config.pooled_dim:
+        return Text(text.tokens_BLE.float(), text.mask_BL, pooled_1P)
+    _, num_tokens, width = text.tokens_BLE.shape
+    pooled_dim = None if pooled_1P is None else pooled_1P.shape[1]
+    if width != config.dim or num_tokens > config.tokens or pooled_dim != config.pooled_dim:
         raise CorruptArtifact(
-            f"{where}: {len(tokens_LE)} tokens of {tokens_LE.shape[1]} channels and a pooled vector of {found},"
+            f"{where}: {num_tokens} tokens of {width} channels and a pooled vector of {pooled_dim},"
             f" not {config.tokens}, {config.dim} and {config.pooled_dim} (data.text)"
         )
-    stored = tokens_LE.to(torch.float16).numpy().astype(TEXT).tobytes()
-    return texts([stored], None if pooled_1P is None else pooled_1P.numpy(), config)
+    return texts(stored_tokens(text), None if pooled_1P is None else pooled_1P.numpy(), config)

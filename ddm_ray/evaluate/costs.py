@@ -1,8 +1,10 @@
-"""What training cost, from the manifests of the finished jobs."""
+"""Costs of training, from the manifests of the finished jobs."""
 
 from dataclasses import dataclass
 
-from ddm_ray.storage.run import MONOLITH, ROUTER, Run
+from ddm_ray.storage.graph import MONOLITH, ROUTER, Artifact
+from ddm_ray.storage.info import TrainedInfo
+from ddm_ray.storage.run import Run
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class JobCost:
 
 @dataclass(frozen=True)
 class TrainingCost:
-    """All jobs, and what the paper promises: experts together cost the monolith, the router a few percent."""
+    """All jobs, and the paper's promise: experts together cost as much as the monolith, the router a few percent."""
 
     jobs: list[JobCost]
     experts_flops: float
@@ -41,15 +43,15 @@ def training_cost(run: Run) -> TrainingCost:
     )
 
 
-def _job(run: Run, artifact: str) -> JobCost:
-    info = run.require(artifact).info
+def _job(run: Run, artifact: Artifact) -> JobCost:
+    info = TrainedInfo.of(run.require(artifact))
     return JobCost(
         job=artifact,
-        parameters=info["parameters"],
-        steps=info["step"],
-        rows_seen=info["rows_seen"],
-        flops=info["training_flops"],
-        seconds=info["seconds"],
-        attempts=info["attempts"],
-        loss=info["loss"],
+        parameters=info.parameters,
+        steps=info.step,
+        rows_seen=info.rows_seen,
+        flops=info.training_flops,
+        seconds=info.seconds,
+        attempts=info.attempts,
+        loss=info.loss,
     )

@@ -1,4 +1,4 @@
-"""A small classifier of the run's own real images: its features and its opinion measure samples.
+"""A small classifier, fitted to the run's own real images; its features and its classes measure samples.
 
 Shapes: N rows, C channels, H, W, D features.
 """
@@ -43,7 +43,7 @@ class FeatureNet(nn.Module):
 
 @dataclass(frozen=True)
 class Seen:
-    """What the classifier sees in images: float64 features, and the likeliest class (int64)."""
+    """The classifier's view of images: float64 features, and the likeliest class (int64)."""
 
     features_ND: np.ndarray
     class_N: np.ndarray
@@ -78,7 +78,7 @@ def train_features(
 
 @torch.inference_mode()
 def see(net: FeatureNet, images_NCHW: Tensor) -> Seen:
-    """Features and classes of images in [-1, 1]; values outside are clipped, as they are in pictures."""
+    """Features and classes of images in [-1, 1]; values outside are clipped, as in pictures."""
     features, classes = [], []
     for images in images_NCHW.clamp(-1, 1).split(CHUNK):
         features_ND, logits = net(images)

@@ -1,4 +1,4 @@
-"""Which images the report shows: every model on the same seeds, and every expert beside its cluster.
+"""Images of the report: every model on the same seeds, and every expert beside its cluster.
 
 Shapes: B images, CHW image.
 """
@@ -10,15 +10,15 @@ from PIL import Image
 from torch import Tensor
 
 from ddm_ray.config import RunConfig
-from ddm_ray.core.streams import seeds
-from ddm_ray.data.loader import Rows
+from ddm_ray.core.streams import SeedPurpose, seeds
+from ddm_ray.data.loading.loader import Rows
 from ddm_ray.evaluate.samples import sample
-from ddm_ray.sampling.checkpoint import Models, monolith_info
-from ddm_ray.sampling.grid import GridRow, grid
+from ddm_ray.pictures.grid import GridRow, grid
 from ddm_ray.sampling.request import SampleRequest
+from ddm_ray.sampling.run_models import Models, monolith_info
 from ddm_ray.storage.run import Run
 
-MOST_CLASSES, PER_CLASS, PER_CLUSTER = 10, 3, 16
+MAX_CLASSES, PER_CLASS, PER_CLUSTER = 10, 3, 16
 
 
 def labels_B(request: SampleRequest) -> Tensor:
@@ -28,13 +28,13 @@ def labels_B(request: SampleRequest) -> Tensor:
 
 
 def class_request(config: RunConfig, train: Rows, request: SampleRequest) -> SampleRequest:
-    """PER_CLASS images of each of the first MOST_CLASSES classes that have training rows."""
-    label_B = train.label_N.unique(sorted=True)[:MOST_CLASSES].repeat_interleave(PER_CLASS)
-    return replace(request, seeds=seeds(config.evaluate.seed, len(label_B), purpose=1), condition=label_B)
+    """Request like `request` for PER_CLASS images of each of the first MAX_CLASSES classes with training rows."""
+    label_B = train.label_N.unique(sorted=True)[:MAX_CLASSES].repeat_interleave(PER_CLASS)
+    return replace(request, seeds=seeds(config.evaluate.seed, len(label_B), SeedPurpose.GRID), condition=label_B)
 
 
 def real_images(train: Rows, request: SampleRequest) -> Tensor:
-    """The first training rows of the classes of `class_request`, taken again where a class has too few."""
+    """The first training rows of each class of a `class_request`, repeated if a class has fewer than PER_CLASS."""
     chosen = []
     for label in labels_B(request)[::PER_CLASS]:
         rows = torch.nonzero(train.label_N == label)[:, 0]
@@ -43,20 +43,15 @@ def real_images(train: Rows, request: SampleRequest) -> Tensor:
 
 
 def experts_figure(run: Run, mixture: Models, train: Rows) -> Image.Image:
-    """For each cluster real rows spread over its classes, and its expert's own samples of the same labels."""
+    """Two lines for each cluster: real rows spread over its classes, and its expert's samples of the same labels."""
     config, rows = run.config, []
     for cluster in range(mixture.info.num_experts):
         members = torch.nonzero(train.cluster_N == cluster)[:, 0]
         members = members[train.label_N[members].argsort(stable=True)]
         count = min(PER_CLUSTER, len(members))
         spread = members[torch.linspace(0, len(members) - 1, count).round().long()]
-        request = SampleRequest(
-            seeds(config.evaluate.seed, count, purpose=2),
-            train.label_N[spread],
-            steps=config.sample.steps,
-            guidance_scale=config.sample.guidance_scale,
-            solver=config.sample.solver,
-        )
+        sampled_seeds = seeds(config.evaluate.seed, count, SeedPurpose.EXPERTS)
+        request = SampleRequest(sampled_seeds, train.label_N[spread], config.sample.changed(strategy="once"))
         alone = Models(monolith_info(run), (mixture.experts[cluster],), None, mixture.device)
         rows.append(GridRow(f"cluster {cluster}, real", train.data_NCHW[spread]))
         rows.append(GridRow(f"expert {cluster}", sample(alone, request).sampled.images_BCHW))

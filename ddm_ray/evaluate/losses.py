@@ -1,20 +1,21 @@
-"""Held-out flow-matching loss of monolith and mixture, sparse or not, on the same noise and times.
+"""Held-out flow-matching loss of monolith and mixture, by strategy, on the same noise and times.
 
 Shapes: N rows, B rows of a chunk, CHW image, K experts, T bins of t.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ddm_ray.core.calibration import cross_entropy, fit_temperature
+from ddm_ray.core.calibration import Calibration, cross_entropy, fit_temperature
 from ddm_ray.core.flow import interpolate, velocity
 from ddm_ray.core.mixture import posterior
-from ddm_ray.core.routing import parse_strategy
-from ddm_ray.data.loader import Rows
-from ddm_ray.sampling.checkpoint import Models
+from ddm_ray.core.routing import Sticky, Strategy, parse_strategy
+from ddm_ray.data.loading.loader import Rows
 from ddm_ray.sampling.driver import Field
+from ddm_ray.sampling.run_models import Models
 
 CHUNK = 256
 BINS = 10
@@ -22,7 +23,7 @@ BINS = 10
 
 @dataclass(frozen=True)
 class Loss:
-    """Mean squared error of the velocity per pixel, its standard error over rows, and it by tenths of t."""
+    """Mean squared error of the velocity per pixel, its standard error over rows, and the error by tenths of t."""
 
     model: str
     loss: float
@@ -32,8 +33,11 @@ class Loss:
 
 @dataclass(frozen=True)
 class RouterScore:
-    """The router on noised held-out rows, conditions given: how often its likeliest cluster is the row's, and the
-    cross-entropy (nats) as it is and at the temperature that fits best; 1 is a calibrated router."""
+    """The router on noised held-out rows with their conditions.
+
+    `accuracy`: share of rows, in [0, 1], whose cluster is the likeliest. `cross_entropy` in nats, as it is and
+    at the `temperature` that fits best; a calibrated router has temperature 1.
+    """
 
     accuracy: float
     cross_entropy: float
@@ -62,15 +66,28 @@ class _Noised:
 
 
 @torch.inference_mode()
-def heldout_losses(mixture: Models, monolith: Models, heldout: Rows, seed: int, times_per_row: int = 16) -> list[Loss]:
-    """Losses of monolith, full, top-1, top-2 and `own cluster` (each row by its cluster's expert: no router).
+def heldout_losses(
+    mixture: Models,
+    monolith: Models,
+    heldout: Rows,
+    strategies: Sequence[str],
+    seed: int,
+    router_temperature: float = 1.0,
+    times_per_row: int = 16,
+) -> list[Loss]:
+    """Losses of the monolith, of the mixture by these strategies, and of `own cluster`: no router, each row by its
+    cluster's expert.
 
-    Every row is noised `times_per_row` times, at one t from each equal part of [0, 1]; conditions are given.
+    Strategies without a velocity of their own at (x, t) are left out: those that draw, or keep an expert for longer
+    than a step. Every row is noised `times_per_row` times, at one t from each equal part of [0, 1].
     """
+    by_name = {name: parse_strategy(name, mixture.info.num_experts) for name in strategies}
+    memoryless = {name: strategy for name, strategy in by_name.items() if _is_memoryless(strategy)}
+    calibration = mixture.info.calibration(router_temperature)
     noised = _Noised.of(heldout, seed, times_per_row)
     errors: dict[str, list[Tensor]] = {}
     for chunk_B in torch.arange(len(noised.t_B)).split(CHUNK):
-        for model, error_B in _errors(mixture, monolith, heldout, noised, chunk_B).items():
+        for model, error_B in _errors(mixture, monolith, memoryless, calibration, heldout, noised, chunk_B).items():
             errors.setdefault(model, []).append(error_B)
     bin_all = (noised.t_B * BINS).long().clamp(max=BINS - 1)
     return [_summary(model, torch.cat(parts).double(), bin_all, len(heldout)) for model, parts in errors.items()]
@@ -78,7 +95,7 @@ def heldout_losses(mixture: Models, monolith: Models, heldout: Rows, seed: int, 
 
 @torch.inference_mode()
 def router_score(mixture: Models, heldout: Rows, seed: int, times_per_row: int = 16) -> RouterScore:
-    """The router's accuracy and calibration; its `sample.router_temperature` plays no part in it."""
+    """The router's accuracy and calibration, without the run's `sample.router_temperature`."""
     noised = _Noised.of(heldout, seed, times_per_row)
     assert mixture.router is not None
     logits_BK = torch.cat(
@@ -101,22 +118,34 @@ def _inputs(heldout: Rows, noised: _Noised, chunk_B: Tensor) -> tuple[Tensor, Te
     return noised.x_BCHW[chunk_B], noised.t_B[chunk_B], heldout.label_N[noised.rows_B[chunk_B]]
 
 
-def _errors(mixture: Models, monolith: Models, heldout: Rows, noised: _Noised, chunk_B: Tensor) -> dict[str, Tensor]:
+def _is_memoryless(strategy: Strategy) -> bool:
+    return not strategy.draws and strategy.when != "start" and not isinstance(strategy, Sticky)
+
+
+def _errors(
+    mixture: Models,
+    monolith: Models,
+    strategies: Mapping[str, Strategy],
+    calibration: Calibration,
+    heldout: Rows,
+    noised: _Noised,
+    chunk_B: Tensor,
+) -> dict[str, Tensor]:
+    """Squared error of each model's velocity for the rows of a chunk, by the model's name."""
     num_experts = mixture.info.num_experts
     assert mixture.router is not None
     inputs = [part.to(mixture.device) for part in _inputs(heldout, noised, chunk_B)]
     velocities = {"monolith": _network(monolith, 0)(*inputs).cpu()}
     velocity_BKCHW = torch.stack([_network(mixture, k)(*inputs).cpu() for k in range(num_experts)], dim=1)
-    posterior_BK = posterior(mixture.info.calibration()(mixture.router(*inputs).cpu()))
-    for name in ("full", "top-1", "top-2"):
-        if name == "full" or int(name[-1]) < num_experts:
-            weights_BK = parse_strategy(name, num_experts).route(posterior_BK, None, None).dense(num_experts)
-            velocities[name] = torch.einsum("bk,bkchw->bchw", weights_BK, velocity_BKCHW)
+    posterior_BK = posterior(calibration(mixture.router(*inputs).cpu()))
+    for name, strategy in strategies.items():
+        weights_BK = strategy.route(posterior_BK, None, None).dense(num_experts)
+        velocities[name] = torch.einsum("bk,bkchw->bchw", weights_BK, velocity_BKCHW)
     velocities["own cluster"] = velocity_BKCHW[
         torch.arange(len(chunk_B)), heldout.cluster_N[noised.rows_B[chunk_B]].long()
     ]
     target_BCHW = noised.target_BCHW[chunk_B]
-    return {name: (found - target_BCHW).square().flatten(1).mean(1) for name, found in velocities.items()}
+    return {name: (own - target_BCHW).square().flatten(1).mean(1) for name, own in velocities.items()}
 
 
 def _network(models: Models, expert: int) -> Field:

@@ -2,8 +2,7 @@
 
 import json
 import platform
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,9 @@ import torch
 import ddm_ray
 from ddm_ray.config import RunConfig
 from ddm_ray.core.routing import parse_strategy
-from ddm_ray.core.streams import seeds
-from ddm_ray.data.loader import Rows, load_rows
+from ddm_ray.core.streams import SeedPurpose, seeds
+from ddm_ray.data import OnProgress, no_progress
+from ddm_ray.data.loading.loader import Rows, load_rows
 from ddm_ray.data.schema import HELDOUT, TRAIN
 from ddm_ray.errors import ConfigError, DataError
 from ddm_ray.evaluate.costs import training_cost
@@ -23,20 +23,19 @@ from ddm_ray.evaluate.losses import heldout_losses, router_score
 from ddm_ray.evaluate.report import render
 from ddm_ray.evaluate.samples import one_thread, sample
 from ddm_ray.evaluate.scores import Reference
-from ddm_ray.sampling.checkpoint import Models, load_models
-from ddm_ray.sampling.grid import GridRow, grid, to_png
+from ddm_ray.pictures.grid import GridRow, grid
+from ddm_ray.pictures.png import to_png
 from ddm_ray.sampling.request import SampleRequest, validate
+from ddm_ray.sampling.run_models import Models, load_models
+from ddm_ray.storage.graph import evaluation, shard
+from ddm_ray.storage.info import EvaluationInfo
 from ddm_ray.storage.manifest import Manifest
-from ddm_ray.storage.run import Run, evaluation, shard
-
-Progress = Callable[[float, str], None]
-SETTINGS = ("steps", "times", "solver", "guidance_scale", "guidance_interval", "guidance")
-"""What of a request the report says, beside the strategy."""
+from ddm_ray.storage.run import Run
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A line of the table: models under a strategy; `cost` (experts per velocity) is for progress alone."""
+    """Models under a strategy, which make a line of the table; `cost`, in experts per velocity, weighs its progress."""
 
     name: str
     models: Models
@@ -44,38 +43,38 @@ class Candidate:
     cost: float
 
 
-def evaluate(run: Run, name: str = "demo", progress: Progress | None = None, device: str = "cpu") -> Manifest:
-    """Write eval/<name>: metrics.json, grid.png, experts.png and report.html. Already there: nothing is done.
+def evaluate(run: Run, name: str = "demo", on_progress: OnProgress = no_progress, device: str = "cpu") -> Manifest:
+    """Write eval/<name>: metrics.json, grid.png, experts.png and report.html; a no-op if it is finished.
 
-    `progress` is called with the share that is done and a note. Raises MissingArtifact, CorruptArtifact,
-    DriftError; SamplingError for a strategy that doesn't exist; DataError without training rows.
+    Raises MissingArtifact, CorruptArtifact, DriftError; SamplingError for a strategy that doesn't exist; DataError
+    without training rows.
     """
     if finished := run.finished(evaluation(name)):
         return finished
-    tell = progress or (lambda share, note: None)
-    tell(0.0, "reading rows and models")
+    on_progress(0.0, "reading rows and models")
     for artifact in run.inputs(evaluation(name)):
         run.require(artifact)
     mixture, monolith = load_models(run, "mixture", device), load_models(run, "monolith", device)
     candidates = _candidates(run.config, mixture, monolith)
     shards = [shard(cluster) for cluster in range(mixture.info.num_experts)]
     train, heldout = load_rows(run, shards, TRAIN), load_rows(run, shards, HELDOUT)
-    request = _request(run.config, train)
+    request, seed = _request(run.config, train), run.config.evaluate.seed
     for candidate in candidates:
-        validate(replace(request, strategy=candidate.strategy), candidate.models.info)
+        validate(request.changed(strategy=candidate.strategy), candidate.models.info)
     with one_thread():
-        tell(0.02, "training the classifier that measures")
+        on_progress(0.02, "training the classifier that measures")
         reference = _reference(run.config, mixture, train)
-        table, pictures = _table(run.config, candidates, request, reference, tell)
-        tell(0.88, "real rows and held-out losses")
+        table, pictures = _table(run.config, candidates, request, reference, on_progress)
+        on_progress(0.88, "real rows and held-out losses")
         real, losses, router = [_drawn_again(reference, len(request.seeds))], [], None
         if len(heldout) > 1:
             score = reference.score(heldout.data_NCHW, heldout.label_N)
             real.append(_drawn_again(reference, len(heldout)))
             real.append({"model": f"real: {len(heldout)} held out"} | asdict(score))
-            losses = heldout_losses(mixture, monolith, heldout, run.config.evaluate.seed)
-            router = asdict(router_score(mixture, heldout, run.config.evaluate.seed))
-        tell(0.96, "writing the report")
+            strategies, temperature = run.config.evaluate.strategies, request.settings.router_temperature
+            losses = heldout_losses(mixture, monolith, heldout, strategies, seed, temperature)
+            router = asdict(router_score(mixture, heldout, seed))
+        on_progress(0.96, "writing the report")
         experts_png = to_png(experts_figure(run, mixture, train))
     metrics = {
         "run": run.config.name,
@@ -84,8 +83,8 @@ def evaluate(run: Run, name: str = "demo", progress: Progress | None = None, dev
         "num_real": len(train),
         "num_heldout": len(heldout),
         "num_clusters": run.config.partition.num_clusters,
-        "seed": run.config.evaluate.seed,
-        "sampling": {key: getattr(request, key) for key in SETTINGS},
+        "seed": seed,
+        "sampling": request.settings.model_dump(mode="json", exclude={"strategy"}),
         "models": table,
         "real": real,
         "heldout_loss": [asdict(loss) for loss in losses],
@@ -99,16 +98,16 @@ def evaluate(run: Run, name: str = "demo", progress: Progress | None = None, dev
         "experts.png": experts_png,
         "report.html": render(metrics, pictures, experts_png).encode(),
     }
-    # Seconds are never the same twice: a report that somebody else finished meanwhile must keep its files.
+    # Seconds differ each time: a report that another process finished meanwhile must keep its files.
     if finished := run.finished(evaluation(name)):
         return finished
     for file, data in files.items():
         run.store.write(f"{evaluation(name)}/{file}", data)
     frechet = {row["model"]: row["frechet"] for row in table}
     best = min(run.config.evaluate.strategies, key=frechet.__getitem__, default="once")
-    info = {"num_samples": len(request.seeds), "frechet": frechet, "best_strategy": best}
+    info = EvaluationInfo(num_samples=len(request.seeds), frechet=frechet, best_strategy=best)
     manifest = run.commit(evaluation(name), list(files), info)
-    tell(1.0, "done")
+    on_progress(1.0, "done")
     return manifest
 
 
@@ -127,7 +126,7 @@ def _candidates(config: RunConfig, mixture: Models, monolith: Models) -> list[Ca
 
 
 def _request(config: RunConfig, train: Rows) -> SampleRequest:
-    """num_samples images, labels drawn as they are among the training rows; the same for every model."""
+    """Request for num_samples images, the same for every model; labels are drawn as frequent as in training rows."""
     count, seed = config.evaluate.num_samples, config.evaluate.seed
     if count < 2:
         raise ConfigError(f"evaluate.num_samples is {count}: a distance needs 2 or more")
@@ -135,17 +134,9 @@ def _request(config: RunConfig, train: Rows) -> SampleRequest:
         raise ConfigError("data.text: only class-conditional runs can be evaluated so far")
     if len(train) < 2:
         raise DataError(f"{len(train)} training rows in the run's shards: an evaluation needs 2 or more")
-    drawn = np.random.default_rng(seed).integers(len(train), size=count)
-    return SampleRequest(
-        seeds=seeds(seed, count, purpose=0),
-        condition=train.label_N[torch.from_numpy(drawn)],
-        steps=config.sample.steps,
-        guidance_scale=config.sample.guidance_scale,
-        solver=config.sample.solver,
-        times=config.sample.times,
-        guidance_interval=config.sample.guidance_interval,
-        guidance=config.sample.guidance,
-    )
+    row_B = np.random.default_rng(seed).integers(len(train), size=count)
+    labels = train.label_N[torch.from_numpy(row_B)]
+    return SampleRequest(seeds(seed, count, SeedPurpose.EVALUATION), labels, config.sample)
 
 
 def _reference(config: RunConfig, mixture: Models, train: Rows) -> Reference:
@@ -164,7 +155,7 @@ def _table(
     candidates: list[Candidate],
     request: SampleRequest,
     reference: Reference,
-    tell: Progress,
+    on_progress: OnProgress,
 ) -> tuple[list[dict[str, Any]], bytes]:
     """The table's lines, and the grid of a few samples of each candidate as PNG."""
     shown = class_request(config, reference.train, request)
@@ -173,11 +164,11 @@ def _table(
     for candidate in candidates:
         share = 0.8 * candidate.cost / sum(other.cost for other in candidates)
 
-        def done(part: float, name: str = candidate.name, before: float = before, share: float = share) -> None:
-            tell(before + share * part, f"sampling {num_images} images: {name}")
+        def on_part(part: float, name: str = candidate.name, before: float = before, share: float = share) -> None:
+            on_progress(before + share * part, f"sampling {num_images} images: {name}")
 
-        done(0.0)
-        samples = sample(candidate.models, replace(request, strategy=candidate.strategy), done)
+        on_part(0.0)
+        samples = sample(candidate.models, request.changed(strategy=candidate.strategy), on_part)
         costs = {
             "expert_rows_per_image": samples.sampled.num_expert_rows / num_images,
             "router_rows_per_image": samples.sampled.num_router_rows / num_images,
@@ -185,7 +176,7 @@ def _table(
         }
         score = reference.score(samples.sampled.images_BCHW, labels_B(request))
         table.append({"model": candidate.name} | asdict(score) | costs)
-        few = sample(candidate.models, replace(shown, strategy=candidate.strategy))
+        few = sample(candidate.models, shown.changed(strategy=candidate.strategy))
         rows.append(GridRow(candidate.name, few.sampled.images_BCHW))
         before += share
     headings = [config.data.class_names[label] for label in labels_B(shown)[::PER_CLASS].tolist()]

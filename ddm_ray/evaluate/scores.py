@@ -1,4 +1,4 @@
-"""How good one model's samples are, measured against the run's real rows.
+"""Scores of one model's samples, measured against the run's real rows.
 
 Shapes: N real training rows, M samples, C classes and the null one, K clusters.
 """
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from ddm_ray.data.loader import Rows
+from ddm_ray.data.loading.loader import Rows
 from ddm_ray.evaluate.distances import frechet, frechet_std, nearest, precision_recall, total_variation
 from ddm_ray.evaluate.features import FeatureNet, Seen, see
 
 
 @dataclass(frozen=True)
 class Score:
-    """One row of the table. `n`: images measured. None: not measured for this row.
+    """One row of the table, of `n` images. None: not measured for this row.
 
-    Frechet distance and its bootstrap standard deviation; classifier's accuracy, precision and recall in
-    [0, 1]; cluster_tv: total variation between the clusters and those that the labels lead to expect.
+    Frechet distance and its bootstrap standard deviation; the classifier's accuracy, precision and recall in
+    [0, 1]; `cluster_tv`: total variation, in [0, 1], between the clusters and those expected from the labels.
     """
 
     n: int
@@ -32,7 +32,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Reference:
-    """The real rows, as the classifier sees them, that everything is compared with."""
+    """The real rows, as the classifier sees them: everything is compared with these."""
 
     net: FeatureNet
     train: Rows
@@ -41,9 +41,9 @@ class Reference:
     seed: int
 
     def score(self, images_MCHW: Tensor, label_M: Tensor) -> Score:
-        """Of images in [-1, 1] that were asked for with these labels.
+        """The score of images in [-1, 1] that were sampled with these labels.
 
-        An image's cluster is taken to be that of its nearest real row in feature space.
+        An image counts as of the cluster of its nearest real row in feature space.
         """
         seen = see(self.net, images_MCHW)
         cluster_M = self.train.cluster_N.numpy()[nearest(self.train_seen.features_ND, seen.features_ND)]
@@ -58,7 +58,7 @@ class Reference:
         )
 
     def floor(self, n: int) -> Score:
-        """Of `n` of the real rows themselves, drawn with replacement: about what a perfect sampler gets."""
+        """The score of `n` real rows, drawn with replacement: about the best that a sampler can reach."""
         rows_M = np.random.default_rng(self.seed).integers(len(self.train), size=n)
         label_M, cluster_M = self.train.label_N.numpy()[rows_M], self.train.cluster_N.numpy()[rows_M]
         distance = self._frechet(self.train_seen.features_ND[rows_M])
@@ -80,5 +80,5 @@ class Reference:
 
     def _cluster_tv(self, cluster_M: np.ndarray, label_M: np.ndarray) -> float:
         num_clusters = self.prior_CK.shape[1]
-        found_K = np.bincount(cluster_M, minlength=num_clusters) / len(cluster_M)
-        return total_variation(found_K, self.prior_CK[label_M].mean(0))
+        share_K = np.bincount(cluster_M, minlength=num_clusters) / len(cluster_M)
+        return total_variation(share_K, self.prior_CK[label_M].mean(0))

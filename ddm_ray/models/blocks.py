@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 AdaLN = Literal["zero", "single"]
-"""Where modulations come from: a Linear in every block (DiT), or one for all and a table a block (PixArt-alpha)."""
+"""Source of the modulations: a Linear in every block (DiT), or one for all and a table a block (PixArt-alpha)."""
 
 MODULATIONS = 6
 

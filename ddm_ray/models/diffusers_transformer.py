@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddm_ray.core.condition import Condition, Text
-from ddm_ray.errors import ConfigError, SamplingError
+from ddm_ray.errors import ConfigError, SamplingError, one_line
 
 NAMES = ("FluxTransformer2DModel", "PixArtTransformer2DModel", "SD3Transformer2DModel")
 TIMESTEPS = 1000
@@ -41,8 +41,7 @@ class DiffusersTransformer(nn.Module):
         try:
             self.transformer: nn.Module = getattr(diffusers, name)(**arguments)
         except (TypeError, ValueError, ZeroDivisionError, RuntimeError) as error:  # what their constructors raise
-            reason = " ".join(str(error).split())[:200]
-            raise ConfigError(f"{name} can't be built from its arguments: {reason}") from error
+            raise ConfigError(f"{name} can't be built from its arguments: {one_line(error, 200)}") from error
         built: Any = self.transformer.config
         self.text_dim: int | None = built.get("joint_attention_dim", built.get("caption_channels"))
         self.pooled_dim: int | None = built.get("pooled_projection_dim")
@@ -109,7 +108,7 @@ def pack(x_BCHW: Tensor) -> Tensor:
 
 
 def unpack(tokens_BNE: Tensor, height: int, width: int) -> Tensor:
-    """What `pack` packed: (B, C, height, width)."""
+    """The inverse of `pack`: (B, C, height, width)."""
     squares = tokens_BNE.transpose(1, 2).unflatten(2, (height // PACKING, width // PACKING))
     return F.pixel_shuffle(squares, PACKING)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ddm_ray.core.condition import Condition, Text
-from ddm_ray.core.flow import along_batch, gaussian_velocity_slope
+from ddm_ray.core.flow import append_dims, gaussian_velocity_slope
 from ddm_ray.errors import ConfigError, SamplingError
 from ddm_ray.models.blocks import (
     MODULATIONS,
@@ -32,8 +32,10 @@ TIME_FREQUENCIES = 128
 class Trunk(nn.Module):
     """Patches, time and condition to tokens_BND, after the final modulated norm: what DiT and Router share.
 
-    With `checkpoint_activations`, training keeps what goes into each block alone and computes the rest twice.
-    ConfigError for sizes that don't divide, for an unknown `adaln`, and for labels and text at once.
+    With `num_classes`, conditions are int64 labels and label `num_classes` is the null one; with `text_dim`, Texts of
+    that many channels, by cross-attention; with neither, conditions are ignored. `config` keeps the arguments. With
+    `checkpoint_activations`, training keeps each block's input alone and computes the rest twice. ConfigError for
+    sizes that don't divide, for an unknown `adaln`, and for labels and text at once.
     """
 
     checkpoint_activations: bool = False
@@ -41,6 +43,7 @@ class Trunk(nn.Module):
 
     def __init__(
         self,
+        *,
         image_size: int,
         channels: int,
         num_classes: int | None,
@@ -48,11 +51,23 @@ class Trunk(nn.Module):
         width: int,
         depth: int,
         heads: int,
-        mlp_ratio: float,
-        adaln: AdaLN,
-        text_dim: int | None,
+        mlp_ratio: float = 4.0,
+        adaln: AdaLN = "zero",
+        text_dim: int | None = None,
     ) -> None:
         super().__init__()
+        self.config: dict[str, Any] = {
+            "image_size": image_size,
+            "channels": channels,
+            "num_classes": num_classes,
+            "patch_size": patch_size,
+            "width": width,
+            "depth": depth,
+            "heads": heads,
+            "mlp_ratio": mlp_ratio,
+            "adaln": adaln,
+            "text_dim": text_dim,
+        }
         if image_size % patch_size:
             raise ConfigError(f"image_size {image_size} isn't a multiple of patch_size {patch_size}")
         if width % heads or width % 4:
@@ -139,54 +154,27 @@ class Trunk(nn.Module):
         if not isinstance(condition, Text):
             raise SamplingError("the model is conditioned on texts and was given class labels: give it texts")
         if condition.tokens_BLE.shape[2] != self.text_dim:
-            found = condition.tokens_BLE.shape[2]
-            raise SamplingError(f"texts have {found} channels, the model takes {self.text_dim}: use its text encoder")
+            given = condition.tokens_BLE.shape[2]
+            raise SamplingError(f"texts have {given} channels, the model takes {self.text_dim}: use its text encoder")
         return condition
 
 
 class DiT(nn.Module):
     """Velocity network: x_BCHW (C, image_size, image_size), t_B in [0, 1], condition -> velocity_BCHW.
 
-    With `num_classes`, conditions are int64 labels and label `num_classes` is the null one; with `text_dim`,
-    Texts of that many channels, by cross-attention; with neither, conditions are ignored. Zero at
-    initialisation. `analytic_skip` s adds the best velocity for data ~ N(0, s^2), which takes the linear part
-    off the network (linear path, velocity prediction).
+    Takes the trunk's arguments. Zero at initialisation. `analytic_skip` s adds the best velocity for data ~ N(0, s^2),
+    which takes the linear part off the network (linear path, velocity prediction). ConfigError for s <= 0.
     """
 
-    def __init__(
-        self,
-        image_size: int,
-        channels: int,
-        num_classes: int | None,
-        patch_size: int,
-        width: int,
-        depth: int,
-        heads: int,
-        mlp_ratio: float = 4.0,
-        adaln: AdaLN = "zero",
-        text_dim: int | None = None,
-        analytic_skip: float | None = None,
-    ) -> None:
+    def __init__(self, *, analytic_skip: float | None = None, **trunk: Any) -> None:
         super().__init__()
-        trunk: dict[str, Any] = {
-            "image_size": image_size,
-            "channels": channels,
-            "num_classes": num_classes,
-            "patch_size": patch_size,
-            "width": width,
-            "depth": depth,
-            "heads": heads,
-            "mlp_ratio": mlp_ratio,
-            "adaln": adaln,
-            "text_dim": text_dim,
-        }
-        self.config: dict[str, Any] = {**trunk, "analytic_skip": analytic_skip}
         if analytic_skip is not None and analytic_skip <= 0:
             raise ConfigError(f"analytic_skip is {analytic_skip}: use the data's standard deviation, above 0")
         self.analytic_skip = analytic_skip
-        self.text_dim = text_dim
         self.trunk = Trunk(**trunk)
-        self.head = nn.Linear(width, channels * patch_size**2)
+        self.config: dict[str, Any] = {**self.trunk.config, "analytic_skip": analytic_skip}
+        self.text_dim = self.trunk.text_dim
+        self.head = nn.Linear(self.config["width"], self.config["channels"] * self.config["patch_size"] ** 2)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
@@ -200,7 +188,7 @@ class DiT(nn.Module):
         velocity_BCHW = F.fold(patches_BNP.transpose(1, 2), x_BCHW.shape[2:], patch_size, stride=patch_size)
         if self.analytic_skip is not None:
             slope_B = gaussian_velocity_slope(t_B, self.analytic_skip).to(velocity_BCHW.dtype)
-            velocity_BCHW = velocity_BCHW + along_batch(slope_B, x_BCHW) * x_BCHW
+            velocity_BCHW = velocity_BCHW + append_dims(slope_B, x_BCHW) * x_BCHW
         return velocity_BCHW
 
 

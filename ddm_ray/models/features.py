@@ -16,8 +16,8 @@ from safetensors.numpy import load, save
 from torch import Tensor
 
 from ddm_ray.config import EmbedderConfig
-from ddm_ray.errors import ConfigError, CorruptArtifact, DataError
-from ddm_ray.models import foreign
+from ddm_ray.errors import Begin, ConfigError, CorruptArtifact, DataError
+from ddm_ray.models import third_party
 
 OTHER_HALF = ("text_model.", "text_projection.", "logit_scale", "logit_bias")
 """Beginnings of the tensors that a model of images and texts has and its image model doesn't."""
@@ -70,8 +70,8 @@ class PixelFeatures:
         num_rows, num_values = images_NP.shape
         if dim > min(num_rows, num_values):
             raise DataError(
-                f"embedder.dim {dim} is more than {num_rows} training images of {num_values} values allow;"
-                f" begin a run with --set embedder.dim={min(num_rows, num_values)}"
+                f"embedder.dim {dim} is more than {num_rows} training images of {num_values} values allow",
+                Begin(field="embedder.dim", value=f"{min(num_rows, num_values)}"),
             )
         pca = faiss.PCAMatrix(num_values, dim)
         pca.train(images_NP)
@@ -82,10 +82,10 @@ class PixelFeatures:
     def from_bytes(cls, data: bytes, where: str) -> "PixelFeatures":
         """What `to_bytes` made. Raises CorruptArtifact naming `where` if it isn't whole."""
         try:
-            found = load(data)
+            tensors = load(data)
         except SafetensorError as error:
-            raise CorruptArtifact(f"{where}: not whole safetensors ({foreign.one_line(error)})") from None
-        mean_P, components_DP = found.get("mean_P"), found.get("components_DP")
+            raise CorruptArtifact(f"{where}: not whole safetensors ({third_party.brief(error)})") from None
+        mean_P, components_DP = tensors.get("mean_P"), tensors.get("components_DP")
         if mean_P is None or components_DP is None or components_DP.shape[1:] != mean_P.shape:
             raise CorruptArtifact(f"{where}: not the principal components of pixels")
         return cls(mean_P, components_DP)
@@ -143,7 +143,7 @@ class TimmFeatures:
                 mend = "without a network, begin a run with embedder.checkpoint set to a file of its weights"
             raise DataError(
                 f"embedder {config.model} with {config.checkpoint or 'pretrained weights'}:"
-                f" {foreign.one_line(error)}; {mend}"
+                f" {third_party.brief(error)}; {mend}"
             ) from error
 
     @torch.inference_mode()
@@ -182,26 +182,26 @@ class TransformersFeatures:
                 "embedder.kind transformers needs transformers: install it with: pip install 'ddm-ray[text]'"
             ) from None
         name, what = config.model, "embedder"
-        foreign.require_config(name, what)
-        found = foreign.load(transformers.AutoConfig, name, what)
-        saved = (found.architectures or [""])[0]
+        third_party.require_config(name, what)
+        about = third_party.load(transformers.AutoConfig, name, what)
+        saved = (about.architectures or [""])[0]
         kind_name, ignored = IMAGE_MODELS.get(saved, (None, ()))
-        kind: Any = getattr(transformers, kind_name) if kind_name else transformers.MODEL_MAPPING.get(type(found), None)
+        kind: Any = getattr(transformers, kind_name) if kind_name else transformers.MODEL_MAPPING.get(type(about), None)
         if getattr(kind, "main_input_name", None) != "pixel_values":
-            raise ConfigError(f"embedder {name}: is a {found.model_type}, no image model; begin a run with one")
+            raise ConfigError(f"embedder {name}: is a {about.model_type}, no image model; begin a run with one")
         arguments: dict[str, Any] = {"dtype": torch.float32, **config.model_args}
         if saved.endswith("ForImageClassification"):
             # Its head is of no use here, and the pooling that a bare ViT has was never trained.
             ignored = ("classifier.", "head.")
             if saved.startswith("ViT"):
                 arguments.setdefault("add_pooling_layer", False)
-        self._model = foreign.load_model(kind, name, what, ignored, arguments).eval().to(device)
-        self._processor = foreign.load(transformers.AutoImageProcessor, name, what)
+        self._model = third_party.load_model(kind, name, what, ignored, arguments).eval().to(device)
+        self._processor = third_party.load(transformers.AutoImageProcessor, name, what)
         self._batch_size, self._device = config.batch_size, device
         try:
             self.dim = _probe(self)
         except Exception as error:  # a border: a folder may hold any model and processor
-            raise DataError(f"embedder {name}: embeds no image ({foreign.one_line(error)})") from error
+            raise DataError(f"embedder {name}: embeds no image ({third_party.brief(error)})") from error
 
     @torch.inference_mode()
     def __call__(self, pixels_NHWC: np.ndarray) -> np.ndarray:
@@ -212,12 +212,12 @@ class TransformersFeatures:
 
     def _embed(self, pixels_BHWC: np.ndarray) -> np.ndarray:
         inputs = self._processor(images=list(pixels_BHWC), return_tensors="pt", input_data_format="channels_last")
-        found = self._model(pixel_values=inputs["pixel_values"].to(self._device, torch.float32))
-        pooled: Tensor | None = getattr(found, "pooler_output", None)
+        outputs = self._model(pixel_values=inputs["pixel_values"].to(self._device, torch.float32))
+        pooled: Tensor | None = getattr(outputs, "pooler_output", None)
         if pooled is None:
-            pooled = getattr(found, "image_embeds", None)
+            pooled = getattr(outputs, "image_embeds", None)
         if pooled is None:
-            pooled = found.last_hidden_state.mean(dim=1)
+            pooled = outputs.last_hidden_state.mean(dim=1)
         # Convolutional networks keep two sides of one pixel.
         return pooled.flatten(1).float().cpu().numpy()
 

@@ -1,4 +1,4 @@
-"""What one row costs in arithmetic, counted by torch and not by a formula, and what a model takes in memory."""
+"""FLOPs of one row, counted by torch and not by a formula, and the memory that a model takes."""
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ TRAINING_BYTES = {"value": 4, "exp_avg": 4, "exp_avg_sq": 4, "ema": 4, "gradient
 
 
 def num_parameters(model: nn.Module) -> int:
-    """How many numbers training may change; tables of positions aren't among them."""
+    """Number of trainable parameters; tables of positions are none."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 

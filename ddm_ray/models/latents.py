@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ddm_ray.config import LatentsConfig
-from ddm_ray.errors import ConfigError
-from ddm_ray.models import foreign
+from ddm_ray.errors import Begin, ConfigError
+from ddm_ray.models import third_party
 
 
 class Latents:
@@ -26,7 +26,7 @@ class Latents:
             from diffusers import AutoencoderKL
         except ImportError:
             raise ConfigError("latents need diffusers: install it with: pip install 'ddm-ray[diffusers]'") from None
-        autoencoder = foreign.load_model(AutoencoderKL, name, "autoencoder")
+        autoencoder = third_party.load_model(AutoencoderKL, name, "autoencoder")
         own = autoencoder.config
         scale = own.scaling_factor if scale is None else scale
         return cls(autoencoder, scale, (own.shift_factor or 0.0) if shift is None else shift)
@@ -36,8 +36,12 @@ class Latents:
         """The autoencoder of a run. ConfigError as `from_pretrained`, and for another downsampling than the run's."""
         latents = cls.from_pretrained(config.autoencoder, config.scale, config.shift)
         if latents.downsampling != config.downsampling:
-            cure = f"begin a run with --set data.latents.downsampling={latents.downsampling}"
-            raise ConfigError(f"autoencoder {config.autoencoder}: {cure}")
+            found = latents.downsampling
+            raise ConfigError(
+                f"autoencoder {config.autoencoder}: has {found} pixels a latent along each side, not"
+                f" {config.downsampling}",
+                Begin(field="data.latents.downsampling", value=f"{found}"),
+            )
         return latents
 
     @property

@@ -11,8 +11,8 @@ import torch
 
 from ddm_ray.config import TextConfig
 from ddm_ray.core.condition import Text
-from ddm_ray.errors import ConfigError
-from ddm_ray.models import foreign
+from ddm_ray.errors import Begin, ConfigError
+from ddm_ray.models import third_party
 
 MODELS = {"clip": "CLIPTextModel", "clip_text_model": "CLIPTextModel", "t5": "T5EncoderModel"}
 OTHER_HALF = ("vision_model.", "visual_projection.", "text_projection.", "logit_scale")
@@ -28,14 +28,14 @@ class TextEncoder:
 
     def __init__(self, tokenizer: Any, model: Any, tokens: int | None, pooled: "TextEncoder | None" = None) -> None:
         most: int | None = getattr(model.config, "max_position_embeddings", None)
-        wanted = most if tokens is None else tokens
-        if wanted is None:
+        num_tokens = most if tokens is None else tokens
+        if num_tokens is None:
             raise ConfigError(f"{type(model).__name__} takes texts of any length: say how many tokens")
-        if most is not None and wanted > most:
-            cure = f"begin a run with --set data.text.tokens={most}"
-            raise ConfigError(f"{type(model).__name__} takes {most} tokens at most, not {wanted}: {cure}")
+        if most is not None and num_tokens > most:
+            fix = Begin(field="data.text.tokens", value=f"{most}")
+            raise ConfigError(f"{type(model).__name__} takes {most} tokens at most, not {num_tokens}", fix)
         self.tokenizer, self.model, self.pooled = tokenizer, model.eval(), pooled
-        self.tokens: int = wanted
+        self.tokens: int = num_tokens
 
     @classmethod
     def from_components(cls, tokenizer: Any, model: Any, tokens: int | None, pooled: Self | None = None) -> Self:
@@ -56,12 +56,12 @@ class TextEncoder:
         except ImportError:
             raise ConfigError("texts need transformers: install it with: pip install 'ddm-ray[text]'") from None
         what = "text encoder"
-        foreign.require_config(name, what)
-        kind = foreign.load(transformers.AutoConfig, name, what).model_type
+        third_party.require_config(name, what)
+        kind = third_party.load(transformers.AutoConfig, name, what).model_type
         if kind not in MODELS:
             raise ConfigError(f"{what} {name}: is a {kind}, use one of {', '.join(MODELS)}")
-        tokenizer = foreign.load(transformers.AutoTokenizer, name, what)
-        model = foreign.load_model(getattr(transformers, MODELS[kind]), name, what, OTHER_HALF)
+        tokenizer = third_party.load(transformers.AutoTokenizer, name, what)
+        model = third_party.load_model(getattr(transformers, MODELS[kind]), name, what, OTHER_HALF)
         return cls(tokenizer, model, tokens, pooled)
 
     @classmethod
@@ -73,12 +73,12 @@ class TextEncoder:
         encoder = cls.from_pretrained(config.encoder, config.tokens, pooled)
         null = encoder.null()
         if (dim := null.tokens_BLE.shape[2]) != config.dim:
-            cure = f"begin a run with --set data.text.dim={dim}"
-            raise ConfigError(f"text encoder {config.encoder} has {dim} channels: {cure}")
-        found = None if null.pooled_BP is None else null.pooled_BP.shape[1]
-        if config.pooled_dim is not None and found != config.pooled_dim:
+            fix = Begin(field="data.text.dim", value=f"{dim}")
+            raise ConfigError(f"text encoder {config.encoder} has {dim} channels, not {config.dim}", fix)
+        pooled_dim = None if null.pooled_BP is None else null.pooled_BP.shape[1]
+        if config.pooled_dim is not None and pooled_dim != config.pooled_dim:
             raise ConfigError(
-                f"text encoder {config.encoder}: its pooled vector has size {found}, data.text.pooled_dim"
+                f"text encoder {config.encoder}: its pooled vector has size {pooled_dim}, data.text.pooled_dim"
                 f" is {config.pooled_dim}"
             )
         return encoder
@@ -114,5 +114,5 @@ class TextEncoder:
         for ids in self.tokenizer(list(prompts), verbose=False)["input_ids"]:
             if len(ids) > self.tokens:
                 lost = " ".join(self.tokenizer.decode(ids[self.tokens - 1 : -1]).split())
-                told = f"a prompt of {len(ids)} tokens, of which {self.tokens} count, loses: {lost}"
-                warnings.warn(told, stacklevel=4)
+                message = f"a prompt of {len(ids)} tokens, of which {self.tokens} count, loses: {lost}"
+                warnings.warn(message, stacklevel=4)

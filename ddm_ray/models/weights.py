@@ -73,20 +73,20 @@ def load(spec: dict[str, Any], weights: bytes) -> nn.Module:
     CorruptArtifact names the tensor that is missing, unknown or of another shape.
     """
     try:
-        found = tensors_from_bytes(weights)
+        tensors = tensors_from_bytes(weights)
     except SafetensorError as error:
         raise TruncatedWeights(f"weights are not whole safetensors ({error}): fetch or write them again") from error
-    return from_state(spec, found)
+    return from_state(spec, tensors)
 
 
-def from_state(spec: dict[str, Any], found: dict[str, Tensor]) -> nn.Module:
-    """As `load`, of tensors by name: taken out of `found` one by one, so that none is held twice."""
+def from_state(spec: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
+    """As `load`, of tensors by name: taken out of `tensors` one by one, so that none is held twice."""
     # Without memory first: to initialise a large network takes longer than to read it.
     model = build(spec, "meta")
     expected = model.state_dict()
-    _check(expected, found, spec["class"])
+    _check(expected, tensors, spec["class"])
     # Copied into memory aligned as torch's own, so that a loaded model computes to the bit what the saved one did.
-    state = {name: found.pop(name).to(tensor.dtype, copy=True) for name, tensor in expected.items()}
+    state = {name: tensors.pop(name).to(tensor.dtype, copy=True) for name, tensor in expected.items()}
     for module in model.modules():
         if isinstance(module, Trunk):
             module.positions_1ND = position_table(module.grid, module.positions_1ND.shape[2])
@@ -96,13 +96,13 @@ def from_state(spec: dict[str, Any], found: dict[str, Tensor]) -> nn.Module:
     return model.eval()
 
 
-def _check(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], name_of_class: str) -> None:
+def _check(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor], name_of_class: str) -> None:
     for name, tensor in expected.items():
-        if name not in found:
+        if name not in tensors:
             raise CorruptArtifact(f"weights lack the tensor {name} of shape {tuple(tensor.shape)}")
-        if found[name].shape != tensor.shape:
+        if tensors[name].shape != tensor.shape:
             raise CorruptArtifact(
-                f"weights: tensor {name} has shape {tuple(found[name].shape)}, expected {tuple(tensor.shape)}"
+                f"weights: tensor {name} has shape {tuple(tensors[name].shape)}, expected {tuple(tensor.shape)}"
             )
-    if unknown := sorted(found.keys() - expected.keys()):
+    if unknown := sorted(tensors.keys() - expected.keys()):
         raise CorruptArtifact(f"weights have a tensor {unknown[0]} that a {name_of_class} doesn't know")

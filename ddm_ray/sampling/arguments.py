@@ -1,9 +1,8 @@
-"""What a pipeline is called with, in the forms that callers of diffusers pipelines know, checked one by one.
+"""Arguments of a pipeline's call, in the forms that callers of diffusers pipelines know.
 
 Shapes: B images.
 """
 
-import math
 import operator
 import secrets
 from collections.abc import Iterable, Sequence
@@ -14,12 +13,13 @@ import torch
 from torch import Tensor
 
 from ddm_ray.core.condition import Condition, Text, join
-from ddm_ray.errors import SamplingError, TimeError
+from ddm_ray.errors import SamplingError
 from ddm_ray.models.text import TextEncoder
+from ddm_ray.sampling.request import require_seeds
 
 
 class Conditions:
-    """What a call's prompts or labels ask for, in `words`; the condition itself is made for a batch at a time.
+    """The conditions of a call, in `words`; the tensors are made for a batch at a time.
 
     `source`: labels or texts, one a prompt, or the encoder of `words`. Encoded texts are large: a batch's distinct
     ones are encoded once, and kept for the next batch alone.
@@ -60,35 +60,20 @@ def integer(value: Any) -> int | None:
         return None
 
 
+def integers(given: Any) -> tuple[int, ...] | None:
+    """The whole numbers of a list, tensor or array; None for all else, a single one too."""
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        return None
+    values = [integer(one) for one in listed(given)]
+    return None if None in values else tuple(value for value in values if value is not None)
+
+
 def count(name: str, value: Any) -> int:
     """A whole number from 1."""
-    found = integer(value)
-    if found is None or found < 1:
+    whole_number = integer(value)
+    if whole_number is None or whole_number < 1:
         raise SamplingError(f"{name} is {value!r:.60}: use a whole number, 1 or more")
-    return found
-
-
-def number(name: str, value: Any) -> float:
-    """A finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not math.isfinite(value):
-        raise SamplingError(f"{name} is {value!r:.60}: use a finite number")
-    return float(value)
-
-
-def interval(name: str, value: Any) -> tuple[float, float]:
-    """Two finite numbers."""
-    ends = listed(value)
-    if len(ends) != 2:
-        raise TimeError(f"{name} is {value!r:.60}: use two times in [0, 1], the smaller one first")
-    low, high = (number(name, end) for end in ends)
-    return low, high
-
-
-def word(name: str, value: Any) -> str:
-    """A name."""
-    if not isinstance(value, str):
-        raise SamplingError(f"{name} is {value!r:.60}: use a name")
-    return value
+    return whole_number
 
 
 def texts(prompt: Any) -> list[str]:
@@ -103,7 +88,7 @@ def texts(prompt: Any) -> list[str]:
 
 
 def seeds(given: Any, generator: Any, num_images: int) -> tuple[int, ...]:
-    """One an image: as given, counted up from one that is, drawn from the generator, or drawn at random."""
+    """One seed an image: as given, counted up from one that is, drawn from the generator, or drawn at random."""
     if given is not None and generator is not None:
         raise SamplingError("give either seeds or a generator: seeds are drawn from it")
     if generator is not None:
@@ -114,31 +99,21 @@ def seeds(given: Any, generator: Any, num_images: int) -> tuple[int, ...]:
     if given is None:
         return tuple(secrets.randbelow(2**32) for _ in range(num_images))
     first = integer(given)
-    found = listed(given) if first is None else list(range(first, first + num_images))
-    whole = [integer(seed) for seed in found]
-    if (first is None and not isinstance(given, Iterable)) or isinstance(given, str | bytes) or None in whole:
+    values = integers(given) if first is None else tuple(range(first, first + num_images))
+    if values is None:
         raise SamplingError(f"seeds are {given!r:.60}: use whole numbers, one an image, or one to count up from")
-    if len(found) != num_images:
-        raise SamplingError(f"{len(found)} seeds for {num_images} images: give one each, or one to count up from")
-    told = tuple(seed for seed in whole if seed is not None)
-    if any(not 0 <= seed < 2**64 for seed in told):
-        raise SamplingError("seeds must be from 0 to 2^64 - 1")
-    return told
+    if len(values) != num_images:
+        raise SamplingError(f"{len(values)} seeds for {num_images} images: give one each, or one to count up from")
+    require_seeds(values)
+    return values
 
 
-def clusters(given: Any, strategy: str, num_prompts: int, num_experts: int) -> Tensor | None:
-    """Int64, one a prompt, for the strategy oracle, which alone takes them; None for others."""
-    if strategy != "oracle":
-        if given is not None:
-            raise SamplingError(f"clusters are for strategy oracle, the strategy is {strategy}: leave them out")
-        return None
-    if given is None:
-        raise SamplingError(f"strategy oracle needs clusters: one from 0 to {num_experts - 1}, or one a prompt")
+def clusters(given: Any, num_prompts: int, num_experts: int) -> Tensor:
+    """Int64, one a prompt."""
     one = integer(given)
-    found = [one] * num_prompts if one is not None else [integer(cluster) for cluster in listed(given)]
-    if len(found) != num_prompts:
-        raise SamplingError(f"{len(found)} clusters for {num_prompts} prompts: give one each, or one for all")
-    whole = [cluster for cluster in found if cluster is not None and 0 <= cluster < num_experts]
-    if len(whole) < num_prompts:
+    values = integers(given) if one is None else (one,) * num_prompts
+    if values is not None and len(values) != num_prompts:
+        raise SamplingError(f"{len(values)} clusters for {num_prompts} prompts: give one each, or one for all")
+    if values is None or not all(0 <= cluster < num_experts for cluster in values):
         raise SamplingError(f"clusters are {given!r:.60}: use whole numbers from 0 to {num_experts - 1}")
-    return torch.tensor(whole, dtype=torch.int64)
+    return torch.tensor(values, dtype=torch.int64)

@@ -1,28 +1,27 @@
-"""What a pipeline is made of, and the parts of it that are other libraries': text encoders and autoencoders."""
+"""The components of a pipeline, and the loading of those of other libraries: text encoders and autoencoders."""
 
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
-from ddm_ray.config import SampleConfig
-from ddm_ray.core.matching import MatchedRouter, VelocityField
+from ddm_ray.config import SamplingSettings
+from ddm_ray.core.snr import MatchedRouter, VelocityField
 from ddm_ray.errors import ConfigError, CorruptArtifact, ExpertCountError, MissingArtifact, SamplingError
-from ddm_ray.models import foreign
-from ddm_ray.models.foreign import one_line
+from ddm_ray.models import third_party
 from ddm_ray.models.latents import Latents
 from ddm_ray.models.text import OTHER_HALF, TextEncoder
-from ddm_ray.sampling.checkpoint import Models
+from ddm_ray.models.third_party import brief
+from ddm_ray.sampling.offload import Offloaded
 from ddm_ray.sampling.request import MixtureInfo
-from ddm_ray.sampling.residence import Offloaded
+from ddm_ray.sampling.run_models import Models
 
 INDEX, CONFIG = "model_index.json", "config.json"
-Offload = Literal["disk", "host"]
 LIBRARIES = {"transformers": "text", "diffusers": "diffusers"}
-"""Where components that aren't ours come from, and the extra that brings the library."""
+"""Libraries of components that aren't ours, and the extra that installs each."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Components:
 
     models: Models
     class_names: tuple[str, ...] = ()
-    defaults: SampleConfig = field(default_factory=SampleConfig)
+    defaults: SamplingSettings = field(default_factory=SamplingSettings)
     text_encoder: TextEncoder | None = None
     latents: Latents | None = None
 
@@ -109,15 +108,15 @@ def text_encoder_of(root: Path, kinds: dict[str, Any], tokens: int | None, suffi
     model, tokenizer = f"text_encoder{suffix}", f"tokenizer{suffix}"
     model_class, tokenizer_class = _foreign_class(root, model, kinds), _foreign_class(root, tokenizer, kinds)
     encoder = TextEncoder.from_components(
-        foreign.load(tokenizer_class, str(root / tokenizer), "tokenizer"),
-        foreign.load_model(model_class, _with_config(root, model), "text encoder", OTHER_HALF),
+        third_party.load(tokenizer_class, str(root / tokenizer), "tokenizer"),
+        third_party.load_model(model_class, _with_config(root, model), "text encoder", OTHER_HALF),
         tokens,
     )
     try:
         encoder.null()
     except Exception as error:  # a border: files that are unfit may be noticed only now, in any way
-        told = f"{root}: {model} and {tokenizer} can't encode a text ({one_line(error)}); fetch them again"
-        raise CorruptArtifact(told) from error
+        message = f"{root}: {model} and {tokenizer} can't encode a text ({brief(error)}); fetch them again"
+        raise CorruptArtifact(message) from error
     return encoder
 
 
@@ -137,10 +136,10 @@ def _foreign_class(root: Path, name: str, kinds: dict[str, Any]) -> Any:
         module = importlib.import_module(library)
     except ImportError:
         raise ConfigError(f"{name} needs {library}: install it with: pip install 'ddm-ray[{extra}]'") from None
-    found: Any = getattr(module, kind, None) if isinstance(kind, str) else None
-    if not hasattr(found, "from_pretrained"):
+    component_class: Any = getattr(module, kind, None) if isinstance(kind, str) else None
+    if not hasattr(component_class, "from_pretrained"):
         raise CorruptArtifact(f"{root / INDEX}: {library} has no {kind} that {name} could be")
-    return found
+    return component_class
 
 
 def _with_config(root: Path, name: str) -> str:

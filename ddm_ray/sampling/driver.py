@@ -10,10 +10,11 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from ddm_ray.config import SamplingSettings
 from ddm_ray.core.condition import Condition, Text
 from ddm_ray.core.solvers import Ask
 from ddm_ray.errors import ExpertCountError, SamplingError
-from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo, Sampled, SampleRequest
+from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo, SampleRequest, SampleResult
 from ddm_ray.sampling.trajectory import OnStep, Trajectories
 
 Field = Callable[[Tensor, Tensor, Any], Tensor]
@@ -29,7 +30,8 @@ class Experts(Protocol):
 
 
 T = TypeVar("T")
-MOST_TEXTS = 64  # as many experts as may take turns
+MAX_TEXTS = 64  # as many experts as may take turns
+FULL = SamplingSettings(strategy="full")
 
 
 def run(
@@ -67,9 +69,9 @@ def sample(
     router: Field | None = None,
     device: torch.device | str = "cpu",
     on_step: OnStep | None = None,
-) -> Sampled:
+) -> SampleResult:
     """Images by these experts; those that are None are left out and the mixture renormalises without them."""
-    return run(Trajectories(request, living(info, experts)).run(on_step), experts, router, device)
+    return run(Trajectories(request, with_available(info, experts)).run(on_step), experts, router, device)
 
 
 def velocity(
@@ -80,15 +82,19 @@ def velocity(
     experts: Experts,
     router: Field | None = None,
     device: torch.device | str = "cpu",
-    **request: Any,
+    *,
+    settings: SamplingSettings = FULL,
+    seeds: Sequence[int] | None = None,
+    cluster_B: Tensor | None = None,
 ) -> Tensor:
-    """The mixture's velocity at (x, t), t in [0, 1]; `request`: strategy ("full" if not given), guidance_scale ...
+    """The mixture's velocity at (x, t), t in [0, 1]: exact for exact networks by `full`, the default strategy.
 
-    Rows count as images of seeds 0 to B - 1 for strategies that draw. Raises TimeError and as `sample` does.
+    For strategies that draw, rows are images of the `seeds`, 0 to B - 1 if none are given. Raises TimeError, and as
+    `sample` does.
     """
-    request = {"strategy": "full", "seeds": tuple(range(len(x_BCHW)))} | request
-    info = living(info, experts)
-    asked = Trajectories(SampleRequest(condition=condition, **request), info).answer(Ask(x_BCHW, t, new_step=True))
+    request = SampleRequest(tuple(range(len(x_BCHW)) if seeds is None else seeds), condition, settings, cluster_B)
+    info = with_available(info, experts)
+    asked = Trajectories(request, info).answer(Ask(x_BCHW, t, new_step=True))
     return run(asked, experts, router, device).velocity_BCHW
 
 
@@ -101,13 +107,13 @@ def drawn_experts(
     return routing.experts_Bk[:, 0], trajectories.num_router_rows
 
 
-def living(info: MixtureInfo, experts: Experts) -> MixtureInfo:
-    """`info` with the experts that are None not alive. ExpertCountError if there are not as many as it says."""
+def with_available(info: MixtureInfo, experts: Experts) -> MixtureInfo:
+    """`info` without the experts that are None. ExpertCountError if there are not as many as it says."""
     if len(experts) != info.num_experts:
         raise ExpertCountError(f"{len(experts)} experts given for a mixture of {info.num_experts}: use None for a gap")
-    there: Sequence[bool] = getattr(experts, "there", None) or [experts[k] is not None for k in range(len(experts))]
-    alive_K = torch.tensor(there)
-    return info.with_alive(alive_K if info.alive_K is None else alive_K & info.alive_K)
+    present: Sequence[bool] = getattr(experts, "present", None) or [experts[k] is not None for k in range(len(experts))]
+    available_K = torch.tensor(present)
+    return info.with_available(available_K if info.available_K is None else available_K & info.available_K)
 
 
 class _Moved:
@@ -120,13 +126,13 @@ class _Moved:
     def __call__(self, condition: Condition) -> Condition:
         if not isinstance(condition, Text) or torch.device(self.device).type == "cpu":
             return condition.to(self.device)
-        before, there = self._texts.pop(id(condition), (None, None))
-        if there is None or before is not condition:
-            there = condition.to(self.device)
-        self._texts[id(condition)] = condition, there
-        if len(self._texts) > MOST_TEXTS:
+        original, copy = self._texts.pop(id(condition), (None, None))
+        if copy is None or original is not condition:
+            copy = condition.to(self.device)
+        self._texts[id(condition)] = condition, copy
+        if len(self._texts) > MAX_TEXTS:
             self._texts.popitem(last=False)
-        return there
+        return copy
 
 
 def _answer(call: Call, experts: Experts, router: Field | None, moved: _Moved) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a pipeline gives back: images, and which experts painted them.
+"""The result of a pipeline: images, and the experts that sampled them.
 
 Shapes: B images, C channels, H, W, S steps, K experts.
 """
@@ -12,8 +12,8 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
+from ddm_ray.pictures.images import to_pil, to_unit
 from ddm_ray.sampling import trace
-from ddm_ray.sampling.images import to_pil, to_unit
 
 OutputType = Literal["pil", "pt", "np", "latent"]
 Images = list[Image.Image] | Tensor | np.ndarray
@@ -21,7 +21,7 @@ Images = list[Image.Image] | Tensor | np.ndarray
 
 @dataclass(frozen=True)
 class DDMOutput:
-    """Images as asked for, each one's seed and condition in words, and which experts painted them.
+    """Images in the form asked for, the seed and condition of each, and the experts that sampled it.
 
     `routing_SBK`: the experts' weights in each step; `times_S`: where each step begins, 1 is noise. What was paid:
     rows that experts and router evaluated.
@@ -42,9 +42,9 @@ class DDMOutput:
         return self.routing_SBK.argmax(dim=2)
 
     def plot_routing(self, path: str | os.PathLike[str]) -> None:
-        """Write a picture: each image, and from noise to data the experts that painted it (16 images at most)."""
-        said = zip(self.prompts, self.seeds, strict=True)
-        titles = [f"{prompt or 'unconditional'}  ·  seed {seed}" for prompt, seed in said]
+        """Write a picture: each image, and from noise to data the weights of its experts (16 images at most)."""
+        captions = zip(self.prompts, self.seeds, strict=True)
+        titles = [f"{prompt or 'unconditional'}  ·  seed {seed}" for prompt, seed in captions]
         trace.plot_routing(Path(path), self.routing_SBK, self.times_S, self._pictures(), titles)
 
     def _pictures(self) -> list[np.ndarray] | None:

@@ -21,28 +21,27 @@ from typing import Any
 
 from torch import nn
 
-from ddm_ray.config import SampleConfig
+from ddm_ray.config import SamplingSettings
 from ddm_ray.errors import CorruptArtifact, ExpertCountError, MissingArtifact
 from ddm_ray.models import weights
-from ddm_ray.sampling.checkpoint import Models
 from ddm_ray.sampling.components import (
     CONFIG,
     INDEX,
     Components,
-    Offload,
     latents_of,
     require_fit,
     text_encoder_of,
 )
+from ddm_ray.sampling.offload import Offload, resident_experts
 from ddm_ray.sampling.paris_weights import Reading, load_network
 from ddm_ray.sampling.request import MixtureInfo
-from ddm_ray.sampling.residence import Offloaded, from_host
+from ddm_ray.sampling.run_models import Models
 
 EXPERT_WEIGHTS, ROUTER_WEIGHTS = "diffusion_pytorch_model.safetensors", "pytorch_model.safetensors"
 
 
 def is_paris(folder: str | os.PathLike[str]) -> bool:
-    """Whether a folder has the layout: a config.json that speaks of num_experts, without an index of ours."""
+    """True for a folder with the layout: its config.json has num_experts. One of ours has none."""
     try:
         return "num_experts" in json.loads((Path(folder) / CONFIG).read_bytes())
     except (OSError, ValueError, TypeError):
@@ -61,20 +60,15 @@ def load(
     count, image_size = (_whole(about, name, root / CONFIG) for name in ("num_experts", "image_size"))
     specs = [_expert_spec(root / f"expert_{expert}" / CONFIG, image_size) for expert in range(count)]
     router_spec = _router_spec(root / "router" / CONFIG, image_size)
-    if (found := _num_folders(root)) != count:
-        raise ExpertCountError(f"{root}: {CONFIG} speaks of {count} experts, {found} folders expert_N are there")
+    if (num_folders := _num_folders(root)) != count:
+        raise ExpertCountError(f"{root}: {CONFIG} speaks of {count} experts, {num_folders} folders expert_N are there")
     info = _info(specs)
     require_fit(info, [spec["config"] for spec in specs], router_spec["config"])
 
-    def fetch(expert: int, to: str = device) -> nn.Module:
-        return load_network(root / f"expert_{expert}" / EXPERT_WEIGHTS, specs[expert], reading).to(to)
+    def fetch(expert: int, where: str) -> nn.Module:
+        return load_network(root / f"expert_{expert}" / EXPERT_WEIGHTS, specs[expert], reading).to(where)
 
-    experts: Any
-    if offload == "disk":
-        experts = Offloaded(fetch, [True] * count)
-    else:
-        experts = tuple(fetch(expert, "cpu" if offload else device) for expert in range(count))
-        experts = Offloaded(from_host(experts, device), [True] * count) if offload else experts
+    experts = resident_experts(fetch, [True] * count, offload, device)
     router = load_network(root / "router" / ROUTER_WEIGHTS, router_spec, reading).to(device)
     encoder = latents = None
     if info.num_classes is None:
@@ -87,12 +81,12 @@ def load(
         latents = latents_of(root).to(device)
     # top-2 is what its authors found best; steps and scale are those of the decentralized diffusion paper.
     scale = 7.5 if info.trained_null and info.num_classes != 0 else 1.0
-    defaults = SampleConfig(strategy=f"top-{min(2, count)}", steps=50, guidance_scale=scale)
+    defaults = SamplingSettings(strategy=f"top-{min(2, count)}", steps=50, guidance_scale=scale)
     return Components(Models(info, experts, router, device), (), defaults, encoder, latents)
 
 
 def _info(specs: Sequence[dict[str, Any]]) -> MixtureInfo:
-    """Of these experts, all alike. No file tells their prior."""
+    """The mixture of these experts, which are all alike. No file has their prior."""
     config = specs[0]["config"]
     # Neither labels nor texts: every image is unconditional.
     num_classes = None if config["text_dim"] is not None else config["num_classes"] or 0
@@ -149,14 +143,14 @@ def _num_folders(root: Path) -> int:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        fields = json.loads(path.read_bytes())
     except OSError:
         raise MissingArtifact(f"{path} is missing or can't be read: fetch it again") from None
     except ValueError:
         raise CorruptArtifact(f"{path}: not JSON; fetch it again") from None
-    if not isinstance(found, dict):
+    if not isinstance(fields, dict):
         raise CorruptArtifact(f"{path}: not an object; fetch it again")
-    return found
+    return fields
 
 
 def _field(config: dict[str, Any], name: str, path: Path) -> Any:

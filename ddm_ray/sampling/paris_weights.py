@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ddm_ray.errors import ConfigError, CorruptArtifact, MissingArtifact, TruncatedWeights
 from ddm_ray.models import weights
 from ddm_ray.models.dit import TIME_FREQUENCIES, position_table
-from ddm_ray.models.foreign import one_line
+from ddm_ray.models.third_party import brief
 
 POSITIONS = "trunk.positions_1ND"
 """Not a weight of ours, but fixed; a table in a file must be that one."""
@@ -49,7 +49,7 @@ NAMES: dict[str, str] = {
 }
 """Their name -> ours, of tensors, or of modules with a weight and a bias; N is the number of a block."""
 
-Time = Literal["noise-at-1", "noise-at-0"]
+TimeDirection = Literal["noise-at-1", "noise-at-0"]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Reading:
     """
 
     names: Mapping[str, str | None] = field(default_factory=dict)
-    time: Time = "noise-at-1"
+    time: TimeDirection = "noise-at-1"
 
     def __post_init__(self) -> None:
         if self.time not in ("noise-at-1", "noise-at-0"):
@@ -78,15 +78,15 @@ def load_network(path: Path, spec: dict[str, Any], reading: Reading | None = Non
     """A DiT or Router of this spec from a file of theirs, in eval mode; every tensor of it is used or refused."""
     reading = reading or Reading()
     try:
-        found = load_file(path)
+        tensors = load_file(path)
     except FileNotFoundError:
         raise MissingArtifact(f"{path} is missing: fetch it again") from None
     except (SafetensorError, OSError) as error:
-        raise TruncatedWeights(f"{path}: not whole safetensors ({one_line(error)}); fetch it again") from None
+        raise TruncatedWeights(f"{path}: not whole safetensors ({brief(error)}); fetch it again") from None
     expected_state = weights.build(spec, "meta").state_dict()
     state: dict[str, Tensor] = {}
     sources: dict[str, str] = {}
-    for name, tensor in found.items():
+    for name, tensor in tensors.items():
         ours = _our_name(name, reading.names, path)
         if ours is None:
             continue
@@ -134,8 +134,8 @@ def _their_name(ours: str) -> str:
     number = re.match(r"trunk\.blocks\.(\d+)\.", ours)
     for theirs, known in NAMES.items():
         if known in (general, stem):
-            whole = theirs if known == general else f"{theirs}.{suffix}"
-            return whole.replace("blocks.N.", f"blocks.{number[1]}." if number else "")
+            name = theirs if known == general else f"{theirs}.{suffix}"
+            return name.replace("blocks.N.", f"blocks.{number[1]}." if number else "")
     return ours
 
 

@@ -12,38 +12,37 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load as tensors_from_bytes
-from safetensors.torch import save as tensors_to_bytes
 from torch import nn
 
 from ddm_ray import __version__
-from ddm_ray.config import SampleConfig
+from ddm_ray.config import SamplingSettings
 from ddm_ray.core.condition import Text
 from ddm_ray.core.flow import Flow
-from ddm_ray.core.matching import MatchedRouter, VelocityField
+from ddm_ray.core.snr import MatchedRouter, VelocityField
 from ddm_ray.errors import ConfigError, CorruptArtifact, MissingArtifact, RunError, SamplingError, StorageError
-from ddm_ray.models import weights
-from ddm_ray.models.foreign import one_line
+from ddm_ray.models import null_text, weights
 from ddm_ray.models.latents import Latents
+from ddm_ray.models.null_text import NULL_TEXT
 from ddm_ray.models.text import TextEncoder
-from ddm_ray.sampling.checkpoint import Models, matched
+from ddm_ray.models.third_party import brief
 from ddm_ray.sampling.components import (
     CONFIG,
     INDEX,
     Components,
-    Offload,
     bare,
     config_of,
     latents_of,
     require_fit,
     text_encoder_of,
 )
+from ddm_ray.sampling.offload import Offload, resident_experts
 from ddm_ray.sampling.request import MixtureInfo
-from ddm_ray.sampling.residence import Offloaded, from_host
-from ddm_ray.sampling.verified import VerifiedFolder, record
-from ddm_ray.storage.manifest import FileRecord, canonical, sha256
+from ddm_ray.sampling.run_models import Models, matched
+from ddm_ray.sampling.verified import REMEDY, VerifiedFolder
+from ddm_ray.storage.manifest import FileRecord
+from ddm_ray.storage.sealed import seal, unseal
 
-WEIGHTS, NULL_TEXT = "diffusion_pytorch_model.safetensors", "null_text.safetensors"
+WEIGHTS = "diffusion_pytorch_model.safetensors"
 ABSENT = [None, None]
 
 
@@ -60,9 +59,8 @@ def save(components: Components, folder: str | os.PathLike[str], overwrite: bool
         being.mkdir(parents=True)
         index = {"_class_name": "DDMPipeline", "_ddm_ray_version": __version__, **_write(components, being)}
         names = sorted(path.relative_to(being).as_posix() for path in being.rglob("*") if path.is_file())
-        index["files"] = {name: asdict(record(being / name)) for name in names}
-        text = json.dumps({**index, "checksum": sha256(canonical(index))}, indent=1)
-        (being / INDEX).write_text(text + "\n")
+        index["files"] = {name: asdict(FileRecord.of_file(being / name)) for name in names}
+        (being / INDEX).write_bytes(seal(index, indent=1))
         for path in [*being.rglob("*"), being]:
             _sync(path)
         _put(being, target, old)
@@ -98,7 +96,7 @@ def _put(being: Path, target: Path, old: Path) -> None:
 
 
 def is_ours(folder: str | os.PathLike[str]) -> bool:
-    """Whether the folder holds a pipeline that `save` wrote, sound or not."""
+    """True for a folder that `save` wrote, sound or not."""
     try:
         return b'"_ddm_ray_version"' in (Path(folder) / INDEX).read_bytes()
     except OSError:
@@ -106,7 +104,7 @@ def is_ours(folder: str | os.PathLike[str]) -> bool:
 
 
 def load(folder: str | os.PathLike[str], device: str = "cpu", offload: Offload | None = None) -> Components:
-    """What `save` wrote, sizes and checksums verified; experts offloaded to disk are verified when they come.
+    """A pipeline that `save` wrote, sizes and checksums verified; experts offloaded to disk as they are fetched.
 
     Raises MissingArtifact for files that aren't there, RunError for a pipeline of a newer version, TruncatedWeights
     and CorruptArtifact, which name the file.
@@ -116,29 +114,24 @@ def load(folder: str | os.PathLike[str], device: str = "cpu", offload: Offload |
     try:
         saved = VerifiedFolder(root, {name: FileRecord(**known) for name, known in index["files"].items()})
         names = sorted((name for name in index if name.startswith("expert_")), key=lambda name: (len(name), name))
-        there = [index[name] != ABSENT for name in names]
-        router_there = index["router"] != ABSENT
+        present = [index[name] != ABSENT for name in names]
+        has_router = index["router"] != ABSENT
         info = _info(index, len(names))
-        class_names, defaults = tuple(index["class_names"]), SampleConfig(**index["defaults"])
+        # Folders written before have the router's temperature beside the defaults.
+        defaults = SamplingSettings(**{"router_temperature": index.get("router_temperature", 1.0), **index["defaults"]})
+        class_names = tuple(index["class_names"])
     except (KeyError, TypeError, ValueError) as error:
-        raise CorruptArtifact(f"{root / INDEX}: not as save_pretrained writes it ({one_line(error)})") from None
-    specs = [_spec(saved, name) if here else None for name, here in zip(names, there, strict=True)]
-    router_spec = _spec(saved, "router") if router_there else None
+        raise CorruptArtifact(f"{root / INDEX}: not as save_pretrained writes it ({brief(error)})") from None
+    specs = [_spec(saved, name) if here else None for name, here in zip(names, present, strict=True)]
+    router_spec = _spec(saved, "router") if has_router else None
     require_fit(info, [spec and spec["config"] for spec in specs], router_spec and router_spec["config"])
 
-    def fetch(expert: int, to: str = device) -> nn.Module:
+    def fetch(expert: int, where: str) -> nn.Module:
         spec = specs[expert]
         assert spec is not None
-        return _network(saved, names[expert], spec).to(to)
+        return _network(saved, names[expert], spec).to(where)
 
-    experts: Any
-    if offload == "disk":
-        experts = Offloaded(fetch, there)
-    else:
-        home = "cpu" if offload else device
-        experts = tuple(fetch(k, home) if here else None for k, here in enumerate(there))
-        if offload:
-            experts = Offloaded(from_host([expert or nn.Identity() for expert in experts], device), there)
+    experts = resident_experts(fetch, present, offload, device)
     router = _network(saved, "router", router_spec).to(device) if router_spec else None
     models = Models(replace(info, null_text=_null_text(saved)), experts, router, device)
     encoder, latents = _text_encoder(saved, index), _latents(saved, index)
@@ -148,17 +141,17 @@ def load(folder: str | os.PathLike[str], device: str = "cpu", offload: Offload |
 def _index(root: Path) -> dict[str, Any]:
     where = root / INDEX
     try:
-        index = json.loads(where.read_bytes())
-        version, checksum = index["_ddm_ray_version"], index.pop("checksum")
-        newer = _number(version) > _number(__version__)
+        data = where.read_bytes()
     except OSError:
         raise MissingArtifact(f"{root} is not a pipeline: it has no {INDEX} that can be read") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise CorruptArtifact(f"{where}: not a whole index; save or fetch the pipeline again") from None
+    index = unseal(data, f"{where}", ["_ddm_ray_version"], fix=REMEDY)
+    version = index["_ddm_ray_version"]
+    try:
+        newer = _number(version) > _number(__version__)
+    except (ValueError, AttributeError):
+        raise CorruptArtifact(f"{where}: its version is {version!r:.60}", REMEDY) from None
     if newer:
         raise RunError(f"{where}: saved by ddm-ray {version}, this is {__version__}: install that version")
-    if checksum != sha256(canonical(index)):
-        raise CorruptArtifact(f"{where}: altered since it was saved; save or fetch the pipeline again")
     return index
 
 
@@ -167,16 +160,15 @@ def _number(version: str) -> tuple[int, ...]:
 
 
 def _info(index: dict[str, Any], num_experts: int) -> MixtureInfo:
-    prior_CK, alive_K, router_prior_K = index["prior_CK"], index["alive_K"], index["router_prior_K"]
+    prior_CK, available_K, router_prior_K = index["prior_CK"], index["alive_K"], index["router_prior_K"]
     return MixtureInfo(
         num_experts,
         tuple(index["image_shape"]),
         index["num_classes"],
         None if prior_CK is None else torch.tensor(prior_CK, dtype=torch.float64),
-        alive_K=None if alive_K is None else torch.tensor(alive_K),
+        available_K=None if available_K is None else torch.tensor(available_K),
         dtype={"float32": torch.float32, "float64": torch.float64}[index["dtype"]],
         trained_null=index["trained_null"],
-        router_temperature=index["router_temperature"],
         router_prior_K=None if router_prior_K is None else torch.tensor(router_prior_K, dtype=torch.float64),
     )
 
@@ -191,7 +183,7 @@ def _spec(saved: VerifiedFolder, name: str) -> dict[str, Any]:
         spec = {"class": kind, "config": config, "flow": flow}
         weights.build(spec, "meta")
     except (ValueError, KeyError, TypeError, AttributeError, ConfigError, CorruptArtifact) as error:
-        raise CorruptArtifact(f"{saved.root / name / CONFIG}: {one_line(error)}") from None
+        raise CorruptArtifact(f"{saved.root / name / CONFIG}: {brief(error)}") from None
     return spec
 
 
@@ -204,15 +196,15 @@ def _network(saved: VerifiedFolder, name: str, spec: dict[str, Any]) -> nn.Modul
 
 
 def _text_encoder(saved: VerifiedFolder, index: dict[str, Any]) -> TextEncoder | None:
-    found: list[TextEncoder] = []
+    encoders: list[TextEncoder] = []
     for suffix in ("", "_2"):
         if f"text_encoder{suffix}" in index:
             for folder in (f"text_encoder{suffix}", f"tokenizer{suffix}"):
                 saved.check(folder)
-            found.append(text_encoder_of(saved.root, index, index.get(f"text_tokens{suffix}"), suffix))
-    if len(found) == 2:
-        found[0].pooled = found[1]
-    return found[0] if found else None
+            encoders.append(text_encoder_of(saved.root, index, index.get(f"text_tokens{suffix}"), suffix))
+    if len(encoders) == 2:
+        encoders[0].pooled = encoders[1]
+    return encoders[0] if encoders else None
 
 
 def _latents(saved: VerifiedFolder, index: dict[str, Any]) -> Latents | None:
@@ -225,8 +217,7 @@ def _latents(saved: VerifiedFolder, index: dict[str, Any]) -> Latents | None:
 def _null_text(saved: VerifiedFolder) -> Text | None:
     if NULL_TEXT not in saved.files:
         return None
-    tensors = tensors_from_bytes(saved.read(NULL_TEXT))
-    return Text(tensors["tokens_BLE"], tensors["mask_BL"], tensors.get("pooled_BP"))
+    return null_text.read(saved.read(NULL_TEXT), str(saved.root / NULL_TEXT))
 
 
 def _write(components: Components, folder: Path) -> dict[str, Any]:
@@ -250,18 +241,16 @@ def _write(components: Components, folder: Path) -> dict[str, Any]:
         index["vae"] = ["diffusers", type(components.latents.autoencoder).__name__]
         index |= {"latent_scale": components.latents.scale, "latent_shift": components.latents.shift}
     if info.null_text is not None:
-        named = {name: tensor.cpu().contiguous() for name, tensor in vars(info.null_text).items() if tensor is not None}
-        (folder / NULL_TEXT).write_bytes(tensors_to_bytes(named))
+        (folder / NULL_TEXT).write_bytes(null_text.to_bytes(info.null_text))
     return index | {
         "class_names": list(components.class_names),
-        "defaults": components.defaults.model_dump(mode="json", exclude={"router_temperature"}),
+        "defaults": components.defaults.model_dump(mode="json"),
         "image_shape": list(info.image_shape),
         "num_classes": info.num_classes,
         "prior_CK": None if info.prior_CK is None else info.prior_CK.double().tolist(),
-        "alive_K": None if info.alive_K is None else info.alive_K.tolist(),
+        "alive_K": None if info.available_K is None else info.available_K.tolist(),
         "dtype": str(info.dtype).removeprefix("torch."),
         "trained_null": info.trained_null,
-        "router_temperature": info.router_temperature,
         "router_prior_K": None if info.router_prior_K is None else info.router_prior_K.double().tolist(),
     }
 

@@ -1,45 +1,41 @@
-"""What a sampler is asked for and what it knows: request, mixture, and the calls it makes of networks.
+"""The records of sampling: request, mixture, the calls of networks, and the result.
 
 Shapes: B images of the request, R rows of one call, CHW image, K experts, C conditions, S steps.
 """
 
-import math
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ddm_ray.config import SamplingSettings
 from ddm_ray.core.calibration import Calibration, prior_ratio
 from ddm_ray.core.condition import Condition, Text
 from ddm_ray.core.routing import Oracle, Strategy, parse_strategy
-from ddm_ray.core.solvers import SOLVERS
-from ddm_ray.core.times import time_grid
-from ddm_ray.errors import ExpertCountError, NullConditionError, SamplingError, TimeError
-
-GUIDANCE = ("mixture", "per-expert")
+from ddm_ray.errors import ExpertCountError, NullConditionError, SamplingError
 
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """Images wanted: one seed (0 to 2^64 - 1) and one condition for each.
+    """Images to sample: one seed (0 to 2^64 - 1) and one condition for each, and how all are sampled.
 
-    `guidance_scale` 1 evaluates the conditional branch alone, 0 the unconditional one alone, any other both, in
-    steps that begin within `guidance_interval`, above its lower end (others have the scale 1). `guidance` says how a
-    mixture of experts is guided under `full`: "mixture" exactly, each branch under its own posterior;
-    "per-expert" each expert by itself, all under the conditional posterior, as the paper's. Sparse strategies
-    use one choice of experts for both branches in either case. `cluster_B` (int64) is for the strategy `oracle`.
+    `cluster_B` (int64) is for the strategy `oracle`: the expert of each image.
     """
 
     seeds: tuple[int, ...]
     condition: Condition
-    steps: int = 25
-    guidance_scale: float = 1.0
-    strategy: str = "once"
-    solver: str = "ab2"
-    times: str = "uniform"
-    guidance_interval: tuple[float, float] = (0.0, 1.0)
-    guidance: str = "mixture"
+    settings: SamplingSettings = field(default_factory=SamplingSettings)
     cluster_B: Tensor | None = None
+
+    def strategy(self, num_experts: int) -> Strategy:
+        """The strategy of the settings, `once` where they name none; SamplingError if K is too small for it."""
+        return parse_strategy(self.settings.strategy or "once", num_experts)
+
+    def changed(self, **fields: Any) -> "SampleRequest":
+        """The same images with other values for these fields of the settings."""
+        return replace(self, settings=self.settings.changed(**fields))
 
     def rows(self, rows: Tensor | slice) -> "SampleRequest":
         """The request for some of its images alone."""
@@ -54,25 +50,24 @@ class SampleRequest:
 
 @dataclass(frozen=True)
 class MixtureInfo:
-    """What a sampler knows of a mixture. prior_CK: row c is p(k|c), the last one p(k); None: not known, and `once`
+    """Facts about a mixture. prior_CK: row c is p(k|c), the last one p(k); None: not known, and `once`
     asks the router at pure noise.
 
-    `num_classes` None: conditions are texts, and prior_CK has that last row alone. `alive_K` (bool, None: all)
+    `num_classes` None: conditions are texts, and prior_CK has that last row alone. `available_K` (bool, None: all)
     says which experts can be called; prior and posteriors renormalise over them. Noise and state have `dtype`,
     float32 or 64; the noise is drawn in float32 in any case. `trained_null`: the models know the null condition, label
-    `num_classes` or `null_text` (one row). `router_temperature` and `router_prior_K` (the prior over experts
-    that the router was trained under, None: the data's) correct the router's logits.
+    `num_classes` or `null_text` (one row). `router_prior_K`: the prior over experts that the router was trained under
+    (None: the data's).
     """
 
     num_experts: int
     image_shape: tuple[int, int, int]
     num_classes: int | None
     prior_CK: Tensor | None
-    alive_K: Tensor | None = None
+    available_K: Tensor | None = None
     dtype: torch.dtype = torch.float32
     trained_null: bool = True
     null_text: Text | None = None
-    router_temperature: float = 1.0
     router_prior_K: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -83,7 +78,7 @@ class MixtureInfo:
             raise SamplingError("router_prior_K corrects towards prior_CK, which isn't known")
         for name, tensor, shape in (
             ("prior_CK", self.prior_CK, ((self.num_classes or 0) + 1, self.num_experts)),
-            ("alive_K", self.alive_K, (self.num_experts,)),
+            ("available_K", self.available_K, (self.num_experts,)),
             ("router_prior_K", self.router_prior_K, (self.num_experts,)),
         ):
             if tensor is not None and tuple(tensor.shape) != shape:
@@ -91,7 +86,7 @@ class MixtureInfo:
 
     @classmethod
     def from_counts(
-        cls, counts_CK: Tensor, image_shape: tuple[int, int, int], alive_K: Tensor | None = None
+        cls, counts_CK: Tensor, image_shape: tuple[int, int, int], available_K: Tensor | None = None
     ) -> "MixtureInfo":
         """From row counts per class and expert, last row: all rows per expert, labelled or not.
 
@@ -104,10 +99,10 @@ class MixtureInfo:
         filled_CK = torch.where(present_C1, counts_CK, counts_CK[-1])
         prior_CK = filled_CK / filled_CK.sum(dim=1, keepdim=True)
         num_conditions, num_experts = counts_CK.shape
-        return cls(num_experts, image_shape, num_conditions - 1, prior_CK, alive_K)
+        return cls(num_experts, image_shape, num_conditions - 1, prior_CK, available_K)
 
-    def with_alive(self, alive_K: Tensor) -> "MixtureInfo":
-        return replace(self, alive_K=alive_K)
+    def with_available(self, available_K: Tensor) -> "MixtureInfo":
+        return replace(self, available_K=available_K)
 
     def null(self, num_rows: int) -> Condition:
         """The null condition of so many rows. NullConditionError if the models have none."""
@@ -122,11 +117,11 @@ class MixtureInfo:
             return self.null_text[torch.zeros(num_rows, dtype=torch.int64)]
         return torch.full((num_rows,), self.num_classes)
 
-    def calibration(self) -> Calibration:
-        """The correction of the router's logits."""
+    def calibration(self, temperature: float) -> Calibration:
+        """The correction of the router's logits, by its temperature and by the prior that it was trained under."""
         if self.router_prior_K is None or self.prior_CK is None:
-            return Calibration(self.router_temperature)
-        return Calibration(self.router_temperature, prior_ratio(self.prior_CK[-1], self.router_prior_K))
+            return Calibration(temperature)
+        return Calibration(temperature, prior_ratio(self.prior_CK[-1], self.router_prior_K))
 
 
 @dataclass(frozen=True)
@@ -152,7 +147,7 @@ Call = ExpertCall | RouterCall
 
 
 @dataclass(frozen=True)
-class Sampled:
+class SampleResult:
     """Images, the experts' weights per step and image (conditional branch, at the step's start), rows paid for."""
 
     images_BCHW: Tensor
@@ -167,44 +162,36 @@ class Sampled:
 
 
 def validate(request: SampleRequest, info: MixtureInfo) -> Strategy:
-    """The request's strategy, or SamplingError saying which field can't be met by this mixture and why."""
-    num_images, scale = len(request.seeds), request.guidance_scale
+    """The request's strategy. SamplingError for what this mixture can't meet; the settings alone are valid already."""
+    num_images, scale = len(request.seeds), request.settings.guidance_scale
+    require_seeds(request.seeds)
     _validate_condition(request, info)
-    if any(not 0 <= seed < 2**64 for seed in request.seeds):
-        raise SamplingError("seeds must be from 0 to 2^64 - 1")
-    if not math.isfinite(scale):
-        raise SamplingError(f"guidance_scale is {scale}: use a finite number, 1 for none")
     if info.num_classes == 0 and scale not in (0, 1):
         raise NullConditionError(f"guidance_scale is {scale}, but the models have no classes to guide to: use 1")
     if scale != 1:
         info.null(1)
-    low, high = request.guidance_interval
-    if not 0 <= low <= high <= 1:
-        raise TimeError(f"guidance_interval is ({low}, {high}): use two times in [0, 1], the smaller one first")
-    if request.guidance not in GUIDANCE:
-        raise SamplingError(f"unknown guidance {request.guidance!r}: use one of {', '.join(GUIDANCE)}")
-    if request.solver not in SOLVERS:
-        raise SamplingError(f"unknown solver {request.solver!r}: use one of {', '.join(SOLVERS)}")
-    time_grid(request.times, request.steps)
-    if not (math.isfinite(info.router_temperature) and info.router_temperature > 0):
-        raise SamplingError(f"router_temperature is {info.router_temperature}: use a number above 0, 1 for none")
-    strategy = parse_strategy(request.strategy, info.num_experts)
-    cluster_B = request.cluster_B
+    strategy, cluster_B = request.strategy(info.num_experts), request.cluster_B
     if isinstance(strategy, Oracle) and (
         cluster_B is None
         or cluster_B.dtype != torch.int64
         or tuple(cluster_B.shape) != (num_images,)
         or not ((cluster_B >= 0) & (cluster_B < info.num_experts)).all()
     ):
-        raise SamplingError(f"strategy oracle needs cluster_B, a cluster from 0 to {info.num_experts - 1} per image")
+        raise SamplingError(f"strategy oracle needs a cluster from 0 to {info.num_experts - 1} for each image")
     return strategy
+
+
+def require_seeds(seeds: Sequence[int]) -> None:
+    """SamplingError for a seed outside 0 to 2^64 - 1."""
+    if any(not 0 <= seed < 2**64 for seed in seeds):
+        raise SamplingError("seeds must be from 0 to 2^64 - 1")
 
 
 def _validate_condition(request: SampleRequest, info: MixtureInfo) -> None:
     condition, num_images = request.condition, len(request.seeds)
     if isinstance(condition, Text) is not (info.num_classes is None):
-        wanted = "texts" if info.num_classes is None else "class labels"
-        raise SamplingError(f"the models are conditioned on {wanted}, the request has another kind of condition")
+        kind = "texts" if info.num_classes is None else "class labels"
+        raise SamplingError(f"the models are conditioned on {kind}, the request has another kind of condition")
     num_conditions = len(condition) if isinstance(condition, Text) or condition.ndim else 1
     if not num_images or num_conditions != num_images:
         raise SamplingError(f"{num_images} seeds with {num_conditions} conditions: give one each")

@@ -1,4 +1,4 @@
-"""A picture of the routing: which expert painted what and when. Needs matplotlib, nothing else does.
+"""A picture of the routing: the experts of each image, step by step. Nothing else needs matplotlib.
 
 Shapes: B images, S steps, K experts, H W C of an image.
 """
@@ -16,8 +16,8 @@ from ddm_ray.errors import ConfigError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST_IMAGES = 16
-MOST_NAMED = 20
+MAX_IMAGES = 16
+MAX_NAMED = 20
 INK, PALE = "#333333", "#8a8a8a"
 HUES = ["#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#76b7b2", "#edc948", "#ff9da7", "#9c755f", "#bab0ac"]
 
@@ -44,7 +44,7 @@ def plot_routing(
     images: Sequence[np.ndarray] | None = None,
     titles: Sequence[str] = (),
 ) -> None:
-    """Write a picture (PNG, SVG or PDF, by the path's ending) with a row for each image, MOST_IMAGES at most.
+    """Write a picture (PNG, SVG or PDF, by the path's ending) with a row for each image, MAX_IMAGES at most.
 
     A row: the image (H, W, C in [0, 1]), its title, and over t from noise to data the weights of the experts,
     stacked. `times_S`: where each step begins. ConfigError without matplotlib, or for another ending.
@@ -55,7 +55,7 @@ def plot_routing(
     from matplotlib.patches import Patch
 
     num_images, num_experts = routing_SBK.shape[1:]
-    shown = min(num_images, MOST_IMAGES)
+    shown = min(num_images, MAX_IMAGES)
     weights_SBK = routing_SBK[:, :shown].double().cpu().numpy()
     colors: list[Any] = HUES[:num_experts]
     if num_experts > len(HUES):
@@ -95,7 +95,7 @@ def plot_routing(
     which = f" (the first {shown} of {num_images} images)" if shown < num_images else ""
     figure.text(0.02, 1 - 0.18 / height, f"Which expert painted what{which}", fontsize=11, color=INK, va="top")
     total_K = weights_SBK.sum(axis=(0, 1))
-    heaviest = np.argsort(-total_K, kind="stable")[: MOST_NAMED - 1 if (total_K > 0).sum() > MOST_NAMED else MOST_NAMED]
+    heaviest = np.argsort(-total_K, kind="stable")[: MAX_NAMED - 1 if (total_K > 0).sum() > MAX_NAMED else MAX_NAMED]
     handles = [Patch(color=colors[k], label=f"expert {k}") for k in sorted(heaviest) if total_K[k] > 0]
     if others := int((total_K > 0).sum()) - len(handles):
         handles.append(Patch(alpha=0, label=f"and {others} more"))

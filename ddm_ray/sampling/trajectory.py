@@ -13,20 +13,20 @@ from torch import Tensor
 
 from ddm_ray.core.condition import Condition, Text, join
 from ddm_ray.core.guidance import guide
-from ddm_ray.core.mixture import ExpertRows, alive_prior, group_rows, mix, posterior
+from ddm_ray.core.mixture import ExpertRows, available_prior, group_rows, mix, posterior
 from ddm_ray.core.routing import Oracle, Routing
 from ddm_ray.core.solvers import SOLVERS, Answer, Ask
 from ddm_ray.core.streams import NOISE, ROUTING, stream
 from ddm_ray.core.times import time_grid
 from ddm_ray.errors import ExpertCountError, NotFiniteError, SamplingError, TimeError
-from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo, RouterCall, Sampled, SampleRequest, validate
+from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo, RouterCall, SampleRequest, SampleResult, validate
 
-Calls = Generator[list[Call], list[Tensor], Sampled]
+Calls = Generator[list[Call], list[Tensor], SampleResult]
 Branches = tuple[bool, ...]
-"""What is evaluated: True the conditional branch, False the unconditional one, in this order."""
+"""Branches to evaluate, in this order: True is the conditional one, False the unconditional one."""
 CONDITIONAL, UNCONDITIONAL, BOTH = (True,), (False,), (True, False)
 OnStep = Callable[[int, float, Tensor], None]
-"""Told after each step: its number from 0, the t that it ended at, x_BCHW there."""
+"""Called after each step with its number from 0, the t that it ended at, x_BCHW there."""
 
 
 def initial_noise(seeds: Sequence[int], shape: tuple[int, int, int], purpose: int = NOISE) -> Tensor:
@@ -40,14 +40,6 @@ def routing_uniforms(seeds: Sequence[int], num_experts: int, step: int) -> Tenso
     return torch.from_numpy(np.stack([stream(seed, ROUTING, step).random(num_experts) for seed in seeds]))
 
 
-def trajectories(request: SampleRequest, info: MixtureInfo, on_step: OnStep | None = None) -> Calls:
-    """Yields lists of calls that may run concurrently, is sent their results in order, returns `Sampled`.
-
-    SamplingError at once for a request that can't be met, NotFiniteError later for an answer that isn't finite.
-    """
-    return Trajectories(request, info).run(on_step)
-
-
 class Trajectories:
     """The state of one request; its rows are the images once per branch, the conditional branch first.
 
@@ -56,7 +48,7 @@ class Trajectories:
 
     def __init__(self, request: SampleRequest, info: MixtureInfo) -> None:
         self.request, self.info, self.strategy = request, info, validate(request, info)
-        self.calibration = info.calibration()
+        self.calibration = info.calibration(self.request.settings.router_temperature)
         self.num_expert_rows = self.num_router_rows = 0
         self.trace: list[Tensor] = []
         self.held: Routing | None = None
@@ -66,8 +58,9 @@ class Trajectories:
 
     def run(self, on_step: OnStep | None = None) -> Calls:
         """All steps, from the request's noise to its images."""
+        settings = self.request.settings
         noise = initial_noise(self.request.seeds, self.info.image_shape).to(self.info.dtype)
-        solver = SOLVERS[self.request.solver](noise, time_grid(self.request.times, self.request.steps))
+        solver = SOLVERS[settings.solver](noise, time_grid(settings.times, settings.steps))
         ask = next(solver)
         while True:
             if on_step and ask.new_step and self.trace:
@@ -78,7 +71,7 @@ class Trajectories:
             except StopIteration as end:
                 if on_step:
                     on_step(len(self.trace) - 1, 0.0, end.value)
-                return Sampled(end.value, torch.stack(self.trace), self.num_expert_rows, self.num_router_rows)
+                return SampleResult(end.value, torch.stack(self.trace), self.num_expert_rows, self.num_router_rows)
 
     def answer(self, ask: Ask) -> Generator[list[Call], list[Tensor], Answer]:
         """The mixture's velocity at (x, t): routed, mixed and guided. TimeError for t outside [0, 1]."""
@@ -116,8 +109,8 @@ class Trajectories:
 
     def _scale(self, t: float) -> float:
         """The guidance scale of a step that begins at t: it goes down from there, so not at the lower end itself."""
-        low, high = self.request.guidance_interval
-        return self.request.guidance_scale if t <= high and (t > low or low == 0) else 1.0
+        low, high = self.request.settings.guidance_interval
+        return self.request.settings.guidance_scale if t <= high and (t > low or low == 0) else 1.0
 
     def _condition(self, branches: Branches) -> Condition:
         """The conditions of all rows; made once, since texts are large."""
@@ -141,11 +134,11 @@ class Trajectories:
         return kept[1]
 
     def _prior(self) -> Generator[list[Call], list[Tensor], Tensor]:
-        """p(k | condition) over the living: from the table, or without one from the router at pure noise."""
+        """p(k | condition) over the available experts: from the table, or without one from the router at pure noise."""
         info = self.info
         if isinstance(self.strategy, Oracle):
             assert self.request.cluster_B is not None
-            if info.alive_K is not None and not info.alive_K[self.request.cluster_B].all():
+            if info.available_K is not None and not info.available_K[self.request.cluster_B].all():
                 raise SamplingError("strategy oracle: the expert of a wanted cluster isn't there")
             return F.one_hot(self.request.cluster_B, info.num_experts).to(info.dtype)
         branches = UNCONDITIONAL if self._scale(1.0) == 0 else CONDITIONAL
@@ -154,7 +147,7 @@ class Trajectories:
             # At t = 1 the posterior is p(k | condition). Its x isn't the image's noise, which k must not depend on.
             x_BCHW = initial_noise(self.request.seeds, info.image_shape, ROUTING).to(info.dtype)
             return (yield from self._posterior(Ask(x_BCHW, 1.0, new_step=True), branches))
-        return alive_prior(info.prior_CK, info.alive_K)[condition]
+        return available_prior(info.prior_CK, info.available_K)[condition]
 
     def _route(
         self, ask: Ask, branches: Branches
@@ -165,16 +158,20 @@ class Trajectories:
             held = yield from self.start()
             return held.repeat(len(branches)), None
         # Exact guidance of the mixture needs each branch under its own posterior; all else takes the conditional's.
-        exact = self.strategy.when == "velocity" and self.request.guidance == "mixture"
+        exact = self.strategy.when == "velocity" and self.request.settings.guidance_kind == "mixture"
         routed = branches if exact else branches[:1]
+        switched_B = None
         if before is None or ask.new_step or self.strategy.when == "velocity":
             probs_BK = yield from self._posterior(ask, routed)
-            self.held = self.strategy.route(probs_BK, before, self._uniforms())
-        assert self.held is not None
-        switched_B = None
-        if self.strategy.when == "step" and ask.new_step and before:
-            switched_B = self.held.differs(before, num_experts)
-        return self.held.repeat(len(branches) // len(routed)), switched_B
+            routing = self.held = self.strategy.route(probs_BK, before, self._uniforms())
+            if self.strategy.when == "step" and before:
+                switched_B = routing.differs(before, num_experts)
+        elif before.experts_Bk.shape[1] == 1:
+            routing = before
+        else:
+            # Within a step the experts stay, and are weighed where the solver asks.
+            routing = self.strategy.reweigh(before, (yield from self._posterior(ask, routed)))
+        return routing.repeat(len(branches) // len(routed)), switched_B
 
     def _posterior(self, ask: Ask, branches: Branches) -> Generator[list[Call], list[Tensor], Tensor]:
         call = RouterCall(*_rows(ask, len(branches)), self._condition(branches))
@@ -187,7 +184,8 @@ class Trajectories:
             )
         if logits_RK.isnan().any():
             raise NotFiniteError(f"the router gave NaN at t = {ask.t:.4g}: its weights or its input are broken")
-        return posterior(self.calibration(logits_RK.to(ask.x_BCHW)), self.info.alive_K)
+        prior_K = None if self.info.prior_CK is None else self.info.prior_CK[-1]
+        return posterior(self.calibration(logits_RK.to(ask.x_BCHW)), self.info.available_K, prior_K)
 
     def _mixed(self, ask: Ask, branches: Branches, routing: Routing) -> Generator[list[Call], list[Tensor], Tensor]:
         x_RCHW, t_R = _rows(ask, len(branches))

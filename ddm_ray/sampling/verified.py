@@ -1,6 +1,5 @@
 """A folder whose files are known by size and checksum: nothing of it is used that isn't as it was written."""
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +21,13 @@ class VerifiedFolder:
         """A file's bytes. MissingArtifact; TruncatedWeights for safetensors that end early; CorruptArtifact."""
         path = self.root / name
         if name not in self.files:
-            raise CorruptArtifact(f"{self.root}: its index says nothing of {name}; {REMEDY}")
+            raise CorruptArtifact(f"{self.root}: its index says nothing of {name}", REMEDY)
         try:
             data = path.read_bytes()
         except OSError:
-            raise MissingArtifact(f"{path} is missing or can't be read; {REMEDY}") from None
+            raise MissingArtifact(f"{path} is missing or can't be read", REMEDY) from None
         if len(data) < self.files[name].bytes and path.suffix == ".safetensors":
-            raise TruncatedWeights(f"{path}: {len(data)} bytes of {self.files[name].bytes}; {REMEDY}")
+            raise TruncatedWeights(f"{path}: {len(data)} bytes of {self.files[name].bytes}", REMEDY)
         return verify(data, self.files[name], str(path))
 
     def check(self, folder: str) -> None:
@@ -38,14 +37,8 @@ class VerifiedFolder:
             if not name.startswith(f"{folder}/"):
                 continue
             if not path.is_file():
-                raise MissingArtifact(f"{path} is missing; {REMEDY}")
-            if path.suffix == ".safetensors" and (found := path.stat().st_size) < self.files[name].bytes:
-                raise TruncatedWeights(f"{path}: {found} bytes of {self.files[name].bytes}; {REMEDY}")
-            if record(path) != self.files[name]:
-                raise CorruptArtifact(f"{path}: size or checksum differs; {REMEDY}")
-
-
-def record(path: Path) -> FileRecord:
-    """Size and checksum of a file."""
-    with path.open("rb") as file:
-        return FileRecord(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
+                raise MissingArtifact(f"{path} is missing", REMEDY)
+            if path.suffix == ".safetensors" and (num_bytes := path.stat().st_size) < self.files[name].bytes:
+                raise TruncatedWeights(f"{path}: {num_bytes} bytes of {self.files[name].bytes}", REMEDY)
+            if FileRecord.of_file(path) != self.files[name]:
+                raise CorruptArtifact(f"{path}: size or checksum differs", REMEDY)

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 
 from ddm_ray import __version__
 from ddm_ray.errors import DDMError
-from ddm_ray.sampling.checkpoint import mixture_info
+from ddm_ray.sampling.run_models import mixture_info, sampling_settings
 from ddm_ray.serve.generation import (
     GenerationRequest,
     RequestError,
@@ -27,7 +27,7 @@ from ddm_ray.serve.generation import (
     segments,
     to_png,
 )
-from ddm_ray.serve.painter import Painter
+from ddm_ray.serve.remote_sampler import RemoteSampler
 from ddm_ray.storage.run import Run
 
 http = FastAPI(title="ddm-ray", version=__version__)
@@ -48,8 +48,9 @@ async def _malformed(request: Request, error: RequestValidationError) -> JSONRes
         message = f"the body isn't whole JSON: {findings[0]['ctx']['error']}"
         return JSONResponse(error_body(message, None, "malformed_json"), 400)
     fields = [".".join(str(part) for part in finding["loc"][1:]) for finding in findings]
-    told = [f"{field}: {finding['msg']}" for field, finding in zip(fields, findings, strict=True)]
-    message = "; ".join(line.removeprefix(": ") for line in told[:3])
+    messages = [finding["msg"].removeprefix("Value error, ") for finding in findings]
+    lines = [f"{field}: {message}" for field, message in zip(fields, messages, strict=True)]
+    message = "; ".join(line.removeprefix(": ") for line in lines[:3])
     return JSONResponse(error_body(message, fields[0] or None, "invalid_value"), 400)
 
 
@@ -61,33 +62,33 @@ async def _no_such_route(request: Request, error: HTTPException) -> JSONResponse
 
 @serve.ingress(http)
 class API:
-    """Turns requests for images into calls of experts and router, and their velocities into PNGs."""
+    """Answers requests for images by calls of expert and router replicas."""
 
     def __init__(self, run_url: str, experts: Sequence[DeploymentHandle[Any]], router: DeploymentHandle[Any]):
         """`experts` by cluster. Raises RunError, MissingArtifact, DriftError."""
         torch.set_num_threads(1)
         run = Run.open(run_url)
-        self._config, self._strategy = run.config, run.strategy()
-        self._painter = Painter(mixture_info(run), experts, router)
-        self._parts = [f"expert-{cluster:03d}" for cluster in range(len(experts))]
+        self._config, self._defaults = run.config, sampling_settings(run)
+        self._sampler = RemoteSampler(mixture_info(run), experts, router)
+        self._expert_names = [f"expert-{cluster:03d}" for cluster in range(len(experts))]
 
     @http.post("/v1/images/generations")
     async def generate(self, request: GenerationRequest) -> Response:
         """Images of one class, by OpenAI's API; response_format png answers the bare image."""
-        generation = resolve(request, self._config, self._strategy)
+        generation = resolve(request, self._config, self._defaults)
         try:
-            images_BCHW, experts_SB = await self._painter.paint(generation.sample)
+            result = await self._sampler.sample(generation.sample)
         except DDMError as error:
             return JSONResponse(error_body(str(error), None, "sampling_failed", server=True), 500)
         except (RayError, RayServeException) as error:
-            message = f"a part of the mixture is away, try again soon: {type(error).__name__}"
+            message = f"an expert or the router can't be reached, try again soon: {type(error).__name__}"
             return JSONResponse(error_body(message, None, "unavailable", server=True), 503)
         if generation.png:
-            painted_by = json.dumps(segments(experts_SB[:, 0].tolist()))
-            headers = {"X-Seed": str(generation.sample.seeds[0]), "X-Experts": painted_by}
-            return Response(to_png(images_BCHW[0], generation.scale), media_type="image/png", headers=headers)
-        name = self._config.name
-        return JSONResponse(answer(generation, images_BCHW, experts_SB, name, int(time.time())))
+            experts = json.dumps(segments(result.experts_SB[:, 0].tolist()))
+            headers = {"X-Seed": str(generation.sample.seeds[0]), "X-Experts": experts}
+            png = to_png(result.images_BCHW[0], generation.upscaling)
+            return Response(png, media_type="image/png", headers=headers)
+        return JSONResponse(answer(generation, result, self._config.name, int(time.time())))
 
     @http.get("/v1/models")
     async def models(self) -> dict[str, Any]:
@@ -97,6 +98,6 @@ class API:
 
     @http.get("/healthz")
     async def healthz(self) -> dict[str, Any]:
-        """That requests are taken, and by which experts; it wakes none that scaled to zero."""
+        """Health of the ingress, and the names of the experts; wakes none that scaled to zero."""
         classes = list(self._config.data.class_names)
-        return {"status": "ok", "model": self._config.name, "experts": self._parts, "classes": classes}
+        return {"status": "ok", "model": self._config.name, "experts": self._expert_names, "classes": classes}

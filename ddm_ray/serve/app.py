@@ -12,11 +12,12 @@ from ray.serve import Application
 from ray.serve.config import HTTPOptions
 from ray.serve.schema import LoggingConfig
 
-from ddm_ray.errors import RunError, ServeError
+from ddm_ray.errors import Give, RunError, ServeError, one_line
 from ddm_ray.ray_session import ray_session
 from ddm_ray.serve.api import API
-from ddm_ray.serve.deployments import Expert, Router
-from ddm_ray.storage.run import PARTITION, ROUTER, Run
+from ddm_ray.serve.deployments import ExpertReplica, RouterReplica
+from ddm_ray.storage.graph import PARTITION, ROUTER
+from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import is_local
 
 # Each part takes a small share of a core, so that all find room on a laptop; a config file gives more.
@@ -54,12 +55,12 @@ def build_app(args: ServeArgs) -> Application:
     num_gpus = int(1000 / (num_experts + 1)) / 1000 if args.device.startswith("cuda") else 0
     share = {"num_cpus": NUM_CPUS, "num_gpus": num_gpus}
     experts = [
-        serve.deployment(name=f"expert-{cluster:03d}", ray_actor_options=share, **PART)(Expert).bind(
+        serve.deployment(name=f"expert-{cluster:03d}", ray_actor_options=share, **PART)(ExpertReplica).bind(
             run.url, cluster, args.device
         )
         for cluster in range(num_experts)
     ]
-    router = serve.deployment(name="router", ray_actor_options=share, **PART)(Router).bind(run.url, args.device)
+    router = serve.deployment(name="router", ray_actor_options=share, **PART)(RouterReplica).bind(run.url, args.device)
     ingress = serve.deployment(name="api", ray_actor_options={"num_cpus": NUM_CPUS}, **INGRESS)(API)
     return ingress.bind(run.url, experts, router)
 
@@ -75,9 +76,7 @@ def _finished(url: str) -> Run:
         raise ServeError(f"{run.url} is conditioned on texts: only class-conditional runs can be served so far")
     missing = [name for name in (PARTITION, *run.experts, ROUTER) if run.finished(name) is None]
     if missing:
-        raise ServeError(
-            f"{run.url} isn't finished, it has no {', '.join(missing)} yet; next: {run.command(missing[0])}"
-        )
+        raise ServeError(f"{run.url} isn't finished, it has no {', '.join(missing)} yet", run.make(missing[0]))
     return run
 
 
@@ -149,5 +148,6 @@ def _require_free(host: str, port: int) -> None:
             probe.bind((host, port))
     except (OSError, OverflowError) as error:
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            raise ServeError(f"port {port} on {host} is in use; choose another with --port") from None
-        raise ServeError(f"can't listen on {host} port {port}: {error}; choose others with --host, --port") from None
+            raise ServeError(f"port {port} on {host} is in use", Give("port", "choose another")) from None
+        fix = Give("host", "choose another port, or another host")
+        raise ServeError(f"can't listen on {host} port {port}: {one_line(error)}", fix) from None

@@ -1,60 +1,74 @@
-"""What a request for images means and what its answer looks like. No Ray, no HTTP.
+"""Schema and meaning of a request for images, and the form of its answer. No Ray, no HTTP.
 
 Shapes: B images, CHW image, S steps.
 """
 
 import base64
-import io
 import re
 import secrets
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from PIL import Image
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field, create_model
+from pydantic.fields import FieldInfo
 from torch import Tensor
 
-from ddm_ray.config import DataConfig, RunConfig
-from ddm_ray.core.routing import Oracle, parse_strategy
-from ddm_ray.core.solvers import SOLVERS
+from ddm_ray.config import DataConfig, RunConfig, SamplingSettings, StrictModel
+from ddm_ray.core.routing import Oracle
 from ddm_ray.errors import SamplingError, ServeError
-from ddm_ray.sampling.images import to_pil, to_unit
-from ddm_ray.sampling.request import SampleRequest
+from ddm_ray.pictures import png
+from ddm_ray.pictures.images import to_pil, to_unit
+from ddm_ray.sampling.request import SampleRequest, SampleResult
 
-MOST_IMAGES = 10
-MOST_STEPS = 1000
-MOST_LISTED = 50
-MOST_PIXELS = 2048  # along one side, after upscaling
-LARGEST_SEED = 2**53 - 1  # beyond it, JSON numbers lose digits in many clients
+MAX_IMAGES = 10
+MAX_LISTED = 50
+MAX_PIXELS = 2048  # along one side, after upscaling
+MAX_SEED = 2**53 - 1  # beyond it, JSON numbers lose digits in many clients
+LIMITS = {
+    "steps": Field(le=1000),
+    "guidance_scale": Field(ge=-100, le=100),
+    "router_temperature": Field(ge=1e-3, le=1e3),
+}
+"""Bounds of a server beside the settings' own ranges: work, and numbers that overflow."""
+SETTINGS = SamplingSettings.model_fields
 
 
 class RequestError(ServeError):
-    """A request that can't be met. `param` is its field, `code` a word for programs, as OpenAI has them."""
+    """A request that can't be met. `param`: its field; `code`: OpenAI's word for the kind of error."""
 
     def __init__(self, message: str, param: str | None, code: str = "invalid_value", status: int = 400):
         super().__init__(message)
         self.param, self.code, self.status = param, code, status
 
 
-class GenerationRequest(BaseModel):
-    """Body of POST /v1/images/generations: OpenAI's fields, and ours from `class_label` on."""
+def _setting(name: str, field: FieldInfo) -> tuple[Any, Any]:
+    """A field of SamplingSettings as one that a request may leave out: its type and range, no default."""
+    kind: Any = Annotated[field.annotation, *field.metadata, LIMITS.get(name, Field())]
+    return kind | None, Field(None, description=field.description)
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+
+_fields: dict[str, Any] = {name: _setting(name, field) for name, field in SETTINGS.items()}
+_Settings: Any = create_model("_Settings", __base__=StrictModel, **_fields)
+
+
+class GenerationRequest(_Settings):
+    """Body of POST /v1/images/generations: OpenAI's fields, class_label, seed, and those of SamplingSettings."""
 
     prompt: str | None = Field(None, description="a class name of the run; empty: no class")
     model: str | None = Field(None, description="the run's name, or nothing")
-    n: int = Field(1, ge=1, le=MOST_IMAGES, description="number of images")
+    n: int = Field(1, ge=1, le=MAX_IMAGES, description="number of images")
     size: str | None = Field(None, description="WIDTHxHEIGHT, the model's own or a multiple of it")
     response_format: Literal["b64_json", "png"] = Field("b64_json", description="png: the bare image, n = 1")
     user: str | None = Field(None, description="accepted for OpenAI's clients, unused")
     class_label: int | None = Field(None, ge=0, description="index of the class, instead of a prompt")
-    strategy: str | None = Field(None, description="once, full, top-2, nucleus-0.9 ...; nothing: the run's default")
-    steps: int | None = Field(None, ge=1, le=MOST_STEPS)
-    guidance_scale: float | None = Field(None, ge=-100, le=100, allow_inf_nan=False)
-    seed: int | None = Field(None, ge=0, le=LARGEST_SEED - MOST_IMAGES, description="of the first image")
-    solver: str | None = Field(None, description="euler, heun, midpoint or ab2")
+    seed: int | None = Field(None, ge=0, le=MAX_SEED - MAX_IMAGES, description="seed of the first image")
+
+    def settings(self, defaults: SamplingSettings) -> SamplingSettings:
+        """The defaults, and what the request says in place of them."""
+        return defaults.changed(**self.model_dump(include=set(SETTINGS), exclude_none=True))
 
 
 @dataclass(frozen=True)
@@ -62,12 +76,12 @@ class Generation:
     """A request that can be met: what to sample, the factor of upscaling, whether to answer a bare PNG."""
 
     sample: SampleRequest
-    scale: int
+    upscaling: int
     png: bool
 
 
-def resolve(request: GenerationRequest, config: RunConfig, default_strategy: str) -> Generation:
-    """The request with the run's defaults filled in. Raises RequestError: the field, and what it may be."""
+def resolve(request: GenerationRequest, config: RunConfig, defaults: SamplingSettings) -> Generation:
+    """The request with the run's default settings filled in. Raises RequestError: the field, and what it may be."""
     if request.model not in (None, config.name):
         raise RequestError(
             f"model {request.model!r} isn't served here: use {config.name!r}", "model", "model_not_found", 404
@@ -75,40 +89,25 @@ def resolve(request: GenerationRequest, config: RunConfig, default_strategy: str
     if request.response_format == "png" and request.n > 1:
         raise RequestError(f"response_format png carries one image, n is {request.n}: use b64_json", "n")
     label = _label(request, config.data)
-    defaults = config.sample
-    strategy = default_strategy if request.strategy is None else request.strategy
-    solver = defaults.solver if request.solver is None else request.solver
+    seed = secrets.randbelow(2**32) if request.seed is None else request.seed
+    seeds = tuple(range(seed, seed + request.n))
+    sample = SampleRequest(seeds, torch.full((request.n,), label), request.settings(defaults))
     try:
-        chosen = parse_strategy(strategy, config.partition.num_clusters)
+        strategy = sample.strategy(config.partition.num_clusters)
     except SamplingError as error:
         raise RequestError(str(error), "strategy") from None
-    if isinstance(chosen, Oracle):
+    if isinstance(strategy, Oracle):
         raise RequestError("strategy oracle needs images whose cluster is known: use once", "strategy")
-    if solver not in SOLVERS:
-        raise RequestError(f"unknown solver {solver!r}: use one of {', '.join(SOLVERS)}", "solver")
-    seed = secrets.randbelow(2**32) if request.seed is None else request.seed
-    guidance = defaults.guidance_scale if request.guidance_scale is None else request.guidance_scale
-    sample = SampleRequest(
-        seeds=tuple(range(seed, seed + request.n)),
-        condition=torch.full((request.n,), label),
-        steps=request.steps or defaults.steps,
-        guidance_scale=guidance,
-        strategy=strategy,
-        solver=solver,
-        times=defaults.times,
-        guidance_interval=defaults.guidance_interval,
-        guidance=defaults.guidance,
-    )
-    return Generation(sample, _scale(request.size, config.data.image_size), request.response_format == "png")
+    return Generation(sample, _upscaling(request.size, config.data.image_size), request.response_format == "png")
 
 
 def _label(request: GenerationRequest, data: DataConfig) -> int:
     names = list(data.class_names)
-    listed = ", ".join(names[:MOST_LISTED]) + (", ... (all at /healthz)" if len(names) > MOST_LISTED else "")
+    listed = ", ".join(names[:MAX_LISTED]) + (", ... (all at /healthz)" if len(names) > MAX_LISTED else "")
     listing = f"prompt: one of {listed}; class_label: 0 to {len(names) - 1}"
     if (request.prompt is None) == (request.class_label is None):
         given = "neither was given" if request.prompt is None else "both were given"
-        raise RequestError(f"say what to paint by prompt or by class_label ({given}); {listing}", "prompt")
+        raise RequestError(f"name the class by prompt or by class_label ({given}); {listing}", "prompt")
     if request.class_label is not None:
         if request.class_label >= len(names):
             raise RequestError(f"unknown class_label {request.class_label}; {listing}", "class_label")
@@ -122,12 +121,12 @@ def _label(request: GenerationRequest, data: DataConfig) -> int:
     return names.index(prompt)
 
 
-def _scale(size: str | None, image_size: int) -> int:
+def _upscaling(size: str | None, image_size: int) -> int:
     if size is None:
         return 1
     sides = re.fullmatch(r"([0-9]{1,5})x([0-9]{1,5})", size)
     width, height = (int(side) for side in sides.groups()) if sides else (0, -1)
-    largest = max(1, MOST_PIXELS // image_size) * image_size
+    largest = max(1, MAX_PIXELS // image_size) * image_size
     if width != height or not 0 < width <= largest or width % image_size:
         raise RequestError(
             f"size {size[:20]!r} can't be made: use {image_size}x{image_size} or a multiple of it"
@@ -137,23 +136,21 @@ def _scale(size: str | None, image_size: int) -> int:
     return width // image_size
 
 
-def to_png(image_CHW: Tensor, scale: int) -> bytes:
-    """PNG (grey or RGB) of an image in [-1, 1], clipped; each pixel becomes scale x scale ones."""
+def to_png(image_CHW: Tensor, upscaling: int) -> bytes:
+    """PNG (grey or RGB) of an image in [-1, 1], clipped; each pixel becomes upscaling x upscaling ones."""
     (image,) = to_pil(to_unit(image_CHW[None]))
-    image = image.resize((image.width * scale, image.height * scale), Image.Resampling.NEAREST)
-    sink = io.BytesIO()
-    image.save(sink, "PNG")
-    return sink.getvalue()
+    image = image.resize((image.width * upscaling, image.height * upscaling), Image.Resampling.NEAREST)
+    return png.to_png(image, compression=6)
 
 
 def segments(experts_S: list[int]) -> list[dict[str, int]]:
-    """An image's way as stretches of steps under one (heaviest) expert: [{"expert": 2, "steps": 25}]."""
+    """Stretches of steps under one (heaviest) expert: [{"expert": 2, "steps": 25}]."""
     return [{"expert": expert, "steps": len(list(group))} for expert, group in groupby(experts_S)]
 
 
-def answer(generation: Generation, images_BCHW: Tensor, experts_SB: Tensor, model: str, created: int) -> dict[str, Any]:
-    """OpenAI's images response, and beside it model, strategy, and per image the experts that painted it."""
-    encoded = [base64.b64encode(to_png(image, generation.scale)).decode() for image in images_BCHW]
+def answer(generation: Generation, result: SampleResult, model: str, created: int) -> dict[str, Any]:
+    """OpenAI's images response, and beside it model, strategy, and per image the experts that sampled it."""
+    encoded = [base64.b64encode(to_png(image, generation.upscaling)).decode() for image in result.images_BCHW]
     return {
         "created": created,
         "data": [
@@ -161,8 +158,8 @@ def answer(generation: Generation, images_BCHW: Tensor, experts_SB: Tensor, mode
             for b64_json, seed in zip(encoded, generation.sample.seeds, strict=True)
         ],
         "model": model,
-        "strategy": generation.sample.strategy,
-        "experts": [segments(experts_S) for experts_S in experts_SB.T.tolist()],
+        "strategy": generation.sample.settings.strategy,
+        "experts": [segments(experts_S) for experts_S in result.experts_SB.T.tolist()],
     }
 
 

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from ddm_ray.errors import CorruptArtifact
+from ddm_ray.errors import CorruptArtifact, one_line
+from ddm_ray.storage.info import Info, StateInfo, WeightsInfo
 from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest
 from ddm_ray.storage.store import Store
 
-CLAIM, FAILED, OUT_OF_MEMORY = "CLAIM", "FAILED", "OutOfMemory"
+CLAIM, HEARTBEAT, FAILED = "CLAIM", "HEARTBEAT", "FAILED"
+OUT_OF_MEMORY = "OutOfMemory"
 
 
 @dataclass(frozen=True)
@@ -47,11 +49,11 @@ class Attempt:
 
     def beat(self, progress: dict[str, Any]) -> None:
         """Replace the heartbeat. `progress` has a counter that grows; readers judge change, not clocks."""
-        self.store.write(f"{self.prefix}/HEARTBEAT", json.dumps(progress).encode())
+        self.store.write(f"{self.prefix}/{HEARTBEAT}", json.dumps(progress).encode())
 
-    def told(self) -> dict[str, Any]:
-        """What its heartbeat told last; empty if none did. Raises CorruptArtifact if that was altered."""
-        key = f"{self.prefix}/HEARTBEAT"
+    def last_beat(self) -> dict[str, Any]:
+        """The progress of its last heartbeat; empty before the first. Raises CorruptArtifact if that was altered."""
+        key = f"{self.prefix}/{HEARTBEAT}"
         try:
             return {**json.loads(self.store.read(key)), "attempt": self.number}
         except FileNotFoundError:
@@ -72,14 +74,14 @@ class Attempt:
         except ValueError:
             note = {}  # that it failed is known even if the reason can't be read
         known = note if isinstance(note, dict) else {}
-        error = " ".join(str(known.get("error") or "for a reason that can't be read").split())
+        error = one_line(known.get("error") or "for a reason that can't be read")
         return {**known, "error": error, "kind": known.get("kind", ""), "final": known.get("final") is True}
 
     def state_prefix(self, step: int) -> str:
         """Where the training state after `step` steps belongs."""
         return f"{self.prefix}/state/step-{step:09d}"
 
-    def commit_state(self, step: int, identity: Identity, records: dict[str, FileRecord], info: dict[str, Any]) -> None:
+    def commit_state(self, step: int, identity: Identity, records: dict[str, FileRecord], info: StateInfo) -> None:
         """Commit a training state whose files are written, by its manifest."""
         self._commit(self.state_prefix(step), identity, records, info)
 
@@ -102,15 +104,13 @@ class Attempt:
         return f"{self.prefix}/weights/step-{step:09d}"
 
     def commit_weights(
-        self, step: int, identity: Identity, records: dict[str, FileRecord], info: dict[str, Any]
+        self, step: int, identity: Identity, records: dict[str, FileRecord], info: WeightsInfo
     ) -> Manifest:
         """Commit EMA weights whose files are written, by their manifest."""
         return self._commit(self.weights_prefix(step), identity, records, info)
 
-    def _commit(
-        self, prefix: str, identity: Identity, records: dict[str, FileRecord], info: dict[str, Any]
-    ) -> Manifest:
-        manifest = Manifest(prefix, identity, records, info)
+    def _commit(self, prefix: str, identity: Identity, records: dict[str, FileRecord], info: Info) -> Manifest:
+        manifest = Manifest(prefix, identity, records, info.as_json())
         self.store.write(f"{prefix}/{NAME}", manifest.to_json())
         return manifest
 
@@ -124,18 +124,6 @@ def claim(store: Store, job: str, about: Mapping[str, Any] = MappingProxyType({}
     return Attempt(store, job, number)
 
 
-def newest_claim(store: Store, job: str) -> dict[str, Any] | None:
-    """What the newest claim of a job says, its `attempt` number, and under `failure` why that failed, if it said so.
-
-    One that can't be read, as a full disk leaves it, is passed over.
-    """
-    for number in reversed(claimed(store, job)):
-        attempt = Attempt(store, job, number)
-        if said := attempt.claim():
-            return {**said, "attempt": number, "failure": attempt.failure()}
-    return None
-
-
 def claimed(store: Store, job: str) -> list[int]:
     """Numbers of a job's attempts, ascending."""
     return sorted(int(name) for name in store.folders(f"{job}/attempts") if name.isdecimal())
@@ -147,8 +135,8 @@ def heartbeat(store: Store, job: str) -> dict[str, Any] | None:
     Raises CorruptArtifact if that heartbeat was altered.
     """
     for number in reversed(claimed(store, job)):
-        if told := Attempt(store, job, number).told():
-            return told
+        if beat := Attempt(store, job, number).last_beat():
+            return beat
     return None
 
 

@@ -1,32 +1,24 @@
-"""Manifests: what makes an artifact finished. Checksums, identity, and drift told as a diff of fields."""
+"""Manifests finish artifacts: checksums, identity, and drift as a diff of fields."""
 
 import builtins
 import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ddm_ray.errors import CorruptArtifact, TruncatedWeights
+from ddm_ray.storage.sealed import canonical, seal, sha256, unseal
 
 SCHEMA = 5
 NAME = "_MANIFEST.json"
-
-
-def sha256(data: bytes | memoryview) -> str:
-    """Hex SHA-256."""
-    return hashlib.sha256(data).hexdigest()
-
-
-def canonical(value: Any) -> bytes:
-    """JSON with sorted keys and no spaces, so that equal values have equal bytes."""
-    as_read = json.loads(json.dumps(value))  # keys that are numbers sort otherwise once they are strings
-    return json.dumps(as_read, sort_keys=True, separators=(",", ":")).encode()
+AGAIN = "delete it and run the stage again"
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What an artifact was made under: the configuration fields its stage reads, and its inputs' digests."""
+    """The circumstances of an artifact: the configuration fields that its stage reads, and its inputs' digests."""
 
     fields: dict[str, Any]
     inputs: dict[str, str] = field(default_factory=dict)
@@ -46,8 +38,14 @@ class FileRecord:
 
     @classmethod
     def of(cls, data: builtins.bytes | memoryview) -> "FileRecord":
-        """That of a file's content."""
+        """The record of a file's content."""
         return cls(len(data), sha256(data))
+
+    @classmethod
+    def of_file(cls, path: Path) -> "FileRecord":
+        """The record of a file on a local disk, which is read a piece at a time."""
+        with path.open("rb") as file:
+            return cls(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
 
 
 @dataclass(frozen=True)
@@ -72,16 +70,13 @@ class Manifest:
     def to_json(self) -> bytes:
         """The manifest as an indented JSON object with a checksum over itself."""
         body = {"schema": SCHEMA, "fingerprint": self.identity.fingerprint, **asdict(self)}
-        return json.dumps({**body, "checksum": sha256(canonical(body))}, indent=1).encode() + b"\n"
+        return seal(body, indent=1)
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> "Manifest":
         """Parse and verify. Raises CorruptArtifact naming `where` if altered, or of another schema."""
+        body = unseal(data, where, fix=AGAIN)
         try:
-            body = json.loads(data)
-            checksum = body.pop("checksum")
-            if checksum != sha256(canonical(body)):
-                raise CorruptArtifact(f"{where}: altered since it was written; delete it and run the stage again")
             if body["schema"] != SCHEMA:
                 raise CorruptArtifact(f"{where}: schema {body['schema']}, this version reads {SCHEMA}")
             return cls(
@@ -91,8 +86,8 @@ class Manifest:
                 info=body["info"],
                 content=body["content"],
             )
-        except (ValueError, KeyError, AttributeError, TypeError):
-            raise CorruptArtifact(f"{where}: not a whole manifest; delete it and run the stage again") from None
+        except (KeyError, AttributeError, TypeError):
+            raise CorruptArtifact(f"{where}: not whole", AGAIN) from None
 
 
 def verify(data: bytes, record: FileRecord, where: str) -> bytes:
@@ -107,12 +102,12 @@ def verify(data: bytes, record: FileRecord, where: str) -> bytes:
     return data
 
 
-def drift(wanted: Identity, found: Identity) -> list[str]:
-    """`field: found -> wanted` for all that differs; inputs unknown on either side don't count."""
-    lines = list(_differences(found.fields, wanted.fields))
-    for name in sorted(wanted.inputs.keys() & found.inputs.keys()):
-        if wanted.inputs[name] != found.inputs[name]:
-            lines.append(f"input {name}: {found.inputs[name]} -> {wanted.inputs[name]}")
+def drift(expected: Identity, actual: Identity) -> list[str]:
+    """A line `field: actual -> expected` for each difference; inputs unknown on either side don't count."""
+    lines = list(_differences(actual.fields, expected.fields))
+    for name in sorted(expected.inputs.keys() & actual.inputs.keys()):
+        if expected.inputs[name] != actual.inputs[name]:
+            lines.append(f"input {name}: {actual.inputs[name]} -> {expected.inputs[name]}")
     return lines
 
 

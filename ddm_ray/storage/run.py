@@ -1,50 +1,25 @@
-"""Run: a directory or prefix that holds one training of one mixture. The only file that knows its layout."""
+"""Run: a directory or prefix that holds one training of one mixture, laid out as `graph.py` says."""
 
-import json
-from typing import Any
+from dataclasses import replace
 
 from ddm_ray.config import RunConfig, parse_config
-from ddm_ray.errors import CorruptArtifact, DriftError, MissingArtifact, RunError
+from ddm_ray.errors import Begin, CorruptArtifact, DriftError, Make, MissingArtifact, RunError, refusal
+from ddm_ray.storage import graph
+from ddm_ray.storage.graph import Artifact
+from ddm_ray.storage.info import Info
 from ddm_ray.storage.manifest import (
     NAME,
     SCHEMA,
     FileRecord,
     Identity,
     Manifest,
-    canonical,
     drift,
-    sha256,
     verify,
 )
-from ddm_ray.storage.store import Store, StoreFailure, reason
+from ddm_ray.storage.sealed import seal, unseal
+from ddm_ray.storage.store import Store, StoreFailure
 
 RUN_FILE = "run.json"
-ROWS = "rows"
-PARTITION = "partition"
-CENTROIDS = "partition/centroids"
-ROUTER = "router"
-MONOLITH = "monolith"
-EVALUATIONS = "eval"
-
-
-def owner_rows(cluster: int) -> str:
-    """Artifact of the rows of one owner, where shards are given: never in one place with another's."""
-    return f"{ROWS}/cluster={cluster:03d}"
-
-
-def shard(cluster: int) -> str:
-    """Artifact of one cluster's rows as its expert trains on them."""
-    return f"{PARTITION}/shards/cluster={cluster:03d}"
-
-
-def expert(cluster: int) -> str:
-    """Artifact of one cluster's expert."""
-    return f"experts/{cluster:03d}"
-
-
-def evaluation(name: str) -> str:
-    """Artifact of one evaluation."""
-    return f"{EVALUATIONS}/{name}"
 
 
 class Run:
@@ -64,11 +39,10 @@ class Run:
         store = Store(url)
         fields = config.model_dump(mode="json")
         body = {"schema": SCHEMA, "config": fields}
-        data = json.dumps({**body, "checksum": sha256(canonical(body))}, indent=1).encode() + b"\n"
         try:
-            created = store.create(RUN_FILE, data)
+            created = store.create(RUN_FILE, seal(body, indent=1))
         except StoreFailure as error:
-            raise RunError(f"{store.url}: no run can be made here: {reason(error)}; choose another folder") from None
+            raise RunError(f"{store.url}: no run can be made here: {refusal(error)}; choose another folder") from None
         if not created:
             there = cls.open(url)
             found, wanted = Identity(there.config.model_dump(mode="json")), Identity(fields)
@@ -84,85 +58,30 @@ class Run:
         try:
             data = store.read(RUN_FILE)
         except FileNotFoundError:
-            make = f"make one with: ddm init {url} --recipe NAME"
-            raise RunError(f"{url} is not a run: it has no {RUN_FILE}; {make}") from None
+            raise RunError(f"{url} is not a run: it has no {RUN_FILE}", Begin(url)) from None
         except StoreFailure as error:
-            raise RunError(f"{url} is not a run that can be read: {reason(error)}") from None
-        try:
-            body = json.loads(data)
-            checksum, schema, config = body.pop("checksum"), body["schema"], body["config"]
-        except (ValueError, KeyError, AttributeError, TypeError):
-            raise CorruptArtifact(f"{where}: not a whole run file; restore it, or begin a new run elsewhere") from None
-        if checksum != sha256(canonical(body)):
-            raise CorruptArtifact(f"{where}: altered since the run began; restore it, or begin a new run elsewhere")
-        if schema != SCHEMA:
-            raise RunError(f"{where}: schema {schema}, this version of ddm-ray reads {SCHEMA}")
-        return cls(store, parse_config(config, where))
+            raise RunError(f"{url} is not a run that can be read: {refusal(error)}") from None
+        body = unseal(data, where, ["schema", "config"], fix="restore it, or begin a new run elsewhere")
+        if body["schema"] != SCHEMA:
+            raise RunError(f"{where}: schema {body['schema']}, this version of ddm-ray reads {SCHEMA}")
+        return cls(store, parse_config(body["config"], where))
 
     @property
-    def rows(self) -> list[str]:
-        """The artifacts of rows: one, or one an owner where shards are given."""
-        if self.config.partition.method != "given":
-            return [ROWS]
-        return [owner_rows(cluster) for cluster in range(self.config.partition.num_clusters)]
-
-    @property
-    def experts(self) -> list[str]:
+    def experts(self) -> tuple[Artifact, ...]:
         """All expert artifacts, by cluster."""
-        return [expert(cluster) for cluster in range(self.config.partition.num_clusters)]
+        return graph.experts_of(self.config)
 
-    def identity(self, artifact: str) -> Identity:
+    def identity(self, artifact: Artifact) -> Identity:
         """What the artifact should be made under now; inputs that aren't here (another site's) left out."""
-        fields, inputs = self._reads(artifact)
-        manifests = {name: self.manifest(name) for name in inputs}
-        return Identity(fields, {name: found.digest for name, found in manifests.items() if found})
+        manifests = {name: self.manifest(name) for name in self.inputs(artifact)}
+        digests = {str(name): manifest.digest for name, manifest in manifests.items() if manifest}
+        return Identity(graph.fields(self.config, artifact), digests)
 
-    def inputs(self, artifact: str) -> list[str]:
+    def inputs(self, artifact: Artifact) -> tuple[Artifact, ...]:
         """The artifacts that an artifact is made from."""
-        return self._reads(artifact)[1]
+        return graph.inputs(self.config, artifact)
 
-    def _reads(self, artifact: str) -> tuple[dict[str, Any], list[str]]:
-        config = self.config.model_dump(mode="json")
-        kind = artifact.split("/")[0]
-        data = {"data": config["data"]}
-        given = self.config.partition.method == "given"
-        if kind == ROWS:
-            return (data if given else data | {"embedder": config["embedder"]}), []
-        if kind == PARTITION and given:
-            # All that owners share is their shards' manifests, and these are files of the partition.
-            rows = [] if artifact == PARTITION else [owner_rows(int(artifact.rpartition("=")[2]))]
-            return {"partition": config["partition"]}, rows
-        if kind == PARTITION:
-            return {"partition": config["partition"]}, [ROWS]
-        trained = data | {"flow": config["flow"], "num_clusters": config["partition"]["num_clusters"]}
-        denoiser = trained | {"expert": config["expert"]}
-        if kind == "experts":
-            return denoiser, [shard(int(artifact.split("/")[1]))]
-        if kind == MONOLITH:
-            return denoiser, [PARTITION]
-        if kind == ROUTER:
-            return trained | {"router": config["router"]}, [PARTITION]
-        assert kind == EVALUATIONS, artifact
-        return {"evaluate": config["evaluate"], "sample": config["sample"]}, [*self.experts, ROUTER, MONOLITH]
-
-    def strategy(self) -> str:
-        """How to sample: the configured strategy; none: what the run's own evaluation found best, `once` until then.
-
-        Any finished evaluation will do: they differ in name alone. One of other experts, or one that can't be read,
-        doesn't count.
-        """
-        if self.config.sample.strategy is not None:
-            return self.config.sample.strategy
-        for name in sorted(self.store.folders(EVALUATIONS)):
-            try:
-                found = self.manifest(evaluation(name))
-            except CorruptArtifact:
-                continue  # `status` tells of it; models don't depend on a report
-            if found and not drift(self.identity(evaluation(name)), found.identity):
-                return found.info["best_strategy"]
-        return "once"
-
-    def manifest(self, artifact: str) -> Manifest | None:
+    def manifest(self, artifact: Artifact) -> Manifest | None:
         """The artifact's manifest, or None if it isn't finished. Raises CorruptArtifact, also for another's."""
         key = f"{artifact}/{NAME}"
         try:
@@ -172,53 +91,46 @@ class Run:
         manifest = Manifest.from_json(data, f"{self.url}/{key}")
         if manifest.artifact != artifact:
             raise CorruptArtifact(f"{self.url}/{key}: is that of {manifest.artifact}; put the right folder there")
+        artifact.info.of(manifest)
         return manifest
 
-    def finished(self, artifact: str) -> Manifest | None:
+    def finished(self, artifact: Artifact) -> Manifest | None:
         """The manifest if the artifact is finished as this run wants it. Raises DriftError if otherwise."""
         manifest = self.manifest(artifact)
         if manifest and (lines := drift(self.identity(artifact), manifest.identity)):
-            raise DriftError(f"{self.url}/{artifact} was made otherwise: {_short(lines)}; {self.anew(artifact)}")
+            raise DriftError(f"{self.url}/{artifact} was made otherwise: {_short(lines)}", self.remake(artifact))
         return manifest
 
-    def require(self, artifact: str) -> Manifest:
-        """The manifest of a finished artifact. Raises DriftError, MissingArtifact naming its command."""
+    def require(self, artifact: Artifact) -> Manifest:
+        """The manifest of a finished artifact. Raises DriftError, MissingArtifact."""
         manifest = self.finished(artifact)
         if manifest is None:
-            raise MissingArtifact(f"{self.url} has no finished {artifact} yet; make it with: {self.command(artifact)}")
+            raise MissingArtifact(f"{self.url} has no finished {artifact} yet", self.make(artifact))
         return manifest
 
-    def command(self, artifact: str) -> str:
-        """The command that makes an artifact of this run."""
-        kind, *rest = artifact.split("/")
-        if kind == EVALUATIONS:
-            return f"ddm evaluate {self.url} --name {rest[0]}"
-        if verb := {ROWS: "prepare", PARTITION: "partition"}.get(kind):
-            owner = ""
-            if self.config.partition.method == "given" and "=" in artifact:
-                source = " --source URI" if kind == ROWS else ""
-                owner = f" --cluster {int(artifact.rpartition('=')[2])}{source}"
-            return f"ddm {verb} {self.url}{owner}"
-        return f"ddm train {self.url} {kind if kind != 'experts' else f'expert {int(rest[0])}'}"
-
-    def read(self, artifact: str, name: str, manifest: Manifest | None = None) -> bytes:
+    def read(self, artifact: Artifact, name: str, manifest: Manifest | None = None) -> bytes:
         """One verified file of a finished artifact. Raises CorruptArtifact if it is gone or altered."""
         manifest = manifest or self.require(artifact)
         where = f"{self.url}/{artifact}/{name}"
         try:
             data = self.store.read(f"{artifact}/{name}")
         except FileNotFoundError:
-            raise CorruptArtifact(f"{where}: gone, though its manifest lists it; {self.anew(artifact)}") from None
+            raise CorruptArtifact(f"{where}: gone, though its manifest lists it", self.remake(artifact)) from None
         try:
             return verify(data, manifest.files[name], where)
         except CorruptArtifact as error:
-            raise CorruptArtifact(f"{error}; {self.anew(artifact)}") from None
+            error.fix = self.remake(artifact)
+            raise
 
-    def anew(self, artifact: str) -> str:
-        """How to make an artifact anew."""
-        return f"delete {self.url}/{artifact}, then: {self.command(artifact)}"
+    def make(self, artifact: Artifact) -> Make:
+        """The remedy for an artifact that isn't there."""
+        return Make(self.url, graph.committed_by_stage(self.config, artifact))
 
-    def commit(self, artifact: str, names: list[str], info: dict[str, Any], content: str | None = None) -> Manifest:
+    def remake(self, artifact: Artifact, delete: str | None = None) -> Make:
+        """The remedy for a damaged artifact: delete it, or one file of it at the URL `delete`, and make it again."""
+        return replace(self.make(artifact), delete=delete or f"{self.url}/{artifact}")
+
+    def commit(self, artifact: Artifact, names: list[str], info: Info, content: str | None = None) -> Manifest:
         """Checksum the files `names`, already written below the artifact, and create its manifest, last.
 
         `content`: see Manifest. Where a rival committed first, theirs counts and is returned.
@@ -231,14 +143,14 @@ class Run:
 
     def commit_records(
         self,
-        artifact: str,
+        artifact: Artifact,
         records: dict[str, FileRecord],
-        info: dict[str, Any],
+        info: Info,
         content: str | None = None,
         identity: Identity | None = None,
     ) -> Manifest:
         """As `commit`, for files whose checksums are known; `identity` is that of the stage's start, if not now's."""
-        manifest = Manifest(artifact, identity or self.identity(artifact), records, info, content)
+        manifest = Manifest(artifact, identity or self.identity(artifact), records, info.as_json(), content)
         if self.store.create(f"{artifact}/{NAME}", manifest.to_json()):
             return manifest
         there = self.finished(artifact)

@@ -1,74 +1,91 @@
-"""What of a run is done, begun, failed or waiting, read from storage alone. Clocks are for display."""
+"""The state of each artifact of a run, read from storage alone, whatever storage's clock or a job's says."""
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ddm_ray.errors import CorruptArtifact, DriftError
-from ddm_ray.storage.progress import Progress, progress
-from ddm_ray.storage.records import rows_progress
-from ddm_ray.storage.run import EVALUATIONS, MONOLITH, PARTITION, ROUTER, ROWS, Run, shard
+from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, Fix, Resume
+from ddm_ray.storage import graph
+from ddm_ray.storage.chunk_records import RowsProgress, rows_progress
+from ddm_ray.storage.graph import EVALUATIONS, Artifact, evaluation
+from ddm_ray.storage.info import Info, TrainedInfo
+from ddm_ray.storage.job_files import JobFiles, list_jobs
+from ddm_ray.storage.job_status import JobStatus, job_status
+from ddm_ray.storage.manifest import Manifest
+from ddm_ray.storage.pulse import Pulses
+from ddm_ray.storage.run import Run
 
-SILENT_SECONDS = 10.0
-"""From here on a job is said to be silent: it beats once a second, or step by step where these take longer."""
-LOOKS = 8
+SILENT_SECONDS = 5.0
+"""Silence from which a job may be dead: it beats once a second, or step by step where steps take longer."""
+LOOK_SECONDS, MAX_LOOK_SECONDS = 0.5, 10.0
+"""Pause between looks of an observer that looks at begun jobs for a sign of life, and how long it looks at most."""
+REQUESTS = 8
+State = Literal["finished", "begun", "failed", "waiting", "damaged"]
 
 
 @dataclass(frozen=True)
 class Status:
-    """One artifact: `info` of its manifest when finished, of rows that are begun how far they are (`rows_progress`);
-    `progress` of a training job that is begun or failed, `command` the one that makes the artifact.
+    """One artifact of the run at the URL `run`, and its state.
 
-    Failed is a job whose newest attempt did: mostly the next is about to begin. Damaged is what can't be read or was
-    made otherwise; `info["error"]` says why.
+    `info` is a finished artifact's record, `rows` the progress of rows that are begun, `job` that of a training job
+    that is begun or failed. A failed job is one whose newest attempt failed: mostly the next one is about to begin. A
+    damaged artifact can't be read or was made otherwise; `error` says why, and what mends it. `silent_seconds`: how
+    long an observer has seen no sign of a job's life, None before `observe`.
     """
 
-    artifact: str
-    state: Literal["finished", "begun", "failed", "waiting", "damaged"]
-    info: dict[str, Any]
-    progress: Progress | None = None
-    command: str = ""
+    artifact: Artifact
+    state: State
+    info: Info | None = None
+    rows: RowsProgress | None = None
+    job: JobStatus | None = None
+    silent_seconds: float | None = None
+    error: DDMError | None = None
+    run: str = ""
 
     @property
     def fraction(self) -> float:
         """How much of it is done, 0 to 1; only what is committed is wholly done."""
         if self.state == "finished":
             return 1.0
-        if "units" in self.info:
-            return min(0.99, self.info["units_done"] / max(1, self.info["units"]))
-        return min(0.99, self.progress.step / self.progress.steps) if self.progress and self.progress.steps else 0.0
+        if self.rows:
+            return min(0.99, self.rows.units_done / max(1, self.rows.units))
+        return min(0.99, self.job.step / self.job.steps) if self.job and self.job.steps else 0.0
 
     @property
     def silent(self) -> bool:
         """Whether it is begun and has given no sign for so long that it may be dead."""
-        job = self.progress if self.state == "begun" else None
-        return bool(job and job.silent_seconds is not None and job.silent_seconds > job.patience(SILENT_SECONDS))
+        if self.state != "begun" or self.job is None or self.silent_seconds is None:
+            return False
+        return self.silent_seconds > self.job.patience(SILENT_SECONDS)
 
     @property
     def seconds_left(self) -> float | None:
         """Time left at the last known speed; None where there is none."""
-        rate = self.progress.value("steps_per_second") if self.progress and self.state == "begun" else None
-        if not self.progress or not rate or self.progress.steps is None or self.silent:
+        rate = self.job.value("steps_per_second") if self.job and self.state == "begun" else None
+        if not self.job or not rate or self.job.steps is None or self.silent:
             return None
-        return (self.progress.steps - self.progress.step) / rate
+        return (self.job.steps - self.job.step) / rate
 
 
-def status(run: Run, artifact: str) -> Status:
-    """The status of one artifact."""
-    command = run.command(artifact)
-    kind = artifact.split("/")[0]
+def status(run: Run, artifact: Artifact, files: JobFiles | None = None) -> Status:
+    """The status of one artifact; of a training job by its `files`, if they are listed already."""
+
+    def in_state(state: State, **facts: Any) -> Status:
+        return Status(artifact, state, run=run.url, **facts)
+
     try:
-        manifest = run.finished(artifact)
+        manifest = run.finished(artifact) if files is None or files.committed else None
         if manifest:
-            return Status(artifact, "finished", manifest.info, None, command)
-        begun = (rows_progress(run.store, artifact) if kind == ROWS else None) or {}
-        job = None if kind in (ROWS, PARTITION, EVALUATIONS) else progress(run.store, artifact)
+            return in_state("finished", info=artifact.info.of(manifest))
+        rows = rows_progress(run.store, artifact) if artifact.kind == "rows" else None
+        job = job_status(run.store, artifact, files) if artifact.trains else None
     except (DriftError, CorruptArtifact) as error:
-        return Status(artifact, "damaged", {"error": str(error)}, None, command)
+        return in_state("damaged", error=error)
     if job:
-        return Status(artifact, "failed" if job.failure and not job.left else "begun", {}, job, command)
-    return Status(artifact, "begun" if begun else "waiting", begun, None, command)
+        return in_state("failed" if job.failure and not job.left else "begun", job=job)
+    return in_state("begun" if rows else "waiting", rows=rows)
 
 
 def survey(run: Run, known: Iterable[Status] = ()) -> list[Status]:
@@ -76,68 +93,116 @@ def survey(run: Run, known: Iterable[Status] = ()) -> list[Status]:
 
     Those that are finished in `known`, an earlier survey, aren't looked at again.
     """
-    evaluations = [f"{EVALUATIONS}/{name}" for name in run.store.folders(EVALUATIONS)]
-    given = run.config.partition.method == "given"
-    shards = [shard(cluster) for cluster in range(len(run.experts))] if given else []
-    artifacts = [*run.rows, *shards, PARTITION, *run.experts, ROUTER, MONOLITH, *evaluations]
+    artifacts = [*graph.artifacts(run.config), *map(evaluation, run.store.folders(EVALUATIONS))]
     finished = {found.artifact: found for found in known if found.state == "finished"}
+    files = list_jobs(run.store, [each for each in artifacts if each.trains and each not in finished])
 
-    def look(artifact: str) -> Status:
-        return finished.get(artifact) or _with_files(run, status(run, artifact))
+    def look(artifact: Artifact) -> Status:
+        if artifact in finished:
+            return finished[artifact]
+        job = files.get(artifact)
+        return _with_files(run, status(run, artifact, job), job.sizes if job else None)
 
     # Side by side: in a bucket each look is a few requests, which mostly wait.
-    with ThreadPoolExecutor(LOOKS) as pool:
+    with ThreadPoolExecutor(REQUESTS) as pool:
         return list(pool.map(look, artifacts))
 
 
-def _with_files(run: Run, found: Status) -> Status:
+def observe(statuses: Iterable[Status], pulses: Pulses, now: float) -> list[Status]:
+    """The statuses, with how long the observer of these `pulses` has seen no sign of each job's life until `now`."""
+
+    def silent_seconds(found: Status) -> float | None:
+        return None if found.job is None else pulses.take(found.artifact, found.job.attempt, found.job.beat, now)
+
+    return [replace(found, silent_seconds=silent_seconds(found)) for found in statuses]
+
+
+def survey_once(
+    run: Run, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+) -> list[Status]:
+    """A survey that also says which jobs live: those that are begun are looked at until each beats, or is silent.
+
+    Takes MAX_LOOK_SECONDS at most, after which a job of slow steps may not be judged yet.
+    """
+    pulses, began = Pulses(), clock()
+    statuses = {found.artifact: found for found in observe(survey(run), pulses, began)}
+    undecided = [found.artifact for found in statuses.values() if found.state == "begun" and found.job]
+    while undecided and clock() - began < MAX_LOOK_SECONDS:
+        sleep(LOOK_SECONDS)
+        files = list_jobs(run.store, undecided)
+        again = [status(run, artifact, files[artifact]) for artifact in undecided]
+        statuses |= {found.artifact: found for found in observe(again, pulses, clock())}
+        undecided = [artifact for artifact in undecided if _undecided(statuses[artifact])]
+    return list(statuses.values())
+
+
+def _undecided(found: Status) -> bool:
+    """Whether it can't be said yet if the job lives."""
+    return found.state == "begun" and bool(found.silent_seconds) and not found.silent
+
+
+def _with_files(run: Run, found: Status, sizes: Mapping[str, int] | None) -> Status:
+    """The status, damaged where a file of a finished artifact is gone or cut short; its `sizes`, if they are listed."""
     manifest = run.manifest(found.artifact) if found.state == "finished" else None
-    sizes = run.store.sizes(found.artifact) if manifest else {}
-    if manifest and "/cluster=" in found.artifact and not sizes.keys() & manifest.files.keys():
+    if manifest is None or not _wrong_file(manifest, sizes or {}):
+        return found
+    sizes = run.store.sizes(found.artifact)  # again: the manifest may have come while they were listed
+    if found.artifact.kind == "shard" and not sizes.keys() & manifest.files.keys():
         return found  # an owner's, who gave its manifest alone
-    for name, record in manifest.files.items() if manifest else ():
-        if sizes.get(name) != record.bytes:
-            error = f"{name} is gone or cut short; {run.anew(found.artifact)}"
-            return Status(found.artifact, "damaged", {"error": error}, None, found.command)
+    if name := _wrong_file(manifest, sizes):
+        error = CorruptArtifact(f"{name} is gone or cut short", run.remake(found.artifact))
+        return Status(found.artifact, "damaged", error=error, run=run.url)
     return found
 
 
-def line(found: Status) -> str:
+def _wrong_file(manifest: Manifest, sizes: Mapping[str, int]) -> str | None:
+    return next((name for name, record in manifest.files.items() if sizes.get(name) != record.bytes), None)
+
+
+def line(found: Status, phrase: Callable[[Fix], str] = str) -> str:
     """One line of a table on an artifact: its name, its state, how much of it is done, `describe`."""
-    return f"{found.artifact:<14} {found.state:<9} {found.fraction:4.0%}  {describe(found)}"
+    return f"{found.artifact:<14} {found.state:<9} {found.fraction:4.0%}  {describe(found, phrase)}"
 
 
-def describe(found: Status) -> str:
-    """One line on an artifact: for a training job its step, loss, speed and time left, or why it failed."""
+def describe(found: Status, phrase: Callable[[Fix], str] = str) -> str:
+    """One line on an artifact: for a training job its step, loss, speed and time left, or why it failed.
+
+    `phrase` puts what mends it into words.
+    """
     info = found.info
-    if found.state == "finished" and "training_flops" in info:
-        return f"{info['step']} steps, loss {info['loss']:.4f}, {info['training_flops'] / 1e9:.1f} GFLOP"
-    if found.state == "finished":
-        told = {key: f"{value:.3g}" if isinstance(value, float) else value for key, value in info.items()}
-        return ", ".join(f"{key} {value}" for key, value in told.items() if isinstance(value, int | str))
-    if found.state == "damaged":
-        return info["error"]
-    if found.progress:
-        return _failed(found, found.progress) if found.state == "failed" else _begun(found, found.progress)
-    if "units" in info:
-        return f"{info['units_done']} of {info['units']} units of the source, {info['parts']} parts"
+    if isinstance(info, TrainedInfo):
+        return f"{info.step} steps, loss {info.loss:.4f}, {info.training_flops / 1e9:.1f} GFLOP"
+    if info:
+        facts = {key: f"{value:.3g}" if isinstance(value, float) else value for key, value in info}
+        return ", ".join(f"{key} {value}" for key, value in facts.items() if isinstance(value, int | str))
+    if found.error:
+        return found.error.text(phrase)
+    if job := found.job:
+        again = phrase(Resume(found.run, found.artifact, job.saved))
+        if found.state == "failed":
+            return _failed(job, again, phrase)
+        return _begun(found, job) + (f"; if it died, {again}" if found.silent else "")
+    if rows := found.rows:
+        return f"{rows.units_done} of {rows.units} units of the source, {rows.parts} parts"
     return "waiting"
 
 
-def _failed(found: Status, job: Progress) -> str:
+def _failed(job: JobStatus, again: str, phrase: Callable[[Fix], str]) -> str:
     assert job.failure
+    why = DDMError.from_fields(job.failure).text(phrase)
     reached = [f"at step {job.step}/{job.steps}"] if job.steps else []
-    told = ", ".join([f"failed: {job.failure['error']}", f"attempt {job.attempt}", *reached])
-    return f"{told}; {'once that is mended, ' if job.failure['final'] else ''}{_goes_on(found, job)}"
+    text = ", ".join([f"failed: {why}", f"attempt {job.attempt}", *reached])
+    return f"{text}; {'once that is mended, ' if job.failure['final'] else ''}{again}"
 
 
-def _begun(found: Status, job: Progress) -> str:
+def _begun(found: Status, job: JobStatus) -> str:
     where = f"step {job.step}/{job.steps}" if job.steps else ""
     if job.phase != "training":
         where = f"{job.phase} at {where}" if where else job.phase
-    if found.silent and job.silent_seconds is not None:
+    silence = found.silent_seconds or 0.0
+    if found.silent:
         # First, where no narrow terminal cuts it off: a job that may be dead mustn't look alive.
-        where = f"silent for {duration(job.silent_seconds)}" + (f", {where}" if where else "")
+        where = f"silent for {duration(silence)}" + (f", {where}" if where else "")
     loss, workers = job.value("loss"), job.value("world_size")
     rate, mfu = (job.value(name) for name in ("steps_per_second", "mfu"))
     moves = job.phase == "training" and not found.silent
@@ -145,6 +210,7 @@ def _begun(found: Status, job: Progress) -> str:
         where: where,
         f"loss {loss or 0:.4f}": loss is not None and job.phase != "starting",
         f"{rate or 0:.3g} steps/s": rate and moves,
+        f"no sign for {duration(silence)}": silence > SILENT_SECONDS and not found.silent,
         f"{duration(found.seconds_left or 0)} left": found.seconds_left is not None and moves,
         f"{workers or 0:g} worker{'s' if workers != 1 else ''}": workers,
         f"MFU {mfu or 0:.0%}": mfu is not None and moves,
@@ -152,13 +218,7 @@ def _begun(found: Status, job: Progress) -> str:
         f"saved at step {job.saved}": job.saved and moves,
         f"attempt {job.attempt}": True,
     }
-    told = ", ".join(part for part, known in parts.items() if known)
-    return f"{told}; if it died, {_goes_on(found, job)}" if found.silent else told
-
-
-def _goes_on(found: Status, job: Progress) -> str:
-    then = f"goes on from step {job.saved}" if job.saved else "begins again"
-    return f"`{found.command}`, with its --islands and --island, {then}"
+    return ", ".join(part for part, known in parts.items() if known)
 
 
 def duration(seconds: float) -> str:

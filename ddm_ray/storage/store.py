@@ -4,8 +4,8 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -14,21 +14,12 @@ import obstore.store
 from obstore.exceptions import AlreadyExistsError
 from pyarrow import fs
 
-from ddm_ray.errors import RunError, StorageError
+from ddm_ray.errors import RunError, StorageError, as_storage_error, refusal
 
-# What opening a store may end in beside FileNotFoundError: no such bucket, no such kind of storage, a bad name.
+# Errors of opening a store, beside FileNotFoundError: no such bucket, no such kind of storage, a bad name.
 StoreFailure = (StorageError, obstore.exceptions.BaseError, ValueError)
 
 CHUNK = 4 * 2**20
-
-
-@contextmanager
-def _told(where: str) -> Iterator[None]:
-    """Storage's refusals (no permission, no space, no network) as a StorageError of one line."""
-    try:
-        yield
-    except obstore.exceptions.BaseError as error:
-        raise StorageError(f"{where}: {reason(error)}") from None
 
 
 class Store:
@@ -51,12 +42,16 @@ class Store:
         try:
             self._objects = obstore.store.from_url(self.url)
         except (ValueError, obstore.exceptions.BaseError) as error:
-            raise RunError(f"{url}: not a storage that can be opened: {reason(error)}") from None
+            raise RunError(f"{url}: not a storage that can be opened: {refusal(error)}") from None
         self._prefix = ""
+
+    def _refusals(self, key: str) -> AbstractContextManager[None]:
+        """Turn refusals (no permission, no space, no network) into a StorageError; FileNotFoundError stays."""
+        return as_storage_error(f"{self.url}/{key}", kinds=(obstore.exceptions.BaseError,))
 
     def read(self, key: str) -> bytes:
         """The object's bytes."""
-        with _told(f"{self.url}/{key}"):
+        with self._refusals(key):
             return bytes(obstore.get(self._objects, self._prefix + key).bytes())
 
     def fetch(self, key: str, path: Path) -> str:
@@ -65,7 +60,7 @@ class Store:
         A failed fetch leaves part of it. Raises FileNotFoundError, StorageError, OSError of the local disk.
         """
         digest = hashlib.sha256()
-        with _told(f"{self.url}/{key}"), path.open("wb") as file:
+        with self._refusals(key), path.open("wb") as file:
             for chunk in obstore.get(self._objects, self._prefix + key).stream(min_chunk_size=CHUNK):
                 digest.update(chunk)
                 file.write(chunk)
@@ -73,30 +68,30 @@ class Store:
 
     def write(self, key: str, data: bytes | memoryview | Path) -> None:
         """Create the object or replace it whole, by bytes or by those of a local file."""
-        with _told(f"{self.url}/{key}"):
+        with self._refusals(key):
             obstore.put(self._objects, self._prefix + key, data)
-        self._settle(key)
+        self._sync(key)
 
     def write_stream(self, key: str, chunks: Iterable[bytes]) -> None:
-        """As `write`, by chunk after chunk, a few MiB in memory at a time; nothing, if `chunks` raises."""
-        with _told(f"{self.url}/{key}"):
+        """Write an object chunk by chunk, with a few MiB in memory; write nothing if `chunks` raises."""
+        with self._refusals(key):
             writer = obstore.open_writer(self._objects, self._prefix + key)
             for chunk in chunks:
                 writer.write(chunk)
             writer.close()
-        self._settle(key)
+        self._sync(key)
 
     def create(self, key: str, data: bytes) -> bool:
         """Create the object if it is absent; False if it exists. Of many who try, the store lets one win."""
-        with _told(f"{self.url}/{key}"):
+        with self._refusals(key):
             try:
                 obstore.put(self._objects, self._prefix + key, data, mode="create", use_multipart=False)
             except AlreadyExistsError:
                 return False
-        self._settle(key)
+        self._sync(key)
         return True
 
-    def _settle(self, key: str) -> None:
+    def _sync(self, key: str) -> None:
         """Wait until a local object outlives a power cut: what a manifest names must be there if the manifest is."""
         if self.local is None:
             return
@@ -105,7 +100,7 @@ class Store:
             try:
                 opened = os.open(place, os.O_RDONLY)
             except FileNotFoundError:
-                return  # a rival deleted it meanwhile
+                return  # another writer deleted it meanwhile
             try:
                 os.fsync(opened)
             except OSError as error:
@@ -114,44 +109,39 @@ class Store:
                 os.close(opened)
 
     def exists(self, key: str) -> bool:
-        """Whether there is an object under this very key."""
+        """True if there is an object under this very key."""
         try:
-            with _told(f"{self.url}/{key}"):
+            with self._refusals(key):
                 obstore.head(self._objects, self._prefix + key)
         except FileNotFoundError:
             return False
         return True
 
-    def modified(self, key: str) -> float:
-        """When the object was last written, by the store's own clock: seconds since 1970, for display alone."""
-        with _told(f"{self.url}/{key}"):
-            return obstore.head(self._objects, self._prefix + key)["last_modified"].timestamp()
-
     def sizes(self, prefix: str) -> Mapping[str, int]:
         """Size in bytes of every object below `prefix/`, by key relative to it, in order of the keys."""
         base = f"{self._prefix}{prefix}/"
-        with _told(f"{self.url}/{prefix}"):
+        with self._refusals(prefix):
             listing = obstore.list(self._objects, prefix=base).collect()
         return {entry["path"].removeprefix(base): entry["size"] for entry in sorted(listing, key=lambda e: e["path"])}
 
     def folders(self, prefix: str) -> list[str]:
         """Names of the folders directly below `prefix/`, in order."""
         base = f"{self._prefix}{prefix}/"
-        with _told(f"{self.url}/{prefix}"):
+        with self._refusals(prefix):
             listing = obstore.list_with_delimiter(self._objects, prefix=base)
         return sorted(path.removeprefix(base).rstrip("/") for path in listing["common_prefixes"])
 
     def delete(self, prefix: str) -> None:
         """Delete every object below `prefix/`."""
         if self.local is not None:
-            shutil.rmtree(self.local / prefix, onerror=_unless_rivals)  # object by object would leave empty folders
+            shutil.rmtree(self.local / prefix, onerror=_unless_concurrent)  # object by object would leave empty folders
             return
         for key in self.sizes(prefix):
             self.delete_one(f"{prefix}/{key}")
 
     def delete_one(self, key: str) -> None:
         """Delete the object under this very key, if there is one."""
-        with suppress(FileNotFoundError), _told(f"{self.url}/{key}"):
+        with suppress(FileNotFoundError), self._refusals(key):
             obstore.delete(self._objects, self._prefix + key)
 
     def filesystem(self, key: str) -> tuple[fs.FileSystem, str]:
@@ -161,8 +151,8 @@ class Store:
         return fs.FileSystem.from_uri(f"{self.url}/{key}")
 
 
-def _unless_rivals(_: object, where: str, info: tuple[type, BaseException, object]) -> None:
-    """Nothing there, or something that a rival wrote meanwhile, is no refusal."""
+def _unless_concurrent(_: object, where: str, info: tuple[type, BaseException, object]) -> None:
+    """Pass over what is gone already, and folders that another writer fills meanwhile."""
     error = info[1]
     assert isinstance(error, OSError)
     if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENOTEMPTY):
@@ -170,10 +160,5 @@ def _unless_rivals(_: object, where: str, info: tuple[type, BaseException, objec
 
 
 def is_local(url: str) -> bool:
-    """Whether a run's name is a path on this machine rather than a URI."""
+    """True if a run's name is a path on this machine, not a URI."""
     return "://" not in url
-
-
-def reason(failure: Exception) -> str:
-    """The first paragraph of a StoreFailure as one line; the rest is its library's debugging output."""
-    return " ".join(str(failure).split("\n\n")[0].split())

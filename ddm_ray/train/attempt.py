@@ -13,9 +13,11 @@ from typing import Any, Self, TypeVar
 import torch
 import torch.distributed as dist
 
-from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, Preempted, StorageError, TooManyRows
-from ddm_ray.placement import Placement
+from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, Preempted, StorageError, TooManyRows, one_line
+from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.attempts import OUT_OF_MEMORY, Attempt, claim, claimed, saved_states
+from ddm_ray.storage.info import StateInfo
+from ddm_ray.storage.launches import Launch
 from ddm_ray.storage.manifest import NAME, Identity, Manifest, drift
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import Store
@@ -32,7 +34,7 @@ T = TypeVar("T")
 class TrainAttempt:
     """This world's try at a job; a context manager, which notes why it failed. Raises what `begin` does."""
 
-    def __init__(self, run: Run, job: TrainJob, placement: Placement, launch: str = ""):
+    def __init__(self, run: Run, job: TrainJob, placement: TrainPlacement, launch: Launch | None = None):
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
         number, rows = self._from_first(lambda: _begin(run.store, job, placement, launch))
         self.searches, self.micro_batch = rows is None, rows or 1
@@ -75,7 +77,7 @@ class TrainAttempt:
             self._telemetry.close()
 
     def _fail(self, error: BaseException) -> None:
-        text = " ".join(str(error).split())[-500:] or type(error).__name__
+        text = one_line(error.message if isinstance(error, DDMError) else error, 500, tail=True)
         if isinstance(error, TooManyRows):
             # Fewer may fit, or as many in more workers.
             self._note(text, OUT_OF_MEMORY, final=self.micro_batch == 1 and not self._elastic)
@@ -83,7 +85,8 @@ class TrainAttempt:
             self._note("another worker of the group was lost, or hangs", "LostWorker", final=False)
         else:
             mendable = not isinstance(error, DDMError) or isinstance(error, StorageError | Preempted)
-            self._note(text, type(error).__name__, final=not mendable)
+            fix = error.to_fields()["fix"] if isinstance(error, DDMError) else None
+            self._note(text, type(error).__name__, final=not mendable, fix=fix)
 
     @contextmanager
     def rows(self) -> Iterator[None]:
@@ -92,7 +95,7 @@ class TrainAttempt:
             yield
         except Exception as error:
             if out_of_memory(error):
-                raise TooManyRows(f"micro_batch {self.micro_batch}: {' '.join(str(error).split())[-400:]}") from None
+                raise TooManyRows(f"micro_batch {self.micro_batch}: {one_line(error, 400, tail=True)}") from None
             raise
 
     def tidy(self) -> None:
@@ -105,10 +108,11 @@ class TrainAttempt:
         """Note that this rank hangs."""
         self._note(f"rank {self._rank} on {socket.gethostname()}: {text}", "Stuck", final=False)
 
-    def _note(self, error: str, kind: str, final: bool) -> None:
+    def _note(self, error: str, kind: str, final: bool, fix: Any = None) -> None:
         """Note why the attempt ends, if no rank has said so before."""
+        note = {"error": error, "kind": kind, "final": final, "micro_batch": self.micro_batch, "fix": fix}
         try:
-            self.storage.fail({"error": error, "kind": kind, "final": final, "micro_batch": self.micro_batch})
+            self.storage.fail(note)
         except StorageError as unsaid:
             print(f"warning: {unsaid}", file=sys.stderr)
 
@@ -186,7 +190,8 @@ class TrainAttempt:
         saved = state.SavedParts(store, prefix, manifest)
         saved.fill(engine.shards.held())
         curve = state.read_curve(saved.read(state.CURVE)) if self._rank == 0 else {}
-        return saved, Trained(manifest.info["step"], manifest.info["seconds"], curve)
+        info = StateInfo.of(manifest)
+        return saved, Trained(info.step, info.seconds, curve)
 
     def _load(self, engine: Engine, saved: state.SavedParts, step: int) -> None:
         """Make the engine compute with the shards that were read, all ranks together, and check that it does."""
@@ -201,16 +206,16 @@ class TrainAttempt:
             raise RuntimeError(f"state of step {step} didn't load: {wrong[0]} differs from what was saved")
 
 
-def _begin(store: Store, job: TrainJob, placement: Placement, launch: str) -> tuple[int, int | None]:
+def _begin(store: Store, job: TrainJob, placement: TrainPlacement, launch: Launch | None) -> tuple[int, int | None]:
     """Claim the next number; it, and how many rows are to be taken at once, None if that is to be searched."""
     world, searched = dist.get_world_size(), placement.micro_batch == "largest"
     share = math.ceil(job.batch / world)
     how = {name: getattr(placement, name) for name in ("zero_stage", "activation_checkpointing", "compile")}
     like: dict[str, Any] = {"asked": {"micro_batch": placement.micro_batch, "device": device_name(), **how}}
     if searched:  # a new launch may find other neighbours
-        like |= {"world_size": world, "launch": launch}
+        like |= {"world_size": world, "launch": launch.id if launch else None}
     most = most_rows(store, job.artifact, like)
-    about = {"world_size": world, "launch": launch, **like, "most_rows": most}
+    about = {"world_size": world, **(launch.claim_fields() if launch else {}), **like, "most_rows": most}
     number = claim(store, job.artifact, about).number
     if searched and most is None and share > 1:
         return number, None
@@ -232,7 +237,7 @@ def most_rows(store: Store, job: str, like: dict[str, Any]) -> int | None:
     found = said.get("most_rows")
     if found is None and "launch" in like:
         with suppress(CorruptArtifact):
-            found = attempt.told().get("micro_batch")
+            found = attempt.last_beat().get("micro_batch")
     return found if isinstance(found, int) and found > 0 else None
 
 

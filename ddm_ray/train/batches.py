@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ddm_ray.core.condition import Condition, Text
-from ddm_ray.data.loader import Loader
+from ddm_ray.data.loading.loader import Loader
 from ddm_ray.train.job import TrainJob
 from ddm_ray.train.objectives import Batch, draw
 

@@ -3,7 +3,7 @@
 import logging
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from importlib import import_module
 
 import torch
@@ -13,7 +13,7 @@ from ddm_ray.config import TrainConfig
 from ddm_ray.errors import ConfigError
 from ddm_ray.models.dit import checkpoint_activations
 from ddm_ray.models.flops import num_parameters
-from ddm_ray.placement import Placement
+from ddm_ray.placement import TrainPlacement
 from ddm_ray.train.fragments import EMA, MOMENTS, Shards
 from ddm_ray.train.objectives import Batch, Objective
 
@@ -37,6 +37,12 @@ compiler.compile = _compile
 BUCKET = 500_000_000
 # Elements of which one fp32 sum of squares is taken.
 NORM_CHUNK_CPU, NORM_CHUNK_GPU = 2**16, 2**24
+
+
+def compute_in_bf16(model: nn.Module, device_type: str) -> None:
+    """Run `model.forward`, and the backward pass through it, under bf16 autocast; parameters keep their names."""
+    # Inside the module: on a GPU DeepSpeed's own forward turns off an autocast that was entered around it.
+    model.forward = torch.autocast(device_type, torch.bfloat16)(model.forward)  # type: ignore[method-assign]
 
 
 class AdamWithEMA(torch.optim.AdamW):
@@ -99,7 +105,7 @@ class Engine:
     ZeRO stage 0 in bf16, which keeps no fp32 shards.
     """
 
-    def __init__(self, model: nn.Module, train: TrainConfig, placement: Placement):
+    def __init__(self, model: nn.Module, train: TrainConfig, placement: TrainPlacement):
         self.train = train
         stage = placement.zero_stage
         if stage == 0 and train.precision != "fp32":
@@ -123,6 +129,8 @@ class Engine:
         self.buffers = {name: buffer.clone() for name, buffer in model.named_buffers() if name in persistent}
         if placement.activation_checkpointing:
             checkpoint_activations(model)
+        if train.precision == "bf16":
+            compute_in_bf16(model, get_accelerator().device_name())
         if placement.compile:
             model.compile(dynamic=False)  # in place, so that parameters keep their names
         self._deepspeed, *_ = deepspeed.initialize(
@@ -165,25 +173,11 @@ class Engine:
         for state in self._optimizer.state.values():
             state["step"].fill_(step)
 
-    def autocast(self) -> torch.autocast:
-        """Context in which the model computes in the run's precision."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.train.precision == "bf16")
-
-    def mean(self, values: Sequence[float | Tensor]) -> list[float]:
-        """Scalars' means over all ranks, in float64; every rank must ask."""
-        told = [float(value) for value in values]
-        if (world := torch.distributed.get_world_size()) == 1:
-            return told
-        total = torch.tensor(told, dtype=torch.float64, device=self.device)
-        torch.distributed.all_reduce(total)
-        return (total / world).tolist()  # type: ignore[no-any-return]
-
     def accumulate(self, objective: Objective, batches: Iterable[tuple[Batch, Tensor]]) -> Tensor:
         """Add the gradients of micro-batches, each with the weight_B that its losses are summed with; that sum."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for batch, weight_B in batches:
-            with self.autocast():
-                part = (objective(self.model, batch) * weight_B).sum()
+            part = (objective(self.model, batch) * weight_B).sum()
             self.backward(part)
             total += part.detach()
         return total

@@ -16,7 +16,9 @@ from ddm_ray.errors import TrainingError
 from ddm_ray.models import weights
 from ddm_ray.models.flops import training_flops_per_row
 from ddm_ray.models.spec import denoiser_spec, router_spec
-from ddm_ray.storage.run import MONOLITH, ROUTER, Run, shard
+from ddm_ray.storage import graph
+from ddm_ray.storage.graph import Artifact, shard
+from ddm_ray.storage.run import Run
 from ddm_ray.train.objectives import ExpertLoss, Masking, Objective, RouterLoss
 
 
@@ -27,13 +29,13 @@ class TrainJob:
     Conditions are labels, of which `null_label` is none; or (None) texts of `text_tokens` tokens.
     """
 
-    artifact: str
+    artifact: Artifact
     key: tuple[int, ...]
     objective: Objective
     spec: dict[str, Any]
     train: TrainConfig
     batch: int
-    shards: list[str]
+    shards: tuple[Artifact, ...]
     image_shape: tuple[int, int, int]
     null_label: int | None
     text_tokens: int
@@ -81,31 +83,31 @@ class TrainJob:
         return whole, training_flops_per_row(model, self.image_shape, self.text_tokens, masking.num_kept)
 
 
-def train_job(run: Run, artifact: str) -> TrainJob:
+def train_job(run: Run, artifact: Artifact) -> TrainJob:
     """The job that makes `artifact` (experts/NNN, router or monolith) of this run.
 
     TrainingError for what needs all rows in one place where shards are given.
     """
     config = run.config
-    num_clusters, text = config.partition.num_clusters, config.data.text
-    if artifact in (ROUTER, MONOLITH) and config.partition.method == "given":
+    text = config.data.text
+    if artifact not in graph.trained_of(config):
         raise TrainingError(
             f"{run.url}: no {artifact} can be trained, for rows of given shards are never pooled: sample with the"
             " strategy once, which needs no router"
         )
-    everything = [shard(cluster) for cluster in range(num_clusters)]
+    everything = graph.shards_of(config)
     flow = Flow(config.flow.path, config.flow.prediction)
     sampled = config.flow
     times = TimeSampling(sampled.times, sampled.mean, sampled.std, sampled.num_times, sampled.shift)
     rows_form = (config.data.shape, config.data.num_classes, 0 if text is None else text.tokens, flow, times)
-    if artifact == ROUTER:
+    if artifact.kind == "router":
         train, spec = config.router.train, router_spec(config)
         return TrainJob(artifact, (1,), RouterLoss(flow), spec, train, train.global_batch, everything, *rows_form)
     train, spec = config.expert.train, denoiser_spec(config)
     loss = ExpertLoss(flow, spec["config"]["patch_size"] if train.mask_ratio else None)
-    if artifact == MONOLITH:
+    if artifact.kind == "monolith":
         return TrainJob(artifact, (0,), loss, spec, train, train.global_batch, everything, *rows_form)
     # Equal FLOPs: K experts take a K-th of the monolith's batch each, for as many steps (paper, section 4).
-    cluster = int(artifact.removeprefix("experts/"))
-    batch = train.global_batch // num_clusters
-    return TrainJob(artifact, (2, cluster), loss, spec, train, batch, [shard(cluster)], *rows_form)
+    assert artifact.cluster is not None
+    batch = train.global_batch // config.partition.num_clusters
+    return TrainJob(artifact, (2, artifact.cluster), loss, spec, train, batch, (shard(artifact.cluster),), *rows_form)

@@ -10,13 +10,14 @@ from itertools import islice
 import torch
 import torch.distributed as dist
 
-from ddm_ray.data.loader import Loader
+from ddm_ray.data.loading.loader import Loader
 from ddm_ray.errors import ConfigError
-from ddm_ray.memory import forget_most, free_bytes, ranks_here, taken_bytes
-from ddm_ray.placement import Placement
+from ddm_ray.memory import free_bytes, reset_peak, taken_bytes
+from ddm_ray.placement import TrainPlacement
 from ddm_ray.train.attempt import TrainAttempt
 from ddm_ray.train.batches import RankBatches
 from ddm_ray.train.engine import Engine
+from ddm_ray.train.hardware import ranks_here
 from ddm_ray.train.job import TrainJob
 from ddm_ray.train.state import Snapshot
 from ddm_ray.train.watchdog import Watchdog
@@ -31,7 +32,7 @@ def find_micro_batch(
     loader: Loader,
     make: Callable[[], Engine],
     attempt: TrainAttempt,
-    placement: Placement,
+    placement: TrainPlacement,
     watchdog: Watchdog,
 ) -> None:
     """Set the attempt's micro-batch to the most rows that every rank of this world can take at once, in equal parts.
@@ -103,13 +104,13 @@ class Memory:
     ConfigError for a CPU where that can't be measured.
     """
 
-    def __init__(self, device: torch.device, placement: Placement):
+    def __init__(self, device: torch.device, placement: TrainPlacement):
         self._device, self._compiles = device, placement.compile
         asked = placement.resources_per_worker
         if device.type == "cuda":
             self._part = FULL_GPU * min(1.0, asked.get("GPU", 1.0))
             return
-        forget_most()
+        reset_peak()
         try:
             self._held = taken_bytes("VmRSS")
         except OSError:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddm_ray.core.condition import Condition
-from ddm_ray.core.flow import PATHS, Flow, along_batch, interpolate, target
+from ddm_ray.core.flow import PATHS, Flow, append_dims, interpolate, target
 from ddm_ray.core.streams import BATCH, stream
 from ddm_ray.core.times import TimeSampling
 from ddm_ray.models.dit import patches
@@ -54,7 +54,7 @@ class ExpertLoss:
         # Networks answer in bf16 under autocast; the loss is taken in the data's precision.
         output = output.to(data_BCHW.dtype)
         if self.flow.prediction == "score":
-            sigma = PATHS[self.flow.path].sigma(along_batch(t_B.to(data_BCHW.dtype), data_BCHW))
+            sigma = PATHS[self.flow.path].sigma(append_dims(t_B.to(data_BCHW.dtype), data_BCHW))
             error = sigma * output + noise_BCHW
         else:
             error = output - target(self.flow, data_BCHW, noise_BCHW, t_B)

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from ddm_ray.models import weights
 from ddm_ray.storage.attempts import Attempt, claimed
+from ddm_ray.storage.info import TrainedInfo, WeightsInfo
 from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest
-from ddm_ray.storage.run import MONOLITH, ROUTER, Run
+from ddm_ray.storage.run import Run
 from ddm_ray.train.engine import Engine
 from ddm_ray.train.fragments import EMA
 from ddm_ray.train.job import TrainJob
-from ddm_ray.train.milestone import picture
+from ddm_ray.train.preview import picture
 from ddm_ray.train.saving import Trained
 from ddm_ray.train.state import CURVE, SavedParts
 
@@ -61,7 +62,7 @@ def publish_weights(
     for name, data in files.items():
         store.write(f"{prefix}/{name}", data)
     records = {WEIGHTS: counted.record} | {name: FileRecord.of(data) for name, data in files.items()}
-    return attempt.commit_weights(step, identity, records, {"step": step})
+    return attempt.commit_weights(step, identity, records, WeightsInfo(step=step))
 
 
 class Milestones:
@@ -78,7 +79,7 @@ class Milestones:
         tried = self._was_published(step)
         manifest = publish_weights(self._attempt, self._job, self._identity, step, self._buffers)
         # Painting may be what ended the attempt that published it before; nobody paints texts or routers.
-        if tried or self._job.artifact == ROUTER or self._run.config.data.text is not None:
+        if tried or self._job.artifact.kind == "router" or self._run.config.data.text is not None:
             return manifest
         if manifest.files[WEIGHTS].bytes > PAINTED_BYTES:
             print(f"warning: step {step}: no {PICTURE} of so large a model beside training", file=sys.stderr)
@@ -100,17 +101,17 @@ class Milestones:
         rows_seen, flops = step * job.batch, job.training_flops(step)
         prefix = self._attempt.weights_prefix(step).removeprefix(f"{job.artifact}/")
         losses = last.curve["loss"][-RECENT:]
-        info = {
-            "weights": prefix,
-            "step": step,
-            "rows_seen": rows_seen,
-            "training_flops": float(flops),
-            "training_flops_per_row": flops / rows_seen,
-            "parameters": sum(parameter.numel() for parameter in _model(job).parameters()),
-            "seconds": last.seconds,
-            "loss": sum(losses) / len(losses),
-            "attempts": self._attempt.number,
-        }
+        info = TrainedInfo(
+            weights=prefix,
+            step=step,
+            rows_seen=rows_seen,
+            training_flops=float(flops),
+            training_flops_per_row=flops / rows_seen,
+            parameters=sum(parameter.numel() for parameter in _model(job).parameters()),
+            seconds=last.seconds,
+            loss=sum(losses) / len(losses),
+            attempts=self._attempt.number,
+        )
         records = {f"{prefix}/{name}": record for name, record in manifest.files.items()}
         self._run.commit_records(job.artifact, records, info, identity=self._identity)
 
@@ -124,12 +125,11 @@ class Milestones:
         """Write PICTURE beside published weights of a denoiser. It is for looking at: without one training goes on."""
         run, artifact = self._run, self._job.artifact
         prefix = self._attempt.weights_prefix(step)
-        cluster = None if artifact == MONOLITH else int(artifact.rpartition("/")[2])
         try:
             data = run.store.read(f"{prefix}/{WEIGHTS}")
             if self._device.type == "cuda" and torch.cuda.mem_get_info(self._device)[0] < ROOM * len(data):
                 raise MemoryError("training leaves too little of the GPU's memory")
-            png = picture(run, self._job.spec, data, cluster, self._device)
+            png = picture(run, self._job.spec, data, artifact.cluster, self._device)
             run.store.write(f"{prefix}/{PICTURE}", png)
         except Exception as error:  # a border: it must not end the thread of what counts
             print(f"warning: {prefix}: no {PICTURE}: {' '.join(str(error).split())[:300]}", file=sys.stderr)

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from ddm_ray.errors import StorageError
+from ddm_ray.errors import StorageError, one_line
 from ddm_ray.storage.attempts import Attempt
+from ddm_ray.storage.info import StateInfo
 from ddm_ray.storage.manifest import FileRecord, Identity
 from ddm_ray.train import state
 from ddm_ray.train.engine import Engine
@@ -116,7 +117,7 @@ class StateSaver:
         try:
             work()
         except Exception as error:  # a border: the others wait to hear of it
-            problem = " ".join(str(error).split()) or type(error).__name__
+            problem = one_line(error)
         if problems := [said for said in self._gathered(problem) if said]:
             raise StorageError(problems[0])
 
@@ -136,7 +137,7 @@ class StateSaver:
             work()
             return True
         except Exception as error:  # a border: training goes on without it; only the last state must be written
-            text = " ".join(str(error).split()) or type(error).__name__
+            text = one_line(error)
             print(f"warning: {text}; the state of step {step} isn't saved, or its weights published", file=sys.stderr)
             return False
 
@@ -155,7 +156,7 @@ class StateSaver:
         sizes = store.sizes(prefix)
         if any(sizes.get(name) != record.bytes for name, record in records.items()):
             raise StorageError(f"{store.url}/{prefix}: files are gone; deleted by a newer attempt")
-        info = {"step": trained.step, "seconds": trained.seconds, "world_size": self._world}
+        info = StateInfo(step=trained.step, seconds=trained.seconds, world_size=self._world)
         self._attempt.commit_state(trained.step, self._identity, records | {state.CURVE: FileRecord.of(curve)}, info)
         if pending.then:
             pending.then()

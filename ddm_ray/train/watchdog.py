@@ -16,7 +16,7 @@ from typing import Self
 FIRST_STEP_SECONDS = 600.0
 USUAL_STEPS = 3
 REMEMBERED = 20
-SENTRY = Path(__file__).with_name("sentry.py")
+MONITOR = Path(__file__).with_name("liveness.py")
 
 
 class Watchdog:
@@ -24,7 +24,7 @@ class Watchdog:
     process ends. The first step, or first after `forget`, may take FIRST_STEP_SECONDS: it may compile.
 
     Ended like this and not by an exception, since the thread that hangs can't be interrupted. Where no thread runs for
-    `hang_seconds`, in a step or not, a sentry kills the process.
+    `hang_seconds`, in a step or not, a liveness monitor kills the process.
     """
 
     def __init__(self, hang_seconds: float, stuck: Callable[[str], None]):
@@ -36,15 +36,15 @@ class Watchdog:
 
     def __enter__(self) -> Self:
         # No site packages, no environment: it starts in 20 ms.
-        command = [sys.executable, "-I", "-S", str(SENTRY), f"{self._hang_seconds:g}"]
-        self._sentry = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0)
+        command = [sys.executable, "-I", "-S", str(MONITOR), f"{self._hang_seconds:g}"]
+        self._monitor = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0)
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
-        self._sentry.communicate()
+        self._monitor.communicate()
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -68,12 +68,12 @@ class Watchdog:
         return USUAL_STEPS * statistics.median(self._took) + self._hang_seconds
 
     def _watch(self) -> None:
-        assert self._sentry.stdin is not None
+        assert self._monitor.stdin is not None
         each = min(1.0, self._hang_seconds / 4)
         looked, watched, stopped = time.monotonic(), self._began, 0.0
         while not self._ended.wait(each):
             with suppress(BrokenPipeError):  # somebody killed it
-                self._sentry.stdin.write(b".")
+                self._monitor.stdin.write(b".")
             now, began = time.monotonic(), self._began
             # What held this thread up too was no hang: the process was stopped, or the machine.
             stopped = (stopped if began == watched else 0.0) + max(0.0, now - looked - each)

@@ -7,14 +7,17 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from ddm_ray.data.loader import Loader
+from ddm_ray.data.loading.loader import Loader
 from ddm_ray.errors import CorruptArtifact, Preempted, StorageError, TrainingError
-from ddm_ray.memory import ranks_here
-from ddm_ray.placement import Placement
+from ddm_ray.placement import TrainPlacement
+from ddm_ray.storage.graph import Artifact
+from ddm_ray.storage.launches import Launch
 from ddm_ray.storage.run import Run
 from ddm_ray.train.attempt import TrainAttempt
 from ddm_ray.train.batches import RankBatches
+from ddm_ray.train.consensus import Flags, exchange
 from ddm_ray.train.engine import Engine
+from ddm_ray.train.hardware import ranks_here
 from ddm_ray.train.job import TrainJob, train_job
 from ddm_ray.train.meter import Meter
 from ddm_ray.train.micro_batch import find_micro_batch
@@ -23,14 +26,19 @@ from ddm_ray.train.watchdog import Watchdog
 
 
 def train(
-    run_url: str, artifact: str, placement: Placement, notice: Callable[[], bool] = lambda: False, launch: str = ""
+    run_url: str,
+    artifact: Artifact,
+    placement: TrainPlacement,
+    notice: Callable[[], bool] = lambda: False,
+    launch: Launch | None = None,
 ) -> None:
     """Train `artifact` to its last step and commit it. Every rank of the torch.distributed world calls this.
 
     Goes on from the newest sound state of any earlier attempt. `notice` says whether this rank is to leave: all then
-    save a state and raise Preempted. `launch` is kept with the attempt's claim. Raises TrainingError for a gradient
-    that isn't finite, TooManyRows for a micro-batch that memory is too small for, CorruptArtifact or MissingArtifact
-    for its rows, DriftError for a job begun under another configuration.
+    save a state and raise Preempted. The attempt's claim names the `launch` that it belongs to, if any.
+
+    Raises TrainingError for a gradient that isn't finite, TooManyRows for a micro-batch that memory is too small for,
+    CorruptArtifact or MissingArtifact for its rows, DriftError for a job begun under another configuration.
     """
     torch.set_num_threads(placement.threads)
     run = Run.open(run_url)
@@ -49,7 +57,7 @@ def _train(
     job: TrainJob,
     loader: Loader,
     attempt: TrainAttempt,
-    placement: Placement,
+    placement: TrainPlacement,
     notice: Callable[[], bool],
 ) -> None:
     def make() -> Engine:
@@ -69,22 +77,20 @@ def _train(
             with watchdog.step(), attempt.rows():
                 loss = engine.accumulate(job.objective, batches.at(step, engine.device))
                 norm = engine.step(job.learning_rate(step))
-                # One exchange a step, so that all ranks decide alike.
-                told = engine.mean([loss, notice(), saver.writing, saver.busy, saver.refused])
-                mean_loss, leaving, writing, busy, refused = told
-            saver.go_on(writing > 0, refused > 0)
+                mean_loss, any_rank = exchange(loss, Flags(notice(), saver.writing, saver.busy, saver.refused))
+            saver.go_on(any_rank.writing, any_rank.refused)
             if not (math.isfinite(norm) and math.isfinite(mean_loss)):
                 raise TrainingError(
                     f"loss {mean_loss} with gradient norm {norm} at step {step}; begin a run with a lower learning_rate"
                 )
             if meter.step(mean_loss, norm):
                 attempt.tell(meter.tell())
-            if leaving:
+            if any_rank.leaving:
                 saver.save_now(engine, meter.trained())
                 raise Preempted(f"{job.artifact}: asked to leave; step {meter.done} is saved")
             milestone = _due(meter.done, placement.milestone_steps)
             owed = owed or _due(meter.done, placement.checkpoint_steps)
-            if meter.done < job.train.steps and (milestone or (owed and not busy)):
+            if meter.done < job.train.steps and (milestone or (owed and not any_rank.saving)):
                 then = partial(milestones.publish, meter.done) if milestone else None
                 saver.save(engine, meter.trained(), then)
                 owed = False

@@ -1,1 +1,1 @@
-"""Watching a run from anywhere that sees its storage: events, a webhook, gauges. No torch, no ray, no part in it."""
+"""Watching a run from anywhere that can read it: a live view, events, a webhook, gauges. Without torch and Ray."""

@@ -7,7 +7,8 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from ddm_ray.errors import ConfigError
+from ddm_ray.errors import ConfigError, Give
+from ddm_ray.storage.info import TrainedInfo
 from ddm_ray.storage.status import Status
 
 LABELS = ("run", "artifact")
@@ -18,7 +19,7 @@ GAUGES = {
     "ddm_steps": "Steps wanted",
     "ddm_saved_step": "Steps done in the state that the next attempt goes on from; 0: none",
     "ddm_attempt": "Number of the newest attempt",
-    "ddm_silent_seconds": "Since the newest attempt's last sign, by storage's clock and this machine's",
+    "ddm_silent_seconds": "Since this watcher last saw a sign of the newest attempt's life",
     "ddm_loss": "Training loss, mean over recent steps",
     "ddm_grad_norm": "Norm of the gradient before clipping",
     "ddm_learning_rate": "Learning rate of the last step",
@@ -57,10 +58,9 @@ class Gauges(Collector):
 def values_of(found: Status, age: float = 0.0) -> dict[str, float]:
     """The gauges of one artifact, as it was found `age` seconds ago."""
     values = {"ddm_finished": float(found.state == "finished")}
-    job, info = found.progress, found.info
-    if found.state == "finished" and "step" in info:
-        values |= {"ddm_step": info["step"], "ddm_steps": info["step"], "ddm_loss": info["loss"]}
-        values["ddm_attempt"] = info["attempts"]
+    job, info = found.job, found.info
+    if isinstance(info, TrainedInfo):
+        values |= {"ddm_step": info.step, "ddm_steps": info.step, "ddm_loss": info.loss, "ddm_attempt": info.attempts}
     if job is None:
         return values
     values |= {"ddm_failed": float(found.state == "failed"), "ddm_step": job.step, "ddm_attempt": job.attempt}
@@ -68,8 +68,8 @@ def values_of(found: Status, age: float = 0.0) -> dict[str, float]:
     if job.steps is not None:
         values["ddm_steps"] = job.steps
     if found.state == "begun":
-        if job.silent_seconds is not None:
-            values["ddm_silent_seconds"] = job.silent_seconds + age
+        if found.silent_seconds is not None:
+            values["ddm_silent_seconds"] = found.silent_seconds + age
         rates = {f"ddm_{name}": job.value(name) for name in RATES}
         values |= {name: value for name, value in rates.items() if value is not None}
     return values
@@ -82,4 +82,5 @@ def serve(gauges: Gauges, host: str, port: int) -> None:
     try:
         start_http_server(port, host, registry)
     except OSError as error:
-        raise ConfigError(f"--prometheus {port}: {host} won't have it: {error.strerror}; choose another port") from None
+        fix = Give("prometheus", "choose another port")
+        raise ConfigError(f"gauges can't be served at {host}:{port}: {error.strerror}", fix) from None

@@ -3,11 +3,13 @@
 import time
 from collections.abc import Callable
 
-from ddm_ray.errors import StorageError
-from ddm_ray.progress import LiveView
-from ddm_ray.storage.run import MONOLITH, ROUTER, Run
-from ddm_ray.storage.status import Status, survey
+from ddm_ray.errors import Fix, StorageError
+from ddm_ray.storage.graph import trained_of
+from ddm_ray.storage.pulse import Pulses
+from ddm_ray.storage.run import Run
+from ddm_ray.storage.status import Status, observe, survey
 from ddm_ray.watch.events import Event, Events
+from ddm_ray.watch.live_view import LiveView
 
 
 def watch(
@@ -17,41 +19,42 @@ def watch(
     warn: Callable[[str], None],
     every: float,
     stalled_after: float,
+    phrase: Callable[[Fix], str] = str,
 ) -> None:
-    """Show a live table, and pass on what is found every so many seconds, until all that the run trains is finished.
+    """Show a live table and pass on each survey, `every` seconds, until everything that the run trains is finished.
 
-    Storage that can't be asked for a while is warned of and asked again; StorageError only if it never could.
+    `phrase` puts remedies into words. Storage that can't be asked for a while is warned of and asked again;
+    StorageError only if it never could.
     """
-    found = survey(run)
-    events = Events(run.url, stalled_after)
-    with LiveView(f"ddm watch: {run.url}", [status.artifact for status in found], clock=False) as view:
+    statuses = survey(run)
+    pulses, events = Pulses(), Events(run.url, stalled_after, phrase)
+    with LiveView(run.url, [status.artifact for status in statuses], clock=False, phrase=phrase) as view:
         while True:
-            view.found(found)
-            on_survey(found)
-            for event in events.seen(found, time.monotonic()):
+            statuses = observe(statuses, pulses, time.monotonic())
+            view.found(statuses)
+            on_survey(statuses)
+            for event in events.seen(statuses):
                 on_event(event)
-            if trained(run, found):
+            if trained(run, statuses):
                 return
             time.sleep(every)
-            found = _again(run, found, warn, every)
+            statuses = _again(run, statuses, warn, every)
 
 
-def trained(run: Run, found: list[Status]) -> bool:
+def trained(run: Run, statuses: list[Status]) -> bool:
     """Whether all experts and the router are finished, and the monolith if anyone has begun it."""
-    states = {status.artifact: status.state for status in found}
-    wanted = [*run.experts, *([] if run.config.partition.method == "given" else [ROUTER])]
-    if states[MONOLITH] != "waiting":
-        wanted.append(MONOLITH)
-    return all(states[artifact] == "finished" for artifact in wanted)
+    states = {status.artifact: status.state for status in statuses}
+    jobs = trained_of(run.config)
+    return all(states[job] == "finished" for job in jobs if job.kind != "monolith" or states[job] != "waiting")
 
 
-def _again(run: Run, found: list[Status], warn: Callable[[str], None], every: float) -> list[Status]:
-    told = False
+def _again(run: Run, known: list[Status], warn: Callable[[str], None], every: float) -> list[Status]:
+    warned = False
     while True:
         try:
-            return survey(run, found)
+            return survey(run, known)
         except (StorageError, OSError) as error:
-            if not told:
+            if not warned:
                 warn(f"storage can't be asked, trying on: {error}")
-            told = True
+            warned = True
             time.sleep(every)

@@ -1,4 +1,4 @@
-"""Telling a webhook of events from a thread of its own: one that is slow or dead never holds up the watching."""
+"""A webhook that is posted events by a thread of its own, so that a slow or dead one never holds up the watching."""
 
 import json
 import queue
@@ -9,17 +9,17 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from urllib.parse import urlsplit
 
-from ddm_ray.errors import ConfigError
+from ddm_ray.errors import ConfigError, one_line
 from ddm_ray.watch.events import Event
 
 TIMEOUT = 10.0
 PAUSES = (1.0, 4.0, 16.0)
-"""Seconds before each of the further tries."""
-MOST_WAITING = 100
+"""Seconds before each further try."""
+MAX_WAITING = 100
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirected POST becomes a GET, whose answer would be taken for a delivery."""
+    """Refuses redirects: a redirected POST becomes a GET, whose answer would count as a delivery."""
 
     def redirect_request(self, *_: object) -> None:
         return None
@@ -29,43 +29,43 @@ _OPENER = urllib.request.build_opener(_NoRedirects)
 
 
 class Webhook:
-    """Posts events as JSON in their order; one that can't be delivered is tried again, then dropped, and both said."""
+    """Posts events as JSON, in order. One that can't be delivered is tried again, then dropped, with a warning each."""
 
     def __init__(self, url: str, warn: Callable[[str], None], pauses: Sequence[float] = PAUSES):
-        """`warn` is called with lines, from the thread. Raises ConfigError for what isn't an HTTP address."""
+        """`warn` is called with lines, also from the thread. Raises ConfigError unless `url` is an HTTP address."""
         try:
             parts = urlsplit(url)
             host = parts.hostname if parts.scheme in ("http", "https") and parts.port != 0 else None
         except ValueError:
             host = None
-        # The path of such an address is often its secret: it isn't printed.
+        # The path of such an address is often its secret, so it isn't printed.
         if not host or "@" in parts.netloc or not url.isascii() or any(letter <= " " for letter in url):
             raise ConfigError(
-                "--webhook: that is no address; write http://HOST/PATH or https://HOST/PATH, without a name and"
+                "webhook: not an HTTP address; write http://HOST/PATH or https://HOST/PATH, without a name and"
                 " password, blanks and letters other than ASCII as %20 and so on"
             )
         self._url, self._warn, self._pauses = url, warn, pauses
         self._name = f"webhook {host}"
-        self._waiting: queue.Queue[Event | None] = queue.Queue(MOST_WAITING)
+        self._waiting: queue.Queue[Event | None] = queue.Queue(MAX_WAITING)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._deliver, name="webhook", daemon=True)
         self._thread.start()
 
-    def tell(self, event: Event) -> None:
-        """Have the event delivered, soon; returns at once."""
+    def post(self, event: Event) -> None:
+        """Queue the event for delivery and return at once."""
         try:
             self._waiting.put_nowait(event)
         except queue.Full:
-            self._drop(event, f"{MOST_WAITING} others are waiting")
+            self._drop(event, f"{MAX_WAITING} others are waiting")
 
     def close(self, seconds: float = TIMEOUT) -> None:
-        """Give what is waiting so long to be delivered, each event with one try; what isn't by then is dropped."""
+        """Deliver the queued events, with one try each, for at most `seconds`; drop the others."""
         self._closing.set()
         with suppress(queue.Full):
             self._waiting.put(None, timeout=seconds)
         self._thread.join(seconds)
         if self._thread.is_alive():
-            self._warn(f"{self._name} doesn't answer: what it wasn't told yet is dropped")
+            self._warn(f"{self._name} doesn't answer: events that it didn't get yet are dropped")
 
     def _deliver(self) -> None:
         while event := self._waiting.get():
@@ -83,7 +83,7 @@ class Webhook:
         self._warn(f"{self._name}: {reason}; dropped: {event.text}")
 
     def _post(self, event: Event) -> str | None:
-        """Why it wasn't delivered, None if it was."""
+        """The reason why it wasn't delivered; None if it was."""
         request = urllib.request.Request(
             self._url, json.dumps(event.body()).encode(), {"Content-Type": "application/json", "User-Agent": "ddm-ray"}
         )
@@ -93,4 +93,4 @@ class Webhook:
         except urllib.error.HTTPError as error:
             return f"answered {error.code}"
         except Exception as error:  # a border: whatever a server or a proxy does, watching goes on
-            return " ".join(str(getattr(error, "reason", error)).split()) or type(error).__name__
+            return one_line(getattr(error, "reason", error))

@@ -9,7 +9,7 @@ import torch
 
 from ddm_ray.core import calibration, condition, flow, mixture, routing, solvers, times
 from ddm_ray.core.routing import Oracle, Routing, Sticky, TopK, keep, keep_top
-from ddm_ray.sampling import checkpoint, trajectory
+from ddm_ray.sampling import batches, trajectory
 from tests.core import closed_forms
 
 Trajectories = trajectory.Trajectories
@@ -27,12 +27,12 @@ FINITE_ROUTER, GAUSSIAN_ROUTER = closed_forms.FiniteData.router, closed_forms.Ga
 STICKY, NUCLEUS, SAMPLE = routing.Sticky.route, routing.Nucleus.route, routing.SampleK.route
 ROUTED, ROUTE, SCALE, RUN = Trajectories._posterior, Trajectories._route, Trajectories._scale, Trajectories.run
 CONDITION = Trajectories._condition
-GRID, JOINED, TEXT_ROWS = times.time_grid, checkpoint.joined, condition.Text.__getitem__
+GRID, JOINED, TEXT_ROWS = times.time_grid, batches.joined, condition.Text.__getitem__
 CALIBRATION, RATIO, FITTED = calibration.Calibration.__call__, calibration.prior_ratio, calibration.fit_temperature
 
 
 def flow_reversed(data, noise, t_B):
-    t = flow.along_batch(t_B, data)
+    t = flow.append_dims(t_B, data)
     return t * data + (1 - t) * noise
 
 
@@ -45,13 +45,13 @@ def time_a_step_late(self, ask, branches):
     return ROUTED(self, replace(ask, t=max(ask.t - 0.02, 0.0)), branches)
 
 
-def uniform_posterior(logits_BK, alive_K=None):
-    return POSTERIOR(torch.zeros_like(logits_BK), alive_K)
+def uniform_posterior(logits_BK, *available):
+    return POSTERIOR(torch.zeros_like(logits_BK), *available)
 
 
-def conditional_posterior_for_both(logits_BK, alive_K=None):
+def conditional_posterior_for_both(logits_BK, *available):
     """Every expert guided by itself, all under the conditional posterior."""
-    probs_BK = POSTERIOR(logits_BK, alive_K)
+    probs_BK = POSTERIOR(logits_BK, *available)
     half = len(probs_BK) // 2
     return torch.cat([probs_BK[:half], probs_BK[:half]])
 
@@ -121,6 +121,7 @@ def rerouted_at_every_velocity(name, num_experts):
 def full_held_within_a_step(name, num_experts):
     strategy = PARSE(name, num_experts)
     object.__setattr__(strategy, "when", "step")
+    object.__setattr__(strategy, "reweigh", lambda held, probs_BK: held)
     return strategy
 
 
@@ -221,24 +222,24 @@ def interval_ignored(self, t):
 
 
 def interval_reversed(self, t):
-    low, high = self.request.guidance_interval
+    low, high = self.request.settings.guidance_interval
     return SCALE(_with(self, guidance_interval=(1 - high + 0.01, 1 - low)), t)
 
 
 def interval_inside_out(self, t):
-    low, high = self.request.guidance_interval
+    low, high = self.request.settings.guidance_interval
     return SCALE(_with(self, guidance_interval=(0.0, 1.0), guidance_scale=1.0 if low <= t <= high else 3.0), t)
 
 
 def _with(state, **fields):
     other = object.__new__(Trajectories)
-    other.__dict__.update(state.__dict__, request=replace(state.request, **fields))
+    other.__dict__.update(state.__dict__, request=state.request.changed(**fields))
     return other
 
 
 def guidance_kinds_swapped(self, ask, branches):
-    kind = "mixture" if self.request.guidance == "per-expert" else "per-expert"
-    self.request = replace(self.request, guidance=kind)
+    kind = "mixture" if self.request.settings.guidance_kind == "per-expert" else "per-expert"
+    self.request = self.request.changed(guidance_kind=kind)
     return (yield from ROUTE(self, ask, branches))
 
 
@@ -262,8 +263,8 @@ def conditions_rolled(self, branches):
 
 
 def text_mask_misaligned(self, rows):
-    found = TEXT_ROWS(self, rows)
-    return replace(found, mask_BL=found.mask_BL.flip(0))
+    actual = TEXT_ROWS(self, rows)
+    return replace(actual, mask_BL=actual.mask_BL.flip(0))
 
 
 def clusters_left_behind(self, rows):
@@ -277,11 +278,11 @@ def parts_in_their_own_order(parts, order=None):
     return JOINED(parts)
 
 
-def told_from_one(self, on_step):
+def numbered_from_one(self, on_step):
     return RUN(self, lambda number, t, x_BCHW: on_step(number + 1, t, x_BCHW))
 
 
-def last_not_told(self, on_step):
+def last_not_reported(self, on_step):
     return RUN(self, lambda number, t, x_BCHW: on_step(number, t, x_BCHW) if t else None)
 
 

@@ -88,9 +88,9 @@ class GaussianMixture:
 
     def field_of(self, k: int):
         def field(x_BCHW: Tensor, t_B: Tensor, label_B: Tensor) -> Tensor:
-            t = flow.along_batch(t_B, x_BCHW)
+            t = flow.append_dims(t_B, x_BCHW)
             mean = self.mean_CKD[label_B, k].view(-1, *self.shape)
-            variance = flow.along_batch(self.std_CK[label_B, k] ** 2, x_BCHW)
+            variance = flow.append_dims(self.std_CK[label_B, k] ** 2, x_BCHW)
             centred = (x_BCHW - (1 - t) * mean) / ((1 - t) ** 2 * variance + t**2)
             return t * centred - mean - (1 - t) * variance * centred
 
@@ -110,8 +110,8 @@ class GaussianMixture:
         x_BD = x_BD.detach().requires_grad_()
         with torch.enable_grad():
             log_BK = self.log_density(x_BD, t_B, label_B)
-            whole_BK = self.prior_CK[label_B].log() + log_BK
-            log_B = whole_BK.logsumexp(dim=1) if expert is None else log_BK[:, expert]
+            joint_BK = self.prior_CK[label_B].log() + log_BK
+            log_B = joint_BK.logsumexp(dim=1) if expert is None else log_BK[:, expert]
             (score_BD,) = torch.autograd.grad(log_B.sum(), x_BD)
         return score_BD
 
@@ -132,9 +132,9 @@ class GaussianMixture:
         """Frechet distance between the moments of images and the true ones of this condition."""
         mean, covariance = self.moments(condition)
         images_BD = images_BCHW.flatten(1)
-        found = torch.cov(images_BD.T)
-        cross = torch.linalg.eigvals(covariance @ found).real.clamp(min=0).sqrt().sum()
-        return float((images_BD.mean(dim=0) - mean).square().sum() + (covariance + found).trace() - 2 * cross)
+        sampled = torch.cov(images_BD.T)
+        cross = torch.linalg.eigvals(covariance @ sampled).real.clamp(min=0).sqrt().sum()
+        return float((images_BD.mean(dim=0) - mean).square().sum() + (covariance + sampled).trace() - 2 * cross)
 
 
 class Texts:

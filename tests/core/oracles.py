@@ -11,30 +11,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ddm_ray.config import SamplingSettings
 from ddm_ray.core import flow, mixture, solvers
 from ddm_ray.core.guidance import guide
 from ddm_ray.sampling import driver
-from ddm_ray.sampling.request import Sampled, SampleRequest
+from ddm_ray.sampling.request import SampleRequest, SampleResult
 from ddm_ray.sampling.trajectory import initial_noise
 from tests.core import closed_forms
 from tests.core.closed_forms import ONE, FiniteData, GaussianMixture, PiecewiseConstant, digits, three_gaussians
 
 
-def mixture_field(system, x_BCHW, t, condition, info=None, experts=None, **request) -> Tensor:
+def mixture_field(system, x_BCHW, t, condition, info=None, experts=None, cluster_B=None, **settings) -> Tensor:
     """The velocity that the real code gives at (x, t), by strategy full unless asked otherwise."""
+    request = {"settings": SamplingSettings(**{"strategy": "full"} | settings), "cluster_B": cluster_B}
     experts = experts or system.experts
     return driver.velocity(x_BCHW, t, condition, info or system.info(), experts, system.router, **request)
 
 
-def sample_system(system, num_images: int, condition: int, info=None, **fields) -> Sampled:
+def sample_system(system, num_images: int, condition: int, info=None, **settings) -> SampleResult:
     label_B = torch.full((num_images,), condition)
-    request = SampleRequest(tuple(range(num_images)), label_B, **fields)
+    request = SampleRequest(tuple(range(num_images)), label_B, SamplingSettings(**settings))
     return driver.sample(request, info or system.info(), system.experts, system.router)
 
 
-def relative(found: Tensor, right: Tensor) -> float:
+def relative(actual: Tensor, right: Tensor) -> float:
     """Worst relative error of a row (norms)."""
-    return float(((found - right).flatten(1).norm(dim=1) / right.flatten(1).norm(dim=1)).max())
+    return float(((actual - right).flatten(1).norm(dim=1) / right.flatten(1).norm(dim=1)).max())
 
 
 def finite_points(num_rows: int, t: float, seed: int = 0, system: FiniteData | None = None) -> tuple[Tensor, Tensor]:
@@ -74,12 +76,12 @@ def check_finite_identity(system: FiniteData | None = None, times=(0.02, 0.1, 0.
         right = system.field_of(None)(x_BCHW, times_B, label_B)
         # u = (x - E[data]) / t, so that where the two cancel an error relative to u alone says little.
         scale_B = right.flatten(1).norm(dim=1) + x_BCHW.flatten(1).norm(dim=1) / t
-        found = mixture_field(system, x_BCHW, t, label_B)
-        assert ((found - right).flatten(1).norm(dim=1) / scale_B).max() < 1e-13
-        found = mixture_field(system, x_BCHW.float(), t, label_B, info=system.info(torch.float32))
+        actual = mixture_field(system, x_BCHW, t, label_B)
+        assert ((actual - right).flatten(1).norm(dim=1) / scale_B).max() < 1e-13
+        actual = mixture_field(system, x_BCHW.float(), t, label_B, info=system.info(torch.float32))
         right = system.field_of(None)(x_BCHW.float(), times_B, label_B)
-        assert found.dtype == torch.float32
-        assert ((found - right).flatten(1).norm(dim=1) / scale_B).max() < (5e-7 if system is digits() else 5e-6)
+        assert actual.dtype == torch.float32
+        assert ((actual - right).flatten(1).norm(dim=1) / scale_B).max() < (5e-7 if system is digits() else 5e-6)
 
 
 def top_error(kept: int, t: float = 0.9, num_rows: int = 64) -> float:
@@ -99,18 +101,24 @@ def check_top_renormalised() -> None:
 
 
 def check_same_endpoint(num_images: int = 8, system: FiniteData | None = None) -> None:
-    """B: the mixture of exact experts and one exact model of all the data draw the same images."""
+    """B: the mixture of exact experts and one exact model of all the data draw the same images, step by step.
+
+    The last step lands on the nearest point wherever it began, so that the steps before tell more.
+    """
     system = system or digits()
     label_B = torch.arange(num_images) % system.num_classes
-    request = SampleRequest(tuple(range(num_images)), label_B, 12, 1.0, "full", "heun")
-    found = driver.sample(request, system.info(), system.experts, system.router).images_BCHW
+    settings = SamplingSettings(steps=12, strategy="full", solver="heun")
+    request = SampleRequest(tuple(range(num_images)), label_B, settings)
+    path: list[Tensor] = []
+    record = lambda number, t, x_BCHW: path.append(x_BCHW)  # noqa: E731
+    driver.sample(request, system.info(), system.experts, system.router, on_step=record)
     field, x_BCHW = system.field_of(None), initial_noise(request.seeds, system.shape).double()
     times = torch.linspace(1, 0, 13, dtype=torch.float64)
-    for t, t_next in itertools.pairwise(times):
+    for (t, t_next), actual in zip(itertools.pairwise(times), path, strict=True):
         start = field(x_BCHW, t.expand(num_images), label_B)
-        end = field(x_BCHW + (t_next - t) * start, t_next.expand(num_images), label_B)
+        end = field(x_BCHW + (t_next - t) * start, t_next.expand(num_images), label_B) if t_next else start
         x_BCHW = x_BCHW + (t_next - t) * (start + end) / 2
-    assert (found - x_BCHW).abs().max() < 1e-6
+        assert (actual - x_BCHW).abs().max() < 1e-6
 
 
 def check_gaussian_field(system: GaussianMixture | None = None, times=(0.1, 0.5, 0.8)) -> None:
@@ -119,8 +127,8 @@ def check_gaussian_field(system: GaussianMixture | None = None, times=(0.1, 0.5,
     for t in times:
         x_BCHW, label_B = gaussian_points(system, 32, seed=1)
         right = system.velocity(x_BCHW.flatten(1), t, label_B)
-        found = mixture_field(system, x_BCHW, t, label_B)
-        assert (found.flatten(1) - right).abs().max() < 1e-11 * (1 + right.abs().max()) / (1 - t)
+        actual = mixture_field(system, x_BCHW, t, label_B)
+        assert (actual.flatten(1) - right).abs().max() < 1e-11 * (1 + right.abs().max()) / (1 - t)
 
 
 def check_scores(system: GaussianMixture | None = None, times=(0.05, 0.4, 0.9)) -> None:
@@ -133,7 +141,7 @@ def check_scores(system: GaussianMixture | None = None, times=(0.05, 0.4, 0.9)) 
         parts_KBD = torch.stack([system.score(x_BD, times_B, label_B, k) for k in range(len(system.experts))])
         right, most = system.score(x_BD, times_B, label_B), float(parts_KBD.abs().max())
         assert (torch.einsum("bk,kbd->bd", probs_BK, parts_KBD) - right).abs().max() < 1e-11 * (1 + most)
-        _, noise = flow.ends(flow.Flow(), x_BCHW, mixture_field(system, x_BCHW, t, label_B), times_B)
+        _, noise = flow.to_data_and_noise(flow.Flow(), x_BCHW, mixture_field(system, x_BCHW, t, label_B), times_B)
         assert (-noise.flatten(1) / t - right).abs().max() < 1e-11 * (1 + most) / t
 
 
@@ -182,17 +190,17 @@ def check_gaussian_guidance(
     x_BD = x_BCHW.flatten(1)
     right = guide(system.velocity(x_BD, t, label_B), system.velocity(x_BD, t, null_B), scale)
     most = 1e-11 * (1 + right.abs().max()) / (1 - t)
-    found = mixture_field(driven, x_BCHW, t, condition_of(label_B), guidance_scale=scale)
-    assert (found.flatten(1) - right).abs().max() < most
+    actual = mixture_field(driven, x_BCHW, t, condition_of(label_B), guidance_scale=scale)
+    assert (actual.flatten(1) - right).abs().max() < most
     # Scale 0 is the unconditional mixture by either name: without a condition there is none to mix by.
     mixed_by_B = label_B if scale else null_B
     probs_BK = (system.prior_CK[mixed_by_B].log() + system.log_density(x_BD, times_B, mixed_by_B)).softmax(dim=1)
     each_KBD = torch.stack(
         [guide(e(x_BCHW, times_B, label_B), e(x_BCHW, times_B, null_B), scale).flatten(1) for e in system.experts]
     )
-    fields = {"guidance_scale": scale, "guidance": "per-expert"}
-    found = mixture_field(driven, x_BCHW, t, condition_of(label_B), **fields)
-    assert (found.flatten(1) - torch.einsum("bk,kbd->bd", probs_BK, each_KBD)).abs().max() < most
+    fields = {"guidance_scale": scale, "guidance_kind": "per-expert"}
+    actual = mixture_field(driven, x_BCHW, t, condition_of(label_B), **fields)
+    assert (actual.flatten(1) - torch.einsum("bk,kbd->bd", probs_BK, each_KBD)).abs().max() < most
 
 
 def check_guidance_interval() -> None:
@@ -200,9 +208,9 @@ def check_guidance_interval() -> None:
     system = closed_forms.guided_gaussians()
     x_BCHW, label_B = gaussian_points(system, 12, seed=6)
     for t, guided in ((0.1, False), (0.3, False), (0.31, True), (0.7, True), (0.9, False)):
-        found = mixture_field(system, x_BCHW, t, label_B, guidance_scale=3.0, guidance_interval=(0.3, 0.7))
+        actual = mixture_field(system, x_BCHW, t, label_B, guidance_scale=3.0, guidance_interval=(0.3, 0.7))
         right = mixture_field(system, x_BCHW, t, label_B, guidance_scale=3.0 if guided else 1.0)
-        assert torch.equal(found, right)
+        assert torch.equal(actual, right)
 
 
 def check_guided_once(scale: float = 1.8, num_images: int = 3000) -> None:
@@ -222,7 +230,8 @@ def check_guided_map(solver: str = "ab2", steps: int = 200) -> None:
     """F, guided: one expert's trajectories end at guided mean + std noise, so the branches' rows stay aligned."""
     system, cluster_B = closed_forms.guided_gaussians(), torch.arange(12) % 3
     label_B = torch.arange(12) // 6
-    request = SampleRequest(tuple(range(12)), label_B, steps, 2.0, "oracle", solver, cluster_B=cluster_B)
+    settings = SamplingSettings(steps=steps, guidance_scale=2.0, strategy="oracle", solver=solver)
+    request = SampleRequest(tuple(range(12)), label_B, settings, cluster_B)
     images = driver.sample(request, system.info(), system.experts).images_BCHW.flatten(1)
     mean_BD = 2 * system.mean_CKD[label_B, cluster_B] - system.mean_CKD[-1, cluster_B]
     noise_BD = initial_noise(request.seeds, (1, 1, 2)).double().flatten(1)
@@ -244,9 +253,9 @@ def check_distillation(system: FiniteData | None = None, t: float = 0.8) -> None
     # Each row once for each datum that it may come from.
     rows_BN, null_BN = x_BCHW.repeat_interleave(num_points, dim=0), torch.full((10 * num_points,), null)
     taught = teacher(system, rows_BN, t, null_BN, system.cluster_N.repeat(10)).view(10, num_points, -1)
-    found = (weights_BN[:, :, None] * taught).sum(dim=1)
+    actual = (weights_BN[:, :, None] * taught).sum(dim=1)
     right = system.field_of(None)(x_BCHW, times_B, null_B).flatten(1)
-    assert (found - right).abs().max() < 1e-12 * (1 + float(taught.abs().max()))
+    assert (actual - right).abs().max() < 1e-12 * (1 + float(taught.abs().max()))
 
 
 def map_error(solver: str, steps: int, times: str = "uniform", one: GaussianMixture = ONE) -> float:

@@ -91,9 +91,9 @@ def as_images(x_BD: Tensor) -> Tensor:
     return x_BD[:, None, None, :]
 
 
-def relative(found: Tensor, right: Tensor) -> float:
+def relative(actual: Tensor, right: Tensor) -> float:
     """Worst difference of a row over the norm of what is right."""
-    return float(((found - right).flatten(1).norm(dim=1) / right.flatten(1).norm(dim=1)).max())
+    return float(((actual - right).flatten(1).norm(dim=1) / right.flatten(1).norm(dim=1)).max())
 
 
 def mixtures(std: tuple[float, float] = (0.2, 2)) -> st.SearchStrategy[PathMixture]:

@@ -10,9 +10,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ddm_ray.core import calibration, mixture, routing
+from ddm_ray.config import SamplingSettings
+from ddm_ray.core import calibration, routing
 from ddm_ray.core.routing import Routing, parse_strategy
-from ddm_ray.sampling import checkpoint, driver, trajectory
+from ddm_ray.sampling import batches, driver, trajectory
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest
 from tests.core import closed_forms, oracles
 
@@ -39,10 +40,10 @@ def renormalised(probs: list[float], kept: list[int]) -> Tensor:
 def check_kept(name: str, kept_of, num_experts: int = 6) -> None:
     """A strategy that keeps a subset keeps the one that its definition says, in proportion."""
     probs_BK = torch.cat([probabilities(seed, 40, num_experts, spread=0.3 + seed) for seed in range(3)])
-    found_BK = route(name, probs_BK).dense(num_experts)
-    for probs_K, found_K in zip(probs_BK, found_BK, strict=True):
+    actual_BK = route(name, probs_BK).dense(num_experts)
+    for probs_K, actual_K in zip(probs_BK, actual_BK, strict=True):
         right_K = renormalised(probs_K.tolist(), kept_of(probs_K.tolist()))
-        assert torch.allclose(found_K, right_K, atol=1e-12, rtol=0), (name, probs_K, found_K, right_K)
+        assert torch.allclose(actual_K, right_K, atol=1e-12, rtol=0), (name, probs_K, actual_K, right_K)
 
 
 def check_top() -> None:
@@ -78,10 +79,10 @@ def check_nucleus_temperature() -> None:
     for temperature in (0.25, 0.5, 3.0):
         powered_BK = probs_BK ** (1 / temperature)
         powered_BK = powered_BK / powered_BK.sum(dim=1, keepdim=True)
-        found_BK = route(f"nucleus-0.8-{temperature}", probs_BK).dense(5)
-        for powered_K, found_K in zip(powered_BK, found_BK, strict=True):
+        actual_BK = route(f"nucleus-0.8-{temperature}", probs_BK).dense(5)
+        for powered_K, actual_K in zip(powered_BK, actual_BK, strict=True):
             right_K = renormalised(powered_K.tolist(), nucleus(powered_K.tolist(), 0.8))
-            assert torch.allclose(found_K, right_K, atol=1e-12, rtol=0)
+            assert torch.allclose(actual_K, right_K, atol=1e-12, rtol=0)
 
 
 def check_sticky(margin: float = 0.15) -> None:
@@ -107,8 +108,8 @@ def check_sample_k(num_rows: int = 4000) -> None:
     probs = [0.80, 0.15, 0.05]
     probs_BK = torch.tensor([probs], dtype=torch.float64).expand(num_rows, 3)
     for drawn in (1, 2, 3):
-        found = route(f"sample-{drawn}", probs_BK, step=drawn)
-        dense_BK = found.dense(3)
+        actual = route(f"sample-{drawn}", probs_BK, step=drawn)
+        dense_BK = actual.dense(3)
         assert ((dense_BK > 0).sum(dim=1) == drawn).all()
         frequency: dict[tuple[int, ...], float] = {}
         for order in itertools.permutations(range(3), drawn):
@@ -135,19 +136,51 @@ def check_draws_differ() -> None:
 def check_oracle() -> None:
     """Each image is the wanted cluster's expert's alone: at its closed-form end."""
     system, cluster_B = closed_forms.three_gaussians(), torch.tensor([2, 0, 1, 1, 0, 2])
-    request = SampleRequest(tuple(range(6)), torch.ones(6, dtype=torch.int64), 100, strategy="oracle")
-    request = replace(request, cluster_B=cluster_B)
+    settings = SamplingSettings(steps=100, strategy="oracle")
+    request = SampleRequest(tuple(range(6)), torch.ones(6, dtype=torch.int64), settings, cluster_B)
     noise_BD = oracles.initial_noise(request.seeds, (1, 1, 2)).double().flatten(1)
     right_BD = system.mean_CKD[1, cluster_B] + system.std_CK[1, cluster_B, None] * noise_BD
-    whole = driver.sample(request, system.info(), system.experts)
-    assert (whole.images_BCHW.flatten(1) - right_BD).abs().max() < 5e-3
-    assert torch.equal(whole.experts_SB, cluster_B.expand(100, 6))
+    together = driver.sample(request, system.info(), system.experts)
+    assert (together.images_BCHW.flatten(1) - right_BD).abs().max() < 5e-3
+    assert torch.equal(together.experts_SB, cluster_B.expand(100, 6))
     # Its parts, in another order, are the same images.
     order = torch.tensor([4, 5, 0, 2, 1, 3])
     parts = [driver.sample(request.rows(rows), system.info(), system.experts) for rows in (order[:3], order[3:])]
-    again = checkpoint.joined(parts, order.argsort())
-    assert (again.images_BCHW - whole.images_BCHW).abs().max() < 1e-12
-    assert torch.equal(again.routing_SBK, whole.routing_SBK)
+    again = batches.joined(parts, order.argsort())
+    assert (again.images_BCHW - together.images_BCHW).abs().max() < 1e-12
+    assert torch.equal(again.routing_SBK, together.routing_SBK)
+
+
+def check_reweighed() -> None:
+    """Within a step the experts stay, in the proportions of the later posterior; a tempered one where there is a T."""
+    first_BK, later_BK = probabilities(0, 60, 5, spread=1.0), probabilities(1, 60, 5, spread=1.0)
+    for name, power in (
+        ("top-2", 1),
+        ("threshold-0.2", 1),
+        ("nucleus-0.8", 1),
+        ("nucleus-0.8-0.5", 2),
+        ("sample-3", 1),
+    ):
+        held = route(name, first_BK)
+        actual_BK = parse_strategy(name, 5).reweigh(held, later_BK).dense(5)
+        for held_K, later_K, actual_K in zip(held.dense(5), later_BK, actual_BK, strict=True):
+            right_K = renormalised((later_K**power).tolist(), held_K.nonzero()[:, 0].tolist())
+            assert torch.allclose(actual_K, right_K, atol=1e-12, rtol=0), name
+
+
+def check_full_by_another_name(num_images: int = 6, steps: int = 12) -> None:
+    """Strategies that keep all experts are `full` at every velocity: the same images, by any solver."""
+    system, num_experts = closed_forms.three_gaussians(), 3
+    for solver in ("heun", "midpoint", "ab2"):
+        fields = {"solver": solver, "steps": steps}
+        right = oracles.sample_system(system, num_images, 0, strategy="full", **fields).images_BCHW
+        for name in (f"top-{num_experts}", f"sample-{num_experts}"):
+            actual = oracles.sample_system(system, num_images, 0, strategy=name, **fields).images_BCHW
+            assert (actual - right).abs().max() < 1e-12, (solver, name)
+    for name in ("nucleus-1", "threshold-0.000000001"):  # ab2 begins anew where an expert comes or goes
+        actual = oracles.sample_system(system, num_images, 0, strategy=name, solver="heun", steps=steps).images_BCHW
+        right = oracles.sample_system(system, num_images, 0, strategy="full", solver="heun", steps=steps).images_BCHW
+        assert (actual - right).abs().max() < 1e-6, name
 
 
 def check_sample_1_tends_to_full(num_images: int = 200) -> None:
@@ -156,9 +189,10 @@ def check_sample_1_tends_to_full(num_images: int = 200) -> None:
     right = oracles.sample_system(system, num_images, 1, strategy="full", solver="heun", steps=40).images_BCHW
     off = []
     for steps in (8, 128):
-        request = SampleRequest(tuple(range(num_images)), label_B, steps, strategy="sample-1", solver="euler")
-        found = driver.sample(request, system.info(), system.experts, system.router).images_BCHW
-        off.append(float((found - right).flatten(1).norm(dim=1).median()))
+        settings = SamplingSettings(steps=steps, strategy="sample-1", solver="euler")
+        request = SampleRequest(tuple(range(num_images)), label_B, settings)
+        actual = driver.sample(request, system.info(), system.experts, system.router).images_BCHW
+        off.append(float((actual - right).flatten(1).norm(dim=1).median()))
     assert off[1] < 0.5 * off[0]
 
 
@@ -174,13 +208,13 @@ def check_prior_correction(system: closed_forms.GaussianMixture | None = None, t
     x_BCHW, label_B = oracles.gaussian_points(system, 20, seed=8)
     num_experts = len(system.experts)
     router_prior_K = (torch.arange(num_experts) + 1.0).double() / sum(range(1, num_experts + 1))
-    corrected = {"router_temperature": temperature, "router_prior_K": router_prior_K}
-    info: MixtureInfo = replace(system.info(), **corrected)
+    info: MixtureInfo = replace(system.info(), router_prior_K=router_prior_K)
+    settings = SamplingSettings(strategy="full", router_temperature=temperature)
     router = balanced(system, router_prior_K, temperature)
     for t in (0.2, 0.85):
         right = system.velocity(x_BCHW.flatten(1), t, label_B)
-        found = driver.velocity(x_BCHW, t, label_B, info, system.experts, router).flatten(1)
-        assert (found - right).abs().max() < 1e-10 * (1 + right.abs().max()) / (1 - t)
+        actual = driver.velocity(x_BCHW, t, label_B, info, system.experts, router, settings=settings).flatten(1)
+        assert (actual - right).abs().max() < 1e-10 * (1 + right.abs().max()) / (1 - t)
 
 
 def check_fit_temperature(temperature: float = 2.3, num_rows: int = 20_000) -> None:
@@ -195,42 +229,13 @@ def check_fit_temperature(temperature: float = 2.3, num_rows: int = 20_000) -> N
     assert all(at_fit <= calibration.cross_entropy(logits_NK, expert_N, fitted * by) for by in (0.97, 1.03))
 
 
-def check_missing_expert() -> None:
-    """Without expert 2 the field is that of the data without its cluster."""
-    system = closed_forms.digits()
-    kept_N = system.cluster_N != 2
-    rest = closed_forms.FiniteData(
-        system.points_ND[kept_N].view(-1, 1, 8, 8), system.cluster_N[kept_N], system.label_N[kept_N]
-    )
-    experts = [None if k == 2 else expert for k, expert in enumerate(system.experts)]
-    for t in (0.3, 0.9):
-        x_BCHW, _ = oracles.finite_points(8, t, seed=3)
-        null_B = torch.full((8,), system.num_classes)
-        right = rest.field_of(None)(x_BCHW, torch.full((8,), t, dtype=torch.float64), null_B)
-        assert oracles.relative(oracles.mixture_field(system, x_BCHW, t, null_B, experts=experts), right) < 1e-12
-
-
-def check_dead_prior() -> None:
-    """Without an expert `once` draws the others by p(k|c) renormalised, and never that one."""
-    system = closed_forms.three_gaussians()
-    label_B = torch.ones(3000, dtype=torch.int64)
-    request = SampleRequest(tuple(range(3000)), label_B, 1, strategy="once")
-    sampled = driver.sample(request, system.info(), [None, *system.experts[1:]])
-    frequency_K = sampled.experts_SB[0].bincount(minlength=3) / 3000
-    right_K = torch.tensor([0.0, 0.30 / 0.49, 0.19 / 0.49])
-    assert frequency_K[0] == 0
-    assert (frequency_K - right_K).abs().max() < 0.03
-
-
 def check_texts(strategy: str = "once", condition: int = 0, num_images: int = 2000) -> None:
     """Images of a text are those of its condition, the router being asked at pure noise that isn't the image's."""
     texts = closed_forms.Texts(closed_forms.three_gaussians())
     request = SampleRequest(
         tuple(range(num_images)),
         texts.texts(torch.full((num_images,), condition)),
-        16,
-        strategy=strategy,
-        solver="heun",
+        SamplingSettings(steps=16, strategy=strategy, solver="heun"),
     )
     router = texts.early_router if strategy == "once" else texts.router
     images = driver.sample(request, texts.info(), texts.experts, router).images_BCHW
@@ -243,11 +248,11 @@ def check_text_guidance() -> None:
     oracles.check_gaussian_guidance(texts=texts)
     x_BCHW, _ = oracles.gaussian_points(texts.system, 12, seed=2)
     label_B, cluster_B = torch.arange(12) % 2, torch.arange(12) // 2 % 3
-    routed = {"strategy": "oracle", "cluster_B": cluster_B}
-    found = driver.velocity(x_BCHW, 0.6, texts.texts(label_B), texts.info(), texts.experts, **routed)
+    routed = {"settings": SamplingSettings(strategy="oracle"), "cluster_B": cluster_B}
+    actual = driver.velocity(x_BCHW, 0.6, texts.texts(label_B), texts.info(), texts.experts, **routed)
     t_B = torch.full((12,), 0.6, dtype=torch.float64)
     each = torch.stack([expert(x_BCHW, t_B, label_B) for expert in texts.system.experts])
-    assert (found - each[cluster_B, torch.arange(12)]).abs().max() < 1e-12
+    assert (actual - each[cluster_B, torch.arange(12)]).abs().max() < 1e-12
 
 
 def check_conditions_are_apart() -> None:
@@ -260,7 +265,7 @@ def check_conditions_are_apart() -> None:
     assert trajectory.join([torch.tensor([3, 1]), torch.tensor([2])]).tolist() == [3, 1, 2]
 
 
-def check_steps_are_told(steps: int = 5) -> None:
+def check_steps_are_reported(steps: int = 5) -> None:
     """on_step hears every step once: its number, the time it ended at, and x there, which at last is the image."""
     one, seen, heard = closed_forms.ONE, [], []
 
@@ -271,9 +276,10 @@ def check_steps_are_told(steps: int = 5) -> None:
     for solver, per_step in (("heun", 2), ("ab2", 1)):
         seen.clear()
         heard.clear()
-        request = SampleRequest((1, 2), torch.tensor([0, 0]), steps, solver=solver, times="shifted-2")
-        told = lambda *step: heard.append(step)  # noqa: E731
-        sampled = driver.sample(request, one.info(), [watching], on_step=told)
+        settings = SamplingSettings(steps=steps, solver=solver, times="shifted-2")
+        request = SampleRequest((1, 2), torch.tensor([0, 0]), settings)
+        record = lambda *step: heard.append(step)  # noqa: E731
+        sampled = driver.sample(request, one.info(), [watching], on_step=record)
         starts = seen[per_step::per_step]
         assert [number for number, _, _ in heard] == list(range(steps))
         assert [t for _, t, _ in heard] == [t for t, _ in starts] + [0.0]
@@ -285,20 +291,11 @@ def check_history_restarts_with_guidance(solver: str) -> None:
     """Where guidance sets in the field jumps as at a switch of expert: history restarts, the integral is exact."""
     info = MixtureInfo(1, (1, 1, 1), 1, torch.ones(2, 1, dtype=torch.float64), dtype=torch.float64)
     experts = [lambda x, t, label: (1.0 - label.double()).view(-1, 1, 1, 1).expand_as(x)]
-    request = SampleRequest((1, 2), torch.tensor([0, 0]), 8, 3.0, "once", solver, guidance_interval=(0.0, 0.5))
+    settings = SamplingSettings(steps=8, guidance_scale=3.0, solver=solver, guidance_interval=(0.0, 0.5))
+    request = SampleRequest((1, 2), torch.tensor([0, 0]), settings)
     images = driver.sample(request, info, experts).images_BCHW
     right = oracles.initial_noise((1, 2), (1, 1, 1)).double() - 0.5 * 1 - 0.5 * 3
     assert (images - right).abs().max() < 1e-12
-
-
-def check_posterior() -> None:
-    """Softmax over the living, weights of the dead exactly 0."""
-    logits_BK = probabilities(0, 8, 5).log()
-    alive_K = torch.tensor([True, False, True, True, False])
-    found_BK = mixture.posterior(logits_BK, alive_K)
-    right_BK = logits_BK.exp() * alive_K
-    assert torch.allclose(found_BK, right_BK / right_BK.sum(dim=1, keepdim=True))
-    assert (found_BK[:, ~alive_K] == 0).all()
 
 
 def check_draw() -> None:

@@ -1,8 +1,11 @@
 """Conditions: texts behave as a tensor of rows does, and a mixture conditioned on texts is sampled right."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from ddm_ray.config import SamplingSettings
 from ddm_ray.core.condition import Text, join
 from ddm_ray.errors import NullConditionError, SamplingError
 from ddm_ray.sampling import driver
@@ -19,26 +22,26 @@ def text(num_rows: int, pooled: bool = True) -> Text:
 @pytest.mark.parametrize("rows", [slice(1, 4), torch.tensor([4, 0, 0]), torch.tensor([True, False, True, False, True])])
 @pytest.mark.parametrize("pooled", [True, False])
 def test_rows_of_texts_are_the_rows_of_each_part(rows, pooled: bool) -> None:
-    whole, found = text(5, pooled), text(5, pooled)[rows]
-    assert len(whole) == 5
-    assert torch.equal(found.tokens_BLE, whole.tokens_BLE[rows])
-    assert torch.equal(found.mask_BL, whole.mask_BL[rows])
+    texts, chosen = text(5, pooled), text(5, pooled)[rows]
+    assert len(texts) == 5
+    assert torch.equal(chosen.tokens_BLE, texts.tokens_BLE[rows])
+    assert torch.equal(chosen.mask_BL, texts.mask_BL[rows])
     if pooled:
-        assert found.pooled_BP is not None
-        assert torch.equal(found.pooled_BP, whole.pooled_BP[rows])
+        assert chosen.pooled_BP is not None
+        assert torch.equal(chosen.pooled_BP, texts.pooled_BP[rows])
     else:
-        assert found.pooled_BP is None
+        assert chosen.pooled_BP is None
 
 
 @pytest.mark.parametrize("pooled", [True, False])
 def test_parts_join_to_the_whole(pooled: bool) -> None:
-    whole = text(5, pooled)
-    again = join([whole[:2], whole[2:3], whole[3:]])
-    assert torch.equal(again.tokens_BLE, whole.tokens_BLE)
-    assert torch.equal(again.mask_BL, whole.mask_BL)
+    texts = text(5, pooled)
+    again = join([texts[:2], texts[2:3], texts[3:]])
+    assert torch.equal(again.tokens_BLE, texts.tokens_BLE)
+    assert torch.equal(again.mask_BL, texts.mask_BL)
     assert (again.pooled_BP is None) is not pooled
     if pooled:
-        assert torch.equal(again.pooled_BP, whole.pooled_BP)
+        assert torch.equal(again.pooled_BP, texts.pooled_BP)
     assert again.to("meta").tokens_BLE.is_meta
     assert again.to("meta").mask_BL.is_meta
     strategy_oracles.check_conditions_are_apart()
@@ -58,16 +61,17 @@ def test_an_unguided_null_text_and_scale_zero_are_one() -> None:
     texts = closed_forms.Texts(closed_forms.guided_gaussians())
     label_B, seeds = torch.tensor([0, 1, 0, 1]), (5, 6, 7, 8)
     for strategy in ("once", "full", "top-1"):
-        fields = {"steps": 4, "strategy": strategy}
-        zero = SampleRequest(seeds, texts.texts(label_B), guidance_scale=0.0, **fields)
-        null = SampleRequest(seeds, texts.texts(torch.full((4,), 2)), **fields)
+        null = SampleRequest(seeds, texts.texts(torch.full((4,), 2)), SamplingSettings(steps=4, strategy=strategy))
+        zero = replace(null.changed(guidance_scale=0.0), condition=texts.texts(label_B))
         images = [driver.sample(r, texts.info(), texts.experts, texts.router).images_BCHW for r in (zero, null)]
         torch.testing.assert_close(*images, rtol=0, atol=1e-12)
 
 
 def test_a_text_asks_the_router_once_for_once_and_its_k_depends_on_nothing_else() -> None:
     texts = closed_forms.Texts(closed_forms.three_gaussians())
-    request = SampleRequest(tuple(range(20)), texts.texts(torch.zeros(20, dtype=torch.int64)), 3)
+    request = SampleRequest(
+        tuple(range(20)), texts.texts(torch.zeros(20, dtype=torch.int64)), SamplingSettings(steps=3)
+    )
     sampled = driver.sample(request, texts.info(), texts.experts, texts.router)
     assert (sampled.num_expert_rows, sampled.num_router_rows) == (60, 20)
     expert_B, num_router_rows = driver.drawn_experts(request, texts.info(), texts.router)
@@ -79,11 +83,11 @@ def test_a_text_asks_the_router_once_for_once_and_its_k_depends_on_nothing_else(
 
 def test_texts_without_a_router_or_a_null_text_are_refused() -> None:
     texts = closed_forms.Texts(closed_forms.three_gaussians())
-    request = SampleRequest((1, 2), texts.texts(torch.tensor([0, 1])), 3)
+    request = SampleRequest((1, 2), texts.texts(torch.tensor([0, 1])), SamplingSettings(steps=3))
     with pytest.raises(SamplingError, match="the router is needed but not there"):
         driver.sample(request, texts.info(), texts.experts)
     for scale in (0.0, 2.0):
-        guided = SampleRequest(request.seeds, request.condition, 3, guidance_scale=scale)
+        guided = request.changed(guidance_scale=scale)
         with pytest.raises(NullConditionError, match="without a null condition"):
             driver.sample(guided, texts.info(null=False), texts.experts, texts.router)
     unguided = driver.sample(request, texts.info(null=False), texts.experts, texts.router)

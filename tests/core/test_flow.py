@@ -29,20 +29,20 @@ def test_every_prediction_gives_back_both_ends_and_every_other_prediction(seed: 
     x = flow.interpolate(data, noise, t_B, source.path)
     output = flow.target(source, data, noise, t_B)
     # Noise doesn't tell data from x better than 1 / alpha, nor data the noise than 1 / sigma.
-    found_data, found_noise = flow.ends(source, x, output, t_B)
-    torch.testing.assert_close(found_data, data, atol=1e-10, rtol=0)
-    torch.testing.assert_close(found_noise, noise, atol=1e-10, rtol=0)
+    actual_data, actual_noise = flow.to_data_and_noise(source, x, output, t_B)
+    torch.testing.assert_close(actual_data, data, atol=1e-10, rtol=0)
+    torch.testing.assert_close(actual_noise, noise, atol=1e-10, rtol=0)
     for prediction in PREDICTIONS:
-        wanted = flow.target(Flow(source.path, prediction), data, noise, t_B)
-        found = flow.convert(source, prediction, x, output, t_B)
-        torch.testing.assert_close(found, wanted, atol=1e-9, rtol=1e-9)
-        back = flow.convert(Flow(source.path, prediction), source.prediction, x, found, t_B)
+        right = flow.target(Flow(source.path, prediction), data, noise, t_B)
+        actual = flow.convert(source, prediction, x, output, t_B)
+        torch.testing.assert_close(actual, right, atol=1e-9, rtol=1e-9)
+        back = flow.convert(Flow(source.path, prediction), source.prediction, x, actual, t_B)
         torch.testing.assert_close(back, output, atol=1e-8, rtol=1e-8)
 
 
 def test_known_conversions_of_the_linear_path() -> None:
     data, noise, t_B = draw(0, 4)
-    x, v, t = flow.interpolate(data, noise, t_B), noise - data, flow.along_batch(t_B, data)
+    x, v, t = flow.interpolate(data, noise, t_B), noise - data, flow.append_dims(t_B, data)
     torch.testing.assert_close(flow.convert(Flow(), "data", x, v, t_B), x - t * v)
     torch.testing.assert_close(flow.convert(Flow(), "noise", x, v, t_B), x + (1 - t) * v)
     torch.testing.assert_close(flow.convert(Flow(), "score", x, v, t_B), -(x + (1 - t) * v) / t)
@@ -108,17 +108,17 @@ def test_conversions_are_defined_at_both_ends(of: Flow, dtype: torch.dtype) -> N
     x = flow.interpolate(data, noise, ENDPOINTS, of.path)
     torch.testing.assert_close(x[0], data[0], atol=0, rtol=0)
     for output in (flow.target(of, data, noise, ENDPOINTS), noise):
-        for found in flow.ends(of, x, output, ENDPOINTS):
-            assert found.isfinite().all() and found.dtype == dtype
+        for actual in flow.to_data_and_noise(of, x, output, ENDPOINTS):
+            assert actual.isfinite().all() and actual.dtype == dtype
     # Near an end that isn't regular, all is that of the regular time next to it.
-    regular = of.regular(ENDPOINTS)
+    regular = of.clamp_to_nonsingular(ENDPOINTS)
     torch.testing.assert_close(flow.target(of, data, noise, ENDPOINTS), flow.target(of, data, noise, regular))
     log_snr = PATHS[of.path].log_snr(regular)
     singular = {"velocity": "", "noise": "1", "data": "0", "score": "01"}[of.prediction]
     assert ("0" in singular) == bool(log_snr[0] < 14)
     assert ("1" in singular and of.path != "ddpm") == bool(-14 < log_snr[1] < -13)
     inside = torch.tensor([0.002, 0.5, 0.998], dtype=torch.float64)
-    assert torch.equal(of.regular(inside), inside)
+    assert torch.equal(of.clamp_to_nonsingular(inside), inside)
 
 
 def test_zero_is_data_one_is_noise_and_velocity_is_the_derivative() -> None:
@@ -141,8 +141,8 @@ def test_float32_conversions_are_close_to_float64() -> None:
     t_B = torch.tensor([0.02, 0.3, 0.7, 0.98], dtype=torch.float64)
     for of in PAIRS:
         x = flow.interpolate(data.float(), noise.float(), t_B, of.path)
-        found = flow.ends(of, x, flow.target(of, data.float(), noise.float(), t_B), t_B)
-        for part, right in zip(found, (data, noise), strict=True):
+        actual = flow.to_data_and_noise(of, x, flow.target(of, data.float(), noise.float(), t_B), t_B)
+        for part, right in zip(actual, (data, noise), strict=True):
             torch.testing.assert_close(part.double(), right, atol=1e-3, rtol=0)
 
 

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from ddm_ray.core.kmeans import assign, two_level_kmeans, unit_length
-from ddm_ray.errors import DataError
+from ddm_ray.errors import ConfigError, DataError
 
 CENTRES_KD = np.array([[0, 0, 9], [0, 9, 0], [9, 0, 0], [-9, -9, -9]], np.float32)
 
@@ -44,15 +44,15 @@ def test_equal_bits_whatever_the_threads(metric):
     threads = faiss.omp_get_max_threads()
     for points_ND, num_fine in ((blobs()[0], 64), (repeated_rows(), 300)):
         try:
-            found = []
+            fits = []
             for count in (1, 2, 3, 4, 1):
                 faiss.omp_set_num_threads(count)
-                found.append(two_level_kmeans(points_ND, num_fine, 4, 6, 3, metric, max_share=0.3))
+                fits.append(two_level_kmeans(points_ND, num_fine, 4, 6, 3, metric, max_share=0.3))
                 assert faiss.omp_get_max_threads() == count
         finally:
             faiss.omp_set_num_threads(threads)
-        assert len({centroids.fine_FD.tobytes() + centroids.coarse_KD.tobytes() for centroids in found}) == 1
-        assert len({centroids.fine_to_coarse_F.tobytes() for centroids in found}) == 1
+        assert len({centroids.fine_FD.tobytes() + centroids.coarse_KD.tobytes() for centroids in fits}) == 1
+        assert len({centroids.fine_to_coarse_F.tobytes() for centroids in fits}) == 1
 
 
 def test_a_row_has_its_cluster_whatever_rows_are_beside_it():
@@ -90,13 +90,50 @@ def test_rows_without_direction():
         two_level_kmeans(points_ND, 8, 4, 5, 0, "spherical")
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e19, 1e20, 3e38])
+@pytest.mark.parametrize("row", [7, 4999])
+def test_rows_without_distances_are_refused(value, row):
+    points_ND = np.random.default_rng(0).standard_normal((5000, 8), dtype=np.float32)
+    centroids_KD = points_ND[:3].copy()
+    points_ND[row, 5] = value
+    message = rf"row {row} of the embeddings has no distances: its largest value is .*; leave it out, or check"
+    with pytest.raises(DataError, match=message):
+        two_level_kmeans(points_ND, 64, 4, 10, 0)
+    with pytest.raises(DataError, match=message):
+        assign(points_ND, centroids_KD)
+    with pytest.raises(DataError, match=r"row 2 of the embeddings has no distances"):
+        assign(centroids_KD, np.concatenate([centroids_KD[:2], points_ND[[row]]]))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_rows_without_a_finite_direction_are_refused(value):
+    points_ND, _ = blobs()
+    points_ND[700, 1] = value
+    with pytest.raises(DataError, match=r"row 700 of the embeddings has no distances"):
+        two_level_kmeans(points_ND, 8, 4, 5, 0, "spherical")
+
+
+def test_long_rows_are_clustered_as_short_ones_are():
+    points_ND, truth_N = blobs()
+    for metric, length in (("euclidean", 1e17), ("spherical", 1e30)):
+        long_ND = (points_ND * length).astype(np.float32)
+        coarse_KD = two_level_kmeans(long_ND, 32, 4, 25, 0, metric).coarse_KD
+        if metric == "spherical":
+            long_ND = unit_length(long_ND)
+        assert len({*zip(assign(long_ND, coarse_KD).tolist(), truth_N.tolist(), strict=True)}) == 4
+    points_ND = np.random.default_rng(0).standard_normal((1000, 8), dtype=np.float32)
+    points_ND[7] = 1e18
+    centroids = two_level_kmeans(points_ND, 64, 4, 10, 0)
+    assert (assign(points_ND, centroids.coarse_KD) == assign(points_ND[7:8], centroids.coarse_KD)[0]).sum() == 1
+
+
 def test_a_bound_moves_the_centroids_of_skewed_rows():
     points_ND, truth_N = blobs()
     points_ND = points_ND[(truth_N == 0) | (np.arange(800) % 10 == 0)]
     plain, bounded = (two_level_kmeans(points_ND, 64, 4, 20, 0, max_share=share) for share in (None, 0.3))
     assert plain.coarse_KD.shape == bounded.coarse_KD.shape == (4, 3)
     assert (plain.fine_FD == bounded.fine_FD).all()
-    near_blob_0 = [(np.linalg.norm(found.coarse_KD - CENTRES_KD[0], axis=1) < 4).sum() for found in (plain, bounded)]
+    near_blob_0 = [(np.linalg.norm(fit.coarse_KD - CENTRES_KD[0], axis=1) < 4).sum() for fit in (plain, bounded)]
     assert near_blob_0[0] == 1
     assert near_blob_0[1] >= 2
 
@@ -125,7 +162,9 @@ def test_seeds_matter_and_all_rows_are_used():
     np.testing.assert_allclose(mean_D, points_ND.mean(0), atol=1e-4)
 
 
-@pytest.mark.parametrize(("num_rows", "asked", "clusters", "used"), [(40, 64, 4, 20), (4, 64, 4, 4), (5, 3, 2, 2)])
+@pytest.mark.parametrize(
+    ("num_rows", "asked", "clusters", "used"), [(40, 64, 4, 20), (4, 64, 4, 4), (5, 3, 2, 2), (40, 3, 4, 4)]
+)
 def test_few_rows_have_fewer_fine_centroids(num_rows, asked, clusters, used, capfd):
     points_ND = np.random.default_rng(2).standard_normal((num_rows, 3), dtype=np.float32)
     centroids = two_level_kmeans(points_ND, asked, clusters, 10, seed=0)
@@ -133,6 +172,22 @@ def test_few_rows_have_fewer_fine_centroids(num_rows, asked, clusters, used, cap
     assert centroids.coarse_KD.shape == (clusters, 3)
     assert sorted(set(centroids.fine_to_coarse_F)) == list(range(clusters))
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_one_row_unlike_all_others_has_its_cluster(seed):
+    """Drawn centroids are mostly of equal rows: those left without rows begin again at rows far from their own."""
+    generator = np.random.default_rng(seed)
+    points_ND = np.array([[0, 0], [4, 0], [0, 4]], np.float32)[generator.integers(0, 3, 300)]
+    points_ND[generator.integers(300)] = [9, 9]
+    centroids = two_level_kmeans(points_ND, 8, 4, 10, seed)
+    assert {*map(tuple, centroids.coarse_KD.tolist())} == {(0, 0), (4, 0), (0, 4), (9, 9)}
+
+
+def test_at_least_one_iteration():
+    with pytest.raises(ConfigError, match=r"0 iterations has no centroids; use partition.iterations of 1 or more"):
+        two_level_kmeans(blobs()[0], 8, 4, 0, seed=0)
+    assert two_level_kmeans(blobs()[0], 8, 4, 1, seed=0).coarse_KD.shape == (4, 3)
 
 
 def test_fewer_rows_than_clusters():

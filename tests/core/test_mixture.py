@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddm_ray.core.mixture import alive_prior, group_rows, mix, posterior
+from ddm_ray.core.mixture import available_prior, group_rows, mix, posterior
 from ddm_ray.core.routing import Routing, keep_top
 from ddm_ray.errors import NotFiniteError, SamplingError
 from tests.core import closed_forms, oracles
@@ -68,9 +68,9 @@ def test_kept_experts_carry_the_whole_weight(t: float, kept: int, **sizes) -> No
     weights_BK = probs_BK.scatter(1, order_BK[:, kept:], 0)
     weights_BK = weights_BK / weights_BK.sum(dim=1, keepdim=True)
     each = torch.stack([expert(x_BCHW, times_B, label_B) for expert in system.experts])
-    found = oracles.mixture_field(system, x_BCHW, t, label_B, strategy=f"top-{kept}")
+    actual = oracles.mixture_field(system, x_BCHW, t, label_B, strategy=f"top-{kept}")
     right = torch.einsum("bk,kbchw->bchw", weights_BK, each)
-    torch.testing.assert_close(found, right, rtol=0, atol=1e-12 * (1 + float(each.abs().max())))
+    torch.testing.assert_close(actual, right, rtol=0, atol=1e-12 * (1 + float(each.abs().max())))
 
 
 @pytest.mark.parametrize(("solver", "order"), oracles.ORDERS.items())
@@ -98,8 +98,8 @@ def test_grouped_sum_is_the_dense_sum(seed, rows, num_experts, data) -> None:
     probs_BK = torch.randn(rows, num_experts, generator=generator, dtype=torch.float64).softmax(dim=1)
     routing = keep_top(probs_BK, data.draw(st.integers(1, num_experts)))
     groups = group_rows(routing)
-    found = mix(groups, [velocity_KBD[g.expert, g.rows_R] for g in groups], rows)
-    torch.testing.assert_close(found, torch.einsum("bk,kbd->bd", routing.dense(num_experts), velocity_KBD))
+    actual = mix(groups, [velocity_KBD[g.expert, g.rows_R] for g in groups], rows)
+    torch.testing.assert_close(actual, torch.einsum("bk,kbd->bd", routing.dense(num_experts), velocity_KBD))
 
 
 def test_an_expert_without_weight_gets_no_rows() -> None:
@@ -107,11 +107,11 @@ def test_an_expert_without_weight_gets_no_rows() -> None:
     assert [(g.expert, g.rows_R.tolist()) for g in group_rows(routing)] == [(0, [1]), (1, [2]), (3, [0, 1])]
 
 
-def test_posterior_is_softmax_over_the_living() -> None:
+def test_posterior_is_softmax_over_the_available() -> None:
     logits_BK = torch.tensor([[0.2, 0.3, 0.5]]).log()
     torch.testing.assert_close(posterior(logits_BK), torch.tensor([[0.2, 0.3, 0.5]]))
-    alive_K = torch.tensor([True, False, True])
-    torch.testing.assert_close(posterior(logits_BK, alive_K), torch.tensor([[0.2 / 0.7, 0.0, 0.5 / 0.7]]))
+    available_K = torch.tensor([True, False, True])
+    torch.testing.assert_close(posterior(logits_BK, available_K), torch.tensor([[0.2 / 0.7, 0.0, 0.5 / 0.7]]))
     never = torch.tensor([[0.0, -torch.inf]])
     assert posterior(never).tolist() == [[1.0, 0.0]]
 
@@ -122,16 +122,40 @@ def test_logits_without_a_posterior_are_refused(logits: list[float]) -> None:
         posterior(torch.tensor([logits]))
 
 
-def test_prior_without_dead_experts() -> None:
+def test_a_row_that_the_available_cannot_have_made_falls_back_to_their_prior() -> None:
+    logits_BK, available_K = (
+        torch.tensor([[0.0, -torch.inf, -torch.inf], [0.0, 0.0, 0.0]]),
+        torch.tensor([False, True, True]),
+    )
+    right_BK = torch.tensor([[0.0, 0.75, 0.25], [0.0, 0.5, 0.5]])
+    torch.testing.assert_close(posterior(logits_BK, available_K, torch.tensor([0.6, 0.3, 0.1])), right_BK)
+    torch.testing.assert_close(posterior(logits_BK, available_K), torch.tensor([[0.0, 0.5, 0.5]]).expand(2, 3))
+    torch.testing.assert_close(
+        posterior(logits_BK, available_K, torch.tensor([1.0, 0.0, 0.0]))[0], torch.tensor([0, 0.5, 0.5])
+    )
+
+
+@pytest.mark.parametrize("strategy", ["once", "full", "top-1", "nucleus-0.9", "sample-2"])
+def test_without_any_expert_every_strategy_refuses_alike(strategy: str) -> None:
+    with pytest.raises(SamplingError, match="no expert is available") as error:
+        oracles.sample_system(NoExperts(), 2, 0, strategy=strategy)
+    assert error.type is SamplingError
+
+
+class NoExperts:
+    info, router, experts = closed_forms.three_gaussians().info, closed_forms.three_gaussians().router, [None] * 3
+
+
+def test_prior_without_missing_experts() -> None:
     prior_CK = torch.tensor([[0.0, 1.0, 0.0], [0.5, 0.25, 0.25], [0.6, 0.3, 0.1]])
-    found = alive_prior(prior_CK, torch.tensor([True, False, True]))
+    actual = available_prior(prior_CK, torch.tensor([True, False, True]))
     right = torch.tensor([[0.6 / 0.7, 0, 0.1 / 0.7], [0.5 / 0.75, 0, 0.25 / 0.75], [0.6 / 0.7, 0, 0.1 / 0.7]])
-    torch.testing.assert_close(found, right)
-    assert alive_prior(prior_CK) is prior_CK
-    only_empty = alive_prior(torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([False, True, True]))
+    torch.testing.assert_close(actual, right)
+    assert available_prior(prior_CK) is prior_CK
+    only_empty = available_prior(torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([False, True, True]))
     torch.testing.assert_close(only_empty, torch.tensor([[0.0, 0.5, 0.5]]))
-    with pytest.raises(SamplingError, match="no expert is alive"):
-        alive_prior(prior_CK, torch.zeros(3, dtype=torch.bool))
+    with pytest.raises(SamplingError, match="no expert is available"):
+        available_prior(prior_CK, torch.zeros(3, dtype=torch.bool))
 
 
 def test_errors_per_point_tell_renormalised_from_not() -> None:

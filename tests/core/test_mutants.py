@@ -1,6 +1,6 @@
 """Each mutant breaks the product in one place; the oracle that the real code passes must notice.
 
-The oracles live in oracles.py and strategy_oracles.py and drive the whole path: trajectory, routing, mixture,
+The oracles live in oracles.py and strategy_oracles.py and drive the product: trajectory, routing, mixture,
 guidance, solver. The EMA's closed form (G) and its mutant are in tests/train/test_engine.py, solvers' and paths' own
 mutants beside their tests.
 """
@@ -12,9 +12,9 @@ import torch
 
 from ddm_ray.core import calibration, condition, flow, routing, solvers
 from ddm_ray.errors import SamplingError
-from ddm_ray.sampling import checkpoint, request, trajectory
+from ddm_ray.sampling import batches, request, trajectory
 from tests.core import alterations as altered
-from tests.core import closed_forms, oracles, strategy_oracles
+from tests.core import closed_forms, missing_expert_oracles, oracles, strategy_oracles
 
 ORACLES: dict[str, Callable[[], None]] = {
     "path": oracles.check_path,
@@ -36,14 +36,17 @@ ORACLES: dict[str, Callable[[], None]] = {
     "held routing, heun": lambda: oracles.check_piecewise("heun"),
     "held routing, ab2": lambda: oracles.check_piecewise("ab2"),
     "guidance sets in, ab2": lambda: strategy_oracles.check_history_restarts_with_guidance("ab2"),
-    "missing expert": strategy_oracles.check_missing_expert,
-    "missing expert, once": strategy_oracles.check_dead_prior,
-    "posterior": strategy_oracles.check_posterior,
+    "missing expert": missing_expert_oracles.check_missing_expert,
+    "missing expert, once": missing_expert_oracles.check_available_prior,
+    "impossible experts": missing_expert_oracles.check_impossible_experts,
+    "posterior": missing_expert_oracles.check_posterior,
     "top": strategy_oracles.check_top,
     "threshold": strategy_oracles.check_threshold,
     "nucleus": strategy_oracles.check_nucleus,
     "nucleus temperature": strategy_oracles.check_nucleus_temperature,
     "sticky": strategy_oracles.check_sticky,
+    "reweighed": strategy_oracles.check_reweighed,
+    "full by another name": strategy_oracles.check_full_by_another_name,
     "sample-k": strategy_oracles.check_sample_k,
     "sample-1 to full": strategy_oracles.check_sample_1_tends_to_full,
     "draws differ": strategy_oracles.check_draws_differ,
@@ -55,13 +58,13 @@ ORACLES: dict[str, Callable[[], None]] = {
     "texts full": lambda: strategy_oracles.check_texts("full"),
     "texts guided": strategy_oracles.check_text_guidance,
     "conditions": strategy_oracles.check_conditions_are_apart,
-    "steps told": strategy_oracles.check_steps_are_told,
+    "steps reported": strategy_oracles.check_steps_are_reported,
 }
 
 STATE = trajectory.Trajectories
 NO_SWITCH = (routing.Routing, "differs", lambda self, other, K: torch.zeros(len(self.experts_Bk), dtype=torch.bool))
 FINITE, GAUSSIAN = closed_forms.FiniteData, closed_forms.GaussianMixture
-BLIND_PRIOR = (trajectory, "alive_prior", lambda prior_CK, alive_K: prior_CK[-1:].expand_as(prior_CK))
+BLIND_PRIOR = (trajectory, "available_prior", lambda prior_CK, available_K: prior_CK[-1:].expand_as(prior_CK))
 WRONG_SIGN = (trajectory, "mix", lambda *a: -altered.MIX(*a))
 TIME_REVERSED = (trajectory, "_rows", altered.time_reversed)
 UNIFORM = (trajectory, "posterior", altered.uniform_posterior)
@@ -69,8 +72,8 @@ ROUTER_LATE = (STATE, "_posterior", altered.time_a_step_late)
 LATE_GRID = (trajectory, "time_grid", lambda name, steps: altered.GRID(name, steps + 1)[:-1])
 EARLY_GRID = (trajectory, "time_grid", lambda name, steps: altered.GRID(name, steps + 1)[1:])
 NO_RENORMALISING = (routing, "keep", altered.kept_without_renormalising)
-DEAD_KEPT = (trajectory, "posterior", lambda logits_BK, alive_K=None: altered.POSTERIOR(logits_BK))
-DEAD_DRAWN = (trajectory, "alive_prior", lambda prior_CK, alive_K: prior_CK)
+MISSING_KEPT = (trajectory, "posterior", lambda logits_BK, *available: altered.POSTERIOR(logits_BK))
+MISSING_DRAWN = (trajectory, "available_prior", lambda prior_CK, available_K: prior_CK)
 MISALIGNED = (STATE, "_condition", altered.conditions_misaligned)
 ROLLED = (STATE, "_condition", altered.conditions_rolled)
 NULL_DROPPED = (STATE, "_condition", altered.null_dropped)
@@ -149,8 +152,14 @@ MUTANTS: dict[str, tuple] = {
     "time grid one step late": ("F orders", *EARLY_GRID),
     "held routing re-evaluated": ("held routing, heun", request, "parse_strategy", altered.rerouted_at_every_velocity),
     "history kept over a switch": ("held routing, ab2", *NO_SWITCH),
-    "dead expert kept in the posterior": ("missing expert", *DEAD_KEPT),
-    "dead expert drawn": ("missing expert, once", *DEAD_DRAWN),
+    "missing expert kept in the posterior": ("missing expert", *MISSING_KEPT),
+    "missing expert drawn": ("missing expert, once", *MISSING_DRAWN),
+    "uniform where the available are impossible": (
+        "impossible experts",
+        trajectory,
+        "posterior",
+        lambda logits_BK, available_K, prior_K: altered.POSTERIOR(logits_BK, available_K),
+    ),
     "sticky's margin ignored": ("sticky", routing.Sticky, "route", altered.sticky_without_margin),
     "sticky's hysteresis reversed": ("sticky", routing.Sticky, "route", altered.sticky_reversed),
     "sticky for ever": ("sticky", routing.Sticky, "route", altered.sticky_for_ever),
@@ -175,6 +184,24 @@ MUTANTS: dict[str, tuple] = {
         routing.Nucleus,
         "route",
         altered.nucleus_temperature_of_choice_alone,
+    ),
+    "weights held within a step": (
+        "full by another name",
+        routing.Strategy,
+        "reweigh",
+        lambda self, held, probs_BK: held,
+    ),
+    "chosen anew within a step": (
+        "reweighed",
+        routing.Strategy,
+        "reweigh",
+        lambda self, held, probs_BK: self.route(probs_BK, held, torch.zeros_like(probs_BK)),
+    ),
+    "nucleus temperature at a step's start alone": (
+        "reweighed",
+        routing.Nucleus,
+        "reweigh",
+        routing.Strategy.reweigh,
     ),
     "sample-k with replacement": ("sample-k", routing.SampleK, "route", altered.sample_with_replacement),
     "sample-k without renormalising": ("sample-k", routing.SampleK, "route", altered.sample_without_renormalising),
@@ -201,7 +228,7 @@ MUTANTS: dict[str, tuple] = {
     ),
     "oracle of another cluster": ("oracle", routing.Oracle, "route", altered.oracle_of_the_next_cluster),
     "clusters of other rows": ("oracle", request.SampleRequest, "rows", altered.clusters_left_behind),
-    "parts joined in their own order": ("oracle", checkpoint, "joined", altered.parts_in_their_own_order),
+    "parts joined in their own order": ("oracle", batches, "joined", altered.parts_in_their_own_order),
     "prior correction inverted": (
         "prior correction",
         request,
@@ -241,8 +268,8 @@ MUTANTS: dict[str, tuple] = {
         "join",
         lambda parts: altered.JOIN(parts[::-1]),
     ),
-    "steps told with numbers from 1": ("steps told", STATE, "run", altered.told_from_one),
-    "the last step not told": ("steps told", STATE, "run", altered.last_not_told),
+    "steps reported with numbers from 1": ("steps reported", STATE, "run", altered.numbered_from_one),
+    "the last step not reported": ("steps reported", STATE, "run", altered.last_not_reported),
 }
 
 
@@ -260,7 +287,7 @@ def test_the_mutant_fails(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if noticed.type is AssertionError:
         assert noticed.traceback[-1].path.name.endswith("oracles.py")
     else:
-        assert mutant in ("dead expert kept in the posterior", "dead expert drawn")
+        assert mutant in ("missing expert kept in the posterior", "missing expert drawn")
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddm_ray.config.sampling import strategy_problem
-from ddm_ray.core.routing import Full, Once, Oracle, Routing, TopK, draw, keep, keep_top, parse_strategy
+from ddm_ray.core.routing import (
+    Full,
+    Nucleus,
+    Once,
+    Oracle,
+    Routing,
+    SampleK,
+    TopK,
+    draw,
+    keep,
+    keep_top,
+    parse_strategy,
+)
 from ddm_ray.errors import SamplingError
 from tests.core import closed_forms, oracles, strategy_oracles
 from tests.core.strategy_oracles import probabilities, route
@@ -29,24 +40,19 @@ NAMES = (
 )
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("num_experts", [2, 8])
-def test_configuration_and_sampling_know_the_same_strategies(name: str, num_experts: int) -> None:
-    refused = strategy_problem(name, num_experts)
-    if refused is None:
-        parse_strategy(name, num_experts)
-    else:
-        with pytest.raises(SamplingError, match=f"for {num_experts} experts: use once, full, oracle, top-k") as error:
-            parse_strategy(name, num_experts)
-        assert "\n" not in str(error.value)
-
-
 def test_names_are_accepted_and_refused_as_documented() -> None:
-    accepted = {name for name in NAMES if strategy_problem(name, 8) is None}
-    right = {*EVERY, "top-8", "sample-8", "sticky-0", "sticky-0.999", "nucleus-1.0", "nucleus-0.9-10"}
-    assert accepted == right
+    accepted = {*EVERY, "top-8", "sample-8", "sticky-0", "sticky-0.999", "nucleus-1.0", "nucleus-0.9-10"}
+    for name in accepted:
+        parse_strategy(name, 8)
+    for name in set(NAMES) - accepted:
+        with pytest.raises(SamplingError, match=r"for 8 experts: use once, full, .* \(k from 1 to 8\)") as error:
+            parse_strategy(name, 8)
+        assert str(error.value).startswith(f"unknown strategy {name!r} ") and "\n" not in str(error.value)
     assert parse_strategy("sticky", 8) == parse_strategy("sticky-0.1", 8)
-    assert parse_strategy("nucleus-0.9-0.5", 8) != parse_strategy("nucleus-0.9", 8)
+    assert parse_strategy("nucleus-0.9-0.5", 8) == Nucleus(0.9, 0.5) != parse_strategy("nucleus-0.9", 8)
+    assert (parse_strategy("top-2", 2), parse_strategy("sample-2", 2)) == (TopK(2), SampleK(2))
+    with pytest.raises(SamplingError, match="for 2 experts"):
+        parse_strategy("top-3", 2)
 
 
 def test_when_each_strategy_chooses() -> None:
@@ -101,7 +107,7 @@ def test_where_strategies_meet(seed, rows, num_experts) -> None:
     for name in (f"top-{num_experts}", f"sample-{num_experts}", "nucleus-1", "threshold-0.000000000001"):
         torch.testing.assert_close(route(name, probs_BK).dense(num_experts), full_BK, rtol=0, atol=1e-11)
     top_BK = route("top-1", probs_BK).dense(num_experts)
-    for name in ("threshold-0.999999", "nucleus-0.000001", "nucleus-0.9-0.0001", "sticky"):
+    for name in ("threshold-0.999999", "nucleus-0.000001", "nucleus-0.9-0.000000000001", "sticky"):
         assert torch.equal(route(name, probs_BK).dense(num_experts), top_BK)
     before = route("sticky-0", probs_BK)
     later_BK = probabilities(seed + 1, rows, num_experts)
@@ -191,6 +197,18 @@ def test_ties_go_to_the_lower_expert() -> None:
     assert route("nucleus-0.09", torch.full((1, 20), 0.05)).dense(20).nonzero()[:, 1].tolist() == [0, 1]
 
 
+def test_numbers_on_the_boundary() -> None:
+    """Sticky leaves for more than its margin, a threshold keeps what is at least it, a nucleus stops at its mass."""
+    held, later_BK = route("sticky-0.25", torch.tensor([[0.75, 0.25]])), torch.tensor([[0.375, 0.625]])
+    assert route("sticky-0.25", later_BK, held).dense(2).tolist() == [[1.0, 0.0]]
+    assert route("sticky-0.24", later_BK, held).dense(2).tolist() == [[0.0, 1.0]]
+    probs_BK = torch.tensor([[0.5, 0.25, 0.25]])
+    assert route("threshold-0.25", probs_BK).dense(3).tolist() == [[0.5, 0.25, 0.25]]
+    assert route("threshold-0.26", probs_BK).dense(3).tolist() == [[1.0, 0.0, 0.0]]
+    assert route("nucleus-0.5", probs_BK).dense(3).tolist() == [[1.0, 0.0, 0.0]]
+    torch.testing.assert_close(route("nucleus-0.75", probs_BK).dense(3), torch.tensor([[2 / 3, 1 / 3, 0.0]]))
+
+
 def test_keep_renormalises() -> None:
     routing = keep(torch.tensor([[0.2, 0.3, 0.5]]), torch.tensor([[True, False, True]]))
     torch.testing.assert_close(routing.dense(3), torch.tensor([[2 / 7, 0.0, 5 / 7]]))
@@ -220,6 +238,12 @@ def test_sets_of_experts_are_compared_without_order_weights_or_padding() -> None
     one = Routing(torch.tensor([[0, 1], [0, 1], [0, 1], [2, 0]]), torch.tensor([[0.9, 0.1]] * 3 + [[1.0, 0.0]]))
     two = Routing(torch.tensor([[1, 0], [0, 2], [0, 1], [2, 1]]), torch.tensor([[0.6, 0.4]] * 2 + [[1.0, 0.0]] * 2))
     assert one.differs(two, 3).tolist() == [False, True, True, False]
+
+
+def test_weights_stay_where_all_held_experts_have_become_impossible() -> None:
+    held = route("top-2", torch.tensor([[0.6, 0.3, 0.1], [0.6, 0.3, 0.1]]))
+    actual = TopK(2).reweigh(held, torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.5, 0.5]]))
+    torch.testing.assert_close(actual.dense(3), torch.tensor([[2 / 3, 1 / 3, 0.0], [0.0, 1.0, 0.0]]))
 
 
 def test_dense_and_repeat() -> None:

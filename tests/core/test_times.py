@@ -7,7 +7,6 @@ import torch
 
 from ddm_ray.core.flow import PATHS
 from ddm_ray.core.times import TimeSampling, shifted, time_grid
-from ddm_ray.errors import ConfigError, SamplingError
 
 UNIFORM = np.random.default_rng(0).random(20_000)
 
@@ -66,23 +65,6 @@ def test_the_shift_is_sd3s_on_the_linear_path_and_lowers_the_log_snr_on_all(shif
     assert abs(float(sampled.logit().mean()) - math.log(shift)) < 0.03
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"kind": "beta"}, "unknown times 'beta': use one of uniform, logit-normal, discrete"),
-        ({"mean": math.nan}, "mean of the times is nan: use a finite number"),
-        ({"mean": -math.inf}, "mean of the times is -inf"),
-        ({"std": 0.0}, "std of the times is 0.0"),
-        ({"num_times": 0}, "num_times of the times is 0"),
-        ({"shift": -1.0}, "shift of the times is -1.0"),
-        ({"shift": math.nan}, "shift of the times is nan"),
-    ],
-)
-def test_what_cannot_be_sampled_is_told(fields: dict, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        TimeSampling(**fields)
-
-
 @pytest.mark.parametrize("name", ["uniform", "cosine", "shifted-3", "shifted-0.1", "shifted-1", "shifted-1.73"])
 @pytest.mark.parametrize("steps", [1, 2, 7, 50, 1000])
 def test_grids_fall_from_exactly_one_to_exactly_zero(name: str, steps: int) -> None:
@@ -110,10 +92,5 @@ def test_steps_of_the_cosine_grid_are_half_as_long_in_the_middle_as_at_the_ends(
 
 @pytest.mark.parametrize("name", ["karras", "shifted", "shifted-0", "shifted--3", "shifted-3x", "Uniform", ""])
 def test_unknown_grids_are_told(name: str) -> None:
-    with pytest.raises(SamplingError, match="use uniform, cosine or shifted-S"):
+    with pytest.raises(ValueError, match="use uniform, cosine or shifted-S"):
         time_grid(name, 4)
-
-
-def test_no_steps_are_refused() -> None:
-    with pytest.raises(SamplingError, match="steps is 0"):
-        time_grid("cosine", 0)

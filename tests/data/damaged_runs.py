@@ -9,13 +9,12 @@ from transformers import T5Config, T5EncoderModel
 
 from ddm_ray.config import load_recipe
 from ddm_ray.data.images import png
-from ddm_ray.data.parts import Parts, source_of
-from ddm_ray.data.sources import open_source
+from ddm_ray.data.prepare.stage import prepare
+from ddm_ray.data.sharded.serial import serial
 from ddm_ray.storage.manifest import Manifest
-from ddm_ray.storage.run import ROWS, Run
+from ddm_ray.storage.run import Run
 from tests.data.broken import BROKEN, picture
 from tests.data.damage import images, write_folder, write_tar
-from tests.data.rows import make_rows
 from tests.models.test_text import tokenizer
 
 CHUNK = 16
@@ -54,6 +53,5 @@ def make_texts(folder: Path, version: int) -> Run:
 
 
 def resume(run: Run) -> Manifest:
-    """As `prepare`, without Ray."""
-    name = source_of(Parts(run, ROWS), None, None)
-    return run.finished(ROWS) or make_rows(run, open_source(run.config.data, name, CHUNK), CHUNK)
+    """Prepare the run's rows in this process."""
+    return prepare(run, chunk_rows=CHUNK, execute=serial)

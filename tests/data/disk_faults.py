@@ -10,36 +10,31 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-# Imported once, before any fork, since stages import them when they need them.
-import matplotlib.pyplot  # noqa: F401
-import sklearn.decomposition
-import sklearn.metrics  # noqa: F401
-
 from ddm_ray.config import load_recipe
-from ddm_ray.data.partition import partition
-from ddm_ray.data.sources import open_source
+from ddm_ray.data.partition.stage import partition
+from ddm_ray.data.prepare.stage import prepare
+from ddm_ray.data.sharded.serial import serial
 from ddm_ray.errors import DDMError
-from ddm_ray.storage.run import PARTITION, ROWS, Run
-from tests.data.rows import make_rows
+from ddm_ray.storage.graph import PARTITION, ROWS
+from ddm_ray.storage.run import Run
 from tests.traced import DiskFault, Outcome, traced
 
 REFUSED = 3
 SETTINGS = ("data.source=shapes:90", "data.channels=3", "data.image_size=8", "data.num_classes=12", "embedder.dim=4")
 
 
-def prepare(folder: Path) -> None:
-    config = load_recipe("tiny", SETTINGS)
-    run = Run.create(str(folder), config)
-    if not run.finished(ROWS):
-        make_rows(run, open_source(config.data, chunk_rows=40), 40)
+def make_rows(folder: Path) -> None:
+    prepare(Run.create(str(folder), load_recipe("tiny", SETTINGS)), chunk_rows=40, execute=serial)
 
 
-def part(folder: Path) -> None:
-    run = Run.open(str(folder))
-    partition(run)
+def make_partition(folder: Path) -> None:
+    partition(Run.open(str(folder)), with_report=False)
 
 
-STAGES: dict[str, tuple[Callable[[Path], None], str]] = {"prepare": (prepare, ROWS), "partition": (part, PARTITION)}
+STAGES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "prepare": (make_rows, ROWS),
+    "partition": (make_partition, PARTITION),
+}
 
 
 def told(work: Callable[[Path], None], folder: Path) -> None:
@@ -68,21 +63,21 @@ def contents(folder: Path, artifact: str) -> dict[str, bytes]:
 
 
 def main(stage: str, root: Path, fault: DiskFault, stride: int) -> None:
-    """Every `stride`-th call: the fault, what a reader sees; the same command again, and the same result.
+    """Fault the first, every `stride`-th and the last call: what a reader sees, then the same command, the same result.
 
     Prints the number of calls, that of the states they left, and the kinds of calls.
     """
     work, artifact = STAGES[stage]
     base = root / "base"
     if stage == "partition":
-        require(traced(partial(prepare, base), str(root)))
+        require(traced(partial(make_rows, base), str(root)))
     whole = root / "whole"
     if base.exists():
         shutil.copytree(base, whole)
     points = require(traced(partial(work, whole), str(root))).calls
     wanted = contents(whole, artifact)
     seen: list[dict[str, bytes]] = []
-    for at in range(1, len(points) + 1, stride):
+    for at in sorted({*range(1, len(points) + 1, stride), len(points)}):
         folder = root / f"at-{at}"
         if base.exists():
             shutil.copytree(base, folder)

@@ -7,9 +7,10 @@ import numpy as np
 import pyarrow as pa
 
 from ddm_ray.config import RunConfig, load_recipe
-from ddm_ray.data.order import places
+from ddm_ray.data.order import holdout_fractions
 from ddm_ray.data.schema import EMBEDDING, HELDOUT, TRAIN, column, rows_schema
-from ddm_ray.storage.run import ROWS, Run
+from ddm_ray.storage.graph import ROWS, Artifact
+from ddm_ray.storage.run import Run
 from tests.data.rows import commit_tables
 
 FOUR = ("partition.num_clusters=4", "partition.num_fine=32")
@@ -26,7 +27,7 @@ class Rows:
 
     def table(self, config: RunConfig, embedding: bool = True) -> pa.Table:
         """By `rows_schema`."""
-        held_N = places(self.ids) < config.data.heldout
+        held_N = holdout_fractions(self.ids) < config.data.heldout
         columns = {
             "id": self.ids,
             "data": column(self.pixels_NCHW, np.dtype("u1")),
@@ -54,7 +55,7 @@ def rows(shares: tuple[float, ...] = (0.4, 0.3, 0.2, 0.1), num_rows: int = 1500,
     return Rows([f"{seed}/{row:06d}" for row in range(num_rows)], group_N, embeddings_ND, pixels_NCHW)
 
 
-def run_of(path: str, found: Rows, *settings: str, part_rows: int = 400, artifact: str = ROWS) -> Run:
+def run_of(path: str, found: Rows, *settings: str, part_rows: int = 400, artifact: Artifact = ROWS) -> Run:
     """A run of recipe tiny with such rows, in parts of `part_rows`."""
     run = Run.create(path, load_recipe("tiny", settings))
     table = found.table(run.config, run.config.partition.method != "given")

@@ -3,7 +3,8 @@
 import shutil
 from pathlib import Path
 
-from ddm_ray.storage.run import PARTITION, Run
+from ddm_ray.storage.graph import PARTITION
+from ddm_ray.storage.run import Run
 
 NOTES = ["sampling: 1,200", "k-means", "clusters: 600", "clusters: 1,797", "sorting: 1,200", "shard 0", "shard 1"]
 """What the fixture's partition tells in each of its phases."""

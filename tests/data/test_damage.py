@@ -13,13 +13,14 @@ import pytest
 import torch
 
 from ddm_ray.core.condition import Text
-from ddm_ray.data.clustering import Rows
-from ddm_ray.data.loader import Loader, load_rows
-from ddm_ray.data.partition import partition
+from ddm_ray.data.loading.loader import Loader, load_rows
+from ddm_ray.data.partition.clustering import RowsReader
+from ddm_ray.data.partition.stage import partition
 from ddm_ray.errors import CorruptArtifact, DriftError
-from ddm_ray.sampling.checkpoint import mixture_info
+from ddm_ray.sampling.run_models import mixture_info
+from ddm_ray.storage.graph import PARTITION, ROWS, shard
 from ddm_ray.storage.manifest import NAME
-from ddm_ray.storage.run import PARTITION, ROWS, Run, shard
+from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import survey
 from tests.data.damage import Damage, Folder, Tally, damages
 from tests.data.damaged_runs import make_images, make_texts, resume
@@ -46,7 +47,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     found = []
     for version in (0, 1):
         run = MAKERS[request.param](folder, version)
-        partition(run)
+        make_partition(run)
         found.append(Folder(Path(run.url)))
         if not version:
             shutil.rmtree(run.url)
@@ -62,7 +63,7 @@ def damages_of(made: Made, key: str, generator: np.random.Generator, *counts: in
 
 
 def read_rows(run: Run) -> object:
-    return [table.to_pylist() for table in Rows(run, ROWS).parts(None, lambda share, note: None)]
+    return [table.to_pylist() for table in RowsReader(run, ROWS).parts(None, lambda share, note: None)]
 
 
 def read_shards(run: Run) -> object:
@@ -83,6 +84,10 @@ def stream(run: Run) -> object:
     return found
 
 
+def make_partition(run: Run) -> object:
+    return partition(run, with_report=False)
+
+
 def prior(run: Run) -> object:
     return repr(mixture_info(run))
 
@@ -92,7 +97,7 @@ def told(run: Run) -> object:
     found = survey(run)
     for status in found[:2]:
         if status.state != "finished":
-            raise DriftError(status.info.get("error", "") + f" (no finished {run.url}/{status.artifact})")
+            raise DriftError(f"{status.error or status.state} (no finished {run.url}/{status.artifact})")
     return found
 
 
@@ -108,7 +113,7 @@ READERS: dict[str, Callable[[Run], object]] = {
     "prior": prior,
     "status": told,
     "prepare": resume,
-    "partition": partition,
+    "partition": make_partition,
 }
 
 
@@ -227,7 +232,7 @@ def test_damage_to_a_partition_that_is_begun(made: Made) -> None:
 
     def go_on() -> object:
         run = Run.open(str(made.now.path))
-        return partition(run), read_shards(run), stream(run)
+        return make_partition(run), read_shards(run), stream(run)
 
     with begun(made, f"{PARTITION}/{NAME}", f"{PARTITION}/report") as folder:
         generator, tally = np.random.default_rng(4), Tally()
@@ -253,21 +258,21 @@ def test_a_shard_of_an_earlier_partition_is_not_used(where: str, made: Made) -> 
         for read in (read_shards, stream):
             with pytest.raises(DriftError, match=r"partition/shards/cluster=001 was made otherwise: input rows"):
                 read(run)
-        partition(run)
+        make_partition(run)
         assert folder.now() == made.now.files
 
 
 def test_a_shard_of_other_settings_is_not_used(tmp_path: Path) -> None:
     run, other = (make_images(tmp_path / name, 0, f"partition.seed={seed}") for seed, name in enumerate(("one", "two")))
-    partition(run)
-    partition(other)
+    make_partition(run)
+    make_partition(other)
     folder = Folder(Path(run.url))
     shutil.rmtree(folder.path / SHARDS[0])
     shutil.copytree(Path(other.url) / SHARDS[0], folder.path / SHARDS[0])
     for read in (read_shards, stream):
         with pytest.raises(DriftError, match=r"partition/shards/cluster=000 was made otherwise: .*partition\.seed"):
             read(run)
-    partition(run)
+    make_partition(run)
     assert folder.now() == folder.files
 
 
@@ -282,7 +287,7 @@ def test_shards_in_each_others_place_are_refused(made: Made) -> None:
         for read in (read_shards, stream):
             with pytest.raises(CorruptArtifact, match=r"cluster=000/_MANIFEST\.json: is that of .*cluster=001"):
                 read(run)
-        partition(run)
+        make_partition(run)
         assert made.now.now() == made.now.files
 
 

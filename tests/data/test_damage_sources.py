@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ddm_ray.config import DataConfig
-from ddm_ray.data.decoding import decode_rows
+from ddm_ray.data.prepare.decoding import decode_rows
 from ddm_ray.data.sources import Unit, open_source
 from tests.data.broken import CLASSES
 from tests.data.damage import Damage, Folder, Tally, damages, flipped, images, is_line, write_folder, write_tar
@@ -48,7 +48,7 @@ def test_damage_to_a_source(kind: str, tmp_path: Path) -> None:
     write, (flips, cuts) = SOURCES[kind]
     write(tmp_path)
     config = DataConfig(class_names=CLASSES, channels=3, image_size=8)
-    units = open_source(config, str(tmp_path), chunk_rows=CHUNK).units()
+    units = open_source(config, str(tmp_path), chunk_rows=CHUNK).list().units
     whole = rows_of(config, tmp_path, units)
     assert len(whole) == 60
     assert not any(isinstance(row, str) for row in whole.values())
@@ -70,7 +70,7 @@ def test_every_second_bit_of_a_parquet_files_footer(tmp_path: Path) -> None:
     plain = {"use_dictionary": False, "write_statistics": False, "store_schema": False}
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=3, compression="none", **plain)
     config = DataConfig(class_names=CLASSES, channels=3, image_size=8)
-    units = open_source(config, str(tmp_path), chunk_rows=CHUNK).units()
+    units = open_source(config, str(tmp_path), chunk_rows=CHUNK).list().units
     whole, folder, tally = rows_of(config, tmp_path, units), Folder(tmp_path), Tally()
     data = folder.files["a.parquet"]
     for bit in range(8 * (len(data) - 8 - int.from_bytes(data[-8:-4], "little")), 8 * len(data), 2):
@@ -86,7 +86,7 @@ def rows_of(config: DataConfig, folder: Path, units: list[Unit] | None) -> dict[
     """Every row of a source by its id: its content and condition, or the reason why it can't be used."""
     source = open_source(config, str(folder), chunk_rows=CHUNK)
     found: list[tuple[str, Any]] = []
-    for unit in units or source.units():
+    for unit in units or source.list().units:
         for chunk in source.read(unit):
             rows = decode_rows(chunk.rows, config)
             found += zip(rows.ids, zip(rows.content_hashes, rows.conditions, strict=True), strict=True)

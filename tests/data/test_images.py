@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from ddm_ray.data import images
-from ddm_ray.data.images import DECODER_ERRORS, EXTENSIONS, MOST_PIXELS, decode, png, rejection, thumbnail
+from ddm_ray.data.images import DECODER_ERRORS, EXTENSIONS, MAX_PIXELS, decode, png, rejection, thumbnail
 from tests.data import broken
 from tests.data.broken import BROKEN, GOOD, encoded, header_only, picture, rotated, sixteen_bit, translucent
 
@@ -144,7 +144,7 @@ def test_broken_images_are_refused_in_a_line_that_stays_the_same(kind):
         (None, "ValueError: empty file"),
         (b"", "ValueError: empty file"),
         (b"no image at all", "UnidentifiedImageError: not an image of a known format"),
-        (header_only(30_000, 3_000), f"DecompressionBombError: 30000 x 3000 pixels are more than {MOST_PIXELS}"),
+        (header_only(30_000, 3_000), f"DecompressionBombError: 30000 x 3000 pixels are more than {MAX_PIXELS}"),
         (encoded(flat((1,), "F"), "TIFF"), "ValueError: mode F: 32-bit values have no range that is white and"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n", "UnidentifiedImageError: not"),
     ],

@@ -1,4 +1,4 @@
-from ddm_ray.data.reasons import CUT, MOST, commonest
+from ddm_ray.data.reasons import CUT, MAX_REASONS, commonest
 
 
 def test_reasons_that_differ_in_numbers_and_names_are_one() -> None:
@@ -9,7 +9,7 @@ def test_reasons_that_differ_in_numbers_and_names_are_one() -> None:
         {"id": "b/0", "reason": "'class 0' is none of the 4 classes", "rows": 20},
         {"id": "a/0", "reason": "label 0 is not in 0..9", "rows": 12},
     ]
-    assert len(commonest({"id": "x", "reason": "x" * row} for row in range(40))) == MOST
+    assert len(commonest({"id": "x", "reason": "x" * row} for row in range(40))) == MAX_REASONS
 
 
 def test_what_stands_for_many_rows_is_never_left_out() -> None:

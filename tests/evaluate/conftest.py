@@ -25,5 +25,5 @@ def told() -> list[tuple[float, str]]:
 @pytest.fixture(scope="session")
 def evaluated(random_run: Run, told: list[tuple[float, str]]) -> Path:
     """The folder of the run's evaluation `demo`."""
-    evaluate(random_run, progress=lambda share, note: told.append((share, note)))
+    evaluate(random_run, on_progress=lambda share, note: told.append((share, note)))
     return Path(random_run.url) / "eval" / "demo"

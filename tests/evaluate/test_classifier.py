@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from ddm_ray.data.loader import Rows, load_rows
+from ddm_ray.data.loading.loader import Rows, load_rows
 from ddm_ray.evaluate.features import see, train_features
 from ddm_ray.evaluate.scores import Reference
-from ddm_ray.sampling.checkpoint import mixture_info
-from ddm_ray.storage.run import Run, shard
+from ddm_ray.sampling.run_models import mixture_info
+from ddm_ray.storage.graph import shard
+from ddm_ray.storage.run import Run
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,10 @@ from PIL import Image
 from ddm_ray.errors import CorruptArtifact, MissingArtifact
 from ddm_ray.evaluate.costs import training_cost
 from ddm_ray.evaluate.run import evaluate, read_metrics
-from ddm_ray.sampling.checkpoint import load_model
-from ddm_ray.storage.run import Run, evaluation
+from ddm_ray.sampling.run_models import load_model, sampling_settings
+from ddm_ray.storage.graph import Artifact, evaluation
+from ddm_ray.storage.run import Run
+from tests.infos import info_of
 from tests.random_run import make_run, publish
 
 
@@ -23,7 +25,11 @@ def test_it_commits_four_files(random_run: Run, evaluated: Path) -> None:
     assert sorted(manifest.files) == ["experts.png", "grid.png", "metrics.json", "report.html"]
     assert manifest.info["num_samples"] == 300
     frechet = {name: found for name, found in manifest.info["frechet"].items() if name != "monolith"}
-    assert manifest.info["best_strategy"] == min(frechet, key=frechet.__getitem__) == random_run.strategy()
+    assert (
+        manifest.info["best_strategy"]
+        == min(frechet, key=frechet.__getitem__)
+        == sampling_settings(random_run).strategy
+    )
     assert manifest.info["frechet"]["once"] == read_metrics(random_run)["models"][1]["frechet"]
 
 
@@ -53,10 +59,11 @@ def test_metrics_name_every_model_and_its_cost(random_run: Run, evaluated: Path)
         "solver": "ab2",
         "guidance_scale": 1.0,
         "guidance_interval": [0.0, 1.0],
-        "guidance": "mixture",
+        "guidance_kind": "mixture",
+        "router_temperature": 1.0,
     }
     assert set(metrics["versions"]) == {"ddm_ray", "torch", "numpy", "python"}
-    assert [row["model"] for row in metrics["heldout_loss"]] == ["monolith", "full", "top-1", "own cluster"]
+    assert [row["model"] for row in metrics["heldout_loss"]] == ["monolith", "full", "top-1", "top-2", "own cluster"]
 
 
 def test_all_strategies_share_labels_and_seeds(random_run: Run, evaluated: Path) -> None:
@@ -100,7 +107,7 @@ def test_progress_rises_to_one(evaluated: Path, told: list[tuple[float, str]]) -
 def test_a_second_call_does_nothing(random_run: Run, evaluated: Path) -> None:
     before = {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in evaluated.iterdir()}
     told: list[float] = []
-    manifest = evaluate(random_run, progress=lambda share, note: told.append(share))
+    manifest = evaluate(random_run, on_progress=lambda share, note: told.append(share))
     assert manifest == random_run.require(evaluation("demo"))
     assert told == []
     assert before == {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in evaluated.iterdir()}
@@ -124,7 +131,7 @@ def test_the_same_run_gives_the_same_metrics(random_run: Run, evaluated: Path, t
 def test_an_unfinished_monolith_is_named(random_run: Run, tmp_path: Path) -> None:
     run = copied(random_run, tmp_path / "run")
     (tmp_path / "run" / "monolith" / "_MANIFEST.json").unlink()
-    with pytest.raises(MissingArtifact, match=r"monolith.*ddm train .* monolith"):
+    with pytest.raises(MissingArtifact, match=r"monolith yet; make monolith$"):
         evaluate(run)
     assert not (tmp_path / "run" / "eval").exists()
 
@@ -156,11 +163,11 @@ def test_the_best_strategy_is_the_runs_until_an_expert_is_another(random_run: Ru
     info = json.loads((tmp_path / "run/eval/demo/_MANIFEST.json").read_text())["info"]
     best = max(info["frechet"].keys() - {"monolith"}, key=info["frechet"].__getitem__)
     run.store.delete(evaluation("demo"))
-    assert run.strategy() == "once"
+    assert sampling_settings(run).strategy == "once"
     run.store.write(f"{evaluation('other')}/metrics.json", b"{}")
-    run.commit(evaluation("other"), ["metrics.json"], info | {"best_strategy": best})
-    assert run.strategy() == best != "once"
-    retrained = load_model(run, "experts/000")
+    run.commit(evaluation("other"), ["metrics.json"], info_of(evaluation("other"), **{**info, "best_strategy": best}))
+    assert sampling_settings(run).strategy == best != "once"
+    retrained = load_model(run, Artifact("experts/000"))
     run.store.delete("experts/001")
-    publish(run, "experts/001", retrained, 300, 16)
-    assert run.strategy() == "once"
+    publish(run, Artifact("experts/001"), retrained, 300, 16)
+    assert sampling_settings(run).strategy == "once"

@@ -8,11 +8,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ddm_ray.data.loader import Rows
+from ddm_ray.config import SamplingSettings
+from ddm_ray.core.times import time_grid
+from ddm_ray.data.loading.loader import Rows
 from ddm_ray.evaluate.figures import PER_CLASS, class_request, experts_figure, real_images
 from ddm_ray.evaluate.samples import BATCH, one_thread, sample
-from ddm_ray.sampling.checkpoint import Models, load_models
 from ddm_ray.sampling.request import SampleRequest
+from ddm_ray.sampling.run_models import Models, load_models
 from ddm_ray.storage.run import Run
 
 
@@ -22,7 +24,7 @@ def mixture(random_run: Run) -> Models:
 
 
 def request(count: int, strategy: str = "once") -> SampleRequest:
-    return SampleRequest(tuple(range(count)), torch.arange(count) % 10, steps=2, strategy=strategy)
+    return SampleRequest(tuple(range(count)), torch.arange(count) % 10, SamplingSettings(steps=2, strategy=strategy))
 
 
 @pytest.mark.parametrize("strategy", ["once", "full"])
@@ -73,6 +75,25 @@ def test_class_request_shows_every_class_that_has_rows(random_run: Run) -> None:
     assert shown.condition.tolist() == [2] * PER_CLASS + [7] * PER_CLASS
     assert len(set(shown.seeds)) == 2 * PER_CLASS
     assert real_images(train, shown).flatten().tolist() == [1, 2, 3, 0, 5, 0]
+
+
+def test_experts_figure_samples_as_the_run_says(random_run: Run, mixture: Models) -> None:
+    """The experts are asked at the run's own times, and twice a time (both branches) within its interval alone."""
+    sample = SamplingSettings(steps=4, times="shifted-3", guidance_scale=2.0, guidance_interval=(0.3, 0.7))
+    run = Run(random_run.store, random_run.config.model_copy(update={"sample": sample}))
+    asked: list[tuple[float, int]] = []
+
+    def watching(x: Tensor, t: Tensor, label: Tensor) -> Tensor:
+        asked.append((float(t[0]), len(x)))
+        return torch.zeros_like(x)
+
+    labels, clusters = torch.arange(3), torch.zeros(3, dtype=torch.int64)
+    train = Rows(list("abc"), torch.zeros(3, 1, 8, 8), labels, clusters)
+    one = replace(mixture.info, num_experts=1, prior_CK=None)
+    experts_figure(run, replace(mixture, info=one, experts=(watching,)), train)
+    times = time_grid("shifted-3", 4)[:-1].tolist()
+    assert asked == [(pytest.approx(t), 6 if 0.3 < t <= 0.7 else 3) for t in times]
+    assert {rows for _, rows in asked} == {3, 6}
 
 
 def test_experts_figure_shows_each_expert_by_itself(random_run: Run, mixture: Models) -> None:

@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from ddm_ray.data.loader import Rows
+from ddm_ray.data.loading.loader import Rows
 from ddm_ray.evaluate.losses import BINS, Loss, heldout_losses, router_score
-from ddm_ray.sampling.checkpoint import Models
 from ddm_ray.sampling.request import MixtureInfo
+from ddm_ray.sampling.run_models import Models
 
 POSTERIOR = (0.6, 0.3, 0.1)
 SHAPE = (1, 2, 2)
+STRATEGIES = ("once", "full", "top-1", "top-2")
 
 
 def exact(x: Tensor, t: Tensor, label: Tensor) -> Tensor:
@@ -40,11 +41,18 @@ def parts(experts=(exact, nothing, nothing), count: int = 40) -> tuple[Models, R
     return Models(info, experts, router), rows
 
 
-def losses(monolith=nothing, experts=(exact, nothing, nothing), seed: int = 0, **info) -> dict[str, Loss]:
+def losses(
+    monolith=nothing,
+    experts=(exact, nothing, nothing),
+    strategies=STRATEGIES,
+    seed: int = 0,
+    temperature: float = 1.0,
+    **info,
+) -> dict[str, Loss]:
     mixture, rows = parts(experts)
     alone = Models(replace(mixture.info, num_experts=1, prior_CK=torch.ones(3, 1)), (monolith,), None)
     mixture = replace(mixture, info=replace(mixture.info, **info))
-    return {loss.model: loss for loss in heldout_losses(mixture, alone, rows, seed)}
+    return {loss.model: loss for loss in heldout_losses(mixture, alone, rows, strategies, seed, temperature)}
 
 
 def test_losses_are_the_squares_of_the_weight_that_is_missing() -> None:
@@ -61,7 +69,7 @@ def test_losses_are_the_squares_of_the_weight_that_is_missing() -> None:
 @pytest.mark.parametrize(
     ("info", "calibrated_K"),
     [
-        ({"router_temperature": 2.0}, [0.6**0.5, 0.3**0.5, 0.1**0.5]),
+        ({"temperature": 2.0}, [0.6**0.5, 0.3**0.5, 0.1**0.5]),
         ({"router_prior_K": torch.tensor([0.5, 0.2, 0.3])}, [0.6 / 0.5, 0.3 / 0.2, 0.1 / 0.3]),
     ],
 )
@@ -74,6 +82,14 @@ def test_the_routers_word_is_calibrated_before_it_counts(info: dict, calibrated_
     least = min(first, second, third)
     pair = (1 - (first / (1 - least) if first > least else 0)) ** 2 * base
     assert found["top-2"].loss == pytest.approx(pair, rel=1e-4)
+
+
+def test_the_strategies_are_those_asked_for_that_have_a_velocity_of_their_own() -> None:
+    found = losses(strategies=("once", "sample-2", "sticky-0.1", "oracle", "threshold-0.2", "nucleus-0.95"))
+    assert list(found) == ["monolith", "threshold-0.2", "nucleus-0.95", "own cluster"]
+    base = found["monolith"].loss
+    assert found["threshold-0.2"].loss == pytest.approx((1 / 3) ** 2 * base, rel=1e-4)
+    assert found["nucleus-0.95"].loss == pytest.approx(0.4**2 * base, rel=1e-4)
 
 
 def test_all_models_meet_the_same_noise_and_times() -> None:

@@ -6,23 +6,25 @@ from pathlib import Path
 import pytest
 import torch
 
+from ddm_ray.config import SamplingSettings
 from ddm_ray.core.condition import Condition
-from ddm_ray.data.loader import load_rows
+from ddm_ray.data.loading.loader import load_rows
 from ddm_ray.data.schema import HELDOUT
 from ddm_ray.errors import NullConditionError
 from ddm_ray.evaluate import run as evaluation_run
 from ddm_ray.evaluate.losses import heldout_losses
 from ddm_ray.evaluate.run import evaluate
 from ddm_ray.evaluate.samples import Samples
-from ddm_ray.sampling.checkpoint import Models, load_models
 from ddm_ray.sampling.driver import Field
 from ddm_ray.sampling.request import SampleRequest
+from ddm_ray.sampling.run_models import Models, load_models
 from ddm_ray.sampling.trajectory import initial_noise
-from ddm_ray.storage.run import Run, shard
+from ddm_ray.storage.graph import shard
+from ddm_ray.storage.run import Run
 from tests.random_run import make_run
 
 LABELS = torch.arange(6)
-ONE_STEP = SampleRequest(tuple(range(6)), LABELS, steps=1, solver="euler", strategy="full")
+ONE_STEP = SampleRequest(tuple(range(6)), LABELS, SamplingSettings(steps=1, solver="euler", strategy="full"))
 
 
 def models_of(path: Path, *settings: str) -> tuple[Run, Models]:
@@ -49,8 +51,9 @@ def call(expert: Field | None, x_BCHW: torch.Tensor, t_B: torch.Tensor, conditio
 
 def test_the_routers_temperature_reaches_images_and_held_out_losses(tmp_path: Path) -> None:
     _, plain = models_of(tmp_path / "plain")
-    run, warm = models_of(tmp_path / "warm", "sample.router_temperature=2")
-    images, right = warm.sample(ONE_STEP).images_BCHW, one_step(plain, 2.0)
+    run, warm = models_of(tmp_path / "warm", "sample={steps: 1, solver: euler, strategy: full, router_temperature: 2}")
+    images = warm.sample(replace(ONE_STEP, settings=run.config.sample)).images_BCHW
+    right = one_step(plain, 2.0)
     torch.testing.assert_close(images, right, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(plain.sample(ONE_STEP).images_BCHW, one_step(plain, 1.0), atol=1e-5, rtol=1e-5)
     assert (one_step(plain, 1.0) - right).abs().max() > 0.01
@@ -64,16 +67,22 @@ def test_the_routers_temperature_reaches_images_and_held_out_losses(tmp_path: Pa
             return router(x_BCHW, t_B, condition) / 2
 
     full = {
-        name: {loss.model: loss.loss for loss in heldout_losses(models, monolith, heldout, 0)}["full"]
-        for name, models in {"plain": plain, "warm": warm, "halved": replace(plain, router=Halved())}.items()
+        name: {loss.model: loss.loss for loss in heldout_losses(models, monolith, heldout, ["full"], 0, temperature)}[
+            "full"
+        ]
+        for name, models, temperature in (
+            ("plain", plain, 1.0),
+            ("warm", warm, run.config.sample.router_temperature),
+            ("halved", replace(plain, router=Halved()), 1.0),
+        )
     }
     assert full["warm"] == pytest.approx(full["halved"], rel=1e-6)
     assert full["warm"] != pytest.approx(full["plain"], rel=1e-4)
 
 
 def test_models_trained_without_a_null_condition_are_not_guided(tmp_path: Path) -> None:
-    plain = replace(ONE_STEP, strategy="once")
-    guided = replace(plain, guidance_scale=2.0)
+    plain = ONE_STEP.changed(strategy="once")
+    guided = plain.changed(guidance_scale=2.0)
     run, models = models_of(tmp_path / "none", "expert.train.condition_dropout=0")
     for kind in (models, load_models(run, "monolith")):
         assert kind.sample(plain).images_BCHW.isfinite().all()
@@ -86,7 +95,7 @@ def test_models_trained_without_a_null_condition_are_not_guided(tmp_path: Path) 
 
 def test_an_evaluation_samples_as_the_run_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = "sample={steps: 3, solver: heun, times: shifted-2, guidance_scale: 1.5, guidance_interval: [0.2, 0.7]}"
-    settings = (said, "sample.guidance=per-expert", "evaluate.strategies=[full]", "evaluate.num_samples=20")
+    settings = (said, "sample.guidance_kind=per-expert", "evaluate.strategies=[full]", "evaluate.num_samples=20")
     run = make_run(str(tmp_path / "run"), settings=settings, num_rows=60)
     requests: list[SampleRequest] = []
     sample = evaluation_run.sample
@@ -98,8 +107,6 @@ def test_an_evaluation_samples_as_the_run_says(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(evaluation_run, "sample", recorded)
     evaluate(run)
     # For the table and for the grid, of the monolith and of the mixture.
-    assert [request.strategy for request in requests] == ["once", "once", "full", "full"]
+    assert [request.settings.strategy for request in requests] == ["once", "once", "full", "full"]
     for request in requests:
-        assert (request.steps, request.solver, request.times) == (3, "heun", "shifted-2")
-        assert (request.guidance_scale, request.guidance_interval) == (1.5, (0.2, 0.7))
-        assert request.guidance == "per-expert"
+        assert request.settings == run.config.sample.changed(strategy=request.settings.strategy)

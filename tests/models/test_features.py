@@ -110,7 +110,7 @@ def test_components_are_saved_and_read_whole(digits_NHWC: np.ndarray, checkpoint
 
 @pytest.mark.parametrize(("num_rows", "dim", "most"), [(20, 21, 20), (200, 65, 64)])
 def test_more_components_than_the_data_allow(digits_NHWC: np.ndarray, num_rows: int, dim: int, most: int) -> None:
-    with pytest.raises(DataError, match=f"embedder.dim {dim} .* --set embedder.dim={most}$"):
+    with pytest.raises(DataError, match=f"embedder.dim {dim} .* begin a run with embedder.dim={most}$"):
         PixelFeatures.fit(digits_NHWC[:num_rows], dim)
     assert PixelFeatures.fit(digits_NHWC[:num_rows], most).dim == most
 

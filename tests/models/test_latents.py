@@ -69,7 +69,7 @@ def test_an_autoencoder_is_read_from_a_folder(tmp_path: Path, autoencoder: Autoe
 
 def test_an_autoencoder_that_does_not_fit_is_refused(tmp_path: Path, autoencoder: AutoencoderKL) -> None:
     autoencoder.save_pretrained(tmp_path / "vae")
-    with pytest.raises(ConfigError, match=r"--set data\.latents\.downsampling=4$"):
+    with pytest.raises(ConfigError, match=r"begin a run with data\.latents\.downsampling=4$"):
         Latents.from_config(LatentsConfig(autoencoder=str(tmp_path / "vae"), scale=1.0))
     with pytest.raises(ConfigError, match=f"^autoencoder {tmp_path}: ") as failure:
         Latents.from_pretrained(str(tmp_path))

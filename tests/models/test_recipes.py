@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 
@@ -72,6 +73,19 @@ def test_a_recipes_networks_map_its_images(name: str) -> None:
 def test_parameters_are_counted(name: str) -> None:
     _, expert, router = built(name)
     assert (num_parameters(expert), num_parameters(router)) == (COUNTS[name].expert, COUNTS[name].router)
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_images_are_embedded_at_224_pixels(name: str) -> None:
+    """DINOv2's own 518 would cost six times as much, to enlarge images of 64 or 256 pixels."""
+    embedder = load_recipe(name).embedder
+    if name in ("digits", "tiny"):
+        assert embedder.kind == "pixels"
+        return
+    with torch.device("meta"):
+        network = timm.create_model(embedder.model, num_classes=0, **embedder.model_args)
+        assert network(torch.zeros(1, 3, 224, 224)).shape == (1, network.num_features)
+    assert timm.data.resolve_data_config(embedder.model_args, model=network)["input_size"] == (3, 224, 224)
 
 
 @pytest.mark.parametrize("name", PAPERS)

@@ -152,7 +152,10 @@ def test_what_does_not_fit_a_run_is_told(folders: tuple[str, str], tmp_path: Pat
     BertConfig().save_pretrained(tmp_path / "bert")
     for config, told in (
         (TextConfig(encoder=clip_folder, tokens=11, dim=16), "CLIPTextModel takes 10 tokens at most, not 11"),
-        (TextConfig(encoder=clip_folder, tokens=8, dim=24), "has 16 channels: begin a run with --set data.text.dim=16"),
+        (
+            TextConfig(encoder=clip_folder, tokens=8, dim=24),
+            "has 16 channels, not 24; begin a run with data.text.dim=16",
+        ),
         (TextConfig(encoder=t5_folder, tokens=8, dim=24, pooled_dim=16), "its pooled vector has size None"),
         (TextConfig(encoder=clip_folder, tokens=8, dim=16, pooled_dim=9), "size 16, data.text.pooled_dim is 9"),
         (TextConfig(encoder=str(tmp_path / "bert"), tokens=8, dim=9), "is a bert, use one of clip"),

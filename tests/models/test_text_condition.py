@@ -94,7 +94,8 @@ def test_a_row_depends_on_its_own_condition_alone(network, combination, rows: li
 def test_the_network_is_zero_and_blocks_are_the_identity_at_initialisation(adaln: str, kind: dict) -> None:
     model = DiT(**SIZE, **kind, adaln=adaln)
     assert torch.equal(model(*inputs(), condition(kind)), torch.zeros(4, 2, 8, 8))
-    assert torch.equal(Router(4, **SIZE, **kind, adaln=adaln)(*inputs(), condition(kind)), torch.zeros(4, 4))
+    router = Router(num_experts=4, **SIZE, **kind, adaln=adaln)
+    assert torch.equal(router(*inputs(), condition(kind)), torch.zeros(4, 4))
     seen: list[torch.Tensor] = []
     for block in model.trunk.blocks:
         block.register_forward_hook(lambda module, given, output: seen.extend([given[0], output]))

@@ -1,18 +1,20 @@
 """The synchronous driver: one velocity, whole trajectories, and what it says when something isn't there."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
+from ddm_ray.config import SamplingSettings
 from ddm_ray.errors import ExpertCountError, NotFiniteError, SamplingError, TimeError
-from ddm_ray.sampling.driver import drawn_experts, living, run, sample, velocity
+from ddm_ray.sampling.driver import drawn_experts, run, sample, velocity, with_available
 from ddm_ray.sampling.request import SampleRequest
-from ddm_ray.sampling.trajectory import trajectories
-from tests.core import closed_forms, strategy_oracles
+from ddm_ray.sampling.trajectory import Trajectories
+from tests.core import closed_forms, missing_expert_oracles
 
-WANTED = SampleRequest(tuple(range(40)), torch.ones(40, dtype=torch.int64), steps=2, strategy="once")
-FULL = SampleRequest((1, 2), torch.tensor([0, 1]), steps=2, strategy="full")
+WANTED = SampleRequest(tuple(range(40)), torch.ones(40, dtype=torch.int64), SamplingSettings(steps=2))
+FULL = SampleRequest((1, 2), torch.tensor([0, 1]), SamplingSettings(steps=2, strategy="full"))
 
 
 def one_line(error: pytest.ExceptionInfo) -> bool:
@@ -22,15 +24,15 @@ def one_line(error: pytest.ExceptionInfo) -> bool:
 def test_a_router_that_is_needed_but_absent_is_named() -> None:
     system = closed_forms.three_gaussians()
     with pytest.raises(SamplingError, match="the router is needed") as error:
-        run(trajectories(FULL, system.info()), system.experts)
+        run(Trajectories(FULL, system.info()).run(), system.experts)
     assert one_line(error)
-    assert run(trajectories(WANTED, system.info()), system.experts).images_BCHW.shape == (40, 1, 1, 2)
+    assert run(Trajectories(WANTED, system.info()).run(), system.experts).images_BCHW.shape == (40, 1, 1, 2)
 
 
 def test_an_expert_that_is_called_but_absent_is_named() -> None:
     system = closed_forms.three_gaussians()
     with pytest.raises(SamplingError, match="expert 1 is needed"):
-        run(trajectories(FULL, system.info()), [system.experts[0], None, system.experts[2]], system.router)
+        run(Trajectories(FULL, system.info()).run(), [system.experts[0], None, system.experts[2]], system.router)
 
 
 @pytest.mark.parametrize(
@@ -39,8 +41,7 @@ def test_an_expert_that_is_called_but_absent_is_named() -> None:
 )
 def test_absent_experts_are_left_out(strategy: str) -> None:
     system = closed_forms.three_gaussians()
-    wanted = SampleRequest(WANTED.seeds, WANTED.condition, 2, 1.0, strategy)
-    sampled = sample(wanted, system.info(), [None, *system.experts[1:]], system.router)
+    sampled = sample(WANTED.changed(strategy=strategy), system.info(), [None, *system.experts[1:]], system.router)
     assert (sampled.routing_SBK[:, :, 0] == 0).all()
     torch.testing.assert_close(sampled.routing_SBK.sum(dim=2), torch.ones(2, 40, dtype=torch.float64))
     assert sampled.images_BCHW.isfinite().all()
@@ -48,20 +49,20 @@ def test_absent_experts_are_left_out(strategy: str) -> None:
 
 def test_the_oracle_of_an_absent_expert_is_refused() -> None:
     system = closed_forms.three_gaussians()
-    wanted = SampleRequest((1, 2), torch.tensor([0, 1]), 2, strategy="oracle", cluster_B=torch.tensor([0, 2]))
+    wanted = replace(FULL.changed(strategy="oracle"), cluster_B=torch.tensor([0, 2]))
     with pytest.raises(SamplingError, match="wanted cluster isn't there"):
         sample(wanted, system.info(), [*system.experts[:2], None])
     assert sample(wanted, system.info(), [system.experts[0], None, system.experts[2]]).num_expert_rows == 4
 
 
 def test_the_field_without_an_expert_is_that_of_the_rest_of_the_data() -> None:
-    strategy_oracles.check_missing_expert()
+    missing_expert_oracles.check_missing_expert()
 
 
 def test_no_expert_at_all_is_refused() -> None:
     system = closed_forms.three_gaussians()
-    with pytest.raises(SamplingError, match="no expert is alive"):
-        run(trajectories(WANTED, system.info().with_alive(torch.zeros(3, dtype=torch.bool))), system.experts)
+    with pytest.raises(SamplingError, match="no expert is available"):
+        run(Trajectories(WANTED, system.info().with_available(torch.zeros(3, dtype=torch.bool))).run(), system.experts)
 
 
 def test_another_number_of_experts_is_refused() -> None:
@@ -75,9 +76,9 @@ def test_another_number_of_experts_is_refused() -> None:
 @pytest.mark.parametrize("strategy", ["full", "top-1", "sample-2"])
 def test_a_router_of_another_number_of_experts_is_refused(strategy: str) -> None:
     system = closed_forms.three_gaussians()
-    wanted = SampleRequest(FULL.seeds, FULL.condition, 2, 1.0, strategy)
+    router_of_four = lambda x, t, label: torch.zeros(len(x), 4)  # noqa: E731
     with pytest.raises(ExpertCountError, match="router speaks of 4 experts, the mixture has 3") as error:
-        sample(wanted, system.info(), system.experts, lambda x, t, label: torch.zeros(len(x), 4))
+        sample(FULL.changed(strategy=strategy), system.info(), system.experts, router_of_four)
     assert one_line(error)
 
 
@@ -86,8 +87,9 @@ def test_a_router_of_another_number_of_experts_is_refused(strategy: str) -> None
 def test_a_time_outside_zero_to_one_is_refused(t: float, strategy: str) -> None:
     system = closed_forms.three_gaussians()
     x_BCHW = torch.zeros(2, 1, 1, 2, dtype=torch.float64)
+    parts = (system.info(), system.experts, system.router)
     with pytest.raises(TimeError, match=r"t is .*: times are in \[0, 1\]") as error:
-        velocity(x_BCHW, t, torch.tensor([0, 1]), system.info(), system.experts, system.router, strategy=strategy)
+        velocity(x_BCHW, t, torch.tensor([0, 1]), *parts, settings=SamplingSettings(strategy=strategy))
     assert one_line(error)
 
 
@@ -104,12 +106,12 @@ def test_velocity_at_both_ends() -> None:
 def test_velocity_takes_the_requests_fields_and_refuses_what_it_cannot_meet() -> None:
     system, x_BCHW = closed_forms.guided_gaussians(), torch.ones(2, 1, 1, 2, dtype=torch.float64)
     arguments = (x_BCHW, 0.5, torch.tensor([0, 1]), system.info(), system.experts, system.router)
-    drawn = [velocity(*arguments, strategy="once", seeds=(seed, seed)) for seed in range(12)]
+    drawn = [velocity(*arguments, settings=SamplingSettings(), seeds=(seed, seed)) for seed in range(12)]
     assert len({float(v[0].sum()) for v in drawn}) == 3
     with pytest.raises(SamplingError, match="2 seeds with 3 conditions"):
         velocity(x_BCHW, 0.5, torch.tensor([0, 1, 1]), system.info(), system.experts, system.router)
     with pytest.raises(SamplingError, match="unknown strategy 'top-4'"):
-        velocity(*arguments, strategy="top-4")
+        velocity(*arguments, settings=SamplingSettings(strategy="top-4"))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -120,16 +122,12 @@ def test_a_velocity_that_is_not_finite_names_the_expert_and_t(bad: float, strate
     def broken(x_BCHW, t_B, label_B):
         return torch.where(t_B < 0.9, bad, 0.0).view(-1, 1, 1, 1).expand_as(x_BCHW)
 
-    experts, condition = (
-        [broken if k == 1 else expert for k, expert in enumerate(system.experts)],
-        torch.ones(40).long(),
-    )
-    wanted = SampleRequest(tuple(range(40)), condition, 3, 1.0, strategy)
+    experts = [broken if k == 1 else expert for k, expert in enumerate(system.experts)]
     router = (
         (lambda x, t, label: torch.tensor([0.0, 1.0, 0.0]).expand(len(x), 3)) if strategy == "top-1" else system.router
     )
     with pytest.raises(NotFiniteError, match=r"^expert 1 .* t = 0.6667$") as error:
-        sample(wanted, system.info(), experts, router)
+        sample(WANTED.changed(steps=3, strategy=strategy), system.info(), experts, router)
     assert one_line(error)
 
 
@@ -149,7 +147,7 @@ def test_models_run_without_gradients() -> None:
         seen.append(torch.is_inference_mode_enabled())
         return torch.zeros_like(x_BCHW)
 
-    run(trajectories(WANTED, system.info()), [watching] * 3)
+    run(Trajectories(WANTED, system.info()).run(), [watching] * 3)
     assert seen
     assert all(seen)
 
@@ -158,12 +156,12 @@ def test_answers_in_another_precision_keep_the_state_in_its_own() -> None:
     system = closed_forms.three_gaussians()
     experts = [lambda x, t, label: torch.zeros_like(x, dtype=torch.bfloat16)] * 3
     router = lambda x, t, label: torch.zeros(len(x), 3, dtype=torch.bfloat16)  # noqa: E731
-    assert run(trajectories(WANTED, system.info()), experts).images_BCHW.dtype == torch.float64
-    sampled = run(trajectories(FULL, system.info()), experts, router)
+    assert run(Trajectories(WANTED, system.info()).run(), experts).images_BCHW.dtype == torch.float64
+    sampled = run(Trajectories(FULL, system.info()).run(), experts, router)
     assert (sampled.images_BCHW.dtype, sampled.routing_SBK.dtype) == (torch.float64, torch.float64)
 
 
-def test_drawn_experts_are_those_that_paint() -> None:
+def test_drawn_experts_are_those_that_sample() -> None:
     system = closed_forms.three_gaussians()
     expert_B, num_router_rows = drawn_experts(WANTED, system.info())
     assert num_router_rows == 0
@@ -172,6 +170,6 @@ def test_drawn_experts_are_those_that_paint() -> None:
 
 
 def test_who_lives_is_who_is_there_and_was_alive() -> None:
-    info = closed_forms.three_gaussians().info().with_alive(torch.tensor([True, True, False]))
+    info = closed_forms.three_gaussians().info().with_available(torch.tensor([True, True, False]))
     experts = [None, torch.sin, torch.cos]
-    assert living(info, experts).alive_K.tolist() == [False, True, False]
+    assert with_available(info, experts).available_K.tolist() == [False, True, False]

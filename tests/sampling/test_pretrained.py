@@ -4,16 +4,17 @@ import json
 import multiprocessing
 import shutil
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
-from ddm_ray.config import SampleConfig
+from ddm_ray.config import SamplingSettings
 from ddm_ray.core.flow import PREDICTIONS, Flow
-from ddm_ray.core.matching import MatchedRouter, VelocityField
+from ddm_ray.core.snr import MatchedRouter, VelocityField
 from ddm_ray.errors import (
     CorruptArtifact,
     NullConditionError,
@@ -21,10 +22,12 @@ from ddm_ray.errors import (
     StorageError,
 )
 from ddm_ray.models.diffusers_transformer import DiffusersTransformer
+from ddm_ray.models.null_text import NULL_TEXT
 from ddm_ray.pipeline import DDMPipeline
 from ddm_ray.sampling import pretrained
-from ddm_ray.sampling.checkpoint import Models
 from ddm_ray.sampling.pretrained import WEIGHTS
+from ddm_ray.sampling.run_models import Models
+from ddm_ray.storage.manifest import FileRecord, canonical, sha256
 from tests.sampling import tiny_components
 from tests.sampling.tiny_components import NUM_EXPERTS, classes, models, texts
 
@@ -70,6 +73,26 @@ def test_texts_survive_a_round_trip(tmp_path: Path) -> None:
     again = DDMPipeline.from_pretrained(tmp_path / "saved")
     same_images(pipeline, again, prompt=["a cat", "", "dog"])
     same_images(pipeline, again, prompt=["a cat"], output_type="pt")
+
+
+def test_a_folder_saved_before_is_read(tmp_path: Path) -> None:
+    """Then the temperature stood beside the defaults, the kind of guidance and the null text had other names."""
+    pipeline = texts(tmp_path / "tokenizer")
+    defaults = SamplingSettings(strategy="full", guidance_kind="per-expert", router_temperature=1.7)
+    DDMPipeline(pipeline.models, defaults=defaults).save_pretrained(folder := tmp_path / "saved")
+    null = pipeline.models.info.null_text
+    old = {"tokens_BLE": null.tokens_BLE, "mask_BL": null.mask_BL, "pooled_BP": null.pooled_BP}
+    (folder / NULL_TEXT).write_bytes(safetensors.torch.save(old))
+    index = json.loads((folder / "model_index.json").read_text())
+    del index["checksum"]
+    index["router_temperature"] = index["defaults"].pop("router_temperature")
+    index["defaults"]["guidance"] = index["defaults"].pop("guidance_kind")
+    index["files"][NULL_TEXT] = asdict(FileRecord.of_file(folder / NULL_TEXT))
+    (folder / "model_index.json").write_text(json.dumps({**index, "checksum": sha256(canonical(index))}))
+    again = DDMPipeline.from_pretrained(folder)
+    assert again.components.defaults == defaults
+    for name, tensor in vars(null).items():
+        assert torch.equal(getattr(again.models.info.null_text, name), tensor)
 
 
 def test_two_text_encoders_survive_a_round_trip(tmp_path: Path) -> None:
@@ -121,18 +144,19 @@ def test_what_a_mixture_knows_survives_a_round_trip(tmp_path: Path) -> None:
     before = models()
     info = replace(
         before.info,
-        alive_K=torch.tensor([True, True, False, True]),
+        available_K=torch.tensor([True, True, False, True]),
         dtype=torch.float64,
         trained_null=False,
-        router_temperature=1.7,
         router_prior_K=torch.full((NUM_EXPERTS,), 0.25, dtype=torch.float64),
     )
     experts = (before.experts[0].double(), before.experts[1].double(), before.experts[2].double(), None)
-    defaults = SampleConfig(strategy="nucleus-0.9", steps=4, times="shifted-3", guidance_interval=(0.1, 0.9))
+    defaults = SamplingSettings(
+        strategy="nucleus-0.9", steps=4, times="shifted-3", guidance_interval=(0.1, 0.9), router_temperature=1.7
+    )
     pipeline = DDMPipeline(Models(info, experts, None), class_names="cdo", defaults=defaults)
     pipeline.save_pretrained(tmp_path / "saved")
     again = DDMPipeline.from_pretrained(tmp_path / "saved")
-    assert again.components.defaults == defaults.model_copy(update={"router_temperature": 1.7})
+    assert again.components.defaults == defaults
     assert again.components.class_names == ("c", "d", "o")
     for name, value in vars(info).items():
         found = getattr(again.models.info, name)

@@ -20,8 +20,8 @@ from ddm_ray.errors import (
 )
 from ddm_ray.models.router import Router
 from ddm_ray.pipeline import DDMPipeline
-from ddm_ray.sampling.checkpoint import Models
 from ddm_ray.sampling.pretrained import WEIGHTS
+from ddm_ray.sampling.run_models import Models
 from ddm_ray.storage.manifest import canonical, sha256
 from tests.sampling.tiny_components import classes, models, random, texts
 
@@ -73,8 +73,8 @@ CONFIG = "expert_001/config.json"
 FAULTS: list[tuple[Callable[[Path], Any], type[DDMError], str]] = [
     (lambda root: shutil.rmtree(root), MissingArtifact, r"is not a pipeline: it has no model_index\.json"),
     (lambda root: (root / "model_index.json").unlink(), MissingArtifact, "is not a pipeline"),
-    (cut("model_index.json"), CorruptArtifact, r"model_index\.json: not a whole index"),
-    (flipped("model_index.json"), CorruptArtifact, r"model_index\.json: (altered|not a whole index)"),
+    (cut("model_index.json"), CorruptArtifact, r"model_index\.json: not whole"),
+    (flipped("model_index.json"), CorruptArtifact, r"model_index\.json: (altered|not whole)"),
     (index(lambda index: index.update(_ddm_ray_version="99.0")), RunError, r"saved by ddm-ray 99\.0.*install that"),
     (index(lambda index: index.pop("prior_CK")), CorruptArtifact, r"model_index\.json: not as .*prior_CK"),
     (index(lambda index: index.pop("router")), CorruptArtifact, r"model_index\.json: not as .*router"),

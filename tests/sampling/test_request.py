@@ -1,14 +1,14 @@
 """What a sampler is asked for and knows: shapes that must fit, and one line for each thing that can't be met."""
 
-import math
 from dataclasses import replace
 
 import pytest
 import torch
 
+from ddm_ray.config import SamplingSettings
 from ddm_ray.core.condition import Text
 from ddm_ray.core.routing import Once, TopK
-from ddm_ray.errors import DDMError, ExpertCountError, NullConditionError, SamplingError, TimeError
+from ddm_ray.errors import ExpertCountError, NullConditionError, SamplingError
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest, validate
 from tests.core import closed_forms
 
@@ -16,6 +16,7 @@ INFO = MixtureInfo.from_counts(
     torch.tensor([[8, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0], [9, 5, 1, 1]]), image_shape=(1, 4, 4)
 )
 TEXTS = closed_forms.Texts(closed_forms.three_gaussians())
+ORACLE = SamplingSettings(strategy="oracle")
 WANTED = SampleRequest((0, 1, 2, 3), torch.tensor([0, 1, 2, 3]))
 
 
@@ -31,7 +32,7 @@ def test_priors_from_counts() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"alive_K": torch.ones(3, dtype=torch.bool)}, r"alive_K has shape \(3,\), expected \(4,\)"),
+        ({"available_K": torch.ones(3, dtype=torch.bool)}, r"available_K has shape \(3,\), expected \(4,\)"),
         ({"prior_CK": torch.ones(4, 3)}, r"prior_CK has shape \(4, 3\), expected \(4, 4\)"),
         ({"prior_CK": torch.ones(3, 4)}, r"prior_CK has shape \(3, 4\), expected \(4, 4\)"),
         ({"num_experts": 5}, r"prior_CK has shape \(4, 4\), expected \(4, 5\)"),
@@ -45,60 +46,42 @@ def test_numbers_of_experts_that_disagree_are_refused(fields: dict, message: str
 
 
 @pytest.mark.parametrize(
-    ("fields", "kind", "message"),
+    ("fields", "message"),
     [
-        ({"seeds": (1, 2)}, SamplingError, "2 seeds with 4 conditions"),
-        ({"seeds": (), "condition": torch.zeros(0, dtype=torch.int64)}, SamplingError, "0 seeds"),
-        ({"condition": torch.tensor(1)}, SamplingError, "4 seeds with 1 conditions"),
-        ({"seeds": (1,), "condition": torch.tensor(1)}, SamplingError, r"labels must be int64 of shape \(1,\)"),
-        ({"condition": torch.zeros(4, 1, dtype=torch.int64)}, SamplingError, r"int64 of shape \(4,\)"),
-        ({"condition": torch.tensor([0, 1, 2, 4])}, SamplingError, "labels must be from 0 to 3"),
-        ({"condition": torch.tensor([0, 1, 2, -1])}, SamplingError, "labels must be from 0 to 3"),
-        ({"condition": torch.zeros(4)}, SamplingError, "labels must be int64"),
-        ({"condition": TEXTS.texts(torch.zeros(4, dtype=torch.int64))}, SamplingError, "conditioned on class labels"),
-        ({"seeds": (0, 1, 2, -1)}, SamplingError, "seeds must be"),
-        ({"seeds": (0, 1, 2, 2**64)}, SamplingError, "seeds must be"),
-        ({"steps": 0}, SamplingError, "steps is 0"),
-        ({"times": "quadratic"}, SamplingError, "unknown times 'quadratic'"),
-        ({"times": "shifted-0"}, SamplingError, "unknown times 'shifted-0'"),
-        ({"guidance_scale": math.nan}, SamplingError, "guidance_scale is nan"),
-        ({"guidance_scale": math.inf}, SamplingError, "guidance_scale is inf"),
-        ({"guidance_interval": (0.5, 0.2)}, TimeError, r"guidance_interval is \(0.5, 0.2\)"),
-        ({"guidance_interval": (-0.1, 0.5)}, TimeError, "guidance_interval"),
-        ({"guidance_interval": (0.1, 1.5)}, TimeError, "guidance_interval"),
-        ({"guidance_interval": (math.nan, 1.0)}, TimeError, "guidance_interval"),
-        ({"guidance": "each"}, SamplingError, "unknown guidance 'each': use one of mixture, per-expert"),
-        ({"solver": "rk4"}, SamplingError, "unknown solver 'rk4': use one of euler, heun"),
-        ({"strategy": "top-5"}, SamplingError, "unknown strategy 'top-5' for 4 experts"),
-        ({"strategy": "oracle"}, SamplingError, "oracle needs cluster_B, a cluster from 0 to 3 per image"),
-        ({"strategy": "oracle", "cluster_B": torch.tensor([0, 1, 2])}, SamplingError, "oracle needs cluster_B"),
-        ({"strategy": "oracle", "cluster_B": torch.tensor([0, 1, 2, 4])}, SamplingError, "oracle needs cluster_B"),
-        ({"strategy": "oracle", "cluster_B": torch.tensor([0, 1, -1, 2])}, SamplingError, "oracle needs cluster_B"),
-        ({"strategy": "oracle", "cluster_B": torch.zeros(4)}, SamplingError, "oracle needs cluster_B"),
+        ({"seeds": (1, 2)}, "2 seeds with 4 conditions"),
+        ({"seeds": (), "condition": torch.zeros(0, dtype=torch.int64)}, "0 seeds"),
+        ({"condition": torch.tensor(1)}, "4 seeds with 1 conditions"),
+        ({"seeds": (1,), "condition": torch.tensor(1)}, r"labels must be int64 of shape \(1,\)"),
+        ({"condition": torch.zeros(4, 1, dtype=torch.int64)}, r"int64 of shape \(4,\)"),
+        ({"condition": torch.tensor([0, 1, 2, 4])}, "labels must be from 0 to 3"),
+        ({"condition": torch.tensor([0, 1, 2, -1])}, "labels must be from 0 to 3"),
+        ({"condition": torch.zeros(4)}, "labels must be int64"),
+        ({"condition": TEXTS.texts(torch.zeros(4, dtype=torch.int64))}, "conditioned on class labels"),
+        ({"seeds": (0, 1, 2, -1)}, "seeds must be"),
+        ({"seeds": (0, 1, 2, 2**64)}, "seeds must be"),
+        ({"settings": SamplingSettings(strategy="top-5")}, "unknown strategy 'top-5' for 4 experts"),
+        ({"settings": ORACLE}, "strategy oracle needs a cluster from 0 to 3 for each image"),
+        ({"settings": ORACLE, "cluster_B": torch.tensor([0, 1, 2])}, "oracle needs a cluster"),
+        ({"settings": ORACLE, "cluster_B": torch.tensor([0, 1, 2, 4])}, "oracle needs a cluster"),
+        ({"settings": ORACLE, "cluster_B": torch.tensor([0, 1, -1, 2])}, "oracle needs a cluster"),
+        ({"settings": ORACLE, "cluster_B": torch.zeros(4)}, "oracle needs a cluster"),
     ],
 )
-def test_a_request_that_cannot_be_met_is_refused_in_one_line(fields: dict, kind: type[DDMError], message: str) -> None:
-    with pytest.raises(kind, match=message) as error:
+def test_a_request_that_cannot_be_met_is_refused_in_one_line(fields: dict, message: str) -> None:
+    with pytest.raises(SamplingError, match=message) as error:
         validate(replace(WANTED, **fields), INFO)
-    assert type(error.value) is kind
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, math.inf])
-def test_a_temperature_that_is_none_is_refused(temperature: float) -> None:
-    with pytest.raises(SamplingError, match="router_temperature is"):
-        validate(WANTED, replace(INFO, router_temperature=temperature))
 
 
 def test_what_can_be_met_gives_the_strategy() -> None:
     assert validate(WANTED, INFO) == Once()
-    edges = {"guidance_scale": 0.0, "guidance_interval": (0.5, 0.5), "strategy": "top-2", "steps": 1}
-    assert validate(replace(WANTED, seeds=(0, 1, 2, 2**64 - 1), **edges), INFO) == TopK(2)
+    edges = SamplingSettings(guidance_scale=0.0, guidance_interval=(0.5, 0.5), strategy="top-2", steps=1)
+    assert validate(replace(WANTED, seeds=(0, 1, 2, 2**64 - 1), settings=edges), INFO) == TopK(2)
 
 
 def test_texts_are_asked_of_models_of_texts_alone() -> None:
     info, condition = TEXTS.info(), TEXTS.texts(torch.tensor([0, 1]))
-    assert validate(SampleRequest((1, 2), condition, guidance_scale=3.0), info) == Once()
+    assert validate(SampleRequest((1, 2), condition, SamplingSettings(guidance_scale=3.0)), info) == Once()
     with pytest.raises(SamplingError, match="conditioned on texts"):
         validate(SampleRequest((1, 2), torch.tensor([0, 1])), info)
     with pytest.raises(SamplingError, match="1 seeds with 2 conditions"):
@@ -112,11 +95,12 @@ def test_without_a_null_condition_neither_guidance_nor_unconditional_images() ->
     without = replace(INFO, trained_null=False)
     labels = torch.tensor([0, 1, 2, 0])
     assert validate(replace(WANTED, condition=labels), without) == Once()
-    for fields in ({"guidance_scale": 2.0, "condition": labels}, {"guidance_scale": 0.0, "condition": labels}, {}):
+    labelled = replace(WANTED, condition=labels)
+    for request in (labelled.changed(guidance_scale=2.0), labelled.changed(guidance_scale=0.0), WANTED):
         with pytest.raises(NullConditionError, match="trained without a null condition: use guidance_scale 1") as error:
-            validate(replace(WANTED, **fields), without)
+            validate(request, without)
         assert "\n" not in str(error.value)
-    texts = SampleRequest((1,), TEXTS.texts(torch.tensor([0])), guidance_scale=2.0)
+    texts = SampleRequest((1,), TEXTS.texts(torch.tensor([0])), SamplingSettings(guidance_scale=2.0))
     for info in (TEXTS.info(null=False), replace(TEXTS.info(), trained_null=False)):
         with pytest.raises(NullConditionError):
             validate(texts, info)
@@ -127,9 +111,9 @@ def test_models_without_classes_are_asked_for_the_null_condition_alone() -> None
     wanted = SampleRequest((1,), torch.zeros(1, dtype=torch.int64))
     for info in (counts, replace(counts, trained_null=False)):
         for scale in (0.0, 1.0):
-            assert validate(replace(wanted, guidance_scale=scale), info) == Once()
+            assert validate(wanted.changed(guidance_scale=scale), info) == Once()
         with pytest.raises(NullConditionError, match="no classes to guide to"):
-            validate(replace(wanted, guidance_scale=2.0), info)
+            validate(wanted.changed(guidance_scale=2.0), info)
 
 
 def test_the_null_condition_is_a_row_for_each_image() -> None:
@@ -144,12 +128,12 @@ def test_the_null_condition_is_a_row_for_each_image() -> None:
     "rows", [slice(1, 3), slice(2, 4), torch.tensor([3, 0]), torch.tensor([False, True, True, False])]
 )
 def test_rows_of_a_request_keep_seed_condition_and_cluster_together(rows) -> None:
-    whole = replace(WANTED, seeds=(9, 8, 7, 6), cluster_B=torch.tensor([3, 2, 1, 0]), steps=7)
+    whole = replace(WANTED, seeds=(9, 8, 7, 6), cluster_B=torch.tensor([3, 2, 1, 0])).changed(steps=7)
     part = whole.rows(rows)
     index = torch.arange(4)[rows].tolist()
     assert part.seeds == tuple(whole.seeds[i] for i in index)
     assert part.condition.tolist() == index
     assert part.cluster_B.tolist() == [3 - i for i in index]
-    assert part.steps == 7
+    assert part.settings.steps == 7
     texts = replace(whole, condition=TEXTS.texts(torch.tensor([0, 1, 0, 1])), cluster_B=None).rows(rows)
     assert torch.equal(texts.condition.tokens_BLE, TEXTS.texts(torch.tensor([0, 1, 0, 1])).tokens_BLE[index])

@@ -1,15 +1,14 @@
-from dataclasses import replace
-
 import pytest
 import torch
 
+from ddm_ray.config import SamplingSettings
 from ddm_ray.core.solvers import SOLVERS
 from ddm_ray.errors import SamplingError
 from ddm_ray.models.dit import DiT
 from ddm_ray.models.router import Router
 from ddm_ray.sampling.driver import sample
 from ddm_ray.sampling.request import ExpertCall, MixtureInfo, RouterCall, SampleRequest
-from ddm_ray.sampling.trajectory import initial_noise, routing_uniforms, trajectories
+from ddm_ray.sampling.trajectory import Trajectories, initial_noise, routing_uniforms
 from tests.core import closed_forms, strategy_oracles
 
 INFO = MixtureInfo.from_counts(
@@ -31,9 +30,9 @@ EVERY = (
 )
 
 
-def request(num_images: int = 4, **fields) -> SampleRequest:
-    label_B = torch.arange(num_images) % (INFO.num_classes + 1)
-    return SampleRequest(**{"seeds": tuple(range(num_images)), "condition": label_B, "steps": 3, **fields})
+def request(num_images: int = 4, label_B=None, cluster_B=None, **settings) -> SampleRequest:
+    label_B = torch.arange(num_images) % (INFO.num_classes + 1) if label_B is None else label_B
+    return SampleRequest(tuple(range(num_images)), label_B, SamplingSettings(**{"steps": 3, **settings}), cluster_B)
 
 
 def networks() -> tuple[list[DiT], Router]:
@@ -107,7 +106,7 @@ def test_every_strategy_with_every_solver_gives_routings_that_sum_to_one(strateg
 
 def walk(wanted: SampleRequest, info: MixtureInfo = INFO) -> list[list[ExpertCall | RouterCall]]:
     """All batches of calls, answered with a velocity of 1 and posterior .4 .3 .2 .1 (rows alike)."""
-    generator, batches = trajectories(wanted, info), []
+    generator, batches = Trajectories(wanted, info).run(), []
     logits_K = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
     calls = next(generator)
     while True:
@@ -129,7 +128,7 @@ def described(batches) -> list[list[tuple[str, int]]]:
 
 
 def test_once_asks_for_one_expert_per_image_and_never_the_router() -> None:
-    batches = walk(request(4, condition=torch.zeros(4, dtype=torch.int64), guidance_scale=3.0))
+    batches = walk(request(4, label_B=torch.zeros(4, dtype=torch.int64), guidance_scale=3.0))
     assert described(batches) == [[("expert 0", 8)]] * 3
     assert batches[0][0].condition.tolist() == [0] * 4 + [3] * 4
 
@@ -137,20 +136,28 @@ def test_once_asks_for_one_expert_per_image_and_never_the_router() -> None:
 def test_full_asks_for_all_experts_under_both_posteriors_at_every_velocity() -> None:
     batches = walk(request(2, strategy="full", solver="heun", guidance_scale=2.0, steps=2))
     every = [[("router", 4)], [(f"expert {k}", 4) for k in range(4)]]
-    assert described(batches) == every * 4
+    assert described(batches) == every * 3
     assert batches[0][0].condition.tolist() == [0, 1, 3, 3]
 
 
-def test_sparse_asks_the_router_once_a_step_for_the_conditional_branch() -> None:
+def test_sparse_asks_the_router_for_the_conditional_branch_and_within_a_step_for_weights_alone() -> None:
     batches = walk(request(2, strategy="top-2", solver="heun", guidance_scale=2.0, steps=2))
     experts = [("expert 0", 4), ("expert 1", 4)]
-    assert described(batches) == [[("router", 2)], experts, experts] * 2
+    assert described(batches) == [[("router", 2)], experts] * 3
+    assert [float(call.t_B[0]) for call, *_ in batches] == [1.0, 1.0, 0.5, 0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("strategy", ["top-1", "sticky"])
+def test_a_single_expert_has_no_weights_to_ask_for_within_a_step(strategy: str) -> None:
+    batches = walk(request(2, strategy=strategy, solver="heun", steps=2))
+    router, expert = [("router", 2)], [("expert 0", 2)]
+    assert described(batches) == [router, expert, expert, router, expert]
 
 
 def test_guidance_by_expert_asks_the_router_for_the_conditional_branch_alone() -> None:
-    fields = {"strategy": "full", "solver": "heun", "guidance_scale": 2.0, "steps": 1, "guidance": "per-expert"}
+    fields = {"strategy": "full", "solver": "heun", "guidance_scale": 2.0, "steps": 2, "guidance_kind": "per-expert"}
     batches = walk(request(2, **fields))
-    assert described(batches) == [[("router", 2)], [(f"expert {k}", 4) for k in range(4)]] * 2
+    assert described(batches) == [[("router", 2)], [(f"expert {k}", 4) for k in range(4)]] * 3
     assert batches[0][0].condition.tolist() == [0, 1]
 
 
@@ -164,9 +171,9 @@ def test_rows_and_conditions_of_both_branches_are_stacked_alike() -> None:
 
 @pytest.mark.parametrize(
     ("times", "right"),
-    [("uniform", [1.0, 0.5, 0.5, 0.0]), ("cosine", [1.0, 0.5, 0.5, 0.0]), ("shifted-3", [1.0, 0.75, 0.75, 0.0])],
+    [("uniform", [1.0, 0.5, 0.5]), ("cosine", [1.0, 0.5, 0.5]), ("shifted-3", [1.0, 0.75, 0.75])],
 )
-def test_times_run_from_one_to_zero(times: str, right: list[float]) -> None:
+def test_times_run_from_one_but_not_to_zero(times: str, right: list[float]) -> None:
     batches = walk(request(1, strategy="once", solver="heun", steps=2, times=times))
     assert [float(calls[0].t_B) for calls in batches] == pytest.approx(right, abs=1e-7)
     assert batches[0][0].x_BCHW.equal(initial_noise((0,), (1, 4, 4)))
@@ -178,7 +185,7 @@ def test_scale_one_is_conditional_alone_and_zero_unconditional_alone() -> None:
     experts, router = networks()
     for strategy in ("once", "top-1", "full"):
         zero = sample(request(3, strategy=strategy, guidance_scale=0.0), INFO, experts, router)
-        null = request(3, strategy=strategy, condition=torch.full((3,), 3))
+        null = request(3, strategy=strategy, label_B=torch.full((3,), 3))
         assert torch.equal(zero.images_BCHW, sample(null, INFO, experts, router).images_BCHW)
 
 
@@ -197,36 +204,37 @@ def test_rows_paid_for_are_counted() -> None:
 def test_the_endpoint_is_that_of_the_monolith(solver: str) -> None:
     system = closed_forms.digits()
     label_B = torch.tensor([4, 0] + [system.num_classes] * 14)
-    wanted = SampleRequest(tuple(range(16)), label_B, 10, 1.0, "full", solver)
+    wanted = SampleRequest(tuple(range(16)), label_B, SamplingSettings(steps=10, strategy="full", solver=solver))
     mixture = sample(wanted, system.info(), system.experts, system.router).images_BCHW
     one = system.field_of(None)
-    alone = sample(replace(wanted, strategy="once"), system.monolith_info(), [one]).images_BCHW
+    alone = sample(wanted.changed(strategy="once"), system.monolith_info(), [one]).images_BCHW
     torch.testing.assert_close(mixture, alone, atol=1e-6, rtol=0)
-    sparse = sample(replace(wanted, strategy="top-1"), system.info(), system.experts, system.router).images_BCHW
+    sparse = sample(wanted.changed(strategy="top-1"), system.info(), system.experts, system.router).images_BCHW
     assert (sparse - alone).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("strategy", EVERY)
 def test_a_mixture_of_one_is_its_expert_whatever_the_strategy(strategy: str) -> None:
     one = closed_forms.ONE
-    wanted = SampleRequest((1, 2, 3), torch.zeros(3, dtype=torch.int64), 6, cluster_B=torch.zeros(3, dtype=torch.int64))
+    zero_B = torch.zeros(3, dtype=torch.int64)
+    wanted = SampleRequest((1, 2, 3), zero_B, SamplingSettings(steps=6), cluster_B=zero_B)
     right = sample(wanted, one.info(), one.experts).images_BCHW
     if strategy in ("top-2", "sample-3"):
         with pytest.raises(SamplingError, match="for 1 experts"):
-            sample(replace(wanted, strategy=strategy), one.info(), one.experts, one.router)
+            sample(wanted.changed(strategy=strategy), one.info(), one.experts, one.router)
     else:
-        found = sample(replace(wanted, strategy=strategy), one.info(), one.experts, one.router).images_BCHW
+        found = sample(wanted.changed(strategy=strategy), one.info(), one.experts, one.router).images_BCHW
         torch.testing.assert_close(found, right, rtol=0, atol=1e-12)
 
 
 def test_steps_are_told() -> None:
-    strategy_oracles.check_steps_are_told()
+    strategy_oracles.check_steps_are_reported()
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_steps_are_told_to_the_end_by_every_solver(solver: str) -> None:
     system, told = closed_forms.three_gaussians(), []
-    wanted = SampleRequest((1, 2), torch.tensor([0, 1]), 3, strategy="top-2", solver=solver)
+    wanted = SampleRequest((1, 2), torch.tensor([0, 1]), SamplingSettings(steps=3, strategy="top-2", solver=solver))
     sampled = sample(wanted, system.info(), system.experts, system.router, on_step=lambda *step: told.append(step))
     assert [(number, t) for number, t, _ in told] == [(0, pytest.approx(2 / 3)), (1, pytest.approx(1 / 3)), (2, 0.0)]
     assert torch.equal(told[-1][2], sampled.images_BCHW)
@@ -234,4 +242,4 @@ def test_steps_are_told_to_the_end_by_every_solver(solver: str) -> None:
 
 def test_a_request_that_cannot_be_met_is_refused_before_any_call() -> None:
     with pytest.raises(SamplingError, match="unknown strategy"):
-        trajectories(request(strategy="top-5"), INFO)
+        Trajectories(request(strategy="top-5"), INFO)

@@ -21,8 +21,8 @@ from ddm_ray.models.latents import Latents
 from ddm_ray.models.router import Router
 from ddm_ray.models.text import TextEncoder
 from ddm_ray.pipeline import DDMPipeline
-from ddm_ray.sampling.checkpoint import Models, matched
 from ddm_ray.sampling.request import MixtureInfo
+from ddm_ray.sampling.run_models import Models, matched
 
 TEXT_DIM, TOKENS = 12, 9
 NUM_EXPERTS, NUM_CLASSES = 4, 3

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from ddm_ray.storage.run import Run
-from tests.conftest import heed_ctrl_c
+from tests.conftest import fresh_token, heed_ctrl_c
 from tests.random_run import make_run
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +28,7 @@ SERVE_RUN = """
 import sys, ray
 from ddm_ray.serve.app import serve_run
 run, port, temp = sys.argv[1:]
-ray.init(address="local", num_cpus=4, include_dashboard=False, _temp_dir=temp, log_to_driver=False)
+ray.init(address="local", num_cpus=4, include_dashboard=False, _temp_dir=f"{temp}/ray", log_to_driver=False)
 serve_run(run, int(port))
 """
 
@@ -101,12 +101,7 @@ def descendants(root: int) -> list[int]:
 def serving(command: list[str], port: int, folder: Path) -> Iterator[Server]:
     """Runs the command until its /healthz answers; then SIGINT must end it in good order."""
     log = folder / "server.log"
-    env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_AUTH_MODE": "disabled",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-    }
+    env = {**os.environ, **fresh_token(), "PYTHONPATH": str(ROOT)}
     with log.open("wb") as sink:
         process = subprocess.Popen(
             command, stdout=sink, stderr=sink, env=env, cwd=ROOT, start_new_session=True, preexec_fn=heed_ctrl_c

@@ -8,7 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from ddm_ray.config import load_recipe
+from ddm_ray.config import SamplingSettings, load_recipe
+from ddm_ray.sampling.request import SampleResult
 from ddm_ray.serve.generation import (
     GenerationRequest,
     RequestError,
@@ -18,44 +19,44 @@ from ddm_ray.serve.generation import (
     segments,
     to_png,
 )
+from tests.test_sampling_settings import VALUES
 
 CONFIG = load_recipe("tiny")
+DEFAULTS = CONFIG.sample.changed(strategy="once")
 
 
 def test_defaults_are_the_runs_own() -> None:
-    generation = resolve(GenerationRequest(prompt=" 7 ", seed=5, n=3), CONFIG, "once")
+    generation = resolve(GenerationRequest(prompt=" 7 ", seed=5, n=3), CONFIG, DEFAULTS)
     sample = generation.sample
     assert sample.seeds == (5, 6, 7) and sample.condition.tolist() == [7, 7, 7]
-    assert (sample.strategy, sample.solver, sample.steps, sample.guidance_scale) == ("once", "ab2", 10, 1.0)
-    assert (generation.scale, generation.png) == (1, False)
+    assert sample.settings == DEFAULTS
+    assert (generation.upscaling, generation.png) == (1, False)
 
 
 def test_without_a_strategy_it_is_the_runs() -> None:
-    assert resolve(GenerationRequest(prompt="1"), CONFIG, "top-2").sample.strategy == "top-2"
+    generation = resolve(GenerationRequest(prompt="1"), CONFIG, DEFAULTS.changed(strategy="top-2"))
+    assert generation.sample.settings.strategy == "top-2"
 
 
 def test_settings_reach_the_sampler() -> None:
     request = GenerationRequest(
         class_label=3,
-        strategy="top-2",
-        solver="heun",
-        steps=4,
-        guidance_scale=0.0,
+        **VALUES | {"strategy": "top-2"},
         size="64x64",
         model="tiny",
     )
-    generation = resolve(request, CONFIG, "once")
+    generation = resolve(request, CONFIG, DEFAULTS)
     sample = generation.sample
-    assert (sample.strategy, sample.solver, sample.steps, sample.guidance_scale) == ("top-2", "heun", 4, 0.0)
-    assert sample.condition.tolist() == [3] and generation.scale == 8
+    assert sample.settings == SamplingSettings(**VALUES | {"strategy": "top-2"})
+    assert sample.condition.tolist() == [3] and generation.upscaling == 8
 
 
 def test_an_empty_prompt_is_unconditional() -> None:
-    assert resolve(GenerationRequest(prompt=""), CONFIG, "once").sample.condition.tolist() == [10]
+    assert resolve(GenerationRequest(prompt=""), CONFIG, DEFAULTS).sample.condition.tolist() == [10]
 
 
 def test_without_a_seed_each_request_has_its_own() -> None:
-    seeds = {resolve(GenerationRequest(prompt="1"), CONFIG, "once").sample.seeds for _ in range(8)}
+    seeds = {resolve(GenerationRequest(prompt="1"), CONFIG, DEFAULTS).sample.seeds for _ in range(8)}
     assert len(seeds) == 8
 
 
@@ -68,8 +69,6 @@ def test_without_a_seed_each_request_has_its_own() -> None:
         ({"prompt": "1", "class_label": 1}, "prompt", "both"),
         ({"prompt": "1", "strategy": "top-3"}, "strategy", "k from 1 to 2"),
         ({"prompt": "1", "strategy": "oracle"}, "strategy", "needs images whose cluster is known"),
-        ({"prompt": "1", "strategy": ""}, "strategy", "unknown strategy"),
-        ({"prompt": "1", "solver": "rk4"}, "solver", "euler, heun, midpoint, ab2"),
         ({"prompt": "1", "size": "9x9"}, "size", "8x8"),
         ({"prompt": "1", "size": "16x8"}, "size", "8x8"),
         ({"prompt": "1", "size": "0x0"}, "size", "8x8"),
@@ -81,7 +80,7 @@ def test_without_a_seed_each_request_has_its_own() -> None:
 )
 def test_what_cannot_be_met_is_refused_by_field(fields: dict, param: str, words: str) -> None:
     with pytest.raises(RequestError) as refused:
-        resolve(GenerationRequest(**fields), CONFIG, "once")
+        resolve(GenerationRequest(**fields), CONFIG, DEFAULTS)
     assert refused.value.param == param
     assert words in str(refused.value) and "\n" not in str(refused.value)
 
@@ -107,9 +106,10 @@ def test_segments_are_runs_of_one_expert() -> None:
 
 
 def test_answer_pairs_images_with_seeds_and_experts() -> None:
-    generation = resolve(GenerationRequest(prompt="1", n=2, seed=40), CONFIG, "once")
+    generation = resolve(GenerationRequest(prompt="1", n=2, seed=40), CONFIG, DEFAULTS)
     images_BCHW = torch.stack([torch.full((1, 8, 8), -1.0), torch.full((1, 8, 8), 1.0)])
-    body = answer(generation, images_BCHW, torch.tensor([[0, 1], [0, 0]]), "tiny", 123)
+    routing_SBK = torch.nn.functional.one_hot(torch.tensor([[0, 1], [0, 0]]), 2)
+    body = answer(generation, SampleResult(images_BCHW, routing_SBK, 4, 0), "tiny", 123)
     shades = [Image.open(io.BytesIO(base64.b64decode(item["b64_json"]))).getpixel((0, 0)) for item in body["data"]]
     assert shades == [0, 255] and [item["seed"] for item in body["data"]] == [40, 41]
     assert body["experts"] == [

@@ -88,7 +88,7 @@ def test_a_drawn_seed_is_told_and_paints_the_same_again(server: Server) -> None:
     ("body", "param", "words"),
     [
         (b'{"prompt": "cat"}', "prompt", "unknown class 'cat'; prompt: one of 0, 1, 2"),
-        (b'{"prompt": "1", "steps": 0}', "steps", "steps: Input should be greater than or equal to 1"),
+        (b'{"prompt": "1", "steps": 0}', "steps", "steps: Input should be greater than 0"),
         (b'{"prompt": "1", "n": 11}', "n", "less than or equal to 10"),
         (b'{"prompt": "1", "strategy": "best"}', "strategy", "use once, full, oracle, top-k"),
         (b'{"prompt": "1", "size": "12x12"}', "size", "use 8x8 or a multiple"),

@@ -1,28 +1,28 @@
 """Stand-ins for what stages write, and the damage that storage does to it."""
 
 from pathlib import Path
-from typing import Any
 
 from ddm_ray.storage.attempts import Attempt
+from ddm_ray.storage.graph import Artifact
+from ddm_ray.storage.info import StateInfo
 from ddm_ray.storage.manifest import FileRecord, Identity
 from ddm_ray.storage.run import Run
+from tests.infos import info_of
 
 
-def write_and_commit(run: Run, artifact: str, files: dict[str, bytes]) -> None:
+def write_and_commit(run: Run, artifact: Artifact, files: dict[str, bytes]) -> None:
     """Finish an artifact of `run` that holds these files."""
     for name, content in files.items():
         run.store.write(f"{artifact}/{name}", content)
-    run.commit(artifact, list(files), {"rows": 3})
+    run.commit(artifact, list(files), info_of(artifact))
 
 
-def save_state(
-    attempt: Attempt, step: int, identity: Identity, files: dict[str, bytes], info: dict[str, Any], keep: int
-) -> None:
+def save_state(attempt: Attempt, step: int, identity: Identity, files: dict[str, bytes], keep: int) -> None:
     """A training state of these files, after which the `keep` newest are kept."""
     for name, content in files.items():
         attempt.store.write(f"{attempt.state_prefix(step)}/{name}", content)
     records = {name: FileRecord.of(content) for name, content in files.items()}
-    attempt.commit_state(step, identity, records, info)
+    attempt.commit_state(step, identity, records, StateInfo(step=step, seconds=1.5, world_size=1))
     attempt.drop_states(keep)
 
 

@@ -1,11 +1,15 @@
 """A run of recipe tiny on the local disk, new or partitioned."""
 
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import obstore
 import pytest
 
 from ddm_ray.config import RunConfig, load_recipe
-from ddm_ray.storage.run import PARTITION, ROWS, Run, shard
+from ddm_ray.storage.graph import PARTITION, ROWS, shard
+from ddm_ray.storage.run import Run
 from tests.storage.artifacts import write_and_commit
 
 
@@ -27,3 +31,20 @@ def partitioned(run: Run) -> Run:
         write_and_commit(run, shard(cluster), {"part-0.parquet": f"rows of {cluster}".encode()})
     write_and_commit(run, PARTITION, {"centroids.safetensors": b"centroids"})
     return run
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often the store was asked, by kind of request."""
+    counts: Counter[str] = Counter()
+
+    def count(name: str, ask: Any) -> Any:
+        def asked(*arguments: object, **named: object) -> object:
+            counts[name] += 1
+            return ask(*arguments, **named)
+
+        return asked
+
+    for name in ("list", "list_with_delimiter", "get", "head", "put", "delete"):
+        monkeypatch.setattr(obstore, name, count(name, getattr(obstore, name)))
+    return counts

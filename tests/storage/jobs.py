@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from ddm_ray.storage.attempts import Attempt
+from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.manifest import NAME, Identity, Manifest
 from ddm_ray.storage.run import Run
+from tests.infos import info_of
 from tests.published import publish_weights
 
 TOLD = {
@@ -40,7 +42,7 @@ def fail(attempt: Attempt, error: str, final: bool = False) -> None:
 
 def publish(attempt: Attempt, step: int) -> None:
     """A milestone."""
-    publish_weights(attempt, step, Identity({}), {"ema.safetensors": b"ema", "grid.png": b"png"}, {"step": step})
+    publish_weights(attempt, step, Identity({}), {"ema.safetensors": b"ema", "grid.png": b"png"})
 
 
 def save(attempt: Attempt, step: int) -> None:
@@ -49,11 +51,11 @@ def save(attempt: Attempt, step: int) -> None:
     attempt.store.write(f"{prefix}/{NAME}", Manifest(prefix, Identity({}), {}, {}).to_json())
 
 
-def finish(run: Run, artifact: str) -> None:
+def finish(run: Run, artifact: Artifact) -> None:
     """The commit of a job, of whatever was trained."""
     run.store.write(f"{artifact}/attempts/0001/weights/x", b"x")
     info = {"step": 300, "loss": 0.25, "training_flops": 1e9, "attempts": 1}
-    run.commit(artifact, ["attempts/0001/weights/x"], info)
+    run.commit(artifact, ["attempts/0001/weights/x"], info_of(artifact, **info))
 
 
 def age(folder: Path, seconds: float) -> None:

@@ -6,13 +6,15 @@ from pathlib import Path
 import pytest
 
 from ddm_ray.errors import CorruptArtifact
-from ddm_ray.storage.attempts import SavedState, claim, claimed, heartbeat, newest_claim, saved_states
+from ddm_ray.storage.attempts import Attempt, SavedState, claim, claimed, heartbeat, saved_states
+from ddm_ray.storage.graph import Artifact
+from ddm_ray.storage.info import StateInfo
 from ddm_ray.storage.manifest import Identity, Manifest
 from ddm_ray.storage.store import Store
 from tests.published import publish_weights
 from tests.storage.artifacts import flip_bit, save_state
 
-JOB = "experts/000"
+JOB = Artifact("experts/000")
 IDENTITY = Identity({"expert": {"train": {"steps": 300}}}, {"partition/shards/cluster=000": "0f1e"})
 
 
@@ -85,14 +87,14 @@ def test_states_come_newest_attempt_first_then_latest_step(store: Store) -> None
     first, second = claim(store, JOB), claim(store, JOB)
     assert steps_found(store) == []
     for attempt, step in ((first, 900), (first, 1000), (second, 20), (second, 100)):
-        save_state(attempt, step, IDENTITY, files_of(step), {"loss": 0.5}, keep=9)
+        save_state(attempt, step, IDENTITY, files_of(step), keep=9)
     claim(store, JOB)
     assert steps_found(store) == [100, 20, 1000, 900]
     state = next(saved_states(store, JOB))
     assert isinstance(state, SavedState)
     assert state.prefix == f"{JOB}/attempts/0002/state/step-000000100"
     assert state.manifest.identity == IDENTITY
-    assert state.manifest.info == {"loss": 0.5}
+    assert StateInfo.of(state.manifest) == StateInfo(step=100, seconds=1.5, world_size=1)
     for name, content in files_of(100).items():
         assert store.read(f"{state.prefix}/{name}") == content
 
@@ -102,7 +104,7 @@ def test_only_the_newest_states_are_kept(store: Store, keep: int) -> None:
     attempt = claim(store, JOB)
     saved = [5, 95, 100, 1000, 20_000, 1_000_000]
     for number, step in enumerate(saved, start=1):
-        save_state(attempt, step, IDENTITY, files_of(step), {}, keep)
+        save_state(attempt, step, IDENTITY, files_of(step), keep)
         assert steps_found(store) == saved[:number][-keep:][::-1]
     assert store.folders(f"{attempt.prefix}/state") == [f"step-{step:09d}" for step in saved[-keep:]]
 
@@ -110,16 +112,16 @@ def test_only_the_newest_states_are_kept(store: Store, keep: int) -> None:
 def test_an_attempt_drops_what_it_has_overtaken_and_never_what_overtook_it(store: Store) -> None:
     old, new = claim(store, JOB), claim(store, JOB)
     for step in (100, 200):
-        save_state(old, step, IDENTITY, files_of(step), {}, keep=2)
+        save_state(old, step, IDENTITY, files_of(step), keep=2)
     store.write(f"{old.state_prefix(250)}/model.safetensors", b"its writer was killed")
-    save_state(new, 210, IDENTITY, files_of(210), {}, keep=2)
+    save_state(new, 210, IDENTITY, files_of(210), keep=2)
     assert steps_found(store) == [210, 200]
     assert store.folders(f"{old.prefix}/state") == ["step-000000200"]
-    save_state(new, 220, IDENTITY, files_of(220), {}, keep=2)
+    save_state(new, 220, IDENTITY, files_of(220), keep=2)
     assert steps_found(store) == [220, 210]
     # The old one, partitioned all the while, comes back.
     store.write(f"{new.state_prefix(230)}/model.safetensors", b"being written")
-    save_state(old, 300, IDENTITY, files_of(300), {}, keep=1)
+    save_state(old, 300, IDENTITY, files_of(300), keep=1)
     assert steps_found(store) == [220, 210, 300]
     assert "step-000000230" in store.folders(f"{new.prefix}/state")
     new.drop_states(keep=2)
@@ -130,7 +132,7 @@ def test_an_attempt_drops_what_it_has_overtaken_and_never_what_overtook_it(store
 def test_damage_yields_the_error_and_then_the_state_before(store: Store, tmp_path: Path, damage: str) -> None:
     attempt = claim(store, JOB)
     for step in (100, 200):
-        save_state(attempt, step, IDENTITY, files_of(step), {}, keep=2)
+        save_state(attempt, step, IDENTITY, files_of(step), keep=2)
     name = "_MANIFEST.json" if damage == "manifest altered" else "rank-0/optimizer"
     path = tmp_path / "run" / attempt.state_prefix(200) / name
     if damage == "manifest altered":
@@ -144,8 +146,8 @@ def test_damage_yields_the_error_and_then_the_state_before(store: Store, tmp_pat
 
 def test_a_state_without_its_manifest_was_never_finished(store: Store, tmp_path: Path) -> None:
     first, second = claim(store, JOB), claim(store, JOB)
-    save_state(first, 100, IDENTITY, files_of(100), {}, keep=2)
-    save_state(second, 300, IDENTITY, files_of(300), {}, keep=2)
+    save_state(first, 100, IDENTITY, files_of(100), keep=2)
+    save_state(second, 300, IDENTITY, files_of(300), keep=2)
     (tmp_path / "run" / second.state_prefix(300) / "_MANIFEST.json").unlink()
     assert steps_found(store) == [100]
 
@@ -160,25 +162,19 @@ def test_the_first_reason_counts(store: Store) -> None:
     assert attempt.failure() == note
 
 
-def test_the_newest_claim_says_what_came_of_it(store: Store) -> None:
-    assert newest_claim(store, JOB) is None
-    note = {"error": "no memory", "kind": "OutOfMemory", "final": False}
-    claim(store, JOB, {"most_rows": 4}).fail(note)
-    last = claim(store, JOB, {"most_rows": 2})
-    found = newest_claim(store, JOB)
-    assert found is not None and (found["most_rows"], found["failure"]) == (2, None)
-    last.fail(note)
-    for number, left in ((3, b""), (4, b"{"), (5, b"[1]")):
-        store.write(f"{JOB}/attempts/{number:04d}/CLAIM", left)
-    (Path(store.url) / JOB / "attempts/0006").mkdir()  # a full disk, or a kill between two calls
-    found = newest_claim(store, JOB)
-    assert found is not None and (found["failure"], found["attempt"]) == (note, 2)
-    assert claim(store, JOB).number == 7
+def test_a_claim_that_cannot_be_read_says_nothing(store: Store) -> None:
+    """As a full disk leaves it, or a kill between two calls; its number is taken all the same."""
+    assert claim(store, JOB, {"most_rows": 4}).claim()["most_rows"] == 4
+    for number, content in ((2, b""), (3, b"{"), (4, b"[1]")):
+        store.write(f"{JOB}/attempts/{number:04d}/CLAIM", content)
+        assert Attempt(store, JOB, number).claim() == {}
+    (Path(store.url) / JOB / "attempts/0005").mkdir()
+    assert claim(store, JOB).number == 6
 
 
 def test_weights_are_published_below_the_attempt(store: Store) -> None:
     attempt = claim(store, JOB)
-    prefix, manifest = publish_weights(attempt, 300, IDENTITY, {"ema.safetensors": b"ema"}, {"step": 300})
+    prefix, manifest = publish_weights(attempt, 300, IDENTITY, {"ema.safetensors": b"ema"})
     assert prefix == "attempts/0001/weights/step-000000300"
     written = store.read(f"{JOB}/{prefix}/_MANIFEST.json")
     assert Manifest.from_json(written, "there") == manifest

@@ -10,9 +10,13 @@ from pathlib import Path
 from ddm_ray.config import RunConfig
 from ddm_ray.errors import CorruptArtifact
 from ddm_ray.storage.attempts import claim, claimed, heartbeat, saved_states
+from ddm_ray.storage.graph import evaluation, expert
+from ddm_ray.storage.info import StateInfo
 from ddm_ray.storage.manifest import sha256
-from ddm_ray.storage.run import Run, evaluation, expert
+from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import Store
+from tests.conftest import wait_for
+from tests.infos import info_of
 from tests.storage.artifacts import save_state
 
 NUM_KILLS = 20
@@ -37,11 +41,11 @@ def write_for_ever(url: str, began: Event) -> None:
         run.store.write("current", tagged(step, 6 << 20 if step % 5 == 0 else 50_000))
         attempt.beat({"step": step})
         files = {"model": tagged(step, 100_000), "optimizer": tagged(-step, 200_000)}
-        save_state(attempt, step, run.identity(expert(0)), files, {"step": step}, keep=2)
+        save_state(attempt, step, run.identity(expert(0)), files, keep=2)
         artifact = evaluation(f"{attempt.number}-{step}")
         for name in ("grid.png", "metrics.json"):
             run.store.write(f"{artifact}/{name}", tagged(step, 30_000))
-        run.commit(artifact, ["grid.png", "metrics.json"], {"step": step})
+        run.commit(artifact, ["grid.png", "metrics.json"], info_of(artifact, num_samples=step))
 
 
 def finished_evaluations(run: Run) -> int:
@@ -59,7 +63,7 @@ def check(run: Run) -> None:
     assert is_whole(run.store.read("current"))
     for state in saved_states(run.store, expert(0)):
         assert not isinstance(state, CorruptArtifact), state
-        assert state.manifest.info == {"step": state.step}
+        assert StateInfo.of(state.manifest) == StateInfo(step=state.step, seconds=1.5, world_size=1)
         assert all(is_whole(run.store.read(f"{state.prefix}/{name}")) for name in ("model", "optimizer"))
     assert heartbeat(run.store, expert(0))
     for key in run.store.sizes("experts"):
@@ -76,6 +80,8 @@ def test_a_killed_writer_leaves_whole_objects_or_none(tmp_path: Path, config: Ru
         writer = processes.Process(target=write_for_ever, args=(run.url, began), daemon=True)
         writer.start()
         assert began.wait(30)
+        if kill % 2:  # in the middle of later writes too, on however slow a machine
+            wait_for(lambda kill=kill: run.manifest(evaluation(f"{kill}-3")), 30)
         time.sleep(chance.uniform(0.0, 0.15))
         assert writer.is_alive(), "the writer ended by itself"
         writer.kill()

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from ddm_ray.cli.fixes import phrase
 from ddm_ray.config import RunConfig, load_recipe
 from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, MissingArtifact, RunError
-from ddm_ray.placement import Placement
+from ddm_ray.placement import ISLAND_FIELDS
+from ddm_ray.storage.graph import MONOLITH, PARTITION, ROUTER, ROWS, evaluation, expert, shard
 from ddm_ray.storage.manifest import SCHEMA, FileRecord, canonical, sha256
-from ddm_ray.storage.run import MONOLITH, PARTITION, ROUTER, ROWS, Run, evaluation, expert, shard
+from ddm_ray.storage.run import Run
+from tests.infos import info_of
 from tests.storage.artifacts import flip_bit, write_and_commit
 
 ALL = (ROWS, PARTITION, shard(1), expert(1), ROUTER, MONOLITH, evaluation("demo"))
@@ -28,7 +31,7 @@ def test_creating_a_run_again_is_a_no_op(tmp_path: Path, config: RunConfig) -> N
     assert Run.create(url, config).config == config == Run.open(url).config
     assert (tmp_path / "my run #1 100%" / "run.json").read_bytes() == written
     assert run.url == url
-    assert run.experts == ["experts/000", "experts/001"]
+    assert run.experts == ("experts/000", "experts/001")
 
 
 def test_creating_another_run_in_its_place_is_drift(run: Run) -> None:
@@ -59,7 +62,7 @@ def test_any_model_args_survive_storage(tmp_path: Path, model_args: str) -> None
 
 
 def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=f"^{tmp_path} is not a run: it has no run.json; make one with: ddm init"):
+    with pytest.raises(RunError, match=f"^{tmp_path} is not a run: it has no run.json; begin a run there"):
         Run.open(str(tmp_path))
 
 
@@ -85,10 +88,10 @@ def test_a_damaged_run_file_is_refused(run: Run) -> None:
     whole = path.read_bytes().rstrip()
     for position in range(0, len(whole), 31):
         flip_bit(path, position)
-        with pytest.raises(CorruptArtifact, match=f"^{path}: (altered since the run began|not a whole run file)"):
+        with pytest.raises(CorruptArtifact, match=f"^{path}: (altered since it was written|not whole)"):
             Run.open(run.url)
         path.write_bytes(whole[:position])
-        with pytest.raises(CorruptArtifact, match=f"^{path}: not a whole run file"):
+        with pytest.raises(CorruptArtifact, match=f"^{path}: not whole; restore it, or begin a new run"):
             Run.open(run.url)
         path.write_bytes(whole)
     assert Run.open(run.url).config == run.config
@@ -105,7 +108,7 @@ def test_another_schema_or_form_of_run_file(run: Run) -> None:
         Run.open(run.url)
     for body in ({"schema": SCHEMA}, {"config": fields}, {}):
         path.write_bytes(sign(body))
-        with pytest.raises(CorruptArtifact, match="not a whole run file"):
+        with pytest.raises(CorruptArtifact, match="is the record of something else"):
             Run.open(run.url)
 
 
@@ -139,7 +142,7 @@ def test_placement_never_enters_identity(run: Run) -> None:
         )
 
     for artifact in ALL:
-        assert not names(run.identity(artifact).fields) & Placement.model_fields.keys()
+        assert not names(run.identity(artifact).fields) & ISLAND_FIELDS.keys()
 
 
 def test_rows_made_anew_are_drift_for_the_partition_and_its_readers(partitioned: Run) -> None:
@@ -161,7 +164,7 @@ def test_rows_made_anew_are_drift_for_the_partition_and_its_readers(partitioned:
         run.finished(PARTITION)
     assert str(failure.value) == (
         f"{run.url}/partition was made otherwise: input rows: {before.digest} -> {after.digest};"
-        f" delete {run.url}/partition, then: ddm partition {run.url}"
+        f" delete {run.url}/partition and make partition again"
     )
     run.store.delete(PARTITION)
     write_and_commit(run, PARTITION, {"centroids.safetensors": b"centroids"})
@@ -196,7 +199,7 @@ def test_a_missing_artifact_names_its_command(run: Run, artifact: str, command: 
     with pytest.raises(MissingArtifact) as failure:
         run.require(artifact)
     told = f"{run.url} has no finished {artifact} yet; make it with: {command.format(url=run.url)}"
-    assert str(failure.value) == told
+    assert failure.value.text(phrase) == told
 
 
 def test_one_shard_is_all_a_site_needs(tmp_path: Path, partitioned: Run) -> None:
@@ -239,7 +242,7 @@ def test_reading_verifies(partitioned: Run) -> None:
         run.read(ROWS, "part-0.parquet")
     path.unlink()
     with pytest.raises(
-        CorruptArtifact, match=f"^{path}: gone, though its manifest lists it; delete {run.url}/rows, then: "
+        CorruptArtifact, match=f"^{path}: gone, though its manifest lists it; delete {run.url}/rows and make rows again"
     ):
         run.read(ROWS, "part-0.parquet")
     flip_bit(path.parent / "_MANIFEST.json", 40)
@@ -249,10 +252,12 @@ def test_reading_verifies(partitioned: Run) -> None:
 
 def test_the_first_commit_counts(run: Run) -> None:
     run.store.write(f"{ROWS}/part-0.parquet", b"rows")
-    first = run.commit(ROWS, ["part-0.parquet"], {"rows": 1})
+    first = run.commit(ROWS, ["part-0.parquet"], info_of(ROWS, rows=1))
     assert first.files == {"part-0.parquet": FileRecord(4, sha256(b"rows"))}
     assert first == run.require(ROWS)
-    again = Run.open(run.url).commit_records(ROWS, {"part-1.parquet": FileRecord(1, sha256(b"x"))}, {"rows": 2})
+    again = Run.open(run.url).commit_records(
+        ROWS, {"part-1.parquet": FileRecord(1, sha256(b"x"))}, info_of(ROWS, rows=2)
+    )
     assert again == first == run.manifest(ROWS)
 
 
@@ -261,4 +266,4 @@ def test_committing_beside_a_rival_of_another_configuration_is_drift(tmp_path: P
     write_and_commit(other, ROWS, {"part-0.parquet": b"rows"})
     shutil.copytree(Path(other.url) / ROWS, Path(run.url) / ROWS)
     with pytest.raises(DriftError, match=r"rows was made otherwise: embedder\.dim: 4 -> 8"):
-        run.commit(ROWS, ["part-0.parquet"], {})
+        run.commit(ROWS, ["part-0.parquet"], info_of(ROWS))

@@ -1,19 +1,30 @@
 """What `ddm status` says of training jobs: alive, silent, stopped, finished; and that it reads storage alone."""
 
 import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 from click.testing import CliRunner
 
 from ddm_ray.cli import main
-from ddm_ray.storage.attempts import claim
+from ddm_ray.cli.fixes import phrase
+from ddm_ray.errors import CorruptArtifact
+from ddm_ray.storage.attempts import Attempt, claim
+from ddm_ray.storage.graph import ROUTER, ROWS, Artifact
+from ddm_ray.storage.job_files import list_jobs
+from ddm_ray.storage.pulse import Pulses
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import describe, duration, status, survey
+from ddm_ray.storage.status import describe, duration, observe, status, survey, survey_once
+from tests.conftest import wait_for
 from tests.storage.artifacts import write_and_commit
 from tests.storage.jobs import age, beat, fail, publish, save
 
-JOB = "experts/001"
+JOB = Artifact("experts/001")
 
 
 def said(run: Run, artifact: str = JOB) -> str:
@@ -44,39 +55,93 @@ def test_a_job_that_trains(partitioned: Run) -> None:
     assert said(partitioned) == "begun 25% step 75/300, weights of step 60, attempt 1"
 
 
+class Observer:
+    """Looks at a job again and again, by a clock that it sets itself."""
+
+    def __init__(self, run: Run):
+        self._run, self._pulses = run, Pulses()
+
+    def look(self, now: float) -> str:
+        """State, share done and description of the job."""
+        (found,) = observe([status(self._run, JOB)], self._pulses, now)
+        return f"{found.state} {found.fraction:.0%} {describe(found)}"
+
+
 def test_a_job_that_died_does_not_look_alive(partitioned: Run) -> None:
-    attempt = claim(partitioned.store, JOB)
+    """Whatever storage's clock says, which may be days off this machine's."""
+    attempt, observer = claim(partitioned.store, JOB), Observer(partitioned)
     beat(attempt, 1, 75)
-    age(Path(partitioned.url), 210)
-    again = f"if it died, `ddm train {partitioned.url} expert 1`, with its --islands and --island,"
-    found = said(partitioned)
-    told = re.fullmatch(r"begun 25% silent for (\d+) s, step 75/300, loss 0.1235, 2 workers, attempt 1; (.*)", found)
-    assert told, found
-    assert 210 <= int(told[1]) < 240
-    assert told[2] == f"{again} begins again"
-    assert status(partitioned, JOB).seconds_left is None
+    age(Path(partitioned.url), -86400)
+    alive = "begun 25% step 75/300, loss 0.1235, 12.5 steps/s, 18 s left, 2 workers, MFU 41%, attempt 1"
+    assert observer.look(1000) == observer.look(1005) == alive
+    age(Path(partitioned.url), 2 * 86400)
+    again = f"if it died, trained again, {JOB}"
+    silent = "begun 25% silent for 210 s, step 75/300, loss 0.1235, 2 workers, attempt 1"
+    assert observer.look(1210) == f"{silent}; {again} begins again"
     save(attempt, 50)
-    assert said(partitioned).endswith(f"{again} goes on from step 50")
+    assert observer.look(1210).endswith(f"{again} goes on from step 50")
     beat(attempt, 2, 75, phase="saving")
-    age(Path(partitioned.url), 20)
-    assert re.match(r"begun 25% silent for 2\d s, saving at step 75/300", said(partitioned))
+    assert observer.look(1211).startswith("begun 25% saving at step 75/300")
+    assert observer.look(1231).startswith("begun 25% silent for 20 s, saving at step 75/300")
     beat(attempt, 3, 76)
-    assert said(partitioned).startswith("begun 25% step 76/300")
+    assert observer.look(1232).startswith("begun 25% step 76/300")
+    claim(partitioned.store, JOB)
+    assert observer.look(1240) == "begun 17% starting at step 50/300, attempt 2"
+    assert observer.look(1246).startswith("begun 17% silent for 6 s, starting at step 50/300, attempt 2; ")
 
 
 def test_slow_steps_are_no_silence(partitioned: Run) -> None:
-    attempt = claim(partitioned.store, JOB)
+    attempt, observer = claim(partitioned.store, JOB), Observer(partitioned)
     beat(attempt, 1, 75, steps_per_second=0.05)
-    age(Path(partitioned.url), 40)
-    assert said(partitioned).startswith("begun 25% step 75/300, loss 0.1235, 0.05 steps/s, 75 min left")
-    age(Path(partitioned.url), 21)
-    assert said(partitioned).startswith("begun 25% silent for 6")
+    alive = "begun 25% step 75/300, loss 0.1235, 0.05 steps/s, "
+    assert observer.look(0).startswith(f"{alive}75 min left")
+    assert observer.look(60).startswith(f"{alive}no sign for 60 s, 75 min left")
+    assert observer.look(61).startswith("begun 25% silent for 61 s, step 75/300")
+
+
+class Clock:
+    """A clock that only sleepers move; `events` happen when it reaches their time."""
+
+    def __init__(self, events: dict[float, Callable[[], None]]):
+        self.now, self._events = 0.0, dict(sorted(events.items()))
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        for due in [due for due in self._events if due <= self.now]:
+            self._events.pop(due)()
+
+
+def test_who_looks_once_sees_who_lives(partitioned: Run) -> None:
+    """It waits no longer than it takes to judge: until each has beaten, or has been silent for too long."""
+    live, other = (claim(partitioned.store, artifact) for artifact in (JOB, ROUTER))
+    beat(live, 1, 75)
+    beat(other, 1, 10)
+
+    def looked(events: dict[float, Callable[[], None]]) -> tuple[float, list[str]]:
+        clock = Clock(events)
+        found = {each.artifact: describe(each) for each in survey_once(partitioned, clock, clock.sleep)}
+        return clock.now, [found[artifact].split(",")[0] for artifact in (JOB, ROUTER)]
+
+    both = {1.0: lambda: beat(live, 2, 80), 1.5: lambda: beat(other, 2, 20)}
+    assert looked(both) == (1.5, ["step 80/300", "step 20/300"])
+    assert looked({1.0: lambda: beat(live, 3, 90)}) == (5.5, ["step 90/300", "silent for 6 s"])
+    assert looked({1.0: lambda: fail(live, "no rows"), 2.0: lambda: beat(other, 3, 30)}) == (
+        2.0,
+        ["failed: no rows", "step 30/300"],
+    )
+    beat(other, 4, 31, steps_per_second=0.01)
+    assert looked({})[0] == 10.0, "not judged: a step takes longer"
+    fail(other, "no rows")
+    assert looked({})[0] == 0.0
 
 
 def test_a_job_that_failed_says_why_and_what_goes_on(partitioned: Run) -> None:
     first = claim(partitioned.store, JOB)
     fail(first, "no rows")
-    command = f"`ddm train {partitioned.url} expert 1`, with its --islands and --island,"
+    command = f"trained again, {JOB}"
     assert said(partitioned) == f"failed 0% failed: no rows, attempt 1; {command} begins again"
     second = claim(partitioned.store, JOB)
     beat(second, 1, 75)
@@ -97,11 +162,22 @@ def test_a_job_that_failed_says_why_and_what_goes_on(partitioned: Run) -> None:
     assert said(partitioned).startswith("begun 17% step 51/300, loss 0.1235, 12.5 steps/s")
 
 
+def test_a_failure_keeps_what_mends_it(partitioned: Run) -> None:
+    error = CorruptArtifact("a file of rows is gone", partitioned.remake(ROWS))
+    claim(partitioned.store, JOB).fail(error.to_fields() | {"final": True})
+    found = status(partitioned, JOB)
+    again = f"`ddm train {partitioned.url} expert 1`, with its --islands and --island, begins again"
+    assert describe(found, phrase) == (
+        f"failed: a file of rows is gone; delete {partitioned.url}/rows, then: ddm prepare {partitioned.url},"
+        f" attempt 1; once that is mended, {again}"
+    )
+
+
 def test_what_is_finished_does_not_change_with_what_attempts_left(partitioned: Run) -> None:
     attempt = claim(partitioned.store, JOB)
     write_and_commit(partitioned, JOB, {"attempts/0001/weights/x": b"x"})
     before = status(partitioned, JOB)
-    assert (before.state, before.fraction, before.progress) == ("finished", 1.0, None)
+    assert (before.state, before.fraction, before.job) == ("finished", 1.0, None)
     fail(attempt, "after the commit")
     partitioned.store.write(f"{attempt.prefix}/HEARTBEAT", b"{")
     assert status(partitioned, JOB) == before
@@ -117,14 +193,52 @@ def test_a_survey_does_not_look_twice_at_what_is_finished(partitioned: Run) -> N
     assert survey(partitioned)[0].state == "damaged"
 
 
+def test_looking_on_asks_for_one_heartbeat_a_job(partitioned: Run, requests: Counter[str]) -> None:
+    """As a launcher does that shows its jobs: all else about them is in the one listing that it made."""
+    for artifact in partitioned.experts:
+        attempt = claim(partitioned.store, artifact)
+        beat(attempt, 1, 75)
+        save(attempt, 50)
+    files = list_jobs(partitioned.store, partitioned.experts)
+    requests.clear()
+    statuses = [status(partitioned, artifact, files[artifact]) for artifact in partitioned.experts]
+    assert [found.state for found in statuses] == ["begun"] * len(statuses)
+    assert requests["get"] == len(statuses)
+    assert not requests["list"] + requests["list_with_delimiter"]
+    requests.clear()
+    survey(partitioned)
+    assert requests["list"] <= 5, "one for all experts, and others for what isn't trained"
+
+
+@contextmanager
+def beating(attempt: Attempt) -> Iterator[None]:
+    """An attempt that gives signs of life, ten a second."""
+    ended = Event()
+
+    def beat_on() -> None:
+        for number in count(1):
+            beat(attempt, number, 75)
+            if ended.wait(0.1):
+                return
+
+    thread = Thread(target=beat_on)
+    thread.start()
+    try:
+        wait_for(attempt.last_beat, 10)
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
 def test_the_command_tells_it_all_from_storage(partitioned: Run) -> None:
-    beat(claim(partitioned.store, "router"), 1, 75)
     fail(claim(partitioned.store, JOB), "[Errno 28] no space left")
-    done = CliRunner().invoke(main, ["status", partitioned.url])
+    with beating(claim(partitioned.store, ROUTER)):
+        done = CliRunner().invoke(main, ["status", partitioned.url])
+        watched = CliRunner().invoke(main, ["watch", partitioned.url, "--once"])
     assert done.exit_code == 0
     assert re.search(rf"^  {JOB} +failed +0%  failed: \[Errno 28\] no space left, attempt 1; `ddm", done.output, re.M)
     assert re.search(r"^  router +begun +25%  step 75/300, .*MFU 41%, attempt 1$", done.output, re.M)
-    watched = CliRunner().invoke(main, ["watch", partitioned.url, "--once"])
     assert watched.output.splitlines() == [line.strip() for line in done.output.splitlines()[1:]]
 
 

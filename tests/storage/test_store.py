@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddm_ray.errors import RunError, StorageError
+from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.store import Store, is_local
 
 NUM_RIVALS, NUM_ROUNDS = 8, 25
@@ -100,7 +101,7 @@ def test_what_is_absent(stores: Callable[[str], Store]) -> None:
         store.read("rows/part-0.parquet")
     store.write("rows/part-0.parquet", b"")
     with pytest.raises(FileNotFoundError):
-        store.read("rows")
+        store.read(Artifact("rows"))
     assert not store.exists("rows")
     assert store.exists("rows/part-0.parquet")
     assert store.sizes("partition") == {}
@@ -247,17 +248,3 @@ def test_a_stream_becomes_one_object_or_none(stores: Callable[[str], Store]) -> 
     with pytest.raises(ValueError, match="the source is damaged"):
         store.write_stream("broken", broken())
     assert not store.exists("broken") and store.exists("whole")
-
-
-def test_the_time_of_the_last_write(stores: Callable[[str], Store]) -> None:
-    store, began = stores("times"), time.time()
-    store.write("job/HEARTBEAT", b"1")
-    first = store.modified("job/HEARTBEAT")
-    assert began - 1 <= first <= time.time() + 1
-    time.sleep(0.05)
-    store.write("job/HEARTBEAT", b"2")
-    assert first < store.modified("job/HEARTBEAT") <= time.time() + 1
-    with pytest.raises(FileNotFoundError):
-        store.modified("job")
-    with pytest.raises(FileNotFoundError):
-        store.modified("job/CLAIM")

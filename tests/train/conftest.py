@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from ddm_ray.storage.run import Run
 from tests.random_run import make_data
@@ -19,15 +18,16 @@ SHORT = (
 
 
 @pytest.fixture(scope="session")
-def world_of_one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Rank 0 of 1 over gloo; one for the session, since DeepSpeed keeps the first group it is given."""
-    rendezvous = tmp_path_factory.mktemp("world") / "rendezvous"
+def world_of_one() -> Iterator[None]:
+    """Rank 0 of 1; one for the session, since DeepSpeed keeps the first group it is given."""
+    from ddm_ray.train import local
+
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LOCAL_RANK", "0")
-        dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=0, world_size=1)
-        yield
-        dist.destroy_process_group()
+        for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+            patch.setenv(name, "")  # put back in the end
+        with local.world():
+            yield
     torch.set_num_threads(threads)
 
 

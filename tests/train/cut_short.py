@@ -10,35 +10,30 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import torch.distributed as dist
 from deepspeed.runtime.zero.muon import muon_optimizer  # noqa: F401  (seconds, which each child would spend)
 
 from ddm_ray.errors import CorruptArtifact, StorageError
-from ddm_ray.placement import Placement
+from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.attempts import saved_states
 from ddm_ray.storage.run import Run
-from ddm_ray.train import worker
+from ddm_ray.train import local
 from tests.random_run import make_data
 from tests.traced import DiskFault, Outcome, traced
 from tests.train.ranks import EXPERT
 
 REFUSED = 3
 SHORT = ("expert.train.steps=12", "expert.train.global_batch=12")
-PLACEMENT = Placement(checkpoint_steps=3, milestone_steps=6)
+PLACEMENT = TrainPlacement(checkpoint_steps=3, milestone_steps=6)
 
 
 def train(folder: Path) -> None:
     """A refusal of storage ends the process in a way of its own."""
-    os.environ["LOCAL_RANK"] = "0"
-    rendezvous = tempfile.mktemp(prefix="rendezvous-", dir=folder.parent)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=0, world_size=1)
     try:
-        worker.train(str(folder), EXPERT, PLACEMENT)
+        local.train(str(folder), [EXPERT], PLACEMENT)
     except StorageError as error:
         print(f"StorageError: {error}", file=sys.stderr, flush=True)
         os._exit(REFUSED)

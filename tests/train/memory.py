@@ -11,26 +11,25 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from ddm_ray.storage.graph import Artifact
+
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from ddm_ray.errors import TooManyRows
 from ddm_ray.memory import taken_bytes
-from ddm_ray.placement import Placement
-from ddm_ray.train import worker
+from ddm_ray.placement import TrainPlacement
+from ddm_ray.train import local, worker
 
-EXPERT = "experts/001"
+EXPERT = Artifact("experts/001")
 
 
 def attempt_main(rank: int, url: str, mebibytes: int, micro_batch: int | str | None) -> None:
-    os.environ["LOCAL_RANK"] = "0"
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     most = taken_bytes("VmData") + mebibytes * 2**20
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    with suppress(TooManyRows):
-        worker.train(url, EXPERT, Placement(micro_batch=micro_batch, resources_per_worker={"CPU": os.cpu_count()}))
+    with local.world(), suppress(TooManyRows):
+        worker.train(url, EXPERT, TrainPlacement(micro_batch=micro_batch, resources_per_worker={"CPU": os.cpu_count()}))
 
 
 def main(url: str, mebibytes: int, micro_batch: int | str | None) -> None:

@@ -1,9 +1,9 @@
 """Faults in worlds of real ranks over gloo, without Ray: `python -m tests.train.rank_faults FOLDER CASES`.
 
 CASES is a JSON object: name -> {"settings": [...], "legs": [...]}. A leg has "worlds" (1 unless given) of "world" ranks
-each that train "artifact" at once, and Placement's fields; with "fault": {"signal", "rank", "step"} that rank and what
-it started get the signal as it has taken so many steps, and with "seconds" that is how long it may take. One that is
-stopped goes on after the last leg. Prints, by case, what was seen of each leg.
+each that train "artifact" at once, and TrainPlacement's fields; with "fault": {"signal", "rank", "step"} that rank and
+what it started get the signal as it has taken so many steps, and with "seconds" that is how long it may take. One that
+is stopped goes on after the last leg. Prints, by case, what was seen of each leg.
 
 This process only forks and reads: storage's threads wouldn't survive it.
 """
@@ -19,12 +19,12 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 import torch.multiprocessing as mp
 from deepspeed.runtime.zero.muon import muon_optimizer  # noqa: F401  (seconds, which each rank would spend)
 
-from ddm_ray.placement import Placement
-from ddm_ray.train import worker
+from ddm_ray.placement import TrainPlacement
+from ddm_ray.storage.graph import Artifact
+from ddm_ray.train import local, worker
 from tests.processes import family, state_of
 from tests.train.ranks import EXPERT, data_main
 from tests.train.results import files
@@ -34,9 +34,7 @@ FORK = mp.get_context("fork")
 
 
 def rank_main(rank: int, world: int, rendezvous: str, url: str, leg: dict[str, Any]) -> None:
-    os.environ["LOCAL_RANK"] = str(rank)
     fault, artifact = leg.pop("fault", None), leg.pop("artifact", EXPERT)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world)
     steps = count(1)
 
     def notice() -> bool:
@@ -45,7 +43,8 @@ def rank_main(rank: int, world: int, rendezvous: str, url: str, leg: dict[str, A
                 os.kill(pid, signal.Signals[fault["signal"]])
         return False
 
-    worker.train(url, artifact, Placement.model_validate(leg), notice)
+    with local.world(rank, world, rendezvous):
+        worker.train(url, Artifact(artifact), TrainPlacement.model_validate(leg), notice)
 
 
 class Leg:

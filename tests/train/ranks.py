@@ -1,43 +1,41 @@
 """Trains short experts on worlds of real ranks over gloo; forked after the imports, so that they are cheap.
 
 `python tests/train/ranks.py FOLDER CASES` with CASES a JSON object: name -> {"settings": [...], "legs": [...]}; a leg
-has "world", Placement's fields, and "stop": the step at which a rank is told that its machine is about to go.
+has "world", TrainPlacement's fields, and "stop": the step at which a rank is told that its machine is about to go.
 """
 
 import json
-import os
 import sys
 import tempfile
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from ddm_ray.storage.graph import Artifact
+
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import torch.distributed as dist
 import torch.multiprocessing as mp
 from deepspeed.runtime.zero.muon import muon_optimizer  # noqa: F401  (seconds, which each rank would spend)
 
 from ddm_ray.errors import Preempted
-from ddm_ray.placement import Placement
-from ddm_ray.train import worker
+from ddm_ray.placement import TrainPlacement
+from ddm_ray.train import local, worker
 from tests.random_run import make_data
 
-EXPERT = "experts/001"
+EXPERT = Artifact("experts/001")
 
 
 def rank_main(rank: int, world: int, rendezvous: str, url: str, settings: dict[str, Any], stop: int | None) -> None:
     """One rank; with `stop`, the last one has notice at that step."""
-    os.environ["LOCAL_RANK"] = str(rank)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world)
     steps = count(settings.pop("first", 0) + 1)
-    try:
-        placement = Placement.model_validate(settings)
-        worker.train(url, EXPERT, placement, notice=lambda: next(steps) == stop and rank == world - 1)
-        assert stop is None
-    except Preempted:
-        assert stop is not None
-    dist.destroy_process_group()
+    placement = TrainPlacement.model_validate(settings)
+    with local.world(rank, world, rendezvous):
+        try:
+            worker.train(url, EXPERT, placement, notice=lambda: next(steps) == stop and rank == world - 1)
+            assert stop is None
+        except Preempted:
+            assert stop is not None
 
 
 def data_main(rank: int, url: str, settings: tuple[str, ...]) -> None:

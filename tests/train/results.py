@@ -6,19 +6,20 @@ from pathlib import Path
 import torch
 from safetensors.torch import load
 
+from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.run import Run
 
 Files = Mapping[str, Sequence[int]]
 """Inode and time of change by path."""
 
 
-def weights_of(run: Run, artifact: str) -> dict[str, torch.Tensor]:
+def weights_of(run: Run, artifact: Artifact) -> dict[str, torch.Tensor]:
     """The EMA weights that the job's manifest names."""
     info = run.require(artifact).info
     return load(run.read(artifact, f"{info['weights']}/ema.safetensors"))
 
 
-def curve_of(run: Run, artifact: str) -> dict[str, torch.Tensor]:
+def curve_of(run: Run, artifact: Artifact) -> dict[str, torch.Tensor]:
     """Each step's loss and gradient norm."""
     return load(run.read(artifact, f"{run.require(artifact).info['weights']}/curve.safetensors"))
 
@@ -29,7 +30,7 @@ def difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
     return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
-def apart(a: Run, b: Run, artifact: str) -> float:
+def apart(a: Run, b: Run, artifact: Artifact) -> float:
     """Largest difference of any step's loss or gradient norm, or of any EMA weight."""
     for run in (a, b):
         assert len(curve_of(run, artifact)["loss"]) == run.require(artifact).info["step"]
@@ -56,7 +57,7 @@ def touched(before: Files, after: Files, attempts: Sequence[int]) -> list[str]:
     return found + [path for path in before.keys() - after.keys() if path.startswith(ended) and "/state/" not in path]
 
 
-def final_weights(run: Run, artifact: str) -> list[str]:
+def final_weights(run: Run, artifact: Artifact) -> list[str]:
     """Where weights of the last step were published, by any attempt."""
     last = f"weights/step-{run.require(artifact).info['step']:09d}/_MANIFEST.json"
     return [name for name in run.store.sizes(artifact) if name.endswith(last)]

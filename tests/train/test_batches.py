@@ -11,8 +11,9 @@ from torch import Tensor
 from ddm_ray.core.condition import Text, join
 from ddm_ray.core.flow import PATHS, interpolate
 from ddm_ray.core.streams import BATCH, stream
-from ddm_ray.data.loader import Loader
-from ddm_ray.storage.run import MONOLITH, ROUTER, Run, expert
+from ddm_ray.data.loading.loader import Loader
+from ddm_ray.storage.graph import MONOLITH, ROUTER, Artifact, expert
+from ddm_ray.storage.run import Run
 from ddm_ray.train.batches import RankBatches
 from ddm_ray.train.job import TrainJob, train_job
 from ddm_ray.train.objectives import Batch, ExpertLoss, draw
@@ -23,7 +24,9 @@ SIZE = ("expert.train.global_batch=256", "router.train.global_batch=256", "exper
 MASKED = ("expert.model.patch_size=2", "expert.train.mask_ratio=0.75")
 
 
-def job_of(path: Path, flow: str, artifact: str = MONOLITH, settings: tuple[str, ...] = ()) -> tuple[Run, TrainJob]:
+def job_of(
+    path: Path, flow: str, artifact: Artifact = MONOLITH, settings: tuple[str, ...] = ()
+) -> tuple[Run, TrainJob]:
     """A run of 50 rows, and one of its jobs."""
     run = make_data(str(path), settings=(*SIZE, f"flow={flow}", *settings), num_rows=50)
     return run, train_job(run, artifact)
@@ -56,7 +59,7 @@ def uniforms(job: TrainJob) -> Tensor:
         ("{path: cosine, prediction: noise, shift: 3}", lambda u: (3 * (u * torch.pi / 2).tan()).atan() * 2 / torch.pi),
     ],
 )
-def test_times_are_the_flows(tmp_path: Path, artifact: str, flow: str, quantile) -> None:
+def test_times_are_the_flows(tmp_path: Path, artifact: Artifact, flow: str, quantile) -> None:
     run, job = job_of(tmp_path / "run", flow, artifact)
     ((batch, weight_B),) = batch_of(run, job)
     assert len(batch.t_B) == job.batch

@@ -14,9 +14,14 @@ from deepspeed.ops.op_builder.cpu.comm import ShareMemCommBuilder
 from torch import nn
 
 from ddm_ray.config import TrainConfig
+from ddm_ray.core.flow import Flow
 from ddm_ray.errors import ConfigError
-from ddm_ray.placement import Placement
-from ddm_ray.train.engine import AdamWithEMA, Engine
+from ddm_ray.models.dit import checkpoint_activations
+from ddm_ray.placement import TrainPlacement
+from ddm_ray.train.engine import AdamWithEMA, Engine, compute_in_bf16
+from ddm_ray.train.objectives import Batch, ExpertLoss
+from tests.models.test_activations import loss_and_gradients
+from tests.models.test_text_condition import CLASSES, condition, inputs, perturbed
 
 TRAIN = TrainConfig(
     steps=8,
@@ -43,7 +48,7 @@ def _loss(model: nn.Module, step: int) -> torch.Tensor:
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
 def test_engine_trains_as_plain_torch_does(world_of_one: None, zero_stage: int) -> None:
     ours, plain = _model(), _model()
-    engine = Engine(ours, TRAIN, Placement(zero_stage=zero_stage))
+    engine = Engine(ours, TRAIN, TrainPlacement(zero_stage=zero_stage))
     adam = torch.optim.AdamW(plain.parameters(), betas=TRAIN.betas, weight_decay=TRAIN.weight_decay)
     average = copy.deepcopy(plain)
     for step in range(TRAIN.steps):
@@ -74,8 +79,8 @@ def test_engine_trains_as_plain_torch_does(world_of_one: None, zero_stage: int) 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
 def test_accumulation_is_one_larger_batch(world_of_one: None, zero_stage: int) -> None:
     """Any number of micro-batches a step, which may change from step to step."""
-    one = Engine(_model(), TRAIN, Placement(zero_stage=zero_stage))
-    many = Engine(_model(), TRAIN, Placement(zero_stage=zero_stage))
+    one = Engine(_model(), TRAIN, TrainPlacement(zero_stage=zero_stage))
+    many = Engine(_model(), TRAIN, TrainPlacement(zero_stage=zero_stage))
     x = torch.randn(8, 6, generator=torch.Generator().manual_seed(5))
     for step in range(4):
         one.backward((one.model(x) - x).square().sum() / 8)
@@ -92,7 +97,7 @@ def test_what_is_put_into_the_shards_is_what_the_model_computes_with(
     world_of_one: None, zero_stage: int, precision: str
 ) -> None:
     train = TRAIN.model_copy(update={"precision": precision})
-    engine, other = (Engine(_model(), train, Placement(zero_stage=zero_stage)) for _ in range(2))
+    engine, other = (Engine(_model(), train, TrainPlacement(zero_stage=zero_stage)) for _ in range(2))
     for step in range(2):
         engine.backward(_loss(engine.model, step).float())
         engine.step(1e-2)
@@ -106,11 +111,50 @@ def test_what_is_put_into_the_shards_is_what_the_model_computes_with(
     for step in range(2, 5):
         losses = []
         for one in (engine, other):
-            with one.autocast():
-                loss = _loss(one.model, step).float()
+            loss = _loss(one.model, step).float()
             one.backward(loss)
             losses.append((float(loss), one.step(1e-2)))
         assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("zero_stage", [1, 2, 3])
+def test_bf16_trains_where_autocast_answers_as_on_a_gpu(
+    world_of_one: None, monkeypatch: pytest.MonkeyPatch, zero_stage: int, checkpointed: bool
+) -> None:
+    """By torch's answer without an argument, which is CUDA's, DeepSpeed turns off an autocast around its forward."""
+    train = TRAIN.model_copy(update={"precision": "bf16"})
+    (noise_BCHW, t_B), label_B = inputs(), condition(CLASSES)
+    batch = Batch(noise_BCHW.flip(0).sin(), noise_BCHW, t_B, label_B, torch.zeros_like(label_B))
+
+    def objective(model: nn.Module, batch: Batch) -> torch.Tensor:
+        assert model(batch.noise_BCHW, batch.t_B, batch.condition).dtype == torch.bfloat16
+        assert not torch.is_autocast_enabled("cpu"), "the loss is computed in fp32"
+        return ExpertLoss(Flow())(model, batch)
+
+    def curve() -> list[tuple[float, float]]:
+        placement = TrainPlacement(zero_stage=zero_stage, activation_checkpointing=checkpointed)
+        engine = Engine(perturbed(**CLASSES), train, placement)
+        return [(float(engine.accumulate(objective, [(batch, t_B)])), engine.step(1e-2)) for _ in range(3)]
+
+    on_a_cpu = curve()
+    is_enabled = torch.is_autocast_enabled
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *device: is_enabled(*(device or ("cpu",))))
+    assert curve() == on_a_cpu
+
+
+def test_a_model_that_computes_in_bf16_is_one_graph() -> None:
+    model, rows = perturbed(**CLASSES), (*inputs(), condition(CLASSES))
+    in_fp32, _ = loss_and_gradients(model, rows)
+    compute_in_bf16(model, "cpu")
+    loss, gradients = loss_and_gradients(model, rows)
+    assert 0 < abs(float(loss - in_fp32)) < 2e-2 * float(in_fp32)
+    checkpoint_activations(model)
+    torch.compiler.reset()
+    model.compile(dynamic=False, fullgraph=True, backend="aot_eager")
+    compiled_loss, compiled_gradients = loss_and_gradients(model, rows)
+    torch.testing.assert_close(compiled_loss, loss)
+    torch.testing.assert_close(compiled_gradients, gradients)
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
@@ -122,20 +166,23 @@ def test_a_gradient_that_is_not_finite_has_an_infinite_norm(
     train = TRAIN.model_copy(update={"precision": precision})
     if zero_stage == 0 and precision == "bf16":
         with pytest.raises(ConfigError, match="zero_stage 0 is for precision fp32"):
-            Engine(_model(), train, Placement(zero_stage=0))
+            Engine(_model(), train, TrainPlacement(zero_stage=0))
         return
-    engine = Engine(_model(), train, Placement(zero_stage=zero_stage))
+    engine = Engine(_model(), train, TrainPlacement(zero_stage=zero_stage))
     engine.backward(_loss(engine.model, 0).float())
     assert 0 < engine.step(1e-2) < 1e3
+    sound = [{name: values.clone() for name, values in one.records.items()} for one in engine.shards.held()]
     engine.backward((_loss(engine.model, 1) * poison).float())
-    assert not math.isfinite(engine.step(1e-2))
+    assert engine.step(1e-2) == math.inf
+    for fragment, before in zip(engine.shards.held(), sound, strict=True):
+        assert all(torch.equal(values, before[name]) for name, values in fragment.records.items()), "no step is taken"
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
-def test_a_closed_engine_leaves_nothing(world_of_one: None, zero_stage: int) -> None:
+@pytest.mark.parametrize(("zero_stage", "precision"), [(0, "fp32"), (1, "fp32"), (2, "bf16"), (3, "bf16")])
+def test_a_closed_engine_leaves_nothing(world_of_one: None, zero_stage: int, precision: str) -> None:
     """Two at once may be more than memory holds."""
-    engine = Engine(_model(), TRAIN, Placement(zero_stage=zero_stage))
-    engine.backward(_loss(engine.model, 0))
+    engine = Engine(_model(), TRAIN.model_copy(update={"precision": precision}), TrainPlacement(zero_stage=zero_stage))
+    engine.backward(_loss(engine.model, 0).float())
     engine.step(1e-3)
     held = [weakref.ref(each) for each in (*engine.model.parameters(), *engine.shards.partitions)]
     engine.close()
@@ -177,10 +224,10 @@ def test_the_norm_is_exact_over_millions_of_elements() -> None:
 NO_COMPILER = """
 import sys, tempfile, torch
 from ddm_ray.config import TrainConfig
-from ddm_ray.placement import Placement
+from ddm_ray.placement import TrainPlacement
 from ddm_ray.train.engine import Engine
 torch.distributed.init_process_group("gloo", init_method=f"file://{tempfile.mktemp()}", rank=0, world_size=1)
-Engine(torch.nn.Linear(2, 2), TrainConfig(steps=1, global_batch=1), Placement())
+Engine(torch.nn.Linear(2, 2), TrainConfig(steps=1, global_batch=1), TrainPlacement())
 print(sorted({"torch._inductor.lowering", "deepspeed.runtime.zero.muon.original_muon"} & sys.modules.keys()))
 """
 

@@ -11,7 +11,8 @@ from ddm_ray.errors import TrainingError
 from ddm_ray.models import weights
 from ddm_ray.models.flops import training_flops_per_row
 from ddm_ray.models.spec import denoiser_spec, router_spec
-from ddm_ray.storage.run import MONOLITH, PARTITION, ROUTER, ROWS, Run, evaluation, expert, shard
+from ddm_ray.storage.graph import MONOLITH, PARTITION, ROUTER, ROWS, Artifact, evaluation, expert, shard
+from ddm_ray.storage.run import Run
 from ddm_ray.train.job import train_job
 from ddm_ray.train.objectives import ExpertLoss, Masking, RouterLoss
 
@@ -55,8 +56,8 @@ def test_an_expert_takes_its_share_of_the_batch_and_its_own_rows(tmp_path: Path)
         ROUTER: 10,
         MONOLITH: 36,
     }
-    everything = [shard(0), shard(1), shard(2)]
-    assert [job.shards for job in jobs.values()] == [[shard(0)], [shard(1)], [shard(2)], everything, everything]
+    everything = (shard(0), shard(1), shard(2))
+    assert [job.shards for job in jobs.values()] == [(shard(0),), (shard(1),), (shard(2),), everything, everything]
     assert len({job.key for job in jobs.values()}) == 5
 
 
@@ -101,9 +102,9 @@ def test_conditions_are_labels_or_texts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("artifact", [ROUTER, MONOLITH])
-def test_rows_of_given_shards_are_never_pooled(tmp_path: Path, artifact: str) -> None:
+def test_rows_of_given_shards_are_never_pooled(tmp_path: Path, artifact: Artifact) -> None:
     run = make(tmp_path / "run", ("partition.method=given",))
-    assert train_job(run, expert(1)).shards == [shard(1)]
+    assert train_job(run, expert(1)).shards == (shard(1),)
     with pytest.raises(TrainingError, match=f"{artifact}.*never pooled.*once") as told:
         train_job(run, artifact)
     assert "\n" not in str(told.value)

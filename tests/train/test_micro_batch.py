@@ -11,15 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddm_ray.placement import KEEP_FREED_MEMORY
+from ddm_ray.memory import KEEP_FREED_MEMORY
 from ddm_ray.storage.attempts import OUT_OF_MEMORY, Attempt, claim
+from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import Store
 from ddm_ray.train.attempt import most_rows
 from ddm_ray.train.micro_batch import largest
 from tests.random_run import make_data
 
-EXPERT, SHARE = "experts/001", 384
+EXPERT, SHARE = Artifact("experts/001"), 384
 
 
 def attempts(folder: Path, micro_batch: object, mebibytes: int) -> tuple[Run, list[int]]:

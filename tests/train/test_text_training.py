@@ -3,14 +3,16 @@
 import pytest
 import torch
 
+from ddm_ray.config import SamplingSettings
 from ddm_ray.core.condition import Text
-from ddm_ray.data.loader import load_rows
+from ddm_ray.data.loading.loader import load_rows
 from ddm_ray.data.schema import HELDOUT
-from ddm_ray.placement import Placement
-from ddm_ray.sampling.checkpoint import load_model, load_models
+from ddm_ray.placement import TrainPlacement
 from ddm_ray.sampling.request import SampleRequest
+from ddm_ray.sampling.run_models import load_model, load_models
+from ddm_ray.storage.graph import ROUTER, expert, shard
 from ddm_ray.storage.manifest import NAME
-from ddm_ray.storage.run import ROUTER, Run, expert, shard
+from ddm_ray.storage.run import Run
 from ddm_ray.train import worker
 from ddm_ray.train.publish import WEIGHTS
 from ddm_ray.train.state import CURVE
@@ -24,7 +26,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, world_of_one: None) -> Run
     """Two experts and the router of random latents and texts; streamed, not held in memory."""
     run = make_texts(str(tmp_path_factory.mktemp("texts") / "run"), STEPS)
     for artifact in (expert(0), expert(1), ROUTER):
-        worker.train(run.url, artifact, Placement(rows_gib=0, micro_batch=3))
+        worker.train(run.url, artifact, TrainPlacement(rows_gib=0, micro_batch=3))
     return run
 
 
@@ -35,7 +37,7 @@ def test_a_mixture_trained_on_texts_samples_from_texts(trained: Run) -> None:
     text = load_rows(trained, [shard(0), shard(1)], HELDOUT).text
     assert text is not None and len(text) == 10
     for strategy in ("once", "full", "top-1"):
-        request = SampleRequest(tuple(range(10)), text, steps=4, strategy=strategy)
+        request = SampleRequest(tuple(range(10)), text, SamplingSettings(steps=4, strategy=strategy))
         images_BCHW = models.sample(request).images_BCHW
         assert images_BCHW.shape == (10, 4, 4, 4) and images_BCHW.isfinite().all()
 

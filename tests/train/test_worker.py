@@ -5,7 +5,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -17,20 +16,24 @@ from safetensors.torch import load
 
 from ddm_ray.config import load_recipe
 from ddm_ray.errors import CorruptArtifact, DriftError, Preempted, StorageError, TrainingError
-from ddm_ray.placement import Placement
+from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.attempts import Attempt, claimed, saved_states
-from ddm_ray.storage.run import MONOLITH, ROUTER, Run, shard
+from ddm_ray.storage.graph import MONOLITH, ROUTER, Artifact, shard
+from ddm_ray.storage.info import ShardInfo
+from ddm_ray.storage.manifest import NAME
+from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import Store
 from ddm_ray.train import worker
 from ddm_ray.train.attempt import TrainAttempt
+from tests.conftest import wait_for
 from tests.random_run import make_data
 from tests.train.conftest import SHORT
 
-EXPERT = "experts/001"
+EXPERT = Artifact("experts/001")
 STEPS = 12
 
 
-def weights_of(run: Run, artifact: str) -> dict[str, torch.Tensor]:
+def weights_of(run: Run, artifact: Artifact) -> dict[str, torch.Tensor]:
     """The EMA weights that the job's manifest names."""
     info = run.require(artifact).info
     return load(run.read(artifact, f"{info['weights']}/ema.safetensors"))
@@ -42,23 +45,23 @@ def difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
     return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
-def curve_of(run: Run, artifact: str) -> dict[str, torch.Tensor]:
+def curve_of(run: Run, artifact: Artifact) -> dict[str, torch.Tensor]:
     """Each step's loss and gradient norm."""
     return load(run.read(artifact, f"{run.require(artifact).info['weights']}/curve.safetensors"))
 
 
-def same_run(a: Run, b: Run, artifact: str = EXPERT) -> bool:
+def same_run(a: Run, b: Run, artifact: Artifact = EXPERT) -> bool:
     """Whether both were trained alike to the bit, step by step."""
     curves = [curve_of(run, artifact) for run in (a, b)]
     assert all(len(curve["loss"]) == STEPS == a.require(artifact).info["step"] for curve in curves)
     return difference(*curves) == 0 and difference(weights_of(a, artifact), weights_of(b, artifact)) == 0
 
 
-def train_until(run: Run, step: int, artifact: str = EXPERT, **placement: Any) -> None:
+def train_until(run: Run, step: int, artifact: Artifact = EXPERT, **placement: Any) -> None:
     """Train until that many steps more are done, when the machine is about to go."""
     steps = count(1)
     with pytest.raises(Preempted, match=f"^{artifact}: asked to leave"):
-        worker.train(run.url, artifact, Placement(**placement), notice=lambda: next(steps) == step)
+        worker.train(run.url, artifact, TrainPlacement(**placement), notice=lambda: next(steps) == step)
 
 
 def states_of(run: Run, attempt: int) -> list[int]:
@@ -72,7 +75,7 @@ def quiet(world_of_one: None, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The short run, its second expert and the router trained without an interruption."""
     run = make_data(str(tmp_path_factory.mktemp("quiet") / "run"), settings=SHORT)
     for artifact in (EXPERT, ROUTER):
-        worker.train(run.url, artifact, Placement())
+        worker.train(run.url, artifact, TrainPlacement())
     return run
 
 
@@ -82,28 +85,28 @@ def test_rows_changed_during_training_are_drift(world_of_one: None, short_run: R
 
     def notice() -> bool:
         if next(steps) == 6:
-            info = short_run.require(shard(1)).info
+            info = ShardInfo.of(short_run.require(shard(1)))
             short_run.store.delete(shard(1))
             short_run.store.write(f"{shard(1)}/train-00000.parquet", b"other rows")
             short_run.commit(shard(1), ["train-00000.parquet"], info)
         return False
 
-    worker.train(short_run.url, EXPERT, Placement(checkpoint_steps=8), notice=notice)
+    worker.train(short_run.url, EXPERT, TrainPlacement(checkpoint_steps=8), notice=notice)
     with pytest.raises(DriftError, match="input partition/shards/cluster=001"):
         short_run.require(EXPERT)
 
 
 @pytest.mark.parametrize("artifact", [EXPERT, ROUTER])
-def test_resume_equals_uninterrupted_to_the_bit(quiet: Run, short_run: Run, artifact: str) -> None:
+def test_resume_equals_uninterrupted_to_the_bit(quiet: Run, short_run: Run, artifact: Artifact) -> None:
     train_until(short_run, 5, artifact)
     train_until(short_run, 2, artifact)
     assert short_run.manifest(artifact) is None
-    worker.train(short_run.url, artifact, Placement(checkpoint_steps=4))
+    worker.train(short_run.url, artifact, TrainPlacement(checkpoint_steps=4))
     assert same_run(quiet, short_run, artifact)
     assert claimed(short_run.store, artifact) == [1, 2, 3]
     said = [{key: run.require(artifact).info[key] for key in ("step", "loss")} for run in (quiet, short_run)]
     assert said[0] == said[1]
-    worker.train(short_run.url, artifact, Placement())
+    worker.train(short_run.url, artifact, TrainPlacement())
     assert claimed(short_run.store, artifact) == [1, 2, 3], "a finished job claims no attempt"
     notes = [Attempt(short_run.store, artifact, number).failure() for number in (1, 2, 3)]
     assert [note and (note["kind"], note["final"]) for note in notes] == [("Preempted", False)] * 2 + [None]
@@ -125,7 +128,7 @@ def test_damaged_states_are_named_and_the_one_before_used(
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 4
         path.write_bytes(data)
-    worker.train(short_run.url, EXPERT, Placement())
+    worker.train(short_run.url, EXPERT, TrainPlacement())
     told = capfd.readouterr().err
     assert [str(path) in told for path in paths] == [path in wrong for path in paths]
     assert same_run(quiet, short_run)
@@ -149,26 +152,36 @@ def test_states_that_a_rival_deletes_meanwhile_are_not_begun_without(
     monkeypatch.setattr(TrainAttempt, "_next_state", choose_late)
     if len(taken) == 2:
         with pytest.raises(StorageError, match="its states were deleted while they were read"):
-            worker.train(short_run.url, EXPERT, Placement())
+            worker.train(short_run.url, EXPERT, TrainPlacement())
         assert short_run.manifest(EXPERT) is None
     else:
-        worker.train(short_run.url, EXPERT, Placement())
+        worker.train(short_run.url, EXPERT, TrainPlacement())
         assert same_run(quiet, short_run)
     assert "warning" not in capfd.readouterr().err
 
 
-def test_a_state_that_a_newer_attempt_deletes_half_written_is_given_up(
-    quiet: Run, short_run: Run, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("deleted", "warning"),
+    [("", "rank-000: INDEX.json is gone; "), ("rank-000/ema-0000.safetensors", "files are gone; ")],
+    ids=["before the last part was written", "after it"],
+)
+def test_a_state_that_a_newer_attempt_deletes_before_its_commit_is_given_up(
+    quiet: Run, short_run: Run, capfd: pytest.CaptureFixture[str], deleted: str, warning: str
 ) -> None:
-    steps = count(1)
+    steps, state = count(1), f"{EXPERT}/attempts/0001/state/step-000000004"
 
     def notice() -> bool:
         if next(steps) == 5:
-            short_run.store.delete(f"{EXPERT}/attempts/0001/state")
+            # It is committed after this step's exchange at the earliest.
+            wait_for(lambda: short_run.store.exists(f"{state}/rank-000/INDEX.json"), 60)
+            if deleted:
+                short_run.store.delete_one(f"{state}/{deleted}")
+            else:
+                short_run.store.delete(state)
         return False
 
-    worker.train(short_run.url, EXPERT, Placement(checkpoint_steps=4), notice=notice)
-    assert "gone; " in capfd.readouterr().err
+    worker.train(short_run.url, EXPERT, TrainPlacement(checkpoint_steps=4, hang_seconds=60), notice=notice)
+    assert warning in capfd.readouterr().err
     assert same_run(quiet, short_run) and states_of(short_run, 1) == [STEPS]
 
 
@@ -179,43 +192,47 @@ def test_a_state_of_another_configuration_is_refused(
     other = load_recipe("tiny", (*SHORT, "expert.train.learning_rate=0.002"))
     monkeypatch.setattr(Run, "open", classmethod(lambda cls, url: Run(short_run.store, other)))
     with pytest.raises(DriftError, match=r"expert\.train\.learning_rate: 0\.001 -> 0\.002"):
-        worker.train(short_run.url, EXPERT, Placement())
+        worker.train(short_run.url, EXPERT, TrainPlacement())
 
 
 def test_the_newest_states_are_kept_and_milestones_are_published(quiet: Run, short_run: Run, tmp_path: Path) -> None:
-    worker.train(short_run.url, EXPERT, Placement(checkpoint_steps=5, milestone_steps=6, keep_states=1))
+    worker.train(short_run.url, EXPERT, TrainPlacement(checkpoint_steps=5, milestone_steps=6, keep_states=1))
     assert same_run(quiet, short_run)
     assert states_of(short_run, 1) == [STEPS]
     attempt = Attempt(short_run.store, EXPERT, 1)
     assert short_run.store.folders(f"{attempt.prefix}/weights") == ["step-000000006", "step-000000012"]
     half = make_data(str(tmp_path / "half"), settings=(*SHORT, "expert.train.steps=6"))
-    worker.train(half.url, EXPERT, Placement())
+    worker.train(half.url, EXPERT, TrainPlacement())
     milestone = load(short_run.store.read(f"{attempt.weights_prefix(6)}/ema.safetensors"))
     assert difference(milestone, weights_of(half, EXPERT)) == 0
 
 
 def test_a_gradient_that_is_not_finite_publishes_nothing(
-    world_of_one: None, short_run: Run, monkeypatch: pytest.MonkeyPatch
+    world_of_one: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ddm_ray.train import batches
 
-    draw = batches.draw
+    run = make_data(str(tmp_path / "run"), settings=(*SHORT, "expert.train.steps=20000"))
+    attempt = Attempt(run.store, EXPERT, 1)
+    draw, poisoned_steps = batches.draw, []
 
-    def poisoned(seed: int, key: tuple[int, ...], step: int, *rest: object) -> object:
+    def poison(seed: int, key: tuple[int, ...], step: int, *rest: object) -> object:
         draws = draw(seed, key, step, *rest)  # type: ignore[arg-type]
-        if step == 6:
-            time.sleep(0.5)  # the last good state is written meanwhile
+        if run.store.exists(f"{attempt.weights_prefix(4)}/{NAME}"):
+            poisoned_steps.append(step)
             draws.noise_BCHW[0, 0, 0, 0] = float("nan")
         return draws
 
-    monkeypatch.setattr(batches, "draw", poisoned)
-    with pytest.raises(TrainingError, match=r"loss nan with gradient norm (nan|inf) at step 6"):
-        worker.train(short_run.url, EXPERT, Placement(checkpoint_steps=3, milestone_steps=4))
-    assert short_run.manifest(EXPERT) is None
-    assert 4 in states_of(short_run, 1) and max(states_of(short_run, 1)) <= 6
-    assert short_run.store.folders(f"{EXPERT}/attempts/0001/weights") == ["step-000000004"]
-    note = Attempt(short_run.store, EXPERT, 1).failure()
-    assert note is not None and note["final"] and "at step 6" in note["error"]
+    monkeypatch.setattr(batches, "draw", poison)
+    with pytest.raises(TrainingError, match=r"loss nan with gradient norm (nan|inf) at step \d+;") as failure:
+        worker.train(run.url, EXPERT, TrainPlacement(checkpoint_steps=3, milestone_steps=4))
+    (step,) = poisoned_steps
+    assert f"at step {step};" in str(failure.value)
+    assert run.manifest(EXPERT) is None
+    assert max(states_of(run, 1)) <= step
+    assert max(run.store.folders(f"{attempt.prefix}/weights")) <= f"step-{step:09d}"
+    note = attempt.failure()
+    assert note is not None and note["final"] and f"at step {step}" in note["error"]
 
 
 def test_training_goes_on_while_storage_refuses_and_ends_once_it_does_not(
@@ -227,7 +244,7 @@ def test_training_goes_on_while_storage_refuses_and_ends_once_it_does_not(
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, limits[1]))
         with pytest.raises(StorageError, match="File too large"):
-            worker.train(short_run.url, EXPERT, Placement(checkpoint_steps=4))
+            worker.train(short_run.url, EXPERT, TrainPlacement(checkpoint_steps=4))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
@@ -235,7 +252,7 @@ def test_training_goes_on_while_storage_refuses_and_ends_once_it_does_not(
     assert all(isinstance(found, CorruptArtifact) for found in saved_states(short_run.store, EXPERT))
     note = Attempt(short_run.store, EXPERT, 1).failure()
     assert note is not None and not note["final"]
-    worker.train(short_run.url, EXPERT, Placement())
+    worker.train(short_run.url, EXPERT, TrainPlacement())
     assert same_run(quiet, short_run)
 
 
@@ -248,7 +265,7 @@ def test_storage_that_deletes_nothing_keeps_old_states(
         raise StorageError(f"{store.url}/{key}: AccessDenied")
 
     monkeypatch.setattr(Store, "delete_one", refuse)
-    worker.train(short_run.url, EXPERT, Placement(checkpoint_steps=4, keep_states=1))
+    worker.train(short_run.url, EXPERT, TrainPlacement(checkpoint_steps=4, keep_states=1))
     assert len(states_of(short_run, 1)) > 1
     assert "warning: old states stay: " in capfd.readouterr().err
     assert same_run(quiet, short_run)
@@ -256,14 +273,14 @@ def test_storage_that_deletes_nothing_keeps_old_states(
 
 def test_micro_batches_do_not_change_the_run(world_of_one: None, short_run: Run, tmp_path: Path) -> None:
     other = make_data(str(tmp_path / "micro"), settings=SHORT)
-    worker.train(short_run.url, EXPERT, Placement())
-    worker.train(other.url, EXPERT, Placement(micro_batch=4))
+    worker.train(short_run.url, EXPERT, TrainPlacement())
+    worker.train(other.url, EXPERT, TrainPlacement(micro_batch=4))
     assert difference(weights_of(short_run, EXPERT), weights_of(other, EXPERT)) < 1e-5
 
 
 def test_experts_together_cost_what_the_monolith_costs(world_of_one: None, short_run: Run) -> None:
     for artifact in (*short_run.experts, MONOLITH, ROUTER):
-        worker.train(short_run.url, artifact, Placement())
+        worker.train(short_run.url, artifact, TrainPlacement())
     cost = {
         artifact: short_run.require(artifact).info["training_flops"]
         for artifact in (*short_run.experts, MONOLITH, ROUTER)

@@ -12,7 +12,8 @@ from click.testing import CliRunner
 
 from ddm_ray.cli import main
 from ddm_ray.storage.attempts import claim
-from ddm_ray.storage.run import MONOLITH, ROUTER, Run
+from ddm_ray.storage.graph import MONOLITH, ROUTER
+from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import Status, survey
 from ddm_ray.watch.gauges import Gauges
 from ddm_ray.watch.loop import trained
@@ -151,17 +152,17 @@ def test_storage_that_goes_away_is_waited_for(tmp_path: Path) -> None:
 
 def test_what_is_waited_for(tmp_path: Path) -> None:
     run = make_data(f"{tmp_path}/run", num_rows=60)
-    whole = [Status(artifact, "finished", {}) for artifact in (*run.experts, ROUTER)]
-    assert trained(run, [*whole, Status(MONOLITH, "waiting", {})])
+    whole = [Status(artifact, "finished") for artifact in (*run.experts, ROUTER)]
+    assert trained(run, [*whole, Status(MONOLITH, "waiting")])
     for state in ("begun", "failed", "damaged"):
-        assert not trained(run, [*whole, Status(MONOLITH, state, {})])  # type: ignore[arg-type]
+        assert not trained(run, [*whole, Status(MONOLITH, state)])  # type: ignore[arg-type]
     for lacking in range(len(whole)):
-        others = [Status(found.artifact, "begun", {}) if n == lacking else found for n, found in enumerate(whole)]
-        assert not trained(run, [*others, Status(MONOLITH, "waiting", {})])
+        others = [Status(found.artifact, "begun") if n == lacking else found for n, found in enumerate(whole)]
+        assert not trained(run, [*others, Status(MONOLITH, "waiting")])
     settings = ("partition.method=given",)
     given = make_data(f"{tmp_path}/given", settings=settings, num_rows=60)
-    experts = [Status(artifact, "finished", {}) for artifact in given.experts]
-    assert trained(given, [*experts, Status(ROUTER, "waiting", {}), Status(MONOLITH, "waiting", {})])
+    experts = [Status(artifact, "finished") for artifact in given.experts]
+    assert trained(given, experts)
 
 
 def test_gauges_of_a_finished_run(tmp_path: Path) -> None:

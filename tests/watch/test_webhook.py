@@ -7,7 +7,7 @@ import pytest
 
 from ddm_ray.errors import ConfigError
 from ddm_ray.watch.events import Event
-from ddm_ray.watch.webhook import MOST_WAITING, Webhook
+from ddm_ray.watch.webhook import MAX_WAITING, Webhook
 from tests.conftest import wait_for
 from tests.watch.hooks import hook_server
 
@@ -21,7 +21,7 @@ def test_events_arrive_in_their_order() -> None:
     with hook_server() as server:
         hook = Webhook(server.url, said.append)
         for number in range(20):
-            hook.tell(event(f"experts/{number:03d}"))
+            hook.post(event(f"experts/{number:03d}"))
         hook.close()
         assert server.bodies == [event(f"experts/{number:03d}").body() for number in range(20)]
     assert not said
@@ -32,7 +32,7 @@ def test_one_that_is_refused_is_tried_again_and_then_dropped() -> None:
     with hook_server(refusals=6) as server:
         hook = Webhook(server.url, said.append, pauses=(0.01, 0.02, 0.04))
         for artifact in ("first", "second"):
-            hook.tell(event(artifact))
+            hook.post(event(artifact))
         wait_for(lambda: server.bodies, 10)
         hook.close()
         assert [body["artifact"] for body in server.bodies] == ["second"]
@@ -48,7 +48,7 @@ def test_the_end_does_not_wait_for_further_tries() -> None:
     said: list[str] = []
     with hook_server(refusals=100) as server:
         hook = Webhook(server.url, said.append, pauses=(30, 30, 30))
-        hook.tell(event("first"))
+        hook.post(event("first"))
         wait_for(lambda: said, 10)
         began = time.monotonic()
         hook.close()
@@ -64,17 +64,17 @@ def test_a_dead_one_holds_nobody_up() -> None:
         deaf.listen()
         began = time.monotonic()
         hook = Webhook(f"http://127.0.0.1:{deaf.getsockname()[1]}/secret", said.append)
-        for number in range(MOST_WAITING + 10):
-            hook.tell(event(f"{number}"))
+        for number in range(MAX_WAITING + 10):
+            hook.post(event(f"{number}"))
         hook.close(seconds=0.3)
         assert time.monotonic() - began < 3
+        assert said[-1] == "webhook 127.0.0.1 doesn't answer: events that it didn't get yet are dropped"
     dropped = [line for line in said if "others are waiting; dropped: run: " in line]
     assert 9 <= len(dropped) <= 10
-    assert said[-1] == "webhook 127.0.0.1 doesn't answer: what it wasn't told yet is dropped"
     assert "secret" not in "".join(said)
 
 
 @pytest.mark.parametrize("url", ["", "file:///etc/passwd", "localhost:80/x", "http://", "http://[", "ftp://x/y"])
 def test_what_is_no_address_is_refused_unprinted(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"^--webhook: that is no address; write http://HOST/PATH"):
+    with pytest.raises(ConfigError, match=r"^webhook: not an HTTP address; write http://HOST/PATH"):
         Webhook(url, print)

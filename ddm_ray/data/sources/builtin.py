@@ -1,14 +1,14 @@
 """Images that need neither a network nor a disk: scikit-learn's digits, and procedural shapes."""
 
 from collections.abc import Container, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from ddm_ray.core.streams import stream
 from ddm_ray.data.images import png
-from ddm_ray.data.sources.chunks import Chunk, Encoded, Unit, chunked
-from ddm_ray.data.sources.conditions import Conditions
+from ddm_ray.data.sources.chunks import Encoded, EncodedChunk, Listing, Unit, chunked
+from ddm_ray.data.sources.conditions import Conditioned, Conditions
 
 SIDE = 16
 UNIT_ROWS = 4096
@@ -29,19 +29,14 @@ FAMILIES = (
 
 
 @dataclass(frozen=True)
-class Digits:
-    """scikit-learn's 1,797 handwritten digits of 8x8 pixels, grey, as PNG files."""
+class Digits(Conditioned):
+    """scikit-learn's 1,797 handwritten digits of 8x8 pixels, grey, as PNG files; see Source."""
 
-    conditions: Conditions
-    chunk_rows: int
-    classes: tuple[str, ...] | None = None
-    ignored: dict[str, int] = field(default_factory=dict)
+    def list(self) -> Listing:
+        """One unit."""
+        return Listing((Unit("digits", 1797 * 64),))
 
-    def units(self) -> list[Unit]:
-        """One."""
-        return [Unit("digits", 1797 * 64)]
-
-    def read(self, unit: Unit, skip: Container[int] = ()) -> Iterator[Chunk]:
+    def read(self, unit: Unit, skip: Container[int] = ()) -> Iterator[EncodedChunk]:
         """See Source."""
         return chunked(self._rows(), self.chunk_rows, skip)
 
@@ -51,31 +46,28 @@ class Digits:
         pixels_NHW, labels_N = load_digits(return_X_y=True)
         pixels_NHW = np.rint(pixels_NHW.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
         for index, (pixels_HW, label) in enumerate(zip(pixels_NHW, labels_N.tolist(), strict=True)):
-            found = f"the digit {label}" if self.conditions.captions else label
-            row = _encoded(f"digits/{index:04d}", pixels_HW, found, self.conditions)
+            condition = f"the digit {label}" if self.conditions.captions else label
+            row = _encoded(f"digits/{index:04d}", pixels_HW, condition, self.conditions)
             yield row, (index + 1) / len(labels_N)
 
 
 @dataclass(frozen=True)
-class Shapes:
+class Shapes(Conditioned):
     """`count` pictures of 12 families in colour, 16x16 pixels: label = family. Row i is made from (seed, i) alone.
 
     A family has a shape and, for the most part, colours of its own; place, size, colour and noise vary.
     """
 
     count: int
-    conditions: Conditions
-    chunk_rows: int
     seed: int = 0
-    classes: tuple[str, ...] | None = None
-    ignored: dict[str, int] = field(default_factory=dict)
 
-    def units(self) -> list[Unit]:
-        """Of 4096 rows."""
+    def list(self) -> Listing:
+        """Units of 4096 rows."""
         starts = range(0, self.count, UNIT_ROWS)
-        return [Unit(f"{start:08d}", min(UNIT_ROWS, self.count - start) * SIDE * SIDE * 3) for start in starts]
+        row_bytes = SIDE * SIDE * 3
+        return Listing(tuple(Unit(f"{start:08d}", min(UNIT_ROWS, self.count - start) * row_bytes) for start in starts))
 
-    def read(self, unit: Unit, skip: Container[int] = ()) -> Iterator[Chunk]:
+    def read(self, unit: Unit, skip: Container[int] = ()) -> Iterator[EncodedChunk]:
         """See Source."""
         start = int(unit.key)
         indices = range(start, min(start + UNIT_ROWS, self.count))
@@ -84,8 +76,8 @@ class Shapes:
 
     def _row(self, index: int) -> Encoded:
         pixels_HWC, family = draw(self.seed, index)
-        found = f"a picture of {FAMILIES[family]}" if self.conditions.captions else family
-        return _encoded(f"shapes/{index:08d}", pixels_HWC, found, self.conditions)
+        condition = f"a picture of {FAMILIES[family]}" if self.conditions.captions else family
+        return _encoded(f"shapes/{index:08d}", pixels_HWC, condition, self.conditions)
 
 
 def draw(seed: int, index: int) -> tuple[np.ndarray, int]:
@@ -108,7 +100,7 @@ _Y_HW, _X_HW = np.mgrid[:SIDE, :SIDE]
 
 
 def _mask(family: int, x: float, y: float, size: float, phase: int) -> np.ndarray:
-    """Where the shape of a family is: its centre, half its extent, and the shift of what repeats."""
+    """mask_HW bool of a family's shape, by its centre, half its extent, and the shift of repeating patterns."""
     dx_HW, dy_HW = _X_HW - x, _Y_HW - y
     far_HW = np.maximum(abs(dx_HW), abs(dy_HW))
     inside_HW = far_HW <= size
@@ -139,8 +131,8 @@ def _mask(family: int, x: float, y: float, size: float, phase: int) -> np.ndarra
             return ((_X_HW + phase) % 8 < 4) & ((_Y_HW + phase) % 8 < 4)
 
 
-def _encoded(row_id: str, pixels: np.ndarray, found: int | str, conditions: Conditions) -> Encoded:
+def _encoded(row_id: str, pixels: np.ndarray, stated: int | str, conditions: Conditions) -> Encoded:
     try:
-        return Encoded(row_id, png(pixels, compression=1), conditions.of(found))
+        return Encoded(row_id, png(pixels, compression=1), conditions.of(stated))
     except ValueError as problem:
         return Encoded(row_id, None, None, str(problem))

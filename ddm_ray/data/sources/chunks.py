@@ -1,16 +1,15 @@
-"""What every source speaks of: units of work, chunks of encoded rows, and how a source is read."""
+"""The terms that every source speaks in: units of work, chunks of encoded rows, and how a source is read."""
 
 from collections.abc import Container, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Protocol, Self
 
 from ddm_ray.config import DataConfig
+from ddm_ray.data.sharded.work import CHUNK_BYTES, Chunk
 
-CHUNK_BYTES = 64 * 2**20
 CHUNK_FILE_BYTES = 128 * 2**20
 """Encoded images, as they are in the source, at which a chunk is full whatever its number of rows."""
-FEWEST_ROWS = 32
-MOST_ROWS = 4096
+MIN_ROWS, MAX_ROWS = 32, 4096
 
 
 @dataclass(frozen=True)
@@ -40,33 +39,34 @@ class Encoded:
     problem: str | None = None
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """Rows of a unit, numbered from 0. `until`: the share of the unit that is read by now, 1.0 for the last alone."""
+EncodedChunk = Chunk[list[Encoded]]
 
-    number: int
-    rows: list[Encoded]
-    until: float
+
+@dataclass(frozen=True)
+class Listing:
+    """A source's units, always in the same order.
+
+    `classes`: class names found in the source; none: those of the configuration. `ignored`: numbers of files that no
+    unit reads, being of another kind, by the endings of their names.
+    """
+
+    units: tuple[Unit, ...]
+    classes: tuple[str, ...] | None = None
+    ignored: dict[str, int] = field(default_factory=dict)
 
 
 class Source(Protocol):
     """Encoded images with conditions; can be pickled, and costs nothing to open on any machine."""
 
-    @property
-    def classes(self) -> tuple[str, ...] | None:
-        """Class names that `units` found by looking, for `open_source` elsewhere; none: those of the configuration."""
+    def list(self) -> Listing:
+        """List all units. Raises DataError, StorageError."""
         ...
 
-    @property
-    def ignored(self) -> dict[str, int]:
-        """How many files `units` left out because by their names' endings they are of another kind, by ending."""
+    def planned(self, chunk_rows: int, classes: tuple[str, ...] | None) -> Self:
+        """The source as a plan has it: read in chunks of `chunk_rows` rows, with a listing's `classes`."""
         ...
 
-    def units(self) -> list[Unit]:
-        """All units, always in the same order. Raises DataError, StorageError."""
-        ...
-
-    def read(self, unit: Unit, skip: Container[int] = ()) -> Iterator[Chunk]:
+    def read(self, unit: Unit, skip: Container[int] = ()) -> Iterator[EncodedChunk]:
         """The unit's chunks but those in `skip`, in order; the same every time, whatever is skipped.
 
         A unit without rows has one empty chunk. An image file that is gone or changed since it was listed is a row
@@ -82,18 +82,18 @@ _BEFORE_THE_END = 1 - 2**-20
 
 
 def chunk_rows(config: DataConfig) -> int:
-    """Rows whose decoded pixels fill 64 MiB, between 32 and 4096; a power of two."""
+    """Rows whose decoded pixels fill CHUNK_BYTES, between MIN_ROWS and MAX_ROWS; a power of two."""
     num_channels, height, width = config.pixel_shape
     rows = max(1, CHUNK_BYTES // (num_channels * height * width))
-    return min(MOST_ROWS, max(FEWEST_ROWS, 1 << (rows.bit_length() - 1)))
+    return min(MAX_ROWS, max(MIN_ROWS, 1 << (rows.bit_length() - 1)))
 
 
-def cuts(sizes: Iterable[int], most_rows: int) -> Iterator[int]:
-    """Where chunks of rows of so many bytes end: after `most_rows` rows, or where they fill CHUNK_FILE_BYTES."""
+def cuts(sizes: Iterable[int], max_rows: int) -> Iterator[int]:
+    """Ends of chunks of rows of these sizes in bytes: after `max_rows` rows, or where they fill CHUNK_FILE_BYTES."""
     rows, total, place = 0, 0, 0
     for place, size in enumerate(sizes, 1):
         rows, total = rows + 1, total + size
-        if rows == most_rows or total >= CHUNK_FILE_BYTES:
+        if rows == max_rows or total >= CHUNK_FILE_BYTES:
             yield place
             rows, total = 0, 0
     if rows:
@@ -101,15 +101,15 @@ def cuts(sizes: Iterable[int], most_rows: int) -> Iterator[int]:
 
 
 def chunked(
-    rows: Iterable[tuple[Encoded, float]], most_rows: int, skip: Container[int], by_bytes: bool = True
-) -> Iterator[Chunk]:
+    rows: Iterable[tuple[Encoded, float]], max_rows: int, skip: Container[int], by_bytes: bool = True
+) -> Iterator[EncodedChunk]:
     """Rows, each with the share of the unit that is read after it, as chunks but those in `skip`.
 
-    They end as `cuts` says; with not `by_bytes` after `most_rows` rows.
+    They end as `cuts` says; with not `by_bytes` after `max_rows` rows.
     """
     number, held, until, total = 0, list[Encoded](), 0.0, 0
     for row, share in rows:
-        if len(held) == most_rows or total >= CHUNK_FILE_BYTES:
+        if len(held) == max_rows or total >= CHUNK_FILE_BYTES:
             if number not in skip:
                 yield Chunk(number, held, min(until, _BEFORE_THE_END))
             number, held, total = number + 1, [], 0

@@ -2,80 +2,71 @@
 
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass
 
 from ddm_ray.data.images import EXTENSIONS
 from ddm_ray.data.sources import folder, parquet, webdataset
-from ddm_ray.data.sources.chunks import Chunk, Unit
-from ddm_ray.data.sources.conditions import Conditions
+from ddm_ray.data.sources.chunks import EncodedChunk, Listing, Unit
+from ddm_ray.data.sources.conditions import Conditioned
 from ddm_ray.data.sources.files import Files
-from ddm_ray.errors import DataError
+from ddm_ray.errors import Begin, DataError
 
 KINDS = {"folder": EXTENSIONS, "webdataset": frozenset({"tar"}), "parquet": frozenset({"parquet"})}
-_CALLED = {"folder": "images", "webdataset": "tars", "parquet": "parquet files"}
-MOST_ENDINGS = 9
+_READERS = {"folder": folder.read, "webdataset": webdataset.read, "parquet": parquet.read}
+_PLURALS = {"folder": "images", "webdataset": "tars", "parquet": "parquet files"}
+MAX_ENDINGS = 9
 _COMPRESSED = "compressed tars aren't read: unpack them"
 
 
-class Collection:
+@dataclass(frozen=True)
+class Collection(Conditioned):
     """A folder of images, WebDataset tars, or parquet files; see Source."""
 
-    def __init__(self, files: Files, conditions: Conditions, chunk_rows: int):
-        self.files = files
-        self.conditions = conditions
-        self.chunk_rows = chunk_rows
-        self.ignored: dict[str, int] = {}
+    files: Files
 
-    @property
-    def classes(self) -> tuple[str, ...] | None:
-        """See Source: names of class folders where the run only counts its classes."""
-        return self.conditions.classes
-
-    def units(self) -> list[Unit]:
-        """See Source."""
+    def list(self) -> Listing:
+        """See Source; classes are the names of class folders where the run only counts its classes."""
         sizes = self.files.sizes()
         kind = self.conditions.config.format or self._sniff(sizes)
-        wanted = {path: size for path, size in sizes.items() if extension(path) in KINDS[kind]}
-        if not wanted:
-            raise DataError(f"data.source {self.files.url!r}: no {_CALLED[kind]} in it (data.format {kind})")
-        self.ignored = _endings(path for path in sizes if path not in wanted)
+        chosen = {path: size for path, size in sizes.items() if extension(path) in KINDS[kind]}
+        if not chosen:
+            raise DataError(f"data.source {self.files.url!r}: no {_PLURALS[kind]} in it (data.format {kind})")
+        ignored = _endings(path for path in sizes if path not in chosen)
         if kind != "folder":
-            return [Unit(path, size, (path,), (size,)) for path, size in wanted.items()]
-        found = folder.classes(list(wanted), self.conditions, self.files.url)
-        self.conditions = Conditions(self.conditions.config, found)
-        return folder.units(wanted, self.chunk_rows)
+            return Listing(tuple(Unit(path, size, (path,), (size,)) for path, size in chosen.items()), ignored=ignored)
+        classes = folder.classes([*chosen], self.conditions, self.files.url)
+        return Listing(folder.units(chosen, self.chunk_rows), classes, ignored)
 
-    def read(self, unit: Unit, skip: Container[int] = ()) -> Iterator[Chunk]:
+    def read(self, unit: Unit, skip: Container[int] = ()) -> Iterator[EncodedChunk]:
         """See Source."""
-        kind = _kind(unit.files[0])
-        assert kind is not None, unit
-        reader = {"folder": folder.read, "webdataset": webdataset.read, "parquet": parquet.read}[kind]
-        return reader(self.files, unit, self.chunk_rows, skip, self.conditions)
+        kind = next(kind for kind, extensions in KINDS.items() if extension(unit.files[0]) in extensions)
+        return _READERS[kind](self.files, unit, self.chunk_rows, skip, self.conditions)
 
     def _sniff(self, sizes: dict[str, int]) -> str:
         counts = {kind: sum(extension(path) in names for path in sizes) for kind, names in KINDS.items()}
-        found = {kind: count for kind, count in counts.items() if count}
-        if not found:
-            seen = ", ".join(f"{count} {ending}" for ending, count in _endings(sizes).items())
-            what = f"{len(sizes)} files ({seen}), none of them" if sizes else "empty: there are no"
+        counts = {kind: count for kind, count in counts.items() if count}
+        if not counts:
+            endings = ", ".join(f"{count} {ending}" for ending, count in _endings(sizes).items())
+            what = f"{len(sizes)} files ({endings}), none of them" if sizes else "empty: there are no"
             raise DataError(f"data.source {self.files.url!r}: {what} images, tars or parquet files")
-        if len(found) > 1:
-            several = " and ".join(f"{count} {_CALLED[kind]}" for kind, count in found.items())
+        if len(counts) > 1:
+            several = " and ".join(f"{count} {_PLURALS[kind]}" for kind, count in counts.items())
             raise DataError(
-                f"data.source {self.files.url!r}: {several}; begin a run with --set data.format={' or '.join(found)}"
+                f"data.source {self.files.url!r}: {several}", Begin(field="data.format", value=" or ".join(counts))
             )
-        return next(iter(found))
+        return next(iter(counts))
 
 
 def extension(path: str) -> str:
-    """Of a file's name, in small letters."""
+    """The extension of a file's name, in small letters."""
     return path.rpartition("/")[2].rpartition(".")[2].lower()
 
 
 def _endings(paths: Iterable[str]) -> dict[str, int]:
-    """How many files have which ending, the commonest first; rare ones are summed up."""
+    """Numbers of files by ending, the commonest first; rare endings are summed up."""
     counts = Counter(map(_ending, paths)).most_common()
-    shown = dict(counts[:MOST_ENDINGS])
-    others = sum(count for _, count in counts[MOST_ENDINGS:])
+    shown = dict(counts[:MAX_ENDINGS])
+    others = sum(count for _, count in counts[MAX_ENDINGS:])
     return shown | ({"of other endings": others} if others else {})
 
 
@@ -88,7 +79,3 @@ def _ending(path: str) -> str:
 def _compressed(path: str) -> str | None:
     endings = (".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
     return next((ending for ending in endings if path.lower().endswith(ending)), None)
-
-
-def _kind(path: str) -> str | None:
-    return next((kind for kind, names in KINDS.items() if extension(path) in names), None)

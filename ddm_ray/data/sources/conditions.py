@@ -1,13 +1,14 @@
-"""From what a source says of an image to its condition: a label of the run's classes, or a caption."""
+"""From what a source states of an image to its condition: a label of the run's classes, or a caption."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from ddm_ray.config import DataConfig
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """What conditions of a run are: classes by name or number, or captions. `classes`: names found in the source."""
+    """The conditions of a run: classes by name or number, or captions. `classes`: names found in the source."""
 
     config: DataConfig
     classes: tuple[str, ...] | None = None
@@ -19,12 +20,12 @@ class Conditions:
 
     @property
     def needed(self) -> bool:
-        """Whether the source has to say anything: of a single class all images are."""
+        """Whether rows need a label or caption. False for runs of a single class."""
         return self.captions or self.num_classes > 1
 
     @property
     def num_classes(self) -> int:
-        """0 for captions."""
+        """Number of classes; 0 for captions."""
         return len(self.config.class_names)
 
     @property
@@ -32,31 +33,46 @@ class Conditions:
         """Whether the classes were only counted, not named."""
         return self.config.class_names == tuple(str(label) for label in range(self.num_classes))
 
-    def of(self, found: object) -> int | str:
-        """The condition that was `found`. Raises ValueError saying why it is none."""
+    def of(self, stated: object) -> int | str:
+        """The condition that a source's label, class name or caption stands for.
+
+        Raises ValueError saying why it stands for none.
+        """
         if self.captions:
-            if not isinstance(found, str) or not found.strip():
-                raise ValueError("no caption" if found is None or isinstance(found, str) else "caption is not a text")
-            return _in_utf8(found.strip())
+            if not isinstance(stated, str) or not stated.strip():
+                raise ValueError("no caption" if stated is None or isinstance(stated, str) else "caption is not a text")
+            return _in_utf8(stated.strip())
         if not self.needed:
             return 0
-        if found is None or found == "":
+        if stated is None or stated == "":
             raise ValueError("no label")
-        if isinstance(found, str):
-            return self._by_name(found)
-        if not isinstance(found, int):
-            raise ValueError(f"label {found!r:.60} is neither a number nor a class's name")
-        if not 0 <= found < self.num_classes:
-            raise ValueError(f"label {int(found)} is not in 0..{self.num_classes - 1}")
-        return int(found)
+        if isinstance(stated, str):
+            return self._by_name(stated)
+        if not isinstance(stated, int):
+            raise ValueError(f"label {stated!r:.60} is neither a number nor a class's name")
+        if not 0 <= stated < self.num_classes:
+            raise ValueError(f"label {int(stated)} is not in 0..{self.num_classes - 1}")
+        return int(stated)
 
-    def _by_name(self, found: str) -> int:
+    def _by_name(self, name: str) -> int:
         names = self.classes or self.config.class_names
-        if found in names:
-            return names.index(found)
-        if self.counted and self.classes is None and found.strip().lstrip("+-").isdigit():
-            return int(self.of(int(found)))
-        raise ValueError(f"{found!r:.60} is none of the {self.num_classes} classes")
+        if name in names:
+            return names.index(name)
+        if self.counted and self.classes is None and name.strip().lstrip("+-").isdigit():
+            return int(self.of(int(name)))
+        raise ValueError(f"{name!r:.60} is none of the {self.num_classes} classes")
+
+
+@dataclass(frozen=True)
+class Conditioned:
+    """Base of sources: the conditions of their rows, and how many rows a chunk has."""
+
+    conditions: Conditions
+    chunk_rows: int
+
+    def planned(self, chunk_rows: int, classes: tuple[str, ...] | None) -> Self:
+        """See Source."""
+        return replace(self, chunk_rows=chunk_rows, conditions=replace(self.conditions, classes=classes))
 
 
 def _in_utf8(caption: str) -> str:

@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote, urlsplit
 from pyarrow import NativeFile, fs
 
 from ddm_ray.data.sources.patterns import is_wild, regular, spelled_out
-from ddm_ray.errors import DataError, StorageError
+from ddm_ray.errors import DataError, as_storage_error
 
 MISNAMED = "its name is not UTF-8; rename it"
 FORMS = "a folder, a URI (s3://BUCKET/..., hf://datasets/OWNER/NAME), digits or shapes:NUMBER"
@@ -26,7 +26,7 @@ _QUERY = re.compile(r"\?(\w+=[^/]*)$")
 
 
 class Files:
-    """Files below a folder or prefix; of a pattern (`*`, `?`, `{000..127}`, `{a,b}`) or single file, these alone.
+    """Files below a folder or prefix, or only those that a pattern (`*`, `?`, `{000..127}`, `{a,b}`) or name matches.
 
     Opened where it is first used: it travels as its URL. Raises DataError for a URL that names no kind of storage.
     """
@@ -37,7 +37,7 @@ class Files:
         self._query = ""
         if not separator or scheme == "file":
             self.remote = False
-            # Absolute from the first: a worker's own folder is another.
+            # Absolute at once: a worker's current folder is another.
             path = str(Path(unquote(urlsplit(url).path) if separator else url).expanduser().absolute())
             self.url = path
         elif scheme == "s3":
@@ -66,12 +66,12 @@ class Files:
 
     @cached_property
     def _split(self) -> tuple[str, list[str], bool]:
-        """The root, what files below it are called (nothing: all are meant), and whether by patterns."""
+        """The root, the names of files below it (none: all files), and whether these are patterns."""
         names = self._path.split("/")
         if is_wild(self._path) and (self.remote or not os.path.exists(self._path)):
             first = next(place for place, name in enumerate(names) if is_wild(name))
             return "/".join(names[:first]), spelled_out("/".join(names[first:])), True
-        with told(self.url):
+        with as_source_error(self.url):
             alone = self.filesystem.get_file_info(self._path or "/").type == fs.FileType.File
         return ("/".join(names[:-1]), names[-1:], False) if alone else (self._path, [], False)
 
@@ -80,42 +80,42 @@ class Files:
         """The storage, through pyarrow."""
         if self.scheme == "file":
             return fs.LocalFileSystem()
-        with told(self.url):
+        with as_source_error(self.url):
             if self.scheme == "s3":
                 bucket = self._path.partition("/")[0]
                 return fs.FileSystem.from_uri(f"s3://{bucket}{self._query or _endpoint()}")[0]
             from huggingface_hub import HfFileSystem
 
-            # Not shared: what others listed before may have changed since.
+            # A shared instance caches listings, which may have changed since.
             hub = HfFileSystem(endpoint=os.environ.get("HF_ENDPOINT"), skip_instance_cache=True)
             return fs.PyFileSystem(fs.FSSpecHandler(hub))
 
     def sizes(self) -> dict[str, int]:
         """Size in bytes of every file by its path below the root, in order of the paths; hidden ones left out.
 
-        Hidden is what is called . something (or as in HIDDEN), or is in such a folder. What isn't UTF-8 in a name is
-        escaped. Raises DataError if there is no such root, or if a file that the pattern spells out is missing;
+        Names that begin with a dot or are in HIDDEN are hidden, with all below them. Bytes of a name that aren't UTF-8
+        are escaped. Raises DataError if there is no such root, or if a file that the pattern spells out is missing;
         StorageError.
         """
-        root, wanted, _ = self._split
-        with told(self.url):
+        root, names, _ = self._split
+        with as_source_error(self.url):
             if not self.remote and not os.path.isdir(root or "/"):
                 raise DataError(f"data.source {self.url!r}: no such folder or file; give {FORMS}")
             if self.remote and self.filesystem.get_file_info(root).type == fs.FileType.NotFound:
                 raise DataError(f"data.source {self.url!r}: nothing there, or it needs credentials")
-            found = self._matching() if wanted else self._below("")
-        return dict(sorted(found.items()))
+            sizes = self._matching() if names else self._below("")
+        return dict(sorted(sizes.items()))
 
     def open(self, path: str) -> NativeFile:
         """A stream of one file's bytes."""
         return self.filesystem.open_input_stream(self._full(path), compression=None, buffer_size=_BUFFER)
 
     def open_anywhere(self, path: str) -> NativeFile:
-        """A file that can be read at any place."""
+        """A file for random access."""
         return self.filesystem.open_input_file(self._full(path))
 
     def read(self, path: str, size: int) -> bytes:
-        """One file's bytes, of a larger one than `size` no more than one byte more."""
+        """One file's bytes; at most `size` + 1 of them, so that a file that has grown shows."""
         content = b""
         with self.filesystem.open_input_stream(self._full(path), compression=None) as stream:
             while len(content) <= size and (piece := stream.read(size + 1 - len(content))):
@@ -125,18 +125,18 @@ class Files:
     def check(self, path: str, size: int) -> None:
         """Raises DataError if a file isn't as it was listed."""
         where = self.where(path)
-        with told(where):
-            there = self.filesystem.get_file_info(self._full(path))
-            if there.type != fs.FileType.File:
+        with as_source_error(where):
+            info = self.filesystem.get_file_info(self._full(path))
+            if info.type != fs.FileType.File:
                 self.check_missing(path)
         again = "if that is right, delete RUN/rows to begin again"
-        if there.type != fs.FileType.File:
+        if info.type != fs.FileType.File:
             raise DataError(f"{where}: {MISNAMED if self.misnamed(path) else f'gone since it was listed; {again}'}")
-        if there.size != size:
-            raise DataError(f"{where}: changed since it was listed, from {size} to {there.size} bytes; {again}")
+        if info.size != size:
+            raise DataError(f"{where}: changed since it was listed, from {size} to {info.size} bytes; {again}")
 
     def check_missing(self, path: str) -> None:
-        """Raises DataError if not only this file is missing but all of its class's folder, or of a remote root."""
+        """Raises DataError if more than this file is missing: its class folder is gone or empty, or a remote root."""
         if self.misnamed(path):
             return
         if not self.remote:
@@ -144,13 +144,13 @@ class Files:
             if not os.path.isdir(self._full(folder)) or not any(True for _ in _scan(self._full(folder))):
                 raise self.lost(self._full(folder))
         elif self.filesystem.get_file_info(self.root).type == fs.FileType.NotFound or (
-            # A bucket is there also when it is empty.
+            # An empty bucket exists.
             "/" not in self.root and not self.filesystem.get_file_info(fs.FileSelector(self.root))
         ):
             raise self.lost(f"{self.scheme}://{self.root}")
 
     def lost(self, what: str) -> DataError:
-        """The error for a source, or much of it, that was there when it was listed."""
+        """An error for a source that has vanished, or much of it, since it was listed."""
         again = "put it back" if self.remote else "mount it again"
         return DataError(
             f"{what}: isn't there any more; {again}, then the same command goes on; or delete RUN/rows to begin again"
@@ -170,20 +170,20 @@ class Files:
         return f"{self.root}/{path}".rstrip("/") or "/"
 
     def _matching(self) -> dict[str, int]:
-        _, wanted, patterns = self._split
-        named = [name for name in wanted if not (patterns and is_wild(name))]
+        _, names, patterns = self._split
+        plain = [name for name in names if not (patterns and is_wild(name))]
         with ThreadPoolExecutor(THREADS if self.remote else 1) as pool:
-            infos = pool.map(lambda name: self.filesystem.get_file_info(self._full(name)), named)
-        found = {name: info.size for name, info in zip(named, infos, strict=True) if info.type == fs.FileType.File}
-        if missing := next((name for name in named if name not in found), None):
+            infos = pool.map(lambda name: self.filesystem.get_file_info(self._full(name)), plain)
+        sizes = {name: info.size for name, info in zip(plain, infos, strict=True) if info.type == fs.FileType.File}
+        if missing := next((name for name in plain if name not in sizes), None):
             raise DataError(f"data.source {self.url!r}: {missing} is missing")
         listed = cache(self._directly_in)
-        for pattern in wanted:
-            if pattern not in found:
-                found |= self._search("", pattern.split("/"), listed)
-        if not found:
+        for name in names:
+            if name not in sizes:
+                sizes |= self._search("", name.split("/"), listed)
+        if not sizes:
             raise DataError(f"data.source {self.url!r}: no file there matches")
-        return found
+        return sizes
 
     def _search(
         self, folder: str, parts: list[str], listed: Callable[[str], Sequence[tuple[str, int | None]]]
@@ -226,19 +226,13 @@ class Files:
         ]
 
 
-@contextmanager
-def told(where: str) -> Iterator[None]:
-    """Storage's refusals as one line: DataError for what isn't there, StorageError for the rest."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise DataError(f"{where}: {line(error)}") from None
-    except refusals(where) as error:
-        raise StorageError(f"{where}: {line(error)}") from None
+def as_source_error(where: str) -> AbstractContextManager[None]:
+    """Turn storage's refusals into errors of one line: DataError for missing files, StorageError for the rest."""
+    return as_storage_error(where, kinds=refusals(where), missing=DataError)
 
 
 def refusals(where: str) -> tuple[type[Exception], ...]:
-    """What storage raises; the hub's connections have errors of their own."""
+    """Exceptions that storage raises; the hub's connections have their own."""
     if not where.startswith(HUB):
         return (OSError,)
     from huggingface_hub.errors import HTTPError
@@ -246,14 +240,8 @@ def refusals(where: str) -> tuple[type[Exception], ...]:
     return (OSError, HTTPError)
 
 
-def line(error: Exception) -> str:
-    """An error of storage as one line of bounded length, of letters that can be shown."""
-    text = " ".join(str(error).split())[:300] or type(error).__name__
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
-
-
 def _endpoint() -> str:
-    """Of a store that isn't Amazon's, as the AWS tools are told of it; pyarrow doesn't look there."""
+    """Query for an S3-compatible endpoint from the AWS tools' environment variables, which pyarrow ignores."""
     url = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     if not url:
         return ""
@@ -262,7 +250,7 @@ def _endpoint() -> str:
 
 
 def _walk(folder: str, below: str, above: frozenset[tuple[int, int]]) -> Iterator[tuple[str, int]]:
-    """Files with sizes; links are followed but round in circles."""
+    """Files with sizes; links are followed, except circular ones."""
     status = os.stat(folder)
     identity = (status.st_dev, status.st_ino)
     if identity in above:
@@ -275,7 +263,7 @@ def _walk(folder: str, below: str, above: frozenset[tuple[int, int]]) -> Iterato
 
 
 def _scan(folder: str) -> Iterator[tuple[str, str, int | None]]:
-    """Path, name in UTF-8, and size (None: a folder) of what is in a folder. A link to nowhere is a file of 0 bytes."""
+    """Path, name in UTF-8, and size (None: a folder) of each entry. A dangling link is a file of 0 bytes."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if _hidden(entry.name):

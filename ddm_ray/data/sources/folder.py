@@ -5,19 +5,20 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 from ddm_ray.data.images import rejection
-from ddm_ray.data.sources.chunks import Chunk, Encoded, Unit, cuts
+from ddm_ray.data.sharded.work import Chunk
+from ddm_ray.data.sources.chunks import Encoded, EncodedChunk, Unit, cuts
 from ddm_ray.data.sources.conditions import Conditions
-from ddm_ray.data.sources.files import MISNAMED, THREADS, Files, told
-from ddm_ray.errors import DataError
+from ddm_ray.data.sources.files import MISNAMED, THREADS, Files, as_source_error
+from ddm_ray.errors import Begin, DataError
 
 GONE = "gone since it was listed"
 
 
-def units(sizes: dict[str, int], chunk_rows: int) -> list[Unit]:
+def units(sizes: dict[str, int], chunk_rows: int) -> tuple[Unit, ...]:
     """Ranges of the files, one chunk each."""
     files = list(sizes)
     width = len(str(len(files)))
-    return [
+    return tuple(
         Unit(
             key=f"{start:0{width}d}-{stop:0{width}d}",
             bytes=sum(sizes[file] for file in files[start:stop]),
@@ -25,7 +26,7 @@ def units(sizes: dict[str, int], chunk_rows: int) -> list[Unit]:
             sizes=tuple(sizes[file] for file in files[start:stop]),
         )
         for start, stop in pairwise([0, *cuts(sizes.values(), chunk_rows)])
-    ]
+    )
 
 
 def classes(files: list[str], conditions: Conditions, url: str) -> tuple[str, ...] | None:
@@ -37,36 +38,38 @@ def classes(files: list[str], conditions: Conditions, url: str) -> tuple[str, ..
         raise DataError(f"data.source {url!r}: a folder has no captions; give WebDataset tars or parquet files")
     if not conditions.needed:
         return None
-    found = sorted({file.split("/")[0] for file in files if "/" in file})
-    if not found:
-        wanted = f"the images of each of the {conditions.num_classes} classes in a folder of its own"
-        raise DataError(
-            f"data.source {url!r}: no folders in it; put {wanted}, or begin a run with --set data.num_classes=1"
-        )
+    folders = sorted({file.split("/")[0] for file in files if "/" in file})
+    if not folders:
+        each = f"the images of each of the {conditions.num_classes} classes in a folder of its own"
+        fix = Begin(field="data.num_classes", value="1")
+        raise DataError(f"data.source {url!r}: no folders in it; put {each}, unless all are of one class", fix)
     names = set(conditions.config.class_names)
-    if not conditions.counted or names & set(found):
-        # Of a misspelt class every image would be left out.
-        if strays := sorted(set(found) - names):
-            without = sorted(names - set(found))
+    if not conditions.counted or names & set(folders):
+        # Every image of a misspelt class would be left out.
+        if strays := sorted(set(folders) - names):
+            without = sorted(names - set(folders))
             raise DataError(
                 f"data.source {url!r}: class folders that are no class: {_some(strays)}; of class_names without a"
                 f" folder: {_some(without) or 'none'}; begin a run with the folders' names, or move them away"
             )
         return None
-    if len(found) > conditions.num_classes:
-        many = f"{len(found)} class folders ({_some(found)}) are more than data.num_classes {conditions.num_classes}"
-        raise DataError(f"data.source {url!r}: {many}; begin a run with --set data.num_classes={len(found)}")
-    return tuple(found)
+    if len(folders) > conditions.num_classes:
+        num = len(folders)
+        many = f"{num} class folders ({_some(folders)}) are more than data.num_classes {conditions.num_classes}"
+        raise DataError(f"data.source {url!r}: {many}", Begin(field="data.num_classes", value=f"{num}"))
+    return tuple(folders)
 
 
-def _some(names: list[str], most: int = 5) -> str:
-    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+def _some(names: list[str], shown: int = 5) -> str:
+    return ", ".join(names[:shown]) + (", ..." if len(names) > shown else "")
 
 
-def read(files: Files, unit: Unit, chunk_rows: int, skip: Container[int], conditions: Conditions) -> Iterator[Chunk]:
-    """The unit's chunks. A file that is gone, changed or not to be read is a row with a problem.
+def read(
+    files: Files, unit: Unit, chunk_rows: int, skip: Container[int], conditions: Conditions
+) -> Iterator[EncodedChunk]:
+    """The unit's chunks. A file that is gone, changed or can't be read is a row with a problem.
 
-    Raises DataError if it isn't the file but the source that is gone: by `check_missing`, or for the most part.
+    Raises DataError if not the file but the source is gone: by `check_missing`, or for most files of a chunk.
     """
     for number, (start, stop) in enumerate(pairwise([0, *cuts(unit.sizes, chunk_rows)])):
         if number not in skip:
@@ -92,7 +95,7 @@ def _row(files: Files, path: str, size: int, conditions: Conditions) -> Encoded:
     except ValueError as problem:
         return Encoded(path, None, None, str(problem))
     try:
-        with told(files.where(path)):
+        with as_source_error(files.where(path)):
             return Encoded(path, _bytes(files, path, size), condition)
     except _Unreadable as problem:
         return Encoded(path, None, None, str(problem))

@@ -8,10 +8,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ddm_ray.data.sources import chunks
-from ddm_ray.data.sources.chunks import UNREAD, Chunk, Encoded, Unit, chunked
+from ddm_ray.data.sources.chunks import UNREAD, Encoded, EncodedChunk, Unit, chunked
 from ddm_ray.data.sources.conditions import Conditions
-from ddm_ray.data.sources.files import Files, line, refusals
-from ddm_ray.errors import DataError
+from ddm_ray.data.sources.files import Files, refusals
+from ddm_ray.errors import Begin, DataError, refusal
 
 IMAGES = ("image", "img", "jpg", "png")
 CLASSES = ("label", "labels", "fine_label", "class", "cls")
@@ -20,8 +20,10 @@ BATCH_ROWS = 64
 _BUFFER = 2**22
 
 
-def read(files: Files, unit: Unit, chunk_rows: int, skip: Container[int], conditions: Conditions) -> Iterator[Chunk]:
-    """The chunks of one file; row groups of which all rows are skipped aren't read."""
+def read(
+    files: Files, unit: Unit, chunk_rows: int, skip: Container[int], conditions: Conditions
+) -> Iterator[EncodedChunk]:
+    """The chunks of one file; row groups whose every row is skipped aren't read."""
     (path,), (size,) = unit.files, unit.sizes
     files.check(path, size)
     where = files.where(path)
@@ -68,16 +70,16 @@ def _rows(
 def _rows_that_fill(metadata: pq.FileMetaData) -> int:
     """Rows that fill CHUNK_FILE_BYTES, by the footer's mean over the row group where they are largest.
 
-    By the footer, since row groups that are skipped aren't read and chunks must be the same; and not by what it says
-    of columns, which pyarrow aborts the process at if it is damaged.
+    The footer decides, since chunks must be the same whether or not a row group is skipped. Its metadata of columns
+    isn't used: where that is damaged, pyarrow aborts the process.
     """
     groups = map(metadata.row_group, range(metadata.num_row_groups))
-    most = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=0)
-    return max(1, int(chunks.CHUNK_FILE_BYTES / max(1, most)))
+    row_bytes = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=0)
+    return max(1, int(chunks.CHUNK_FILE_BYTES / max(1, row_bytes)))
 
 
 def _check_counts(metadata: pq.FileMetaData, where: str) -> None:
-    """DataError where the footer's numbers of rows contradict each other: rows go by them, and so do their ids."""
+    """Raises DataError where the footer's numbers of rows, by which rows get their ids, contradict each other."""
     groups = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
     if sum(groups) != metadata.num_rows or min(groups, default=0) < 0:
         raise DataError(f"{where}: its footer's numbers of rows don't agree; fetch it again")
@@ -88,7 +90,7 @@ def _whole(where: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, UnicodeDecodeError, *refusals(where)) as error:
-        raise DataError(f"{where}: can't be read ({line(error)}); fetch it again, or leave it out") from None
+        raise DataError(f"{where}: can't be read ({refusal(error)}); fetch it again, or leave it out") from None
 
 
 def _encoded(
@@ -97,14 +99,14 @@ def _encoded(
     images = batch.column(image)
     if pa.types.is_struct(images.type):
         images = pc.struct_field(images, "bytes")
-    found = batch.column(condition) if condition is not None else pa.nulls(len(batch))
+    stated = batch.column(condition) if condition is not None else pa.nulls(len(batch))
     for index in range(len(batch)):
         row_id = f"{prefix}{first + index:08d}"
         content = images[index].as_py()
         try:
             if content is None:
                 raise ValueError("no image: its bytes are null")
-            yield Encoded(row_id, content, conditions.of(_value(found[index])))
+            yield Encoded(row_id, content, conditions.of(_value(stated[index])))
         except ValueError as problem:
             yield Encoded(row_id, None, None, str(problem))
 
@@ -126,25 +128,26 @@ def _columns(schema: pa.Schema, conditions: Conditions, where: str) -> tuple[str
     usual, what = (TEXTS, "texts") if conditions.captions else (CLASSES, "labels")
     fits = _is_text if conditions.captions else _is_label
     named = [field.name for field in schema if fits(field.type)]
-    # Any number or text may be there for another reason: by type alone a condition isn't found.
-    found = [name for name in named if name in (*usual, config.condition_column)]
-    return image, _column(schema, found, config.condition_column, usual, "condition_column", what, where)
+    # A column of numbers or texts may have any meaning, so its type alone doesn't make it the condition.
+    fitting = [name for name in named if name in (*usual, config.condition_column)]
+    return image, _column(schema, fitting, config.condition_column, usual, "condition_column", what, where)
 
 
 def _column(
-    schema: pa.Schema, fitting: list[str], wanted: str | None, usual: tuple[str, ...], field: str, what: str, where: str
+    schema: pa.Schema, fitting: list[str], chosen: str | None, usual: tuple[str, ...], field: str, what: str, where: str
 ) -> str:
-    if wanted is not None:
-        if wanted not in fitting:
-            there = f"is {schema.field(wanted).type}" if wanted in schema.names else "is not there"
-            raise DataError(f"{where}: data.{field} {wanted!r} {there}, no column of {what}; {_names(schema)}")
-        return wanted
+    if chosen is not None:
+        if chosen not in fitting:
+            kind = f"is {schema.field(chosen).type}" if chosen in schema.names else "is not there"
+            raise DataError(f"{where}: data.{field} {chosen!r} {kind}, no column of {what}; {_names(schema)}")
+        return chosen
     for name in usual:
         if name in fitting:
             return name
     if len(fitting) == 1:
         return fitting[0]
-    raise DataError(f"{where}: which column has the {what}? begin a run with --set data.{field}=NAME; {_names(schema)}")
+    fix = Begin(field=f"data.{field}", value="NAME")
+    raise DataError(f"{where}: which column has the {what}? {_names(schema)}", fix)
 
 
 def _names(schema: pa.Schema) -> str:

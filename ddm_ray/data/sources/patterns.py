@@ -8,19 +8,19 @@ _WILD = re.compile(r"[*?{]")
 
 
 def is_wild(text: str) -> bool:
-    """Whether a text stands for others than itself."""
+    """Whether a text has wildcards or braces."""
     return bool(_WILD.search(text))
 
 
 def spelled_out(pattern: str) -> list[str]:
-    """`{a,b}` and `{000..127}` as all that they stand for, in order."""
+    """All texts that `{a,b}` and `{000..127}` stand for, in order."""
     parts = _BRACES.split(pattern)
     choices = [[text] if index % 2 == 0 else _choices(text) for index, text in enumerate(parts)]
     return ["".join(chosen) for chosen in product(*choices)]
 
 
 def regular(pattern: str) -> re.Pattern[str]:
-    """What a pattern without braces matches, as a regular expression."""
+    """A regular expression for a pattern without braces."""
     text = re.escape(pattern).replace(r"\*\*/", "(.*/)?").replace(r"\*", "[^/]*").replace(r"\?", "[^/]")
     return re.compile(text)
 

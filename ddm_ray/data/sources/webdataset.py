@@ -10,27 +10,30 @@ from pyarrow import NativeFile
 
 from ddm_ray.data.images import EXTENSIONS, rejection
 from ddm_ray.data.reasons import CUT
-from ddm_ray.data.sources.chunks import Chunk, Encoded, Unit, chunked
+from ddm_ray.data.sources.chunks import Encoded, EncodedChunk, Unit, chunked
 from ddm_ray.data.sources.conditions import Conditions
-from ddm_ray.data.sources.files import Files, line, told
+from ddm_ray.data.sources.files import Files, as_source_error
+from ddm_ray.errors import refusal
 
 TEXT_KEYS = ("caption", "text")
 CLASS_KEYS = ("label", "cls", "class")
 _PIECE = 2**18
-# What tarfile ends in at odd headers, beside its own errors.
+# Raised by tarfile at odd headers, beside its own errors.
 _ODD = (ValueError, OverflowError, KeyError, RecursionError)
 
 
-def read(files: Files, unit: Unit, chunk_rows: int, skip: Container[int], conditions: Conditions) -> Iterator[Chunk]:
+def read(
+    files: Files, unit: Unit, chunk_rows: int, skip: Container[int], conditions: Conditions
+) -> Iterator[EncodedChunk]:
     """The chunks of one tar, in one pass over a stream of it. A tar that ends early ends in a row that says so."""
     (path,), (size,) = unit.files, unit.sizes
     files.check(path, size)
-    with told(files.where(path)), files.open(path) as stream:
+    with as_source_error(files.where(path)), files.open(path) as stream:
         yield from chunked(_rows(_Counted(stream), path, size, conditions), chunk_rows, skip)
 
 
 class _Counted:
-    """A stream that knows how much of it was read."""
+    """A stream that counts the bytes read from it."""
 
     def __init__(self, stream: NativeFile):
         self._stream = stream
@@ -45,7 +48,7 @@ class _Counted:
 @dataclass
 class _Sample:
     key: str
-    members: dict[str, bytes | None] = field(default_factory=dict)  # no content: not wanted, or none
+    members: dict[str, bytes | None] = field(default_factory=dict)  # no content: not needed, or none
 
 
 def _rows(stream: _Counted, path: str, size: int, conditions: Conditions) -> Iterator[tuple[Encoded, float]]:
@@ -55,16 +58,16 @@ def _rows(stream: _Counted, path: str, size: int, conditions: Conditions) -> Ite
             counts[sample.key] = counts.get(sample.key, 0) + 1
             row = _row(f"{path}/{sample.key}", sample.members, conditions)
             if counts[sample.key] > 1:
-                # Not the id of another: a key's last name has no dot in it.
+                # No other row has this id: a key's last name has no dot in it.
                 row = Encoded(f"{row.id}….{counts[sample.key]}", None, None, "its key comes twice in the tar")
             yield row, min(1.0, stream.place / max(1, size))
     except tarfile.TarError as error:
-        problem = f"{CUT} and the rest lost, at or before byte {stream.place} of {size}: {line(error)}"
+        problem = f"{CUT} and the rest lost, at or before byte {stream.place} of {size}: {refusal(error)}"
         yield Encoded(f"{path}/….end", None, None, problem), 1.0
 
 
 def _samples(stream: _Counted, conditions: Conditions) -> Iterator[_Sample]:
-    """Samples in the tar's order. Of one that ends early, what was whole; then raises tarfile.TarError."""
+    """Samples in the tar's order. A tar that ends early gives its whole samples, then raises tarfile.TarError."""
     sample: _Sample | None = None
     try:
         for key, extension, content in _members(stream, conditions):
@@ -82,7 +85,7 @@ def _samples(stream: _Counted, conditions: Conditions) -> Iterator[_Sample]:
 
 
 def _members(stream: _Counted, conditions: Conditions) -> Iterator[tuple[str, str, bytes | None]]:
-    """Key, extension and content of all files in a tar; no content for links, devices and what isn't wanted."""
+    """Key, extension and content of all files in a tar; no content for links, devices and what isn't needed."""
     try:
         with tarfile.open(
             fileobj=cast(IO[bytes], stream),
@@ -99,8 +102,8 @@ def _members(stream: _Counted, conditions: Conditions) -> Iterator[tuple[str, st
                 # WebDataset's own rule: __something__ is about the tar.
                 if member.isdir() or not base or (base.startswith("__") and base.endswith("__")):
                     continue
-                wanted = member.isfile() and _wanted(extension.lower(), conditions)
-                opened = tar.extractfile(member) if wanted else None
+                needed = member.isfile() and _needed(extension.lower(), conditions)
+                opened = tar.extractfile(member) if needed else None
                 yield (
                     _utf8(f"{folder}/{base}" if folder else base),
                     extension.lower(),
@@ -111,8 +114,8 @@ def _members(stream: _Counted, conditions: Conditions) -> Iterator[tuple[str, st
         raise tarfile.ReadError(f"{type(error).__name__}: {error}") from None
 
 
-def _wanted(extension: str, conditions: Conditions) -> bool:
-    """Whether a sample's image or condition may be in such a member."""
+def _needed(extension: str, conditions: Conditions) -> bool:
+    """Whether a member of this extension may hold a sample's image or condition."""
     image = conditions.config.image_column
     if extension == image.lower() if image else extension in EXTENSIONS:
         return True
@@ -121,8 +124,8 @@ def _wanted(extension: str, conditions: Conditions) -> bool:
 
 def _plain(conditions: Conditions) -> str:
     """Extension of members that are a condition as a plain text."""
-    wanted = conditions.config.condition_column
-    return wanted.lower() if wanted else "txt" if conditions.captions else "cls"
+    chosen = conditions.config.condition_column
+    return chosen.lower() if chosen else "txt" if conditions.captions else "cls"
 
 
 def _utf8(name: str) -> str:
@@ -130,7 +133,7 @@ def _utf8(name: str) -> str:
 
 
 def _nothing_follows(tar: tarfile.TarFile) -> None:
-    """No member, and no more zeros than a tar is filled up with: what was never fetched may be a hole in the file."""
+    """Raises tarfile.ReadError for data, or more zeros than padding, after the end: holes of a partial download."""
     source: Any = tar.fileobj
     while piece := source.read(_PIECE):
         if any(piece):
@@ -154,14 +157,14 @@ class _Header(tarfile.TarInfo):
 
 def _row(row_id: str, members: dict[str, bytes | None], conditions: Conditions) -> Encoded:
     try:
-        return Encoded(row_id, _image(members, conditions), conditions.of(_found(members, conditions)))
+        return Encoded(row_id, _image(members, conditions), conditions.of(_stated(members, conditions)))
     except ValueError as problem:
         return Encoded(row_id, None, None, str(problem))
 
 
 def _image(members: dict[str, bytes | None], conditions: Conditions) -> bytes:
-    wanted = conditions.config.image_column
-    names = [name for name in members if (name == wanted.lower() if wanted else name in EXTENSIONS)]
+    chosen = conditions.config.image_column
+    names = [name for name in members if (name == chosen.lower() if chosen else name in EXTENSIONS)]
     if len(names) > 1:
         raise ValueError(f"several images: {', '.join(names)}; data.image_column chooses one")
     image = members[names[0]] if names else None
@@ -170,11 +173,11 @@ def _image(members: dict[str, bytes | None], conditions: Conditions) -> bytes:
     return image
 
 
-def _found(members: dict[str, bytes | None], conditions: Conditions) -> object:
-    """What the sample says of its condition; None if nothing."""
+def _stated(members: dict[str, bytes | None], conditions: Conditions) -> object:
+    """The label, class name or caption that a sample states; None if none."""
     if not conditions.needed:
         return None
-    wanted, plain = conditions.config.condition_column, _plain(conditions)
+    chosen, plain = conditions.config.condition_column, _plain(conditions)
     if plain != "json" and (content := members.get(plain)) is not None:
         text = _text(content, plain).strip()
         return text if conditions.captions or not text.lstrip("+-").isdecimal() else int(text)
@@ -184,7 +187,7 @@ def _found(members: dict[str, bytes | None], conditions: Conditions) -> object:
         fields = json.loads(_text(content, "json"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"its json can't be read: {rejection(error)}") from None
-    keys = (wanted,) if wanted and wanted != "json" else TEXT_KEYS if conditions.captions else CLASS_KEYS
+    keys = (chosen,) if chosen and chosen != "json" else TEXT_KEYS if conditions.captions else CLASS_KEYS
     if not isinstance(fields, dict):
         raise ValueError("its json has no fields")
     return next((fields[key] for key in keys if fields.get(key) is not None), None)

@@ -1,0 +1,36 @@
+"""Remedies of errors in the command line's words: the one place that turns data into commands and options."""
+
+from ddm_ray.errors import Begin, Fix, Give, Make, Resume
+from ddm_ray.storage.graph import Artifact
+
+
+def phrase(fix: Fix) -> str:
+    """A fix as the command or option that does it."""
+    match fix:
+        case Make(run, artifact, delete):
+            return (f"delete {delete}, then: " if delete else "make it with: ") + command(run, artifact)
+        case Resume(run, artifact):
+            return f"`{command(run, artifact)}`, with its --islands and --island, {fix.effect}"
+        case Begin(run, ""):
+            return f"begin one with: ddm init {run} --recipe NAME"
+        case Begin(_, field, value):
+            return f"begin a run with --set {field}={value}"
+        case Give(argument, advice, value):
+            return f"{advice} with {option(argument)} {value}".rstrip()
+    return fix
+
+
+def option(argument: str) -> str:
+    """The option for an argument of a stage."""
+    return f"--{argument.replace('_', '-')}"
+
+
+def command(run_url: str, artifact: str) -> str:
+    """The command that makes an artifact of a run."""
+    made = Artifact(artifact)
+    if made.kind == "evaluation":
+        return f"ddm evaluate {run_url} --name {made.name}"
+    if made.trains:
+        return f"ddm train {run_url} {made.kind}" + ("" if made.cluster is None else f" {made.cluster}")
+    owner = "" if made.cluster is None else f" --cluster {made.cluster}"
+    return f"ddm {made.stage} {run_url}{owner}" + (" --source URI" if owner and made.kind == "rows" else "")

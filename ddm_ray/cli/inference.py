@@ -1,0 +1,186 @@
+"""Verbs that use a finished mixture: sample, export, serve."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import click
+
+from ddm_ray.cli.command import ADDRESS, RUN, main
+from ddm_ray.errors import ConfigError
+
+
+class SamplingCommand(click.Command):
+    """A command that also takes every field of SamplingSettings, as an option of the field's name."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        # Not before the command is run or asked for help: the settings' module takes longer to import than click.
+        *params, help_option = super().get_params(ctx)
+        return [*params, *_setting_options(), help_option]
+
+
+@cache
+def _setting_options() -> list[click.Parameter]:
+    from ddm_ray.config import SamplingSettings
+
+    options: list[click.Parameter] = [click.Option(["guidance_alias", "--guidance"], type=float, hidden=True)]
+    for name, field in SamplingSettings.model_fields.items():
+        kind: Any = field.annotation if field.annotation in (int, float) else str
+        num_values = 1
+        if get_origin(field.annotation) is Literal:
+            kind = click.Choice(get_args(field.annotation))
+        elif get_origin(field.annotation) is tuple:
+            kind, num_values = float, len(get_args(field.annotation))
+        flag = f"--{name.replace('_', '-')}"
+        options.append(click.Option([name, flag], type=kind, nargs=num_values, help=field.description))
+    return options
+
+
+@main.command(cls=SamplingCommand)
+@RUN
+@click.option(
+    "-c",
+    "--class",
+    "classes",
+    multiple=True,
+    metavar="NAME",
+    help="Class of the images, or its number; may be given many times. Default: all classes that have names.",
+)
+@click.option(
+    "-p",
+    "--prompt",
+    "prompts",
+    multiple=True,
+    metavar="TEXT",
+    help="Text to paint, in place of a class; may be given many times.",
+)
+@click.option(
+    "-n", "--num", default=4, show_default=True, type=click.IntRange(1), help="Images of each class or prompt."
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of the first image; the next ones count up.")
+@click.option("--monolith", is_flag=True, help="Sample the monolith instead of the mixture.")
+@click.option("-o", "--out", default="samples.png", show_default=True, type=click.Path(dir_okay=False))
+@click.option(
+    "--trace", metavar="FILE", help="Also write a .png that shows which expert painted which image, step by step."
+)
+def sample(
+    run_url: str,
+    classes: tuple[str, ...],
+    prompts: tuple[str, ...],
+    num: int,
+    seed: int,
+    monolith: bool,
+    out: str,
+    trace: str | None,
+    guidance_alias: float | None,
+    **settings: Any,
+) -> None:
+    """Sample images from the finished mixture into one picture, a row for each class. Needs neither Ray nor a GPU.
+
+    RUN may also be a folder that `ddm export` wrote, or a checkpoint in Paris's layout. Sampling settings that you
+    leave out are the run's own. The strategy `once` is ancestral sampling of the mixture: it draws one expert for an
+    image and keeps it to the end. `full` mixes all experts at every step, as the paper does; others lie between.
+
+    \b
+      ddm sample runs/digits
+      ddm sample runs/digits --class 3 --num 8 --strategy full --guidance-scale 1.5 -o threes.png --trace experts.png
+      ddm sample exported --class 3
+    """
+    for option, file in (("--out", out), ("--trace", trace)):
+        if file is not None and (not file.endswith(".png") or not Path(file).parent.is_dir()):
+            raise ConfigError(f"{option} {file}: name a .png file in a folder that exists")
+    if classes and prompts:
+        raise ConfigError("--class and --prompt are both given: use one")
+    if trace is not None and Path(trace).resolve() == Path(out).resolve():
+        raise ConfigError(f"--trace and --out are both {out}: name two files")
+    from torch import Tensor
+
+    from ddm_ray.pictures.grid import GridRow, grid
+    from ddm_ray.pipeline import DDMPipeline
+    from ddm_ray.sampling.trace import require_matplotlib
+
+    if trace is not None:
+        require_matplotlib()
+
+    if (Path(run_url) / "model_index.json").is_file():
+        if monolith:
+            raise ConfigError(f"--monolith: {run_url} is an exported mixture, it has no monolith")
+        pipeline = DDMPipeline.from_pretrained(run_url)
+    else:
+        pipeline = DDMPipeline.from_run(run_url, model="monolith" if monolith else "mixture")
+    names, conditions = _conditions(pipeline, run_url, classes, prompts)
+    num_images = num * len(conditions)
+    settings["guidance_scale"] = guidance_alias if settings["guidance_scale"] is None else settings["guidance_scale"]
+    kind = "prompt" if pipeline.models.info.num_classes is None else "class_labels"
+    seeds = range(seed, seed + num_images)
+    given: dict[str, Any] = {kind: conditions, **settings}
+    output = pipeline(**given, num_images_per_prompt=num, seeds=seeds, output_type="pt")
+    assert isinstance(output.images, Tensor)
+    rows = [GridRow(name, 2 * output.images[i * num : (i + 1) * num] - 1) for i, name in enumerate(names)]
+    grid(rows).save(out)
+    click.echo(f"{out}: {num_images} images, seeds {seed} to {seed + num_images - 1}")
+    if trace is not None:
+        output.plot_routing(trace)
+        click.echo(f"{trace}: which expert painted them, step by step")
+
+
+def _conditions(
+    pipeline: Any, run_url: str, classes: tuple[str, ...], prompts: tuple[str, ...]
+) -> tuple[list[str], list[Any]]:
+    """The name of each row of images, and its condition as the pipeline takes it: a text or a label."""
+    num_classes, known = pipeline.models.info.num_classes, pipeline.components.class_names
+    if num_classes is None:
+        if classes:
+            raise ConfigError(f"--class: {run_url} is conditioned on texts; use --prompt")
+        if not prompts:
+            raise ConfigError(f"{run_url} is conditioned on texts: say what to paint with --prompt")
+        return list(prompts), list(prompts)
+    if num_classes == 0:
+        if classes or prompts:
+            raise ConfigError(f"{run_url} has neither classes nor texts: leave out --class and --prompt")
+        return ["any"], [None]
+    names = list(prompts or classes or known)
+    if not names:
+        raise ConfigError(f"{run_url} has classes without names: say which with --class, from 0 to {num_classes - 1}")
+    return names, names if known else [int(name) if name.isdecimal() else name for name in names]
+
+
+@main.command()
+@RUN
+@click.argument("folder", type=click.Path(file_okay=False))
+@click.option("--overwrite", is_flag=True, help="Replace what an earlier export left in FOLDER.")
+def export(run_url: str, folder: str, overwrite: bool) -> None:
+    """Write the finished mixture to FOLDER in the layout of diffusers pipelines, one folder for each component.
+
+    FOLDER needs nothing of the run: open it with `ddm sample FOLDER` or DDMPipeline.from_pretrained(FOLDER).
+
+    \b
+      ddm export runs/digits exported
+    """
+    from ddm_ray.pipeline import DDMPipeline
+    from ddm_ray.sampling.pretrained import require_free
+
+    require_free(folder, overwrite, "--overwrite")
+    DDMPipeline.from_run(run_url).save_pretrained(folder, overwrite=overwrite)
+    click.echo(f"{folder}: model_index.json and one folder for each component; next: ddm sample {folder}")
+
+
+@main.command()
+@RUN
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--port", default=8000, show_default=True, type=click.IntRange(1, 65535))
+@ADDRESS
+def serve(run_url: str, host: str, port: int, address: str | None) -> None:
+    """Serve the finished mixture over HTTP until Ctrl-C, as OpenAI's POST /v1/images/generations.
+
+    \b
+      ddm serve runs/digits --port 8000
+      curl -s localhost:8000/v1/images/generations -H 'content-type: application/json' \\
+           -d '{"prompt": "7", "seed": 1, "response_format": "png"}' -o seven.png
+    """
+    from ddm_ray.serve.app import serve_run
+    from ddm_ray.storage.run import Run
+
+    run = Run.open(run_url)
+    click.echo("starting Ray and Serve ...")
+    serve_run(run.url, port, host, address)

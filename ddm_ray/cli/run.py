@@ -1,0 +1,143 @@
+"""Verbs on a run as a whole: init begins it, status and watch show how far it is."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from ddm_ray.cli.command import RECIPE_HELP, RUN, SET_HELP, main, warn
+from ddm_ray.cli.fixes import phrase
+from ddm_ray.errors import ConfigError
+
+
+@main.command()
+@RUN
+@click.option("--recipe", required=True, metavar="NAME", help=RECIPE_HELP)
+@click.option("--set", "settings", multiple=True, metavar="A.B=C", help=SET_HELP)
+def init(run_url: str, recipe: str, settings: tuple[str, ...]) -> None:
+    """Begin a run: write its configuration to RUN/run.json, which never changes afterwards.
+
+    \b
+      ddm init runs/digits --recipe digits
+      ddm init s3://bucket/run7 --recipe my.yaml --set partition.num_clusters=8
+    """
+    from ddm_ray.config import load_recipe
+    from ddm_ray.storage.run import Run
+
+    run = Run.create(run_url, load_recipe(recipe, settings))
+    click.echo(f"run {run.config.name!r} at {run.url}; next: ddm prepare {run_url}")
+
+
+@main.command()
+@RUN
+def status(run_url: str) -> None:
+    """Show which artifacts of RUN are finished, begun, failed or waiting, read from storage alone.
+
+    For a job that failed it says why, and which command continues. Looks at begun jobs until each gives a sign of life,
+    mostly for a second. A job without one for 5 seconds is silent: it may be dead.
+
+    \b
+      ddm status runs/digits
+    """
+    from ddm_ray.storage.run import Run
+    from ddm_ray.storage.status import line, survey_once
+
+    run = Run.open(run_url)
+    click.echo(f"run {run.config.name!r} at {run.url}")
+    for each in survey_once(run):
+        click.echo(f"  {line(each, phrase)}")
+
+
+@main.command()
+@RUN
+@click.option("--once", is_flag=True, help="Print the state once and end.")
+@click.option(
+    "--every",
+    default=2.0,
+    show_default=True,
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="Time between two looks at storage.",
+)
+@click.option(
+    "--prometheus", type=click.IntRange(1, 65535), metavar="PORT", help="Serve gauges at http://HOST:PORT/metrics."
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address that --prometheus listens on.")
+@click.option(
+    "--webhook",
+    envvar="DDM_WEBHOOK",
+    metavar="URL",
+    help="POST a JSON object when a job stalls, fails, resumes or finishes. Default: $DDM_WEBHOOK, else none.",
+)
+@click.option(
+    "--stalled-after",
+    default=60.0,
+    show_default=True,
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="A job has stalled after this long, and three of its steps, without a sign of life.",
+)
+def watch(
+    run_url: str,
+    once: bool,
+    every: float,
+    prometheus: int | None,
+    host: str,
+    webhook: str | None,
+    stalled_after: float,
+) -> None:
+    """Show all artifacts of RUN as a live table, until everything that it trains is finished, or Ctrl-C.
+
+    Reads storage alone, as `ddm status` does: it may run anywhere, many times at once, and die at any moment.
+
+    \b
+      ddm watch runs/digits
+      ddm watch s3://lab/run7 --prometheus 9400
+      ddm watch s3://lab/run7 --webhook https://hooks.slack.com/services/... --stalled-after 300
+
+    The webhook gets {"run", "artifact", "event", "attempt", "step", "steps", "text", "final"}, where the event is
+    stalled, failed, damaged, resumed or finished. After a failure that isn't final the next attempt begins by itself.
+    A job that stays stalled has no process left that could begin one: run its command again.
+    """
+    from ddm_ray.storage.run import Run
+    from ddm_ray.storage.status import line, survey_once
+
+    run = Run.open(run_url)
+    if once:
+        if prometheus is not None:
+            raise ConfigError("--once looks once: leave out --prometheus")
+        for each in survey_once(run):
+            click.echo(line(each, phrase))
+        return
+    from ddm_ray.watch import loop
+    from ddm_ray.watch.events import Event
+    from ddm_ray.watch.webhook import Webhook
+
+    hook = Webhook(webhook, warn) if webhook else None
+
+    def on_event(event: Event) -> None:
+        if event.alarm:
+            warn(event.text)
+        else:
+            click.echo(event.text, err=True)
+        if hook:
+            hook.post(event)
+
+    try:
+        loop.watch(run, _gauges(run.url, host, prometheus), on_event, warn, every, stalled_after, phrase)
+    finally:
+        if hook:
+            hook.close()
+    click.echo(f"all that {run.url} trains is finished")
+
+
+def _gauges(run_url: str, host: str, port: int | None) -> Callable[[list[Any]], None]:
+    """A callback that keeps Prometheus' gauges up to date, if a port is given."""
+    if port is None:
+        return lambda survey: None
+    from ddm_ray.watch.gauges import Gauges, serve
+
+    gauges = Gauges(run_url)
+    serve(gauges, host, port)
+    click.echo(f"gauges at http://{host}:{port}/metrics", err=True)
+    return gauges.update

@@ -1,0 +1,267 @@
+"""Verbs that make a run's artifacts, stage by stage: prepare, partition, train, evaluate; and demo, all of them."""
+
+import re
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ddm_ray.cli.command import ADDRESS, ISLAND, ISLANDS, RECIPE_HELP, RUN, SET_HELP, main, make, warn
+from ddm_ray.cli.fixes import phrase
+from ddm_ray.errors import ConfigError
+from ddm_ray.storage.graph import Artifact
+from ddm_ray.storage.info import ReportInfo, RowsInfo
+
+
+@main.command()
+@RUN
+@ISLANDS
+@ISLAND
+@ADDRESS
+@click.option("--cluster", type=int, metavar="K", help="Owner of the images, if each owner is a cluster (see below).")
+@click.option("--source", metavar="URI", help="Images of that owner, in place of data.source.")
+@click.option(
+    "--max-rejected",
+    type=click.FloatRange(0, 1),
+    default=0.05,
+    show_default=True,
+    metavar="SHARE",
+    help="Stop if more than this share of the images can't be used.",
+)
+def prepare(
+    run_url: str,
+    islands: str | None,
+    island: str | None,
+    address: str | None,
+    cluster: int | None,
+    source: str | None,
+    max_rejected: float,
+) -> None:
+    """Read, decode, embed and encode the run's images with Ray Data, and write them to RUN/rows.
+
+    `ddm init` names the images: a folder with one folder a class, WebDataset tars, or parquet in the Hugging Face
+    layout, on this disk, in a bucket or on the hub. Kill this command at any moment; the same command continues. An
+    image that can't be used is left out, and RUN/rows/_rejected says why.
+
+    \b
+      ddm init runs/birds --recipe images64 --set data.source=photos/birds --set data.num_classes=20
+      ddm prepare runs/birds
+    \b
+      ddm init s3://lab/run7 --recipe laion256-k8 --set "data.source=s3://lab/train-{000..127}.tar"
+      ddm prepare s3://lab/run7 --islands islands.yaml --island gpu-room
+    \b
+      ddm init runs/food --recipe images64 --set data.source=hf://datasets/OWNER/NAME --set data.num_classes=101
+      ddm prepare runs/food
+    \b
+      ddm prepare study/run --cluster 2 --source scans       images of one owner, who is cluster 2
+
+    With partition.method=given each owner of images is a cluster, and no image leaves its owner. RUN is then the
+    owner's own folder, begun by the same `ddm init` as the others'. Only the shard's manifest is handed over.
+    """
+    from ddm_ray.data.prepare import stage as preparing
+    from ddm_ray.placement import load_island
+    from ddm_ray.storage.run import Run
+
+    run = Run.open(run_url)
+    site = load_island(islands, island)
+    site.require_run(run.url)
+    artifact = preparing.rows_artifact(run, cluster)
+
+    def stage(run: Any, report: Any) -> None:
+        from ddm_ray.data.sharded.ray_data import RayData
+        from ddm_ray.ray_session import ray_session
+
+        # Ray starts once there is something to make, so that a mistake is refused without it.
+        ray_data = RayData(site.prepare, partial(ray_session, address or site.address, site.token_file))
+        preparing.prepare(run, report, site.prepare, source, cluster, max_rejected, execute=ray_data)
+
+    make(run_url, artifact, stage, mends=True)
+    _show_rows(run, artifact)
+    click.echo(f"next: ddm partition {run_url}" + (f" --cluster {cluster}" if cluster is not None else ""))
+
+
+def _show_rows(run: Any, artifact: Artifact) -> None:
+    """Print which images a finished artifact of rows left out and why, and what its labels mean."""
+    from ddm_ray.data.prepare.records import REJECTED
+    from ddm_ray.data.reasons import CUT
+    from ddm_ray.storage.graph import ROWS
+
+    info = RowsInfo.of(run.require(artifact))
+    if info.rejected:
+        where = f"{run.url}/{artifact}/{REJECTED}"
+        click.echo(f"{info.rejected} images can't be used and are left out; {where} says why")
+        for reason in info.reasons:
+            line = f"{reason.rows:>8} {reason.reason}, e.g. {reason.id}"
+            if reason.reason.startswith(CUT):
+                warn(line.strip())
+            else:
+                click.echo(line)
+        if others := info.rejected - sum(reason.rows for reason in info.reasons):
+            click.echo(f"{others:>8} for other reasons")
+    if info.ignored:
+        counts = sorted(info.ignored.items(), key=lambda ending: -ending[1])
+        endings = ", ".join(f"{count} {ending}" for ending, count in counts)
+        warn(f"{sum(info.ignored.values())} files of other kinds aren't read: {endings}")
+    if not info.rows_heldout and artifact == ROWS:
+        warn(f"no row is held out (data.heldout {run.config.data.heldout}): evaluation will have no held-out losses")
+    if info.classes:
+        names = [f"{label} {name}" for label, name in enumerate(info.classes)]
+        click.echo(f"classes by folder: {', '.join(names[:10])}{', ...' if names[10:] else ''}")
+    if info.duplicates:
+        what = "left out" if info.dropped else "kept; data.duplicates=drop would leave them out"
+        click.echo(f"{info.duplicates} images are byte by byte equal to an earlier one: {what}")
+
+
+@main.command()
+@RUN
+@click.option("--cluster", type=int, metavar="K", help="Make the shard of this owner only, if owners are clusters.")
+@click.option(
+    "--scratch", metavar="FOLDER", help="Existing local folder with room for all shards. Default: a temporary one."
+)
+def partition(run_url: str, cluster: int | None, scratch: str | None) -> None:
+    """Cluster the embeddings by two levels of k-means and write one shard of rows for each expert, and a report.
+
+    Look at RUN/partition/report/report.html before you train: each cluster becomes an expert. With
+    partition.method=given each owner first makes its own shard (--cluster); then anyone who has the shards' manifests
+    makes the partition.
+
+    \b
+      ddm partition runs/digits
+      ddm partition s3://lab/run7 --scratch /mnt/nvme
+      ddm partition study/run --cluster 2
+    """
+    from ddm_ray.storage.graph import PARTITION, REPORT, shard
+
+    def stage(run: Any, report: Any) -> None:
+        from ddm_ray.data.partition import stage as partitioning
+
+        partitioning.partition(run, report, cluster, scratch)
+
+    artifact = PARTITION if cluster is None else shard(cluster)
+    run = make(run_url, artifact, stage, mends=True)
+    if cluster is None:
+        if report := run.manifest(REPORT):
+            info = ReportInfo.of(report)
+            if info.silhouette is not None:
+                click.echo(f"silhouette of the clusters: {info.silhouette:.3f} (1: far apart, 0: no borders)")
+            for warning in info.warnings:
+                warn(warning)
+        click.echo(f"look at it: {run.url}/{REPORT}/report.html")
+    click.echo(f"next: ddm train {run_url} expert {cluster or 0}")
+
+
+@main.command()
+@RUN
+@click.argument("model", type=click.Choice(["expert", "router", "monolith"]))
+@click.argument("index", type=int, required=False)
+@ISLANDS
+@ISLAND
+@ADDRESS
+def train(
+    run_url: str, model: str, index: int | None, islands: str | None, island: str | None, address: str | None
+) -> None:
+    """Train one model of RUN: `expert INDEX`, the `router`, or the `monolith` that the mixture is compared with.
+
+    An expert needs only run.json and its own shard. Kill this command at any moment; the same command continues from
+    the last saved state. If it runs twice at once, the newer attempt counts.
+
+    \b
+      ddm train runs/digits expert 0
+      ddm train runs/digits router
+      ddm train s3://bucket/run7 expert 3 --islands islands.yaml --island room-2
+    """
+    from ddm_ray.placement import load_island
+    from ddm_ray.storage.graph import Artifact, expert
+    from ddm_ray.storage.run import Run
+
+    run = Run.open(run_url)
+    site = load_island(islands, island)
+    site.require_run(run.url)
+    if (model == "expert") != (index is not None):
+        raise ConfigError(f"train {model}: " + ("which one? e.g. expert 0" if model == "expert" else "takes no INDEX"))
+    if index is not None and not 0 <= index < len(run.experts):
+        raise ConfigError(f"train expert {index}: this run has experts 0 to {len(run.experts) - 1}")
+    artifact = expert(index) if index is not None else Artifact(model)
+
+    def stage(run: Any, report: Any) -> None:
+        for input_artifact in run.inputs(artifact):
+            run.require(input_artifact)
+        from ddm_ray.ray_session import ray_session
+        from ddm_ray.storage.pulse import Pulses
+        from ddm_ray.storage.status import describe, observe, status
+        from ddm_ray.train.ray.launch import train_all
+
+        pulses = Pulses()
+
+        def watch(files: Mapping[Artifact, Any]) -> None:
+            (job,) = observe([status(run, artifact, files[artifact])], pulses, time.monotonic())
+            if job.state != "waiting":
+                report(job.fraction, describe(job, phrase))
+
+        report(0.0, "starting a training worker")
+
+        with ray_session(address or site.address, site.token_file) as private:
+            train_all(run, [artifact], site.train, watch, may_grow=not private, island=site.name)
+
+    make(run_url, artifact, stage)
+
+
+@main.command()
+@RUN
+@click.option("--name", default="default", show_default=True, help="Name of the evaluation: its folder below RUN/eval.")
+def evaluate(run_url: str, name: str) -> None:
+    """Compare the mixture's sampling strategies with the monolith: a report, a picture, and metrics as JSON.
+
+    Needs all experts, the router and the monolith. The run samples with the best strategy from then on, unless its
+    recipe names one.
+
+    \b
+      ddm evaluate runs/digits
+    """
+
+    from ddm_ray.storage.graph import evaluation
+
+    def stage(run: Any, report: Any) -> None:
+        from ddm_ray.evaluate import run as evaluating
+
+        evaluating.evaluate(run, name, report)
+
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise ConfigError(f"--name {name!r}: use letters, digits, dots, dashes and underscores")
+    _show_evaluation(make(run_url, evaluation(name), stage), name)
+
+
+def _show_evaluation(run: Any, name: str) -> None:
+    from ddm_ray.evaluate.report import print_table
+    from ddm_ray.evaluate.run import read_metrics
+    from ddm_ray.storage.graph import evaluation
+
+    click.echo(print_table(read_metrics(run, name)))
+    for file in ("report.html", "grid.png", "metrics.json"):
+        click.echo(f"{run.url}/{evaluation(name)}/{file}")
+
+
+@main.command()
+@click.option("--run", "run_url", default=None, metavar="RUN", help="Folder of the run. Default: runs/RECIPE.")
+@click.option("--recipe", default="digits", show_default=True, metavar="NAME", help=RECIPE_HELP)
+@click.option("--set", "settings", multiple=True, metavar="A.B=C", help=SET_HELP)
+def demo(run_url: str | None, recipe: str, settings: tuple[str, ...]) -> None:
+    """Run all stages on this computer: real images, experts, monolith, router, samples, a report.
+
+    Takes minutes on two cores, and needs no GPU and no network. Stop it at any moment; the same command continues.
+
+    \b
+      ddm demo
+      ddm demo --run runs/mine --set partition.num_clusters=8
+    """
+    from ddm_ray import demo as demonstration
+
+    folder = run_url or f"runs/{Path(recipe).stem}"
+    run = demonstration.demo(folder, recipe, settings, phrase)
+    _show_evaluation(run, demonstration.NAME)
+    click.echo("\nnext:")
+    for command in (f"sample {folder} --class 3", f"serve {folder}", f"status {folder}", "--help"):
+        click.echo(f"  ddm {command}")

@@ -1,9 +1,0 @@
-"""What every piece of configuration is."""
-
-from pydantic import BaseModel, ConfigDict
-
-
-class Part(BaseModel):
-    """A frozen piece of configuration that refuses unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)

@@ -1,0 +1,285 @@
+"""Rows of shards for training and evaluation, in memory or streamed through windows, in an order of their own.
+
+N rows, B rows of a batch, M of them in one window, C channels, H x W pixels or latents, P channels of a pooled text.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from ddm_ray.config import DataConfig
+from ddm_ray.core.condition import Condition, Text
+from ddm_ray.data.loading.cache import local_files
+from ddm_ray.data.loading.windows import WINDOW_BYTES, RowGroup, Window, WindowOrder
+from ddm_ray.data.partition.state import manifest_key
+from ddm_ray.data.schema import TEXT, TRAIN, array, as_modelled, data_dtype, read_parquet, shard_schema
+from ddm_ray.data.texts import read_null_text, texts
+from ddm_ray.errors import CorruptArtifact, DataError, DriftError
+from ddm_ray.memory import free_bytes
+from ddm_ray.models.null_text import NULL_TEXT
+from ddm_ray.storage.graph import PARTITION, Artifact
+from ddm_ray.storage.info import ShardInfo
+from ddm_ray.storage.manifest import NAME, FileRecord, Manifest
+from ddm_ray.storage.run import Run
+
+SHARE_OF_FREE_MEMORY = 0.25
+HELD_WINDOWS = 3
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of one split, sorted by id: data_NCHW float32 (pixels in [-1, 1]), label_N and cluster_N int64.
+
+    Where conditions are texts there are `text`, and no labels.
+    """
+
+    ids: list[str]
+    data_NCHW: Tensor
+    label_N: Tensor
+    cluster_N: Tensor
+    text: Text | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class LoadedBatch(NamedTuple):
+    """Rows of a batch: data_BCHW float32, their labels (int64) or texts, and cluster_B int64."""
+
+    data_BCHW: Tensor
+    condition: Condition
+    cluster_B: Tensor
+
+
+def load_rows(run: Run, artifacts: Sequence[Artifact], split: str = TRAIN) -> Rows:
+    """The rows of one or more shards in memory, in an order that doesn't depend on that of `artifacts`.
+
+    Raises MissingArtifact, DriftError, and CorruptArtifact for a file whose checksum isn't its manifest's.
+    """
+    config = run.config.data
+    tables = [shard_schema(config).empty_table().append_column("cluster", pa.array([], pa.int64()))]
+    for artifact in artifacts:
+        manifest = require_shard(run, artifact)
+        for name in _files(manifest, split):
+            table = read_parquet(run.read(artifact, name, manifest), f"{run.url}/{artifact}/{name}")
+            cluster_N = np.full(table.num_rows, ShardInfo.of(manifest).cluster, np.int64)
+            tables.append(table.append_column("cluster", pa.array(cluster_N)))
+    table = pa.concat_tables(tables).sort_by("id")
+    stored = _Stored(config, table.num_rows)
+    stored.fill(0, table, table["cluster"].to_numpy())
+    labels_N = stored.condition() if config.text is None else torch.zeros(0, dtype=torch.int64)
+    text = stored.condition() if config.text is not None else None
+    assert isinstance(labels_N, Tensor) and not isinstance(text, Tensor)
+    data_NCHW = torch.from_numpy(as_modelled(stored.data_NCHW))
+    return Rows(table["id"].to_pylist(), data_NCHW, labels_N, torch.from_numpy(stored.cluster_N), text)
+
+
+def require_shard(run: Run, artifact: Artifact) -> Manifest:
+    """The manifest of a finished shard that is of the partition, where there is one.
+
+    Raises MissingArtifact, CorruptArtifact, and DriftError for a shard that another partition made.
+    """
+    manifest, whole = run.require(artifact), run.manifest(PARTITION)
+    if whole is not None:
+        data = run.store.read(f"{artifact}/{NAME}")
+        listed = whole.files.get(manifest_key(artifact))
+        if listed != FileRecord.of(data):
+            raise DriftError(f"{run.url}/{artifact} isn't the shard that {PARTITION} lists", run.remake(PARTITION))
+    return manifest
+
+
+def _files(manifest: Manifest, split: str) -> list[str]:
+    return sorted(name for name in manifest.files if name.startswith(f"{split}-"))
+
+
+class Loader:
+    """The training rows of a job's shards, batch by batch, in the order of `WindowOrder`; a context manager.
+
+    Rows are held in memory if their files' bytes are within `rows_gib` (None: a quarter of what is free, shared by
+    `ranks_here` processes), else streamed through windows, at most three of them at a time. The order is the same.
+    `cache`: folder for copies of shards in an object store, see `local_files`.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        artifacts: Sequence[Artifact],
+        seed: int,
+        batch: int,
+        rows_gib: float | None = None,
+        cache: str | None = None,
+        ranks_here: int = 1,
+        window_bytes: int = WINDOW_BYTES,
+    ):
+        """Verifies all files once. Raises MissingArtifact, DriftError, CorruptArtifact, StorageError, and DataError
+        if there is no row.
+        """
+        self._config, self._batch = run.config.data, batch
+        self._paths: list[tuple[Path, str, int]] = []  # with the file's name to a reader, and its cluster
+        groups: list[RowGroup] = []
+        num_bytes = 0
+        with ExitStack() as stack:
+            for artifact in sorted(artifacts):
+                manifest = require_shard(run, artifact)
+                names = _files(manifest, TRAIN)
+                num_bytes += sum(manifest.files[name].bytes for name in names)
+                paths = stack.enter_context(local_files(run, manifest, names, cache))
+                for name, path in zip(names, paths, strict=True):
+                    self._paths.append((path, f"{run.url}/{artifact}/{name}", ShardInfo.of(manifest).cluster))
+                    groups += self._groups(len(self._paths) - 1)
+            if not groups:
+                raise DataError(f"{run.url}: {', '.join(artifacts)} have no training row; partition more rows")
+            self.null_text = self._null_text(run, min(artifacts))
+            self._order = WindowOrder(groups, seed, window_bytes)
+            limit = rows_gib * 2**30 if rows_gib is not None else SHARE_OF_FREE_MEMORY * free_bytes() / ranks_here
+            self._memory = self._read(range(len(groups))) if num_bytes <= limit else None
+            self._windows: OrderedDict[tuple[int, int], Future[_Stored]] = OrderedDict()
+            self._thread = ThreadPoolExecutor(1, "windows")
+            stack.callback(self._thread.shutdown, cancel_futures=True)
+            self._resources = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the thread that reads ahead, and remove a temporary copy."""
+        self._windows.clear()
+        self._resources.close()
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of an epoch."""
+        return self._order.num_rows
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether rows are held rather than streamed."""
+        return self._memory is not None
+
+    def batch(self, step: int, place_B: Tensor) -> LoadedBatch:
+        """The rows at these places (int64) of global batch `step`.
+
+        Raises CorruptArtifact for a file that has changed since it was verified.
+        """
+        parts = self._order.locate(step * self._batch + place_B.numpy())
+        batch = _Stored(self._config, len(place_B))
+        for part in parts:
+            if self._memory is not None:
+                batch.take(part.member_M, self._memory, self._order.stored_row(part))
+            else:
+                batch.take(part.member_M, self._window(part.window), part.row_M)
+        if self._memory is None:
+            self._read_ahead(self._order.after(parts[-1].window))
+        data_BCHW = torch.from_numpy(as_modelled(batch.data_NCHW))
+        return LoadedBatch(data_BCHW, batch.condition(), torch.from_numpy(batch.cluster_N))
+
+    def _window(self, window: Window) -> "_Stored":
+        self._read_ahead(window)
+        return self._windows[window.epoch, window.number].result()
+
+    def _read_ahead(self, window: Window) -> None:
+        """Start reading a window; the least recently used ones make room for it."""
+        key = window.epoch, window.number
+        if key not in self._windows:
+            while len(self._windows) >= HELD_WINDOWS:
+                self._windows.popitem(last=False)[1].cancel()
+            self._windows[key] = self._thread.submit(self._read, window.groups)
+        self._windows.move_to_end(key)
+
+    def _read(self, numbers: Iterable[int]) -> "_Stored":
+        """The rows of these row groups, end to end."""
+        groups = [self._order.groups[number] for number in numbers]
+        stored = _Stored(self._config, sum(group.rows for group in groups))
+        columns = [name for name in shard_schema(self._config).names if name != "id"]
+        first = 0
+        for group in groups:
+            path, where, cluster = self._paths[group.file]
+            try:
+                with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                    table = file.read_row_group(group.number, columns, use_threads=False)
+                stored.fill(first, table, cluster)
+            except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+                raise _unreadable(f"{where}, row group {group.number}", error) from None
+            first += group.rows
+        return stored
+
+    def _groups(self, file: int) -> list[RowGroup]:
+        path, where, _ = self._paths[file]
+        try:
+            metadata = pq.read_metadata(path)
+        except (pa.ArrowException, OSError) as error:
+            raise _unreadable(where, error) from None
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        return [
+            RowGroup(file, number, group.num_rows, group.total_byte_size)
+            for number, group in enumerate(groups)
+            if group.num_rows
+        ]
+
+    def _null_text(self, run: Run, artifact: Artifact) -> Text | None:
+        if self._config.text is None:
+            return None
+        return read_null_text(run.read(artifact, NULL_TEXT), f"{run.url}/{artifact}/{NULL_TEXT}", self._config.text)
+
+
+class _Stored:
+    """A fixed number of rows as shards store them, filled and taken from part by part."""
+
+    def __init__(self, config: DataConfig, num_rows: int):
+        self._config = config
+        self.data_NCHW = np.empty((num_rows, *config.shape), data_dtype(config))
+        self.cluster_N = np.empty(num_rows, np.int64)
+        self._label_N = np.empty(num_rows if config.text is None else 0, np.int64)
+        self._tokens: list[bytes] = [] if config.text is None else [b""] * num_rows
+        pooled = None if config.text is None else config.text.pooled_dim
+        self._pooled_NP = None if pooled is None else np.empty((num_rows, pooled), TEXT)
+
+    def fill(self, first: int, table: pa.Table, cluster: int | np.ndarray) -> None:
+        """Set the rows from `first` on to a table's, of `shard_schema`."""
+        rows = slice(first, first + table.num_rows)
+        self.data_NCHW[rows] = array(table["data"], self.data_NCHW.dtype, self._config.shape)
+        self.cluster_N[rows] = cluster
+        if self._config.text is None:
+            self._label_N[rows] = table["label"].to_numpy()
+            return
+        self._tokens[rows] = table["text_tokens"].to_pylist()
+        if self._pooled_NP is not None:
+            self._pooled_NP[rows] = array(table["text_pooled"], TEXT)
+
+    def take(self, member_M: np.ndarray, other: "_Stored", row_M: np.ndarray) -> None:
+        """Set rows member_M to the other's rows row_M."""
+        self.data_NCHW[member_M] = other.data_NCHW[row_M]
+        self.cluster_N[member_M] = other.cluster_N[row_M]
+        if self._config.text is None:
+            self._label_N[member_M] = other._label_N[row_M]
+            return
+        for member, row in zip(member_M.tolist(), row_M.tolist(), strict=True):
+            self._tokens[member] = other._tokens[row]
+        if self._pooled_NP is not None and other._pooled_NP is not None:
+            self._pooled_NP[member_M] = other._pooled_NP[row_M]
+
+    def condition(self) -> Condition:
+        """label_N int64, or float32 texts padded to `data.text.tokens` tokens."""
+        if self._config.text is None:
+            return torch.from_numpy(self._label_N)
+        return texts(self._tokens, self._pooled_NP, self._config.text)
+
+
+def _unreadable(where: str, error: Exception) -> CorruptArtifact:
+    return CorruptArtifact(f"{where}: can't be read ({' '.join(str(error).split())[:120]}); partition the run again")

@@ -1,0 +1,1 @@
+"""`partition`: rows clustered and sorted into one shard a cluster, and the report of it."""

@@ -1,0 +1,182 @@
+"""From rows to centroids, part by part: what is clustered of a row, a sample of the rows, its k-means.
+
+N rows of a part, S of the sample, D dimensions, F fine centroids, K clusters, CHW of the modelled data.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import safetensors.numpy
+import torch
+
+from ddm_ray.core.kmeans import Centroids, two_level_kmeans, unit_length
+from ddm_ray.data import OnProgress
+from ddm_ray.data.order import shuffle_keys
+from ddm_ray.data.partition.sample import RowSample
+from ddm_ray.data.read_ahead import read_ahead
+from ddm_ray.data.schema import DUPLICATES, embeddings, images, read_parquet, trains
+from ddm_ray.errors import DataError
+from ddm_ray.storage.graph import Artifact
+from ddm_ray.storage.info import RowsInfo
+from ddm_ray.storage.run import Run
+
+COLUMNS = {"embeddings": ["embedding"], "pixels": ["data"], "label": ["label"]}
+"""Columns that decide a row's cluster, by the partition's method."""
+POOLED_SIDE = 4
+
+
+class RowsReader:
+    """The rows of a finished artifact, part by part, without the duplicates that were dropped."""
+
+    def __init__(self, run: Run, artifact: Artifact):
+        """Raises MissingArtifact, DriftError, CorruptArtifact."""
+        self.run, self.artifact, self.manifest = run, artifact, run.require(artifact)
+        self.names = sorted(name for name in self.manifest.files if name.startswith("part-"))
+        self._dropped_keys = np.empty(0, np.uint64)
+        if DUPLICATES in self.manifest.files:
+            ids = self._read(DUPLICATES, ["id"])["id"].to_pylist()
+            self._dropped_keys = np.sort(shuffle_keys(ids))
+
+    def parts(self, columns: list[str] | None, on_progress: OnProgress) -> Iterator[pa.Table]:
+        """Each part's rows, by `columns` and id and split, or by all columns.
+
+        Progress is that of the caller. Two parts are in memory: the next one is read ahead. Raises CorruptArtifact
+        naming the part.
+        """
+        began, num_rows = time.monotonic(), 0
+        read = partial(self._read, columns=None if columns is None else ["id", "split", *columns])
+        for number, table in enumerate(read_ahead(read, self.names, 1), 1):
+            table = self._without_dropped(table)
+            yield table
+            num_rows += table.num_rows
+            rate = num_rows / max(time.monotonic() - began, 1e-9)
+            on_progress(number / len(self.names), f"{num_rows:,} rows, {rate:,.0f} rows/s")
+
+    def _without_dropped(self, table: pa.Table) -> pa.Table:
+        if not len(self._dropped_keys):
+            return table
+        key_N = shuffle_keys(table["id"].to_pylist())
+        place_N = np.searchsorted(self._dropped_keys, key_N).clip(max=len(self._dropped_keys) - 1)
+        return table.filter(pa.array(self._dropped_keys[place_N] != key_N))
+
+    def _read(self, name: str, columns: list[str] | None) -> pa.Table:
+        where = f"{self.run.url}/{self.artifact}/{name}"
+        return read_parquet(self.run.read(self.artifact, name, self.manifest), where, columns)
+
+
+@dataclass(frozen=True)
+class ClusterFeatures:
+    """What is clustered of a row: its embedding, or the pooled pixels of its image, to mean 0 and deviation 1."""
+
+    run: Run
+    mean_D: np.ndarray | None = None
+    std_D: np.ndarray | None = None
+
+    def __call__(self, table: pa.Table) -> np.ndarray:
+        """features_ND float32, as the centroids are: to unit length if these are spherical."""
+        features_ND = self.scaled(self.raw(table))
+        return unit_length(features_ND) if self.run.config.partition.metric == "spherical" else features_ND
+
+    def raw(self, table: pa.Table) -> np.ndarray:
+        """features_ND float32 before any scaling. Raises DataError naming a row where they can't be clustered."""
+        config = self.run.config
+        if config.partition.method == "pixels":
+            features_ND = pooled_pixels(images(table, config.data))
+            self._refuse(table, ~np.isfinite(features_ND).all(axis=1), "images aren't finite", "data.latents")
+            return features_ND
+        features_ND = embeddings(table)
+        self._refuse(table, ~np.isfinite(features_ND).all(axis=1), "embeddings aren't finite", "embedder.checkpoint")
+        if config.partition.metric == "spherical":
+            zero_N = np.count_nonzero(features_ND, axis=1) == 0
+            self._refuse(table, zero_N, "embeddings are zero and have no direction", "embedder and partition.metric")
+        return features_ND
+
+    def scaled(self, features_ND: np.ndarray) -> np.ndarray:
+        """Raw features to the sample's mean 0 and standard deviation 1, for pixels."""
+        return features_ND if self.mean_D is None else (features_ND - self.mean_D) / self.std_D
+
+    def _refuse(self, table: pa.Table, broken_N: np.ndarray, what: str, check: str) -> None:
+        if broken_N.any():
+            row_id = table["id"][int(broken_N.argmax())].as_py()
+            raise DataError(f"{self.run.url}: {broken_N.sum()} {what}, e.g. of {row_id}; check {check}")
+
+
+@dataclass(frozen=True)
+class Clustering:
+    """Centroids, and the features that they were fitted to."""
+
+    features: ClusterFeatures
+    centroids: Centroids
+
+    def distances(self, table: pa.Table, cluster_N: np.ndarray) -> np.ndarray:
+        """distance_N float32 of each row from the centroid of its cluster."""
+        distance_N: np.ndarray = np.linalg.norm(self.features(table) - self.centroids.coarse_KD[cluster_N], axis=1)
+        return distance_N
+
+    def to_bytes(self) -> bytes:
+        """A safetensors file of fine_FD, coarse_KD, fine_to_coarse_F and, for pixels, mean_D and std_D."""
+        tensors = dict(vars(self.centroids))
+        if self.features.mean_D is not None:
+            tensors |= {"mean_D": self.features.mean_D, "std_D": self.features.std_D}
+        return safetensors.numpy.save({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()})
+
+    @classmethod
+    def from_bytes(cls, run: Run, data: bytes) -> "Clustering":
+        """The inverse of `to_bytes`, of a file whose checksum was verified."""
+        tensors = safetensors.numpy.load(data)
+        features = ClusterFeatures(run, tensors.pop("mean_D", None), tensors.pop("std_D", None))
+        return cls(features, Centroids(**tensors))
+
+
+def pooled_pixels(images_NCHW: np.ndarray) -> np.ndarray:
+    """features_ND: each channel's averages over a grid of 4 x 4, and its standard deviation; D = 17 C."""
+    grid_NCLL = torch.nn.functional.adaptive_avg_pool2d(torch.from_numpy(images_NCHW), POOLED_SIDE)
+    std_NC = images_NCHW.std(axis=(2, 3))
+    return np.concatenate([grid_NCLL.flatten(1).numpy(), std_NC], axis=1, dtype=np.float32)
+
+
+def fit(rows: RowsReader, on_progress: OnProgress) -> tuple[Clustering, int]:
+    """Two-level k-means of a sample of the training rows (paper, section 4), and the sample's number of rows.
+
+    Raises DataError for too few rows, or too few different ones, to fill the clusters.
+    """
+    run, config = rows.run, rows.run.config.partition
+    features = ClusterFeatures(run)
+    sample = RowSample(min(config.sample_rows, RowsInfo.of(rows.manifest).rows_train))
+    for table in rows.parts(COLUMNS[config.method], lambda share, note: on_progress(share / 2, f"sampling: {note}")):
+        table = table.filter(pa.array(trains(table)))
+        sample.add(shuffle_keys(table["id"].to_pylist()), features.raw(table))
+    check_rows(run, len(sample))
+    [features_SD] = sample.arrays()
+    if config.method == "pixels":
+        std_D = features_SD.std(axis=0, dtype=np.float64)
+        mean_D = features_SD.mean(axis=0, dtype=np.float64).astype(np.float32)
+        features = ClusterFeatures(run, mean_D, np.where(std_D > 0, std_D, 1).astype(np.float32))
+        features_SD = features.scaled(features_SD)
+    on_progress(0.5, f"k-means of {len(features_SD):,} rows")
+    try:
+        centroids = two_level_kmeans(
+            features_SD,
+            config.num_fine,
+            config.num_clusters,
+            config.iterations,
+            config.seed,
+            config.metric,
+            config.max_share,
+        )
+    except DataError as error:
+        raise DataError(f"{run.url}: {error}") from None
+    return Clustering(features, centroids), len(features_SD)
+
+
+def check_rows(run: Run, num_train: int) -> None:
+    """Raises DataError for fewer training rows than clusters."""
+    if num_train < run.config.partition.num_clusters:
+        raise DataError(
+            f"{run.url}: partition.num_clusters is {run.config.partition.num_clusters}, but there are only {num_train}"
+            " training rows; begin a run with fewer"
+        )

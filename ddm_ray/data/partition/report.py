@@ -1,0 +1,90 @@
+"""The report of a partition as an artifact of its own: made with the partition, or again of its rows."""
+
+from ddm_ray.data import OnProgress, no_progress, phase
+from ddm_ray.data.partition.assignment import assign_rows
+from ddm_ray.data.partition.clustering import Clustering, RowsReader
+from ddm_ray.data.partition.report_builder import Report, ReportBuilder, given_report
+from ddm_ray.data.partition.state import has_files, invalidate
+from ddm_ray.data.scratch import scratch_folder
+from ddm_ray.errors import CorruptArtifact, DriftError
+from ddm_ray.storage.graph import CENTROIDS, PARTITION, REPORT, ROWS
+from ddm_ray.storage.info import CentroidsInfo, PartitionInfo, RowsInfo
+from ddm_ray.storage.manifest import FileRecord, Manifest, sha256
+from ddm_ray.storage.run import Run
+
+
+def report(run: Run, progress: OnProgress | None = None, scratch: str | None = None) -> None:
+    """Make the report of a finished partition, of its rows; a no-op if the report is finished.
+
+    `scratch`: see `partition`. Raises MissingArtifact, CorruptArtifact, DriftError, StorageError.
+    """
+    on_progress = progress or no_progress
+    partition = run.require(PARTITION)
+    # The manifest of an older partition lists the files of its report, which must stay as they are.
+    if finished_report(run) or f"{REPORT}/report.html".removeprefix(f"{PARTITION}/") in partition.files:
+        return
+    if run.config.partition.given:
+        commit_report(run, given_report(run.config, PartitionInfo.of(partition)))
+        return
+    rows, builder = RowsReader(run, ROWS), ReportBuilder(run.config)
+    clustering = read_clustering(run, run.require(CENTROIDS)) if run.config.partition.by_kmeans else None
+    with scratch_folder(scratch) as folder:
+        clusters, clustering = assign_rows(rows, clustering, folder, phase(on_progress, 0.0, 0.5, "clusters"))
+        for number, table in enumerate(rows.parts(None, phase(on_progress, 0.5, 1.0, "report"))):
+            cluster_N = clusters.part(number)
+            builder.add(table, cluster_N, clustering.distances(table, cluster_N) if clustering else None)
+    commit_report(run, build_report(run, builder, partition, rows.manifest, clustering))
+
+
+def build_report(
+    run: Run, builder: ReportBuilder, partition: Manifest, rows: Manifest, clustering: Clustering | None
+) -> Report:
+    """The report of a partition whose rows have all been added to `builder`."""
+    info = RowsInfo.of(rows)
+    counts = {"rejected": info.rejected, "duplicates": info.duplicates, "dropped": info.dropped}
+    counts["files of another kind"] = sum(info.ignored.values())
+    facts = {name: f"{count:,}" for name, count in counts.items() if count}
+    if clustering:
+        facts["rows sampled"] = f"{CentroidsInfo.of(run.require(CENTROIDS)).rows_sampled:,}"
+    return builder.build(PartitionInfo.of(partition), clustering.centroids if clustering else None, facts)
+
+
+def read_clustering(run: Run, manifest: Manifest) -> Clustering:
+    """The centroids of a partition, and their features. Raises CorruptArtifact."""
+    [name] = manifest.files
+    return Clustering.from_bytes(run, run.read(CENTROIDS, name, manifest))
+
+
+def finished_report(run: Run) -> Manifest | None:
+    """The manifest of a whole report of today's partition; None if there is none."""
+    try:
+        manifest = run.finished(REPORT)
+    except (CorruptArtifact, DriftError):
+        return None
+    return manifest if manifest and has_files(run, REPORT, manifest) else None
+
+
+def commit_report(run: Run, built: Report) -> None:
+    """Write a report's files and its manifest. A concurrent writer's finished report stays as it is."""
+    invalidate(run, REPORT, lambda: finished_report(run))
+    replaced = {} if finished_report(run) else _write(run, built.files)
+    records = {name: FileRecord.of(data) for name, data in built.files.items()}
+    manifest = run.commit_records(REPORT, records, built.info)
+    for name, data in replaced.items():
+        record = manifest.files.get(name)
+        if record is not None and record.sha256 == sha256(data):
+            run.store.write(f"{REPORT}/{name}", data)
+
+
+def _write(run: Run, files: dict[str, bytes]) -> dict[str, bytes]:
+    """Write a report's files; the other bytes that were replaced, by name: maybe of a writer that finishes first."""
+    replaced = {}
+    for name, data in files.items():
+        key = f"{REPORT}/{name}"
+        if run.store.create(key, data):
+            continue
+        stored = run.store.read(key)
+        if stored != data:
+            run.store.write(key, data)
+            replaced[name] = stored
+    return replaced

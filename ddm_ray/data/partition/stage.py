@@ -1,0 +1,225 @@
+"""The stage `partition`: rows -> centroids -> K clusters, one shard of rows for each, and a report of them.
+
+N rows of a part, D dimensions of what is clustered, K clusters.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ddm_ray.data import OnProgress, no_progress, phase
+from ddm_ray.data.partition.assignment import Clusters, assign_rows
+from ddm_ray.data.partition.clustering import Clustering, RowsReader, fit
+from ddm_ray.data.partition.numbers import sizes
+from ddm_ray.data.partition.report import build_report, commit_report, read_clustering, report
+from ddm_ray.data.partition.report_builder import ReportBuilder
+from ddm_ray.data.partition.shards import ShardWriter
+from ddm_ray.data.partition.state import SHARDS, ExpectedShard, check_finished, invalidate, manifest_key
+from ddm_ray.data.schema import trains
+from ddm_ray.data.scratch import scratch_folder
+from ddm_ray.errors import ConfigError, CorruptArtifact, DataError, DriftError
+from ddm_ray.storage.graph import CENTROIDS, PARTITION, ROWS, Artifact, owner_rows, shard, shards_of
+from ddm_ray.storage.info import CentroidsInfo, PartitionInfo, ShardInfo
+from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest, drift, sha256
+from ddm_ray.storage.run import Run
+
+
+def partition(
+    run: Run,
+    progress: OnProgress | None = None,
+    cluster: int | None = None,
+    scratch: str | None = None,
+    with_report: bool = True,
+) -> Manifest:
+    """Make the shards, then the artifact `partition`, then its report; a no-op if all are finished. Needs no Ray.
+
+    `cluster`: where shards are given, make this owner's shard alone, of its own rows. `scratch`: a local folder that
+    takes about what the shards do (none: the system's temporary one). Memory: the k-means sample, two parts of the
+    rows and a shard's file. The same rows give the same bytes, also where this runs twice at once. Raises DataError
+    if a cluster would have no training row, ConfigError, MissingArtifact, CorruptArtifact, DriftError, StorageError.
+    """
+    on_progress = progress or no_progress
+    given, num_clusters = run.config.partition.given, run.config.partition.num_clusters
+    if cluster is not None:
+        if not given:
+            method = run.config.partition.method
+            raise ConfigError(f"cluster is for shards that are given: partition.method is {method}")
+        if not 0 <= cluster < num_clusters:
+            last = num_clusters - 1
+            raise ConfigError(f"cluster {cluster}: partition.num_clusters is {num_clusters}, so 0 to {last}")
+        return _own(run, cluster, on_progress, scratch)
+    if given:
+        manifest = _collect(run, on_progress)
+    else:
+        manifest = _partition(run, on_progress, scratch, ReportBuilder(run.config) if with_report else None)
+    if with_report:
+        report(run, on_progress, scratch)
+    return manifest
+
+
+def _partition(run: Run, on_progress: OnProgress, scratch: str | None, builder: ReportBuilder | None) -> Manifest:
+    """The partition; with a `builder`, which sees all rows as they are sorted, and its report."""
+    finished = run.finished(PARTITION)
+    identity = run.identity(PARTITION)
+    clusters = range(run.config.partition.num_clusters)
+    listed = {cluster: finished.files[manifest_key(shard(cluster))] if finished else None for cluster in clusters}
+
+    def expected(cluster: int, centroids: str | None) -> ExpectedShard:
+        return ExpectedShard(run, cluster, centroids, identity, listed[cluster])
+
+    if finished:
+        check_finished(run, finished)
+        if all(expected(cluster, None).finished() for cluster in clusters):
+            return finished
+        builder = None  # a report that is missing is made of all rows, once the shards are whole
+    rows = RowsReader(run, ROWS)
+    with scratch_folder(scratch) as folder:
+        clustering, centroids = _centroids(rows, identity, phase(on_progress, 0.0, 0.4, "centroids"))
+        digest = centroids.digest if centroids else None
+        shards = {cluster: expected(cluster, digest).finished() for cluster in clusters}
+        kept = {cluster: manifest for cluster, manifest in shards.items() if manifest}
+        missing = [cluster for cluster in clusters if cluster not in kept]
+        for cluster in missing:
+            expected(cluster, digest).invalidate()
+        for name in run.store.folders(f"{PARTITION}/{SHARDS}"):
+            if f"{PARTITION}/{SHARDS}/{name}" not in shards_of(run.config):
+                run.store.delete_one(f"{PARTITION}/{SHARDS}/{name}/{NAME}")
+        assigned, clustering = assign_rows(rows, clustering, folder, phase(on_progress, 0.4, 0.6, "clusters"))
+        sorting = phase(on_progress, 0.6, 0.8, "sorting")
+        with ShardWriter(run, assigned.rows_train_K, assigned.rows_heldout_K, missing, folder / "shards") as writer:
+            for number, table in enumerate(rows.parts(None, sorting)):
+                cluster_N = assigned.part(number)
+                writer.add(table, cluster_N)
+                if builder:
+                    builder.add(table, cluster_N, clustering.distances(table, cluster_N) if clustering else None)
+            for done, cluster in enumerate(missing):
+                on_progress(0.8 + 0.18 * done / len(missing), f"shard {cluster}")
+                kept[cluster] = writer.commit(cluster, digest, listed[cluster])
+    if finished:
+        _require_listed(run, finished, {cluster: kept[cluster] for cluster in missing})
+        return finished
+    manifest = _commit(run, [kept[cluster] for cluster in clusters], centroids, identity)
+    if builder:
+        on_progress(0.98, "report")
+        commit_report(run, build_report(run, builder, manifest, rows.manifest, clustering))
+    _show_sizes(manifest, on_progress)
+    return manifest
+
+
+def _centroids(
+    rows: RowsReader, identity: Identity, on_progress: OnProgress
+) -> tuple[Clustering | None, Manifest | None]:
+    """The artifact of the centroids, as an interrupted partition left it or new, for the methods that have one."""
+    run = rows.run
+    if not run.config.partition.by_kmeans:
+        return None, None
+    invalidate(run, CENTROIDS, lambda: _kept_centroids(run, identity))
+    if kept := _kept_centroids(run, identity):
+        return kept
+    clustering, num_sampled = fit(rows, on_progress)
+    data = clustering.to_bytes()
+    # Named by its content, since a concurrent writer's may be other bits, from another machine.
+    name = f"centroids-{sha256(data)[:8]}.safetensors"
+    run.store.write(f"{CENTROIDS}/{name}", data)
+    records = {name: FileRecord.of(data)}
+    info = CentroidsInfo(rows_sampled=num_sampled, num_fine=len(clustering.centroids.fine_FD))
+    manifest = run.commit_records(CENTROIDS, records, info, identity=identity)
+    for other in run.store.sizes(CENTROIDS).keys() - manifest.files.keys() - {NAME}:
+        run.store.delete_one(f"{CENTROIDS}/{other}")
+    return read_clustering(run, manifest), manifest
+
+
+def _kept_centroids(run: Run, identity: Identity) -> tuple[Clustering, Manifest] | None:
+    try:
+        manifest = run.manifest(CENTROIDS)
+        if manifest and not drift(identity, manifest.identity):
+            return read_clustering(run, manifest), manifest
+    except CorruptArtifact:
+        return None
+    return None
+
+
+def _require_listed(run: Run, partition: Manifest, remade: Mapping[int, Manifest]) -> None:
+    """Raises CorruptArtifact unless the shards that were made again are those that a finished partition lists."""
+    for cluster, manifest in remade.items():
+        listed = partition.files[manifest_key(shard(cluster))]
+        if sha256(manifest.to_json()) != listed.sha256:
+            ExpectedShard(run, cluster, None, partition.identity, listed).invalidate()
+            raise CorruptArtifact(
+                f"{run.url}/{shard(cluster)}: made again it isn't what the partition lists", run.remake(PARTITION)
+            )
+
+
+def _commit(run: Run, shards: Sequence[Manifest], centroids: Manifest | None, identity: Identity) -> Manifest:
+    """Commit the partition. Its files are its parts' manifests, so that its digest stands for every row's place."""
+    fitted = CentroidsInfo.of(centroids) if centroids else None
+    info = partition_info([ShardInfo.of(manifest) for manifest in shards], fitted)
+    parts = [*shards, centroids] if centroids else shards
+    records = {manifest_key(Artifact(part.artifact)): FileRecord.of(part.to_json()) for part in parts}
+    return run.commit_records(PARTITION, records, info, identity=identity)
+
+
+def partition_info(shards: Sequence[ShardInfo], centroids: CentroidsInfo | None) -> PartitionInfo:
+    """The numbers of a partition that follow from its parts' manifests, the shards by cluster."""
+    counts_CK = np.array([info.counts_C for info in shards], np.int64).T
+    train_K = np.array([info.rows_train for info in shards], np.int64)
+    heldout_K = np.array([info.rows_heldout for info in shards], np.int64)
+    return PartitionInfo(**sizes(counts_CK, train_K, heldout_K), num_fine=centroids.num_fine if centroids else None)
+
+
+def _own(run: Run, cluster: int, on_progress: OnProgress, scratch: str | None) -> Manifest:
+    """One owner's shard, of its own rows alone."""
+    run.finished(shard(cluster))  # raises DriftError
+    if finished := ExpectedShard(run, cluster, None, run.identity(shard(cluster))).finished():
+        return finished
+    rows = RowsReader(run, owner_rows(cluster))
+    with scratch_folder(scratch) as folder:
+        clusters = Clusters(folder, run.config.partition.num_clusters)
+        for number, table in enumerate(rows.parts([], phase(on_progress, 0.0, 0.3, "counting"))):
+            clusters.put(number, np.full(table.num_rows, cluster), trains(table))
+        if not clusters.rows_train_K[cluster]:
+            raise DataError(
+                f"{run.url}/{owner_rows(cluster)}: has no training row; prepare more, or use a lower data.heldout"
+            )
+        counts = (clusters.rows_train_K, clusters.rows_heldout_K)
+        with ShardWriter(run, *counts, [cluster], folder / "shards") as writer:
+            for number, table in enumerate(rows.parts(None, phase(on_progress, 0.3, 0.8, "sorting"))):
+                writer.add(table, clusters.part(number))
+            on_progress(0.8, f"shard {cluster}")
+            manifest = writer.commit(cluster, None)
+    on_progress(1.0, f"{ShardInfo.of(manifest).rows_train:,} training rows")
+    return manifest
+
+
+def _collect(run: Run, on_progress: OnProgress) -> Manifest:
+    """The partition of given shards, from their manifests alone. Raises DriftError if one was replaced since."""
+    finished = run.finished(PARTITION)
+    shards = shards_of(run.config)
+    if finished:
+        check_finished(run, finished)
+        for artifact in shards:
+            manifest = run.manifest(artifact)
+            if manifest and sha256(manifest.to_json()) != finished.files[manifest_key(artifact)].sha256:
+                raise DriftError(
+                    f"{run.url}/{PARTITION} was made of another {manifest_key(artifact)}",
+                    run.remake(PARTITION, delete=f"{run.url}/{PARTITION}/{NAME}"),
+                )
+        return finished
+    manifests = {artifact: run.require(artifact) for artifact in shards}
+    num_classes = len(run.config.data.class_names)
+    for artifact, manifest in manifests.items():
+        counted = len(ShardInfo.of(manifest).counts_C)
+        if counted != num_classes:
+            raise DataError(
+                f"{run.url}/{artifact}: counts {counted} classes, this run has {num_classes}; its owner makes it"
+                " anew, in a run of this configuration",
+                run.make(artifact),
+            )
+    manifest = _commit(run, list(manifests.values()), None, run.identity(PARTITION))
+    _show_sizes(manifest, on_progress)
+    return manifest
+
+
+def _show_sizes(partition: Manifest, on_progress: OnProgress) -> None:
+    rows_K = PartitionInfo.of(partition).rows_K
+    on_progress(1.0, f"{len(rows_K)} clusters of {min(rows_K):,} to {max(rows_K):,} training rows")

@@ -1,0 +1,94 @@
+"""Which parts of a partition count as finished; what a concurrent writer has finished is never deleted."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ddm_ray.errors import CorruptArtifact
+from ddm_ray.storage.graph import CENTROIDS, PARTITION, Artifact, shard
+from ddm_ray.storage.info import ShardInfo
+from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest, drift, sha256
+from ddm_ray.storage.run import Run
+
+SHARDS = "shards"
+
+
+def manifest_key(artifact: Artifact) -> str:
+    """Name of an artifact's manifest among the partition's files."""
+    return f"{artifact.removeprefix(f'{PARTITION}/')}/{NAME}"
+
+
+@dataclass(frozen=True)
+class ExpectedShard:
+    """A shard as it has to be to count: of the centroids of this digest, and of this identity.
+
+    `listed`: a finished partition's record of the manifest; no other counts then.
+    """
+
+    run: Run
+    cluster: int
+    centroids: str | None
+    identity: Identity
+    listed: FileRecord | None = None
+
+    def finished(self) -> Manifest | None:
+        """The shard's manifest, if it counts and all its files are there."""
+        artifact = shard(self.cluster)
+        try:
+            manifest = self.run.manifest(artifact)
+        except CorruptArtifact:
+            return None
+        if manifest is None:
+            return None
+        if self.listed is not None:
+            if sha256(manifest.to_json()) != self.listed.sha256:
+                return None
+        elif drift(self.identity, manifest.identity) or ShardInfo.of(manifest).centroids != self.centroids:
+            return None
+        return manifest if has_files(self.run, artifact, manifest) else None
+
+    def invalidate(self) -> None:
+        """Delete the shard's manifest if it doesn't count."""
+        invalidate(self.run, shard(self.cluster), self.finished)
+
+
+def has_files(run: Run, artifact: Artifact, manifest: Manifest) -> bool:
+    """Whether all files that a manifest lists are there, by their sizes."""
+    sizes = run.store.sizes(artifact)
+    return all(sizes.get(name) == record.bytes for name, record in manifest.files.items())
+
+
+def invalidate(run: Run, artifact: Artifact, finished: Callable[[], object | None]) -> None:
+    """Delete an artifact's manifest unless `finished`, which reads it again, finds that it counts."""
+    key = f"{artifact}/{NAME}"
+    # Looked for first: a manifest that a concurrent writer commits after this look was never found wanting.
+    if run.store.exists(key) and finished() is None:
+        run.store.delete_one(key)
+
+
+def check_finished(run: Run, partition: Manifest) -> None:
+    """Raises CorruptArtifact naming a file of a finished partition that is gone or of another size, shards aside."""
+    sizes = {name: record.bytes for name, record in partition.files.items() if not name.startswith(f"{SHARDS}/")}
+    if (record := partition.files.get(manifest_key(CENTROIDS))) is not None:
+        try:
+            manifest = run.manifest(CENTROIDS)
+        except CorruptArtifact:
+            manifest = None
+        if manifest is None or sha256(manifest.to_json()) != record.sha256:
+            raise _gone(run, manifest_key(CENTROIDS))
+        folder = CENTROIDS.removeprefix(f"{PARTITION}/")
+        sizes |= {f"{folder}/{name}": file.bytes for name, file in manifest.files.items()}
+    stored = {
+        f"{folder}/{name}": size
+        for folder in sorted({name.split("/")[0] for name in sizes})
+        for name, size in run.store.sizes(f"{PARTITION}/{folder}").items()
+    }
+    for name, size in sizes.items():
+        if stored.get(name) != size:
+            raise _gone(run, name)
+
+
+def _gone(run: Run, name: str) -> CorruptArtifact:
+    return CorruptArtifact(
+        f"{run.url}/{PARTITION}/{name}: gone or altered, though the partition lists it",
+        run.remake(PARTITION, delete=f"{run.url}/{PARTITION}/{NAME}"),
+    )

@@ -1,0 +1,159 @@
+"""Decoded images and their conditions -> rows: embeddings, latents, encoded texts. No Ray.
+
+Shapes: N rows, C channels, H x W pixels or latents, D dimensions of an embedding, P channels of a pooled text.
+"""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from ddm_ray.config import RunConfig
+from ddm_ray.data.images import thumbnail
+from ddm_ray.data.order import holdout_fractions
+from ddm_ray.data.prepare.decoding import DecodedRows
+from ddm_ray.data.prepare.records import EmbeddedRows
+from ddm_ray.data.schema import EMBEDDING, HELDOUT, TEXT, TRAIN, column, data_dtype, rows_schema
+from ddm_ray.data.texts import null_text_bytes, stored_tokens
+from ddm_ray.errors import Begin, ConfigError, CorruptArtifact, DataError
+from ddm_ray.models.features import Features, PixelFeatures, make_features
+from ddm_ray.models.latents import Latents
+from ddm_ray.models.text import TextEncoder
+
+MANY_ROWS = 8
+"""Rows of a chunk from which on a network that gives no numbers for any of them is to blame."""
+OVERFLOWS = ", or more than float16 holds,"
+
+
+class Embed:
+    """`DecodedRows` -> `EmbeddedRows`; networks are loaded once, and see `embedder.batch_size` rows at a time."""
+
+    def __init__(self, config: RunConfig, pixel_features: PixelFeatures | None, device: str = "cpu"):
+        """`pixel_features`: the fitted ones of an embedder of pixels, else None.
+
+        ConfigError, DataError, CorruptArtifact if a network can't be loaded or has other sizes than the run's.
+        """
+        self.config, self.device = config, device
+        data, given = config.data, config.partition.given
+        self._features: Features | None = None if given else make_features(config.embedder, pixel_features, device)
+        if pixel_features is not None and len(pixel_features.mean_P) != np.prod(data.pixel_shape):
+            raise CorruptArtifact(
+                f"the components of the embedder are of {len(pixel_features.mean_P)} values, images have"
+                f" {np.prod(data.pixel_shape)}; delete the run's rows and prepare again"
+            )
+        self._latents = None if data.latents is None else Latents.from_config(data.latents).to(device)
+        self._texts = None if data.text is None else TextEncoder.from_config(data.text).to(device)
+        if self._latents is not None and self._latents.channels != data.channels:
+            assert data.latents is not None
+            raise ConfigError(
+                f"autoencoder {data.latents.autoencoder} makes {self._latents.channels} channels, not {data.channels}",
+                Begin(field="data.channels", value=f"{self._latents.channels}"),
+            )
+
+    @property
+    def embedding_dim(self) -> int:
+        """D; 0 where shards are given and nothing is clustered."""
+        return 0 if self._features is None else self._features.dim
+
+    def null_text(self) -> bytes | None:
+        """The file of the empty prompt's text (`texts.null_text_bytes`), for runs conditioned on texts."""
+        return None if self._texts is None else null_text_bytes(self._texts.null())
+
+    def __call__(self, decoded: DecodedRows) -> EmbeddedRows:
+        """The rows, in the same order. DataError if a network gives no numbers for any of MANY_ROWS or more."""
+        data, schema = self.config.data, rows_schema(self.config.data, self.embedding_dim)
+        if not decoded.ids:
+            return EmbeddedRows(schema.empty_table(), decoded.rejected)
+        assert decoded.pixels_NHWC.dtype == np.uint8
+        channels, height, width = data.pixel_shape
+        assert decoded.pixels_NHWC.shape == (len(decoded.ids), height, width, channels)
+        numbers = _Numbers(decoded.ids)
+        columns: dict[str, Any] = {
+            "id": decoded.ids,
+            "content_hash": decoded.content_hashes,
+            "split": [HELDOUT if fraction < data.heldout else TRAIN for fraction in holdout_fractions(decoded.ids)],
+            **self._data(decoded, numbers),
+            **self._conditions(decoded, numbers),
+        }
+        if self._features is not None:
+            embeddings_ND = self._features(decoded.pixels_NHWC)
+            kind = self.config.embedder.kind
+            name = kind if kind == "pixels" else f"{kind} {self.config.embedder.model}"
+            numbers.check(embeddings_ND, f"embedder {name}")
+            columns["embedding"] = column(embeddings_ND, EMBEDDING)
+        table, rejected = numbers.split(pa.table(columns, schema=schema))
+        return EmbeddedRows(table, decoded.rejected + rejected)
+
+    def _data(self, decoded: DecodedRows, numbers: "_Numbers") -> dict[str, Any]:
+        config = self.config.data
+        if self._latents is None:
+            return {"data": column(decoded.pixels_NHWC.transpose(0, 3, 1, 2), data_dtype(config))}
+        assert config.latents is not None
+        encoded = []
+        for rows in self._batches(len(decoded.ids)):
+            pixels_BHWC = torch.tensor(decoded.pixels_NHWC[rows]).to(self.device)
+            images_BCHW = pixels_BHWC.permute(0, 3, 1, 2).float() / 127.5 - 1
+            encoded.append(self._latents.encode(images_BCHW).to(torch.float16).cpu().numpy())
+        latents_NCHW = np.concatenate(encoded)
+        assert latents_NCHW.shape[1:] == config.shape
+        numbers.check(latents_NCHW, f"autoencoder {config.latents.autoencoder}")
+        return {
+            "data": column(latents_NCHW, data_dtype(config)),
+            "thumbnail": [thumbnail(pixels_HWC) for pixels_HWC in decoded.pixels_NHWC],
+        }
+
+    def _conditions(self, decoded: DecodedRows, numbers: "_Numbers") -> dict[str, Any]:
+        config = self.config.data.text
+        if config is None or self._texts is None:
+            return {"label": decoded.conditions}
+        captions = [str(caption) for caption in decoded.conditions]
+        tokens: list[bytes] = []
+        pooled = []
+        for rows in self._batches(len(captions)):
+            text = self._texts.encode(captions[rows], warn=False)
+            tokens += stored_tokens(text)
+            if config.pooled_dim is not None:
+                assert text.pooled_BP is not None
+                pooled.append(text.pooled_BP.to(torch.float16).cpu().numpy())
+        columns: dict[str, Any] = {"text": captions, "text_tokens": tokens}
+        finite_N = np.array([np.isfinite(np.frombuffer(stored, TEXT)).all() for stored in tokens])
+        numbers.require(finite_N, f"text encoder {config.encoder}", OVERFLOWS)
+        if pooled:
+            pooled_NP = np.concatenate(pooled)
+            numbers.check(pooled_NP, f"text encoder {config.pooled_encoder or config.encoder}")
+            columns["text_pooled"] = column(pooled_NP, TEXT)
+        return columns
+
+    def _batches(self, num_rows: int) -> list[slice]:
+        size = self.config.embedder.batch_size
+        return [slice(start, start + size) for start in range(0, num_rows, size)]
+
+
+class _Numbers:
+    """Rows for which every network gives finite numbers, and the reasons why others are rejected."""
+
+    def __init__(self, ids: list[str]):
+        self._ids = ids
+        self._reasons: dict[int, str] = {}
+
+    def check(self, values: np.ndarray, what: str) -> None:
+        """Reject rows for which network `what` gives values (N, ...) that aren't finite. Raises as `require`."""
+        finite_N = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
+        self.require(finite_N, what, OVERFLOWS if values.dtype == np.float16 else "")
+
+    def require(self, finite_N: np.ndarray, what: str, limit: str) -> None:
+        """Reject rows that aren't finite. Raises DataError if none of MANY_ROWS or more rows is."""
+        if len(finite_N) >= MANY_ROWS and not finite_N.any():
+            which = f"for any of {len(finite_N)} rows, e.g. {self._ids[0]}; use another"
+            raise DataError(f"{what}: gives NaN or infinity{limit} {which}")
+        for row in np.flatnonzero(~finite_N).tolist():
+            self._reasons.setdefault(row, f"{what}: gives NaN or infinity{limit}".rstrip(","))
+
+    def split(self, table: pa.Table) -> tuple[pa.Table, list[dict[str, str]]]:
+        """The usable rows, and {id, reason} of the rejected ones."""
+        if not self._reasons:
+            return table, []
+        usable_N = np.array([row not in self._reasons for row in range(table.num_rows)])
+        rejected = [{"id": self._ids[row], "reason": self._reasons[row]} for row in sorted(self._reasons)]
+        return table.filter(pa.array(usable_N)).combine_chunks(), rejected

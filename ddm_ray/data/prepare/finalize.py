@@ -1,0 +1,157 @@
+"""The last step of `prepare`: ids are unique, equal images are counted or dropped; then the manifest."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+
+from ddm_ray.data.prepare.make_rows import NULL
+from ddm_ray.data.prepare.records import REJECTED, RowsRecord, RowsStore, SourcePlan, read_rows
+from ddm_ray.data.read_ahead import read_ahead
+from ddm_ray.data.reasons import commonest
+from ddm_ray.data.schema import DUPLICATES, TRAIN, to_parquet
+from ddm_ray.errors import DataError, Give
+from ddm_ray.models.null_text import NULL_TEXT
+from ddm_ray.storage.info import Reason, RowsInfo
+from ddm_ray.storage.manifest import FileRecord, Manifest, canonical, sha256
+
+EXAMPLES = 3
+PREFETCH_PARTS = 4
+
+
+def check_rejected(
+    chunks: RowsStore,
+    plan: SourcePlan,
+    records: Sequence[RowsRecord],
+    max_rejected: float,
+    expected: float | None = None,
+) -> None:
+    """Raise DataError if more than the share `max_rejected` of the rows was rejected, with examples and what to do.
+
+    `expected`: about how many rows there will be, while the source is still read.
+    """
+    rejected = sum(record.rejected for record in records)
+    num_read = rejected + sum(record.rows for record in records)
+    if rejected <= max_rejected * (num_read if expected is None else expected):
+        return
+    share = rejected / num_read
+    if expected is None:
+        rows, bound = f"{num_read} rows", f"{share:.1%} where {max_rejected:.1%} are allowed"
+    else:
+        rows = f"the first {num_read} rows read"
+        bound = f"more than the {max_rejected:.1%} that are allowed of about {expected:.0f}"
+    examples = "; ".join(f"{reason.reason}, e.g. {reason.id}" for reason in _reasons(records)[:EXAMPLES])
+    advice = f"mend them and delete {chunks.url}, or go on"
+    raise DataError(
+        f"source {plan.source}: {rejected} of {rows} can't be used, {bound}: {examples}; reasons are in"
+        f" {chunks.url}/{REJECTED}",
+        Give("max_rejected", advice, f"{min(1.0, np.ceil(share * 100) / 100):g}"),
+    )
+
+
+def commit(chunks: RowsStore, plan: SourcePlan, records: Sequence[RowsRecord]) -> Manifest:
+    """Check the records of all chunks against each other and storage, and commit the rows.
+
+    Chunk files that no record names, of a kill or a concurrent writer that came second, are deleted. Raises DataError
+    if an id comes twice or there is no row to train on; CorruptArtifact.
+    """
+    run, artifact = chunks.run, chunks.artifact
+    identity = run.identity(artifact)
+    chunks.require_complete(plan, records)
+    _require_unique(chunks, plan, records)
+    equal = _equal_images(chunks, records)
+    dropped = equal.ids if run.config.data.duplicates == "drop" else []
+    heldout = sum(record.heldout for record in records) - (equal.heldout if dropped else 0)
+    num_rows = sum(record.rows for record in records) - len(dropped)
+    if num_rows == heldout:
+        raise DataError(
+            f"source {plan.source} gave no row to train on: {num_rows} can be used and data.heldout is"
+            f" {run.config.data.heldout}; reasons for others are in {chunks.url}/{REJECTED}"
+        )
+    files = dict(record.part for record in records if record.part)
+    content = [record.digest for record in records if record.digest]
+    if run.config.data.text is not None:
+        null, _ = chunks.read_once(NULL)
+        chunks.store.write(f"{artifact}/{NULL_TEXT}", null)
+        files[NULL_TEXT] = FileRecord.of(null)
+        content.append(files[NULL_TEXT].sha256)
+    if run.config.data.duplicates == "drop":
+        data = to_parquet(pa.table({"id": pa.array(dropped, pa.string())}))
+        chunks.store.write(f"{artifact}/{DUPLICATES}", data)
+        files[DUPLICATES] = FileRecord.of(data)
+    info = RowsInfo(
+        rows=num_rows,
+        rows_train=num_rows - heldout,
+        rows_heldout=heldout,
+        rejected=sum(record.rejected for record in records),
+        duplicates=len(equal.ids),
+        dropped=len(dropped),
+        embedding_dim=max(record.embedding_dim for record in records),
+        source=plan.source,
+        classes=plan.classes,
+        ignored=plan.ignored,
+        reasons=_reasons(records),
+    )
+    manifest = run.commit_records(artifact, files, info, sha256(canonical(content)), identity)
+    chunks.delete_strays(records)
+    return manifest
+
+
+def _reasons(records: Sequence[RowsRecord]) -> tuple[Reason, ...]:
+    return tuple(Reason(**row) for row in commonest(reason for record in records for reason in record.commonest))
+
+
+def _require_unique(chunks: RowsStore, plan: SourcePlan, records: Sequence[RowsRecord]) -> None:
+    suspects = _sharing(records, [record.id_hashes_N for record in records])
+    ids = [row_id for rows in _read(chunks, suspects, ["id"]) for row_id in rows["id"].to_pylist()]
+    twice = [row_id for row_id, count in Counter(ids).items() if count > 1]
+    if twice:
+        raise DataError(f"source {plan.source}: {len(twice)} ids come twice, e.g. {twice[0]}; give each row its own")
+
+
+@dataclass(frozen=True)
+class _Equal:
+    """Rows whose image equals an earlier row's, byte by byte: their ids, and how many of them are held out."""
+
+    ids: list[str]
+    heldout: int
+
+
+def _equal_images(chunks: RowsStore, records: Sequence[RowsRecord]) -> _Equal:
+    ids: list[str] = []
+    heldout = 0
+    earlier: set[str] = set()
+    suspects = _sharing(records, [record.content_hashes_N for record in records])
+    for table in _read(chunks, suspects, ["id", "content_hash", "split"]):
+        for row_id, content, split in zip(*(column.to_pylist() for column in table.columns), strict=True):
+            if content in earlier:
+                ids.append(row_id)
+                heldout += split != TRAIN
+            earlier.add(content)
+    return _Equal(ids, heldout)
+
+
+@dataclass(frozen=True)
+class _Suspects:
+    """The rows of a part whose hash comes more than once; they are few, and no others are read."""
+
+    record: RowsRecord
+    rows_N: np.ndarray
+
+
+def _sharing(records: Sequence[RowsRecord], hashes: list[np.ndarray]) -> list[_Suspects]:
+    """The rows with a hash that comes more than once, in order."""
+    values, counts = np.unique(np.concatenate([*hashes, np.empty(0, np.uint64)]), return_counts=True)
+    twice = values[counts > 1]
+    suspects = (_Suspects(record, np.isin(own, twice)) for record, own in zip(records, hashes, strict=True))
+    return [own for own in suspects if own.rows_N.any()]
+
+
+def _read(chunks: RowsStore, suspects: list[_Suspects], columns: list[str]) -> Iterator[pa.Table]:
+    records = [own.record for own in suspects]
+    tables = read_ahead(partial(read_rows, chunks, columns=columns), records, PREFETCH_PARTS)
+    for own, table in zip(suspects, tables, strict=True):
+        yield table.filter(pa.array(own.rows_N))

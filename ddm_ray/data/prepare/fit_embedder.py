@@ -1,0 +1,85 @@
+"""The embedder of pixels, fitted once to the source's own. No Ray."""
+
+import math
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from ddm_ray.config import DataConfig, RunConfig
+from ddm_ray.data import OnProgress
+from ddm_ray.data.order import holdout_fractions, shuffle_keys
+from ddm_ray.data.prepare.decoding import decode_rows
+from ddm_ray.data.prepare.records import RowsStore, SourcePlan
+from ddm_ray.data.sources import EncodedChunk, Source
+from ddm_ray.errors import DataError
+from ddm_ray.models.features import PixelFeatures
+
+PCA_ROWS = 10_000
+PCA_BYTES = 2**29
+PIXELS = "_embedder/PIXELS.json"
+
+
+def embeds_pixels(config: RunConfig) -> bool:
+    """Whether the embedder is fitted to the run's own pixels."""
+    return not config.partition.given and config.embedder.kind == "pixels"
+
+
+def fitted(chunks: RowsStore) -> PixelFeatures | None:
+    """The principal components that `fit` found; None for an embedder that isn't fitted. Raises CorruptArtifact."""
+    if not embeds_pixels(chunks.run.config):
+        return None
+    return PixelFeatures.from_bytes(chunks.read_once(PIXELS)[0], f"{chunks.url}/{PIXELS}")
+
+
+def fit(chunks: RowsStore, plan: SourcePlan, source: Source, on_progress: OnProgress) -> None:
+    """Fit the embedder of pixels once for all, on training rows among the first PCA_ROWS of units in random order.
+
+    They are fewer where these would take more than PCA_BYTES as float32. Rows and their order depend on the plan
+    alone. Raises DataError if they don't allow it.
+    """
+    config = chunks.run.config
+    if not embeds_pixels(config):
+        return
+
+    def components() -> tuple[bytes, dict[str, str]]:
+        ids, pixels_NHWC = _sample(plan, source, config.data, on_progress)
+        on_progress(0.0, f"fitting the embedder to {len(ids):,} images")
+        order = np.argsort(np.array(ids), kind="stable")
+        return PixelFeatures.fit(pixels_NHWC[order], config.embedder.dim).to_bytes(), {}
+
+    chunks.write_once(PIXELS, ".safetensors", components)
+
+
+def _sample(
+    plan: SourcePlan, source: Source, config: DataConfig, on_progress: OnProgress
+) -> tuple[list[str], np.ndarray]:
+    """Training rows' ids and pixels_NHWC."""
+    ids: list[str] = []
+    pixels: list[np.ndarray] = []
+    rejected: list[dict[str, str]] = []
+    num_read, enough = 0, min(PCA_ROWS, PCA_BYTES // (4 * math.prod(config.pixel_shape)))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for chunk in _chunks_in_random_order(plan, source):
+            decoded = decode_rows(chunk.rows, config, pool)
+            train_N = holdout_fractions(decoded.ids) >= config.heldout
+            ids += [row_id for row_id, train in zip(decoded.ids, train_N, strict=True) if train]
+            pixels.append(decoded.pixels_NHWC[train_N])
+            num_read, rejected = num_read + len(chunk.rows), rejected + decoded.rejected
+            on_progress(0.0, f"fitting the embedder: {num_read:,} of at most {enough:,} images read")
+            if num_read >= enough:
+                break
+    if not ids:
+        example = ""
+        if rejected:
+            first = f"{rejected[0]['id']} ({rejected[0]['reason']})"
+            example = f": {len(rejected)} of {num_read} can't be used, e.g. {first}"
+        raise DataError(f"source {plan.source} gave no row to train on{example}; data.heldout is {config.heldout}")
+    return ids, np.concatenate(pixels)
+
+
+def _chunks_in_random_order(plan: SourcePlan, source: Source) -> Iterator[EncodedChunk]:
+    """The chunks of units in random order."""
+    for number in np.argsort(shuffle_keys(str(number) for number in range(len(plan.units)))):
+        yield from source.read(plan.units[number])

@@ -1,0 +1,184 @@
+"""The stage `prepare`: source -> decoded chunks -> embedded parts -> the artifact of rows."""
+
+import os
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from ddm_ray.config import RunConfig
+from ddm_ray.data import OnProgress, no_progress
+from ddm_ray.data.prepare.decoding import read_decoded
+from ddm_ray.data.prepare.finalize import check_rejected, commit
+from ddm_ray.data.prepare.fit_embedder import fit
+from ddm_ray.data.prepare.make_rows import MakeRows
+from ddm_ray.data.prepare.records import RowsRecord, RowsStore, SourcePlan, rows_store
+from ddm_ray.data.sharded.stage import ShareRead, make_chunks
+from ddm_ray.data.sharded.work import Executor
+from ddm_ray.data.sources import Source, open_source
+from ddm_ray.data.sources import chunk_rows as rows_per_chunk
+from ddm_ray.errors import ConfigError, DataError, DriftError, Give
+from ddm_ray.placement import PreparePlacement
+from ddm_ray.storage.graph import ROWS, Artifact, owner_rows
+from ddm_ray.storage.info import RowsInfo
+from ddm_ray.storage.manifest import Manifest
+from ddm_ray.storage.run import Run
+
+MAX_REJECTED = 0.05
+MIN_READ = 1000
+"""Rows read before the share that is rejected is judged."""
+
+
+def prepare(
+    run: Run,
+    progress: OnProgress | None = None,
+    placement: PreparePlacement | None = None,
+    source: str | None = None,
+    cluster: int | None = None,
+    max_rejected: float = MAX_REJECTED,
+    chunk_rows: int | None = None,
+    execute: Executor[RowsRecord] | None = None,
+) -> Manifest:
+    """Make the artifact `rows` of the run's source; a no-op if it is finished.
+
+    `source`, `cluster`: one owner's, where shards are given. `chunk_rows`: rows of a part; none: those that fill
+    64 MiB. `execute`: `sharded.serial.serial`, or none: Ray Data on the Ray that is initialised. Killed at any moment,
+    called again it goes on; concurrent calls on the same rows are harmless. Raises DataError if no row can be used,
+    more than the share `max_rejected` can't, an id comes twice or a network doesn't fit; ConfigError, DriftError,
+    CorruptArtifact, StorageError, RayError.
+    """
+    artifact = rows_artifact(run, cluster)
+    on_progress, placement = progress or no_progress, placement or PreparePlacement()
+    chunks = rows_store(run, artifact)
+    finished = run.finished(artifact)
+    plan = None if finished else chunks.begun()
+    begun_from = RowsInfo.of(finished).source if finished else plan.source if plan else None
+    name = source_of(run, artifact, begun_from, source, cluster)
+    if finished:
+        return finished
+    opened = open_source(run.config.data, name, chunk_rows)
+    if plan is None:
+        on_progress(0.0, "listing the source")
+        rows = chunk_rows or rows_per_chunk(run.config.data)
+        plan = chunks.plan(partial(list_source, run.config, name, opened, rows))
+        if plan.source != name:  # a concurrent command began them
+            raise _other_source(run, artifact, plan.source, name)
+    opened = opened.planned(plan.chunk_rows, plan.classes)
+    on_progress(0.0, "fitting the embedder")
+    fit(chunks, plan, opened, on_progress)
+    if execute is None:
+        from ddm_ray.data.sharded.ray_data import RayData
+
+        execute = RayData(placement)
+    read = partial(read_decoded, source=opened, config=run.config.data)
+    maker = MakeRows(chunks, "cuda" if placement.use_gpu else "cpu")
+    observer = _Observer(chunks, plan, on_progress, max_rejected)
+    records = make_chunks(chunks, plan, execute, read, maker, observer)
+    on_progress(0.99, "checking")
+    check_rejected(chunks, plan, records, max_rejected)
+    manifest = commit(chunks, plan, records)
+    info = RowsInfo.of(manifest)
+    on_progress(1.0, f"{info.rows} rows, {info.rejected} rejected")
+    return manifest
+
+
+def rows_artifact(run: Run, cluster: int | None) -> Artifact:
+    """The artifact that `prepare` makes, of owner `cluster` where shards are given. Raises ConfigError."""
+    num_clusters = run.config.partition.num_clusters
+    if not run.config.partition.given:
+        if cluster is not None:
+            raise ConfigError(f"{run.url}: cluster is for shards that are given (partition.method given); leave it out")
+        return ROWS
+    if cluster is None:
+        fix = Give("cluster", "say whose rows these are", f"0 to {num_clusters - 1}")
+        raise ConfigError(f"{run.url}: shards are given", fix)
+    if not 0 <= cluster < num_clusters:
+        raise ConfigError(f"cluster {cluster}: this run has clusters 0 to {num_clusters - 1}")
+    return owner_rows(cluster)
+
+
+def source_of(run: Run, artifact: Artifact, begun_from: str | None, source: str | None, cluster: int | None) -> str:
+    """Where the rows come from: as they were begun, else `source` of an owner, else as configured.
+
+    Raises DriftError if they were begun from another than `source`, ConfigError if it is missing or not to be given.
+    """
+    if cluster is None and source is not None:
+        raise ConfigError(
+            f"{run.url}: source is for shards that are given; otherwise set data.source when the run begins"
+        )
+    source = _absolute(source) if source is not None else None
+    if begun_from is not None and source not in (None, begun_from):
+        raise _other_source(run, artifact, begun_from, source)
+    if cluster is not None and not (begun_from or source):
+        raise ConfigError(f"{run.url}: has no source yet", Give("source", f"name the images of owner {cluster}", "URI"))
+    return begun_from or source or _absolute(run.config.data.source)
+
+
+def _other_source(run: Run, artifact: Artifact, begun_from: str, source: str) -> DriftError:
+    return DriftError(f"{run.url}/{artifact} was begun from {begun_from}, not from {source}", run.remake(artifact))
+
+
+def _absolute(source: str) -> str:
+    # Ray's workers have other current folders.
+    if "://" in source or source == "digits" or source.startswith("shapes:"):
+        return source
+    return os.path.abspath(Path(source).expanduser())
+
+
+def list_source(config: RunConfig, name: str, source: Source, chunk_rows: int) -> SourcePlan:
+    """The plan for rows of a source called `name`.
+
+    Raises DataError if it would name the classes by its folders, though shards are given; and as `Source.list`.
+    """
+    listing = source.list()
+    if config.partition.given and listing.classes is not None:
+        raise DataError(
+            f"source {name}: data.num_classes only counts the classes, and owners' folders would mean other classes at"
+            " each; begin the run anew and name them with data.class_names"
+        )
+    return SourcePlan(name, chunk_rows, listing.classes, listing.units, listing.ignored)
+
+
+class _Observer:
+    """Shows the share of the source's bytes that is read, the speed and the time left; judges the rejected rows."""
+
+    def __init__(self, chunks: RowsStore, plan: SourcePlan, on_progress: OnProgress, max_rejected: float):
+        self._chunks, self._plan = chunks, plan
+        self._on_progress, self._max_rejected = on_progress, max_rejected
+        self._share = ShareRead[RowsRecord](plan.units)
+        self._records: list[RowsRecord] = []
+        self._rows, self._rejected = 0, 0
+        self._began: tuple[float, float, int] | None = None
+
+    def begin(self, records: Sequence[RowsRecord]) -> None:
+        """See ChunkObserver."""
+        self._share.begin(records)
+        for record in records:
+            self._count(record)
+        self._on_progress(self._share.fraction, "loading networks, then decoding and embedding")
+
+    def add(self, record: RowsRecord, until: float) -> None:
+        """See ChunkObserver. Raises DataError if too many of all rows to come are rejected already."""
+        self._share.advance(record.key.unit, until)
+        self._count(record)
+        self._show()
+        num_read = self._rows + self._rejected
+        if num_read >= MIN_READ:
+            expected = self._share.expected(num_read)
+            if self._rejected > self._max_rejected * expected:
+                check_rejected(self._chunks, self._plan, self._records, self._max_rejected, expected)
+
+    def _count(self, record: RowsRecord) -> None:
+        self._records.append(record)
+        self._rows += record.rows
+        self._rejected += record.rejected
+
+    def _show(self) -> None:
+        fraction, note = self._share.fraction, f"{self._rows} rows, {self._rejected} rejected"
+        now = time.monotonic(), fraction, self._rows
+        # Speed counts from the first chunk: before it came, processes were started and networks loaded.
+        self._began = self._began or now
+        seconds, share, rows = (value - first for value, first in zip(now, self._began, strict=True))
+        if seconds > 0 and share > 0:
+            note += f", {rows / seconds:.0f} rows/s, {seconds * (1 - fraction) / share:.0f} s left"
+        self._on_progress(fraction, note)

@@ -1,0 +1,248 @@
+"""An artifact while it is made chunk by chunk, on storage: the plan of its units, and a record of every finished chunk.
+
+Concurrent commands and kills are harmless: a plan or record is created if absent, after the files that it names.
+"""
+
+import re
+from base64 import b64decode, b64encode
+from collections import Counter
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Annotated, Any, Generic, Protocol, TypeVar, get_type_hints
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
+
+from ddm_ray.data.schema import read_parquet, to_parquet
+from ddm_ray.errors import CorruptArtifact, DriftError, Make
+from ddm_ray.storage.chunk_records import PLAN, RECORDS, ChunkKey, chunks_done, recorded_keys
+from ddm_ray.storage.graph import Artifact
+from ddm_ray.storage.manifest import FileRecord, Identity, drift, verify
+from ddm_ray.storage.run import Run
+from ddm_ray.storage.sealed import seal, unseal
+
+MAX_READERS = 16
+HASH = np.dtype("<u8")
+_OF_A_CHUNK = re.compile(r"(?:.*[-/])?\d{6,}-\d{6,}-[0-9a-f]{8}\.\w+")
+_COLUMNS = {str: pa.string(), int: pa.int64(), tuple[str, ...]: pa.list_(pa.string())}
+_COLUMNS[tuple[int, ...]] = pa.list_(pa.int64())
+
+StoredFile = tuple[str, FileRecord]
+"""A file's name below the artifact, and its size and checksum."""
+Hashes = Annotated[
+    np.ndarray,
+    PlainValidator(lambda text: np.frombuffer(b64decode(text), HASH)),
+    PlainSerializer(lambda hash_N: b64encode(hash_N.astype(HASH).tobytes()).decode(), return_type=str),
+]
+"""Eight bytes a row, as a field of a record."""
+
+
+class WorkUnit(Protocol):
+    """The work of one task, a dataclass of texts, integers and tuples of them."""
+
+    @property
+    def key(self) -> str:
+        """Name for messages."""
+        ...
+
+    @property
+    def bytes(self) -> int:
+        """Size in any measure of work, for progress."""
+        ...
+
+
+class Plan(Protocol):
+    """What an artifact was begun with and every later command goes by: a dataclass of units and plain fields."""
+
+    @property
+    def units(self) -> tuple[Any, ...]:
+        """The units of work (`WorkUnit`), all of one type."""
+        ...
+
+
+@dataclass(frozen=True)
+class ChunkRecord:
+    """A finished chunk. Stages add fields: plain values, `Hashes`, and its files, each a `StoredFile | None`."""
+
+    key: Annotated[ChunkKey, Field(alias="place")]
+
+    @property
+    def files(self) -> dict[str, FileRecord]:
+        """The chunk's files by name below the artifact."""
+        return dict(value for value in vars(self).values() if isinstance(value, tuple))
+
+
+PlanT = TypeVar("PlanT", bound=Plan)
+RecordT = TypeVar("RecordT", bound=ChunkRecord)
+
+
+class ChunkStore(Generic[PlanT, RecordT]):
+    """Plan, records and chunk files of an artifact. Can be pickled; costs nothing to open."""
+
+    def __init__(self, run: Run, artifact: Artifact, plan_type: type[PlanT], record_type: type[RecordT]):
+        self.run, self.store, self.artifact = run, run.store, artifact
+        self.url = f"{run.url}/{artifact}"
+        self._types = plan_type, record_type
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.run, self.artifact, *self._types)
+
+    @cached_property
+    def _plans(self) -> TypeAdapter[PlanT]:
+        return TypeAdapter(self._types[0])
+
+    @cached_property
+    def _records(self) -> TypeAdapter[RecordT]:
+        return TypeAdapter(self._types[1])
+
+    def write_once(
+        self, pointer: str, suffix: str, make: Callable[[], tuple[bytes, dict[str, Any]]]
+    ) -> tuple[bytes, dict[str, Any]]:
+        """The file that JSON object `pointer` names, and the object's other fields.
+
+        Where there is no such object yet, both are what `make` makes, or what a concurrent writer made meanwhile.
+        Raises CorruptArtifact if either was altered.
+        """
+        folder = pointer.rpartition("/")[0]
+        if not self.store.exists(f"{self.artifact}/{pointer}"):
+            data, fields = make()
+            record = FileRecord.of(data)
+            name = f"{record.sha256[:16]}{suffix}"
+            self.store.write(f"{self.artifact}/{folder}/{name}", data)
+            named = {"file": name, "file_record": asdict(record)}
+            self.store.create(f"{self.artifact}/{pointer}", seal({**fields, **named}))
+        return self.read_once(pointer)
+
+    def read_once(self, pointer: str) -> tuple[bytes, dict[str, Any]]:
+        """As `write_once` left it. Raises CorruptArtifact if it is gone or altered."""
+        where = f"{self.url}/{pointer}"
+        try:
+            fields = unseal(self.store.read(f"{self.artifact}/{pointer}"), where, ["file", "file_record"])
+            name, record = fields.pop("file"), FileRecord(**fields.pop("file_record"))
+            where = f"{where.rpartition('/')[0]}/{name}"
+            return verify(self.store.read(where.removeprefix(f"{self.run.url}/")), record, where), fields
+        except FileNotFoundError:
+            raise CorruptArtifact(f"{where}: gone", self.run.remake(self.artifact)) from None
+        except CorruptArtifact as error:
+            error.fix = self.run.remake(self.artifact)
+            raise
+
+    def plan(self, make: Callable[[], PlanT]) -> PlanT:
+        """The plan that the artifact was begun with, else what `make` makes, once for all.
+
+        Raises DriftError if it was made under another configuration, CorruptArtifact.
+        """
+
+        def to_files() -> tuple[bytes, dict[str, Any]]:
+            fields = self._plans.dump_python(make(), mode="json")
+            units = pa.Table.from_pylist(fields["units"], schema=self._unit_schema())
+            config = self.run.identity(self.artifact).fields
+            return to_parquet(units), {**fields, "units": units.num_rows, "config": config}
+
+        return self._plan(*self.write_once(PLAN, ".parquet", to_files))
+
+    def begun(self) -> PlanT | None:
+        """The plan, if there is one. Raises as `plan`."""
+        return self._plan(*self.read_once(PLAN)) if self.store.exists(f"{self.artifact}/{PLAN}") else None
+
+    def _plan(self, data: bytes, fields: dict[str, Any]) -> PlanT:
+        units = read_parquet(data, f"{self.url}/{PLAN}").to_pylist()
+        try:
+            config, plan = fields["config"], self._plans.validate_python({**fields, "units": units})
+        except (KeyError, ValidationError):
+            fix = self.run.remake(self.artifact)
+            raise CorruptArtifact(f"{self.url}/{PLAN}: is the plan of something else", fix) from None
+        if lines := drift(self.run.identity(self.artifact), Identity(config)):
+            raise DriftError(f"{self.url} was begun otherwise: {'; '.join(lines)}", self.run.remake(self.artifact))
+        return plan
+
+    def _unit_schema(self) -> pa.Schema:
+        unit_type = get_type_hints(self._types[0])["units"].__args__[0]
+        return pa.schema([(name, _COLUMNS[kind]) for name, kind in get_type_hints(unit_type).items()])
+
+    def finished_keys(self) -> list[ChunkKey]:
+        """The keys of all finished chunks, in the plan's order."""
+        return recorded_keys(self.store, self.artifact)
+
+    def record(self, key: ChunkKey) -> RecordT:
+        """A finished chunk's record. Raises CorruptArtifact naming it, FileNotFoundError if there is none."""
+        where = f"{self.url}/{RECORDS}/{key.record_name}"
+        data = self.store.read(f"{self.artifact}/{RECORDS}/{key.record_name}")
+        body = unseal(data, where, fix=self.remake(key))
+        try:
+            record = self._records.validate_python(body)
+        except ValidationError:
+            raise CorruptArtifact(f"{where}: is the record of something else", self.remake(key)) from None
+        if record.key != key:
+            raise CorruptArtifact(f"{where}: is another's", self.remake(key))
+        return record
+
+    def records(self, keys: Iterable[ChunkKey]) -> list[RecordT]:
+        """Several chunks' records, read side by side."""
+        with ThreadPoolExecutor(MAX_READERS) as pool:
+            return list(pool.map(self.record, keys))
+
+    def has(self, key: ChunkKey) -> bool:
+        """Whether the chunk is finished."""
+        return self.store.exists(f"{self.artifact}/{RECORDS}/{key.record_name}")
+
+    def put(self, key: ChunkKey, prefix: str, suffix: str, data: bytes) -> StoredFile:
+        """Write a file of a chunk, named by its prefix, key and content."""
+        record = FileRecord.of(data)
+        name = f"{prefix}{key.stem}-{record.sha256[:8]}{suffix}"
+        self.store.write(f"{self.artifact}/{name}", data)
+        return name, record
+
+    def finish(self, record: RecordT) -> RecordT:
+        """Record a chunk whose files are written; the record that counts.
+
+        That is a concurrent writer's if it came first; files that it doesn't name are then deleted.
+        """
+        body = self._records.dump_python(record, mode="json", by_alias=True)
+        if self.store.create(f"{self.artifact}/{RECORDS}/{record.key.record_name}", seal(body)):
+            return record
+        theirs = self.record(record.key)
+        for name in record.files.keys() - theirs.files.keys():
+            self.store.delete_one(f"{self.artifact}/{name}")
+        return theirs
+
+    def read(self, record: RecordT, name: str) -> bytes:
+        """One file of a finished chunk. Raises CorruptArtifact if it is gone or altered."""
+        where = f"{self.url}/{name}"
+        try:
+            return verify(self.store.read(f"{self.artifact}/{name}"), record.files[name], where)
+        except FileNotFoundError:
+            raise CorruptArtifact(f"{where}: gone", self.remake(record.key)) from None
+        except CorruptArtifact as error:
+            error.fix = self.remake(record.key)
+            raise
+
+    def require_complete(self, plan: PlanT, records: Iterable[RecordT]) -> None:
+        """Raises CorruptArtifact unless every chunk of the plan has one record and all its files, by their sizes."""
+        records = list(records)
+        keys = [record.key for record in records]
+        if missing := set(range(len(plan.units))) - chunks_done(keys)[1]:
+            unit, fix = plan.units[min(missing)].key, self.run.make(self.artifact)
+            raise CorruptArtifact(f"{self.url}: {len(missing)} units have no whole record, e.g. {unit}", fix)
+        twice = [stem for stem, count in Counter(key.stem for key in keys).items() if count > 1]
+        if twice:
+            raise CorruptArtifact(f"{self.url}: two records for chunk {twice[0]}", self.run.remake(self.artifact))
+        sizes = self.store.sizes(self.artifact)
+        for record in records:
+            for name, file in record.files.items():
+                if sizes.get(name) != file.bytes:
+                    raise CorruptArtifact(f"{self.url}/{name}: gone or cut short", self.remake(record.key))
+
+    def delete_strays(self, records: Iterable[RecordT]) -> None:
+        """Delete chunk files that none of the records names: of a kill, or of a writer that came second."""
+        named = {name for record in records for name in record.files}
+        for name in self.store.sizes(self.artifact):
+            if _OF_A_CHUNK.fullmatch(name) and name not in named:
+                self.store.delete_one(f"{self.artifact}/{name}")
+
+    def remake(self, key: ChunkKey) -> Make:
+        """The remedy for a damaged chunk: delete its record and make what is missing."""
+        return self.run.remake(self.artifact, delete=f"{self.url}/{RECORDS}/{key.record_name}")

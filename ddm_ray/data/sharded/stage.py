@@ -1,0 +1,81 @@
+"""The driver of a sharded stage: which chunks are missing, their making, and the records of all."""
+
+import math
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Any, Generic, Protocol, TypeVar
+
+from ddm_ray.data.sharded.chunk_store import ChunkRecord, ChunkStore, PlanT, RecordT, WorkUnit
+from ddm_ray.data.sharded.work import ChunkMaker, Executor, ReadUnit, Task
+from ddm_ray.storage.chunk_records import chunks_done
+
+SeenT = TypeVar("SeenT", bound=ChunkRecord, contravariant=True)
+
+
+class ChunkObserver(Protocol[SeenT]):
+    """Hears of every finished chunk, and may end the stage by raising a DDMError."""
+
+    def begin(self, records: Sequence[SeenT]) -> None:
+        """The chunks that were finished before."""
+        ...
+
+    def add(self, record: SeenT, until: float) -> None:
+        """One more chunk is finished, up to which the share `until` of its unit is read."""
+        ...
+
+
+def make_chunks(
+    chunks: ChunkStore[PlanT, RecordT],
+    plan: PlanT,
+    execute: Executor[RecordT],
+    read: ReadUnit,
+    maker: ChunkMaker[Any, RecordT],
+    observer: ChunkObserver[RecordT],
+) -> list[RecordT]:
+    """Make all chunks that have no record, and return the records of all, in the plan's order."""
+    keys = chunks.finished_keys()
+    records = dict(zip(keys, chunks.records(keys), strict=True))
+    observer.begin(list(records.values()))
+    done, whole = chunks_done(records)
+    units = ((number, unit) for number, unit in enumerate(plan.units) if number not in whole)
+    if tasks := [Task(number, unit, frozenset(done.get(number, ()))) for number, unit in units]:
+        # Closed also where the observer raises, so that nothing of an executor is left running.
+        with closing(execute(read, maker, tasks)) as finished:
+            for chunk in finished:
+                records[chunk.record.key] = chunk.record
+                observer.add(chunk.record, chunk.until)
+    # Of a concurrent command, or of one that was killed before its result came here.
+    others = [key for key in chunks.finished_keys() if key not in records]
+    records |= zip(others, chunks.records(others), strict=True)
+    return [records[key] for key in sorted(records)]
+
+
+class ShareRead(Generic[RecordT]):
+    """The share of all units that is read, by their sizes."""
+
+    def __init__(self, units: Sequence[WorkUnit]):
+        self._sizes = [max(1, unit.bytes) for unit in units]
+        self._total = sum(self._sizes)
+        self._until: dict[int, float] = {}
+        self._read = 0.0
+
+    def begin(self, records: Sequence[RecordT]) -> None:
+        """The chunks that were finished before; of a unit that isn't whole its share is unknown and not counted."""
+        for unit in chunks_done(record.key for record in records)[1]:
+            self.advance(unit, 1.0)
+
+    def advance(self, unit: int, until: float) -> None:
+        """The share `until` of unit number `unit` is read."""
+        before = self._until.get(unit, 0.0)
+        if until > before:
+            self._until[unit] = until
+            self._read += self._sizes[unit] * (until - before)
+
+    @property
+    def fraction(self) -> float:
+        """The share, 0 to 0.99."""
+        return min(0.99, self._read / self._total)
+
+    def expected(self, rows: int) -> float:
+        """About how many rows there will be, `rows` being those of the share that is read."""
+        return rows / self.fraction if self.fraction else math.inf

@@ -1,0 +1,153 @@
+"""From a run's finished artifacts to models that sample: verified weights, and the prior over experts.
+
+Shapes: B images, CHW image, S steps, K experts, C classes.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import nn
+
+from ddm_ray.config import SamplingSettings
+from ddm_ray.core.flow import Flow
+from ddm_ray.core.snr import MatchedRouter, velocity_field
+from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError
+from ddm_ray.models import weights
+from ddm_ray.models.router import Router
+from ddm_ray.sampling import driver
+from ddm_ray.sampling.batches import by_expert, joined
+from ddm_ray.sampling.offload import Offload, Offloaded, resident_experts
+from ddm_ray.sampling.request import MixtureInfo, SampleRequest, SampleResult
+from ddm_ray.sampling.trajectory import OnStep
+from ddm_ray.storage.graph import EVALUATIONS, MONOLITH, PARTITION, ROUTER, Artifact, evaluation
+from ddm_ray.storage.info import EvaluationInfo, PartitionInfo, TrainedInfo
+from ddm_ray.storage.run import Run
+
+
+@dataclass(frozen=True)
+class Models:
+    """All that sampling calls. A monolith is a mixture of one expert without a router."""
+
+    info: MixtureInfo
+    experts: driver.Experts
+    router: nn.Module | None
+    device: str = "cpu"
+
+    def sample(self, request: SampleRequest, on_step: OnStep | None = None) -> SampleResult:
+        """The request's images, all in one batch; expert by expert where these are offloaded and held.
+
+        `on_step` is then called for each expert's images in turn.
+        """
+        held = request.strategy(self.info.num_experts).when == "start"
+        if isinstance(self.experts, Offloaded) and held:
+            return self._expert_by_expert(request, self.experts, on_step)
+        return driver.sample(request, self.info, self.experts, self.router, self.device, on_step)
+
+    def _expert_by_expert(self, request: SampleRequest, experts: Offloaded, on_step: OnStep | None) -> SampleResult:
+        info = driver.with_available(self.info, experts)
+        expert_B, num_router_rows = driver.drawn_experts(request, info, self.router, self.device)
+        requests, order = by_expert(request, expert_B)
+        parts, drawn = [], list(requests)
+        for expert, following in zip(drawn, [*drawn[1:], None], strict=True):
+            experts.prefetch(expert)
+            if following is not None:
+                experts.prefetch(following)
+            parts.append(driver.sample(requests[expert], info, experts, self.router, self.device, on_step))
+        return replace(joined(parts, order), num_router_rows=num_router_rows)
+
+
+def load_model(run: Run, artifact: Artifact, device: str = "cpu") -> nn.Module:
+    """The EMA weights of a finished training job (experts/003, router, monolith), in eval mode.
+
+    Raises MissingArtifact if the job isn't finished, CorruptArtifact if a byte was altered.
+    """
+    manifest = run.require(artifact)
+    prefix = TrainedInfo.of(manifest).weights
+    where = f"{run.url}/{artifact}/{prefix}"
+    try:
+        spec = json.loads(run.read(artifact, f"{prefix}/model.json", manifest))
+    except ValueError:
+        raise CorruptArtifact(f"{where}/model.json: not JSON; train {artifact} again") from None
+    tensors = run.read(artifact, f"{prefix}/ema.safetensors", manifest)
+    try:
+        model = weights.load(spec, tensors)
+        flow = Flow(**spec.get("flow", {}))
+    except (CorruptArtifact, ConfigError, TypeError) as error:
+        raise CorruptArtifact(f"{where}: {error}") from None
+    return matched(model, flow).to(device)
+
+
+def matched(model: nn.Module, flow: Flow) -> nn.Module:
+    """The model as sampling calls it: a velocity on the linear path, or a router there."""
+    if isinstance(model, Router):
+        return model if flow.path == "linear" else MatchedRouter(model, flow.path)
+    return velocity_field(model, flow)
+
+
+def sampling_settings(run: Run) -> SamplingSettings:
+    """The run's settings, and where they name no strategy the one that its own evaluation found best.
+
+    Any finished evaluation will do: they differ in name alone. One of other experts, or one that can't be read, doesn't
+    count; without any it is `once`.
+    """
+    settings = run.config.sample
+    if settings.strategy is not None:
+        return settings
+    for name in sorted(run.store.folders(EVALUATIONS)):
+        try:
+            manifest = run.finished(evaluation(name))
+        except (CorruptArtifact, DriftError):
+            continue  # `status` tells of it; models don't depend on a report
+        if manifest:
+            return settings.changed(strategy=EvaluationInfo.of(manifest).best_strategy)
+    return settings.changed(strategy="once")
+
+
+def mixture_info(run: Run) -> MixtureInfo:
+    """Shape and prior p(k | class) of the run's mixture, from its partition's counts of training rows."""
+    info = PartitionInfo.of(run.require(PARTITION))
+    counts_CK = torch.tensor([info.rows_K], dtype=torch.float64)
+    if run.config.data.num_classes is not None:
+        counts_CK = torch.cat([torch.tensor(info.counts_CK, dtype=torch.float64), counts_CK])
+    return _as_configured(MixtureInfo.from_counts(counts_CK, run.config.data.shape), run)
+
+
+def monolith_info(run: Run) -> MixtureInfo:
+    """The monolith, or any one expert by itself, as a mixture of one: K = 1."""
+    num_classes = run.config.data.num_classes
+    prior_CK = torch.ones((num_classes or 0) + 1, 1, dtype=torch.float64)
+    return _as_configured(MixtureInfo(1, run.config.data.shape, num_classes, prior_CK), run)
+
+
+def _as_configured(info: MixtureInfo, run: Run) -> MixtureInfo:
+    config = run.config
+    return replace(
+        info,
+        num_classes=config.data.num_classes,
+        trained_null=config.expert.train.condition_dropout > 0,
+    )
+
+
+def load_models(
+    run: Run,
+    kind: Literal["mixture", "monolith"] = "mixture",
+    device: str = "cpu",
+    offload: Offload | None = None,
+) -> Models:
+    """All experts, and the router if it is finished; or the monolith. Raises MissingArtifact, CorruptArtifact.
+
+    `offload`: see `resident_experts`; weights that come from files are verified each time.
+    """
+    if kind == "monolith":
+        return Models(monolith_info(run), (load_model(run, MONOLITH, device),), None, device)
+    for artifact in run.experts:
+        run.require(artifact)
+
+    def fetch(expert: int, where: str) -> nn.Module:
+        return load_model(run, run.experts[expert], where)
+
+    experts = resident_experts(fetch, [True] * len(run.experts), offload, device)
+    router = load_model(run, ROUTER, device) if run.finished(ROUTER) else None
+    return Models(mixture_info(run), experts, router, device)

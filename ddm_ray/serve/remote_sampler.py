@@ -1,0 +1,69 @@
+"""Trajectories over Serve handles: the same generators that the in-process driver runs, answered by replicas."""
+
+import asyncio
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from ray.exceptions import ObjectLostError, RayActorError
+from ray.serve.exceptions import ReplicaUnavailableError
+from ray.serve.handle import DeploymentHandle
+from torch import Tensor
+
+from ddm_ray.sampling.batches import by_expert, joined
+from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo, SampleRequest, SampleResult
+from ddm_ray.sampling.trajectory import Trajectories
+
+T = TypeVar("T")
+
+ATTEMPTS = 5
+FIRST_WAIT_S = 0.1
+
+GONE = (RayActorError, ObjectLostError, ReplicaUnavailableError)
+"""Errors of a call whose replica or node died: the call carries its state, so another replica can repeat it."""
+
+
+class RemoteSampler:
+    """Samples a mixture whose experts and router are deployments."""
+
+    def __init__(self, info: MixtureInfo, experts: Sequence[DeploymentHandle[Any]], router: DeploymentHandle[Any]):
+        self._info, self._experts, self._router = info, experts, router
+
+    async def sample(self, request: SampleRequest) -> SampleResult:
+        """The request's images, as `Models.sample` gives them; one call per expert where experts are held.
+
+        Raises SamplingError for a request that can't be met, NotFiniteError for a velocity that isn't finite, one
+        of GONE if a replica stays away in all tries.
+        """
+        trajectories = Trajectories(request, self._info)
+        if request.strategy(self._info.num_experts).when != "start":
+            return await self._run(trajectories.run())
+        routing = await self._run(trajectories.start())
+        requests, order = by_expert(request, routing.experts_Bk[:, 0])
+        calls = [_call(self._experts[expert].sample, part) for expert, part in requests.items()]
+        return replace(joined(await asyncio.gather(*calls), order), num_router_rows=trajectories.num_router_rows)
+
+    async def _run(self, generator: Generator[list[Call], list[Tensor], T]) -> T:
+        results: list[Tensor] | None = None
+        while True:
+            try:
+                calls = next(generator) if results is None else generator.send(results)
+            except StopIteration as end:
+                return end.value
+            results = await asyncio.gather(*map(self._answer, calls))
+
+    async def _answer(self, call: Call) -> Tensor:
+        method = self._experts[call.expert].velocity if isinstance(call, ExpertCall) else self._router.logits
+        assert isinstance(call.condition, Tensor)
+        return torch.tensor(await _call(method, call.x_BCHW.numpy(), call.t_B.numpy(), call.condition.numpy()))
+
+
+async def _call(method: DeploymentHandle[Any], *args: Any) -> Any:
+    """Call the method; if its replica dies, call it again on another, or on the next to start."""
+    for attempt in range(ATTEMPTS - 1):
+        try:
+            return await method.remote(*args)
+        except GONE:
+            await asyncio.sleep(FIRST_WAIT_S * 2**attempt)
+    return await method.remote(*args)

@@ -1,0 +1,73 @@
+"""Records of an artifact that is made chunk by chunk: the names of their files alone tell which chunks are done."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Self
+
+from ddm_ray.storage.sealed import unseal
+from ddm_ray.storage.store import Store
+
+PLAN = "_plan/PLAN.json"
+RECORDS = "_parts"
+_NAME = re.compile(r"(\d{6,})-(\d{6,})(-last)?\.json")
+
+
+@dataclass(frozen=True, order=True)
+class ChunkKey:
+    """A chunk by its number in a unit of work and that unit's number in the plan; `last` ends its unit."""
+
+    unit: int
+    chunk: int
+    last: bool
+
+    @property
+    def stem(self) -> str:
+        """The part that names of the chunk's files share; sorted, they are in the plan's order."""
+        return f"{self.unit:06d}-{self.chunk:06d}"
+
+    @property
+    def record_name(self) -> str:
+        """File name of the chunk's record."""
+        return f"{self.stem}{'-last' if self.last else ''}.json"
+
+    @classmethod
+    def parse(cls, name: str) -> Self | None:
+        """The key in the file name of a record; None for other files."""
+        match = _NAME.fullmatch(name)
+        return cls(int(match[1]), int(match[2]), match[3] is not None) if match else None
+
+
+def recorded_keys(store: Store, artifact: str) -> list[ChunkKey]:
+    """The keys of all chunks that have a record, in the plan's order."""
+    return sorted(key for name in store.sizes(f"{artifact}/{RECORDS}") if (key := ChunkKey.parse(name)))
+
+
+def chunks_done(keys: Iterable[ChunkKey]) -> tuple[dict[int, set[int]], set[int]]:
+    """Numbers of recorded chunks by unit, and the units whose every chunk is recorded."""
+    chunks: dict[int, set[int]] = {}
+    lengths: dict[int, int] = {}
+    for key in keys:
+        chunks.setdefault(key.unit, set()).add(key.chunk)
+        if key.last:
+            lengths[key.unit] = key.chunk + 1
+    return chunks, {unit for unit, length in lengths.items() if len(chunks[unit]) == length}
+
+
+@dataclass(frozen=True)
+class RowsProgress:
+    """Progress of rows that have been begun: units of the source in all, units done, parts recorded."""
+
+    units: int
+    units_done: int
+    parts: int
+
+
+def rows_progress(store: Store, artifact: str) -> RowsProgress | None:
+    """The progress of rows; None if they haven't been begun. Raises CorruptArtifact for a damaged plan."""
+    try:
+        plan = unseal(store.read(f"{artifact}/{PLAN}"), f"{store.url}/{artifact}/{PLAN}", ["units"])
+    except FileNotFoundError:
+        return None
+    keys = recorded_keys(store, artifact)
+    return RowsProgress(plan["units"], len(chunks_done(keys)[1]), len(keys))

@@ -1,0 +1,267 @@
+"""The artifacts of a run as data: the kinds there are, where each lies, what it is made from and by which stage.
+
+A new kind is a row of `KINDS`, its record in `storage/info.py`, and the stage that makes it.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from ddm_ray.config import RunConfig
+from ddm_ray.storage.info import (
+    CentroidsInfo,
+    EvaluationInfo,
+    Info,
+    PartitionInfo,
+    ReportInfo,
+    RowsInfo,
+    ShardInfo,
+    TrainedInfo,
+)
+
+Stage = Literal["prepare", "partition", "train", "evaluate"]
+_NAME = re.compile(r"[^/]+")
+
+
+class Artifact(str):
+    """One artifact of a run, equal to its path there: `Artifact("experts/003")`. Raises ValueError for another path.
+
+    `kind` names its row of `KINDS`. Where a kind has many, `cluster` tells which, or `name` of an evaluation.
+    """
+
+    kind: str
+    cluster: int | None
+    name: str | None
+
+    def __new__(cls, path: str) -> Self:
+        """Parse a path."""
+        for kind, row in KINDS.items():
+            prefix, _, suffix = (row.member or "").partition("{")
+            member = path.removeprefix(prefix) if prefix and path.startswith(prefix) else None
+            if path == row.path:
+                return cls._build(path, kind)
+            if member and suffix == "}" and _NAME.fullmatch(member):
+                return cls._build(path, kind, name=member)
+            if member and member.isdecimal() and row.member and path == row.member.format(int(member)):
+                return cls._build(path, kind, cluster=int(member))
+        raise ValueError(f"{path!r:.200} is no artifact of a run")
+
+    @classmethod
+    def _build(cls, path: str, kind: str, cluster: int | None = None, name: str | None = None) -> Self:
+        artifact = super().__new__(cls, path)
+        artifact.kind, artifact.cluster, artifact.name = kind, cluster, name
+        return artifact
+
+    @property
+    def stage(self) -> Stage:
+        """The stage that makes it."""
+        return KINDS[self.kind].stage
+
+    @property
+    def info(self) -> type[Info]:
+        """The record that its manifest holds."""
+        return KINDS[self.kind].info
+
+    @property
+    def trains(self) -> bool:
+        """True for what a training job makes, attempt by attempt."""
+        return self.stage == "train"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What holds for all artifacts of a kind.
+
+    `path` is that of the only one, `member` that of one of many by its cluster or name. `reads` are the fields of the
+    configuration that its stage reads, `inputs` the artifacts that it is made from.
+    """
+
+    path: str | None = None
+    member: str | None = None
+    stage: Stage
+    info: type[Info]
+    reads: Callable[[RunConfig], tuple[str, ...]]
+    inputs: Callable[[RunConfig, Artifact], tuple[Artifact, ...]]
+
+
+def artifacts(config: RunConfig) -> tuple[Artifact, ...]:
+    """All artifacts that a run needs, in the order in which they are made; evaluations come on top by name."""
+    shards = shards_of(config) if config.partition.given else ()
+    return (*rows_of(config), *shards, PARTITION, *trained_of(config))
+
+
+def rows_of(config: RunConfig) -> tuple[Artifact, ...]:
+    """The artifacts of rows: one, or one an owner where shards are given."""
+    return tuple(owner_rows(cluster) for cluster in _clusters(config)) if config.partition.given else (ROWS,)
+
+
+def shards_of(config: RunConfig) -> tuple[Artifact, ...]:
+    """The shards by cluster."""
+    return tuple(shard(cluster) for cluster in _clusters(config))
+
+
+def experts_of(config: RunConfig) -> tuple[Artifact, ...]:
+    """The experts by cluster."""
+    return tuple(expert(cluster) for cluster in _clusters(config))
+
+
+def trained_of(config: RunConfig) -> tuple[Artifact, ...]:
+    """Everything that training jobs make; what would need all rows in one place isn't made where shards are given."""
+    pooled = () if config.partition.given else (ROUTER, MONOLITH)
+    return (*experts_of(config), *pooled)
+
+
+def inputs(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
+    """The artifacts that an artifact is made from."""
+    return KINDS[artifact.kind].inputs(config, artifact)
+
+
+def committed_by_stage(config: RunConfig, artifact: Artifact) -> Artifact:
+    """The artifact to make so that this one is made: the whole partition for its parts, unless owners make them."""
+    part = artifact.stage == "partition" and not (config.partition.given and artifact.kind == "shard")
+    return PARTITION if part else artifact
+
+
+def fields(config: RunConfig, artifact: Artifact) -> dict[str, Any]:
+    """The fields of the configuration that an artifact's stage reads: what its identity holds, by their last names."""
+    everything = config.model_dump(mode="json")
+    return {path.rpartition(".")[2]: _at(everything, path) for path in KINDS[artifact.kind].reads(config)}
+
+
+def _at(value: Any, path: str) -> Any:
+    for name in path.split("."):
+        value = value[name]
+    return value
+
+
+def _clusters(config: RunConfig) -> range:
+    return range(config.partition.num_clusters)
+
+
+def _rows_read(config: RunConfig) -> tuple[str, ...]:
+    return ("data",) if config.partition.given else ("data", "embedder")
+
+
+def _rows_of_shard(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
+    assert artifact.cluster is not None
+    return (owner_rows(artifact.cluster),) if config.partition.given else (ROWS,)
+
+
+def _rows_of_partition(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
+    # All that owners share is their shards' manifests, and these are files of the partition.
+    return () if config.partition.given else (ROWS,)
+
+
+def _shard_of_expert(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
+    assert artifact.cluster is not None
+    return (shard(artifact.cluster),)
+
+
+def _constant(*names: str) -> Callable[[RunConfig], tuple[str, ...]]:
+    return lambda config: names
+
+
+_TRAINED = ("data", "flow", "partition.num_clusters")
+
+KINDS = {
+    "rows": Kind(
+        path="rows",
+        member="rows/cluster={:03d}",  # one owner's
+        stage="prepare",
+        info=RowsInfo,
+        reads=_rows_read,
+        inputs=lambda *_: (),
+    ),
+    "centroids": Kind(
+        path="partition/centroids",
+        stage="partition",
+        info=CentroidsInfo,
+        reads=_constant("partition"),
+        inputs=lambda *_: (ROWS,),
+    ),
+    "shard": Kind(
+        member="partition/shards/cluster={:03d}",
+        stage="partition",
+        info=ShardInfo,
+        reads=_constant("partition"),
+        inputs=_rows_of_shard,
+    ),
+    "partition": Kind(
+        path="partition",
+        stage="partition",
+        info=PartitionInfo,
+        reads=_constant("partition"),
+        inputs=_rows_of_partition,
+    ),
+    "report": Kind(
+        path="partition/report",
+        stage="partition",
+        info=ReportInfo,
+        reads=_constant("partition"),
+        inputs=lambda *_: (PARTITION,),
+    ),
+    "expert": Kind(
+        member="experts/{:03d}",
+        stage="train",
+        info=TrainedInfo,
+        reads=_constant(*_TRAINED, "expert"),
+        inputs=_shard_of_expert,
+    ),
+    "router": Kind(
+        path="router",
+        stage="train",
+        info=TrainedInfo,
+        reads=_constant(*_TRAINED, "router"),
+        inputs=lambda *_: (PARTITION,),
+    ),
+    "monolith": Kind(
+        path="monolith",
+        stage="train",
+        info=TrainedInfo,
+        reads=_constant(*_TRAINED, "expert"),
+        inputs=lambda *_: (PARTITION,),
+    ),
+    "evaluation": Kind(
+        member="eval/{}",
+        stage="evaluate",
+        info=EvaluationInfo,
+        reads=_constant("evaluate", "sample"),
+        inputs=lambda config, _: (*experts_of(config), ROUTER, MONOLITH),
+    ),
+}
+
+EVALUATIONS = "eval"
+"""Folder of all evaluations."""
+ROWS: Artifact = Artifact("rows")
+PARTITION: Artifact = Artifact("partition")
+CENTROIDS: Artifact = Artifact("partition/centroids")
+REPORT: Artifact = Artifact("partition/report")
+ROUTER: Artifact = Artifact("router")
+MONOLITH: Artifact = Artifact("monolith")
+
+
+def owner_rows(cluster: int) -> Artifact:
+    """The rows of one owner, where shards are given: never in one place with another's."""
+    return _member("rows", cluster)
+
+
+def shard(cluster: int) -> Artifact:
+    """One cluster's rows as its expert trains on them."""
+    return _member("shard", cluster)
+
+
+def expert(cluster: int) -> Artifact:
+    """One cluster's expert."""
+    return _member("expert", cluster)
+
+
+def evaluation(name: str) -> Artifact:
+    """One evaluation."""
+    return _member("evaluation", name)
+
+
+def _member(kind: str, which: int | str) -> Artifact:
+    member = KINDS[kind].member
+    assert member
+    return Artifact(member.format(which))

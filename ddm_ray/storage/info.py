@@ -1,0 +1,150 @@
+"""What the manifest of each kind of artifact says of it: typed records, parsed once.
+
+C classes, K clusters. The order of fields is that of the manifest's bytes.
+"""
+
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ddm_ray.errors import CorruptArtifact
+from ddm_ray.storage.manifest import Manifest
+
+
+class Info(BaseModel):
+    """A record that a manifest holds. Fields of later versions are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Self:
+        """The manifest's record. Raises CorruptArtifact naming the artifact and the field."""
+        try:
+            return cls.model_validate(manifest.info)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            field = ".".join(map(str, problem["loc"]))
+            raise CorruptArtifact(
+                f"{manifest.artifact}: its manifest's info.{field} isn't as a {cls.__name__}'s: {problem['msg']};"
+                " delete it and run the stage again"
+            ) from None
+
+    def as_json(self) -> dict[str, Any]:
+        """What a manifest holds."""
+        return self.model_dump(mode="json")
+
+
+class Reason(Info):
+    """Why rows were rejected: how many for this reason, and the id of one."""
+
+    id: str
+    reason: str
+    rows: int
+
+
+class RowsInfo(Info):
+    """Counts of rows (usable, for training, held out), of rejected and equal images; what labels mean.
+
+    `duplicates` are images equal to an earlier one, of which `dropped` were left out. `classes`: names by folder.
+    `ignored`: files that aren't read, by their ending. `reasons`: the commonest ones.
+    """
+
+    rows: int
+    rows_train: int
+    rows_heldout: int
+    rejected: int
+    duplicates: int
+    dropped: int
+    embedding_dim: int
+    source: str
+    classes: tuple[str, ...] | None
+    ignored: dict[str, int]
+    reasons: tuple[Reason, ...]
+
+
+class CentroidsInfo(Info):
+    """How many rows k-means saw, and how many fine centroids it has."""
+
+    rows_sampled: int
+    num_fine: int
+
+
+class ShardInfo(Info):
+    """Counts of a cluster's rows, of its training rows by class, and the standard deviation of their data.
+
+    `centroids` is the digest of the centroids that made the cluster, None where none did.
+    """
+
+    cluster: int
+    rows: int
+    rows_train: int
+    rows_heldout: int
+    counts_C: tuple[int, ...]
+    data_std: float | None
+    centroids: str | None
+
+
+class PartitionInfo(Info):
+    """Counts of training rows by class and cluster, and of held-out rows.
+
+    `imbalance`: largest over smallest cluster; `entropy` of the shares, 1 for equal ones; `ari`: adjusted Rand index
+    with the classes. None where there is no such number.
+    """
+
+    counts_CK: tuple[tuple[int, ...], ...]
+    rows_K: tuple[int, ...]
+    rows_heldout_K: tuple[int, ...]
+    imbalance: float | None
+    entropy: float
+    ari: float | None
+    num_fine: int | None
+
+
+class ReportInfo(Info):
+    """How well clusters are apart, by the embeddings of a sample, and what to look at before training.
+
+    `silhouette` in [-1, 1], of all clusters and of each; None where there is none.
+    """
+
+    silhouette: float | None
+    silhouette_K: tuple[float | None, ...]
+    warnings: tuple[str, ...]
+
+
+class TrainedInfo(Info):
+    """A finished training job: the folder of its EMA weights, steps, cost, and the mean loss of the last steps.
+
+    `seconds` are those of training, over all `attempts`.
+    """
+
+    weights: str
+    step: int
+    rows_seen: int
+    training_flops: float
+    training_flops_per_row: float
+    parameters: int
+    seconds: float
+    loss: float
+    attempts: int
+
+
+class EvaluationInfo(Info):
+    """Frechet distance by the name of what was measured, and the strategy with the smallest one."""
+
+    num_samples: int
+    frechet: dict[str, float]
+    best_strategy: str
+
+
+class StateInfo(Info):
+    """A training state: steps that are done, seconds that they took, and the world size that wrote it."""
+
+    step: int
+    seconds: float
+    world_size: int
+
+
+class WeightsInfo(Info):
+    """Published EMA weights: the steps that are done."""
+
+    step: int

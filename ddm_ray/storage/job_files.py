@@ -1,0 +1,85 @@
+"""JobFiles: what the names of a training job's files say of it. One listing tells it of many jobs at once."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from ddm_ray.storage.attempts import CLAIM, FAILED, HEARTBEAT
+from ddm_ray.storage.graph import Artifact
+from ddm_ray.storage.manifest import NAME
+from ddm_ray.storage.store import Store
+
+_COMMITTED = re.compile(rf"attempts/(?P<attempt>\d+)/(?P<kind>weights|state)/step-(?P<step>\d+)/{re.escape(NAME)}")
+
+
+@dataclass(frozen=True)
+class JobFiles:
+    """The files below one job's artifact: their sizes in bytes by key relative to it."""
+
+    artifact: Artifact
+    sizes: Mapping[str, int]
+
+    @property
+    def committed(self) -> bool:
+        """Whether the artifact has its manifest; only `Run.finished` knows whether it is this run's."""
+        return NAME in self.sizes
+
+    @cached_property
+    def attempts(self) -> list[int]:
+        """Numbers of the attempts, ascending."""
+        words = (key.split("/") for key in self.sizes)
+        return sorted({int(word[1]) for word in words if word[0] == "attempts" and word[1].isdecimal()})
+
+    def claimed(self, attempt: int) -> bool:
+        """Whether the attempt's claim is there."""
+        return self._holds(attempt, CLAIM)
+
+    def beats(self, attempt: int) -> bool:
+        """Whether the attempt has written a heartbeat."""
+        return self._holds(attempt, HEARTBEAT)
+
+    def failed(self, attempt: int) -> bool:
+        """Whether the attempt has noted why it ended."""
+        return self._holds(attempt, FAILED)
+
+    @property
+    def saved(self) -> tuple[int, int]:
+        """Attempt and step of the state that the next attempt goes on from: the newest attempt's newest; (0, 0): none.
+
+        It is committed, but unread.
+        """
+        return max(self._steps("state"), default=(0, 0))
+
+    @property
+    def published(self) -> int | None:
+        """Steps of the furthest published weights; None: none."""
+        return max((step for _, step in self._steps("weights")), default=None)
+
+    def _holds(self, attempt: int, name: str) -> bool:
+        return f"attempts/{attempt:04d}/{name}" in self.sizes
+
+    def _steps(self, kind: str) -> list[tuple[int, int]]:
+        """(attempt, step) of all that is committed of a kind."""
+        matches = (match for key in self.sizes if (match := _COMMITTED.fullmatch(key)))
+        return [(int(match["attempt"]), int(match["step"])) for match in matches if match["kind"] == kind]
+
+
+def list_jobs(store: Store, artifacts: Iterable[Artifact]) -> dict[Artifact, JobFiles]:
+    """The files of each job, by one listing for all jobs of a folder."""
+    by_folder: dict[str, list[Artifact]] = defaultdict(list)
+    for artifact in artifacts:
+        by_folder[artifact.rpartition("/")[0]].append(artifact)
+    jobs: dict[Artifact, JobFiles] = {}
+    for folder, members in by_folder.items():
+        if not folder or len(members) == 1:
+            jobs |= {artifact: JobFiles(artifact, store.sizes(artifact)) for artifact in members}
+            continue
+        sizes_by_name: dict[str, dict[str, int]] = defaultdict(dict)
+        for key, size in store.sizes(folder).items():
+            name, _, rest = key.partition("/")
+            sizes_by_name[name][rest] = size
+        for artifact in members:
+            jobs[artifact] = JobFiles(artifact, sizes_by_name[artifact.rpartition("/")[2]])
+    return jobs

@@ -1,0 +1,97 @@
+"""How far a training job is, read from what its attempts left on storage: heartbeats, failures, milestones, states."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ddm_ray.errors import Preempted
+from ddm_ray.storage.attempts import Attempt
+from ddm_ray.storage.graph import Artifact
+from ddm_ray.storage.job_files import JobFiles, list_jobs
+from ddm_ray.storage.launches import has_given_up
+from ddm_ray.storage.store import Store
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """A job that has been begun. `attempt` is its newest; `heartbeat` the last one, with the `attempt` it is of.
+
+    `milestone` and `saved`: steps of the furthest published weights (None: none) and of the state that the next
+    attempt goes on from (0: none).
+    """
+
+    attempt: int
+    heartbeat: dict[str, Any]
+    failure: dict[str, Any] | None
+    milestone: int | None
+    saved: int
+
+    @property
+    def beats(self) -> bool:
+        """Whether the newest attempt has written a heartbeat yet."""
+        return self.heartbeat.get("attempt") == self.attempt
+
+    @property
+    def beat(self) -> int | None:
+        """The counter of the newest attempt's heartbeat; None before its first."""
+        return self.heartbeat.get("beat") if self.beats else None
+
+    @property
+    def phase(self) -> str:
+        """What the newest attempt does: starting, fitting (rows into memory), training, publishing or leaving."""
+        if self.left:
+            return "leaving"
+        return self.heartbeat.get("phase", "training") if self.beats else "starting"
+
+    @property
+    def left(self) -> bool:
+        """Whether the newest attempt ended because it was asked to, with nothing lost: another one is to follow."""
+        return self.failure is not None and self.failure["kind"] == Preempted.__name__
+
+    @property
+    def step(self) -> int:
+        """Steps done by the newest attempt's heartbeat; before its first, those of the state that it goes on from."""
+        return self.heartbeat.get("step", self.saved) if self.beats else self.saved
+
+    @property
+    def steps(self) -> int | None:
+        """Steps of the whole job; None before any attempt's first heartbeat."""
+        return self.heartbeat.get("steps")
+
+    def patience(self, seconds: float) -> float:
+        """Longest silence of a living job: `seconds`, or three of its own steps, since it beats only between steps."""
+        rate = self.value("steps_per_second")
+        return max(seconds, 3 / rate) if rate and rate > 0 else seconds
+
+    def value(self, name: str) -> float | None:
+        """A number of the newest attempt's heartbeat (loss, mfu, world_size ...); None if it has none of that name."""
+        number = self.heartbeat.get(name) if self.beats else None
+        return number if isinstance(number, int | float) else None
+
+
+def job_status(store: Store, job: Artifact, files: JobFiles | None = None) -> JobStatus | None:
+    """How far the job is, by its files as they were listed; None if nobody has begun it.
+
+    Raises CorruptArtifact for a damaged heartbeat.
+    """
+    files = files or list_jobs(store, [job])[job]
+    if not files.attempts:
+        return None
+    # One that has just begun has no heartbeat yet: until then the one before it tells of the job.
+    beating = [number for number in files.attempts if files.beats(number)]
+    return JobStatus(
+        attempt=files.attempts[-1],
+        heartbeat=Attempt(store, job, beating[-1]).last_beat() if beating else {},
+        failure=_failure(store, files),
+        milestone=files.published,
+        saved=files.saved[1],
+    )
+
+
+def _failure(store: Store, files: JobFiles) -> dict[str, Any] | None:
+    """Why the newest attempt ended, if it said so."""
+    newest = files.attempts[-1]
+    attempt = Attempt(store, files.artifact, newest)
+    failure = attempt.failure() if files.failed(newest) else None
+    if failure and has_given_up(files, str(attempt.claim().get("launch"))):
+        failure |= {"error": f"{failure['error']}; given up", "final": True}
+    return {**failure, "attempt": newest} if failure else None

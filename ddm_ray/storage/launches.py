@@ -1,0 +1,143 @@
+"""Launches: one command's endeavour to finish one training job, by as many attempts as that takes.
+
+What a launch leaves lies below `<artifact>/launches/<id>/`: a record of each failure, and one of having given up.
+Its attempts carry its id in their claims. Everything here is derived from a listing, and from small files read once.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+from ddm_ray.errors import DDMError, StorageError, TrainingError
+from ddm_ray.storage.attempts import OUT_OF_MEMORY, Attempt
+from ddm_ray.storage.graph import Artifact
+from ddm_ray.storage.job_files import JobFiles, list_jobs
+from ddm_ray.storage.store import Store
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of the job that makes `artifact`; the `island` it runs on and the cluster's `job`, where known."""
+
+    artifact: Artifact
+    id: str = field(default_factory=lambda: uuid4().hex[:12])
+    island: str = ""
+    job: str = ""
+
+    @property
+    def prefix(self) -> str:
+        """Key prefix of all that this launch writes itself."""
+        return f"{self.artifact}/launches/{self.id}"
+
+    @property
+    def given_up_key(self) -> str:
+        """Key of the record that it has given up, and why."""
+        return f"{self.prefix}/GIVEN_UP"
+
+    def claim_fields(self) -> dict[str, str]:
+        """What its attempts' claims say of it."""
+        fields = {"launch": self.id, "island": self.island, "job": self.job}
+        return {name: value for name, value in fields.items() if value}
+
+    def give_up(self, store: Store, error: DDMError) -> None:
+        """Record that this launch tries no more, and why; the first reason counts."""
+        store.create(self.given_up_key, json.dumps(error.to_fields()).encode())
+
+
+def has_given_up(files: JobFiles, launch_id: str) -> bool:
+    """Whether the launch of this id tries no more."""
+    return Launch(files.artifact, launch_id).given_up_key.removeprefix(f"{files.artifact}/") in files.sizes
+
+
+def failures_in_a_row(files: JobFiles, launch_id: str) -> int:
+    """How often the launch of this id failed since the job's newest state was committed."""
+    return sum(key.startswith(_failures(launch_id, files.saved)) for key in files.sizes)
+
+
+def attempts_of(launch_id: str, claims: Mapping[int, Mapping[str, Any]]) -> list[int]:
+    """Numbers of the launch's attempts, ascending, by all claims."""
+    return sorted(number for number, claim in claims.items() if claim.get("launch") == launch_id)
+
+
+def _failures(launch_id: str, saved: tuple[int, int]) -> str:
+    """Key prefix, below the artifact, of the failures since the state of that attempt and step was committed."""
+    return f"launches/{launch_id}/failures/{saved[0]:04d}-{saved[1]:09d}/"
+
+
+class FailureBudget:
+    """How many failures in a row without a newly saved state a launch endures.
+
+    They are counted on storage. So whoever sees a failure adds to the same count: the controller that loses workers,
+    and the supervisor that loses the controller.
+    """
+
+    def __init__(self, run_url: str, launch: Launch, max_failures: int):
+        self._run_url, self._launch, self._max_failures = run_url, launch, max_failures
+
+    def spend(self, error: str) -> bool:
+        """Record one more failure. Give up, and return True, if it is one too many.
+
+        Running out of memory isn't a failure while the next attempt takes fewer rows at once. Nor is anything while
+        storage is away: that comes back, or the workers tell of it.
+        """
+        launch = self._launch
+        try:
+            store = Store(self._run_url)
+            files = list_jobs(store, [launch.artifact])[launch.artifact]
+            if self._takes_fewer_rows(store, files):
+                return False
+            store.create(f"{launch.artifact}/{_failures(launch.id, files.saved)}{uuid4().hex[:12]}", error.encode())
+            if failures_in_a_row(files, launch.id) + 1 <= self._max_failures:
+                return False
+            launch.give_up(store, TrainingError(error))
+        except StorageError:
+            return False
+        return True
+
+    def _takes_fewer_rows(self, store: Store, files: JobFiles) -> bool:
+        """Whether the newest attempt ran out of memory with rows to spare, and that hasn't excused a failure yet."""
+        if not files.attempts or not files.failed(newest := files.attempts[-1]):
+            return False
+        failure = Attempt(store, files.artifact, newest).failure()
+        if failure is None or failure["kind"] != OUT_OF_MEMORY or failure.get("micro_batch", 1) == 1:
+            return False
+        return store.create(f"{self._launch.prefix}/out-of-memory/{newest:04d}", b"")
+
+
+class LaunchReader:
+    """Reads why a launch has ended: of each file that a listing shows, once, what it says."""
+
+    def __init__(self, store: Store, launch: Launch, before: JobFiles):
+        """`before`: the job's files before the launch began, whose attempts aren't its own."""
+        self._store, self._launch = store, launch
+        self._claims: dict[int, dict[str, Any]] = {number: {} for number in before.attempts}
+        self._failures: dict[int, dict[str, Any] | None] = {}
+
+    def attempts(self, files: JobFiles) -> list[int]:
+        """Numbers of the launch's attempts so far, ascending."""
+        for number in files.attempts:
+            unread = number not in self._claims and files.claimed(number)
+            if unread and (claim := Attempt(self._store, files.artifact, number).claim()):
+                self._claims[number] = claim
+        return attempts_of(self._launch.id, self._claims)
+
+    def error(self, files: JobFiles) -> DDMError | None:
+        """The error for which trying again is in vain, or after which this launch has given up; None: it goes on.
+
+        Attempts of another launch may fail for reasons of their own.
+        """
+        artifact = files.artifact
+        if has_given_up(files, self._launch.id):
+            return _error(artifact, json.loads(self._store.read(self._launch.given_up_key)))
+        for number in self.attempts(files)[-2:]:
+            if number not in self._failures and files.failed(number):
+                self._failures[number] = Attempt(self._store, artifact, number).failure()
+            if (failure := self._failures.get(number)) and failure["final"]:
+                return _error(artifact, failure)
+        return None
+
+
+def _error(artifact: Artifact, fields: Mapping[str, Any]) -> DDMError:
+    return TrainingError.from_fields({**fields, "error": f"{artifact}: {fields['error']}"})

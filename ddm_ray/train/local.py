@@ -1,0 +1,37 @@
+"""Training without Ray: this process as one rank of a torch.distributed world, mostly as the only one."""
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from ddm_ray.placement import TrainPlacement
+from ddm_ray.storage.graph import Artifact
+from ddm_ray.train import worker
+
+
+@contextmanager
+def world(rank: int = 0, size: int = 1, rendezvous: str | Path | None = None) -> Iterator[None]:
+    """Make this process rank `rank` of a world of `size` ranks on this machine, which meet at the file `rendezvous`.
+
+    A world of one needs no file. Once a process: DeepSpeed keeps the first world that it sees.
+    """
+    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
+    store = dist.HashStore() if rendezvous is None else dist.FileStore(str(rendezvous), size)
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", store=store, rank=rank, world_size=size)
+    yield
+    # Not after an error: next to a frozen rank the others would wait for its farewell.
+    dist.destroy_process_group()
+
+
+def train(run_url: str, artifacts: Iterable[Artifact], placement: TrainPlacement | None = None) -> None:
+    """Train artifacts of a run one after another in this process; those that are finished are left alone.
+
+    Raises what `worker.train` does. Called again, it goes on from the last states.
+    """
+    with world():
+        for artifact in artifacts:
+            worker.train(run_url, artifact, placement or TrainPlacement())

@@ -1,0 +1,1 @@
+"""Ray around training: launches, workers, recovery."""

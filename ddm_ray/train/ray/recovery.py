@@ -1,0 +1,81 @@
+"""Settings and signals by which Ray Train notices a loss within seconds, and the errors it wraps; light to import."""
+
+import time
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError
+
+from ddm_ray.errors import one_line
+from ddm_ray.placement import TrainPlacement
+from ddm_ray.ray_internals import COORDINATOR_NAME
+from ddm_ray.storage.graph import Artifact
+from ddm_ray.storage.manifest import sha256
+from ddm_ray.storage.run import Run
+
+NODES_SECONDS = 1.0
+
+
+def environment(placement: TrainPlacement) -> dict[str, str]:
+    """Environment variables of a job's supervisor, which its controller and workers inherit; times in seconds."""
+    return {
+        # How often the controller asks its workers how they are; 2 by default.
+        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "1",
+        # Timeout for an unresponsive worker whose liveness monitor is dead too; 600 by default.
+        "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": f"{6 * placement.hang_seconds:g}",
+        # How long a group waits for its place; 60 by default. One that counts on a node just lost waits in vain.
+        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "5",
+        # How long ranks may take to take leave of each other; 30 by default. Next to a frozen one they never do.
+        "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "2",
+        # How often nodes that are to be taken away are looked for; 5 by default.
+        "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "2",
+        # Else what Ray Train asks about its own actors fails where a machine has several Ray clusters.
+        "RAY_ADDRESS": ray.get_runtime_context().gcs_address,
+    }
+
+
+def innermost(error: BaseException) -> BaseException:
+    """The error that a worker raised, of what Ray made of it."""
+    while True:
+        failures = getattr(error, "worker_failures", None) or {}
+        inner = next(iter(failures.values()), None) or getattr(error, "health_check_failure", None)
+        inner = inner or getattr(error, "cause", None) or error.__cause__
+        if inner is None:
+            return error
+        error = inner
+
+
+def reason(error: BaseException) -> str:
+    """The innermost error's text as one line of moderate length."""
+    return one_line(innermost(error), 300, tail=True)
+
+
+def run_id(run: Run, artifact: Artifact) -> str:
+    """The name under which Ray Train reserves a job's resources: one started again takes over its predecessor's."""
+    return sha256(f"{run.url} {artifact}".encode())[:16]
+
+
+def forget(name: str) -> None:
+    """Drop a reservation, which a killed controller leaves for 180 s to starve its elastic neighbours."""
+    if coordinator := _coordinator():
+        with suppress(RayActorError, GetTimeoutError):
+            ray.get(coordinator.cancel_request.remote(f"train-{name}"), timeout=5)
+
+
+def keep_nodes_known() -> None:
+    """Tell Ray's coordinator at once when a node comes or goes, for ever: by itself it looks every 20 s."""
+    known: set[str] = set()
+    while True:
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        if alive != known and (coordinator := _coordinator()):
+            coordinator.get_reserved_resources.remote("", recompute=True)
+            known = alive
+        time.sleep(NODES_SECONDS)
+
+
+def _coordinator() -> Any:
+    try:
+        return ray.get_actor(COORDINATOR_NAME, namespace=COORDINATOR_NAME)
+    except ValueError:
+        return None  # nobody asked it for anything yet

@@ -1,0 +1,287 @@
+import io
+import tarfile
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ddm_ray.config import DataConfig
+from ddm_ray.data.sources import Encoded, open_source
+from ddm_ray.errors import DataError
+from tests.data.sources.test_sources import (
+    CAPTIONED,
+    COLOURS,
+    CONFIG,
+    everything,
+    picture,
+    tar_of,
+    write_parquet,
+    write_tar,
+)
+
+IMAGE = picture(0)
+
+
+def tar_rows(tmp_path, *members: tuple[str, bytes], config: DataConfig = CONFIG) -> list[Encoded]:
+    tar_of(tmp_path / "x.tar", *members)
+    return everything(open_source(config, str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("members", "config", "condition"),
+    [
+        ((("a.png", IMAGE), ("a.cls", b"2\n")), CONFIG, 2),
+        ((("a.cls", b"green"), ("a.JPG", IMAGE)), CONFIG, 1),
+        ((("a.png", IMAGE), ("a.json", b'{"label": 1}')), CONFIG, 1),
+        ((("a.png", IMAGE), ("a.json", b'{"class": "blue"}')), CONFIG, 2),
+        ((("a.png", IMAGE), ("a.json", b'{"kind": 1, "label": 2}')), {"condition_column": "kind"}, 1),
+        ((("a.png", IMAGE), ("a.cls", b"0"), ("a.kind", b"1")), {"condition_column": "kind"}, 1),
+        ((("a.png", IMAGE), ("a.seg.png", b"x"), ("a.cls", b"1")), CONFIG, 1),
+        ((("a.jpg", IMAGE), ("a.depth.png", b"x"), ("a.png", b"y"), ("a.cls", b"1")), {"image_column": "jpg"}, 1),
+        ((("a.png", IMAGE),), {"class_names": ("all",)}, 0),
+        ((("a.png", IMAGE), ("a.txt", b" a hen \n")), CAPTIONED, "a hen"),
+        ((("a.png", IMAGE), ("a.json", '{"caption": "ein Huhn, schön"}'.encode())), CAPTIONED, "ein Huhn, schön"),
+        ((("./deep/down/a.png", IMAGE), ("./deep/down/a.cls", b"0")), CONFIG, 0),
+        ((("a.png", IMAGE), ("a.cls", b"0"), (".a.cls", b"9"), ("__info__.json", b"{}")), CONFIG, 0),
+    ],
+)
+def test_samples_of_a_tar(tmp_path, members, config, condition):
+    if isinstance(config, dict):
+        config = DataConfig(**({"class_names": COLOURS} | config))
+    (row,) = tar_rows(tmp_path, *members, config=config)
+    where = "deep/down/" if "deep" in members[0][0] else ""
+    assert row == Encoded(f"x.tar/{where}a", IMAGE, condition)
+
+
+@pytest.mark.parametrize(
+    ("members", "config", "problem"),
+    [
+        ((("a.cls", b"1"),), CONFIG, "no image among cls"),
+        ((("a.png", IMAGE),), CONFIG, "no label"),
+        ((("a.png", IMAGE), ("a.cls", b"3")), CONFIG, "label 3 is not in 0..2"),
+        ((("a.png", IMAGE), ("a.cls", b"-1")), CONFIG, "label -1 is not in 0..2"),
+        ((("a.png", IMAGE), ("a.cls", b"hen")), CONFIG, "'hen' is none of the 3 classes"),
+        ((("a.png", IMAGE), ("a.cls", b"\xff\xfe")), CONFIG, "its cls is not UTF-8"),
+        ((("a.png", IMAGE), ("a.jpg", IMAGE), ("a.cls", b"1")), CONFIG, "several images: png, jpg"),
+        ((("a.png", IMAGE), ("a.json", b"{")), CONFIG, "its json can't be read: JSONDecodeError"),
+        ((("a.png", IMAGE), ("a.json", b"[" * 100_000)), CONFIG, "its json can't be read: RecursionError"),
+        ((("a.png", IMAGE), ("a.json", b"[1]")), CONFIG, "its json has no fields"),
+        ((("a.png", IMAGE), ("a.json", b'{"label": [1]}')), CONFIG, "label [1] is neither a number nor a class's"),
+        ((("a.png", IMAGE), ("a.txt", b" \n")), CAPTIONED, "no caption"),
+        ((("a.png", IMAGE), ("a.json", b'{"text": 5}')), CAPTIONED, "caption is not a text"),
+        ((("README", b"hello"),), CONFIG, "no image among"),
+    ],
+)
+def test_samples_that_cannot_be_used_say_why(tmp_path, members, config, problem):
+    (row,) = tar_rows(tmp_path, *members, config=config)
+    assert row.problem is not None and row.problem.startswith(problem)
+    assert (row.image, row.condition) == (None, None)
+
+
+def test_a_key_that_comes_twice(tmp_path):
+    one = (("a.png", IMAGE), ("a.cls", b"1"))
+    rows = tar_rows(tmp_path, *one, ("b.png", picture(1)), ("b.cls", b"2"), *one, *one)
+    assert rows[:2] == [Encoded("x.tar/a", IMAGE, 1), Encoded("x.tar/b", picture(1), 2)]
+    assert [row.problem for row in rows[2:]] == ["its key comes twice in the tar"] * 2
+    assert len({row.id for row in rows}) == 4
+
+
+def test_long_and_odd_names(tmp_path):
+    long = "folder/" * 40 + "n" * 120
+    odd = b"caf\xe9".decode("utf-8", "surrogateescape")
+    names = [long, "größe", odd]
+    members = [(f"{name}.{ending}", content) for name in names for ending, content in (("png", IMAGE), ("cls", b"1"))]
+    with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.GNU_FORMAT) as tar:
+        for name, content in members:
+            header = tarfile.TarInfo(name)
+            header.size = len(content)
+            tar.addfile(header, io.BytesIO(content))
+    rows = everything(open_source(CONFIG, str(tmp_path)))
+    assert [row.id for row in rows] == [f"x.tar/{long}", "x.tar/größe", "x.tar/caf\\xe9"]
+    assert all(row.condition == 1 for row in rows)
+
+
+def test_a_tar_that_ends_early_says_so(tmp_path):
+    whole = write_tar(tmp_path, 20).read_bytes()
+    complete = everything(open_source(CONFIG, str(tmp_path)))
+    generator = np.random.default_rng(0)
+    end = len(whole.rstrip(b"\0"))
+    cuts = [0, 1, 511, 512, 513, 1024, *(1536 * np.arange(3, 12)), *generator.integers(0, end, 100)]
+    for cut in cuts:
+        (tmp_path / "train-000.tar").write_bytes(whole[:cut])
+        *rows, last = everything(open_source(CONFIG, str(tmp_path), chunk_rows=7))
+        assert last.id == "train-000.tar/….end"
+        assert last.problem is not None and "tar ends early or is damaged" in last.problem
+        usable = [row for row in rows if row.problem is None]
+        assert usable == complete[: len(usable)]
+        assert len(rows) - len(usable) <= 1  # the sample that it ends in
+        assert len(usable) >= cut // 2048 - 1
+    (tmp_path / "train-000.tar").write_bytes(whole)
+    assert everything(open_source(CONFIG, str(tmp_path))) == complete
+
+
+@pytest.mark.parametrize(
+    ("damage", "usable"),
+    [
+        (lambda content: b"garbage, no tar at all" * 1000, 0),
+        (lambda content: content[: 512 * 20] + bytes(512) + content[512 * 21 :], 5),
+        (lambda content: content[: 512 * 20] + b"x" * 512 + content[512 * 21 :], 5),
+        (lambda content: content + content, 20),
+    ],
+    ids=["garbage", "a header of zeros", "a garbage header", "two in one"],
+)
+def test_what_is_lost_in_a_damaged_tar_is_not_lost_silently(tmp_path, damage, usable):
+    path = write_tar(tmp_path, 20)
+    path.write_bytes(damage(path.read_bytes()))
+    *rows, last = everything(open_source(CONFIG, str(tmp_path)))
+    assert last.problem is not None and "damaged" in last.problem
+    assert sum(row.problem is None for row in rows) == usable
+
+
+def test_mutated_tars_give_each_row_or_say_what_is_lost(tmp_path):
+    path = write_tar(tmp_path, 10)
+    whole = path.read_bytes()
+    complete = everything(open_source(CONFIG, str(tmp_path)))
+    generator = np.random.default_rng(1)
+    end = len(whole.rstrip(b"\0"))
+    told = 0
+    for _ in range(200):
+        damaged = bytearray(whole)
+        place = generator.integers(end)
+        damaged[place] ^= 1 << generator.integers(8)
+        path.write_bytes(damaged)
+        rows = everything(open_source(CONFIG, str(tmp_path)))
+        if any(row.problem for row in rows):
+            told += 1
+        else:
+            assert [row.id for row in rows] == [row.id for row in complete]
+    assert told > 50
+
+
+def parquet_of(tmp_path, config: DataConfig = CONFIG, **columns: object) -> list[Encoded]:
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet")
+    return everything(open_source(config, str(tmp_path)))
+
+
+LABELLED = {"label": [1]}
+
+
+@pytest.mark.parametrize(
+    ("columns", "config", "condition"),
+    [
+        ({"image": [{"bytes": IMAGE, "path": "a.png"}], **LABELLED}, {}, 1),
+        ({"image": [IMAGE], "label": ["blue"]}, {}, 2),
+        ({"img": [{"bytes": IMAGE, "path": None}], "fine_label": [0], "coarse_label": [2]}, {}, 0),
+        ({"picture": [IMAGE], "cls": pa.array(["green"]).dictionary_encode()}, {}, 1),
+        ({"picture": [IMAGE], "image": [b"x"], **LABELLED}, {"image_column": "picture"}, 1),
+        ({"image": [IMAGE], "label": [0], "kind": [2]}, {"condition_column": "kind"}, 2),
+        ({"image": [IMAGE]}, {"class_names": ("all",)}, 0),
+        ({"image": [IMAGE], "label": [True]}, {}, 1),
+        ({"image": pa.array([IMAGE], pa.large_binary()), "label": pa.array([1], pa.uint8())}, {}, 1),
+        ({"image": [IMAGE], "text": ["a hen"], "url": ["http://x"]}, CAPTIONED, "a hen"),
+        ({"jpg": [IMAGE], "caption": pa.array([" a hen"], pa.large_string())}, CAPTIONED, "a hen"),
+    ],
+)
+def test_columns_of_parquet(tmp_path, columns, config, condition):
+    if isinstance(config, dict):
+        config = DataConfig(**({"class_names": COLOURS} | config))
+    (row,) = parquet_of(tmp_path, config, **columns)
+    assert row == Encoded("x.parquet/00000000", IMAGE, condition)
+
+
+@pytest.mark.parametrize(
+    ("columns", "config", "message"),
+    [
+        (
+            {"label": [1]},
+            {},
+            "which column has the encoded images? there are label; begin a run with data.image_column=NAME",
+        ),
+        ({"a": [IMAGE], "b": [IMAGE], "label": [1]}, {}, "which column has the encoded images?"),
+        (
+            {"image": [IMAGE], "count": [1]},
+            {},
+            "which column has the labels? there are image, count; begin a run with data.condition_column=NAME",
+        ),
+        ({"image": [IMAGE], "label": [1.0]}, {}, "which column has the labels?"),
+        ({"image": [IMAGE], **LABELLED}, {"image_column": "photo"}, "data.image_column 'photo' is not there, no col"),
+        ({"image": [IMAGE], **LABELLED}, {"image_column": "label"}, "data.image_column 'label' is int64, no column of"),
+        ({"image": [IMAGE], **LABELLED}, CAPTIONED, "which column has the texts?"),
+    ],
+)
+def test_columns_that_are_not_there(tmp_path, columns, config, message):
+    if isinstance(config, dict):
+        config = DataConfig(**({"class_names": COLOURS} | config))
+    with pytest.raises(DataError) as error:
+        parquet_of(tmp_path, config, **columns)
+    assert f"{tmp_path}/x.parquet: {message}" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_rows_of_parquet_that_cannot_be_used_say_why(tmp_path):
+    images = [None, {"bytes": None, "path": "a.png"}, {"bytes": b"", "path": None}, {"bytes": IMAGE}, {"bytes": IMAGE}]
+    rows = parquet_of(tmp_path, image=images, label=[0, 0, 1, 7, None])
+    null = "no image: its bytes are null"
+    assert [row.problem for row in rows] == [null, null, None, "label 7 is not in 0..2", "no label"]
+    assert rows[2].image == b""  # the decoder says what is wrong with it
+    texts = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.py_buffer(np.array([0, 2], np.int32)), pa.py_buffer(b"\xff\xfe")]
+    )
+    (row,) = parquet_of(tmp_path, CAPTIONED, image=[IMAGE], text=texts)
+    assert row.problem == "its text is not UTF-8"
+
+
+def test_a_file_without_rows_is_one_empty_chunk(tmp_path):
+    schema = pa.schema([("image", pa.binary()), ("label", pa.int64())])
+    pq.write_table(schema.empty_table(), tmp_path / "x.parquet")
+    source = open_source(CONFIG, str(tmp_path))
+    (chunk,) = source.read(source.list().units[0])
+    assert (chunk.number, chunk.rows, chunk.until) == (0, [], 1.0)
+    tar_of(tmp_path / "tars" / "x.tar")
+    assert everything(open_source(CONFIG, str(tmp_path / "tars"))) == []
+
+
+def test_a_damaged_parquet_file_is_refused_by_name(tmp_path):
+    path = write_parquet(tmp_path, 45)
+    content = bytearray(path.read_bytes())
+    middle = pq.ParquetFile(path).metadata.row_group(2).column(0).data_page_offset
+    content[middle : middle + 40] = b"\xff" * 40
+    path.write_bytes(content)
+    source = open_source(CONFIG, str(tmp_path), chunk_rows=10)
+    (unit,) = source.list().units
+    chunks = source.read(unit)
+    assert next(chunks).number == 0
+    with pytest.raises(DataError, match=r"part-0.parquet, row group 2: can't be read \(.*\); fetch it again") as error:
+        next(chunks)
+    assert "\n" not in str(error.value)
+    # A row group of which every row is skipped isn't read at all.
+    assert [chunk.number for chunk in source.read(unit, {2})] == [0, 1, 3, 4]
+
+    path.write_bytes(b"PAR1 but not for long")
+    source = open_source(CONFIG, str(tmp_path))
+    with pytest.raises(DataError, match=r"part-0.parquet: can't be read \(.*\); fetch it again, or leave it out"):
+        list(source.read(source.list().units[0]))
+    path.write_bytes(b"")
+    with pytest.raises(DataError, match="changed since it was listed"):
+        list(source.read(unit))
+
+
+def test_mutated_parquet_files_are_read_or_refused_by_name(tmp_path):
+    path = write_parquet(tmp_path, 30)
+    whole = path.read_bytes()
+    generator = np.random.default_rng(0)
+    refused = 0
+    for _ in range(300):
+        damaged = bytearray(whole)
+        # Half of the time in the footer, where it hurts most.
+        first = len(damaged) - 1200 if generator.random() < 0.5 else 0
+        damaged[generator.integers(first, len(damaged))] ^= 1 << generator.integers(8)
+        path.write_bytes(damaged[: generator.integers(len(damaged))] if generator.random() < 0.1 else damaged)
+        try:
+            rows = everything(open_source(CONFIG, str(tmp_path), chunk_rows=16))
+        except DataError as error:
+            refused += str(path) in str(error)
+        else:
+            assert [row.id for row in rows] == [f"part-0.parquet/{row:08d}" for row in range(30)]
+    assert refused > 100

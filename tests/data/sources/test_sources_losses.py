@@ -1,0 +1,260 @@
+"""What isn't read is said: a source that is gone, files of other kinds, odd names; and how much is read at once."""
+
+import io
+import os
+import shutil
+import tarfile
+
+import pytest
+from pyarrow import fs
+
+from ddm_ray.config import DataConfig
+from ddm_ray.data.sources import Source, chunks, open_source
+from ddm_ray.errors import DataError
+from tests.data.s3 import BUCKET, s3, s3_server, upload
+from tests.data.sources.test_sources import (
+    CAPTIONED,
+    CONFIG,
+    everything,
+    picture,
+    tar_of,
+    write_folder,
+    write_parquet,
+    write_tar,
+)
+
+LOST = r"isn't there any more; (mount it again|put it back), then the same command goes on"
+ANY = DataConfig(num_classes=1)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with s3_server(tmp_path_factory.mktemp("s3") / "log") as url:
+        yield url
+
+
+def problems(source: Source) -> dict[str, str | None]:
+    return {row.id: row.problem for row in everything(source)}
+
+
+@pytest.mark.parametrize("write", [write_folder, write_tar, write_parquet])
+@pytest.mark.parametrize("empty", [False, True], ids=["no mount point", "an empty mount point"])
+def test_a_disk_that_is_gone_is_no_loss_of_its_images(tmp_path, write, empty):
+    write(tmp_path / "disk", 9)
+    source = open_source(CONFIG, str(tmp_path / "disk"), chunk_rows=1)
+    units = source.list().units
+    shutil.rmtree(tmp_path / "disk")
+    if empty:
+        (tmp_path / "disk").mkdir()
+    for unit in units:
+        with pytest.raises(DataError, match=LOST) as error:
+            list(source.read(unit))
+        assert "\n" not in str(error.value)
+
+
+def test_an_emptied_class_folder_and_most_of_the_files_being_gone_are_no_loss_either(tmp_path):
+    write_folder(tmp_path, 30)
+    source = open_source(CONFIG, str(tmp_path))
+    (unit,) = source.list().units
+    for number in range(0, 27, 3):
+        (tmp_path / "red" / f"{number:03d}.png").unlink()
+    assert sum(row.problem is not None for row in next(iter(source.read(unit))).rows) == 9
+    (tmp_path / "red" / "027.png").unlink()
+    with pytest.raises(DataError, match=f"{tmp_path}/red: {LOST}"):
+        list(source.read(unit))
+    (tmp_path / "red" / "other.png").write_bytes(picture(0))
+    for colour in ("green", "blue"):
+        for path in list((tmp_path / colour).iterdir())[1:7]:
+            path.unlink()
+    with pytest.raises(DataError, match=f"and 21 of the 29 files next to it: {LOST}"):
+        list(source.read(unit))
+
+
+@pytest.mark.parametrize("place", [f"{BUCKET}/lost", "emptied"], ids=["prefix", "bucket"])
+def test_a_prefix_or_bucket_that_is_empty_by_now_is_no_loss_of_its_images(server, tmp_path, place):
+    write_folder(tmp_path, 3)
+    s3().create_dir(place)
+    fs.copy_files(str(tmp_path), place, destination_filesystem=s3())
+    source = open_source(CONFIG, f"s3://{place}", chunk_rows=1)
+    units = source.list().units
+    s3().delete_dir_contents(place)
+    if "/" in place:
+        s3().delete_dir(place)
+    for unit in units:
+        with pytest.raises(DataError, match=f"s3://{place}: {LOST}"):
+            list(source.read(unit))
+
+
+def test_an_image_that_changed_is_a_row_with_a_problem(tmp_path):
+    write_folder(tmp_path, 9)
+    source = open_source(CONFIG, str(tmp_path))
+    (unit,) = source.list().units
+    for name, content in (("000", picture(0) + b"\0"), ("003", picture(0)[:-1]), ("006", b"")):
+        (tmp_path / "red" / f"{name}.png").write_bytes(content)
+    (chunk,) = source.read(unit)
+    found = [(row.id, row.image, row.problem) for row in chunk.rows if row.problem]
+    assert found == [(f"red/00{index}.png", None, "changed since it was listed") for index in (0, 3, 6)]
+
+
+def test_names_with_an_underscore_are_images_like_others(tmp_path):
+    for name in ("_a.png", "_/b.png", "c_/__c.png", "__MACOSX/d.png", "e/.e.png", "Thumbs.db"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(picture(0))
+    source = open_source(ANY, str(tmp_path))
+    assert [row.id for row in everything(source)] == ["_/b.png", "_a.png", "c_/__c.png"]
+    assert source.list().ignored == {}
+    tar_of(tmp_path / "tars" / "x.tar", ("_a.png", picture(0)), ("__b.png", picture(1)), ("__info__.json", b"{}"))
+    assert [row.id for row in everything(open_source(ANY, f"{tmp_path}/tars"))] == ["x.tar/_a", "x.tar/__b"]
+
+
+@pytest.mark.parametrize("write", [write_tar, write_parquet])
+def test_files_of_other_kinds_are_counted(tmp_path, write):
+    write(tmp_path, 5)
+    (tmp_path / "README.md").write_text("of no interest")
+    source = open_source(CONFIG, str(tmp_path))
+    for number in range(23):
+        (tmp_path / f"{number}.{'HEIC' if number < 11 else number}").touch()
+    (tmp_path / "LICENSE").touch()
+    ignored = source.list().ignored
+    assert list(ignored.items())[:3] == [(".heic", 11), (".11", 1), (".12", 1)]
+    assert (sum(ignored.values()), ignored["of other endings"]) == (25, 6)
+    assert open_source(CONFIG, "digits").list().ignored == open_source(CONFIG, "shapes:9").list().ignored == {}
+
+
+def test_compressed_tars_are_not_read_and_that_is_said(tmp_path):
+    for name in ("a.tgz", "b.TAR.GZ"):
+        (tmp_path / name).write_bytes(b"of some tar")
+    with pytest.raises(
+        DataError, match=r"2 files \(1 .tgz \(compressed tars aren't read: unpack them\), .*\), none of them"
+    ):
+        open_source(CONFIG, str(tmp_path)).list()
+    (tmp_path / "README").write_text("of no interest")
+    (tmp_path / "v1.0").mkdir()
+    (tmp_path / "v1.0" / "README").touch()
+    write_tar(tmp_path, 5)
+    source = open_source(CONFIG, str(tmp_path))
+    assert len(source.list().units) == 1
+    why = "(compressed tars aren't read: unpack them)"
+    assert source.list().ignored == {f".tgz {why}": 1, f".tar.gz {why}": 1, "without an ending": 2}
+
+
+@pytest.mark.parametrize("write", [write_folder, write_tar, write_parquet])
+def test_a_chunk_ends_where_its_files_are_large(tmp_path, monkeypatch, write):
+    write(tmp_path, 45)
+    few = [
+        len(chunk.rows)
+        for source in [open_source(CONFIG, str(tmp_path))]
+        for chunk in source.read(*source.list().units)
+    ]
+    assert few == [45]
+    whole = everything(open_source(CONFIG, str(tmp_path)))
+    most = 5 * max(len(row.image) for row in whole)
+    monkeypatch.setattr(chunks, "CHUNK_FILE_BYTES", most)
+    source = open_source(CONFIG, str(tmp_path))
+    assert everything(source) == whole
+    units = source.list().units
+    for unit in units:
+        made = list(source.read(unit))
+        assert len(units) > 5 or len(made) > 5
+        for chunk in made:
+            # With the last row it may be more.
+            assert 1 <= len(chunk.rows) <= 6 and sum(len(row.image) for row in chunk.rows[:-1]) < most
+        for skip in ({0}, {len(made) - 1}, {1, 3}, set(range(len(made) - 1))):
+            assert list(source.read(unit, skip)) == [chunk for chunk in made if chunk.number not in skip]
+
+
+def test_members_of_no_use_are_not_read(tmp_path, monkeypatch):
+    path = tar_of(
+        tmp_path / "x.tar",
+        ("a.png", picture(0)),
+        ("a.cls", b"1"),
+        ("a.json", b"{}"),
+        ("a.mp4", b"film"),
+        ("b", b"text"),
+    )
+    opened = []
+    extract = tarfile.TarFile.extractfile
+    monkeypatch.setattr(tarfile.TarFile, "extractfile", lambda tar, at: opened.append(at.name) or extract(tar, at))
+    assert problems(open_source(CONFIG, str(path))) == {"x.tar/a": None, "x.tar/b": "no image among "}
+    assert opened == ["a.png", "a.cls", "a.json"]
+    opened.clear()
+    everything(open_source(ANY, str(path)))
+    assert opened == ["a.png"]
+
+
+def test_captions_that_no_file_can_hold(tmp_path):
+    path = tar_of(tmp_path / "x.tar", ("a.png", picture(0)), ("a.json", b'{"text": "a \\ud83d hen"}'))
+    assert problems(open_source(CAPTIONED, str(path))) == {"x.tar/a": "caption is not UTF-8"}
+
+
+@pytest.mark.parametrize(
+    "pax", [{"GNU.sparse.map": "x,y", "GNU.sparse.size": "1"}, {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}]
+)
+def test_odd_headers_end_a_tar_in_a_row_that_says_so(tmp_path, pax):
+    with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        for name, headers in (("a.png", {}), ("b.png", pax), ("c.png", {})):
+            member = tarfile.TarInfo(name)
+            member.size, member.pax_headers = 600, headers
+            tar.addfile(member, io.BytesIO(b"x" * 600))
+    found = problems(open_source(ANY, str(tmp_path)))
+    assert found["x.tar/a"] is None
+    assert "tar ends early or is damaged" in found["x.tar/….end"]
+
+
+def test_names_that_are_not_utf_8(tmp_path):
+    write_folder(tmp_path, 3)
+    with open(os.fsencode(tmp_path) + b"/red/caf\xe9.png", "wb") as file:
+        file.write(picture(0))
+    (tmp_path / "red" / "caf\\xe8.png").write_bytes(picture(1))
+    found = problems(open_source(CONFIG, str(tmp_path)))
+    assert all(row_id.encode() for row_id in found)
+    assert found.pop("red/caf\\xe9.png") == "its name is not UTF-8; rename it"
+    assert set(found.values()) == {None} and len(found) == 4
+    os.rename(write_tar(tmp_path / "tars", 2), os.fsencode(tmp_path) + b"/tars/\xff.tar")
+    with pytest.raises(DataError, match=r"/tars/\\xff.tar: its name is not UTF-8; rename it"):
+        everything(open_source(CONFIG, f"{tmp_path}/tars"))
+
+
+def test_a_pattern_walks_no_deeper_than_it_says(tmp_path, monkeypatch):
+    for name in ("a/1.tar", "a/deep/2.tar", "b/3.tar", "4.tar", "[5]*.tar", "[5]6.tar"):
+        write_tar(tmp_path, 1, name)
+    scanned = []
+    scan = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: scanned.append(os.path.relpath(path, tmp_path)) or scan(path))
+    for pattern, found, walked in [
+        ("4.tar", ["4.tar"], []),
+        ("a/{1,deep/2}.tar", ["1.tar", "deep/2.tar"], []),
+        ("[5]*.tar", ["[5]*.tar"], []),
+        ("?.tar", ["4.tar"], ["."]),
+        ("*/[0-9].tar", None, [".", "a", "b"]),
+        ("*/?.tar", ["a/1.tar", "b/3.tar"], [".", "a", "b"]),
+        ("{a,b,c}/*", ["a/1.tar", "b/3.tar"], ["a", "b"]),
+        ("a/**/?.tar", ["1.tar", "deep/2.tar"], ["a", "a/deep"]),
+        ("*/deep/*.tar", ["a/deep/2.tar"], [".", "a/deep"]),
+    ]:
+        scanned.clear()
+        source = open_source(CONFIG, f"{tmp_path}/{pattern}")
+        if found is None:
+            with pytest.raises(DataError, match="no file there matches"):
+                source.list()
+        else:
+            assert [unit.key for unit in source.list().units] == found, pattern
+        assert sorted(scanned) == walked, pattern
+
+
+def test_a_pattern_on_s3_lists_no_more_than_it_says(server, tmp_path, monkeypatch):
+    for name in ("a/1.tar", "a/deep/2.tar", "b/3.tar", "4.tar"):
+        write_tar(tmp_path, 1, name)
+    uri = upload(tmp_path, "patterns of folders")
+    for pattern, found in [
+        ("*.tar", ["4.tar"]),
+        ("*/?.tar", ["a/1.tar", "b/3.tar"]),
+        ("{a/1,b/3,4}.tar", ["4.tar", "a/1.tar", "b/3.tar"]),
+        ("a/**/*.tar", ["1.tar", "deep/2.tar"]),
+        ("{a,c}/deep/*", ["a/deep/2.tar"]),
+    ]:
+        source = open_source(CONFIG, f"{uri}/{pattern}")
+        units = source.list().units
+        assert [unit.key for unit in units] == found, pattern
+        for unit in units:
+            assert [row.problem for chunk in source.read(unit) for row in chunk.rows] == [None]

@@ -1,0 +1,59 @@
+"""Records of manifests, valid for their kind of artifact, with the fields that a test cares about."""
+
+from typing import Any
+
+from ddm_ray.storage.graph import Artifact
+from ddm_ray.storage.info import Info
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "RowsInfo": {
+        "rows": 3,
+        "rows_train": 3,
+        "rows_heldout": 0,
+        "rejected": 0,
+        "duplicates": 0,
+        "dropped": 0,
+        "embedding_dim": 2,
+        "source": "digits",
+        "classes": None,
+        "ignored": {},
+        "reasons": (),
+    },
+    "CentroidsInfo": {"rows_sampled": 3, "num_fine": 2},
+    "ShardInfo": {
+        "cluster": 0,
+        "rows": 3,
+        "rows_train": 3,
+        "rows_heldout": 0,
+        "counts_C": (),
+        "data_std": 0.5,
+        "centroids": None,
+    },
+    "PartitionInfo": {
+        "counts_CK": (),
+        "rows_K": (2, 1),
+        "rows_heldout_K": (0, 0),
+        "imbalance": 2.0,
+        "entropy": 0.9,
+        "ari": None,
+        "num_fine": 2,
+    },
+    "ReportInfo": {"silhouette": None, "silhouette_K": (None, None), "warnings": ()},
+    "TrainedInfo": {
+        "weights": "attempts/0001/weights/step-000000003",
+        "step": 3,
+        "rows_seen": 24,
+        "training_flops": 1e9,
+        "training_flops_per_row": 1e8,
+        "parameters": 7,
+        "seconds": 1.5,
+        "loss": 0.25,
+        "attempts": 1,
+    },
+    "EvaluationInfo": {"num_samples": 3, "frechet": {"once": 1.0}, "best_strategy": "once"},
+}
+
+
+def info_of(artifact: Artifact, **fields: Any) -> Info:
+    """The record of an artifact of this kind."""
+    return artifact.info(**{**DEFAULTS[artifact.info.__name__], **fields})

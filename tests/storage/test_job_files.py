@@ -1,0 +1,52 @@
+"""What the names of a job's files say, for one job and for many by one listing."""
+
+from pathlib import Path
+
+import pytest
+
+from ddm_ray.storage.attempts import claim
+from ddm_ray.storage.graph import Artifact
+from ddm_ray.storage.job_files import JobFiles, list_jobs
+from ddm_ray.storage.manifest import NAME
+from ddm_ray.storage.store import Store
+from tests.storage.jobs import beat, fail, publish, save
+
+JOBS = [Artifact(path) for path in ("experts/000", "experts/001", "experts/1000", "router")]
+
+
+@pytest.fixture(params=["disk", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "run") if request.param == "disk" else "memory:///")
+
+
+def test_nothing_is_there_yet(store: Store) -> None:
+    for job, files in list_jobs(store, JOBS).items():
+        assert files == JobFiles(job, {})
+        assert (files.committed, files.attempts, files.saved, files.published) == (False, [], (0, 0), None)
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["one", "many"])
+def test_what_the_names_say(store: Store, together: bool) -> None:
+    job = JOBS[1]
+    for other in (JOBS[0], *JOBS[2:]):
+        save(claim(store, other), 7)
+        store.write(f"{other}/{NAME}", b"")
+    first, second, _ = (claim(store, job) for _ in range(3))
+    publish(first, 20)
+    publish(first, 1000)
+    save(first, 900)
+    publish(second, 40)
+    save(second, 40)
+    save(second, 50)
+    store.write(f"{second.state_prefix(60)}/rank-000/INDEX.json", b"")
+    beat(second, 1, 55)
+    fail(first, "lost")
+    files = list_jobs(store, JOBS if together else [job])[job]
+    assert files.sizes == store.sizes(job)
+    assert (files.committed, files.attempts) == (False, [1, 2, 3])
+    assert files.saved == (2, 50), "the newest attempt's that committed one, however far an older one came"
+    assert files.published == 1000
+    told = [(files.claimed(number), files.beats(number), files.failed(number)) for number in (1, 2, 3, 4)]
+    assert told == [(True, False, True), (True, True, False), (True, False, False), (False, False, False)]
+    store.write(f"{job}/{NAME}", b"")
+    assert list_jobs(store, JOBS if together else [job])[job].committed

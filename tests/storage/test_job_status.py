@@ -1,0 +1,115 @@
+"""How far a job is, from what its attempts left: the newest counts, a newer one takes a failure back."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddm_ray.errors import CorruptArtifact, TrainingError
+from ddm_ray.storage.attempts import claim
+from ddm_ray.storage.graph import Artifact
+from ddm_ray.storage.job_status import job_status
+from ddm_ray.storage.launches import Launch
+from ddm_ray.storage.store import Store
+from tests.storage.jobs import beat, fail, publish, save
+
+JOB = Artifact("experts/001")
+
+
+@pytest.fixture(params=["disk", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "run") if request.param == "disk" else "memory:///")
+
+
+def test_nothing_is_said_of_a_job_that_nobody_began(store: Store) -> None:
+    store.write(f"{JOB}/launches/x/ray/y/FAILED", b"Ray's own")
+    assert job_status(store, JOB) is None
+
+
+def test_the_newest_attempt_is_the_one_that_counts(store: Store) -> None:
+    first = claim(store, JOB)
+    found = job_status(store, JOB)
+    assert found and (found.attempt, found.beat, found.phase, found.step, found.steps) == (1, None, "starting", 0, None)
+    beat(first, 1, 0, phase="publishing")
+    beat(first, 2, 90)
+    save(first, 50)
+    found = job_status(store, JOB)
+    assert found and (found.attempt, found.beat, found.phase, found.step, found.steps) == (1, 2, "training", 90, 300)
+    assert (found.value("loss"), found.value("mfu"), found.value("momentum")) == (0.12345, 0.41, None)
+    second = claim(store, JOB)
+    found = job_status(store, JOB)
+    assert found and (found.attempt, found.beat, found.phase, found.step, found.steps) == (2, None, "starting", 50, 300)
+    beat(second, 1, 51, mfu=None)
+    beat(first, 3, 120)
+    found = job_status(store, JOB)
+    assert found and (found.attempt, found.beat, found.step, found.value("mfu")) == (2, 1, 51, None)
+
+
+def test_a_failure_stands_until_a_newer_attempt_begins(store: Store) -> None:
+    first = claim(store, JOB)
+    beat(first, 1, 9)
+    assert failure(store) is None
+    fail(first, "a worker\n  went away")
+    assert failure(store) == {"error": "a worker went away", "kind": "TrainingError", "final": False, "attempt": 1}
+    second = claim(store, JOB)
+    assert failure(store) is None
+    fail(first, "again, of the old one")
+    assert failure(store) is None
+    fail(second, "gradient norm nan", final=True)
+    assert failure(store) == {"error": "gradient norm nan", "kind": "TrainingError", "final": True, "attempt": 2}
+
+
+def failure(store: Store) -> dict[str, Any] | None:
+    """Why the newest attempt ended, as its progress tells."""
+    found = job_status(store, JOB)
+    assert found
+    return found.failure
+
+
+def test_a_launch_that_gave_up_begins_no_more(store: Store) -> None:
+    launch = Launch(JOB)
+    claim(store, JOB, launch.claim_fields()).fail({"error": "no rows", "kind": "OSError", "final": False})
+    assert failure(store) == {"error": "no rows", "kind": "OSError", "final": False, "attempt": 1}
+    launch.give_up(store, TrainingError("no rows"))
+    assert failure(store) == {"error": "no rows; given up", "kind": "OSError", "final": True, "attempt": 1}
+    claim(store, JOB, Launch(JOB).claim_fields()).fail({"error": "x", "kind": "", "final": False})
+    found = failure(store)
+    assert found and not found["final"]
+
+
+def test_one_that_was_asked_to_leave_has_not_failed(store: Store) -> None:
+    attempt = claim(store, JOB)
+    beat(attempt, 1, 9)
+    attempt.fail({"error": "asked to leave", "kind": "Preempted", "final": False})
+    found = job_status(store, JOB)
+    assert found and (found.left, found.phase, found.step) == (True, "leaving", 9)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"final": 1}', b"\xff"])
+def test_a_damaged_record_still_says_that_it_failed(store: Store, content: bytes) -> None:
+    attempt = claim(store, JOB)
+    store.write(f"{attempt.prefix}/FAILED", content)
+    assert failure(store) == {"error": "for a reason that can't be read", "kind": "", "final": False, "attempt": 1}
+
+
+def test_milestones_and_states_count_once_they_are_committed(store: Store) -> None:
+    first = claim(store, JOB)
+    for step in (10, 20, 30):
+        publish(first, step)
+    for step in (15, 25):
+        save(first, step)
+    second = claim(store, JOB)
+    publish(second, 20)
+    save(second, 20)
+    store.write(f"{second.prefix}/weights/step-000000040/ema.safetensors", b"half")
+    store.write(f"{second.prefix}/state/step-000000040/state.safetensors", b"half")
+    found = job_status(store, JOB)
+    # The next attempt goes on from the newest attempt's state, however far an older one came.
+    assert found and (found.milestone, found.saved) == (30, 20)
+
+
+def test_a_damaged_heartbeat_is_named(store: Store) -> None:
+    attempt = claim(store, JOB)
+    store.write(f"{attempt.prefix}/HEARTBEAT", b'{"step": ')
+    with pytest.raises(CorruptArtifact, match="0001/HEARTBEAT: not a heartbeat"):
+        job_status(store, JOB)

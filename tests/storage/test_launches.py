@@ -1,0 +1,149 @@
+"""Launches: one count of failures in a row for all who see them, and why a launch ended, by a listing and claims."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddm_ray.errors import CorruptArtifact, TrainingError
+from ddm_ray.storage.attempts import OUT_OF_MEMORY, Attempt, claim
+from ddm_ray.storage.graph import Artifact, expert
+from ddm_ray.storage.job_files import JobFiles, list_jobs
+from ddm_ray.storage.launches import FailureBudget, Launch, LaunchReader, attempts_of, failures_in_a_row, has_given_up
+from ddm_ray.storage.store import Store
+from tests.storage.jobs import beat, save
+
+JOB = Artifact("experts/000")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "run"))
+
+
+def files_of(store: Store) -> JobFiles:
+    return list_jobs(store, [JOB])[JOB]
+
+
+@settings(deadline=None)
+@given(
+    failures=st.lists(st.tuples(st.sampled_from(["workers", "controller"]), st.booleans()), max_size=12),
+    max_failures=st.integers(0, 4),
+)
+def test_workers_and_controllers_spend_one_budget(
+    tmp_path_factory: pytest.TempPathFactory, failures: list[tuple[str, bool]], max_failures: int
+) -> None:
+    """In any order, and only failures in a row without a newly saved state. Two counts would endure their product."""
+    store, launch = Store(str(tmp_path_factory.mktemp("budget"))), Launch(JOB)
+    # Neither lives as long as the launch: a controller is replaced, and a supervisor that dies too.
+    budget = {who: lambda: FailureBudget(store.url, launch, max_failures) for who in ("workers", "controller")}
+    row = 0
+    for who, saved in failures:
+        attempt = claim(store, JOB, launch.claim_fields())
+        if saved:
+            save(attempt, 10)
+        row = 1 if saved else row + 1
+        assert budget[who]().spend(f"{who} died") == (row > max_failures)
+        assert failures_in_a_row(files_of(store), launch.id) == row
+        if row > max_failures:
+            assert has_given_up(files_of(store), launch.id)
+            assert json.loads(store.read(launch.given_up_key))["error"] == f"{who} died"
+            return
+    assert not has_given_up(files_of(store), launch.id)
+
+
+def test_a_launch_has_a_budget_of_its_own(store: Store) -> None:
+    assert FailureBudget(store.url, Launch(JOB), 0).spend("lost")
+    assert not FailureBudget(store.url, Launch(JOB), 1).spend("lost")
+
+
+def test_running_out_of_memory_does_not_count_while_fewer_rows_can_be_taken(store: Store) -> None:
+    for rows in (4, 2):
+        budget = FailureBudget(store.url, Launch(JOB), 0)
+        claim(store, JOB).fail({"error": "no memory", "kind": OUT_OF_MEMORY, "final": False, "micro_batch": rows})
+        assert not budget.spend("no memory")
+        assert budget.spend("lost"), "once each: workers that die without an attempt run out of nothing"
+    claim(store, JOB).fail({"error": "no memory", "kind": OUT_OF_MEMORY, "final": False, "micro_batch": 1})
+    assert FailureBudget(store.url, Launch(JOB), 0).spend("no memory")
+
+
+def test_nothing_counts_while_storage_is_away(store: Store) -> None:
+    attempts = Path(store.url) / JOB
+    attempts.parent.mkdir(parents=True)
+    attempts.symlink_to(attempts)  # a loop: nothing below can be asked for
+    launch = Launch(JOB)
+    assert not FailureBudget(store.url, launch, 0).spend("lost")
+    attempts.unlink()
+    assert failures_in_a_row(files_of(store), launch.id) == 0
+
+
+def test_an_attempt_belongs_to_the_launch_that_its_claim_names() -> None:
+    launch = Launch(JOB, island="lab", job="02000000")
+    assert launch.claim_fields() == {"launch": launch.id, "island": "lab", "job": "02000000"}
+    assert Launch(JOB, "4f").claim_fields() == {"launch": "4f"}
+    claims: dict[int, dict[str, Any]] = {3: launch.claim_fields(), 1: launch.claim_fields(), 2: {"launch": "4f"}, 4: {}}
+    assert attempts_of(launch.id, claims) == [1, 3] and attempts_of("4f", claims) == [2]
+
+
+def write_failure(store: Store, attempt: int, final: bool, kind: str = "CorruptArtifact") -> None:
+    note = {"error": "rows are cut", "kind": kind, "final": final}
+    store.write(f"{Attempt(store, JOB, attempt).prefix}/FAILED", json.dumps(note).encode())
+
+
+def test_what_an_attempt_says_is_final_ends_its_launch(store: Store) -> None:
+    claim(store, JOB)
+    write_failure(store, 1, final=True)
+    launch = Launch(JOB)
+    reader = LaunchReader(store, launch, files_of(store))
+    assert reader.error(files_of(store)) is None, "that attempt was another launch's"
+    claim(store, JOB, launch.claim_fields())
+    assert reader.error(files_of(store)) is None
+    write_failure(store, 2, final=False)
+    assert reader.error(files_of(store)) is None
+    claim(store, JOB, {"launch": "another"})
+    write_failure(store, 3, final=True)
+    assert reader.error(files_of(store)) is None, "another launch may lack what this one has"
+    claim(store, JOB, launch.claim_fields())
+    assert reader.attempts(files_of(store)) == [2, 4]
+    write_failure(store, 4, final=True)
+    error = reader.error(files_of(store))
+    assert type(error) is CorruptArtifact and str(error) == f"{JOB}: rows are cut"
+    write_failure(store, 4, final=True, kind="OutOfMemoryError")
+    assert type(LaunchReader(store, launch, JobFiles(JOB, {})).error(files_of(store))) is TrainingError
+
+
+def test_a_launch_that_has_given_up_says_why(store: Store) -> None:
+    launch = Launch(JOB)
+    reader = LaunchReader(store, launch, files_of(store))
+    Launch(JOB).give_up(store, TrainingError("another's"))
+    assert reader.error(files_of(store)) is None
+    launch.give_up(store, TrainingError("the process was killed"))
+    launch.give_up(store, TrainingError("and again"))
+    error = reader.error(files_of(store))
+    assert type(error) is TrainingError and str(error) == f"{JOB}: the process was killed"
+
+
+def test_a_look_at_all_jobs_is_one_request(store: Store, requests: Counter[str]) -> None:
+    """Files are read once each, however often is looked: a claim for each attempt, a note for one that failed."""
+    jobs = [expert(number) for number in range(16)]
+    launches = {job: Launch(job) for job in jobs}
+    readers = {job: LaunchReader(store, launches[job], files) for job, files in list_jobs(store, jobs).items()}
+    for job in jobs:
+        attempt = claim(store, job, launches[job].claim_fields())
+        beat(attempt, 1, 10)
+        save(attempt, 5)
+    attempt.fail({"error": "lost", "kind": "LostWorker", "final": False})
+    requests.clear()
+
+    def look() -> Counter[str]:
+        requests.clear()
+        files = list_jobs(store, jobs)
+        assert not any(files[job].committed or readers[job].error(files[job]) for job in jobs)
+        assert all(files[job].saved == (1, 5) for job in jobs)
+        return requests.copy()
+
+    assert [look() for _ in range(3)] == [Counter(list=1, get=len(jobs) + 1), Counter(list=1), Counter(list=1)]

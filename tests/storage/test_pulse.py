@@ -1,0 +1,31 @@
+"""Who lives, by a counter that changes and one observer's own clock."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddm_ray.storage.pulse import Pulses
+
+
+def test_silence_begins_when_an_observer_first_sees_the_counter_as_it_is() -> None:
+    pulses = Pulses()
+    assert [pulses.take("a", 1, None, now) for now in (5, 7)] == [0, 2]
+    assert [pulses.take("a", 1, 1, now) for now in (8, 9)] == [0, 1]
+    assert pulses.take("b", 1, 1, 100) == 0, "each job has a pulse of its own"
+    assert pulses.take("a", 2, None, 110) == 0, "a new attempt is a sign of life"
+    assert pulses.take("a", 2, None, 111) == 1
+    assert Pulses().take("a", 2, None, 200) == 0, "who has just begun to look knows of no silence"
+
+
+Looks = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 50)), max_size=20)
+
+
+@given(looks=Looks, offset=st.integers(-(10**6), 10**6))
+def test_no_clock_but_differences_of_the_observers_own_count(looks: list[tuple[int, int, int]], offset: int) -> None:
+    """A clock that is days off judges alike; a counter that was set back is a sign of life too."""
+    here, there = Pulses(), Pulses()
+    now, seen, since = 0, None, 0
+    for attempt, beat, pause in looks:
+        now += pause
+        if seen != (attempt, beat):
+            seen, since = (attempt, beat), now
+        assert here.take("a", attempt, beat, now) == there.take("a", attempt, beat, now + offset) == now - since

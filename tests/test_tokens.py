@@ -1,0 +1,176 @@
+"""Every Ray that is started here asks for a token: nobody who doesn't have it gets an answer, from any listener."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import BIN, ROOT, Island, wait_for
+from tests.listeners import KNOWN, ask, is_refused, listeners, services
+from tests.processes import command, family
+from tests.random_run import make_data
+
+# A private Ray, which lives until the next line of standard input; then the island.
+PRIVATE = """
+import json, os, sys
+import ray
+from ddm_ray.ray_session import ray_session
+
+def report(**seen):
+    names = {name: value for name, value in os.environ.items() if name.startswith(("RAY_AUTH", "RAY_TRAIN"))}
+    print(json.dumps(seen | {"environment": names}), flush=True)
+
+def job():
+    return os.environ["RAY_AUTH_TOKEN"]
+
+report()
+with ray_session("local"):
+    worker = ray.get(ray.remote(job).remote())
+    report(gcs=ray.get_runtime_context().gcs_address, worker=worker, folder=ray.nodes()[0]["ObjectStoreSocketName"])
+    sys.stdin.readline()
+report()
+with ray_session(sys.argv[1]):
+    report(seven=ray.get(ray.remote(lambda: 7).remote()))
+os.environ.pop("RAY_AUTH_MODE"), os.environ.pop("RAY_AUTH_TOKEN_PATH")
+with ray_session(sys.argv[1], sys.argv[2]):
+    eight = ray.get(ray.remote(lambda: 8).remote())
+report(eight=eight)
+"""
+WITHOUT = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+# Of the services of every Ray.
+SERVICES = {"NodeInfoGcsService", "InternalKVGcsService", "NodeManagerService", "ObjectManagerService"}
+SERVICES |= {"ReporterService"}
+
+
+@dataclass
+class Private:
+    """A process with a private Ray."""
+
+    process: subprocess.Popen[str]
+    home: Path
+
+    def next(self) -> dict:
+        """What it reports next."""
+        assert self.process.stdout
+        line = next((line for line in self.process.stdout if line.startswith("{")), "")
+        return json.loads(line)
+
+
+@pytest.fixture(scope="module")
+def private(island: Island, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Private]:
+    home = tmp_path_factory.mktemp("home")
+    process = subprocess.Popen(
+        [sys.executable, "-c", PRIVATE, island.ray, str(island.token)],
+        env={**os.environ, "HOME": str(home)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    try:
+        yield Private(process, home)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def heard(pid: int) -> set[str]:
+    """Ask all that a process and those below it listen to, without a token; the services, which refused to answer."""
+    refused: set[str] = set()
+    for address in sorted(listeners(family(pid))):
+        with suppress(ConnectionError):  # gone meanwhile
+            answers = ask(address)
+            assert all(map(is_refused, answers.values())), (address, answers)
+            refused |= services(answers)
+    return refused
+
+
+def require_closed(pid: int, gcs: str, token: str, others: set[str]) -> None:
+    """Nobody of a Ray's processes answers a stranger, and the GCS answers who has the token, which no `ps` shows."""
+    wait_for(lambda: heard(pid) >= SERVICES | others, 200)
+    host, _, port = gcs.rpartition(":")
+    assert ask((host, int(port)), "0" * 64) == {KNOWN: "UNAUTHENTICATED"}
+    assert ask((host, int(port)), token) == {KNOWN: "OK"}
+    assert not [line for line in map(command, family(pid)) if token in line]
+
+
+def require_private(folder: Path, token: str) -> None:
+    """Ray's files are in a folder that its user alone can enter, and the token is in none of them."""
+    above = folder.parent.stat()
+    assert (stat.S_IMODE(above.st_mode), above.st_uid) == (0o700, os.getuid())
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            assert token.encode() not in path.read_bytes(), path
+
+
+def test_an_island_answers_nobody_without_its_token(island: Island, tmp_path: Path) -> None:
+    run = make_data(str(tmp_path / "run"), num_rows=60)
+    joining = [str(BIN / "ddm"), "train", run.url, "router", "--address", island.ray]
+    with subprocess.Popen(joining, env=WITHOUT, stderr=subprocess.PIPE, text=True) as stranger:
+        token = island.token.read_text()
+        assert len(token) == 64
+        require_closed(island.process.pid, island.ray, token, {"RayletDriver"})
+        home = island.token.parent
+        modes = [stat.S_IMODE(path.stat().st_mode) for path in (home, island.token)]
+        assert (modes, island.token.stat().st_uid) == ([0o700, 0o600], os.getuid())
+        require_private((home / "ray").resolve(), token)
+        job = [str(BIN / "ray"), "job", "submit", "--address", island.jobs, "--", "true"]
+        refused = subprocess.run(job, env=WITHOUT, capture_output=True, text=True, check=False)
+        assert refused.returncode and "Missing authentication token" in refused.stderr
+        assert ask(("127.0.0.1", int(island.jobs.rpartition(":")[2])), token)["GET /api/version"] == "200"
+        _, errors = stranger.communicate(timeout=120)
+    assert stranger.returncode == 1
+    assert f"error: the Ray at {island.ray} refuses this token; set RAY_AUTH_MODE=token" in errors
+
+
+def test_a_private_ray_has_a_token_of_its_own_while_it_lasts(private: Private, island: Island) -> None:
+    """Then the process joins the island, with the token that its user gave it, and with the one that a file has."""
+    given, up = private.next(), private.next()
+    token = up["environment"]["RAY_AUTH_TOKEN"]
+    assert (len(token), up["worker"]) == (64, token) and up["environment"]["RAY_AUTH_MODE"] == "token"
+    require_closed(private.process.pid, up["gcs"], token, {"CoreWorkerService"})
+    folder = next(path for path in Path(up["folder"]).parents if path.parent.parent == Path("/tmp"))
+    require_private(folder, token)
+    joining = [str(BIN / "ray"), "start", "--address", up["gcs"]]
+    stranger = subprocess.run(joining, env=WITHOUT, capture_output=True, text=True, check=False, timeout=120)
+    assert stranger.returncode and "InvalidAuthToken" in stranger.stdout + stranger.stderr
+    print(file=private.process.stdin, flush=True)
+    after, joined = private.next(), private.next()
+    assert not folder.parent.exists()
+    assert after["environment"] == joined["environment"] == given["environment"]
+    assert given["environment"] == {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(island.token)}
+    assert joined["seven"] == 7
+    assert private.next() == {"eight": 8, "environment": {}}
+    assert private.process.wait(60) == 0
+    assert not (private.home / ".ray").exists()
+
+
+def test_a_node_without_a_token_is_not_started() -> None:
+    script = str(ROOT / "cluster_configs/slices/node.sh")
+    for arguments in (["head"], ["127.0.0.1:6379", "island-a", "1"]):
+        refused = subprocess.run([script, *arguments], env=WITHOUT, capture_output=True, text=True, check=False)
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert refused.stderr.startswith("node.sh: no token; set RAY_AUTH_TOKEN_PATH")
+
+
+def test_a_folder_of_somebody_else_gets_no_token(tmp_path: Path) -> None:
+    (tmp_path / ".ddm").mkdir()
+    folder = tmp_path / ".ddm/island-7"
+    if os.getuid():
+        folder.symlink_to("/")
+    else:
+        folder.mkdir()
+        os.chown(folder, 1, 1)
+    script = str(ROOT / "cluster_configs/local/island.sh")
+    environment = {**WITHOUT, "HOME": str(tmp_path)}
+    refused = subprocess.run([script, "7"], env=environment, capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert refused.stderr == f"island.sh: {folder} belongs to somebody else, who could read the token; remove it\n"
+    assert os.getuid() or not list(folder.iterdir())

@@ -1,0 +1,147 @@
+"""Worlds of ranks, without Ray, after a fault: the curve and the weights of an undisturbed run, nothing written twice.
+
+To the bit where as many ranks trained, within 1e-5 otherwise.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddm_ray.storage.attempts import Attempt, claimed
+from ddm_ray.storage.manifest import NAME
+from ddm_ray.storage.run import Run
+from tests.traced import DiskFault
+from tests.train.background import Background
+from tests.train.ranks import EXPERT
+from tests.train.results import apart, final_weights, touched
+
+SHORT = ["expert.train.steps=30", "expert.train.global_batch=12"]
+HANG_SECONDS = 1.0
+# What a watchdog may be late by on a machine that others use too.
+LATE_SECONDS = 60.0
+NUM_CALLS = 7
+
+
+def met(what: str, rank: int, **then: Any) -> dict[str, Any]:
+    """Two ranks, of which one gets a signal at step 12; and who trains afterwards."""
+    usual = {"world": 2, "checkpoint_steps": 5, "hang_seconds": HANG_SECONDS}
+    return {"settings": SHORT, "legs": [usual | {"fault": {"signal": what, "rank": rank, "step": 12}}, usual | then]}
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "quiet-1": {"settings": SHORT, "legs": [{"world": 1}]},
+    "quiet-2": {"settings": SHORT, "legs": [{"world": 2}]},
+    "killed-0": met("SIGKILL", 0),
+    "killed-1": met("SIGKILL", 1),
+    "killed-1-then-1": met("SIGKILL", 1, world=1),
+    "stopped-0": met("SIGSTOP", 0),
+    "stopped-1-then-1": met("SIGSTOP", 1, world=1),
+    # One that comes back when another has finished: an island that was cut off.
+    "comes-back": {
+        "settings": SHORT,
+        "legs": [
+            {"world": 1, "fault": {"signal": "SIGSTOP", "rank": 0, "step": 12}, "checkpoint_steps": 5},
+            {"world": 1},
+        ],
+    },
+    # The second attempt takes what the first one found.
+    "fitted": {"settings": SHORT, "legs": [leg | {"micro_batch": "largest"} for leg in met("SIGKILL", 1)["legs"]]},
+    "rivals": {
+        "settings": SHORT,
+        "legs": [{"world": 1, "worlds": 2, "checkpoint_steps": 1, "milestone_steps": 2, "keep_states": 1}],
+    },
+}
+
+
+@dataclass
+class Worlds:
+    """Runs of worlds by case, what was seen of each leg, and the processes that train under ptrace."""
+
+    folder: Path
+    seen: dict[str, list[dict[str, Any]]]
+    cut: dict[DiskFault, Background]
+
+    def run(self, name: str) -> Run:
+        return Run.open(str(self.folder / name))
+
+
+@pytest.fixture(scope="module")
+def worlds(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
+    folder = tmp_path_factory.mktemp("worlds")
+    cut = {}
+    for fault in DiskFault:
+        (folder / fault.name).mkdir()
+        count = "1000000" if request.config.getoption("--every-call") else str(NUM_CALLS)
+        cut[fault] = Background("cut_short", str(folder / fault.name), fault.name, count)
+    ranks = Background("rank_faults", str(folder), json.dumps(CASES))
+    try:
+        yield Worlds(folder, json.loads(ranks.finish()), cut)
+    finally:
+        for process in (*cut.values(), ranks):
+            process.kill()
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if name.startswith(("killed", "stopped"))])
+def test_a_rank_is_lost_and_the_next_world_goes_on(worlds: Worlds, case: str) -> None:
+    run, (first, second) = worlds.run(case), worlds.seen[case]
+    what, lost, *_ = case.split("-")
+    world = CASES[case]["legs"][1]["world"]
+    wanted: list[int | None] = [1, 1]
+    wanted[int(lost)] = -9 if what == "killed" else None
+    assert first["codes"] == wanted
+    assert second["codes"] == [0] * world
+    attempt = Attempt(run.store, EXPERT, 1)
+    note = attempt.failure()
+    assert note and not note["final"] and note["kind"] == ("LostWorker" if what == "killed" else "Stuck")
+    if what == "stopped":
+        beat = json.loads(run.store.read(f"{attempt.prefix}/HEARTBEAT"))
+        most = 3 / beat["steps_per_second"] + HANG_SECONDS
+        assert HANG_SECONDS < first["outlived"] < most + LATE_SECONDS
+        assert first["went_on"] == [1], "one that comes back alone ends"
+    assert run.require(EXPERT).info["attempts"] == 2 and claimed(run.store, EXPERT) == [1, 2]
+    difference = apart(worlds.run(f"quiet-{world}"), run, EXPERT)
+    assert difference == 0 if world == 2 else difference < 1e-5
+    assert touched(first["files"], second["files"], [1]) == []
+    assert final_weights(run, EXPERT) == [f"attempts/0002/weights/step-{30:09d}/{NAME}"]
+
+
+def test_the_next_attempt_takes_as_many_rows_at_once_as_the_last_one_found(worlds: Worlds) -> None:
+    """Trial steps, on rows of the run, leave no trace in it."""
+    run, (first, second) = worlds.run("fitted"), worlds.seen["fitted"]
+    assert (first["codes"], second["codes"]) == ([1, -9], [0, 0])
+    claims = [Attempt(run.store, EXPERT, number).claim() for number in (1, 2)]
+    assert [claim["most_rows"] for claim in claims] == [None, 3], "the share of a rank"
+    assert apart(worlds.run("quiet-2"), run, EXPERT) == 0
+
+
+def test_one_that_comes_back_writes_below_its_own_attempt_alone(worlds: Worlds) -> None:
+    run, (first, second) = worlds.run("comes-back"), worlds.seen["comes-back"]
+    assert first["codes"] == [None] and second["codes"] == [0]
+    before, after = second["files"], second["files_at_last"]
+    assert touched(before, after, [2]) == [] and before[NAME] == after[NAME]
+    assert {path.split("/")[1] for path in after if before.get(path) != after[path]} <= {"0001"}
+    assert run.require(EXPERT).info["attempts"] == 2
+    assert apart(worlds.run("quiet-1"), run, EXPERT) == 0
+
+
+def test_two_at_once_end_with_one_result(worlds: Worlds) -> None:
+    """Each state that one commits takes states of the other's away, of which that wants to publish weights."""
+    run, (seen,) = worlds.run("rivals"), worlds.seen["rivals"]
+    assert claimed(run.store, EXPERT) == [1, 2]
+    notes = [Attempt(run.store, EXPERT, number).failure() for number in (1, 2)]
+    assert notes[1] is None and 0 in seen["codes"]
+    assert notes[0] is None or not notes[0]["final"]
+    assert apart(worlds.run("quiet-1"), run, EXPERT) == 0
+
+
+@pytest.mark.parametrize("fault", list(DiskFault), ids=lambda fault: fault.name)
+def test_a_fault_at_any_write_costs_time_alone(worlds: Worlds, fault: DiskFault) -> None:
+    num_calls, *ends = map(int, worlds.cut[fault].finish().split())
+    assert num_calls > 100 and len(ends) in (NUM_CALLS, num_calls)
+    # The last ones may come too early or too late to be met: beats depend on time.
+    assert set(ends) <= ({-9, 0} if fault is DiskFault.KILL else {0, 3})
+    assert ends.count(-9 if fault is DiskFault.KILL else 3) > len(ends) // 2

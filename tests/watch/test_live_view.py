@@ -1,0 +1,57 @@
+"""The live view: names and shares survive a narrow terminal, notes survive what looks like markup."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from ddm_ray.storage.attempts import claim
+from ddm_ray.storage.pulse import Pulses
+from ddm_ray.storage.status import observe, survey
+from ddm_ray.watch.live_view import LiveView
+from tests.random_run import make_data
+from tests.storage.jobs import beat, fail
+
+
+def drawn(view: LiveView, width: int) -> list[str]:
+    """The table's lines in a terminal so many columns wide."""
+    console = Console(file=io.StringIO(), width=width, color_system="truecolor", force_terminal=True)
+    with console.capture() as capture:
+        console.print(view._table())
+    return capture.get().splitlines()
+
+
+def test_a_long_note_takes_no_room_from_the_rest() -> None:
+    view = LiveView("title", ["experts/000", "router"], clock=False)
+    view.show("experts/000", 0.13, "silent for 210 s, " + "step 40/300, " * 20)
+    for width in (60, 80, 150):
+        (row,) = [line for line in drawn(view, width) if "experts/000" in line]
+        assert " 13%  " in row and "silent" in row and "…" in row
+
+
+def test_what_is_wrong_is_red(tmp_path: Path) -> None:
+    run = make_data(f"{tmp_path}/run", num_rows=60)
+    pulses, router = Pulses(), claim(run.store, "router")
+    beat(claim(run.store, "experts/000"), 1, 75)
+    beat(router, 1, 75)
+    observe(survey(run), pulses, 0)
+    fail(claim(run.store, "experts/001"), "no space")
+    beat(router, 2, 90)
+    run.store.write("monolith/_MANIFEST.json", b"{")
+    view = LiveView("title", [], clock=False)
+    view.found(observe(survey(run), pulses, 30))
+    rows = {
+        name: line for line in drawn(view, 200) for name in ("rows", *run.experts, "router", "monolith") if name in line
+    }
+    red = {name for name, line in rows.items() if line.startswith("\x1b[31m")}
+    assert red == {"experts/000", "experts/001", "monolith"}
+    beat(claim(run.store, "experts/001"), 1, 76)
+    view.found(survey(run))
+    assert not [line for line in drawn(view, 200) if line.startswith("\x1b[31mexperts/001")]
+
+
+def test_a_log_shows_notes_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with LiveView("title", ["router"]) as view:
+        view.show("router", 0.25, "stopped: [Errno 28] no space in [/tmp]")
+    assert capsys.readouterr().err == "router        25%  stopped: [Errno 28] no space in [/tmp]\n"
