@@ -199,7 +199,7 @@ def torn_reads(store: Store, write: Callable[[str, bytes], None], size: int) -> 
     writer.start()
     seen = set()
     try:
-        until = time.monotonic() + 20
+        until = time.monotonic() + 300  # for a slow disk
         while len(seen) < 20 and time.monotonic() < until:
             content = store.read("object")
             seen.add(content[:1])
