@@ -28,7 +28,7 @@ NUM_CALLS = 7
 
 def met(what: str, rank: int, **then: Any) -> dict[str, Any]:
     """Two ranks, of which one gets a signal at step 12; and who trains afterwards."""
-    usual = {"world": 2, "checkpoint_steps": 5, "hang_seconds": HANG_SECONDS}
+    usual = {"world": 2, "checkpoint_steps": 5} | ({"hang_seconds": HANG_SECONDS} if what == "SIGSTOP" else {})
     return {"settings": SHORT, "legs": [usual | {"fault": {"signal": what, "rank": rank, "step": 12}}, usual | then]}
 
 
