@@ -29,4 +29,4 @@ def test_a_fault_at_any_write_leaves_the_old_or_the_new(
     num_calls, num_states, *kinds = done.stdout.splitlines()[-1].split()
     assert {"write", "fsync", "rename", "link"} <= set(kinds)
     assert int(num_calls) > 30
-    assert int(num_states) > (3 if fault is DiskFault.FULL else 10)
+    assert int(num_states) > (3 if fault is DiskFault.FULL else 9)
