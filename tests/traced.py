@@ -1,7 +1,7 @@
 """Faults at the border of the operating system: a process is killed, or its disk is full, at its n-th write.
 
-The process is traced (ptrace, Linux on x86-64), so that what compiled libraries write is met as well. A filter (seccomp)
-stops it at the calls that change a disk alone: all others run at full speed.
+The process is traced (ptrace, Linux on x86-64), so that what compiled libraries write is met as well. A
+seccomp filter stops it at the calls that change a disk alone: all others run at full speed.
 """
 
 import ctypes
