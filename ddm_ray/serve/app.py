@@ -74,6 +74,8 @@ def _finished(url: str) -> Run:
         raise
     if run.config.data.num_classes is None:
         raise ServeError(f"{run.url} is conditioned on texts: only class-conditional runs can be served so far")
+    if run.config.data.latents is not None:
+        raise ServeError(f"{run.url} is a run of latents, which nothing decodes here so far; sample from it in Python")
     missing = [name for name in (PARTITION, *run.experts, ROUTER) if run.finished(name) is None]
     if missing:
         raise ServeError(f"{run.url} isn't finished, it has no {', '.join(missing)} yet", run.make(missing[0]))

@@ -97,9 +97,17 @@ class Run:
     def finished(self, artifact: Artifact) -> Manifest | None:
         """The manifest if the artifact is finished as this run wants it. Raises DriftError if otherwise."""
         manifest = self.manifest(artifact)
-        if manifest and (lines := drift(self.identity(artifact), manifest.identity)):
+        if manifest and (lines := self.drift(artifact, manifest.identity)):
             raise DriftError(f"{self.url}/{artifact} was made otherwise: {_short(lines)}", self.remake(artifact))
         return manifest
+
+    def drift(self, artifact: Artifact, made: Identity, expected: Identity | None = None) -> list[str]:
+        """A line for each difference between the identity that an artifact was made under and the `expected` one.
+
+        The expected one is today's unless given. A field that an older version didn't have counts as its default.
+        """
+        spelled = Identity(graph.completed(self.config, artifact, made.fields), made.inputs)
+        return drift(expected or self.identity(artifact), spelled)
 
     def require(self, artifact: Artifact) -> Manifest:
         """The manifest of a finished artifact. Raises DriftError, MissingArtifact."""

@@ -18,7 +18,7 @@ from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.attempts import OUT_OF_MEMORY, Attempt, claim, claimed, saved_states
 from ddm_ray.storage.info import StateInfo
 from ddm_ray.storage.launches import Launch
-from ddm_ray.storage.manifest import NAME, Identity, Manifest, drift
+from ddm_ray.storage.manifest import NAME, Manifest
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import Store
 from ddm_ray.train import state
@@ -40,7 +40,7 @@ class TrainAttempt:
         self.searches, self.micro_batch = rows is None, rows or 1
         self.job, self._elastic = job, placement.workers.elastic
         self.storage = Attempt(run.store, job.artifact, number)
-        self.identity: Identity = run.identity(job.artifact)
+        self._run, self.identity = run, run.identity(job.artifact)
         self.saver = StateSaver(self.storage, self.identity, placement.keep_states)
         self._tried: set[str] = set()
         who = {"host": socket.gethostname(), "pid": os.getpid(), "world_size": self._world}
@@ -168,7 +168,7 @@ class TrainAttempt:
             if isinstance(found, CorruptArtifact):
                 self._warn_of_state(str(found))
             elif found.prefix not in self._tried:
-                if lines := drift(self.identity, found.manifest.identity):
+                if lines := self._run.drift(self.job.artifact, found.manifest.identity, self.identity):
                     where = f"{store.url}/{found.prefix}"
                     raise DriftError(f"{where} was made otherwise: {'; '.join(lines)}; delete {self.job.artifact}")
                 self._tried.add(found.prefix)

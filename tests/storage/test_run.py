@@ -181,6 +181,19 @@ def test_an_artifact_made_under_another_configuration_is_drift(tmp_path: Path, r
             ask(MONOLITH)
 
 
+def test_a_field_that_has_been_added_since_is_no_drift(run: Run) -> None:
+    """An older version knew neither, and one by another name."""
+    identity = run.identity(evaluation("old"))
+    del identity.fields["sample"]["router_temperature"], identity.fields["evaluate"]["num_samples"]
+    identity.fields["sample"]["guidance"] = identity.fields["sample"].pop("guidance_kind")
+    run.commit_records(evaluation("old"), {}, sample_info("evaluation"), identity=identity)
+    assert run.finished(evaluation("old"))
+    identity.fields["sample"]["steps"] = 3
+    with pytest.raises(DriftError, match=r"sample\.steps: 3 -> 8; delete"):
+        run.commit_records(evaluation("older"), {}, sample_info("evaluation"), identity=identity)
+        run.require(evaluation("older"))
+
+
 @pytest.mark.parametrize(
     ("artifact", "command"),
     [

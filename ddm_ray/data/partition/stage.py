@@ -20,7 +20,7 @@ from ddm_ray.data.scratch import scratch_folder
 from ddm_ray.errors import ConfigError, CorruptArtifact, DataError, DriftError
 from ddm_ray.storage.graph import CENTROIDS, PARTITION, ROWS, Artifact, owner_rows, shard, shards_of
 from ddm_ray.storage.info import CentroidsInfo, PartitionInfo, ShardInfo
-from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest, drift, sha256
+from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest, sha256
 from ddm_ray.storage.run import Run
 
 
@@ -132,7 +132,7 @@ def _centroids(
 def _kept_centroids(run: Run, identity: Identity) -> tuple[Clustering, Manifest] | None:
     try:
         manifest = run.manifest(CENTROIDS)
-        if manifest and not drift(identity, manifest.identity):
+        if manifest and not run.drift(CENTROIDS, manifest.identity, identity):
             return read_clustering(run, manifest), manifest
     except CorruptArtifact:
         return None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ddm_ray.errors import CorruptArtifact
 from ddm_ray.storage.graph import CENTROIDS, PARTITION, Artifact, shard
 from ddm_ray.storage.info import ShardInfo
-from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest, drift, sha256
+from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest, sha256
 from ddm_ray.storage.run import Run
 
 SHARDS = "shards"
@@ -42,7 +42,9 @@ class ExpectedShard:
         if self.listed is not None:
             if sha256(manifest.to_json()) != self.listed.sha256:
                 return None
-        elif drift(self.identity, manifest.identity) or ShardInfo.of(manifest).centroids != self.centroids:
+        elif ShardInfo.of(manifest).centroids != self.centroids:
+            return None
+        elif self.run.drift(artifact, manifest.identity, self.identity):
             return None
         return manifest if has_files(self.run, artifact, manifest) else None
 

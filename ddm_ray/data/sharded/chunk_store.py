@@ -20,7 +20,7 @@ from ddm_ray.data.schema import read_parquet, to_parquet
 from ddm_ray.errors import CorruptArtifact, DriftError, Make
 from ddm_ray.storage.chunk_records import PLAN, RECORDS, ChunkKey, chunks_done, recorded_keys
 from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.manifest import FileRecord, Identity, drift, verify
+from ddm_ray.storage.manifest import FileRecord, Identity, verify
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.sealed import seal, unseal
 
@@ -155,7 +155,7 @@ class ChunkStore(Generic[PlanT, RecordT]):
         except (KeyError, ValidationError):
             fix = self.run.remake(self.artifact)
             raise CorruptArtifact(f"{self.url}/{PLAN}: is the plan of something else", fix) from None
-        if lines := drift(self.run.identity(self.artifact), Identity(config)):
+        if lines := self.run.drift(self.artifact, Identity(config)):
             raise DriftError(f"{self.url} was begun otherwise: {'; '.join(lines)}", self.run.remake(self.artifact))
         return plan
 
