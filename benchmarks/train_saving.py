@@ -30,7 +30,7 @@ def measure(repeats: int, folder: str, width: int, depth: int) -> dict[str, list
     from ddm_ray.storage.store import Store
     from ddm_ray.train import local
     from ddm_ray.train.engine import Engine
-    from ddm_ray.train.saving import StateSaver, Trained
+    from ddm_ray.train.saving import StateSaver, TrainProgress
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -55,7 +55,7 @@ def measure(repeats: int, folder: str, width: int, depth: int) -> dict[str, list
         for number in range(repeats + 1):
             quiet = [step() for _ in range(QUIET_STEPS)]
             copy = _seconds(lambda: target.copy_(source))
-            trained = Trained(number + 1, 0.0, {"loss": [0.0]})
+            trained = TrainProgress(number + 1, 0.0, {"loss": [0.0]})
             save = _seconds(lambda trained=trained: saver.save(engine, trained))
             began, beside = time.perf_counter(), []
             while saver.busy:

@@ -64,7 +64,7 @@ class Give:
 
 
 Fix = Make | Resume | Begin | Give | str
-"""What mends an error: data where a command or an option does it, else prose in the imperative."""
+"""Remedy of an error: data where a command or an option does it, else prose in the imperative."""
 _FIXES: dict[str, Any] = {kind.__name__: kind for kind in (Make, Resume, Begin, Give)}
 
 
@@ -94,7 +94,7 @@ class DDMError(Exception):
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> "DDMError":
-        """What `to_fields` wrote, of the kind that it was, else of this one. A fix that can't be read is left out."""
+        """Read what `to_fields` wrote: an error of its kind, else of this one. A fix that can't be read is left out."""
         kind = globals().get(str(fields.get("kind")))
         known = kind if isinstance(kind, type) and issubclass(kind, DDMError) else cls
         return known(str(fields["error"]), _read_fix(fields.get("fix")))
@@ -173,7 +173,7 @@ class Preempted(TrainingError):
     """A training worker's machine is about to be taken away, or its group to grow; the state is saved."""
 
 
-class TooManyRows(TrainingError):
+class OutOfMemory(TrainingError):
     """A micro-batch doesn't fit into memory."""
 
 

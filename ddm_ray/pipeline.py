@@ -20,7 +20,7 @@ from ddm_ray.errors import SamplingError
 from ddm_ray.models.latents import Latents
 from ddm_ray.models.text import TextEncoder
 from ddm_ray.sampling import arguments, paris, pretrained
-from ddm_ray.sampling.arguments import Conditions
+from ddm_ray.sampling.arguments import PromptConditions
 from ddm_ray.sampling.batches import joined
 from ddm_ray.sampling.components import Components
 from ddm_ray.sampling.offload import Offload
@@ -211,14 +211,14 @@ class DDMPipeline:
 
     def _conditions(
         self, prompt: Prompt | Sequence[Prompt] | Text, class_labels: Label | Sequence[Label]
-    ) -> Conditions:
-        """What each prompt or label asks for."""
+    ) -> PromptConditions:
+        """Conditions that the prompts or labels ask for."""
         info = self.models.info
         texts = info.num_classes is None
         if (prompt is None) == (class_labels is None):
             raise SamplingError(f"give either prompt{'' if texts else ' or class_labels'}: one, or a list of them")
         if isinstance(prompt, Text):
-            return Conditions([""] * len(prompt), prompt.to("cpu"))
+            return PromptConditions([""] * len(prompt), prompt.to("cpu"))
         if texts:
             if prompt is None:
                 raise SamplingError("these models know texts, not classes: give prompt in place of class_labels")
@@ -227,7 +227,7 @@ class DDMPipeline:
                 raise SamplingError(
                     "this pipeline has no text_encoder: give it one, or a prompt that is encoded (Text)"
                 )
-            return Conditions(words, self.components.text_encoder)
+            return PromptConditions(words, self.components.text_encoder)
         labels = arguments.listed(class_labels if prompt is None else prompt)
         if not labels:
             raise SamplingError(f"{'class_labels' if prompt is None else 'prompt'} is empty: give at least one class")
@@ -238,7 +238,7 @@ class DDMPipeline:
         if None in labels:
             info.null(1)
         named = ["" if label is None else str(label) for label in labels]
-        return Conditions(named, torch.tensor([self.label(label) for label in labels], dtype=torch.int64))
+        return PromptConditions(named, torch.tensor([self.label(label) for label in labels], dtype=torch.int64))
 
     def _routed(
         self, changes: dict[str, Any], clusters: int | Sequence[int] | None, num_prompts: int

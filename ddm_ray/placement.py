@@ -15,7 +15,7 @@ USE_GPU = Field(default=False, description="one GPU a worker; nccl in place of g
 
 
 class Workers(StrictModel):
-    """How many workers a job has: at least `min`, at most `max`, as many as there are nodes for."""
+    """Number of workers of a job: at least `min`, at most `max`, as many as there are nodes for."""
 
     min: PositiveInt
     max: PositiveInt
@@ -28,12 +28,12 @@ class Workers(StrictModel):
 
     @property
     def elastic(self) -> bool:
-        """Whether the number may change while a job runs."""
+        """True if the number may change while a job runs."""
         return self.max > self.min
 
 
 class TrainPlacement(StrictModel):
-    """How a training job runs: its workers, what they ask of Ray, their memory and states. Defaults suit a laptop."""
+    """Placement of a training job: workers, what they ask of Ray, their memory and states. Defaults suit a laptop."""
 
     workers: Workers = Field(
         default=Workers(min=1, max=1),
@@ -136,7 +136,7 @@ class TrainPlacement(StrictModel):
 
 
 class PreparePlacement(StrictModel):
-    """How rows are prepared: the actors that embed and encode them."""
+    """Placement of the preparation of rows: the actors that embed and encode them."""
 
     use_gpu: bool = USE_GPU
     embedders: PositiveInt | None = Field(
@@ -145,7 +145,7 @@ class PreparePlacement(StrictModel):
 
 
 class _Site(StrictModel):
-    """Where an island is."""
+    """Site of an island."""
 
     address: str | None = Field(default=None, description="Ray cluster to join; none: $RAY_ADDRESS, or a private one")
     token_file: str | None = Field(

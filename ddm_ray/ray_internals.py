@@ -37,12 +37,12 @@ class Internal:
             ) from None
 
     def lacks(self) -> list[str]:
-        """Those of `uses` that the object doesn't have in this Ray. Raises RayError if it is gone itself."""
-        found = self.get()
-        missing = [use for use in self.uses if not hasattr(found, use)]
+        """Names of `uses` that the object doesn't have in this Ray. Raises RayError if it is gone itself."""
+        ray_object = self.get()
+        missing = [use for use in self.uses if not hasattr(ray_object, use)]
         if not missing:
             return []
-        source = inspect.getsource(found)
+        source = inspect.getsource(ray_object)
         return [use for use in missing if not re.search(rf"(?<!\w){re.escape(use)}(?!\w)", source)]
 
 

@@ -1,10 +1,11 @@
-"""Imports point down, Ray and DeepSpeed stay at the rim, files stay short, and names say something."""
+"""Imports point down, Ray and DeepSpeed stay at the rim, files stay short, names and docstrings say something."""
 
 import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,14 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = ("ddm_ray", "tests", "jobs", "serving", "benchmarks")
 MOST_LINES = 350
 EMPTY_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager", "managers"}
+# Words that say how a value came about, not what it is.
+EMPTY_WORDS = {"found", "told", "there", "said", "wanted", "whole"}
+# A docstring opens with a verb or a noun, not with one of these.
+OPENERS = {"What", "Whether", "How", "Those", "That", "Which", "Where", "When", "As", "If", "So", "Its", "They"}
+# Fields of nodes that bind a name, beside those of assignments.
+BINDING = {ast.arg: "arg", ast.alias: "asname"} | dict.fromkeys(
+    (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.MatchAs), "name"
+)
 
 BESIDE = {"errors", "config", "placement", "storage"}
 SAMPLING = BESIDE | {"core", "models", "pictures", "sampling"}
@@ -241,3 +250,94 @@ def test_files_are_short_and_their_names_say_something() -> None:
     assert [str(file) for file in files if len(file.read_text().splitlines()) > MOST_LINES] == []
     names = {file: {part.lower() for part in file.relative_to(ROOT).with_suffix("").parts} for file in files}
     assert [str(file) for file, parts in names.items() if parts & EMPTY_NAMES] == []
+
+
+@pytest.fixture(scope="module")
+def trees() -> dict[Path, ast.Module]:
+    """All files, parsed once."""
+    return {file: ast.parse(file.read_text()) for file in python_files()}
+
+
+def bound_empty_words(tree: ast.Module) -> list[str]:
+    """Variables, arguments, attributes, functions and classes of a module under EMPTY_WORDS, each after its line."""
+    bound: list[tuple[int, str | None]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            bound.append((node.lineno, node.id if isinstance(node, ast.Name) else node.attr))
+        elif type(node) in BINDING:
+            bound.append((getattr(node, "lineno", 0), getattr(node, BINDING[type(node)])))
+    return [f"{line}: {name}" for line, name in bound if name and name.strip("_") in EMPTY_WORDS]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_names_say_what_a_value_is(trees: dict[Path, ast.Module], folder: str) -> None:
+    files = [file for file in trees if file.is_relative_to(ROOT / folder)]
+    empty = [f"{file.relative_to(ROOT)}:{word}" for file in files for word in bound_empty_words(trees[file])]
+    assert not empty, "\n".join(empty)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "[a for a, (_said, b) in c if a]",
+        "import x as found",
+        "try: pass\nexcept E as whole: pass",
+        "match x:\n    case [wanted, *_]: pass",
+        "x._told = 1",
+        "class X:\n    there: int",
+        "class X:\n    async def _found(self): pass",
+        "class said: pass",
+        "lambda *, told: 1",
+    ],
+)
+def test_an_empty_word_would_be_found(source: str) -> None:
+    assert len(bound_empty_words(ast.parse(source))) == 1
+
+
+def test_an_empty_word_that_binds_nothing_is_allowed() -> None:
+    assert bound_empty_words(ast.parse('"""The whole."""\nfound_rows = f(x.said, told=1)')) == []
+
+
+def repeated_classes(trees: Mapping[str, ast.Module]) -> list[str]:
+    """Public classes that several modules define, with the modules' names."""
+    homes = defaultdict(list)
+    for module, tree in trees.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].append(module)
+    return [f"{name}: {', '.join(home)}" for name, home in homes.items() if len(home) > 1]
+
+
+def test_a_class_has_its_name_alone(trees: dict[Path, ast.Module]) -> None:
+    repeated = repeated_classes({name: trees[file] for name, file in modules().items()})
+    assert not repeated, "\n".join(repeated)
+
+
+def test_a_class_of_the_same_name_would_be_found() -> None:
+    tree = ast.parse("class Rows: pass\nclass _Private: pass")
+    assert repeated_classes({"a": tree, "b": ast.parse("class Loader: pass"), "c.d": tree}) == ["Rows: a, c.d"]
+
+
+def unclear_docstrings(tree: ast.Module) -> list[str]:
+    """Docstrings, also those below assignments, that open with one of OPENERS, each after its line."""
+    values = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]
+    texts = [(value.lineno, value.value) for value in values if isinstance(value, ast.Constant)]
+    opener = re.compile(rf"\s*({'|'.join(OPENERS)})\b")
+    return [f"{line}: {text[:80]}" for line, text in texts if isinstance(text, str) and opener.match(text)]
+
+
+def test_docstrings_open_with_a_verb_or_a_noun(trees: dict[Path, ast.Module]) -> None:
+    unclear = [f"{name}:{line}" for name, file in modules().items() for line in unclear_docstrings(trees[file])]
+    assert not unclear, "\n".join(unclear)
+
+
+@pytest.mark.parametrize(
+    "source",
+    ['"""What it costs."""', 'class X:\n    def f():\n        """\n        As, in X, `g`."""', 'X = 3\n"""Those."""'],
+)
+def test_an_unclear_docstring_would_be_found(source: str) -> None:
+    assert len(unclear_docstrings(ast.parse(source))) == 1
+
+
+def test_a_clear_docstring_is_allowed() -> None:
+    assert unclear_docstrings(ast.parse('"""Assign rows. What else."""\nx = "What"')) == []

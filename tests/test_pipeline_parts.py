@@ -14,7 +14,7 @@ from ddm_ray.errors import SamplingError
 from ddm_ray.models.latents import Latents
 from ddm_ray.models.text import TextEncoder
 from ddm_ray.pipeline import DDMPipeline
-from ddm_ray.sampling.arguments import Conditions
+from ddm_ray.sampling.arguments import PromptConditions
 from tests.random_run import make_run
 from tests.sampling import tiny_components
 
@@ -58,12 +58,12 @@ def test_prompts_are_encoded_once_and_batch_by_batch(encoder: Counting) -> None:
 
 
 def test_images_of_one_prompt_share_its_text_until_their_batch(encoder: Counting) -> None:
-    conditions = Conditions(["a", "b"], encoder)
+    conditions = PromptConditions(["a", "b"], encoder)
     for _ in range(3):
         found = conditions.of([0, 0, 0])
         assert len(found) == 3
         assert torch.equal(found.tokens_BLE[2], encoder.encode(["a"]).tokens_BLE[0])
-    assert torch.equal(conditions.of([1, 0]).tokens_BLE, Conditions(["b", "a"], encoder).of([0, 1]).tokens_BLE)
+    assert torch.equal(conditions.of([1, 0]).tokens_BLE, PromptConditions(["b", "a"], encoder).of([0, 1]).tokens_BLE)
 
 
 @pytest.mark.parametrize("prompt", [3, ["a", 3], b"a", ["a", ["b"]]])

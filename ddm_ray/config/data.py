@@ -133,7 +133,7 @@ class PartitionConfig(StrictModel):
 
     @property
     def by_kmeans(self) -> bool:
-        """Whether there are centroids."""
+        """True if the partition has centroids."""
         return self.method in ("embeddings", "pixels")
 
     @model_validator(mode="after")

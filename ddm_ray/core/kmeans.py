@@ -217,6 +217,6 @@ def _float32(points_ND: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def _threads() -> Iterator[ThreadPoolExecutor]:
-    """As many threads as faiss would use; faiss itself uses one in each."""
+    """Open a pool of as many threads as faiss would use; faiss itself uses one in each."""
     with ThreadPoolExecutor(faiss.omp_get_max_threads(), initializer=lambda: faiss.omp_set_num_threads(1)) as pool:
         yield pool

@@ -122,7 +122,7 @@ def _plain(image: Image.Image, mode: str) -> Image.Image:
 
 def _orientation(image: Image.Image) -> int:
     try:
-        found = image.getexif().get(_ORIENTATION, 1)
+        orientation = image.getexif().get(_ORIENTATION, 1)
     except DECODER_ERRORS:
         return 1  # the pixels are whole, their EXIF block isn't
-    return found if isinstance(found, int) else 1
+    return orientation if isinstance(orientation, int) else 1

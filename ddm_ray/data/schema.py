@@ -27,7 +27,7 @@ def data_dtype(config: DataConfig) -> np.dtype:
 
 
 def shard_schema(config: DataConfig) -> pa.Schema:
-    """What an expert needs of a row: `data`, and its `label` or the `text_tokens` that count and `text_pooled`.
+    """Columns of a row for its expert: `data`, and its `label` or the `text_tokens` that count and `text_pooled`.
 
     Arrays are their bytes (little-endian, C order), for parquet's own lists are read many times slower. A row's
     cluster and split are those of its shard and file.

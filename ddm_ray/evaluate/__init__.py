@@ -1,1 +1,1 @@
-"""What a finished run is worth: distances, losses, costs, pictures, and the report."""
+"""Evaluation of a finished run: distances, losses, costs, pictures, and the report."""

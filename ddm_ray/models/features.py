@@ -80,7 +80,7 @@ class PixelFeatures:
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> "PixelFeatures":
-        """What `to_bytes` made. Raises CorruptArtifact naming `where` if it isn't whole."""
+        """Read what `to_bytes` made. Raises CorruptArtifact naming `where` if it isn't whole."""
         try:
             tensors = load(data)
         except SafetensorError as error:

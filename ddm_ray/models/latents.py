@@ -36,11 +36,11 @@ class Latents:
         """The autoencoder of a run. ConfigError as `from_pretrained`, and for another downsampling than the run's."""
         latents = cls.from_pretrained(config.autoencoder, config.scale, config.shift)
         if latents.downsampling != config.downsampling:
-            found = latents.downsampling
+            downsampling = latents.downsampling
             raise ConfigError(
-                f"autoencoder {config.autoencoder}: has {found} pixels a latent along each side, not"
+                f"autoencoder {config.autoencoder}: has {downsampling} pixels a latent along each side, not"
                 f" {config.downsampling}",
-                Begin(field="data.latents.downsampling", value=f"{found}"),
+                Begin(field="data.latents.downsampling", value=f"{downsampling}"),
             )
         return latents
 

@@ -80,7 +80,7 @@ def load(spec: dict[str, Any], weights: bytes) -> nn.Module:
 
 
 def from_state(spec: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
-    """As `load`, of tensors by name: taken out of `tensors` one by one, so that none is held twice."""
+    """Make the network from tensors by name, as `load` does: taken out of `tensors` one by one, none is held twice."""
     # Without memory first: to initialise a large network takes longer than to read it.
     model = build(spec, "meta")
     expected = model.state_dict()

@@ -18,7 +18,7 @@ from ddm_ray.models.text import TextEncoder
 from ddm_ray.sampling.request import require_seeds
 
 
-class Conditions:
+class PromptConditions:
     """The conditions of a call, in `words`; the tensors are made for a batch at a time.
 
     `source`: labels or texts, one a prompt, or the encoder of `words`. Encoded texts are large: a batch's distinct

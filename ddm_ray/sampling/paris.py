@@ -57,7 +57,7 @@ def load(
     """
     root, reading = Path(folder), reading or Reading()
     about, index = _read_json(root / CONFIG), _read_json(root / INDEX)
-    count, image_size = (_whole(about, name, root / CONFIG) for name in ("num_experts", "image_size"))
+    count, image_size = (_positive_int(about, name, root / CONFIG) for name in ("num_experts", "image_size"))
     specs = [_expert_spec(root / f"expert_{expert}" / CONFIG, image_size) for expert in range(count)]
     router_spec = _router_spec(root / "router" / CONFIG, image_size)
     if (num_folders := _num_folders(root)) != count:
@@ -99,14 +99,14 @@ def _expert_spec(path: Path, image_size: int) -> dict[str, Any]:
     trunk = _trunk(config, path, image_size)
     if _field(config, "out_channels", path) != trunk["channels"]:
         raise CorruptArtifact(f"{path}: out_channels is {config['out_channels']}, a velocity has {trunk['channels']}")
-    text = _whole(config, "text_embed_dim", path) if _field(config, "use_text_conditioning", path) else None
-    classes = _whole(config, "num_classes", path) if config.get("use_class_conditioning") else None
+    text = _positive_int(config, "text_embed_dim", path) if _field(config, "use_text_conditioning", path) else None
+    classes = _positive_int(config, "num_classes", path) if config.get("use_class_conditioning") else None
     return _checked({"class": "DiT", "config": {**trunk, "text_dim": text, "num_classes": classes}}, path)
 
 
 def _router_spec(path: Path, image_size: int) -> dict[str, Any]:
     config = _read_json(path)
-    arguments = {"num_experts": _whole(config, "num_clusters", path), **_trunk(config, path, image_size)}
+    arguments = {"num_experts": _positive_int(config, "num_clusters", path), **_trunk(config, path, image_size)}
     return _checked({"class": "Router", "config": {**arguments, "text_dim": None, "num_classes": None}}, path)
 
 
@@ -119,11 +119,11 @@ def _trunk(config: dict[str, Any], path: Path, image_size: int) -> dict[str, Any
         raise CorruptArtifact(f"{path}: mlp_ratio is {mlp_ratio!r:.60}, not a number above 0; fetch it again")
     return {
         "image_size": image_size,
-        "channels": _whole(config, "in_channels", path),
-        "patch_size": _whole(config, "patch_size", path),
-        "width": _whole(config, "hidden_size", path),
-        "depth": _whole(config, "num_layers", path),
-        "heads": _whole(config, "num_heads", path),
+        "channels": _positive_int(config, "in_channels", path),
+        "patch_size": _positive_int(config, "patch_size", path),
+        "width": _positive_int(config, "hidden_size", path),
+        "depth": _positive_int(config, "num_layers", path),
+        "heads": _positive_int(config, "num_heads", path),
         "mlp_ratio": mlp_ratio,
         "adaln": "single" if config.get("use_adaln_single") else "zero",
     }
@@ -159,7 +159,7 @@ def _field(config: dict[str, Any], name: str, path: Path) -> Any:
     return config[name]
 
 
-def _whole(config: dict[str, Any], name: str, path: Path) -> int:
+def _positive_int(config: dict[str, Any], name: str, path: Path) -> int:
     value = _field(config, name, path)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise CorruptArtifact(f"{path}: {name} is {value!r:.60}, not a whole number of 1 or more; fetch it again")

@@ -54,7 +54,7 @@ TimeDirection = Literal["noise-at-1", "noise-at-0"]
 
 @dataclass(frozen=True)
 class Reading:
-    """How to read the files. `names`: as NAMES, for what it doesn't know; None leaves a tensor out, on purpose.
+    """Rules for reading the files. `names`: as NAMES, for what it doesn't know; None leaves a tensor out, on purpose.
 
     `time`: with "noise-at-1" (the default: a guess, as DiT's timesteps grow with noise) the networks' time and
     velocity are ours, noise - data. With "noise-at-0" theirs is data - noise at 1 - t; both are folded into the

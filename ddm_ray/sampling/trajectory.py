@@ -124,7 +124,7 @@ class Trajectories:
         return self.conditions[branches]
 
     def _condition_of(self, branches: Branches, group: ExpertRows) -> Condition:
-        """Those of one expert's rows; the last ones again where it has the same rows."""
+        """Conditions of one expert's rows; the last ones again where it has the same rows."""
         condition = self._condition(branches)
         if len(group.rows_R) == len(condition):
             return condition

@@ -41,10 +41,10 @@ class Attempt:
         return f"{self.job}/attempts/{self.number:04d}"
 
     def claim(self) -> dict[str, Any]:
-        """What was said with its claim; empty if that can't be read."""
+        """Fields of its claim; empty if they can't be read."""
         with suppress(FileNotFoundError, ValueError):
-            said = json.loads(self.store.read(f"{self.prefix}/{CLAIM}"))
-            return said if isinstance(said, dict) else {}
+            claim_fields = json.loads(self.store.read(f"{self.prefix}/{CLAIM}"))
+            return claim_fields if isinstance(claim_fields, dict) else {}
         return {}
 
     def beat(self, progress: dict[str, Any]) -> None:
@@ -78,7 +78,7 @@ class Attempt:
         return {**known, "error": error, "kind": known.get("kind", ""), "final": known.get("final") is True}
 
     def state_prefix(self, step: int) -> str:
-        """Where the training state after `step` steps belongs."""
+        """Key prefix of the training state after `step` steps."""
         return f"{self.prefix}/state/step-{step:09d}"
 
     def commit_state(self, step: int, identity: Identity, records: dict[str, FileRecord], info: StateInfo) -> None:
@@ -100,7 +100,7 @@ class Attempt:
                     self.store.delete(f"{base}/{name}")
 
     def weights_prefix(self, step: int) -> str:
-        """Where the EMA weights after `step` steps belong."""
+        """Key prefix of the EMA weights after `step` steps."""
         return f"{self.prefix}/weights/step-{step:09d}"
 
     def commit_weights(

@@ -75,7 +75,7 @@ class Artifact(str):
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """What holds for all artifacts of a kind.
+    """Properties of all artifacts of a kind.
 
     `path` is that of the only one, `member` that of one of many by its cluster or name. `reads` are the fields of the
     configuration that its stage reads, `inputs` the artifacts that it is made from.

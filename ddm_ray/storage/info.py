@@ -1,4 +1,4 @@
-"""What the manifest of each kind of artifact says of it: typed records, parsed once.
+"""Typed records in the manifests of each kind of artifact, parsed once.
 
 C classes, K clusters. The order of fields is that of the manifest's bytes.
 """
@@ -30,7 +30,7 @@ class Info(BaseModel):
             ) from None
 
     def as_json(self) -> dict[str, Any]:
-        """What a manifest holds."""
+        """Fields that a manifest holds."""
         return self.model_dump(mode="json")
 
 
@@ -63,7 +63,7 @@ class RowsInfo(Info):
 
 
 class CentroidsInfo(Info):
-    """How many rows k-means saw, and how many fine centroids it has."""
+    """Numbers of the rows that k-means saw and of its fine centroids."""
 
     rows_sampled: int
     num_fine: int
@@ -101,7 +101,7 @@ class PartitionInfo(Info):
 
 
 class ReportInfo(Info):
-    """How well clusters are apart, by the embeddings of a sample, and what to look at before training.
+    """Separation of the clusters, by the embeddings of a sample, and what to look at before training.
 
     `silhouette` in [-1, 1], of all clusters and of each; None where there is none.
     """

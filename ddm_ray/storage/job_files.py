@@ -23,7 +23,7 @@ class JobFiles:
 
     @property
     def committed(self) -> bool:
-        """Whether the artifact has its manifest; only `Run.finished` knows whether it is this run's."""
+        """True if the artifact has its manifest; only `Run.finished` knows whether it is this run's."""
         return NAME in self.sizes
 
     @cached_property
@@ -33,15 +33,15 @@ class JobFiles:
         return sorted({int(word[1]) for word in words if word[0] == "attempts" and word[1].isdecimal()})
 
     def claimed(self, attempt: int) -> bool:
-        """Whether the attempt's claim is there."""
+        """True if the attempt's claim is there."""
         return self._holds(attempt, CLAIM)
 
     def beats(self, attempt: int) -> bool:
-        """Whether the attempt has written a heartbeat."""
+        """True if the attempt has written a heartbeat."""
         return self._holds(attempt, HEARTBEAT)
 
     def failed(self, attempt: int) -> bool:
-        """Whether the attempt has noted why it ended."""
+        """True if the attempt has noted why it ended."""
         return self._holds(attempt, FAILED)
 
     @property

@@ -1,4 +1,4 @@
-"""How far a training job is, read from what its attempts left on storage: heartbeats, failures, milestones, states."""
+"""Progress of a training job, read from what its attempts left on storage: heartbeats, failures, milestones, states."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +27,7 @@ class JobStatus:
 
     @property
     def beats(self) -> bool:
-        """Whether the newest attempt has written a heartbeat yet."""
+        """True if the newest attempt has written a heartbeat."""
         return self.heartbeat.get("attempt") == self.attempt
 
     @property
@@ -37,14 +37,14 @@ class JobStatus:
 
     @property
     def phase(self) -> str:
-        """What the newest attempt does: starting, fitting (rows into memory), training, publishing or leaving."""
+        """Phase of the newest attempt: starting, fitting (rows into memory), training, publishing or leaving."""
         if self.left:
             return "leaving"
         return self.heartbeat.get("phase", "training") if self.beats else "starting"
 
     @property
     def left(self) -> bool:
-        """Whether the newest attempt ended because it was asked to, with nothing lost: another one is to follow."""
+        """True if the newest attempt ended because it was asked to, with nothing lost: another one is to follow."""
         return self.failure is not None and self.failure["kind"] == Preempted.__name__
 
     @property
@@ -69,7 +69,7 @@ class JobStatus:
 
 
 def job_status(store: Store, job: Artifact, files: JobFiles | None = None) -> JobStatus | None:
-    """How far the job is, by its files as they were listed; None if nobody has begun it.
+    """Progress of the job, from its listed files; None if nobody has begun it.
 
     Raises CorruptArtifact for a damaged heartbeat.
     """

@@ -37,7 +37,7 @@ class Launch:
         return f"{self.prefix}/GIVEN_UP"
 
     def claim_fields(self) -> dict[str, str]:
-        """What its attempts' claims say of it."""
+        """Fields of the launch in its attempts' claims."""
         fields = {"launch": self.id, "island": self.island, "job": self.job}
         return {name: value for name, value in fields.items() if value}
 
@@ -47,12 +47,12 @@ class Launch:
 
 
 def has_given_up(files: JobFiles, launch_id: str) -> bool:
-    """Whether the launch of this id tries no more."""
+    """True if the launch of this id tries no more."""
     return Launch(files.artifact, launch_id).given_up_key.removeprefix(f"{files.artifact}/") in files.sizes
 
 
 def failures_in_a_row(files: JobFiles, launch_id: str) -> int:
-    """How often the launch of this id failed since the job's newest state was committed."""
+    """Number of failures of the launch of this id since the job's newest state was committed."""
     return sum(key.startswith(_failures(launch_id, files.saved)) for key in files.sizes)
 
 
@@ -67,7 +67,7 @@ def _failures(launch_id: str, saved: tuple[int, int]) -> str:
 
 
 class FailureBudget:
-    """How many failures in a row without a newly saved state a launch endures.
+    """Number of failures in a row without a newly saved state that a launch endures.
 
     They are counted on storage. So whoever sees a failure adds to the same count: the controller that loses workers,
     and the supervisor that loses the controller.
@@ -97,7 +97,7 @@ class FailureBudget:
         return True
 
     def _takes_fewer_rows(self, store: Store, files: JobFiles) -> bool:
-        """Whether the newest attempt ran out of memory with rows to spare, and that hasn't excused a failure yet."""
+        """True if the newest attempt ran out of memory with rows to spare, and that hasn't excused a failure yet."""
         if not files.attempts or not files.failed(newest := files.attempts[-1]):
             return False
         failure = Attempt(store, files.artifact, newest).failure()

@@ -44,9 +44,9 @@ class Run:
         except StoreFailure as error:
             raise RunError(f"{store.url}: no run can be made here: {refusal(error)}; choose another folder") from None
         if not created:
-            there = cls.open(url)
-            found, wanted = Identity(there.config.model_dump(mode="json")), Identity(fields)
-            if lines := drift(wanted, found):
+            existing = cls.open(url)
+            stored, requested = Identity(existing.config.model_dump(mode="json")), Identity(fields)
+            if lines := drift(requested, stored):
                 raise DriftError(f"{store.url} is another run: {_short(lines)}; choose another folder for this one")
         return cls(store, config)
 
@@ -72,7 +72,7 @@ class Run:
         return graph.experts_of(self.config)
 
     def identity(self, artifact: Artifact) -> Identity:
-        """What the artifact should be made under now; inputs that aren't here (another site's) left out."""
+        """Identity to make the artifact under now; inputs that aren't here (another site's) are left out."""
         manifests = {name: self.manifest(name) for name in self.inputs(artifact)}
         digests = {str(name): manifest.digest for name, manifest in manifests.items() if manifest}
         return Identity(graph.fields(self.config, artifact), digests)
@@ -157,13 +157,13 @@ class Run:
         content: str | None = None,
         identity: Identity | None = None,
     ) -> Manifest:
-        """As `commit`, for files whose checksums are known; `identity` is that of the stage's start, if not now's."""
+        """Commit files whose checksums are known; `identity` is that of the stage's start, if not now's."""
         manifest = Manifest(artifact, identity or self.identity(artifact), records, info.as_json(), content)
         if self.store.create(f"{artifact}/{NAME}", manifest.to_json()):
             return manifest
-        there = self.finished(artifact)
-        assert there is not None
-        return there
+        committed = self.finished(artifact)
+        assert committed is not None
+        return committed
 
 
 def _short(lines: list[str], most: int = 4) -> str:

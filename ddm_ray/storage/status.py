@@ -46,7 +46,7 @@ class Status:
 
     @property
     def fraction(self) -> float:
-        """How much of it is done, 0 to 1; only what is committed is wholly done."""
+        """Share of it that is done, 0 to 1; only what is committed is wholly done."""
         if self.state == "finished":
             return 1.0
         if self.rows:
@@ -55,7 +55,7 @@ class Status:
 
     @property
     def silent(self) -> bool:
-        """Whether it is begun and has given no sign for so long that it may be dead."""
+        """True if it is begun and has given no sign for so long that it may be dead."""
         if self.state != "begun" or self.job is None or self.silent_seconds is None:
             return False
         return self.silent_seconds > self.job.patience(SILENT_SECONDS)
@@ -94,7 +94,7 @@ def survey(run: Run, known: Iterable[Status] = ()) -> list[Status]:
     Those that are finished in `known`, an earlier survey, aren't looked at again.
     """
     artifacts = [*graph.artifacts(run.config), *map(evaluation, run.store.folders(EVALUATIONS))]
-    finished = {found.artifact: found for found in known if found.state == "finished"}
+    finished = {earlier.artifact: earlier for earlier in known if earlier.state == "finished"}
     files = list_jobs(run.store, [each for each in artifacts if each.trains and each not in finished])
 
     def look(artifact: Artifact) -> Status:
@@ -111,10 +111,10 @@ def survey(run: Run, known: Iterable[Status] = ()) -> list[Status]:
 def observe(statuses: Iterable[Status], pulses: Pulses, now: float) -> list[Status]:
     """The statuses, with how long the observer of these `pulses` has seen no sign of each job's life until `now`."""
 
-    def silent_seconds(found: Status) -> float | None:
-        return None if found.job is None else pulses.take(found.artifact, found.job.attempt, found.job.beat, now)
+    def silent_seconds(status: Status) -> float | None:
+        return None if status.job is None else pulses.take(status.artifact, status.job.attempt, status.job.beat, now)
 
-    return [replace(found, silent_seconds=silent_seconds(found)) for found in statuses]
+    return [replace(status, silent_seconds=silent_seconds(status)) for status in statuses]
 
 
 def survey_once(
@@ -125,64 +125,64 @@ def survey_once(
     Takes MAX_LOOK_SECONDS at most, after which a job of slow steps may not be judged yet.
     """
     pulses, began = Pulses(), clock()
-    statuses = {found.artifact: found for found in observe(survey(run), pulses, began)}
-    undecided = [found.artifact for found in statuses.values() if found.state == "begun" and found.job]
+    statuses = {observed.artifact: observed for observed in observe(survey(run), pulses, began)}
+    undecided = [observed.artifact for observed in statuses.values() if observed.state == "begun" and observed.job]
     while undecided and clock() - began < MAX_LOOK_SECONDS:
         sleep(LOOK_SECONDS)
         files = list_jobs(run.store, undecided)
         again = [status(run, artifact, files[artifact]) for artifact in undecided]
-        statuses |= {found.artifact: found for found in observe(again, pulses, clock())}
+        statuses |= {observed.artifact: observed for observed in observe(again, pulses, clock())}
         undecided = [artifact for artifact in undecided if _undecided(statuses[artifact])]
     return list(statuses.values())
 
 
-def _undecided(found: Status) -> bool:
-    """Whether it can't be said yet if the job lives."""
-    return found.state == "begun" and bool(found.silent_seconds) and not found.silent
+def _undecided(status: Status) -> bool:
+    """True if it can't be said yet whether the job lives."""
+    return status.state == "begun" and bool(status.silent_seconds) and not status.silent
 
 
-def _with_files(run: Run, found: Status, sizes: Mapping[str, int] | None) -> Status:
+def _with_files(run: Run, status: Status, sizes: Mapping[str, int] | None) -> Status:
     """The status, damaged where a file of a finished artifact is gone or cut short; its `sizes`, if they are listed."""
-    manifest = run.manifest(found.artifact) if found.state == "finished" else None
+    manifest = run.manifest(status.artifact) if status.state == "finished" else None
     if manifest is None or not _wrong_file(manifest, sizes or {}):
-        return found
-    sizes = run.store.sizes(found.artifact)  # again: the manifest may have come while they were listed
-    if found.artifact.kind == "shard" and not sizes.keys() & manifest.files.keys():
-        return found  # an owner's, who gave its manifest alone
+        return status
+    sizes = run.store.sizes(status.artifact)  # again: the manifest may have come while they were listed
+    if status.artifact.kind == "shard" and not sizes.keys() & manifest.files.keys():
+        return status  # an owner's, who gave its manifest alone
     if name := _wrong_file(manifest, sizes):
-        error = CorruptArtifact(f"{name} is gone or cut short", run.remake(found.artifact))
-        return Status(found.artifact, "damaged", error=error, run=run.url)
-    return found
+        error = CorruptArtifact(f"{name} is gone or cut short", run.remake(status.artifact))
+        return Status(status.artifact, "damaged", error=error, run=run.url)
+    return status
 
 
 def _wrong_file(manifest: Manifest, sizes: Mapping[str, int]) -> str | None:
     return next((name for name, record in manifest.files.items() if sizes.get(name) != record.bytes), None)
 
 
-def line(found: Status, phrase: Callable[[Fix], str] = str) -> str:
+def line(status: Status, phrase: Callable[[Fix], str] = str) -> str:
     """One line of a table on an artifact: its name, its state, how much of it is done, `describe`."""
-    return f"{found.artifact:<14} {found.state:<9} {found.fraction:4.0%}  {describe(found, phrase)}"
+    return f"{status.artifact:<14} {status.state:<9} {status.fraction:4.0%}  {describe(status, phrase)}"
 
 
-def describe(found: Status, phrase: Callable[[Fix], str] = str) -> str:
+def describe(status: Status, phrase: Callable[[Fix], str] = str) -> str:
     """One line on an artifact: for a training job its step, loss, speed and time left, or why it failed.
 
     `phrase` puts what mends it into words.
     """
-    info = found.info
+    info = status.info
     if isinstance(info, TrainedInfo):
         return f"{info.step} steps, loss {info.loss:.4f}, {info.training_flops / 1e9:.1f} GFLOP"
     if info:
         facts = {key: f"{value:.3g}" if isinstance(value, float) else value for key, value in info}
         return ", ".join(f"{key} {value}" for key, value in facts.items() if isinstance(value, int | str))
-    if found.error:
-        return found.error.text(phrase)
-    if job := found.job:
-        again = phrase(Resume(found.run, found.artifact, job.saved))
-        if found.state == "failed":
+    if status.error:
+        return status.error.text(phrase)
+    if job := status.job:
+        again = phrase(Resume(status.run, status.artifact, job.saved))
+        if status.state == "failed":
             return _failed(job, again, phrase)
-        return _begun(found, job) + (f"; if it died, {again}" if found.silent else "")
-    if rows := found.rows:
+        return _begun(status, job) + (f"; if it died, {again}" if status.silent else "")
+    if rows := status.rows:
         return f"{rows.units_done} of {rows.units} units of the source, {rows.parts} parts"
     return "waiting"
 
@@ -195,23 +195,23 @@ def _failed(job: JobStatus, again: str, phrase: Callable[[Fix], str]) -> str:
     return f"{text}; {'once that is mended, ' if job.failure['final'] else ''}{again}"
 
 
-def _begun(found: Status, job: JobStatus) -> str:
+def _begun(status: Status, job: JobStatus) -> str:
     where = f"step {job.step}/{job.steps}" if job.steps else ""
     if job.phase != "training":
         where = f"{job.phase} at {where}" if where else job.phase
-    silence = found.silent_seconds or 0.0
-    if found.silent:
+    silence = status.silent_seconds or 0.0
+    if status.silent:
         # First, where no narrow terminal cuts it off: a job that may be dead mustn't look alive.
         where = f"silent for {duration(silence)}" + (f", {where}" if where else "")
     loss, workers = job.value("loss"), job.value("world_size")
     rate, mfu = (job.value(name) for name in ("steps_per_second", "mfu"))
-    moves = job.phase == "training" and not found.silent
+    moves = job.phase == "training" and not status.silent
     parts = {
         where: where,
         f"loss {loss or 0:.4f}": loss is not None and job.phase != "starting",
         f"{rate or 0:.3g} steps/s": rate and moves,
-        f"no sign for {duration(silence)}": silence > SILENT_SECONDS and not found.silent,
-        f"{duration(found.seconds_left or 0)} left": found.seconds_left is not None and moves,
+        f"no sign for {duration(silence)}": silence > SILENT_SECONDS and not status.silent,
+        f"{duration(status.seconds_left or 0)} left": status.seconds_left is not None and moves,
         f"{workers or 0:g} worker{'s' if workers != 1 else ''}": workers,
         f"MFU {mfu or 0:.0%}": mfu is not None and moves,
         f"weights of step {job.milestone}": job.milestone,

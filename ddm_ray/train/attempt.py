@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 import torch
 import torch.distributed as dist
 
-from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, Preempted, StorageError, TooManyRows, one_line
+from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, OutOfMemory, Preempted, StorageError, one_line
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.attempts import OUT_OF_MEMORY, Attempt, claim, claimed, saved_states
 from ddm_ray.storage.info import StateInfo
@@ -25,7 +25,7 @@ from ddm_ray.train import state
 from ddm_ray.train.engine import Engine
 from ddm_ray.train.heartbeat import TRAINING, Heartbeat
 from ddm_ray.train.job import TrainJob
-from ddm_ray.train.saving import StateSaver, Trained
+from ddm_ray.train.saving import StateSaver, TrainProgress
 from ddm_ray.train.telemetry import Telemetry
 
 T = TypeVar("T")
@@ -50,19 +50,19 @@ class TrainAttempt:
         self.phase("starting")
 
     def _from_first(self, decide: Callable[[], T]) -> T:
-        """What rank 0 decides, on all ranks; what it raises too."""
-        told: list[Any] = [None, None]
+        """Decide on rank 0, and return the decision on all ranks; what it raises, all raise."""
+        outcome: list[Any] = [None, None]
         if self._rank == 0:
             try:
-                told = [decide(), None]
+                outcome = [decide(), None]
             except DDMError as error:
-                told = [None, error]
+                outcome = [None, error]
             except Exception as error:  # others would wait for ever
-                told = [None, RuntimeError(f"{type(error).__name__}: {error}")]
-        dist.broadcast_object_list(told)
-        if told[1] is not None:
-            raise told[1]
-        return told[0]  # type: ignore[no-any-return]
+                outcome = [None, RuntimeError(f"{type(error).__name__}: {error}")]
+        dist.broadcast_object_list(outcome)
+        if outcome[1] is not None:
+            raise outcome[1]
+        return outcome[0]  # type: ignore[no-any-return]
 
     def __enter__(self) -> Self:
         return self
@@ -78,7 +78,7 @@ class TrainAttempt:
 
     def _fail(self, error: BaseException) -> None:
         text = one_line(error.message if isinstance(error, DDMError) else error, 500, tail=True)
-        if isinstance(error, TooManyRows):
+        if isinstance(error, OutOfMemory):
             # Fewer may fit, or as many in more workers.
             self._note(text, OUT_OF_MEMORY, final=self.micro_batch == 1 and not self._elastic)
         elif lost_worker(error):
@@ -89,13 +89,13 @@ class TrainAttempt:
             self._note(text, type(error).__name__, final=not mendable, fix=fix)
 
     @contextmanager
-    def rows(self) -> Iterator[None]:
-        """Where running out of memory is blamed on the rows that are taken at once: TooManyRows."""
+    def catch_oom(self) -> Iterator[None]:
+        """Turn running out of memory into OutOfMemory, which blames the rows that are taken at once."""
         try:
             yield
         except Exception as error:
             if out_of_memory(error):
-                raise TooManyRows(f"micro_batch {self.micro_batch}: {one_line(error, 400, tail=True)}") from None
+                raise OutOfMemory(f"micro_batch {self.micro_batch}: {one_line(error, 400, tail=True)}") from None
             raise
 
     def tidy(self) -> None:
@@ -116,19 +116,19 @@ class TrainAttempt:
         except StorageError as unsaid:
             print(f"warning: {unsaid}", file=sys.stderr)
 
-    def phase(self, name: str, told: Mapping[str, Any] = MappingProxyType({})) -> None:
+    def phase(self, name: str, progress: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Say what the attempt is about."""
         if self._heartbeat:
-            self._heartbeat.tell(name, micro_batch=None if self.searches else self.micro_batch, **told)
+            self._heartbeat.tell(name, micro_batch=None if self.searches else self.micro_batch, **progress)
 
-    def tell(self, told: dict[str, Any]) -> None:
+    def tell(self, progress: dict[str, Any]) -> None:
         """Say how training goes: to the heartbeat, and to the curves."""
-        self.phase(TRAINING, told)
+        self.phase(TRAINING, progress)
         if self._telemetry:
             curves = ("loss", "grad_norm", "learning_rate", "samples_per_second", "mfu")
-            self._telemetry.record(told["step"], {name: told[name] for name in curves})
+            self._telemetry.record(progress["step"], {name: progress[name] for name in curves})
 
-    def resume(self, make: Callable[[], Engine]) -> tuple[Engine, Trained]:
+    def resume(self, make: Callable[[], Engine]) -> tuple[Engine, TrainProgress]:
         """An engine, and how far the newest sound state is, which it holds; without one the beginning.
 
         A damaged state is named on stderr and the one before it used. StorageError if all that there were are gone:
@@ -159,20 +159,20 @@ class TrainAttempt:
             del engine
             gc.collect()
             engine = make()
-        return engine, Trained(0, 0.0, {"loss": [], "grad_norm": []})
+        return engine, TrainProgress(0, 0.0, {"loss": [], "grad_norm": []})
 
     def _next_state(self) -> str | None:
         """Of the states there are now the best that wasn't tried. DriftError for one of another configuration."""
         store = self.storage.store
-        for found in saved_states(store, self.job.artifact):
-            if isinstance(found, CorruptArtifact):
-                self._warn_of_state(str(found))
-            elif found.prefix not in self._tried:
-                if lines := self._run.drift(self.job.artifact, found.manifest.identity, self.identity):
-                    where = f"{store.url}/{found.prefix}"
+        for saved in saved_states(store, self.job.artifact):
+            if isinstance(saved, CorruptArtifact):
+                self._warn_of_state(str(saved))
+            elif saved.prefix not in self._tried:
+                if lines := self._run.drift(self.job.artifact, saved.manifest.identity, self.identity):
+                    where = f"{store.url}/{saved.prefix}"
                     raise DriftError(f"{where} was made otherwise: {'; '.join(lines)}; delete {self.job.artifact}")
-                self._tried.add(found.prefix)
-                return found.prefix
+                self._tried.add(saved.prefix)
+                return saved.prefix
         return None
 
     def _warn_of_state(self, text: str) -> None:
@@ -180,7 +180,7 @@ class TrainAttempt:
             self._tried.add(text)
             print(f"warning: {text}; going on from the state before it", file=sys.stderr)
 
-    def _read(self, engine: Engine, prefix: str) -> tuple[state.SavedParts, Trained]:
+    def _read(self, engine: Engine, prefix: str) -> tuple[state.SavedParts, TrainProgress]:
         """Read this rank's part into the engine's shards."""
         store, where = self.storage.store, f"{self.storage.store.url}/{prefix}/{NAME}"
         try:
@@ -191,7 +191,7 @@ class TrainAttempt:
         saved.fill(engine.shards.held())
         curve = state.read_curve(saved.read(state.CURVE)) if self._rank == 0 else {}
         info = StateInfo.of(manifest)
-        return saved, Trained(info.step, info.seconds, curve)
+        return saved, TrainProgress(info.step, info.seconds, curve)
 
     def _load(self, engine: Engine, saved: state.SavedParts, step: int) -> None:
         """Make the engine compute with the shards that were read, all ranks together, and check that it does."""
@@ -223,36 +223,36 @@ def _begin(store: Store, job: TrainJob, placement: TrainPlacement, launch: Launc
 
 
 def most_rows(store: Store, job: str, like: dict[str, Any]) -> int | None:
-    """How many rows fit at once as far as the last attempt like this one found out; None if it didn't."""
+    """Number of rows that fit at once, as far as the last attempt like this one found out; None if it didn't."""
     for number in reversed(claimed(store, job)):
         attempt = Attempt(store, job, number)
-        said = attempt.claim()
-        if like.items() <= said.items():
+        claim_fields = attempt.claim()
+        if like.items() <= claim_fields.items():
             break
     else:
         return None
     failure = attempt.failure()
     if failure is not None and failure["kind"] == OUT_OF_MEMORY:
         return max(1, failure["micro_batch"] // 2)
-    found = said.get("most_rows")
-    if found is None and "launch" in like:
+    most = claim_fields.get("most_rows")
+    if most is None and "launch" in like:
         with suppress(CorruptArtifact):
-            found = attempt.last_beat().get("micro_batch")
-    return found if isinstance(found, int) and found > 0 else None
+            most = attempt.last_beat().get("micro_batch")
+    return most if isinstance(most, int) and most > 0 else None
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed: torch's own error on a GPU, a RuntimeError of its allocator on a CPU."""
-    said = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    return said or isinstance(error, torch.OutOfMemoryError | MemoryError)
+    """True if an allocation failed: torch's own error on a GPU, a RuntimeError of its allocator on a CPU."""
+    of_allocator = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return of_allocator or isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
 def lost_worker(error: BaseException) -> bool:
-    """Whether a connection to another rank ended: NCCL's own error, or a RuntimeError of gloo."""
-    said = isinstance(error, RuntimeError) and "gloo/" in str(error)
-    return said or isinstance(error, dist.DistBackendError | dist.DistNetworkError)
+    """True if a connection to another rank ended: NCCL's own error, or a RuntimeError of gloo."""
+    of_gloo = isinstance(error, RuntimeError) and "gloo/" in str(error)
+    return of_gloo or isinstance(error, dist.DistBackendError | dist.DistNetworkError)
 
 
 def device_name() -> str:
-    """What rows must fit into."""
+    """Name of the device that rows must fit into."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"

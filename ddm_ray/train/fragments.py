@@ -11,7 +11,7 @@ VALUE = "value"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 EMA = "ema"
 RECORDS = (VALUE, *MOMENTS, EMA)
-"""What training keeps of every parameter, all in fp32."""
+"""Records that training keeps of every parameter, all in fp32."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Fragment:
     records: dict[str, Tensor]
 
     def part(self, start: int, stop: int) -> "Fragment":
-        """Those of its elements that lie in [start, stop) of the parameter."""
+        """Elements of the fragment that lie in [start, stop) of the parameter."""
         start, stop = max(start, self.start), min(stop, self.start + self.numel)
         numel = max(0, stop - start)
         narrowed = {key: view.narrow(0, start - self.start, numel) for key, view in self.records.items() if numel}
@@ -49,17 +49,17 @@ class Shards:
 
     def held(self) -> list[Fragment]:
         """All that this rank holds, in the parameters' order."""
-        found = [self._held(name, parameter) for name, parameter in self._parameters()]
-        return [fragment for fragment in found if fragment.numel]
+        fragments = [self._held(name, parameter) for name, parameter in self._parameters()]
+        return [fragment for fragment in fragments if fragment.numel]
 
     def owned(self) -> list[Fragment]:
-        """What this rank answers for: over all ranks every element once."""
+        """Fragments that this rank answers for: over all ranks every element once."""
         if self._stage > 0:
             return self.held()
         rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
         shares = [-(-fragment.numel // world) for fragment in self.held()]
-        found = [one.part(rank * share, (rank + 1) * share) for one, share in zip(self.held(), shares, strict=True)]
-        return [fragment for fragment in found if fragment.numel]
+        parts = [one.part(rank * share, (rank + 1) * share) for one, share in zip(self.held(), shares, strict=True)]
+        return [part for part in parts if part.numel]
 
     def _parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
         return self._wrapped.module.named_parameters()
@@ -100,7 +100,7 @@ class Shards:
             zero3.checkpoint_event_epilogue()
 
     def computes_with(self, fragment: Fragment) -> bool:
-        """Whether the model's own copy of a held fragment is its value, rounded to the precision it computes in."""
+        """True if the model's own copy of a held fragment is its value, rounded to the precision it computes in."""
         parameter: Any = self._wrapped.module.get_parameter(fragment.name)
         if self._stage == 3:
             copy = parameter.ds_tensor.view(-1)[: fragment.numel]

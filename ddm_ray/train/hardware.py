@@ -1,4 +1,4 @@
-"""What a device could compute at best, and how much of that a training uses (MFU: PaLM, arXiv 2204.02311, app. B)."""
+"""Peak FLOP/s of a device, and the share of it that a training uses (MFU: PaLM, arXiv 2204.02311, app. B)."""
 
 import os
 import re
@@ -58,13 +58,13 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
 
 def named_peak(name: str, precision: str, fp32_matmul: str = "highest") -> float | None:
     """Dense peak FLOP/s of a GPU by torch's name for it; `fp32_matmul`: torch's setting, "highest" without TF32."""
-    found = next((peak for pattern, peak in PEAKS.items() if re.fullmatch(pattern, name)), None)
-    if found is None:
+    peaks = next((peak for pattern, peak in PEAKS.items() if re.fullmatch(pattern, name)), None)
+    if peaks is None:
         return None
     if precision == "bf16":
-        peak = found.bf16
+        peak = peaks.bf16
     else:
-        peak = found.tf32 if fp32_matmul != "highest" and found.tf32 is not None else found.fp32
+        peak = peaks.tf32 if fp32_matmul != "highest" and peaks.tf32 is not None else peaks.fp32
     return None if peak is None else peak * 1e12
 
 

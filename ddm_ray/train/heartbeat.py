@@ -18,7 +18,7 @@ class Heartbeat:
 
     def __init__(self, attempt: Attempt, always: dict[str, Any]):
         self._attempt, self._always = attempt, always
-        self._told: dict[str, Any] = {}
+        self._progress: dict[str, Any] = {}
         self._beats, self._fresh, self._ended = 0, False, False
         self._changed = Condition()
         self._thread = Thread(target=self._work, name="heartbeat", daemon=True)
@@ -27,7 +27,7 @@ class Heartbeat:
     def tell(self, phase: str, **progress: Any) -> None:
         """Say how far the attempt is; of several that come fast the last is written."""
         with self._changed:
-            self._told, self._fresh = {"phase": phase, **progress}, True
+            self._progress, self._fresh = {"phase": phase, **progress}, True
             self._changed.notify()
 
     def close(self) -> None:
@@ -43,11 +43,11 @@ class Heartbeat:
             with self._changed:
                 if not (self._fresh or self._ended):
                     self._changed.wait(BEAT_SECONDS)
-                due, ended = self._fresh or self._told.get("phase", TRAINING) != TRAINING, self._ended
-                told, self._fresh = self._told, False
-            if due and not (ended and not told):
+                due, ended = self._fresh or self._progress.get("phase", TRAINING) != TRAINING, self._ended
+                progress, self._fresh = self._progress, False
+            if due and not (ended and not progress):
                 self._beats += 1
                 try:
-                    self._attempt.beat({"beat": self._beats, **told, **self._always})
+                    self._attempt.beat({"beat": self._beats, **progress, **self._always})
                 except Exception as error:  # a border: training goes on without it
                     print(f"warning: {error}", file=sys.stderr)

@@ -43,7 +43,7 @@ class TrainJob:
     times: TimeSampling
 
     def learning_rate(self, step: int) -> float:
-        """That of step `step`, from 0."""
+        """Learning rate of step `step`, from 0."""
         train = self.train
         return learning_rate(
             step,
@@ -61,7 +61,7 @@ class TrainJob:
             return weights.build(self.spec)
 
     def masking(self, step: int) -> Masking | None:
-        """How many tokens step `step` (from 0) trains on; None: on all, as the last `unmasked_steps` do."""
+        """Number of tokens that step `step` (from 0) trains on; None: all, as in the last `unmasked_steps`."""
         if not self.train.mask_ratio or step >= self.train.steps - self.train.unmasked_steps:
             return None
         model = self.spec["config"]
@@ -69,18 +69,18 @@ class TrainJob:
 
     def training_flops(self, steps: int) -> int:
         """FLOPs of the first `steps` steps' forward and backward passes, over the tokens that each trains on."""
-        whole, kept = self._flops_of_a_row
+        full, kept = self._flops_of_a_row
         masked = 0 if self.masking(0) is None else min(steps, self.train.steps - self.train.unmasked_steps)
-        return (masked * kept + (steps - masked) * whole) * self.batch
+        return (masked * kept + (steps - masked) * full) * self.batch
 
     @cached_property
     def _flops_of_a_row(self) -> tuple[int, int]:
         """With all tokens, and with those that masking keeps."""
         model, masking = weights.build(self.spec, "meta"), self.masking(0)
-        whole = training_flops_per_row(model, self.image_shape, self.text_tokens)
+        full = training_flops_per_row(model, self.image_shape, self.text_tokens)
         if masking is None:
-            return whole, whole
-        return whole, training_flops_per_row(model, self.image_shape, self.text_tokens, masking.num_kept)
+            return full, full
+        return full, training_flops_per_row(model, self.image_shape, self.text_tokens, masking.num_kept)
 
 
 def train_job(run: Run, artifact: Artifact) -> TrainJob:

@@ -9,7 +9,7 @@ import torch
 from ddm_ray.train.hardware import mfu, peak_flops
 from ddm_ray.train.heartbeat import BEAT_SECONDS
 from ddm_ray.train.job import TrainJob
-from ddm_ray.train.saving import Trained
+from ddm_ray.train.saving import TrainProgress
 
 RECENT = 100
 
@@ -17,37 +17,37 @@ RECENT = 100
 class Meter:
     """Counts the steps of a job from where it goes on."""
 
-    def __init__(self, job: TrainJob, trained: Trained, device: torch.device, world_size: int):
+    def __init__(self, job: TrainJob, trained: TrainProgress, device: torch.device, world_size: int):
         self._job, self._before, self._world = job, trained, world_size
         self._curve = {"loss": array("d"), "grad_norm": array("d")}
         for name, values in trained.curve.items():
             self._curve[name].extend(values)
         self.done = trained.step
         self._peak = peak_flops(device, job.train.precision)
-        self._began = self._told_at = time.monotonic()
-        self._told, self._rate, self._flops_per_row = self.done, 0.0, 0.0
+        self._began = self._reported_at = time.monotonic()
+        self._reported, self._rate, self._flops_per_row = self.done, 0.0, 0.0
 
     def step(self, loss: float, grad_norm: float) -> bool:
         """Count a step; whether it is time to tell."""
         self._curve["loss"].append(loss)
         self._curve["grad_norm"].append(grad_norm)
         self.done += 1
-        return self.done == self._before.step + 1 or time.monotonic() - self._told_at >= BEAT_SECONDS
+        return self.done == self._before.step + 1 or time.monotonic() - self._reported_at >= BEAT_SECONDS
 
     def tell(self) -> dict[str, Any]:
-        """What a heartbeat says; speeds are those since it was last asked after a step."""
+        """Fields of a heartbeat; speeds cover the time since the last call after a step."""
         now = time.monotonic()
-        if self.done > self._told:
-            steps = self.done - self._told
-            self._rate = steps / max(now - self._told_at, 1e-9)
-            flops = self._job.training_flops(self.done) - self._job.training_flops(self._told)
+        if self.done > self._reported:
+            steps = self.done - self._reported
+            self._rate = steps / max(now - self._reported_at, 1e-9)
+            flops = self._job.training_flops(self.done) - self._job.training_flops(self._reported)
             self._flops_per_row = flops / (steps * self._job.batch)
-            self._told_at, self._told = now, self.done
-        said = {"step": self.done, "first": self._before.step}
+            self._reported_at, self._reported = now, self.done
+        progress = {"step": self.done, "first": self._before.step}
         if not self._curve["loss"]:
-            return said
+            return progress
         recent = self._curve["loss"][-RECENT:]
-        return said | {
+        return progress | {
             "loss": sum(recent) / len(recent),
             "grad_norm": self._curve["grad_norm"][-1],
             "learning_rate": self._job.learning_rate(self.done - 1),
@@ -56,7 +56,7 @@ class Meter:
             "mfu": mfu(self._flops_per_row, self._rate * self._job.batch, self._world, self._peak),
         }
 
-    def trained(self) -> Trained:
+    def trained(self) -> TrainProgress:
         """A copy of all there is to save."""
         seconds = self._before.seconds + time.monotonic() - self._began
-        return Trained(self.done, seconds, {name: values[:] for name, values in self._curve.items()})
+        return TrainProgress(self.done, seconds, {name: values[:] for name, values in self._curve.items()})

@@ -37,7 +37,7 @@ def find_micro_batch(
 ) -> None:
     """Set the attempt's micro-batch to the most rows that every rank of this world can take at once, in equal parts.
 
-    All ranks must ask. `make` makes the engine for the trials. Raises TooManyRows if more were tried than fit, and
+    All ranks must ask. `make` makes the engine for the trials. Raises OutOfMemory if more were tried than fit, and
     ConfigError where memory can't be measured.
     """
     attempt.phase("fitting")
@@ -66,13 +66,13 @@ def _trial(
         memory.begin()
         # The last step is one of those with the most tokens; the second micro-batch finds the first one's gradients.
         batches = RankBatches(job, loader, rank, world, rows).at(job.train.steps - 1, engine.device)
-        with attempt.rows(), watchdog.step():
+        with attempt.catch_oom(), watchdog.step():
             engine.accumulate(job.objective, islice(batches, 2))
             engine.step(0.0)
         watchdog.forget()  # more rows take longer
-        told: list[float] = [0.0] * world
-        dist.all_gather_object(told, memory.used())
-        return max(told)
+        used: list[float] = [0.0] * world
+        dist.all_gather_object(used, memory.used())
+        return max(used)
 
     return trial
 
@@ -99,7 +99,7 @@ def largest(trial: Callable[[int], float], share: int) -> int:
 
 
 class Memory:
-    """What a worker may take of the memory of its device, and how much of that it took at the most.
+    """Memory of its device that a worker may take, and the share of that which it took at the most.
 
     ConfigError for a CPU where that can't be measured.
     """

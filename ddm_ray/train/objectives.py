@@ -126,6 +126,6 @@ def draw(
 
 
 def _kept(numbers: np.random.Generator, batch: int, masking: Masking) -> Tensor:
-    """Those of the least of a row's uniforms."""
+    """Tokens of the least of a row's uniforms."""
     order_BN = numbers.random((batch, masking.num_tokens)).argpartition(masking.num_kept - 1, axis=1)
     return torch.from_numpy(np.sort(order_BN[:, : masking.num_kept], axis=1))

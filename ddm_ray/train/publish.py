@@ -18,7 +18,7 @@ from ddm_ray.train.engine import Engine
 from ddm_ray.train.fragments import EMA
 from ddm_ray.train.job import TrainJob
 from ddm_ray.train.preview import picture
-from ddm_ray.train.saving import Trained
+from ddm_ray.train.saving import TrainProgress
 from ddm_ray.train.state import CURVE, SavedParts
 
 RECENT = 100
@@ -55,7 +55,7 @@ def publish_weights(
     store, source, prefix = attempt.store, attempt.state_prefix(step), attempt.weights_prefix(step)
     manifest = Manifest.from_json(store.read(f"{source}/{NAME}"), f"{store.url}/{source}/{NAME}")
     shapes = {name: tuple(parameter.shape) for name, parameter in _model(job).named_parameters()}
-    counted = _Counted(SavedParts(store, source, manifest).whole(EMA, shapes, buffers))
+    counted = _Counted(SavedParts(store, source, manifest).consolidated(EMA, shapes, buffers))
     store.write_stream(f"{prefix}/{WEIGHTS}", counted)
     files = {"model.json": json.dumps(job.spec, indent=2, sort_keys=True).encode()}
     files[CURVE] = store.read(f"{source}/{CURVE}")
@@ -95,7 +95,7 @@ class Milestones:
         if self._painting.ident:
             self._painting.join(PICTURE_SECONDS)
 
-    def commit(self, manifest: Manifest, last: Trained) -> None:
+    def commit(self, manifest: Manifest, last: TrainProgress) -> None:
         """Commit the job's final manifest, of the weights last published, if no other attempt was first."""
         job, step = self._job, last.step
         rows_seen, flops = step * job.batch, job.training_flops(step)
@@ -116,7 +116,7 @@ class Milestones:
         self._run.commit_records(job.artifact, records, info, identity=self._identity)
 
     def _was_published(self, step: int) -> bool:
-        """Whether an attempt, mostly an earlier one, published the weights of this step."""
+        """True if an attempt, mostly an earlier one, published the weights of this step."""
         store, job = self._run.store, self._job.artifact
         attempts = [Attempt(store, job, number) for number in claimed(store, job)]
         return any(store.exists(f"{attempt.weights_prefix(step)}/{NAME}") for attempt in attempts)

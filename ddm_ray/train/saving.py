@@ -19,8 +19,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Trained:
-    """How far a job is: finished steps, seconds trained so far, each step's loss and gradient norm (rank 0's alone)."""
+class TrainProgress:
+    """Progress of a job: finished steps, seconds trained, each step's loss and gradient norm (rank 0's alone)."""
 
     step: int
     seconds: float
@@ -31,7 +31,7 @@ class Trained:
 class _Pending:
     """A state that is being written, and what is to be done on rank 0 once it is committed."""
 
-    trained: Trained
+    trained: TrainProgress
     then: Callable[[], object] | None
 
 
@@ -52,20 +52,20 @@ class StateSaver:
 
     @property
     def writing(self) -> bool:
-        """Whether this rank's part of a state is still being written."""
+        """True if this rank's part of a state is still being written."""
         return not self._writes.done()
 
     @property
     def refused(self) -> bool:
-        """Whether this rank's part couldn't be written."""
+        """True if this rank's part couldn't be written."""
         return self._writes.done() and not self._writes.result()
 
     @property
     def busy(self) -> bool:
-        """Whether a state is still being written or committed."""
+        """True if a state is still being written or committed."""
         return self._pending is not None or not self._commits.done()
 
-    def save(self, engine: Engine, trained: Trained, then: Callable[[], object] | None = None) -> None:
+    def save(self, engine: Engine, trained: TrainProgress, then: Callable[[], object] | None = None) -> None:
         """Copy the state and have it written beside training, and on rank 0, once it is committed, `then` be done.
 
         Waits for the state before it. Every rank must call it. What storage refuses is told on stderr.
@@ -83,7 +83,7 @@ class StateSaver:
         if pending and not refused and self._rank == 0:
             self._commits = self._thread.submit(self._quietly, lambda: self._commit(pending), pending.trained.step)
 
-    def save_now(self, engine: Engine, trained: Trained) -> None:
+    def save_now(self, engine: Engine, trained: TrainProgress) -> None:
         """Save a state and wait until it is committed. Every rank must call it.
 
         StorageError, on all ranks, if one of them couldn't write or rank 0 not commit.
@@ -118,21 +118,21 @@ class StateSaver:
             work()
         except Exception as error:  # a border: the others wait to hear of it
             problem = one_line(error)
-        if problems := [said for said in self._gathered(problem) if said]:
+        if problems := [text for text in self._gathered(problem) if text]:
             raise StorageError(problems[0])
 
     def _gathered(self, value: T) -> list[T]:
         """The values of all ranks."""
-        told: list[Any] = [None] * self._world
-        dist.all_gather_object(told, value)
-        return told
+        values: list[Any] = [None] * self._world
+        dist.all_gather_object(values, value)
+        return values
 
     def _take(self, engine: Engine) -> None:
         self._snapshot = self._snapshot or state.Snapshot(engine.shards.owned())
         self._snapshot.take()
 
     def _quietly(self, work: Callable[[], None], step: int) -> bool:
-        """Whether it could be done; if not, that is told."""
+        """Do the work; True if it could be done, else a warning is printed."""
         try:
             work()
             return True

@@ -42,7 +42,7 @@ class Piece(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Its name in a part."""
+        """Name of the piece in a part."""
         return f"{self.name}@{self.start}"
 
 
@@ -141,8 +141,8 @@ def written_records(store: Store, prefix: str, world: int) -> dict[str, FileReco
         except FileNotFoundError:
             raise StorageError(f"{store.url}/{prefix}/{folder}: {INDEX} is gone; deleted by a newer attempt") from None
         records[f"{folder}/{INDEX}"] = FileRecord.of(data)
-        for name, told in json.loads(data)["parts"].items():
-            records[f"{folder}/{name}"] = FileRecord(told["bytes"], told["sha256"])
+        for name, entry in json.loads(data)["parts"].items():
+            records[f"{folder}/{name}"] = FileRecord(entry["bytes"], entry["sha256"])
     return records
 
 
@@ -166,9 +166,9 @@ class SavedParts:
             if not name.endswith(f"/{INDEX}"):
                 continue
             index = json.loads(self.read(name))
-            for part, told in index["parts"].items():
-                pieces = [Piece(*piece) for piece in told["pieces"]]
-                self.parts.append(StatePart(f"{name.removesuffix(INDEX)}{part}", told["record"], pieces))
+            for part, entry in index["parts"].items():
+                pieces = [Piece(*piece) for piece in entry["pieces"]]
+                self.parts.append(StatePart(f"{name.removesuffix(INDEX)}{part}", entry["record"], pieces))
             for kind, value in index["fingerprints"].items():
                 self.fingerprints[kind] = (self.fingerprints[kind] + value) % 2**64
 
@@ -195,24 +195,24 @@ class SavedParts:
 
         CorruptArtifact if they aren't wholly there: damaged, or the state of another model.
         """
-        wanted = {fragment.name: fragment for fragment in held}
-        filled = dict.fromkeys(((record, name) for record in RECORDS for name in wanted), 0)
-        needed = [part for part in self.parts if any(_overlap(wanted, piece) for piece in part.pieces)]
+        fragments = {fragment.name: fragment for fragment in held}
+        filled = dict.fromkeys(((record, name) for record in RECORDS for name in fragments), 0)
+        needed = [part for part in self.parts if any(_overlap(fragments, piece) for piece in part.pieces)]
         with ThreadPoolExecutor(READERS) as pool:
             for first in range(0, len(needed), READERS):  # so many in memory at a time
                 parts = needed[first : first + READERS]
                 for part, tensors in zip(parts, pool.map(self.tensors, parts), strict=True):
                     for piece in part.pieces:
-                        if fragment := _overlap(wanted, piece):
+                        if fragment := _overlap(fragments, piece):
                             offset = fragment.start - piece.start
                             source = tensors[piece.key][offset : offset + fragment.numel]
                             fragment.records[part.record].copy_(source)
                             filled[part.record, piece.name] += fragment.numel
         for (record, name), numel in filled.items():
-            if numel != wanted[name].numel:
+            if numel != fragments[name].numel:
                 raise self._lacks(record, name)
 
-    def whole(
+    def consolidated(
         self, record: str, shapes: dict[str, tuple[int, ...]], besides: Mapping[str, Tensor] = MappingProxyType({})
     ) -> Iterator[bytes]:
         """A safetensors file of one record's parameters, piece by piece: never all of it in memory; then others.
@@ -230,7 +230,7 @@ class SavedParts:
         read = lru_cache(maxsize=ranks + 1)(lambda name: self.tensors(parts[name]))
         for name, shape in shapes.items():
             at = 0
-            for piece, part in sorted(holders[name], key=lambda found: found[0].start):
+            for piece, part in sorted(holders[name], key=lambda holder: holder[0].start):
                 if piece.start == at:
                     yield read(part.name)[piece.key].numpy().tobytes()
                     at += piece.numel
@@ -241,7 +241,7 @@ class SavedParts:
 
 
 def safetensors_header(shapes: Mapping[str, tuple[int, ...]]) -> bytes:
-    """What a safetensors file of fp32 tensors begins with, whose values follow in this order."""
+    """Header of a safetensors file of fp32 tensors, whose values follow in this order."""
     entries, end = {}, 0
     for name, shape in shapes.items():
         begin, end = end, end + 4 * prod(shape)
@@ -251,21 +251,21 @@ def safetensors_header(shapes: Mapping[str, tuple[int, ...]]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def _overlap(wanted: dict[str, Fragment], piece: Piece) -> Fragment | None:
-    """What of a piece lies in a wanted fragment."""
-    fragment = wanted.get(piece.name)
+def _overlap(fragments: dict[str, Fragment], piece: Piece) -> Fragment | None:
+    """Overlap of a piece with the fragment of its parameter; None if there is none."""
+    fragment = fragments.get(piece.name)
     common = fragment.part(piece.start, piece.start + piece.numel) if fragment else None
     return common if common and common.numel else None
 
 
 def fingerprints(owned: Iterable[Fragment]) -> dict[str, int]:
     """The fingerprints of live fragments, by record."""
-    found = dict.fromkeys(RECORDS, 0)
+    totals = dict.fromkeys(RECORDS, 0)
     for fragment in owned:
         piece = Piece(fragment.name, fragment.start, fragment.numel)
         for record in RECORDS:
-            found[record] = (found[record] + fingerprint(piece, fragment.records[record])) % 2**64
-    return found
+            totals[record] = (totals[record] + fingerprint(piece, fragment.records[record])) % 2**64
+    return totals
 
 
 def curve_bytes(curve: Mapping[str, Sequence[float]]) -> bytes:
@@ -274,5 +274,5 @@ def curve_bytes(curve: Mapping[str, Sequence[float]]) -> bytes:
 
 
 def read_curve(data: bytes) -> dict[str, list[float]]:
-    """What `curve_bytes` wrote, as lists."""
+    """Read what `curve_bytes` wrote, as lists."""
     return {name: values.tolist() for name, values in from_safetensors(data).items()}

@@ -21,7 +21,7 @@ FLUSH_SECONDS = 1.0
 UPLOAD_SECONDS = 30.0
 CLOSE_SECONDS = 15.0
 FILE_BYTES = 4 * 2**20
-"""Where a file ends and the next begins: in an object store each is written whole again as it grows."""
+"""Size at which a file ends and the next begins: in an object store each is written whole again as it grows."""
 MOST_WAITING = 10_000
 Record = tuple[int, float, dict[str, float]]
 """Step, time of the clock (for display), values by name."""
@@ -91,7 +91,7 @@ class Telemetry:
                 files.end_file()  # it may be torn: the next try begins another
 
     def _upload(self, files: "EventFiles") -> bool:
-        """Whether the object store, if that is what it is, has all that is written."""
+        """Upload what has changed; True if the object store, if that is what it is, has all that is written."""
         if self._store.local is not None:
             return True
         try:

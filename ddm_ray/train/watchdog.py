@@ -48,7 +48,7 @@ class Watchdog:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """What is watched."""
+        """Watch one step."""
         self._began = began = time.monotonic()
         try:
             yield

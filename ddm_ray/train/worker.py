@@ -37,7 +37,7 @@ def train(
     Goes on from the newest sound state of any earlier attempt. `notice` says whether this rank is to leave: all then
     save a state and raise Preempted. The attempt's claim names the `launch` that it belongs to, if any.
 
-    Raises TrainingError for a gradient that isn't finite, TooManyRows for a micro-batch that memory is too small for,
+    Raises TrainingError for a gradient that isn't finite, OutOfMemory for a micro-batch that memory is too small for,
     CorruptArtifact or MissingArtifact for its rows, DriftError for a job begun under another configuration.
     """
     torch.set_num_threads(placement.threads)
@@ -74,7 +74,7 @@ def _train(
         for step in range(before.step, job.train.steps):
             if job.masking(step) != job.masking(step - 1):
                 watchdog.forget()  # how long steps take, and what is compiled for them
-            with watchdog.step(), attempt.rows():
+            with watchdog.step(), attempt.catch_oom():
                 loss = engine.accumulate(job.objective, batches.at(step, engine.device))
                 norm = engine.step(job.learning_rate(step))
                 mean_loss, any_rank = exchange(loss, Flags(notice(), saver.writing, saver.busy, saver.refused))

@@ -1,4 +1,4 @@
-"""What happened to a run's artifacts between one survey and the next. Pure: surveys in, events out."""
+"""Events of a run's artifacts between one survey and the next. Pure: surveys in, events out."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
@@ -31,11 +31,11 @@ class Event:
 
     @property
     def alarm(self) -> bool:
-        """Whether someone should look."""
+        """True if someone should look."""
         return self.event in ("stalled", "failed", "damaged")
 
     def body(self) -> dict[str, Any]:
-        """Its fields, for JSON."""
+        """Fields of the event, for JSON."""
         return asdict(self)
 
 
@@ -65,43 +65,43 @@ class Events:
         events = [self._of(status) for status in statuses]
         return [event for event in events if event]
 
-    def _of(self, found: Status) -> Event | None:
-        begins = found.artifact not in self._known
-        memory = self._known.setdefault(found.artifact, _Memory())
-        if found.state == "finished":
+    def _of(self, status: Status) -> Event | None:
+        begins = status.artifact not in self._known
+        memory = self._known.setdefault(status.artifact, _Memory())
+        if status.state == "finished":
             news = not begins and not memory.finished
             memory.finished, memory.alarm = True, None
-            return self._event(found, "finished") if news else None
+            return self._event(status, "finished") if news else None
         memory.finished = False
-        if found.state == "damaged":
+        if status.state == "damaged":
             before, memory.alarm = memory.alarm, ("damaged", 0)
-            return None if before == memory.alarm else self._event(found, "damaged")
-        job = found.job
+            return None if before == memory.alarm else self._event(status, "damaged")
+        job = status.job
         if job is None:
             return None
         if memory.beat != (job.attempt, job.beat):
             memory.beat = (job.attempt, job.beat)
-            if found.state == "begun" and memory.alarm and job.beat is not None:
+            if status.state == "begun" and memory.alarm and job.beat is not None:
                 memory.alarm = None
-                return self._event(found, "resumed")
-        kind: Kind = "failed" if found.state == "failed" else "stalled"
-        due = kind == "failed" or (found.silent_seconds or 0.0) >= job.patience(self.stalled_after)
+                return self._event(status, "resumed")
+        kind: Kind = "failed" if status.state == "failed" else "stalled"
+        due = kind == "failed" or (status.silent_seconds or 0.0) >= job.patience(self.stalled_after)
         if not due or memory.alarm == (kind, job.attempt):
             return None
         memory.alarm = (kind, job.attempt)
-        return self._event(found, kind)
+        return self._event(status, kind)
 
-    def _event(self, found: Status, kind: Kind) -> Event:
-        job, info = found.job, found.info
+    def _event(self, status: Status, kind: Kind) -> Event:
+        job, info = status.job, status.info
         if job:
             attempt, step, steps = job.attempt, job.step, job.steps
         elif isinstance(info, TrainedInfo):
             attempt, step, steps = info.attempts, info.step, info.step
         else:
             attempt, step, steps = 0, 0, 0
-        text = f"{self.run}: {found.artifact} {kind}: {describe(found, self.phrase).removeprefix('failed: ')}"
+        text = f"{self.run}: {status.artifact} {kind}: {describe(status, self.phrase).removeprefix('failed: ')}"
         if kind == "stalled":
             waited = duration(job.patience(self.stalled_after) if job else 0.0)
-            text = f"{self.run}: {found.artifact} stalled, no sign for {waited}: {describe(found, self.phrase)}"
+            text = f"{self.run}: {status.artifact} stalled, no sign for {waited}: {describe(status, self.phrase)}"
         final = bool(job and job.failure and job.failure["final"])
-        return Event(self.run, found.artifact, kind, attempt, step, steps, text, final)
+        return Event(self.run, status.artifact, kind, attempt, step, steps, text, final)

@@ -35,18 +35,18 @@ class Gauges(Collector):
 
     def __init__(self, run: str):
         self.run = run
-        self._found: list[Status] = []
+        self._statuses: list[Status] = []
         self._at = time.monotonic()
 
-    def update(self, found: Iterable[Status]) -> None:
+    def update(self, statuses: Iterable[Status]) -> None:
         """Show this survey from now on."""
-        self._found, self._at = list(found), time.monotonic()
+        self._statuses, self._at = list(statuses), time.monotonic()
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Of every artifact, what is known of it."""
         # Storage that can't be asked makes no job look alive.
         age = time.monotonic() - self._at
-        values = {found.artifact: values_of(found, age) for found in self._found}
+        values = {status.artifact: values_of(status, age) for status in self._statuses}
         for name, meaning in GAUGES.items():
             gauge = GaugeMetricFamily(name, meaning, labels=LABELS)
             for artifact, known in values.items():
@@ -55,21 +55,21 @@ class Gauges(Collector):
             yield gauge
 
 
-def values_of(found: Status, age: float = 0.0) -> dict[str, float]:
+def values_of(status: Status, age: float = 0.0) -> dict[str, float]:
     """The gauges of one artifact, as it was found `age` seconds ago."""
-    values = {"ddm_finished": float(found.state == "finished")}
-    job, info = found.job, found.info
+    values = {"ddm_finished": float(status.state == "finished")}
+    job, info = status.job, status.info
     if isinstance(info, TrainedInfo):
         values |= {"ddm_step": info.step, "ddm_steps": info.step, "ddm_loss": info.loss, "ddm_attempt": info.attempts}
     if job is None:
         return values
-    values |= {"ddm_failed": float(found.state == "failed"), "ddm_step": job.step, "ddm_attempt": job.attempt}
+    values |= {"ddm_failed": float(status.state == "failed"), "ddm_step": job.step, "ddm_attempt": job.attempt}
     values["ddm_saved_step"] = job.saved
     if job.steps is not None:
         values["ddm_steps"] = job.steps
-    if found.state == "begun":
-        if found.silent_seconds is not None:
-            values["ddm_silent_seconds"] = found.silent_seconds + age
+    if status.state == "begun":
+        if status.silent_seconds is not None:
+            values["ddm_silent_seconds"] = status.silent_seconds + age
         rates = {f"ddm_{name}": job.value(name) for name in RATES}
         values |= {name: value for name, value in rates.items() if value is not None}
     return values

@@ -59,7 +59,7 @@ class LiveView:
             self._log(name, now)
 
     def stage(self, name: str, fraction: float = 0.0, note: str = "") -> None:
-        """As `show`, in the form of a stage's progress callback bound to a name."""
+        """Show a row, in the form of a stage's progress callback bound to a name."""
         self.show(name, fraction, note or ("done" if fraction >= 1 else "running"))
 
     def jobs(self, run: Run, files: Mapping[Artifact, JobFiles]) -> None:
@@ -68,13 +68,13 @@ class LiveView:
         unfinished = [artifact for artifact in files if fractions.get(artifact) != 1]
         statuses = [status(run, artifact, files[artifact]) for artifact in unfinished]
         begun = [each for each in statuses if each.state != "waiting"]
-        self.found(observe(begun, self._pulses, time.monotonic()))
+        self.show_statuses(observe(begun, self._pulses, time.monotonic()))
 
-    def found(self, statuses: list[Status]) -> None:
+    def show_statuses(self, statuses: list[Status]) -> None:
         """Set the rows of artifacts by their statuses."""
-        for found in statuses:
-            alarm = found.state in ("failed", "damaged") or found.silent
-            self.show(found.artifact, found.fraction, describe(found, self._phrase), alarm)
+        for observed in statuses:
+            alarm = observed.state in ("failed", "damaged") or observed.silent
+            self.show(observed.artifact, observed.fraction, describe(observed, self._phrase), alarm)
 
     def _table(self) -> Table:
         table = Table(title=self._title, title_justify="left", box=None, pad_edge=False)

@@ -31,7 +31,7 @@ def watch(
     with LiveView(run.url, [status.artifact for status in statuses], clock=False, phrase=phrase) as view:
         while True:
             statuses = observe(statuses, pulses, time.monotonic())
-            view.found(statuses)
+            view.show_statuses(statuses)
             on_survey(statuses)
             for event in events.seen(statuses):
                 on_event(event)
@@ -42,7 +42,7 @@ def watch(
 
 
 def trained(run: Run, statuses: list[Status]) -> bool:
-    """Whether all experts and the router are finished, and the monolith if anyone has begun it."""
+    """True if all experts and the router are finished, and the monolith if anyone has begun it."""
     states = {status.artifact: status.state for status in statuses}
     jobs = trained_of(run.config)
     return all(states[job] == "finished" for job in jobs if job.kind != "monolith" or states[job] != "waiting")

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch.multiprocessing as mp
 
-from ddm_ray.errors import TooManyRows
+from ddm_ray.errors import OutOfMemory
 from ddm_ray.memory import taken_bytes
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.train import local, worker
@@ -28,7 +28,7 @@ EXPERT = Artifact("experts/001")
 def attempt_main(rank: int, url: str, mebibytes: int, micro_batch: int | str | None) -> None:
     most = taken_bytes("VmData") + mebibytes * 2**20
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    with local.world(), suppress(TooManyRows):
+    with local.world(), suppress(OutOfMemory):
         worker.train(url, EXPERT, TrainPlacement(micro_batch=micro_batch, resources_per_worker={"CPU": os.cpu_count()}))
 
 

@@ -78,7 +78,7 @@ def test_any_layout_is_read_by_any_other(data: st.DataObject) -> None:
         total = {record: (value + fingerprints(held)[record]) % 2**64 for record, value in total.items()}
     assert total == saved.fingerprints
     for record in RECORDS:
-        tensors = load(b"".join(saved.whole(record, SHAPES)))
+        tensors = load(b"".join(saved.consolidated(record, SHAPES)))
         assert tensors.keys() == SHAPES.keys()
         for name, shape in SHAPES.items():
             assert torch.equal(tensors[name], whole[record][name].reshape(shape))
@@ -129,7 +129,7 @@ def test_damage_is_named(tmp_path: Path, damage: str) -> None:
         SavedParts(store, PREFIX, manifest).fill(held)
     if damage == "a hole":
         with pytest.raises(CorruptArtifact, match=r"see ema of trunk\.in\.weight"):
-            list(SavedParts(store, PREFIX, manifest).whole("ema", SHAPES))
+            list(SavedParts(store, PREFIX, manifest).consolidated("ema", SHAPES))
 
 
 @given(st.integers(0, 2**32), st.data())

@@ -40,14 +40,14 @@ def test_what_is_wrong_is_red(tmp_path: Path) -> None:
     beat(router, 2, 90)
     run.store.write("monolith/_MANIFEST.json", b"{")
     view = LiveView("title", [], clock=False)
-    view.found(observe(survey(run), pulses, 30))
+    view.show_statuses(observe(survey(run), pulses, 30))
     rows = {
         name: line for line in drawn(view, 200) for name in ("rows", *run.experts, "router", "monolith") if name in line
     }
     red = {name for name, line in rows.items() if line.startswith("\x1b[31m")}
     assert red == {"experts/000", "experts/001", "monolith"}
     beat(claim(run.store, "experts/001"), 1, 76)
-    view.found(survey(run))
+    view.show_statuses(survey(run))
     assert not [line for line in drawn(view, 200) if line.startswith("\x1b[31mexperts/001")]
 
 

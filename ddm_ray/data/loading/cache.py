@@ -55,12 +55,12 @@ def _each(names: Sequence[str], obtain: Callable[[str], None]) -> None:
 def _verified(run: Run, manifest: Manifest, name: str, path: Path) -> None:
     where = f"{run.url}/{manifest.artifact}/{name}"
     try:
-        found = FileRecord.of_file(path)
+        record = FileRecord.of_file(path)
     except FileNotFoundError:
         raise _gone(run, manifest, where) from None
     except OSError as error:
         raise StorageError(f"{where}: {error.strerror}") from None
-    _compare(run, manifest, name, found)
+    _compare(run, manifest, name, record)
 
 
 def _fetched(run: Run, manifest: Manifest, name: str, path: Path) -> None:
@@ -82,13 +82,13 @@ def _fetched(run: Run, manifest: Manifest, name: str, path: Path) -> None:
             return
 
 
-def _compare(run: Run, manifest: Manifest, name: str, found: FileRecord) -> None:
+def _compare(run: Run, manifest: Manifest, name: str, record: FileRecord) -> None:
     expected = manifest.files[name]
-    if found == expected:
+    if record == expected:
         return
     what = "checksum differs from its manifest's"
-    if found.bytes != expected.bytes:
-        what = f"{found.bytes} bytes, its manifest says {expected.bytes}"
+    if record.bytes != expected.bytes:
+        what = f"{record.bytes} bytes, its manifest says {expected.bytes}"
     raise CorruptArtifact(f"{run.url}/{manifest.artifact}/{name}: {what}", run.remake(Artifact(manifest.artifact)))
 
 

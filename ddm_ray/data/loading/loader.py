@@ -90,10 +90,10 @@ def require_shard(run: Run, artifact: Artifact) -> Manifest:
 
     Raises MissingArtifact, CorruptArtifact, and DriftError for a shard that another partition made.
     """
-    manifest, whole = run.require(artifact), run.manifest(PARTITION)
-    if whole is not None:
+    manifest, partition = run.require(artifact), run.manifest(PARTITION)
+    if partition is not None:
         data = run.store.read(f"{artifact}/{NAME}")
-        listed = whole.files.get(manifest_key(artifact))
+        listed = partition.files.get(manifest_key(artifact))
         if listed != FileRecord.of(data):
             raise DriftError(f"{run.url}/{artifact} isn't the shard that {PARTITION} lists", run.remake(PARTITION))
     return manifest
@@ -169,7 +169,7 @@ class Loader:
 
     @property
     def in_memory(self) -> bool:
-        """Whether rows are held rather than streamed."""
+        """True if rows are held rather than streamed."""
         return self._memory is not None
 
     def batch(self, step: int, place_B: Tensor) -> LoadedBatch:

@@ -70,7 +70,7 @@ class RowsReader:
 
 @dataclass(frozen=True)
 class ClusterFeatures:
-    """What is clustered of a row: its embedding, or the pooled pixels of its image, to mean 0 and deviation 1."""
+    """Features to cluster rows by: embeddings, or pooled pixels of the images, to mean 0 and deviation 1."""
 
     run: Run
     mean_D: np.ndarray | None = None

@@ -15,9 +15,9 @@ from ddm_ray.core.kmeans import Centroids
 def sizes(counts_CK: np.ndarray, train_K: np.ndarray, heldout_K: np.ndarray) -> dict[str, Any]:
     """All numbers of a Report that follow from counts of rows."""
     share_K = train_K / train_K.sum()
-    there = share_K[share_K > 0]
+    positive = share_K[share_K > 0]
     # Of a single cluster all shares are equal.
-    entropy = float(-(there * np.log(there)).sum() / np.log(len(train_K))) if len(train_K) > 1 else 1.0
+    entropy = float(-(positive * np.log(positive)).sum() / np.log(len(train_K))) if len(train_K) > 1 else 1.0
     return {
         "counts_CK": counts_CK.tolist(),
         "rows_K": train_K.tolist(),
@@ -30,11 +30,11 @@ def sizes(counts_CK: np.ndarray, train_K: np.ndarray, heldout_K: np.ndarray) -> 
 
 def _adjusted_rand(counts_CK: np.ndarray) -> float:
     """The adjusted Rand index of classes and clusters, from how many rows they share."""
-    both, classes, clusters, whole = (
+    both, classes, clusters, all_pairs = (
         float((counts * (counts - 1.0) / 2).sum())
         for counts in (counts_CK, counts_CK.sum(axis=1), counts_CK.sum(axis=0), counts_CK.sum())
     )
-    by_chance = classes * clusters / whole if whole else 0.0
+    by_chance = classes * clusters / all_pairs if all_pairs else 0.0
     most = (classes + clusters) / 2
     return (both - by_chance) / (most - by_chance) if most != by_chance else 1.0
 
@@ -74,7 +74,7 @@ def warnings_of(config: RunConfig, info: Mapping[str, Any]) -> list[str]:
 
 
 def centroid_columns(centroids: Centroids, distance_KF: np.ndarray) -> dict[str, list[str]]:
-    """How many fine centroids each cluster has and how far off they are; which other cluster is next to it."""
+    """Columns of a table by cluster: its number of fine centroids, their distance, and the cluster next to it."""
     num_clusters = len(centroids.coarse_KD)
     fine_K = np.bincount(centroids.fine_to_coarse_F, minlength=num_clusters)
     own_F = distance_KF[centroids.fine_to_coarse_F, np.arange(len(centroids.fine_FD))]

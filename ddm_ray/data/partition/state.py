@@ -1,4 +1,4 @@
-"""Which parts of a partition count as finished; what a concurrent writer has finished is never deleted."""
+"""Finished parts of a partition: those that count. What a concurrent writer has finished is never deleted."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ class ExpectedShard:
 
 
 def has_files(run: Run, artifact: Artifact, manifest: Manifest) -> bool:
-    """Whether all files that a manifest lists are there, by their sizes."""
+    """True if all files that a manifest lists are there, by their sizes."""
     sizes = run.store.sizes(artifact)
     return all(sizes.get(name) == record.bytes for name, record in manifest.files.items())
 

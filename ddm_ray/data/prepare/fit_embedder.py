@@ -22,7 +22,7 @@ PIXELS = "_embedder/PIXELS.json"
 
 
 def embeds_pixels(config: RunConfig) -> bool:
-    """Whether the embedder is fitted to the run's own pixels."""
+    """True if the embedder is fitted to the run's own pixels."""
     return not config.partition.given and config.embedder.kind == "pixels"
 
 

@@ -98,7 +98,7 @@ def rows_artifact(run: Run, cluster: int | None) -> Artifact:
 
 
 def source_of(run: Run, artifact: Artifact, begun_from: str | None, source: str | None, cluster: int | None) -> str:
-    """Where the rows come from: as they were begun, else `source` of an owner, else as configured.
+    """Source of the rows: the one they were begun from, else `source` of an owner, else the configured one.
 
     Raises DriftError if they were begun from another than `source`, ConfigError if it is missing or not to be given.
     """

@@ -55,7 +55,7 @@ class WorkUnit(Protocol):
 
 
 class Plan(Protocol):
-    """What an artifact was begun with and every later command goes by: a dataclass of units and plain fields."""
+    """Plan that an artifact was begun with and every later command goes by: a dataclass of units and plain fields."""
 
     @property
     def units(self) -> tuple[Any, ...]:
@@ -117,7 +117,7 @@ class ChunkStore(Generic[PlanT, RecordT]):
         return self.read_once(pointer)
 
     def read_once(self, pointer: str) -> tuple[bytes, dict[str, Any]]:
-        """As `write_once` left it. Raises CorruptArtifact if it is gone or altered."""
+        """Read what `write_once` left. Raises CorruptArtifact if it is gone or altered."""
         where = f"{self.url}/{pointer}"
         try:
             fields = unseal(self.store.read(f"{self.artifact}/{pointer}"), where, ["file", "file_record"])
@@ -186,7 +186,7 @@ class ChunkStore(Generic[PlanT, RecordT]):
             return list(pool.map(self.record, keys))
 
     def has(self, key: ChunkKey) -> bool:
-        """Whether the chunk is finished."""
+        """True if the chunk is finished."""
         return self.store.exists(f"{self.artifact}/{RECORDS}/{key.record_name}")
 
     def put(self, key: ChunkKey, prefix: str, suffix: str, data: bytes) -> StoredFile:

@@ -36,8 +36,8 @@ def make_chunks(
     keys = chunks.finished_keys()
     records = dict(zip(keys, chunks.records(keys), strict=True))
     observer.begin(list(records.values()))
-    done, whole = chunks_done(records)
-    units = ((number, unit) for number, unit in enumerate(plan.units) if number not in whole)
+    done, complete_units = chunks_done(records)
+    units = ((number, unit) for number, unit in enumerate(plan.units) if number not in complete_units)
     if tasks := [Task(number, unit, frozenset(done.get(number, ()))) for number, unit in units]:
         # Closed also where the observer raises, so that nothing of an executor is left running.
         with closing(execute(read, maker, tasks)) as finished:

@@ -59,7 +59,7 @@ class ChunkMaker(Protocol[InRowsT, RecordT]):
 
     @property
     def chunks(self) -> ChunkStore[Any, RecordT]:
-        """Where files and records go."""
+        """Store of the files and records."""
         ...
 
     def load(self) -> Callable[[InRowsT], Any]:

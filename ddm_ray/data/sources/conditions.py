@@ -15,12 +15,12 @@ class Conditions:
 
     @property
     def captions(self) -> bool:
-        """Whether conditions are texts."""
+        """True if conditions are texts."""
         return self.config.text is not None
 
     @property
     def needed(self) -> bool:
-        """Whether rows need a label or caption. False for runs of a single class."""
+        """True if rows need a label or caption. False for runs of a single class."""
         return self.captions or self.num_classes > 1
 
     @property
@@ -30,7 +30,7 @@ class Conditions:
 
     @property
     def counted(self) -> bool:
-        """Whether the classes were only counted, not named."""
+        """True if the classes were only counted, not named."""
         return self.config.class_names == tuple(str(label) for label in range(self.num_classes))
 
     def of(self, stated: object) -> int | str:

@@ -157,7 +157,7 @@ class Files:
         )
 
     def misnamed(self, path: str) -> bool:
-        """Whether a file's name isn't UTF-8: it was listed under an escaped one."""
+        """True if a file's name isn't UTF-8: it was listed under an escaped one."""
         name = os.fsencode(path)
         raw = _ESCAPED.sub(lambda match: bytes([int(match[1], 16)]), name)
         return not self.remote and raw != name and os.path.lexists(os.fsencode(self.root) + b"/" + raw)

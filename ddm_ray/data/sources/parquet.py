@@ -27,13 +27,13 @@ def read(
     (path,), (size,) = unit.files, unit.sizes
     files.check(path, size)
     where = files.where(path)
-    with _whole(where):
+    with _as_data_error(where):
         # Page by page through a buffer of fixed size: a row group may be larger than memory.
         file = pq.ParquetFile(
             files.open_anywhere(path), pre_buffer=False, buffer_size=_BUFFER, page_checksum_verification=True
         )
     with file:
-        with _whole(where):
+        with _as_data_error(where):
             image, condition = _columns(file.schema_arrow, conditions, where)
             _check_counts(file.metadata, where)
             chunk_rows = min(chunk_rows, _rows_that_fill(file.metadata))
@@ -58,7 +58,7 @@ def _rows(
             yield from ((UNREAD, index / num_rows) for index in range(row + 1, stop + 1))
             row = stop
             continue
-        with _whole(f"{where}, row group {group}"):
+        with _as_data_error(f"{where}, row group {group}"):
             for batch in file.iter_batches(min(BATCH_ROWS, chunk_rows), [group], columns):
                 for encoded in _encoded(batch, *names, f"{path}/", row, conditions):
                     row += 1
@@ -86,7 +86,7 @@ def _check_counts(metadata: pq.FileMetaData, where: str) -> None:
 
 
 @contextmanager
-def _whole(where: str) -> Iterator[None]:
+def _as_data_error(where: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, UnicodeDecodeError, *refusals(where)) as error:

@@ -8,7 +8,7 @@ _WILD = re.compile(r"[*?{]")
 
 
 def is_wild(text: str) -> bool:
-    """Whether a text has wildcards or braces."""
+    """True if a text has wildcards or braces."""
     return bool(_WILD.search(text))
 
 

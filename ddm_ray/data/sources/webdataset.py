@@ -115,7 +115,7 @@ def _members(stream: _Counted, conditions: Conditions) -> Iterator[tuple[str, st
 
 
 def _needed(extension: str, conditions: Conditions) -> bool:
-    """Whether a member of this extension may hold a sample's image or condition."""
+    """True if a member of this extension may hold a sample's image or condition."""
     image = conditions.config.image_column
     if extension == image.lower() if image else extension in EXTENSIONS:
         return True

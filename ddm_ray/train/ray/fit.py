@@ -13,7 +13,7 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from ddm_ray import ray_internals as internals
-from ddm_ray.errors import DDMError, Preempted, StorageError, TooManyRows
+from ddm_ray.errors import DDMError, OutOfMemory, Preempted, StorageError
 from ddm_ray.memory import KEEP_FREED_MEMORY
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.attempts import Attempt, claimed
@@ -103,7 +103,7 @@ class ElasticResizeCallback(_ControllerCallback, _WorkerGroupCallback):  # type:
 
 
 def _is_dead() -> bool:
-    """Whether Ray takes this actor for dead, though its process may live on for seconds.
+    """True if Ray takes this actor for dead, though its process may live on for seconds.
 
     If it started workers then, nothing would ever free their resources.
     """
@@ -177,7 +177,7 @@ def _worker(config: dict[str, Any]) -> None:
         train(store.url, artifact, TrainPlacement.model_validate(config["placement"]), PreemptionNotice(), launch)
     except Preempted:
         raise WorkerDrained(artifact) from None
-    except (StorageError, TooManyRows):
+    except (StorageError, OutOfMemory):
         raise
     except DDMError as error:
         # An attempt notes its own error; before there is one, trying again won't mend it.

@@ -138,7 +138,7 @@ class _Job:
         self.task = supervisors[key].fit.remote(self.run.url, self.launch, self.placement)
 
     def finished(self, files: Mapping[Artifact, JobFiles]) -> bool:
-        """Whether the artifact is committed. Raises DriftError if it is another run's."""
+        """True if the artifact is committed. Raises DriftError if it is another run's."""
         artifact = self.launch.artifact
         return files[artifact].committed and self.run.finished(artifact) is not None
 
@@ -172,12 +172,12 @@ class _Job:
 
 
 def _asked(placement: TrainPlacement) -> dict[str, float]:
-    """What a worker takes."""
+    """Resources that a worker takes."""
     return ({"GPU": 1.0} if placement.use_gpu else {}) | placement.resources_per_worker
 
 
 def _room(placement: TrainPlacement) -> str:
-    """What is asked for, and what is free now."""
+    """Text on the resources that are asked for, and those that are free now."""
     asked, free = _asked(placement), ray.available_resources()
     each = " and ".join(f"{amount:g} {name}" for name, amount in asked.items())
     left = ", ".join(f"{free.get(name, 0):g} {name}" for name in asked)
@@ -185,26 +185,26 @@ def _room(placement: TrainPlacement) -> str:
 
 
 def _lack(placement: TrainPlacement, may_grow: bool) -> str | None:
-    """What of the placement the Ray cluster hasn't now; Ray itself would wait for ever, without a word.
+    """Text on what the Ray cluster lacks of the placement now; Ray itself would wait for ever, without a word.
 
     RayError if it isn't to be waited for, as for a custom resource that no node has: more likely a wrong name.
     """
     least = placement.workers.min
     asked = _asked(placement)
-    there = ray.cluster_resources()
-    for name in set(placement.slices) - there.keys():
-        others = sorted(other for other in there if other not in PREDEFINED and ":" not in other)
+    resources = ray.cluster_resources()
+    for name in set(placement.slices) - resources.keys():
+        others = sorted(other for other in resources if other not in PREDEFINED and ":" not in other)
         known = f"has {', '.join(others)}" if others else "has none"
         raise RayError(
             f"placement asks for {name}, which no node of the Ray cluster has (it {known}); start nodes that"
             f" have it (Ray's resources '{{\"{name}\": 1}}'), or change resources_per_worker in islands.yaml"
         )
-    lacking = [name for name, amount in asked.items() if there.get(name, 0) < amount * least]
+    lacking = [name for name, amount in asked.items() if resources.get(name, 0) < amount * least]
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     room = sum(int(min(node.get(name, 0) / amount for name, amount in asked.items()) + 1e-6) for node in nodes)
     if lacking:
         name = lacking[0]
-        lack = f"placement asks for {least} x {asked[name]:g} {name}, Ray has {there.get(name, 0):g}"
+        lack = f"placement asks for {least} x {asked[name]:g} {name}, Ray has {resources.get(name, 0):g}"
     elif room < least:
         each = " and ".join(f"{amount:g} {name}" for name, amount in asked.items())
         lack = f"placement asks for {least} workers of {each}, the nodes have room for {room}"
