@@ -135,11 +135,11 @@ def commit() -> str:
     """The short commit, with "+" where files differ from it; "unknown" without git."""
     root = Path(__file__).parents[1]
     try:
-        found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True)
+        revision = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True)
         changed = subprocess.run(["git", "status", "--porcelain"], cwd=root, capture_output=True, text=True)
     except FileNotFoundError:
         return "unknown"
-    return found.stdout.strip() + ("+" if changed.stdout else "") if not found.returncode else "unknown"
+    return revision.stdout.strip() + ("+" if changed.stdout else "") if not revision.returncode else "unknown"
 
 
 def machine(device: str) -> str:

@@ -68,7 +68,7 @@ def measure_prepare(args: argparse.Namespace, folder: Path, report: Report) -> N
         f"embedder.model_args={json.dumps(model_args)}",
         f"embedder.batch_size={sides.BATCH}",
     )
-    found: dict[str, list[dict[str, float]]] = {}
+    repeats: dict[str, list[dict[str, float]]] = {}
     for _ in range(args.prepare_repeats):
         for num_images in (few, args.images):
             images = folder / str(num_images)
@@ -76,33 +76,35 @@ def measure_prepare(args: argparse.Namespace, folder: Path, report: Report) -> N
                 source = f"data.source={images}"
                 Run.create(f"{out}/run", load_recipe("tiny", (*settings, source)))
                 made = sides.finish(sides.start("prepare", f"{out}/run", PART_ROWS))
-                found.setdefault(f"prepare {num_images}", []).append(made)
+                repeats.setdefault(f"prepare {num_images}", []).append(made)
                 for loops in (1, cores):
                     running = [
                         sides.start("loop", images, checkpoint, json.dumps(model_args), out, f"{start}/{loops}")
                         for start in range(loops)
                     ]
                     slowest = max(map(sides.finish, running), key=lambda ended: ended["seconds"])
-                    found.setdefault(f"{loops} {num_images}", []).append(slowest)
+                    repeats.setdefault(f"{loops} {num_images}", []).append(slowest)
                     if loops == 1:
                         require_same_rows(Path(out), num_images)
             taken = {
-                side: f"{told[-1]['seconds']:.1f} s" for side, told in found.items() if side.endswith(f" {num_images}")
+                side: f"{side_repeats[-1]['seconds']:.1f} s"
+                for side, side_repeats in repeats.items()
+                if side.endswith(f" {num_images}")
             }
             report.progress(str(taken))
-    tell_prepare(found, few, args.images, cores, report)
+    tell_prepare(repeats, few, args.images, cores, report)
 
 
 def tell_prepare(
-    found: Mapping[str, Sequence[Mapping[str, float]]], few: int, many: int, cores: int, report: Report
+    repeats: Mapping[str, Sequence[Mapping[str, float]]], few: int, many: int, cores: int, report: Report
 ) -> None:
     """The claims, of what all repeats of each side told: "prepare N", "1 N" (a loop) and "C N" (a loop a core)."""
 
-    def whole(side: str, what: str = "seconds", images: int = many) -> list[float]:
-        return [told[what] for told in found[f"{side} {images}"]]
+    def total(side: str, what: str = "seconds", images: int = many) -> list[float]:
+        return [repeat[what] for repeat in repeats[f"{side} {images}"]]
 
     def each(side: str, what: str = "seconds") -> list[float]:
-        return [b - a for a, b in zip(whole(side, what, few), whole(side, what), strict=True)]
+        return [b - a for a, b in zip(total(side, what, few), total(side, what), strict=True)]
 
     def core_seconds(above: Sequence[float], below: Sequence[float]) -> list[float]:
         return [cores * value for value in quotients(above, below)]
@@ -114,9 +116,9 @@ def tell_prepare(
     add(report, f"{cores} loops side by side, {more}: core seconds", core_seconds(each(loops), each(loop)), "x loop")
     add(report, f"prepare, {more}: time", quotients(each(stage), each(loops)), f"x {cores} loops")
     add(report, f"prepare, {more}: CPU time", quotients(each(stage, "cpu"), each(loop, "cpu")), "x loop")
-    add(report, f"prepare, {many} images: core seconds", core_seconds(whole(stage), whole(loop)), "x loop")
-    add(report, "prepare: time to the first part", whole(stage, "first"), "s")
-    add(report, "loop: time to the first part", whole(loop, "first"), "s")
+    add(report, f"prepare, {many} images: core seconds", core_seconds(total(stage), total(loop)), "x loop")
+    add(report, "prepare: time to the first part", total(stage, "first"), "s")
+    add(report, "loop: time to the first part", total(loop, "first"), "s")
 
 
 def require_same_rows(out: Path, num_images: int) -> None:

@@ -121,8 +121,8 @@ def finish(process: "subprocess.Popen[str]") -> dict[str, float]:
     printed, _ = process.communicate()
     if process.returncode:
         raise RuntimeError(f"{process.args} failed")
-    found: dict[str, float] = json.loads(printed.splitlines()[-1])
-    return found
+    figures: dict[str, float] = json.loads(printed.splitlines()[-1])
+    return figures
 
 
 class Peak:
@@ -159,10 +159,10 @@ def below(root: int) -> list[int]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and (fields := _stat(int(folder.name))):
             children.setdefault(int(fields[1]), []).append(int(folder.name))
-    found = [root]
-    for process in found:
-        found += children.get(process, [])
-    return found
+    pids = [root]
+    for process in pids:
+        pids += children.get(process, [])
+    return pids
 
 
 def cpu_seconds(root: int) -> float:
@@ -200,8 +200,8 @@ def _object_store(raylet: int) -> int:
     try:
         for link in Path(f"/proc/{raylet}/fd").iterdir():
             if "plasma" in os.readlink(link):
-                found = link.stat()
-                sizes[found.st_ino] = 512 * found.st_blocks
+                stat = link.stat()
+                sizes[stat.st_ino] = 512 * stat.st_blocks
     except (FileNotFoundError, ProcessLookupError):
         pass  # a descriptor was closed, or the process has ended
     return sum(sizes.values())

@@ -176,8 +176,8 @@ def middle(values: Sequence[int]) -> int:
     return values[len(values) // 2]
 
 
-def less(whole: Sequence[float], *parts: Sequence[float]) -> list[float]:
-    return [value - sum(taken) for value, *taken in zip(whole, *parts, strict=True)]
+def less(total: Sequence[float], *parts: Sequence[float]) -> list[float]:
+    return [value - sum(taken) for value, *taken in zip(total, *parts, strict=True)]
 
 
 def quotients(above: Sequence[float], below: Sequence[float]) -> list[float]:

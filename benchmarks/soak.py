@@ -199,20 +199,20 @@ def end_second_launch(target: Training) -> None:
     os.killpg(second.pid, signal.SIGKILL)
     second.wait()
     most = WORKERS[target.index]
-    wait_for(lambda: sum(len(node.trainers()) for node in target.nodes) <= most, 60, target.said)
+    wait_for(lambda: sum(len(node.trainers()) for node in target.nodes) <= most, 60, target.log_tail)
 
 
 def checkpoint_seconds(folder: Path, repeats: int = 3) -> tuple[float, float]:
     """What training waits for a checkpoint, its spread: time of trainings with many less that of those with none."""
-    found = []
+    estimates = []
     for repeat in range(repeats):
         each = []
         for every in (PROBE_CHECKPOINT_STEPS, PROBE_STEPS):
             legs = [{"world": 1, "artifact": expert(0), "checkpoint_steps": every}]
             (run,) = undisturbed(folder / f"probe-{repeat}-{every}", PROBE_STEPS, legs)
             each.append(run.require(expert(0)).info["seconds"])
-        found.append((each[0] - each[1]) / (PROBE_STEPS // PROBE_CHECKPOINT_STEPS - 1))
-    return max(0.0, statistics.median(found)), max(found) - min(found)
+        estimates.append((each[0] - each[1]) / (PROBE_STEPS // PROBE_CHECKPOINT_STEPS - 1))
+    return max(0.0, statistics.median(estimates)), max(estimates) - min(estimates)
 
 
 def soak(args: argparse.Namespace, folder: Path, report: Report) -> None:

@@ -77,7 +77,7 @@ def measure_stack(args: argparse.Namespace, folder: Path, report: Report) -> Non
     made = make_run(folder / "run", (*EXPERT, f"expert.train.steps={args.steps}"))
     tiny = make_run(folder / "tiny", [f"expert.train.steps={max(1, args.tiny_steps)}"])
     one, two = [expert(0)], [expert(0), expert(1)]
-    found: dict[str, list[Side]] = {}
+    rounds: dict[str, list[Side]] = {}
     for number in range(args.rounds):
         scratch = folder / f"round-{number}"
         sides = {
@@ -89,9 +89,9 @@ def measure_stack(args: argparse.Namespace, folder: Path, report: Report) -> Non
         if args.tiny_steps:
             sides |= {"tiny loop": loops(tiny, one), "tiny one": stack(tiny, scratch / "tiny", 500, one)}
         for name, side in in_turns(sides).items():
-            found.setdefault(name, []).append(side)
+            rounds.setdefault(name, []).append(side)
         report.progress(f"round {number + 1} of {args.rounds}")
-    tell_stack(found, args.checkpoint_steps, report)
+    tell_stack(rounds, args.checkpoint_steps, report)
 
 
 def loops(url: str, artifacts: Sequence[str]) -> Start:
@@ -105,15 +105,15 @@ def stack(url: str, copied: Path, checkpoint_steps: int, artifacts: Sequence[str
     return lambda: [start("train_sides", "stack", copied, checkpoint_steps, *artifacts)]
 
 
-def tell_stack(found: Mapping[str, Sequence[Side]], checkpoint_steps: int, report: Report) -> None:
+def tell_stack(rounds: Mapping[str, Sequence[Side]], checkpoint_steps: int, report: Report) -> None:
     """The claims, of what all rounds of each side told."""
 
     def quotients(above: str, below: str, what: str = "seconds") -> list[float]:
-        told = [both(*sides, SETTLE_SECONDS) for sides in zip(found[above], found[below], strict=True)]
-        return [getattr(one, what) / getattr(other, what) for one, other in told]
+        speeds = [both(*sides, SETTLE_SECONDS) for sides in zip(rounds[above], rounds[below], strict=True)]
+        return [getattr(one, what) / getattr(other, what) for one, other in speeds]
 
     def alone(side: str) -> list[float]:
-        return [1000 * both(each, each, SETTLE_SECONDS)[0].seconds for each in found[side]]
+        return [1000 * both(each, each, SETTLE_SECONDS)[0].seconds for each in rounds[side]]
 
     add(report, "plain loop of the engine, 1.3M parameters, batch 8: a step", alone("loop"), "ms")
     name = f"step through the whole stack, checkpoint every {checkpoint_steps}"
@@ -124,7 +124,7 @@ def tell_stack(found: Mapping[str, Sequence[Side]], checkpoint_steps: int, repor
     loops_at_once = [2 * value for value in quotients("two loops", "loop")]
     add(report, "two plain loops at once: a step, of one alone", loops_at_once, "x")
     add(report, "two experts at once: a step, of two plain loops", quotients("two", "two loops"), "x", MOST_TWO)
-    if "tiny one" in found:
+    if "tiny one" in rounds:
         add(report, "plain loop of the engine, recipe tiny: a step", alone("tiny loop"), "ms")
         tiny = quotients("tiny one", "tiny loop")
         add(report, "step of recipe tiny through the whole stack, checkpoint every 500", tiny, "x plain loop")
@@ -146,9 +146,9 @@ def measure_saving(args: argparse.Namespace, folder: Path, report: Report) -> No
 def measure_recovery(args: argparse.Namespace, folder: Path, report: Report) -> None:
     """Kills of a worker, and what a fresh process needs for the same state."""
     url = make_run(folder / "run", (*EXPERT, "expert.train.steps=1000000"))
-    found: list[dict[str, float]] = finish(start("train_recovery", "kills", url, args.kills))
+    recoveries: list[dict[str, float]] = finish(start("train_recovery", "kills", url, args.kills))
     alone = [finish(start("train_recovery", "parts", url, keep_memory=True)) for _ in range(min(3, args.kills))]
-    train_recovery.tell(found, alone, report)
+    train_recovery.tell(recoveries, alone, report)
 
 
 def measure_resizes(args: argparse.Namespace, folder: Path, report: Report) -> None:
@@ -156,17 +156,17 @@ def measure_resizes(args: argparse.Namespace, folder: Path, report: Report) -> N
     cases = train_resizes.QUICK if args.quick else train_resizes.CASES
     urls: dict[str, list[dict[str, Any]]] = {}
     for precision in ("fp32", "bf16"):
-        whole = make_run(folder / precision, train_resizes.settings(precision))
+        uninterrupted = make_run(folder / precision, train_resizes.settings(precision))
         for zero_stage, _, worlds in (case for case in cases if case[1] == precision):
             named = folder / train_resizes.name(zero_stage, precision, worlds).replace(" ", "-")
-            urls[shutil.copytree(whole, str(named))] = train_resizes.legs(zero_stage, worlds)
-        urls[whole] = train_resizes.legs(1, (1,))
+            urls[shutil.copytree(uninterrupted, str(named))] = train_resizes.legs(zero_stage, worlds)
+        urls[uninterrupted] = train_resizes.legs(1, (1,))
     finish(start("train_resizes", train_resizes.json.dumps(urls)))
-    found = {}
+    by_case = {}
     for zero_stage, precision, worlds in cases:
         named = folder / train_resizes.name(zero_stage, precision, worlds).replace(" ", "-")
-        found[zero_stage, precision, worlds] = train_resizes.differences(str(folder / precision), str(named))
-    train_resizes.tell(found, report)
+        by_case[zero_stage, precision, worlds] = train_resizes.differences(str(folder / precision), str(named))
+    train_resizes.tell(by_case, report)
 
 
 def main() -> None:

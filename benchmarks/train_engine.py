@@ -39,7 +39,7 @@ def measure(repeats: int, seconds: float, points: Sequence[str]) -> dict[str, di
     from ddm_ray.train import local
 
     torch.set_num_threads(1)
-    found: dict[str, dict[str, list[float]]] = {}
+    by_point: dict[str, dict[str, list[float]]] = {}
     with local.world():
         for point in points:
             size, batch = point.split(":")
@@ -49,9 +49,9 @@ def measure(repeats: int, seconds: float, points: Sequence[str]) -> dict[str, di
             # All sides take as many steps, so that none has longer to settle.
             many = max(1, min(steps.values()))
             taken = interleaved({name: _times(side, many) for name, side in sides.items()}, repeats, "cpu")
-            found[point] = {name: [value / many for value in values] for name, values in taken.items()}
-            found[point]["parameters"] = [float(sides["engine"].parameters)]
-    return found
+            by_point[point] = {name: [value / many for value in values] for name, values in taken.items()}
+            by_point[point]["parameters"] = [float(sides["engine"].parameters)]
+    return by_point
 
 
 def _steps_in(side: Callable[[], object], seconds: float) -> int:
@@ -138,10 +138,10 @@ class Ours(Side):
         return self._engine.step(RATE)
 
 
-def tell(found: Mapping[str, Mapping[str, Sequence[float]]], report: Report) -> None:
+def tell(by_point: Mapping[str, Mapping[str, Sequence[float]]], report: Report) -> None:
     """The claims: each point's time by side, and what a step costs more than PyTorch's, as a line in parameters."""
     extra, sizes, weights = [], [], []
-    for point, seconds in found.items():
+    for point, seconds in by_point.items():
         name = f"{point.replace(':', ' parameters, batch ')}"
         add(report, f"{name}: PyTorch's step", [1000 * value for value in seconds["foreach"]], "ms")
         update = [a - b for a, b in zip(seconds["foreach"], seconds["gradients"], strict=True)]

@@ -38,7 +38,7 @@ def kills(url: str, many: int) -> list[dict[str, float]]:
     from ddm_ray.storage.run import Run
     from ddm_ray.train.ray.launch import train_all
 
-    run, found = Run.open(url), []
+    run, recoveries = Run.open(url), []
     placement = TrainPlacement(checkpoint_steps=CHECKPOINT_STEPS, max_failures=10 * many)
     with ray_session("local"):
         training = threading.Thread(target=train_all, args=(run, [ARTIFACT], placement), daemon=True)
@@ -47,10 +47,10 @@ def kills(url: str, many: int) -> list[dict[str, float]]:
             beat = _until(lambda attempt=attempt: _trained(url, attempt), training)
             killed = time.time()
             os.kill(beat["pid"], signal.SIGKILL)
-            found.append(_recovery(url, attempt + 1, killed, training))
-            print(f"kill {attempt}: {found[-1]}", file=sys.stderr, flush=True)
+            recoveries.append(_recovery(url, attempt + 1, killed, training))
+            print(f"kill {attempt}: {recoveries[-1]}", file=sys.stderr, flush=True)
         _until(lambda: _trained(url, many + 1), training)
-    return found
+    return recoveries
 
 
 def _recovery(url: str, attempt: int, killed: float, training: threading.Thread) -> dict[str, float]:
@@ -69,8 +69,8 @@ def _until(look: Callable[[], Any], training: threading.Thread) -> Any:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while training.is_alive() and time.monotonic() < deadline:
         with suppress(FileNotFoundError, ProcessLookupError, ValueError):
-            if found := look():
-                return found
+            if seen := look():
+                return seen
         time.sleep(POLL_SECONDS)
     raise RuntimeError("training ended, or is stuck" if training.is_alive() else "training ended before the kills")
 
@@ -80,14 +80,14 @@ def _path(url: str, attempt: int, name: str) -> Path:
 
 
 def _beat(url: str, attempt: int, phase: str) -> dict[str, Any] | None:
-    told = json.loads(_path(url, attempt, "HEARTBEAT").read_bytes())
-    return told if told["phase"] == phase else None
+    heartbeat = json.loads(_path(url, attempt, "HEARTBEAT").read_bytes())
+    return heartbeat if heartbeat["phase"] == phase else None
 
 
 def _trained(url: str, attempt: int) -> dict[str, Any] | None:
     """Its heartbeat, once there surely is a state of its own."""
-    told = _beat(url, attempt, "training")
-    return told if told and told["step"] > told["first"] + 3 * CHECKPOINT_STEPS else None
+    heartbeat = _beat(url, attempt, "training")
+    return heartbeat if heartbeat and heartbeat["step"] > heartbeat["first"] + 3 * CHECKPOINT_STEPS else None
 
 
 def _start_of(process: int) -> float:
@@ -100,11 +100,11 @@ def _start_of(process: int) -> float:
 def parts(url: str) -> dict[str, float]:
     """Seconds that a fresh process takes, alone, for what a worker does before its first step is done."""
     began = time.perf_counter()
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
 
     def done(name: str) -> None:
         nonlocal began
-        found[name], began = time.perf_counter() - began, time.perf_counter()
+        seconds[name], began = time.perf_counter() - began, time.perf_counter()
 
     # In another one: this has loaded torch already.
     subprocess.run([sys.executable, "-c", "import ddm_ray.train.worker"], check=True)
@@ -125,7 +125,7 @@ def parts(url: str) -> dict[str, float]:
     def build() -> Engine:
         began = time.perf_counter()
         engine = Engine(job.build(), job.train, TrainPlacement())
-        found["engine"] = time.perf_counter() - began
+        seconds["engine"] = time.perf_counter() - began
         return engine
 
     torch.set_num_threads(1)
@@ -138,23 +138,23 @@ def parts(url: str) -> dict[str, float]:
             with TrainAttempt(run, job, TrainPlacement()) as attempt:
                 engine, before = attempt.resume(build)
                 done("claim and state")
-                found["claim and state"] -= found["engine"]
+                seconds["claim and state"] -= seconds["engine"]
                 batches = RankBatches(job, loader, 0, 1, attempt.micro_batch)
                 engine.accumulate(job.objective, batches.at(before.step, engine.device))
                 engine.step(job.learning_rate(before.step))
                 done("first step")
-    return found
+    return seconds
 
 
-def tell(found: Sequence[Mapping[str, float]], alone: Sequence[Mapping[str, float]], report: Report) -> None:
+def tell(recoveries: Sequence[Mapping[str, float]], alone: Sequence[Mapping[str, float]], report: Report) -> None:
     """The claims, of all kills and of all fresh processes."""
-    whole = sorted(each["step"] for each in found)
-    slow = statistics.quantiles(whole, n=20, method="inclusive")[-1] if len(whole) > 1 else whole[0]
-    report.add(Claim(f"from kill to the next step, 95 % of {len(whole)}", slow, "s", MOST_SECONDS))
-    add(report, "from kill to the next step", whole, "s")
-    add(report, "of it until a new process", [each["process"] for each in found], "s")
-    add(report, "of it until it claims an attempt", [each["claim"] - each["process"] for each in found], "s")
-    add(report, "of it until its first step is done", [each["step"] - each["claim"] for each in found], "s")
+    until_step = sorted(each["step"] for each in recoveries)
+    slow = statistics.quantiles(until_step, n=20, method="inclusive")[-1] if len(until_step) > 1 else until_step[0]
+    report.add(Claim(f"from kill to the next step, 95 % of {len(until_step)}", slow, "s", MOST_SECONDS))
+    add(report, "from kill to the next step", until_step, "s")
+    add(report, "of it until a new process", [each["process"] for each in recoveries], "s")
+    add(report, "of it until it claims an attempt", [each["claim"] - each["process"] for each in recoveries], "s")
+    add(report, "of it until its first step is done", [each["step"] - each["claim"] for each in recoveries], "s")
     for name in alone[0]:
         add(report, f"{name}, in a process by itself", [each[name] for each in alone], "s")
 

@@ -106,9 +106,9 @@ def differences(url: str, other: str) -> tuple[float, float]:
     return float((mine - theirs).abs().max()), most
 
 
-def tell(found: Mapping[Case, tuple[float, float]], report: Report) -> None:
+def tell(by_case: Mapping[Case, tuple[float, float]], report: Report) -> None:
     """The claims of all cases."""
-    for (zero_stage, precision, worlds), (curve, weights) in found.items():
+    for (zero_stage, precision, worlds), (curve, weights) in by_case.items():
         target = MOST_DIFFERENCE[precision]
         report.add(Claim(f"{name(zero_stage, precision, worlds)}: losses", curve, "at most apart", target))
         report.add(Claim(f"{name(zero_stage, precision, worlds)}: weights", weights, "at most apart", target))

@@ -34,7 +34,7 @@ def measure(repeats: int, folder: str, width: int, depth: int) -> dict[str, list
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    found: dict[str, list[float]] = {name: [] for name in ("save", "copy", "quiet", "beside", "steps", "writing")}
+    figures: dict[str, list[float]] = {name: [] for name in ("save", "copy", "quiet", "beside", "steps", "writing")}
     with local.world():
         engine = Engine(
             DiT(**MODEL, width=width, depth=depth), TrainConfig(steps=1, global_batch=BATCH), TrainPlacement()
@@ -65,11 +65,11 @@ def measure(repeats: int, folder: str, width: int, depth: int) -> dict[str, list
             if number:  # the first allocates what the others use again
                 steps = {"quiet": sum(quiet) / len(quiet), "beside": sum(beside) / len(beside), "steps": len(beside)}
                 for name, value in {"save": save, "copy": copy, "writing": writing, **steps}.items():
-                    found[name].append(value)
+                    figures[name].append(value)
             else:
-                found["first"] = [save]
+                figures["first"] = [save]
         saver.close(wait=True)
-    return found | {"bytes": [4.0 * numel]}
+    return figures | {"bytes": [4.0 * numel]}
 
 
 def _seconds(work: Callable[[], object]) -> float:
@@ -78,18 +78,18 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def tell(found: Mapping[str, Sequence[float]], report: Report) -> None:
+def tell(figures: Mapping[str, Sequence[float]], report: Report) -> None:
     """The claims."""
-    size = f"a state of {found['bytes'][0] / 2**20:.0f} MiB"
-    add(report, f"{size}: one flat copy", [1000 * value for value in found["copy"]], "ms")
-    stalls = quotients(found["save"], found["copy"])
+    size = f"a state of {figures['bytes'][0] / 2**20:.0f} MiB"
+    add(report, f"{size}: one flat copy", [1000 * value for value in figures["copy"]], "ms")
+    stalls = quotients(figures["save"], figures["copy"])
     add(report, "stall per checkpoint", stalls, "x flat copy", MOST_STALL)
-    first = found["first"][0] / median_and_spread(found["copy"])[0]
+    first = figures["first"][0] / median_and_spread(figures["copy"])[0]
     report.add(Claim("stall of the first checkpoint", first, "x flat copy"))
-    add(report, f"{size}: written beside training in", found["writing"], "s")
-    add(report, "a step without", [1000 * value for value in found["quiet"]], "ms")
-    add(report, "a step while a state is written", quotients(found["beside"], found["quiet"]), "x without")
-    kept = zip(found["beside"], found["quiet"], found["steps"], strict=True)
+    add(report, f"{size}: written beside training in", figures["writing"], "s")
+    add(report, "a step without", [1000 * value for value in figures["quiet"]], "ms")
+    add(report, "a step while a state is written", quotients(figures["beside"], figures["quiet"]), "x without")
+    kept = zip(figures["beside"], figures["quiet"], figures["steps"], strict=True)
     add(report, "training lost to writing, a checkpoint", [many * (busy - quiet) for busy, quiet, many in kept], "s")
 
 

@@ -47,10 +47,10 @@ class Watched:
         store, ready = Run.open(self._url).store, False
         while not self._over.wait(LOOK_SECONDS):
             for artifact, beats in self.beats.items():
-                told = heartbeat(store, artifact)
-                if told and told["phase"] == "training" and (not beats or told["step"] > beats[-1][1]):
+                beat = heartbeat(store, artifact)
+                if beat and beat["phase"] == "training" and (not beats or beat["step"] > beats[-1][1]):
                     with suppress(FileNotFoundError):  # it has just ended
-                        beats.append((time.monotonic(), told["step"], cpu_seconds(told["pid"])))
+                        beats.append((time.monotonic(), beat["step"], cpu_seconds(beat["pid"])))
             if not ready and (ready := all(self.beats.values())):
                 print(READY, flush=True)
 

@@ -45,8 +45,8 @@ class Speed:
 def speed(side: Side, begin: float, end: float) -> Speed:
     """That of a side from `begin` to `end`; ValueError where a job has fewer than two beats."""
     each, cpu = [], []
-    for told in side.beats.values():
-        inside = [beat for beat in told if begin <= beat[0] <= end]
+    for job_beats in side.beats.values():
+        inside = [beat for beat in job_beats if begin <= beat[0] <= end]
         if len(inside) < 2:
             raise ValueError(f"{len(inside)} heartbeats from {begin:.1f} to {end:.1f}: train for more steps")
         seen, steps, took = zip(*inside, strict=True)
@@ -57,10 +57,10 @@ def speed(side: Side, begin: float, end: float) -> Speed:
 
 def both(above: Side, below: Side, settle: float) -> tuple[Speed, Speed]:
     """Two sides' speeds while all jobs of both train, but for the first `settle` seconds that each of them ran."""
-    told = [(side, beats) for side in (above, below) for beats in side.beats.values()]
-    settled = [[at for at, *_ in beats if side.ran(at) >= side.ran(beats[0][0]) + settle] for side, beats in told]
+    side_beats = [(side, beats) for side in (above, below) for beats in side.beats.values()]
+    settled = [[at for at, *_ in beats if side.ran(at) >= side.ran(beats[0][0]) + settle] for side, beats in side_beats]
     begin = max(each[0] if each else math.inf for each in settled)
-    end = min(beats[-1][0] for _, beats in told)
+    end = min(beats[-1][0] for _, beats in side_beats)
     return speed(above, begin, end), speed(below, begin, end)
 
 
@@ -95,8 +95,8 @@ def in_turns(sides: Mapping[str, Callable[[], Sequence["subprocess.Popen[str]"]]
                 turns[name].append((began, time.monotonic()))
         printed = {name: [finish(process) for process in processes] for name, processes in started.items()}
         return {
-            name: Side({job: beats for one in told for job, beats in one["beats"].items()}, turns[name])
-            for name, told in printed.items()
+            name: Side({job: beats for one in outputs for job, beats in one["beats"].items()}, turns[name])
+            for name, outputs in printed.items()
         }
 
 

@@ -62,7 +62,7 @@ class Training:
         """What its `ddm train` printed."""
         return Path(f"{self.run.url}-expert-{self.index}.log")
 
-    def said(self) -> str:
+    def log_tail(self) -> str:
         return self.log.read_text()[-3000:]
 
     def add_node(self) -> None:
@@ -82,9 +82,9 @@ class Training:
     def workers(self) -> list[int]:
         """Processes that train this expert, rank 0 first, by its heartbeat."""
         beat = self.beat()
-        found = [pid for node in self.nodes for pid in node.trainers()]
+        pids = [pid for node in self.nodes for pid in node.trainers()]
         # Those of the attempt before, which may still be ending, are older.
-        newest = sorted(found, key=began)[-beat.get("world_size", len(found)) :]
+        newest = sorted(pids, key=began)[-beat.get("world_size", len(pids)) :]
         return sorted(newest, key=lambda pid: pid != beat.get("pid"))
 
     def beat(self) -> dict:
@@ -111,7 +111,7 @@ class Training:
 
     def wait_for_step(self, after: tuple[int, int], seconds: float = 180) -> None:
         """Wait until a later attempt than `after`'s has done a step beyond, or all is finished."""
-        wait_for(lambda: self.finished() or self._is_beyond(after), seconds, self.said)
+        wait_for(lambda: self.finished() or self._is_beyond(after), seconds, self.log_tail)
 
     def _is_beyond(self, after: tuple[int, int]) -> bool:
         beat = self.beat()
@@ -120,16 +120,16 @@ class Training:
 
     def wait_for_state(self, attempt: int = 1, seconds: float = 180) -> None:
         """Wait until this attempt, or a later one, has committed a state."""
-        wait_for(lambda: any(int(path.parts[-3]) >= attempt for path in self.states()), seconds, self.said)
+        wait_for(lambda: any(int(path.parts[-3]) >= attempt for path in self.states()), seconds, self.log_tail)
 
     def wait_until_finished(self, seconds: float = 300) -> None:
         """Wait for the artifact; `ddm train` takes a while longer to end."""
-        wait_for(self.finished, seconds, self.said)
+        wait_for(self.finished, seconds, self.log_tail)
 
     def wait_for_drivers(self) -> None:
         """Wait for all `ddm train` that wasn't killed to end well."""
         for driver in self.drivers:
-            assert driver.wait(90) in (0, -signal.SIGKILL), self.said()
+            assert driver.wait(90) in (0, -signal.SIGKILL), self.log_tail()
 
     def lost_steps(self, attempt: int) -> int:
         """Steps that an attempt told of and saved no state after."""

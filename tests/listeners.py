@@ -50,9 +50,9 @@ def listeners(pids: Iterable[int]) -> set[tuple[str, int]]:
 def methods() -> list[str]:
     """All that Ray's processes can be asked over gRPC."""
     names = [f"/ray.rpc.ObjectManagerService/{name}" for name in ("Push", "Pull", "FreeObjects")]
-    for found in pkgutil.iter_modules(ray.core.generated.__path__):
-        if found.name.endswith("_pb2"):
-            module = importlib.import_module(f"ray.core.generated.{found.name}")
+    for module_info in pkgutil.iter_modules(ray.core.generated.__path__):
+        if module_info.name.endswith("_pb2"):
+            module = importlib.import_module(f"ray.core.generated.{module_info.name}")
             for service in module.DESCRIPTOR.services_by_name.values():
                 names += [f"/{service.full_name}/{method.name}" for method in service.methods]
     return names

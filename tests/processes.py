@@ -11,10 +11,10 @@ def family(pid: int) -> list[int]:
         with suppress(OSError):
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(folder.name))
-    found = [pid]
-    for one in found:
-        found += children.get(one, [])
-    return found
+    members = [pid]
+    for one in members:
+        members += children.get(one, [])
+    return members
 
 
 def command(pid: int) -> str:

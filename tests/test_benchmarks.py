@@ -37,8 +37,8 @@ def test_sampling_measures_all_its_claims(
     assert "--width 32" in report["command"]
     assert "threads" in report["machine"]
     assert report["commit"]
-    found = {claim["name"]: claim for claim in report["claims"]}
-    assert len(found) == len(report["claims"])
+    claim_by_name = {claim["name"]: claim for claim in report["claims"]}
+    assert len(claim_by_name) == len(report["claims"])
     for claim in report["claims"]:
         assert set(claim) == {"name", "value", "target", "unit", "holds", "spread"}
         assert isinstance(claim["value"], float)
@@ -47,19 +47,19 @@ def test_sampling_measures_all_its_claims(
         assert f"| {claim['name']} |" in printed.out
         assert f"| {claim['name']} |" in printed.err
     for batch in (1, 4):
-        assert found[f"once, K=2, batch {batch}: time"]["target"] == 1.05
-        assert found[f"top-1, K=2, batch {batch}: time without the router's"]["target"] == 1.05
-        assert found[f"texts, once, K=2, batch {batch}: time without the router's"]["target"] == 1.05
-    full = found["texts, full, K=2, batch 4: time without the router's"]
+        assert claim_by_name[f"once, K=2, batch {batch}: time"]["target"] == 1.05
+        assert claim_by_name[f"top-1, K=2, batch {batch}: time without the router's"]["target"] == 1.05
+        assert claim_by_name[f"texts, once, K=2, batch {batch}: time without the router's"]["target"] == 1.05
+    full = claim_by_name["texts, full, K=2, batch 4: time without the router's"]
     assert (full["target"], full["unit"]) == (1.05, "x K dense")
     for strategy in ("top-1", "full"):
         for size in ("Ti", "B"):
-            share = found[f"{strategy}, K=2, batch 4: share of a router as {size} to XL"]
+            share = claim_by_name[f"{strategy}, K=2, batch 4: share of a router as {size} to XL"]
             assert share["unit"] == "%"
-    weights = found["weights of one expert"]["value"]
+    weights = claim_by_name["weights of one expert"]["value"]
     for where in ("resident", "disk"):
-        assert found[f"{where}, K=2: peak memory"]["value"] > 2 * weights
-    assert found["disk, K=2, batch 4, steps 1: time"]["unit"] == "x resident"
+        assert claim_by_name[f"{where}, K=2: peak memory"]["value"] > 2 * weights
+    assert claim_by_name["disk, K=2, batch 4, steps 1: time"]["unit"] == "x resident"
 
 
 def test_memory_that_grows_with_the_experts_is_found(
@@ -96,13 +96,13 @@ def test_noise_is_on_neither_side(sampling: ModuleType, monkeypatch: pytest.Monk
     sampling.measure_time(bench, [None, None], report)
     sampling.measure_texts(sampling.Bench(sampling.arguments(), texts=True), report)
     sampling.measure_router(bench, [None, None], report)
-    found = {claim.name: claim.value for claim in report.claims}
-    assert found["once, K=2, batch 4: time"] == pytest.approx(1.05)
-    assert found["top-1, K=2, batch 4: time without the router's"] == pytest.approx(1.1)
-    assert found["texts, once, K=2, batch 4: time without the router's"] == pytest.approx(1.0)
-    assert found["texts, full, K=2, batch 4: time without the router's"] == pytest.approx(1.05)
-    assert found["top-1, K=2, batch 4: share of a router as Ti to XL"] == pytest.approx(20)
-    assert found["full, K=2, batch 4: share of a router as Ti to XL"] == pytest.approx(12.5)
+    values = {claim.name: claim.value for claim in report.claims}
+    assert values["once, K=2, batch 4: time"] == pytest.approx(1.05)
+    assert values["top-1, K=2, batch 4: time without the router's"] == pytest.approx(1.1)
+    assert values["texts, once, K=2, batch 4: time without the router's"] == pytest.approx(1.0)
+    assert values["texts, full, K=2, batch 4: time without the router's"] == pytest.approx(1.05)
+    assert values["top-1, K=2, batch 4: share of a router as Ti to XL"] == pytest.approx(20)
+    assert values["full, K=2, batch 4: share of a router as Ti to XL"] == pytest.approx(12.5)
 
 
 def test_help_names_every_option(

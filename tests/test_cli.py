@@ -38,8 +38,8 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     info = run.require(Artifact("experts/001")).info
     path = Path(run.url) / "experts/001" / info["weights"] / "ema.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    whole = make_run(f"{folder}/whole", num_rows=60)
-    DDMPipeline.from_run(whole).save_pretrained(folder / "exported")
+    complete = make_run(f"{folder}/whole", num_rows=60)
+    DDMPipeline.from_run(complete).save_pretrained(folder / "exported")
     tiny_components.texts(folder / "tokenizer").save_pretrained(folder / "texts")
     DDMPipeline(tiny_components.models()).save_pretrained(folder / "nameless")
     DDMPipeline(tiny_components.models("nothing")).save_pretrained(folder / "nothing-known")
@@ -163,9 +163,9 @@ def test_workers_that_a_joined_ray_may_get_are_waited_for(begun: Path, ray_clust
     command = [str(BIN / "ddm"), "train", f"{begun}/data", "router", "--address", ray_cluster]
     with subprocess.Popen([*command, "--islands", f"{begun}/huge.yaml"], stderr=subprocess.PIPE, text=True) as waiting:
         assert waiting.stderr
-        said = next(line for line in waiting.stderr if line.startswith("warning: "))
+        warning = next(line for line in waiting.stderr if line.startswith("warning: "))
         waiting.terminate()
-    assert said == (
+    assert warning == (
         "warning: placement asks for 99 x 0.5 CPU, Ray has 4; waiting for nodes. If none will come: Ctrl-C, and change"
         " islands.yaml\n"
     )

@@ -69,7 +69,7 @@ def test_a_config_never_changes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "expected"),
     [
         (["expert.train.stesp=5"], "expert.train.stesp: unknown key"),
         (["colour=red"], "colour: unknown key"),
@@ -151,10 +151,10 @@ def test_a_config_never_changes() -> None:
         (['"a\\nb"=1'], "unknown key"),
     ],
 )
-def test_what_does_not_fit_is_named(changes: list[str], told: str) -> None:
+def test_what_does_not_fit_is_named(changes: list[str], expected: str) -> None:
     message = refusal(*changes)
     assert message.startswith(f"recipe tiny with {' '.join(changes)}: ")
-    assert told in message
+    assert expected in message
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_a_setting_of_another_form_is_shown_the_form(setting: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "told"),
+    ("setting", "expected"),
     [
         ("name.first=x", "'name' has no fields below it"),
         ("data.class_names.0=x", "'class_names' has no fields below it"),
@@ -175,10 +175,10 @@ def test_a_setting_of_another_form_is_shown_the_form(setting: str) -> None:
         ("name=!!python/object:os.system x", "not YAML: line 1, column 1: could not determine a constructor"),
     ],
 )
-def test_a_setting_that_cannot_be_applied(setting: str, told: str) -> None:
+def test_a_setting_that_cannot_be_applied(setting: str, expected: str) -> None:
     message = refusal(setting)
     assert message.startswith(f"setting {setting!r}: ")
-    assert told in message
+    assert expected in message
 
 
 @settings(deadline=None)
@@ -187,10 +187,10 @@ def test_any_setting_applies_or_is_refused_in_one_line(text: str, field: str) ->
     for setting in (text, f"{field}={text}", f"{text}={field}"):
         try:
             load_recipe("tiny", (setting,))
-            told = "applied"
+            outcome = "applied"
         except ConfigError as error:
-            told = str(error)
-        assert len(told.splitlines()) == 1
+            outcome = str(error)
+        assert len(outcome.splitlines()) == 1
 
 
 @pytest.mark.parametrize("recipe", ["imagenet", "", "digits.txt", "."])
@@ -204,7 +204,7 @@ def test_a_recipe_file_that_is_missing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "expected"),
     [
         (b"name: [1", "not YAML: line 1, column 9: expected ',' or ']', but got '<stream end>'"),
         (b"name: a\n\tb: c\n", "not YAML: line 2, column 1: found character '\\t' that cannot start any token"),
@@ -217,12 +217,12 @@ def test_a_recipe_file_that_is_missing() -> None:
     ],
 )
 @pytest.mark.parametrize("changes", [(), ("a=1",)])
-def test_a_broken_recipe_file_is_named(tmp_path: Path, content: bytes, told: str, changes: tuple[str, ...]) -> None:
+def test_a_broken_recipe_file_is_named(tmp_path: Path, content: bytes, expected: str, changes: tuple[str, ...]) -> None:
     path = tmp_path / "mine.yaml"
     path.write_bytes(content)
     message = refusal(*changes, recipe=str(path))
     assert message.startswith(f"recipe {path}")
-    assert told in message
+    assert expected in message
 
 
 @settings(deadline=None)

@@ -26,8 +26,8 @@ def test_a_size_stands_for_width_depth_and_heads(size: str) -> None:
     assert short == ModelConfig(width=width, depth=depth, heads=heads, patch_size=4)
     assert ModelConfig.model_validate(short.model_dump()) == short
     assert short.model_dump().keys() == {"patch_size", "width", "depth", "heads", "mlp_ratio", "adaln"}
-    whole = load_recipe("tiny", (f"expert.model={{size: {size}}}",)).expert.model
-    assert whole.model_dump() == {**short.model_dump(), "patch_size": 2, "analytic_skip": None}
+    recipe_model = load_recipe("tiny", (f"expert.model={{size: {size}}}",)).expert.model
+    assert recipe_model.model_dump() == {**short.model_dump(), "patch_size": 2, "analytic_skip": None}
 
 
 @pytest.mark.parametrize("patch_size", [2, 4, 8])
@@ -87,7 +87,7 @@ def test_the_expert_may_be_a_transformer_of_diffusers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "told"),
+    ("setting", "message"),
     [
         ("expert.model.arguments.in_channels=4", "expert.model.arguments.in_channels: follows from data, leave it out"),
         ("data.text.pooled_dim=", "data.text: pooled_encoder needs pooled_dim"),
@@ -103,11 +103,11 @@ def test_the_expert_may_be_a_transformer_of_diffusers() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_a_transformer_of_diffusers_is_told(setting: str, told: str) -> None:
+def test_what_does_not_fit_a_transformer_of_diffusers_is_told(setting: str, message: str) -> None:
     with pytest.raises(ConfigError) as failure:
         load_recipe("ddm-24b", (setting,))
     assert str(failure.value).startswith(f"recipe ddm-24b with {setting}: ")
-    assert told in str(failure.value)
+    assert message in str(failure.value)
 
 
 def test_a_source_that_is_not_there_is_told() -> None:

@@ -16,7 +16,7 @@ DIFFUSERS = "train.mask_ratio is 0.5, but FluxTransformer2DModel takes all token
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ("schedule=step", "schedule: Input should be 'constant', 'cosine', 'linear' or 'inverse-sqrt', got 'step'"),
         ("final_learning_rate=-1", "final_learning_rate: Input should be greater than or equal to 0, got -1"),
@@ -35,24 +35,24 @@ DIFFUSERS = "train.mask_ratio is 0.5, but FluxTransformer2DModel takes all token
         ("mask_ratio=0.5 unmasked_steps=-1", "unmasked_steps: Input should be greater than or equal to 0, got -1"),
     ],
 )
-def test_a_training_that_does_not_fit_is_told(settings: str, told: str) -> None:
+def test_a_training_that_does_not_fit_is_told(settings: str, message: str) -> None:
     with pytest.raises(ConfigError) as failure:
         load_recipe("tiny", tuple(f"expert.train.{setting}" for setting in settings.split()))
-    assert told in str(failure.value)
+    assert message in str(failure.value)
     assert "expert.train" in str(failure.value) and str(failure.value).isprintable()
 
 
 @pytest.mark.parametrize(
-    ("recipe", "job", "told"),
+    ("recipe", "job", "message"),
     [
         ("tiny", "router", "router: train.mask_ratio is 0.5, but a router sees all tokens; leave it out"),
         ("ddm-24b", "expert", f"expert: {DIFFUSERS}; leave it out, or train a DiT"),
     ],
 )
-def test_only_a_dit_is_trained_on_some_tokens(recipe: str, job: str, told: str) -> None:
+def test_only_a_dit_is_trained_on_some_tokens(recipe: str, job: str, message: str) -> None:
     with pytest.raises(ConfigError) as failure:
         load_recipe(recipe, (f"{job}.train.mask_ratio=0.5",))
-    assert str(failure.value) == f"recipe {recipe} with {job}.train.mask_ratio=0.5: {told}"
+    assert str(failure.value) == f"recipe {recipe} with {job}.train.mask_ratio=0.5: {message}"
     assert load_recipe("imagenet256-k8", ("expert.train.mask_ratio=0.5",)).expert.train.mask_ratio == 0.5
 
 

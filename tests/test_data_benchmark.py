@@ -31,25 +31,25 @@ def test_what_runs_in_its_process_is_measured(tmp_path: Path) -> None:
     file = tmp_path / "claims.json"
     command = [sys.executable, str(BENCHMARKS / "data.py"), *TINY.split(), "--json", str(file)]
     subprocess.run(command, check=True, capture_output=True, timeout=300)
-    found = {claim["name"]: claim for claim in json.loads(file.read_text())["claims"]}
-    assert len(found) == len(json.loads(file.read_text())["claims"])
-    assert found["k-means: time"]["target"] == found["k-means, balanced: time"]["target"] == 2
+    claim_by_name = {claim["name"]: claim for claim in json.loads(file.read_text())["claims"]}
+    assert len(claim_by_name) == len(json.loads(file.read_text())["claims"])
+    assert claim_by_name["k-means: time"]["target"] == claim_by_name["k-means, balanced: time"]["target"] == 2
     for kind in ("8x8 pixels", "4x32x32 latents"):
         for where in ("in memory", "streamed"):
-            claim = found[f"{kind}, {where}: time of a row, to a step"]
+            claim = claim_by_name[f"{kind}, {where}: time of a row, to a step"]
             assert claim["target"] == 0.1
             assert claim["unit"] in ("step of tiny", "step of digits")
 
 
 def test_start_up_is_in_the_whole_alone(data: ModuleType) -> None:
     """On two cores, starting takes 5 s, an image 4 s of a loop and 3 of the stage, which has both cores."""
-    found = {
+    repeats = {
         side: [{"seconds": 5 + each * images, "cpu": 10 + each * images, "first": 6.0}]
         for images in (25, 100)
         for side, each in ((f"prepare {images}", 3), (f"1 {images}", 4), (f"2 {images}", 2.5))
     }
     report = data.Report()
-    data.tell_prepare(found, 25, 100, 2, report)
+    data.tell_prepare(repeats, 25, 100, 2, report)
     claims = {claim.name: claim for claim in report.claims}
     assert claims["prepare, each image more: core seconds"].value == pytest.approx(2 * 3 / 4)
     assert claims["prepare, each image more: core seconds"].holds is False

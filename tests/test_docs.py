@@ -51,15 +51,15 @@ class Page:
     @property
     def unfounded(self) -> list[str]:
         """Decimals of the prose that the last output shown before them doesn't have; notes aside."""
-        found, shown, end = [], "", 0
+        missing, shown, end = [], "", 0
         for block in [*self.blocks, None]:
             numbers = {float(number) for number in NUMBER.findall(shown)}
             prose = self.text[end : block.start() if block else None]
             quoted = [number for number in NUMBER.findall(LEFT_OUT.sub(" ", prose)) if "." in number]
-            found += [number for number in quoted if float(number) not in numbers]
+            missing += [number for number in quoted if float(number) not in numbers]
             if block:
                 shown, end = block["output"] or shown, block.end()
-        return found
+        return missing
 
     def run(self, folder: Path) -> list[str]:
         """What each block prints; its files are written to `folder`."""

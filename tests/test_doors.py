@@ -59,7 +59,7 @@ def test_what_trying_again_will_not_mend_is_told_at_once(ray_cluster: str, tmp_p
     run = make_data(str(tmp_path / "run"), settings=("router.train.learning_rate=1e30",), num_rows=60)
     done = CliRunner().invoke(main, ["train", run.url, "router", "--islands", ISLANDS, "--island", "cpu"])
     assert done.exit_code == 1
-    told = r"^error: router: loss \S+ with gradient norm (nan|inf) at step \d+; begin a run with"
-    assert re.search(told, done.stderr, re.MULTILINE)
+    message = r"^error: router: loss \S+ with gradient norm (nan|inf) at step \d+; begin a run with"
+    assert re.search(message, done.stderr, re.MULTILINE)
     assert claimed(run.store, ROUTER) == [1]
     assert run.manifest(ROUTER) is None

@@ -92,7 +92,7 @@ def violations(module: str, source: str) -> list[str]:
     if part not in BELOW:
         return [f"{module}: ddm_ray/{part} has no floor; give it one in tests/test_layers.py"]
     package = ".".join(["ddm_ray", *module.split(".")[:-1]])
-    found = []
+    wrong_imports = []
     for name in imports(source, package):
         library, _, rest = name.partition(".")
         if library == "ddm_ray":
@@ -109,8 +109,8 @@ def violations(module: str, source: str) -> list[str]:
                 or (part == "core" and library not in sys.stdlib_module_names | core_libraries(module))
             )
         if wrong:
-            found.append(f"{module} imports {name}")
-    return found
+            wrong_imports.append(f"{module} imports {name}")
+    return wrong_imports
 
 
 def core_libraries(module: str) -> set[str]:
@@ -130,8 +130,8 @@ def python_files() -> list[Path]:
 
 def test_imports_point_down() -> None:
     assert {"__init__", "config.run", "storage.run"} <= modules().keys()
-    found = [line for name, file in modules().items() for line in violations(name, file.read_text())]
-    assert not found, "\n".join(found)
+    wrong_imports = [line for name, file in modules().items() for line in violations(name, file.read_text())]
+    assert not wrong_imports, "\n".join(wrong_imports)
 
 
 @pytest.mark.parametrize(
@@ -203,14 +203,14 @@ def phrases(source: str) -> list[str]:
     """Strings of a module, its docstrings included, that name a verb of the command line or an option."""
     verbs = "|".join(sorted(main.commands))
     strings = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)]
-    told = re.compile(rf"\bddm ({verbs})\b|(?<![\w-])--[a-z]")
-    return [string for string in strings if isinstance(string, str) and told.search(string)]
+    pattern = re.compile(rf"\bddm ({verbs})\b|(?<![\w-])--[a-z]")
+    return [string for string in strings if isinstance(string, str) and pattern.search(string)]
 
 
 def test_only_the_command_line_knows_its_verbs_and_options() -> None:
     below = {name: file for name, file in modules().items() if not name.startswith("cli.")}
-    found = [f"{name}: {string[:80]!r}" for name, file in below.items() for string in phrases(file.read_text())]
-    assert not found, "\n".join(found)
+    misplaced = [f"{name}: {string[:80]!r}" for name, file in below.items() for string in phrases(file.read_text())]
+    assert not misplaced, "\n".join(misplaced)
 
 
 @pytest.mark.parametrize("source", ['f"{x}; run ddm train {x}"', '"choose one with --island"', 'f"--set {x}"'])

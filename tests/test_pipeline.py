@@ -126,9 +126,9 @@ def test_random_seeds_are_told_and_reproduce(pipeline: DDMPipeline) -> None:
 
 
 def test_progress_counts_images(pipeline: DDMPipeline) -> None:
-    told: list[tuple[float, str]] = []
-    pipeline(class_labels=[1] * 5, seeds=0, batch_size=2, progress=lambda share, note: told.append((share, note)))
-    assert told == [(0.4, "2 of 5 images"), (0.8, "4 of 5 images"), (1.0, "5 of 5 images")]
+    notes: list[tuple[float, str]] = []
+    pipeline(class_labels=[1] * 5, seeds=0, batch_size=2, progress=lambda share, note: notes.append((share, note)))
+    assert notes == [(0.4, "2 of 5 images"), (0.8, "4 of 5 images"), (1.0, "5 of 5 images")]
 
 
 def test_the_monolith_is_one_model_without_router(pipeline: DDMPipeline, monolith: DDMPipeline) -> None:

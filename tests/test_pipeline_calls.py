@@ -73,8 +73,8 @@ def test_seeds_are_drawn_from_a_generator(pipeline: DDMPipeline) -> None:
 def test_a_callback_sees_each_step_of_each_batch(pipeline: DDMPipeline) -> None:
     seen: list[tuple[int, float, torch.Tensor]] = []
 
-    def watch(told: DDMPipeline, step: int, t: float, tensors: dict[str, torch.Tensor]) -> str:
-        assert told is pipeline
+    def watch(caller: DDMPipeline, step: int, t: float, tensors: dict[str, torch.Tensor]) -> str:
+        assert caller is pipeline
         seen.append((step, t, tensors["latents"].clone()))
         return "ignored"
 

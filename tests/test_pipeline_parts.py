@@ -60,10 +60,17 @@ def test_prompts_are_encoded_once_and_batch_by_batch(encoder: Counting) -> None:
 def test_images_of_one_prompt_share_its_text_until_their_batch(encoder: Counting) -> None:
     conditions = PromptConditions(["a", "b"], encoder)
     for _ in range(3):
+<<<<<<< HEAD
         found = conditions.of([0, 0, 0])
         assert len(found) == 3
         assert torch.equal(found.tokens_BLE[2], encoder.encode(["a"]).tokens_BLE[0])
     assert torch.equal(conditions.of([1, 0]).tokens_BLE, PromptConditions(["b", "a"], encoder).of([0, 1]).tokens_BLE)
+=======
+        texts = conditions.of([0, 0, 0])
+        assert len(texts) == 3
+        assert torch.equal(texts.tokens_BLE[2], encoder.encode(["a"]).tokens_BLE[0])
+    assert torch.equal(conditions.of([1, 0]).tokens_BLE, Conditions(["b", "a"], encoder).of([0, 1]).tokens_BLE)
+>>>>>>> names
 
 
 @pytest.mark.parametrize("prompt", [3, ["a", 3], b"a", ["a", ["b"]]])
@@ -106,14 +113,14 @@ def test_channels_that_are_no_picture_are_refused(encoder: Counting, output_type
 def test_the_routers_temperature_is_a_setting_as_others_are(tmp_path: Path) -> None:
     models = tiny_components.models()
     hot = DDMPipeline(models, defaults=SamplingSettings(strategy="full", router_temperature=5.0))
-    wanted = {"class_labels": [0, 1], "output_type": "latent", **QUICK}
-    images = hot(**wanted).images
+    pipeline_inputs = {"class_labels": [0, 1], "output_type": "latent", **QUICK}
+    images = hot(**pipeline_inputs).images
     cool = DDMPipeline(models, defaults=SamplingSettings(strategy="full"))
-    assert not torch.equal(images, cool(**wanted).images)
-    assert torch.equal(images, cool(**wanted, router_temperature=5.0).images)
+    assert not torch.equal(images, cool(**pipeline_inputs).images)
+    assert torch.equal(images, cool(**pipeline_inputs, router_temperature=5.0).images)
     hot.save_pretrained(tmp_path / "saved")
     assert (tmp_path / "saved/model_index.json").read_text().count("router_temperature") == 1
-    assert torch.equal(DDMPipeline.from_pretrained(tmp_path / "saved")(**wanted).images, images)
+    assert torch.equal(DDMPipeline.from_pretrained(tmp_path / "saved")(**pipeline_inputs).images, images)
 
 
 @pytest.mark.parametrize("arguments", [{"time": "noise-at-0"}, {"time": "noise-at-1"}, {"names": {"x": None}}])

@@ -139,7 +139,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "expected"),
     [
         ("islands: [", "not YAML"),
         ("\x89PNG", "not YAML"),
@@ -180,18 +180,18 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ("islands: {lab: {}}\nhead: x", "head: unknown key"),
     ],
 )
-def test_what_does_not_fit_is_named(tmp_path: Path, content: str, told: str) -> None:
+def test_what_does_not_fit_is_named(tmp_path: Path, content: str, expected: str) -> None:
     path = tmp_path / "islands.yaml"
     path.write_bytes(content.encode("latin-1"))
     message = refusal(str(path), None)
     assert message.startswith(f"{path}: ")
-    assert told in message
+    assert expected in message
 
 
 def test_the_table_of_fields_is_that_of_the_code() -> None:
     text = (ROOT / "cluster_configs/README.md").read_text()
     for name, field in ISLAND_FIELDS.items():
         default = field.get_default(call_default_factory=True)
-        told = {"workers": "1", "resources_per_worker": "{CPU: 1}"}.get(name, str(default))
-        told = {"None": "", "True": "true", "False": "false"}.get(told, told)
-        assert f"| `{name}` | {told} | {field.description} |\n" in text
+        shown_default = {"workers": "1", "resources_per_worker": "{CPU: 1}"}.get(name, str(default))
+        shown_default = {"None": "", "True": "true", "False": "false"}.get(shown_default, shown_default)
+        assert f"| `{name}` | {shown_default} | {field.description} |\n" in text

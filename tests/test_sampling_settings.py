@@ -55,8 +55,8 @@ def test_every_field_is_one_of_an_http_request() -> None:
 
 
 def test_every_field_is_one_of_a_runs_configuration() -> None:
-    said = tuple(f"sample.{name}={list(v) if isinstance(v, tuple) else v}" for name, v in VALUES.items())
-    config = load_recipe("tiny", said)
+    overrides = tuple(f"sample.{name}={list(v) if isinstance(v, tuple) else v}" for name, v in VALUES.items())
+    config = load_recipe("tiny", overrides)
     assert config.sample == SamplingSettings(**VALUES)
     assert SamplingSettings(**config.model_dump(mode="json")["sample"]) == config.sample
 
@@ -105,8 +105,8 @@ def test_what_does_not_fit_is_named(fields: dict[str, object], message: str) -> 
 
 def test_numbers_may_be_numpys_and_torchs() -> None:
     for number, pair in ((np.int32(2), np.array([0.0, 0.5])), (torch.tensor(2), torch.tensor([0.0, 0.5]))):
-        found = SamplingSettings(steps=number, guidance_scale=number, guidance_interval=pair)
-        assert found == SamplingSettings(steps=2, guidance_scale=2.0, guidance_interval=(0.0, 0.5))
+        converted = SamplingSettings(steps=number, guidance_scale=number, guidance_interval=pair)
+        assert converted == SamplingSettings(steps=2, guidance_scale=2.0, guidance_interval=(0.0, 0.5))
 
 
 @settings(deadline=None)

@@ -58,26 +58,26 @@ def claims(benchmark: Callable[[str], ModuleType]) -> ModuleType:
 
 def values(report: object) -> dict[str, float]:
     """The claims' values by name, none of them twice."""
-    found = {claim.name: claim.value for claim in report.claims}  # type: ignore[attr-defined]
-    assert len(found) == len(report.claims)  # type: ignore[attr-defined]
-    return found
+    value_by_name = {claim.name: claim.value for claim in report.claims}  # type: ignore[attr-defined]
+    assert len(value_by_name) == len(report.claims)  # type: ignore[attr-defined]
+    return value_by_name
 
 
 def test_what_runs_without_ray_is_measured(tmp_path: Path) -> None:
     file = tmp_path / "claims.json"
     command = [sys.executable, str(BENCHMARKS / "train.py"), *TINY.split(), "--json", str(file)]
     subprocess.run(command, check=True, capture_output=True, timeout=200)
-    found = {claim["name"]: claim for claim in json.loads(file.read_text())["claims"]}
-    assert len(found) == len(json.loads(file.read_text())["claims"])
-    assert found["stall per checkpoint"]["target"] == 1.5
-    assert found["a step while a state is written"]["value"] > 0
+    claim_by_name = {claim["name"]: claim for claim in json.loads(file.read_text())["claims"]}
+    assert len(claim_by_name) == len(json.loads(file.read_text())["claims"])
+    assert claim_by_name["stall per checkpoint"]["target"] == 1.5
+    assert claim_by_name["a step while a state is written"]["value"] > 0
 
 
 def test_the_engine_is_beside_pytorch(train: ModuleType, claims: ModuleType) -> None:
-    found = train.finish(train.start("train_engine", 2, 0.01, "32k:2", keep_memory=True))
-    assert set(found["32k:2"]) == {"foreach", "fused", "engine", "gradients", "parameters"}
+    by_point = train.finish(train.start("train_engine", 2, 0.01, "32k:2", keep_memory=True))
+    assert set(by_point["32k:2"]) == {"foreach", "fused", "engine", "gradients", "parameters"}
     report = claims.Report()
-    train.train_engine.tell(found, report)
+    train.train_engine.tell(by_point, report)
     assert values(report)["32k parameters, batch 2: the engine's step"] > 0
     assert set(train.train_engine.CLAIMED) < set(train.train_engine.POINTS)
 
@@ -85,7 +85,7 @@ def test_the_engine_is_beside_pytorch(train: ModuleType, claims: ModuleType) -> 
 def test_the_cost_of_a_parameter_is_that_of_a_line(train: ModuleType, claims: ModuleType) -> None:
     """PyTorch's steps take 10 ns a parameter, fused ones 8, the engine's 1 ms and 11 ns."""
     report = claims.Report()
-    found = {
+    by_point = {
         f"{size}:1": {
             "parameters": [size],
             "foreach": [10e-9 * size] * 3,
@@ -95,12 +95,12 @@ def test_the_cost_of_a_parameter_is_that_of_a_line(train: ModuleType, claims: Mo
         }
         for size in (30_000, 1_000_000, 30_000_000)
     }
-    train.train_engine.tell(found, report)
-    told = values(report)
-    assert told["the engine's step over fused AdamW's: fixed"] == pytest.approx(1)
-    assert told["the engine's step over fused AdamW's: of a parameter"] == pytest.approx(3)
-    assert told["1000000 parameters, batch 1: the engine's step"] == pytest.approx(1.2)
-    assert told["1000000 parameters, batch 1: of it clipping, AdamW, EMA"] == pytest.approx(40)
+    train.train_engine.tell(by_point, report)
+    claim_values = values(report)
+    assert claim_values["the engine's step over fused AdamW's: fixed"] == pytest.approx(1)
+    assert claim_values["the engine's step over fused AdamW's: of a parameter"] == pytest.approx(3)
+    assert claim_values["1000000 parameters, batch 1: the engine's step"] == pytest.approx(1.2)
+    assert claim_values["1000000 parameters, batch 1: of it clipping, AdamW, EMA"] == pytest.approx(40)
 
 
 def test_the_plain_loop_trains(train: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,9 +125,9 @@ def test_jobs_are_watched_through_the_whole_stack(
     url = train.make_run(tmp_path / "run", ["expert.train.steps=600"])
     began = time.monotonic()
     sides.run_stack(url, 500, Artifact("experts/000"))
-    ready, *_, told = capsys.readouterr().out.splitlines()
+    ready, *_, beats_json = capsys.readouterr().out.splitlines()
     assert ready == sides.READY
-    beats = json.loads(told)["beats"]["experts/000"]
+    beats = json.loads(beats_json)["beats"]["experts/000"]
     assert 0 < beats[0][1] <= beats[-1][1] <= 600
     assert began < beats[0][0] <= beats[-1][0] < time.monotonic() and beats[-1][2] > 0
 
@@ -140,8 +140,8 @@ def test_sides_run_in_turns(turns: ModuleType, monkeypatch: pytest.MonkeyPatch) 
         command = [sys.executable, "-c", COUNT, str(naps)]
         return [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
 
-    told = turns.in_turns({"short": lambda: start(1), "long": lambda: start(2)})
-    short, long = told["short"], told["long"]
+    side_by_name = turns.in_turns({"short": lambda: start(1), "long": lambda: start(2)})
+    short, long = side_by_name["short"], side_by_name["long"]
     ran = sorted([*short.turns, *long.turns])
     assert all(end <= begin for (_, end), (begin, _) in pairwise(ran))
     assert len(long.turns) > len(short.turns) > 3
@@ -168,20 +168,20 @@ def test_sides_are_compared_while_all_of_both_train(train: ModuleType, turns: Mo
 
     def side(*each: float, begin: float = 0.0, took: float = 1.0) -> object:
         beats = [[(begin + at, at / seconds, took * at) for at in range(60)] for seconds in each]
-        return turns.Side({str(number): told for number, told in enumerate(beats)}, [(0.0, 100.0)])
+        return turns.Side({str(number): job_beats for number, job_beats in enumerate(beats)}, [(0.0, 100.0)])
 
     two = side(0.13, 0.13, took=0.88)
     early = [(at - 30.0, 10 * (at - 30), 0.88 * at) for at in range(30)]
     two.beats["0"][:0] = early  # type: ignore[attr-defined]
-    found = {"loop": [side(0.1)], "one": [side(0.104, begin=5.0)], "two": [two], "two loops": [side(0.125, 0.125)]}
+    rounds = {"loop": [side(0.1)], "one": [side(0.104, begin=5.0)], "two": [two], "two loops": [side(0.125, 0.125)]}
     report = claims.Report()
-    train.tell_stack(found, 250, report)
-    told = values(report)
-    assert told["step through the whole stack, checkpoint every 250"] == pytest.approx(1.04)
-    assert told["two experts at once: a step, of one alone"] == pytest.approx(1.25)
-    assert told["two experts at once: CPU time of a step, of one alone"] == pytest.approx(1.1)
-    assert told["two plain loops at once: a step, of one alone"] == pytest.approx(1.25)
-    assert told["two experts at once: a step, of two plain loops"] == pytest.approx(1.04)
+    train.tell_stack(rounds, 250, report)
+    claim_values = values(report)
+    assert claim_values["step through the whole stack, checkpoint every 250"] == pytest.approx(1.04)
+    assert claim_values["two experts at once: a step, of one alone"] == pytest.approx(1.25)
+    assert claim_values["two experts at once: CPU time of a step, of one alone"] == pytest.approx(1.1)
+    assert claim_values["two plain loops at once: a step, of one alone"] == pytest.approx(1.25)
+    assert claim_values["two experts at once: a step, of two plain loops"] == pytest.approx(1.04)
     targets = {claim.name: claim.target for claim in report.claims}
     assert targets["two experts at once: a step, of one alone"] == pytest.approx(1 / 0.95)
     assert [claim.holds for claim in report.claims] == [None, False, False, None, None, True]
@@ -195,21 +195,21 @@ def test_a_recovery_is_told_by_files_and_processes(
     training.start()
     killed = time.time()
     process = subprocess.Popen([sys.executable, "-c", CLAIM_AND_BEAT, str(tmp_path)], stdin=subprocess.PIPE)
-    found = recovery._recovery(str(tmp_path), 1, killed, training)
+    delays = recovery._recovery(str(tmp_path), 1, killed, training)
     process.communicate(b"\n")
     # The system's clock for processes ticks each 10 ms.
-    assert -0.02 < found["process"] < found["claim"] <= found["step"] < time.time() - killed
+    assert -0.02 < delays["process"] < delays["claim"] <= delays["step"] < time.time() - killed
     over.set()
     training.join()
     with pytest.raises(RuntimeError, match="training ended before the kills"):
         recovery._until(lambda: None, training)
     report = claims.Report()
-    found = [{"process": 1.0, "claim": 4.0, "step": 5.0 + number} for number in range(21)]
-    recovery.tell(found, [{"imports": 2.0}], report)
-    told = values(report)
-    assert told["from kill to the next step, 95 % of 21"] == pytest.approx(24)
-    assert told["from kill to the next step"] == pytest.approx(15)
-    assert told["of it until it claims an attempt"] == pytest.approx(3)
+    recoveries = [{"process": 1.0, "claim": 4.0, "step": 5.0 + number} for number in range(21)]
+    recovery.tell(recoveries, [{"imports": 2.0}], report)
+    claim_values = values(report)
+    assert claim_values["from kill to the next step, 95 % of 21"] == pytest.approx(24)
+    assert claim_values["from kill to the next step"] == pytest.approx(15)
+    assert claim_values["of it until it claims an attempt"] == pytest.approx(3)
 
 
 def test_runs_across_resizes_are_compared(train: ModuleType, claims: ModuleType, tmp_path: Path) -> None:
@@ -218,14 +218,14 @@ def test_runs_across_resizes_are_compared(train: ModuleType, claims: ModuleType,
     assert [leg["stop"] for leg in resizes.legs(2, (2, 3, 1))] == [10, 20, None]
     train.ROWS, rows = 100, train.ROWS
     try:
-        whole = train.make_run(tmp_path / "whole", resizes.settings("fp32"))
+        uninterrupted = train.make_run(tmp_path / "whole", resizes.settings("fp32"))
         cut = train.make_run(tmp_path / "cut", resizes.settings("fp32"))
     finally:
         train.ROWS = rows
-    cases = {whole: resizes.legs(1, (1,)), cut: resizes.legs(2, (2, 1))}
+    cases = {uninterrupted: resizes.legs(1, (1,)), cut: resizes.legs(2, (2, 1))}
     train.finish(train.start("train_resizes", json.dumps(cases)))
-    assert resizes.differences(whole, whole) == (0, 0)
-    curve, weights = resizes.differences(whole, cut)
+    assert resizes.differences(uninterrupted, uninterrupted) == (0, 0)
+    curve, weights = resizes.differences(uninterrupted, cut)
     assert 0 < curve < 1e-6 and 0 < weights < 1e-6
     report = claims.Report()
     resizes.tell({(2, "fp32", (2, 1)): (curve, 1e-5)}, report)

@@ -69,8 +69,8 @@ class Folder:
 
     def now(self) -> dict[str, bytes]:
         """The contents of all files by their paths below the folder, in order."""
-        found = sorted(path for path in self.path.rglob("*") if path.is_file())
-        return {path.relative_to(self.path).as_posix(): path.read_bytes() for path in found}
+        paths = sorted(path for path in self.path.rglob("*") if path.is_file())
+        return {path.relative_to(self.path).as_posix(): path.read_bytes() for path in paths}
 
     @contextmanager
     def damaged(self, *damaged: Damage) -> Iterator[None]:
@@ -106,10 +106,10 @@ class Tally:
     harmless: int = 0
     wrong: list[str] = field(default_factory=list)
 
-    def meet(self, about: object, act: Callable[[], object], whole: object, names: Collection[str]) -> bool:
-        """Whether `act` refuses, in one line with one of `names` in it; otherwise it has to give exactly `whole`."""
+    def meet(self, about: object, act: Callable[[], object], intact: object, names: Collection[str]) -> bool:
+        """Whether `act` refuses, in one line with one of `names` in it; otherwise it has to give exactly `intact`."""
         try:
-            if act() == whole:
+            if act() == intact:
                 self.harmless += 1
             else:
                 self.wrong.append(f"{about}: gives something else")

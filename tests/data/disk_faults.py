@@ -37,7 +37,7 @@ STAGES: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
-def told(work: Callable[[Path], None], folder: Path) -> None:
+def exit_on_refusal(work: Callable[[Path], None], folder: Path) -> None:
     """A refusal that a user is told in one line ends the process in a way of its own."""
     try:
         work(folder)
@@ -71,29 +71,29 @@ def main(stage: str, root: Path, fault: DiskFault, stride: int) -> None:
     base = root / "base"
     if stage == "partition":
         require(traced(partial(make_rows, base), str(root)))
-    whole = root / "whole"
+    undisturbed = root / "whole"
     if base.exists():
-        shutil.copytree(base, whole)
-    points = require(traced(partial(work, whole), str(root))).calls
-    wanted = contents(whole, artifact)
+        shutil.copytree(base, undisturbed)
+    points = require(traced(partial(work, undisturbed), str(root))).calls
+    expected = contents(undisturbed, artifact)
     seen: list[dict[str, bytes]] = []
     for at in sorted({*range(1, len(points) + 1, stride), len(points)}):
         folder = root / f"at-{at}"
         if base.exists():
             shutil.copytree(base, folder)
-        met = traced(partial(told, work, folder), str(root), fault, at)
+        met = traced(partial(exit_on_refusal, work, folder), str(root), fault, at)
         if met.status not in ({-9} if fault is DiskFault.KILL else {0, REFUSED}):
             raise SystemExit(f"{stage}, call {at} ({points[at - 1]}): ended with {met.status}")
         require(traced(partial(read_whole, folder, artifact), str(root)))
-        if met.status == 0 and contents(folder, artifact) != wanted:
+        if met.status == 0 and contents(folder, artifact) != expected:
             raise SystemExit(f"{stage}, call {at} ({points[at - 1]}): ended well with other results")
         left = contents(folder, "")
         if left not in seen:  # of calls that leave the same to be seen, one is gone on from
             seen.append(left)
             require(traced(partial(work, folder), str(root)))
-            found = contents(folder, artifact)
-            if found != wanted:
-                differing = sorted(name for name in found | wanted if found.get(name) != wanted.get(name))
+            resumed = contents(folder, artifact)
+            if resumed != expected:
+                differing = sorted(name for name in resumed | expected if resumed.get(name) != expected.get(name))
                 raise SystemExit(f"{stage}, call {at} ({points[at - 1]}): other results in {differing}")
         shutil.rmtree(folder)
     print(len(points), len(seen), *sorted(set(points)))

@@ -55,9 +55,9 @@ def rows(shares: tuple[float, ...] = (0.4, 0.3, 0.2, 0.1), num_rows: int = 1500,
     return Rows([f"{seed}/{row:06d}" for row in range(num_rows)], group_N, embeddings_ND, pixels_NCHW)
 
 
-def run_of(path: str, found: Rows, *settings: str, part_rows: int = 400, artifact: Artifact = ROWS) -> Run:
+def run_of(path: str, truth: Rows, *settings: str, part_rows: int = 400, artifact: Artifact = ROWS) -> Run:
     """A run of recipe tiny with such rows, in parts of `part_rows`."""
     run = Run.create(path, load_recipe("tiny", settings))
-    table = found.table(run.config, run.config.partition.method != "given")
+    table = truth.table(run.config, run.config.partition.method != "given")
     commit_tables(run, [table.slice(start, part_rows) for start in range(0, table.num_rows, part_rows)], artifact)
     return run

@@ -89,9 +89,9 @@ class _Hub(BaseHTTPRequestHandler):
         if content is None or revision != "main":
             return self._answer(404, {"error": "Entry not found"}, code="EntryNotFound")
         headers = {"ETag": f'"{sha1(content).hexdigest()}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
-        if (wanted := self.headers.get("Range")) is None:
+        if (range_header := self.headers.get("Range")) is None:
             return self._send(200, content, headers)
-        first, last = wanted.removeprefix("bytes=").split("-")
+        first, last = range_header.removeprefix("bytes=").split("-")
         piece = content[int(first) : int(last or len(content) - 1) + 1]
         span = f"bytes {first}-{int(first) + len(piece) - 1}/{len(content)}"
         return self._send(206, piece, {**headers, "Content-Range": span})

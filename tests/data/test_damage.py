@@ -44,14 +44,14 @@ class Made:
 @pytest.fixture(scope="module", params=MAKERS)
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder = tmp_path_factory.mktemp(request.param)
-    found = []
+    versions = []
     for version in (0, 1):
         run = MAKERS[request.param](folder, version)
         make_partition(run)
-        found.append(Folder(Path(run.url)))
+        versions.append(Folder(Path(run.url)))
         if not version:
             shutil.rmtree(run.url)
-    before, now = found
+    before, now = versions
     return Made(now, before)
 
 
@@ -75,13 +75,13 @@ def read_shards(run: Run) -> object:
 
 
 def stream(run: Run) -> object:
-    found = []
+    streamed = []
     for artifact in SHARDS:
         with Loader(run, [artifact], 0, 16, rows_gib=0, window_bytes=4000) as loader:
             steps = range(-(-loader.num_rows // 16))
             batches = [[as_bytes(part) for part in loader.batch(step, torch.arange(16))] for step in steps]
-            found.append((loader.num_rows, batches, loader.null_text and as_bytes(loader.null_text)))
-    return found
+            streamed.append((loader.num_rows, batches, loader.null_text and as_bytes(loader.null_text)))
+    return streamed
 
 
 def make_partition(run: Run) -> object:
@@ -92,17 +92,17 @@ def prior(run: Run) -> object:
     return repr(mixture_info(run))
 
 
-def told(run: Run) -> object:
+def shown_status(run: Run) -> object:
     """As `ddm status` shows it; that something isn't finished, or damaged, is as good as a refusal."""
-    found = survey(run)
-    for status in found[:2]:
+    statuses = survey(run)
+    for status in statuses[:2]:
         if status.state != "finished":
             raise DriftError(f"{status.error or status.state} (no finished {run.url}/{status.artifact})")
-    return found
+    return statuses
 
 
-def as_bytes(found: torch.Tensor | Text) -> bytes:
-    parts = [found.tokens_BLE, found.mask_BL, found.pooled_BP] if isinstance(found, Text) else [found]
+def as_bytes(content: torch.Tensor | Text) -> bytes:
+    parts = [content.tokens_BLE, content.mask_BL, content.pooled_BP] if isinstance(content, Text) else [content]
     return b"".join(part.numpy().tobytes() for part in parts if part is not None)
 
 
@@ -111,7 +111,7 @@ READERS: dict[str, Callable[[Run], object]] = {
     "shards": read_shards,
     "stream": stream,
     "prior": prior,
-    "status": told,
+    "status": shown_status,
     "prepare": resume,
     "partition": make_partition,
 }
@@ -137,7 +137,7 @@ MUST_REFUSE: list[tuple[str, str, set[str]]] = [
 def test_damage_to_a_finished_run(made: Made) -> None:
     folder = made.now
     run = Run.open(str(folder.path))
-    whole = {name: read(run) for name, read in READERS.items()}
+    undamaged = {name: read(run) for name, read in READERS.items()}
     generator, tally = np.random.default_rng(2), Tally()
     for key in folder.files:
         must = next((who for begin, end, who in MUST_REFUSE if key.startswith(begin) and key.endswith(end)), set())
@@ -149,7 +149,7 @@ def test_damage_to_a_finished_run(made: Made) -> None:
                     about = f"{damage}, {name}"
                     if str(damage) == f"{ROWS}/{NAME}: an old version" and name == "prepare":
                         continue  # it is one of this run's rows; that these are gone is for their readers to say
-                    refused = tally.meet(about, partial(anew, read, run), whole[name], names(run, key))
+                    refused = tally.meet(about, partial(anew, read, run), undamaged[name], names(run, key))
                     noticed = refused or name not in must or gone_or_equal(damage, folder)
                     tally.expect(noticed, f"{about}: doesn't notice")
                     if name in STAGES:
@@ -211,7 +211,7 @@ def test_damage_to_rows_that_are_begun(made: Made) -> None:
 
     with begun(made, PARTITION, f"{ROWS}/{NAME}", f"{ROWS}/duplicates.parquet", *lost) as folder:
         generator, tally = np.random.default_rng(3), Tally()
-        started, whole = [status.artifact for status in survey(run)], go_on()
+        started, undamaged = [status.artifact for status in survey(run)], go_on()
         left = {key: data for key, data in made.now.files.items() if not key.startswith(f"{PARTITION}/")}
         assert folder.now() == left
         folder.restore()
@@ -221,7 +221,7 @@ def test_damage_to_rows_that_are_begun(made: Made) -> None:
                 with folder.damaged(damage):
                     asked = f"{damage}, status"
                     tally.meet(asked, lambda: [status.artifact for status in survey(run)], started, names(run, key))
-                    tally.meet(damage, go_on, whole, names(run, key))
+                    tally.meet(damage, go_on, undamaged, names(run, key))
     assert tally.refused
     tally.check(LEAST["begun"])
 
@@ -236,7 +236,7 @@ def test_damage_to_a_partition_that_is_begun(made: Made) -> None:
 
     with begun(made, f"{PARTITION}/{NAME}", f"{PARTITION}/report") as folder:
         generator, tally = np.random.default_rng(4), Tally()
-        whole = go_on()
+        undamaged = go_on()
         assert folder.now() == made.now.files
         folder.restore()
         for key in [key for key in folder.files if key.startswith(f"{PARTITION}/")]:
@@ -244,7 +244,7 @@ def test_damage_to_a_partition_that_is_begun(made: Made) -> None:
             for damage in generator.permutation(np.array(kinds, object))[:2]:
                 tally.damages += 1
                 with folder.damaged(damage):
-                    tally.meet(damage, go_on, whole, names(run, key))
+                    tally.meet(damage, go_on, undamaged, names(run, key))
     assert tally.refused
     tally.check(LEAST["interrupted"])
 

@@ -49,9 +49,9 @@ def test_damage_to_a_source(kind: str, tmp_path: Path) -> None:
     write(tmp_path)
     config = DataConfig(class_names=CLASSES, channels=3, image_size=8)
     units = open_source(config, str(tmp_path), chunk_rows=CHUNK).list().units
-    whole = rows_of(config, tmp_path, units)
-    assert len(whole) == 60
-    assert not any(isinstance(row, str) for row in whole.values())
+    undamaged = rows_of(config, tmp_path, units)
+    assert len(undamaged) == 60
+    assert not any(isinstance(row, str) for row in undamaged.values())
     folder, generator, tally = Folder(tmp_path), np.random.default_rng(1), Tally()
     # Every third of the images: their formats are 19.
     for key in list(folder.files)[:: 3 if kind == "folder" else 1]:
@@ -60,7 +60,7 @@ def test_damage_to_a_source(kind: str, tmp_path: Path) -> None:
             # Damaged after it was listed, and before; a file that was gone by then was never there.
             for listed in (units,) if damage.data is None else (units, None):
                 with folder.damaged(damage):
-                    tally.meet(damage, partial(wrong_rows, damage, whole, config, tmp_path, listed), [], [key])
+                    tally.meet(damage, partial(wrong_rows, damage, undamaged, config, tmp_path, listed), [], [key])
     tally.check(LEAST[kind])
 
 
@@ -71,13 +71,13 @@ def test_every_second_bit_of_a_parquet_files_footer(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=3, compression="none", **plain)
     config = DataConfig(class_names=CLASSES, channels=3, image_size=8)
     units = open_source(config, str(tmp_path), chunk_rows=CHUNK).list().units
-    whole, folder, tally = rows_of(config, tmp_path, units), Folder(tmp_path), Tally()
+    undamaged, folder, tally = rows_of(config, tmp_path, units), Folder(tmp_path), Tally()
     data = folder.files["a.parquet"]
     for bit in range(8 * (len(data) - 8 - int.from_bytes(data[-8:-4], "little")), 8 * len(data), 2):
         damage = Damage("a.parquet", f"bit {bit} flipped", flipped(data, [bit]))
         tally.damages += 1
         with folder.damaged(damage):
-            tally.meet(damage, partial(wrong_rows, damage, whole, config, tmp_path, units), [], [damage.key])
+            tally.meet(damage, partial(wrong_rows, damage, undamaged, config, tmp_path, units), [], [damage.key])
     assert tally.refused
     tally.check(1000)
 
@@ -85,32 +85,32 @@ def test_every_second_bit_of_a_parquet_files_footer(tmp_path: Path) -> None:
 def rows_of(config: DataConfig, folder: Path, units: list[Unit] | None) -> dict[str, Any]:
     """Every row of a source by its id: its content and condition, or the reason why it can't be used."""
     source = open_source(config, str(folder), chunk_rows=CHUNK)
-    found: list[tuple[str, Any]] = []
+    outcomes: list[tuple[str, Any]] = []
     for unit in units or source.list().units:
         for chunk in source.read(unit):
             rows = decode_rows(chunk.rows, config)
-            found += zip(rows.ids, zip(rows.content_hashes, rows.conditions, strict=True), strict=True)
-            found += ((row["id"], row["reason"]) for row in rows.rejected)
-    assert len(found) == len(dict(found)), "an id comes twice"
-    return dict(found)
+            outcomes += zip(rows.ids, zip(rows.content_hashes, rows.conditions, strict=True), strict=True)
+            outcomes += ((row["id"], row["reason"]) for row in rows.rejected)
+    assert len(outcomes) == len(dict(outcomes)), "an id comes twice"
+    return dict(outcomes)
 
 
 def wrong_rows(
-    damage: Damage, whole: dict[str, Any], config: DataConfig, folder: Path, units: list[Unit] | None
+    damage: Damage, undamaged: dict[str, Any], config: DataConfig, folder: Path, units: list[Unit] | None
 ) -> list[str]:
     """Rows that are neither as they were, nor of the damaged file and a row or a reason; reasons may stand for many."""
-    found = rows_of(config, folder, units)
+    outcomes = rows_of(config, folder, units)
     wrong = []
-    for row_id in whole.keys() | found.keys():
-        mine, row = row_id.startswith(damage.key), found.get(row_id)
-        if row is None and mine and "tar ends early or is damaged" in found.get(f"{damage.key}/….end", ""):
+    for row_id in undamaged.keys() | outcomes.keys():
+        mine, row = row_id.startswith(damage.key), outcomes.get(row_id)
+        if row is None and mine and "tar ends early or is damaged" in outcomes.get(f"{damage.key}/….end", ""):
             continue
-        known = row_id in whole or is_line(row)
+        known = row_id in undamaged or is_line(row)
         if (
             row is None
             or not known
             or (isinstance(row, str) and not is_line(row))
-            or (not mine and row != whole[row_id])
+            or (not mine and row != undamaged[row_id])
         ):
             wrong.append(row_id)
     return wrong

@@ -27,26 +27,26 @@ def mean(encoded_image: bytes, shape: tuple[int, int, int] = RGB) -> list[float]
 def test_pixels_of_the_right_size_are_untouched(channels):
     shape = (channels, 12, 12)
     pixels_HWC = np.random.default_rng(0).integers(0, 256, (12, 12, channels), dtype=np.uint8)
-    found = decode(png(pixels_HWC), shape)
-    assert found.dtype == np.uint8
-    assert (found == pixels_HWC).all()
+    decoded = decode(png(pixels_HWC), shape)
+    assert decoded.dtype == np.uint8
+    assert (decoded == pixels_HWC).all()
 
 
 def test_the_centre_is_cropped_and_resized():
     pixels = np.zeros((40, 120, 3), np.uint8)
     pixels[:, :40], pixels[:, 40:60], pixels[:, 60:80], pixels[:, 80:] = (255, 0, 0), (0, 255, 0), (0, 0, 255), 90
-    found = decode(png(pixels), (3, 8, 8))
-    assert (found[:, 1] == (0, 255, 0)).all()
-    assert (found[:, 6] == (0, 0, 255)).all()
+    wide = decode(png(pixels), (3, 8, 8))
+    assert (wide[:, 1] == (0, 255, 0)).all()
+    assert (wide[:, 6] == (0, 0, 255)).all()
     tall = decode(png(pixels.transpose(1, 0, 2)), (3, 8, 8))
-    assert (tall == found.transpose(1, 0, 2)).all()
+    assert (tall == wide.transpose(1, 0, 2)).all()
 
 
 def test_shrinking_does_not_alias():
     stripes = np.zeros((256, 256), np.uint8)
     stripes[:, ::2] = 255
-    found = decode(png(stripes), (1, 16, 16))
-    assert np.abs(found.astype(int) - 127).max() <= 4
+    shrunk = decode(png(stripes), (1, 16, 16))
+    assert np.abs(shrunk.astype(int) - 127).max() <= 4
 
 
 @pytest.mark.parametrize(

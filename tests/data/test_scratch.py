@@ -37,10 +37,10 @@ def test_it_is_removed_also_after_an_error(tmp_path: Path) -> None:
 
 
 def test_where_none_can_be_made_it_is_told_in_one_line(tmp_path: Path) -> None:
-    told = pytest.raises(
+    refusal = pytest.raises(
         StorageError, match=r"missing: No such file or directory: .*; choose another folder \(scratch\)$"
     )
-    with told, scratch_folder(str(tmp_path / "missing")):
+    with refusal, scratch_folder(str(tmp_path / "missing")):
         pass
 
 

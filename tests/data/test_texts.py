@@ -29,15 +29,15 @@ def assert_same(one: Text, other: Text) -> None:
 
 
 def test_tokens_that_count_are_stored_and_padded_again() -> None:
-    whole = some_texts()
-    stored = stored_tokens(whole)
+    padded = some_texts()
+    stored = stored_tokens(padded)
     assert [len(row) for row in stored] == [5 * 3 * 2, 2 * 3 * 2, 3 * 2]
     assert stored[2] == np.array([31, 32, 33], "<f2").tobytes()
-    assert whole.pooled_BP is not None
-    again = texts(stored, whole.pooled_BP.numpy().astype(np.float16), CONFIG)
+    assert padded.pooled_BP is not None
+    again = texts(stored, padded.pooled_BP.numpy().astype(np.float16), CONFIG)
     assert again.tokens_BLE.dtype == torch.float32
     assert again.mask_BL.dtype == torch.bool
-    assert_same(again, whole)
+    assert_same(again, padded)
     assert texts(stored, None, CONFIG).pooled_BP is None
     assert len(texts([], None, CONFIG)) == 0
 
@@ -64,13 +64,13 @@ def test_the_null_text_is_a_file_of_one_row() -> None:
 
 def test_a_null_text_that_is_not_whole_or_of_another_size_is_refused() -> None:
     data = null_text_bytes(some_texts()[:1])
-    for damaged, told in (
+    for damaged, message in (
         (data[:-1], "not whole safetensors"),
         (b"", "not whole safetensors"),
         (save({"pooled_P": torch.zeros(2)}), "not a text but tensors pooled_P"),
         (save({}), "not a text but tensors none"),
     ):
-        with pytest.raises(CorruptArtifact, match=f"^here: {told}"):
+        with pytest.raises(CorruptArtifact, match=f"^here: {message}"):
             read_null_text(damaged, "here")
     for changes in ({"tokens": 4}, {"dim": 2}, {"pooled_dim": 3}, {"pooled_dim": None}):
         with pytest.raises(CorruptArtifact, match=r"^here: 5 tokens of 3 channels and a pooled vector of 2, not "):

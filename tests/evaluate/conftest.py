@@ -18,12 +18,12 @@ def random_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="session")
-def told() -> list[tuple[float, str]]:
+def progress_notes() -> list[tuple[float, str]]:
     return []
 
 
 @pytest.fixture(scope="session")
-def evaluated(random_run: Run, told: list[tuple[float, str]]) -> Path:
+def evaluated(random_run: Run, progress_notes: list[tuple[float, str]]) -> Path:
     """The folder of the run's evaluation `demo`."""
-    evaluate(random_run, on_progress=lambda share, note: told.append((share, note)))
+    evaluate(random_run, on_progress=lambda share, note: progress_notes.append((share, note)))
     return Path(random_run.url) / "eval" / "demo"

@@ -36,8 +36,8 @@ def test_frechet_of_covariances_that_do_not_commute() -> None:
     """In two dimensions tr (AB)^1/2 = sqrt(tr AB + 2 sqrt(det AB))."""
     first, second = np.array([[3.0, 1.0], [1.0, 2.0]]), np.array([[1.0, -0.6], [-0.6, 4.0]])
     root_trace = np.sqrt(np.trace(first @ second) + 2 * np.sqrt(np.linalg.det(first @ second)))
-    wanted = np.trace(first) + np.trace(second) - 2 * root_trace
-    assert frechet(exact(np.zeros(2), first), exact(np.zeros(2), second, seed=3)) == pytest.approx(wanted)
+    expected = np.trace(first) + np.trace(second) - 2 * root_trace
+    assert frechet(exact(np.zeros(2), first), exact(np.zeros(2), second, seed=3)) == pytest.approx(expected)
 
 
 def test_frechet_of_flat_sets_is_finite_and_symmetric() -> None:

@@ -24,7 +24,7 @@ def test_it_commits_four_files(random_run: Run, evaluated: Path) -> None:
     manifest = random_run.require(evaluation("demo"))
     assert sorted(manifest.files) == ["experts.png", "grid.png", "metrics.json", "report.html"]
     assert manifest.info["num_samples"] == 300
-    frechet = {name: found for name, found in manifest.info["frechet"].items() if name != "monolith"}
+    frechet = {name: distance for name, distance in manifest.info["frechet"].items() if name != "monolith"}
     assert (
         manifest.info["best_strategy"]
         == min(frechet, key=frechet.__getitem__)
@@ -97,19 +97,19 @@ def test_grid_shows_real_rows_and_every_model(evaluated: Path) -> None:
     assert min(differences) > 10
 
 
-def test_progress_rises_to_one(evaluated: Path, told: list[tuple[float, str]]) -> None:
-    shares = [share for share, _ in told]
+def test_progress_rises_to_one(evaluated: Path, progress_notes: list[tuple[float, str]]) -> None:
+    shares = [share for share, _ in progress_notes]
     assert all(after > before - 1e-9 for before, after in pairwise(shares))
     assert (shares[0], shares[-1]) == (0.0, 1.0)
-    assert any("full" in note for _, note in told)
+    assert any("full" in note for _, note in progress_notes)
 
 
 def test_a_second_call_does_nothing(random_run: Run, evaluated: Path) -> None:
     before = {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in evaluated.iterdir()}
-    told: list[float] = []
-    manifest = evaluate(random_run, on_progress=lambda share, note: told.append(share))
+    shares: list[float] = []
+    manifest = evaluate(random_run, on_progress=lambda share, note: shares.append(share))
     assert manifest == random_run.require(evaluation("demo"))
-    assert told == []
+    assert shares == []
     assert before == {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in evaluated.iterdir()}
 
 

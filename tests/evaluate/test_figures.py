@@ -29,15 +29,15 @@ def request(count: int, strategy: str = "once") -> SampleRequest:
 
 @pytest.mark.parametrize("strategy", ["once", "full"])
 def test_batches_side_by_side_give_what_one_batch_gives(mixture: Models, strategy: str) -> None:
-    wanted = mixture.sample(request(BATCH + 40, strategy))
+    expected = mixture.sample(request(BATCH + 40, strategy))
     shares: list[float] = []
-    found = sample(mixture, request(BATCH + 40, strategy), shares.append)
-    torch.testing.assert_close(found.sampled.images_BCHW, wanted.images_BCHW, atol=1e-5, rtol=1e-5)
-    assert torch.equal(found.sampled.experts_SB, wanted.experts_SB)
-    assert found.sampled.num_expert_rows == wanted.num_expert_rows
-    assert found.sampled.num_router_rows == wanted.num_router_rows
+    batched = sample(mixture, request(BATCH + 40, strategy), shares.append)
+    torch.testing.assert_close(batched.sampled.images_BCHW, expected.images_BCHW, atol=1e-5, rtol=1e-5)
+    assert torch.equal(batched.sampled.experts_SB, expected.experts_SB)
+    assert batched.sampled.num_expert_rows == expected.num_expert_rows
+    assert batched.sampled.num_router_rows == expected.num_router_rows
     assert shares == [0.5, 1.0]
-    assert found.seconds_per_image > 0
+    assert batched.seconds_per_image > 0
 
 
 def test_an_error_in_one_batch_ends_it(mixture: Models) -> None:

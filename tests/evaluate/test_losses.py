@@ -57,13 +57,13 @@ def losses(
 
 def test_losses_are_the_squares_of_the_weight_that_is_missing() -> None:
     """u is right by the share p of the exact expert, so the loss is (1 - p)^2 times that of doing nothing."""
-    found = losses()
-    base = found["monolith"].loss
+    loss_by_name = losses()
+    base = loss_by_name["monolith"].loss
     assert base == pytest.approx(1, rel=0.1)
-    assert found["full"].loss == pytest.approx(0.4**2 * base, rel=1e-5)
-    assert found["top-1"].loss == pytest.approx(0, abs=1e-6)
-    assert found["top-2"].loss == pytest.approx((1 / 3) ** 2 * base, rel=1e-4)
-    assert found["own cluster"].loss == pytest.approx(base / 2, rel=0.15)
+    assert loss_by_name["full"].loss == pytest.approx(0.4**2 * base, rel=1e-5)
+    assert loss_by_name["top-1"].loss == pytest.approx(0, abs=1e-6)
+    assert loss_by_name["top-2"].loss == pytest.approx((1 / 3) ** 2 * base, rel=1e-4)
+    assert loss_by_name["own cluster"].loss == pytest.approx(base / 2, rel=0.15)
 
 
 @pytest.mark.parametrize(
@@ -74,28 +74,28 @@ def test_losses_are_the_squares_of_the_weight_that_is_missing() -> None:
     ],
 )
 def test_the_routers_word_is_calibrated_before_it_counts(info: dict, calibrated_K: list[float]) -> None:
-    found, base = losses(**info), losses()["monolith"].loss
+    loss_by_name, base = losses(**info), losses()["monolith"].loss
     first, second, third = (weight / sum(calibrated_K) for weight in calibrated_K)
-    assert found["full"].loss == pytest.approx((1 - first) ** 2 * base, rel=1e-4)
+    assert loss_by_name["full"].loss == pytest.approx((1 - first) ** 2 * base, rel=1e-4)
     # The exact expert is the likeliest or not: a router of another prior may have another favourite.
-    assert found["top-1"].loss == pytest.approx(0 if first > second else base, rel=1e-4, abs=1e-6)
+    assert loss_by_name["top-1"].loss == pytest.approx(0 if first > second else base, rel=1e-4, abs=1e-6)
     least = min(first, second, third)
     pair = (1 - (first / (1 - least) if first > least else 0)) ** 2 * base
-    assert found["top-2"].loss == pytest.approx(pair, rel=1e-4)
+    assert loss_by_name["top-2"].loss == pytest.approx(pair, rel=1e-4)
 
 
 def test_the_strategies_are_those_asked_for_that_have_a_velocity_of_their_own() -> None:
-    found = losses(strategies=("once", "sample-2", "sticky-0.1", "oracle", "threshold-0.2", "nucleus-0.95"))
-    assert list(found) == ["monolith", "threshold-0.2", "nucleus-0.95", "own cluster"]
-    base = found["monolith"].loss
-    assert found["threshold-0.2"].loss == pytest.approx((1 / 3) ** 2 * base, rel=1e-4)
-    assert found["nucleus-0.95"].loss == pytest.approx(0.4**2 * base, rel=1e-4)
+    loss_by_name = losses(strategies=("once", "sample-2", "sticky-0.1", "oracle", "threshold-0.2", "nucleus-0.95"))
+    assert list(loss_by_name) == ["monolith", "threshold-0.2", "nucleus-0.95", "own cluster"]
+    base = loss_by_name["monolith"].loss
+    assert loss_by_name["threshold-0.2"].loss == pytest.approx((1 / 3) ** 2 * base, rel=1e-4)
+    assert loss_by_name["nucleus-0.95"].loss == pytest.approx(0.4**2 * base, rel=1e-4)
 
 
 def test_all_models_meet_the_same_noise_and_times() -> None:
-    found = losses(monolith=late, experts=(late, late, late))
-    for loss in found.values():
-        assert loss.by_t == pytest.approx(found["monolith"].by_t, rel=1e-5)
+    loss_by_name = losses(monolith=late, experts=(late, late, late))
+    for loss in loss_by_name.values():
+        assert loss.by_t == pytest.approx(loss_by_name["monolith"].by_t, rel=1e-5)
 
 
 def test_by_t_tells_where_a_model_is_wrong() -> None:

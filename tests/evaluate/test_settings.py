@@ -94,8 +94,8 @@ def test_models_trained_without_a_null_condition_are_not_guided(tmp_path: Path) 
 
 
 def test_an_evaluation_samples_as_the_run_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = "sample={steps: 3, solver: heun, times: shifted-2, guidance_scale: 1.5, guidance_interval: [0.2, 0.7]}"
-    settings = (said, "sample.guidance_kind=per-expert", "evaluate.strategies=[full]", "evaluate.num_samples=20")
+    setting = "sample={steps: 3, solver: heun, times: shifted-2, guidance_scale: 1.5, guidance_interval: [0.2, 0.7]}"
+    settings = (setting, "sample.guidance_kind=per-expert", "evaluate.strategies=[full]", "evaluate.num_samples=20")
     run = make_run(str(tmp_path / "run"), settings=settings, num_rows=60)
     requests: list[SampleRequest] = []
     sample = evaluation_run.sample

@@ -145,13 +145,13 @@ def test_the_papers_text_conditioned_expert_is_not_explained() -> None:
 
 
 def test_the_papers_text_conditioned_router_is_nearly_explained() -> None:
-    found = num_parameters(router("B", **TEXT))
-    assert found == 159_058_952
+    total = num_parameters(router("B", **TEXT))
+    assert total == 159_058_952
     # Published: 158 M. CLIP's tokens are as wide as this router: without their projection, it is 157.9 M.
     projection = 2 * linear(768, 768)
-    assert found - projection == 157_877_768
-    assert round((found - projection) / 1e6) == 158
-    assert found - num_parameters(router("B", num_classes=None)) == 12 * 4 * linear(768, 768) + projection
+    assert total - projection == 157_877_768
+    assert round((total - projection) / 1e6) == 158
+    assert total - num_parameters(router("B", num_classes=None)) == 12 * 4 * linear(768, 768) + projection
 
 
 def test_a_tiny_router_costs_little_of_an_expert() -> None:

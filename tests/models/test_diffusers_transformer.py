@@ -185,7 +185,7 @@ def test_the_wrong_condition_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "told"),
+    ("name", "arguments", "message"),
     [
         ("UNet2DModel", {}, "no adapter for diffusers' 'UNet2DModel': use one of Flux"),
         (SD3, {"depth": 3}, f"{SD3} can't be built from its arguments: .*depth"),
@@ -193,8 +193,8 @@ def test_the_wrong_condition_is_refused(name: str) -> None:
         (PIXART, {"patch_size": 0}, f"{PIXART} can't be built from its arguments: .*zero"),
     ],
 )
-def test_what_builds_nothing_is_told(name: str, arguments: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told) as failure:
+def test_what_builds_nothing_is_told(name: str, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as failure:
         DiffusersTransformer(name, arguments)
     assert "\n" not in str(failure.value)
     with pytest.raises(CorruptArtifact, match="config of DiffusersTransformer doesn't build one"):

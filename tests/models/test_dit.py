@@ -78,10 +78,10 @@ def test_analytic_skip_is_the_velocity_of_a_gaussian_at_initialisation() -> None
     x_BCHW, _, label_B = inputs()
     t_B = torch.tensor([0.0, 0.1, 0.5, 0.9, 1.0])
     slope = gaussian_velocity_slope(t_B, 0.5).view(-1, 1, 1, 1)
-    found = DiT(**SIZE, analytic_skip=0.5)(x_BCHW, t_B, label_B)
-    torch.testing.assert_close(found, slope * x_BCHW)
-    torch.testing.assert_close(found[0], -x_BCHW[0])
-    torch.testing.assert_close(found[-1], x_BCHW[-1])
+    velocity_BCHW = DiT(**SIZE, analytic_skip=0.5)(x_BCHW, t_B, label_B)
+    torch.testing.assert_close(velocity_BCHW, slope * x_BCHW)
+    torch.testing.assert_close(velocity_BCHW[0], -x_BCHW[0])
+    torch.testing.assert_close(velocity_BCHW[-1], x_BCHW[-1])
 
 
 def test_a_briefly_trained_network_knows_where_a_patch_is() -> None:
@@ -121,8 +121,8 @@ def test_positions_tell_column_then_row_by_sines_then_cosines() -> None:
                 math.sin(row * scale),
                 math.cos(row * scale),
             ]
-            found = [table[row, column, part + frequency].item() for part in (0, 4, 8, 12)]
-            assert found == pytest.approx(expected, abs=1e-6)
+            encoding = [table[row, column, part + frequency].item() for part in (0, 4, 8, 12)]
+            assert encoding == pytest.approx(expected, abs=1e-6)
 
 
 def test_time_features_tell_neighbouring_times_apart() -> None:

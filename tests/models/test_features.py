@@ -76,11 +76,11 @@ def test_an_embedding_does_not_depend_on_its_batch(
     digits_NHWC: np.ndarray, block_values: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     features = PixelFeatures.fit(digits_NHWC, 16)
-    whole = features(digits_NHWC)
+    together = features(digits_NHWC)
     monkeypatch.setattr("ddm_ray.models.features.BLOCK_VALUES", block_values)
     for size in (1, 7, 256):
         parts = [features(digits_NHWC[start : start + size]) for start in range(0, 600, size)]
-        assert np.array_equal(np.concatenate(parts)[:600], whole[:600])
+        assert np.array_equal(np.concatenate(parts)[:600], together[:600])
 
 
 def test_colour_images_are_components_too(photos_NHWC: np.ndarray) -> None:
@@ -144,8 +144,8 @@ def test_a_networks_features_do_not_depend_on_the_batch(checkpoint: str, photos_
 def test_weights_of_another_image_size_and_with_a_classifier_fit(tmp_path: Path) -> None:
     size = {"embed_dim": 32, "depth": 2, "num_heads": 2}
     torch.manual_seed(0)
-    whole = timm.create_model("vit_tiny_patch16_224", num_classes=1000, img_size=64, **size).state_dict()
-    save_file(whole, tmp_path / "vit.safetensors")
+    with_classifier = timm.create_model("vit_tiny_patch16_224", num_classes=1000, img_size=64, **size).state_dict()
+    save_file(with_classifier, tmp_path / "vit.safetensors")
     weights = str(tmp_path / "vit.safetensors")
     features = TimmFeatures(config(weights, model="vit_tiny_patch16_224", model_args={**size, "img_size": 32}))
     assert features(np.zeros((1, 32, 32, 3), np.uint8)).shape == (1, 32)
@@ -188,24 +188,24 @@ def test_dinov2_of_transformers(tmp_path: Path, photos_NHWC: np.ndarray, digits_
     images = [Image.fromarray(image) for image in photos_NHWC]
     with torch.inference_mode():
         expected = model(**processor(images=images, return_tensors="pt")).pooler_output.numpy()
-    found = features(photos_NHWC)
-    assert (features.dim, found.dtype) == (24, np.float32)
-    np.testing.assert_allclose(found, expected, atol=1e-4)
-    np.testing.assert_allclose(np.concatenate([features(image[None]) for image in photos_NHWC]), found, atol=1e-5)
+    embeddings = features(photos_NHWC)
+    assert (features.dim, embeddings.dtype) == (24, np.float32)
+    np.testing.assert_allclose(embeddings, expected, atol=1e-4)
+    np.testing.assert_allclose(np.concatenate([features(image[None]) for image in photos_NHWC]), embeddings, atol=1e-5)
     np.testing.assert_allclose(features(digits_NHWC[:3]), features(digits_NHWC[:3].repeat(3, axis=3)), atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["whole", "projected", "vision"])
 def test_clip_of_transformers(tmp_path: Path, photos_NHWC: np.ndarray, kind: str) -> None:
     torch.manual_seed(0)
-    whole = tf.CLIPModel(
+    clip = tf.CLIPModel(
         tf.CLIPConfig(text_config=WORDS, vision_config={**VISION, "projection_dim": 16}, projection_dim=16)
     ).eval()
-    projected = tf.CLIPVisionModelWithProjection(whole.config.vision_config).eval()
-    projected.vision_model.load_state_dict(whole.vision_model.state_dict())
-    projected.visual_projection.load_state_dict(whole.visual_projection.state_dict())
-    vision = tf.CLIPVisionModel(whole.config.vision_config).eval()
-    model = {"whole": whole, "projected": projected, "vision": vision}[kind]
+    projected = tf.CLIPVisionModelWithProjection(clip.config.vision_config).eval()
+    projected.vision_model.load_state_dict(clip.vision_model.state_dict())
+    projected.visual_projection.load_state_dict(clip.visual_projection.state_dict())
+    vision = tf.CLIPVisionModel(clip.config.vision_config).eval()
+    model = {"whole": clip, "projected": projected, "vision": vision}[kind]
     processor = tf.CLIPImageProcessor(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
     features = TransformersFeatures(saved(tmp_path, model, processor))
     pixels = processor(images=[Image.fromarray(image) for image in photos_NHWC], return_tensors="pt")
@@ -217,12 +217,12 @@ def test_clip_of_transformers(tmp_path: Path, photos_NHWC: np.ndarray, kind: str
 
 def test_siglip_of_transformers(tmp_path: Path, photos_NHWC: np.ndarray) -> None:
     torch.manual_seed(0)
-    whole = tf.SiglipModel(tf.SiglipConfig(text_config=WORDS, vision_config=VISION)).eval()
+    siglip = tf.SiglipModel(tf.SiglipConfig(text_config=WORDS, vision_config=VISION)).eval()
     processor = tf.SiglipImageProcessor(size={"height": 28, "width": 28})
-    features = TransformersFeatures(saved(tmp_path, whole, processor))
+    features = TransformersFeatures(saved(tmp_path, siglip, processor))
     pixels = processor(images=[Image.fromarray(image) for image in photos_NHWC], return_tensors="pt")
     with torch.inference_mode():
-        expected = whole.vision_model(**pixels).pooler_output.numpy()
+        expected = siglip.vision_model(**pixels).pooler_output.numpy()
     np.testing.assert_allclose(features(photos_NHWC), expected, atol=1e-4)
 
 
@@ -241,14 +241,14 @@ def test_a_folder_without_an_image_model_is_refused(tmp_path: Path) -> None:
     model = tf.Dinov2Model(tf.Dinov2Config(**VISION))
     good = saved(tmp_path, model, tf.BitImageProcessor())
     file = tmp_path / "model.safetensors"
-    whole, data = load_file(file), file.read_bytes()
+    tensors, data = load_file(file), file.read_bytes()
 
-    def refused(kind: type[Exception], told: str) -> None:
-        with pytest.raises(kind, match=f"^[^\n]*{told}[^\n]*$") as failure:
+    def refused(kind: type[Exception], message: str) -> None:
+        with pytest.raises(kind, match=f"^[^\n]*{message}[^\n]*$") as failure:
             TransformersFeatures(good)
         assert str(tmp_path) in str(failure.value)
 
-    save_file({key: tensor for key, tensor in whole.items() if key != "layernorm.weight"}, file, {"format": "pt"})
+    save_file({key: tensor for key, tensor in tensors.items() if key != "layernorm.weight"}, file, {"format": "pt"})
     refused(CorruptArtifact, "lacks the tensor layernorm.weight")
     file.write_bytes(data[:-5])
     refused(TruncatedWeights, "not whole safetensors")

@@ -82,12 +82,12 @@ def test_an_autoencoder_that_is_not_whole_is_refused(tmp_path: Path, autoencoder
     autoencoder.save_pretrained(folder)
     assert Latents.from_pretrained(str(folder)).channels == 4
     file = folder / "diffusion_pytorch_model.safetensors"
-    whole = load_file(file)
+    intact = load_file(file)
     name = "decoder.conv_in.weight"
     for tensors, message in (
-        ({key: tensor for key, tensor in whole.items() if key != name}, rf"lacks the tensor {name}"),
-        (whole | {name: torch.zeros(1)}, rf"has another shape than its config says: tensor {name}"),
-        (whole | {"stray": torch.zeros(1)}, "is no AutoencoderKL alone: has the tensor stray"),
+        ({key: tensor for key, tensor in intact.items() if key != name}, rf"lacks the tensor {name}"),
+        (intact | {name: torch.zeros(1)}, rf"has another shape than its config says: tensor {name}"),
+        (intact | {"stray": torch.zeros(1)}, "is no AutoencoderKL alone: has the tensor stray"),
     ):
         save_file(tensors, file, metadata={"format": "pt"})
         with pytest.raises(CorruptArtifact, match=f"^autoencoder {folder}: {message}; fetch it again$"):
@@ -97,7 +97,7 @@ def test_an_autoencoder_that_is_not_whole_is_refused(tmp_path: Path, autoencoder
         Latents.from_pretrained(str(folder))
     # A pickle beside it is no way out.
     file.unlink()
-    torch.save(whole, file.with_suffix(".bin"))
+    torch.save(intact, file.with_suffix(".bin"))
     with pytest.raises(CorruptArtifact, match=f"^autoencoder {folder}: can't be loaded"):
         Latents.from_pretrained(str(folder))
     for text, message in (("[]", "not an object"), ("{", "not JSON")):

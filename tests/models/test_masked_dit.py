@@ -28,13 +28,13 @@ def pixels_of(kept_BM: Tensor) -> Tensor:
 
 def test_patches_are_numbered_row_by_row_and_hold_channels_first() -> None:
     x_BCHW = torch.arange(2 * 3 * 4 * 6).view(2, 3, 4, 6).float()
-    found = patches(x_BCHW, 2)
-    assert found.shape == (2, 6, 12)
+    all_patches = patches(x_BCHW, 2)
+    assert all_patches.shape == (2, 6, 12)
     for number in range(6):
         row, column = 2 * (number // 3), 2 * (number % 3)
-        assert torch.equal(found[:, number], x_BCHW[:, :, row : row + 2, column : column + 2].flatten(1))
+        assert torch.equal(all_patches[:, number], x_BCHW[:, :, row : row + 2, column : column + 2].flatten(1))
     kept_BM = torch.tensor([[0, 5], [1, 2]])
-    assert torch.equal(patches(x_BCHW, 2, kept_BM), torch.stack([found[0, [0, 5]], found[1, [1, 2]]]))
+    assert torch.equal(patches(x_BCHW, 2, kept_BM), torch.stack([all_patches[0, [0, 5]], all_patches[1, [1, 2]]]))
 
 
 @pytest.mark.parametrize(("adaln", "kind"), COMBINATIONS)
@@ -89,9 +89,9 @@ def test_a_token_keeps_its_place() -> None:
         block.modulation.weight.data.zero_()
         block.modulation.bias.data.zero_()
     x_BCHW, t_B = inputs(rows=1)
-    whole = model(x_BCHW, t_B, torch.tensor([1]))
-    assert len(whole.unique()) == whole.numel()
+    unmasked = model(x_BCHW, t_B, torch.tensor([1]))
+    assert len(unmasked.unique()) == unmasked.numel()
     for pair in combinations(range(0, TOKENS, 3), 2):
         kept_BM = torch.tensor([pair])
         alone = model(x_BCHW, t_B, torch.tensor([1]), kept_BM)
-        torch.testing.assert_close(alone, whole * pixels_of(kept_BM), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(alone, unmasked * pixels_of(kept_BM), rtol=1e-5, atol=1e-6)

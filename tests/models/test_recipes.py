@@ -183,8 +183,8 @@ def test_the_large_run_has_24b_parameters_and_no_split_of_its_depth_is_nearer() 
 )
 def test_tensors_have_their_names_and_shapes(name: str, tensors: dict[str, tuple[int, ...]]) -> None:
     _, expert, router = built(name)
-    found = {key: tuple(tensor.shape) for key, tensor in expert.state_dict().items()}
-    assert {key: found.get(key) for key in tensors} == tensors
+    shapes = {key: tuple(tensor.shape) for key, tensor in expert.state_dict().items()}
+    assert {key: shapes.get(key) for key in tensors} == tensors
     assert tuple(router.state_dict()["head.weight"].shape) == (8, 768)
     assert tuple(router.state_dict()["cls_D"].shape) == (768,)
     assert ("trunk.label_in.weight" in router.state_dict()) is (name == "imagenet256-k8")

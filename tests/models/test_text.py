@@ -120,10 +120,10 @@ def test_a_prompt_is_encoded_alike_alone_and_among_others(name: str, request: py
 
 
 def test_a_prompt_too_long_is_cut_and_what_is_lost_is_said(clip: TextEncoder) -> None:
-    with pytest.warns(UserWarning, match=r"^a prompt of 9 tokens, of which 8 count, loses: moon$") as told:
+    with pytest.warns(UserWarning, match=r"^a prompt of 9 tokens, of which 8 count, loses: moon$") as caught:
         cut = clip.encode(["a red dog on the blue moon", "a cat"])
-    assert len(told) == 1
-    assert told[0].filename == __file__
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
     assert cut.mask_BL.sum(1).tolist() == [8, 4]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -142,15 +142,17 @@ def test_the_encoders_of_a_run(folders: tuple[str, str], clip_model: CLIPTextMod
     clip_folder, t5_folder = folders
     config = TextConfig(encoder=t5_folder, tokens=12, dim=24, pooled_encoder=clip_folder, pooled_dim=16)
     text = TextEncoder.from_config(config).to("cpu").encode(PROMPTS)
-    whole = TextEncoder.from_components(tokenizer(begins=True), clip_model, 10)
-    assert_same(text, Text(t5.encode(PROMPTS).tokens_BLE, t5.encode(PROMPTS).mask_BL, whole.encode(PROMPTS).pooled_BP))
+    pooled_encoder = TextEncoder.from_components(tokenizer(begins=True), clip_model, 10)
+    assert_same(
+        text, Text(t5.encode(PROMPTS).tokens_BLE, t5.encode(PROMPTS).mask_BL, pooled_encoder.encode(PROMPTS).pooled_BP)
+    )
     assert TextEncoder.from_config(TextConfig(encoder=clip_folder, tokens=8, dim=16)).encode(["a"]).mask_BL.sum() == 3
 
 
 def test_what_does_not_fit_a_run_is_told(folders: tuple[str, str], tmp_path: Path) -> None:
     clip_folder, t5_folder = folders
     BertConfig().save_pretrained(tmp_path / "bert")
-    for config, told in (
+    for config, message in (
         (TextConfig(encoder=clip_folder, tokens=11, dim=16), "CLIPTextModel takes 10 tokens at most, not 11"),
         (
             TextConfig(encoder=clip_folder, tokens=8, dim=24),
@@ -163,7 +165,7 @@ def test_what_does_not_fit_a_run_is_told(folders: tuple[str, str], tmp_path: Pat
     ):
         with pytest.raises(ConfigError) as failure:
             TextEncoder.from_config(config)
-        assert told in str(failure.value)
+        assert message in str(failure.value)
         assert "\n" not in str(failure.value)
     with pytest.raises(ConfigError, match="T5EncoderModel takes texts of any length: say how many tokens"):
         TextEncoder.from_pretrained(t5_folder, None)
@@ -173,12 +175,12 @@ def test_what_does_not_fit_a_run_is_told(folders: tuple[str, str], tmp_path: Pat
 def test_an_encoder_that_is_not_whole_is_refused(folders: tuple[str, str], number: int) -> None:
     """transformers itself would draw at random what a file lacks."""
     folder, file = folders[number], Path(folders[number]) / "model.safetensors"
-    whole = load_file(file)
-    name = sorted(name for name in whole if "layer_norm" in name)[0]
+    intact = load_file(file)
+    name = sorted(name for name in intact if "layer_norm" in name)[0]
     for tensors, message in (
-        ({key: tensor for key, tensor in whole.items() if key != name}, "lacks the tensor .*layer_norm"),
-        (whole | {name: torch.zeros(1)}, "has another shape than its config says: tensor .*layer_norm"),
-        (whole | {"stray": torch.zeros(1)}, "is no .* alone: has the tensor stray"),
+        ({key: tensor for key, tensor in intact.items() if key != name}, "lacks the tensor .*layer_norm"),
+        (intact | {name: torch.zeros(1)}, "has another shape than its config says: tensor .*layer_norm"),
+        (intact | {"stray": torch.zeros(1)}, "is no .* alone: has the tensor stray"),
     ):
         save_file(tensors, file, metadata={"format": "pt"})
         with pytest.raises(CorruptArtifact, match=f"^text encoder {folder}: {message}.*; fetch it again$"):
@@ -187,7 +189,7 @@ def test_an_encoder_that_is_not_whole_is_refused(folders: tuple[str, str], numbe
     with pytest.raises(TruncatedWeights, match=f"^{file}: not whole safetensors"):
         TextEncoder.from_pretrained(folder, 8)
     file.unlink()
-    torch.save(whole, Path(folder) / "pytorch_model.bin")
+    torch.save(intact, Path(folder) / "pytorch_model.bin")
     with pytest.raises(CorruptArtifact, match=f"^text encoder {folder}: can't be loaded"):
         TextEncoder.from_pretrained(folder, 8)
     (Path(folder) / "config.json").write_text("[]")
@@ -200,9 +202,9 @@ def test_a_whole_clip_has_a_text_model(tmp_path: Path, clip_model: CLIPTextModel
     config = CLIPConfig(
         text_config=clip_model.config.to_dict(), vision_config={**small, "image_size": 8, "patch_size": 4}
     )
-    whole = CLIPModel(config)
-    whole.text_model.load_state_dict(clip_model.state_dict())
-    whole.save_pretrained(tmp_path)
+    full_clip = CLIPModel(config)
+    full_clip.text_model.load_state_dict(clip_model.state_dict())
+    full_clip.save_pretrained(tmp_path)
     tokenizer(begins=True).save_pretrained(tmp_path)
     assert_same(TextEncoder.from_pretrained(str(tmp_path), 8).encode(PROMPTS), clip.encode(PROMPTS))
 

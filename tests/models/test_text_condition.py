@@ -85,9 +85,9 @@ def test_a_row_depends_on_its_own_condition_alone(network, combination, rows: li
     model = perturbed(network, adaln=adaln, **kind).double()
     x_BCHW, t_B = inputs(6, torch.float64)
     conditions = condition(kind, 6, torch.float64)
-    whole = model(x_BCHW, t_B, conditions)
+    all_rows = model(x_BCHW, t_B, conditions)
     some = model(x_BCHW[rows], t_B[rows], join([conditions[row : row + 1] for row in rows]))
-    torch.testing.assert_close(some, whole[rows], rtol=0, atol=1e-12)
+    torch.testing.assert_close(some, all_rows[rows], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(("adaln", "kind"), COMBINATIONS)
@@ -165,22 +165,22 @@ def test_contradictions_are_refused(network, change: dict) -> None:
 
 def pixart_state(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """diffusers' tensors of PixArt-alpha under our names."""
-    found = {}
+    renamed = {}
 
     def linear(ours: str, theirs: str, *more: str) -> None:
         for part in ("weight", "bias"):
-            found[f"{ours}.{part}"] = torch.cat([state[f"{name}.{part}"] for name in (theirs, *more)])
+            renamed[f"{ours}.{part}"] = torch.cat([state[f"{name}.{part}"] for name in (theirs, *more)])
 
     linear("trunk.patch_in", "pos_embed.proj")
-    found["trunk.patch_in.weight"] = found["trunk.patch_in.weight"].flatten(1)
+    renamed["trunk.patch_in.weight"] = renamed["trunk.patch_in.weight"].flatten(1)
     for index, name in ((0, "linear_1"), (2, "linear_2")):
         linear(f"trunk.time_in.{index}", f"adaln_single.emb.timestep_embedder.{name}")
         linear(f"trunk.text_in.fc{1 + index // 2}", f"caption_projection.{name}")
     linear("trunk.shared_modulation", "adaln_single.linear")
-    found["trunk.modulation_out.table_MD"] = state["scale_shift_table"]
+    renamed["trunk.modulation_out.table_MD"] = state["scale_shift_table"]
     for index in range(2):
         ours, theirs = f"trunk.blocks.{index}", f"transformer_blocks.{index}"
-        found[f"{ours}.modulation.table_MD"] = state[f"{theirs}.scale_shift_table"]
+        renamed[f"{ours}.modulation.table_MD"] = state[f"{theirs}.scale_shift_table"]
         linear(f"{ours}.attention.qkv", *(f"{theirs}.attn1.to_{letter}" for letter in "qkv"))
         linear(f"{ours}.attention.proj", f"{theirs}.attn1.to_out.0")
         linear(f"{ours}.cross_attention.query", f"{theirs}.attn2.to_q")
@@ -191,8 +191,8 @@ def pixart_state(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     linear("head", "proj_out")
     # Theirs gives a patch's values row, column, channel; ours channel, row, column.
     for part in ("weight", "bias"):
-        found[f"head.{part}"] = found[f"head.{part}"].unflatten(0, (4, 2)).transpose(0, 1).flatten(0, 1)
-    return found
+        renamed[f"head.{part}"] = renamed[f"head.{part}"].unflatten(0, (4, 2)).transpose(0, 1).flatten(0, 1)
+    return renamed
 
 
 def test_pixart_alphas_weights_fit_and_give_its_output() -> None:

@@ -49,10 +49,10 @@ def test_absent_experts_are_left_out(strategy: str) -> None:
 
 def test_the_oracle_of_an_absent_expert_is_refused() -> None:
     system = closed_forms.three_gaussians()
-    wanted = replace(FULL.changed(strategy="oracle"), cluster_B=torch.tensor([0, 2]))
+    sample_request = replace(FULL.changed(strategy="oracle"), cluster_B=torch.tensor([0, 2]))
     with pytest.raises(SamplingError, match="wanted cluster isn't there"):
-        sample(wanted, system.info(), [*system.experts[:2], None])
-    assert sample(wanted, system.info(), [system.experts[0], None, system.experts[2]]).num_expert_rows == 4
+        sample(sample_request, system.info(), [*system.experts[:2], None])
+    assert sample(sample_request, system.info(), [system.experts[0], None, system.experts[2]]).num_expert_rows == 4
 
 
 def test_the_field_without_an_expert_is_that_of_the_rest_of_the_data() -> None:

@@ -53,11 +53,11 @@ def offloaded(shelf: Shelf, resident: int = 2, num_experts: int = 5) -> Offloade
 def test_images_are_those_of_resident_experts(strategy: str, resident: int) -> None:
     shelf, request = Shelf(), WANTED.changed(strategy=strategy, guidance_scale=1.5)
     right = Models(SYSTEM.info(), SYSTEM.experts, SYSTEM.router).sample(request)
-    found = Models(SYSTEM.info(), offloaded(shelf, resident), SYSTEM.router).sample(request)
-    torch.testing.assert_close(found.images_BCHW, right.images_BCHW, rtol=0, atol=1e-6)
-    torch.testing.assert_close(found.routing_SBK, right.routing_SBK, rtol=0, atol=1e-6)
+    sampled = Models(SYSTEM.info(), offloaded(shelf, resident), SYSTEM.router).sample(request)
+    torch.testing.assert_close(sampled.images_BCHW, right.images_BCHW, rtol=0, atol=1e-6)
+    torch.testing.assert_close(sampled.routing_SBK, right.routing_SBK, rtol=0, atol=1e-6)
     paid = (right.num_expert_rows, right.num_router_rows)
-    assert (found.num_expert_rows, found.num_router_rows) == paid
+    assert (sampled.num_expert_rows, sampled.num_router_rows) == paid
     assert shelf.most <= resident
 
 
@@ -76,10 +76,10 @@ def test_texts_are_drawn_before_any_expert_is_fetched_and_the_router_is_paid_for
     request = SampleRequest(tuple(range(30)), condition, SamplingSettings(steps=5))
     right = Models(texts.info(), texts.experts, texts.router).sample(request)
     shelf = Shelf(texts)
-    found = Models(texts.info(), offloaded(shelf, num_experts=3), texts.router).sample(request)
-    torch.testing.assert_close(found.images_BCHW, right.images_BCHW, rtol=0, atol=1e-6)
+    sampled = Models(texts.info(), offloaded(shelf, num_experts=3), texts.router).sample(request)
+    torch.testing.assert_close(sampled.images_BCHW, right.images_BCHW, rtol=0, atol=1e-6)
     assert shelf.fetched == [0, 1, 2]
-    assert found.num_router_rows == right.num_router_rows == 30
+    assert sampled.num_router_rows == right.num_router_rows == 30
 
 
 def test_full_fetches_each_expert_once_a_velocity() -> None:
@@ -181,8 +181,8 @@ def test_experts_are_loaded_where_they_wait_and_gaps_stay(offload: str | None) -
     experts = resident_experts(fetch, [True, False, True], offload, "meta")
     assert len(experts) == 3
     assert experts[1] is None
-    found = experts[2](torch.zeros(1, 1, device="meta"))
-    assert found.device.type == "meta"
+    output = experts[2](torch.zeros(1, 1, device="meta"))
+    assert output.device.type == "meta"
     assert (
         loaded == {None: [(0, "meta"), (2, "meta")], "host": [(0, "cpu"), (2, "cpu")], "disk": [(2, "meta")]}[offload]
     )

@@ -64,8 +64,8 @@ def test_an_imported_expert_is_the_reference(checkpoint: Path, pipeline: DDMPipe
     weights = theirs(checkpoint / f"expert_{number}" / EXPERT_FILE)
     expected = reference.expert(weights, reference.EXPERT, x_BCHW, t_B, text.tokens_BLE, text.mask_BL)
     assert expected.std() > 0.1
-    found = ours(pipeline.models.experts[number], x_BCHW, t_B, text)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    velocity_BCHW = ours(pipeline.models.experts[number], x_BCHW, t_B, text)
+    torch.testing.assert_close(velocity_BCHW, expected, atol=1e-5, rtol=0)
 
 
 def test_the_imported_router_is_the_reference(checkpoint: Path, pipeline: DDMPipeline) -> None:
@@ -135,12 +135,12 @@ def test_it_survives_a_round_trip(pipeline: DDMPipeline, checkpoint: Path, tmp_p
     again = DDMPipeline.from_pretrained(tmp_path / "saved", offload=offload)
     for strategy in ("top-2", "once"):
         expected = pipeline(PROMPTS, num_inference_steps=2, seeds=3, strategy=strategy, output_type="pt").images
-        found = again(PROMPTS, num_inference_steps=2, seeds=3, strategy=strategy, output_type="pt").images
+        images = again(PROMPTS, num_inference_steps=2, seeds=3, strategy=strategy, output_type="pt").images
         if strategy == "once" and offload:
             # Expert by expert: other batches, other low bits.
-            torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+            torch.testing.assert_close(images, expected, atol=1e-5, rtol=0)
         else:
-            assert torch.equal(found, expected)
+            assert torch.equal(images, expected)
 
 
 def test_a_text_model_says_what_to_give(pipeline: DDMPipeline) -> None:
@@ -166,9 +166,9 @@ def test_a_text_model_says_what_to_give(pipeline: DDMPipeline) -> None:
 
 
 def edit_json(path: Path, **changes: Any) -> None:
-    found = json.loads(path.read_text())
-    found.update(changes)
-    path.write_text(json.dumps({name: value for name, value in found.items() if value is not None}))
+    fields = json.loads(path.read_text())
+    fields.update(changes)
+    path.write_text(json.dumps({name: value for name, value in fields.items() if value is not None}))
 
 
 def edit_tensors(path: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
@@ -184,47 +184,47 @@ def altered(change: Callable[[dict[str, torch.Tensor]], Any], file: str = f"expe
 KV = "blocks.1.cross_attn.kv_linear.weight"
 FAULTS: list[tuple[Callable[[Path], Any], type[DDMError], str]] = [
     (
-        altered(lambda found: found.pop(KV)),
+        altered(lambda tensors: tensors.pop(KV)),
         CorruptArtifact,
         rf"expert_1/{EXPERT_FILE}: lacks the tensor blocks\.1\.cross_attn\.kv_linear\.weight",
     ),
     (
-        altered(lambda found: found.update({KV: torch.zeros(16, 16)})),
+        altered(lambda tensors: tensors.update({KV: torch.zeros(16, 16)})),
         CorruptArtifact,
         rf"expert_1/{EXPERT_FILE}: tensor blocks\.1\.cross.*\.weight has shape \(16, 16\), expected \(32, 16\)",
     ),
     (
-        altered(lambda found: found.update({"x_embedder.proj.weight": torch.zeros(16, 16)})),
+        altered(lambda tensors: tensors.update({"x_embedder.proj.weight": torch.zeros(16, 16)})),
         CorruptArtifact,
         r"x_embedder\.proj\.weight has shape \(16, 16\), expected \(16, 4, 2, 2\)",
     ),
     (
-        altered(lambda found: found.update({"y_embedder.y_embedding": torch.zeros(9, 12)})),
+        altered(lambda tensors: tensors.update({"y_embedder.y_embedding": torch.zeros(9, 12)})),
         CorruptArtifact,
         r"expert_1/.*: unknown tensor y_embedder\.y_embedding: say what it is",
     ),
     (
-        altered(lambda found: found.update({"blocks.2.mlp.fc1.bias": torch.zeros(64)})),
+        altered(lambda tensors: tensors.update({"blocks.2.mlp.fc1.bias": torch.zeros(64)})),
         CorruptArtifact,
         r"tensor blocks\.2\.mlp\.fc1\.bias \(our .*\) is none of a DiT's",
     ),
     (
-        altered(lambda found: found.update({"head.bias": torch.zeros(16)})),
+        altered(lambda tensors: tensors.update({"head.bias": torch.zeros(16)})),
         CorruptArtifact,
         r"tensors .* and .* are both our head\.bias",
     ),
     (
-        altered(lambda found: found.update({"pos_embed": found["pos_embed"] + 1e-3})),
+        altered(lambda tensors: tensors.update({"pos_embed": tensors["pos_embed"] + 1e-3})),
         CorruptArtifact,
         r"tensor pos_embed differs by 0\.001 from the fixed sine-cosine table",
     ),
     (
-        altered(lambda found: found.update({"pos_embed": torch.zeros(1, 4, 16)})),
+        altered(lambda tensors: tensors.update({"pos_embed": torch.zeros(1, 4, 16)})),
         CorruptArtifact,
         r"tensor pos_embed has shape \(1, 4, 16\), expected \(1, 16, 16\)",
     ),
     (
-        altered(lambda found: found.pop("cls_token"), ROUTER_FILE),
+        altered(lambda tensors: tensors.pop("cls_token"), ROUTER_FILE),
         CorruptArtifact,
         r"router/pytorch_model\.safetensors: lacks the tensor cls_token",
     ),
@@ -299,11 +299,11 @@ def test_the_caller_can_name_what_files_call_otherwise(checkpoint: Path, tmp_pat
     """Files with other names, and a tensor that is left out on purpose, are the same network."""
     root = shutil.copytree(checkpoint, tmp_path / "checkpoint")
 
-    def rename(found: dict[str, torch.Tensor]) -> None:
-        for name in [name for name in found if ".attn.qkv" in name]:
-            found[name.replace("attn.qkv", "self.in")] = found.pop(name)
-        found["patches"] = found.pop("x_embedder.proj.weight")
-        found["y_embedder.y_embedding"] = torch.zeros(9, 12)
+    def rename(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if ".attn.qkv" in name]:
+            tensors[name.replace("attn.qkv", "self.in")] = tensors.pop(name)
+        tensors["patches"] = tensors.pop("x_embedder.proj.weight")
+        tensors["y_embedder.y_embedding"] = torch.zeros(9, 12)
 
     edit_tensors(root / "expert_0" / EXPERT_FILE, rename)
     names = {
@@ -311,9 +311,9 @@ def test_the_caller_can_name_what_files_call_otherwise(checkpoint: Path, tmp_pat
         "patches": "trunk.patch_in.weight",
         "y_embedder.y_embedding": None,
     }
-    found = DDMPipeline.from_pretrained(root, names=names).models.experts[0].state_dict()
+    imported = DDMPipeline.from_pretrained(root, names=names).models.experts[0].state_dict()
     expected = DDMPipeline.from_pretrained(checkpoint).models.experts[0].state_dict()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert all(torch.equal(imported[name], expected[name]) for name in expected)
 
 
 def test_a_row_of_zeros_for_the_cls_token_is_let_pass(checkpoint: Path, tmp_path: Path) -> None:
@@ -322,5 +322,5 @@ def test_a_row_of_zeros_for_the_cls_token_is_let_pass(checkpoint: Path, tmp_path
     save_file(tensors, tmp_path / "router.safetensors")
     router = DDMPipeline.from_pretrained(checkpoint).models.router
     spec = {"class": "Router", "config": router.config}
-    found = load_network(tmp_path / "router.safetensors", spec, Reading()).state_dict()
-    assert all(torch.equal(found[name], tensor) for name, tensor in router.state_dict().items())
+    loaded = load_network(tmp_path / "router.safetensors", spec, Reading()).state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in router.state_dict().items())

@@ -61,15 +61,15 @@ def cut(file: str) -> Callable[[Path], Any]:
 
 def tensors(file: str, change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], Any]:
     def fault(root: Path) -> None:
-        found = load_file(root / file)
-        change(found)
-        save_file(found, root / file, metadata={"format": "pt"})
+        named_tensors = load_file(root / file)
+        change(named_tensors)
+        save_file(named_tensors, root / file, metadata={"format": "pt"})
 
     return fault
 
 
-def first(found: dict[str, torch.Tensor], part: str) -> str:
-    return next(name for name in found if part in name)
+def first(named_tensors: dict[str, torch.Tensor], part: str) -> str:
+    return next(name for name in named_tensors if part in name)
 
 
 def empty_tokenizer(root: Path) -> None:
@@ -100,32 +100,35 @@ FAULTS: list[tuple[Callable[[Path], Any], type[DDMError], str]] = [
     (cut(TEXT_FILE), TruncatedWeights, rf"{TEXT_FILE}: not whole safetensors"),
     (cut(VAE_FILE), TruncatedWeights, rf"{VAE_FILE}: not whole safetensors"),
     (
-        tensors(TEXT_FILE, lambda found: found.pop(first(found, "token_embedding"))),
+        tensors(TEXT_FILE, lambda named_tensors: named_tensors.pop(first(named_tensors, "token_embedding"))),
         CorruptArtifact,
         r"text_encoder: lacks the tensor .*token_embedding\.weight",
     ),
     (
-        tensors(TEXT_FILE, lambda found: found.update({first(found, "token_embedding"): torch.zeros(1, 12)})),
+        tensors(
+            TEXT_FILE,
+            lambda named_tensors: named_tensors.update({first(named_tensors, "token_embedding"): torch.zeros(1, 12)}),
+        ),
         CorruptArtifact,
         r"text_encoder: has another shape than its config says: tensor .*token_embedding\.weight",
     ),
     (
-        tensors(TEXT_FILE, lambda found: found.update(stray=torch.zeros(1))),
+        tensors(TEXT_FILE, lambda named_tensors: named_tensors.update(stray=torch.zeros(1))),
         CorruptArtifact,
         "text_encoder: is no CLIPTextModel alone: has the tensor stray",
     ),
     (
-        tensors(VAE_FILE, lambda found: found.pop("decoder.conv_in.weight")),
+        tensors(VAE_FILE, lambda named_tensors: named_tensors.pop("decoder.conv_in.weight")),
         CorruptArtifact,
         r"vae: lacks the tensor decoder\.conv_in\.weight",
     ),
     (
-        tensors(VAE_FILE, lambda found: found.update({"decoder.conv_in.bias": torch.zeros(1)})),
+        tensors(VAE_FILE, lambda named_tensors: named_tensors.update({"decoder.conv_in.bias": torch.zeros(1)})),
         CorruptArtifact,
         r"vae: has another shape than its config says: tensor decoder\.conv_in\.bias",
     ),
     (
-        tensors(VAE_FILE, lambda found: found.update(stray=torch.zeros(1))),
+        tensors(VAE_FILE, lambda named_tensors: named_tensors.update(stray=torch.zeros(1))),
         CorruptArtifact,
         "vae: is no AutoencoderKL alone: has the tensor stray",
     ),

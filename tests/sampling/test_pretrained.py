@@ -44,8 +44,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def same_images(first: DDMPipeline, second: DDMPipeline, **arguments: Any) -> None:
     for strategy in ("once", "full", "top-2"):
         for scale in (1.0, 3.0):
-            wanted = {**SETTINGS, "strategy": strategy, "guidance_scale": scale, **arguments}
-            assert torch.equal(first(**wanted).images, second(**wanted).images)
+            pipeline_inputs = {**SETTINGS, "strategy": strategy, "guidance_scale": scale, **arguments}
+            assert torch.equal(first(**pipeline_inputs).images, second(**pipeline_inputs).images)
 
 
 def test_the_layout_is_that_of_diffusers(saved: Path) -> None:
@@ -99,10 +99,10 @@ def test_two_text_encoders_survive_a_round_trip(tmp_path: Path) -> None:
     pipeline = texts(tmp_path / "tokenizer")
     pipeline.components.text_encoder.pooled = tiny_components.text_encoder(tmp_path / "pooled", seed=5)
     pipeline.save_pretrained(tmp_path / "saved")
-    found = DDMPipeline.from_pretrained(tmp_path / "saved").components.text_encoder.encode(["a cat"])
+    reloaded = DDMPipeline.from_pretrained(tmp_path / "saved").components.text_encoder.encode(["a cat"])
     expected = pipeline.components.text_encoder.encode(["a cat"])
-    assert torch.equal(found.pooled_BP, expected.pooled_BP)
-    assert torch.equal(found.tokens_BLE, expected.tokens_BLE)
+    assert torch.equal(reloaded.pooled_BP, expected.pooled_BP)
+    assert torch.equal(reloaded.tokens_BLE, expected.tokens_BLE)
 
 
 def test_diffusers_transformers_survive_a_round_trip(tmp_path: Path) -> None:
@@ -117,16 +117,16 @@ def test_diffusers_transformers_survive_a_round_trip(tmp_path: Path) -> None:
     pipeline.save_pretrained(tmp_path / "saved")
     again = DDMPipeline.from_pretrained(tmp_path / "saved")
     text = tiny_components.text_encoder(tmp_path / "tokenizer").encode(["a cat", "dog"])
-    wanted = {**SETTINGS, "prompt": text, "strategy": "oracle", "clusters": [0, 1]}
-    assert torch.equal(pipeline(**wanted).images, again(**wanted).images)
+    pipeline_inputs = {**SETTINGS, "prompt": text, "strategy": "oracle", "clusters": [0, 1]}
+    assert torch.equal(pipeline(**pipeline_inputs).images, again(**pipeline_inputs).images)
 
 
 def test_unconditional_models_survive_a_round_trip(tmp_path: Path) -> None:
     pipeline = DDMPipeline(models("nothing"))
     pipeline.save_pretrained(tmp_path / "saved")
     again = DDMPipeline.from_pretrained(tmp_path / "saved")
-    wanted = {**SETTINGS, "prompt": ["", None], "strategy": "full"}
-    assert torch.equal(pipeline(**wanted).images, again(**wanted).images)
+    pipeline_inputs = {**SETTINGS, "prompt": ["", None], "strategy": "full"}
+    assert torch.equal(pipeline(**pipeline_inputs).images, again(**pipeline_inputs).images)
 
 
 def test_other_paths_and_predictions_survive_a_round_trip(tmp_path: Path) -> None:
@@ -159,8 +159,8 @@ def test_what_a_mixture_knows_survives_a_round_trip(tmp_path: Path) -> None:
     assert again.components.defaults == defaults
     assert again.components.class_names == ("c", "d", "o")
     for name, value in vars(info).items():
-        found = getattr(again.models.info, name)
-        assert torch.equal(found, value) if isinstance(value, torch.Tensor) else found == value
+        reloaded = getattr(again.models.info, name)
+        assert torch.equal(reloaded, value) if isinstance(value, torch.Tensor) else reloaded == value
     assert again.models.router is None
     assert [expert is None for expert in again.models.experts] == [False, False, False, True]
     with pytest.raises(NullConditionError):

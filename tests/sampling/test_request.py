@@ -108,12 +108,12 @@ def test_without_a_null_condition_neither_guidance_nor_unconditional_images() ->
 
 def test_models_without_classes_are_asked_for_the_null_condition_alone() -> None:
     counts = MixtureInfo.from_counts(torch.tensor([[3, 1]]), (1, 4, 4))
-    wanted = SampleRequest((1,), torch.zeros(1, dtype=torch.int64))
+    sample_request = SampleRequest((1,), torch.zeros(1, dtype=torch.int64))
     for info in (counts, replace(counts, trained_null=False)):
         for scale in (0.0, 1.0):
-            assert validate(wanted.changed(guidance_scale=scale), info) == Once()
+            assert validate(sample_request.changed(guidance_scale=scale), info) == Once()
         with pytest.raises(NullConditionError, match="no classes to guide to"):
-            validate(wanted.changed(guidance_scale=2.0), info)
+            validate(sample_request.changed(guidance_scale=2.0), info)
 
 
 def test_the_null_condition_is_a_row_for_each_image() -> None:
@@ -128,12 +128,12 @@ def test_the_null_condition_is_a_row_for_each_image() -> None:
     "rows", [slice(1, 3), slice(2, 4), torch.tensor([3, 0]), torch.tensor([False, True, True, False])]
 )
 def test_rows_of_a_request_keep_seed_condition_and_cluster_together(rows) -> None:
-    whole = replace(WANTED, seeds=(9, 8, 7, 6), cluster_B=torch.tensor([3, 2, 1, 0])).changed(steps=7)
-    part = whole.rows(rows)
+    full_request = replace(WANTED, seeds=(9, 8, 7, 6), cluster_B=torch.tensor([3, 2, 1, 0])).changed(steps=7)
+    part = full_request.rows(rows)
     index = torch.arange(4)[rows].tolist()
-    assert part.seeds == tuple(whole.seeds[i] for i in index)
+    assert part.seeds == tuple(full_request.seeds[i] for i in index)
     assert part.condition.tolist() == index
     assert part.cluster_B.tolist() == [3 - i for i in index]
     assert part.settings.steps == 7
-    texts = replace(whole, condition=TEXTS.texts(torch.tensor([0, 1, 0, 1])), cluster_B=None).rows(rows)
+    texts = replace(full_request, condition=TEXTS.texts(torch.tensor([0, 1, 0, 1])), cluster_B=None).rows(rows)
     assert torch.equal(texts.condition.tokens_BLE, TEXTS.texts(torch.tensor([0, 1, 0, 1])).tokens_BLE[index])

@@ -43,8 +43,8 @@ def pixels(path: Path) -> np.ndarray:
 
 def colored(image: np.ndarray, expert: int) -> np.ndarray:
     """Bool (H, W): pixels of an expert's colour."""
-    wanted = np.array([round(255 * part) for part in to_rgb(HUES[expert])])
-    return (np.abs(image - wanted) <= 1).all(axis=2)
+    rgb = np.array([round(255 * part) for part in to_rgb(HUES[expert])])
+    return (np.abs(image - rgb) <= 1).all(axis=2)
 
 
 def test_switches_are_counted_between_steps() -> None:
@@ -86,9 +86,9 @@ def test_the_image_stands_beside_its_strip(tmp_path: Path) -> None:
     red[:, 0] = 1
     for number, images in enumerate([red, red.permute(0, 2, 3, 1).numpy(), [Image.new("RGB", (8, 8), (255, 0, 0))]]):
         output(one_hot([[0, 1]]), images=images).plot_routing(tmp_path / f"{number}.png")
-        found = (pixels(tmp_path / f"{number}.png") == (255, 0, 0)).all(axis=2)
-        assert found.sum() > 5_000
-        assert np.nonzero(found)[1].max() < found.shape[1] / 8
+        red_pixels = (pixels(tmp_path / f"{number}.png") == (255, 0, 0)).all(axis=2)
+        assert red_pixels.sum() > 5_000
+        assert np.nonzero(red_pixels)[1].max() < red_pixels.shape[1] / 8
     # Latents are no picture: their strips stand alone.
     output(one_hot([[0, 1]]), images=red, latent=True).plot_routing(tmp_path / "latent.png")
     assert not (pixels(tmp_path / "latent.png") == (255, 0, 0)).all(axis=2).any()

@@ -83,10 +83,10 @@ def test_routing_uniforms_are_uniform_and_apart_from_the_noise() -> None:
 @pytest.mark.parametrize(("solver", "scale"), [("ab2", 1.0), ("heun", 2.5)])
 def test_an_image_does_not_depend_on_its_batch_mates(strategy: str, solver: str, scale: float) -> None:
     experts, router = networks()
-    wanted = request(8, strategy=strategy, solver=solver, guidance_scale=scale, cluster_B=torch.arange(8) % 4)
-    together = sample(wanted, INFO, experts, router)
+    sample_request = request(8, strategy=strategy, solver=solver, guidance_scale=scale, cluster_B=torch.arange(8) % 4)
+    together = sample(sample_request, INFO, experts, router)
     for i in (0, 3, 7):
-        alone = sample(wanted.rows(slice(i, i + 1)), INFO, experts, router)
+        alone = sample(sample_request.rows(slice(i, i + 1)), INFO, experts, router)
         torch.testing.assert_close(alone.images_BCHW[0], together.images_BCHW[i], atol=2e-5, rtol=1e-4)
         torch.testing.assert_close(alone.routing_SBK[:, 0], together.routing_SBK[:, i], atol=2e-5, rtol=1e-4)
 
@@ -95,8 +95,10 @@ def test_an_image_does_not_depend_on_its_batch_mates(strategy: str, solver: str,
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_every_strategy_with_every_solver_gives_routings_that_sum_to_one(strategy: str, solver: str) -> None:
     experts, router = networks()
-    wanted = request(5, strategy=strategy, solver=solver, steps=4, cluster_B=torch.arange(5) % 4, times="cosine")
-    sampled = sample(wanted, INFO, experts, router)
+    sample_request = request(
+        5, strategy=strategy, solver=solver, steps=4, cluster_B=torch.arange(5) % 4, times="cosine"
+    )
+    sampled = sample(sample_request, INFO, experts, router)
     assert sampled.routing_SBK.shape == (4, 5, 4)
     assert (sampled.routing_SBK >= 0).all()
     torch.testing.assert_close(sampled.routing_SBK.sum(dim=2).float(), torch.ones(4, 5))
@@ -104,9 +106,9 @@ def test_every_strategy_with_every_solver_gives_routings_that_sum_to_one(strateg
     assert sampled.images_BCHW.isfinite().all()
 
 
-def walk(wanted: SampleRequest, info: MixtureInfo = INFO) -> list[list[ExpertCall | RouterCall]]:
+def walk(sample_request: SampleRequest, info: MixtureInfo = INFO) -> list[list[ExpertCall | RouterCall]]:
     """All batches of calls, answered with a velocity of 1 and posterior .4 .3 .2 .1 (rows alike)."""
-    generator, batches = Trajectories(wanted, info).run(), []
+    generator, batches = Trajectories(sample_request, info).run(), []
     logits_K = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
     calls = next(generator)
     while True:
@@ -204,12 +206,14 @@ def test_rows_paid_for_are_counted() -> None:
 def test_the_endpoint_is_that_of_the_monolith(solver: str) -> None:
     system = closed_forms.digits()
     label_B = torch.tensor([4, 0] + [system.num_classes] * 14)
-    wanted = SampleRequest(tuple(range(16)), label_B, SamplingSettings(steps=10, strategy="full", solver=solver))
-    mixture = sample(wanted, system.info(), system.experts, system.router).images_BCHW
+    sample_request = SampleRequest(
+        tuple(range(16)), label_B, SamplingSettings(steps=10, strategy="full", solver=solver)
+    )
+    mixture = sample(sample_request, system.info(), system.experts, system.router).images_BCHW
     one = system.field_of(None)
-    alone = sample(wanted.changed(strategy="once"), system.monolith_info(), [one]).images_BCHW
+    alone = sample(sample_request.changed(strategy="once"), system.monolith_info(), [one]).images_BCHW
     torch.testing.assert_close(mixture, alone, atol=1e-6, rtol=0)
-    sparse = sample(wanted.changed(strategy="top-1"), system.info(), system.experts, system.router).images_BCHW
+    sparse = sample(sample_request.changed(strategy="top-1"), system.info(), system.experts, system.router).images_BCHW
     assert (sparse - alone).abs().max() > 1e-3
 
 
@@ -217,14 +221,14 @@ def test_the_endpoint_is_that_of_the_monolith(solver: str) -> None:
 def test_a_mixture_of_one_is_its_expert_whatever_the_strategy(strategy: str) -> None:
     one = closed_forms.ONE
     zero_B = torch.zeros(3, dtype=torch.int64)
-    wanted = SampleRequest((1, 2, 3), zero_B, SamplingSettings(steps=6), cluster_B=zero_B)
-    right = sample(wanted, one.info(), one.experts).images_BCHW
+    sample_request = SampleRequest((1, 2, 3), zero_B, SamplingSettings(steps=6), cluster_B=zero_B)
+    right = sample(sample_request, one.info(), one.experts).images_BCHW
     if strategy in ("top-2", "sample-3"):
         with pytest.raises(SamplingError, match="for 1 experts"):
-            sample(wanted.changed(strategy=strategy), one.info(), one.experts, one.router)
+            sample(sample_request.changed(strategy=strategy), one.info(), one.experts, one.router)
     else:
-        found = sample(wanted.changed(strategy=strategy), one.info(), one.experts, one.router).images_BCHW
-        torch.testing.assert_close(found, right, rtol=0, atol=1e-12)
+        images_BCHW = sample(sample_request.changed(strategy=strategy), one.info(), one.experts, one.router).images_BCHW
+        torch.testing.assert_close(images_BCHW, right, rtol=0, atol=1e-12)
 
 
 def test_steps_are_told() -> None:
@@ -233,11 +237,15 @@ def test_steps_are_told() -> None:
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_steps_are_told_to_the_end_by_every_solver(solver: str) -> None:
-    system, told = closed_forms.three_gaussians(), []
-    wanted = SampleRequest((1, 2), torch.tensor([0, 1]), SamplingSettings(steps=3, strategy="top-2", solver=solver))
-    sampled = sample(wanted, system.info(), system.experts, system.router, on_step=lambda *step: told.append(step))
-    assert [(number, t) for number, t, _ in told] == [(0, pytest.approx(2 / 3)), (1, pytest.approx(1 / 3)), (2, 0.0)]
-    assert torch.equal(told[-1][2], sampled.images_BCHW)
+    system, steps = closed_forms.three_gaussians(), []
+    sample_request = SampleRequest(
+        (1, 2), torch.tensor([0, 1]), SamplingSettings(steps=3, strategy="top-2", solver=solver)
+    )
+    sampled = sample(
+        sample_request, system.info(), system.experts, system.router, on_step=lambda *step: steps.append(step)
+    )
+    assert [(number, t) for number, t, _ in steps] == [(0, pytest.approx(2 / 3)), (1, pytest.approx(1 / 3)), (2, 0.0)]
+    assert torch.equal(steps[-1][2], sampled.images_BCHW)
 
 
 def test_a_request_that_cannot_be_met_is_refused_before_any_call() -> None:

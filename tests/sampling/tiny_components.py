@@ -111,6 +111,6 @@ def classes(**changes: Any) -> DDMPipeline:
 
 def texts(folder: Path) -> DDMPipeline:
     encoder = text_encoder(folder)
-    found = models("texts")
-    found = replace(found, info=replace(found.info, null_text=encoder.null()))
-    return DDMPipeline(found, text_encoder=encoder, latents=latents())
+    text_models = models("texts")
+    text_models = replace(text_models, info=replace(text_models.info, null_text=encoder.null()))
+    return DDMPipeline(text_models, text_encoder=encoder, latents=latents())

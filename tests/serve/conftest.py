@@ -91,10 +91,10 @@ def descendants(root: int) -> list[int]:
         except (FileNotFoundError, ProcessLookupError):
             continue
         children.setdefault(int(fields[1]), []).append(int(status.parent.name))
-    found = [root]
-    for pid in found:
-        found.extend(children.get(pid, []))
-    return found[1:]
+    pids = [root]
+    for pid in pids:
+        pids.extend(children.get(pid, []))
+    return pids[1:]
 
 
 @contextmanager

@@ -29,15 +29,15 @@ TOLD = {
 }
 
 
-def beat(attempt: Attempt, number: int, step: int, steps: int = 300, **told: Any) -> None:
-    """The heartbeat `number` of an attempt that trains; `told` in place of what TOLD says."""
-    attempt.beat({"beat": number, "step": step, "steps": steps, **TOLD, **told})
+def beat(attempt: Attempt, number: int, step: int, steps: int = 300, **fields: Any) -> None:
+    """The heartbeat `number` of an attempt that trains; `fields` in place of what TOLD says."""
+    attempt.beat({"beat": number, "step": step, "steps": steps, **TOLD, **fields})
 
 
 def fail(attempt: Attempt, error: str, final: bool = False) -> None:
     """The record of an attempt that an exception ended."""
-    told = {"error": error, "kind": "TrainingError", "final": final}
-    attempt.store.write(f"{attempt.prefix}/FAILED", json.dumps(told).encode())
+    record = {"error": error, "kind": "TrainingError", "final": final}
+    attempt.store.write(f"{attempt.prefix}/FAILED", json.dumps(record).encode())
 
 
 def publish(attempt: Attempt, step: int) -> None:

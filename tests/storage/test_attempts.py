@@ -29,13 +29,13 @@ def files_of(step: int) -> dict[str, bytes]:
 
 def steps_found(store: Store) -> list[int | str]:
     """Steps of the sound states in the order they are offered, and the damaged file of each damaged one."""
-    found: list[int | str] = []
+    offered: list[int | str] = []
     for state in saved_states(store, JOB):
         if isinstance(state, CorruptArtifact):
-            found.append(str(state).split(":")[0].removeprefix(f"{store.url}/{JOB}/attempts/"))
+            offered.append(str(state).split(":")[0].removeprefix(f"{store.url}/{JOB}/attempts/"))
         else:
-            found.append(state.step)
-    return found
+            offered.append(state.step)
+    return offered
 
 
 def test_numbers_are_claimed_in_turn(store: Store) -> None:

@@ -46,7 +46,7 @@ def test_what_the_names_say(store: Store, together: bool) -> None:
     assert (files.committed, files.attempts) == (False, [1, 2, 3])
     assert files.saved == (2, 50), "the newest attempt's that committed one, however far an older one came"
     assert files.published == 1000
-    told = [(files.claimed(number), files.beats(number), files.failed(number)) for number in (1, 2, 3, 4)]
-    assert told == [(True, False, True), (True, True, False), (True, False, False), (False, False, False)]
+    flags = [(files.claimed(number), files.beats(number), files.failed(number)) for number in (1, 2, 3, 4)]
+    assert flags == [(True, False, True), (True, True, False), (True, False, False), (False, False, False)]
     store.write(f"{job}/{NAME}", b"")
     assert list_jobs(store, JOBS if together else [job])[job].committed

@@ -28,21 +28,21 @@ def test_nothing_is_said_of_a_job_that_nobody_began(store: Store) -> None:
 
 def test_the_newest_attempt_is_the_one_that_counts(store: Store) -> None:
     first = claim(store, JOB)
-    found = job_status(store, JOB)
-    assert found and (found.attempt, found.beat, found.phase, found.step, found.steps) == (1, None, "starting", 0, None)
+    job = job_status(store, JOB)
+    assert job and (job.attempt, job.beat, job.phase, job.step, job.steps) == (1, None, "starting", 0, None)
     beat(first, 1, 0, phase="publishing")
     beat(first, 2, 90)
     save(first, 50)
-    found = job_status(store, JOB)
-    assert found and (found.attempt, found.beat, found.phase, found.step, found.steps) == (1, 2, "training", 90, 300)
-    assert (found.value("loss"), found.value("mfu"), found.value("momentum")) == (0.12345, 0.41, None)
+    job = job_status(store, JOB)
+    assert job and (job.attempt, job.beat, job.phase, job.step, job.steps) == (1, 2, "training", 90, 300)
+    assert (job.value("loss"), job.value("mfu"), job.value("momentum")) == (0.12345, 0.41, None)
     second = claim(store, JOB)
-    found = job_status(store, JOB)
-    assert found and (found.attempt, found.beat, found.phase, found.step, found.steps) == (2, None, "starting", 50, 300)
+    job = job_status(store, JOB)
+    assert job and (job.attempt, job.beat, job.phase, job.step, job.steps) == (2, None, "starting", 50, 300)
     beat(second, 1, 51, mfu=None)
     beat(first, 3, 120)
-    found = job_status(store, JOB)
-    assert found and (found.attempt, found.beat, found.step, found.value("mfu")) == (2, 1, 51, None)
+    job = job_status(store, JOB)
+    assert job and (job.attempt, job.beat, job.step, job.value("mfu")) == (2, 1, 51, None)
 
 
 def test_a_failure_stands_until_a_newer_attempt_begins(store: Store) -> None:
@@ -61,9 +61,9 @@ def test_a_failure_stands_until_a_newer_attempt_begins(store: Store) -> None:
 
 def failure(store: Store) -> dict[str, Any] | None:
     """Why the newest attempt ended, as its progress tells."""
-    found = job_status(store, JOB)
-    assert found
-    return found.failure
+    job = job_status(store, JOB)
+    assert job
+    return job.failure
 
 
 def test_a_launch_that_gave_up_begins_no_more(store: Store) -> None:
@@ -73,16 +73,16 @@ def test_a_launch_that_gave_up_begins_no_more(store: Store) -> None:
     launch.give_up(store, TrainingError("no rows"))
     assert failure(store) == {"error": "no rows; given up", "kind": "OSError", "final": True, "attempt": 1}
     claim(store, JOB, Launch(JOB).claim_fields()).fail({"error": "x", "kind": "", "final": False})
-    found = failure(store)
-    assert found and not found["final"]
+    newest_failure = failure(store)
+    assert newest_failure and not newest_failure["final"]
 
 
 def test_one_that_was_asked_to_leave_has_not_failed(store: Store) -> None:
     attempt = claim(store, JOB)
     beat(attempt, 1, 9)
     attempt.fail({"error": "asked to leave", "kind": "Preempted", "final": False})
-    found = job_status(store, JOB)
-    assert found and (found.left, found.phase, found.step) == (True, "leaving", 9)
+    job = job_status(store, JOB)
+    assert job and (job.left, job.phase, job.step) == (True, "leaving", 9)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"final": 1}', b"\xff"])
@@ -103,9 +103,9 @@ def test_milestones_and_states_count_once_they_are_committed(store: Store) -> No
     save(second, 20)
     store.write(f"{second.prefix}/weights/step-000000040/ema.safetensors", b"half")
     store.write(f"{second.prefix}/state/step-000000040/state.safetensors", b"half")
-    found = job_status(store, JOB)
+    job = job_status(store, JOB)
     # The next attempt goes on from the newest attempt's state, however far an older one came.
-    assert found and (found.milestone, found.saved) == (30, 20)
+    assert job and (job.milestone, job.saved) == (30, 20)
 
 
 def test_a_damaged_heartbeat_is_named(store: Store) -> None:

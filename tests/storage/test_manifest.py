@@ -54,32 +54,32 @@ def test_info_may_be_counted_by_number() -> None:
 
 
 def test_a_flipped_bit_anywhere_is_noticed() -> None:
-    whole = EXPERT.to_json()
+    manifest_json = EXPERT.to_json()
     harmless = 0
-    for position in range(len(whole)):
+    for position in range(len(manifest_json)):
         for bit in range(8):
-            altered = bytearray(whole)
+            altered = bytearray(manifest_json)
             altered[position] ^= 1 << bit
-            found = parsed(bytes(altered))
-            assert found == EXPERT or str(found).startswith(WHERE), (position, bit)
-            harmless += found == EXPERT
+            outcome = parsed(bytes(altered))
+            assert outcome == EXPERT or str(outcome).startswith(WHERE), (position, bit)
+            harmless += outcome == EXPERT
     assert harmless <= 3  # 1e-05 as 1E-05 and \u00e9 as \u00E9 say the same
 
 
 def test_a_manifest_cut_off_anywhere_is_refused() -> None:
-    whole = EXPERT.to_json().rstrip()
-    for length in range(len(whole)):
+    manifest_json = EXPERT.to_json().rstrip()
+    for length in range(len(manifest_json)):
         with pytest.raises(CorruptArtifact, match=WHERE):
-            Manifest.from_json(whole[:length], WHERE)
+            Manifest.from_json(manifest_json[:length], WHERE)
 
 
 @settings(max_examples=200, deadline=None)
 @given(manifest=manifests, cut=st.integers(0, 10_000), junk=st.binary(max_size=12), end=st.integers(0, 10_000))
 def test_an_overwritten_stretch_is_noticed(manifest: Manifest, cut: int, junk: bytes, end: int) -> None:
-    whole = manifest.to_json()
-    altered = whole[: cut % len(whole)] + junk + whole[end % len(whole) :]
-    found = parsed(altered)
-    assert found == manifest or str(found).startswith(WHERE)
+    manifest_json = manifest.to_json()
+    altered = manifest_json[: cut % len(manifest_json)] + junk + manifest_json[end % len(manifest_json) :]
+    outcome = parsed(altered)
+    assert outcome == manifest or str(outcome).startswith(WHERE)
 
 
 @pytest.mark.parametrize(
@@ -163,15 +163,15 @@ def test_fingerprints_are_equal_just_when_the_fields_are(one: dict[str, Any], ot
 
 
 def test_drift_is_a_diff_of_fields() -> None:
-    found = Identity(
+    actual = Identity(
         {"expert": {"train": {"steps": 200, "seed": 0}, "model": {"width": 64}}, "data": {"channels": 1}},
         {"rows": "aaaa", "partition": "bbbb", "elsewhere": "cccc"},
     )
-    wanted = Identity(
+    expected = Identity(
         {"expert": {"train": {"steps": 400, "seed": 0}, "model": {"width": 64, "skip": 0.5}}, "data": None},
         {"rows": "aaaa", "partition": "dddd", "absent there": "eeee"},
     )
-    assert drift(wanted, found) == [
+    assert drift(expected, actual) == [
         'data: {"channels": 1} -> null',
         "expert.model.skip: null -> 0.5",
         "expert.train.steps: 200 -> 400",

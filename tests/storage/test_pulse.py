@@ -22,10 +22,10 @@ Looks = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 
 @given(looks=Looks, offset=st.integers(-(10**6), 10**6))
 def test_no_clock_but_differences_of_the_observers_own_count(looks: list[tuple[int, int, int]], offset: int) -> None:
     """A clock that is days off judges alike; a counter that was set back is a sign of life too."""
-    here, there = Pulses(), Pulses()
+    unshifted, shifted = Pulses(), Pulses()
     now, seen, since = 0, None, 0
     for attempt, beat, pause in looks:
         now += pause
         if seen != (attempt, beat):
             seen, since = (attempt, beat), now
-        assert here.take("a", attempt, beat, now) == there.take("a", attempt, beat, now + offset) == now - since
+        assert unshifted.take("a", attempt, beat, now) == shifted.take("a", attempt, beat, now + offset) == now - since

@@ -85,15 +85,15 @@ def test_a_name_that_storage_refuses_is_no_run(config: RunConfig) -> None:
 
 def test_a_damaged_run_file_is_refused(run: Run) -> None:
     path = Path(run.url) / "run.json"
-    whole = path.read_bytes().rstrip()
-    for position in range(0, len(whole), 31):
+    run_json = path.read_bytes().rstrip()
+    for position in range(0, len(run_json), 31):
         flip_bit(path, position)
         with pytest.raises(CorruptArtifact, match=f"^{path}: (altered since it was written|not whole)"):
             Run.open(run.url)
-        path.write_bytes(whole[:position])
+        path.write_bytes(run_json[:position])
         with pytest.raises(CorruptArtifact, match=f"^{path}: not whole; restore it, or begin a new run"):
             Run.open(run.url)
-        path.write_bytes(whole)
+        path.write_bytes(run_json)
     assert Run.open(run.url).config == run.config
 
 
@@ -211,8 +211,8 @@ def test_a_missing_artifact_names_its_command(run: Run, artifact: str, command: 
     assert run.manifest(artifact) is None
     with pytest.raises(MissingArtifact) as failure:
         run.require(artifact)
-    told = f"{run.url} has no finished {artifact} yet; make it with: {command.format(url=run.url)}"
-    assert failure.value.text(phrase) == told
+    message = f"{run.url} has no finished {artifact} yet; make it with: {command.format(url=run.url)}"
+    assert failure.value.text(phrase) == message
 
 
 def test_one_shard_is_all_a_site_needs(tmp_path: Path, partitioned: Run) -> None:
@@ -220,12 +220,12 @@ def test_one_shard_is_all_a_site_needs(tmp_path: Path, partitioned: Run) -> None
     (site / shard(1)).parent.mkdir(parents=True)
     shutil.copy(home / "run.json", site)
     shutil.copytree(home / shard(1), site / shard(1))
-    there = Run.open(str(site))
-    assert there.read(shard(1), "part-0.parquet") == b"rows of 1"
-    assert there.identity(expert(1)) == partitioned.identity(expert(1))
-    assert list(there.identity(expert(1)).inputs) == [shard(1)]
-    write_and_commit(there, expert(1), {"attempts/0001/weights/ema.safetensors": b"expert 1"})
-    assert there.require(expert(1)).identity == there.identity(expert(1))
+    site_run = Run.open(str(site))
+    assert site_run.read(shard(1), "part-0.parquet") == b"rows of 1"
+    assert site_run.identity(expert(1)) == partitioned.identity(expert(1))
+    assert list(site_run.identity(expert(1)).inputs) == [shard(1)]
+    write_and_commit(site_run, expert(1), {"attempts/0001/weights/ema.safetensors": b"expert 1"})
+    assert site_run.require(expert(1)).identity == site_run.identity(expert(1))
 
     shutil.copytree(site / expert(1), home / expert(1))
     assert partitioned.read(expert(1), "attempts/0001/weights/ema.safetensors") == b"expert 1"

@@ -27,32 +27,32 @@ from tests.storage.jobs import age, beat, fail, publish, save
 JOB = Artifact("experts/001")
 
 
-def said(run: Run, artifact: str = JOB) -> str:
+def status_line(run: Run, artifact: str = JOB) -> str:
     """State, share done and description of an artifact."""
-    found = status(run, artifact)
-    return f"{found.state} {found.fraction:.0%} {describe(found)}"
+    artifact_status = status(run, artifact)
+    return f"{artifact_status.state} {artifact_status.fraction:.0%} {describe(artifact_status)}"
 
 
 def test_a_job_that_trains(partitioned: Run) -> None:
-    assert said(partitioned) == "waiting 0% waiting"
+    assert status_line(partitioned) == "waiting 0% waiting"
     attempt = claim(partitioned.store, JOB)
-    assert said(partitioned) == "begun 0% starting, attempt 1"
+    assert status_line(partitioned) == "begun 0% starting, attempt 1"
     attempt.beat({"beat": 1, "phase": "starting", "step": 0, "steps": 300, "first": 0, "world_size": 1})
-    assert said(partitioned) == "begun 0% starting at step 0/300, 1 worker, attempt 1"
+    assert status_line(partitioned) == "begun 0% starting at step 0/300, 1 worker, attempt 1"
     beat(attempt, 2, 75)
     training = "step 75/300, loss 0.1235, 12.5 steps/s, 18 s left, 2 workers, MFU 41%, attempt 1"
-    assert said(partitioned) == f"begun 25% {training}"
+    assert status_line(partitioned) == f"begun 25% {training}"
     beat(attempt, 3, 75, mfu=None, steps_per_second=0.0)
-    assert said(partitioned) == "begun 25% step 75/300, loss 0.1235, 2 workers, attempt 1"
+    assert status_line(partitioned) == "begun 25% step 75/300, loss 0.1235, 2 workers, attempt 1"
     publish(attempt, 60)
     beat(attempt, 4, 80, phase="saving")
-    assert said(partitioned) == (
+    assert status_line(partitioned) == (
         "begun 27% saving at step 80/300, loss 0.1235, 2 workers, weights of step 60, attempt 1"
     )
     beat(attempt, 5, 300, phase="publishing")
-    assert said(partitioned).startswith("begun 99% publishing at step 300/300, loss 0.1235")
+    assert status_line(partitioned).startswith("begun 99% publishing at step 300/300, loss 0.1235")
     attempt.beat({"beat": 9, "step": 75, "steps": 300})
-    assert said(partitioned) == "begun 25% step 75/300, weights of step 60, attempt 1"
+    assert status_line(partitioned) == "begun 25% step 75/300, weights of step 60, attempt 1"
 
 
 class Observer:
@@ -63,8 +63,8 @@ class Observer:
 
     def look(self, now: float) -> str:
         """State, share done and description of the job."""
-        (found,) = observe([status(self._run, JOB)], self._pulses, now)
-        return f"{found.state} {found.fraction:.0%} {describe(found)}"
+        (observed,) = observe([status(self._run, JOB)], self._pulses, now)
+        return f"{observed.state} {observed.fraction:.0%} {describe(observed)}"
 
 
 def test_a_job_that_died_does_not_look_alive(partitioned: Run) -> None:
@@ -122,8 +122,8 @@ def test_who_looks_once_sees_who_lives(partitioned: Run) -> None:
 
     def looked(events: dict[float, Callable[[], None]]) -> tuple[float, list[str]]:
         clock = Clock(events)
-        found = {each.artifact: describe(each) for each in survey_once(partitioned, clock, clock.sleep)}
-        return clock.now, [found[artifact].split(",")[0] for artifact in (JOB, ROUTER)]
+        descriptions = {each.artifact: describe(each) for each in survey_once(partitioned, clock, clock.sleep)}
+        return clock.now, [descriptions[artifact].split(",")[0] for artifact in (JOB, ROUTER)]
 
     both = {1.0: lambda: beat(live, 2, 80), 1.5: lambda: beat(other, 2, 20)}
     assert looked(both) == (1.5, ["step 80/300", "step 20/300"])
@@ -142,32 +142,32 @@ def test_a_job_that_failed_says_why_and_what_goes_on(partitioned: Run) -> None:
     first = claim(partitioned.store, JOB)
     fail(first, "no rows")
     command = f"trained again, {JOB}"
-    assert said(partitioned) == f"failed 0% failed: no rows, attempt 1; {command} begins again"
+    assert status_line(partitioned) == f"failed 0% failed: no rows, attempt 1; {command} begins again"
     second = claim(partitioned.store, JOB)
     beat(second, 1, 75)
     save(second, 50)
     fail(second, "the disk is full")
     age(Path(partitioned.url), 500)
-    assert said(partitioned) == (
+    assert status_line(partitioned) == (
         f"failed 25% failed: the disk is full, attempt 2, at step 75/300; {command} goes on from step 50"
     )
     fail(second, "gradient norm nan at step 76", final=True)
-    assert said(partitioned) == (
+    assert status_line(partitioned) == (
         "failed 25% failed: gradient norm nan at step 76, attempt 2, at step 75/300; once that is mended, "
         f"{command} goes on from step 50"
     )
     third = claim(partitioned.store, JOB)
-    assert said(partitioned) == "begun 17% starting at step 50/300, attempt 3"
+    assert status_line(partitioned) == "begun 17% starting at step 50/300, attempt 3"
     beat(third, 1, 51)
-    assert said(partitioned).startswith("begun 17% step 51/300, loss 0.1235, 12.5 steps/s")
+    assert status_line(partitioned).startswith("begun 17% step 51/300, loss 0.1235, 12.5 steps/s")
 
 
 def test_a_failure_keeps_what_mends_it(partitioned: Run) -> None:
     error = CorruptArtifact("a file of rows is gone", partitioned.remake(ROWS))
     claim(partitioned.store, JOB).fail(error.to_fields() | {"final": True})
-    found = status(partitioned, JOB)
+    artifact_status = status(partitioned, JOB)
     again = f"`ddm train {partitioned.url} expert 1`, with its --islands and --island, begins again"
-    assert describe(found, phrase) == (
+    assert describe(artifact_status, phrase) == (
         f"failed: a file of rows is gone; delete {partitioned.url}/rows, then: ddm prepare {partitioned.url},"
         f" attempt 1; once that is mended, {again}"
     )
@@ -185,10 +185,10 @@ def test_what_is_finished_does_not_change_with_what_attempts_left(partitioned: R
 
 def test_a_survey_does_not_look_twice_at_what_is_finished(partitioned: Run) -> None:
     first = survey(partitioned)
-    assert [found.artifact for found in first] == ["rows", "partition", "experts/000", JOB, "router", "monolith"]
+    assert [surveyed.artifact for surveyed in first] == ["rows", "partition", "experts/000", JOB, "router", "monolith"]
     beat(claim(partitioned.store, JOB), 1, 3)
     (Path(partitioned.url) / "rows/part-0.parquet").unlink()
-    states = {found.artifact: found.state for found in survey(partitioned, first)}
+    states = {surveyed.artifact: surveyed.state for surveyed in survey(partitioned, first)}
     assert (states["rows"], states[JOB], states["router"]) == ("finished", "begun", "waiting")
     assert survey(partitioned)[0].state == "damaged"
 
@@ -202,7 +202,7 @@ def test_looking_on_asks_for_one_heartbeat_a_job(partitioned: Run, requests: Cou
     files = list_jobs(partitioned.store, partitioned.experts)
     requests.clear()
     statuses = [status(partitioned, artifact, files[artifact]) for artifact in partitioned.experts]
-    assert [found.state for found in statuses] == ["begun"] * len(statuses)
+    assert [surveyed.state for surveyed in statuses] == ["begun"] * len(statuses)
     assert requests["get"] == len(statuses)
     assert not requests["list"] + requests["list_with_delimiter"]
     requests.clear()
@@ -243,8 +243,8 @@ def test_the_command_tells_it_all_from_storage(partitioned: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "text"),
     [(0.4, "0 s"), (599, "599 s"), (600, "10 min"), (7100, "118 min"), (7200, "2.0 h"), (172800, "2.0 days")],
 )
-def test_times_for_people(seconds: float, said: str) -> None:
-    assert duration(seconds) == said
+def test_times_for_people(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

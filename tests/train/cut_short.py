@@ -42,11 +42,11 @@ def train(folder: Path) -> None:
 def read_whole(folder: Path) -> None:
     """What a reader finds: every committed state and artifact is whole, byte by byte."""
     run = Run.open(str(folder))
-    for found in saved_states(run.store, EXPERT):
-        if isinstance(found, CorruptArtifact):
-            raise found
-        for name in found.manifest.files:
-            run.read(found.prefix, name, found.manifest)
+    for state in saved_states(run.store, EXPERT):
+        if isinstance(state, CorruptArtifact):
+            raise state
+        for name in state.manifest.files:
+            run.read(state.prefix, name, state.manifest)
     if manifest := run.finished(EXPERT):
         for name in manifest.files:
             run.read(EXPERT, name, manifest)
@@ -75,11 +75,11 @@ def child(work: Callable[[], object]) -> None:
 
 def main(root: Path, fault: DiskFault, count: int) -> None:
     """Prints the number of calls, and how those that met the fault ended."""
-    base, whole = root / "base", root / "whole"
+    base, undisturbed = root / "base", root / "whole"
     child(lambda: make_data(str(base), settings=SHORT))
-    shutil.copytree(base, whole)
-    quiet: Outcome = traced(partial(train, whole), f"{whole}/experts")
-    wanted, ends = result(whole), []
+    shutil.copytree(base, undisturbed)
+    quiet: Outcome = traced(partial(train, undisturbed), f"{undisturbed}/experts")
+    expected, ends = result(undisturbed), []
     for at in sorted({1 + number * len(quiet.calls) // count for number in range(count)}):
         folder = root / f"at-{at}"
         shutil.copytree(base, folder)
@@ -90,10 +90,10 @@ def main(root: Path, fault: DiskFault, count: int) -> None:
         if met.status not in ({-9, 0} if fault is DiskFault.KILL else {0, REFUSED}):
             raise SystemExit(f"{where}: ended with {met.status}")
         child(partial(read_whole, folder))
-        if met.status == 0 and result(folder) != wanted:
+        if met.status == 0 and result(folder) != expected:
             raise SystemExit(f"{where}: ended well with other results")
         child(partial(train, folder))
-        if result(folder) != wanted:
+        if result(folder) != expected:
             raise SystemExit(f"{where}: other results")
         shutil.rmtree(folder)
     print(len(quiet.calls), *ends)

@@ -39,22 +39,24 @@ def apart(a: Run, b: Run, artifact: Artifact) -> float:
 
 def files(folder: Path) -> dict[str, list[int]]:
     """All files below a folder that may change meanwhile; what is replaced is another file."""
-    found = {}
+    stats = {}
     for path in folder.rglob("*"):
         try:
             stat = path.stat()
         except FileNotFoundError:
             continue
         if path.is_file():
-            found[str(path.relative_to(folder))] = [stat.st_ino, stat.st_mtime_ns]
-    return found
+            stats[str(path.relative_to(folder))] = [stat.st_ino, stat.st_mtime_ns]
+    return stats
 
 
 def touched(before: Files, after: Files, attempts: Sequence[int]) -> list[str]:
     """Files of these attempts, which had ended, that were written since, or deleted though they aren't of a state."""
     ended = tuple(f"attempts/{number:04d}/" for number in attempts)
-    found = [path for path, stat in after.items() if path.startswith(ended) and before.get(path) != stat]
-    return found + [path for path in before.keys() - after.keys() if path.startswith(ended) and "/state/" not in path]
+    rewritten = [path for path, stat in after.items() if path.startswith(ended) and before.get(path) != stat]
+    return rewritten + [
+        path for path in before.keys() - after.keys() if path.startswith(ended) and "/state/" not in path
+    ]
 
 
 def final_weights(run: Run, artifact: Artifact) -> list[str]:

@@ -103,19 +103,21 @@ def test_ranks_and_micro_batches_are_slices_of_one_batch(tmp_path: Path, texts: 
         job = train_job(run, MONOLITH)
     else:
         run, job = job_of(tmp_path / "run", "{times: logit-normal}", settings=settings)
-    ((whole, _),) = batch_of(run, job)
+    ((full_batch, _),) = batch_of(run, job)
     parts = [part for rank in range(world) for part in batch_of(run, job, rank, world, micro=2)]
     kept_B = torch.cat([weight_B for _, weight_B in parts]) > 0
     conditions = join([batch.condition for batch, _ in parts])[kept_B]
-    if isinstance(whole.condition, Text):
+    if isinstance(full_batch.condition, Text):
         assert isinstance(conditions, Text)
         for name in ("tokens_BLE", "mask_BL", "pooled_BP"):
-            assert torch.equal(getattr(conditions, name), getattr(whole.condition, name)), name
+            assert torch.equal(getattr(conditions, name), getattr(full_batch.condition, name)), name
     else:
-        assert torch.equal(conditions, whole.condition)
-    assert whole.kept_BM is not None and whole.kept_BM.shape == (10, 2 if texts else 8)
+        assert torch.equal(conditions, full_batch.condition)
+    assert full_batch.kept_BM is not None and full_batch.kept_BM.shape == (10, 2 if texts else 8)
     for name in ("data_BCHW", "noise_BCHW", "t_B", "cluster_B", "kept_BM"):
-        assert torch.equal(torch.cat([getattr(batch, name) for batch, _ in parts])[kept_B], getattr(whole, name)), name
+        assert torch.equal(
+            torch.cat([getattr(batch, name) for batch, _ in parts])[kept_B], getattr(full_batch, name)
+        ), name
     assert float(torch.cat([weight_B for _, weight_B in parts]).sum()) == pytest.approx(world)
 
 

@@ -69,8 +69,8 @@ def test_engine_trains_as_plain_torch_does(world_of_one: None, zero_stage: int) 
     assert [fragment.name for fragment in held] == list(values)
     for fragment in held:
         for record, right in (("value", values[fragment.name]), ("ema", means[fragment.name])):
-            found = fragment.records[record].view_as(right)
-            torch.testing.assert_close(found, right.detach(), rtol=1e-5, atol=1e-6)
+            tensor = fragment.records[record].view_as(right)
+            torch.testing.assert_close(tensor, right.detach(), rtol=1e-5, atol=1e-6)
         for moment in ("exp_avg", "exp_avg_sq"):
             right = adam.state[values[fragment.name]][moment]
             torch.testing.assert_close(fragment.records[moment].view_as(right), right, rtol=1e-4, atol=1e-7)

@@ -77,11 +77,11 @@ def test_a_job_masks_all_but_its_last_steps(tmp_path: Path, unmasked: int) -> No
 
 
 def test_the_meter_counts_the_tokens_that_each_step_trains_on(tmp_path: Path) -> None:
-    whole = train_job(make(tmp_path / "whole", MASKED[:1]), MONOLITH)
-    row = training_flops_per_row(whole.build(), (1, 8, 8))
-    assert whole.training_flops(7) == 7 * 32 * row
+    unmasked = train_job(make(tmp_path / "whole", MASKED[:1]), MONOLITH)
+    row = training_flops_per_row(unmasked.build(), (1, 8, 8))
+    assert unmasked.training_flops(7) == 7 * 32 * row
     masked = train_job(make(tmp_path / "masked", (*MASKED, "expert.train.unmasked_steps=10")), MONOLITH)
-    kept = training_flops_per_row(whole.build(), (1, 8, 8), num_kept=4)
+    kept = training_flops_per_row(unmasked.build(), (1, 8, 8), num_kept=4)
     assert kept < 0.4 * row
     for steps in (0, 1, 20, 21, 30):
         each = [kept if masked.masking(step) else row for step in range(steps)]
@@ -105,6 +105,6 @@ def test_conditions_are_labels_or_texts(tmp_path: Path) -> None:
 def test_rows_of_given_shards_are_never_pooled(tmp_path: Path, artifact: Artifact) -> None:
     run = make(tmp_path / "run", ("partition.method=given",))
     assert train_job(run, expert(1)).shards == (shard(1),)
-    with pytest.raises(TrainingError, match=f"{artifact}.*never pooled.*once") as told:
+    with pytest.raises(TrainingError, match=f"{artifact}.*never pooled.*once") as failure:
         train_job(run, artifact)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(failure.value)

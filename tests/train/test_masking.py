@@ -95,10 +95,10 @@ def test_any_share_is_rounded_in_decimals(num_tokens: int, thousandths: int) -> 
 
 @pytest.mark.parametrize(("num_tokens", "num_kept"), [(1, 1), (16, 1), (16, 15), (16, 16), (256, 100), (1024, 100)])
 def test_the_mask_is_drawn_last_and_is_the_streams_least_uniforms(num_tokens: int, num_kept: int) -> None:
-    masked, whole = drawn(Masking(num_tokens, num_kept)), drawn(None)
-    assert whole.kept_BM is None and masked.kept_BM is not None
+    masked, unmasked = drawn(Masking(num_tokens, num_kept)), drawn(None)
+    assert unmasked.kept_BM is None and masked.kept_BM is not None
     for name in ("noise_BCHW", "t_B", "drop_B"):
-        assert torch.equal(getattr(masked, name), getattr(whole, name)), name
+        assert torch.equal(getattr(masked, name), getattr(unmasked, name)), name
     numbers = stream(7, BATCH, 2, 1, 5)
     numbers.standard_normal((64, 2, 8, 8), np.float32), numbers.random(64, np.float32), numbers.random(64)
     uniform_BN = numbers.random((64, num_tokens))
@@ -109,11 +109,11 @@ def test_the_mask_is_drawn_last_and_is_the_streams_least_uniforms(num_tokens: in
 
 def test_the_kept_tokens_depend_on_seed_key_step_and_place_alone() -> None:
     masking = Masking(TOKENS, 8)
-    whole = drawn(masking).kept_BM
-    assert torch.equal(drawn(masking).kept_BM, whole)
+    kept_BM = drawn(masking).kept_BM
+    assert torch.equal(drawn(masking).kept_BM, kept_BM)
     for other in (drawn(masking, seed=8), drawn(masking, key=(2, 0)), drawn(masking, step=6)):
-        assert (other.kept_BM != whole).any(1).float().mean() > 0.9
-    assert len(whole.unique(dim=0)) > 60
+        assert (other.kept_BM != kept_BM).any(1).float().mean() > 0.9
+    assert len(kept_BM.unique(dim=0)) > 60
 
 
 def test_every_set_of_tokens_is_as_likely() -> None:
@@ -128,9 +128,9 @@ def test_every_set_of_tokens_is_as_likely() -> None:
 def test_with_all_tokens_kept_the_loss_is_that_of_the_whole_image(flow: Flow) -> None:
     model, batch = network(), random_batch()
     masked = replace(batch, kept_BM=torch.arange(TOKENS).expand(4, TOKENS))
-    found, expected = (ExpertLoss(flow, 2)(model, part) for part in (masked, batch))
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    gradients = [torch.autograd.grad(loss_B.sum(), list(model.parameters())) for loss_B in (found, expected)]
+    masked_loss_B, expected = (ExpertLoss(flow, 2)(model, part) for part in (masked, batch))
+    torch.testing.assert_close(masked_loss_B, expected, rtol=1e-12, atol=1e-12)
+    gradients = [torch.autograd.grad(loss_B.sum(), list(model.parameters())) for loss_B in (masked_loss_B, expected)]
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
@@ -181,8 +181,8 @@ def test_the_mean_over_all_masks_is_the_whole_loss_where_tokens_do_not_meet(flow
                 ExpertLoss(flow, 2)(model, replace(batch, kept_BM=torch.tensor([kept])))
                 for kept in combinations(range(TOKENS), num_kept)
             ]
-            whole = ExpertLoss(flow, 2)(model, batch)
-        torch.testing.assert_close(torch.stack(every).mean(0), whole, rtol=1e-10, atol=0)
+            unmasked_loss = ExpertLoss(flow, 2)(model, batch)
+        torch.testing.assert_close(torch.stack(every).mean(0), unmasked_loss, rtol=1e-10, atol=0)
 
 
 def test_what_tokens_learn_of_each_other_is_lost_with_the_mask() -> None:
@@ -190,8 +190,8 @@ def test_what_tokens_learn_of_each_other_is_lost_with_the_mask() -> None:
     batch, model = random_batch(rows=1), network()
     with torch.no_grad():
         every = [ExpertLoss(Flow(), 2)(model, replace(batch, kept_BM=torch.tensor([[kept]]))) for kept in range(TOKENS)]
-        whole = ExpertLoss(Flow(), 2)(model, batch)
-    assert (torch.stack(every).mean() / whole - 1).abs() > 1e-3
+        unmasked_loss = ExpertLoss(Flow(), 2)(model, batch)
+    assert (torch.stack(every).mean() / unmasked_loss - 1).abs() > 1e-3
 
 
 def test_under_autocast_a_masked_loss_is_the_same_within_its_precision() -> None:
@@ -201,6 +201,6 @@ def test_under_autocast_a_masked_loss_is_the_same_within_its_precision() -> None
     masked = Batch(*parts, batch.condition, batch.cluster_B, kept_BM)
     exact = ExpertLoss(Flow(), 2)(model, masked)
     with torch.autocast("cpu", torch.bfloat16):
-        found = ExpertLoss(Flow(), 2)(model, masked)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, exact, rtol=0.05, atol=0)
+        autocast_loss = ExpertLoss(Flow(), 2)(model, masked)
+    assert autocast_loss.dtype == torch.float32
+    torch.testing.assert_close(autocast_loss, exact, rtol=0.05, atol=0)

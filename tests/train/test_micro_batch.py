@@ -47,9 +47,9 @@ def test_running_out_of_memory_halves_what_is_taken_at_once(tmp_path: Path) -> N
 
 def test_the_largest_that_fits_is_found(tmp_path: Path) -> None:
     """In one attempt, none of whose trials ran out of memory; three times as many do."""
-    _, (found,) = attempts(tmp_path / "largest", "largest", 800)
-    assert 42 < found <= 86
-    more = 3 * found
+    _, (chosen,) = attempts(tmp_path / "largest", "largest", 800)
+    assert 42 < chosen <= 86
+    more = 3 * chosen
     _, (first, *others) = attempts(tmp_path / "more", more, 800)
     assert first == more and others
 
@@ -63,11 +63,11 @@ def test_what_is_found_fits_and_no_trial_takes_more(always: int, each: int, shar
         tried.append(rows)
         return max(hidden, always + each * rows) / 2**16  # which is exact
 
-    found = largest(trial, share)
+    chosen = largest(trial, share)
     best = max(1, min(share, (2**16 - always) // each))
     if hidden <= always + each:
-        assert found in (best, best - 1) and max(tried) <= max(2, best)
-    assert max(1, best // 2) <= found <= best
+        assert chosen in (best, best - 1) and max(tried) <= max(2, best)
+    assert max(1, best // 2) <= chosen <= best
     assert len(tried) <= 2 * share.bit_length() + 1
 
 

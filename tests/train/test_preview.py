@@ -51,20 +51,20 @@ def again(run: Run, **sections: dict[str, Any]) -> Run:
 def test_it_is_the_same_for_every_attempt_and_thread(run: Run) -> None:
     spec, ema = published(run, Artifact("experts/001"))
     before = torch.get_rng_state(), torch.get_num_threads(), np.random.get_state()[1].tolist()
-    found = [picture(run, spec, ema, 1, CPU)]
+    pictures = [picture(run, spec, ema, 1, CPU)]
 
     def beside() -> None:
-        found.append(picture(Run.open(run.url), dict(spec), bytes(ema), 1, "cpu"))
+        pictures.append(picture(Run.open(run.url), dict(spec), bytes(ema), 1, "cpu"))
 
     thread = threading.Thread(target=beside)
     thread.start()
     thread.join()
-    assert len(found) == 2 and found[0] == found[1]
+    assert len(pictures) == 2 and pictures[0] == pictures[1]
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1:] == (torch.get_num_threads(), np.random.get_state()[1].tolist())
     assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     others = {picture(run, *published(run, artifact), 1, CPU) for artifact in (expert(0), MONOLITH)}
-    assert len(others | set(found)) == 3
+    assert len(others | set(pictures)) == 3
 
 
 @pytest.mark.parametrize("cluster", [0, 1, None])
@@ -110,9 +110,9 @@ def test_a_single_class_fills_the_picture(tmp_path: Path) -> None:
     spec = {"class": "DiT", "config": {"image_size": 8, "channels": 1, "num_classes": 1, "text_dim": None, **sizes}}
     torch.manual_seed(0)
     ema, _ = weights.to_bytes(weights.build(spec), spec)
-    found = Image.open(io.BytesIO(picture(run, spec, ema, 0, CPU)))
+    image = Image.open(io.BytesIO(picture(run, spec, ema, 0, CPU)))
     # No names beside it: margins of 8, and 4 x 4 tiles of 48 with gaps of 3.
-    assert found.size == (8 + 8 + 4 * 51 + 8, 8 + 4 * 51 + 8)
+    assert image.size == (8 + 8 + 4 * 51 + 8, 8 + 4 * 51 + 8)
 
 
 def test_latents_are_decoded_to_pixels(tmp_path: Path) -> None:
@@ -130,10 +130,10 @@ def test_latents_are_decoded_to_pixels(tmp_path: Path) -> None:
     png = picture(run, spec, ema, 0, CPU)
     assert torch.equal(before, torch.get_rng_state())
     assert png == picture(run, spec, ema, 0, CPU)
-    found = Image.open(io.BytesIO(png))
+    image = Image.open(io.BytesIO(png))
     # 16 x 16 pixels of an 8 x 8 latent, enlarged by 3, in two rows.
-    assert found.height == 8 + 2 * 50 + 8
-    pixels = np.asarray(found)
+    assert image.height == 8 + 2 * 50 + 8
+    pixels = np.asarray(image)
     assert (pixels[..., 0] != pixels[..., 1]).any()  # colours, which a latent of four channels couldn't be drawn in
 
 

@@ -90,9 +90,9 @@ def test_a_rank_is_lost_and_the_next_world_goes_on(worlds: Worlds, case: str) ->
     run, (first, second) = worlds.run(case), worlds.seen[case]
     what, lost, *_ = case.split("-")
     world = CASES[case]["legs"][1]["world"]
-    wanted: list[int | None] = [1, 1]
-    wanted[int(lost)] = -9 if what == "killed" else None
-    assert first["codes"] == wanted
+    expected_codes: list[int | None] = [1, 1]
+    expected_codes[int(lost)] = -9 if what == "killed" else None
+    assert first["codes"] == expected_codes
     assert second["codes"] == [0] * world
     attempt = Attempt(run.store, EXPERT, 1)
     note = attempt.failure()

@@ -27,16 +27,16 @@ def values(seed: int = 0) -> dict[str, dict[str, torch.Tensor]]:
     return {record: {name: torch.randn(size, generator=numbers) for name, size in SIZES.items()} for record in RECORDS}
 
 
-def fragments(cuts: dict[str, list[int]], rank: int, whole: dict[str, dict[str, torch.Tensor]]) -> list[Fragment]:
+def fragments(cuts: dict[str, list[int]], rank: int, uncut: dict[str, dict[str, torch.Tensor]]) -> list[Fragment]:
     """What a rank holds where parameters are cut at these places."""
-    found = []
-    for name, tensor in whole["ema"].items():
+    held = []
+    for name, tensor in uncut["ema"].items():
         ends = [0, *sorted(cuts[name]), len(tensor)]
         start, stop = ends[rank], ends[rank + 1]
         if stop > start:
-            records = {record: whole[record][name][start:stop].clone() for record in RECORDS}
-            found.append(Fragment(name, start, stop - start, records))
-    return found
+            records = {record: uncut[record][name][start:stop].clone() for record in RECORDS}
+            held.append(Fragment(name, start, stop - start, records))
+    return held
 
 
 def layouts(world: int) -> st.SearchStrategy[dict[str, list[int]]]:
@@ -60,20 +60,20 @@ def save(store: Store, ranks: list[list[Fragment]]) -> Manifest:
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_any_layout_is_read_by_any_other(data: st.DataObject) -> None:
-    store, whole = Store("memory:///run"), values()
+    store, uncut = Store("memory:///run"), values()
     world, other_world = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
     part_bytes = data.draw(st.sampled_from([16, 40, 64 * 2**20]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(state, "PART_BYTES", part_bytes)
         layout = data.draw(layouts(world))
-        manifest = save(store, [fragments(layout, rank, whole) for rank in range(world)])
+        manifest = save(store, [fragments(layout, rank, uncut) for rank in range(world)])
     saved = SavedParts(store, PREFIX, manifest)
     other = data.draw(layouts(other_world))
     total = dict.fromkeys(RECORDS, 0)
     for rank in range(other_world):
         held = fragments(other, rank, values(seed=1))
         saved.fill(held)
-        for mine, right in zip(held, fragments(other, rank, whole), strict=True):
+        for mine, right in zip(held, fragments(other, rank, uncut), strict=True):
             assert all(torch.equal(mine.records[record], right.records[record]) for record in RECORDS)
         total = {record: (value + fingerprints(held)[record]) % 2**64 for record, value in total.items()}
     assert total == saved.fingerprints
@@ -81,20 +81,20 @@ def test_any_layout_is_read_by_any_other(data: st.DataObject) -> None:
         tensors = load(b"".join(saved.consolidated(record, SHAPES)))
         assert tensors.keys() == SHAPES.keys()
         for name, shape in SHAPES.items():
-            assert torch.equal(tensors[name], whole[record][name].reshape(shape))
+            assert torch.equal(tensors[name], uncut[record][name].reshape(shape))
 
 
 def test_a_rank_reads_only_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a state that two ranks wrote in small parts, one of four reads about a quarter."""
-    whole = {record: {"w": torch.randn(4096)} for record in RECORDS}
+    uncut = {record: {"w": torch.randn(4096)} for record in RECORDS}
     monkeypatch.setattr(state, "PART_BYTES", 2048)
     store = Store(str(tmp_path))
-    manifest = save(store, [fragments({"w": [2048]}, rank, whole) for rank in range(2)])
+    manifest = save(store, [fragments({"w": [2048]}, rank, uncut) for rank in range(2)])
     saved = SavedParts(store, PREFIX, manifest)
     seen: list[str] = []
     read = Store.read
     monkeypatch.setattr(Store, "read", lambda self, key: (seen.append(key), read(self, key))[1])
-    saved.fill(fragments({"w": [1000, 2024, 3048]}, 1, whole))
+    saved.fill(fragments({"w": [1000, 2024, 3048]}, 1, uncut))
     sizes = [manifest.files[key.removeprefix(f"{PREFIX}/")].bytes for key in seen]
     assert len(set(seen)) == len(seen)
     assert 0.25 <= sum(sizes) / sum(record.bytes for record in manifest.files.values()) < 0.4
@@ -102,8 +102,8 @@ def test_a_rank_reads_only_what_it_needs(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("damage", ["bit", "gone", "index", "another model", "a hole"])
 def test_damage_is_named(tmp_path: Path, damage: str) -> None:
-    store, whole = Store(str(tmp_path)), values()
-    held = fragments({name: [] for name in SIZES}, 0, whole)
+    store, uncut = Store(str(tmp_path)), values()
+    held = fragments({name: [] for name in SIZES}, 0, uncut)
     if damage == "a hole":
         manifest = save(store, [[one.part(0, max(1, one.numel - 1)) for one in held]])
     else:
@@ -137,20 +137,20 @@ def test_fingerprints_add_up_and_notice_any_change(seed: int, data: st.DataObjec
     tensor = torch.randn(23, generator=torch.Generator().manual_seed(seed))
     cut = data.draw(st.integers(0, 23))
     parts = [("w", 0, tensor[:cut]), ("w", cut, tensor[cut:])]
-    whole = fingerprint(Piece("w", 0, 23), tensor)
-    assert sum(fingerprint(Piece(name, start, len(part)), part) for name, start, part in parts) % 2**64 == whole
+    total = fingerprint(Piece("w", 0, 23), tensor)
+    assert sum(fingerprint(Piece(name, start, len(part)), part) for name, start, part in parts) % 2**64 == total
     i, j = data.draw(st.lists(st.integers(0, 22), min_size=2, max_size=2, unique=True))
     swapped, flipped = tensor.clone(), tensor.clone()
     swapped[i], swapped[j] = tensor[j], tensor[i]
     flipped.view(torch.int32)[i] ^= 1 << data.draw(st.integers(0, 31))
-    assert fingerprint(Piece("w", 0, 23), swapped) != whole or tensor[i] == tensor[j]
-    assert fingerprint(Piece("w", 0, 23), flipped) != whole
-    assert fingerprint(Piece("v", 0, 23), tensor) != whole
+    assert fingerprint(Piece("w", 0, 23), swapped) != total or tensor[i] == tensor[j]
+    assert fingerprint(Piece("w", 0, 23), flipped) != total
+    assert fingerprint(Piece("v", 0, 23), tensor) != total
 
 
 def test_the_snapshot_is_a_copy(tmp_path: Path) -> None:
-    whole, store = values(), Store(str(tmp_path))
-    held = fragments({name: [] for name in SIZES}, 0, whole)
+    uncut, store = values(), Store(str(tmp_path))
+    held = fragments({name: [] for name in SIZES}, 0, uncut)
     snapshot = Snapshot(held)
     snapshot.take()
     before = held[0].records["ema"].clone()

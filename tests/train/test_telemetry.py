@@ -46,26 +46,26 @@ def events_of(data: bytes) -> list[Event]:
 
 def curves(store: Store, prefix: str = PREFIX) -> Curves:
     """(step, value) by the curve's name, in the order in which TensorBoard reads the files."""
-    found: Curves = defaultdict(list)
+    points: Curves = defaultdict(list)
     for name in sorted(store.sizes(f"{prefix}/tensorboard")):
         assert name.startswith("events.out.tfevents.")
         for event in events_of(store.read(f"{prefix}/tensorboard/{name}")):
             assert abs(event.wall_time - time.time()) < 3600
             for value in event.summary.value:
-                found[value.tag].append((event.step, value.simple_value))
-    return dict(found)
+                points[value.tag].append((event.step, value.simple_value))
+    return dict(points)
 
 
 def test_curves_on_a_local_disk(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "run"))
-    told = Telemetry(store, PREFIX)
-    told.record(1, {"loss": 0.5, "mfu": None, "grad_norm": float("inf")})
+    recorder = Telemetry(store, PREFIX)
+    recorder.record(1, {"loss": 0.5, "mfu": None, "grad_norm": float("inf")})
     wait_for(lambda: curves(store), 10)
-    told.record(5, {"loss": 0.25, "learning_rate": 0.125})
-    told.close()
+    recorder.record(5, {"loss": 0.25, "learning_rate": 0.125})
+    recorder.close()
     expected = {"loss": [(1, 0.5), (5, 0.25)], "grad_norm": [(1, float("inf"))], "learning_rate": [(5, 0.125)]}
     assert curves(store) == expected
-    told.close()
+    recorder.close()
     other = Telemetry(store, "experts/003/attempts/0008")
     other.record(3, {"loss": 2.0})
     other.close()
@@ -84,15 +84,15 @@ def test_curves_in_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("tempfile.tempdir", str(scratch))
     with s3_server(tmp_path / "log"):
         store = Store(f"s3://{BUCKET}/run")
-        told = Telemetry(store, PREFIX, upload_seconds=0.1)
-        told.record(1, {"loss": 0.5})
+        recorder = Telemetry(store, PREFIX, upload_seconds=0.1)
+        recorder.record(1, {"loss": 0.5})
         wait_for(lambda: curves(store) == {"loss": [(1, 0.5)]}, 20)
-        told.record(2, {"loss": 0.25})
+        recorder.record(2, {"loss": 0.25})
         wait_for(lambda: curves(store) == {"loss": [(1, 0.5), (2, 0.25)]}, 20)
         late = Telemetry(store, "router/attempts/0001")
         late.record(9, {"loss": 1.0})
         late.close()
-        told.close()
+        recorder.close()
         assert curves(store, "router/attempts/0001") == {"loss": [(9, 1.0)]}
     assert list(scratch.iterdir()) == []
 
@@ -110,13 +110,13 @@ def test_large_files_end_and_only_what_changed_is_uploaded(monkeypatch: pytest.M
     monkeypatch.setattr(telemetry, "FLUSH_SECONDS", 0.01)
     store = Counting("memory:///")
     store.uploads = defaultdict(list)
-    told = Telemetry(store, PREFIX, upload_seconds=0.02)
+    recorder = Telemetry(store, PREFIX, upload_seconds=0.02)
     expected = [(step, step / 4) for step in range(300)]
     for step, loss in expected:
-        told.record(step, {"loss": loss})
+        recorder.record(step, {"loss": loss})
         time.sleep(0.002)
     time.sleep(0.3)  # some uploads with nothing new
-    told.close()
+    recorder.close()
     assert curves(store) == {"loss": expected}
     assert len(store.uploads) > 3
     for sizes in store.uploads.values():
@@ -141,15 +141,15 @@ def test_a_bucket_that_refuses_is_asked_again_and_warned_of_once(
 ) -> None:
     monkeypatch.setattr(telemetry, "FLUSH_SECONDS", 0.01)
     store = Failing("memory:///")
-    told = Telemetry(store, PREFIX, upload_seconds=0.0)
-    told.record(1, {"loss": 0.5})
+    recorder = Telemetry(store, PREFIX, upload_seconds=0.0)
+    recorder.record(1, {"loss": 0.5})
     wait_for(lambda: curves(store), 10)
-    told.record(2, {"loss": 0.25})
-    told.close()
+    recorder.record(2, {"loss": 0.25})
+    recorder.close()
     assert curves(store) == {"loss": [(1, 0.5), (2, 0.25)]}
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1
-    assert said[0].startswith("warning: curves can't be uploaded, trying on: ")
+    warnings = capsys.readouterr().err.splitlines()
+    assert len(warnings) == 1
+    assert warnings[0].startswith("warning: curves can't be uploaded, trying on: ")
     store.refusals = 10**9
     dead = Telemetry(store, "router/attempts/0001")
     dead.record(1, {"loss": 0.5})
@@ -166,14 +166,14 @@ def test_storage_that_hangs_holds_up_neither_training_nor_its_end(monkeypatch: p
     monkeypatch.setattr(telemetry, "FLUSH_SECONDS", 0.01)
     monkeypatch.setattr(telemetry, "CLOSE_SECONDS", 0.2)
     reached, release = threading.Event(), threading.Event()
-    told = Telemetry(Hanging("memory:///"), PREFIX, upload_seconds=0.0)
-    told.record(0, {"loss": 1.0})
+    recorder = Telemetry(Hanging("memory:///"), PREFIX, upload_seconds=0.0)
+    recorder.record(0, {"loss": 1.0})
     assert reached.wait(10)
     began = time.monotonic()
     for step in range(3 * telemetry.MOST_WAITING):
-        told.record(step, {"loss": 1.0, "grad_norm": 2.0})
+        recorder.record(step, {"loss": 1.0, "grad_norm": 2.0})
     assert time.monotonic() - began < 2
-    told.close()
+    recorder.close()
     assert time.monotonic() - began < 3
     release.set()
 
@@ -183,16 +183,16 @@ def test_a_folder_that_is_deleted_or_in_the_way_costs_curves_and_nothing_else(
 ) -> None:
     monkeypatch.setattr(telemetry, "FLUSH_SECONDS", 0.01)
     store = Store(str(tmp_path / "run"))
-    told = Telemetry(store, PREFIX)
-    told.record(1, {"loss": 0.5})
+    recorder = Telemetry(store, PREFIX)
+    recorder.record(1, {"loss": 0.5})
     wait_for(lambda: curves(store), 10)
     store.delete(f"{PREFIX}/tensorboard")
-    told.record(2, {"loss": 0.25})
-    told.record(3, {"loss": 0.125})
+    recorder.record(2, {"loss": 0.25})
+    recorder.record(3, {"loss": 0.125})
     wait_for(lambda: capsys.readouterr().err.count("trying on"), 10)
-    told.record(4, {"loss": 0.5})
+    recorder.record(4, {"loss": 0.5})
     wait_for(lambda: curves(store), 10)
-    told.close()
+    recorder.close()
     assert curves(store)["loss"][-1] == (4, 0.5)
     (tmp_path / "run/router").write_bytes(b"a file where a folder should be")
     blocked = Telemetry(store, "router/attempts/0001")

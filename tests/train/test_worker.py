@@ -104,8 +104,8 @@ def test_resume_equals_uninterrupted_to_the_bit(quiet: Run, short_run: Run, arti
     worker.train(short_run.url, artifact, TrainPlacement(checkpoint_steps=4))
     assert same_run(quiet, short_run, artifact)
     assert claimed(short_run.store, artifact) == [1, 2, 3]
-    said = [{key: run.require(artifact).info[key] for key in ("step", "loss")} for run in (quiet, short_run)]
-    assert said[0] == said[1]
+    infos = [{key: run.require(artifact).info[key] for key in ("step", "loss")} for run in (quiet, short_run)]
+    assert infos[0] == infos[1]
     worker.train(short_run.url, artifact, TrainPlacement())
     assert claimed(short_run.store, artifact) == [1, 2, 3], "a finished job claims no attempt"
     notes = [Attempt(short_run.store, artifact, number).failure() for number in (1, 2, 3)]
@@ -129,8 +129,8 @@ def test_damaged_states_are_named_and_the_one_before_used(
         data[len(data) // 2] ^= 4
         path.write_bytes(data)
     worker.train(short_run.url, EXPERT, TrainPlacement())
-    told = capfd.readouterr().err
-    assert [str(path) in told for path in paths] == [path in wrong for path in paths]
+    stderr = capfd.readouterr().err
+    assert [str(path) in stderr for path in paths] == [path in wrong for path in paths]
     assert same_run(quiet, short_run)
 
 
@@ -249,7 +249,7 @@ def test_training_goes_on_while_storage_refuses_and_ends_once_it_does_not(
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
     assert "the state of step 4 isn't saved" in capfd.readouterr().err
-    assert all(isinstance(found, CorruptArtifact) for found in saved_states(short_run.store, EXPERT))
+    assert all(isinstance(state, CorruptArtifact) for state in saved_states(short_run.store, EXPERT))
     note = Attempt(short_run.store, EXPERT, 1).failure()
     assert note is not None and not note["final"]
     worker.train(short_run.url, EXPERT, TrainPlacement())
@@ -314,11 +314,11 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
 def test_the_curve_is_the_same_across_resizes(
     quiet: Run, worlds: Callable[[str], Run], zero_stage: int, precision: str
 ) -> None:
-    whole, cut = quiet if precision == "fp32" else worlds("whole-bf16"), worlds(f"{zero_stage}-{precision}")
+    undisturbed, cut = quiet if precision == "fp32" else worlds("whole-bf16"), worlds(f"{zero_stage}-{precision}")
     assert claimed(cut.store, EXPERT) == [1, 2, 3]
     most = 1e-6 if precision == "fp32" else 2e-3
-    assert difference(curve_of(whole, EXPERT), curve_of(cut, EXPERT)) < most
-    assert 0 < difference(weights_of(whole, EXPERT), weights_of(cut, EXPERT)) < most
+    assert difference(curve_of(undisturbed, EXPERT), curve_of(cut, EXPERT)) < most
+    assert 0 < difference(weights_of(undisturbed, EXPERT), weights_of(cut, EXPERT)) < most
 
 
 def test_precision_matters(quiet: Run, worlds: Callable[[str], Run]) -> None:

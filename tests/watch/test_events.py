@@ -25,15 +25,15 @@ DAMAGED = Status(JOB, "damaged", error=CorruptArtifact("altered"), run=RUN)
 
 def begun(attempt: int, beat: int | None, step: int = 0, artifact: str = JOB, rate: float = 10.0) -> Status:
     spoken = {"beat": beat, "step": step, "steps": 300, "attempt": attempt, "steps_per_second": rate}
-    told: dict[str, Any] = {} if beat is None else spoken
-    return Status(Artifact(artifact), "begun", job=JobStatus(attempt, told, None, None, 0), run=RUN)
+    heartbeat: dict[str, Any] = {} if beat is None else spoken
+    return Status(Artifact(artifact), "begun", job=JobStatus(attempt, heartbeat, None, None, 0), run=RUN)
 
 
 def stopped(attempt: int, beat: int | None = None, step: int = 0) -> Status:
-    found = begun(attempt, beat, step)
-    assert found.job
+    running = begun(attempt, beat, step)
+    assert running.job
     failed = {"error": "no space", "kind": "StorageError", "final": False, "attempt": attempt}
-    return replace(found, state="failed", job=replace(found.job, failure=failed))
+    return replace(running, state="failed", job=replace(running.job, failure=failed))
 
 
 class Watcher:
@@ -46,10 +46,10 @@ class Watcher:
         return self._events.seen(observe(statuses, self._pulses, now))
 
 
-def told(*surveys: tuple[float, Status], stalled_after: float = 60) -> list[tuple[float, str, int]]:
+def events_of(*surveys: tuple[float, Status], stalled_after: float = 60) -> list[tuple[float, str, int]]:
     """(time, event, attempt) of all that these surveys of one artifact bring."""
     watcher = Watcher(stalled_after=stalled_after)
-    return [(now, e.event, e.attempt) for now, found in surveys for e in watcher.look(now, found)]
+    return [(now, e.event, e.attempt) for now, status in surveys for e in watcher.look(now, status)]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def told(*surveys: tuple[float, Status], stalled_after: float = 60) -> list[tupl
     ],
 )
 def test_what_is_told(surveys: list[tuple[float, Status]], expected: list[tuple[float, str, int]]) -> None:
-    assert told(*surveys) == expected
+    assert events_of(*surveys) == expected
 
 
 def test_an_event_says_all_that_is_known() -> None:
@@ -164,11 +164,11 @@ def test_artifacts_are_judged_apart() -> None:
 def test_no_event_is_told_twice_in_a_row(steps: Sequence[tuple[float, Status]]) -> None:
     """And each fits the state that it is told in, whatever comes after what."""
     watcher, now, last = Watcher(), 0.0, None
-    for pause, found in steps:
+    for pause, status in steps:
         now += pause
-        for event in watcher.look(now, found):
+        for event in watcher.look(now, status):
             state = {"stalled": "begun", "resumed": "begun"}.get(event.event, event.event)
-            assert found.state == state
+            assert status.state == state
             if event.event == "resumed":
                 assert last and last[0] in ("stalled", "failed", "damaged")
             if event.event != "finished":

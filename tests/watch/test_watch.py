@@ -152,12 +152,12 @@ def test_storage_that_goes_away_is_waited_for(tmp_path: Path) -> None:
 
 def test_what_is_waited_for(tmp_path: Path) -> None:
     run = make_data(f"{tmp_path}/run", num_rows=60)
-    whole = [Status(artifact, "finished") for artifact in (*run.experts, ROUTER)]
-    assert trained(run, [*whole, Status(MONOLITH, "waiting")])
+    finished = [Status(artifact, "finished") for artifact in (*run.experts, ROUTER)]
+    assert trained(run, [*finished, Status(MONOLITH, "waiting")])
     for state in ("begun", "failed", "damaged"):
-        assert not trained(run, [*whole, Status(MONOLITH, state)])  # type: ignore[arg-type]
-    for lacking in range(len(whole)):
-        others = [Status(found.artifact, "begun") if n == lacking else found for n, found in enumerate(whole)]
+        assert not trained(run, [*finished, Status(MONOLITH, state)])  # type: ignore[arg-type]
+    for lacking in range(len(finished)):
+        others = [Status(status.artifact, "begun") if n == lacking else status for n, status in enumerate(finished)]
         assert not trained(run, [*others, Status(MONOLITH, "waiting")])
     settings = ("partition.method=given",)
     given = make_data(f"{tmp_path}/given", settings=settings, num_rows=60)

@@ -56,9 +56,9 @@ def parquet_files(folder: Path) -> list[Path]:
 def test_rows_of_an_object_store_are_those_of_the_folder(
     local: Run, remote: Run, temporary: Path, rows_gib: int
 ) -> None:
-    with Loader(local, SHARDS, 0, 50) as here, Loader(remote, SHARDS, 0, 50, rows_gib) as there:
+    with Loader(local, SHARDS, 0, 50) as local_loader, Loader(remote, SHARDS, 0, 50, rows_gib) as remote_loader:
         assert len(parquet_files(temporary)) == 6
-        assert torch.equal(rows_of(here), rows_of(there))
+        assert torch.equal(rows_of(local_loader), rows_of(remote_loader))
     assert [path for path in temporary.rglob("*") if path.is_file()] == []
 
 
@@ -111,9 +111,9 @@ def test_many_at_once_share_a_temporary_copy_until_the_last_is_done(remote: Run,
 
 def test_a_cache_that_cannot_be_written_is_said_in_one_line(remote: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(StorageError, match=r"file/.*choose another folder") as told:
+    with pytest.raises(StorageError, match=r"file/.*choose another folder") as failure:
         Loader(remote, SHARDS, 0, 50, cache=str(tmp_path / "file"))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(failure.value)
 
 
 def test_fetching_streams_an_object_into_a_file(tmp_path: Path) -> None:

@@ -73,10 +73,10 @@ def test_one_shard_is_one_cluster_and_shards_come_in_any_order(run: Run) -> None
         rows = load_rows(run, [shard(cluster)])
         assert (rows.cluster_N == cluster).all()
         assert len(rows) == run.require(shard(cluster)).info["rows_train"]
-    there, back = load_rows(run, SHARDS), load_rows(run, SHARDS[::-1])
-    assert there.ids == back.ids
-    assert torch.equal(there.data_NCHW, back.data_NCHW)
-    assert torch.equal(there.cluster_N, back.cluster_N)
+    forwards, backwards = load_rows(run, SHARDS), load_rows(run, SHARDS[::-1])
+    assert forwards.ids == backwards.ids
+    assert torch.equal(forwards.data_NCHW, backwards.data_NCHW)
+    assert torch.equal(forwards.cluster_N, backwards.cluster_N)
     with Loader(run, SHARDS, 0, 32) as one, Loader(run, SHARDS[::-1], 0, 32) as other:
         assert same(one.batch(3, torch.arange(32)), other.batch(3, torch.arange(32)))
 
@@ -134,11 +134,11 @@ def test_a_restart_at_any_step_goes_on_with_the_same_rows(run, step, batch, befo
     with loader() as undisturbed, loader() as restarted:
         for earlier in range(max(0, step - before), step):
             undisturbed.batch(earlier, torch.arange(batch))
-        whole = undisturbed.batch(step, torch.arange(batch))
-        assert same(whole, restarted.batch(step, torch.arange(batch)))
+        full_batch = undisturbed.batch(step, torch.arange(batch))
+        assert same(full_batch, restarted.batch(step, torch.arange(batch)))
         # A rank's share is filled up with rows from the beginning of the batch.
         place_B = torch.arange(batch // 2, batch // 2 + batch) % batch
-        part = tuple(tensor[place_B] for tensor in whole)
+        part = tuple(tensor[place_B] for tensor in full_batch)
         assert same(part, restarted.batch(step, place_B))
 
 

@@ -19,11 +19,11 @@ def groups_of(sizes: list[tuple[int, int]]) -> list[RowGroup]:
 
 def rows_at(order: WindowOrder, positions: np.ndarray) -> np.ndarray:
     """The stored rows at these positions."""
-    found = np.full(len(positions), -1)
+    stored_rows = np.full(len(positions), -1)
     for piece in order.locate(positions):
-        assert (found[piece.member_M] == -1).all()
-        found[piece.member_M] = order.stored_row(piece)
-    return found
+        assert (stored_rows[piece.member_M] == -1).all()
+        stored_rows[piece.member_M] = order.stored_row(piece)
+    return stored_rows
 
 
 @settings(deadline=None)

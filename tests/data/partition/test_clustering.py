@@ -42,8 +42,8 @@ def clusters_by_id(run: Run, folder) -> tuple[dict[str, int], np.ndarray]:
 def test_known_groups_are_found(method, metric, tmp_path):
     truth = rows()
     run = run_of(str(tmp_path / "run"), truth, *FOUR, f"partition.method={method}", f"partition.metric={metric}")
-    found, _ = clusters_by_id(run, tmp_path / "scratch")
-    ari = adjusted_rand_score(truth.group_N, [found[row_id] for row_id in truth.ids])
+    cluster_of, _ = clusters_by_id(run, tmp_path / "scratch")
+    ari = adjusted_rand_score(truth.group_N, [cluster_of[row_id] for row_id in truth.ids])
     # Shades are on a line through their mean: they have two directions.
     assert ari > (0.9 if (method, metric) != ("pixels", "spherical") else 0.3)
 
@@ -53,9 +53,9 @@ def test_the_families_of_shapes_are_found_in_their_pixels(tmp_path):
     settings += ("data.num_classes=12", "partition.method=pixels", "partition.num_clusters=12")
     settings += ("partition.num_fine=128", "expert.train.global_batch=48")
     run = commit_rows(str(tmp_path / "run"), settings, chunk_rows=1024)
-    found, _ = clusters_by_id(run, tmp_path / "scratch")
+    cluster_of, _ = clusters_by_id(run, tmp_path / "scratch")
     labels = read_artifact(run, ROWS, ["label"])["label"].to_pylist()
-    assert adjusted_rand_score(labels, list(found.values())) > 0.9
+    assert adjusted_rand_score(labels, list(cluster_of.values())) > 0.9
 
 
 @settings(max_examples=25, deadline=None)
@@ -75,10 +75,10 @@ def test_no_cluster_has_more_than_its_share_of_the_training_rows(
     balance = (f"partition.num_clusters={num_clusters}", "partition.num_fine=20", f"partition.max_share={max_share}")
     truth = rows((skew, (1 - skew) / 2, (1 - skew) / 2), num_rows, seed=seed)
     run = run_of(str(folder / "run"), truth, *balance, "partition.sample_rows=80", part_rows=130)
-    found, rows_K = clusters_by_id(run, folder / "scratch")
+    cluster_of, rows_K = clusters_by_id(run, folder / "scratch")
     table = read_artifact(run, ROWS, ["id", "split"])
     train_ids = table.filter(np.array(table["split"].to_pylist()) == "train")["id"].to_pylist()
-    counted_K = np.bincount([found[row_id] for row_id in train_ids], minlength=num_clusters)
+    counted_K = np.bincount([cluster_of[row_id] for row_id in train_ids], minlength=num_clusters)
     assert counted_K.tolist() == rows_K.tolist()
     most = capacity(len(train_ids), max_share, num_clusters)
     assert counted_K.max() <= most
@@ -88,8 +88,8 @@ def test_no_cluster_has_more_than_its_share_of_the_training_rows(
 def test_balanced_clusters_are_the_nearest_that_have_room_and_split_by_key(tmp_path):
     truth = rows((0.7, 0.1, 0.1, 0.1))
     run = run_of(str(tmp_path / "run"), truth, *FOUR, "partition.max_share=0.4")
-    found, rows_K = clusters_by_id(run, tmp_path / "scratch")
-    cluster_N = np.array([found[row_id] for row_id in truth.ids])
+    cluster_of, rows_K = clusters_by_id(run, tmp_path / "scratch")
+    cluster_N = np.array([cluster_of[row_id] for row_id in truth.ids])
     assert rows_K.max() <= 0.4 * rows_K.sum()
     # Small groups stay whole: only the rows beyond the bound of the large one move.
     for group in (1, 2, 3):
@@ -108,25 +108,25 @@ def test_nearest_by_fine_or_by_coarse(tmp_path):
     truth = rows((0.5, 0.5), dim=2)
     flat = np.random.default_rng(0).uniform(-1, 1, truth.embeddings_ND.shape).astype(np.float32)
     truth = type(truth)(truth.ids, truth.group_N, flat, truth.pixels_NCHW)
-    found = {}
+    by_nearest = {}
     for nearest in ("coarse", "fine"):
         run = run_of(str(tmp_path / nearest), truth, *FOUR, f"partition.nearest={nearest}")
-        found[nearest] = clusters_by_id(run, tmp_path / f"{nearest}-scratch")[0]
+        by_nearest[nearest] = clusters_by_id(run, tmp_path / f"{nearest}-scratch")[0]
         centroids = fit(RowsReader(run, ROWS), quiet)[0].centroids
     by_fine_N = centroids.fine_to_coarse_F[((flat[:, None] - centroids.fine_FD) ** 2).sum(-1).argmin(1)]
     by_coarse_N = ((flat[:, None] - centroids.coarse_KD) ** 2).sum(-1).argmin(1)
-    assert found["fine"] == dict(zip(truth.ids, by_fine_N.tolist(), strict=True))
-    assert found["coarse"] == dict(zip(truth.ids, by_coarse_N.tolist(), strict=True))
-    assert found["fine"] != found["coarse"]
+    assert by_nearest["fine"] == dict(zip(truth.ids, by_fine_N.tolist(), strict=True))
+    assert by_nearest["coarse"] == dict(zip(truth.ids, by_coarse_N.tolist(), strict=True))
+    assert by_nearest["fine"] != by_nearest["coarse"]
 
 
 def test_random_clusters_are_alike_and_say_nothing_of_key_split_or_group(tmp_path):
     truth = rows(num_rows=8000)
-    found = {}
+    by_seed = {}
     for seed in (0, 1):
         run = run_of(str(tmp_path / str(seed)), truth, *FOUR, "partition.method=random", f"partition.seed={seed}")
-        found[seed] = clusters_by_id(run, tmp_path / f"scratch-{seed}")[0]
-    first_N, second_N = (np.array([by_id[row_id] for row_id in truth.ids]) for by_id in found.values())
+        by_seed[seed] = clusters_by_id(run, tmp_path / f"scratch-{seed}")[0]
+    first_N, second_N = (np.array([by_id[row_id] for row_id in truth.ids]) for by_id in by_seed.values())
     held_N = np.array(read_artifact(run, ROWS, ["split"])["split"].to_pylist()) == "heldout"
     low_N = shuffle_keys(truth.ids) < np.uint64(2**62)
     for part_N in (held_N, low_N, truth.group_N == 0, first_N == 0):
@@ -140,9 +140,9 @@ def test_label_clusters_are_ranges_of_classes(tmp_path):
     run = run_of(
         str(tmp_path / "run"), truth, *FOUR, "partition.method=label", "data.num_classes=5", "data.class_names=[]"
     )
-    found, _ = clusters_by_id(run, tmp_path / "scratch")
+    cluster_of, _ = clusters_by_id(run, tmp_path / "scratch")
     expected = [[0, 0, 1, 2, 3][label] for label in truth.group_N]
-    assert [found[row_id] for row_id in truth.ids] == expected
+    assert [cluster_of[row_id] for row_id in truth.ids] == expected
 
 
 @pytest.mark.parametrize("order_seed", range(3))

@@ -50,13 +50,13 @@ def test_every_row_is_in_the_shard_of_its_nearest_centroid_as_it_was(parted):
     distance_NK = ((embeddings(table).astype(np.float64)[:, None] - centroids["coarse_KD"]) ** 2).sum(-1)
     columns = [table[name].to_pylist() for name in ("id", "split", "data", "label")]
     expected = {row[0]: (int(cluster), *row[1:]) for *row, cluster in zip(*columns, distance_NK.argmin(1), strict=True)}
-    found = {}
+    stored = {}
     for cluster, artifact in enumerate(SHARDS):
         for split in ("train", "heldout"):
-            there = split_of(parted, artifact, split)
-            for row in there.to_pylist():
-                found[row["id"]] = (cluster, split, row["data"], row["label"])
-    assert found == expected
+            split_rows = split_of(parted, artifact, split)
+            for row in split_rows.to_pylist():
+                stored[row["id"]] = (cluster, split, row["data"], row["label"])
+    assert stored == expected
     assert centroids["fine_FD"].shape == (16, 8)
     assert set(centroids["fine_to_coarse_F"]) == {0, 1}
 
@@ -97,14 +97,14 @@ def test_a_finished_partition_is_left_alone(parted):
 
 
 def test_progress_goes_up_and_tells_the_pace(tmp_path):
-    run, told = run_of(str(tmp_path / "run"), rows(), *FOUR, "partition.max_share=0.3"), []
-    partition(run, lambda fraction, note: told.append((fraction, note)))
-    fractions = [fraction for fraction, _ in told]
+    run, notes = run_of(str(tmp_path / "run"), rows(), *FOUR, "partition.max_share=0.3"), []
+    partition(run, lambda fraction, note: notes.append((fraction, note)))
+    fractions = [fraction for fraction, _ in notes]
     assert fractions == sorted(fractions)
     assert fractions[-1] == 1
     for name in ("sampling", "k-means", "clusters", "sorting", "shard 3", "4 clusters of "):
-        assert any(name in note for _, note in told), name
-    assert any("1,500 rows, " in note and note.endswith(" rows/s") for _, note in told)
+        assert any(name in note for _, note in notes), name
+    assert any("1,500 rows, " in note and note.endswith(" rows/s") for _, note in notes)
 
 
 @pytest.mark.parametrize(
@@ -137,13 +137,13 @@ def test_the_seed_draws_where_k_means_begins(parted, tmp_path):
 
 def test_heldout_rows_move_no_centroid(tmp_path):
     truth = rows()
-    whole = run_of(str(tmp_path / "whole"), truth, *FOUR)
-    train = np.flatnonzero(np.array(truth.table(whole.config)["split"].to_pylist()) == "train")
+    complete = run_of(str(tmp_path / "whole"), truth, *FOUR)
+    train = np.flatnonzero(np.array(truth.table(complete.config)["split"].to_pylist()) == "train")
     other = run_of(str(tmp_path / "train"), truth.take(train), *FOUR)
-    for run in (whole, other):
+    for run in (complete, other):
         partition(run, with_report=False)
     assert len(train) < len(truth.ids)
-    assert centroids_of(whole) == centroids_of(other)
+    assert centroids_of(complete) == centroids_of(other)
 
 
 def test_damaged_rows_are_refused_by_name(parted, tmp_path):
@@ -213,11 +213,11 @@ def test_given_shards_are_made_alone_and_collected_without_their_rows(tmp_path):
         partition(centre)
     for cluster, run in enumerate(owners):
         centre.store.write(f"{shard(cluster)}/_MANIFEST.json", run.store.read(f"{shard(cluster)}/_MANIFEST.json"))
-    whole = partition(centre)
+    collected = partition(centre)
     infos = [run.require(shard(cluster)).info for cluster, run in enumerate(owners)]
-    assert whole.info["rows_K"] == [info["rows_train"] for info in infos]
-    assert np.array(whole.info["counts_CK"]).T.tolist() == [info["counts_C"] for info in infos]
-    assert partition(centre) == whole
+    assert collected.info["rows_K"] == [info["rows_train"] for info in infos]
+    assert np.array(collected.info["counts_CK"]).T.tolist() == [info["counts_C"] for info in infos]
+    assert partition(centre) == collected
     assert not centre.store.exists(f"{CENTROIDS}/_MANIFEST.json")
 
     # An owner who prepared again has another shard than the partition knows.
@@ -250,9 +250,9 @@ def test_a_given_shard_of_other_rows_is_drift(tmp_path):
 )
 def test_clusters_that_cannot_be_made_alone(settings, cluster, error, message, tmp_path):
     run = Run.create(str(tmp_path / "run"), load_recipe("tiny", settings))
-    with pytest.raises(error, match=message) as told:
+    with pytest.raises(error, match=message) as failure:
         partition(run, cluster=cluster)
-    assert isinstance(told.value, DDMError) and "\n" not in str(told.value)
+    assert isinstance(failure.value, DDMError) and "\n" not in str(failure.value)
 
 
 PEAK = """
@@ -268,8 +268,8 @@ print(int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]
 def test_memory_does_not_grow_with_the_rows(how, tmp_path):
     peaks = []
     for num_rows in (20_000, 100_000):
-        found = rows(num_rows=num_rows, dim=256)  # embeddings of 1 KiB
-        run = run_of(str(tmp_path / str(num_rows)), found, *FOUR, how, "partition.sample_rows=5000", part_rows=4096)
+        truth = rows(num_rows=num_rows, dim=256)  # embeddings of 1 KiB
+        run = run_of(str(tmp_path / str(num_rows)), truth, *FOUR, how, "partition.sample_rows=5000", part_rows=4096)
         command = [sys.executable, "-c", PEAK, run.url, str(tmp_path)]
         peaks.append(int(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=200).stdout))
         shutil.rmtree(run.url)

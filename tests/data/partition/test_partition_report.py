@@ -48,8 +48,8 @@ def test_a_report_made_alone_is_that_of_the_whole_stage(method: tuple[str, ...],
 
 
 def test_a_stage_stopped_before_its_report_makes_the_report_alone(tmp_path: Path) -> None:
-    run, whole = (run_of(str(tmp_path / name), rows(), *FOUR) for name in ("run", "whole"))
-    partition(whole)
+    run, undisturbed = (run_of(str(tmp_path / name), rows(), *FOUR) for name in ("run", "whole"))
+    partition(undisturbed)
 
     def stop(fraction: float, note: str) -> None:
         if note == "report":
@@ -59,7 +59,7 @@ def test_a_stage_stopped_before_its_report_makes_the_report_alone(tmp_path: Path
         partition(run, stop)
     assert run.finished(PARTITION) and not run.finished(REPORT)
     partition(run)
-    assert contents(run) == contents(whole)
+    assert contents(run) == contents(undisturbed)
 
 
 def test_a_damaged_report_is_made_again(reported: Run) -> None:

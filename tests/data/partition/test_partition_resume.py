@@ -24,8 +24,8 @@ def test_what_an_interrupted_partition_left_is_continued_with(note, parted, tmp_
     run, scratch = copy_of(parted, tmp_path / "run", PARTITION), tmp_path / "scratch"
     scratch.mkdir()
 
-    def stop(fraction: float, told: str) -> None:
-        if note in told:
+    def stop(fraction: float, current_note: str) -> None:
+        if note in current_note:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -50,8 +50,8 @@ base, *notes = sys.argv[1:]
 for number, note in enumerate(notes):
     child = os.fork()
     if not child:
-        def kill(fraction, told):
-            if note in told:
+        def kill(fraction, current_note):
+            if note in current_note:
                 os.kill(os.getpid(), signal.SIGKILL)
         os.makedirs(f"{base}-scratch", exist_ok=True)
         partition(Run.open(f"{base}-{number}"), kill, scratch=f"{base}-scratch", with_report=False)
@@ -97,10 +97,10 @@ def test_what_is_left_but_spoilt_is_made_again(alteration, parted, tmp_path):
 @pytest.mark.parametrize("how", [(), ("partition.max_share=0.3",), ("partition.method=random",)])
 def test_a_shard_that_was_deleted_is_made_again_alone(how, tmp_path):
     run = run_of(str(tmp_path / "run"), rows(), *FOUR, *how)
-    whole, before = partition(run, with_report=False), contents(run)
+    manifest, before = partition(run, with_report=False), contents(run)
     run.store.delete(shard(1))
     kept = Path(run.url, shard(0), "train-00000.parquet").stat().st_ino
-    assert partition(run, with_report=False) == whole
+    assert partition(run, with_report=False) == manifest
     assert contents(run) == before
     assert Path(run.url, shard(0), "train-00000.parquet").stat().st_ino == kept
 

@@ -32,15 +32,15 @@ def test_a_rival_that_finishes_first_is_left_alone(note, parted, tmp_path):
     run = copy_of(parted, tmp_path / "run", PARTITION)
     theirs: list[dict[str, int]] = []
 
-    def overtaken(fraction: float, told: str) -> None:
-        if note in told and not theirs:
+    def overtaken(fraction: float, current_note: str) -> None:
+        if note in current_note and not theirs:
             partition(Run.open(run.url), with_report=False)
             theirs.append(inodes(run))
 
     partition(run, overtaken, with_report=False)
     assert contents(run) == contents(parted)
-    found = inodes(run)
-    rewritten = {key for key, inode in theirs[0].items() if found[key] != inode}
+    final_inodes = inodes(run)
+    rewritten = {key for key, inode in theirs[0].items() if final_inodes[key] != inode}
     # The same centroids may be written once more under the name of their content.
     assert {key for key in rewritten if not key.startswith("centroids/centroids-")} == set()
 
@@ -69,17 +69,17 @@ def test_other_centroids_of_a_rival_count_if_they_were_first(parted, tmp_path, m
         return dataclasses.replace(clustering, centroids=centroids), num_sampled
 
     def fit_after_a_rival(*args):
-        found = fit(*args)
+        fitted = fit(*args)
         monkeypatch.setattr(stage, "fit", moved)
         partition(Run.open(run.url), with_report=False)
-        return found
+        return fitted
 
     monkeypatch.setattr(stage, "fit", fit_after_a_rival)
-    whole = partition(run, with_report=False)
+    manifest = partition(run, with_report=False)
     [name] = run.require(CENTROIDS).files
     assert [*parted.require(CENTROIDS).files] != [name]
     assert {*run.store.sizes(CENTROIDS)} == {name, NAME}
-    for listed in whole.files:
+    for listed in manifest.files:
         run.read(PARTITION, listed)
     assert run.require(shard(0)).info["centroids"] == run.require(CENTROIDS).digest
 
@@ -132,8 +132,8 @@ def test_given_shards_made_twice_at_once(tmp_path):
     run = run_of(str(tmp_path / "run"), rows(), "partition.method=given", artifact=owner_rows(1))
     theirs: list[dict[str, int]] = []
 
-    def overtaken(fraction: float, told: str) -> None:
-        if "shard 1" in told and not theirs:
+    def overtaken(fraction: float, note: str) -> None:
+        if "shard 1" in note and not theirs:
             partition(Run.open(run.url), cluster=1)
             theirs.append(inodes(run))
 

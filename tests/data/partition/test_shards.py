@@ -111,17 +111,17 @@ def test_a_shard_holds_its_rows_and_no_others(tmp_path: Path, data: dict[str, ob
         assert manifest == run.finished(shard(cluster))
         for split in (TRAIN, HELDOUT):
             names = sorted(name for name in manifest.files if name.startswith(split))
-            found = pa.concat_tables(read_parquet(run.read(shard(cluster), name), name) for name in names)
-            expected = table.filter(pa.array((cluster_N == cluster) & (split_N == split))).select(found.schema.names)
-            assert found.sort_by("id").equals(expected.sort_by("id"))
-            rank_N = shuffle_keys(found["id"].to_pylist())
+            stored = pa.concat_tables(read_parquet(run.read(shard(cluster), name), name) for name in names)
+            expected = table.filter(pa.array((cluster_N == cluster) & (split_N == split))).select(stored.schema.names)
+            assert stored.sort_by("id").equals(expected.sort_by("id"))
+            rank_N = shuffle_keys(stored["id"].to_pylist())
             assert (np.diff(rank_N.astype(object)) > 0).all()
-            assert manifest.info[f"rows_{split}"] == found.num_rows
+            assert manifest.info[f"rows_{split}"] == stored.num_rows
             if split == TRAIN:
-                data_NCHW = images(found, run.config.data).astype(np.float64)
+                data_NCHW = images(stored, run.config.data).astype(np.float64)
                 assert manifest.info["data_std"] == pytest.approx(data_NCHW.std(), abs=1e-12)
-                if "label" in found.column_names:
-                    assert manifest.info["counts_C"] == np.bincount(found["label"], minlength=10).tolist()
+                if "label" in stored.column_names:
+                    assert manifest.info["counts_C"] == np.bincount(stored["label"], minlength=10).tolist()
                 else:
                     assert manifest.info["counts_C"] == []
                     assert run.read(shard(cluster), NULL_TEXT) == run.read(ROWS, NULL_TEXT)
@@ -160,12 +160,12 @@ def test_a_file_is_a_range_of_ranks(tmp_path: Path) -> None:
 
 def test_data_std_is_the_same_in_one_file_and_in_many(tmp_path: Path) -> None:
     runs = {size: made_run(tmp_path / str(size), **TEXTS) for size in (2000, 2**28)}
-    found = []
+    manifests = []
     for size, run in runs.items():
         table = made_rows(run, 300)
-        found.append(write(run, [(table, clusters_of(table))], tmp_path / "scratch", size)[0])
-    assert len(found[0].files) > 10 > len(found[1].files)
-    assert found[0].info["data_std"] == found[1].info["data_std"]
+        manifests.append(write(run, [(table, clusters_of(table))], tmp_path / "scratch", size)[0])
+    assert len(manifests[0].files) > 10 > len(manifests[1].files)
+    assert manifests[0].info["data_std"] == manifests[1].info["data_std"]
 
 
 @pytest.mark.parametrize(("size", "rows"), [(4, 8192), (8, 8192), (32, 1024), (256, 16), (400, 16)])
@@ -226,12 +226,14 @@ def test_a_shard_that_a_rival_finished_is_taken_as_it_is(tmp_path: Path) -> None
 def test_only_the_asked_clusters_are_written(tmp_path: Path) -> None:
     run = made_run(tmp_path / "run")
     table = made_rows(run, 300)
-    whole = write(run, [(table, clusters_of(table))], tmp_path / "scratch")
+    manifests = write(run, [(table, clusters_of(table))], tmp_path / "scratch")
     run.store.delete(shard(1))
-    counts = [np.array([whole[cluster].info[f"rows_{split}"] for cluster in range(3)]) for split in (TRAIN, HELDOUT)]
+    counts = [
+        np.array([manifests[cluster].info[f"rows_{split}"] for cluster in range(3)]) for split in (TRAIN, HELDOUT)
+    ]
     with ShardWriter(run, counts[0], counts[1], [1], tmp_path / "scratch", 4000) as writer:
         writer.add(table, clusters_of(table))
-        assert writer.commit(1, "c" * 16) == whole[1]
+        assert writer.commit(1, "c" * 16) == manifests[1]
 
 
 def test_data_that_arent_finite_are_refused(tmp_path: Path) -> None:

@@ -200,11 +200,11 @@ def test_a_networks_embedding_is_a_column(tmp_path: Path) -> None:
     table = embed("good.pt", 5).table
     assert array(table["embedding"], EMBEDDING).shape == (5, 16)
     np.testing.assert_allclose(embeddings(embed("good.pt", 1).table)[0], embeddings(table)[0], atol=1e-5)
-    told = "embedder timm vit_tiny_patch16_224: gives NaN or infinity"
+    reason = "embedder timm vit_tiny_patch16_224: gives NaN or infinity"
     few = embed("broken.pt", 2)
     assert few.table.num_rows == 0
-    assert few.rejected == [{"id": "row-0", "reason": told}, {"id": "row-1", "reason": told}]
-    with pytest.raises(DataError, match=rf"^{told} for any of 8 rows, e\.g\. row-0; use another"):
+    assert few.rejected == [{"id": "row-0", "reason": reason}, {"id": "row-1", "reason": reason}]
+    with pytest.raises(DataError, match=rf"^{reason} for any of 8 rows, e\.g\. row-0; use another"):
         embed("broken.pt", 8)
 
 
@@ -233,14 +233,14 @@ def test_rows_that_float16_does_not_hold_are_left_out(folders: dict[str, str], d
     run = config({"dim": 3, "batch_size": 2}, **text_data(folders))
     chunk = decoded(run, 8, ["a cat", "the dog", "a cat", "a red cat", "a cat", "on the moon", "a cat", "a blue cat"])
     embed = Embed(run, PixelFeatures.fit(chunk.pixels_NHWC, 3))
-    whole = embed(chunk).table
+    undamaged = embed(chunk).table
     assert embed._latents is not None
     assert embed._texts is not None
     network: Any = embed._latents if damage == "latents" else embed._texts
-    encode, found = network.encode, {"seen": 0}
+    encode, calls = network.encode, {"seen": 0}
 
     def overflowing(batch: Any, **options: Any) -> Any:
-        number, found["seen"] = found["seen"], found["seen"] + 1
+        number, calls["seen"] = calls["seen"], calls["seen"] + 1
         values = encode(batch, **options)
         if number == 1:
             (values if damage == "latents" else values.tokens_BLE)[1].fill_(1e6)
@@ -250,19 +250,19 @@ def test_rows_that_float16_does_not_hold_are_left_out(folders: dict[str, str], d
     rows = embed(chunk)
     assert [entry["id"] for entry in rows.rejected] == ["row-3"]
     assert rows.rejected[0]["reason"].endswith(": gives NaN or infinity, or more than float16 holds")
-    assert rows.table.equals(pa.concat_tables([whole.slice(0, 3), whole.slice(4)]))
-    assert content_digest(rows.table) == content_digest(pa.concat_tables([whole.slice(0, 3), whole.slice(4)]))
+    assert rows.table.equals(pa.concat_tables([undamaged.slice(0, 3), undamaged.slice(4)]))
+    assert content_digest(rows.table) == content_digest(pa.concat_tables([undamaged.slice(0, 3), undamaged.slice(4)]))
 
 
 def test_networks_of_other_sizes_are_refused(folders: dict[str, str]) -> None:
-    for data, told in (
+    for data, message in (
         (text_data(folders) | {"channels": 3}, r"begin a run with data\.channels=4$"),
         (text_data(folders) | {"latents": {"autoencoder": folders["vae"], "scale": 1}}, r"data\.latents\.downsampling"),
         (text_data(folders, dim=16), r"has 20 channels, not 16; begin a run with data\.text\.dim=20$"),
         (text_data(folders, pooled_dim=16), "its pooled vector has size None"),
     ):
         run = config({"dim": 3}, **data)
-        with pytest.raises(ConfigError, match=f"^[^\n]*{told}"):
+        with pytest.raises(ConfigError, match=f"^[^\n]*{message}"):
             Embed(run, no_components(math.prod(run.data.pixel_shape)))
     run = config({"dim": 3}, channels=3)
     with pytest.raises(CorruptArtifact, match=r"^the components of the embedder are of 64 values, images have 192;"):

@@ -96,10 +96,10 @@ def test_while_rows_are_read_their_number_is_guessed(chunks: RowsStore) -> None:
     check_rejected(chunks, plan, records, 0.1, expected=50.0)
     with pytest.raises(DataError) as error:
         check_rejected(chunks, plan, records, 0.1, expected=49.0)
-    told = (
+    message = (
         "5 of the first 10 rows read can't be used, more than the 10.0% that are allowed of about 49: torn, e.g. bad/0;"
     )
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 def photos(folder: Path) -> None:

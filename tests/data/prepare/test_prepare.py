@@ -51,9 +51,9 @@ def tiny(folder: Path, *settings: str) -> Run:
 
 def reasons(run: Run) -> dict[str, str]:
     names = run.store.sizes(f"{ROWS}/_rejected")
-    found = [entry for name in names for entry in json.loads(run.store.read(f"{ROWS}/_rejected/{name}"))]
-    assert len(found) == len({entry["id"] for entry in found})
-    return {entry["id"]: entry["reason"] for entry in found}
+    rejected = [entry for name in names for entry in json.loads(run.store.read(f"{ROWS}/_rejected/{name}"))]
+    assert len(rejected) == len({entry["id"] for entry in rejected})
+    return {entry["id"]: entry["reason"] for entry in rejected}
 
 
 def test_digits_become_rows_once(ray_cluster: str, tmp_path: Path) -> None:
@@ -69,8 +69,8 @@ def test_digits_become_rows_once(ray_cluster: str, tmp_path: Path) -> None:
     assert fractions == sorted(fractions)
     assert notes[-1] == (1.0, "1797 rows, 0 rejected")
     assert any("1797 rows, 0 rejected" in note and "rows/s" in note for _, note in notes)
-    whole = commit_rows(tmp_path / "whole", chunk_rows=256).require(ROWS)
-    assert (manifest.content, manifest.files, manifest.info) == (whole.content, whole.files, whole.info)
+    expected = commit_rows(tmp_path / "whole", chunk_rows=256).require(ROWS)
+    assert (manifest.content, manifest.files, manifest.info) == (expected.content, expected.files, expected.info)
 
     before = dict(run.store.sizes(ROWS))
     assert prepare(run, lambda *_: pytest.fail("a finished stage does nothing")) == manifest
@@ -93,11 +93,11 @@ def test_no_image_is_lost_silently(
     assert manifest.info["rows"] + manifest.info["rejected"] == 2050
     assert sum(path.is_file() for path in folder.rglob("*")) == 2050
     assert set(read_artifact(run, ROWS, ["id"])["id"].to_pylist()) == good
-    found = reasons(run)
-    assert found.keys() == broken.keys()
-    assert all(reason and "\n" not in reason and " at 0x" not in reason for reason in found.values())
-    assert all(found[told["id"]] == told["reason"] for told in manifest.info["reasons"])
-    assert sum(told["rows"] for told in manifest.info["reasons"]) == len(broken)
+    reason_by_id = reasons(run)
+    assert reason_by_id.keys() == broken.keys()
+    assert all(reason and "\n" not in reason and " at 0x" not in reason for reason in reason_by_id.values())
+    assert all(reason_by_id[entry["id"]] == entry["reason"] for entry in manifest.info["reasons"])
+    assert sum(entry["rows"] for entry in manifest.info["reasons"]) == len(broken)
     assert manifest.info["classes"] == list(CLASSES)
     plain = tiny(tmp_path / "plain", f"data.source={folder}", *PHOTOS)
     assert prepare(plain, chunk_rows=64, execute=serial).content == manifest.content

@@ -65,7 +65,7 @@ def tell(fraction, note):
         killed.append(len(rows_store(run, ROWS).finished_keys()))
         os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
 manifest = prepare(run, tell, chunk_rows=int(chunk_rows))
-alive = sum(there["Alive"] for there in ray.nodes())
+alive = sum(member["Alive"] for member in ray.nodes())
 print(json.dumps({"content": manifest.content, "parts_before": killed[0], "alive": alive}))
 ray.shutdown()
 cluster.shutdown()
@@ -95,8 +95,8 @@ def written(run: Run) -> dict[str, tuple[int, int]]:
     keys = chunks.finished_keys()
     names = [f"_parts/{key.record_name}" for key in keys]
     names += [name for record in chunks.records(keys) for name in record.files]
-    found = {name: os.stat(f"{run.url}/{ROWS}/{name}") for name in names}
-    return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in found.items()}
+    stats = {name: os.stat(f"{run.url}/{ROWS}/{name}") for name in names}
+    return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in stats.items()}
 
 
 def require_same(run: Run, undisturbed: Manifest) -> None:
@@ -130,10 +130,10 @@ def test_a_killed_node_costs_time_alone(shapes: Run, undisturbed: Manifest) -> N
     finally:
         driver.kill()
     assert driver.returncode == 0, errors[-3000:]
-    told = json.loads(next(line for line in output.splitlines() if line.startswith("{")))  # Ray prints there too
-    assert 0 < told["parts_before"] < NUM_ROWS // CHUNK_ROWS
-    assert told["alive"] == 2
-    assert told["content"] == undisturbed.content
+    printed = json.loads(next(line for line in output.splitlines() if line.startswith("{")))  # Ray prints there too
+    assert 0 < printed["parts_before"] < NUM_ROWS // CHUNK_ROWS
+    assert printed["alive"] == 2
+    assert printed["content"] == undisturbed.content
     require_same(shapes, undisturbed)
 
 

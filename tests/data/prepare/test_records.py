@@ -116,7 +116,7 @@ def test_a_chunk_is_a_part_and_parts_are_in_the_sources_order(tmp_path: Path) ->
 
 
 def test_what_is_finished_is_kept_and_what_is_missing_is_made(tmp_path: Path, chunks: RowsStore) -> None:
-    whole = commit_rows(tmp_path / "whole", chunk_rows=100).require(ROWS)
+    expected = commit_rows(tmp_path / "whole", chunk_rows=100).require(ROWS)
     run = chunks.run
     assert make(chunks, most=5) == 5
     assert status(run, ROWS).state == "begun"
@@ -132,7 +132,7 @@ def test_what_is_finished_is_kept_and_what_is_missing_is_made(tmp_path: Path, ch
     kept = {name for name in before if "000000-000002" not in name}
     assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
     assert "part-000000-000009-deadbeef.parquet" not in after
-    assert (manifest.content, manifest.files, manifest.info) == (whole.content, whole.files, whole.info)
+    assert (manifest.content, manifest.files, manifest.info) == (expected.content, expected.files, expected.info)
     assert status(run, ROWS).fraction == 1.0
 
 
@@ -281,9 +281,11 @@ def test_texts_come_with_the_empty_prompts(tmp_path: Path) -> None:
 
 
 def test_content_is_of_values_alone(chunks: RowsStore) -> None:
-    whole = table(chunks.run, *"abcd")
-    apart = pa.concat_tables([whole.slice(0, 1), whole.slice(1)])
-    assert content_digest(whole) == content_digest(apart)
-    assert to_parquet(whole) == to_parquet(apart)
-    changed = {content_digest(whole.set_column(0, "id", pa.array(ids))) for ids in (["ab", "", "c", "d"], list("abdc"))}
-    assert len(changed | {content_digest(whole), content_digest(whole.slice(1))}) == 4
+    contiguous = table(chunks.run, *"abcd")
+    apart = pa.concat_tables([contiguous.slice(0, 1), contiguous.slice(1)])
+    assert content_digest(contiguous) == content_digest(apart)
+    assert to_parquet(contiguous) == to_parquet(apart)
+    changed = {
+        content_digest(contiguous.set_column(0, "id", pa.array(ids))) for ids in (["ab", "", "c", "d"], list("abdc"))
+    }
+    assert len(changed | {content_digest(contiguous), content_digest(contiguous.slice(1))}) == 4

@@ -114,8 +114,8 @@ def test_digits_and_their_pixels():
     pixels, labels = load_digits(return_X_y=True)
     assert [row.id for row in rows] == [f"digits/{index:04d}" for index in range(1797)]
     assert [row.condition for row in rows] == labels.tolist()
-    found = np.stack([decode(row.image, (1, 8, 8)) for row in rows]).reshape(-1, 64)
-    assert (found == np.rint(pixels * (255 / 16))).all()
+    decoded = np.stack([decode(row.image, (1, 8, 8)) for row in rows]).reshape(-1, 64)
+    assert (decoded == np.rint(pixels * (255 / 16))).all()
 
 
 def test_shapes_depend_on_their_number_alone():
@@ -136,8 +136,8 @@ def test_families_of_shapes_can_be_told_apart():
     config = DataConfig(num_classes=12, channels=3, image_size=16)
     rows = everything(open_source(config, "shapes:2000"))
     pixels = np.stack([decode(row.image, config.pixel_shape) for row in rows]).reshape(len(rows), -1) / 127.5 - 1
-    found = KMeans(12, n_init=5, random_state=0).fit_predict(PCA(32, random_state=0).fit_transform(pixels))
-    assert adjusted_rand_score([row.condition for row in rows], found) > 0.9
+    cluster_N = KMeans(12, n_init=5, random_state=0).fit_predict(PCA(32, random_state=0).fit_transform(pixels))
+    assert adjusted_rand_score([row.condition for row in rows], cluster_N) > 0.9
 
 
 def test_built_in_sources_have_captions_and_refuse_what_does_not_fit():
@@ -253,8 +253,8 @@ def test_one_class_needs_no_folders(tmp_path):
 def test_folders_that_are_no_classes(tmp_path):
     write_folder(tmp_path, 9)
     (tmp_path / "stray.png").write_bytes(picture(0))
-    told = "class folders that are no class: green; of class_names without a folder: pink; begin a run with"
-    with pytest.raises(DataError, match=told):
+    message = "class folders that are no class: green; of class_names without a folder: pink; begin a run with"
+    with pytest.raises(DataError, match=message):
         open_source(DataConfig(class_names=("red", "blue", "pink")), str(tmp_path)).list()
     config = DataConfig(class_names=("red", "green", "blue"))
     problems = {row.id: row.problem for row in everything(open_source(config, str(tmp_path)))}

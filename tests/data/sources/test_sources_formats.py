@@ -103,13 +103,13 @@ def test_long_and_odd_names(tmp_path):
 
 
 def test_a_tar_that_ends_early_says_so(tmp_path):
-    whole = write_tar(tmp_path, 20).read_bytes()
+    intact = write_tar(tmp_path, 20).read_bytes()
     complete = everything(open_source(CONFIG, str(tmp_path)))
     generator = np.random.default_rng(0)
-    end = len(whole.rstrip(b"\0"))
+    end = len(intact.rstrip(b"\0"))
     cuts = [0, 1, 511, 512, 513, 1024, *(1536 * np.arange(3, 12)), *generator.integers(0, end, 100)]
     for cut in cuts:
-        (tmp_path / "train-000.tar").write_bytes(whole[:cut])
+        (tmp_path / "train-000.tar").write_bytes(intact[:cut])
         *rows, last = everything(open_source(CONFIG, str(tmp_path), chunk_rows=7))
         assert last.id == "train-000.tar/….end"
         assert last.problem is not None and "tar ends early or is damaged" in last.problem
@@ -117,7 +117,7 @@ def test_a_tar_that_ends_early_says_so(tmp_path):
         assert usable == complete[: len(usable)]
         assert len(rows) - len(usable) <= 1  # the sample that it ends in
         assert len(usable) >= cut // 2048 - 1
-    (tmp_path / "train-000.tar").write_bytes(whole)
+    (tmp_path / "train-000.tar").write_bytes(intact)
     assert everything(open_source(CONFIG, str(tmp_path))) == complete
 
 
@@ -141,22 +141,22 @@ def test_what_is_lost_in_a_damaged_tar_is_not_lost_silently(tmp_path, damage, us
 
 def test_mutated_tars_give_each_row_or_say_what_is_lost(tmp_path):
     path = write_tar(tmp_path, 10)
-    whole = path.read_bytes()
+    intact = path.read_bytes()
     complete = everything(open_source(CONFIG, str(tmp_path)))
     generator = np.random.default_rng(1)
-    end = len(whole.rstrip(b"\0"))
-    told = 0
+    end = len(intact.rstrip(b"\0"))
+    noticed = 0
     for _ in range(200):
-        damaged = bytearray(whole)
+        damaged = bytearray(intact)
         place = generator.integers(end)
         damaged[place] ^= 1 << generator.integers(8)
         path.write_bytes(damaged)
         rows = everything(open_source(CONFIG, str(tmp_path)))
         if any(row.problem for row in rows):
-            told += 1
+            noticed += 1
         else:
             assert [row.id for row in rows] == [row.id for row in complete]
-    assert told > 50
+    assert noticed > 50
 
 
 def parquet_of(tmp_path, config: DataConfig = CONFIG, **columns: object) -> list[Encoded]:
@@ -269,11 +269,11 @@ def test_a_damaged_parquet_file_is_refused_by_name(tmp_path):
 
 def test_mutated_parquet_files_are_read_or_refused_by_name(tmp_path):
     path = write_parquet(tmp_path, 30)
-    whole = path.read_bytes()
+    intact = path.read_bytes()
     generator = np.random.default_rng(0)
     refused = 0
     for _ in range(300):
-        damaged = bytearray(whole)
+        damaged = bytearray(intact)
         # Half of the time in the footer, where it hurts most.
         first = len(damaged) - 1200 if generator.random() < 0.5 else 0
         damaged[generator.integers(first, len(damaged))] ^= 1 << generator.integers(8)

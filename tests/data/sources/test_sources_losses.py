@@ -92,8 +92,8 @@ def test_an_image_that_changed_is_a_row_with_a_problem(tmp_path):
     for name, content in (("000", picture(0) + b"\0"), ("003", picture(0)[:-1]), ("006", b"")):
         (tmp_path / "red" / f"{name}.png").write_bytes(content)
     (chunk,) = source.read(unit)
-    found = [(row.id, row.image, row.problem) for row in chunk.rows if row.problem]
-    assert found == [(f"red/00{index}.png", None, "changed since it was listed") for index in (0, 3, 6)]
+    unusable = [(row.id, row.image, row.problem) for row in chunk.rows if row.problem]
+    assert unusable == [(f"red/00{index}.png", None, "changed since it was listed") for index in (0, 3, 6)]
 
 
 def test_names_with_an_underscore_are_images_like_others(tmp_path):
@@ -147,11 +147,11 @@ def test_a_chunk_ends_where_its_files_are_large(tmp_path, monkeypatch, write):
         for chunk in source.read(*source.list().units)
     ]
     assert few == [45]
-    whole = everything(open_source(CONFIG, str(tmp_path)))
-    most = 5 * max(len(row.image) for row in whole)
+    complete = everything(open_source(CONFIG, str(tmp_path)))
+    most = 5 * max(len(row.image) for row in complete)
     monkeypatch.setattr(chunks, "CHUNK_FILE_BYTES", most)
     source = open_source(CONFIG, str(tmp_path))
-    assert everything(source) == whole
+    assert everything(source) == complete
     units = source.list().units
     for unit in units:
         made = list(source.read(unit))
@@ -196,9 +196,9 @@ def test_odd_headers_end_a_tar_in_a_row_that_says_so(tmp_path, pax):
             member = tarfile.TarInfo(name)
             member.size, member.pax_headers = 600, headers
             tar.addfile(member, io.BytesIO(b"x" * 600))
-    found = problems(open_source(ANY, str(tmp_path)))
-    assert found["x.tar/a"] is None
-    assert "tar ends early or is damaged" in found["x.tar/….end"]
+    problem_by_id = problems(open_source(ANY, str(tmp_path)))
+    assert problem_by_id["x.tar/a"] is None
+    assert "tar ends early or is damaged" in problem_by_id["x.tar/….end"]
 
 
 def test_names_that_are_not_utf_8(tmp_path):
@@ -206,10 +206,10 @@ def test_names_that_are_not_utf_8(tmp_path):
     with open(os.fsencode(tmp_path) + b"/red/caf\xe9.png", "wb") as file:
         file.write(picture(0))
     (tmp_path / "red" / "caf\\xe8.png").write_bytes(picture(1))
-    found = problems(open_source(CONFIG, str(tmp_path)))
-    assert all(row_id.encode() for row_id in found)
-    assert found.pop("red/caf\\xe9.png") == "its name is not UTF-8; rename it"
-    assert set(found.values()) == {None} and len(found) == 4
+    problem_by_id = problems(open_source(CONFIG, str(tmp_path)))
+    assert all(row_id.encode() for row_id in problem_by_id)
+    assert problem_by_id.pop("red/caf\\xe9.png") == "its name is not UTF-8; rename it"
+    assert set(problem_by_id.values()) == {None} and len(problem_by_id) == 4
     os.rename(write_tar(tmp_path / "tars", 2), os.fsencode(tmp_path) + b"/tars/\xff.tar")
     with pytest.raises(DataError, match=r"/tars/\\xff.tar: its name is not UTF-8; rename it"):
         everything(open_source(CONFIG, f"{tmp_path}/tars"))
@@ -221,7 +221,7 @@ def test_a_pattern_walks_no_deeper_than_it_says(tmp_path, monkeypatch):
     scanned = []
     scan = os.scandir
     monkeypatch.setattr(os, "scandir", lambda path: scanned.append(os.path.relpath(path, tmp_path)) or scan(path))
-    for pattern, found, walked in [
+    for pattern, expected, walked in [
         ("4.tar", ["4.tar"], []),
         ("a/{1,deep/2}.tar", ["1.tar", "deep/2.tar"], []),
         ("[5]*.tar", ["[5]*.tar"], []),
@@ -234,11 +234,11 @@ def test_a_pattern_walks_no_deeper_than_it_says(tmp_path, monkeypatch):
     ]:
         scanned.clear()
         source = open_source(CONFIG, f"{tmp_path}/{pattern}")
-        if found is None:
+        if expected is None:
             with pytest.raises(DataError, match="no file there matches"):
                 source.list()
         else:
-            assert [unit.key for unit in source.list().units] == found, pattern
+            assert [unit.key for unit in source.list().units] == expected, pattern
         assert sorted(scanned) == walked, pattern
 
 
@@ -246,7 +246,7 @@ def test_a_pattern_on_s3_lists_no_more_than_it_says(server, tmp_path, monkeypatc
     for name in ("a/1.tar", "a/deep/2.tar", "b/3.tar", "4.tar"):
         write_tar(tmp_path, 1, name)
     uri = upload(tmp_path, "patterns of folders")
-    for pattern, found in [
+    for pattern, expected in [
         ("*.tar", ["4.tar"]),
         ("*/?.tar", ["a/1.tar", "b/3.tar"]),
         ("{a/1,b/3,4}.tar", ["4.tar", "a/1.tar", "b/3.tar"]),
@@ -255,6 +255,6 @@ def test_a_pattern_on_s3_lists_no_more_than_it_says(server, tmp_path, monkeypatc
     ]:
         source = open_source(CONFIG, f"{uri}/{pattern}")
         units = source.list().units
-        assert [unit.key for unit in units] == found, pattern
+        assert [unit.key for unit in units] == expected, pattern
         for unit in units:
             assert [row.problem for chunk in source.read(unit) for row in chunk.rows] == [None]

@@ -32,8 +32,8 @@ def test_reading_from_s3_is_reading_from_disk(server, tmp_path, kind):
     {"folder": write_folder, "webdataset": write_tar, "parquet": write_parquet}[kind](tmp_path / "my data", 50)
     uri = upload(tmp_path / "my data", f"{kind} of/pictures")
     local = everything(open_source(CONFIG, str(tmp_path / "my data"), chunk_rows=16))
-    there = pickle.loads(pickle.dumps(open_source(CONFIG, uri, chunk_rows=16)))
-    assert everything(there) == local
+    remote = pickle.loads(pickle.dumps(open_source(CONFIG, uri, chunk_rows=16)))
+    assert everything(remote) == local
     assert len(local) == 50
     assert everything(open_source(CONFIG, uri + "/", chunk_rows=7)) == local
 

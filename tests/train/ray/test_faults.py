@@ -129,7 +129,7 @@ def test_one_expert_is_killed_whole_and_the_other_notices_nothing(site: Site, ch
     quiet, killed = site.training("two", 1, "a"), site.training("two", 0, "b")
     with launched(site, quiet, killed):
         step = chance.randrange(1, 200)
-        wait_for(lambda: killed.place()[1] >= step, 200, killed.said)
+        wait_for(lambda: killed.place()[1] >= step, 200, killed.log_tail)
         killed.stop()
         for node in killed.nodes:
             node.kill()

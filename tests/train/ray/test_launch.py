@@ -9,7 +9,7 @@ def test_a_slice_that_no_node_is_of_is_refused(site: Site) -> None:
     site.cluster.slice("slice-b", 1)
     training.launch("c")
     assert training.drivers[0].wait(120) == 1
-    assert training.said().splitlines()[-1] == (
+    assert training.log_tail().splitlines()[-1] == (
         "error: placement asks for slice-c, which no node of the Ray cluster has (it has slice-a, slice-b);"
         " start nodes that have it (Ray's resources '{\"slice-c\": 1}'), or change resources_per_worker in islands.yaml"
     )
@@ -24,5 +24,5 @@ def test_workers_too_wide_for_any_node_are_told_of(site: Site) -> None:
         "warning: placement asks for 1 workers of 2 CPU and 1 slice-a, the nodes have room for 0; waiting for nodes."
         " If none will come: Ctrl-C, and change islands.yaml\n"
     )
-    wait_for(lambda: warning in training.said(), 120, training.said)
+    wait_for(lambda: warning in training.log_tail(), 120, training.log_tail)
     end(training.drivers[0])
