@@ -60,17 +60,10 @@ def test_prompts_are_encoded_once_and_batch_by_batch(encoder: Counting) -> None:
 def test_images_of_one_prompt_share_its_text_until_their_batch(encoder: Counting) -> None:
     conditions = PromptConditions(["a", "b"], encoder)
     for _ in range(3):
-<<<<<<< HEAD
-        found = conditions.of([0, 0, 0])
-        assert len(found) == 3
-        assert torch.equal(found.tokens_BLE[2], encoder.encode(["a"]).tokens_BLE[0])
-    assert torch.equal(conditions.of([1, 0]).tokens_BLE, PromptConditions(["b", "a"], encoder).of([0, 1]).tokens_BLE)
-=======
         texts = conditions.of([0, 0, 0])
         assert len(texts) == 3
         assert torch.equal(texts.tokens_BLE[2], encoder.encode(["a"]).tokens_BLE[0])
-    assert torch.equal(conditions.of([1, 0]).tokens_BLE, Conditions(["b", "a"], encoder).of([0, 1]).tokens_BLE)
->>>>>>> names
+    assert torch.equal(conditions.of([1, 0]).tokens_BLE, PromptConditions(["b", "a"], encoder).of([0, 1]).tokens_BLE)
 
 
 @pytest.mark.parametrize("prompt", [3, ["a", 3], b"a", ["a", ["b"]]])

@@ -42,11 +42,12 @@ class ExpectedShard:
         if self.listed is not None:
             if sha256(manifest.to_json()) != self.listed.sha256:
                 return None
-        elif ShardInfo.of(manifest).centroids != self.centroids:
-            return None
-        elif self.run.drift(artifact, manifest.identity, self.identity):
+        elif ShardInfo.of(manifest).centroids != self.centroids or self._drift(manifest):
             return None
         return manifest if has_files(self.run, artifact, manifest) else None
+
+    def _drift(self, manifest: Manifest) -> list[str]:
+        return self.run.drift(shard(self.cluster), manifest.identity, self.identity)
 
     def invalidate(self) -> None:
         """Delete the shard's manifest if it doesn't count."""
