@@ -184,7 +184,7 @@ def test_an_artifact_made_under_another_configuration_is_drift(tmp_path: Path, r
 def test_a_field_that_has_been_added_since_is_no_drift(run: Run) -> None:
     """An older version knew neither, and one by another name."""
     identity = run.identity(evaluation("old"))
-    del identity.fields["sample"]["router_temperature"], identity.fields["evaluate"]["num_samples"]
+    del identity.fields["sample"]["router_temperature"], identity.fields["evaluate"]["seed"]
     identity.fields["sample"]["guidance"] = identity.fields["sample"].pop("guidance_kind")
     info = info_of(evaluation("old"))
     run.commit_records(evaluation("old"), {}, info, identity=identity)

@@ -231,7 +231,7 @@ def test_the_command_says_what_was_left_out_and_why(
     assert "warning: 3 files of other kinds aren't read: 2 .zip, 1 .txt\n" in done.stderr
     assert "held-out" not in done.stderr
     assert "classes by folder: 0 apples, 1 boats," in done.stdout
-    assert "1 images equal an earlier one byte by byte: kept" in done.stdout
+    assert "1 images are byte by byte equal to an earlier one: kept" in done.stdout
 
 
 FAULTS = """
