@@ -53,6 +53,8 @@ hypothesis.settings.load_profile("ddm")
 
 # Before torch or Ray are imported: two spinning threads on a busy machine are far slower than one.
 os.environ.update(OMP_NUM_THREADS="1", RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="token")
+# A node starts as many workers as it has CPUs before anyone asks for one: seconds of a core, each time.
+os.environ["RAY_prestart_worker_first_driver"] = "0"  # noqa: SIM112  (Ray's own spelling)
 for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
     os.environ.pop(name, None)
 

@@ -14,7 +14,8 @@ from tests.processes import command, family
 
 # Ports that the operating system picks: several raylets of one machine would pick the same.
 PORTS = [f"--{name}-port=0" for name in ("min-worker", "max-worker", "dashboard-agent-listen")]
-MEMORY = "--object-store-memory=100000000"
+# One machine needs one monitor of logs, and nobody reads these.
+SMALL = ["--object-store-memory=100000000", "--include-log-monitor=false"]
 # Else a node waits a minute for a head that is gone.
 RECONNECT_S = "10"
 
@@ -96,7 +97,13 @@ class Nodes:
         log = self.folder / f"node-{self.starts}.log"
         with log.open("wb") as sink:
             process = subprocess.Popen(
-                [str(ROOT / "cluster_configs/slices/node.sh"), *role, "--node-ip-address=127.0.0.1", *PORTS, MEMORY],
+                [
+                    str(ROOT / "cluster_configs/slices/node.sh"),
+                    *role,
+                    "--node-ip-address=127.0.0.1",
+                    *PORTS,
+                    *SMALL,
+                ],
                 env={**self.environment, "RAY_gcs_rpc_server_reconnect_timeout_s": RECONNECT_S},
                 stdout=sink,
                 stderr=sink,

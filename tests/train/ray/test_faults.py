@@ -67,9 +67,6 @@ def test_a_worker_is_lost_then_one_freezes_then_the_driver_is_lost(site: Site, c
 def test_an_elastic_job_shrinks_grows_and_leaves_as_nodes_go_and_come(site: Site, chance: random.Random) -> None:
     """What it does at each step is what one does that nothing happens to; sums are in another order."""
     training = site.training("elastic", 1, "elastic", 2, ENDLESS)
-    case = {"quiet": {"settings": ENDLESS, "legs": [{"world": 1, "seconds": 10**6, "checkpoint_steps": 100}]}}
-    (site.folder / "elastic-quiet").mkdir()
-    quiet = site.begin("rank_faults", str(site.folder / "elastic-quiet"), json.dumps(case))
 
     def trainers() -> list[int]:
         return [len(node.trainers()) for node in training.nodes]
@@ -99,8 +96,13 @@ def test_an_elastic_job_shrinks_grows_and_leaves_as_nodes_go_and_come(site: Site
         training.wait_for_state(last)
         training.stop()
     leaving.kill()
+    case = {"quiet": {"settings": ENDLESS, "legs": [{"world": 1, "seconds": 10**6, "checkpoint_steps": 100}]}}
+    (site.folder / "elastic-quiet").mkdir()
+    quiet = site.begin("rank_faults", str(site.folder / "elastic-quiet"), json.dumps(case))
     mine = curve_so_far(training.run, training.artifact)
-    run = Run.open(str(site.folder / "elastic-quiet/quiet"))
+    url = site.folder / "elastic-quiet/quiet"
+    wait_for((url / "experts").exists, 200)
+    run = Run.open(str(url))
     wait_for(lambda: len(curve_so_far(run, training.artifact)["loss"]) >= step, 600, every=1.0)
     quiet.kill()
     other = curve_so_far(run, training.artifact)
