@@ -12,7 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 from ddm_ray.errors import DDMError, StorageError, TrainingError
-from ddm_ray.storage.attempts import OUT_OF_MEMORY, Attempt
+from ddm_ray.storage.attempts import OUT_OF_MEMORY, Attempt, read_failure
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_files import JobFiles, list_jobs
 from ddm_ray.storage.store import Store
@@ -143,7 +143,8 @@ class LaunchReader:
         """
         artifact = files.artifact
         if has_given_up(files, self._launch.id):
-            return _error(artifact, json.loads(self._store.read(self._launch.given_up_key)))
+            note = read_failure(self._store, self._launch.given_up_key)
+            return _error(artifact, note or {"error": "given up"})  # gone since it was listed
         for number in self.attempts(files)[-2:]:
             if number not in self._failures and files.failed(number):
                 self._failures[number] = Attempt(self._store, artifact, number).failure()

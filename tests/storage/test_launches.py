@@ -162,6 +162,14 @@ def test_a_launch_that_has_given_up_says_why(store: Store) -> None:
     assert type(error) is TrainingError and str(error) == f"{JOB}: the process was killed"
 
 
+@pytest.mark.parametrize("note", [b"", b"{", b"[1]", b'{"why": "x"}', b"\xff", b"[" * 2**20])
+def test_a_note_of_giving_up_that_cannot_be_read_still_ends_the_launch(store: Store, note: bytes) -> None:
+    launch = Launch(JOB)
+    store.write(launch.given_up_key, note)
+    error = LaunchReader(store, launch, JobFiles(JOB, {})).error(files_of(store))
+    assert str(error) == f"{JOB}: for a reason that can't be read"
+
+
 def test_a_look_at_all_jobs_is_one_request(store: Store, requests: Counter[str]) -> None:
     """Files are read once each, however often is looked: a claim for each attempt, a note for one that failed."""
     jobs = [expert(number) for number in range(16)]
