@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ddm_ray import ray_session
 from tests.conftest import BIN, ROOT, Island, wait_for
 from tests.listeners import KNOWN, ask, is_refused, listeners, services
 from tests.processes import command, family
@@ -150,6 +151,17 @@ def test_a_private_ray_has_a_token_of_its_own_while_it_lasts(private: Private, i
     assert private.next() == {"eight": 8, "environment": {}}
     assert private.process.wait(60) == 0
     assert not (private.home / ".ray").exists()
+
+
+@pytest.mark.parametrize("mode", ["token", "disabled", None])
+def test_no_mode_of_the_shell_leaves_a_private_ray_open(monkeypatch: pytest.MonkeyPatch, mode: str | None) -> None:
+    if mode:
+        monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    else:
+        monkeypatch.delenv("RAY_AUTH_MODE")
+    first, second = ray_session._private(), ray_session._private()
+    assert first["RAY_AUTH_MODE"] == "token" and len(first["RAY_AUTH_TOKEN"]) == 64
+    assert first["RAY_AUTH_TOKEN"] != second["RAY_AUTH_TOKEN"]
 
 
 def test_a_node_without_a_token_is_not_started() -> None:
