@@ -49,7 +49,9 @@ class Launch:
 
 def has_given_up(files: JobFiles, launch_id: str) -> bool:
     """True if the launch of this id tries no more."""
-    return Launch(files.artifact, launch_id).given_up_key.removeprefix(f"{files.artifact}/") in files.sizes
+    # The id of an older version's launch is the key of that record itself.
+    key = launch_id if "/" in launch_id else Launch(files.artifact, launch_id).given_up_key
+    return key.removeprefix(f"{files.artifact}/") in files.sizes
 
 
 def failures_in_a_row(files: JobFiles, launch_id: str) -> int:

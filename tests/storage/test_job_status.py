@@ -79,6 +79,14 @@ def test_a_launch_that_gave_up_begins_no_more(store: Store) -> None:
     assert newest_failure and not newest_failure["final"]
 
 
+def test_a_launch_of_an_older_version_that_gave_up_begins_no_more(store: Store) -> None:
+    marker = f"{JOB}/attempts/_ray/0123456789ab/FAILED"  # its claims name this key in place of an id
+    claim(store, JOB, {"launch": marker}).fail({"error": "no rows", "kind": "OSError", "final": False})
+    assert failure(store) == {"error": "no rows", "kind": "OSError", "final": False, "attempt": 1}
+    store.write(marker, b"no rows")
+    assert failure(store) == {"error": "no rows; given up", "kind": "OSError", "final": True, "attempt": 1}
+
+
 def test_one_that_was_asked_to_leave_has_not_failed(store: Store) -> None:
     attempt = claim(store, JOB)
     beat(attempt, 1, 9)
