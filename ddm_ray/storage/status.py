@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, Fix, Resume
 from ddm_ray.storage import graph
 from ddm_ray.storage.chunk_records import RowsProgress, rows_progress
-from ddm_ray.storage.graph import EVALUATIONS, Artifact, evaluation
+from ddm_ray.storage.graph import EVALUATIONS, PARTITION, REPORT, Artifact, evaluation
 from ddm_ray.storage.info import Info, TrainedInfo
 from ddm_ray.storage.job_files import JobFiles, list_jobs
 from ddm_ray.storage.job_status import JobStatus, job_status
@@ -95,9 +95,11 @@ def status(run: Run, artifact: Artifact, files: JobFiles | None = None) -> Statu
 def survey(run: Run, known: Iterable[Status] = ()) -> list[Status]:
     """All artifacts of a run, in the order in which they are made; a file gone or cut short is noticed.
 
-    Those that are finished in `known`, an earlier survey, aren't looked at again.
+    Those that are finished in `known`, an earlier survey, aren't looked at again. The partition's report is one once it
+    is committed: an older version's was part of the partition.
     """
     artifacts = [*graph.artifacts(run.config), *map(evaluation, run.store.folders(EVALUATIONS))]
+    artifacts.insert(artifacts.index(PARTITION) + 1, REPORT)
     finished = {earlier.artifact: earlier for earlier in known if earlier.state == "finished"}
     files = list_jobs(run.store, [each for each in artifacts if each.trains and each not in finished])
 
@@ -109,7 +111,8 @@ def survey(run: Run, known: Iterable[Status] = ()) -> list[Status]:
 
     # Side by side: in a bucket each look is a few requests, which mostly wait.
     with ThreadPoolExecutor(REQUESTS) as pool:
-        return list(pool.map(look, artifacts))
+        statuses = pool.map(look, artifacts)
+        return [each for each in statuses if (each.artifact, each.state) != (REPORT, "waiting")]
 
 
 def observe(statuses: Iterable[Status], pulses: Pulses, now: float) -> list[Status]:
@@ -165,7 +168,7 @@ def _wrong_file(manifest: Manifest, sizes: Mapping[str, int]) -> str | None:
 
 def line(status: Status, phrase: Callable[[Fix], str] = str) -> str:
     """One line of a table on an artifact: its name, its state, how much of it is done, `describe`."""
-    return f"{status.artifact:<14} {status.state:<9} {status.fraction:4.0%}  {describe(status, phrase)}"
+    return f"{status.artifact:<16} {status.state:<9} {status.fraction:4.0%}  {describe(status, phrase)}"
 
 
 def describe(status: Status, phrase: Callable[[Fix], str] = str) -> str:

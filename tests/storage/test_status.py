@@ -15,7 +15,7 @@ from ddm_ray.cli import main
 from ddm_ray.cli.fixes import phrase
 from ddm_ray.errors import CorruptArtifact
 from ddm_ray.storage.attempts import Attempt, claim
-from ddm_ray.storage.graph import ROUTER, ROWS, Artifact
+from ddm_ray.storage.graph import PARTITION, REPORT, ROUTER, ROWS, Artifact
 from ddm_ray.storage.job_files import list_jobs
 from ddm_ray.storage.pulse import Pulses
 from ddm_ray.storage.run import Run
@@ -219,6 +219,20 @@ def test_a_survey_does_not_look_twice_at_what_is_finished(partitioned: Run) -> N
     states = {surveyed.artifact: surveyed.state for surveyed in survey(partitioned, first)}
     assert (states["rows"], states[JOB], states["router"]) == ("finished", "begun", "waiting")
     assert survey(partitioned)[0].state == "damaged"
+
+
+def test_a_report_is_looked_at_once_it_is_committed(partitioned: Run) -> None:
+    partitioned.store.write(f"{REPORT}/report.html", b"an older version's: a file of the partition")
+    assert REPORT not in [surveyed.artifact for surveyed in survey(partitioned)]
+    write_and_commit(partitioned, REPORT, {"report.html": b"<html>"})
+    states = {surveyed.artifact: surveyed.state for surveyed in survey(partitioned)}
+    assert list(states)[:4] == [ROWS, PARTITION, REPORT, "experts/000"] and states[REPORT] == "finished"
+    for damage in (lambda path: path.write_bytes(b"<ht"), Path.unlink):
+        damage(Path(partitioned.url) / REPORT / "report.html")
+        (damaged,) = [surveyed for surveyed in survey(partitioned) if surveyed.artifact == REPORT]
+        remedy = f"delete {partitioned.url}/{REPORT}, then: ddm partition {partitioned.url}"
+        assert damaged.state == "damaged"
+        assert describe(damaged, phrase) == f"report.html is gone or cut short; {remedy}"
 
 
 def test_looking_on_asks_for_one_heartbeat_a_job(partitioned: Run, requests: Counter[str]) -> None:
