@@ -154,8 +154,8 @@ def _with_files(run: Run, status: Status, sizes: Mapping[str, int] | None) -> St
     if manifest is None or not _wrong_file(manifest, sizes or {}):
         return status
     sizes = run.store.sizes(status.artifact)  # again: the manifest may have come while they were listed
-    if status.artifact.kind == "shard" and not sizes.keys() & manifest.files.keys():
-        return status  # an owner's, who gave its manifest alone
+    if status.artifact.cluster is not None and not status.artifact.trains and not sizes.keys() & manifest.files.keys():
+        return status  # an owner's rows or shard, who gave its manifest alone
     if name := _wrong_file(manifest, sizes):
         error = CorruptArtifact(f"{name} is gone or cut short", run.remake(status.artifact))
         return Status(status.artifact, "damaged", error=error, run=run.url)

@@ -13,9 +13,10 @@ from click.testing import CliRunner
 
 from ddm_ray.cli import main
 from ddm_ray.cli.fixes import phrase
+from ddm_ray.config import load_recipe
 from ddm_ray.errors import CorruptArtifact
 from ddm_ray.storage.attempts import Attempt, claim
-from ddm_ray.storage.graph import PARTITION, REPORT, ROUTER, ROWS, Artifact
+from ddm_ray.storage.graph import PARTITION, REPORT, ROUTER, ROWS, Artifact, owner_rows, shard
 from ddm_ray.storage.job_files import list_jobs
 from ddm_ray.storage.pulse import Pulses
 from ddm_ray.storage.run import Run
@@ -219,6 +220,22 @@ def test_a_survey_does_not_look_twice_at_what_is_finished(partitioned: Run) -> N
     states = {surveyed.artifact: surveyed.state for surveyed in survey(partitioned, first)}
     assert (states["rows"], states[JOB], states["router"]) == ("finished", "begun", "waiting")
     assert survey(partitioned)[0].state == "damaged"
+
+
+def test_what_an_owner_gave_the_manifest_of_alone_is_not_damaged(tmp_path: Path) -> None:
+    run = Run.create(str(tmp_path / "run"), load_recipe("tiny", ("partition.method=given",)))
+    given = (owner_rows(0), shard(0))
+    for artifact in given:
+        write_and_commit(run, artifact, {"a.parquet": b"rows", "b.parquet": b"rows"})
+
+    def states() -> list[str]:
+        return [surveyed.state for surveyed in survey(run) if surveyed.artifact in given]
+
+    for number, artifact in enumerate(given):
+        (Path(run.url) / artifact / "a.parquet").unlink()
+        assert states()[number] == "damaged", "one file of several is gone"
+        (Path(run.url) / artifact / "b.parquet").unlink()
+        assert states()[number] == "finished"
 
 
 def test_a_report_is_looked_at_once_it_is_committed(partitioned: Run) -> None:
