@@ -108,7 +108,7 @@ def _read_fix(fields: Any) -> Fix | None:
     if kind is None:
         return None
     arguments = {name: value for name, value in fields.items() if name != "do"}
-    types = {each.name: each.type for each in dataclass_fields(kind)}
+    types: dict[str, Any] = {each.name: each.type for each in dataclass_fields(kind)}
     if not all(isinstance(value, types.get(name, object)) for name, value in arguments.items()):
         return None
     try:
