@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from dataclasses import fields as dataclass_fields
 from typing import Any
 
 
@@ -103,12 +104,16 @@ class DDMError(Exception):
 def _read_fix(fields: Any) -> Fix | None:
     if isinstance(fields, str):
         return fields
-    if not isinstance(fields, dict) or not all(isinstance(value, str | int) for value in fields.values()):
+    kind = _FIXES.get(str(fields.get("do"))) if isinstance(fields, dict) else None
+    if kind is None:
         return None
     arguments = {name: value for name, value in fields.items() if name != "do"}
+    types: dict[str, Any] = {each.name: each.type for each in dataclass_fields(kind)}
+    if not all(isinstance(value, types.get(name, object)) for name, value in arguments.items()):
+        return None
     try:
-        fix: Fix = _FIXES[fields["do"]](**arguments)
-    except (KeyError, TypeError):
+        fix: Fix = kind(**arguments)
+    except TypeError:  # a field too many, or too few
         return None
     return fix
 

@@ -1,7 +1,9 @@
 """Placement: WHERE and HOW a stage runs. Never part of a run's identity: change it as you like."""
 
-from pathlib import Path
+import os
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, Literal, Self
+from urllib.parse import unquote, urlsplit
 
 from pydantic import BaseModel, Field, PositiveInt, ValidationError, field_validator, model_validator
 
@@ -168,7 +170,10 @@ class Island(_Site):
 
     def require_run(self, run_url: str) -> None:
         """Raise ConfigError for a run that isn't below the island's storage."""
-        if self.storage is not None and not f"{_resolved(run_url)}/".startswith(f"{_resolved(self.storage)}/"):
+        if self.storage is None:
+            return
+        storage, run = _resolved(os.path.expanduser(self.storage)), _resolved(run_url)
+        if storage not in (run, *run.parents):
             raise ConfigError(f"{run_url}: the runs of island {self.name} lie below {self.storage}")
 
 
@@ -216,5 +221,7 @@ def load_island(path: str | None, name: str | None) -> Island:
     return islands[name].island(name)
 
 
-def _resolved(url: str) -> str:
-    return url.rstrip("/") if "://" in url else Path(url).resolve().as_posix()
+def _resolved(url: str) -> PurePath:
+    """The path of a local folder, as a store opens it, or a URI as if it were one, to compare by parents."""
+    path = unquote(urlsplit(url).path) if url.startswith("file://") else url
+    return PurePosixPath(path) if "://" in path else Path(path).resolve()

@@ -65,10 +65,12 @@ def ray_session(address: str | None = None, token_file: str | None = None) -> It
 def _private() -> dict[str, str]:
     """Return the environment of a private Ray: a token of its own, since every Ray listens on all addresses."""
     # Its one node is this machine: nobody announces its end, and a watcher a job costs seconds to start.
-    names = {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": os.environ.get("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")}
-    if os.environ.get("RAY_AUTH_MODE") == "disabled":
-        return names
-    return names | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    watcher = os.environ.get("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
+    return {
+        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": watcher,
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    }
 
 
 def _token(path: str) -> dict[str, str]:

@@ -84,7 +84,15 @@ def test_an_error_crosses_borders_whole(fix: Fix | None) -> None:
     assert isinstance(by_ray, CorruptArtifact) and by_ray.text(phrase) == error.text(phrase)
 
 
-@pytest.mark.parametrize("fix", [3, [], {}, {"do": "Make"}, {"do": []}, {"do": "open", "run": "x"}])
+@pytest.mark.parametrize(
+    "fix",
+    [
+        *(3, [], {}, {"do": "Make"}, {"do": []}, {"do": "open", "run": "x"}),
+        {"do": "Make", "run": "x", "artifact": 3},
+        {"do": "Make", "run": "x", "artifact": "rows", "force": "y"},
+        {"do": "Resume", "run": "x", "artifact": "router", "step": "last"},
+    ],
+)
 def test_fields_that_another_version_wrote_are_read_as_far_as_they_go(fix: object) -> None:
     error = TrainingError.from_fields({"error": "x", "kind": "Path", "fix": fix})
     assert (type(error), str(error), error.fix) == (TrainingError, "x", None)

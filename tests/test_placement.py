@@ -97,9 +97,19 @@ def test_the_only_island_may_go_unnamed(tmp_path: Path) -> None:
         ("s3://lab", "/mnt/runs/7", False),
         ("/mnt/runs", "/mnt/runs/../runs/7", True),
         ("/mnt/runs", "/mnt/other/7", False),
+        ("~/runs", "/home/ada/runs/7", True),
+        ("~/runs", "/home/bob/runs/7", False),
+        ("file:///data/my%20runs", "/data/my runs/7", True),
+        ("/data/runs", "file:///data/runs/7", True),
+        ("/data/runs", "file:///data/runs7", False),
+        ("/", "/data/runs/7", True),
+        ("/", "s3://lab/runs", False),
     ],
 )
-def test_an_island_that_has_storage_takes_runs_there_alone(storage: str, run: str, holds: bool) -> None:
+def test_an_island_that_has_storage_takes_runs_there_alone(
+    monkeypatch: pytest.MonkeyPatch, storage: str, run: str, holds: bool
+) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
     Island(name="any").require_run(run)
     lab = Island(name="lab", storage=storage)
     if holds:

@@ -63,6 +63,11 @@ def test_every_field_is_one_of_a_runs_configuration() -> None:
 
 def test_the_kind_of_guidance_is_read_under_the_name_that_it_had() -> None:
     assert load_recipe("tiny", ("sample.guidance=per-expert",)).sample.guidance_kind == "per-expert"
+    assert SamplingSettings().changed(guidance="per-expert") == SamplingSettings(guidance_kind="per-expert")
+    with pytest.raises(ValidationError):
+        SamplingSettings().changed(guidance="per-expert", guidance_kind="per-expert")
+    with pytest.raises(ValidationError, match="Input should be 'mixture' or 'per-expert'"):
+        SamplingSettings().changed(guidance=3.0)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ddm_ray import ray_session
 from tests.conftest import BIN, ROOT, Island, wait_for
 from tests.listeners import KNOWN, ask, is_refused, listeners, services
 from tests.processes import command, family
@@ -152,6 +153,17 @@ def test_a_private_ray_has_a_token_of_its_own_while_it_lasts(private: Private, i
     assert not (private.home / ".ray").exists()
 
 
+@pytest.mark.parametrize("mode", ["token", "disabled", None])
+def test_no_mode_of_the_shell_leaves_a_private_ray_open(monkeypatch: pytest.MonkeyPatch, mode: str | None) -> None:
+    if mode:
+        monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    else:
+        monkeypatch.delenv("RAY_AUTH_MODE")
+    first, second = ray_session._private(), ray_session._private()
+    assert first["RAY_AUTH_MODE"] == "token" and len(first["RAY_AUTH_TOKEN"]) == 64
+    assert first["RAY_AUTH_TOKEN"] != second["RAY_AUTH_TOKEN"]
+
+
 def test_a_node_without_a_token_is_not_started() -> None:
     script = str(ROOT / "cluster_configs/slices/node.sh")
     for arguments in (["head"], ["127.0.0.1:6379", "island-a", "1"]):
@@ -174,3 +186,25 @@ def test_a_folder_of_somebody_else_gets_no_token(tmp_path: Path) -> None:
     assert refused.returncode == 1
     assert refused.stderr == f"island.sh: {folder} belongs to somebody else, who could read the token; remove it\n"
     assert os.getuid() or not list(folder.iterdir())
+
+
+def test_only_the_token_is_closed_to_others(tmp_path: Path) -> None:
+    """What an island's workers write on storage that islands share is as open as its user's umask has it."""
+    ray = tmp_path / "bin/ray"
+    ray.parent.mkdir()
+    ray.write_text('#!/bin/sh\numask\nrm -r "$(dirname "$(readlink "$HOME/.ddm/island-7/ray")")"\n')
+    ray.chmod(0o755)
+    environment = {**WITHOUT, "HOME": str(tmp_path), "PATH": f"{ray.parent}:{os.environ['PATH']}"}
+    script = str(ROOT / "cluster_configs/local/island.sh")
+    started = subprocess.run([script, "7", "1"], env=environment, umask=0o022, capture_output=True, text=True)
+    assert (started.returncode, started.stdout, started.stderr) == (0, "0022\n", "")
+    home = tmp_path / ".ddm/island-7"
+    token = home / "token"
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (home, token)] == [0o700, 0o600]
+    assert len(token.read_text()) == 64
+
+
+def test_no_command_that_users_are_given_closes_more_than_the_token() -> None:
+    files = [path for path in (ROOT / "cluster_configs").rglob("*") if path.is_file()]
+    lines = [line for file in files for line in file.read_text().splitlines() if "umask" in line]
+    assert lines and all("(umask 077; " in line for line in lines)

@@ -8,16 +8,16 @@ number=${1:?usage: island.sh NUMBER [CPUS]}
 cpus=${2:-$(getconf _NPROCESSORS_ONLN)}
 base=$((20000 + 100 * number))
 
-umask 077
 home=$HOME/.ddm/island-$number
-mkdir -p "$home"
+# Closed to others: the token alone, never what workers write on storage that islands share.
+(umask 077; mkdir -p "$home")
 if [ ! -O "$home" ]; then
   echo "island.sh: $home belongs to somebody else, who could read the token; remove it" >&2
   exit 1
 fi
 chmod 700 "$home"
 # Linked, not written, to its name: of two that start at once both have the first one's.
-head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n' > "$home/token.$$"
+(umask 077; head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n' > "$home/token.$$")
 ln "$home/token.$$" "$home/token" 2>/dev/null || true
 rm "$home/token.$$"
 unset RAY_AUTH_TOKEN

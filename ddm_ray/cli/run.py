@@ -34,7 +34,7 @@ def status(run_url: str) -> None:
     """Show which artifacts of RUN are finished, begun, failed or waiting, read from storage alone.
 
     For a job that failed it says why, and which command continues. Looks at begun jobs until each gives a sign of life,
-    mostly for a second. A job without one for 5 seconds is silent: it may be dead.
+    mostly for a second, at most for a minute. A job without one for 10 seconds is silent: it may be dead.
 
     \b
       ddm status runs/digits

@@ -143,8 +143,7 @@ def partition(run_url: str, cluster: int | None, scratch: str | None) -> None:
     artifact = PARTITION if cluster is None else shard(cluster)
     run = make(run_url, artifact, stage, mends=True)
     if cluster is None:
-        if report := run.manifest(REPORT):
-            info = ReportInfo.of(report)
+        if info := ReportInfo.of_either(run.manifest(REPORT), run.manifest(PARTITION)):
             if info.silhouette is not None:
                 click.echo(f"silhouette of the clusters: {info.silhouette:.3f} (1: far apart, 0: no borders)")
             for warning in info.warnings:

@@ -67,7 +67,9 @@ class SamplingSettings(StrictModel):
         return value.tolist() if hasattr(value, "tolist") else value
 
     def changed(self, **fields: Any) -> Self:
-        """A copy with other values for these fields, validated as they are."""
+        """A copy with other values for these fields, validated as they are; `guidance` is guidance_kind, too."""
+        if "guidance" in fields and "guidance_kind" not in fields:
+            fields["guidance_kind"] = fields.pop("guidance")
         return self.model_validate({**dict(self), **fields})
 
 

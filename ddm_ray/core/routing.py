@@ -28,6 +28,12 @@ class Routing:
         assert self.experts_Bk.shape == self.weights_Bk.shape
         assert self.experts_Bk.ndim == 2
 
+    @property
+    def only_expert_B(self) -> Tensor:
+        """Int64 (B,): the one expert of each row, of a strategy that chooses at the start."""
+        assert self.experts_Bk.shape[1] == 1, f"{self.experts_Bk.shape[1]} experts a row, though chosen at the start"
+        return self.experts_Bk[:, 0]
+
     def repeat(self, times: int) -> "Routing":
         """The same choice for `times` stacked copies of the rows: (times * B, k)."""
         return Routing(self.experts_Bk.repeat(times, 1), self.weights_Bk.repeat(times, 1))
@@ -45,7 +51,8 @@ class Routing:
 class Strategy(ABC):
     """A way to choose experts. `when`: at the trajectory's start, at each step or at each velocity; `draws`: by chance.
 
-    A strategy that chooses at each step holds its experts within the step and reweighs them at each velocity.
+    A strategy that chooses at the start chooses exactly one expert an image, which whoever samples by such strategies
+    relies on. One that chooses at each step holds its experts within the step and reweighs them at each velocity.
     """
 
     when: ClassVar[Literal["start", "step", "velocity"]] = "step"

@@ -92,24 +92,24 @@ def notes(metrics: dict[str, Any]) -> list[str]:
     """Notes on how each column is measured."""
     count, rows = metrics["num_samples"], metrics["num_real"]
     heldout = next((row for row in metrics["real"] if row["accuracy"] is not None), None)
-    lines = [
+    held_out = right_of_held_out = ""
+    if heldout:
+        held_out = f" Held out: {heldout['n']} rows never trained on; compare with as many drawn again."
+        right_of_held_out = f" On held-out real rows it is right in {heldout['accuracy']:.1%}."
+    return [
         f"Fréchet distance: between {count} samples and the {rows} training rows, in the {NUM_FEATURES}"
         " features (of mean variance 1) of a small classifier fitted to those rows; ± is the standard"
         " deviation when the samples are drawn again. It shrinks as the number of samples grows:"
         " compare equal numbers only.",
         f"Real, drawn again: training rows themselves, with replacement; no sampler should be expected below"
-        f" {count} of them.",
-        "Accuracy: how often that classifier sees the class that was asked for.",
+        f" {count} of them.{held_out}",
+        f"Accuracy: how often that classifier sees the class that was asked for.{right_of_held_out}",
         "Precision and recall: by balls to the third nearest neighbour in these features (arXiv 1904.06991).",
         "Cluster TV: total variation between the samples' clusters (that of the nearest training row in these"
         " features) and those which their labels lead to expect, 0 to 1.",
         "Rows per image: evaluations of an expert, and of the router, for one image."
         " ms / image: time of one CPU core (on an accelerator: elapsed time), experts and router together.",
     ]
-    if heldout:
-        lines[2] += f" On held-out real rows it is right in {heldout['accuracy']:.1%}."
-        lines[1] += f" Held out: {heldout['n']} rows never trained on; compare with as many drawn again."
-    return lines
 
 
 def _cell(key: str, row: dict[str, Any]) -> str:

@@ -104,7 +104,7 @@ def drawn_experts(
     """Int64 (B,): the experts that a strategy which chooses at the start gives the request's images; router rows."""
     trajectories = Trajectories(request, info)
     routing = run(trajectories.start(), [None] * info.num_experts, router, device)
-    return routing.experts_Bk[:, 0], trajectories.num_router_rows
+    return routing.only_expert_B, trajectories.num_router_rows
 
 
 def with_available(info: MixtureInfo, experts: Experts) -> MixtureInfo:

@@ -40,7 +40,7 @@ class RemoteSampler:
         if request.strategy(self._info.num_experts).when != "start":
             return await self._run(trajectories.run())
         routing = await self._run(trajectories.start())
-        requests, order = by_expert(request, routing.experts_Bk[:, 0])
+        requests, order = by_expert(request, routing.only_expert_B)
         calls = [_call(self._experts[expert].sample, part) for expert, part in requests.items()]
         return replace(joined(await asyncio.gather(*calls), order), num_router_rows=trajectories.num_router_rows)
 

@@ -10,12 +10,15 @@ from types import MappingProxyType
 from typing import Any
 
 from ddm_ray.errors import CorruptArtifact, one_line
+from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.info import Info, StateInfo, WeightsInfo
 from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest
 from ddm_ray.storage.store import Store
 
 CLAIM, HEARTBEAT, FAILED = "CLAIM", "HEARTBEAT", "FAILED"
 OUT_OF_MEMORY = "OutOfMemory"
+NOTE_BYTES = 2**16
+"""Bytes of a failure's note that are read at most."""
 
 
 @dataclass(frozen=True)
@@ -67,15 +70,7 @@ class Attempt:
 
     def failure(self) -> dict[str, Any] | None:
         """Why it ended: what `fail` was told. None if it said nothing."""
-        try:
-            note = json.loads(self.store.read(f"{self.prefix}/{FAILED}"))
-        except FileNotFoundError:
-            return None
-        except ValueError:
-            note = {}  # that it failed is known even if the reason can't be read
-        known = note if isinstance(note, dict) else {}
-        error = one_line(known.get("error") or "for a reason that can't be read")
-        return {**known, "error": error, "kind": known.get("kind", ""), "final": known.get("final") is True}
+        return read_failure(self.store, f"{self.prefix}/{FAILED}")
 
     def state_prefix(self, step: int) -> str:
         """Key prefix of the training state after `step` steps."""
@@ -113,6 +108,28 @@ class Attempt:
         manifest = Manifest(prefix, identity, records, info.as_json())
         self.store.write(f"{prefix}/{NAME}", manifest.to_json())
         return manifest
+
+
+def read_failure(store: Store, key: str) -> dict[str, Any] | None:
+    """The note of a failure, as far as it can be read: another version may have written it. None if there is none."""
+    try:
+        note = json.loads(store.read(key, NOTE_BYTES))
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError):
+        note = {}  # that it failed is known even if the reason can't be read
+    known = note if isinstance(note, dict) else {}
+    fix = known.get("fix")
+    if isinstance(fix, dict) and "artifact" in fix and not _is_artifact(fix["artifact"]):
+        known["fix"] = None
+    error = one_line(known.get("error") or "for a reason that can't be read")
+    return {**known, "error": error, "kind": known.get("kind", ""), "final": known.get("final") is True}
+
+
+def _is_artifact(path: Any) -> bool:
+    with suppress(ValueError):
+        return isinstance(path, str) and bool(Artifact(path))
+    return False
 
 
 def claim(store: Store, job: str, about: Mapping[str, Any] = MappingProxyType({})) -> Attempt:

@@ -110,6 +110,12 @@ class ReportInfo(Info):
     silhouette_K: tuple[float | None, ...]
     warnings: tuple[str, ...]
 
+    @classmethod
+    def of_either(cls, report: Manifest | None, partition: Manifest | None) -> Self | None:
+        """The record of a report, or that of an older version, which its partition holds; None if there is none."""
+        holders = [manifest for manifest in (report, partition) if manifest and "warnings" in manifest.info]
+        return cls.of(holders[0]) if holders else None
+
 
 class TrainedInfo(Info):
     """A finished training job: the folder of its EMA weights, steps, cost, and the mean loss of the last steps.

@@ -48,6 +48,11 @@ class JobStatus:
         return self.failure is not None and self.failure["kind"] == Preempted.__name__
 
     @property
+    def between(self) -> bool:
+        """True from the end of an attempt that left until the next one trains: mostly 15 seconds, with few beats."""
+        return self.phase in ("starting", "leaving")
+
+    @property
     def step(self) -> int:
         """Steps done by the newest attempt's heartbeat; before its first, those of the state that it goes on from."""
         return self.heartbeat.get("step", self.saved) if self.beats else self.saved

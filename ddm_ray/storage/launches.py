@@ -5,13 +5,14 @@ Its attempts carry its id in their claims. Everything here is derived from a lis
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
 from ddm_ray.errors import DDMError, StorageError, TrainingError
-from ddm_ray.storage.attempts import OUT_OF_MEMORY, Attempt
+from ddm_ray.storage.attempts import OUT_OF_MEMORY, Attempt, read_failure
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_files import JobFiles, list_jobs
 from ddm_ray.storage.store import Store
@@ -48,7 +49,9 @@ class Launch:
 
 def has_given_up(files: JobFiles, launch_id: str) -> bool:
     """True if the launch of this id tries no more."""
-    return Launch(files.artifact, launch_id).given_up_key.removeprefix(f"{files.artifact}/") in files.sizes
+    # The id of an older version's launch is the key of that record itself.
+    key = launch_id if "/" in launch_id else Launch(files.artifact, launch_id).given_up_key
+    return key.removeprefix(f"{files.artifact}/") in files.sizes
 
 
 def failures_in_a_row(files: JobFiles, launch_id: str) -> int:
@@ -70,40 +73,52 @@ class FailureBudget:
     """Number of failures in a row without a newly saved state that a launch endures.
 
     They are counted on storage. So whoever sees a failure adds to the same count: the controller that loses workers,
-    and the supervisor that loses the controller.
+    and the supervisor that loses the controller. One that can't be written counts here alone. `refusal`: why storage
+    doesn't say that the launch has given up, though it has; None if it hasn't, or storage does.
     """
 
     def __init__(self, run_url: str, launch: Launch, max_failures: int):
         self._run_url, self._launch, self._max_failures = run_url, launch, max_failures
+        self._unwritten: Counter[tuple[int, int]] = Counter()
+        self.refusal: StorageError | None = None
 
     def spend(self, error: str) -> bool:
         """Record one more failure. Give up, and return True, if it is one too many.
 
         Running out of memory isn't a failure while the next attempt takes fewer rows at once. Nor is anything while
-        storage is away: that comes back, or the workers tell of it.
+        storage can't be read: that comes back, or the workers tell of it.
         """
         launch = self._launch
         try:
             store = Store(self._run_url)
             files = list_jobs(store, [launch.artifact])[launch.artifact]
-            if self._takes_fewer_rows(store, files):
-                return False
-            store.create(f"{launch.artifact}/{_failures(launch.id, files.saved)}{uuid4().hex[:12]}", error.encode())
-            if failures_in_a_row(files, launch.id) + 1 <= self._max_failures:
-                return False
-            launch.give_up(store, TrainingError(error))
+            excuse = self._excuse(store, files)
         except StorageError:
             return False
+        failures = failures_in_a_row(files, launch.id)
+        try:
+            if excuse and store.create(excuse, b""):
+                return False
+            store.create(f"{launch.artifact}/{_failures(launch.id, files.saved)}{uuid4().hex[:12]}", error.encode())
+            failures += 1
+        except StorageError:
+            self._unwritten[files.saved] += 1
+        if failures + self._unwritten[files.saved] <= self._max_failures:
+            return False
+        try:
+            launch.give_up(store, TrainingError(error))
+        except StorageError as refusal:
+            self.refusal = refusal
         return True
 
-    def _takes_fewer_rows(self, store: Store, files: JobFiles) -> bool:
-        """True if the newest attempt ran out of memory with rows to spare, and that hasn't excused a failure yet."""
+    def _excuse(self, store: Store, files: JobFiles) -> str | None:
+        """Key of the note that excuses one failure, if the newest attempt ran out of memory with rows to spare."""
         if not files.attempts or not files.failed(newest := files.attempts[-1]):
-            return False
+            return None
         failure = Attempt(store, files.artifact, newest).failure()
         if failure is None or failure["kind"] != OUT_OF_MEMORY or failure.get("micro_batch", 1) == 1:
-            return False
-        return store.create(f"{self._launch.prefix}/out-of-memory/{newest:04d}", b"")
+            return None
+        return f"{self._launch.prefix}/out-of-memory/{newest:04d}"
 
 
 class LaunchReader:
@@ -130,7 +145,8 @@ class LaunchReader:
         """
         artifact = files.artifact
         if has_given_up(files, self._launch.id):
-            return _error(artifact, json.loads(self._store.read(self._launch.given_up_key)))
+            note = read_failure(self._store, self._launch.given_up_key)
+            return _error(artifact, note or {"error": "given up"})  # gone since it was listed
         for number in self.attempts(files)[-2:]:
             if number not in self._failures and files.failed(number):
                 self._failures[number] = Attempt(self._store, artifact, number).failure()

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, Fix, Resume
 from ddm_ray.storage import graph
 from ddm_ray.storage.chunk_records import RowsProgress, rows_progress
-from ddm_ray.storage.graph import EVALUATIONS, Artifact, evaluation
+from ddm_ray.storage.graph import EVALUATIONS, PARTITION, REPORT, Artifact, evaluation
 from ddm_ray.storage.info import Info, TrainedInfo
 from ddm_ray.storage.job_files import JobFiles, list_jobs
 from ddm_ray.storage.job_status import JobStatus, job_status
@@ -17,9 +17,12 @@ from ddm_ray.storage.manifest import Manifest
 from ddm_ray.storage.pulse import Pulses
 from ddm_ray.storage.run import Run
 
-SILENT_SECONDS = 5.0
-"""Silence from which a job may be dead: it beats once a second, or step by step where steps take longer."""
-LOOK_SECONDS, MAX_LOOK_SECONDS = 0.5, 10.0
+SILENT_SECONDS, BETWEEN_SECONDS = 10.0, 30.0
+"""Silence from which a job may be dead, while it trains and between attempts.
+
+It beats once a second, or step by step where steps take longer; while it saves or publishes, storage may hold it up.
+"""
+LOOK_SECONDS, MAX_LOOK_SECONDS = 0.5, 60.0
 """Pause between looks of an observer that looks at begun jobs for a sign of life, and how long it looks at most."""
 REQUESTS = 8
 State = Literal["finished", "begun", "failed", "waiting", "damaged"]
@@ -41,6 +44,7 @@ class Status:
     rows: RowsProgress | None = None
     job: JobStatus | None = None
     silent_seconds: float | None = None
+    unjudged: bool = False
     error: DDMError | None = None
     run: str = ""
 
@@ -58,13 +62,13 @@ class Status:
         """True if it is begun and has given no sign for so long that it may be dead."""
         if self.state != "begun" or self.job is None or self.silent_seconds is None:
             return False
-        return self.silent_seconds > self.job.patience(SILENT_SECONDS)
+        return self.silent_seconds > self.job.patience(BETWEEN_SECONDS if self.job.between else SILENT_SECONDS)
 
     @property
     def seconds_left(self) -> float | None:
         """Time left at the last known speed; None where there is none."""
         rate = self.job.value("steps_per_second") if self.job and self.state == "begun" else None
-        if not self.job or not rate or self.job.steps is None or self.silent:
+        if not self.job or not rate or self.job.steps is None or self.silent or self.unjudged:
             return None
         return (self.job.steps - self.job.step) / rate
 
@@ -91,9 +95,11 @@ def status(run: Run, artifact: Artifact, files: JobFiles | None = None) -> Statu
 def survey(run: Run, known: Iterable[Status] = ()) -> list[Status]:
     """All artifacts of a run, in the order in which they are made; a file gone or cut short is noticed.
 
-    Those that are finished in `known`, an earlier survey, aren't looked at again.
+    Those that are finished in `known`, an earlier survey, aren't looked at again. The partition's report is one once it
+    is committed: an older version's was part of the partition.
     """
     artifacts = [*graph.artifacts(run.config), *map(evaluation, run.store.folders(EVALUATIONS))]
+    artifacts.insert(artifacts.index(PARTITION) + 1, REPORT)
     finished = {earlier.artifact: earlier for earlier in known if earlier.state == "finished"}
     files = list_jobs(run.store, [each for each in artifacts if each.trains and each not in finished])
 
@@ -105,7 +111,8 @@ def survey(run: Run, known: Iterable[Status] = ()) -> list[Status]:
 
     # Side by side: in a bucket each look is a few requests, which mostly wait.
     with ThreadPoolExecutor(REQUESTS) as pool:
-        return list(pool.map(look, artifacts))
+        statuses = pool.map(look, artifacts)
+        return [each for each in statuses if (each.artifact, each.state) != (REPORT, "waiting")]
 
 
 def observe(statuses: Iterable[Status], pulses: Pulses, now: float) -> list[Status]:
@@ -122,7 +129,7 @@ def survey_once(
 ) -> list[Status]:
     """A survey that also says which jobs live: those that are begun are looked at until each beats, or is silent.
 
-    Takes MAX_LOOK_SECONDS at most, after which a job of slow steps may not be judged yet.
+    Takes MAX_LOOK_SECONDS at most, after which a job of slow steps may be unjudged.
     """
     pulses, began = Pulses(), clock()
     statuses = {observed.artifact: observed for observed in observe(survey(run), pulses, began)}
@@ -133,7 +140,7 @@ def survey_once(
         again = [status(run, artifact, files[artifact]) for artifact in undecided]
         statuses |= {observed.artifact: observed for observed in observe(again, pulses, clock())}
         undecided = [artifact for artifact in undecided if _undecided(statuses[artifact])]
-    return list(statuses.values())
+    return [replace(observed, unjudged=observed.artifact in undecided) for observed in statuses.values()]
 
 
 def _undecided(status: Status) -> bool:
@@ -147,8 +154,8 @@ def _with_files(run: Run, status: Status, sizes: Mapping[str, int] | None) -> St
     if manifest is None or not _wrong_file(manifest, sizes or {}):
         return status
     sizes = run.store.sizes(status.artifact)  # again: the manifest may have come while they were listed
-    if status.artifact.kind == "shard" and not sizes.keys() & manifest.files.keys():
-        return status  # an owner's, who gave its manifest alone
+    if status.artifact.cluster is not None and not status.artifact.trains and not sizes.keys() & manifest.files.keys():
+        return status  # an owner's rows or shard, who gave its manifest alone
     if name := _wrong_file(manifest, sizes):
         error = CorruptArtifact(f"{name} is gone or cut short", run.remake(status.artifact))
         return Status(status.artifact, "damaged", error=error, run=run.url)
@@ -161,7 +168,7 @@ def _wrong_file(manifest: Manifest, sizes: Mapping[str, int]) -> str | None:
 
 def line(status: Status, phrase: Callable[[Fix], str] = str) -> str:
     """One line of a table on an artifact: its name, its state, how much of it is done, `describe`."""
-    return f"{status.artifact:<14} {status.state:<9} {status.fraction:4.0%}  {describe(status, phrase)}"
+    return f"{status.artifact:<16} {status.state:<9} {status.fraction:4.0%}  {describe(status, phrase)}"
 
 
 def describe(status: Status, phrase: Callable[[Fix], str] = str) -> str:
@@ -181,7 +188,7 @@ def describe(status: Status, phrase: Callable[[Fix], str] = str) -> str:
         again = phrase(Resume(status.run, status.artifact, job.saved))
         if status.state == "failed":
             return _failed(job, again, phrase)
-        return _begun(status, job) + (f"; if it died, {again}" if status.silent else "")
+        return _begun(status, job) + (f"; if it died, {again}" if status.silent or status.unjudged else "")
     if rows := status.rows:
         return f"{rows.units_done} of {rows.units} units of the source, {rows.parts} parts"
     return "waiting"
@@ -200,17 +207,18 @@ def _begun(status: Status, job: JobStatus) -> str:
     if job.phase != "training":
         where = f"{job.phase} at {where}" if where else job.phase
     silence = status.silent_seconds or 0.0
-    if status.silent:
+    if status.silent or status.unjudged:
         # First, where no narrow terminal cuts it off: a job that may be dead mustn't look alive.
-        where = f"silent for {duration(silence)}" + (f", {where}" if where else "")
+        sign = f"no sign for {duration(silence)} of looking" if status.unjudged else f"silent for {duration(silence)}"
+        where = f"{sign}, {where}" if where else sign
     loss, workers = job.value("loss"), job.value("world_size")
     rate, mfu = (job.value(name) for name in ("steps_per_second", "mfu"))
-    moves = job.phase == "training" and not status.silent
+    moves = job.phase == "training" and not (status.silent or status.unjudged)
     parts = {
         where: where,
         f"loss {loss or 0:.4f}": loss is not None and job.phase != "starting",
         f"{rate or 0:.3g} steps/s": rate and moves,
-        f"no sign for {duration(silence)}": silence > SILENT_SECONDS and not status.silent,
+        f"no sign for {duration(silence)}": silence > SILENT_SECONDS and not (status.silent or status.unjudged),
         f"{duration(status.seconds_left or 0)} left": status.seconds_left is not None and moves,
         f"{workers or 0:g} worker{'s' if workers != 1 else ''}": workers,
         f"MFU {mfu or 0:.0%}": mfu is not None and moves,

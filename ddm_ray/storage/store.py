@@ -49,10 +49,13 @@ class Store:
         """Turn refusals (no permission, no space, no network) into a StorageError; FileNotFoundError stays."""
         return as_storage_error(f"{self.url}/{key}", kinds=(obstore.exceptions.BaseError,))
 
-    def read(self, key: str) -> bytes:
-        """The object's bytes."""
+    def read(self, key: str, most: int | None = None) -> bytes:
+        """The object's bytes, no more than the first `most`."""
         with self._refusals(key):
-            return bytes(obstore.get(self._objects, self._prefix + key).bytes())
+            stored = obstore.get(self._objects, self._prefix + key)
+            if most is not None and stored.meta["size"] > most:
+                return bytes(obstore.get_range(self._objects, self._prefix + key, start=0, end=most))
+            return bytes(stored.bytes())
 
     def fetch(self, key: str, path: Path) -> str:
         """Copy the object to a local file, a few MiB in memory at a time; the SHA-256 of its bytes, in hex.

@@ -252,3 +252,12 @@ def test_dense_and_repeat() -> None:
     assert torch.equal(routing.dense(5), right)
     assert routing.repeat(2).experts_Bk.tolist() == [[4, 2], [1, 3], [4, 2], [1, 3]]
     assert torch.equal(routing.repeat(2).dense(5), right.repeat(2, 1))
+
+
+@pytest.mark.parametrize("name", [name for name in EVERY if parse_strategy(name, 8).when == "start"])
+def test_what_is_chosen_at_the_start_is_one_expert_an_image(name: str) -> None:
+    probs_BK = torch.full((3, 8), 1 / 8)
+    routing = route(name, probs_BK)
+    assert torch.equal(routing.only_expert_B, routing.experts_Bk.squeeze(1))
+    with pytest.raises(AssertionError, match="2 experts a row, though chosen at the start"):
+        _ = route("top-2", probs_BK).only_expert_B

@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 
+from ddm_ray.cli.fixes import phrase
 from ddm_ray.errors import CorruptArtifact, TrainingError
 from ddm_ray.storage.attempts import claim
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_status import job_status
 from ddm_ray.storage.launches import Launch
+from ddm_ray.storage.status import Status, describe
 from ddm_ray.storage.store import Store
 from tests.storage.jobs import beat, fail, publish, save
 
@@ -77,6 +79,14 @@ def test_a_launch_that_gave_up_begins_no_more(store: Store) -> None:
     assert newest_failure and not newest_failure["final"]
 
 
+def test_a_launch_of_an_older_version_that_gave_up_begins_no_more(store: Store) -> None:
+    marker = f"{JOB}/attempts/_ray/0123456789ab/FAILED"  # its claims name this key in place of an id
+    claim(store, JOB, {"launch": marker}).fail({"error": "no rows", "kind": "OSError", "final": False})
+    assert failure(store) == {"error": "no rows", "kind": "OSError", "final": False, "attempt": 1}
+    store.write(marker, b"no rows")
+    assert failure(store) == {"error": "no rows; given up", "kind": "OSError", "final": True, "attempt": 1}
+
+
 def test_one_that_was_asked_to_leave_has_not_failed(store: Store) -> None:
     attempt = claim(store, JOB)
     beat(attempt, 1, 9)
@@ -90,6 +100,23 @@ def test_a_damaged_record_still_says_that_it_failed(store: Store, content: bytes
     attempt = claim(store, JOB)
     store.write(f"{attempt.prefix}/FAILED", content)
     assert failure(store) == {"error": "for a reason that can't be read", "kind": "", "final": False, "attempt": 1}
+
+
+@pytest.mark.parametrize("artifact", ["student", "experts/1", "", 3, None])
+def test_a_fix_for_an_artifact_of_another_version_is_left_out(store: Store, artifact: object) -> None:
+    fix = {"do": "Make", "run": "runs/a", "artifact": artifact}
+    claim(store, JOB).fail({"error": "no student", "kind": "MissingArtifact", "final": True, "fix": fix})
+    described = describe(Status(JOB, "failed", job=job_status(store, JOB), run="runs/a"), phrase)
+    assert described.startswith("failed: no student, attempt 1; once that is mended, `ddm train runs/a expert 1`")
+
+
+def test_of_a_note_without_end_no_more_is_read_than_it_may_have(store: Store) -> None:
+    attempt = claim(store, JOB)
+    store.write(f"{attempt.prefix}/FAILED", b'{"error": "no rows"}' + b" " * 2**16)
+    assert failure(store) == {"error": "no rows", "kind": "", "final": False, "attempt": 1}
+    store.write(f"{attempt.prefix}/FAILED", b"[" * 2**20)
+    newest_failure = failure(store)
+    assert newest_failure and newest_failure["error"] == "for a reason that can't be read"
 
 
 def test_milestones_and_states_count_once_they_are_committed(store: Store) -> None:

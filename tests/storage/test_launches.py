@@ -81,6 +81,41 @@ def test_nothing_counts_while_storage_is_away(store: Store) -> None:
     assert failures_in_a_row(files_of(store), launch.id) == 0
 
 
+def test_failures_that_cannot_be_written_count_and_the_refusal_is_kept(store: Store) -> None:
+    """A full disk, or one that can only be read, would else have the launch begin again for ever."""
+    in_the_way = Path(store.url) / JOB / "launches"
+    in_the_way.parent.mkdir(parents=True)
+    in_the_way.write_bytes(b"")  # no folder: nothing below can be written, but the job can be listed
+    budget = FailureBudget(store.url, Launch(JOB), 2)
+    assert [budget.spend("no space left") for _ in range(2)] == [False, False] and budget.refusal is None
+    assert budget.spend("no space left")
+    assert budget.refusal is not None and "GIVEN_UP" in str(budget.refusal)
+    save(claim(store, JOB), 10)
+    assert not budget.spend("no space left"), "only those in a row without a newly saved state"
+
+
+def test_written_and_unwritten_failures_are_one_count(store: Store) -> None:
+    launch = Launch(JOB)
+    budget = FailureBudget(store.url, launch, 2)
+    assert not budget.spend("lost")
+    launches, aside = Path(store.url) / JOB / "launches", Path(store.url) / "aside"
+    launches.rename(aside)
+    launches.write_bytes(b"")
+    assert not budget.spend("no space left")
+    launches.unlink()
+    aside.rename(launches)
+    assert budget.spend("lost") and budget.refusal is None
+    assert has_given_up(files_of(store), launch.id)
+
+
+def test_running_out_of_memory_counts_where_its_excuse_cannot_be_written(store: Store) -> None:
+    note = {"error": "no memory", "kind": OUT_OF_MEMORY, "final": False, "micro_batch": 4}
+    claim(store, JOB).fail(note)
+    (Path(store.url) / JOB / "launches").write_bytes(b"")
+    budget = FailureBudget(store.url, Launch(JOB), 0)
+    assert budget.spend("no memory") and budget.refusal
+
+
 def test_an_attempt_belongs_to_the_launch_that_its_claim_names() -> None:
     launch = Launch(JOB, island="lab", job="02000000")
     assert launch.claim_fields() == {"launch": launch.id, "island": "lab", "job": "02000000"}
@@ -125,6 +160,14 @@ def test_a_launch_that_has_given_up_says_why(store: Store) -> None:
     launch.give_up(store, TrainingError("and again"))
     error = reader.error(files_of(store))
     assert type(error) is TrainingError and str(error) == f"{JOB}: the process was killed"
+
+
+@pytest.mark.parametrize("note", [b"", b"{", b"[1]", b'{"why": "x"}', b"\xff", b"[" * 2**20])
+def test_a_note_of_giving_up_that_cannot_be_read_still_ends_the_launch(store: Store, note: bytes) -> None:
+    launch = Launch(JOB)
+    store.write(launch.given_up_key, note)
+    error = LaunchReader(store, launch, JobFiles(JOB, {})).error(files_of(store))
+    assert str(error) == f"{JOB}: for a reason that can't be read"
 
 
 def test_a_look_at_all_jobs_is_one_request(store: Store, requests: Counter[str]) -> None:

@@ -13,9 +13,10 @@ from click.testing import CliRunner
 
 from ddm_ray.cli import main
 from ddm_ray.cli.fixes import phrase
+from ddm_ray.config import load_recipe
 from ddm_ray.errors import CorruptArtifact
 from ddm_ray.storage.attempts import Attempt, claim
-from ddm_ray.storage.graph import ROUTER, ROWS, Artifact
+from ddm_ray.storage.graph import PARTITION, REPORT, ROUTER, ROWS, Artifact, owner_rows, shard
 from ddm_ray.storage.job_files import list_jobs
 from ddm_ray.storage.pulse import Pulses
 from ddm_ray.storage.run import Run
@@ -87,7 +88,19 @@ def test_a_job_that_died_does_not_look_alive(partitioned: Run) -> None:
     assert observer.look(1232).startswith("begun 25% step 76/300")
     claim(partitioned.store, JOB)
     assert observer.look(1240) == "begun 17% starting at step 50/300, attempt 2"
-    assert observer.look(1246).startswith("begun 17% silent for 6 s, starting at step 50/300, attempt 2; ")
+    assert observer.look(1270) == "begun 17% starting at step 50/300, no sign for 30 s, attempt 2"
+    assert observer.look(1271).startswith("begun 17% silent for 31 s, starting at step 50/300, attempt 2; ")
+
+
+def test_a_job_that_saves_or_leaves_is_not_silent_at_once(partitioned: Run) -> None:
+    attempt, observer = claim(partitioned.store, JOB), Observer(partitioned)
+    beat(attempt, 1, 75, phase="saving")
+    observer.look(0)
+    assert observer.look(10).startswith("begun 25% saving at step 75/300")
+    assert observer.look(11).startswith("begun 25% silent for 11 s, saving at step 75/300")
+    attempt.fail({"error": "asked to leave", "kind": "Preempted", "final": False})
+    assert observer.look(30).startswith("begun 25% leaving at step 75/300")
+    assert observer.look(31).startswith("begun 25% silent for 31 s, leaving at step 75/300")
 
 
 def test_slow_steps_are_no_silence(partitioned: Run) -> None:
@@ -127,15 +140,31 @@ def test_who_looks_once_sees_who_lives(partitioned: Run) -> None:
 
     both = {1.0: lambda: beat(live, 2, 80), 1.5: lambda: beat(other, 2, 20)}
     assert looked(both) == (1.5, ["step 80/300", "step 20/300"])
-    assert looked({1.0: lambda: beat(live, 3, 90)}) == (5.5, ["step 90/300", "silent for 6 s"])
+    assert looked({1.0: lambda: beat(live, 3, 90)}) == (10.5, ["step 90/300", "silent for 10 s"])
     assert looked({1.0: lambda: fail(live, "no rows"), 2.0: lambda: beat(other, 3, 30)}) == (
         2.0,
         ["failed: no rows", "step 30/300"],
     )
-    beat(other, 4, 31, steps_per_second=0.01)
-    assert looked({})[0] == 10.0, "not judged: a step takes longer"
+    beat(other, 4, 31, steps_per_second=0.1)
+    assert looked({}) == (30.5, ["failed: no rows", "silent for 30 s"]), "three of its steps"
     fail(other, "no rows")
     assert looked({})[0] == 0.0
+
+
+def test_who_looks_once_does_not_take_a_job_of_slow_steps_for_alive(partitioned: Run) -> None:
+    """Its machine may have died a week ago."""
+    attempt, clock = claim(partitioned.store, JOB), Clock({})
+    beat(attempt, 1, 75, steps_per_second=0.01)
+    save(attempt, 50)
+    (unjudged,) = [each for each in survey_once(partitioned, clock, clock.sleep) if each.artifact == JOB]
+    assert clock.now == 60.0 and unjudged.unjudged and unjudged.seconds_left is None
+    assert describe(unjudged) == (
+        "no sign for 60 s of looking, step 75/300, loss 0.1235, 2 workers, attempt 1;"
+        f" if it died, trained again, {JOB} goes on from step 50"
+    )
+    clock = Clock({59.5: lambda: beat(attempt, 2, 76, steps_per_second=0.01)})
+    (living,) = [each for each in survey_once(partitioned, clock, clock.sleep) if each.artifact == JOB]
+    assert describe(living).startswith("step 76/300, loss 0.1235, 0.01 steps/s, 6.2 h left")
 
 
 def test_a_job_that_failed_says_why_and_what_goes_on(partitioned: Run) -> None:
@@ -191,6 +220,36 @@ def test_a_survey_does_not_look_twice_at_what_is_finished(partitioned: Run) -> N
     states = {surveyed.artifact: surveyed.state for surveyed in survey(partitioned, first)}
     assert (states["rows"], states[JOB], states["router"]) == ("finished", "begun", "waiting")
     assert survey(partitioned)[0].state == "damaged"
+
+
+def test_what_an_owner_gave_the_manifest_of_alone_is_not_damaged(tmp_path: Path) -> None:
+    run = Run.create(str(tmp_path / "run"), load_recipe("tiny", ("partition.method=given",)))
+    given = (owner_rows(0), shard(0))
+    for artifact in given:
+        write_and_commit(run, artifact, {"a.parquet": b"rows", "b.parquet": b"rows"})
+
+    def states() -> list[str]:
+        return [surveyed.state for surveyed in survey(run) if surveyed.artifact in given]
+
+    for number, artifact in enumerate(given):
+        (Path(run.url) / artifact / "a.parquet").unlink()
+        assert states()[number] == "damaged", "one file of several is gone"
+        (Path(run.url) / artifact / "b.parquet").unlink()
+        assert states()[number] == "finished"
+
+
+def test_a_report_is_looked_at_once_it_is_committed(partitioned: Run) -> None:
+    partitioned.store.write(f"{REPORT}/report.html", b"an older version's: a file of the partition")
+    assert REPORT not in [surveyed.artifact for surveyed in survey(partitioned)]
+    write_and_commit(partitioned, REPORT, {"report.html": b"<html>"})
+    states = {surveyed.artifact: surveyed.state for surveyed in survey(partitioned)}
+    assert list(states)[:4] == [ROWS, PARTITION, REPORT, "experts/000"] and states[REPORT] == "finished"
+    for damage in (lambda path: path.write_bytes(b"<ht"), Path.unlink):
+        damage(Path(partitioned.url) / REPORT / "report.html")
+        (damaged,) = [surveyed for surveyed in survey(partitioned) if surveyed.artifact == REPORT]
+        remedy = f"delete {partitioned.url}/{REPORT}, then: ddm partition {partitioned.url}"
+        assert damaged.state == "damaged"
+        assert describe(damaged, phrase) == f"report.html is gone or cut short; {remedy}"
 
 
 def test_looking_on_asks_for_one_heartbeat_a_job(partitioned: Run, requests: Counter[str]) -> None:

@@ -1,10 +1,8 @@
 """The stage `prepare`: source -> decoded chunks -> embedded parts -> the artifact of rows."""
 
-import os
 import time
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 from ddm_ray.config import RunConfig
 from ddm_ray.data import OnProgress, no_progress
@@ -15,7 +13,7 @@ from ddm_ray.data.prepare.make_rows import MakeRows
 from ddm_ray.data.prepare.records import RowsRecord, RowsStore, SourcePlan, rows_store
 from ddm_ray.data.sharded.stage import ShareRead, make_chunks
 from ddm_ray.data.sharded.work import Executor
-from ddm_ray.data.sources import Source, open_source
+from ddm_ray.data.sources import Source, absolute_name, open_source
 from ddm_ray.data.sources import chunk_rows as rows_per_chunk
 from ddm_ray.errors import ConfigError, DataError, DriftError, Give
 from ddm_ray.placement import PreparePlacement
@@ -106,23 +104,17 @@ def source_of(run: Run, artifact: Artifact, begun_from: str | None, source: str 
         raise ConfigError(
             f"{run.url}: source is for shards that are given; otherwise set data.source when the run begins"
         )
-    source = _absolute(source) if source is not None else None
+    # Ray's workers have other current folders.
+    source = absolute_name(source) if source is not None else None
     if begun_from is not None and source not in (None, begun_from):
         raise _other_source(run, artifact, begun_from, source)
     if cluster is not None and not (begun_from or source):
         raise ConfigError(f"{run.url}: has no source yet", Give("source", f"name the images of owner {cluster}", "URI"))
-    return begun_from or source or _absolute(run.config.data.source)
+    return begun_from or source or absolute_name(run.config.data.source)
 
 
 def _other_source(run: Run, artifact: Artifact, begun_from: str, source: str) -> DriftError:
     return DriftError(f"{run.url}/{artifact} was begun from {begun_from}, not from {source}", run.remake(artifact))
-
-
-def _absolute(source: str) -> str:
-    # Ray's workers have other current folders.
-    if "://" in source or source == "digits" or source.startswith("shapes:"):
-        return source
-    return os.path.abspath(Path(source).expanduser())
 
 
 def list_source(config: RunConfig, name: str, source: Source, chunk_rows: int) -> SourcePlan:

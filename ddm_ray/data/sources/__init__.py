@@ -4,6 +4,8 @@
 S3-compatible storage or on the Hugging Face hub.
 """
 
+import os
+
 from ddm_ray.config import DataConfig
 from ddm_ray.data.sources import chunks
 from ddm_ray.data.sources.builtin import Digits, Shapes
@@ -13,7 +15,17 @@ from ddm_ray.data.sources.conditions import Conditions
 from ddm_ray.data.sources.files import Files
 from ddm_ray.errors import DataError
 
-__all__ = ["Encoded", "EncodedChunk", "Listing", "Source", "Unit", "chunk_rows", "open_source"]
+__all__ = ["Encoded", "EncodedChunk", "Listing", "Source", "Unit", "absolute_name", "chunk_rows", "open_source"]
+
+DIGITS, SHAPES = "digits", "shapes:"
+"""Names of what is made here: one, and the beginning of others."""
+
+
+def absolute_name(source: str) -> str:
+    """The name by which processes in other folders open the same source: a whole path, of files on this disk."""
+    if source == DIGITS or source.startswith(SHAPES) or "://" in source:
+        return source
+    return os.path.abspath(os.path.expanduser(source))
 
 
 def open_source(config: DataConfig, source: str | None = None, chunk_rows: int | None = None) -> Source:
@@ -23,10 +35,10 @@ def open_source(config: DataConfig, source: str | None = None, chunk_rows: int |
     """
     name = source or config.source
     rows = chunk_rows or chunks.chunk_rows(config)
-    if name == "digits":
+    if name == DIGITS:
         return Digits(Conditions(config), rows)
-    if name.startswith("shapes:"):
-        count = name.removeprefix("shapes:").replace("_", "")
+    if name.startswith(SHAPES):
+        count = name.removeprefix(SHAPES).replace("_", "")
         if not count.isdecimal() or int(count) < 1:
             raise DataError(f"data.source {name!r}: shapes:NUMBER has a number from 1 up")
         return Shapes(Conditions(config), rows, int(count))

@@ -118,21 +118,25 @@ class FailureBudgetCallback(ray.train.UserCallback):
         self._budget = budget
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
-        """Called by the controller for each loss of workers."""
+        """Called by the controller for each loss of workers.
+
+        Raises StorageError, which ends the controller, if the launch has given up and storage can't be made to say so.
+        """
         errors = list(worker_exceptions.values())
         causes = [innermost(error) for error in errors]
         if any(isinstance(cause, WorkerDrained) or getattr(cause, "preempted", False) for cause in causes):
             return
         # Where one was killed, the others only lost their connection to it.
         killed = [error for error in errors if isinstance(innermost(error), RayActorError)]
-        self._budget.spend(reason([*killed, *errors][0]))
+        if self._budget.spend(reason([*killed, *errors][0])) and self._budget.refusal:
+            raise self._budget.refusal
 
 
 def fit(run_url: str, launch: Launch, placement: TrainPlacement) -> None:
     """Run one launch's training job to its end on the connected Ray; a record on storage says when it gives up.
 
-    Raises what the workers raised last, ControllerError for what went wrong while they started, or RayActorError if
-    Ray Train's controller was killed.
+    Raises what the workers raised last, ControllerError for what went wrong while they started or around a StorageError
+    if that record can't be written, or RayActorError if Ray Train's controller was killed.
     """
     run = Run.open(run_url)
     filesystem, path = run.store.filesystem(f"{launch.prefix}/ray")

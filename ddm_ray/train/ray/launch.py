@@ -92,7 +92,10 @@ class Supervisor:
         threading.Thread(target=keep_nodes_known, daemon=True).start()
 
     def fit(self, run_url: str, launch: Launch, placement: TrainPlacement) -> None:
-        """See `fit`; a controller that is killed or fails is replaced, while the launch's failure budget lasts."""
+        """See `fit`; a controller that is killed or fails is replaced, while the launch's failure budget lasts.
+
+        Raises StorageError where storage can't be made to say that the launch has given up.
+        """
         from ray.train import ControllerError
 
         from ddm_ray.train.ray.fit import fit  # pandas and torch, which the driver can do without
@@ -103,8 +106,11 @@ class Supervisor:
                 return fit(run_url, launch, placement)
             except (RayActorError, ControllerError) as error:
                 again = True
+                refusal = getattr(error, "controller_failure", None)
+                if isinstance(refusal, StorageError):
+                    raise refusal from None  # it has given up, and storage doesn't say so
                 if budget.spend(reason(error)):
-                    raise
+                    raise budget.refusal or error from None
             except StorageError:
                 if not again:
                     raise

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from ddm_ray.cli import main
 from ddm_ray.data.partition import report as report_stage
 from ddm_ray.data.partition.report import report
 from ddm_ray.data.partition.report_builder import Report, ReportBuilder
@@ -13,7 +15,7 @@ from ddm_ray.data.partition.stage import partition
 from ddm_ray.errors import MissingArtifact
 from ddm_ray.storage.graph import PARTITION, REPORT, ROWS, owner_rows, shard
 from ddm_ray.storage.info import ReportInfo
-from ddm_ray.storage.manifest import NAME
+from ddm_ray.storage.manifest import NAME, FileRecord
 from ddm_ray.storage.run import Run
 from tests.data.damage import Damage, Folder, damages
 from tests.data.groups import FOUR, rows, run_of
@@ -150,3 +152,18 @@ def test_the_report_of_given_shards_needs_no_rows(tmp_path: Path) -> None:
     run.store.delete(REPORT)
     report(run)
     assert set(run.require(REPORT).files) == {"report.html"}
+
+
+def test_the_command_shows_warnings_of_an_older_version_too(reported: Run) -> None:
+    """It kept its report, and what came of it, in the partition itself."""
+    shown = CliRunner().invoke(main, ["partition", reported.url])
+    assert shown.exit_code == 0 and "silhouette of the clusters: " in shown.output
+    page, partition = reported.store.read(f"{REPORT}/report.html"), reported.require(PARTITION)
+    reported.store.delete_one(f"{REPORT}/{NAME}")
+    files = {**partition.files, "report/report.html": FileRecord.of(page)}
+    info = {**partition.info, "silhouette": 0.25, "silhouette_K": [0.25] * 4, "warnings": ["cluster 2 is empty"]}
+    reported.store.write(f"{PARTITION}/{NAME}", dataclasses.replace(partition, files=files, info=info).to_json())
+    shown = CliRunner().invoke(main, ["partition", reported.url])
+    assert shown.exit_code == 0, shown.output
+    assert "silhouette of the clusters: 0.250" in shown.output and "cluster 2 is empty" in shown.output
+    assert not reported.store.exists(f"{REPORT}/{NAME}")

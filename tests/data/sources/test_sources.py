@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 
 from ddm_ray.config import DataConfig, TextConfig
 from ddm_ray.data.images import decode, png
-from ddm_ray.data.sources import Encoded, Source, Unit, chunk_rows, open_source
+from ddm_ray.data.sources import Encoded, Source, Unit, absolute_name, chunk_rows, open_source
 from ddm_ray.data.sources.builtin import FAMILIES
 from ddm_ray.errors import DataError
 from tests.data.broken import write_images
@@ -37,6 +37,17 @@ def everything(source: Source) -> list[Encoded]:
         assert len({len(chunk.rows) for chunk in chunks[:-1]}) <= 1
         rows += [row for chunk in chunks for row in chunk.rows]
     return rows
+
+
+def test_a_source_has_one_name_in_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("digits", "shapes:12"):
+        assert absolute_name(name) == name
+        assert everything(open_source(CONFIG, absolute_name(name)))
+    assert absolute_name("s3://lab/faces") == "s3://lab/faces"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/ada")
+    assert absolute_name("photos") == str(tmp_path / "photos")
+    assert absolute_name("~/photos") == "/home/ada/photos"
 
 
 def picture(index: int) -> bytes:

@@ -1,14 +1,20 @@
-"""Which losses of workers count as failures, and whose error is told."""
+"""Which losses of workers count as failures, whose error is told, and what ends a launch on storage that refuses."""
 
 import json
 from pathlib import Path
 
+import pytest
 from ray.exceptions import RayActorError
+from ray.train import ControllerError
 
+from ddm_ray.errors import StorageError
+from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.launches import FailureBudget, Launch
 from ddm_ray.storage.store import Store
+from ddm_ray.train.ray import fit
 from ddm_ray.train.ray.fit import FailureBudgetCallback, WorkerDrained
+from ddm_ray.train.ray.launch import Supervisor
 from ddm_ray.train.ray.recovery import innermost
 
 JOB = Artifact("experts/000")
@@ -32,3 +38,44 @@ def test_the_innermost_error_is_told() -> None:
     group = RuntimeError("group")
     group.worker_failures = {3: outer}  # type: ignore[attr-defined]
     assert innermost(group) is innermost(inner) is inner
+
+
+@pytest.fixture
+def unwritable(tmp_path: Path) -> Store:
+    """Storage on which the job can be listed, but no launch can write."""
+    (tmp_path / JOB).mkdir(parents=True)
+    (tmp_path / JOB / "launches").write_bytes(b"")
+    return Store(str(tmp_path))
+
+
+def test_a_controller_ends_with_the_refusal_of_a_storage_that_takes_no_note(unwritable: Store) -> None:
+    callback = FailureBudgetCallback(FailureBudget(unwritable.url, Launch(JOB), max_failures=1))
+    lost = {0: RayActorError(error_msg="the process was killed")}
+    callback.after_exception(None, lost)
+    with pytest.raises(StorageError, match="GIVEN_UP"):
+        callback.after_exception(None, lost)
+
+
+@pytest.mark.parametrize(
+    ("error", "fits"),
+    [
+        (ControllerError(StorageError("/run: no space left")), 1),  # by the controller's own count
+        (ControllerError(RuntimeError("no port")), 3),
+        (RayActorError(error_msg="the process was killed"), 3),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_supervisor_ends_with_it_too(
+    unwritable: Store, monkeypatch: pytest.MonkeyPatch, error: Exception, fits: int
+) -> None:
+    calls = []
+
+    def fail(*arguments: object) -> None:
+        calls.append(arguments)
+        raise error
+
+    monkeypatch.setattr(fit, "fit", fail)
+    supervisor = object.__new__(Supervisor)  # without its thread, which asks Ray for its nodes
+    with pytest.raises(StorageError, match=r"no space left|GIVEN_UP"):
+        supervisor.fit(unwritable.url, Launch(JOB), TrainPlacement(max_failures=2))
+    assert len(calls) == fits
