@@ -44,7 +44,7 @@ def test_a_submitted_job_refuses_a_relative_run(island: Island) -> None:
 def test_status_reads_storage_alone(island_run: Run) -> None:
     shown = ddm("status", island_run.url)
     assert shown.returncode == 0
-    assert f"experts/000    finished  100%  {STEPS} steps, loss" in shown.stdout
+    assert f"experts/000      finished  100%  {STEPS} steps, loss" in shown.stdout
     assert re.search(r"experts/001 +waiting +0%", shown.stdout)
 
 
