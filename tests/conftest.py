@@ -30,12 +30,11 @@ STEPS = 700
 # So many steps that a process can be killed in the middle of them.
 LONGER = ("--set", f"expert.train.steps={STEPS}", "--set", f"router.train.steps={STEPS}")
 ISLANDS = str(ROOT / "cluster_configs/local/islands.yaml")
-# Files whose tests share a Ray, which mostly wait for it: each lane has a worker of its own while others compute.
+# Files whose tests share a Ray, or start their own: each lane has one worker, so that few Rays run at once.
 LANES = {
     "nodes": ("train/ray/test_faults.py", "train/ray/test_launch.py"),
     "island": (
         "test_doors.py",
-        "test_demo.py",
         "test_readme.py",
         "test_tokens.py",
         "test_cli.py",
@@ -43,7 +42,7 @@ LANES = {
         "data/prepare/test_prepare.py",
         "data/prepare/test_prepare_kill.py",
     ),
-    "serve": ("serve/test_http.py", "serve/test_mixture_yaml.py"),
+    "private": ("test_demo.py", "serve/test_http.py", "serve/test_mixture_yaml.py"),
 }
 _held: list[socket.socket] = []
 

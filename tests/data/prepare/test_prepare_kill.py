@@ -21,7 +21,7 @@ from tests.conftest import ROOT, fresh_token
 from tests.data.rows import commit_rows, read_artifact
 from tests.data.s3 import BUCKET, s3_server, upload
 
-NUM_ROWS = 3000
+NUM_ROWS = 1500
 CHUNK_ROWS = 25
 SHAPES = (
     f"data.source=shapes:{NUM_ROWS}",
