@@ -17,7 +17,7 @@ from ddm_ray.data.prepare.records import EmbeddedRows
 from ddm_ray.data.schema import EMBEDDING, HELDOUT, TEXT, TRAIN, column, data_dtype, rows_schema
 from ddm_ray.data.texts import null_text_bytes, stored_tokens
 from ddm_ray.errors import Begin, ConfigError, CorruptArtifact, DataError
-from ddm_ray.models.features import Features, PixelFeatures, make_features
+from ddm_ray.models.embedders import Embedder, PixelEmbedder, make_embedder
 from ddm_ray.models.latents import Latents
 from ddm_ray.models.text import TextEncoder
 
@@ -29,17 +29,17 @@ OVERFLOWS = ", or more than float16 holds,"
 class Embed:
     """`DecodedRows` -> `EmbeddedRows`; networks are loaded once, and see `embedder.batch_size` rows at a time."""
 
-    def __init__(self, config: RunConfig, pixel_features: PixelFeatures | None, device: str = "cpu"):
-        """`pixel_features`: the fitted ones of an embedder of pixels, else None.
+    def __init__(self, config: RunConfig, pixel_embedder: PixelEmbedder | None, device: str = "cpu"):
+        """`pixel_embedder`: the fitted one if the run embeds pixels, else None.
 
         ConfigError, DataError, CorruptArtifact if a network can't be loaded or has other sizes than the run's.
         """
         self.config, self.device = config, device
         data, given = config.data, config.partition.given
-        self._features: Features | None = None if given else make_features(config.embedder, pixel_features, device)
-        if pixel_features is not None and len(pixel_features.mean_P) != np.prod(data.pixel_shape):
+        self._embedder: Embedder | None = None if given else make_embedder(config.embedder, pixel_embedder, device)
+        if pixel_embedder is not None and len(pixel_embedder.mean_P) != np.prod(data.pixel_shape):
             raise CorruptArtifact(
-                f"the components of the embedder are of {len(pixel_features.mean_P)} values, images have"
+                f"the components of the embedder are of {len(pixel_embedder.mean_P)} values, images have"
                 f" {np.prod(data.pixel_shape)}; delete the run's rows and prepare again"
             )
         self._latents = None if data.latents is None else Latents.from_config(data.latents).to(device)
@@ -54,7 +54,7 @@ class Embed:
     @property
     def embedding_dim(self) -> int:
         """D; 0 where shards are given and nothing is clustered."""
-        return 0 if self._features is None else self._features.dim
+        return 0 if self._embedder is None else self._embedder.dim
 
     def null_text(self) -> bytes | None:
         """The file of the empty prompt's text (`texts.null_text_bytes`), for runs conditioned on texts."""
@@ -76,8 +76,8 @@ class Embed:
             **self._data(decoded, numbers),
             **self._conditions(decoded, numbers),
         }
-        if self._features is not None:
-            embeddings_ND = self._features(decoded.pixels_NHWC)
+        if self._embedder is not None:
+            embeddings_ND = self._embedder(decoded.pixels_NHWC)
             kind = self.config.embedder.kind
             name = kind if kind == "pixels" else f"{kind} {self.config.embedder.model}"
             numbers.check(embeddings_ND, f"embedder {name}")

@@ -14,7 +14,7 @@ from ddm_ray.data.prepare.decoding import decode_rows
 from ddm_ray.data.prepare.records import RowsStore, SourcePlan
 from ddm_ray.data.sources import EncodedChunk, Source
 from ddm_ray.errors import DataError
-from ddm_ray.models.features import PixelFeatures
+from ddm_ray.models.embedders import PixelEmbedder
 
 PCA_ROWS = 10_000
 PCA_BYTES = 2**29
@@ -26,11 +26,11 @@ def embeds_pixels(config: RunConfig) -> bool:
     return not config.partition.given and config.embedder.kind == "pixels"
 
 
-def fitted(chunks: RowsStore) -> PixelFeatures | None:
+def fitted(chunks: RowsStore) -> PixelEmbedder | None:
     """The principal components that `fit` found; None for an embedder that isn't fitted. Raises CorruptArtifact."""
     if not embeds_pixels(chunks.run.config):
         return None
-    return PixelFeatures.from_bytes(chunks.read_once(PIXELS)[0], f"{chunks.url}/{PIXELS}")
+    return PixelEmbedder.from_bytes(chunks.read_once(PIXELS)[0], f"{chunks.url}/{PIXELS}")
 
 
 def fit(chunks: RowsStore, plan: SourcePlan, source: Source, on_progress: OnProgress) -> None:
@@ -47,7 +47,7 @@ def fit(chunks: RowsStore, plan: SourcePlan, source: Source, on_progress: OnProg
         ids, pixels_NHWC = _sample(plan, source, config.data, on_progress)
         on_progress(0.0, f"fitting the embedder to {len(ids):,} images")
         order = np.argsort(np.array(ids), kind="stable")
-        return PixelFeatures.fit(pixels_NHWC[order], config.embedder.dim).to_bytes(), {}
+        return PixelEmbedder.fit(pixels_NHWC[order], config.embedder.dim).to_bytes(), {}
 
     chunks.write_once(PIXELS, ".safetensors", components)
 

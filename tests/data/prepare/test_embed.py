@@ -32,7 +32,7 @@ from ddm_ray.data.schema import (
 )
 from ddm_ray.data.texts import read_null_text, texts
 from ddm_ray.errors import ConfigError, CorruptArtifact, DataError
-from ddm_ray.models.features import PixelFeatures
+from ddm_ray.models.embedders import PixelEmbedder
 from ddm_ray.models.latents import Latents
 from ddm_ray.models.text import TextEncoder
 from tests.models.test_text import tokenizer
@@ -86,8 +86,8 @@ def text_data(folders: dict[str, str], **text: Any) -> dict[str, Any]:
 def test_pixels_and_labels_are_rows() -> None:
     run = config({"dim": 3, "batch_size": 2}, heldout=0.4)
     chunk = decoded(run, num_rows=40)
-    features = PixelFeatures.fit(chunk.pixels_NHWC, 3)
-    embed = Embed(run, features)
+    embedder = PixelEmbedder.fit(chunk.pixels_NHWC, 3)
+    embed = Embed(run, embedder)
     table = embed(chunk).table
     assert table.schema == rows_schema(run.data, 3)
     assert (embed.embedding_dim, embed.null_text()) == (3, None)
@@ -99,7 +99,7 @@ def test_pixels_and_labels_are_rows() -> None:
     pixels_NCHW = chunk.pixels_NHWC.transpose(0, 3, 1, 2)
     assert np.array_equal(array(again["data"], np.dtype("u1"), run.data.shape), pixels_NCHW)
     assert np.array_equal(images(again, run.data), as_modelled(pixels_NCHW))
-    assert np.array_equal(embeddings(again), features(chunk.pixels_NHWC))
+    assert np.array_equal(embeddings(again), embedder(chunk.pixels_NHWC))
     expected = ["heldout" if place < 0.4 else "train" for place in holdout_fractions(chunk.ids)]
     assert again["split"].to_pylist() == expected
     assert 0 < expected.count("heldout") < 40
@@ -108,7 +108,7 @@ def test_pixels_and_labels_are_rows() -> None:
 def test_colours_keep_their_places() -> None:
     run = config({"dim": 2}, channels=3)
     chunk = decoded(run)
-    table = Embed(run, PixelFeatures.fit(chunk.pixels_NHWC, 2))(chunk).table
+    table = Embed(run, PixelEmbedder.fit(chunk.pixels_NHWC, 2))(chunk).table
     stored_NCHW = array(table["data"], np.dtype("u1"), (3, 8, 8))
     assert stored_NCHW[4, 2, 5, 7] == chunk.pixels_NHWC[4, 5, 7, 2]
 
@@ -116,7 +116,7 @@ def test_colours_keep_their_places() -> None:
 def test_a_rows_bytes_do_not_depend_on_its_chunk() -> None:
     run = config({"dim": 3, "batch_size": 4})
     chunk = decoded(run, num_rows=9)
-    embed = Embed(run, PixelFeatures.fit(chunk.pixels_NHWC, 3))
+    embed = Embed(run, PixelEmbedder.fit(chunk.pixels_NHWC, 3))
     alone = [
         DecodedRows([row_id], [digest], [label], pixels_HWC[None], [])
         for row_id, digest, label, pixels_HWC in zip(
@@ -129,7 +129,7 @@ def test_a_rows_bytes_do_not_depend_on_its_chunk() -> None:
 @pytest.mark.parametrize("method", ["embeddings", "given"])
 def test_a_chunk_without_usable_rows_is_an_empty_table(method: str) -> None:
     run = config({"dim": 3}, method)
-    embed = Embed(run, PixelFeatures.fit(decoded(run).pixels_NHWC, 3))
+    embed = Embed(run, PixelEmbedder.fit(decoded(run).pixels_NHWC, 3))
     empty = DecodedRows([], [], [], np.empty((0, 8, 8, 1), np.uint8), [])
     assert embed(empty).table.num_rows == 0
     assert embed(empty).table.schema == rows_schema(run.data, embed.embedding_dim)
@@ -151,8 +151,8 @@ def test_latents_and_texts_are_the_networks_own(folders: dict[str, str]) -> None
     assert run.data.latents is not None
     assert run.data.text is not None
     chunk = decoded(run, conditions=CAPTIONS)
-    features = PixelFeatures.fit(chunk.pixels_NHWC, 3)
-    embed = Embed(run, features)
+    embedder = PixelEmbedder.fit(chunk.pixels_NHWC, 3)
+    embed = Embed(run, embedder)
     table = read_parquet(to_parquet(embed(chunk).table), "here")
     assert table.schema.equals(rows_schema(run.data, 3))
     assert table["text"].to_pylist() == CAPTIONS
@@ -161,7 +161,7 @@ def test_latents_and_texts_are_the_networks_own(folders: dict[str, str]) -> None
     latents_NCHW = Latents.from_config(run.data.latents).encode(images_NCHW)
     np.testing.assert_allclose(images(table, run.data), latents_NCHW, rtol=1e-3, atol=1e-5)
     assert latents_NCHW.shape == (5, 4, 8, 8)
-    assert np.array_equal(embeddings(table), features(chunk.pixels_NHWC))
+    assert np.array_equal(embeddings(table), embedder(chunk.pixels_NHWC))
     thumbnails = [Image.open(io.BytesIO(data)) for data in table["thumbnail"].to_pylist()]
     assert [(image.size, image.format) for image in thumbnails] == [((16, 16), "JPEG")] * 5
 
@@ -180,7 +180,7 @@ def test_one_encoder_gives_tokens_and_pooled_vector(folders: dict[str, str]) -> 
     run = config({"dim": 3}, **text_data(folders, **size, pooled_dim=tiny_components.TEXT_DIM))
     assert run.data.text is not None
     chunk = decoded(run, 3, ["a b", "", "a b c d e f g"])
-    table = Embed(run, PixelFeatures.fit(chunk.pixels_NHWC, 3))(chunk).table
+    table = Embed(run, PixelEmbedder.fit(chunk.pixels_NHWC, 3))(chunk).table
     stored = texts(table["text_tokens"].to_pylist(), array(table["text_pooled"], TEXT), run.data.text)
     assert_close(stored, TextEncoder.from_config(run.data.text).encode(["a b", "", "a b c d e f g"], warn=False))
 
@@ -222,7 +222,7 @@ def test_a_network_that_float16_does_not_hold_is_refused(folders: dict[str, str]
         data["text"]["encoder"], what = str(tmp_path), f"text encoder {tmp_path}"
     run = config({"dim": 3}, **data)
     chunk = decoded(run, 8, [*CAPTIONS, *CAPTIONS[:3]])
-    embed = Embed(run, PixelFeatures.fit(chunk.pixels_NHWC, 3))
+    embed = Embed(run, PixelEmbedder.fit(chunk.pixels_NHWC, 3))
     with pytest.raises(DataError, match=f"^{what}: gives NaN or infinity, or more than float16 holds, for any of 8"):
         embed(chunk)
 
@@ -232,7 +232,7 @@ def test_rows_that_float16_does_not_hold_are_left_out(folders: dict[str, str], d
     """One image's latents, or one word's vector, are too large; the other rows are as without them."""
     run = config({"dim": 3, "batch_size": 2}, **text_data(folders))
     chunk = decoded(run, 8, ["a cat", "the dog", "a cat", "a red cat", "a cat", "on the moon", "a cat", "a blue cat"])
-    embed = Embed(run, PixelFeatures.fit(chunk.pixels_NHWC, 3))
+    embed = Embed(run, PixelEmbedder.fit(chunk.pixels_NHWC, 3))
     undamaged = embed(chunk).table
     assert embed._latents is not None
     assert embed._texts is not None
@@ -269,8 +269,8 @@ def test_networks_of_other_sizes_are_refused(folders: dict[str, str]) -> None:
         Embed(run, no_components(64))
 
 
-def no_components(num_values: int) -> PixelFeatures:
-    return PixelFeatures(np.zeros(num_values), np.zeros((3, num_values)))
+def no_components(num_values: int) -> PixelEmbedder:
+    return PixelEmbedder(np.zeros(num_values), np.zeros((3, num_values)))
 
 
 def assert_close(stored: Text, encoded: Text) -> None:

@@ -28,10 +28,10 @@ IMAGE_MODELS = {
 }
 """By the class that was saved: the class that embeds images, where it isn't transformers' own choice."""
 BLOCK_VALUES = 2**22
-"""Most values of images (float64) that PixelFeatures holds at once: 32 MiB."""
+"""Most values of images (float64) that PixelEmbedder holds at once: 32 MiB."""
 
 
-class Features(Protocol):
+class Embedder(Protocol):
     """An embedder: pixels_NHWC uint8 -> embeddings_ND float32."""
 
     @property
@@ -40,28 +40,28 @@ class Features(Protocol):
     def __call__(self, pixels_NHWC: np.ndarray) -> np.ndarray: ...
 
 
-def make_features(config: EmbedderConfig, pixel_features: "PixelFeatures | None", device: str = "cpu") -> Features:
-    """The embedder of a run; `pixel_features` are the fitted ones if it embeds pixels.
+def make_embedder(config: EmbedderConfig, pixel_embedder: "PixelEmbedder | None", device: str = "cpu") -> Embedder:
+    """The embedder of a run; `pixel_embedder` is the fitted one if it embeds pixels.
 
     Raises DataError, ConfigError or CorruptArtifact if its network can't be loaded.
     """
     if config.kind == "timm":
-        return TimmFeatures(config, device)
+        return TimmEmbedder(config, device)
     if config.kind == "transformers":
-        return TransformersFeatures(config, device)
-    assert pixel_features is not None
-    return pixel_features
+        return TransformersEmbedder(config, device)
+    assert pixel_embedder is not None
+    return pixel_embedder
 
 
 @dataclass(frozen=True)
-class PixelFeatures:
+class PixelEmbedder:
     """The first D principal components of the pixels in [-1, 1]: mean_P and components_DP, float64."""
 
     mean_P: np.ndarray
     components_DP: np.ndarray
 
     @classmethod
-    def fit(cls, pixels_NHWC: np.ndarray, dim: int) -> "PixelFeatures":
+    def fit(cls, pixels_NHWC: np.ndarray, dim: int) -> "PixelEmbedder":
         """Principal components of sample images, whose order matters to the last bits: sort them by id.
 
         Raises DataError if the images have fewer values than `dim`, or there are fewer images.
@@ -79,7 +79,7 @@ class PixelFeatures:
         return cls(faiss.vector_to_array(pca.mean).astype(np.float64), components_DP.astype(np.float64))
 
     @classmethod
-    def from_bytes(cls, data: bytes, where: str) -> "PixelFeatures":
+    def from_bytes(cls, data: bytes, where: str) -> "PixelEmbedder":
         """Read what `to_bytes` made. Raises CorruptArtifact naming `where` if it isn't whole."""
         try:
             tensors = load(data)
@@ -109,7 +109,7 @@ class PixelFeatures:
         return embeddings_ND
 
 
-class TimmFeatures:
+class TimmEmbedder:
     """Pooled features of a timm network, e.g. DINOv2.
 
     Images are resized whole to the network's size and normalised as it was trained: they are cropped already.
@@ -164,7 +164,7 @@ class TimmFeatures:
         return embeddings.float().cpu().numpy()
 
 
-class TransformersFeatures:
+class TransformersEmbedder:
     """Pooled features of an image model of transformers (DINOv2, ViT, CLIP, SigLIP), with its own preprocessing.
 
     The pooled vector is the model's, of CLIP the projected one; else the mean of its tokens.
@@ -222,8 +222,8 @@ class TransformersFeatures:
         return pooled.flatten(1).float().cpu().numpy()
 
 
-def _probe(features: Features) -> int:
-    embeddings_ND = features(np.zeros((1, 32, 32, 3), np.uint8))
+def _probe(embedder: Embedder) -> int:
+    embeddings_ND = embedder(np.zeros((1, 32, 32, 3), np.uint8))
     if embeddings_ND.ndim != 2:
         raise ValueError(f"gives {embeddings_ND.ndim - 1} axes for an image, not one vector")
     return int(embeddings_ND.shape[1])

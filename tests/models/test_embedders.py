@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 
 from ddm_ray.config import EmbedderConfig
 from ddm_ray.errors import ConfigError, CorruptArtifact, DataError, TruncatedWeights
-from ddm_ray.models.features import PixelFeatures, TimmFeatures, TransformersFeatures, make_features
+from ddm_ray.models.embedders import PixelEmbedder, TimmEmbedder, TransformersEmbedder, make_embedder
 
 MODEL = "vit_small_patch14_dinov2"
 SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 2, "img_size": 28}
@@ -63,56 +63,56 @@ def saved(folder: Path, model: tf.PreTrainedModel, processor: tf.BaseImageProces
 
 
 def test_components_are_the_principal_ones(digits_NHWC: np.ndarray) -> None:
-    features = PixelFeatures.fit(digits_NHWC, 10)
+    embedder = PixelEmbedder.fit(digits_NHWC, 10)
     pixels = digits_NHWC.reshape(-1, 64) / 127.5 - 1
     left, scale, _ = np.linalg.svd(pixels - pixels.mean(0), full_matrices=False)
     expected = np.abs(left[:, :10] * scale[:10])
-    assert features.dim == 10
-    np.testing.assert_allclose(np.abs(features(digits_NHWC)), expected, atol=2e-3)
+    assert embedder.dim == 10
+    np.testing.assert_allclose(np.abs(embedder(digits_NHWC)), expected, atol=2e-3)
 
 
 @pytest.mark.parametrize("block_values", [2**22, 64 * 100])
 def test_an_embedding_does_not_depend_on_its_batch(
     digits_NHWC: np.ndarray, block_values: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    features = PixelFeatures.fit(digits_NHWC, 16)
-    together = features(digits_NHWC)
-    monkeypatch.setattr("ddm_ray.models.features.BLOCK_VALUES", block_values)
+    embedder = PixelEmbedder.fit(digits_NHWC, 16)
+    together = embedder(digits_NHWC)
+    monkeypatch.setattr("ddm_ray.models.embedders.BLOCK_VALUES", block_values)
     for size in (1, 7, 256):
-        parts = [features(digits_NHWC[start : start + size]) for start in range(0, 600, size)]
+        parts = [embedder(digits_NHWC[start : start + size]) for start in range(0, 600, size)]
         assert np.array_equal(np.concatenate(parts)[:600], together[:600])
 
 
 def test_colour_images_are_components_too(photos_NHWC: np.ndarray) -> None:
-    features = PixelFeatures.fit(photos_NHWC, 3)
-    assert features.mean_P.shape == (3 * 40 * 40,)
-    np.testing.assert_allclose(features.mean_P, (photos_NHWC / 127.5 - 1).mean(0).transpose(2, 0, 1).ravel(), atol=1e-5)
+    embedder = PixelEmbedder.fit(photos_NHWC, 3)
+    assert embedder.mean_P.shape == (3 * 40 * 40,)
+    np.testing.assert_allclose(embedder.mean_P, (photos_NHWC / 127.5 - 1).mean(0).transpose(2, 0, 1).ravel(), atol=1e-5)
 
 
 def test_the_same_images_give_the_same_components(digits_NHWC: np.ndarray) -> None:
-    first, second = PixelFeatures.fit(digits_NHWC, 8), PixelFeatures.fit(digits_NHWC.copy(), 8)
+    first, second = PixelEmbedder.fit(digits_NHWC, 8), PixelEmbedder.fit(digits_NHWC.copy(), 8)
     assert first.to_bytes() == second.to_bytes()
 
 
 def test_components_are_saved_and_read_whole(digits_NHWC: np.ndarray, checkpoint: str) -> None:
-    features = PixelFeatures.fit(digits_NHWC, 8)
-    data = features.to_bytes()
-    again = make_features(EmbedderConfig(), PixelFeatures.from_bytes(data, "here"))
-    assert np.array_equal(again(digits_NHWC), features(digits_NHWC))
-    assert isinstance(again, PixelFeatures)
+    embedder = PixelEmbedder.fit(digits_NHWC, 8)
+    data = embedder.to_bytes()
+    again = make_embedder(EmbedderConfig(), PixelEmbedder.from_bytes(data, "here"))
+    assert np.array_equal(again(digits_NHWC), embedder(digits_NHWC))
+    assert isinstance(again, PixelEmbedder)
     assert again.mean_P.dtype == again.components_DP.dtype == np.float64
     for damaged in (b"", data[:-1], data[:20]):
         with pytest.raises(CorruptArtifact, match=r"^here: not whole safetensors"):
-            PixelFeatures.from_bytes(damaged, "here")
+            PixelEmbedder.from_bytes(damaged, "here")
     with pytest.raises(CorruptArtifact, match=r"^here: not the principal components of pixels$"):
-        PixelFeatures.from_bytes(PixelFeatures(features.mean_P[:9], features.components_DP).to_bytes(), "here")
+        PixelEmbedder.from_bytes(PixelEmbedder(embedder.mean_P[:9], embedder.components_DP).to_bytes(), "here")
 
 
 @pytest.mark.parametrize(("num_rows", "dim", "most"), [(20, 21, 20), (200, 65, 64)])
 def test_more_components_than_the_data_allow(digits_NHWC: np.ndarray, num_rows: int, dim: int, most: int) -> None:
     with pytest.raises(DataError, match=f"embedder.dim {dim} .* begin a run with embedder.dim={most}$"):
-        PixelFeatures.fit(digits_NHWC[:num_rows], dim)
-    assert PixelFeatures.fit(digits_NHWC[:num_rows], most).dim == most
+        PixelEmbedder.fit(digits_NHWC[:num_rows], dim)
+    assert PixelEmbedder.fit(digits_NHWC[:num_rows], most).dim == most
 
 
 def test_timm_features_are_the_networks_own(checkpoint: str, photos_NHWC: np.ndarray) -> None:
@@ -123,20 +123,20 @@ def test_timm_features_are_the_networks_own(checkpoint: str, photos_NHWC: np.nda
     transform = timm.data.create_transform(**expects)
     with torch.inference_mode():
         expected = model(torch.stack([transform(Image.fromarray(image)) for image in photos_NHWC])).numpy()
-    features = make_features(config(checkpoint, batch_size=2), None)
-    assert isinstance(features, TimmFeatures)
-    assert features.dim == 32
+    embedder = make_embedder(config(checkpoint, batch_size=2), None)
+    assert isinstance(embedder, TimmEmbedder)
+    assert embedder.dim == 32
     # PIL rounds the resized image to whole numbers; bilinear resizing would be 0.0106 away.
-    np.testing.assert_allclose(features(photos_NHWC), expected, atol=0.009)
+    np.testing.assert_allclose(embedder(photos_NHWC), expected, atol=0.009)
     own_size_NHWC = photos_NHWC[:, :28, :28]
     with torch.inference_mode():
         expected = model(torch.stack([transform(Image.fromarray(image)) for image in own_size_NHWC])).numpy()
-    np.testing.assert_allclose(features(own_size_NHWC), expected, atol=1e-5)
+    np.testing.assert_allclose(embedder(own_size_NHWC), expected, atol=1e-5)
 
 
 def test_a_networks_features_do_not_depend_on_the_batch(checkpoint: str, photos_NHWC: np.ndarray) -> None:
-    together = TimmFeatures(config(checkpoint))(photos_NHWC)
-    apart = TimmFeatures(config(checkpoint, batch_size=1))(photos_NHWC)
+    together = TimmEmbedder(config(checkpoint))(photos_NHWC)
+    apart = TimmEmbedder(config(checkpoint, batch_size=1))(photos_NHWC)
     np.testing.assert_allclose(apart, together, atol=1e-5)
     assert np.abs(together[0] - together[1]).max() > 1e-3
 
@@ -147,14 +147,14 @@ def test_weights_of_another_image_size_and_with_a_classifier_fit(tmp_path: Path)
     with_classifier = timm.create_model("vit_tiny_patch16_224", num_classes=1000, img_size=64, **size).state_dict()
     save_file(with_classifier, tmp_path / "vit.safetensors")
     weights = str(tmp_path / "vit.safetensors")
-    features = TimmFeatures(config(weights, model="vit_tiny_patch16_224", model_args={**size, "img_size": 32}))
-    assert features(np.zeros((1, 32, 32, 3), np.uint8)).shape == (1, 32)
+    embedder = TimmEmbedder(config(weights, model="vit_tiny_patch16_224", model_args={**size, "img_size": 32}))
+    assert embedder(np.zeros((1, 32, 32, 3), np.uint8)).shape == (1, 32)
 
 
 def test_small_grey_images_are_seen_as_rgb(digits_NHWC: np.ndarray, checkpoint: str) -> None:
-    features = TimmFeatures(config(checkpoint))
-    embeddings = features(digits_NHWC[:50])
-    np.testing.assert_allclose(features(digits_NHWC[:50].repeat(3, axis=3)), embeddings, atol=1e-5)
+    embedder = TimmEmbedder(config(checkpoint))
+    embeddings = embedder(digits_NHWC[:50])
+    np.testing.assert_allclose(embedder(digits_NHWC[:50].repeat(3, axis=3)), embeddings, atol=1e-5)
     assert embeddings.shape == (50, 32)
     assert embeddings.dtype == np.float32
     assert np.isfinite(embeddings).all()
@@ -174,7 +174,7 @@ def test_a_network_that_cannot_be_loaded_says_so_in_one_line(checkpoint: str, tm
     if changes:
         path = Path(checkpoint)
     with pytest.raises(DataError) as error:
-        TimmFeatures(config(str(path), **changes))
+        TimmEmbedder(config(str(path), **changes))
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -183,16 +183,16 @@ def test_dinov2_of_transformers(tmp_path: Path, photos_NHWC: np.ndarray, digits_
     torch.manual_seed(0)
     model = tf.Dinov2Model(tf.Dinov2Config(**VISION)).eval()
     processor = tf.BitImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 28, "width": 28})
-    features = make_features(saved(tmp_path, model, processor), None)
-    assert isinstance(features, TransformersFeatures)
+    embedder = make_embedder(saved(tmp_path, model, processor), None)
+    assert isinstance(embedder, TransformersEmbedder)
     images = [Image.fromarray(image) for image in photos_NHWC]
     with torch.inference_mode():
         expected = model(**processor(images=images, return_tensors="pt")).pooler_output.numpy()
-    embeddings = features(photos_NHWC)
-    assert (features.dim, embeddings.dtype) == (24, np.float32)
+    embeddings = embedder(photos_NHWC)
+    assert (embedder.dim, embeddings.dtype) == (24, np.float32)
     np.testing.assert_allclose(embeddings, expected, atol=1e-4)
-    np.testing.assert_allclose(np.concatenate([features(image[None]) for image in photos_NHWC]), embeddings, atol=1e-5)
-    np.testing.assert_allclose(features(digits_NHWC[:3]), features(digits_NHWC[:3].repeat(3, axis=3)), atol=1e-6)
+    np.testing.assert_allclose(np.concatenate([embedder(image[None]) for image in photos_NHWC]), embeddings, atol=1e-5)
+    np.testing.assert_allclose(embedder(digits_NHWC[:3]), embedder(digits_NHWC[:3].repeat(3, axis=3)), atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["whole", "projected", "vision"])
@@ -207,34 +207,34 @@ def test_clip_of_transformers(tmp_path: Path, photos_NHWC: np.ndarray, kind: str
     vision = tf.CLIPVisionModel(clip.config.vision_config).eval()
     model = {"whole": clip, "projected": projected, "vision": vision}[kind]
     processor = tf.CLIPImageProcessor(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
-    features = TransformersFeatures(saved(tmp_path, model, processor))
+    embedder = TransformersEmbedder(saved(tmp_path, model, processor))
     pixels = processor(images=[Image.fromarray(image) for image in photos_NHWC], return_tensors="pt")
     with torch.inference_mode():
         expected = vision(**pixels).pooler_output if kind == "vision" else projected(**pixels).image_embeds
-    assert features.dim == (24 if kind == "vision" else 16)
-    np.testing.assert_allclose(features(photos_NHWC), expected.numpy(), atol=1e-4)
+    assert embedder.dim == (24 if kind == "vision" else 16)
+    np.testing.assert_allclose(embedder(photos_NHWC), expected.numpy(), atol=1e-4)
 
 
 def test_siglip_of_transformers(tmp_path: Path, photos_NHWC: np.ndarray) -> None:
     torch.manual_seed(0)
     siglip = tf.SiglipModel(tf.SiglipConfig(text_config=WORDS, vision_config=VISION)).eval()
     processor = tf.SiglipImageProcessor(size={"height": 28, "width": 28})
-    features = TransformersFeatures(saved(tmp_path, siglip, processor))
+    embedder = TransformersEmbedder(saved(tmp_path, siglip, processor))
     pixels = processor(images=[Image.fromarray(image) for image in photos_NHWC], return_tensors="pt")
     with torch.inference_mode():
         expected = siglip.vision_model(**pixels).pooler_output.numpy()
-    np.testing.assert_allclose(features(photos_NHWC), expected, atol=1e-4)
+    np.testing.assert_allclose(embedder(photos_NHWC), expected, atol=1e-4)
 
 
 def test_a_classifiers_head_and_untrained_pooling_are_left_out(tmp_path: Path, photos_NHWC: np.ndarray) -> None:
     torch.manual_seed(0)
     model = tf.ViTForImageClassification(tf.ViTConfig(**VISION)).eval()
     processor = tf.ViTImageProcessor(size={"height": 28, "width": 28})
-    features = TransformersFeatures(saved(tmp_path, model, processor))
+    embedder = TransformersEmbedder(saved(tmp_path, model, processor))
     pixels = processor(images=[Image.fromarray(image) for image in photos_NHWC], return_tensors="pt")
     with torch.inference_mode():
         expected = model.vit(**pixels).last_hidden_state.mean(1).numpy()
-    np.testing.assert_allclose(features(photos_NHWC), expected, atol=1e-4)
+    np.testing.assert_allclose(embedder(photos_NHWC), expected, atol=1e-4)
 
 
 def test_a_folder_without_an_image_model_is_refused(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_a_folder_without_an_image_model_is_refused(tmp_path: Path) -> None:
 
     def refused(kind: type[Exception], message: str) -> None:
         with pytest.raises(kind, match=f"^[^\n]*{message}[^\n]*$") as failure:
-            TransformersFeatures(good)
+            TransformersEmbedder(good)
         assert str(tmp_path) in str(failure.value)
 
     save_file({key: tensor for key, tensor in tensors.items() if key != "layernorm.weight"}, file, {"format": "pt"})
