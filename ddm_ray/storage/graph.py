@@ -1,6 +1,7 @@
 """The artifacts of a run as data: the kinds there are, where each lies, what it is made from and by which stage.
 
-A new kind is a row of `KINDS`, its record in `storage/info.py`, and the stage that makes it.
+A new kind is a row of `KINDS`, its record in `storage/info.py`, its configuration, and the stage that makes it: for a
+training job, its derivation in `train/job.py`.
 """
 
 import re
