@@ -65,10 +65,15 @@ class Status:
         return self.silent_seconds > self.job.patience(BETWEEN_SECONDS if self.job.between else SILENT_SECONDS)
 
     @property
+    def may_be_dead(self) -> bool:
+        """True if its job is silent, or was looked at for as long as one may look without a sign of life."""
+        return self.silent or self.unjudged
+
+    @property
     def seconds_left(self) -> float | None:
         """Time left at the last known speed; None where there is none."""
         rate = self.job.value("steps_per_second") if self.job and self.state == "begun" else None
-        if not self.job or not rate or self.job.steps is None or self.silent or self.unjudged:
+        if not self.job or not rate or self.job.steps is None or self.may_be_dead:
             return None
         return (self.job.steps - self.job.step) / rate
 
@@ -188,7 +193,7 @@ def describe(status: Status, phrase: Callable[[Fix], str] = str) -> str:
         again = phrase(Resume(status.run, status.artifact, job.saved))
         if status.state == "failed":
             return _failed(job, again, phrase)
-        return _begun(status, job) + (f"; if it died, {again}" if status.silent or status.unjudged else "")
+        return _begun(status, job) + (f"; if it died, {again}" if status.may_be_dead else "")
     if rows := status.rows:
         return f"{rows.units_done} of {rows.units} units of the source, {rows.parts} parts"
     return "waiting"
@@ -207,18 +212,18 @@ def _begun(status: Status, job: JobStatus) -> str:
     if job.phase != "training":
         where = f"{job.phase} at {where}" if where else job.phase
     silence = status.silent_seconds or 0.0
-    if status.silent or status.unjudged:
+    if status.may_be_dead:
         # First, where no narrow terminal cuts it off: a job that may be dead mustn't look alive.
         sign = f"no sign for {duration(silence)} of looking" if status.unjudged else f"silent for {duration(silence)}"
         where = f"{sign}, {where}" if where else sign
     loss, workers = job.value("loss"), job.value("world_size")
     rate, mfu = (job.value(name) for name in ("steps_per_second", "mfu"))
-    moves = job.phase == "training" and not (status.silent or status.unjudged)
+    moves = job.phase == "training" and not status.may_be_dead
     parts = {
         where: where,
         f"loss {loss or 0:.4f}": loss is not None and job.phase != "starting",
         f"{rate or 0:.3g} steps/s": rate and moves,
-        f"no sign for {duration(silence)}": silence > SILENT_SECONDS and not (status.silent or status.unjudged),
+        f"no sign for {duration(silence)}": silence > SILENT_SECONDS and not status.may_be_dead,
         f"{duration(status.seconds_left or 0)} left": status.seconds_left is not None and moves,
         f"{workers or 0:g} worker{'s' if workers != 1 else ''}": workers,
         f"MFU {mfu or 0:.0%}": mfu is not None and moves,

@@ -9,14 +9,8 @@ from tests.conftest import ROOT
 from tests.traced import DiskFault
 
 # Of the calls that change the disk, each so many-th meets the fault, the first and the last always; all of them with
-# --every-call (make soak). A full disk stays full, so what it leaves differs little from one call to the next. Most
-# calls of a partition change its scratch folder alone.
-STRIDES = {
-    ("prepare", DiskFault.KILL): 3,
-    ("partition", DiskFault.KILL): 7,
-    ("prepare", DiskFault.FULL): 15,
-    ("partition", DiskFault.FULL): 20,
-}
+# --every-call (make soak). A full disk stays full, so what it leaves differs little from one call to the next.
+STRIDES = {DiskFault.KILL: 2, DiskFault.FULL: 15}
 
 
 @pytest.mark.parametrize("fault", list(DiskFault), ids=lambda fault: fault.name)
@@ -24,7 +18,7 @@ STRIDES = {
 def test_a_fault_at_any_write_leaves_the_old_or_the_new(
     tmp_path: Path, request: pytest.FixtureRequest, stage: str, fault: DiskFault
 ) -> None:
-    stride = 1 if request.config.getoption("--every-call") else STRIDES[stage, fault]
+    stride = 1 if request.config.getoption("--every-call") else STRIDES[fault]
     runs, scratch = tmp_path / "runs", tmp_path / "scratch"  # which a partition that is killed leaves
     runs.mkdir()
     scratch.mkdir()
@@ -35,4 +29,4 @@ def test_a_fault_at_any_write_leaves_the_old_or_the_new(
     num_calls, num_states, *kinds = done.stdout.splitlines()[-1].split()
     assert {"write", "fsync", "rename", "link"} <= set(kinds)
     assert int(num_calls) > 30
-    assert int(num_states) > (3 if fault is DiskFault.FULL else 7)
+    assert int(num_states) > (3 if fault is DiskFault.FULL else 9)
