@@ -11,7 +11,6 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,14 +20,10 @@ from typing import Any
 import hypothesis
 import pytest
 
-from ddm_ray.storage.run import Run
 from tests import workers
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
-STEPS = 700
-# So many steps that a process can be killed in the middle of them.
-LONGER = ("--set", f"expert.train.steps={STEPS}", "--set", f"router.train.steps={STEPS}")
 ISLANDS = str(ROOT / "cluster_configs/local/islands.yaml")
 # Files whose tests share a Ray, or start their own: each lane has one worker, so that few Rays run at once.
 LANES = {
@@ -132,7 +127,8 @@ def island(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Island]:
     log = home / "log"
     with log.open("wb") as sink:
         process = subprocess.Popen(
-            [str(ROOT / "cluster_configs/local/island.sh"), str(number), "4"],
+            # Nobody reads what its log monitor would send to drivers.
+            [str(ROOT / "cluster_configs/local/island.sh"), str(number), "4", "--include-log-monitor=false"],
             stdout=sink,
             stderr=sink,
             env={**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "HOME": str(home)},
@@ -221,17 +217,3 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
     """A script of benchmarks/ as a module, which imports what lies beside it."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     return importlib.import_module
-
-
-@pytest.fixture(scope="session")
-def island_run(island: Island, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Recipe tiny through the doors as far as two islands go: expert 0 and the router are trained."""
-    url = str(tmp_path_factory.mktemp("doors") / "run")
-    assert ddm("init", url, "--recipe", "tiny", *LONGER).returncode == 0
-    submit(island, "prepare", url)
-    submit(island, "partition", url)
-    jobs = [("expert", "0"), ("router",)]
-    with ThreadPoolExecutor(len(jobs)) as pool:
-        placed = ("--islands", ISLANDS, "--island", "cpu")
-        list(pool.map(lambda job: submit(island, "train", url, *job, *placed), jobs))
-    return Run.open(url)

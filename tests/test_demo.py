@@ -15,10 +15,12 @@ from ddm_ray.sampling.run_models import load_model
 from ddm_ray.storage.attempts import claimed, heartbeat
 from ddm_ray.storage.graph import MONOLITH, ROUTER, evaluation, expert
 from ddm_ray.storage.run import Run
-from tests.conftest import BIN, LONGER, heed_ctrl_c, wait_for
+from tests.conftest import BIN, heed_ctrl_c, wait_for
 from tests.train.background import Background
 
 VICTIM = expert(0)
+# So many steps of it that a process can be killed in the middle of them.
+LONGER = ("--set", "expert.train.steps=700", "--set", "router.train.steps=30")
 
 
 def start(folder: str, log: Path) -> subprocess.Popen[bytes]:

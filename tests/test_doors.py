@@ -1,4 +1,4 @@
-"""The doors for `ray job submit`, on an island's real Ray cluster. conftest's `island_run` goes through the first."""
+"""The doors for `ray job submit`, on an island's real Ray cluster."""
 
 import json
 import re
@@ -13,8 +13,25 @@ from ddm_ray.cli import main
 from ddm_ray.storage.attempts import claimed
 from ddm_ray.storage.graph import PARTITION, ROUTER, ROWS, Artifact, evaluation
 from ddm_ray.storage.run import Run
-from tests.conftest import ISLANDS, STEPS, Island, ddm, submit
+from tests.conftest import ISLANDS, Island, ddm, submit
 from tests.random_run import make_data, make_run
+
+STEPS = 60
+SETTINGS = ("--set", f"expert.train.steps={STEPS}", "--set", f"router.train.steps={STEPS}")
+
+
+@pytest.fixture(scope="module")
+def island_run(island: Island, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Recipe tiny through the doors as far as two islands go: expert 0 and the router are trained."""
+    url = str(tmp_path_factory.mktemp("doors") / "run")
+    assert ddm("init", url, "--recipe", "tiny", *SETTINGS).returncode == 0
+    submit(island, "prepare", url)
+    submit(island, "partition", url)
+    jobs = [("expert", "0"), ("router",)]
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        placed = ("--islands", ISLANDS, "--island", "cpu")
+        list(pool.map(lambda job: submit(island, "train", url, *job, *placed), jobs))
+    return Run.open(url)
 
 
 def test_stages_through_their_doors(island_run: Run) -> None:

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # An island on this machine: a Ray cluster of its own that shares nothing with its neighbours but files.
-#   cluster_configs/local/island.sh 0 [CPUS]      stop it with Ctrl-C or SIGTERM
+#   cluster_configs/local/island.sh 0 [CPUS [OPTIONS]]      stop it with Ctrl-C or SIGTERM
 # Island N has the ports 20000 + 100 N and up: Ray's address is 127.0.0.1:(20000 + 100 N), the Jobs API's the next one.
+# OPTIONS are more of `ray start`.
 # Ray listens on all addresses of the machine; only who has the island's token, a file of yours, gets an answer.
 set -euo pipefail
-number=${1:?usage: island.sh NUMBER [CPUS]}
+number=${1:?usage: island.sh NUMBER [CPUS [OPTIONS]]}
 cpus=${2:-$(getconf _NPROCESSORS_ONLN)}
 base=$((20000 + 100 * number))
 
@@ -35,4 +36,4 @@ exec ray start --head --block --node-ip-address 127.0.0.1 --num-cpus "$cpus" --t
   --ray-client-server-port $((base + 2)) --node-manager-port $((base + 3)) --object-manager-port $((base + 4)) \
   --metrics-export-port $((base + 5)) --dashboard-agent-listen-port $((base + 6)) \
   --dashboard-agent-grpc-port $((base + 7)) --runtime-env-agent-port $((base + 8)) \
-  --min-worker-port $((base + 10)) --max-worker-port $((base + 99))
+  --min-worker-port $((base + 10)) --max-worker-port $((base + 99)) "${@:3}"

@@ -13,7 +13,8 @@ from sklearn.datasets import load_digits
 
 from ddm_ray.config import EmbedderConfig
 from ddm_ray.errors import ConfigError, CorruptArtifact, DataError, TruncatedWeights
-from ddm_ray.models.embedders import PixelEmbedder, TimmEmbedder, TransformersEmbedder, make_embedder
+from ddm_ray.models.embedder_networks import TimmEmbedder, TransformersEmbedder
+from ddm_ray.models.embedders import PixelEmbedder, make_embedder
 
 MODEL = "vit_small_patch14_dinov2"
 SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 2, "img_size": 28}

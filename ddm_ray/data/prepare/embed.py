@@ -3,11 +3,10 @@
 Shapes: N rows, C channels, H x W pixels or latents, D dimensions of an embedding, P channels of a pooled text.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 
 from ddm_ray.config import RunConfig
 from ddm_ray.data.images import thumbnail
@@ -15,11 +14,11 @@ from ddm_ray.data.order import holdout_fractions
 from ddm_ray.data.prepare.decoding import DecodedRows
 from ddm_ray.data.prepare.records import EmbeddedRows
 from ddm_ray.data.schema import EMBEDDING, HELDOUT, TEXT, TRAIN, column, data_dtype, rows_schema
-from ddm_ray.data.texts import null_text_bytes, stored_tokens
 from ddm_ray.errors import Begin, ConfigError, CorruptArtifact, DataError
 from ddm_ray.models.embedders import Embedder, PixelEmbedder, make_embedder
-from ddm_ray.models.latents import Latents
-from ddm_ray.models.text import TextEncoder
+
+if TYPE_CHECKING:
+    from ddm_ray.data.prepare.encode import EncodeImages, EncodeTexts
 
 MANY_ROWS = 8
 """Rows of a chunk from which on a network that gives no numbers for any of them is to blame."""
@@ -34,7 +33,7 @@ class Embed:
 
         ConfigError, DataError, CorruptArtifact if a network can't be loaded or has other sizes than the run's.
         """
-        self.config, self.device = config, device
+        self.config = config
         data, given = config.data, config.partition.given
         self._embedder: Embedder | None = None if given else make_embedder(config.embedder, pixel_embedder, device)
         if pixel_embedder is not None and len(pixel_embedder.mean_P) != np.prod(data.pixel_shape):
@@ -42,13 +41,24 @@ class Embed:
                 f"the components of the embedder are of {len(pixel_embedder.mean_P)} values, images have"
                 f" {np.prod(data.pixel_shape)}; delete the run's rows and prepare again"
             )
-        self._latents = None if data.latents is None else Latents.from_config(data.latents).to(device)
-        self._texts = None if data.text is None else TextEncoder.from_config(data.text).to(device)
-        if self._latents is not None and self._latents.channels != data.channels:
-            assert data.latents is not None
+        self._images: EncodeImages | None = None
+        self._texts: EncodeTexts | None = None
+        if data.latents is not None or data.text is not None:
+            self._load_encoders(device)
+
+    def _load_encoders(self, device: str) -> None:
+        from ddm_ray.data.prepare import encode  # torch, which rows of pixels and labels do without
+
+        data, size = self.config.data, self.config.embedder.batch_size
+        if data.text is not None:
+            self._texts = encode.EncodeTexts(data.text, size, device)
+        if data.latents is None:
+            return
+        self._images = encode.EncodeImages(data.latents, size, device)
+        if (channels := self._images.channels) != data.channels:
             raise ConfigError(
-                f"autoencoder {data.latents.autoencoder} makes {self._latents.channels} channels, not {data.channels}",
-                Begin(field="data.channels", value=f"{self._latents.channels}"),
+                f"autoencoder {data.latents.autoencoder} makes {channels} channels, not {data.channels}",
+                Begin(field="data.channels", value=f"{channels}"),
             )
 
     @property
@@ -58,7 +68,7 @@ class Embed:
 
     def null_text(self) -> bytes | None:
         """The file of the empty prompt's text (`texts.null_text_bytes`), for runs conditioned on texts."""
-        return None if self._texts is None else null_text_bytes(self._texts.null())
+        return None if self._texts is None else self._texts.null_text()
 
     def __call__(self, decoded: DecodedRows) -> EmbeddedRows:
         """The rows, in the same order. DataError if a network gives no numbers for any of MANY_ROWS or more."""
@@ -87,15 +97,10 @@ class Embed:
 
     def _data(self, decoded: DecodedRows, numbers: "_Numbers") -> dict[str, Any]:
         config = self.config.data
-        if self._latents is None:
+        if self._images is None:
             return {"data": column(decoded.pixels_NHWC.transpose(0, 3, 1, 2), data_dtype(config))}
         assert config.latents is not None
-        encoded = []
-        for rows in self._batches(len(decoded.ids)):
-            pixels_BHWC = torch.tensor(decoded.pixels_NHWC[rows]).to(self.device)
-            images_BCHW = pixels_BHWC.permute(0, 3, 1, 2).float() / 127.5 - 1
-            encoded.append(self._latents.encode(images_BCHW).to(torch.float16).cpu().numpy())
-        latents_NCHW = np.concatenate(encoded)
+        latents_NCHW = self._images(decoded.pixels_NHWC)
         assert latents_NCHW.shape[1:] == config.shape
         numbers.check(latents_NCHW, f"autoencoder {config.latents.autoencoder}")
         return {
@@ -108,26 +113,14 @@ class Embed:
         if config is None or self._texts is None:
             return {"label": decoded.conditions}
         captions = [str(caption) for caption in decoded.conditions]
-        tokens: list[bytes] = []
-        pooled = []
-        for rows in self._batches(len(captions)):
-            text = self._texts.encode(captions[rows], warn=False)
-            tokens += stored_tokens(text)
-            if config.pooled_dim is not None:
-                assert text.pooled_BP is not None
-                pooled.append(text.pooled_BP.to(torch.float16).cpu().numpy())
+        tokens, pooled_NP = self._texts(captions)
         columns: dict[str, Any] = {"text": captions, "text_tokens": tokens}
         finite_N = np.array([np.isfinite(np.frombuffer(stored, TEXT)).all() for stored in tokens])
         numbers.require(finite_N, f"text encoder {config.encoder}", OVERFLOWS)
-        if pooled:
-            pooled_NP = np.concatenate(pooled)
+        if pooled_NP is not None:
             numbers.check(pooled_NP, f"text encoder {config.pooled_encoder or config.encoder}")
             columns["text_pooled"] = column(pooled_NP, TEXT)
         return columns
-
-    def _batches(self, num_rows: int) -> list[slice]:
-        size = self.config.embedder.batch_size
-        return [slice(start, start + size) for start in range(0, num_rows, size)]
 
 
 class _Numbers:

@@ -14,7 +14,6 @@ from ddm_ray.data.read_ahead import read_ahead
 from ddm_ray.data.reasons import commonest
 from ddm_ray.data.schema import DUPLICATES, TRAIN, to_parquet
 from ddm_ray.errors import DataError, Give
-from ddm_ray.models.null_text import NULL_TEXT
 from ddm_ray.storage.info import Reason, RowsInfo
 from ddm_ray.storage.manifest import FileRecord, Manifest, canonical, sha256
 
@@ -74,6 +73,8 @@ def commit(chunks: RowsStore, plan: SourcePlan, records: Sequence[RowsRecord]) -
     files = dict(record.part for record in records if record.part)
     content = [record.digest for record in records if record.digest]
     if run.config.data.text is not None:
+        from ddm_ray.models.null_text import NULL_TEXT  # torch, which other runs do without
+
         null, _ = chunks.read_once(NULL)
         chunks.store.write(f"{artifact}/{NULL_TEXT}", null)
         files[NULL_TEXT] = FileRecord.of(null)

@@ -259,7 +259,7 @@ PEAK = """
 import re, sys
 from ddm_ray.data.partition.stage import partition
 from ddm_ray.storage.run import Run
-partition(Run.open(sys.argv[1]), scratch=sys.argv[2])
+partition(Run.open(sys.argv[1]), scratch=sys.argv[2], with_report=False)
 print(int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) // 1024)
 """
 

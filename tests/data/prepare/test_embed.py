@@ -234,9 +234,9 @@ def test_rows_that_float16_does_not_hold_are_left_out(folders: dict[str, str], d
     chunk = decoded(run, 8, ["a cat", "the dog", "a cat", "a red cat", "a cat", "on the moon", "a cat", "a blue cat"])
     embed = Embed(run, PixelEmbedder.fit(chunk.pixels_NHWC, 3))
     undamaged = embed(chunk).table
-    assert embed._latents is not None
+    assert embed._images is not None
     assert embed._texts is not None
-    network: Any = embed._latents if damage == "latents" else embed._texts
+    network: Any = embed._images._latents if damage == "latents" else embed._texts._encoder
     encode, calls = network.encode, {"seen": 0}
 
     def overflowing(batch: Any, **options: Any) -> Any:

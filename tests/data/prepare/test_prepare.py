@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,8 @@ import pytest
 
 from ddm_ray.config import load_recipe
 from ddm_ray.data.images import png
+from ddm_ray.data.prepare import stage
 from ddm_ray.data.prepare.records import RowsRecord
-from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.schema import images, rows_schema
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.data.sharded.work import Chunk, FinishedChunk
@@ -43,6 +44,10 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str], di
     """2,000 images of many formats and 50 that are broken: the folder, ids of the former, kinds of the latter."""
     folder = tmp_path_factory.mktemp("photos") / "photos"
     return folder, *write_images(folder)
+
+
+# Two actors at most: their start is most of what a small source costs.
+prepare = partial(stage.prepare, placement=PreparePlacement(embedders=1))
 
 
 def tiny(folder: Path, *settings: str) -> Run:
@@ -122,7 +127,7 @@ def test_too_many_rejected_rows_stop_the_stage_and_may_be_allowed(
     assert "\n" not in str(error.value)
     seen = sum(run.store.sizes(f"{ROWS}/_rejected").values())
     assert seen
-    manifest = prepare(run, max_rejected=0.5, chunk_rows=32)
+    manifest = prepare(run, max_rejected=0.5, chunk_rows=32, execute=serial)
     assert manifest.info["rejected"] == len(reasons(run)) >= 200
     assert manifest.info["rows"] + manifest.info["rejected"] == 2050
 
@@ -188,7 +193,7 @@ def test_a_bug_is_told_as_one(ray_cluster: str, tmp_path: Path, monkeypatch: pyt
 
 def test_an_island_without_a_gpu_says_so(ray_cluster: str, tmp_path: Path) -> None:
     with pytest.raises(RayError, match="has no GPU"):
-        prepare(tiny(tmp_path), placement=PreparePlacement(use_gpu=True))
+        stage.prepare(tiny(tmp_path), placement=PreparePlacement(use_gpu=True))
 
 
 def test_owners_prepare_their_rows_apart(ray_cluster: str, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from ddm_ray.data.images import png
 from ddm_ray.data.prepare.records import rows_store
 from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.sources.builtin import draw
+from ddm_ray.placement import PreparePlacement
 from ddm_ray.storage.graph import ROWS
 from ddm_ray.storage.manifest import Manifest
 from ddm_ray.storage.run import Run
@@ -34,6 +35,7 @@ SHAPES = (
 DRIVER = """
 import os, signal, sys, time, ray
 from ddm_ray.data.prepare.stage import prepare
+from ddm_ray.placement import PreparePlacement
 from ddm_ray.storage.run import Run
 _, address, url, chunk_rows, deadly = sys.argv
 def tell(fraction, note):
@@ -41,7 +43,8 @@ def tell(fraction, note):
         os.kill(os.getpid(), signal.SIGKILL)
 aws = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
 ray.init(address=address, log_to_driver=False, runtime_env={"env_vars": aws})
-print(prepare(Run.open(url), tell, chunk_rows=int(chunk_rows)).content)
+few = PreparePlacement(embedders=1)  # two actors at most, whose start is most of what this costs
+print(prepare(Run.open(url), tell, few, chunk_rows=int(chunk_rows)).content)
 """
 
 # A head without CPUs, so that all work is on the node that is killed once its first part is recorded.
@@ -50,6 +53,7 @@ import json, os, signal, sys, time, ray
 from ray.cluster_utils import Cluster
 from ddm_ray.data.prepare.records import rows_store
 from ddm_ray.data.prepare.stage import prepare
+from ddm_ray.placement import PreparePlacement
 from ddm_ray.storage.graph import ROWS
 from ddm_ray.storage.run import Run
 _, url, chunk_rows = sys.argv
@@ -64,7 +68,7 @@ def tell(fraction, note):
         cluster.add_node(num_cpus=2)
         killed.append(len(rows_store(run, ROWS).finished_keys()))
         os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
-manifest = prepare(run, tell, chunk_rows=int(chunk_rows))
+manifest = prepare(run, tell, PreparePlacement(embedders=1), chunk_rows=int(chunk_rows))
 alive = sum(member["Alive"] for member in ray.nodes())
 print(json.dumps({"content": manifest.content, "parts_before": killed[0], "alive": alive}))
 ray.shutdown()
@@ -117,7 +121,7 @@ def test_a_killed_driver_goes_on(ray_cluster: str, shapes: Run, undisturbed: Man
     assert driver.returncode == -signal.SIGKILL, errors
     before = written(shapes)
     assert 0 < len(before) < 2 * NUM_ROWS // CHUNK_ROWS
-    prepare(shapes, chunk_rows=CHUNK_ROWS)
+    prepare(shapes, placement=PreparePlacement(embedders=1), chunk_rows=CHUNK_ROWS)
     after = written(shapes)
     assert {name: after[name] for name in before} == before
     require_same(shapes, undisturbed)
@@ -139,7 +143,7 @@ def test_a_killed_node_costs_time_alone(shapes: Run, undisturbed: Manifest) -> N
 
 def test_two_drivers_at_once_make_one_result(ray_cluster: str, shapes: Run, undisturbed: Manifest) -> None:
     rival = start(DRIVER, ray_cluster, shapes.url, CHUNK_ROWS, "never told")
-    mine = prepare(shapes, chunk_rows=CHUNK_ROWS)
+    mine = prepare(shapes, placement=PreparePlacement(embedders=1), chunk_rows=CHUNK_ROWS)
     output, errors = rival.communicate(timeout=120)
     assert rival.returncode == 0, errors[-3000:]
     assert mine.content in output.splitlines()

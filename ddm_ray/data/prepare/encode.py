@@ -1,0 +1,59 @@
+"""Images -> latents, captions -> stored texts: what the run's networks encode of decoded rows. No Ray.
+
+Shapes: N rows, C channels, H x W pixels or latents, P channels of a pooled text.
+"""
+
+import numpy as np
+import torch
+
+from ddm_ray.config import LatentsConfig, TextConfig
+from ddm_ray.data.texts import null_text_bytes, stored_tokens
+from ddm_ray.models.embedders import batches
+from ddm_ray.models.latents import Latents
+from ddm_ray.models.text import TextEncoder
+
+
+class EncodeImages:
+    """pixels_NHWC uint8 -> latents_NCHW float16, `batch_size` rows at a time."""
+
+    def __init__(self, config: LatentsConfig, batch_size: int, device: str):
+        """Load the autoencoder. ConfigError, CorruptArtifact if it can't be, or isn't the run's."""
+        self._latents = Latents.from_config(config).to(device)
+        self._batch_size, self._device = batch_size, device
+
+    @property
+    def channels(self) -> int:
+        """C of the latents."""
+        return self._latents.channels
+
+    def __call__(self, pixels_NHWC: np.ndarray) -> np.ndarray:
+        encoded = []
+        for rows in batches(len(pixels_NHWC), self._batch_size):
+            pixels_BHWC = torch.tensor(pixels_NHWC[rows]).to(self._device)
+            images_BCHW = pixels_BHWC.permute(0, 3, 1, 2).float() / 127.5 - 1
+            encoded.append(self._latents.encode(images_BCHW).to(torch.float16).cpu().numpy())
+        return np.concatenate(encoded)
+
+
+class EncodeTexts:
+    """Captions -> each row's tokens that count (`texts.stored_tokens`), and pooled_NP float16 where there is one."""
+
+    def __init__(self, config: TextConfig, batch_size: int, device: str):
+        """Load the text encoders. ConfigError, CorruptArtifact if they can't be, or aren't the run's."""
+        self._encoder = TextEncoder.from_config(config).to(device)
+        self._batch_size, self._pooled = batch_size, config.pooled_dim is not None
+
+    def null_text(self) -> bytes:
+        """The file of the empty prompt's text (`texts.null_text_bytes`)."""
+        return null_text_bytes(self._encoder.null())
+
+    def __call__(self, captions: list[str]) -> tuple[list[bytes], np.ndarray | None]:
+        tokens: list[bytes] = []
+        pooled = []
+        for rows in batches(len(captions), self._batch_size):
+            text = self._encoder.encode(captions[rows], warn=False)
+            tokens += stored_tokens(text)
+            if self._pooled:
+                assert text.pooled_BP is not None
+                pooled.append(text.pooled_BP.to(torch.float16).cpu().numpy())
+        return tokens, np.concatenate(pooled) if pooled else None

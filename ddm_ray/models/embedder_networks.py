@@ -1,0 +1,146 @@
+"""Embedders that are networks: pooled features of timm's and of transformers' image models.
+
+Images are uint8 NHWC, grey (C = 1) or RGB: N rows, B of them in a batch; D dimensions of an embedding.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ddm_ray.config import EmbedderConfig
+from ddm_ray.errors import ConfigError, DataError
+from ddm_ray.models import third_party
+from ddm_ray.models.embedders import Embedder, batches
+
+OTHER_HALF = ("text_model.", "text_projection.", "logit_scale", "logit_bias")
+"""Beginnings of the tensors that a model of images and texts has and its image model doesn't."""
+IMAGE_MODELS = {
+    "CLIPModel": ("CLIPVisionModelWithProjection", OTHER_HALF),
+    "CLIPVisionModelWithProjection": ("CLIPVisionModelWithProjection", ()),
+    "SiglipModel": ("SiglipVisionModel", OTHER_HALF),
+}
+"""By the class that was saved: the class that embeds images, where it isn't transformers' own choice."""
+
+
+class TimmEmbedder:
+    """Pooled features of a timm network, e.g. DINOv2.
+
+    Images are resized whole to the network's size and normalised as it was trained: they are cropped already.
+    """
+
+    def __init__(self, config: EmbedderConfig, device: str = "cpu"):
+        """Load `config.checkpoint`, or timm's own weights. DataError if they are missing or don't fit."""
+        import timm
+
+        if config.checkpoint is not None and not Path(config.checkpoint).is_file():
+            raise DataError(
+                f"embedder.checkpoint {config.checkpoint}: no such file; put it there, or begin a run with another"
+            )
+        # As pretrained weights, a file is fitted to image size and classes as the network's own weights would be.
+        own = {"file": config.checkpoint, "custom_load": False, "source": ""} if config.checkpoint else None
+        self._batch_size, self._device = config.batch_size, device
+        try:
+            model = timm.create_model(
+                config.model, pretrained=True, pretrained_cfg_overlay=own, num_classes=0, **config.model_args
+            )
+            self._model = model.eval().to(device)
+            expects = timm.data.resolve_data_config(config.model_args, model=model)
+            self._size: tuple[int, int] = tuple(expects["input_size"][1:])
+            self._mode = "bilinear" if expects["interpolation"] == "bilinear" else "bicubic"
+            self._mean_C11 = torch.tensor(expects["mean"], device=device)[:, None, None]
+            self._std_C11 = torch.tensor(expects["std"], device=device)[:, None, None]
+            self.dim = _probe(self)
+        except Exception as error:  # timm passes on whatever its hub, readers and models raise
+            mend = "begin a run whose embedder.model_args fit the file"
+            if config.checkpoint is None:
+                mend = "without a network, begin a run with embedder.checkpoint set to a file of its weights"
+            raise DataError(
+                f"embedder {config.model} with {config.checkpoint or 'pretrained weights'}:"
+                f" {third_party.brief(error)}; {mend}"
+            ) from error
+
+    @torch.inference_mode()
+    def __call__(self, pixels_NHWC: np.ndarray) -> np.ndarray:
+        """embeddings_ND float32; grey images are taken as RGB."""
+        return np.concatenate(
+            [self._embed(torch.tensor(_rgb(pixels_NHWC[rows]))) for rows in batches(len(pixels_NHWC), self._batch_size)]
+        )
+
+    def _embed(self, pixels_BHWC: Tensor) -> np.ndarray:
+        images_BCHW = pixels_BHWC.to(self._device).permute(0, 3, 1, 2).float() / 255
+        if images_BCHW.shape[2:] != self._size:
+            images_BCHW = torch.nn.functional.interpolate(images_BCHW, self._size, mode=self._mode, antialias=True)
+        embeddings: Tensor = self._model((images_BCHW.clamp(0, 1) - self._mean_C11) / self._std_C11)
+        return embeddings.float().cpu().numpy()
+
+
+class TransformersEmbedder:
+    """Pooled features of an image model of transformers (DINOv2, ViT, CLIP, SigLIP), with its own preprocessing.
+
+    The pooled vector is the model's, of CLIP the projected one; else the mean of its tokens.
+    """
+
+    def __init__(self, config: EmbedderConfig, device: str = "cpu"):
+        """Load the folder or name of the hub `config.model`; a folder needs no network.
+
+        ConfigError if it holds no image model, CorruptArtifact or TruncatedWeights if that isn't whole.
+        """
+        try:
+            import transformers
+        except ImportError:
+            raise ConfigError(
+                "embedder.kind transformers needs transformers: install it with: pip install 'ddm-ray[text]'"
+            ) from None
+        name, what = config.model, "embedder"
+        third_party.require_config(name, what)
+        about = third_party.load(transformers.AutoConfig, name, what)
+        saved = (about.architectures or [""])[0]
+        kind_name, ignored = IMAGE_MODELS.get(saved, (None, ()))
+        kind: Any = getattr(transformers, kind_name) if kind_name else transformers.MODEL_MAPPING.get(type(about), None)
+        if getattr(kind, "main_input_name", None) != "pixel_values":
+            raise ConfigError(f"embedder {name}: is a {about.model_type}, no image model; begin a run with one")
+        arguments: dict[str, Any] = {"dtype": torch.float32, **config.model_args}
+        if saved.endswith("ForImageClassification"):
+            # Its head is of no use here, and the pooling that a bare ViT has was never trained.
+            ignored = ("classifier.", "head.")
+            if saved.startswith("ViT"):
+                arguments.setdefault("add_pooling_layer", False)
+        self._model = third_party.load_model(kind, name, what, ignored, arguments).eval().to(device)
+        self._processor = third_party.load(transformers.AutoImageProcessor, name, what)
+        self._batch_size, self._device = config.batch_size, device
+        try:
+            self.dim = _probe(self)
+        except Exception as error:  # a border: a folder may hold any model and processor
+            raise DataError(f"embedder {name}: embeds no image ({third_party.brief(error)})") from error
+
+    @torch.inference_mode()
+    def __call__(self, pixels_NHWC: np.ndarray) -> np.ndarray:
+        """embeddings_ND float32; grey images are taken as RGB."""
+        return np.concatenate(
+            [self._embed(_rgb(pixels_NHWC[rows])) for rows in batches(len(pixels_NHWC), self._batch_size)]
+        )
+
+    def _embed(self, pixels_BHWC: np.ndarray) -> np.ndarray:
+        inputs = self._processor(images=list(pixels_BHWC), return_tensors="pt", input_data_format="channels_last")
+        outputs = self._model(pixel_values=inputs["pixel_values"].to(self._device, torch.float32))
+        pooled: Tensor | None = getattr(outputs, "pooler_output", None)
+        if pooled is None:
+            pooled = getattr(outputs, "image_embeds", None)
+        if pooled is None:
+            pooled = outputs.last_hidden_state.mean(dim=1)
+        # Convolutional networks keep two sides of one pixel.
+        return pooled.flatten(1).float().cpu().numpy()
+
+
+def _probe(embedder: Embedder) -> int:
+    embeddings_ND = embedder(np.zeros((1, 32, 32, 3), np.uint8))
+    if embeddings_ND.ndim != 2:
+        raise ValueError(f"gives {embeddings_ND.ndim - 1} axes for an image, not one vector")
+    return int(embeddings_ND.shape[1])
+
+
+def _rgb(pixels_BHWC: np.ndarray) -> np.ndarray:
+    return pixels_BHWC if pixels_BHWC.shape[3] == 3 else pixels_BHWC.repeat(3, axis=3)
