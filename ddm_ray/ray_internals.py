@@ -46,6 +46,17 @@ class Internal:
         return [use for use in missing if not re.search(rf"(?<!\w){re.escape(use)}(?!\w)", source)]
 
 
+TRAINER = Internal(
+    "ray.train.v2.api.data_parallel_trainer",
+    "DataParallelTrainer",
+    "ray.train.torch.TorchTrainer, with which whoever starts workers would load torch too, for seconds",
+    ("fit", "train_run_context", "backend_config", "_create_default_callbacks"),
+)
+DATASETS_CALLBACK = Internal(
+    f"{_TRAIN}.callbacks.datasets",
+    "DatasetsCallback",
+    "a trainer without an actor that manages no data sets, for seconds of each start",
+)
 CONTROLLER_CALLBACK = Internal(
     f"{_TRAIN}.execution.callback",
     "ControllerCallback",

@@ -64,6 +64,7 @@ RAY = {
     "train.ray.launch",
     "train.ray.fit",
     "train.ray.recovery",
+    "train.ray.world",
     "islands.jobs",
     "islands.conduct",
     "serve.remote_sampler",
@@ -234,6 +235,7 @@ def test_a_phrase_of_the_command_line_would_be_found(source: str) -> None:
             "data.prepare.decoding": ("torch", "ray"),
             "data.prepare.stage": ("torch", "ray"),
             "data.sharded.ray_data": ("torch",),
+            "train.ray.fit": ("torch",),
             "cli.__init__": ("torch", "ray"),
         }.items()
     ],

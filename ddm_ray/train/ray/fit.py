@@ -1,4 +1,4 @@
-"""TrainJob + TrainPlacement -> TorchTrainer in a placement group of its own, whose workers save before they leave."""
+"""TrainJob + TrainPlacement -> Ray Train in a placement group of its own, whose workers save before they leave."""
 
 import os
 import threading
@@ -10,7 +10,7 @@ from typing import Any
 
 import ray.train
 from ray.exceptions import GetTimeoutError, RayActorError
-from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.backend import Backend, BackendConfig
 
 from ddm_ray import ray_internals as internals
 from ddm_ray.errors import DDMError, OutOfMemory, Preempted, StorageError
@@ -30,6 +30,7 @@ LEAVE_SECONDS, ANSWER_SECONDS = 600.0, 30.0
 
 _ControllerCallback: Any = internals.CONTROLLER_CALLBACK.get()
 _WorkerGroupCallback: Any = internals.WORKER_GROUP_CALLBACK.get()
+_DataParallelTrainer: Any = internals.TRAINER.get()
 
 
 class WorkerDrained(Exception):
@@ -111,6 +112,28 @@ def _is_dead() -> bool:
     return bool(record.get("State") == "DEAD")
 
 
+class _Trainer(_DataParallelTrainer):  # type: ignore[misc]
+    """Workers that read their rows themselves."""
+
+    def _create_default_callbacks(self) -> list[Any]:
+        callbacks: list[Any] = super()._create_default_callbacks()
+        return [each for each in callbacks if not isinstance(each, internals.DATASETS_CALLBACK.get())]
+
+
+class _EachSeesAll(Backend):
+    """Workers of a node see all of its workers' GPUs, through which they speak to each other."""
+
+    share_cuda_visible_devices = True
+
+
+class _NoBackend(BackendConfig):
+    """Nothing is set up from without: workers make their world themselves (`train.ray.world`)."""
+
+    @property
+    def backend_cls(self) -> type[Backend]:
+        return _EachSeesAll
+
+
 class FailureBudgetCallback(ray.train.UserCallback):
     """Spends the launch's failure budget on losses of workers that nobody announced."""
 
@@ -142,10 +165,10 @@ def fit(run_url: str, launch: Launch, placement: TrainPlacement) -> None:
     filesystem, path = run.store.filesystem(f"{launch.prefix}/ray")
     workers = placement.workers
     train: Any = ray.train  # its type hints are those of its first version
-    trainer = TorchTrainer(
+    trainer = _Trainer(
         _worker,
         train_loop_config={"run": run.url, "launch": asdict(launch), "placement": placement.model_dump()},
-        torch_config=TorchConfig(backend="nccl" if placement.use_gpu else "gloo"),
+        backend_config=_NoBackend(),
         scaling_config=train.ScalingConfig(
             num_workers=(workers.min, workers.max) if workers.elastic else workers.min,
             elastic_resize_monitor_interval_s=GROWTH_SECONDS,
@@ -166,19 +189,20 @@ def fit(run_url: str, launch: Launch, placement: TrainPlacement) -> None:
             worker_runtime_env={"env_vars": KEEP_FREED_MEMORY},
         ),
     )
-    context: Any = trainer
-    object.__setattr__(context.train_run_context, "run_id", run_id(run, launch.artifact))
+    object.__setattr__(trainer.train_run_context, "run_id", run_id(run, launch.artifact))
     trainer.fit()
 
 
 def _worker(config: dict[str, Any]) -> None:
-    from ddm_ray.train.worker import train  # torch and DeepSpeed load in the workers only
+    from ddm_ray.train.ray.world import worker_world  # torch and DeepSpeed load in the workers only
+    from ddm_ray.train.worker import train
 
     store, launch = Store(config["run"]), Launch(**config["launch"])
-    artifact = launch.artifact
+    placement, artifact = TrainPlacement.model_validate(config["placement"]), launch.artifact
     before = max(claimed(store, artifact), default=0)
     try:
-        train(store.url, artifact, TrainPlacement.model_validate(config["placement"]), PreemptionNotice(), launch)
+        with worker_world(placement.use_gpu):
+            train(store.url, artifact, placement, PreemptionNotice(), launch)
     except Preempted:
         raise WorkerDrained(artifact) from None
     except (StorageError, OutOfMemory):

@@ -98,7 +98,7 @@ class Supervisor:
         """
         from ray.train import ControllerError
 
-        from ddm_ray.train.ray.fit import fit  # pandas and torch, which the driver can do without
+        from ddm_ray.train.ray.fit import fit  # pandas, which the driver can do without
 
         budget, again = FailureBudget(run_url, launch, placement.max_failures), False
         while True:
