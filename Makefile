@@ -1,4 +1,4 @@
-# make demo: see the whole thing work.  make test: lint, types, all tests.  make bench: measure the claims, once the scripts are seen to run.
+# make demo: see the whole thing work.  make test: lint, types, all tests.  make bench: measure the claims.
 # make soak: half an hour of faults, after those of disks at every write.
 # Each makes the environment it needs.
 PYTHON ?= python3
@@ -28,7 +28,6 @@ test: $(READY)
 	@$(BIN)/pytest -n 3
 
 bench: $(READY)
-	@$(BIN)/pytest -m bench
 	@$(BIN)/python benchmarks/sampling.py $(BENCH)
 	@$(BIN)/python benchmarks/data.py $(BENCH)
 	@$(BIN)/python benchmarks/train.py $(BENCH)

@@ -1,6 +1,6 @@
 """Training: the whole stack beside a plain loop, DeepSpeed beside PyTorch, checkpoints, recovery, other world sizes.
 
-Stack: a job as `ddm train` runs it (private Ray, TorchTrainer, loader, heartbeats, curves, a checkpoint every so many
+Stack: a job as `ddm train` runs it (private Ray, Ray Train, loader, heartbeats, curves, a checkpoint every so many
 steps), and the engine's own loop in a process with rows in memory and nothing else. Both are started; then they run in
 turns of a second, the other one stopped with all its processes. Steps are counted by heartbeats, but for those of the
 first SETTLE_SECONDS: starting is in none. Two experts at once, on a core each: sums of speeds, to twice that of one

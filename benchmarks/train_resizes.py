@@ -56,15 +56,13 @@ def name(zero_stage: int, precision: str, worlds: Sequence[int]) -> str:
 
 def rank_main(rank: int, world: int, rendezvous: str, url: str, first: int, stop: int | None, zero_stage: int) -> None:
     """One rank; with `stop`, the last one has notice that its machine is about to go after that step."""
-    import torch.distributed as dist
-
     from ddm_ray.errors import Preempted
     from ddm_ray.placement import TrainPlacement
     from ddm_ray.train import local, worker
 
     steps = count(first + 1)
     placement = TrainPlacement(zero_stage=zero_stage)
-    with local.world(rank, world, dist.FileStore(rendezvous, world)):
+    with local.world(rank, world, rendezvous):
         try:
             worker.train(url, ARTIFACT, placement, notice=lambda: next(steps) == stop and rank == world - 1)
         except Preempted:

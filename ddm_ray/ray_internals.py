@@ -52,6 +52,19 @@ TRAINER = Internal(
     "ray.train.torch.TorchTrainer, with which whoever starts workers would load torch too, for seconds",
     ("fit", "train_run_context", "backend_config", "_create_default_callbacks"),
 )
+BACKEND = Internal(
+    "ray.train.backend",
+    "Backend",
+    "ray.train.torch.TorchConfig, as above",
+    ("on_start", "on_shutdown", "share_cuda_visible_devices"),
+)
+BACKEND_CONFIG = Internal("ray.train.backend", "BackendConfig", "as above", ("backend_cls", "train_func_context"))
+BACKEND_WORKERS = Internal(
+    "ray.train._internal.base_worker_group",
+    "BaseWorkerGroup",
+    "workers that a backend may call",
+    ("execute_single", "execute_single_async", "execute_async"),
+)
 DATASETS_CALLBACK = Internal(
     f"{_TRAIN}.callbacks.datasets",
     "DatasetsCallback",

@@ -37,9 +37,11 @@ def make_embedder(config: EmbedderConfig, pixel_embedder: "PixelEmbedder | None"
     if config.kind == "pixels":
         assert pixel_embedder is not None
         return pixel_embedder
-    from ddm_ray.models.embedder_networks import TimmEmbedder, TransformersEmbedder  # torch, which pixels do without
+    from ddm_ray.models import embedder_networks  # torch, which pixels do without
 
-    return TimmEmbedder(config, device) if config.kind == "timm" else TransformersEmbedder(config, device)
+    if config.kind == "timm":
+        return embedder_networks.TimmEmbedder(config, device)
+    return embedder_networks.TransformersEmbedder(config, device)
 
 
 @dataclass(frozen=True)

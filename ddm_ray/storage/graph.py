@@ -1,7 +1,8 @@
 """The artifacts of a run as data: the kinds there are, where each lies, what it is made from and by which stage.
 
-A new kind is a row of `KINDS`, its record in `storage/info.py`, its configuration, and the stage that makes it: for a
-training job, its derivation in `train/job.py`.
+A new kind is a row of `KINDS`, its record in `storage/info.py`, its configuration, and the stage that makes it. One
+that is trained has the stage `train` (attempts, states, status and launches follow from that), a place in `trained_of`
+and its derivation in `train/job.py`. A new stage is a name in `Stage` and a verb of the command line.
 """
 
 import re
@@ -123,7 +124,7 @@ def inputs(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
 
 
 def committed_by_stage(config: RunConfig, artifact: Artifact) -> Artifact:
-    """The artifact to make so that this one is made: the whole partition for its parts, unless owners make them."""
+    """The artifact whose stage is to be run for this one: the partition for its parts, except for shards of owners."""
     part = artifact.stage == "partition" and not (config.partition.given and artifact.kind == "shard")
     return PARTITION if part else artifact
 

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -12,27 +12,16 @@ from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.train import worker
 
-# Longer than any rank may save or load: a rank that hangs is its watchdog's affair.
-PATIENCE = timedelta(minutes=30)
-
 
 @contextmanager
-def world(
-    rank: int = 0,
-    size: int = 1,
-    store: dist.Store | None = None,
-    local: tuple[int, int] | None = None,
-    backend: str | None = None,
-) -> Iterator[None]:
-    """Make this process rank `rank` of a world of `size` ranks, which meet at `store`.
+def world(rank: int = 0, size: int = 1, rendezvous: str | Path | None = None) -> Iterator[None]:
+    """Make this process rank `rank` of a world of `size` ranks on this machine, which meet at the file `rendezvous`.
 
-    A world of one needs no store. `local`: rank and size among those on this machine; none: all are. `backend`: nccl
-    or gloo; none: nccl where there is a GPU. Once a process: DeepSpeed keeps the first world that it sees.
+    A world of one needs no file. Once a process: DeepSpeed keeps the first world that it sees.
     """
-    local_rank, local_size = local or (rank, size)
-    os.environ |= {"LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": str(local_size)}
-    backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
-    dist.init_process_group(backend, store=store or dist.HashStore(), rank=rank, world_size=size, timeout=PATIENCE)
+    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
+    store = dist.HashStore() if rendezvous is None else dist.FileStore(str(rendezvous), size)
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", store=store, rank=rank, world_size=size)
     yield
     # Not after an error: next to a frozen rank the others would wait for its farewell.
     dist.destroy_process_group()

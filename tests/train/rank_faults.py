@@ -19,7 +19,6 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 import torch.multiprocessing as mp
 from deepspeed.runtime.zero.muon import muon_optimizer  # noqa: F401  (seconds, which each rank would spend)
 
@@ -44,7 +43,7 @@ def rank_main(rank: int, world: int, rendezvous: str, url: str, leg: dict[str, A
                 os.kill(pid, signal.Signals[fault["signal"]])
         return False
 
-    with local.world(rank, world, dist.FileStore(rendezvous, world)):
+    with local.world(rank, world, rendezvous):
         worker.train(url, Artifact(artifact), TrainPlacement.model_validate(leg), notice)
 
 

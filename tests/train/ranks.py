@@ -15,7 +15,6 @@ from ddm_ray.storage.graph import Artifact
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import torch.distributed as dist
 import torch.multiprocessing as mp
 from deepspeed.runtime.zero.muon import muon_optimizer  # noqa: F401  (seconds, which each rank would spend)
 
@@ -31,7 +30,7 @@ def rank_main(rank: int, world: int, rendezvous: str, url: str, settings: dict[s
     """One rank; with `stop`, the last one has notice at that step."""
     steps = count(settings.pop("first", 0) + 1)
     placement = TrainPlacement.model_validate(settings)
-    with local.world(rank, world, dist.FileStore(rendezvous, world)):
+    with local.world(rank, world, rendezvous):
         try:
             worker.train(url, EXPERT, placement, notice=lambda: next(steps) == stop and rank == world - 1)
             assert stop is None

@@ -10,7 +10,6 @@ from typing import Any
 
 import ray.train
 from ray.exceptions import GetTimeoutError, RayActorError
-from ray.train.backend import Backend, BackendConfig
 
 from ddm_ray import ray_internals as internals
 from ddm_ray.errors import DDMError, OutOfMemory, Preempted, StorageError
@@ -21,6 +20,7 @@ from ddm_ray.storage.launches import FailureBudget, Launch
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import Store
 from ddm_ray.train.ray.recovery import innermost, reason, run_id
+from ddm_ray.train.ray.world import World
 
 # Seconds between looks of a running job for room for more workers; each growth costs a start of all of them.
 GROWTH_SECONDS = 15.0
@@ -113,25 +113,11 @@ def _is_dead() -> bool:
 
 
 class _Trainer(_DataParallelTrainer):  # type: ignore[misc]
-    """Workers that read their rows themselves."""
+    """A trainer without data sets of Ray's: workers read their rows themselves."""
 
     def _create_default_callbacks(self) -> list[Any]:
         callbacks: list[Any] = super()._create_default_callbacks()
         return [each for each in callbacks if not isinstance(each, internals.DATASETS_CALLBACK.get())]
-
-
-class _EachSeesAll(Backend):
-    """Workers of a node see all of its workers' GPUs, through which they speak to each other."""
-
-    share_cuda_visible_devices = True
-
-
-class _NoBackend(BackendConfig):
-    """Nothing is set up from without: workers make their world themselves (`train.ray.world`)."""
-
-    @property
-    def backend_cls(self) -> type[Backend]:
-        return _EachSeesAll
 
 
 class FailureBudgetCallback(ray.train.UserCallback):
@@ -168,7 +154,7 @@ def fit(run_url: str, launch: Launch, placement: TrainPlacement) -> None:
     trainer = _Trainer(
         _worker,
         train_loop_config={"run": run.url, "launch": asdict(launch), "placement": placement.model_dump()},
-        backend_config=_NoBackend(),
+        backend_config=World(placement.use_gpu),
         scaling_config=train.ScalingConfig(
             num_workers=(workers.min, workers.max) if workers.elastic else workers.min,
             elastic_resize_monitor_interval_s=GROWTH_SECONDS,
@@ -194,15 +180,13 @@ def fit(run_url: str, launch: Launch, placement: TrainPlacement) -> None:
 
 
 def _worker(config: dict[str, Any]) -> None:
-    from ddm_ray.train.ray.world import worker_world  # torch and DeepSpeed load in the workers only
-    from ddm_ray.train.worker import train
+    from ddm_ray.train.worker import train  # torch and DeepSpeed load in the workers only
 
     store, launch = Store(config["run"]), Launch(**config["launch"])
     placement, artifact = TrainPlacement.model_validate(config["placement"]), launch.artifact
     before = max(claimed(store, artifact), default=0)
     try:
-        with worker_world(placement.use_gpu):
-            train(store.url, artifact, placement, PreemptionNotice(), launch)
+        train(store.url, artifact, placement, PreemptionNotice(), launch)
     except Preempted:
         raise WorkerDrained(artifact) from None
     except (StorageError, OutOfMemory):

@@ -26,8 +26,6 @@ def environment(placement: TrainPlacement) -> dict[str, str]:
         "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": f"{6 * placement.hang_seconds:g}",
         # How long a group waits for its place; 60 by default. One that counts on a node just lost waits in vain.
         "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "5",
-        # How long ranks may take to take leave of each other; 30 by default. Next to a frozen one they never do.
-        "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "2",
         # How often nodes that are to be taken away are looked for; 5 by default.
         "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "2",
         # Else what Ray Train asks about its own actors fails where a machine has several Ray clusters.

@@ -46,7 +46,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str], di
     return folder, *write_images(folder)
 
 
-# Two actors at most: their start is most of what a small source costs.
+# As few actors as there may be, which is two: their start is most of what a small source costs.
 prepare = partial(stage.prepare, placement=PreparePlacement(embedders=1))
 
 
@@ -94,7 +94,7 @@ def test_no_image_is_lost_silently(
 ) -> None:
     folder, good, broken = photos
     run = tiny(tmp_path, f"data.source={folder}", *PHOTOS)
-    manifest = prepare(run, chunk_rows=64)
+    manifest = stage.prepare(run, chunk_rows=64)
     assert manifest.info["rows"] + manifest.info["rejected"] == 2050
     assert sum(path.is_file() for path in folder.rglob("*")) == 2050
     assert set(read_artifact(run, ROWS, ["id"])["id"].to_pylist()) == good

@@ -43,7 +43,7 @@ def tell(fraction, note):
         os.kill(os.getpid(), signal.SIGKILL)
 aws = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
 ray.init(address=address, log_to_driver=False, runtime_env={"env_vars": aws})
-few = PreparePlacement(embedders=1)  # two actors at most, whose start is most of what this costs
+few = PreparePlacement(embedders=1)  # two actors at most, the fewest that there may be
 print(prepare(Run.open(url), tell, few, chunk_rows=int(chunk_rows)).content)
 """
 
