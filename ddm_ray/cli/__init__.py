@@ -1,4 +1,4 @@
-"""The `ddm` command: one verb a stage, parse -> Run -> stage. Heavy imports wait until a verb needs them."""
+"""The `ddm` command: a verb parses, opens the run and calls. Heavy imports wait until a verb needs them."""
 
 from ddm_ray.cli.command import main
 from ddm_ray.cli.inference import export, sample, serve

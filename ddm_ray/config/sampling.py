@@ -23,7 +23,7 @@ def _in_order(interval: tuple[float, float]) -> tuple[float, float]:
     return interval
 
 
-Strategy = Annotated[str, _in_grammar(parse_strategy_name)]
+StrategyName = Annotated[str, _in_grammar(parse_strategy_name)]
 TimeGrid = Annotated[str, _in_grammar(parse_time_grid)]
 Time = Annotated[float, Field(ge=0, le=1, strict=True)]
 Interval = Annotated[tuple[Time, Time], AfterValidator(_in_order)]
@@ -35,7 +35,7 @@ class SamplingSettings(StrictModel):
     A field that is added here, with its range and its description, is an option of all of them.
     """
 
-    strategy: Strategy | None = Field(
+    strategy: StrategyName | None = Field(
         default=None,
         description="Experts of an image: once (ancestral sampling: one expert, drawn beforehand), full, top-2,"
         " nucleus-0.9 ... Where a run names none: what its own evaluation found best, and once until it has one.",

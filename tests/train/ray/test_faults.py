@@ -106,7 +106,7 @@ def test_an_elastic_job_shrinks_grows_and_leaves_as_nodes_go_and_come(site: Site
     wait_for(lambda: len(curve_so_far(run, training.artifact)["loss"]) >= step, 600, every=1.0)
     quiet.kill()
     other = curve_so_far(run, training.artifact)
-    assert len(mine["loss"]) > step
+    assert len(mine["loss"]) >= step, "a state is saved each 20 steps: the last may be of this very step"
     # Another batch would be off by tenths.
     assert 0 < difference(*({name: values[:step] for name, values in one.items()} for one in (mine, other))) < 1e-4
 
