@@ -74,7 +74,7 @@ class AdamWithEMA(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One AdamW step on every shard that has a gradient, then one of its EMA; none if their norm isn't finite."""
+        """One AdamW step on every shard with a gradient, then one of its EMA; none if what it clips isn't finite."""
         shards = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         if self.clip_norm > 0:
             self.norm = self._clip([shard.grad for shard in shards])

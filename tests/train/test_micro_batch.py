@@ -23,20 +23,20 @@ from tests.random_run import make_data
 EXPERT, SHARE = Artifact("experts/001"), 384
 
 
-def attempts(folder: Path, micro_batch: object, mebibytes: int, steps: int = 1) -> tuple[Run, list[int]]:
+def attempts(folder: Path, micro_batch: object, mebibytes: int) -> tuple[Run, list[int]]:
     """Train where a share of SHARE rows doesn't fit: the run, and the micro-batches that its attempts had.
 
     The operating system refuses real allocations, in one process an attempt and with glibc set as in life.
     """
     model = ("expert.model.width=128", "expert.model.depth=4", "expert.model.patch_size=1")
-    settings = (f"expert.train.steps={steps}", f"expert.train.global_batch={2 * SHARE}", *model)
+    settings = ("expert.train.steps=2", f"expert.train.global_batch={2 * SHARE}", *model)
     run = make_data(str(folder / "run"), settings=settings)
     command = [sys.executable, str(Path(__file__).parent / "memory.py"), run.url, str(mebibytes)]
     command.append(json.dumps(micro_batch))
     environment = os.environ | KEEP_FREED_MEMORY
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert run.require(EXPERT).info["step"] == steps
+    assert run.require(EXPERT).info["step"] == 2
     return run, [int(line) for line in done.stdout.split()]
 
 
@@ -47,7 +47,7 @@ def test_running_out_of_memory_halves_what_is_taken_at_once(tmp_path: Path) -> N
 
 def test_the_largest_that_fits_is_found(tmp_path: Path) -> None:
     """In one attempt, none of whose trials ran out of memory; three times as many do."""
-    _, (chosen,) = attempts(tmp_path / "largest", "largest", 800, steps=2)
+    _, (chosen,) = attempts(tmp_path / "largest", "largest", 800)
     assert 42 < chosen <= 86
     more = 3 * chosen
     _, (first, *others) = attempts(tmp_path / "more", more, 800)

@@ -183,10 +183,10 @@ def _worker(config: dict[str, Any]) -> None:
     from ddm_ray.train.worker import train  # torch and DeepSpeed load in the workers only
 
     store, launch = Store(config["run"]), Launch(**config["launch"])
-    placement, artifact = TrainPlacement.model_validate(config["placement"]), launch.artifact
+    artifact = launch.artifact
     before = max(claimed(store, artifact), default=0)
     try:
-        train(store.url, artifact, placement, PreemptionNotice(), launch)
+        train(store.url, artifact, TrainPlacement.model_validate(config["placement"]), PreemptionNotice(), launch)
     except Preempted:
         raise WorkerDrained(artifact) from None
     except (StorageError, OutOfMemory):

@@ -1,6 +1,6 @@
-"""The torch.distributed world of Ray Train's workers, as Ray's own TorchConfig makes it, but for one thing.
+"""The torch.distributed world of Ray Train's workers: what Ray's TorchConfig does, with torch in the workers alone.
 
-Only workers load torch: a supervisor and a controller do without it, and a start is seconds shorter.
+A supervisor and a controller do without it, so a start is seconds shorter; a world of one opens no port.
 """
 
 import os
@@ -17,7 +17,7 @@ from ray.train.backend import Backend, BackendConfig
 # Longer than any rank may save or load: a rank that hangs at its work is its watchdog's affair.
 PATIENCE = timedelta(minutes=30)
 # Limit on how long ranks take leave of each other: next to a frozen one they never do.
-LEAVE_SECONDS = 2.0
+FAREWELL_SECONDS = 2.0
 
 
 class WorldBackend(Backend):
@@ -35,7 +35,7 @@ class WorldBackend(Backend):
     def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
         """Have the workers take leave, for a moment at most."""
         with suppress(GetTimeoutError):  # Ray ends them anyway
-            ray.get(worker_group.execute_async(leave), timeout=LEAVE_SECONDS)
+            ray.get(worker_group.execute_async(leave), timeout=FAREWELL_SECONDS)
 
 
 class World(BackendConfig):
@@ -76,7 +76,10 @@ def open_store(size: int) -> tuple[str, int]:
 
 
 def join(address: tuple[str, int] | None, use_gpu: bool) -> None:
-    """Make this worker a rank of the world whose store is there; a world of one needs none."""
+    """Make this worker a rank of the world whose store is at an address (host, port); a world of one needs none.
+
+    Raises torch's DistError if the others don't come within PATIENCE.
+    """
     import torch.distributed as dist
 
     context = ray.train.get_context()

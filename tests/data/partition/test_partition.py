@@ -259,18 +259,20 @@ PEAK = """
 import re, sys
 from ddm_ray.data.partition.stage import partition
 from ddm_ray.storage.run import Run
-partition(Run.open(sys.argv[1]), scratch=sys.argv[2], with_report=False)
+partition(Run.open(sys.argv[1]), scratch=sys.argv[2], with_report=bool(sys.argv[3:]))
 print(int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) // 1024)
 """
 
 
-@pytest.mark.parametrize("how", ["partition.nearest=coarse", "partition.max_share=0.3"])
-def test_memory_does_not_grow_with_the_rows(how, tmp_path):
+@pytest.mark.parametrize(
+    ("how", "report"), [("partition.nearest=coarse", ["with its report"]), ("partition.max_share=0.3", [])]
+)
+def test_memory_does_not_grow_with_the_rows(how, report, tmp_path):
     peaks = []
     for num_rows in (20_000, 100_000):
         truth = rows(num_rows=num_rows, dim=256)  # embeddings of 1 KiB
         run = run_of(str(tmp_path / str(num_rows)), truth, *FOUR, how, "partition.sample_rows=5000", part_rows=4096)
-        command = [sys.executable, "-c", PEAK, run.url, str(tmp_path)]
+        command = [sys.executable, "-c", PEAK, run.url, str(tmp_path), *report]
         peaks.append(int(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=200).stdout))
         shutil.rmtree(run.url)
     assert peaks[1] - peaks[0] < 60, peaks

@@ -127,7 +127,7 @@ def test_too_many_rejected_rows_stop_the_stage_and_may_be_allowed(
     assert "\n" not in str(error.value)
     seen = sum(run.store.sizes(f"{ROWS}/_rejected").values())
     assert seen
-    manifest = prepare(run, max_rejected=0.5, chunk_rows=32, execute=serial)
+    manifest = prepare(run, max_rejected=0.5, chunk_rows=32)
     assert manifest.info["rejected"] == len(reasons(run)) >= 200
     assert manifest.info["rows"] + manifest.info["rejected"] == 2050
 

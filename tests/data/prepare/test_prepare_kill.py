@@ -24,6 +24,8 @@ from tests.data.s3 import BUCKET, s3_server, upload
 
 NUM_ROWS = 1500
 CHUNK_ROWS = 25
+# Two actors, the fewest that there may be: their start is most of what this costs.
+FEW = PreparePlacement(embedders=1)
 SHAPES = (
     f"data.source=shapes:{NUM_ROWS}",
     "data.class_names=[]",
@@ -43,8 +45,7 @@ def tell(fraction, note):
         os.kill(os.getpid(), signal.SIGKILL)
 aws = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
 ray.init(address=address, log_to_driver=False, runtime_env={"env_vars": aws})
-few = PreparePlacement(embedders=1)  # two actors at most, the fewest that there may be
-print(prepare(Run.open(url), tell, few, chunk_rows=int(chunk_rows)).content)
+print(prepare(Run.open(url), tell, PreparePlacement(embedders=1), chunk_rows=int(chunk_rows)).content)
 """
 
 # A head without CPUs, so that all work is on the node that is killed once its first part is recorded.
@@ -121,7 +122,7 @@ def test_a_killed_driver_goes_on(ray_cluster: str, shapes: Run, undisturbed: Man
     assert driver.returncode == -signal.SIGKILL, errors
     before = written(shapes)
     assert 0 < len(before) < 2 * NUM_ROWS // CHUNK_ROWS
-    prepare(shapes, placement=PreparePlacement(embedders=1), chunk_rows=CHUNK_ROWS)
+    prepare(shapes, placement=FEW, chunk_rows=CHUNK_ROWS)
     after = written(shapes)
     assert {name: after[name] for name in before} == before
     require_same(shapes, undisturbed)
@@ -143,7 +144,7 @@ def test_a_killed_node_costs_time_alone(shapes: Run, undisturbed: Manifest) -> N
 
 def test_two_drivers_at_once_make_one_result(ray_cluster: str, shapes: Run, undisturbed: Manifest) -> None:
     rival = start(DRIVER, ray_cluster, shapes.url, CHUNK_ROWS, "never told")
-    mine = prepare(shapes, placement=PreparePlacement(embedders=1), chunk_rows=CHUNK_ROWS)
+    mine = prepare(shapes, placement=FEW, chunk_rows=CHUNK_ROWS)
     output, errors = rival.communicate(timeout=120)
     assert rival.returncode == 0, errors[-3000:]
     assert mine.content in output.splitlines()

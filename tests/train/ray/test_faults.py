@@ -93,7 +93,7 @@ def test_an_elastic_job_shrinks_grows_and_leaves_as_nodes_go_and_come(site: Site
         last, step = training.place()
         assert (training.beat()["world_size"], trainers()) == (1, [1])
         assert (last, training.lost_steps(grown)) == (grown + 1, 0)
-        training.wait_for_state(last)
+        wait_for(lambda: len(curve_so_far(training.run, training.artifact)["loss"]) > step, 200, training.log_tail)
         training.stop()
     leaving.kill()
     case = {"quiet": {"settings": ENDLESS, "legs": [{"world": 1, "seconds": 10**6, "checkpoint_steps": 100}]}}
@@ -106,7 +106,7 @@ def test_an_elastic_job_shrinks_grows_and_leaves_as_nodes_go_and_come(site: Site
     wait_for(lambda: len(curve_so_far(run, training.artifact)["loss"]) >= step, 600, every=1.0)
     quiet.kill()
     other = curve_so_far(run, training.artifact)
-    assert len(mine["loss"]) >= step, "a state is saved each 20 steps: the last may be of this very step"
+    assert len(mine["loss"]) > step
     # Another batch would be off by tenths.
     assert 0 < difference(*({name: values[:step] for name, values in one.items()} for one in (mine, other))) < 1e-4
 
