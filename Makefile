@@ -7,7 +7,7 @@ READY := .venv/.ready
 export OMP_NUM_THREADS ?= 1
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: env demo test bench soak
+.PHONY: env demo test types tests bench soak
 env: $(READY)
 
 $(READY): pyproject.toml constraints.txt
@@ -24,7 +24,12 @@ demo: $(READY)
 test: $(READY)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet .
+	@$(MAKE) --no-print-directory --jobs 2 types tests
+
+types: $(READY)
 	@$(BIN)/mypy
+
+tests: $(READY)
 	@$(BIN)/pytest -n 3
 
 bench: $(READY)

@@ -44,6 +44,7 @@ SIZES = {
     "few": 10_000,
     "many": 200_000,
     "loaded": 40_000,
+    "steps": 200,
 }
 QUICK = {"images": 512, "network_size": 112, "prepare_repeats": 1, "rows": 20_000, "fine": 256, "repeats": 3}
 QUICK |= {"few": 5_000, "many": 40_000, "loaded": 10_000}
@@ -204,7 +205,7 @@ def main() -> None:
                 case "memory":
                     measure_memory(args, Path(folder), report)
                 case "loader":
-                    measure_loader(args.loaded, args.repeats, Path(folder), report)
+                    measure_loader(args.loaded, args.steps, args.repeats, Path(folder), report)
         load = " ".join(f"{value:.1f}" for value in os.getloadavg())
         report.progress(f"{time.monotonic() - began:.0f} s so far; the machine's load: {load}")
     report.finish(args.json)

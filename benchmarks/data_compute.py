@@ -29,7 +29,6 @@ MOST_KMEANS, MOST_BALANCED, MOST_LOADER = 2.0, 2.0, 0.1
 ITERATIONS, DIM, CLUSTERS = 10, 384, 8
 RECIPES = ("tiny", "digits")
 LATENTS = ("data.image_size=32", "data.channels=4", "data.latents={autoencoder: none, scale: 1.0}")
-STEPS = 200  # of training between two looks at the clock
 
 
 def measure_kmeans(num_rows: int, num_fine: int, repeats: int, report: Report) -> None:
@@ -59,7 +58,7 @@ def measure_kmeans(num_rows: int, num_fine: int, repeats: int, report: Report) -
     add(report, "k-means, balanced: time", balanced, "x plain", MOST_BALANCED)
 
 
-def measure_loader(num_rows: int, repeats: int, folder: Path, report: Report) -> None:
+def measure_loader(num_rows: int, steps: int, repeats: int, folder: Path, report: Report) -> None:
     """Time of a row over that of a row in the fastest training step of a shipped recipe; of its own, for latents."""
     torch.set_num_threads(1)
     runs = {name: Run.create(str(folder / name), load_recipe(name)) for name in RECIPES}
@@ -67,7 +66,7 @@ def measure_loader(num_rows: int, repeats: int, folder: Path, report: Report) ->
     for run in runs.values():
         make_shard(run, num_rows, folder / "scratch")
     with ExitStack() as stack:
-        sides: dict[str, Steps | Epoch] = {f"step of {name}": Steps(run, stack) for name, run in runs.items()}
+        sides: dict[str, Steps | Epoch] = {f"step of {name}": Steps(run, steps, stack) for name, run in runs.items()}
         for kind, name in (("8x8 pixels", "tiny"), ("4x32x32 latents", "latents")):
             for where, rows_gib in (("in memory", None), ("streamed", 0.0)):
                 sides[f"{kind}, {where}"] = Epoch(runs[name], rows_gib, stack)
@@ -102,16 +101,16 @@ class Epoch:
 class Steps:
     """Calls take forward, backward and AdamW's fastest form on one batch that is already there, many times."""
 
-    def __init__(self, run: Run, stack: ExitStack):
-        self._job = train_job(run, expert(0))
+    def __init__(self, run: Run, steps: int, stack: ExitStack):
+        self._job, self._steps = train_job(run, expert(0)), steps
         batches = RankBatches(self._job, stack.enter_context(loader_of(run, None)), 0, 1, self._job.batch)
         self._batch, self._weight_B = next(batches.at(0, torch.device("cpu")))
         self._model = self._job.build()
         self._optimizer = torch.optim.AdamW(self._model.parameters(), fused=True)
-        self.rows = STEPS * self._job.batch
+        self.rows = steps * self._job.batch
 
     def __call__(self) -> None:
-        for _ in range(STEPS):
+        for _ in range(self._steps):
             self._optimizer.zero_grad()
             (self._job.objective(self._model, self._batch) * self._weight_B).sum().backward()
             self._optimizer.step()

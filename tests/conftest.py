@@ -166,9 +166,7 @@ def answers(url: str, token: str = "") -> bool:
         return False
 
 
-def wait_for(
-    condition: Callable[[], object], seconds: float, why: Callable[[], str] = str, every: float = 0.05
-) -> None:
+def wait_for(condition: Callable[[], object], seconds: float, why: Callable[[], str] = str, every: float = 0.1) -> None:
     """Poll until the condition holds; fails with `why()` after so many seconds."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-TINY = "--measure kmeans loader --rows 2000 --fine 32 --repeats 2 --loaded 600"
+TINY = "--measure kmeans loader --rows 2000 --fine 32 --repeats 2 --loaded 600 --steps 10"
 
 
 @pytest.fixture

@@ -89,7 +89,8 @@ class Trunk(nn.Module):
         )
         self.norm_out = layer_norm(width)
         self.modulation_out = (LinearModulation if adaln == "zero" else TableModulation)(width, 2)
-        self.register_buffer("positions_1ND", position_table(self.grid, width), persistent=False)
+        positions_1ND = position_table(self.grid, width).to(torch.get_default_device())
+        self.register_buffer("positions_1ND", positions_1ND, persistent=False)
         self._initialise()
 
     def _initialise(self) -> None:
@@ -230,9 +231,10 @@ def position_table(grid: int, width: int) -> Tensor:
 
     The first half of the channels tells the column, the second the row, sines before cosines, as in DiT's
     published weights. Fixed, since learned ones may stay untrained: a position-blind network has a plausible loss.
+    Computed on the CPU, wherever the model is built.
     """
-    exponents = torch.arange(width // 4, dtype=torch.float64) / (width // 4)
-    angles = torch.arange(grid)[:, None] * torch.exp(-math.log(10_000) * exponents)
+    exponents = torch.arange(width // 4, dtype=torch.float64, device="cpu") / (width // 4)
+    angles = torch.arange(grid, device="cpu")[:, None] * torch.exp(-math.log(10_000) * exponents)
     axis = torch.cat([angles.sin(), angles.cos()], dim=1).float()
     rows, columns = axis[:, None].expand(-1, grid, -1), axis[None].expand(grid, -1, -1)
     return torch.cat([columns, rows], dim=2).reshape(1, grid * grid, width)

@@ -21,7 +21,8 @@ class Router(nn.Module):
         self.config: dict[str, Any] = {"num_experts": num_experts, **self.trunk.config}
         self.text_dim = self.trunk.text_dim
         width = self.config["width"]
-        self.cls_D = nn.Parameter(torch.randn(width) * 0.02)
+        self.cls_D = nn.Parameter(torch.empty(width))
+        nn.init.normal_(self.cls_D, std=0.02)
         self.head = nn.Linear(width, num_experts)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)

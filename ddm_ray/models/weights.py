@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ddm_ray.errors import ConfigError, CorruptArtifact, TruncatedWeights
 from ddm_ray.models.dit import Trunk, position_table
@@ -46,7 +47,7 @@ def build(spec: dict[str, Any], device: str = "cpu") -> nn.Module:
         raise CorruptArtifact(f"model spec: class {name!r} with a config is not one of {sorted(MODELS)}")
     model_class: type[nn.Module] = getattr(importlib.import_module(MODELS[name]), name)
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _Unfilled():
             model = model_class(**config)
     except (ArithmeticError, RuntimeError, TypeError, ValueError, ConfigError) as error:
         raise CorruptArtifact(
@@ -57,6 +58,15 @@ def build(spec: dict[str, Any], device: str = "cpu") -> nn.Module:
     # Outside: running out of memory says nothing about the spec.
     with torch.device(device):
         return model_class(**config)
+
+
+class _Unfilled(TorchFunctionMode):
+    """Leaves tensors as torch.nn.init finds them: to draw numbers without memory, torch loads its compiler for 2 s."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", None) == nn.init.__name__:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 def to_bytes(model_or_state: nn.Module | dict[str, Tensor], spec: dict[str, Any]) -> tuple[bytes, str]:

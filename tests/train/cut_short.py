@@ -14,8 +14,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from deepspeed.runtime.zero.muon import muon_optimizer  # noqa: F401  (seconds, which each child would spend)
-
 from ddm_ray.errors import CorruptArtifact, StorageError
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.attempts import saved_states

@@ -21,6 +21,7 @@ from ddm_ray.errors import OutOfMemory
 from ddm_ray.memory import taken_bytes
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.train import local, worker
+from tests.train import preloaded  # noqa: F401
 
 EXPERT = Artifact("experts/001")
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch.multiprocessing as mp
-from deepspeed.runtime.zero.muon import muon_optimizer  # noqa: F401  (seconds, which each rank would spend)
 
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.graph import Artifact

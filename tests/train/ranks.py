@@ -16,12 +16,12 @@ from ddm_ray.storage.graph import Artifact
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch.multiprocessing as mp
-from deepspeed.runtime.zero.muon import muon_optimizer  # noqa: F401  (seconds, which each rank would spend)
 
 from ddm_ray.errors import Preempted
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.train import local, worker
 from tests.random_run import make_data
+from tests.train import preloaded  # noqa: F401
 
 EXPERT = Artifact("experts/001")
 
