@@ -1,5 +1,6 @@
 """What all tests share: one island (a Ray cluster of its own), and the commands of a user."""
 
+import gc
 import importlib
 import json
 import os
@@ -40,6 +41,9 @@ LANES = {
     "private": ("test_demo.py", "serve/test_http.py", "serve/test_mixture_yaml.py"),
 }
 _held: list[socket.socket] = []
+
+# What is imported stays: to look through it for garbage, again and again, takes a tenth of the tests' time.
+gc.disable()
 
 # How long an example takes is the machine's affair.
 hypothesis.settings.register_profile("ddm", deadline=None)
@@ -82,6 +86,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "island" in getattr(item, "fixturenames", ()):
             assert lane_of(item.nodeid) == "island", f"{item.nodeid}: its file belongs into LANES"
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @dataclass(frozen=True)
