@@ -42,9 +42,6 @@ LANES = {
 }
 _held: list[socket.socket] = []
 
-# What is imported stays: to look through it for garbage, again and again, takes a tenth of the tests' time.
-gc.disable()
-
 # How long an example takes is the machine's affair.
 hypothesis.settings.register_profile("ddm", deadline=None)
 hypothesis.settings.load_profile("ddm")
@@ -86,6 +83,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "island" in getattr(item, "fixturenames", ()):
             assert lane_of(item.nodeid) == "island", f"{item.nodeid}: its file belongs into LANES"
+
+
+def pytest_sessionstart() -> None:
+    # What is imported stays: to look through it for garbage, again and again, takes a tenth of the tests' time.
+    gc.disable()
 
 
 def pytest_collection_finish() -> None:
