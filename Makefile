@@ -1,6 +1,5 @@
-# make demo: see the whole thing work.  make test: lint, types, all tests but the benchmarks' own.
-# make bench: the benchmarks' own tests, then the claims measured.  make soak: half an hour of faults, after those of
-# disks at every write.
+# make demo: see the whole thing work.  make test: lint, types, all tests.  make bench: measure the claims.
+# make soak: half an hour of faults, after those of disks at every write.
 # Each makes the environment it needs.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -34,7 +33,6 @@ tests: $(READY)
 	@$(BIN)/pytest -n 3
 
 bench: $(READY)
-	@$(BIN)/pytest -m benchmark
 	@$(BIN)/python benchmarks/sampling.py $(BENCH)
 	@$(BIN)/python benchmarks/data.py $(BENCH)
 	@$(BIN)/python benchmarks/train.py $(BENCH)

@@ -25,7 +25,6 @@ def claims(benchmark: Callable[[str], ModuleType]) -> ModuleType:
     return benchmark("claims")
 
 
-@pytest.mark.benchmark
 def test_sampling_measures_all_its_claims(
     sampling: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -63,7 +62,6 @@ def test_sampling_measures_all_its_claims(
     assert claim_by_name["disk, K=2, batch 4, steps 1: time"]["unit"] == "x resident"
 
 
-@pytest.mark.benchmark
 def test_memory_that_grows_with_the_experts_is_found(
     sampling: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -27,7 +27,6 @@ def sides(benchmark: Callable[[str], ModuleType]) -> ModuleType:
     return benchmark("data_sides")
 
 
-@pytest.mark.benchmark
 def test_what_runs_in_its_process_is_measured(tmp_path: Path) -> None:
     file = tmp_path / "claims.json"
     command = [sys.executable, str(BENCHMARKS / "data.py"), *TINY.split(), "--json", str(file)]

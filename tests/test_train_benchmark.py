@@ -63,7 +63,6 @@ def values(report: object) -> dict[str, float]:
     return value_by_name
 
 
-@pytest.mark.benchmark
 def test_what_runs_without_ray_is_measured(tmp_path: Path) -> None:
     file = tmp_path / "claims.json"
     command = [sys.executable, str(BENCHMARKS / "train.py"), *TINY.split(), "--json", str(file)]
@@ -74,7 +73,6 @@ def test_what_runs_without_ray_is_measured(tmp_path: Path) -> None:
     assert claim_by_name["a step while a state is written"]["value"] > 0
 
 
-@pytest.mark.benchmark
 def test_the_engine_is_beside_pytorch(train: ModuleType, claims: ModuleType) -> None:
     by_point = train.finish(train.start("train_engine", 2, 0.01, "32k:2", keep_memory=True))
     assert set(by_point["32k:2"]) == {"foreach", "fused", "engine", "gradients", "parameters"}
@@ -105,7 +103,6 @@ def test_the_cost_of_a_parameter_is_that_of_a_line(train: ModuleType, claims: Mo
     assert claim_values["1000000 parameters, batch 1: of it clipping, AdamW, EMA"] == pytest.approx(40)
 
 
-@pytest.mark.benchmark
 def test_the_plain_loop_trains(train: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train, "ROWS", 100)
     url = train.make_run(tmp_path / "run", ["expert.train.steps=1500"])
@@ -116,7 +113,6 @@ def test_the_plain_loop_trains(train: ModuleType, tmp_path: Path, monkeypatch: p
     assert beats[-1][2] > 0, "CPU seconds"
 
 
-@pytest.mark.benchmark
 def test_jobs_are_watched_through_the_whole_stack(
     ray_cluster: str,
     train: ModuleType,
@@ -216,7 +212,6 @@ def test_a_recovery_is_told_by_files_and_processes(
     assert claim_values["of it until it claims an attempt"] == pytest.approx(3)
 
 
-@pytest.mark.benchmark
 def test_runs_across_resizes_are_compared(train: ModuleType, claims: ModuleType, tmp_path: Path) -> None:
     """One that changed its number of ranks differs a little; the interrupted steps are the uninterrupted run's."""
     resizes = train.train_resizes

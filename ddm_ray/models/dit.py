@@ -231,8 +231,8 @@ def position_table(grid: int, width: int) -> Tensor:
 
     The first half of the channels tells the column, the second the row, sines before cosines, as in DiT's
     published weights. Fixed, since learned ones may stay untrained: a position-blind network has a plausible loss.
-    Computed on the CPU, wherever the model is built.
     """
+    # On the CPU, wherever the model is built: on meta torch would load its compiler for it.
     exponents = torch.arange(width // 4, dtype=torch.float64, device="cpu") / (width // 4)
     angles = torch.arange(grid, device="cpu")[:, None] * torch.exp(-math.log(10_000) * exponents)
     axis = torch.cat([angles.sin(), angles.cos()], dim=1).float()

@@ -77,10 +77,10 @@ def values_of(status: Status, age: float = 0.0) -> dict[str, float]:
 
 def serve(gauges: Gauges, host: str, port: int) -> None:
     """Answer Prometheus at http://host:port/metrics from a thread, until the process ends. Raises ConfigError."""
-    registry = CollectorRegistry()
-    registry.register(gauges)
+    collectors = CollectorRegistry()
+    collectors.register(gauges)
     try:
-        start_http_server(port, host, registry)
+        start_http_server(port, host, collectors)
     except OSError as error:
         fix = Give("prometheus", "choose another port")
         raise ConfigError(f"gauges can't be served at {host}:{port}: {error.strerror}", fix) from None

@@ -10,7 +10,7 @@ from tests.traced import DiskFault
 
 # Of the calls that change the disk, each so many-th meets the fault, the first and the last always; all of them with
 # --every-call (make soak). A full disk stays full, so what it leaves differs little from one call to the next.
-STRIDES = {DiskFault.KILL: 3, DiskFault.FULL: 15}
+STRIDES = {DiskFault.KILL: 2, DiskFault.FULL: 15}
 
 
 @pytest.mark.parametrize("fault", list(DiskFault), ids=lambda fault: fault.name)

@@ -1,17 +1,18 @@
-"""A whole run of which expert 0 alone is trained, without Ray: `python -m tests.train.quiet_run FOLDER SETTINGS`.
+"""A whole run of the recipe tiny in one process, without Ray: `python -m tests.train.quiet_run FOLDER SETTINGS`.
 
-The recipe is tiny; SETTINGS is a JSON list of `field=value`.
+SETTINGS is a JSON list of `field=value`. Without an evaluation.
 """
 
 import json
 import sys
 
-from ddm_ray.storage.graph import expert
+from ddm_ray.data.partition.stage import partition
+from ddm_ray.storage import graph
 from ddm_ray.train import local
-from tests.random_run import make_run
+from tests.data.rows import commit_rows
 
 if __name__ == "__main__":
-    run = make_run(sys.argv[1], settings=tuple(json.loads(sys.argv[2])))
-    run.store.delete(expert(0))
-    local.train(run.url, [expert(0)])
+    run = commit_rows(sys.argv[1], tuple(json.loads(sys.argv[2])))
+    partition(run)
+    local.train(run.url, graph.trained_of(run.config))
     print(run.url)

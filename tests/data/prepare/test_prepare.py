@@ -196,13 +196,13 @@ def test_an_island_without_a_gpu_says_so(ray_cluster: str, tmp_path: Path) -> No
         stage.prepare(tiny(tmp_path), placement=PreparePlacement(use_gpu=True))
 
 
-def test_owners_prepare_their_rows_apart(tmp_path: Path) -> None:
+def test_owners_prepare_their_rows_apart(ray_cluster: str, tmp_path: Path) -> None:
     run = tiny(tmp_path, "partition.method=given")
     with pytest.raises(ConfigError, match=r"say whose rows these are \(cluster=0 to 1\)"):
         prepare(run)
     with pytest.raises(ConfigError, match="this run has clusters 0 to 1"):
         prepare(run, cluster=2, source="digits")
-    manifest = prepare(run, cluster=1, source="digits", chunk_rows=600, execute=serial)
+    manifest = prepare(run, cluster=1, source="digits", chunk_rows=600)
     assert "embedding" not in read_artifact(run, owner_rows(1)).column_names
     assert manifest.info["embedding_dim"] == 0
     assert run.manifest(owner_rows(0)) is None
