@@ -95,6 +95,10 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else nanobind calls what it finds at the process's end leaks
+
+
 @dataclass(frozen=True)
 class Island:
     """A running Ray cluster: its address for drivers, its Jobs API, and the file that has its token."""
