@@ -33,6 +33,7 @@ LANES = {
         "test_doors.py",
         "test_readme.py",
         "test_tokens.py",
+        "test_forked.py",
         "test_cli.py",
         "test_train_benchmark.py",
         "data/prepare/test_prepare.py",
@@ -50,6 +51,10 @@ hypothesis.settings.load_profile("ddm")
 os.environ.update(OMP_NUM_THREADS="1", RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="token")
 # A node starts as many workers as it has CPUs before anyone asks for one: seconds of a core, each time.
 os.environ["RAY_prestart_worker_first_driver"] = "0"  # noqa: SIM112  (Ray's own spelling)
+# Those that it starts are forked from one that has imported Ray and torch: a third of the tests' time was imports.
+os.environ["PYTHONPATH"] = f"{ROOT}/tests/forked:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
+TRAINS = {"DDM_TESTS_PRELOAD": "torch._dynamo deepspeed.runtime.zero.muon.muon_optimizer"}
+"""Environment of a Ray whose workers train: what is loaded before they are forked."""
 for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
     os.environ.pop(name, None)
 
@@ -146,7 +151,7 @@ def island(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Island]:
             [str(ROOT / "cluster_configs/local/island.sh"), str(number), "4", "--include-log-monitor=false"],
             stdout=sink,
             stderr=sink,
-            env={**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "HOME": str(home)},
+            env={**os.environ, **TRAINS, "PATH": f"{BIN}:{os.environ['PATH']}", "HOME": str(home)},
             start_new_session=True,
         )
     base, token = 20000 + 100 * number, home / f".ddm/island-{number}/token"

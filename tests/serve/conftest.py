@@ -101,7 +101,7 @@ def descendants(root: int) -> list[int]:
 def serving(command: list[str], port: int, folder: Path) -> Iterator[Server]:
     """Runs the command until its /healthz answers; then SIGINT must end it in good order."""
     log = folder / "server.log"
-    env = {**os.environ, **fresh_token(), "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, **fresh_token(), "PYTHONPATH": f"{ROOT}:{os.environ['PYTHONPATH']}"}
     with log.open("wb") as sink:
         process = subprocess.Popen(
             command, stdout=sink, stderr=sink, env=env, cwd=ROOT, start_new_session=True, preexec_fn=heed_ctrl_c

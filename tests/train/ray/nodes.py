@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.conftest import BIN, ROOT, free_island, fresh_token, wait_for
+from tests.conftest import BIN, ROOT, TRAINS, free_island, fresh_token, wait_for
 from tests.processes import command, family
 
 # Ports that the operating system picks: several raylets of one machine would pick the same.
@@ -104,7 +104,7 @@ class Nodes:
                     *PORTS,
                     *SMALL,
                 ],
-                env={**self.environment, "RAY_gcs_rpc_server_reconnect_timeout_s": RECONNECT_S},
+                env={**self.environment, **TRAINS, "RAY_gcs_rpc_server_reconnect_timeout_s": RECONNECT_S},
                 stdout=sink,
                 stderr=sink,
                 start_new_session=True,
