@@ -26,9 +26,9 @@ from torch import nn
 from ddm_ray.memory import taken_bytes
 from ddm_ray.models import weights
 from ddm_ray.models.flops import weights_bytes
+from ddm_ray.sampling.noise import initial_noise
 from ddm_ray.sampling.offload import Offloaded
 from ddm_ray.sampling.request import SampleRequest
-from ddm_ray.sampling.trajectory import initial_noise
 
 MIB = 2**20
 # Of the time that as many dense models take, the router's left out.

@@ -2,8 +2,10 @@
 
 from torch import Tensor
 
+from ddm_ray.core.flow import append_dims
 
-def guide(conditional: Tensor, unconditional: Tensor, scale: float) -> Tensor:
+
+def guide(conditional: Tensor, unconditional: Tensor, scale: float | Tensor) -> Tensor:
     """v_uncond + scale (v_cond - v_uncond) (Ho and Salimans 2022, arXiv 2207.12598); 1 is conditional, 0 unconditional.
 
     For a mixture this is exact only *after* mixing: sum_k p(k|x,t,c) u_k(x,t,c) and sum_k p(k|x,t) u_k(x,t)
@@ -16,4 +18,5 @@ def guide(conditional: Tensor, unconditional: Tensor, scale: float) -> Tensor:
     All but "mixture" under `full` jump at scale 0: without a condition they choose and weigh experts by p(k|x,t) and
     p(k), at any other scale, however small, by p(k|x,t,c) and p(k|c).
     """
-    return unconditional + scale * (conditional - unconditional)
+    by = append_dims(scale, conditional) if isinstance(scale, Tensor) else scale
+    return unconditional + by * (conditional - unconditional)

@@ -6,38 +6,39 @@ Shapes: B rows, K experts, C classes and the null one, R rows of one expert; ...
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ddm_ray.core.flow import append_dims
-from ddm_ray.core.routing import Routing
+from ddm_ray.core.transfer import upload
 from ddm_ray.errors import NotFiniteError, SamplingError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ExpertRows:
-    """Rows of the batch (int64 indices) that use one expert, and its weight in each, above 0."""
+    """Rows of the batch (int64 indices, None: all of them) that use one expert."""
 
     expert: int
-    rows_R: Tensor
-    weights_R: Tensor
+    rows_R: Tensor | None
 
 
 def posterior(logits_BK: Tensor, available_K: Tensor | None = None, prior_K: Tensor | None = None) -> Tensor:
     """p(k|x,t,c) from the router's logits, over the available experts (bool; None: all); rows sum to 1.
 
     A logit of -inf is a probability of 0. A row that gives the available experts none falls back to their marginal
-    `prior_K` (None: uniform), as in `available_prior`. NotFiniteError where the logits have no posterior at all,
-    SamplingError if no expert is available.
+    `prior_K` (None: uniform), as in `available_prior`. NotFiniteError where logits on the CPU have no posterior at all:
+    elsewhere nothing waits for them. SamplingError if no expert is available.
     """
     probs_BK = logits_BK.softmax(dim=1)
-    if not probs_BK.isfinite().all():
+    if probs_BK.is_cpu and not probs_BK.isfinite().all():
         raise NotFiniteError("the router gave logits without a posterior (NaN, or -inf for every expert): check it")
     if available_K is None or available_K.all():
         return probs_BK
-    prior_1K = torch.ones_like(probs_BK[:1]) if prior_K is None else prior_K[None].to(probs_BK)
-    marginal_1K = available_prior(prior_1K, available_K)
-    probs_BK = logits_BK.masked_fill(~available_K, -torch.inf).softmax(dim=1)
+    prior_1K = torch.ones(1, len(available_K)) if prior_K is None else prior_K[None]
+    marginal_1K = available_prior(prior_1K.to(probs_BK.dtype), available_K)
+    missing_K, marginal_1K = (upload(part.numpy(), logits_BK.device) for part in (~available_K, marginal_1K))
+    probs_BK = logits_BK.masked_fill(missing_K, -torch.inf).softmax(dim=1)
     return torch.where(probs_BK.isfinite(), probs_BK, marginal_1K)
 
 
@@ -57,23 +58,37 @@ def available_prior(prior_CK: Tensor, available_K: Tensor | None = None) -> Tens
     return masked_CK / masked_CK.sum(dim=1, keepdim=True)
 
 
-def group_rows(routing: Routing) -> list[ExpertRows]:
-    """The rows of each expert that has a weight above 0 somewhere, experts in ascending order."""
+def group_rows(used_BK: np.ndarray, device: torch.device | str = "cpu") -> list[ExpertRows]:
+    """The rows of each expert that any row uses (bool), experts in ascending order; indices on `device`."""
     groups = []
-    used_Bk = routing.weights_Bk > 0
-    for expert in routing.experts_Bk[used_Bk].unique().tolist():
-        rows_R, slots_R = torch.nonzero(used_Bk & (routing.experts_Bk == expert), as_tuple=True)
-        groups.append(ExpertRows(expert, rows_R, routing.weights_Bk[rows_R, slots_R]))
+    for expert in np.flatnonzero(used_BK.any(axis=0)).tolist():
+        column_B = used_BK[:, expert]
+        rows_R = None if column_B.all() else upload(np.flatnonzero(column_B), device)
+        groups.append(ExpertRows(expert, rows_R))
     return groups
 
 
-def mix(groups: Sequence[ExpertRows], velocities: Sequence[Tensor], num_rows: int) -> Tensor:
-    """sum_k weight_k u_k per row: velocities[i] (R, ...) belongs to groups[i]; returns (num_rows, ...)."""
+def mix(groups: Sequence[ExpertRows], velocities: Sequence[Tensor], weights_BK: Tensor) -> Tensor:
+    """sum_k weight_k u_k per row: velocities[i] (R, ...) belongs to groups[i]; returns (B, ...)."""
     assert len(groups) == len(velocities)
     assert groups
     # Experts come in ascending order, so a row's sum has one order whatever its batch mates are routed to.
-    mixed = velocities[0].new_zeros(num_rows, *velocities[0].shape[1:])
+    mixed = velocities[0].new_zeros(len(weights_BK), *velocities[0].shape[1:])
     for group, velocity in zip(groups, velocities, strict=True):
-        weights = append_dims(group.weights_R.to(velocity.dtype), velocity)
-        mixed.index_add_(0, group.rows_R, weights * velocity)
+        weights_B = weights_BK[:, group.expert]
+        if group.rows_R is None:
+            mixed.addcmul_(append_dims(weights_B, velocity), velocity)
+        else:
+            mixed.index_add_(0, group.rows_R, append_dims(weights_B[group.rows_R], velocity) * velocity)
     return mixed
+
+
+def place(groups: Sequence[ExpertRows], velocities: Sequence[Tensor], num_rows: int) -> Tensor:
+    """`mix` of rows that use one expert each, by weight 1."""
+    if len(groups) == 1:
+        return velocities[0]
+    placed = velocities[0].new_empty(num_rows, *velocities[0].shape[1:])
+    for group, velocity in zip(groups, velocities, strict=True):
+        assert group.rows_R is not None
+        placed.index_copy_(0, group.rows_R, velocity)
+    return placed

@@ -1,8 +1,8 @@
 """Strategies: the experts that each image uses, and their weights.
 
-A strategy turns probabilities of the experts into a `Routing`. Costs below are experts per velocity; the router is
-asked once per velocity, or once per step where each row has one expert. Shapes: B rows, K experts, k experts kept per
-row.
+A strategy turns probabilities of the experts into weights of all K of them: >= 0, sum 1 per row, 0 for those that a
+row doesn't use. Costs below are experts per velocity; the router is asked once per velocity, or once per step by rows
+that hold one expert. Shapes: B rows, K experts.
 """
 
 from abc import ABC, abstractmethod
@@ -17,35 +17,9 @@ from ddm_ray.core.names import parse_strategy_name
 from ddm_ray.errors import SamplingError
 
 
-@dataclass(frozen=True)
-class Routing:
-    """Experts of each row (int64 in [0, K)) and their weights: >= 0, sum 1 per row, padding has weight 0."""
-
-    experts_Bk: Tensor
-    weights_Bk: Tensor
-
-    def __post_init__(self) -> None:
-        assert self.experts_Bk.shape == self.weights_Bk.shape
-        assert self.experts_Bk.ndim == 2
-
-    @property
-    def only_expert_B(self) -> Tensor:
-        """Int64 (B,): the one expert of each row, of a strategy that chooses at the start."""
-        assert self.experts_Bk.shape[1] == 1, f"{self.experts_Bk.shape[1]} experts a row, though chosen at the start"
-        return self.experts_Bk[:, 0]
-
-    def repeat(self, times: int) -> "Routing":
-        """The same choice for `times` stacked copies of the rows: (times * B, k)."""
-        return Routing(self.experts_Bk.repeat(times, 1), self.weights_Bk.repeat(times, 1))
-
-    def dense(self, num_experts: int) -> Tensor:
-        """The weights of all K experts, (B, K)."""
-        weights_BK = self.weights_Bk.new_zeros(len(self.weights_Bk), num_experts)
-        return weights_BK.scatter_add_(1, self.experts_Bk, self.weights_Bk)
-
-    def differs(self, other: "Routing", num_experts: int) -> Tensor:
-        """Bool (B,): rows whose set of experts with a weight above 0 isn't the other's."""
-        return ((self.dense(num_experts) > 0) != (other.dense(num_experts) > 0)).any(dim=1)
+def differs(weights_BK: Tensor, others_BK: Tensor) -> Tensor:
+    """Bool (B,): rows whose set of experts with a weight above 0 isn't the other's."""
+    return ((weights_BK > 0) != (others_BK > 0)).any(dim=1)
 
 
 class Strategy(ABC):
@@ -59,22 +33,22 @@ class Strategy(ABC):
     draws: ClassVar[bool] = False
 
     @abstractmethod
-    def route(self, probs_BK: Tensor, before: Routing | None, uniforms_BK: Tensor | None) -> Routing:
-        """The routing for rows with these probabilities of the experts: the router's posterior, or the prior.
+    def route(self, probs_BK: Tensor, before_BK: Tensor, uniforms_BK: Tensor | None) -> Tensor:
+        """The weights (B, K) for rows with these probabilities of the experts: the router's posterior, or the prior.
 
-        `before`: the rows' routing at the step before, None at the first. `uniforms_BK`, for strategies that draw:
-        numbers in [0, 1) from a stream that is independent of the images' noise.
+        `before_BK`: the weights at the step before, all 0 in rows that are at their first. `uniforms_BK`, for
+        strategies that draw: numbers in [0, 1) from a stream that is independent of the images' noise.
         """
 
-    def reweigh(self, held: Routing, probs_BK: Tensor) -> Routing:
+    def reweigh(self, held_BK: Tensor, probs_BK: Tensor) -> Tensor:
         """The step's experts with the weights that these probabilities, of a later velocity, give them.
 
         Rows whose experts all have probability 0 keep their weights.
         """
         # With the weights of the step's start, solvers of second order would be of first order.
-        weights_Bk = probs_BK.gather(1, held.experts_Bk) * (held.weights_Bk > 0)
-        total_B1 = weights_Bk.sum(dim=1, keepdim=True)
-        return Routing(held.experts_Bk, torch.where(total_B1 > 0, weights_Bk / total_B1, held.weights_Bk))
+        weights_BK = probs_BK * (held_BK > 0)
+        total_B1 = weights_BK.sum(dim=1, keepdim=True)
+        return torch.where(total_B1 > 0, weights_BK / total_B1, held_BK)
 
 
 @dataclass(frozen=True)
@@ -87,7 +61,7 @@ class Full(Strategy):
 
     when = "velocity"
 
-    def route(self, probs_BK: Tensor, before: Routing | None, uniforms_BK: Tensor | None) -> Routing:
+    def route(self, probs_BK: Tensor, before_BK: Tensor, uniforms_BK: Tensor | None) -> Tensor:
         return keep(probs_BK, probs_BK > 0)
 
 
@@ -104,7 +78,7 @@ class Once(Strategy):
     when = "start"
     draws = True
 
-    def route(self, probs_BK: Tensor, before: Routing | None, uniforms_BK: Tensor | None) -> Routing:
+    def route(self, probs_BK: Tensor, before_BK: Tensor, uniforms_BK: Tensor | None) -> Tensor:
         assert uniforms_BK is not None
         return draw(probs_BK, uniforms_BK[:, 0])
 
@@ -118,7 +92,7 @@ class Oracle(Strategy):
 
     when = "start"
 
-    def route(self, probs_BK: Tensor, before: Routing | None, uniforms_BK: Tensor | None) -> Routing:
+    def route(self, probs_BK: Tensor, before_BK: Tensor, uniforms_BK: Tensor | None) -> Tensor:
         return keep_top(probs_BK, 1)
 
 
@@ -132,7 +106,7 @@ class TopK(Strategy):
 
     kept: int
 
-    def route(self, probs_BK: Tensor, before: Routing | None, uniforms_BK: Tensor | None) -> Routing:
+    def route(self, probs_BK: Tensor, before_BK: Tensor, uniforms_BK: Tensor | None) -> Tensor:
         return keep_top(probs_BK, self.kept)
 
 
@@ -146,13 +120,11 @@ class Sticky(Strategy):
 
     margin: float = 0.1
 
-    def route(self, probs_BK: Tensor, before: Routing | None, uniforms_BK: Tensor | None) -> Routing:
-        best = keep_top(probs_BK, 1)
-        if before is None:
-            return best
-        held_B1 = before.experts_Bk[:, :1]
-        leaves_B1 = probs_BK.gather(1, best.experts_Bk) - probs_BK.gather(1, held_B1) > self.margin
-        return Routing(torch.where(leaves_B1, best.experts_Bk, held_B1), best.weights_Bk)
+    def route(self, probs_BK: Tensor, before_BK: Tensor, uniforms_BK: Tensor | None) -> Tensor:
+        held_B1 = before_BK.argmax(dim=1, keepdim=True)
+        gain_B1 = probs_BK.amax(dim=1, keepdim=True) - probs_BK.gather(1, held_B1)
+        stays_B1 = (before_BK.gather(1, held_B1) > 0) & (gain_B1 <= self.margin)
+        return torch.where(stays_B1, before_BK, keep_top(probs_BK, 1))
 
 
 @dataclass(frozen=True)
@@ -164,7 +136,7 @@ class Threshold(Strategy):
 
     least: float
 
-    def route(self, probs_BK: Tensor, before: Routing | None, uniforms_BK: Tensor | None) -> Routing:
+    def route(self, probs_BK: Tensor, before_BK: Tensor, uniforms_BK: Tensor | None) -> Tensor:
         return keep(probs_BK, (probs_BK >= self.least) | (probs_BK == probs_BK.amax(dim=1, keepdim=True)))
 
 
@@ -179,15 +151,15 @@ class Nucleus(Strategy):
     mass: float
     temperature: float = 1.0
 
-    def route(self, probs_BK: Tensor, before: Routing | None, uniforms_BK: Tensor | None) -> Routing:
+    def route(self, probs_BK: Tensor, before_BK: Tensor, uniforms_BK: Tensor | None) -> Tensor:
         probs_BK = self._tempered(probs_BK)
         sorted_BK, order_BK = torch.sort(probs_BK, dim=1, descending=True, stable=True)
         # An expert is kept if those before it have not reached the mass yet.
         kept_BK = sorted_BK.cumsum(dim=1) - sorted_BK < self.mass
         return keep(probs_BK, torch.zeros_like(kept_BK).scatter(1, order_BK, kept_BK))
 
-    def reweigh(self, held: Routing, probs_BK: Tensor) -> Routing:
-        return super().reweigh(held, self._tempered(probs_BK))
+    def reweigh(self, held_BK: Tensor, probs_BK: Tensor) -> Tensor:
+        return super().reweigh(held_BK, self._tempered(probs_BK))
 
     def _tempered(self, probs_BK: Tensor) -> Tensor:
         return probs_BK if self.temperature == 1 else (probs_BK.log() / self.temperature).softmax(dim=1)
@@ -205,14 +177,13 @@ class SampleK(Strategy):
     drawn: int
     draws = True
 
-    def route(self, probs_BK: Tensor, before: Routing | None, uniforms_BK: Tensor | None) -> Routing:
+    def route(self, probs_BK: Tensor, before_BK: Tensor, uniforms_BK: Tensor | None) -> Tensor:
         assert uniforms_BK is not None
         # The largest of log p + Gumbel noise are draws without replacement (Kool et al. 2019, arXiv 1903.06059).
         tiny = torch.finfo(torch.float64).tiny
         gumbel_BK = -(-uniforms_BK.double().clamp(min=tiny).log()).log()
         chosen_Bk = (probs_BK.double().log() + gumbel_BK).topk(self.drawn, dim=1).indices
-        weights_Bk = probs_BK.gather(1, chosen_Bk)
-        return Routing(chosen_Bk, weights_Bk / weights_Bk.sum(dim=1, keepdim=True))
+        return keep(probs_BK, _among(chosen_Bk, probs_BK))
 
 
 KINDS: dict[str, Callable[..., Strategy]] = {
@@ -237,23 +208,23 @@ def parse_strategy(name: str, num_experts: int) -> Strategy:
     return KINDS[kind](*numbers)
 
 
-def keep(probs_BK: Tensor, kept_BK: Tensor) -> Routing:
+def keep(probs_BK: Tensor, kept_BK: Tensor) -> Tensor:
     """The entries of each row where `kept_BK` (bool), renormalised to sum 1; one at least must be above 0."""
     weights_BK = probs_BK * kept_BK
-    experts_BK = torch.arange(probs_BK.shape[1]).expand_as(probs_BK)
-    return Routing(experts_BK, weights_BK / weights_BK.sum(dim=1, keepdim=True))
+    return weights_BK / weights_BK.sum(dim=1, keepdim=True)
 
 
-def keep_top(probs_BK: Tensor, kept: int) -> Routing:
+def keep_top(probs_BK: Tensor, kept: int) -> Tensor:
     """The `kept` largest entries of each row, renormalised to sum 1; ties go to the lower index."""
+    if kept == 1:
+        return _one(probs_BK.argmax(dim=1, keepdim=True), probs_BK)
     # A stable sort, because topk leaves the order of ties open and so could differ with the batch.
-    sorted_BK, order_BK = torch.sort(probs_BK, dim=1, descending=True, stable=True)
-    top_Bk = sorted_BK[:, :kept]
-    return Routing(order_BK[:, :kept], top_Bk / top_Bk.sum(dim=1, keepdim=True))
+    order_BK = torch.sort(probs_BK, dim=1, descending=True, stable=True).indices
+    return keep(probs_BK, _among(order_BK[:, :kept], probs_BK))
 
 
-def draw(prior_BK: Tensor, uniforms_B: Tensor) -> Routing:
-    """One expert per row by the inverse CDF of `prior_BK` at `uniforms_B` in [0, 1); weight 1, k = 1.
+def draw(prior_BK: Tensor, uniforms_B: Tensor) -> Tensor:
+    """Weight 1 (B, K) for one expert per row, by the inverse CDF of `prior_BK` at `uniforms_B` in [0, 1).
 
     The uniforms must come from another stream than the noise: correlated ones bend the result. An expert
     of probability 0 is never drawn.
@@ -261,5 +232,12 @@ def draw(prior_BK: Tensor, uniforms_B: Tensor) -> Routing:
     # Divided by its own end, so that rounding never leaves a gap below 1 for the last expert to fall into.
     cdf_BK = prior_BK.double().cumsum(dim=1)
     cdf_BK = cdf_BK / cdf_BK[:, -1:]
-    experts_B1 = torch.searchsorted(cdf_BK, uniforms_B.double()[:, None].contiguous(), right=True)
-    return Routing(experts_B1, torch.ones_like(experts_B1, dtype=prior_BK.dtype))
+    return _one(torch.searchsorted(cdf_BK, uniforms_B.double()[:, None].contiguous(), right=True), prior_BK)
+
+
+def _one(expert_B1: Tensor, like_BK: Tensor) -> Tensor:
+    return torch.zeros_like(like_BK).scatter_(1, expert_B1, 1.0)
+
+
+def _among(experts_Bk: Tensor, like_BK: Tensor) -> Tensor:
+    return torch.zeros_like(like_BK, dtype=torch.bool).scatter_(1, experts_Bk, True)

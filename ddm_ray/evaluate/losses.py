@@ -139,7 +139,7 @@ def _errors(
     velocity_BKCHW = torch.stack([_network(mixture, k)(*inputs).cpu() for k in range(num_experts)], dim=1)
     posterior_BK = posterior(calibration(mixture.router(*inputs).cpu()))
     for name, strategy in strategies.items():
-        weights_BK = strategy.route(posterior_BK, None, None).dense(num_experts)
+        weights_BK = strategy.route(posterior_BK, torch.zeros_like(posterior_BK), None)
         velocities[name] = torch.einsum("bk,bkchw->bchw", weights_BK, velocity_BKCHW)
     velocities["own cluster"] = velocity_BKCHW[
         torch.arange(len(chunk_B)), heldout.cluster_N[noised.rows_B[chunk_B]].long()

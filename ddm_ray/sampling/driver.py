@@ -3,19 +3,20 @@
 Shapes: B rows, CHW image, K experts.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Generator, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ddm_ray.config import SamplingSettings
-from ddm_ray.core.condition import Condition, Text
-from ddm_ray.core.solvers import Ask
+from ddm_ray.core.condition import Condition
 from ddm_ray.errors import ExpertCountError, SamplingError
+from ddm_ray.sampling.plan import SamplingPlan
 from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo, SampleRequest, SampleResult
-from ddm_ray.sampling.trajectory import OnStep, Trajectories
+from ddm_ray.sampling.state import Trajectories
+from ddm_ray.sampling.trajectory import advance, begin, needs, start
 
 Field = Callable[[Tensor, Tensor, Any], Tensor]
 """(x_BCHW, t_B, condition) -> velocity_BCHW, or logits_BK for a router."""
@@ -29,37 +30,9 @@ class Experts(Protocol):
     def __getitem__(self, expert: int, /) -> Field | None: ...
 
 
-T = TypeVar("T")
-MAX_TEXTS = 64  # as many experts as may take turns
 FULL = SamplingSettings(strategy="full")
-
-
-def run(
-    generator: Generator[list[Call], list[Tensor], T],
-    experts: Experts,
-    router: Field | None = None,
-    device: torch.device | str = "cpu",
-) -> T:
-    """Answers every call of a `Trajectories` generator on `device`, one after the other, in inference mode.
-
-    SamplingError if a router or an expert that is called isn't there.
-    """
-    prefetch: Callable[[int], None] | None = getattr(experts, "prefetch", None)
-    moved = _Moved(device)
-    with torch.inference_mode():
-        results: list[Tensor] | None = None
-        while True:
-            try:
-                calls = next(generator) if results is None else generator.send(results)
-            except StopIteration as end:
-                return end.value
-            results = []
-            for call, following in zip(calls, [*calls[1:], None], strict=True):
-                for soon in (call, following):
-                    # This one first: fetched after the next, it would be the next's turn to make room.
-                    if prefetch and isinstance(soon, ExpertCall):
-                        prefetch(soon.expert)
-                results.append(_answer(call, experts, router, moved))
+OnStep = Callable[[int, float, Tensor], None]
+"""Called after each step with its number from 0, the t that it ended at, x_BCHW there."""
 
 
 def sample(
@@ -70,8 +43,49 @@ def sample(
     device: torch.device | str = "cpu",
     on_step: OnStep | None = None,
 ) -> SampleResult:
-    """Images by these experts; those that are None are left out and the mixture renormalises without them."""
-    return run(Trajectories(request, with_available(info, experts)).run(on_step), experts, router, device)
+    """Images by these experts; those that are None are left out and the mixture renormalises without them.
+
+    The state stays on `device`, where the networks are. SamplingError for what can't be met, or if the router is needed
+    and isn't there.
+    """
+    with torch.inference_mode():
+        state = start(request, with_available(info, experts), device)
+        return run(state, experts, router, on_step).result()
+
+
+def run(
+    state: Trajectories, experts: Experts, router: Field | None = None, on_step: OnStep | None = None
+) -> Trajectories:
+    """Rows of one plan at the end of it, every call answered by a call of a function, in inference mode."""
+    with torch.inference_mode():
+        while not state.done_B.any():
+            turn = state.turn
+            state = advance(state, answers(needs(state), experts, router))
+            if on_step and turn is not None and turn.routed and turn.planned["ends"][0]:
+                on_step(int(turn.planned["step"][0]), float(turn.planned["until"][0]), state.x_BCHW)
+    return state
+
+
+def answers(calls: Sequence[Call], experts: Experts, router: Field | None) -> list[Tensor]:
+    """Answers of the networks to each call. SamplingError if a router or an expert that is called isn't there."""
+    prefetch: Callable[[int], None] | None = getattr(experts, "prefetch", None)
+    results = []
+    for call, following in zip(calls, [*calls[1:], None], strict=True):
+        for soon in (call, following):
+            # This one first: fetched after the next, it would be the next's turn to make room.
+            if prefetch and isinstance(soon, ExpertCall):
+                prefetch(soon.expert)
+        results.append(_answer(call, experts, router))
+    return results
+
+
+def _answer(call: Call, experts: Experts, router: Field | None) -> Tensor:
+    # Nobody holds the expert after its call: it may have to make room for the next.
+    field = experts[call.expert] if isinstance(call, ExpertCall) else router
+    if field is None:
+        missing = f"expert {call.expert} is" if isinstance(call, ExpertCall) else "the router is"
+        raise SamplingError(f"{missing} needed but not there: give it, or choose another strategy")
+    return field(call.x_BCHW, call.t_B, call.condition)
 
 
 def velocity(
@@ -93,18 +107,23 @@ def velocity(
     `sample` does.
     """
     request = SampleRequest(tuple(range(len(x_BCHW)) if seeds is None else seeds), condition, settings, cluster_B)
-    info = with_available(info, experts)
-    asked = Trajectories(request, info).answer(Ask(x_BCHW, t, new_step=True))
-    return run(asked, experts, router, device).velocity_BCHW
+    info = replace(with_available(info, experts), dtype=x_BCHW.dtype)
+    with torch.inference_mode():
+        state = begin(SamplingPlan.at(t, request, info), x_BCHW, request, info, device)
+        return run(state, experts, router).last_BCHW.to(x_BCHW.device)
 
 
 def drawn_experts(
     request: SampleRequest, info: MixtureInfo, router: Field | None = None, device: torch.device | str = "cpu"
 ) -> tuple[Tensor, int]:
     """Int64 (B,): the experts that a strategy which chooses at the start gives the request's images; router rows."""
-    trajectories = Trajectories(request, info)
-    routing = run(trajectories.start(), [None] * info.num_experts, router, device)
-    return routing.only_expert_B, trajectories.num_router_rows
+    with torch.inference_mode():
+        state = start(request, info, device)
+        if state.turn is not None and not state.turn.routed:
+            state = advance(state, answers(needs(state), (), router))
+    held_BK = state.weights_BK
+    assert ((held_BK > 0).sum(dim=1) == 1).all()
+    return held_BK.argmax(dim=1), int(state.router_rows_B.sum())
 
 
 def with_available(info: MixtureInfo, experts: Experts) -> MixtureInfo:
@@ -114,30 +133,3 @@ def with_available(info: MixtureInfo, experts: Experts) -> MixtureInfo:
     present: Sequence[bool] = getattr(experts, "present", None) or [experts[k] is not None for k in range(len(experts))]
     available_K = torch.tensor(present)
     return info.with_available(available_K if info.available_K is None else available_K & info.available_K)
-
-
-class _Moved:
-    """Conditions on the device: texts are large, come again at every velocity, and are moved there once."""
-
-    def __init__(self, device: torch.device | str) -> None:
-        self.device = device
-        self._texts: OrderedDict[int, tuple[Text, Text]] = OrderedDict()
-
-    def __call__(self, condition: Condition) -> Condition:
-        if not isinstance(condition, Text) or torch.device(self.device).type == "cpu":
-            return condition.to(self.device)
-        original, copy = self._texts.pop(id(condition), (None, None))
-        if copy is None or original is not condition:
-            copy = condition.to(self.device)
-        self._texts[id(condition)] = condition, copy
-        if len(self._texts) > MAX_TEXTS:
-            self._texts.popitem(last=False)
-        return copy
-
-
-def _answer(call: Call, experts: Experts, router: Field | None, moved: _Moved) -> Tensor:
-    field = experts[call.expert] if isinstance(call, ExpertCall) else router
-    if field is None:
-        missing = f"expert {call.expert} is" if isinstance(call, ExpertCall) else "the router is"
-        raise SamplingError(f"{missing} needed but not there: give it, or choose another strategy")
-    return field(call.x_BCHW.to(moved.device), call.t_B.to(moved.device), moved(call.condition))

@@ -20,7 +20,6 @@ from ddm_ray.sampling import driver
 from ddm_ray.sampling.batches import by_expert, joined
 from ddm_ray.sampling.offload import Offload, Offloaded, resident_experts
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest, SampleResult
-from ddm_ray.sampling.trajectory import OnStep
 from ddm_ray.storage.graph import EVALUATIONS, MONOLITH, PARTITION, ROUTER, Artifact, evaluation
 from ddm_ray.storage.info import EvaluationInfo, PartitionInfo, TrainedInfo
 from ddm_ray.storage.run import Run
@@ -35,7 +34,7 @@ class Models:
     router: nn.Module | None
     device: str = "cpu"
 
-    def sample(self, request: SampleRequest, on_step: OnStep | None = None) -> SampleResult:
+    def sample(self, request: SampleRequest, on_step: driver.OnStep | None = None) -> SampleResult:
         """The request's images, all in one batch; expert by expert where these are offloaded and held.
 
         `on_step` is then called for each expert's images in turn.
@@ -45,7 +44,9 @@ class Models:
             return self._expert_by_expert(request, self.experts, on_step)
         return driver.sample(request, self.info, self.experts, self.router, self.device, on_step)
 
-    def _expert_by_expert(self, request: SampleRequest, experts: Offloaded, on_step: OnStep | None) -> SampleResult:
+    def _expert_by_expert(
+        self, request: SampleRequest, experts: Offloaded, on_step: driver.OnStep | None
+    ) -> SampleResult:
         info = driver.with_available(self.info, experts)
         expert_B, num_router_rows = driver.drawn_experts(request, info, self.router, self.device)
         requests, order = by_expert(request, expert_B)

@@ -1,9 +1,9 @@
-"""Trajectories over Serve handles: the same generators that the in-process driver runs, answered by replicas."""
+"""Trajectories over Serve handles: moved as the in-process driver moves them, their calls answered by replicas."""
 
 import asyncio
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from ray.exceptions import ObjectLostError, RayActorError
@@ -13,9 +13,8 @@ from torch import Tensor
 
 from ddm_ray.sampling.batches import by_expert, joined
 from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo, SampleRequest, SampleResult
-from ddm_ray.sampling.trajectory import Trajectories
-
-T = TypeVar("T")
+from ddm_ray.sampling.state import Trajectories
+from ddm_ray.sampling.trajectory import advance, needs, start
 
 ATTEMPTS = 5
 FIRST_WAIT_S = 0.1
@@ -36,22 +35,20 @@ class RemoteSampler:
         Raises SamplingError for a request that can't be met, NotFiniteError for a velocity that isn't finite, one
         of GONE if a replica stays away in all tries.
         """
-        trajectories = Trajectories(request, self._info)
+        state = start(request, self._info)
         if request.strategy(self._info.num_experts).when != "start":
-            return await self._run(trajectories.run())
-        routing = await self._run(trajectories.start())
-        requests, order = by_expert(request, routing.only_expert_B)
+            while not state.done_B.any():
+                state = await self._advanced(state)
+            return state.result()
+        if state.turn is not None and not state.turn.routed:
+            state = await self._advanced(state)
+        requests, order = by_expert(request, state.weights_BK.argmax(dim=1))
         calls = [_call(self._experts[expert].sample, part) for expert, part in requests.items()]
-        return replace(joined(await asyncio.gather(*calls), order), num_router_rows=trajectories.num_router_rows)
+        num_router_rows = int(state.router_rows_B.sum())
+        return replace(joined(await asyncio.gather(*calls), order), num_router_rows=num_router_rows)
 
-    async def _run(self, generator: Generator[list[Call], list[Tensor], T]) -> T:
-        results: list[Tensor] | None = None
-        while True:
-            try:
-                calls = next(generator) if results is None else generator.send(results)
-            except StopIteration as end:
-                return end.value
-            results = await asyncio.gather(*map(self._answer, calls))
+    async def _advanced(self, state: Trajectories) -> Trajectories:
+        return advance(state, await asyncio.gather(*map(self._answer, needs(state))))
 
     async def _answer(self, call: Call) -> Tensor:
         method = self._experts[call.expert].velocity if isinstance(call, ExpertCall) else self._router.logits

@@ -6,6 +6,7 @@ theirs in strategy_oracles.py. Shapes: B rows, N data points, D dimensions, K ex
 
 import itertools
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -15,8 +16,8 @@ from ddm_ray.config import SamplingSettings
 from ddm_ray.core import flow, mixture, solvers
 from ddm_ray.core.guidance import guide
 from ddm_ray.sampling import driver
+from ddm_ray.sampling.noise import initial_noise
 from ddm_ray.sampling.request import SampleRequest, SampleResult
-from ddm_ray.sampling.trajectory import initial_noise
 from tests.core import closed_forms
 from tests.core.closed_forms import ONE, FiniteData, GaussianMixture, PiecewiseConstant, digits, three_gaussians
 
@@ -271,15 +272,22 @@ def grid_error(solver: str, steps: int) -> float:
     times = 1 - torch.cat([torch.zeros(1, dtype=torch.float64), widths.cumsum(0) / widths.sum()])
     times[-1] = 0
     noise, label_B = initial_noise(range(6), (1, 1, 2)).double(), torch.zeros(6, dtype=torch.int64)
-    asking = solvers.SOLVERS[solver](noise, times)
-    ask = next(asking)
-    while True:
-        velocity = ONE.experts[0](ask.x_BCHW, torch.full((6,), ask.t, dtype=torch.float64), label_B)
-        try:
-            ask = asking.send(solvers.Answer(velocity))
-        except StopIteration as end:
-            right = ONE.mean_CKD[0, 0] + ONE.std_CK[0, 0] * noise
-            return float((end.value - right).abs().max())
+    ends = solve(
+        solver, noise, times, lambda x, t: ONE.experts[0](x, torch.full((6,), t, dtype=torch.float64), label_B)
+    )
+    right = ONE.mean_CKD[0, 0] + ONE.std_CK[0, 0] * noise
+    return float((ends - right).abs().max())
+
+
+def solve(solver: str, x: Tensor, times: Tensor, field: Callable[[Tensor, float], Tensor], restarts=()) -> Tensor:
+    """x at the last time, by a solver's schedule; `restarts`: steps at which history begins anew."""
+    last = torch.zeros_like(x)
+    for planned in solvers.schedule(solvers.SOLVERS[solver], times):
+        velocity = field(solvers.moved(x, last, float(planned["lean"])), float(planned["t"]))
+        names = ("fresh", "stale") if planned["step"] in restarts else ("this", "last")
+        x = solvers.moved(x, velocity, float(planned[names[0]]))
+        x, last = solvers.moved(x, last, float(planned[names[1]])), velocity
+    return x
 
 
 ORDERS = {"euler": 1, "heun": 2, "ab2": 2}

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ddm_ray.config import SamplingSettings
-from ddm_ray.core import calibration, routing
-from ddm_ray.core.routing import Routing, parse_strategy
-from ddm_ray.sampling import batches, driver, trajectory
+from ddm_ray.core import calibration, condition, routing
+from ddm_ray.core.routing import parse_strategy
+from ddm_ray.sampling import batches, driver, noise
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest
 from tests.core import closed_forms, oracles
 
@@ -24,11 +24,12 @@ def probabilities(seed: int, rows: int, num_experts: int, spread: float = 2.0) -
     return (spread * torch.randn(rows, num_experts, generator=generator, dtype=torch.float64)).softmax(dim=1)
 
 
-def route(name: str, probs_BK: Tensor, before: Routing | None = None, step: int = 0) -> Routing:
-    """The routing of the strategy of this name, by the real stream of uniforms where it draws."""
+def route(name: str, probs_BK: Tensor, before_BK: Tensor | None = None, step: int = 0) -> Tensor:
+    """The weights by the strategy of this name, with the real stream of uniforms where it draws."""
     strategy = parse_strategy(name, probs_BK.shape[1])
-    uniforms_BK = trajectory.routing_uniforms(range(len(probs_BK)), probs_BK.shape[1], step)
-    return strategy.route(probs_BK, before, uniforms_BK if strategy.draws else None)
+    uniforms_BK = noise.routing_uniforms(range(len(probs_BK)), probs_BK.shape[1], step)
+    before_BK = torch.zeros_like(probs_BK) if before_BK is None else before_BK
+    return strategy.route(probs_BK, before_BK, uniforms_BK if strategy.draws else None)
 
 
 def renormalised(probs: list[float], kept: list[int]) -> Tensor:
@@ -40,7 +41,7 @@ def renormalised(probs: list[float], kept: list[int]) -> Tensor:
 def check_kept(name: str, kept_of, num_experts: int = 6) -> None:
     """A strategy that keeps a subset keeps the one that its definition says, in proportion."""
     probs_BK = torch.cat([probabilities(seed, 40, num_experts, spread=0.3 + seed) for seed in range(3)])
-    actual_BK = route(name, probs_BK).dense(num_experts)
+    actual_BK = route(name, probs_BK)
     for probs_K, actual_K in zip(probs_BK, actual_BK, strict=True):
         right_K = renormalised(probs_K.tolist(), kept_of(probs_K.tolist()))
         assert torch.allclose(actual_K, right_K, atol=1e-12, rtol=0), (name, probs_K, actual_K, right_K)
@@ -79,7 +80,7 @@ def check_nucleus_temperature() -> None:
     for temperature in (0.25, 0.5, 3.0):
         powered_BK = probs_BK ** (1 / temperature)
         powered_BK = powered_BK / powered_BK.sum(dim=1, keepdim=True)
-        actual_BK = route(f"nucleus-0.8-{temperature}", probs_BK).dense(5)
+        actual_BK = route(f"nucleus-0.8-{temperature}", probs_BK)
         for powered_K, actual_K in zip(powered_BK, actual_BK, strict=True):
             right_K = renormalised(powered_K.tolist(), nucleus(powered_K.tolist(), 0.8))
             assert torch.allclose(actual_K, right_K, atol=1e-12, rtol=0)
@@ -91,7 +92,7 @@ def check_sticky(margin: float = 0.15) -> None:
     for step in range(25):
         probs_BK = probabilities(100 + step, rows, 4, spread=0.5)
         before = route(f"sticky-{margin}", probs_BK, before)
-        assert before.weights_Bk.tolist() == [[1.0]] * rows
+        assert before.sort(dim=1).values.tolist() == [[0.0, 0.0, 0.0, 1.0]] * rows
         likeliest = probs_BK.argmax(dim=1).tolist()
         if held:
             gains = [float(probs_BK[row, likeliest[row]] - probs_BK[row, held[row]]) for row in range(rows)]
@@ -99,7 +100,7 @@ def check_sticky(margin: float = 0.15) -> None:
             held = [best if gain > margin else now for best, now, gain in zip(likeliest, held, gains, strict=True)]
         else:
             held = likeliest
-        assert before.experts_Bk[:, 0].tolist() == held
+        assert before.argmax(dim=1).tolist() == held
     assert stayed > 100
 
 
@@ -108,9 +109,8 @@ def check_sample_k(num_rows: int = 4000) -> None:
     probs = [0.80, 0.15, 0.05]
     probs_BK = torch.tensor([probs], dtype=torch.float64).expand(num_rows, 3)
     for drawn in (1, 2, 3):
-        actual = route(f"sample-{drawn}", probs_BK, step=drawn)
-        dense_BK = actual.dense(3)
-        assert ((dense_BK > 0).sum(dim=1) == drawn).all()
+        actual_BK = route(f"sample-{drawn}", probs_BK, step=drawn)
+        assert ((actual_BK > 0).sum(dim=1) == drawn).all()
         frequency: dict[tuple[int, ...], float] = {}
         for order in itertools.permutations(range(3), drawn):
             chance, left = 1.0, 1.0
@@ -119,15 +119,15 @@ def check_sample_k(num_rows: int = 4000) -> None:
             key = tuple(sorted(order))
             frequency[key] = frequency.get(key, 0.0) + chance
         for kept, chance in frequency.items():
-            same_B = ((dense_BK > 0) == (renormalised(probs, list(kept)) > 0)).all(dim=1)
+            same_B = ((actual_BK > 0) == (renormalised(probs, list(kept)) > 0)).all(dim=1)
             assert abs(float(same_B.double().mean()) - chance) < 0.03
-            assert torch.allclose(dense_BK[same_B], renormalised(probs, list(kept)).expand(int(same_B.sum()), 3))
+            assert torch.allclose(actual_BK[same_B], renormalised(probs, list(kept)).expand(int(same_B.sum()), 3))
 
 
 def check_draws_differ() -> None:
     """Seeds and steps draw independently: neither row nor step repeats another's."""
     probs_BK = torch.full((400, 4), 0.25, dtype=torch.float64)
-    first_B, second_B = (route("sample-1", probs_BK, step=step).experts_Bk[:, 0] for step in (0, 1))
+    first_B, second_B = (route("sample-1", probs_BK, step=step).argmax(dim=1) for step in (0, 1))
     for drawn_B in (first_B, second_B):
         assert (drawn_B.bincount(minlength=4) / 400 - 0.25).abs().max() < 0.08
     assert abs(float((first_B == second_B).double().mean()) - 0.25) < 0.08
@@ -162,8 +162,8 @@ def check_reweighed() -> None:
         ("sample-3", 1),
     ):
         held = route(name, first_BK)
-        actual_BK = parse_strategy(name, 5).reweigh(held, later_BK).dense(5)
-        for held_K, later_K, actual_K in zip(held.dense(5), later_BK, actual_BK, strict=True):
+        actual_BK = parse_strategy(name, 5).reweigh(held, later_BK)
+        for held_K, later_K, actual_K in zip(held, later_BK, actual_BK, strict=True):
             right_K = renormalised((later_K**power).tolist(), held_K.nonzero()[:, 0].tolist())
             assert torch.allclose(actual_K, right_K, atol=1e-12, rtol=0), name
 
@@ -259,10 +259,10 @@ def check_conditions_are_apart() -> None:
     """What a joined condition holds, and in which order: texts and labels alike."""
     texts = closed_forms.Texts(closed_forms.three_gaussians())
     one, two = texts.texts(torch.tensor([0, 1, 1])), texts.texts(torch.tensor([1, 0]))
-    both = trajectory.join([one, two])
+    both = condition.join([one, two])
     assert torch.equal(both.tokens_BLE, torch.cat([one.tokens_BLE, two.tokens_BLE]))
     assert torch.equal(both.mask_BL, torch.cat([one.mask_BL, two.mask_BL]))
-    assert trajectory.join([torch.tensor([3, 1]), torch.tensor([2])]).tolist() == [3, 1, 2]
+    assert condition.join([torch.tensor([3, 1]), torch.tensor([2])]).tolist() == [3, 1, 2]
 
 
 def check_steps_are_reported(steps: int = 5) -> None:
@@ -302,5 +302,6 @@ def check_draw() -> None:
     """The inverse CDF: each interval of uniforms to its expert, as wide as its probability."""
     prior_BK = torch.tensor([[0.5, 0.0, 0.3, 0.2]], dtype=torch.float64).expand(1000, 4)
     drawn = routing.draw(prior_BK, (torch.arange(1000) + 0.5).double() / 1000)
-    assert drawn.experts_Bk[:, 0].tolist() == [0] * 500 + [2] * 300 + [3] * 200
-    assert (drawn.weights_Bk == 1).all()
+    assert drawn.argmax(dim=1).tolist() == [0] * 500 + [2] * 300 + [3] * 200
+    assert (drawn.amax(dim=1) == 1).all()
+    assert (drawn.sum(dim=1) == 1).all()

@@ -2,13 +2,14 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddm_ray.core.mixture import available_prior, group_rows, mix, posterior
-from ddm_ray.core.routing import Routing, keep_top
+from ddm_ray.core.mixture import available_prior, group_rows, mix, place, posterior
+from ddm_ray.core.routing import keep_top
 from ddm_ray.errors import NotFiniteError, SamplingError
 from tests.core import closed_forms, oracles
 
@@ -96,15 +97,19 @@ def test_grouped_sum_is_the_dense_sum(seed, rows, num_experts, data) -> None:
     generator = torch.Generator().manual_seed(seed)
     velocity_KBD = torch.randn(num_experts, rows, 3, generator=generator, dtype=torch.float64)
     probs_BK = torch.randn(rows, num_experts, generator=generator, dtype=torch.float64).softmax(dim=1)
-    routing = keep_top(probs_BK, data.draw(st.integers(1, num_experts)))
-    groups = group_rows(routing)
-    actual = mix(groups, [velocity_KBD[g.expert, g.rows_R] for g in groups], rows)
-    torch.testing.assert_close(actual, torch.einsum("bk,kbd->bd", routing.dense(num_experts), velocity_KBD))
+    weights_BK = keep_top(probs_BK, data.draw(st.integers(1, num_experts)))
+    groups = group_rows(weights_BK.numpy() > 0)
+    velocities = [velocity_KBD[g.expert] if g.rows_R is None else velocity_KBD[g.expert, g.rows_R] for g in groups]
+    right_BD = torch.einsum("bk,kbd->bd", weights_BK, velocity_KBD)
+    torch.testing.assert_close(mix(groups, velocities, weights_BK), right_BD)
+    if ((weights_BK > 0).sum(dim=1) == 1).all():
+        torch.testing.assert_close(place(groups, velocities, rows), right_BD)
 
 
 def test_an_expert_without_weight_gets_no_rows() -> None:
-    routing = Routing(torch.tensor([[3, 1], [3, 0], [1, 2]]), torch.tensor([[1.0, 0.0], [0.5, 0.5], [1.0, 0.0]]))
-    assert [(g.expert, g.rows_R.tolist()) for g in group_rows(routing)] == [(0, [1]), (1, [2]), (3, [0, 1])]
+    used_BK = np.array([[0, 0, 0, 1, 1], [1, 0, 0, 1, 1], [0, 1, 0, 0, 1]], bool)
+    rows = [(g.expert, None if g.rows_R is None else g.rows_R.tolist()) for g in group_rows(used_BK)]
+    assert rows == [(0, [1]), (1, [2]), (3, [0, 1]), (4, None)]
 
 
 def test_posterior_is_softmax_over_the_available() -> None:

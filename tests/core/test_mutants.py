@@ -12,7 +12,8 @@ import torch
 
 from ddm_ray.core import calibration, condition, flow, routing, solvers
 from ddm_ray.errors import SamplingError
-from ddm_ray.sampling import batches, request, trajectory
+from ddm_ray.sampling import batches, choice, noise, request, state, trajectory
+from ddm_ray.sampling import plan as plans
 from tests.core import alterations as altered
 from tests.core import closed_forms, missing_expert_oracles, oracles, strategy_oracles
 
@@ -61,24 +62,23 @@ ORACLES: dict[str, Callable[[], None]] = {
     "steps reported": strategy_oracles.check_steps_are_reported,
 }
 
-STATE = trajectory.Trajectories
-NO_SWITCH = (routing.Routing, "differs", lambda self, other, K: torch.zeros(len(self.experts_Bk), dtype=torch.bool))
+NO_SWITCH = (choice, "differs", lambda weights_BK, others_BK: torch.zeros(len(weights_BK), dtype=torch.bool))
 FINITE, GAUSSIAN = closed_forms.FiniteData, closed_forms.GaussianMixture
-BLIND_PRIOR = (trajectory, "available_prior", lambda prior_CK, available_K: prior_CK[-1:].expand_as(prior_CK))
+BLIND_PRIOR = (choice, "available_prior", lambda prior_CK, available_K: prior_CK[-1:].expand_as(prior_CK))
 WRONG_SIGN = (trajectory, "mix", lambda *a: -altered.MIX(*a))
-TIME_REVERSED = (trajectory, "_rows", altered.time_reversed)
-UNIFORM = (trajectory, "posterior", altered.uniform_posterior)
-ROUTER_LATE = (STATE, "_posterior", altered.time_a_step_late)
-LATE_GRID = (trajectory, "time_grid", lambda name, steps: altered.GRID(name, steps + 1)[:-1])
-EARLY_GRID = (trajectory, "time_grid", lambda name, steps: altered.GRID(name, steps + 1)[1:])
+TIME_REVERSED = (state.Turn, "t_B", property(altered.time_reversed))
+UNIFORM = (plans, "posterior", altered.uniform_posterior)
+ROUTER_LATE = (trajectory, "router_call", altered.time_a_step_late)
+LATE_GRID = (plans, "time_grid", lambda name, steps: altered.GRID(name, steps + 1)[:-1])
+EARLY_GRID = (plans, "time_grid", lambda name, steps: altered.GRID(name, steps + 1)[1:])
 NO_RENORMALISING = (routing, "keep", altered.kept_without_renormalising)
-MISSING_KEPT = (trajectory, "posterior", lambda logits_BK, *available: altered.POSTERIOR(logits_BK))
-MISSING_DRAWN = (trajectory, "available_prior", lambda prior_CK, available_K: prior_CK)
-MISALIGNED = (STATE, "_condition", altered.conditions_misaligned)
-ROLLED = (STATE, "_condition", altered.conditions_rolled)
-NULL_DROPPED = (STATE, "_condition", altered.null_dropped)
+MISSING_KEPT = (plans, "posterior", lambda logits_BK, *available: altered.POSTERIOR(logits_BK))
+MISSING_DRAWN = (choice, "available_prior", lambda prior_CK, available_K: prior_CK)
+MISALIGNED = (state.Trajectories, "conditions", altered.conditions_misaligned)
+ROLLED = (state.Trajectories, "conditions", altered.conditions_rolled)
+NULL_DROPPED = (state.Trajectories, "conditions", altered.null_dropped)
 OTHERS_ROWS = (trajectory, "mix", altered.rows_of_others)
-NO_JUMP = (STATE, "scale", property(lambda self: None, lambda self, scale: None))
+NO_JUMP = (plans.SamplingPlan, "of", altered.history_of_guidance_kept)
 
 # Name: (oracle, where, attribute, what stands there instead).
 MUTANTS: dict[str, tuple] = {
@@ -94,8 +94,8 @@ MUTANTS: dict[str, tuple] = {
     "uniform weights, field": ("C field", *UNIFORM),
     "uniform weights, scores": ("scores", *UNIFORM),
     "uniform weights, moments": ("C moments full", *UNIFORM),
-    "weights dropped": ("A finite data", trajectory, "group_rows", altered.groups_unweighted),
-    "experts shifted by one": ("A finite data", trajectory, "group_rows", altered.groups_shifted),
+    "weights dropped": ("A finite data", trajectory, "mix", altered.unweighted),
+    "experts shifted by one": ("A finite data", choice, "group_rows", altered.groups_shifted),
     "velocities of other rows": ("A finite data", *OTHERS_ROWS),
     "router fed 1 - t": ("A finite data", FINITE, "router", altered.finite_router_fed_reversed_time),
     "router fed 1 - t, moments": ("C moments full", GAUSSIAN, "router", altered.router_fed_reversed_time),
@@ -112,23 +112,28 @@ MUTANTS: dict[str, tuple] = {
     "once by argmax": ("C moments once", routing, "draw", altered.most_likely),
     "once with the noise's own stream": (
         "C moments once",
-        trajectory,
+        choice,
         "routing_uniforms",
         altered.uniforms_of_the_noise,
     ),
-    "once, one draw for all": ("C moments once", trajectory, "routing_uniforms", altered.uniforms_of_the_first_seed),
+    "once, one draw for all": ("C moments once", choice, "routing_uniforms", altered.uniforms_of_the_first_seed),
     "once blind to the condition": ("C moments once, conditional", *BLIND_PRIOR),
     "draw by a shifted CDF": ("draw", routing, "draw", altered.draw_one_too_far),
-    "guidance of each expert": ("D guidance", trajectory, "posterior", altered.conditional_posterior_for_both),
+    "guidance of each expert": ("D guidance", plans, "_rule", altered.conditional_posterior_for_both),
     "guidance of each expert, Gaussian": (
         "D guidance, Gaussian",
-        trajectory,
-        "posterior",
+        plans,
+        "_rule",
         altered.conditional_posterior_for_both,
     ),
-    "guidance kinds swapped": ("D guidance, Gaussian", STATE, "_route", altered.guidance_kinds_swapped),
+    "guidance kinds swapped": ("D guidance, Gaussian", plans, "_rule", altered.guidance_kinds_swapped),
     "guidance with its ends swapped": ("D guidance", trajectory, "guide", lambda c, u, s: c + s * (u - c)),
-    "guidance with branches swapped": ("D guidance, Gaussian", STATE, "_condition", altered.branches_swapped),
+    "guidance with branches swapped": (
+        "D guidance, Gaussian",
+        state.Trajectories,
+        "conditions",
+        altered.branches_swapped,
+    ),
     "guidance scale one too high": ("D guidance", trajectory, "guide", lambda c, u, s: c + s * (c - u)),
     "null condition dropped": ("D guidance", *NULL_DROPPED),
     "null condition dropped, once": ("guidance within clusters", *NULL_DROPPED),
@@ -143,9 +148,9 @@ MUTANTS: dict[str, tuple] = {
     "conditions misaligned with x, once": ("guided map", *MISALIGNED),
     "conditions misaligned with x, texts": ("texts guided", *MISALIGNED),
     "conditions rolled": ("A finite data", *ROLLED),
-    "guidance interval ignored": ("guidance interval", STATE, "_scale", altered.interval_ignored),
-    "guidance interval reversed": ("guidance interval", STATE, "_scale", altered.interval_reversed),
-    "guidance interval inside out": ("guidance interval", STATE, "_scale", altered.interval_inside_out),
+    "guidance interval ignored": ("guidance interval", plans, "scale_at", altered.interval_ignored),
+    "guidance interval reversed": ("guidance interval", plans, "scale_at", altered.interval_reversed),
+    "guidance interval inside out": ("guidance interval", plans, "scale_at", altered.interval_inside_out),
     "history kept where guidance sets in": ("guidance sets in, ab2", *NO_JUMP),
     "teacher by argmax": ("E distillation", request, "parse_strategy", altered.teacher_by_argmax),
     "time grid off by one": ("F orders", *LATE_GRID),
@@ -156,7 +161,7 @@ MUTANTS: dict[str, tuple] = {
     "missing expert drawn": ("missing expert, once", *MISSING_DRAWN),
     "uniform where the available are impossible": (
         "impossible experts",
-        trajectory,
+        plans,
         "posterior",
         lambda logits_BK, available_K, prior_K: altered.POSTERIOR(logits_BK, available_K),
     ),
@@ -210,19 +215,19 @@ MUTANTS: dict[str, tuple] = {
     "sample-1 uniformly": ("sample-1 to full", routing.SampleK, "route", altered.sample_uniformly),
     "sample-1, the same at every step": (
         "sample-1 to full",
-        trajectory,
+        choice,
         "routing_uniforms",
         altered.uniforms_of_the_first_step,
     ),
     "draws, the same at every step": (
         "draws differ",
-        trajectory,
+        noise,
         "routing_uniforms",
         altered.uniforms_of_the_first_step,
     ),
     "draws, the same for every seed": (
         "draws differ",
-        trajectory,
+        noise,
         "routing_uniforms",
         altered.uniforms_of_the_first_seed,
     ),
@@ -256,7 +261,7 @@ MUTANTS: dict[str, tuple] = {
     ),
     "text's k from the image's own noise": (
         "texts once",
-        trajectory,
+        choice,
         "initial_noise",
         altered.noise_of_the_image_in_any_case,
     ),
@@ -264,12 +269,12 @@ MUTANTS: dict[str, tuple] = {
     "text's padding counted": ("texts guided", condition.Text, "__getitem__", altered.text_mask_misaligned),
     "conditions joined in reverse": (
         "conditions",
-        trajectory,
+        condition,
         "join",
         lambda parts: altered.JOIN(parts[::-1]),
     ),
-    "steps reported with numbers from 1": ("steps reported", STATE, "run", altered.numbered_from_one),
-    "the last step not reported": ("steps reported", STATE, "run", altered.last_not_reported),
+    "steps reported with numbers from 1": ("steps reported", plans.SamplingPlan, "of", altered.numbered_from_one),
+    "the last step not reported": ("steps reported", plans, "schedule", altered.last_not_reported),
 }
 
 
@@ -281,7 +286,7 @@ def test_the_real_code_passes(oracle: str) -> None:
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_the_mutant_fails(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     oracle, owner, name, alteration = MUTANTS[mutant]
-    monkeypatch.setattr(owner, name, alteration, raising=name != "scale")
+    monkeypatch.setattr(owner, name, alteration)
     with pytest.raises((AssertionError, SamplingError)) as noticed:
         ORACLES[oracle]()
     if noticed.type is AssertionError:
@@ -291,7 +296,7 @@ def test_the_mutant_fails(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("solver", "alteration"), [("heun", altered.evaluated_a_step_late), ("ab2", altered.ab2_for_equal_steps)]
+    ("solver", "alteration"), [("heun", altered.EVALUATED_A_STEP_LATE), ("ab2", altered.AB2_FOR_EQUAL_STEPS)]
 )
 def test_the_solver_mutant_fails(solver, alteration, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(solvers.SOLVERS, solver, alteration)

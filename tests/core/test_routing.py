@@ -12,9 +12,9 @@ from ddm_ray.core.routing import (
     Nucleus,
     Once,
     Oracle,
-    Routing,
     SampleK,
     TopK,
+    differs,
     draw,
     keep,
     keep_top,
@@ -81,37 +81,34 @@ def test_what_every_routing_promises(seed, rows, num_experts, name, spread, dtyp
         # At the widest spread a row may have lived in the dead experts alone.
         probs_BK[:, [k for k in range(num_experts) if k not in dead]] += 1e-6
     probs_BK = (probs_BK / probs_BK.sum(dim=1, keepdim=True)).to(dtype)
-    before = None
+    weights_BK = None
     for step in range(3):
-        before = route(name, probs_BK, before, step)
-        assert before.experts_Bk.dtype == torch.int64
-        assert before.weights_Bk.dtype == dtype
-        assert ((before.experts_Bk >= 0) & (before.experts_Bk < num_experts)).all()
-        assert (before.weights_Bk >= 0).all()
-        torch.testing.assert_close(before.weights_Bk.sum(dim=1), torch.ones(rows, dtype=dtype))
-        dense_BK = before.dense(num_experts)
-        torch.testing.assert_close(dense_BK.sum(dim=1), torch.ones(rows, dtype=dtype))
-        assert (dense_BK[:, list(dead)] == 0).all()
+        weights_BK = route(name, probs_BK, weights_BK, step)
+        assert weights_BK.shape == (rows, num_experts)
+        assert weights_BK.dtype == dtype
+        assert (weights_BK >= 0).all()
+        torch.testing.assert_close(weights_BK.sum(dim=1), torch.ones(rows, dtype=dtype))
+        assert (weights_BK[:, list(dead)] == 0).all()
         if name not in ("once", "oracle", "nucleus-0.9-0.5", "nucleus-0.9-4"):
             # Experts that are kept stay in the proportions of their probabilities.
-            kept_BK = probs_BK * (dense_BK > 0)
-            torch.testing.assert_close(dense_BK, kept_BK / kept_BK.sum(dim=1, keepdim=True), rtol=1e-5, atol=1e-6)
+            kept_BK = probs_BK * (weights_BK > 0)
+            torch.testing.assert_close(weights_BK, kept_BK / kept_BK.sum(dim=1, keepdim=True), rtol=1e-5, atol=1e-6)
 
 
 @settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 2**32), rows=st.integers(1, 6), num_experts=st.integers(1, 9))
 def test_where_strategies_meet(seed, rows, num_experts) -> None:
     probs_BK = probabilities(seed, rows, num_experts)
-    full_BK = route("full", probs_BK).dense(num_experts)
+    full_BK = route("full", probs_BK)
     torch.testing.assert_close(full_BK, probs_BK)
     for name in (f"top-{num_experts}", f"sample-{num_experts}", "nucleus-1", "threshold-0.000000000001"):
-        torch.testing.assert_close(route(name, probs_BK).dense(num_experts), full_BK, rtol=0, atol=1e-11)
-    top_BK = route("top-1", probs_BK).dense(num_experts)
+        torch.testing.assert_close(route(name, probs_BK), full_BK, rtol=0, atol=1e-11)
+    top_BK = route("top-1", probs_BK)
     for name in ("threshold-0.999999", "nucleus-0.000001", "nucleus-0.9-0.000000000001", "sticky"):
-        assert torch.equal(route(name, probs_BK).dense(num_experts), top_BK)
+        assert torch.equal(route(name, probs_BK), top_BK)
     before = route("sticky-0", probs_BK)
     later_BK = probabilities(seed + 1, rows, num_experts)
-    assert torch.equal(route("sticky-0", later_BK, before).experts_Bk, route("top-1", later_BK).experts_Bk)
+    assert torch.equal(route("sticky-0", later_BK, before), route("top-1", later_BK))
 
 
 @settings(deadline=None, max_examples=40)
@@ -119,28 +116,29 @@ def test_where_strategies_meet(seed, rows, num_experts) -> None:
 def test_a_row_is_routed_as_if_alone(seed, rows, name) -> None:
     probs_BK, later_BK = probabilities(seed, rows, 4), probabilities(seed + 1, rows, 4)
     strategy, uniforms_BK = parse_strategy(name, 4), probabilities(seed + 2, rows, 4)
-    first = strategy.route(probs_BK, None, uniforms_BK)
-    together = strategy.route(later_BK, first, uniforms_BK).dense(4)
+    none_BK = torch.zeros_like(probs_BK)
+    first = strategy.route(probs_BK, none_BK, uniforms_BK)
+    together = strategy.route(later_BK, first, uniforms_BK)
     for row in range(rows):
-        alone = strategy.route(probs_BK[row : row + 1], None, uniforms_BK[row : row + 1])
+        alone = strategy.route(probs_BK[row : row + 1], none_BK[:1], uniforms_BK[row : row + 1])
         alone = strategy.route(later_BK[row : row + 1], alone, uniforms_BK[row : row + 1])
-        assert torch.equal(alone.dense(4)[0], together[row])
+        assert torch.equal(alone[0], together[row])
 
 
 def test_what_a_strategy_drops_is_bounded_as_documented() -> None:
     probs_BK = probabilities(1, 400, 7, spread=1.0)
     for mass in (0.5, 0.9):
-        kept_BK = route(f"nucleus-{mass}", probs_BK).dense(7) > 0
+        kept_BK = route(f"nucleus-{mass}", probs_BK) > 0
         assert ((probs_BK * ~kept_BK).sum(dim=1) <= 1 - mass + 1e-12).all()
     for least in (0.05, 0.2):
-        kept_BK = route(f"threshold-{least}", probs_BK).dense(7) > 0
+        kept_BK = route(f"threshold-{least}", probs_BK) > 0
         assert ((probs_BK * ~kept_BK).sum(dim=1) < 7 * least).all()
         assert kept_BK.sum(dim=1).max() <= 1 / least
 
 
 def test_sample_1_has_the_frequencies_of_each_row() -> None:
     probs_BK = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]], dtype=torch.float64).repeat_interleave(4000, dim=0)
-    drawn_2B = route("sample-1", probs_BK).experts_Bk.view(2, 4000)
+    drawn_2B = route("sample-1", probs_BK).argmax(dim=1).view(2, 4000)
     for drawn_B, probs_K in zip(drawn_2B, probs_BK[[0, -1]], strict=True):
         assert (drawn_B.bincount(minlength=3) / 4000 - probs_K).abs().max() < 0.025
 
@@ -152,7 +150,7 @@ def test_the_bias_of_two_drawn_experts_is_as_documented() -> None:
         mean_K += chance * strategy_oracles.renormalised(list(probs), [first, second])
     torch.testing.assert_close(mean_K, torch.tensor([0.85, 0.13, 0.02]).double(), rtol=0, atol=0.005)
     probs_BK = torch.tensor([probs], dtype=torch.float64).expand(6000, 3)
-    torch.testing.assert_close(route("sample-2", probs_BK).dense(3).mean(dim=0), mean_K, rtol=0, atol=0.008)
+    torch.testing.assert_close(route("sample-2", probs_BK).mean(dim=0), mean_K, rtol=0, atol=0.008)
 
 
 def test_extreme_uniforms_draw_an_expert_that_is_possible() -> None:
@@ -160,7 +158,7 @@ def test_extreme_uniforms_draw_an_expert_that_is_possible() -> None:
     last = 1 - 2**-53
     uniforms_BK = torch.tensor([[0.0] * 4, [last] * 4, [last, 0.0, last, 0.0]], dtype=torch.float64)
     for name in ("once", "sample-1", "sample-2", "sample-3"):
-        dense_BK = parse_strategy(name, 4).route(probs_BK, None, uniforms_BK).dense(4)
+        dense_BK = parse_strategy(name, 4).route(probs_BK, torch.zeros_like(probs_BK), uniforms_BK)
         assert (dense_BK[:, [0, 2]] == 0).all()
         torch.testing.assert_close(dense_BK.sum(dim=1), torch.ones(3))
 
@@ -193,71 +191,61 @@ def test_more_steps_bring_sample_1_to_full_but_do_not_mend_top_1() -> None:
 
 
 def test_ties_go_to_the_lower_expert() -> None:
-    assert keep_top(torch.full((1, 20), 0.05), 3).experts_Bk.tolist() == [[0, 1, 2]]
-    assert route("nucleus-0.09", torch.full((1, 20), 0.05)).dense(20).nonzero()[:, 1].tolist() == [0, 1]
+    assert keep_top(torch.full((1, 20), 0.05), 3).nonzero()[:, 1].tolist() == [0, 1, 2]
+    assert keep_top(torch.full((1, 20), 0.05), 1).nonzero()[:, 1].tolist() == [0]
+    assert route("nucleus-0.09", torch.full((1, 20), 0.05)).nonzero()[:, 1].tolist() == [0, 1]
 
 
 def test_numbers_on_the_boundary() -> None:
     """Sticky leaves for more than its margin, a threshold keeps what is at least it, a nucleus stops at its mass."""
     held, later_BK = route("sticky-0.25", torch.tensor([[0.75, 0.25]])), torch.tensor([[0.375, 0.625]])
-    assert route("sticky-0.25", later_BK, held).dense(2).tolist() == [[1.0, 0.0]]
-    assert route("sticky-0.24", later_BK, held).dense(2).tolist() == [[0.0, 1.0]]
+    assert route("sticky-0.25", later_BK, held).tolist() == [[1.0, 0.0]]
+    assert route("sticky-0.24", later_BK, held).tolist() == [[0.0, 1.0]]
     probs_BK = torch.tensor([[0.5, 0.25, 0.25]])
-    assert route("threshold-0.25", probs_BK).dense(3).tolist() == [[0.5, 0.25, 0.25]]
-    assert route("threshold-0.26", probs_BK).dense(3).tolist() == [[1.0, 0.0, 0.0]]
-    assert route("nucleus-0.5", probs_BK).dense(3).tolist() == [[1.0, 0.0, 0.0]]
-    torch.testing.assert_close(route("nucleus-0.75", probs_BK).dense(3), torch.tensor([[2 / 3, 1 / 3, 0.0]]))
+    assert route("threshold-0.25", probs_BK).tolist() == [[0.5, 0.25, 0.25]]
+    assert route("threshold-0.26", probs_BK).tolist() == [[1.0, 0.0, 0.0]]
+    assert route("nucleus-0.5", probs_BK).tolist() == [[1.0, 0.0, 0.0]]
+    torch.testing.assert_close(route("nucleus-0.75", probs_BK), torch.tensor([[2 / 3, 1 / 3, 0.0]]))
 
 
 def test_keep_renormalises() -> None:
     routing = keep(torch.tensor([[0.2, 0.3, 0.5]]), torch.tensor([[True, False, True]]))
-    torch.testing.assert_close(routing.dense(3), torch.tensor([[2 / 7, 0.0, 5 / 7]]))
+    torch.testing.assert_close(routing, torch.tensor([[2 / 7, 0.0, 5 / 7]]))
 
 
 def test_draw_is_the_inverse_cdf() -> None:
     strategy_oracles.check_draw()
     prior_BK = torch.tensor([[0.0, 0.25, 0.0, 0.75]]).expand(6, 4)
     uniforms_B = torch.tensor([0.0, 0.2, 0.2499, 0.25, 0.9, 1 - 2**-53], dtype=torch.float64)
-    routing = draw(prior_BK, uniforms_B)
-    assert routing.experts_Bk[:, 0].tolist() == [1, 1, 1, 3, 3, 3]
-    assert torch.equal(routing.weights_Bk, torch.ones(6, 1))
+    weights_BK = draw(prior_BK, uniforms_B)
+    assert weights_BK.argmax(dim=1).tolist() == [1, 1, 1, 3, 3, 3]
+    assert weights_BK.sort(dim=1).values.tolist() == [[0.0, 0.0, 0.0, 1.0]] * 6
 
 
 def test_draw_never_picks_an_impossible_expert_at_the_end() -> None:
     prior_BK = torch.tensor([[0.3, 0.7, 0.0]])
-    assert draw(prior_BK, torch.tensor([1 - 2**-53], dtype=torch.float64)).experts_Bk.item() == 1
+    assert draw(prior_BK, torch.tensor([1 - 2**-53], dtype=torch.float64)).argmax() == 1
 
 
 def test_rounding_leaves_no_gap_at_the_end_of_the_cdf() -> None:
     prior_BK = torch.tensor([[0.9, 0.1]], dtype=torch.float32)
     assert prior_BK.double().sum() < 1 - 1e-8
-    assert draw(prior_BK, torch.tensor([1 - 1e-9], dtype=torch.float64)).experts_Bk.item() == 1
+    assert draw(prior_BK, torch.tensor([1 - 1e-9], dtype=torch.float64)).argmax() == 1
 
 
-def test_sets_of_experts_are_compared_without_order_weights_or_padding() -> None:
-    one = Routing(torch.tensor([[0, 1], [0, 1], [0, 1], [2, 0]]), torch.tensor([[0.9, 0.1]] * 3 + [[1.0, 0.0]]))
-    two = Routing(torch.tensor([[1, 0], [0, 2], [0, 1], [2, 1]]), torch.tensor([[0.6, 0.4]] * 2 + [[1.0, 0.0]] * 2))
-    assert one.differs(two, 3).tolist() == [False, True, True, False]
+def test_sets_of_experts_are_compared_without_their_weights() -> None:
+    one_BK = torch.tensor([[0.9, 0.1, 0.0], [0.9, 0.1, 0.0], [0.9, 0.1, 0.0], [0.0, 0.0, 1.0]])
+    two_BK = torch.tensor([[0.4, 0.6, 0.0], [0.6, 0.0, 0.4], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+    assert differs(one_BK, two_BK).tolist() == [False, True, True, False]
 
 
 def test_weights_stay_where_all_held_experts_have_become_impossible() -> None:
     held = route("top-2", torch.tensor([[0.6, 0.3, 0.1], [0.6, 0.3, 0.1]]))
     actual = TopK(2).reweigh(held, torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.5, 0.5]]))
-    torch.testing.assert_close(actual.dense(3), torch.tensor([[2 / 3, 1 / 3, 0.0], [0.0, 1.0, 0.0]]))
-
-
-def test_dense_and_repeat() -> None:
-    routing = Routing(torch.tensor([[4, 2], [1, 3]]), torch.tensor([[0.2, 0.8], [0.5, 0.5]]))
-    right = torch.tensor([[0, 0, 0.8, 0, 0.2], [0, 0.5, 0, 0.5, 0]])
-    assert torch.equal(routing.dense(5), right)
-    assert routing.repeat(2).experts_Bk.tolist() == [[4, 2], [1, 3], [4, 2], [1, 3]]
-    assert torch.equal(routing.repeat(2).dense(5), right.repeat(2, 1))
+    torch.testing.assert_close(actual, torch.tensor([[2 / 3, 1 / 3, 0.0], [0.0, 1.0, 0.0]]))
 
 
 @pytest.mark.parametrize("name", [name for name in EVERY if parse_strategy(name, 8).when == "start"])
 def test_what_is_chosen_at_the_start_is_one_expert_an_image(name: str) -> None:
     probs_BK = torch.full((3, 8), 1 / 8)
-    routing = route(name, probs_BK)
-    assert torch.equal(routing.only_expert_B, routing.experts_Bk.squeeze(1))
-    with pytest.raises(AssertionError, match="2 experts a row, though chosen at the start"):
-        _ = route("top-2", probs_BK).only_expert_B
+    assert ((route(name, probs_BK) == 1).sum(dim=1) == 1).all()

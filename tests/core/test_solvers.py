@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torchdiffeq import odeint
 
-from ddm_ray.core.solvers import SOLVERS, Answer
+from ddm_ray.core.solvers import SOLVERS, schedule
 from ddm_ray.core.times import time_grid
 from ddm_ray.errors import SamplingError, TimeError
 from tests.core import closed_forms, oracles
@@ -25,14 +25,10 @@ NOISE_BD = torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().ma
 
 
 def solve(solver: str, system: PathMixture, x_BD: Tensor, times: Tensor) -> Tensor:
-    asking = SOLVERS[solver](x_BD, times)
-    ask = next(asking)
-    while True:
-        t_B = torch.full((len(x_BD),), ask.t, dtype=torch.float64)
-        try:
-            ask = asking.send(Answer(system.linear_velocity(ask.x_BCHW, t_B)))
-        except StopIteration as end:
-            return end.value
+    def field(x_BD: Tensor, t: float) -> Tensor:
+        return system.linear_velocity(x_BD, torch.full((len(x_BD),), t, dtype=torch.float64))
+
+    return oracles.solve(solver, x_BD, times, field)
 
 
 @cache
@@ -121,25 +117,21 @@ def test_data_without_spread_are_met_exactly(solver: str) -> None:
 
 @pytest.mark.parametrize(("solver", "number"), VELOCITIES.items())
 def test_velocities_asked_for(solver: str, number: int) -> None:
-    asking = SOLVERS[solver](torch.zeros(2, 1, 1, 1), time_grid("uniform", 4))
-    asks = [next(asking)]
-    for _ in range(number - 1):
-        asks.append(asking.send(Answer(torch.ones(2, 1, 1, 1))))
-    with pytest.raises(StopIteration) as end:
-        asking.send(Answer(torch.ones(2, 1, 1, 1)))
-    assert [ask.t for ask in asks if ask.new_step] == [1.0, 0.75, 0.5, 0.25]
-    assert all(0 < ask.t <= 1 for ask in asks)
-    torch.testing.assert_close(end.value.value, torch.full((2, 1, 1, 1), -1.0))
+    planned = schedule(SOLVERS[solver], time_grid("uniform", 4))
+    assert len(planned) == number
+    assert planned["t"][planned["starts"]].tolist() == [1.0, 0.75, 0.5, 0.25]
+    assert planned["until"][planned["ends"]].tolist() == [0.75, 0.5, 0.25, 0.0]
+    assert planned["step"][planned["ends"]].tolist() == [0, 1, 2, 3]
+    assert ((planned["t"] > 0) & (planned["t"] <= 1)).all()
+    ends = oracles.solve(solver, torch.zeros(2, 1), time_grid("uniform", 4), lambda x, t: torch.ones_like(x))
+    torch.testing.assert_close(ends, torch.full((2, 1), -1.0))
 
 
-def test_only_rows_that_switched_restart_their_history() -> None:
-    asking = SOLVERS["ab2"](torch.zeros(2, 1), time_grid("uniform", 2))
-    next(asking)
-    asking.send(Answer(torch.full((2, 1), 2.0)))
-    with pytest.raises(StopIteration) as end:
-        asking.send(Answer(torch.full((2, 1), 6.0), torch.tensor([True, False])))
+def test_a_history_that_restarts_is_an_euler_step() -> None:
+    field = lambda x, t: torch.full_like(x, 2.0 if t == 1 else 6.0)  # noqa: E731
+    ends = [oracles.solve("ab2", torch.zeros(1), time_grid("uniform", 2), field, steps) for steps in ((1,), ())]
     # Euler: -(2 + 6) / 2; Adams-Bashforth: -(2 + 1.5 * 6 - .5 * 2) / 2.
-    torch.testing.assert_close(end.value.value, torch.tensor([[-4.0], [-5.0]]))
+    assert [float(end) for end in ends] == [-4.0, -5.0]
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
@@ -150,10 +142,10 @@ def test_a_sparse_routing_is_held_within_a_step_and_restarts_at_a_switch(solver:
 @pytest.mark.parametrize("times", [[1.0], [0.0, 1.0], [1.0, 1.0, 0.0], [[1.0, 0.0]]])
 def test_times_that_do_not_decrease_from_one_to_zero_are_refused(times) -> None:
     with pytest.raises(SamplingError, match="decrease"):
-        next(SOLVERS["euler"](torch.zeros(1, 1), torch.tensor(times)))
+        schedule(SOLVERS["euler"], torch.tensor(times))
 
 
 @pytest.mark.parametrize("times", [[1.5, 0.0], [1.0, -0.1]])
 def test_times_outside_the_path_are_refused(times: list[float]) -> None:
     with pytest.raises(TimeError, match=r"use times in \[0, 1\]"):
-        next(SOLVERS["euler"](torch.zeros(1, 1), torch.tensor(times)))
+        schedule(SOLVERS["euler"], torch.tensor(times))

@@ -16,9 +16,9 @@ from ddm_ray.evaluate.losses import heldout_losses
 from ddm_ray.evaluate.run import evaluate
 from ddm_ray.evaluate.samples import Samples
 from ddm_ray.sampling.driver import Field
+from ddm_ray.sampling.noise import initial_noise
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import Models, load_models
-from ddm_ray.sampling.trajectory import initial_noise
 from ddm_ray.storage.graph import shard
 from ddm_ray.storage.run import Run
 from tests.random_run import make_run

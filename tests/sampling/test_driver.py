@@ -10,7 +10,7 @@ from ddm_ray.config import SamplingSettings
 from ddm_ray.errors import ExpertCountError, NotFiniteError, SamplingError, TimeError
 from ddm_ray.sampling.driver import drawn_experts, run, sample, velocity, with_available
 from ddm_ray.sampling.request import SampleRequest
-from ddm_ray.sampling.trajectory import Trajectories
+from ddm_ray.sampling.trajectory import start
 from tests.core import closed_forms, missing_expert_oracles
 
 WANTED = SampleRequest(tuple(range(40)), torch.ones(40, dtype=torch.int64), SamplingSettings(steps=2))
@@ -24,15 +24,15 @@ def one_line(error: pytest.ExceptionInfo) -> bool:
 def test_a_router_that_is_needed_but_absent_is_named() -> None:
     system = closed_forms.three_gaussians()
     with pytest.raises(SamplingError, match="the router is needed") as error:
-        run(Trajectories(FULL, system.info()).run(), system.experts)
+        run(start(FULL, system.info()), system.experts)
     assert one_line(error)
-    assert run(Trajectories(WANTED, system.info()).run(), system.experts).images_BCHW.shape == (40, 1, 1, 2)
+    assert run(start(WANTED, system.info()), system.experts).x_BCHW.shape == (40, 1, 1, 2)
 
 
 def test_an_expert_that_is_called_but_absent_is_named() -> None:
     system = closed_forms.three_gaussians()
     with pytest.raises(SamplingError, match="expert 1 is needed"):
-        run(Trajectories(FULL, system.info()).run(), [system.experts[0], None, system.experts[2]], system.router)
+        run(start(FULL, system.info()), [system.experts[0], None, system.experts[2]], system.router)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_the_field_without_an_expert_is_that_of_the_rest_of_the_data() -> None:
 def test_no_expert_at_all_is_refused() -> None:
     system = closed_forms.three_gaussians()
     with pytest.raises(SamplingError, match="no expert is available"):
-        run(Trajectories(WANTED, system.info().with_available(torch.zeros(3, dtype=torch.bool))).run(), system.experts)
+        run(start(WANTED, system.info().with_available(torch.zeros(3, dtype=torch.bool))), system.experts)
 
 
 def test_another_number_of_experts_is_refused() -> None:
@@ -147,7 +147,7 @@ def test_models_run_without_gradients() -> None:
         seen.append(torch.is_inference_mode_enabled())
         return torch.zeros_like(x_BCHW)
 
-    run(Trajectories(WANTED, system.info()).run(), [watching] * 3)
+    run(start(WANTED, system.info()), [watching] * 3)
     assert seen
     assert all(seen)
 
@@ -156,8 +156,8 @@ def test_answers_in_another_precision_keep_the_state_in_its_own() -> None:
     system = closed_forms.three_gaussians()
     experts = [lambda x, t, label: torch.zeros_like(x, dtype=torch.bfloat16)] * 3
     router = lambda x, t, label: torch.zeros(len(x), 3, dtype=torch.bfloat16)  # noqa: E731
-    assert run(Trajectories(WANTED, system.info()).run(), experts).images_BCHW.dtype == torch.float64
-    sampled = run(Trajectories(FULL, system.info()).run(), experts, router)
+    assert run(start(WANTED, system.info()), experts).x_BCHW.dtype == torch.float64
+    sampled = run(start(FULL, system.info()), experts, router).result()
     assert (sampled.images_BCHW.dtype, sampled.routing_SBK.dtype) == (torch.float64, torch.float64)
 
 

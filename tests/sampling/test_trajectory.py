@@ -7,8 +7,9 @@ from ddm_ray.errors import SamplingError
 from ddm_ray.models.dit import DiT
 from ddm_ray.models.router import Router
 from ddm_ray.sampling.driver import sample
+from ddm_ray.sampling.noise import initial_noise, routing_uniforms
 from ddm_ray.sampling.request import ExpertCall, MixtureInfo, RouterCall, SampleRequest
-from ddm_ray.sampling.trajectory import Trajectories, initial_noise, routing_uniforms
+from ddm_ray.sampling.trajectory import advance, needs, start
 from tests.core import closed_forms, strategy_oracles
 
 INFO = MixtureInfo.from_counts(
@@ -65,13 +66,13 @@ def test_noise_is_each_seeds_own() -> None:
 
 
 def test_routing_uniforms_are_uniform_and_apart_from_the_noise() -> None:
-    uniforms_BK = routing_uniforms(range(2000), 3, step=0)
+    uniforms_BK = routing_uniforms(range(2000), 3, 0)
     assert uniforms_BK.dtype == torch.float64
     assert uniforms_BK.shape == (2000, 3)
-    assert torch.equal(uniforms_BK[7:8], routing_uniforms([7], 3, step=0))
+    assert torch.equal(uniforms_BK[7:8], routing_uniforms([7], 3, 0))
     # More experts or other steps don't change what a seed drew.
-    assert torch.equal(uniforms_BK[:5, :2], routing_uniforms(range(5), 2, step=0))
-    assert not torch.equal(uniforms_BK[:5], routing_uniforms(range(5), 3, step=1))
+    assert torch.equal(uniforms_BK[:5, :2], routing_uniforms(range(5), 2, 0))
+    assert not torch.equal(uniforms_BK[:5], routing_uniforms(range(5), 3, 1))
     for uniforms_B in uniforms_BK.T:
         assert (uniforms_B.sort().values - (torch.arange(2000) + 0.5) / 2000).abs().max() < 0.04
     first_B = initial_noise(range(2000), (1, 1, 1)).flatten().double()
@@ -108,18 +109,15 @@ def test_every_strategy_with_every_solver_gives_routings_that_sum_to_one(strateg
 
 def walk(sample_request: SampleRequest, info: MixtureInfo = INFO) -> list[list[ExpertCall | RouterCall]]:
     """All batches of calls, answered with a velocity of 1 and posterior .4 .3 .2 .1 (rows alike)."""
-    generator, batches = Trajectories(sample_request, info).run(), []
+    state, batches = start(sample_request, info), []
     logits_K = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
-    calls = next(generator)
-    while True:
-        batches.append(calls)
+    while not state.done_B.any():
+        batches.append(calls := needs(state))
         answers = [
             torch.ones_like(c.x_BCHW) if isinstance(c, ExpertCall) else logits_K.expand(len(c.x_BCHW), 4) for c in calls
         ]
-        try:
-            calls = generator.send(answers)
-        except StopIteration:
-            return batches
+        state = advance(state, answers)
+    return batches
 
 
 def described(batches) -> list[list[tuple[str, int]]]:
@@ -250,4 +248,4 @@ def test_steps_are_told_to_the_end_by_every_solver(solver: str) -> None:
 
 def test_a_request_that_cannot_be_met_is_refused_before_any_call() -> None:
     with pytest.raises(SamplingError, match="unknown strategy"):
-        Trajectories(request(strategy="top-5"), INFO)
+        start(request(strategy="top-5"), INFO)

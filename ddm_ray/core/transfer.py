@@ -1,0 +1,25 @@
+"""Numbers of the host on the networks' device, which nothing waits for."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def upload(array: np.ndarray, device: torch.device | str) -> Tensor:
+    """A tensor of these numbers on the device; on a CPU it shares their memory."""
+    tensor = torch.from_numpy(array)
+    if torch.device(device).type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def each(values: np.ndarray, like: Tensor) -> float | Tensor:
+    """One number where all are equal, else a tensor (B,) with the precision and device of `like`."""
+    if len(values) == 1 or (values == values[0]).all():
+        return float(values[0])
+    return upload(values.astype(np.float64 if like.dtype == torch.float64 else np.float32), like.device)
+
+
+def picked(tensor: Tensor, rows: np.ndarray) -> Tensor:
+    """Some rows, by number in ascending order; the tensor itself if these are all."""
+    return tensor if len(rows) == len(tensor) else tensor[upload(rows, tensor.device)]

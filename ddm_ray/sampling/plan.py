@@ -1,0 +1,120 @@
+"""The plan of a request for each of its trajectories, as a table of velocities. Shapes: N velocities, K experts."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from torch import Tensor
+
+from ddm_ray.config import SamplingSettings
+from ddm_ray.core.calibration import Calibration
+from ddm_ray.core.mixture import posterior
+from ddm_ray.core.routing import Strategy
+from ddm_ray.core.solvers import SOLVERS, VELOCITY, schedule
+from ddm_ray.core.times import time_grid
+from ddm_ray.errors import TimeError
+from ddm_ray.sampling.request import MixtureInfo, SampleRequest, validate
+
+PLANNED = np.dtype([(name, VELOCITY[name]) for name in VELOCITY.names or ()] + [("scale", np.float64), ("jumps", bool)])
+"""A velocity, its guidance `scale`, and whether that has just changed: there the field `jumps`, as where experts do."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """A way to choose experts. Rows of equal `key` are routed together."""
+
+    strategy: Strategy
+    calibration: Calibration
+    available_K: Tensor | None
+    prior_K: Tensor | None
+    exact: bool
+    """Exact guidance of the mixture: each branch under its own posterior. All else takes the conditional one's."""
+
+    @cached_property
+    def key(self) -> tuple[object, ...]:
+        available = None if self.available_K is None else tuple(self.available_K.tolist())
+        return self.strategy, self.calibration.temperature, available, self.exact
+
+    def posterior(self, logits_BK: Tensor) -> Tensor:
+        """p(k | x, t, c) by the router's logits, on their device."""
+        return posterior(self.calibration(logits_BK), self.available_K, self.prior_K)
+
+
+@dataclass(frozen=True, eq=False)
+class SamplingPlan:
+    """All that rows of one request have in common; `velocities` (N,) of PLANNED are in order."""
+
+    settings: SamplingSettings
+    rule: Rule
+    velocities: np.ndarray
+
+    @classmethod
+    def of(cls, request: SampleRequest, info: MixtureInfo) -> "SamplingPlan":
+        """The plan of a request to this mixture. SamplingError for one that can't be met."""
+        settings, rule = request.settings, _rule(request, info)
+        solved = schedule(SOLVERS[settings.solver], time_grid(settings.times, settings.steps))
+        velocities = np.empty(len(solved), PLANNED)
+        for name in VELOCITY.names or ():
+            velocities[name] = solved[name]
+        # As experts, guidance sets in and ends between steps, not within one.
+        scale_S = np.array([scale_at(settings, t) for t in solved["t"][solved["starts"]]])
+        jumps_S = np.diff(scale_S, prepend=scale_S[0]) != 0
+        velocities["scale"], velocities["jumps"] = scale_S[solved["step"]], jumps_S[solved["step"]]
+        return cls(settings, rule, velocities)
+
+    @classmethod
+    def at(cls, t: float, request: SampleRequest, info: MixtureInfo) -> "SamplingPlan":
+        """One velocity at t. TimeError for t outside [0, 1], SamplingError as above."""
+        if not 0 <= t <= 1:
+            raise TimeError(f"t is {t}: times are in [0, 1], 0 is data and 1 is noise")
+        velocities = np.zeros(1, PLANNED)
+        velocities["t"], velocities["starts"], velocities["ends"] = t, True, True
+        velocities["scale"] = scale_at(request.settings, t)
+        return cls(request.settings, _rule(request, info), velocities)
+
+
+class Plans(tuple[SamplingPlan, ...]):
+    """The plans of a state's rows, and arrays (P,) of facts about these P plans that every velocity asks for."""
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """Velocities of each."""
+        return np.array([len(plan.velocities) for plan in self])
+
+    @cached_property
+    def when(self) -> np.ndarray:
+        """The time at which each chooses experts: AT_START, AT_STEP or AT_VELOCITY."""
+        return np.array([_WHEN.index(plan.rule.strategy.when) for plan in self])
+
+    @cached_property
+    def exact(self) -> np.ndarray:
+        """Bool: each branch under its own posterior."""
+        return np.array([plan.rule.exact for plan in self])
+
+    @cached_property
+    def rules(self) -> list[tuple[Rule, np.ndarray]]:
+        """Rules, and which plans (bool) are by each."""
+        keys = [plan.rule.key for plan in self]
+        first = {key: self[keys.index(key)].rule for key in keys}
+        return [(rule, np.array([key == other for other in keys])) for key, rule in first.items()]
+
+
+_WHEN = ("start", "step", "velocity")
+AT_START, AT_STEP, AT_VELOCITY = range(3)
+
+
+def scale_at(settings: SamplingSettings, t: float) -> float:
+    """The guidance scale of a step that begins at t: it goes down from there, so not at the lower end itself."""
+    low, high = settings.guidance_interval
+    return settings.guidance_scale if t <= high and (t > low or low == 0) else 1.0
+
+
+def _rule(request: SampleRequest, info: MixtureInfo) -> Rule:
+    settings, strategy = request.settings, validate(request, info)
+    return Rule(
+        strategy,
+        info.calibration(settings.router_temperature),
+        info.available_K,
+        None if info.prior_CK is None else info.prior_CK[-1],
+        strategy.when == "velocity" and settings.guidance_kind == "mixture",
+    )

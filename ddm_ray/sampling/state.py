@@ -1,0 +1,187 @@
+"""The state of trajectories, as data: images on their way from noise, one row each.
+
+Rows may be anywhere: each has a plan, and a position in it. Nothing here knows how they move; `trajectory` does.
+Shapes: B rows, CHW image, K experts, S steps, N velocities, E entries of one velocity: the rows, and after them once
+more, without their condition, those that are guided.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ddm_ray.core.condition import Condition, join
+from ddm_ray.core.mixture import ExpertRows
+from ddm_ray.core.transfer import each, upload
+from ddm_ray.errors import NotFiniteError
+from ddm_ray.sampling.plan import PLANNED, Plans
+from ddm_ray.sampling.request import MixtureInfo, SampleResult
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Entries that each expert computes, and their conditions; it stays for as long as they do."""
+
+    guided_B: np.ndarray
+    null_B: np.ndarray
+    used_EK: np.ndarray
+    condition_E: Condition
+    guided_G: Tensor | None
+    groups: list[ExpertRows]
+    conditions: list[Condition]
+    experts_B: np.ndarray
+    """Rows of experts that each row pays for."""
+    single: bool
+    """True if each entry is one expert's, whose weight is 1 then."""
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """The next velocity of each row. `planned`: its records, (B,) of PLANNED, or one for all rows.
+
+    `asks_B`: rows whose experts the router has to be asked for. Once these are known, `weights_EK` are theirs on the
+    state's device, and `restarts_B` says which rows' history begins anew.
+    """
+
+    planned: np.ndarray
+    point_BCHW: Tensor
+    asks_B: np.ndarray
+    weights_EK: Tensor | None = None
+    restarts_B: np.ndarray | None = None
+
+    @property
+    def routed(self) -> bool:
+        """Whether the experts are known."""
+        return self.weights_EK is not None
+
+    @cached_property
+    def t_B(self) -> Tensor:
+        """Times at which the rows are, beside their points."""
+        t = each(self.planned["t"], self.point_BCHW)
+        return t if isinstance(t, Tensor) else self.point_BCHW.new_full((len(self.point_BCHW),), t)
+
+    @cached_property
+    def guided(self) -> np.ndarray:
+        """Bool (B,) or (1,): rows that need both branches."""
+        scale = self.planned["scale"]
+        return np.asarray((scale != 0) & (scale != 1))
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectories:
+    """Images on their way. `x_BCHW` at the start of each row's step, and its `last_BCHW` velocity, on one device.
+
+    `position_B`: velocities that each row has had, of its plan's. `weights_BK` (CPU): weights of the experts that it
+    holds, 0 until they are chosen. `routing_BSK`: those of each step so far; it is written in place, so that a repeated
+    advance writes the same again. `condition` has B rows, `null` one (None where no plan needs it).
+    """
+
+    info: MixtureInfo
+    plans: Plans
+    plan_B: np.ndarray
+    seed_B: np.ndarray
+    position_B: np.ndarray
+    condition: Condition
+    null: Condition | None
+    x_BCHW: Tensor
+    last_BCHW: Tensor
+    weights_BK: Tensor
+    routing_BSK: Tensor
+    expert_rows_B: np.ndarray
+    router_rows_B: np.ndarray
+    turn: Turn | None = None
+    layout: Layout | None = None
+
+    def __len__(self) -> int:
+        return len(self.plan_B)
+
+    @cached_property
+    def done_B(self) -> np.ndarray:
+        """Bool: rows that have had all their velocities, whose x is the image."""
+        return np.asarray(self.position_B >= self.plans.lengths[self.plan_B])
+
+    def planned(self) -> np.ndarray:
+        """The next velocity of each row, (B,) of PLANNED; (1,) where all rows have the same."""
+        first = self.position_B[0]
+        if len(self.plans) == 1:
+            if (self.position_B == first).all():
+                return self.plans[0].velocities[first : first + 1]
+            return self.plans[0].velocities[self.position_B]
+        planned = np.empty(len(self), PLANNED)
+        for number, plan in enumerate(self.plans):
+            rows = self.plan_B == number
+            planned[rows] = plan.velocities[self.position_B[rows]]
+        return planned
+
+    def conditions(self, rows: np.ndarray, null: np.ndarray) -> Condition:
+        """The conditions of some rows (by number), the null one where `null` (bool)."""
+        device = self.x_BCHW.device
+        if not null.any():
+            same = len(rows) == len(self) and np.array_equal(rows, np.arange(len(self)))
+            return self.condition if same else self.condition[upload(rows, device)]
+        assert self.null is not None
+        return join([self.condition, self.null])[upload(np.where(null, len(self), rows), device)]
+
+    def rows(self, rows: np.ndarray) -> "Trajectories":
+        """Some of the rows, by number or by bool; they go on as they would have among the others."""
+        index_R = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+        used_P, plan_R = np.unique(self.plan_B[index_R], return_inverse=True)
+        host_R, device_R = torch.from_numpy(index_R), upload(index_R, self.x_BCHW.device)
+        return replace(
+            self,
+            plans=Plans(self.plans[number] for number in used_P),
+            plan_B=plan_R,
+            seed_B=self.seed_B[index_R],
+            position_B=self.position_B[index_R],
+            condition=self.condition[device_R],
+            x_BCHW=self.x_BCHW[device_R],
+            last_BCHW=self.last_BCHW[device_R],
+            weights_BK=self.weights_BK[host_R],
+            routing_BSK=self.routing_BSK[device_R],
+            expert_rows_B=self.expert_rows_B[index_R],
+            router_rows_B=self.router_rows_B[index_R],
+            turn=None,
+            layout=None,
+        )
+
+    def result(self) -> SampleResult:
+        """The images of rows of one plan, on the CPU. NotFiniteError if one isn't finite."""
+        (plan,) = self.plans
+        num_steps = int(plan.velocities["step"][-1]) + 1
+        if not self.x_BCHW.is_cpu and not self.x_BCHW.isfinite().all():
+            raise NotFiniteError("an expert gave a velocity that isn't finite; on a CPU it is named")
+        return SampleResult(
+            self.x_BCHW.cpu(),
+            self.routing_BSK[:, :num_steps].transpose(0, 1).contiguous().cpu(),
+            int(self.expert_rows_B.sum()),
+            int(self.router_rows_B.sum()),
+        )
+
+
+def joined(parts: Sequence[Trajectories]) -> Trajectories:
+    """The rows of all parts, in order: of one mixture, on one device, each wherever it is."""
+    plans = Plans({id(plan): plan for part in parts for plan in part.plans}.values())
+    number = {id(plan): n for n, plan in enumerate(plans)}
+    num_steps = max(part.routing_BSK.shape[1] for part in parts)
+
+    def padded(routing_BSK: Tensor) -> Tensor:
+        return torch.nn.functional.pad(routing_BSK, (0, 0, 0, num_steps - routing_BSK.shape[1]))
+
+    return Trajectories(
+        parts[0].info,
+        plans,
+        np.concatenate([np.array([number[id(plan)] for plan in part.plans])[part.plan_B] for part in parts]),
+        np.concatenate([part.seed_B for part in parts]),
+        np.concatenate([part.position_B for part in parts]),
+        join([part.condition for part in parts]),
+        next((part.null for part in parts if part.null is not None), None),
+        torch.cat([part.x_BCHW for part in parts]),
+        torch.cat([part.last_BCHW for part in parts]),
+        torch.cat([part.weights_BK for part in parts]),
+        torch.cat([padded(part.routing_BSK) for part in parts]),
+        np.concatenate([part.expert_rows_B for part in parts]),
+        np.concatenate([part.router_rows_B for part in parts]),
+    )

@@ -1,0 +1,129 @@
+"""Rows of any requests in one state: wherever each is, it goes on as it would have alone."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddm_ray.config import SamplingSettings
+from ddm_ray.core.names import SolverName
+from ddm_ray.sampling import driver
+from ddm_ray.sampling.request import MixtureInfo, SampleRequest, SampleResult
+from ddm_ray.sampling.state import Trajectories, joined
+from ddm_ray.sampling.trajectory import advance, needs, start, turned
+from tests.core import closed_forms
+
+SYSTEM = closed_forms.random_gaussians(seed=3, dim=2, num_experts=4, num_conditions=3)
+STRATEGIES = (
+    "once",
+    "oracle",
+    "full",
+    "top-1",
+    "top-2",
+    "sticky",
+    "threshold-0.2",
+    "nucleus-0.8",
+    "sample-1",
+    "sample-3",
+)
+SOLVERS: tuple[SolverName, ...] = ("euler", "heun", "midpoint", "ab2")
+
+
+@st.composite
+def requests(draw: st.DrawFn, first_seed: int) -> SampleRequest:
+    """Any strategy, solver, steps, guidance, number of images and their labels."""
+    count = draw(st.integers(1, 3))
+    low, high = sorted(draw(st.tuples(st.sampled_from([0.0, 0.3]), st.sampled_from([0.6, 1.0]))))
+    chosen = SamplingSettings(
+        strategy=draw(st.sampled_from(STRATEGIES)),
+        solver=draw(st.sampled_from(SOLVERS)),
+        steps=draw(st.integers(1, 5)),
+        times=draw(st.sampled_from(["uniform", "cosine", "shifted-3"])),
+        guidance_scale=draw(st.sampled_from([0.0, 1.0, 1.0, 2.5])),
+        guidance_interval=(low, high),
+        guidance_kind=draw(st.sampled_from(["mixture", "per-expert"])),
+        router_temperature=draw(st.sampled_from([1.0, 1.7])),
+    )
+    label_B = torch.tensor(draw(st.lists(st.integers(0, 2), min_size=count, max_size=count)))
+    cluster_B = torch.arange(count) % 4 if chosen.strategy == "oracle" else None
+    return SampleRequest(tuple(range(first_seed, first_seed + count)), label_B, chosen, cluster_B)
+
+
+def answers(state: Trajectories) -> list[torch.Tensor]:
+    return driver.answers(needs(state), SYSTEM.experts, SYSTEM.router)
+
+
+def one_velocity(state: Trajectories) -> Trajectories:
+    """Every row by one velocity, the router asked before where it has to be."""
+    assert state.turn is not None
+    if not state.turn.routed:
+        state = advance(state, answers(state))
+    return advance(state, answers(state))
+
+
+def sampled_together(wanted: Sequence[SampleRequest], info: MixtureInfo, every: int) -> list[SampleResult]:
+    """Each request joins `every` velocities after the one before, and leaves when it is done."""
+    results: dict[int, SampleResult] = {}
+    waiting, running, tick = list(enumerate(wanted)), None, 0
+    number_of = {seed: number for number, request in waiting for seed in request.seeds}
+    while waiting or running is not None:
+        if waiting and (running is None or tick % every == 0):
+            parts = [] if running is None else [running]
+            running = turned(joined([*parts, start(waiting.pop(0)[1], info)]))
+        running, tick = one_velocity(running), tick + 1
+        if running.done_B.any():
+            done, left = running.rows(running.done_B), ~running.done_B
+            running = turned(running.rows(left)) if left.any() else None
+            owners = np.array([number_of[int(seed)] for seed in done.seed_B])
+            for number in np.unique(owners):
+                results[int(number)] = done.rows(owners == number).result()
+    return [results[number] for number in range(len(wanted))]
+
+
+def assert_same(actual: SampleResult, right: SampleResult) -> None:
+    torch.testing.assert_close(actual.images_BCHW, right.images_BCHW, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(actual.routing_SBK, right.routing_SBK, rtol=1e-9, atol=1e-9)
+    assert (actual.num_expert_rows, actual.num_router_rows) == (right.num_expert_rows, right.num_router_rows)
+
+
+@settings(max_examples=60)
+@given(data=st.data(), count=st.integers(2, 5), every=st.integers(1, 3), table=st.booleans())
+def test_rows_of_any_requests_go_on_as_alone(data: st.DataObject, count: int, every: int, table: bool) -> None:
+    """Whether they begin together or not; with a table of the prior, or the router asked for it."""
+    info = SYSTEM.info() if table else replace(SYSTEM.info(), prior_CK=None)
+    wanted = [data.draw(requests(10 * number)) for number in range(count)]
+    together = sampled_together(wanted, info, every)
+    for request, actual in zip(wanted, together, strict=True):
+        assert_same(actual, driver.sample(request, info, SYSTEM.experts, SYSTEM.router))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_rows_that_part_midway_end_where_they_would_have(strategy: str) -> None:
+    chosen = SamplingSettings(strategy=strategy, solver="heun", steps=4, guidance_scale=2.0)
+    cluster_B = torch.arange(6) % 4 if strategy == "oracle" else None
+    request = SampleRequest(tuple(range(6)), torch.arange(6) % 3, chosen, cluster_B)
+    right = driver.sample(request, SYSTEM.info(), SYSTEM.experts, SYSTEM.router)
+    state = start(request, SYSTEM.info())
+    for _ in range(3):  # into the second step
+        state = one_velocity(state)
+    for rows in (np.array([4, 1]), np.array([0, 2, 3, 5])):
+        part = driver.run(turned(state.rows(rows)), SYSTEM.experts, SYSTEM.router).result()
+        torch.testing.assert_close(part.images_BCHW, right.images_BCHW[rows], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(part.routing_SBK, right.routing_SBK[:, rows], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_an_advance_that_is_repeated_gives_the_same(strategy: str) -> None:
+    chosen = SamplingSettings(strategy=strategy, steps=4, guidance_scale=2.0)
+    cluster_B = torch.arange(6) % 4 if strategy == "oracle" else None
+    state = start(SampleRequest(tuple(range(6)), torch.arange(6) % 3, chosen, cluster_B), SYSTEM.info())
+    while not state.done_B.any():
+        again, state = advance(state, answers(state)), advance(state, answers(state))
+        assert torch.equal(again.x_BCHW, state.x_BCHW)
+        assert torch.equal(again.weights_BK, state.weights_BK)
+        assert torch.equal(again.routing_BSK, state.routing_BSK)
+        assert np.array_equal(again.router_rows_B, state.router_rows_B)
