@@ -14,7 +14,7 @@ from ddm_ray.config import SamplingSettings
 from ddm_ray.core.condition import Condition
 from ddm_ray.errors import ExpertCountError, SamplingError
 from ddm_ray.sampling.plan import SamplingPlan
-from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo, SampleRequest, SampleResult
+from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo, SampleRequest, SampleResult, validate
 from ddm_ray.sampling.state import Trajectories
 from ddm_ray.sampling.trajectory import advance, begin, needs, start
 
@@ -108,8 +108,9 @@ def velocity(
     """
     request = SampleRequest(tuple(range(len(x_BCHW)) if seeds is None else seeds), condition, settings, cluster_B)
     info = replace(with_available(info, experts), dtype=x_BCHW.dtype)
+    validate(request, info)
     with torch.inference_mode():
-        state = begin(SamplingPlan.at(t, request, info), x_BCHW, request, info, device)
+        state = begin(SamplingPlan.at(t, settings, info), x_BCHW, request, info, device)
         return run(state, experts, router).last_BCHW.to(x_BCHW.device)
 
 

@@ -13,7 +13,7 @@ from ddm_ray.core.routing import Strategy
 from ddm_ray.core.solvers import SOLVERS, VELOCITY, schedule
 from ddm_ray.core.times import time_grid
 from ddm_ray.errors import TimeError
-from ddm_ray.sampling.request import MixtureInfo, SampleRequest, validate
+from ddm_ray.sampling.request import MixtureInfo, strategy_of
 
 PLANNED = np.dtype([(name, VELOCITY[name]) for name in VELOCITY.names or ()] + [("scale", np.float64), ("jumps", bool)])
 """A velocity, its guidance `scale`, and whether that has just changed: there the field `jumps`, as where experts do."""
@@ -49,9 +49,8 @@ class SamplingPlan:
     velocities: np.ndarray
 
     @classmethod
-    def of(cls, request: SampleRequest, info: MixtureInfo) -> "SamplingPlan":
-        """The plan of a request to this mixture. SamplingError for one that can't be met."""
-        settings, rule = request.settings, _rule(request, info)
+    def of(cls, settings: SamplingSettings, info: MixtureInfo) -> "SamplingPlan":
+        """The plan of a request with these settings to this mixture. SamplingError if K is too small for them."""
         solved = schedule(SOLVERS[settings.solver], time_grid(settings.times, settings.steps))
         velocities = np.empty(len(solved), PLANNED)
         for name in VELOCITY.names or ():
@@ -60,17 +59,17 @@ class SamplingPlan:
         scale_S = np.array([scale_at(settings, t) for t in solved["t"][solved["starts"]]])
         jumps_S = np.diff(scale_S, prepend=scale_S[0]) != 0
         velocities["scale"], velocities["jumps"] = scale_S[solved["step"]], jumps_S[solved["step"]]
-        return cls(settings, rule, velocities)
+        return cls(settings, _rule(settings, info), velocities)
 
     @classmethod
-    def at(cls, t: float, request: SampleRequest, info: MixtureInfo) -> "SamplingPlan":
+    def at(cls, t: float, settings: SamplingSettings, info: MixtureInfo) -> "SamplingPlan":
         """One velocity at t. TimeError for t outside [0, 1], SamplingError as above."""
         if not 0 <= t <= 1:
             raise TimeError(f"t is {t}: times are in [0, 1], 0 is data and 1 is noise")
         velocities = np.zeros(1, PLANNED)
         velocities["t"], velocities["starts"], velocities["ends"] = t, True, True
-        velocities["scale"] = scale_at(request.settings, t)
-        return cls(request.settings, _rule(request, info), velocities)
+        velocities["scale"] = scale_at(settings, t)
+        return cls(settings, _rule(settings, info), velocities)
 
 
 class Plans(tuple[SamplingPlan, ...]):
@@ -109,8 +108,8 @@ def scale_at(settings: SamplingSettings, t: float) -> float:
     return settings.guidance_scale if t <= high and (t > low or low == 0) else 1.0
 
 
-def _rule(request: SampleRequest, info: MixtureInfo) -> Rule:
-    settings, strategy = request.settings, validate(request, info)
+def _rule(settings: SamplingSettings, info: MixtureInfo) -> Rule:
+    strategy = strategy_of(settings, info.num_experts)
     return Rule(
         strategy,
         info.calibration(settings.router_temperature),

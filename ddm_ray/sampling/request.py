@@ -31,7 +31,7 @@ class SampleRequest:
 
     def strategy(self, num_experts: int) -> Strategy:
         """The strategy of the settings, `once` where they name none; SamplingError if K is too small for it."""
-        return parse_strategy(self.settings.strategy or "once", num_experts)
+        return strategy_of(self.settings, num_experts)
 
     def changed(self, **fields: Any) -> "SampleRequest":
         """The same images with other values for these fields of the settings."""
@@ -161,8 +161,13 @@ class SampleResult:
         return self.routing_SBK.argmax(dim=2)
 
 
-def validate(request: SampleRequest, info: MixtureInfo) -> Strategy:
-    """The request's strategy. SamplingError for what this mixture can't meet; the settings alone are valid already."""
+def strategy_of(settings: SamplingSettings, num_experts: int) -> Strategy:
+    """The strategy of the settings, `once` where they name none; SamplingError if K is too small for it."""
+    return parse_strategy(settings.strategy or "once", num_experts)
+
+
+def validate(request: SampleRequest, info: MixtureInfo) -> None:
+    """Raise SamplingError for what this mixture can't meet; the settings alone are valid already."""
     num_images, scale = len(request.seeds), request.settings.guidance_scale
     require_seeds(request.seeds)
     _validate_condition(request, info)
@@ -178,7 +183,6 @@ def validate(request: SampleRequest, info: MixtureInfo) -> Strategy:
         or not ((cluster_B >= 0) & (cluster_B < info.num_experts)).all()
     ):
         raise SamplingError(f"strategy oracle needs a cluster from 0 to {info.num_experts - 1} for each image")
-    return strategy
 
 
 def require_seeds(seeds: Sequence[int]) -> None:

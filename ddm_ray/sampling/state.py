@@ -54,7 +54,7 @@ class Turn:
 
     @property
     def routed(self) -> bool:
-        """Whether the experts are known."""
+        """True once the experts are known."""
         return self.weights_EK is not None
 
     @cached_property

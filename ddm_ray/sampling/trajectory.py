@@ -19,20 +19,21 @@ from ddm_ray.errors import NotFiniteError
 from ddm_ray.sampling.choice import chosen_beforehand, routed, router_call
 from ddm_ray.sampling.noise import initial_noise
 from ddm_ray.sampling.plan import AT_START, AT_STEP, AT_VELOCITY, Plans, SamplingPlan
-from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo, SampleRequest
+from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo, SampleRequest, validate
 from ddm_ray.sampling.state import Layout, Trajectories, Turn
 
 
 def start(request: SampleRequest, info: MixtureInfo, device: torch.device | str = "cpu") -> Trajectories:
     """The request's images as noise, on the device where the networks are. SamplingError if it can't be met."""
+    validate(request, info)
     noise = initial_noise(request.seeds, info.image_shape)
-    return begin(SamplingPlan.of(request, info), noise, request, info, device)
+    return begin(SamplingPlan.of(request.settings, info), noise, request, info, device)
 
 
 def begin(
     plan: SamplingPlan, x_BCHW: Tensor, request: SampleRequest, info: MixtureInfo, device: torch.device | str
 ) -> Trajectories:
-    """The request's images at the start of a plan, from x_BCHW. SamplingError for an expert that isn't there."""
+    """Images of a valid request at the start of a plan, from x_BCHW. SamplingError for an expert that isn't there."""
     count, num_steps = len(request.seeds), int(plan.velocities["step"][-1]) + 1
     x_BCHW = x_BCHW.to(device, info.dtype)
     state = Trajectories(

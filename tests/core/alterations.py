@@ -57,9 +57,9 @@ def uniform_posterior(logits_BK, *available):
     return POSTERIOR(torch.zeros_like(logits_BK), *available)
 
 
-def conditional_posterior_for_both(request, info):
+def conditional_posterior_for_both(settings, info):
     """Every expert guided by itself, all under the conditional posterior."""
-    return replace(RULE(request, info), exact=False)
+    return replace(RULE(settings, info), exact=False)
 
 
 def top_without_renormalising(probs_BK, kept):
@@ -227,9 +227,9 @@ def interval_inside_out(settings, t):
     return 1.0 if low <= t <= high else 3.0
 
 
-def guidance_kinds_swapped(request, info):
-    kind = "mixture" if request.settings.guidance_kind == "per-expert" else "per-expert"
-    return RULE(request.changed(guidance_kind=kind), info)
+def guidance_kinds_swapped(settings, info):
+    kind = "mixture" if settings.guidance_kind == "per-expert" else "per-expert"
+    return RULE(settings.changed(guidance_kind=kind), info)
 
 
 def branches_swapped(self, rows, null):
@@ -266,8 +266,8 @@ def parts_in_their_own_order(parts, order=None):
     return JOINED(parts)
 
 
-def numbered_from_one(request, info):
-    plan = PLAN(request, info)
+def numbered_from_one(settings, info):
+    plan = PLAN(settings, info)
     plan.velocities["step"] += 1
     return plan
 
@@ -278,8 +278,8 @@ def last_not_reported(solver, times):
     return planned
 
 
-def history_of_guidance_kept(request, info):
-    plan = PLAN(request, info)
+def history_of_guidance_kept(settings, info):
+    plan = PLAN(settings, info)
     plan.velocities["jumps"] = False
     return plan
 

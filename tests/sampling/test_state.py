@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from ddm_ray.config import SamplingSettings
 from ddm_ray.core.names import SolverName
+from ddm_ray.errors import SamplingError
 from ddm_ray.sampling import driver
+from ddm_ray.sampling.packing import pack, unpack
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest, SampleResult
 from ddm_ray.sampling.state import Trajectories, joined
 from ddm_ray.sampling.trajectory import advance, needs, start, turned
@@ -65,10 +67,10 @@ def one_velocity(state: Trajectories) -> Trajectories:
     return advance(state, answers(state))
 
 
-def sampled_together(wanted: Sequence[SampleRequest], info: MixtureInfo, every: int) -> list[SampleResult]:
+def sampled_together(asked: Sequence[SampleRequest], info: MixtureInfo, every: int) -> list[SampleResult]:
     """Each request joins `every` velocities after the one before, and leaves when it is done."""
     results: dict[int, SampleResult] = {}
-    waiting, running, tick = list(enumerate(wanted)), None, 0
+    waiting, running, tick = list(enumerate(asked)), None, 0
     number_of = {seed: number for number, request in waiting for seed in request.seeds}
     while waiting or running is not None:
         if waiting and (running is None or tick % every == 0):
@@ -81,7 +83,7 @@ def sampled_together(wanted: Sequence[SampleRequest], info: MixtureInfo, every: 
             owners = np.array([number_of[int(seed)] for seed in done.seed_B])
             for number in np.unique(owners):
                 results[int(number)] = done.rows(owners == number).result()
-    return [results[number] for number in range(len(wanted))]
+    return [results[number] for number in range(len(asked))]
 
 
 def assert_same(actual: SampleResult, right: SampleResult) -> None:
@@ -95,9 +97,9 @@ def assert_same(actual: SampleResult, right: SampleResult) -> None:
 def test_rows_of_any_requests_go_on_as_alone(data: st.DataObject, count: int, every: int, table: bool) -> None:
     """Whether they begin together or not; with a table of the prior, or the router asked for it."""
     info = SYSTEM.info() if table else replace(SYSTEM.info(), prior_CK=None)
-    wanted = [data.draw(requests(10 * number)) for number in range(count)]
-    together = sampled_together(wanted, info, every)
-    for request, actual in zip(wanted, together, strict=True):
+    asked = [data.draw(requests(10 * number)) for number in range(count)]
+    together = sampled_together(asked, info, every)
+    for request, actual in zip(asked, together, strict=True):
         assert_same(actual, driver.sample(request, info, SYSTEM.experts, SYSTEM.router))
 
 
@@ -127,3 +129,41 @@ def test_an_advance_that_is_repeated_gives_the_same(strategy: str) -> None:
         assert torch.equal(again.weights_BK, state.weights_BK)
         assert torch.equal(again.routing_BSK, state.routing_BSK)
         assert np.array_equal(again.router_rows_B, state.router_rows_B)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("text", [False, True])
+def test_packed_rows_go_on_elsewhere(strategy: str, text: bool) -> None:
+    """In the middle of a step as at the start of one, labels as texts: the same images and routings."""
+    texts = closed_forms.Texts(SYSTEM)
+    system = texts if text else SYSTEM
+    info, experts, router = system.info(), system.experts, system.router
+    label_B = torch.arange(5) % 3
+    chosen = SamplingSettings(strategy=strategy, solver="heun", steps=4, guidance_scale=2.0)
+    cluster_B = torch.arange(5) % 4 if strategy == "oracle" else None
+    seeds = (0, 1, 2**63 + 1, 2**64 - 1, 7)
+    state = start(SampleRequest(seeds, texts.texts(label_B) if text else label_B, chosen, cluster_B), info)
+    right = driver.run(state, experts, router).result()
+    velocities = 0
+    while not state.done_B.any():
+        if velocities in (0, 3, 4):
+            state = turned(unpack(pack(state), info))
+        while not state.turn.routed:
+            state = advance(state, driver.answers(needs(state), experts, router))
+        state, velocities = advance(state, driver.answers(needs(state), experts, router)), velocities + 1
+    assert torch.equal(state.result().images_BCHW, right.images_BCHW)
+    assert_same(unpack(pack(state), info).result(), right)
+
+
+def test_bytes_of_other_trajectories_are_refused() -> None:
+    state = start(SampleRequest((1, 2), torch.tensor([0, 1]), SamplingSettings()), SYSTEM.info())
+    data = pack(state)
+    other = closed_forms.random_gaussians(seed=3, dim=2, num_experts=5, num_conditions=3)
+    for bad in (b"", data[:-1], data.replace(b"ab2", b"ab3")):
+        with pytest.raises(SamplingError, match="no trajectories of this mixture"):
+            unpack(bad, SYSTEM.info())
+    with pytest.raises(SamplingError, match="no trajectories of this mixture"):
+        unpack(data, other.info())
+    late = replace(state, position_B=state.position_B + 26)
+    with pytest.raises(SamplingError, match="no trajectories of this mixture"):
+        unpack(pack(late), SYSTEM.info())

@@ -1,0 +1,95 @@
+"""A GPU that isn't there: tensors that say that they are on device `meta`, with true values, whose waits are counted.
+
+`with PretendGPU() as gpu:` runs the product with device="meta" on a machine without a GPU. Operations that mix devices
+fail as they would there (0-dimensional tensors of the CPU may join), and what makes the host wait is counted by what it
+is and where.
+"""
+
+import traceback
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+# Operations whose result the host has to know.
+READS = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero", "_unique2", "unique_dim", "masked_select"}
+COPIES = {"_to_copy", "copy_"}
+
+
+class OnGPU(Tensor):
+    """A tensor of the device, whose values are `inner`'s."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> "OnGPU":
+        made: OnGPU = torch.Tensor._make_wrapper_subclass(
+            cls, inner.size(), strides=inner.stride(), dtype=inner.dtype, device=torch.device("meta")
+        )
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise RuntimeError(f"{operation} outside of the pretended GPU")
+
+
+class PretendGPU(TorchDispatchMode):
+    """`waits`: how often the host waited, by what for and which line of the product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        with self:  # in inference mode composite operations come whole
+            if (whole := operation.decompose(*args, **kwargs)) is not NotImplemented:
+                return whole
+        name = operation._schema.name.split("::")[1]
+        tensors = [part for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor)]
+        device = torch.device(kwargs["device"]).type if kwargs.get("device") is not None else None
+        ours = any(isinstance(part, OnGPU) for part in tensors)
+        if name in COPIES:
+            return self._copied(operation, name, tensors, device, args, kwargs)
+        if strangers := [part for part in tensors if ours and not isinstance(part, OnGPU) and part.dim()]:
+            if name not in ("index", "index_put_", "_index_put_impl_"):
+                raise RuntimeError(f"{operation}: tensors of the GPU and of the CPU at once, {_place()}")
+            self._wait("host to device", len(strangers))
+        if ours and name in READS:
+            self._wait(name)
+        result = operation(*tree_map(_inner, args), **tree_map(_inner, self._on_cpu(kwargs)))
+        if not ours and device != "meta":
+            return result
+        same = {id(part.inner): part for part in tensors if isinstance(part, OnGPU)}
+        return tree_map(lambda part: same.get(id(part), OnGPU(part)) if isinstance(part, Tensor) else part, result)
+
+    def _copied(
+        self, operation: Any, name: str, tensors: list[Tensor], device: str | None, args: Any, kwargs: Any
+    ) -> Any:
+        source, waits = tensors[-1], not kwargs.get("non_blocking", False)
+        target = isinstance(tensors[0], OnGPU) if name == "copy_" or device is None else device == "meta"
+        if target is not isinstance(source, OnGPU) and (waits or not target):
+            self._wait("host to device" if target else "device to host")
+        result = operation(*tree_map(_inner, args), **self._on_cpu(kwargs))
+        if name == "copy_":
+            return tensors[0]
+        return OnGPU(result) if target else result
+
+    def _wait(self, reason: str, times: int = 1) -> None:
+        self.waits[f"{reason}, {_place()}"] += times
+
+    def _on_cpu(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        return {**kwargs, "device": "cpu"} if kwargs.get("device") is not None else kwargs
+
+
+def _inner(part: Any) -> Any:
+    return part.inner if isinstance(part, OnGPU) else part
+
+
+def _place() -> str:
+    frames = [frame for frame in traceback.extract_stack() if "/ddm_ray/" in frame.filename]
+    return f"{frames[-1].filename.rpartition('/ddm_ray/')[2]}:{frames[-1].lineno}" if frames else "in a test"
