@@ -146,8 +146,9 @@ class DDMPipeline:
         the first of consecutive ones; else drawn, from `generator` if there is one. An image depends on its own seed
         alone, not on its batch. `clusters`: one a prompt, for strategy oracle. "pil" gives L or RGB images, "pt"
         float32 (B, C, H, W) and "np" (B, H, W, C) in [0, 1], "latent" the models' own output.
-        `callback_on_step_end(pipeline, step, t, {"latents": x_BCHW})` watches each step of each batch; its result is
-        ignored. `progress` is called with the share that is done and a note. SamplingError for what can't be met.
+        `callback_on_step_end(pipeline, step, t, {"latents": x_BCHW})` watches each step of each batch, on the models'
+        device; its result is ignored. `progress` is called with the share that is done and a note. SamplingError for
+        what can't be met.
         """
         self._require_output(output_type)
         batch_size = arguments.count("batch_size", batch_size)

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 # Operations whose result the host has to know.
 READS = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero", "_unique2", "unique_dim", "masked_select"}
 COPIES = {"_to_copy", "copy_"}
+INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}  # by numbers; a mask has to be counted first
 
 
 class OnGPU(Tensor):
@@ -43,12 +44,19 @@ class PretendGPU(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.waits: Counter[str] = Counter()
+        self._pinned: dict[int, Tensor] = {}
+
+    def pinned(self, tensor: Tensor) -> Tensor:
+        """A copy that is pinned, which torch can't make without a driver."""
+        copy = tensor.clone()
+        self._pinned[id(copy)] = copy
+        return copy
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         with self:  # in inference mode composite operations come whole
-            if (whole := operation.decompose(*args, **kwargs)) is not NotImplemented:
-                return whole
+            if (result := operation.decompose(*args, **kwargs)) is not NotImplemented:
+                return result
         name = operation._schema.name.split("::")[1]
         tensors = [part for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor)]
         device = torch.device(kwargs["device"]).type if kwargs.get("device") is not None else None
@@ -56,10 +64,11 @@ class PretendGPU(TorchDispatchMode):
         if name in COPIES:
             return self._copied(operation, name, tensors, device, args, kwargs)
         if strangers := [part for part in tensors if ours and not isinstance(part, OnGPU) and part.dim()]:
-            if name not in ("index", "index_put_", "_index_put_impl_"):
+            if name not in INDEXING:
                 raise RuntimeError(f"{operation}: tensors of the GPU and of the CPU at once, {_place()}")
             self._wait("host to device", len(strangers))
-        if ours and name in READS:
+        masks = [part for part in tensors[1:] if part.dtype in (torch.bool, torch.uint8)]
+        if ours and (name in READS or (name in INDEXING and masks)):
             self._wait(name)
         result = operation(*tree_map(_inner, args), **tree_map(_inner, self._on_cpu(kwargs)))
         if not ours and device != "meta":
@@ -70,7 +79,8 @@ class PretendGPU(TorchDispatchMode):
     def _copied(
         self, operation: Any, name: str, tensors: list[Tensor], device: str | None, args: Any, kwargs: Any
     ) -> Any:
-        source, waits = tensors[-1], not kwargs.get("non_blocking", False)
+        source = tensors[-1]
+        waits = not (kwargs.get("non_blocking", False) and id(source) in self._pinned)
         target = isinstance(tensors[0], OnGPU) if name == "copy_" or device is None else device == "meta"
         if target is not isinstance(source, OnGPU) and (waits or not target):
             self._wait("host to device" if target else "device to host")

@@ -38,8 +38,9 @@ def posterior(logits_BK: Tensor, available_K: Tensor | None = None, prior_K: Ten
     prior_1K = torch.ones(1, len(available_K)) if prior_K is None else prior_K[None]
     marginal_1K = available_prior(prior_1K.to(probs_BK.dtype), available_K)
     missing_K, marginal_1K = (upload(part.numpy(), logits_BK.device) for part in (~available_K, marginal_1K))
-    probs_BK = logits_BK.masked_fill(missing_K, -torch.inf).softmax(dim=1)
-    return torch.where(probs_BK.isfinite(), probs_BK, marginal_1K)
+    available_BK = logits_BK.masked_fill(missing_K, -torch.inf).softmax(dim=1)
+    # What had no posterior before keeps none, for whoever looks at the images.
+    return torch.where(probs_BK.isfinite() & ~available_BK.isfinite(), marginal_1K, available_BK)
 
 
 def available_prior(prior_CK: Tensor, available_K: Tensor | None = None) -> Tensor:
@@ -75,11 +76,16 @@ def mix(groups: Sequence[ExpertRows], velocities: Sequence[Tensor], weights_BK: 
     # Experts come in ascending order, so a row's sum has one order whatever its batch mates are routed to.
     mixed = velocities[0].new_zeros(len(weights_BK), *velocities[0].shape[1:])
     for group, velocity in zip(groups, velocities, strict=True):
-        weights_B = weights_BK[:, group.expert]
+        weights_R = weights_BK[:, group.expert]
+        weights_R = append_dims(weights_R if group.rows_R is None else weights_R[group.rows_R], velocity)
+        weighed = weights_R * velocity
+        if not weighed.is_cpu:
+            # There an expert may be asked whom nobody weighs, and 0 times infinity is no number.
+            weighed = torch.where(weights_R == 0, 0, weighed)
         if group.rows_R is None:
-            mixed.addcmul_(append_dims(weights_B, velocity), velocity)
+            mixed += weighed
         else:
-            mixed.index_add_(0, group.rows_R, append_dims(weights_B[group.rows_R], velocity) * velocity)
+            mixed.index_add_(0, group.rows_R, weighed)
     return mixed
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,9 +18,9 @@ from ddm_ray.core.names import parse_strategy_name
 from ddm_ray.errors import SamplingError
 
 
-def differs(weights_BK: Tensor, others_BK: Tensor) -> Tensor:
-    """Bool (B,): rows whose set of experts with a weight above 0 isn't the other's."""
-    return ((weights_BK > 0) != (others_BK > 0)).any(dim=1)
+def differs(weights_BK: Tensor, others_BK: Tensor) -> np.ndarray:
+    """Bool (B,): rows whose set of experts with a weight above 0 isn't the other's. On the CPU."""
+    return np.asarray(((weights_BK.numpy() > 0) != (others_BK.numpy() > 0)).any(axis=1))
 
 
 class Strategy(ABC):

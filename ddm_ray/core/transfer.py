@@ -20,6 +20,12 @@ def each(values: np.ndarray, like: Tensor) -> float | Tensor:
     return upload(values.astype(np.float64 if like.dtype == torch.float64 else np.float32), like.device)
 
 
+def spread(values: np.ndarray, count: int) -> np.ndarray:
+    """One value a row, where there may be one for all rows."""
+    # numpy's own broadcasting takes 8 microseconds, several times a velocity.
+    return values if len(values) == count else np.full(count, values[0])
+
+
 def picked(tensor: Tensor, rows: np.ndarray) -> Tensor:
     """Some rows, by number in ascending order; the tensor itself if these are all."""
     return tensor if len(rows) == len(tensor) else tensor[upload(rows, tensor.device)]

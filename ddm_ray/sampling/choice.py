@@ -3,7 +3,7 @@
 Shapes: see `state`; R rows of one call, G guided rows.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -14,12 +14,12 @@ from ddm_ray.core.condition import Condition, Text
 from ddm_ray.core.mixture import available_prior, group_rows
 from ddm_ray.core.routing import Oracle, differs
 from ddm_ray.core.streams import ROUTING
-from ddm_ray.core.transfer import picked, upload
+from ddm_ray.core.transfer import picked, spread, upload
 from ddm_ray.errors import ExpertCountError, NotFiniteError, SamplingError
 from ddm_ray.sampling.noise import initial_noise, routing_uniforms
 from ddm_ray.sampling.plan import AT_START, AT_VELOCITY, Rule, SamplingPlan, scale_at
 from ddm_ray.sampling.request import MixtureInfo, RouterCall, SampleRequest
-from ddm_ray.sampling.state import Layout, Trajectories, Turn
+from ddm_ray.sampling.state import Asked, Chosen, Layout, Trajectories, Turn
 
 Weights = tuple[np.ndarray, Tensor]
 """Numbers of rows, and the weights of their experts on the device."""
@@ -44,112 +44,110 @@ def chosen_beforehand(plan: SamplingPlan, request: SampleRequest, info: MixtureI
     return strategy.route(probs_BK.to(info.dtype), none_BK, uniforms_BK)
 
 
-def router_call(state: Trajectories, turn: Turn) -> RouterCall:
-    """The rows that ask, and after them again, without their condition, those of exact guidance."""
-    x_BCHW, t_B = turn.point_BCHW, turn.t_B
-    null_B = np.broadcast_to(turn.planned["scale"] == 0, len(state))
-    if (starting_B := _starting(state, turn)).any():
+def question(state: Trajectories, turn: Turn) -> tuple[RouterCall, Asked]:
+    """The router's call: rows that ask, and after them again, without their condition, those of exact guidance."""
+    x_BCHW, t_B, asks_R, twice_R = turn.point_BCHW, turn.t_B, turn.asks_R, turn.twice_R
+    null_B = spread(turn.planned["scale"] == 0, len(state))
+    starting = asks_R[(state.plans.when == AT_START)[state.plan_B[asks_R]]]
+    if len(starting):
         # At t = 1 the posterior is p(k | condition). Its x isn't the image's noise, which k must not depend on.
-        rows = np.flatnonzero(starting_B)
-        seeds = [int(seed) for seed in state.seed_B[rows]]
+        seeds = [int(seed) for seed in state.seed_B[starting]]
         noise = initial_noise(seeds, state.info.image_shape, ROUTING).to(x_BCHW)
-        index = upload(rows, x_BCHW.device)
+        index = upload(starting, x_BCHW.device)
         x_BCHW, t_B = x_BCHW.index_copy(0, index, noise), t_B.index_fill(0, index, 1.0)
         null_at_noise_P = np.array([scale_at(plan.settings, 1.0) == 0 for plan in state.plans])
-        null_B = np.where(starting_B, null_at_noise_P[state.plan_B], null_B)
-    asks_R, twice_R = np.flatnonzero(turn.asks_B), _asking_twice(state, turn)
-    entries_R = np.concatenate([asks_R, twice_R])
-    condition = state.conditions(entries_R, np.concatenate([null_B[asks_R], np.ones(len(twice_R), bool)]))
-    if len(asks_R) == len(state) and not len(twice_R):
-        return RouterCall(x_BCHW, t_B, condition)
+        null_B = null_B.copy()
+        null_B[starting] = null_at_noise_P[state.plan_B[starting]]
+    entries_R, null_R = asks_R, null_B[asks_R]
+    if len(twice_R):
+        entries_R = np.concatenate([asks_R, twice_R])
+        null_R = np.concatenate([null_R, np.ones(len(twice_R), bool)])
+    asked = state.asked
+    if asked is None or not (np.array_equal(asked.entries_R, entries_R) and np.array_equal(asked.null_R, null_R)):
+        asked = Asked(entries_R, null_R, state.conditions(entries_R, null_R))
+    if len(entries_R) == len(asks_R) == len(state):
+        return RouterCall(x_BCHW, t_B, asked.condition_R), asked
     index = upload(entries_R, x_BCHW.device)
-    return RouterCall(x_BCHW[index], t_B[index], condition)
+    return RouterCall(x_BCHW[index], t_B[index], asked.condition_R), asked
 
 
-def routed(state: Trajectories, turn: Turn, logits_RK: Tensor | None) -> Trajectories:
-    """The state with the experts of its next velocity, by what the router says of the rows that ask it."""
+def choose(state: Trajectories, turn: Turn, logits_RK: Tensor | None) -> Trajectories:
+    """The state with the experts of its turn, by what the router says of the rows that ask it."""
     planned, count = turn.planned, len(state)
-    guided_B = np.broadcast_to(turn.guided, count)
+    guided_B = spread(turn.guided, count)
     guided_G = np.flatnonzero(guided_B)
-    restarts_B = np.broadcast_to(planned["jumps"] & planned["starts"], count)
-    choice, router_rows_B = _Choice(state.weights_BK), state.router_rows_B
+    restarts_B = spread(planned["jumps"] & planned["starts"], count)
+    held_BK, before_BK, unread = state.weights_BK, state.weights_BK, _Unread()
     if logits_RK is not None:
         _require_logits(state, turn, logits_RK)
-        choice = _choice(state, turn, logits_RK.to(state.x_BCHW))
-        router_rows_B = router_rows_B + turn.asks_B
-        router_rows_B[_asking_twice(state, turn)] += 1
-        before_BK = state.weights_BK
-        switched_B = (differs(choice.held_BK, before_BK) & (before_BK > 0).any(dim=1)).numpy()
+        held_BK, unread = _weighed(state, turn, logits_RK.to(state.x_BCHW))
+        switched_B = differs(held_BK, before_BK) & (before_BK.numpy() > 0).any(axis=1)
         restarts_B = restarts_B | (switched_B & planned["starts"])
-    weights_BK = weights_EK = _placed(upload(choice.held_BK.numpy(), state.x_BCHW.device), choice.unread)
+    weights_BK = weights_EK = _placed(upload(held_BK.numpy(), state.x_BCHW.device), unread.weights)
     if len(guided_G):
-        twice = [(count + np.searchsorted(guided_G, rows), weights_RK) for rows, weights_RK in choice.unread_twice]
-        weights_EK = _placed(torch.cat([weights_BK, picked(weights_BK, guided_G)]), twice)
+        twice = [(np.searchsorted(guided_G, rows), weights_RK) for rows, weights_RK in unread.twice]
+        weights_EK = torch.cat([weights_BK, _placed(picked(weights_BK, guided_G), twice)])
     if weights_EK.is_cpu:
         used_EK = weights_EK.numpy() > 0
     else:
-        used_BK = (choice.held_BK.numpy() > 0) | choice.used_BK
+        used_BK = (held_BK.numpy() > 0) | unread.used_BK
         used_EK = np.concatenate([used_BK, used_BK[guided_G]])
     _trace(state.routing_BSK, planned, weights_BK)
-    return replace(
-        state,
-        weights_BK=choice.held_BK,
-        router_rows_B=router_rows_B,
-        turn=replace(turn, weights_EK=weights_EK, restarts_B=restarts_B),
-        layout=_layout(state, guided_B, np.broadcast_to(planned["scale"] == 0, count), used_EK),
-    )
+    layout = _layout(state, guided_B, spread(planned["scale"] == 0, count), used_EK)
+    return state.changed(turn=turn.changed(Chosen(held_BK, weights_EK, restarts_B, layout)))
 
 
 @dataclass
-class _Choice:
-    """Weights that rows hold (CPU), and those of `full`, on the device and unread: nothing waits for them.
+class _Unread:
+    """Weights of rows of `full`, on the device: nothing waits for them.
 
-    `used_BK` (bool): experts that the latter may use. `unread_twice`: of the branch without condition.
+    `twice`: those of the branch without condition. `used_BK` (bool): experts that they may be of.
     """
 
-    held_BK: Tensor
-    unread: list[Weights] = field(default_factory=list)
-    unread_twice: list[Weights] = field(default_factory=list)
+    weights: list[Weights] = field(default_factory=list)
+    twice: list[Weights] = field(default_factory=list)
     used_BK: np.ndarray | bool = False
 
 
-def _choice(state: Trajectories, turn: Turn, logits_RK: Tensor) -> _Choice:
-    asks_R, twice_R = np.flatnonzero(turn.asks_B), _asking_twice(state, turn)
-    choice = _Choice(state.weights_BK.clone(), used_BK=np.zeros((len(state), state.info.num_experts), bool))
-    read_RK = logits_RK if (state.plans.when == AT_VELOCITY).all() else logits_RK.cpu()
+def _weighed(state: Trajectories, turn: Turn, logits_RK: Tensor) -> tuple[Tensor, _Unread]:
+    asks_R, twice_R = turn.asks_R, turn.twice_R
+    held_BK, unread = state.weights_BK, _Unread()
+    read_RK = logits_RK
+    if not (state.plans.when == AT_VELOCITY)[state.plan_B[asks_R]].all():
+        read_RK = logits_RK.cpu()
     for rule, by_P in state.plans.rules:
-        of_R = np.flatnonzero(by_P[state.plan_B[asks_R]])
+        of_R = np.arange(len(asks_R)) if by_P.all() else np.flatnonzero(by_P[state.plan_B[asks_R]])
         rows = asks_R[of_R]
         if not len(rows):
             continue
         if rule.strategy.when != "velocity":
-            choice.held_BK[rows] = _chosen(state, turn, rule, rows, rule.posterior(picked(read_RK, of_R)))
+            weights_RK = _chosen(state, turn, rule, rows, rule.posterior(picked(read_RK, of_R)))
+            held_BK = _placed(held_BK, [(rows, weights_RK)])
             continue
-        choice.used_BK[rows] = True if rule.available_K is None else rule.available_K.numpy()
-        choice.unread.append((rows, _unread(rule, picked(logits_RK, of_R))))
-        of_twice = np.flatnonzero(by_P[state.plan_B[twice_R]])
+        used_BK = np.zeros((len(state), state.info.num_experts), bool)
+        used_BK[rows] = True if rule.available_K is None else rule.available_K.numpy()
+        unread.used_BK = unread.used_BK | used_BK
+        of_twice = np.flatnonzero(by_P[state.plan_B[twice_R]]) if len(twice_R) else twice_R
+        of_both = np.concatenate([of_R, len(asks_R) + of_twice]) if len(of_twice) else of_R
+        probs_RK = rule.posterior(picked(logits_RK, of_both))
+        weights_RK = rule.strategy.route(probs_RK, torch.zeros_like(probs_RK), None)
+        unread.weights.append((rows, weights_RK[: len(rows)]))
         if len(of_twice):
-            weights_RK = _unread(rule, picked(logits_RK, len(asks_R) + of_twice))
-            choice.unread_twice.append((twice_R[of_twice], weights_RK))
-    return choice
-
-
-def _unread(rule: Rule, logits_RK: Tensor) -> Tensor:
-    probs_RK = rule.posterior(logits_RK)
-    return rule.strategy.route(probs_RK, torch.zeros_like(probs_RK), None)
+            unread.twice.append((twice_R[of_twice], weights_RK[len(rows) :]))
+    return held_BK, unread
 
 
 def _chosen(state: Trajectories, turn: Turn, rule: Rule, rows: np.ndarray, probs_RK: Tensor) -> Tensor:
     """Weights of rows of one rule: chosen anew where a step or a trajectory starts, else weighed anew."""
-    starts_R = np.broadcast_to(turn.planned["starts"], len(state))[rows]
-    before_RK = state.weights_BK[rows]
+    starts_R = spread(turn.planned["starts"], len(state))[rows]
+    before_RK = picked(state.weights_BK, rows)
     if rule.strategy.when == "start":
         before_RK, starts_R = torch.zeros_like(before_RK), np.ones_like(starts_R)
     if not starts_R.any():
         return rule.strategy.reweigh(before_RK, probs_RK)
     uniforms_RK = None
     if rule.strategy.draws:
-        steps = np.broadcast_to(turn.planned["step"], len(state))[rows].tolist()
+        steps = spread(turn.planned["step"], len(state))[rows].tolist()
         uniforms_RK = routing_uniforms([int(seed) for seed in state.seed_B[rows]], state.info.num_experts, steps)
     anew_RK = rule.strategy.route(probs_RK, before_RK, uniforms_RK)
     if starts_R.all():
@@ -188,6 +186,7 @@ def _layout(state: Trajectories, guided_B: np.ndarray, null_B: np.ndarray, used_
 
 
 def _require_logits(state: Trajectories, turn: Turn, logits_RK: Tensor) -> None:
+    assert len(logits_RK) == len(turn.asks_R) + len(turn.twice_R)
     if logits_RK.shape[1] != state.info.num_experts:
         raise ExpertCountError(
             f"the router speaks of {logits_RK.shape[1]} experts, the mixture has {state.info.num_experts}:"
@@ -196,16 +195,6 @@ def _require_logits(state: Trajectories, turn: Turn, logits_RK: Tensor) -> None:
     if logits_RK.is_cpu and logits_RK.isnan().any():
         t = float(turn.planned["t"][0])
         raise NotFiniteError(f"the router gave NaN at t = {t:.4g}: its weights or its input are broken")
-
-
-def _starting(state: Trajectories, turn: Turn) -> np.ndarray:
-    """Bool (B,): rows that ask the router for the one expert of their whole trajectory."""
-    return turn.asks_B & (state.plans.when == AT_START)[state.plan_B]
-
-
-def _asking_twice(state: Trajectories, turn: Turn) -> np.ndarray:
-    """Numbers of the rows whose branches are mixed each under its own posterior."""
-    return np.flatnonzero(turn.asks_B & state.plans.exact[state.plan_B] & turn.guided)
 
 
 def _trace(routing_BSK: Tensor, planned: np.ndarray, weights_BK: Tensor) -> None:

@@ -15,7 +15,7 @@ from ddm_ray.core.condition import Condition
 from ddm_ray.errors import ExpertCountError, SamplingError
 from ddm_ray.sampling.plan import SamplingPlan
 from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo, SampleRequest, SampleResult, validate
-from ddm_ray.sampling.state import Trajectories
+from ddm_ray.sampling.state import Trajectories, require_finite
 from ddm_ray.sampling.trajectory import advance, begin, needs, start
 
 Field = Callable[[Tensor, Tensor, Any], Tensor]
@@ -32,7 +32,7 @@ class Experts(Protocol):
 
 FULL = SamplingSettings(strategy="full")
 OnStep = Callable[[int, float, Tensor], None]
-"""Called after each step with its number from 0, the t that it ended at, x_BCHW there."""
+"""Called after each step with its number from 0, the t that it ended at, x_BCHW there on the networks' device."""
 
 
 def sample(
@@ -61,7 +61,7 @@ def run(
         while not state.done_B.any():
             turn = state.turn
             state = advance(state, answers(needs(state), experts, router))
-            if on_step and turn is not None and turn.routed and turn.planned["ends"][0]:
+            if on_step and turn is not None and turn.chosen and turn.planned["ends"][0]:
                 on_step(int(turn.planned["step"][0]), float(turn.planned["until"][0]), state.x_BCHW)
     return state
 
@@ -111,7 +111,9 @@ def velocity(
     validate(request, info)
     with torch.inference_mode():
         state = begin(SamplingPlan.at(t, settings, info), x_BCHW, request, info, device)
-        return run(state, experts, router).last_BCHW.to(x_BCHW.device)
+        velocity_BCHW = run(state, experts, router).last_BCHW
+        require_finite(velocity_BCHW)
+        return velocity_BCHW.to(x_BCHW.device)
 
 
 def drawn_experts(
@@ -120,11 +122,20 @@ def drawn_experts(
     """Int64 (B,): the experts that a strategy which chooses at the start gives the request's images; router rows."""
     with torch.inference_mode():
         state = start(request, info, device)
-        if state.turn is not None and not state.turn.routed:
+        assert state.turn is not None
+        num_router_rows = len(state.turn.asks_R)
+        if num_router_rows:
             state = advance(state, answers(needs(state), (), router))
-    held_BK = state.weights_BK
+    return chosen_expert_B(state), num_router_rows
+
+
+def chosen_expert_B(state: Trajectories) -> Tensor:
+    """Int64 (B,): the one expert of each row, once all are chosen."""
+    assert state.turn is not None
+    assert state.turn.chosen is not None
+    held_BK = state.turn.chosen.held_BK
     assert ((held_BK > 0).sum(dim=1) == 1).all()
-    return held_BK.argmax(dim=1), int(state.router_rows_B.sum())
+    return held_BK.argmax(dim=1)
 
 
 def with_available(info: MixtureInfo, experts: Experts) -> MixtureInfo:

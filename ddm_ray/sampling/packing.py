@@ -1,21 +1,24 @@
 """Trajectories as bytes, which another process goes on from: safetensors, and the settings of their plans as JSON."""
 
 import json
+from typing import Annotated
 
 import numpy as np
 import torch
-from pydantic import ValidationError
+from annotated_types import Len
+from pydantic import BaseModel, StrictBool, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from ddm_ray.config import SamplingSettings
 from ddm_ray.core.condition import Condition, Text
-from ddm_ray.errors import SamplingError
-from ddm_ray.sampling.plan import Plans, SamplingPlan
-from ddm_ray.sampling.request import MixtureInfo
+from ddm_ray.errors import SamplingError, one_line
+from ddm_ray.sampling.plan import AT_VELOCITY, Plans, SamplingPlan
+from ddm_ray.sampling.request import MixtureInfo, SampleRequest, validate
 from ddm_ray.sampling.state import Trajectories
 
+NUMBERS = ("plan", "seed", "position", "expert_rows", "router_rows")
 TEXT = ("tokens_BLE", "mask_BL", "pooled_BP")
 
 
@@ -33,7 +36,7 @@ def pack(state: Trajectories) -> bytes:
         "x": state.x_BCHW,
         "last": state.last_BCHW,
         "weights": state.weights_BK,
-        "routing": state.routing_BSK,
+        "routing": state.routing_BSK[:, : max(plan.settings.steps for plan in state.plans)],
         **{name: torch.from_numpy(array.view(np.int64)) for name, array in _numbers(state).items()},
         **_tensors(state.condition),
     }
@@ -46,57 +49,89 @@ def unpack(data: bytes, info: MixtureInfo, device: torch.device | str = "cpu") -
     SamplingError for bytes that aren't such rows.
     """
     try:
-        return _unpacked(load(data), info, device)
-    except (SafetensorError, ValidationError, KeyError, ValueError, TypeError, AssertionError) as error:
-        raise SamplingError(f"these bytes are no trajectories of this mixture: {type(error).__name__}") from None
+        tensors = load(data)
+        described = _Plans.validate_json(tensors.pop("plans").numpy().tobytes())
+        return _unpacked(tensors, described, info, device)
+    except (SafetensorError, ValidationError, KeyError, IndexError, ValueError, TypeError, AssertionError) as error:
+        raise SamplingError(f"these bytes are no trajectories of this mixture: {one_line(error):.200}") from None
 
 
-def _unpacked(tensors: dict[str, Tensor], info: MixtureInfo, device: torch.device | str) -> Trajectories:
-    plans = Plans(
-        SamplingPlan.of(
-            SamplingSettings.model_validate(plan["settings"]),
-            info if plan["available"] is None else info.with_available(torch.tensor(plan["available"])),
-        )
-        for plan in json.loads(tensors.pop("plans").numpy().tobytes())
-    )
-    numbers = {name: tensors.pop(name).numpy() for name in ("plan", "seed", "position", "expert_rows", "router_rows")}
-    x_BCHW, last_BCHW, routing_BSK = (tensors.pop(name).to(device) for name in ("x", "last", "routing"))
-    weights_BK, count, num_experts = tensors.pop("weights"), len(numbers["plan"]), info.num_experts
-    assert x_BCHW.shape == last_BCHW.shape == (count, *info.image_shape)
-    assert x_BCHW.dtype == last_BCHW.dtype == weights_BK.dtype == routing_BSK.dtype == info.dtype
-    assert weights_BK.shape == (count, num_experts) == (len(routing_BSK), routing_BSK.shape[2])
-    assert all(array.shape == (count,) and array.dtype == np.int64 for array in numbers.values())
-    assert ((numbers["plan"] >= 0) & (numbers["plan"] < len(plans))).all()
+class _PackedPlan(BaseModel):
+    settings: SamplingSettings
+    available: list[StrictBool] | None
+
+
+_Plans = TypeAdapter(Annotated[list[_PackedPlan], Len(1)])
+
+
+def _unpacked(
+    tensors: dict[str, Tensor], described: list[_PackedPlan], info: MixtureInfo, device: torch.device | str
+) -> Trajectories:
+    numbers = {name: tensors[name].numpy() for name in NUMBERS}
+    x_BCHW, last_BCHW, weights_BK, routing_BSK = (tensors[name] for name in ("x", "last", "weights", "routing"))
+    count, num_steps = len(x_BCHW), max(plan.settings.steps for plan in described)
+    rows = (count, info.num_experts)
+    _require(count > 0, "no rows")
+    _require(len(described) <= count, "more plans than rows")
+    for name, shape in {
+        "x": (count, *info.image_shape),
+        "last": (count, *info.image_shape),
+        "weights": rows,
+        # As many steps as the longest plan has: so whoever asks for many has sent as much.
+        "routing": (count, num_steps, info.num_experts),
+    }.items():
+        _require(tuple(tensors[name].shape) == shape, f"{name} has shape {tuple(tensors[name].shape)}, not {shape}")
+        _require(tensors[name].dtype == info.dtype, f"{name} is {tensors[name].dtype}, not {info.dtype}")
+        _require(bool(tensors[name].isfinite().all()), f"{name} isn't finite")
+    for name, array in numbers.items():
+        _require(array.shape == (count,) and array.dtype == np.int64, f"{name} isn't one int64 a row")
+        _require(name == "seed" or bool((array >= 0).all()), f"{name} is negative")
+    total_B = weights_BK.sum(dim=1)
+    held = (weights_BK >= 0).all() and ((total_B == 0) | ((total_B - 1).abs() < 1e-3)).all()
+    _require(bool(held), "weights of a row don't sum to 1")
     condition = tensors["label"] if "label" in tensors else Text(*(tensors[name] for name in TEXT if name in tensors))
-    assert len(condition) == count
-    guided = any(plan.settings.guidance_scale != 1 for plan in plans)
+    _require(int(numbers["plan"].max()) < len(described), "a row has no plan")
+    plans = []
+    for number, plan in enumerate(described):
+        own = np.flatnonzero(numbers["plan"] == number)
+        _require(len(own) > 0, "a plan has no rows")
+        seeds = tuple(int(seed) for seed in numbers["seed"].view(np.uint64)[own])
+        experts_B = weights_BK[own].argmax(dim=1)
+        request = SampleRequest(seeds, condition[torch.from_numpy(own)], plan.settings, experts_B)
+        available_K = None if plan.available is None else torch.tensor(plan.available)
+        own_info = info if available_K is None else info.with_available(available_K)
+        validate(request, own_info)
+        plans.append(SamplingPlan.of(plan.settings, own_info))
     state = Trajectories(
         info,
-        plans,
+        Plans(plans),
         numbers["plan"],
         numbers["seed"].view(np.uint64),
         numbers["position"],
         condition.to(device),
-        info.null(1).to(device) if guided else None,
-        x_BCHW,
-        last_BCHW,
+        info.null(1).to(device) if any(plan.settings.guidance_scale != 1 for plan in plans) else None,
+        x_BCHW.to(device),
+        last_BCHW.to(device),
         weights_BK,
-        routing_BSK,
+        routing_BSK.to(device),
         numbers["expert_rows"],
         numbers["router_rows"],
     )
-    assert ((state.position_B >= 0) & (state.position_B <= plans.lengths[state.plan_B])).all()
+    over_B = state.position_B > state.plans.lengths[state.plan_B]
+    _require(not over_B.any(), "a row is beyond the end of its plan")
+    going = ~state.done_B & (state.position_B > 0) & (state.plans.when != AT_VELOCITY)[state.plan_B]
+    _require(bool((total_B.numpy()[going] > 0).all()), "a row on its way holds no expert")
     return state
 
 
+def _require(condition: bool, finding: str) -> None:
+    if not condition:
+        raise ValueError(finding)
+
+
 def _numbers(state: Trajectories) -> dict[str, np.ndarray]:
-    return {
-        "plan": state.plan_B,
-        "seed": state.seed_B,
-        "position": state.position_B,
-        "expert_rows": state.expert_rows_B,
-        "router_rows": state.router_rows_B,
-    }
+    arrays = (state.plan_B, state.seed_B, state.position_B, state.expert_rows_B, state.router_rows_B)
+    return dict(zip(NUMBERS, arrays, strict=True))
 
 
 def _tensors(condition: Condition) -> dict[str, Tensor]:

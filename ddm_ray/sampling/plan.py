@@ -48,6 +48,11 @@ class SamplingPlan:
     rule: Rule
     velocities: np.ndarray
 
+    @cached_property
+    def key(self) -> tuple[object, ...]:
+        """Equal for plans that are one, wherever they were made."""
+        return self.settings, self.rule.key, self.velocities.tobytes()
+
     @classmethod
     def of(cls, settings: SamplingSettings, info: MixtureInfo) -> "SamplingPlan":
         """The plan of a request with these settings to this mixture. SamplingError if K is too small for them."""

@@ -166,8 +166,8 @@ def strategy_of(settings: SamplingSettings, num_experts: int) -> Strategy:
     return parse_strategy(settings.strategy or "once", num_experts)
 
 
-def validate(request: SampleRequest, info: MixtureInfo) -> None:
-    """Raise SamplingError for what this mixture can't meet; the settings alone are valid already."""
+def validate(request: SampleRequest, info: MixtureInfo) -> Strategy:
+    """The request's strategy. SamplingError for what this mixture can't meet; the settings alone are valid already."""
     num_images, scale = len(request.seeds), request.settings.guidance_scale
     require_seeds(request.seeds)
     _validate_condition(request, info)
@@ -183,6 +183,7 @@ def validate(request: SampleRequest, info: MixtureInfo) -> None:
         or not ((cluster_B >= 0) & (cluster_B < info.num_experts)).all()
     ):
         raise SamplingError(f"strategy oracle needs a cluster from 0 to {info.num_experts - 1} for each image")
+    return strategy
 
 
 def require_seeds(seeds: Sequence[int]) -> None:

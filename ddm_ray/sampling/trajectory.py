@@ -14,13 +14,13 @@ from torch import Tensor
 from ddm_ray.core.guidance import guide
 from ddm_ray.core.mixture import mix, place
 from ddm_ray.core.solvers import moved
-from ddm_ray.core.transfer import each
+from ddm_ray.core.transfer import each, spread
 from ddm_ray.errors import NotFiniteError
-from ddm_ray.sampling.choice import chosen_beforehand, routed, router_call
+from ddm_ray.sampling.choice import choose, chosen_beforehand, question
 from ddm_ray.sampling.noise import initial_noise
 from ddm_ray.sampling.plan import AT_START, AT_STEP, AT_VELOCITY, Plans, SamplingPlan
 from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo, SampleRequest, validate
-from ddm_ray.sampling.state import Layout, Trajectories, Turn
+from ddm_ray.sampling.state import Chosen, Layout, Trajectories, Turn
 
 
 def start(request: SampleRequest, info: MixtureInfo, device: torch.device | str = "cpu") -> Trajectories:
@@ -58,13 +58,14 @@ def needs(state: Trajectories) -> list[Call]:
     """The calls whose answers `advance` takes, in this order; no row may be done."""
     turn = state.turn
     assert turn is not None
-    if not turn.routed:
-        return [router_call(state, turn)]
-    layout = state.layout
-    assert layout is not None
+    if turn.chosen is None:
+        assert turn.question is not None
+        return [turn.question]
+    layout = turn.chosen.layout
     x_ECHW, t_E = turn.point_BCHW, turn.t_B
     if layout.guided_G is not None:
-        x_ECHW, t_E = torch.cat([x_ECHW, x_ECHW[layout.guided_G]]), torch.cat([t_E, t_E[layout.guided_G]])
+        every = len(layout.guided_G) == len(x_ECHW)
+        x_ECHW, t_E = (torch.cat([part, part if every else part[layout.guided_G]]) for part in (x_ECHW, t_E))
     calls: list[Call] = []
     for group, condition in zip(layout.groups, layout.conditions, strict=True):
         if group.rows_R is None:
@@ -78,32 +79,37 @@ def advance(state: Trajectories, answers: list[Tensor]) -> Trajectories:
     """The state after the answers to what it `needs`. NotFiniteError, ExpertCountError for what isn't an answer."""
     turn = state.turn
     assert turn is not None
-    if not turn.routed:
+    if turn.chosen is None:
         (logits_RK,) = answers
-        return routed(state, turn, logits_RK)
-    velocity_BCHW = _mixed(state, turn, answers)
-    planned, restarts_B = turn.planned, turn.restarts_B
-    assert restarts_B is not None
+        return choose(state, turn, logits_RK)
+    velocity_BCHW = _mixed(state, turn, turn.chosen, answers)
+    planned, restarts_B = turn.planned, turn.chosen.restarts_B
     this, last = planned["this"], planned["last"]
     if restarts_B.any():
         this = np.where(restarts_B, planned["fresh"], this)
         last = np.where(restarts_B, planned["stale"], last)
     x_BCHW = moved(state.x_BCHW, velocity_BCHW, each(this, state.x_BCHW))
     x_BCHW = moved(x_BCHW, state.last_BCHW, each(last, state.x_BCHW))
-    assert state.layout is not None
-    after = replace(
-        state,
+    router_rows_B = state.router_rows_B
+    if len(turn.asks_R):
+        router_rows_B = router_rows_B.copy()
+        router_rows_B[turn.asks_R] += 1
+        router_rows_B[turn.twice_R] += 1
+    after = state.changed(
+        weights_BK=turn.chosen.held_BK,
+        router_rows_B=router_rows_B,
+        layout=turn.chosen.layout,
         x_BCHW=x_BCHW,
         last_BCHW=velocity_BCHW,
         position_B=state.position_B + 1,
-        expert_rows_B=state.expert_rows_B + state.layout.experts_B,
+        expert_rows_B=state.expert_rows_B + turn.chosen.layout.experts_B,
         turn=None,
     )
     return after if after.done_B.any() else turned(after)
 
 
 def turned(state: Trajectories) -> Trajectories:
-    """The state with its next velocity made out; it is routed already if no row has to ask the router."""
+    """The state with its next velocity made out, and its experts too if no row has to ask the router for them."""
     planned = state.planned()
     point_BCHW = moved(state.x_BCHW, state.last_BCHW, each(planned["lean"], state.x_BCHW))
     held_B = (state.weights_BK.numpy() > 0).sum(axis=1)
@@ -111,21 +117,26 @@ def turned(state: Trajectories) -> Trajectories:
     asks_B = (when_B == AT_VELOCITY) | ((when_B == AT_START) & (held_B == 0))
     # One expert has no weights to ask for within a step.
     asks_B |= (when_B == AT_STEP) & (planned["starts"] | (held_B > 1))
-    turn = Turn(planned, point_BCHW, asks_B)
-    return replace(state, turn=turn) if asks_B.any() else routed(state, turn, None)
+    exact_B = state.plans.exact[state.plan_B] & (planned["scale"] != 0) & (planned["scale"] != 1)
+    turn = Turn(planned, point_BCHW, np.flatnonzero(asks_B), np.flatnonzero(asks_B & exact_B), None)
+    if not len(turn.asks_R):
+        return choose(state, turn, None)
+    call, asked = question(state, turn)
+    return state.changed(turn=replace(turn, question=call), asked=asked)
 
 
-def _mixed(state: Trajectories, turn: Turn, answers: list[Tensor]) -> Tensor:
+def _mixed(state: Trajectories, turn: Turn, chosen: Chosen, answers: list[Tensor]) -> Tensor:
     """The mixture's velocity of each row: its experts' in their proportions, then guided."""
-    layout = state.layout
-    assert layout is not None
-    assert turn.weights_EK is not None
+    layout = chosen.layout
     # Answers may come in another precision or from another device than the state's.
     velocities = [answer.to(state.x_BCHW) for answer in answers]
+    for group, velocity in zip(layout.groups, velocities, strict=True):
+        num_rows = len(layout.used_EK) if group.rows_R is None else len(group.rows_R)
+        assert velocity.shape == (num_rows, *state.info.image_shape), f"expert {group.expert}: {velocity.shape}"
     if layout.single:
         mixed_ECHW = place(layout.groups, velocities, len(layout.used_EK))
     else:
-        mixed_ECHW = mix(layout.groups, velocities, turn.weights_EK)
+        mixed_ECHW = mix(layout.groups, velocities, chosen.weights_EK)
     # On a GPU nothing waits to look; `Trajectories.result` does.
     if mixed_ECHW.is_cpu and not mixed_ECHW.isfinite().all():
         _require_finite(turn, layout, velocities)
@@ -134,13 +145,13 @@ def _mixed(state: Trajectories, turn: Turn, answers: list[Tensor]) -> Tensor:
     count, scale = len(state), turn.planned["scale"]
     if len(mixed_ECHW) == 2 * count:
         return guide(mixed_ECHW[:count], mixed_ECHW[count:], each(scale, mixed_ECHW))
-    primary_BCHW, scale_G = mixed_ECHW[:count], each(np.broadcast_to(scale, count)[layout.guided_B], mixed_ECHW)
+    primary_BCHW, scale_G = mixed_ECHW[:count], each(spread(scale, count)[layout.guided_B], mixed_ECHW)
     guided_GCHW = guide(primary_BCHW[layout.guided_G], mixed_ECHW[count:], scale_G)
     return primary_BCHW.index_copy(0, layout.guided_G, guided_GCHW)
 
 
 def _require_finite(turn: Turn, layout: Layout, velocities: list[Tensor]) -> None:
-    t_B = np.broadcast_to(turn.planned["t"], len(layout.guided_B))
+    t_B = spread(turn.planned["t"], len(layout.guided_B))
     t_E = np.concatenate([t_B, t_B[layout.guided_B]])
     for group, velocity in zip(layout.groups, velocities, strict=True):
         broken_R = ~velocity.flatten(1).isfinite().all(dim=1)

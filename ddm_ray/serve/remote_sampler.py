@@ -12,6 +12,7 @@ from ray.serve.handle import DeploymentHandle
 from torch import Tensor
 
 from ddm_ray.sampling.batches import by_expert, joined
+from ddm_ray.sampling.driver import chosen_expert_B
 from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo, SampleRequest, SampleResult
 from ddm_ray.sampling.state import Trajectories
 from ddm_ray.sampling.trajectory import advance, needs, start
@@ -40,11 +41,12 @@ class RemoteSampler:
             while not state.done_B.any():
                 state = await self._advanced(state)
             return state.result()
-        if state.turn is not None and not state.turn.routed:
+        assert state.turn is not None
+        num_router_rows = len(state.turn.asks_R)
+        if num_router_rows:
             state = await self._advanced(state)
-        requests, order = by_expert(request, state.weights_BK.argmax(dim=1))
+        requests, order = by_expert(request, chosen_expert_B(state))
         calls = [_call(self._experts[expert].sample, part) for expert, part in requests.items()]
-        num_router_rows = int(state.router_rows_B.sum())
         return replace(joined(await asyncio.gather(*calls), order), num_router_rows=num_router_rows)
 
     async def _advanced(self, state: Trajectories) -> Trajectories:

@@ -7,6 +7,7 @@ mutants beside their tests.
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
@@ -62,13 +63,13 @@ ORACLES: dict[str, Callable[[], None]] = {
     "steps reported": strategy_oracles.check_steps_are_reported,
 }
 
-NO_SWITCH = (choice, "differs", lambda weights_BK, others_BK: torch.zeros(len(weights_BK), dtype=torch.bool))
+NO_SWITCH = (choice, "differs", lambda weights_BK, others_BK: np.zeros(len(weights_BK), bool))
 FINITE, GAUSSIAN = closed_forms.FiniteData, closed_forms.GaussianMixture
 BLIND_PRIOR = (choice, "available_prior", lambda prior_CK, available_K: prior_CK[-1:].expand_as(prior_CK))
 WRONG_SIGN = (trajectory, "mix", lambda *a: -altered.MIX(*a))
 TIME_REVERSED = (state.Turn, "t_B", property(altered.time_reversed))
 UNIFORM = (plans, "posterior", altered.uniform_posterior)
-ROUTER_LATE = (trajectory, "router_call", altered.time_a_step_late)
+ROUTER_LATE = (trajectory, "question", altered.time_a_step_late)
 LATE_GRID = (plans, "time_grid", lambda name, steps: altered.GRID(name, steps + 1)[:-1])
 EARLY_GRID = (plans, "time_grid", lambda name, steps: altered.GRID(name, steps + 1)[1:])
 NO_RENORMALISING = (routing, "keep", altered.kept_without_renormalising)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -62,12 +63,12 @@ def answers(state: Trajectories) -> list[torch.Tensor]:
 def one_velocity(state: Trajectories) -> Trajectories:
     """Every row by one velocity, the router asked before where it has to be."""
     assert state.turn is not None
-    if not state.turn.routed:
+    if state.turn.chosen is None:
         state = advance(state, answers(state))
     return advance(state, answers(state))
 
 
-def sampled_together(asked: Sequence[SampleRequest], info: MixtureInfo, every: int) -> list[SampleResult]:
+def sampled_together(asked: Sequence[SampleRequest], infos: Sequence[MixtureInfo], every: int) -> list[SampleResult]:
     """Each request joins `every` velocities after the one before, and leaves when it is done."""
     results: dict[int, SampleResult] = {}
     waiting, running, tick = list(enumerate(asked)), None, 0
@@ -75,7 +76,8 @@ def sampled_together(asked: Sequence[SampleRequest], info: MixtureInfo, every: i
     while waiting or running is not None:
         if waiting and (running is None or tick % every == 0):
             parts = [] if running is None else [running]
-            running = turned(joined([*parts, start(waiting.pop(0)[1], info)]))
+            number, request = waiting.pop(0)
+            running = turned(joined([*parts, start(request, infos[number])]))
         running, tick = one_velocity(running), tick + 1
         if running.done_B.any():
             done, left = running.rows(running.done_B), ~running.done_B
@@ -92,15 +94,20 @@ def assert_same(actual: SampleResult, right: SampleResult) -> None:
     assert (actual.num_expert_rows, actual.num_router_rows) == (right.num_expert_rows, right.num_router_rows)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(data=st.data(), count=st.integers(2, 5), every=st.integers(1, 3), table=st.booleans())
 def test_rows_of_any_requests_go_on_as_alone(data: st.DataObject, count: int, every: int, table: bool) -> None:
-    """Whether they begin together or not; with a table of the prior, or the router asked for it."""
+    """With a table of the prior, or the router asked for it; some without an expert that others have."""
     info = SYSTEM.info() if table else replace(SYSTEM.info(), prior_CK=None)
     asked = [data.draw(requests(10 * number)) for number in range(count)]
-    together = sampled_together(asked, info, every)
-    for request, actual in zip(asked, together, strict=True):
-        assert_same(actual, driver.sample(request, info, SYSTEM.experts, SYSTEM.router))
+    missing = data.draw(st.lists(st.sampled_from([None, 1, 3]), min_size=count, max_size=count))
+    infos = [
+        info.with_available(torch.arange(4) != gone) if gone and request.settings.strategy != "oracle" else info
+        for request, gone in zip(asked, missing, strict=True)
+    ]
+    together = sampled_together(asked, infos, every)
+    for request, own, actual in zip(asked, infos, together, strict=True):
+        assert_same(actual, driver.sample(request, own, SYSTEM.experts, SYSTEM.router))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -118,17 +125,43 @@ def test_rows_that_part_midway_end_where_they_would_have(strategy: str) -> None:
         torch.testing.assert_close(part.routing_SBK, right.routing_SBK[:, rows], rtol=1e-9, atol=1e-9)
 
 
+def contents(state: Trajectories) -> dict[str, torch.Tensor]:
+    """Copies of all that a state holds."""
+    return safetensors.torch.load(pack(state))
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_an_advance_that_is_repeated_gives_the_same(strategy: str) -> None:
-    chosen = SamplingSettings(strategy=strategy, steps=4, guidance_scale=2.0)
+def test_an_advance_changes_nothing_that_it_was_given(strategy: str) -> None:
+    """So that it may be repeated by whoever still has the state."""
+    chosen = SamplingSettings(strategy=strategy, solver="ab2", steps=4, guidance_scale=2.0)
     cluster_B = torch.arange(6) % 4 if strategy == "oracle" else None
     state = start(SampleRequest(tuple(range(6)), torch.arange(6) % 3, chosen, cluster_B), SYSTEM.info())
+    right = driver.run(state, SYSTEM.experts, SYSTEM.router).result()
+    state = start(SampleRequest(tuple(range(6)), torch.arange(6) % 3, chosen, cluster_B), SYSTEM.info())
     while not state.done_B.any():
-        again, state = advance(state, answers(state)), advance(state, answers(state))
-        assert torch.equal(again.x_BCHW, state.x_BCHW)
-        assert torch.equal(again.weights_BK, state.weights_BK)
-        assert torch.equal(again.routing_BSK, state.routing_BSK)
-        assert np.array_equal(again.router_rows_B, state.router_rows_B)
+        before, given = contents(state), answers(state)
+        after = advance(state, given)
+        first = contents(after)
+        before["routing"] = contents(state)["routing"]  # written in place
+        assert all(torch.equal(before[name], tensor) for name, tensor in contents(state).items())
+        again = contents(advance(state, given))
+        assert all(torch.equal(first[name], tensor) for name, tensor in again.items())
+        state = after
+    assert_same(state.result(), right)
+
+
+def test_rows_that_part_before_their_experts_answer_ask_the_router_again() -> None:
+    """Nothing of the choice is kept by halves: a switch of expert is one still, and is paid for once."""
+    chosen = SamplingSettings(strategy="sample-1", solver="ab2", steps=6)
+    request = SampleRequest(tuple(range(8)), torch.arange(8) % 3, chosen)
+    right = driver.sample(request, SYSTEM.info(), SYSTEM.experts, SYSTEM.router)
+    assert (right.experts_SB[1:] != right.experts_SB[:-1]).any()
+    state = start(request, SYSTEM.info())
+    while not state.done_B.any():
+        asked = advance(state, answers(state))
+        state = turned(unpack(pack(asked.rows(np.arange(8))), SYSTEM.info()))
+        state = one_velocity(state)
+    assert_same(state.result(), right)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -148,7 +181,7 @@ def test_packed_rows_go_on_elsewhere(strategy: str, text: bool) -> None:
     while not state.done_B.any():
         if velocities in (0, 3, 4):
             state = turned(unpack(pack(state), info))
-        while not state.turn.routed:
+        while state.turn.chosen is None:
             state = advance(state, driver.answers(needs(state), experts, router))
         state, velocities = advance(state, driver.answers(needs(state), experts, router)), velocities + 1
     assert torch.equal(state.result().images_BCHW, right.images_BCHW)
@@ -164,6 +197,17 @@ def test_bytes_of_other_trajectories_are_refused() -> None:
             unpack(bad, SYSTEM.info())
     with pytest.raises(SamplingError, match="no trajectories of this mixture"):
         unpack(data, other.info())
-    late = replace(state, position_B=state.position_B + 26)
-    with pytest.raises(SamplingError, match="no trajectories of this mixture"):
-        unpack(pack(late), SYSTEM.info())
+    tensors = safetensors.torch.load(data)
+    for name, tensor in {
+        "position": tensors["position"] + 26,
+        "plan": tensors["plan"] + 1,
+        "label": tensors["label"] + 3,
+        "x": tensors["x"][:, :, :, :1],
+        "last": tensors["last"].float(),
+        "weights": tensors["weights"] + 0.5,
+        "routing": tensors["routing"][:, 1:],
+        "plans": torch.tensor([91] * 200_000, dtype=torch.uint8),
+    }.items():
+        with pytest.raises(SamplingError) as error:
+            unpack(safetensors.torch.save({**tensors, name: tensor.contiguous()}), SYSTEM.info())
+        assert len(str(error.value)) < 400

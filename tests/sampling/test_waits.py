@@ -1,10 +1,13 @@
 """Waits of the host for a GPU, on one that is pretended: what each costs a step, and that nothing mixes devices."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from ddm_ray.config import SamplingSettings
+from ddm_ray.errors import NotFiniteError
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest, SampleResult
 from tests.pretend_gpu import PretendGPU
@@ -30,16 +33,12 @@ def request(strategy: str, num_images: int, **fields) -> SampleRequest:
     return SampleRequest(tuple(range(num_images)), torch.arange(num_images) % 3, chosen, cluster_B)
 
 
-def on_gpu(asked: SampleRequest, info: MixtureInfo = INFO) -> tuple[SampleResult, PretendGPU]:
-    with PretendGPU() as gpu:
-        result = driver.sample(asked, info, EXPERTS, router, "meta")
-    return result, gpu
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Without a driver torch can't pin memory; the copy that follows is one that doesn't wait all the same.
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+def on_gpu(
+    asked: SampleRequest, info: MixtureInfo = INFO, experts: driver.Experts = EXPERTS, router: driver.Field = router
+) -> tuple[SampleResult, PretendGPU]:
+    with PretendGPU() as gpu, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "pin_memory", lambda tensor: gpu.pinned(tensor))
+        return driver.sample(asked, info, experts, router, "meta"), gpu
 
 
 @pytest.mark.parametrize("strategy", WAITS)
@@ -50,6 +49,45 @@ def test_a_step_waits_as_often_at_any_batch(strategy: str, num_images: int, scal
     )
     assert (many.waits.total() - few.waits.total()) / 4 == WAITS[strategy], (few.waits, many.waits)
     assert few.waits.total() - 2 * WAITS[strategy] <= 6, few.waits
+
+
+def test_a_router_of_another_prior_and_a_temperature_make_no_step_wait() -> None:
+    info = replace(INFO, router_prior_K=torch.tensor([0.1, 0.2, 0.3, 0.2, 0.2]))
+    few, many = (on_gpu(request("full", 3, steps=steps, router_temperature=1.5), info)[1] for steps in (2, 6))
+    assert many.waits == few.waits
+
+
+def broken(x: Tensor, t: Tensor, label: Tensor) -> Tensor:
+    return torch.full_like(x, torch.nan)
+
+
+def torn(x: Tensor, t: Tensor, label: Tensor) -> Tensor:
+    return torch.full_like(router(x, t, label), torch.nan)
+
+
+def test_what_is_not_finite_is_found_at_the_end() -> None:
+    """By whatever part, and if another expert is missing."""
+    without = INFO.with_available(torch.arange(5) != 1)
+    for info in (INFO, without):
+        with pytest.raises(NotFiniteError):
+            on_gpu(request("full", 2, steps=2), info, [broken] * 5)
+        with pytest.raises(NotFiniteError):
+            on_gpu(request("full", 2, steps=2), info, EXPERTS, torn)
+    x_BCHW = torch.zeros(2, 1, 4, 4)
+    with PretendGPU() as gpu, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "pin_memory", lambda tensor: gpu.pinned(tensor))
+        with pytest.raises(NotFiniteError):
+            driver.velocity(x_BCHW, 0.5, torch.tensor([0, 1]), INFO, [broken] * 5, router, "meta")
+
+
+def test_an_expert_that_nobody_weighs_may_say_anything() -> None:
+    def never_4(x: Tensor, t: Tensor, label: Tensor) -> Tensor:
+        return torch.where(torch.arange(5).to(x.device, non_blocking=True) == 4, -torch.inf, router(x, t, label))
+
+    asked, experts = request("full", 3, steps=3), [*EXPERTS[:4], broken]
+    actual, _ = on_gpu(asked, INFO, experts, never_4)
+    right = driver.sample(asked, INFO, experts, never_4)
+    torch.testing.assert_close(actual.images_BCHW, right.images_BCHW)
 
 
 @pytest.mark.parametrize("strategy", WAITS)
@@ -68,6 +106,7 @@ def test_what_waits_is_counted() -> None:
         x = torch.ones(3).to("meta")
         assert float(x.sum()) == 3
         assert x[torch.tensor([0, 1])].cpu().tolist() == [1, 1]
+        assert len(x[x > 0]) == 3
         with pytest.raises(RuntimeError, match="at once"):
             _ = x + torch.ones(3)
-    assert gpu.waits.total() == 4
+    assert gpu.waits.total() == 5
