@@ -27,6 +27,6 @@ def test_a_worker_that_hangs_is_ended_by_its_raylet(ray_cluster: str) -> None:
     worker = Worker.remote()
     pid, _, _ = ray.get(worker.facts.remote())
     os.kill(pid, signal.SIGSTOP)
-    assert state_of(pid) == "T"
+    wait_for(lambda: state_of(pid) == "T", 60)
     ray.kill(worker)
     wait_for(lambda: not command(pid), 60, lambda: f"{pid} is {state_of(pid)}")

@@ -188,6 +188,19 @@ def test_packed_rows_go_on_elsewhere(strategy: str, text: bool) -> None:
     assert_same(unpack(pack(state), info).result(), right)
 
 
+def test_rows_that_were_packed_apart_are_one_request_again() -> None:
+    """Equal plans are one, so that all rows move in lockstep."""
+    asked = SampleRequest((1, 2, 3), torch.tensor([0, 1, 2]), SamplingSettings(strategy="top-2", steps=3))
+    state = start(asked, SYSTEM.info())
+    parts = [unpack(pack(state.rows(rows)), SYSTEM.info()) for rows in (np.array([0]), np.array([1, 2]))]
+    together = turned(joined(parts))
+    assert len(together.plans) == 1
+    assert_same(
+        driver.run(together, SYSTEM.experts, SYSTEM.router).result(),
+        driver.run(state, SYSTEM.experts, SYSTEM.router).result(),
+    )
+
+
 def test_bytes_of_other_trajectories_are_refused() -> None:
     state = start(SampleRequest((1, 2), torch.tensor([0, 1]), SamplingSettings()), SYSTEM.info())
     data = pack(state)
