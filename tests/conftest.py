@@ -51,7 +51,7 @@ hypothesis.settings.load_profile("ddm")
 os.environ.update(OMP_NUM_THREADS="1", RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="token")
 # A node starts as many workers as it has CPUs before anyone asks for one: seconds of a core, each time.
 os.environ["RAY_prestart_worker_first_driver"] = "0"  # noqa: SIM112  (Ray's own spelling)
-# Those that it starts are forked from one that has imported Ray and torch: a third of the tests' time was imports.
+# Those that it starts are forked from a process that has imported torch: imports took a fifth of the tests' CPU time.
 os.environ["PYTHONPATH"] = f"{ROOT}/tests/forked:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
 TRAINS = {"DDM_TESTS_PRELOAD": "torch._dynamo deepspeed.runtime.zero.muon.muon_optimizer"}
 """Environment of a Ray whose workers train: what is loaded before they are forked."""

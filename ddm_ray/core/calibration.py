@@ -24,11 +24,9 @@ class Calibration:
 
     def __call__(self, logits_NK: Tensor) -> Tensor:
         calibrated_NK = logits_NK if self.temperature == 1 else logits_NK / self.temperature
-        return (
-            calibrated_NK
-            if self.log_ratio_K is None
-            else calibrated_NK + upload(self.log_ratio_K.to(logits_NK.dtype).numpy(), logits_NK.device)
-        )
+        if self.log_ratio_K is None:
+            return calibrated_NK
+        return calibrated_NK + upload(self.log_ratio_K.to(logits_NK.dtype).numpy(), logits_NK.device)
 
 
 def prior_ratio(prior_K: Tensor, router_prior_K: Tensor) -> Tensor:

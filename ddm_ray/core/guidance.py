@@ -8,6 +8,8 @@ from ddm_ray.core.flow import append_dims
 def guide(conditional: Tensor, unconditional: Tensor, scale: float | Tensor) -> Tensor:
     """v_uncond + scale (v_cond - v_uncond) (Ho and Salimans 2022, arXiv 2207.12598); 1 is conditional, 0 unconditional.
 
+    Velocities are (B, ...), the scale one number or one a row, (B,).
+
     For a mixture this is exact only *after* mixing: sum_k p(k|x,t,c) u_k(x,t,c) and sum_k p(k|x,t) u_k(x,t)
     each under its own posterior, then combined (guidance "mixture", strategy `full`). "per-expert" is the paper's:
     sum_k p(k|x,t,c) [u_k(x,t) + scale (u_k(x,t,c) - u_k(x,t))], each expert guided by itself under the conditional

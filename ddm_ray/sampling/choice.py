@@ -17,7 +17,7 @@ from ddm_ray.core.streams import ROUTING
 from ddm_ray.core.transfer import picked, spread, upload
 from ddm_ray.errors import ExpertCountError, NotFiniteError, SamplingError
 from ddm_ray.sampling.noise import initial_noise, routing_uniforms
-from ddm_ray.sampling.plan import AT_START, AT_VELOCITY, Rule, SamplingPlan, scale_at
+from ddm_ray.sampling.plan import AT_START, AT_VELOCITY, Rule, SamplingPlan, guided, scale_at
 from ddm_ray.sampling.request import MixtureInfo, RouterCall, SampleRequest
 from ddm_ray.sampling.state import Asked, Chosen, Layout, Trajectories, Turn
 
@@ -72,9 +72,12 @@ def question(state: Trajectories, turn: Turn) -> tuple[RouterCall, Asked]:
 
 
 def choose(state: Trajectories, turn: Turn, logits_RK: Tensor | None) -> Trajectories:
-    """The state with the experts of its turn, by what the router says of the rows that ask it."""
+    """The state with the experts of its turn, by what the router says of the rows that ask it.
+
+    ExpertCountError for a router of another mixture, NotFiniteError for one that gives no numbers (on a CPU).
+    """
     planned, count = turn.planned, len(state)
-    guided_B = spread(turn.guided, count)
+    guided_B = spread(guided(planned), count)
     guided_G = np.flatnonzero(guided_B)
     restarts_B = spread(planned["jumps"] & planned["starts"], count)
     held_BK, before_BK, unread = state.weights_BK, state.weights_BK, _Unread()
@@ -94,7 +97,7 @@ def choose(state: Trajectories, turn: Turn, logits_RK: Tensor | None) -> Traject
         used_EK = np.concatenate([used_BK, used_BK[guided_G]])
     _trace(state.routing_BSK, planned, weights_BK)
     layout = _layout(state, guided_B, spread(planned["scale"] == 0, count), used_EK)
-    return state.changed(turn=turn.changed(Chosen(held_BK, weights_EK, restarts_B, layout)))
+    return state.changed(turn=turn.changed(chosen=Chosen(held_BK, weights_EK, restarts_B, layout)))
 
 
 @dataclass
@@ -110,6 +113,7 @@ class _Unread:
 
 
 def _weighed(state: Trajectories, turn: Turn, logits_RK: Tensor) -> tuple[Tensor, _Unread]:
+    """Weights (B, K) that rows hold after the router's answer (CPU), and those that stay on the device."""
     asks_R, twice_R = turn.asks_R, turn.twice_R
     held_BK, unread = state.weights_BK, _Unread()
     read_RK = logits_RK
@@ -163,11 +167,11 @@ def _layout(state: Trajectories, guided_B: np.ndarray, null_B: np.ndarray, used_
         return old
     guided_G = np.flatnonzero(guided_B)
     if old is not None and branches:
-        condition_E, guided = old.condition_E, old.guided_G
+        condition_E, index_G = old.condition_E, old.guided_G
     else:
         entries_E = np.concatenate([np.arange(len(state)), guided_G])
         condition_E = state.conditions(entries_E, np.concatenate([null_B, np.ones(len(guided_G), bool)]))
-        guided = upload(guided_G, device) if len(guided_G) else None
+        index_G = upload(guided_G, device) if len(guided_G) else None
     groups, conditions = group_rows(used_EK, device), list[Condition]()
     kept = {}
     if old is not None and branches:
@@ -182,7 +186,7 @@ def _layout(state: Trajectories, guided_B: np.ndarray, null_B: np.ndarray, used_
     experts_B = experts_E[: len(state)].copy()
     experts_B[guided_G] += experts_E[len(state) :]
     single = bool((experts_E == 1).all())
-    return Layout(guided_B, null_B, used_EK, condition_E, guided, groups, conditions, experts_B, single)
+    return Layout(guided_B, null_B, used_EK, condition_E, index_G, groups, conditions, experts_B, single)
 
 
 def _require_logits(state: Trajectories, turn: Turn, logits_RK: Tensor) -> None:

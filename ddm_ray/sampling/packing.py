@@ -5,8 +5,7 @@ from typing import Annotated
 
 import numpy as np
 import torch
-from annotated_types import Len
-from pydantic import BaseModel, StrictBool, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, StrictBool, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -23,7 +22,7 @@ TEXT = ("tokens_BLE", "mask_BL", "pooled_BP")
 
 
 def pack(state: Trajectories) -> bytes:
-    """The rows, between two velocities."""
+    """All rows as they are between two velocities; what a turn has made out since is made out again."""
     plans = [
         {
             "settings": plan.settings.model_dump(mode="json"),
@@ -61,7 +60,7 @@ class _PackedPlan(BaseModel):
     available: list[StrictBool] | None
 
 
-_Plans = TypeAdapter(Annotated[list[_PackedPlan], Len(1)])
+_Plans = TypeAdapter(Annotated[list[_PackedPlan], Field(min_length=1)])
 
 
 def _unpacked(
@@ -103,19 +102,19 @@ def _unpacked(
         validate(request, own_info)
         plans.append(SamplingPlan.of(plan.settings, own_info))
     state = Trajectories(
-        info,
-        Plans(plans),
-        numbers["plan"],
-        numbers["seed"].view(np.uint64),
-        numbers["position"],
-        condition.to(device),
-        info.null(1).to(device) if any(plan.settings.guidance_scale != 1 for plan in plans) else None,
-        x_BCHW.to(device),
-        last_BCHW.to(device),
-        weights_BK,
-        routing_BSK.to(device),
-        numbers["expert_rows"],
-        numbers["router_rows"],
+        info=info,
+        plans=Plans(plans),
+        plan_B=numbers["plan"],
+        seed_B=numbers["seed"].view(np.uint64),
+        position_B=numbers["position"],
+        condition=condition.to(device),
+        null=info.null(1).to(device) if any(plan.settings.guidance_scale != 1 for plan in plans) else None,
+        x_BCHW=x_BCHW.to(device),
+        last_BCHW=last_BCHW.to(device),
+        weights_BK=weights_BK,
+        routing_BSK=routing_BSK.to(device),
+        expert_rows_B=numbers["expert_rows"],
+        router_rows_B=numbers["router_rows"],
     )
     over_B = state.position_B > state.plans.lengths[state.plan_B]
     _require(not over_B.any(), "a row is beyond the end of its plan")

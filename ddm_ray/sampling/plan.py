@@ -68,7 +68,7 @@ class SamplingPlan:
 
     @classmethod
     def at(cls, t: float, settings: SamplingSettings, info: MixtureInfo) -> "SamplingPlan":
-        """One velocity at t. TimeError for t outside [0, 1], SamplingError as above."""
+        """One velocity at t. TimeError for t outside [0, 1], SamplingError if K is too small for the settings."""
         if not 0 <= t <= 1:
             raise TimeError(f"t is {t}: times are in [0, 1], 0 is data and 1 is noise")
         velocities = np.zeros(1, PLANNED)
@@ -105,6 +105,12 @@ class Plans(tuple[SamplingPlan, ...]):
 
 _WHEN = ("start", "step", "velocity")
 AT_START, AT_STEP, AT_VELOCITY = range(3)
+
+
+def guided(planned: np.ndarray) -> np.ndarray:
+    """Bool, a value for each of these records of PLANNED: velocities that need both branches."""
+    scale = planned["scale"]
+    return np.asarray((scale != 0) & (scale != 1))
 
 
 def scale_at(settings: SamplingSettings, t: float) -> float:

@@ -64,13 +64,13 @@ class Turn:
     point_BCHW: Tensor
     asks_R: np.ndarray
     twice_R: np.ndarray
-    question: RouterCall | None
+    question: RouterCall | None = None
     chosen: Chosen | None = None
 
-    def changed(self, chosen: Chosen) -> "Turn":
-        """The same turn with its experts."""
+    def changed(self, **others: Any) -> "Turn":
+        """The same turn with its question or its experts; what was made out of it stays."""
         after = object.__new__(Turn)
-        after.__dict__.update(self.__dict__, chosen=chosen)
+        after.__dict__.update(self.__dict__, **others)
         return after
 
     @cached_property
@@ -78,12 +78,6 @@ class Turn:
         """Times at which the rows are, beside their points."""
         t = each(self.planned["t"], self.point_BCHW)
         return t if isinstance(t, Tensor) else self.point_BCHW.new_full((len(self.point_BCHW),), t)
-
-    @cached_property
-    def guided(self) -> np.ndarray:
-        """Bool (B,) or (1,): rows that need both branches."""
-        scale = self.planned["scale"]
-        return np.asarray((scale != 0) & (scale != 1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,6 +175,32 @@ class Trajectories:
             asked=None,
         )
 
+    @classmethod
+    def joined(cls, parts: Sequence["Trajectories"]) -> "Trajectories":
+        """The rows of all parts, in order: of one mixture, on one device, each wherever it is."""
+        plans = Plans({plan.key: plan for part in parts for plan in part.plans}.values())
+        number = {plan.key: n for n, plan in enumerate(plans)}
+        num_steps = max(part.routing_BSK.shape[1] for part in parts)
+
+        def padded(routing_BSK: Tensor) -> Tensor:
+            return torch.nn.functional.pad(routing_BSK, (0, 0, 0, num_steps - routing_BSK.shape[1]))
+
+        return cls(
+            info=parts[0].info,
+            plans=plans,
+            plan_B=np.concatenate([np.array([number[plan.key] for plan in part.plans])[part.plan_B] for part in parts]),
+            seed_B=np.concatenate([part.seed_B for part in parts]),
+            position_B=np.concatenate([part.position_B for part in parts]),
+            condition=join([part.condition for part in parts]),
+            null=next((part.null for part in parts if part.null is not None), None),
+            x_BCHW=torch.cat([part.x_BCHW for part in parts]),
+            last_BCHW=torch.cat([part.last_BCHW for part in parts]),
+            weights_BK=torch.cat([part.weights_BK for part in parts]),
+            routing_BSK=torch.cat([padded(part.routing_BSK) for part in parts]),
+            expert_rows_B=np.concatenate([part.expert_rows_B for part in parts]),
+            router_rows_B=np.concatenate([part.router_rows_B for part in parts]),
+        )
+
     def result(self) -> SampleResult:
         """The images of rows of one plan, on the CPU. NotFiniteError if one isn't finite."""
         (plan,) = self.plans
@@ -201,29 +221,3 @@ def require_finite(result_BCHW: Tensor) -> None:
 
 
 _FIELDS = tuple(field.name for field in fields(Trajectories))
-
-
-def joined(parts: Sequence[Trajectories]) -> Trajectories:
-    """The rows of all parts, in order: of one mixture, on one device, each wherever it is."""
-    plans = Plans({plan.key: plan for part in parts for plan in part.plans}.values())
-    number = {plan.key: n for n, plan in enumerate(plans)}
-    num_steps = max(part.routing_BSK.shape[1] for part in parts)
-
-    def padded(routing_BSK: Tensor) -> Tensor:
-        return torch.nn.functional.pad(routing_BSK, (0, 0, 0, num_steps - routing_BSK.shape[1]))
-
-    return Trajectories(
-        parts[0].info,
-        plans,
-        np.concatenate([np.array([number[plan.key] for plan in part.plans])[part.plan_B] for part in parts]),
-        np.concatenate([part.seed_B for part in parts]),
-        np.concatenate([part.position_B for part in parts]),
-        join([part.condition for part in parts]),
-        next((part.null for part in parts if part.null is not None), None),
-        torch.cat([part.x_BCHW for part in parts]),
-        torch.cat([part.last_BCHW for part in parts]),
-        torch.cat([part.weights_BK for part in parts]),
-        torch.cat([padded(part.routing_BSK) for part in parts]),
-        np.concatenate([part.expert_rows_B for part in parts]),
-        np.concatenate([part.router_rows_B for part in parts]),
-    )

@@ -5,8 +5,6 @@ calls, `advance` takes their answers; first the router's where any row has to as
 so that a state may be kept, moved, split and joined between them. Shapes: see `state`; R rows of one call.
 """
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -18,7 +16,7 @@ from ddm_ray.core.transfer import each, spread
 from ddm_ray.errors import NotFiniteError
 from ddm_ray.sampling.choice import choose, chosen_beforehand, question
 from ddm_ray.sampling.noise import initial_noise
-from ddm_ray.sampling.plan import AT_START, AT_STEP, AT_VELOCITY, Plans, SamplingPlan
+from ddm_ray.sampling.plan import AT_START, AT_STEP, AT_VELOCITY, Plans, SamplingPlan, guided
 from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo, SampleRequest, validate
 from ddm_ray.sampling.state import Chosen, Layout, Trajectories, Turn
 
@@ -37,19 +35,19 @@ def begin(
     count, num_steps = len(request.seeds), int(plan.velocities["step"][-1]) + 1
     x_BCHW = x_BCHW.to(device, info.dtype)
     state = Trajectories(
-        info,
-        Plans([plan]),
-        np.zeros(count, np.int64),
-        np.array(request.seeds, np.uint64),
-        np.zeros(count, np.int64),
-        request.condition.to(device),
-        info.null(1).to(device) if request.settings.guidance_scale != 1 else None,
-        x_BCHW,
-        torch.zeros_like(x_BCHW),
-        chosen_beforehand(plan, request, info),
-        x_BCHW.new_zeros(count, num_steps, info.num_experts),
-        np.zeros(count, np.int64),
-        np.zeros(count, np.int64),
+        info=info,
+        plans=Plans([plan]),
+        plan_B=np.zeros(count, np.int64),
+        seed_B=np.array(request.seeds, np.uint64),
+        position_B=np.zeros(count, np.int64),
+        condition=request.condition.to(device),
+        null=info.null(1).to(device) if request.settings.guidance_scale != 1 else None,
+        x_BCHW=x_BCHW,
+        last_BCHW=torch.zeros_like(x_BCHW),
+        weights_BK=chosen_beforehand(plan, request, info),
+        routing_BSK=x_BCHW.new_zeros(count, num_steps, info.num_experts),
+        expert_rows_B=np.zeros(count, np.int64),
+        router_rows_B=np.zeros(count, np.int64),
     )
     return turned(state)
 
@@ -117,12 +115,12 @@ def turned(state: Trajectories) -> Trajectories:
     asks_B = (when_B == AT_VELOCITY) | ((when_B == AT_START) & (held_B == 0))
     # One expert has no weights to ask for within a step.
     asks_B |= (when_B == AT_STEP) & (planned["starts"] | (held_B > 1))
-    exact_B = state.plans.exact[state.plan_B] & (planned["scale"] != 0) & (planned["scale"] != 1)
-    turn = Turn(planned, point_BCHW, np.flatnonzero(asks_B), np.flatnonzero(asks_B & exact_B), None)
+    twice_B = asks_B & state.plans.exact[state.plan_B] & guided(planned)
+    turn = Turn(planned, point_BCHW, np.flatnonzero(asks_B), np.flatnonzero(twice_B))
     if not len(turn.asks_R):
         return choose(state, turn, None)
     call, asked = question(state, turn)
-    return state.changed(turn=replace(turn, question=call), asked=asked)
+    return state.changed(turn=turn.changed(question=call), asked=asked)
 
 
 def _mixed(state: Trajectories, turn: Turn, chosen: Chosen, answers: list[Tensor]) -> Tensor:
@@ -139,7 +137,7 @@ def _mixed(state: Trajectories, turn: Turn, chosen: Chosen, answers: list[Tensor
         mixed_ECHW = mix(layout.groups, velocities, chosen.weights_EK)
     # On a GPU nothing waits to look; `Trajectories.result` does.
     if mixed_ECHW.is_cpu and not mixed_ECHW.isfinite().all():
-        _require_finite(turn, layout, velocities)
+        _raise_not_finite(turn, layout, velocities)
     if layout.guided_G is None:
         return mixed_ECHW
     count, scale = len(state), turn.planned["scale"]
@@ -150,7 +148,7 @@ def _mixed(state: Trajectories, turn: Turn, chosen: Chosen, answers: list[Tensor
     return primary_BCHW.index_copy(0, layout.guided_G, guided_GCHW)
 
 
-def _require_finite(turn: Turn, layout: Layout, velocities: list[Tensor]) -> None:
+def _raise_not_finite(turn: Turn, layout: Layout, velocities: list[Tensor]) -> None:
     t_B = spread(turn.planned["t"], len(layout.guided_B))
     t_E = np.concatenate([t_B, t_B[layout.guided_B]])
     for group, velocity in zip(layout.groups, velocities, strict=True):

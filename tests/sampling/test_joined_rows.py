@@ -11,29 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddm_ray.config import SamplingSettings
-from ddm_ray.core.names import SolverName
+from ddm_ray.core.solvers import SOLVERS
 from ddm_ray.errors import SamplingError
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.packing import pack, unpack
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest, SampleResult
-from ddm_ray.sampling.state import Trajectories, joined
+from ddm_ray.sampling.state import Trajectories
 from ddm_ray.sampling.trajectory import advance, needs, start, turned
 from tests.core import closed_forms
+from tests.sampling.test_trajectory import EVERY
 
 SYSTEM = closed_forms.random_gaussians(seed=3, dim=2, num_experts=4, num_conditions=3)
-STRATEGIES = (
-    "once",
-    "oracle",
-    "full",
-    "top-1",
-    "top-2",
-    "sticky",
-    "threshold-0.2",
-    "nucleus-0.8",
-    "sample-1",
-    "sample-3",
-)
-SOLVERS: tuple[SolverName, ...] = ("euler", "heun", "midpoint", "ab2")
 
 
 @st.composite
@@ -42,8 +30,8 @@ def requests(draw: st.DrawFn, first_seed: int) -> SampleRequest:
     count = draw(st.integers(1, 3))
     low, high = sorted(draw(st.tuples(st.sampled_from([0.0, 0.3]), st.sampled_from([0.6, 1.0]))))
     chosen = SamplingSettings(
-        strategy=draw(st.sampled_from(STRATEGIES)),
-        solver=draw(st.sampled_from(SOLVERS)),
+        strategy=draw(st.sampled_from(EVERY)),
+        solver=draw(st.sampled_from(sorted(SOLVERS))),
         steps=draw(st.integers(1, 5)),
         times=draw(st.sampled_from(["uniform", "cosine", "shifted-3"])),
         guidance_scale=draw(st.sampled_from([0.0, 1.0, 1.0, 2.5])),
@@ -77,7 +65,7 @@ def sampled_together(asked: Sequence[SampleRequest], infos: Sequence[MixtureInfo
         if waiting and (running is None or tick % every == 0):
             parts = [] if running is None else [running]
             number, request = waiting.pop(0)
-            running = turned(joined([*parts, start(request, infos[number])]))
+            running = turned(Trajectories.joined([*parts, start(request, infos[number])]))
         running, tick = one_velocity(running), tick + 1
         if running.done_B.any():
             done, left = running.rows(running.done_B), ~running.done_B
@@ -110,7 +98,7 @@ def test_rows_of_any_requests_go_on_as_alone(data: st.DataObject, count: int, ev
         assert_same(actual, driver.sample(request, own, SYSTEM.experts, SYSTEM.router))
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", EVERY)
 def test_rows_that_part_midway_end_where_they_would_have(strategy: str) -> None:
     chosen = SamplingSettings(strategy=strategy, solver="heun", steps=4, guidance_scale=2.0)
     cluster_B = torch.arange(6) % 4 if strategy == "oracle" else None
@@ -130,7 +118,7 @@ def contents(state: Trajectories) -> dict[str, torch.Tensor]:
     return safetensors.torch.load(pack(state))
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", EVERY)
 def test_an_advance_changes_nothing_that_it_was_given(strategy: str) -> None:
     """So that it may be repeated by whoever still has the state."""
     chosen = SamplingSettings(strategy=strategy, solver="ab2", steps=4, guidance_scale=2.0)
@@ -164,7 +152,7 @@ def test_rows_that_part_before_their_experts_answer_ask_the_router_again() -> No
     assert_same(state.result(), right)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", EVERY)
 @pytest.mark.parametrize("text", [False, True])
 def test_packed_rows_go_on_elsewhere(strategy: str, text: bool) -> None:
     """In the middle of a step as at the start of one, labels as texts: the same images and routings."""
@@ -193,7 +181,7 @@ def test_rows_that_were_packed_apart_are_one_request_again() -> None:
     asked = SampleRequest((1, 2, 3), torch.tensor([0, 1, 2]), SamplingSettings(strategy="top-2", steps=3))
     state = start(asked, SYSTEM.info())
     parts = [unpack(pack(state.rows(rows)), SYSTEM.info()) for rows in (np.array([0]), np.array([1, 2]))]
-    together = turned(joined(parts))
+    together = turned(Trajectories.joined(parts))
     assert len(together.plans) == 1
     assert_same(
         driver.run(together, SYSTEM.experts, SYSTEM.router).result(),
