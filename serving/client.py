@@ -1,10 +1,13 @@
 """Ask a served mixture for an image and write it as a PNG.
 
 python serving/client.py 7 --out seven.png [--size 256x256] [--seed 1] [--strategy full] [--url URL]
+
+A server that wants a token gets the one in $DDM_TOKEN.
 """
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from urllib.error import HTTPError, URLError
@@ -23,11 +26,16 @@ def main() -> None:
     given = vars(parser.parse_args())
     out, url = given.pop("out"), given.pop("url")
     body = json.dumps({**given, "response_format": "png"}).encode()
-    request = Request(f"{url}/v1/images/generations", body, {"Content-Type": "application/json"})
+    headers = {"Content-Type": "application/json"}
+    if "DDM_TOKEN" in os.environ:
+        headers["Authorization"] = f"Bearer {os.environ['DDM_TOKEN']}"
+    request = Request(f"{url}/v1/images/generations", body, headers)
     try:
         with urlopen(request) as response:
             out.write_bytes(response.read())
-            print(f"{out}: seed {response.headers['X-Seed']}, experts {response.headers['X-Experts']}")
+            degraded = response.headers.get("X-Degraded")
+            missing = f", without {degraded}, which is away" if degraded else ""
+            print(f"{out}: seed {response.headers['X-Seed']}, experts {response.headers['X-Experts']}{missing}")
     except HTTPError as error:
         sys.exit(json.load(error)["error"]["message"])
     except URLError as error:

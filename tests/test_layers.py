@@ -67,7 +67,7 @@ RAY = {
     "train.ray.world",
     "islands.jobs",
     "islands.conduct",
-    "serve.remote_sampler",
+    "serve.remote",
     "serve.deployments",
     "serve.api",
     "serve.app",

@@ -1,5 +1,6 @@
 """Verbs that use a finished mixture: sample, export, serve."""
 
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -169,18 +170,43 @@ def export(run_url: str, folder: str, overwrite: bool) -> None:
 @RUN
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(1, 65535))
+@click.option(
+    "--placement",
+    default="colocated",
+    show_default=True,
+    type=click.Choice(["colocated", "per-expert"]),
+    help="All experts in one process, or a process each.",
+)
+@click.option("--device", default="cpu", show_default=True, help="torch's device for experts and router.")
+@click.option("--max-rows", default=32, show_default=True, type=click.IntRange(1), help="Images of a batch; more wait.")
+@click.option(
+    "--token-file",
+    type=click.Path(dir_okay=False),
+    help="Bearer tokens that may ask, one a line. Default: those in $DDM_SERVE_TOKENS; without any, everybody may.",
+)
+@click.option("--per-minute", type=click.FloatRange(0, min_open=True), help="Requests for images a minute and token.")
+@click.option("--insecure", is_flag=True, help="Listen on other addresses than this machine's own without a token.")
 @ADDRESS
-def serve(run_url: str, host: str, port: int, address: str | None) -> None:
+def serve(run_url: str, host: str, port: int, address: str | None, insecure: bool, **others: Any) -> None:
     """Serve the finished mixture over HTTP until Ctrl-C, as OpenAI's POST /v1/images/generations.
 
     \b
       ddm serve runs/digits --port 8000
       curl -s localhost:8000/v1/images/generations -H 'content-type: application/json' \\
            -d '{"prompt": "7", "seed": 1, "response_format": "png"}' -o seven.png
+
+    For others than this machine's own users, make a token for each of them and name the file:
+
+    \b
+      openssl rand -hex 32 >> tokens
+      ddm serve runs/digits --host 0.0.0.0 --token-file tokens
     """
-    from ddm_ray.serve.app import serve_run
+    from ddm_ray.serve.app import ServeArgs, serve_run
     from ddm_ray.storage.run import Run
 
-    run = Run.open(run_url)
+    token_file = others.pop("token_file")
+    args = ServeArgs(
+        run=Run.open(run_url).url, token_file=os.path.abspath(token_file) if token_file else None, **others
+    )
     click.echo("starting Ray and Serve ...")
-    serve_run(run.url, port, host, address)
+    serve_run(args, port, host, address, insecure)

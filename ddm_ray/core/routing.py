@@ -41,6 +41,10 @@ class Strategy(ABC):
         strategies that draw: numbers in [0, 1) from a stream that is independent of the images' noise.
         """
 
+    def most(self, num_experts: int) -> int:
+        """The most experts that a velocity of one image may take."""
+        return 1
+
     def reweigh(self, held_BK: Tensor, probs_BK: Tensor) -> Tensor:
         """The step's experts with the weights that these probabilities, of a later velocity, give them.
 
@@ -61,6 +65,9 @@ class Full(Strategy):
     """
 
     when = "velocity"
+
+    def most(self, num_experts: int) -> int:
+        return num_experts
 
     def route(self, probs_BK: Tensor, before_BK: Tensor, uniforms_BK: Tensor | None) -> Tensor:
         return keep(probs_BK, probs_BK > 0)
@@ -107,6 +114,9 @@ class TopK(Strategy):
 
     kept: int
 
+    def most(self, num_experts: int) -> int:
+        return self.kept
+
     def route(self, probs_BK: Tensor, before_BK: Tensor, uniforms_BK: Tensor | None) -> Tensor:
         return keep_top(probs_BK, self.kept)
 
@@ -137,6 +147,9 @@ class Threshold(Strategy):
 
     least: float
 
+    def most(self, num_experts: int) -> int:
+        return int(min(num_experts, 1 / self.least))
+
     def route(self, probs_BK: Tensor, before_BK: Tensor, uniforms_BK: Tensor | None) -> Tensor:
         return keep(probs_BK, (probs_BK >= self.least) | (probs_BK == probs_BK.amax(dim=1, keepdim=True)))
 
@@ -151,6 +164,9 @@ class Nucleus(Strategy):
 
     mass: float
     temperature: float = 1.0
+
+    def most(self, num_experts: int) -> int:
+        return num_experts
 
     def route(self, probs_BK: Tensor, before_BK: Tensor, uniforms_BK: Tensor | None) -> Tensor:
         probs_BK = self._tempered(probs_BK)
@@ -177,6 +193,9 @@ class SampleK(Strategy):
 
     drawn: int
     draws = True
+
+    def most(self, num_experts: int) -> int:
+        return self.drawn
 
     def route(self, probs_BK: Tensor, before_BK: Tensor, uniforms_BK: Tensor | None) -> Tensor:
         assert uniforms_BK is not None

@@ -29,6 +29,8 @@ class Rule:
     prior_K: Tensor | None
     exact: bool
     """Exact guidance of the mixture: each branch under its own posterior. All else takes the conditional one's."""
+    most: int
+    """The most experts that a velocity of one branch may take."""
 
     @cached_property
     def key(self) -> tuple[object, ...]:
@@ -52,6 +54,17 @@ class SamplingPlan:
     def key(self) -> tuple[object, ...]:
         """Equal for plans that are one, wherever they were made."""
         return self.settings, self.rule.key, self.velocities.tobytes()
+
+    @cached_property
+    def most_rows_N(self) -> np.ndarray:
+        """The most rows of experts that each velocity of an image may take."""
+        return self.rule.most * (1 + guided(self.velocities))
+
+    def stops(self, count: int) -> tuple[int, ...]:
+        """Numbers of velocities after which a step has ended, `count` of them, evenly spread before the end."""
+        ends = np.flatnonzero(self.velocities["ends"])[:-1] + 1
+        chosen = np.unique(np.rint(np.arange(1, count + 1) * (len(ends) + 1) / (count + 1)).astype(int) - 1)
+        return tuple(int(ends[n]) for n in chosen if 0 <= n < len(ends))
 
     @classmethod
     def of(cls, settings: SamplingSettings, info: MixtureInfo) -> "SamplingPlan":
@@ -121,10 +134,12 @@ def scale_at(settings: SamplingSettings, t: float) -> float:
 
 def _rule(settings: SamplingSettings, info: MixtureInfo) -> Rule:
     strategy = strategy_of(settings, info.num_experts)
+    num_available = info.num_experts if info.available_K is None else int(info.available_K.sum())
     return Rule(
         strategy,
         info.calibration(settings.router_temperature),
         info.available_K,
         None if info.prior_CK is None else info.prior_CK[-1],
         strategy.when == "velocity" and settings.guidance_kind == "mixture",
+        strategy.most(num_available),
     )

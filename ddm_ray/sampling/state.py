@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ddm_ray.core.condition import Condition, join
 from ddm_ray.core.mixture import ExpertRows
+from ddm_ray.core.solvers import moved
 from ddm_ray.core.transfer import each, upload
 from ddm_ray.errors import NotFiniteError
 from ddm_ray.sampling.plan import PLANNED, Plans
@@ -200,6 +201,14 @@ class Trajectories:
             expert_rows_B=np.concatenate([part.expert_rows_B for part in parts]),
             router_rows_B=np.concatenate([part.router_rows_B for part in parts]),
         )
+
+    def foreseen(self) -> Tensor:
+        """Images (B, C, H, W) that the last velocities point at, x - t v of the linear path, where a step has ended."""
+        before_B = np.maximum(self.position_B - 1, 0)
+        until_B = np.array(
+            [self.plans[plan].velocities["until"][n] for plan, n in zip(self.plan_B, before_B, strict=True)]
+        )
+        return moved(self.x_BCHW, self.last_BCHW, each(-until_B, self.x_BCHW))
 
     def result(self) -> SampleResult:
         """The images of rows of one plan, on the CPU. NotFiniteError if one isn't finite."""

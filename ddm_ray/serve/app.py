@@ -1,12 +1,19 @@
-"""Wires a finished run into a Serve application: the only place that names and sizes deployments."""
+"""A finished run as a Serve application: the only place that names and sizes deployments."""
 
 import errno
+import ipaddress
+import os
 import signal
 import socket
 import threading
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
+# Our code leaves a replica's event loop free, so neither it nor Serve's own needs another.
+os.environ.setdefault("RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", "0")
+os.environ.setdefault("RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP", "0")
+
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import HTTPOptions
@@ -15,54 +22,75 @@ from ray.serve.schema import LoggingConfig
 from ddm_ray.errors import Give, RunError, ServeError, one_line
 from ddm_ray.ray_session import ray_session
 from ddm_ray.serve.api import API
-from ddm_ray.serve.deployments import ExpertReplica, RouterReplica
+from ddm_ray.serve.deployments import ExpertReplica
+from ddm_ray.serve.generation import expert_name
+from ddm_ray.serve.guard import TOKENS, Limits, read_tokens
 from ddm_ray.storage.graph import PARTITION, ROUTER
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import is_local
 
 # Each part takes a small share of a core, so that all find room on a laptop; a config file gives more.
-# Serve's default of 5 ongoing requests would keep a replica's threads idle and hide demand from autoscaling.
-# Weights that can't be loaded stay so: Serve's default of 20 tries would be minutes of silence.
-PART: dict[str, Any] = {"max_ongoing_requests": 16, "max_constructor_retry_count": 2}
-INGRESS: dict[str, Any] = {
-    "max_ongoing_requests": 64,
-    "max_queued_requests": 256,
-    "max_constructor_retry_count": 2,
-}
 NUM_CPUS = 0.1
+# Engines refuse what they can't do in time themselves; Serve's default of 5 ongoing requests would leave batches empty.
+# Weights that can't be loaded stay so: its default of 20 tries would be minutes of silence. A replica that died is
+# missed after a second, not after ten.
+PART: dict[str, Any] = {
+    "max_ongoing_requests": 1000,
+    "max_constructor_retry_count": 2,
+    "health_check_period_s": 1,
+    "health_check_timeout_s": 30,
+}
 
-REQUEST_TIMEOUT_S = 300.0
+REQUEST_TIMEOUT_S = 330.0
+"""Seconds after which Serve ends a request that its engine should have ended before."""
 
 
 class ServeArgs(BaseModel):
-    """Arguments of `build_app`, as a config file gives them; `device` is torch's, for experts and router."""
+    """Arguments of `build_app`, as a config file gives them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     run: str = Field(description="absolute path or URI of a finished run, as the serving machines see it")
-    device: str = "cpu"
+    placement: Literal["colocated", "per-expert"] = Field(
+        default="colocated",
+        description="colocated: each replica of `api` has all experts, and nothing crosses the network; per-expert: a"
+        " deployment for each expert, which scales by itself",
+    )
+    device: str = Field(default="cpu", description="torch's device for experts and router")
+    max_rows: PositiveInt = Field(default=32, description="images of a batch; more wait")
+    token_file: str | None = Field(
+        default=None,
+        description="file with bearer tokens, one a line, on the serving machines; none: those in $DDM_SERVE_TOKENS,"
+        " and without any everybody is let in",
+    )
+    per_minute: float | None = Field(
+        default=None, gt=0, description="requests for images a minute and token; none: any"
+    )
 
 
 def build_app(args: ServeArgs) -> Application:
-    """`expert-000` ... , `router` and the ingress `api`, one replica each unless a config file says more.
+    """The ingress `api`, and where placed so `expert-000` ..., one replica each unless a config file says more.
 
     On a cuda device the parts share one GPU unless `ray_actor_options` there say otherwise.
     Raises ServeError for an unfinished run, RunError where there is none.
     """
     run = _finished(args.run)
+    on_gpu, limits = args.device.startswith("cuda"), Limits(per_minute=args.per_minute)
+    own = (run.url, args.device, args.max_rows, args.token_file, limits)
+    if args.placement == "colocated":
+        options = {"num_cpus": NUM_CPUS, "num_gpus": 1 if on_gpu else 0}
+        return serve.deployment(name="api", ray_actor_options=options, **PART)(API).bind(*own)
     num_experts = run.config.partition.num_clusters
-    # Rounded down, so that the shares of all experts and the router never need more than one GPU.
-    num_gpus = int(1000 / (num_experts + 1)) / 1000 if args.device.startswith("cuda") else 0
-    share = {"num_cpus": NUM_CPUS, "num_gpus": num_gpus}
+    # Rounded down, so that the shares of all experts never need more than one GPU.
+    share = {"num_cpus": NUM_CPUS, "num_gpus": int(1000 / num_experts) / 1000 if on_gpu else 0}
     experts = [
-        serve.deployment(name=f"expert-{cluster:03d}", ray_actor_options=share, **PART)(ExpertReplica).bind(
-            run.url, cluster, args.device
+        serve.deployment(name=expert_name(cluster), ray_actor_options=share, **PART)(ExpertReplica).bind(
+            run.url, cluster, args.device, args.max_rows
         )
         for cluster in range(num_experts)
     ]
-    router = serve.deployment(name="router", ray_actor_options=share, **PART)(RouterReplica).bind(run.url, args.device)
-    ingress = serve.deployment(name="api", ray_actor_options={"num_cpus": NUM_CPUS}, **INGRESS)(API)
-    return ingress.bind(run.url, experts, router)
+    ingress = serve.deployment(name="api", ray_actor_options={"num_cpus": NUM_CPUS}, **PART)(API)
+    return ingress.bind(*own, experts)
 
 
 def _finished(url: str) -> Run:
@@ -96,22 +124,36 @@ def require_servable(run_url: str, port: int, host: str = "127.0.0.1") -> None:
     _require_free(host, port)
 
 
-def serve_run(run_url: str, port: int, host: str = "127.0.0.1", address: str | None = None) -> None:
+def serve_run(
+    args: ServeArgs, port: int, host: str = "127.0.0.1", address: str | None = None, insecure: bool = False
+) -> None:
     """Serve a finished run over HTTP until SIGINT or SIGTERM; call it on the main thread.
 
-    On the Ray that `ray_session` finds for `address`. Raises as `require_servable`, and ServeError if Serve is
-    running there already, before anything starts.
+    On the Ray that `ray_session` finds for `address`. Raises as `require_servable`, ConfigError for tokens that can't
+    be read, and ServeError if Serve is running there already, or if others could ask without a token and that isn't
+    meant (`insecure`); before anything starts.
     """
-    require_servable(run_url, port, host)
+    require_servable(args.run, port, host)
+    if not read_tokens(args.token_file) and not insecure and not is_loopback(host):
+        fix = Give("token_file", f"set ${TOKENS}, be insecure on purpose, or name who may ask")
+        raise ServeError(f"whoever reaches {host} could ask for images without a token", fix)
     with ray_session(address):
         if serve.status().proxies:
             raise ServeError(
                 "Serve already runs in this Ray cluster; add the run with serve deploy (see serving/mixture.yaml)"
             )
-        _serve_until_told(run_url, port, host)
+        _serve_until_stopped(args, port, host)
 
 
-def _serve_until_told(run_url: str, port: int, host: str) -> None:
+def is_loopback(host: str) -> bool:
+    """True for an address that this machine alone reaches."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _serve_until_stopped(args: ServeArgs, port: int, host: str) -> None:
     stop = threading.Event()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in before:
@@ -123,8 +165,8 @@ def _serve_until_told(run_url: str, port: int, host: str) -> None:
             http_options=HTTPOptions(host=host, port=port, request_timeout_s=REQUEST_TIMEOUT_S),
             logging_config=quiet,
         )
-        serve.run(build_app(ServeArgs(run=run_url)), name="ddm", route_prefix="/", logging_config=quiet)
-        print(_greeting(run_url, host, port), flush=True)
+        serve.run(build_app(args), name="ddm", route_prefix="/", logging_config=quiet)
+        print(_greeting(args, host, port), flush=True)
         stop.wait()
     finally:
         serve.shutdown()
@@ -132,13 +174,14 @@ def _serve_until_told(run_url: str, port: int, host: str) -> None:
             signal.signal(number, handler)
 
 
-def _greeting(run_url: str, host: str, port: int) -> str:
-    name = Run.open(run_url).config.data.class_names[-1]
+def _greeting(args: ServeArgs, host: str, port: int) -> str:
+    name = Run.open(args.run).config.data.class_names[-1]
     url = f"http://{host}:{port}"
+    token = " -H 'Authorization: Bearer TOKEN'" if read_tokens(args.token_file) else ""
     body = f'{{"prompt": "{name}", "size": "256x256", "response_format": "png"}}'
     return (
-        f"Serving {run_url} at {url} (routes: {url}/docs); stop with Ctrl-C. Try:\n"
-        f"  curl {url}/v1/images/generations -H 'Content-Type: application/json' -d '{body}' -o {name}.png"
+        f"Serving {args.run} at {url} (routes: {url}/openapi.json); stop with Ctrl-C. Try:\n"
+        f"  curl {url}/v1/images/generations{token} -H 'Content-Type: application/json' -d '{body}' -o {name}.png"
     )
 
 

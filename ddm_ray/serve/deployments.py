@@ -1,67 +1,94 @@
-"""Expert and router as Ray Serve deployments; every call carries its state, so any replica can repeat it.
+"""Engines for Serve: one of all experts, or one expert's as a deployment, whose calls any replica can repeat.
 
-Shapes: B rows, CHW image, K experts. Arrays are float32, labels int64.
+Shapes: B rows, CHW image, K experts.
 """
+
+import asyncio
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ddm_ray.sampling.driver import Field
-from ddm_ray.sampling.request import SampleRequest, SampleResult
-from ddm_ray.sampling.run_models import Models, load_model, mixture_info
-from ddm_ray.storage.graph import ROUTER, Artifact
+from ddm_ray.config import SamplingSettings
+from ddm_ray.core.condition import Condition
+from ddm_ray.sampling import driver
+from ddm_ray.sampling.packing import pack, unpack
+from ddm_ray.sampling.request import ExpertCall, MixtureInfo, SampleRequest
+from ddm_ray.sampling.run_models import load_model, mixture_info
+from ddm_ray.sampling.trajectory import start
+from ddm_ray.serve.engine import BatchEngine
+from ddm_ray.serve.remote import Arrays, from_arrays
+from ddm_ray.serve.scheduler import Scheduler
+from ddm_ray.storage.graph import ROUTER
 from ddm_ray.storage.run import Run
 
 Floats = NDArray[np.float32]
-Labels = NDArray[np.int64]
 
 
-class _Network:
-    """A network of the run on one device, called with arrays; `evaluate` may run in many threads at once."""
+def local_engine(run: Run, clusters: list[int], device: str, max_rows: int) -> BatchEngine:
+    """An engine with these experts of a run and its router, warm and running.
 
-    def __init__(self, run: Run, artifact: Artifact, device: str):
-        torch.set_num_threads(1)
-        self.device = device
-        self.module = load_model(run, artifact, device)
+    `max_rows` of a batch. Raises MissingArtifact, CorruptArtifact, DriftError.
+    """
+    torch.set_num_threads(1)
+    info = mixture_info(run)
+    experts: list[driver.Field | None] = [None] * info.num_experts
+    for cluster in clusters:
+        experts[cluster] = load_model(run, run.experts[cluster], device)
+    answer = partial(driver.answers, experts=experts, router=load_model(run, ROUTER, device))
+    here_K = None if len(clusters) == info.num_experts else np.isin(np.arange(info.num_experts), clusters)
+    engine = BatchEngine(answer, here_K, Scheduler(max_rows))
+    warm_up(engine, info, clusters, device)
+    engine.start()
+    return engine
 
-    def evaluate(self, x_BCHW: Floats, t_B: Floats, label_B: Labels) -> Floats:
-        """The network's output at these rows. The arrays may be read-only views of shared memory: copied."""
-        with torch.inference_mode():
-            inputs = (torch.tensor(part, device=self.device) for part in (x_BCHW, t_B, label_B))
-            return self.module(*inputs).cpu().numpy()
+
+def warm_up(engine: BatchEngine, info: MixtureInfo, clusters: list[int], device: str) -> None:
+    """Run a few velocities of one row and of many, so that the engine knows its speed before the first request."""
+    settings = SamplingSettings(strategy="oracle", steps=3)
+    for count in (1, 1, engine.scheduler.max_rows):
+        cluster_B = torch.tensor(clusters)[torch.arange(count) % len(clusters)]
+        request = SampleRequest(tuple(range(count)), _any_condition(info, count), settings, cluster_B)
+        future = engine.submit(start(request, info, device), np.inf)
+        while not future.done():
+            engine.tick()
+        future.result()
+
+
+def _any_condition(info: MixtureInfo, count: int) -> Condition:
+    if info.num_classes is None:
+        assert info.null_text is not None
+        return info.null_text[torch.zeros(count, dtype=torch.int64)]
+    return torch.arange(count) % max(1, info.num_classes)
 
 
 class ExpertReplica:
-    """One expert of a run: velocities for strategies that mix, whole trajectories where an image has one expert."""
+    """One expert of a run and the router, in an engine of their own."""
 
-    def __init__(self, run_url: str, cluster: int, device: str):
-        """Loads the expert's verified weights. Raises MissingArtifact, CorruptArtifact, DriftError."""
+    def __init__(self, run_url: str, cluster: int, device: str, max_rows: int):
+        """Loads verified weights. Raises MissingArtifact, CorruptArtifact, DriftError."""
         run = Run.open(run_url)
-        self._network = _Network(run, run.experts[cluster], device)
-        experts: list[Field | None] = [None] * run.config.partition.num_clusters
-        experts[cluster] = self._network.module
-        self._models = Models(mixture_info(run), experts, None, device)
+        self._cluster, self._device, self._info = cluster, device, mixture_info(run)
+        self._engine = local_engine(run, [cluster], device, max_rows)
 
-    def velocity(self, x_BCHW: Floats, t_B: Floats, label_B: Labels) -> Floats:
-        """Velocity (B, C, H, W) of this expert alone at x_BCHW, t_B in [0, 1]; label num_classes: no condition."""
-        return self._network.evaluate(x_BCHW, t_B, label_B)
+    async def run(self, packed: bytes, seconds: float | None, until: int | None) -> tuple[bytes, NDArray[np.int64]]:
+        """A segment of packed rows (`sampling.packing`), and the expert that each needs then: `BatchEngine.submit`."""
+        rows = unpack(packed, self._info, self._device)
+        segment = await asyncio.wrap_future(self._engine.submit(rows, seconds, until))
+        return pack(segment.rows), segment.needed_B
 
-    def sample(self, request: SampleRequest) -> SampleResult:
-        """Whole trajectories with this expert: one call instead of one per step.
+    async def velocity(self, x_BCHW: Floats, t_B: Floats, condition: Arrays) -> Floats:
+        """Velocity (B, C, H, W) of this expert alone at x_BCHW, t_B in [0, 1], batched with others' calls."""
+        x, t = (torch.tensor(part, device=self._device) for part in (x_BCHW, t_B))
+        call = ExpertCall(self._cluster, x, t, from_arrays(condition).to(self._device))
+        return (await asyncio.wrap_future(self._engine.ask(call))).cpu().numpy()
 
-        SamplingError unless the strategy is `oracle` and every image's cluster is this expert's.
-        """
-        return self._models.sample(request)
+    def check_health(self) -> None:
+        """Raise ServeError if the engine has stopped: Serve puts another replica in this one's place."""
+        self._engine.require_running()
 
-
-class RouterReplica:
-    """The router of a run."""
-
-    def __init__(self, run_url: str, device: str):
-        """Loads the router's verified weights. Raises MissingArtifact, CorruptArtifact, DriftError."""
-        self._network = _Network(Run.open(run_url), ROUTER, device)
-
-    def logits(self, x_BCHW: Floats, t_B: Floats, label_B: Labels) -> Floats:
-        """Logits (B, K) of p(k | x, t, label) at x_BCHW, t_B in [0, 1]; label num_classes: no condition."""
-        return self._network.evaluate(x_BCHW, t_B, label_B)
+    def __del__(self) -> None:
+        engine = getattr(self, "_engine", None)
+        if engine is not None:
+            engine.close()

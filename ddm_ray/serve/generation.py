@@ -4,31 +4,42 @@ Shapes: B images, CHW image, S steps.
 """
 
 import base64
+import json
+import math
 import re
 import secrets
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from PIL import Image
-from pydantic import Field, create_model
+from pydantic import Field, create_model, model_validator
 from pydantic.fields import FieldInfo
 from torch import Tensor
 
 from ddm_ray.config import DataConfig, RunConfig, SamplingSettings, StrictModel
 from ddm_ray.core.routing import Oracle
-from ddm_ray.errors import SamplingError, ServeError
+from ddm_ray.errors import SamplingError, ServeError, one_line
 from ddm_ray.pictures import png
 from ddm_ray.pictures.images import to_pil, to_unit
-from ddm_ray.sampling.request import SampleRequest, SampleResult
+from ddm_ray.sampling.plan import SamplingPlan
+from ddm_ray.sampling.request import MixtureInfo, SampleRequest
+from ddm_ray.serve.segments import Sampled
 
 MAX_IMAGES = 10
 MAX_LISTED = 50
 MAX_PIXELS = 2048  # along one side, after upscaling
 MAX_SEED = 2**53 - 1  # beyond it, JSON numbers lose digits in many clients
+MAX_PARTIAL_IMAGES = 3
+MAX_SECONDS = 300.0
+MAX_WORK = 20_000
+"""Rows of networks that a request may need: images x velocities x experts x branches of guidance."""
+MAX_MESSAGE = 900
+MAX_STEPS = 1000
+UNUSED = "accepted for OpenAI's clients, changes nothing"
 LIMITS = {
-    "steps": Field(le=1000),
+    "steps": Field(le=MAX_STEPS),
     "guidance_scale": Field(ge=-100, le=100),
     "router_temperature": Field(ge=1e-3, le=1e3),
 }
@@ -57,58 +68,118 @@ _Settings: Any = create_model("_Settings", __base__=StrictModel, **_fields)
 class GenerationRequest(_Settings):
     """Body of POST /v1/images/generations: OpenAI's fields, class_label, seed, and those of SamplingSettings."""
 
-    prompt: str | None = Field(None, description="a class name of the run; empty: no class")
+    prompt: str | None = Field(None, description="a class name of the run; empty: no class, or the class_label's")
     model: str | None = Field(None, description="the run's name, or nothing")
-    n: int = Field(1, ge=1, le=MAX_IMAGES, description="number of images")
-    size: str | None = Field(None, description="WIDTHxHEIGHT, the model's own or a multiple of it")
-    response_format: Literal["b64_json", "png"] = Field("b64_json", description="png: the bare image, n = 1")
-    user: str | None = Field(None, description="accepted for OpenAI's clients, unused")
-    class_label: int | None = Field(None, ge=0, description="index of the class, instead of a prompt")
-    seed: int | None = Field(None, ge=0, le=MAX_SEED - MAX_IMAGES, description="seed of the first image")
+    n: int | None = Field(1, ge=1, le=MAX_IMAGES, strict=True, description="number of images")
+    size: str | None = Field(None, description="WIDTHxHEIGHT, the model's own or a multiple of it; auto: its own")
+    response_format: Literal["b64_json", "png"] | None = Field(
+        "b64_json", description="png: the bare image, n = 1; a url would live on one replica, so there is none"
+    )
+    class_label: int | None = Field(None, ge=0, strict=True, description="index of the class, instead of a prompt")
+    seed: int | None = Field(None, ge=0, le=MAX_SEED - MAX_IMAGES, strict=True, description="seed of the first image")
+    num_inference_steps: int | None = Field(
+        None, gt=0, le=MAX_STEPS, strict=True, description="steps, as diffusers calls them"
+    )
+    timeout: float | None = Field(
+        None, gt=0, le=MAX_SECONDS, strict=True, description="seconds after which nobody wants the images any more"
+    )
+    stream: bool | None = Field(
+        None, strict=True, description="answer by server-sent events, as OpenAI streams images; n = 1"
+    )
+    partial_images: int | None = Field(
+        None, ge=0, le=MAX_PARTIAL_IMAGES, strict=True, description="images on their way, of a stream"
+    )
+    user: str | None = Field(None, description=UNUSED)
+    quality: Literal["auto", "standard"] | None = Field(None, description=UNUSED)
+    style: Literal["vivid", "natural"] | None = Field(None, description=UNUSED)
+    background: Literal["auto", "opaque"] | None = Field(None, description=UNUSED)
+    moderation: Literal["auto", "low"] | None = Field(None, description=UNUSED)
+    output_format: Literal["png"] | None = Field(None, description="png is all there is")
+    output_compression: Literal[100] | None = Field(None, description="png loses nothing")
+
+    @model_validator(mode="after")
+    def _steps_once(self) -> Self:
+        if self.num_inference_steps is not None and self.steps not in (None, self.num_inference_steps):
+            raise ValueError(f"steps is {self.steps} and num_inference_steps {self.num_inference_steps}: give one")
+        return self
 
     def settings(self, defaults: SamplingSettings) -> SamplingSettings:
         """The defaults, and what the request says in place of them."""
-        return defaults.changed(**self.model_dump(include=set(SETTINGS), exclude_none=True))
+        given = self.model_dump(include=set(SETTINGS), exclude_none=True)
+        if self.num_inference_steps is not None:
+            given["steps"] = self.num_inference_steps
+        return defaults.changed(**given)
 
 
 @dataclass(frozen=True)
 class Generation:
-    """A request that can be met: what to sample, the factor of upscaling, whether to answer a bare PNG."""
+    """A request that can be met: what to sample, the factor of upscaling, and the form of the answer.
+
+    `stops`: velocities after which images on their way are wanted. `seconds`: as the request says; None: it doesn't.
+    """
 
     sample: SampleRequest
     upscaling: int
     png: bool
+    stream: bool = False
+    stops: tuple[int, ...] = ()
+    seconds: float | None = None
 
 
-def resolve(request: GenerationRequest, config: RunConfig, defaults: SamplingSettings) -> Generation:
+def resolve(request: GenerationRequest, config: RunConfig, defaults: SamplingSettings, info: MixtureInfo) -> Generation:
     """The request with the run's default settings filled in. Raises RequestError: the field, and what it may be."""
+    count, is_png, stream = request.n or 1, request.response_format == "png", bool(request.stream)
     if request.model not in (None, config.name):
         raise RequestError(
-            f"model {request.model!r} isn't served here: use {config.name!r}", "model", "model_not_found", 404
+            f"model {one_line(repr(request.model), 60)} isn't served here: use {config.name!r}",
+            "model",
+            "model_not_found",
+            404,
         )
-    if request.response_format == "png" and request.n > 1:
-        raise RequestError(f"response_format png carries one image, n is {request.n}: use b64_json", "n")
+    if is_png and count > 1:
+        raise RequestError(f"response_format png carries one image, n is {count}: use b64_json", "n")
+    if stream and count > 1:
+        raise RequestError(f"a stream carries one image, n is {count}: leave stream out, or send {count} requests", "n")
+    if stream and is_png:
+        raise RequestError("a stream carries b64_json, not a bare png: leave one of both out", "response_format")
+    if request.partial_images and not stream:
+        raise RequestError("partial_images are part of a stream: give stream true, too", "partial_images")
     label = _label(request, config.data)
     seed = secrets.randbelow(2**32) if request.seed is None else request.seed
-    seeds = tuple(range(seed, seed + request.n))
-    sample = SampleRequest(seeds, torch.full((request.n,), label), request.settings(defaults))
+    seeds = tuple(range(seed, seed + count))
+    sample = SampleRequest(seeds, torch.full((count,), label), request.settings(defaults))
     try:
-        strategy = sample.strategy(config.partition.num_clusters)
+        if isinstance(sample.strategy(info.num_experts), Oracle):
+            raise RequestError("strategy oracle needs images whose cluster is known: use once", "strategy")
+        plan = SamplingPlan.of(sample.settings, info)
     except SamplingError as error:
         raise RequestError(str(error), "strategy") from None
-    if isinstance(strategy, Oracle):
-        raise RequestError("strategy oracle needs images whose cluster is known: use once", "strategy")
-    return Generation(sample, _upscaling(request.size, config.data.image_size), request.response_format == "png")
+    _require_affordable(count, plan)
+    stops = plan.stops(request.partial_images or 0)
+    upscaling = _upscaling(request.size, config.data.image_size)
+    return Generation(sample, upscaling, is_png, stream, stops, request.timeout)
+
+
+def _require_affordable(count: int, plan: SamplingPlan) -> None:
+    work = count * int(plan.most_rows_N.sum())
+    if work > MAX_WORK:
+        raise RequestError(
+            f"{count} x {len(plan.velocities)} velocities of up to {int(plan.most_rows_N.max())} rows of networks are"
+            f" {work}, and {MAX_WORK} is the most of a request: fewer images, steps or experts",
+            "steps",
+        )
 
 
 def _label(request: GenerationRequest, data: DataConfig) -> int:
     names = list(data.class_names)
     listed = ", ".join(names[:MAX_LISTED]) + (", ... (all at /healthz)" if len(names) > MAX_LISTED else "")
     listing = f"prompt: one of {listed}; class_label: 0 to {len(names) - 1}"
-    if (request.prompt is None) == (request.class_label is None):
-        given = "neither was given" if request.prompt is None else "both were given"
-        raise RequestError(f"name the class by prompt or by class_label ({given}); {listing}", "prompt")
+    if request.prompt is None and request.class_label is None:
+        raise RequestError(f"name the class by prompt or by class_label (neither was given); {listing}", "prompt")
     if request.class_label is not None:
+        # The clients of OpenAI can't leave the prompt out.
+        if (request.prompt or "").strip():
+            raise RequestError(f"name the class by prompt or by class_label (both were given); {listing}", "prompt")
         if request.class_label >= len(names):
             raise RequestError(f"unknown class_label {request.class_label}; {listing}", "class_label")
         return request.class_label
@@ -122,8 +193,9 @@ def _label(request: GenerationRequest, data: DataConfig) -> int:
 
 
 def _upscaling(size: str | None, image_size: int) -> int:
-    if size is None:
+    if size in (None, "auto"):
         return 1
+    assert size is not None
     sides = re.fullmatch(r"([0-9]{1,5})x([0-9]{1,5})", size)
     width, height = (int(side) for side in sides.groups()) if sides else (0, -1)
     largest = max(1, MAX_PIXELS // image_size) * image_size
@@ -143,14 +215,19 @@ def to_png(image_CHW: Tensor, upscaling: int) -> bytes:
     return png.to_png(image, compression=6)
 
 
-def segments(experts_S: list[int]) -> list[dict[str, int]]:
+def stretches(experts_S: list[int]) -> list[dict[str, int]]:
     """Stretches of steps under one (heaviest) expert: [{"expert": 2, "steps": 25}]."""
     return [{"expert": expert, "steps": len(list(group))} for expert, group in groupby(experts_S)]
 
 
-def answer(generation: Generation, result: SampleResult, model: str, created: int) -> dict[str, Any]:
-    """OpenAI's images response, and beside it model, strategy, and per image the experts that sampled it."""
-    encoded = [base64.b64encode(to_png(image, generation.upscaling)).decode() for image in result.images_BCHW]
+def answer(generation: Generation, sampled: Sampled, model: str, created: int) -> dict[str, Any]:
+    """OpenAI's images response, and beside it model, strategy, and per image the experts that sampled it.
+
+    `degraded`: names of the experts that had to be left out; absent where none was.
+    """
+    result = sampled.result
+    encoded = [base64_png(image, generation.upscaling) for image in result.images_BCHW]
+    degraded = {"degraded": [expert_name(expert) for expert in sorted(sampled.away)]} if sampled.away else {}
     return {
         "created": created,
         "data": [
@@ -159,11 +236,51 @@ def answer(generation: Generation, result: SampleResult, model: str, created: in
         ],
         "model": model,
         "strategy": generation.sample.settings.strategy,
-        "experts": [segments(experts_S) for experts_S in result.experts_SB.T.tolist()],
+        "experts": [stretches(experts_S) for experts_S in result.experts_SB.T.tolist()],
+        **degraded,
     }
+
+
+def event(kind: str, image_CHW: Tensor, upscaling: int, created: int, **others: Any) -> bytes:
+    """One server-sent event of a stream, as OpenAI's: partial_image or completed."""
+    side = image_CHW.shape[-1] * upscaling
+    fields = {
+        "type": f"image_generation.{kind}",
+        "b64_json": base64_png(image_CHW, upscaling),
+        "created_at": created,
+        "size": f"{side}x{side}",
+        "quality": "auto",
+        "background": "opaque",
+        "output_format": "png",
+        **others,
+    }
+    return f"event: {fields['type']}\ndata: {json.dumps(fields)}\n\n".encode()
+
+
+USAGE = {
+    "input_tokens": 0,
+    "output_tokens": 0,
+    "total_tokens": 0,
+    "input_tokens_details": {"image_tokens": 0, "text_tokens": 0},
+}
+"""Tokens, of which a completed event of OpenAI's has to speak."""
+
+
+def base64_png(image_CHW: Tensor, upscaling: int) -> str:
+    return base64.b64encode(to_png(image_CHW, upscaling)).decode()
+
+
+def expert_name(expert: int) -> str:
+    """The name of an expert's deployment: expert-003."""
+    return f"expert-{expert:03d}"
+
+
+def retry_after(seconds: float) -> str:
+    """Value of the header Retry-After: whole seconds, one at least."""
+    return str(max(1, math.ceil(seconds)))
 
 
 def error_body(message: str, param: str | None, code: str | None, server: bool = False) -> dict[str, Any]:
     """OpenAI's error object; `server`: the fault isn't the request's."""
     kind = "server_error" if server else "invalid_request_error"
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return {"error": {"message": one_line(message, MAX_MESSAGE), "type": kind, "param": param, "code": code}}

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from ddm_ray.serve.app import ServeArgs
 from ddm_ray.storage.run import Run
 from tests.conftest import fresh_token, heed_ctrl_c
 from tests.random_run import make_run
@@ -26,10 +27,10 @@ START_S = 180.0
 
 SERVE_RUN = """
 import sys, ray
-from ddm_ray.serve.app import serve_run
-run, port, temp = sys.argv[1:]
+from ddm_ray.serve.app import ServeArgs, serve_run
+args, port, temp = sys.argv[1:]
 ray.init(address="local", num_cpus=4, include_dashboard=False, _temp_dir=f"{temp}/ray", log_to_driver=False)
-serve_run(run, int(port))
+serve_run(ServeArgs.model_validate_json(args), int(port))
 """
 
 
@@ -67,6 +68,11 @@ class Server:
     def replicas(self, deployment: str) -> list[int]:
         """Process ids of this server's own replicas of a deployment."""
         return [pid for pid in descendants(self.process.pid) if f":{deployment}" in command_line(pid)]
+
+    def cpu_seconds(self) -> float:
+        """Time of processors that all replicas that run have spent."""
+        fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in self.replicas("ddm:")]
+        return sum(int(each[11]) + int(each[12]) for each in fields) / os.sysconf("SC_CLK_TCK")
 
 
 def free_port() -> int:
@@ -140,11 +146,18 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return make_run(str(tmp_path_factory.mktemp("serve") / "tiny"))
 
 
-@pytest.fixture(scope="module")
-def server(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+@pytest.fixture(scope="module", params=["colocated", "per-expert"])
+def server(request: pytest.FixtureRequest, tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """`serve_run` of the tiny run, as `ddm serve` calls it."""
+    with served(ServeArgs(run=tiny_run.url, placement=request.param), tmp_path_factory.mktemp("server")) as server:
+        yield server
+
+
+@contextmanager
+def served(args: ServeArgs, folder: Path) -> Iterator[Server]:
+    """`serve_run` in a process of its own."""
     port = free_port()
     with TemporaryDirectory(prefix="ddm", dir="/tmp", ignore_cleanup_errors=True) as temp:
-        command = [sys.executable, "-c", SERVE_RUN, tiny_run.url, str(port), temp]
-        with serving(command, port, tmp_path_factory.mktemp("server")) as server:
+        command = [sys.executable, "-c", SERVE_RUN, args.model_dump_json(), str(port), temp]
+        with serving(command, port, folder) as server:
             yield server

@@ -1,7 +1,7 @@
 """What is checked before anything starts, the Serve configuration, and the deployments' own code."""
 
+import asyncio
 import socket
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +13,20 @@ from ray.serve._private.build_app import build_app as unfold
 from ray.serve.schema import ServeDeploySchema
 
 from ddm_ray.config import SamplingSettings, load_recipe
+from ddm_ray.core.condition import Text
 from ddm_ray.errors import RunError, SamplingError, ServeError
 from ddm_ray.pipeline import DDMPipeline
-from ddm_ray.sampling.driver import sample
+from ddm_ray.sampling.packing import pack, unpack
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import load_model, mixture_info
-from ddm_ray.serve.app import ServeArgs, build_app, serve_run
-from ddm_ray.serve.deployments import ExpertReplica, RouterReplica
+from ddm_ray.sampling.trajectory import start
+from ddm_ray.serve.app import ServeArgs, build_app, is_loopback, serve_run
+from ddm_ray.serve.deployments import ExpertReplica
+from ddm_ray.serve.remote import from_arrays, to_arrays
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.run import Run
 from tests.random_run import make_run
+from tests.serve.conftest import free_port
 
 MIXTURE = Path(__file__).parents[2] / "serving" / "mixture.yaml"
 
@@ -33,7 +37,7 @@ def test_a_port_in_use_is_told_before_anything_starts(tiny_run: Run) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ServeError, match=f"port {port} on 127.0.0.1 is in use; choose another"):
-            serve_run(tiny_run.url, port)
+            serve_run(ServeArgs(run=tiny_run.url), port)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +45,7 @@ def test_a_port_in_use_is_told_before_anything_starts(tiny_run: Run) -> None:
 )
 def test_an_impossible_address_is_told(tiny_run: Run, host: str, port: int) -> None:
     with pytest.raises(ServeError, match=f"can't listen on {host} port {port}"):
-        serve_run(tiny_run.url, port, host)
+        serve_run(ServeArgs(run=tiny_run.url), port, host, insecure=True)
 
 
 def test_an_unfinished_run_says_what_is_missing(tmp_path: Path) -> None:
@@ -70,17 +74,14 @@ def test_arguments_are_checked() -> None:
 def test_mixture_yaml_names_exactly_the_deployments_of_four_experts(tmp_path: Path) -> None:
     config = ServeDeploySchema.model_validate(yaml.safe_load(MIXTURE.read_text()))
     (application,) = config.applications
-    assert ServeArgs.model_validate(application.args).run == "runs/digits"
+    args = ServeArgs.model_validate(application.args)
+    assert (args.run, args.placement) == ("runs/digits", "per-expert")
     assert load_recipe("digits").partition.num_clusters == 4
     run = make_run(str(tmp_path / "run"), "digits", num_rows=40)
-    built = unfold(build_app(ServeArgs(run=run.url)), name="ddm")
+    built = unfold(build_app(args.model_copy(update={"run": run.url})), name="ddm")
     names = {deployment.name for deployment in built.deployments}
-    assert names == {"expert-000", "expert-001", "expert-002", "expert-003", "router", "api"}
-    assert [deployment.name for deployment in application.deployments] == [
-        *sorted(names - {"router", "api"}),
-        "router",
-        "api",
-    ]
+    assert names == {"expert-000", "expert-001", "expert-002", "expert-003", "api"}
+    assert [deployment.name for deployment in application.deployments] == [*sorted(names - {"api"}), "api"]
     assert built.ingress_deployment_name == "api"
     assert config.http_options.host == "127.0.0.1"
     for deployment in application.deployments:
@@ -88,14 +89,32 @@ def test_mixture_yaml_names_exactly_the_deployments_of_four_experts(tmp_path: Pa
         assert scaling["target_ongoing_requests"] < deployment.max_ongoing_requests
 
 
-def test_gpu_shares_of_all_parts_fit_one_gpu(tiny_run: Run) -> None:
-    built = unfold(build_app(ServeArgs(run=tiny_run.url, device="cuda")), name="ddm")
+@pytest.mark.parametrize(("placement", "num_parts"), [("colocated", 1), ("per-expert", 3)])
+def test_gpu_shares_of_all_parts_fit_one_gpu(tiny_run: Run, placement: str, num_parts: int) -> None:
+    built = unfold(build_app(ServeArgs(run=tiny_run.url, device="cuda", placement=placement)), name="ddm")
     shares = [deployment.ray_actor_options.get("num_gpus", 0) for deployment in built.deployments]
-    assert 0.99 < sum(shares) <= 1 and shares.count(0) == 1
+    assert len(shares) == num_parts and 0.99 < sum(shares) <= 1
+    assert shares.count(0) == (placement == "per-expert")
+
+
+@pytest.mark.parametrize(
+    ("host", "served"),
+    [("127.0.0.1", True), ("127.1.2.3", True), ("::1", True), ("localhost", True), ("0.0.0.0", False)],
+)
+def test_without_a_token_only_this_machine_is_let_in(tiny_run: Run, host: str, served: bool) -> None:
+    assert is_loopback(host) is served
+    if not served:
+        with pytest.raises(ServeError, match=f"whoever reaches {host} could ask .*without a token"):
+            serve_run(ServeArgs(run=tiny_run.url), free_port(), host)
+
+
+def expert_replica(run: Run, cluster: int) -> ExpertReplica:
+    return ExpertReplica(run.url, cluster, "cpu", 8)
 
 
 def test_an_expert_by_itself_samples_what_the_mixture_samples_with_it(tiny_run: Run) -> None:
     drawn = DDMPipeline.from_run(tiny_run)(class_labels=[4] * 12, seeds=0, output_type="pt")
+    info = mixture_info(tiny_run)
     for cluster in (0, 1):
         (rows,) = torch.nonzero(drawn.experts_SB[0] == cluster, as_tuple=True)
         request = SampleRequest(
@@ -104,43 +123,43 @@ def test_an_expert_by_itself_samples_what_the_mixture_samples_with_it(tiny_run: 
             SamplingSettings(steps=10, strategy="oracle"),
             torch.full((len(rows),), cluster),
         )
-        result = ExpertReplica(tiny_run.url, cluster, "cpu").sample(request)
+        packed, needed_B = asyncio.run(expert_replica(tiny_run, cluster).run(pack(start(request, info)), None, None))
+        result = unpack(packed, info).result()
+        assert (needed_B == -1).all()
         assert (result.experts_SB == cluster).all() and result.num_expert_rows == 10 * len(rows)
         unit = ((result.images_BCHW + 1) / 2).clamp(0, 1)
         assert len(rows) and torch.allclose(unit, drawn.images[rows], atol=1e-5)
 
 
-def test_velocity_and_logits_are_the_models_own(tiny_run: Run) -> None:
+def test_rows_of_another_expert_come_back_as_they_were(tiny_run: Run) -> None:
+    info, settings = mixture_info(tiny_run), SamplingSettings(steps=3, strategy="oracle")
+    request = SampleRequest((1, 2), torch.tensor([3, 3]), settings, torch.tensor([0, 1]))
+    before = pack(start(request, info))
+    packed, needed_B = asyncio.run(expert_replica(tiny_run, 0).run(before, None, None))
+    assert needed_B.tolist() == [-1, 1] and packed == before
+
+
+def test_velocity_is_the_models_own(tiny_run: Run) -> None:
     x_BCHW, t_B, label_B = torch.randn(5, 1, 8, 8), torch.rand(5), torch.tensor([0, 3, 9, 10, 1])
-    arrays = [part.numpy() for part in (x_BCHW, t_B, label_B)]
     x_before = x_BCHW.clone()
     with torch.inference_mode():
-        velocity = load_model(tiny_run, Artifact("experts/001"))(x_BCHW, t_B, label_B)
-        logits = load_model(tiny_run, Artifact("router"))(x_BCHW, t_B, label_B)
-    assert np.allclose(ExpertReplica(tiny_run.url, 1, "cpu").velocity(*arrays), velocity, atol=1e-6)
-    assert np.allclose(RouterReplica(tiny_run.url, "cpu").logits(*arrays), logits, atol=1e-6)
+        right = load_model(tiny_run, Artifact("experts/001"))(x_BCHW, t_B, label_B)
+    velocity = asyncio.run(
+        expert_replica(tiny_run, 1).velocity(x_BCHW.numpy(), t_B.numpy(), to_arrays(label_B)),
+    )
+    assert np.allclose(velocity, right, atol=1e-6)
     assert torch.equal(x_BCHW, x_before)
 
 
-def test_concurrent_calls_of_one_replica_do_not_mix(tiny_run: Run) -> None:
-    info = mixture_info(tiny_run).with_available(torch.tensor([True, False]))
-    model = load_model(tiny_run, Artifact("experts/000"))
-    expert = ExpertReplica(tiny_run.url, 0, "cpu")
-
-    def request(seed: int) -> SampleRequest:
-        settings = SamplingSettings(steps=6, guidance_scale=1.0 + seed % 3, strategy="oracle", solver="heun")
-        return SampleRequest((seed,), torch.tensor([seed % 10]), settings, torch.tensor([0]))
-
-    with ThreadPoolExecutor(8) as pool:
-        together = list(pool.map(expert.sample, map(request, range(24))))
-    for seed, result in enumerate(together):
-        alone = sample(request(seed).changed(strategy="once"), info, [model, None])
-        assert (result.images_BCHW - alone.images_BCHW).abs().max() < 1e-5
+def test_bytes_that_are_no_rows_are_refused(tiny_run: Run) -> None:
+    with pytest.raises(SamplingError, match="these bytes are no trajectories"):
+        asyncio.run(expert_replica(tiny_run, 0).run(b"nothing", None, None))
 
 
-def test_an_expert_refuses_images_of_other_clusters(tiny_run: Run) -> None:
-    settings = SamplingSettings(steps=1, strategy="oracle")
-    with pytest.raises(SamplingError, match="the expert of a wanted cluster isn't there"):
-        ExpertReplica(tiny_run.url, 0, "cpu").sample(
-            SampleRequest((1, 2), torch.tensor([3, 3]), settings, torch.tensor([0, 1]))
-        )
+@pytest.mark.parametrize("pooled", [True, False])
+def test_a_text_crosses_as_arrays(pooled: bool) -> None:
+    text = Text(torch.randn(2, 3, 4), torch.tensor([[True, True, False]] * 2), torch.randn(2, 5) if pooled else None)
+    back = from_arrays(to_arrays(text))
+    assert isinstance(back, Text)
+    assert torch.equal(back.tokens_BLE, text.tokens_BLE) and torch.equal(back.mask_BL, text.mask_BL)
+    assert (back.pooled_BP is None) == (not pooled) and (not pooled or torch.equal(back.pooled_BP, text.pooled_BP))

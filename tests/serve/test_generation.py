@@ -9,24 +9,26 @@ import torch
 from PIL import Image
 
 from ddm_ray.config import SamplingSettings, load_recipe
-from ddm_ray.sampling.request import SampleResult
+from ddm_ray.sampling.request import MixtureInfo, SampleResult
 from ddm_ray.serve.generation import (
     GenerationRequest,
     RequestError,
     answer,
     error_body,
     resolve,
-    segments,
+    stretches,
     to_png,
 )
+from ddm_ray.serve.segments import Sampled
 from tests.test_sampling_settings import VALUES
 
 CONFIG = load_recipe("tiny")
 DEFAULTS = CONFIG.sample.changed(strategy="once")
+INFO = MixtureInfo(2, (1, 8, 8), 10, torch.full((11, 2), 0.5, dtype=torch.float64))
 
 
 def test_defaults_are_the_runs_own() -> None:
-    generation = resolve(GenerationRequest(prompt=" 7 ", seed=5, n=3), CONFIG, DEFAULTS)
+    generation = resolve(GenerationRequest(prompt=" 7 ", seed=5, n=3), CONFIG, DEFAULTS, INFO)
     sample = generation.sample
     assert sample.seeds == (5, 6, 7) and sample.condition.tolist() == [7, 7, 7]
     assert sample.settings == DEFAULTS
@@ -34,7 +36,7 @@ def test_defaults_are_the_runs_own() -> None:
 
 
 def test_without_a_strategy_it_is_the_runs() -> None:
-    generation = resolve(GenerationRequest(prompt="1"), CONFIG, DEFAULTS.changed(strategy="top-2"))
+    generation = resolve(GenerationRequest(prompt="1"), CONFIG, DEFAULTS.changed(strategy="top-2"), INFO)
     assert generation.sample.settings.strategy == "top-2"
 
 
@@ -45,18 +47,18 @@ def test_settings_reach_the_sampler() -> None:
         size="64x64",
         model="tiny",
     )
-    generation = resolve(request, CONFIG, DEFAULTS)
+    generation = resolve(request, CONFIG, DEFAULTS, INFO)
     sample = generation.sample
     assert sample.settings == SamplingSettings(**VALUES | {"strategy": "top-2"})
     assert sample.condition.tolist() == [3] and generation.upscaling == 8
 
 
 def test_an_empty_prompt_is_unconditional() -> None:
-    assert resolve(GenerationRequest(prompt=""), CONFIG, DEFAULTS).sample.condition.tolist() == [10]
+    assert resolve(GenerationRequest(prompt=""), CONFIG, DEFAULTS, INFO).sample.condition.tolist() == [10]
 
 
 def test_without_a_seed_each_request_has_its_own() -> None:
-    seeds = {resolve(GenerationRequest(prompt="1"), CONFIG, DEFAULTS).sample.seeds for _ in range(8)}
+    seeds = {resolve(GenerationRequest(prompt="1"), CONFIG, DEFAULTS, INFO).sample.seeds for _ in range(8)}
     assert len(seeds) == 8
 
 
@@ -80,7 +82,7 @@ def test_without_a_seed_each_request_has_its_own() -> None:
 )
 def test_what_cannot_be_met_is_refused_by_field(fields: dict, param: str, words: str) -> None:
     with pytest.raises(RequestError) as refused:
-        resolve(GenerationRequest(**fields), CONFIG, DEFAULTS)
+        resolve(GenerationRequest(**fields), CONFIG, DEFAULTS, INFO)
     assert refused.value.param == param
     assert words in str(refused.value) and "\n" not in str(refused.value)
 
@@ -97,8 +99,8 @@ def test_png_of_three_channels_is_rgb() -> None:
     assert Image.open(io.BytesIO(to_png(image, 1))).getpixel((0, 0)) == (0, 153, 255)
 
 
-def test_segments_are_runs_of_one_expert() -> None:
-    assert segments([2, 2, 0, 2]) == [
+def test_stretches_are_steps_of_one_expert() -> None:
+    assert stretches([2, 2, 0, 2]) == [
         {"expert": 2, "steps": 2},
         {"expert": 0, "steps": 1},
         {"expert": 2, "steps": 1},
@@ -106,10 +108,11 @@ def test_segments_are_runs_of_one_expert() -> None:
 
 
 def test_answer_pairs_images_with_seeds_and_experts() -> None:
-    generation = resolve(GenerationRequest(prompt="1", n=2, seed=40), CONFIG, DEFAULTS)
+    generation = resolve(GenerationRequest(prompt="1", n=2, seed=40), CONFIG, DEFAULTS, INFO)
     images_BCHW = torch.stack([torch.full((1, 8, 8), -1.0), torch.full((1, 8, 8), 1.0)])
     routing_SBK = torch.nn.functional.one_hot(torch.tensor([[0, 1], [0, 0]]), 2)
-    body = answer(generation, SampleResult(images_BCHW, routing_SBK, 4, 0), "tiny", 123)
+    result = SampleResult(images_BCHW, routing_SBK, 4, 0)
+    body = answer(generation, Sampled(result, frozenset(), 1), "tiny", 123)
     shades = [Image.open(io.BytesIO(base64.b64decode(item["b64_json"]))).getpixel((0, 0)) for item in body["data"]]
     assert shades == [0, 255] and [item["seed"] for item in body["data"]] == [40, 41]
     assert body["experts"] == [
@@ -117,6 +120,8 @@ def test_answer_pairs_images_with_seeds_and_experts() -> None:
         [{"expert": 1, "steps": 1}, {"expert": 0, "steps": 1}],
     ]
     assert (body["created"], body["model"], body["strategy"]) == (123, "tiny", "once")
+    degraded = answer(generation, Sampled(result, frozenset({2, 1}), 1), "tiny", 123)
+    assert degraded == body | {"degraded": ["expert-001", "expert-002"]}
 
 
 def test_error_body_is_openais() -> None:

@@ -2,20 +2,29 @@
 
 import base64
 import io
+import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from ddm_ray.config import SamplingSettings
 from ddm_ray.pipeline import DDMPipeline
+from ddm_ray.sampling import driver
+from ddm_ray.sampling.request import SampleRequest
+from ddm_ray.sampling.run_models import load_models
+from ddm_ray.serve.generation import to_png
 from ddm_ray.storage.run import Run
 from tests.serve.conftest import ROOT, Server
 
@@ -116,7 +125,7 @@ def test_unknown_model_and_route_are_not_found(server: Server) -> None:
     model = server.generate(prompt="1", model="dall-e-3")
     assert model.status == 404 and model.json["error"]["code"] == "model_not_found"
     route = server.ask("GET", "/v1/nothing")
-    assert route.status == 404 and "/docs" in route.json["error"]["message"]
+    assert route.status == 404 and "/openapi.json" in route.json["error"]["message"]
 
 
 def test_the_printed_curl_command_works(server: Server, tmp_path: Path) -> None:
@@ -144,39 +153,72 @@ def test_the_client_writes_the_image(server: Server, pipeline: DDMPipeline, tmp_
     assert refused.returncode == 1 and refused.stderr.startswith("steps: ") and "Trace" not in refused.stderr
 
 
-def test_killed_replicas_cost_no_request(server: Server, pipeline: DDMPipeline) -> None:
-    """SIGKILL an expert, then the router, under load: every request is answered, and with the right image."""
-    strategies = ["once", "full", "top-1"]
+@pytest.mark.parametrize("strategy", ["once", "full"])
+def test_a_client_that_hangs_up_costs_nothing_more(server: Server, strategy: str) -> None:
+    """Its rows leave: less than half of the time of processors is spent that the images take."""
+    body = {"prompt": "1", "seed": 1, "n": 2, "steps": 1000, "strategy": strategy, "solver": "heun"}
+    before = server.cpu_seconds()
+    assert server.generate(**body).status == 200
+    whole_price = server.cpu_seconds() - before
+    data = json.dumps(body)
+    head = f"POST /v1/images/generations HTTP/1.1\r\nHost: here\r\nContent-Length: {len(data)}\r\n"
+    before = server.cpu_seconds()
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(f"{head}Content-Type: application/json\r\n\r\n{data}".encode())
+        wait_until(lambda: server.cpu_seconds() - before > 0.1 * whole_price)
+    spent = [before]
+    wait_until(lambda: spent.append(server.cpu_seconds()) or time.sleep(0.5) or spent[-1] - spent[-2] < 0.1)
+    assert server.cpu_seconds() - before < 0.5 * whole_price
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("server", ["per-expert"], indirect=True)
+def test_killed_experts_cost_no_request(server: Server, tiny_run: Run) -> None:
+    """SIGKILL one expert after the other under load: every request is answered, and with the image that it says."""
     expected = {
-        strategy: np.asarray(
-            pipeline(["1"], num_inference_steps=25, strategy=strategy, solver="heun", seeds=2).images[0]
-        ).astype(int)
-        for strategy in strategies
+        (strategy, away): image_without(tiny_run, strategy, away)
+        for strategy in ("once", "full", "top-1")
+        for away in ("", "expert-000", "expert-001")
     }
-    stop, wrong, answered = threading.Event(), [], []
+    stop, wrong, answered = threading.Event(), [], list[tuple[str, str]]()
 
     def keep_asking(strategy: str) -> None:
         while not stop.is_set():
-            body = {"strategy": strategy, "steps": 25, "solver": "heun", "response_format": "png"}
+            body = {"strategy": strategy, "steps": 25, "solver": "heun", "response_format": "png", "timeout": 60}
             answer = server.generate(prompt="1", seed=2, **body)
-            if answer.status != 200 or distance(pixels(answer.body), expected[strategy]) > TOLERANCE:
-                wrong.append((strategy, answer.status, answer.body[:300]))
-            answered.append(time.monotonic())
+            key = strategy, answer.headers.get("x-degraded", "")
+            if answer.status != 200 or distance(pixels(answer.body), expected[key]) > TOLERANCE:
+                wrong.append((key, answer.status, answer.body[:300]))
+            answered.append(key)
 
-    threads = [threading.Thread(target=keep_asking, args=[strategies[i % 3]]) for i in range(6)]
+    threads = [threading.Thread(target=keep_asking, args=[strategy]) for strategy in ("once", "full", "top-1") * 2]
     for thread in threads:
         thread.start()
     try:
-        for part in ("expert-000", "router"):
-            time.sleep(1.0)
+        for part in ("expert-000", "expert-001"):
+            since = len(answered)
+            wait_until(lambda: len(answered) > since + 2 * len(threads))  # noqa: B023
             (before,) = server.replicas(part)
             os.kill(before, signal.SIGKILL)
-            deadline = time.monotonic() + 120
-            while not set(server.replicas(part)) - {before}:
-                assert time.monotonic() < deadline, f"{part} was not started again"
-                time.sleep(0.1)
+            wait_until(lambda: bool(set(server.replicas(part)) - {before}))  # noqa: B023
+            wait_until(lambda: server.ask("GET", "/readyz").status == 200)
     finally:
         stop.set()
         for thread in threads:
             thread.join()
-    assert not wrong and len(answered) > len(threads)
+    assert not wrong, wrong[:3]
+
+
+def image_without(run: Run, strategy: str, away: str) -> np.ndarray:
+    """The image of the requests above, by the experts that aren't away."""
+    models = load_models(run)
+    experts = [None if f"expert-{k:03d}" == away else models.experts[k] for k in range(models.info.num_experts)]
+    settings = SamplingSettings(strategy=strategy, steps=25, solver="heun")
+    result = driver.sample(SampleRequest((2,), torch.tensor([1]), settings), models.info, experts, models.router)
+    return pixels(to_png(result.images_BCHW[0], 1))

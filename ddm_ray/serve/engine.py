@@ -1,0 +1,328 @@
+"""Rows of many requests as one batch, on its way velocity by velocity: who joins, who leaves, and when.
+
+No Ray, no HTTP: whoever has networks, or a way to call them, has an engine. Shapes: B rows, K experts.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ddm_ray.core.condition import join
+from ddm_ray.errors import DDMError, ServeError
+from ddm_ray.sampling.request import Call, ExpertCall
+from ddm_ray.sampling.state import Trajectories, require_finite
+from ddm_ray.sampling.trajectory import advance, needs, turned
+from ddm_ray.serve.scheduler import Job, Scheduler
+
+
+class DeadlineError(ServeError):
+    """A request's time is over before its images are done."""
+
+
+Answer = Callable[[Sequence[Call]], list[Tensor]]
+"""Answers of networks to calls, in their order."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Rows at the end of a segment, and the expert (int64, -1: none) that each needs next which isn't here."""
+
+    rows: Trajectories
+    needed_B: np.ndarray
+
+    @property
+    def done(self) -> bool:
+        """True if all have had all their velocities; they do at once."""
+        return bool(self.rows.done_B.all())
+
+
+STOPS = "the server stops"
+PATIENCE, LEAST_SECONDS = 10.0, 10.0
+
+
+@dataclass(eq=False)
+class _Part:
+    """Rows of one request, which run together. `rows`: their state, as it was when they were last in no batch."""
+
+    job: Job
+    rows: Trajectories
+    future: "Future[Segment]"
+
+
+@dataclass(frozen=True, eq=False)
+class _Batch:
+    """Parts whose rows are one state, in this order."""
+
+    parts: list[_Part]
+    state: Trajectories
+
+    @classmethod
+    def of(cls, parts: Sequence[_Part], batch: "_Batch | None" = None) -> "_Batch":
+        """The parts of a batch and these, which are in none."""
+        before, states = ([], []) if batch is None else (batch.parts, [batch.state])
+        states += [part.rows for part in parts]
+        return cls([*before, *parts], states[0] if len(states) == 1 else Trajectories.joined(states))
+
+    def spans(self) -> Iterator[tuple[_Part, slice]]:
+        """Each part, and where its rows are."""
+        start = 0
+        for part in self.parts:
+            yield part, slice(start, start + part.job.rows)
+            start += part.job.rows
+
+    def rows(self, span: slice) -> Trajectories:
+        return self.state.rows(np.arange(span.start, span.stop))
+
+    def only(self, staying: Collection[_Part]) -> "_Batch | None":
+        """These parts of it; None if it has none of them."""
+        if all(part in staying for part in self.parts):
+            return self
+        stay = [(part, np.arange(span.start, span.stop)) for part, span in self.spans() if part in staying]
+        if not stay:
+            return None
+        return _Batch([part for part, _ in stay], self.state.rows(np.concatenate([rows for _, rows in stay])))
+
+
+class BatchEngine:
+    """A batch whose rows join and leave between velocities, in a thread of its own.
+
+    What is submitted runs for a segment: until all is done, until a velocity that was named, or until a row needs an
+    expert that isn't here. Nothing of what was given is changed, so a segment can be repeated elsewhere.
+    """
+
+    def __init__(
+        self,
+        answer: Answer,
+        here_K: np.ndarray | None = None,
+        scheduler: Scheduler | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        """`here_K` (bool, None: all): experts that `answer` can call. `clock` gives seconds."""
+        self.scheduler = scheduler or Scheduler()
+        self._answer, self._here_K, self._clock = answer, here_K, clock
+        self._parts: dict[Job, _Part] = {}
+        self._batch: _Batch | None = None
+        self._calls: list[tuple[ExpertCall, Future[Tensor]]] = []
+        self.num_velocities = 0
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows of the batch."""
+        batch = self._batch
+        return 0 if batch is None else len(batch.state)
+
+    @property
+    def waiting_rows(self) -> int:
+        """Rows that wait for a place in it."""
+        return max(0, self.scheduler.rows - self.batch_rows)
+
+    def start(self) -> None:
+        """Run in a thread until `close`."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop after the velocity that is on its way; whoever waits gets ServeError."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+        for part in list(self._parts.values()):
+            self._end(part, ServeError(STOPS))
+        for _, future in self._calls:
+            future.cancel()
+
+    def require_running(self) -> None:
+        """Raise ServeError if the thread has stopped."""
+        if not self._thread.is_alive():
+            raise ServeError(STOPS)
+
+    def submit(self, rows: Trajectories, seconds: float | None = None, until: int | None = None) -> "Future[Segment]":
+        """Run rows of one plan, which have had as many velocities each, for a segment.
+
+        `until`: the number of velocities had at which it ends at the latest. A cancelled future's rows leave before
+        the next velocity. Raises OverloadedError at once if this can't be done in so many seconds (None: in PATIENCE
+        times what it takes alone, LEAST_SECONDS at least); the future raises DeadlineError after them, and
+        NotFiniteError or ExpertCountError for networks whose answer isn't one.
+        """
+        (plan,) = rows.plans
+        position, length, future = int(rows.position_B[0]), len(plan.velocities), Future[Segment]()
+        until = length if until is None else min(until, length)
+        if position >= until:
+            future.set_result(Segment(rows, np.full(len(rows), -1)))
+            return future
+        now = self._clock()
+        rows_each = len(rows) * float(plan.most_rows_N[position:until].mean())
+        if seconds is None:
+            seconds = max(LEAST_SECONDS, PATIENCE * (until - position) * self.scheduler.speed.seconds(rows_each))
+        job = Job(len(rows), until - position, rows_each, now + seconds)
+        with self._changed:
+            if self._closed:
+                raise ServeError(STOPS)
+            self.scheduler.admit(job, now)
+            self._parts[job] = _Part(job, rows, future)
+            self._changed.notify()
+        return future
+
+    def ask(self, call: ExpertCall) -> "Future[Tensor]":
+        """Answer a call of an expert that is here, before the next velocity, together with others of it."""
+        future = Future[Tensor]()
+        with self._changed:
+            if self._closed:
+                raise ServeError(STOPS)
+            self._calls.append((call, future))
+            self._changed.notify()
+        return future
+
+    def tick(self) -> bool:
+        """Answer calls, and run one velocity of the batch; False if there is nothing to do."""
+        self._answer_calls()
+        with self._changed:
+            now = self._clock()
+            for job in self.scheduler.late(now):
+                self._end(self._parts[job], DeadlineError(f"out of time, {job.velocities} velocities before the end"))
+            for part in [part for part in self._parts.values() if part.future.cancelled()]:
+                self._end(part)
+            parts = [self._parts[job] for job in self.scheduler.batch(now)]
+        with torch.inference_mode():
+            try:
+                self._batch = batch = self._regrouped(parts)
+                self._batch = None if batch is None else self._moved(batch)
+            except Exception as error:
+                self._isolate(parts, error)
+        return bool(parts)
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    while not self._parts and not self._calls and not self._closed:
+                        self._changed.wait()
+                    if self._closed:
+                        return
+                self.tick()
+        finally:
+            self._closed = True
+
+    def _answer_calls(self) -> None:
+        with self._changed:
+            calls, self._calls = self._calls, []
+        live = [(call, future) for call, future in calls if future.set_running_or_notify_cancel()]
+        for expert in sorted({call.expert for call, _ in live}):
+            own = [(call, future) for call, future in live if call.expert == expert]
+            try:
+                with torch.inference_mode():
+                    (answer,) = self._answer([_together([call for call, _ in own])])
+            except Exception as error:
+                for _, future in own:
+                    future.set_exception(error)
+                continue
+            for (_, future), rows in zip(own, answer.split([len(call.t_B) for call, _ in own]), strict=True):
+                future.set_result(rows)
+
+    def _regrouped(self, parts: list[_Part]) -> _Batch | None:
+        """The batch of these parts; those that make room have a state of their own again."""
+        batch = self._batch
+        if batch is not None:
+            for part, span in batch.spans():
+                if part not in parts and part.job in self._parts:
+                    part.rows = batch.rows(span)
+            batch = batch.only(parts)
+        new = [part for part in parts if batch is None or part not in batch.parts]
+        return _Batch.of(new, batch) if new else batch
+
+    def _moved(self, batch: _Batch) -> _Batch | None:
+        """The batch after its next velocity, without the parts whose segment ends before or after it."""
+        began = self._clock()
+        while True:
+            state = batch.state if batch.state.turn else turned(batch.state)
+            assert state.turn is not None
+            if state.turn.chosen is None:
+                state = advance(state, self._answer(needs(state)))
+            batch = _Batch(batch.parts, state)
+            away = self._away(batch)
+            if not away:
+                break
+            staying = batch.only([part for part in batch.parts if part not in away])
+            if staying is None:
+                return None
+            batch = staying
+        before = batch.state.expert_rows_B
+        after = _Batch(batch.parts, advance(batch.state, self._answer(needs(batch.state))))
+        self.scheduler.speed.ran(float((after.state.expert_rows_B - before).sum()), self._clock() - began)
+        self.num_velocities += 1
+        for part, span in after.spans():
+            part.job.velocities -= 1
+            if part.job.velocities == 0:
+                self._end(part, Segment(after.rows(span), np.full(part.job.rows, -1)))
+        return after.only([part for part in after.parts if part.job.velocities])
+
+    def _away(self, batch: _Batch) -> list[_Part]:
+        """End the parts with a row that needs an expert which isn't here."""
+        if self._here_K is None:
+            return []
+        assert batch.state.turn is not None
+        assert batch.state.turn.chosen is not None
+        used_BK = batch.state.turn.chosen.layout.used_EK[: len(batch.state)] & ~self._here_K
+        needed_B = np.where(used_BK.any(axis=1), used_BK.argmax(axis=1), -1)
+        away = [(part, span) for part, span in batch.spans() if (needed_B[span] >= 0).any()]
+        for part, span in away:
+            self._end(part, Segment(batch.rows(span), needed_B[span]))
+        return [part for part, _ in away]
+
+    def _isolate(self, parts: list[_Part], error: Exception) -> None:
+        """Run each part of a batch that failed by itself, so that one's fault isn't the others'.
+
+        A ServeError is nobody's of them.
+        """
+        batch, self._batch = self._batch, None
+        parts = [part for part in parts if part.job in self._parts]
+        if len(parts) == 1 or isinstance(error, ServeError):
+            for part in parts:
+                self._end(part, error)
+            return
+        if batch is not None:
+            for part, span in batch.spans():
+                part.rows = batch.rows(span)
+        for part in parts:
+            try:
+                alone = self._moved(_Batch.of([part]))
+            except Exception as own:
+                self._end(part, own)
+            else:
+                if alone is not None:
+                    part.rows = alone.rows(slice(0, part.job.rows))
+
+    def _end(self, part: _Part, outcome: Segment | Exception | None = None) -> None:
+        """Forget a part, and tell whoever waits for it how it ended."""
+        with self._changed:
+            del self._parts[part.job]
+            self.scheduler.drop(part.job)
+        if outcome is None or not part.future.set_running_or_notify_cancel():
+            return
+        if isinstance(outcome, Exception):
+            part.future.set_exception(outcome)
+            return
+        try:
+            require_finite(outcome.rows.x_BCHW)
+        except DDMError as error:
+            part.future.set_exception(error)
+        else:
+            part.future.set_result(outcome)
+
+
+def _together(calls: Sequence[ExpertCall]) -> ExpertCall:
+    """One call of an expert for the rows of these."""
+    if len(calls) == 1:
+        return calls[0]
+    x_BCHW, t_B = torch.cat([call.x_BCHW for call in calls]), torch.cat([call.t_B for call in calls])
+    return ExpertCall(calls[0].expert, x_BCHW, t_B, join([call.condition for call in calls]))

@@ -1,0 +1,349 @@
+"""The HTTP application and its door, in this process: forms of answers, refusals, streams, tokens, limits. No Ray."""
+
+import asyncio
+import base64
+import io
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from ddm_ray.errors import ConfigError
+from ddm_ray.pipeline import DDMPipeline
+from ddm_ray.sampling import driver
+from ddm_ray.sampling.run_models import load_models, sampling_settings
+from ddm_ray.serve.engine import BatchEngine
+from ddm_ray.serve.generation import MAX_WORK
+from ddm_ray.serve.guard import TOKENS, Guard, Limits, read_tokens
+from ddm_ray.serve.http import http_app
+from ddm_ray.serve.meters import Meters
+from ddm_ray.serve.segments import LocalEngine, SegmentSampler
+from ddm_ray.storage.run import Run
+
+GENERATIONS = "/v1/images/generations"
+Ask = Callable[..., Awaitable[httpx.Response]]
+
+
+class Served:
+    """A run behind its application, with one engine of all experts."""
+
+    def __init__(self, run: Run):
+        models = load_models(run)
+        self.engine = BatchEngine(partial(driver.answers, experts=models.experts, router=models.router))
+        self.engine.start()
+        runner = LocalEngine(self.engine)
+        sampler = SegmentSampler(models.info, [runner] * models.info.num_experts, runner)
+        self.away: list[str] = []
+        self.meters = Meters({"api": self.engine})
+        self.app = http_app(sampler, run.config, sampling_settings(run), self.meters, self._lacking)
+
+    async def _lacking(self) -> list[str]:
+        return self.away
+
+    def ask(self, method: str, path: str, guard: Guard | None = None, **request: Any) -> httpx.Response:
+        async def asked() -> httpx.Response:
+            async with client(guard or Guard(self.app)) as session:
+                return await session.request(method, path, **request)
+
+        return asyncio.run(asked())
+
+    def generate(self, **body: Any) -> httpx.Response:
+        return self.ask("POST", GENERATIONS, json=body)
+
+
+@asynccontextmanager
+async def client(app: Any) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://served") as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def served(tiny_run: Run) -> Iterator[Served]:
+    made = Served(tiny_run)
+    yield made
+    made.engine.close()
+
+
+def pixels(b64_json: str) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(b64_json)))).astype(int)
+
+
+def error_of(answer: httpx.Response) -> dict[str, Any]:
+    assert answer.headers["content-type"] == "application/json"
+    error = answer.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"} and len(error["message"]) < 1000
+    return error
+
+
+def test_images_are_the_pipelines(served: Served, tiny_run: Run) -> None:
+    answer = served.generate(prompt="7", n=3, seed=5, strategy="top-1", num_inference_steps=4)
+    right = DDMPipeline.from_run(tiny_run)(["7"] * 3, seeds=5, strategy="top-1", num_inference_steps=4)
+    assert answer.status_code == 200
+    for item, image in zip(answer.json()["data"], right.images, strict=True):
+        assert np.abs(pixels(item["b64_json"]) - np.asarray(image).astype(int)).max() <= 1
+    assert "degraded" not in answer.json()
+
+
+def test_fields_of_openai_that_change_nothing_are_taken(served: Served) -> None:
+    inert = {
+        "quality": "auto", "style": "vivid", "background": "auto", "moderation": "auto", "output_format": "png",
+        "output_compression": 100, "size": "auto", "stream": False, "partial_images": 0, "user": "somebody",
+        "response_format": None, "n": None,
+    }  # fmt: skip
+    assert (
+        served.generate(prompt="7", seed=1, **inert).json()["data"]
+        == served.generate(prompt="7", seed=1).json()["data"]
+    )
+
+
+def test_a_label_may_come_with_an_empty_prompt(served: Served) -> None:
+    by_label = served.generate(prompt="", class_label=3, seed=1).json()["data"]
+    assert by_label == served.generate(prompt="3", seed=1).json()["data"]
+    assert by_label != served.generate(prompt="", seed=1).json()["data"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"n": True}, "n", "valid integer"),
+        ({"n": "3"}, "n", "valid integer"),
+        ({"n": 2.5}, "n", "valid integer"),
+        ({"seed": "1"}, "seed", "valid integer"),
+        ({"response_format": "url"}, "response_format", "'b64_json' or 'png'"),
+        ({"quality": "hd"}, "quality", "'auto' or 'standard'"),
+        ({"output_format": "webp"}, "output_format", "'png'"),
+        ({"strategy": "top-" + "1" * 5000}, "strategy", "unknown strategy 'top-111"),
+        ({"strategy": "nucleus-0." + "0" * 50 + "1"}, "strategy", "nucleus"),
+        ({"model": "x" * 10_000}, "model", "isn't served here"),
+        ({"x" * 10_000: 1}, "x" * 60, "Extra inputs"),
+        ({"steps": 5, "num_inference_steps": 6}, None, "give one"),
+        ({"partial_images": 2}, "partial_images", "give stream true"),
+        ({"partial_images": 4, "stream": True}, "partial_images", "less than or equal to 3"),
+        ({"stream": True, "n": 2}, "n", "a stream carries one image"),
+        ({"stream": True, "response_format": "png"}, "response_format", "a stream carries b64_json"),
+        ({"timeout": 0}, "timeout", "greater than 0"),
+        ({"n": 10, "steps": 1000, "solver": "heun", "strategy": "full", "guidance_scale": 2.0}, "steps", str(MAX_WORK)),
+    ],
+)  # fmt: skip
+def test_refusals_name_the_field(served: Served, body: dict[str, Any], param: str | None, words: str) -> None:
+    answer = served.generate(**{"prompt": "1"} | body)
+    error = error_of(answer)
+    assert answer.status_code in (400, 404)
+    assert (error["param"], error["type"]) == (param, "invalid_request_error")
+    assert words in error["message"]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+STRATEGIES = st.from_regex(r"\A(once|full|top|sticky|threshold|nucleus|sample|oracle)(-[0-9.e-]{1,60}){0,3}\Z")
+
+
+@settings(max_examples=150)
+@given(
+    st.dictionaries(
+        st.sampled_from(["n", "size", "seed", "steps", "strategy", "solver", "times", "guidance_scale", "timeout"]),
+        JSON,
+        max_size=3,
+    ),
+    st.none() | STRATEGIES,
+    st.none() | st.sampled_from(["shifted-", "shifted-1e-300", "shifted-1e300", "cosine", "shifted-0.0001"]),
+)
+def test_no_body_is_a_fault_of_the_server(
+    served: Served, fields: dict[str, Any], strategy: str | None, times: str | None
+) -> None:
+    body = {"prompt": "1", "steps": 2} | fields
+    body |= {} if strategy is None else {"strategy": strategy}
+    body |= {} if times is None else {"times": times}
+    answer = served.ask("POST", GENERATIONS, content=json.dumps(body), headers={"content-type": "application/json"})
+    assert answer.status_code in (200, 400, 504), answer.text
+    if answer.status_code != 200:
+        error_of(answer)
+
+
+def events(answer: httpx.Response) -> list[dict[str, Any]]:
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    parts = [part.split("\n") for part in answer.text.strip().split("\n\n")]
+    read = [(lines[0].removeprefix("event: "), json.loads(lines[1].removeprefix("data: "))) for lines in parts]
+    assert all(kind == event.get("type", "error") for kind, event in read)
+    return [event for _, event in read]
+
+
+@pytest.mark.parametrize(("asked", "seen"), [(None, 0), (0, 0), (1, 1), (3, 3)])
+def test_a_stream_shows_the_image_on_its_way(served: Served, asked: int | None, seen: int) -> None:
+    *parts, end = events(served.generate(prompt="7", seed=5, stream=True, partial_images=asked, strategy="top-2"))
+    right = served.generate(prompt="7", seed=5, strategy="top-2").json()
+    assert [part["partial_image_index"] for part in parts] == list(range(seen))
+    assert {part["type"] for part in parts} <= {"image_generation.partial_image"}
+    assert end["type"] == "image_generation.completed" and end["usage"]["total_tokens"] == 0
+    assert end["b64_json"] == right["data"][0]["b64_json"] and end["experts"] == right["experts"][0]
+    distances = [np.abs(pixels(part["b64_json"]) - pixels(end["b64_json"])).mean() for part in parts]
+    assert distances == sorted(distances, reverse=True) and len(set(distances)) == seen
+
+
+def test_a_stream_is_refused_before_its_first_event(served: Served) -> None:
+    answer = served.generate(prompt="7", stream=True, steps=1000, strategy="full", timeout=1e-3)
+    assert answer.status_code == 504 and error_of(answer)["code"] == "deadline_exceeded"
+
+
+def test_time_that_is_over_is_said(served: Served) -> None:
+    answer = served.generate(prompt="7", steps=1000, strategy="full", timeout=0.01)
+    assert answer.status_code == 504 and answer.headers["retry-after"]
+    assert error_of(answer)["type"] == "server_error"
+
+
+def test_models_can_be_listed_and_looked_up(served: Served) -> None:
+    (entry,) = served.ask("GET", "/v1/models").json()["data"]
+    assert served.ask("GET", f"/v1/models/{entry['id']}").json() == entry
+    missing = served.ask("GET", "/v1/models/dall-e-3")
+    assert missing.status_code == 404 and error_of(missing)["code"] == "model_not_found"
+
+
+def test_readiness_names_what_is_away(served: Served) -> None:
+    assert served.ask("GET", "/readyz").json() == {"status": "ok", "away": []}
+    served.away.append("expert-001")
+    answer = served.ask("GET", "/readyz")
+    served.away.clear()
+    assert (answer.status_code, answer.json()["away"]) == (503, ["expert-001"])
+
+
+def test_metrics_count_what_happened(served: Served) -> None:
+    def value(line: str) -> float:
+        text = served.ask("GET", "/metrics").text
+        return sum(float(each.rpartition(" ")[2]) for each in text.splitlines() if each.startswith(line))
+
+    images, velocities = 'ddm_images_total{strategy="once"}', 'ddm_velocities{engine="api"}'
+    before = value(images), value(velocities)
+    served.generate(prompt="7", n=2, strategy="once", steps=4)
+    assert (value(images) - before[0], value(velocities) - before[1]) == (2, 4)
+
+
+def test_documentation_needs_no_other_host(served: Served) -> None:
+    assert served.ask("GET", "/docs").status_code == 404
+    schema = served.ask("GET", "/openapi.json").json()
+    answers = schema["paths"][GENERATIONS]["post"]["responses"]
+    assert {"200", "400", "401", "404", "408", "413", "429", "500", "503", "504"} <= answers.keys()
+    assert "422" not in answers
+
+
+TOKEN = "t" * 32
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> str:
+    path = tmp_path / "tokens"
+    path.write_text(f"{TOKEN}\n{'u' * 32}\n")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"authorization": f"Bearer {TOKEN}"}, 200),
+        ({"authorization": f"bearer {'u' * 32}"}, 200),
+        ({}, 401),
+        ({"authorization": TOKEN}, 401),
+        ({"authorization": f"Basic {TOKEN}"}, 401),
+        ({"authorization": f"Bearer {TOKEN}x"}, 401),
+        ({"authorization": "Bearer"}, 401),
+        ({"authorization": "Bearer é".encode()}, 401),
+    ],
+)
+def test_who_has_a_token_is_let_in(served: Served, token_file: str, headers: dict[str, Any], status: int) -> None:
+    guard = Guard(served.app, read_tokens(token_file))
+    answer = served.ask("GET", "/v1/models", guard, headers=headers)
+    assert answer.status_code == status
+    if status == 401:
+        assert error_of(answer)["code"] == "invalid_api_key" and answer.headers["www-authenticate"] == "Bearer"
+    for route in ("/healthz", "/readyz"):
+        assert served.ask("GET", route, guard).status_code == 200
+    assert served.ask("GET", "/metrics", guard).status_code == 401
+
+
+def test_tokens_come_from_a_variable_too(monkeypatch: pytest.MonkeyPatch, token_file: str) -> None:
+    monkeypatch.setenv(TOKENS, f" {TOKEN} {'u' * 32}\n")
+    assert read_tokens(None) == read_tokens(token_file) and len(read_tokens(None)) == 2
+    monkeypatch.delenv(TOKENS)
+    assert read_tokens(None) == frozenset()
+
+
+@pytest.mark.parametrize(("content", "words"), [(None, "No such file"), ("", "is empty"), ("short", "less than 16")])
+def test_tokens_that_are_none_are_refused(tmp_path: Path, content: str | None, words: str) -> None:
+    path = tmp_path / "tokens"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=words):
+        read_tokens(str(path))
+
+
+def test_requests_a_minute_are_a_tokens_own(served: Served, token_file: str) -> None:
+    now = 0.0
+    guard = Guard(served.app, read_tokens(token_file), Limits(per_minute=2), clock=lambda: now)
+
+    def status(token: str) -> int:
+        headers = {"authorization": f"Bearer {token}"}
+        answer = served.ask("POST", GENERATIONS, guard, json={"prompt": "1", "steps": 1}, headers=headers)
+        if answer.status_code == 429:
+            assert answer.headers["retry-after"] == "30" and error_of(answer)["code"] == "rate_limit_exceeded"
+        return answer.status_code
+
+    assert [status(TOKEN) for _ in range(3)] == [200, 200, 429]
+    assert status("u" * 32) == 200
+    now = 30.0
+    assert [status(TOKEN) for _ in range(2)] == [200, 429]
+
+
+def test_bodies_have_an_end(served: Served) -> None:
+    guard = Guard(served.app, limits=Limits(body_bytes=1000))
+    assert served.ask("POST", GENERATIONS, guard, json={"prompt": "1", "steps": 1}).status_code == 200
+    answer = served.ask("POST", GENERATIONS, guard, json={"prompt": "1", "user": "x" * 1000})
+    assert answer.status_code == 413 and error_of(answer)["code"] == "too_large"
+
+    async def unannounced() -> AsyncIterator[bytes]:
+        for _ in range(20):
+            yield b" " * 100
+
+    answer = served.ask("POST", GENERATIONS, guard, content=unannounced())
+    assert answer.status_code == 413
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(served: Served) -> None:
+    guard = Guard(served.app, limits=Limits(body_seconds=0.05))
+
+    async def half() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.sleep(60)
+
+    answer = served.ask("POST", GENERATIONS, guard, content=half())
+    assert answer.status_code == 408 and error_of(answer)["code"] == "request_timeout"
+
+
+def test_an_error_that_nobody_caught_is_in_openais_form(served: Served) -> None:
+    async def broken(*_: Any) -> None:
+        raise RuntimeError("secret")
+
+    answer = served.ask("GET", "/anything", Guard(broken))
+    assert answer.status_code == 500 and "secret" not in answer.text
+    assert error_of(answer)["type"] == "server_error"
+
+
+def test_an_error_of_an_engine_is_one_of_the_server(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr(served.engine, "submit", broken)
+    answer = served.generate(prompt="1")
+    assert answer.status_code == 500 and "secret" not in answer.text
+    assert error_of(answer)["code"] == "internal_error"
