@@ -70,6 +70,7 @@ RAY = {
     "serve.remote",
     "serve.deployments",
     "serve.api",
+    "serve.codec",
     "serve.app",
 }
 ABOVE = {"tests", "jobs", "serving", "benchmarks"}

@@ -1,6 +1,7 @@
 """Trajectories as bytes, which another process goes on from: safetensors, and the settings of their plans as JSON."""
 
 import json
+from dataclasses import replace
 from typing import Annotated
 
 import numpy as np
@@ -38,6 +39,8 @@ def pack(state: Trajectories) -> bytes:
         "routing": state.routing_BSK[:, : max(plan.settings.steps for plan in state.plans)],
         **{name: torch.from_numpy(array.view(np.int64)) for name, array in _numbers(state).items()},
         **_tensors(state.condition),
+        # Whoever goes on may have no text encoder.
+        **({f"null_{name}": part for name, part in _tensors(state.null).items()} if state.null is not None else {}),
     }
     return save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()})
 
@@ -88,7 +91,11 @@ def _unpacked(
     total_B = weights_BK.sum(dim=1)
     held = (weights_BK >= 0).all() and ((total_B == 0) | ((total_B - 1).abs() < 1e-3)).all()
     _require(bool(held), "weights of a row don't sum to 1")
-    condition = tensors["label"] if "label" in tensors else Text(*(tensors[name] for name in TEXT if name in tensors))
+    condition = _condition(tensors)
+    if isinstance(condition, Text) and f"null_{TEXT[0]}" in tensors:
+        null = _condition({name.removeprefix("null_"): part for name, part in tensors.items() if "null_" in name})
+        assert isinstance(null, Text)
+        info = replace(info, null_text=null)
     _require(int(numbers["plan"].max()) < len(described), "a row has no plan")
     plans = []
     for number, plan in enumerate(described):
@@ -131,6 +138,10 @@ def _require(condition: bool, finding: str) -> None:
 def _numbers(state: Trajectories) -> dict[str, np.ndarray]:
     arrays = (state.plan_B, state.seed_B, state.position_B, state.expert_rows_B, state.router_rows_B)
     return dict(zip(NUMBERS, arrays, strict=True))
+
+
+def _condition(tensors: dict[str, Tensor]) -> Condition:
+    return tensors["label"] if "label" in tensors else Text(*(tensors[name] for name in TEXT if name in tensors))
 
 
 def _tensors(condition: Condition) -> dict[str, Tensor]:

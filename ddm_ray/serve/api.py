@@ -1,77 +1,119 @@
 """The ingress as a deployment: an application over the experts of this process, or over those of other deployments."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import torch
 from ray import serve
 from ray.serve.handle import DeploymentHandle
+from torch import Tensor
 
+from ddm_ray.core.condition import Condition, Text
 from ddm_ray.sampling.run_models import load_model, mixture_info, sampling_settings
+from ddm_ray.serve.answers import expert_name
+from ddm_ray.serve.codec import Decoder, Encoder
 from ddm_ray.serve.deployments import local_engine
 from ddm_ray.serve.engine import BatchEngine
-from ddm_ray.serve.generation import expert_name
 from ddm_ray.serve.guard import Guard, Limits, read_tokens
-from ddm_ray.serve.http import http_app
+from ddm_ray.serve.http import Service, http_app
 from ddm_ray.serve.meters import Meters
-from ddm_ray.serve.remote import RemoteEngine, Replicas, answer_from
+from ddm_ray.serve.remote import RemoteEngine, Replicas, answer_from, from_arrays
 from ddm_ray.serve.segments import LocalEngine, SegmentSampler
 from ddm_ray.storage.graph import ROUTER
 from ddm_ray.storage.run import Run
 
+ENCODER, DECODER = "encoder", "decoder"
+Handle = DeploymentHandle[Any]
+
 
 @serve.ingress()
 class API:
-    """Answers requests for images, by experts of its own or by those of other deployments."""
+    """Answers requests for images, by networks of its own or by those of other deployments."""
 
-    def __init__(
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
         run_url: str,
         device: str,
         max_rows: int,
         token_file: str | None,
         limits: Limits,
-        experts: Sequence[DeploymentHandle[Any]] = (),
+        experts: Sequence[Handle] = (),
+        codecs: Mapping[str, Handle] | None = None,
     ):
-        """Load all experts of a run, or take deployments of them by cluster; see `ServeArgs` for the others.
+        """Load all networks of a run, or take deployments: experts by cluster, ENCODER and DECODER by name.
+
+        `ServeArgs` has the others.
 
         Raises RunError, MissingArtifact, CorruptArtifact, DriftError, ConfigError.
         """
-        self._tokens, self._limits = read_tokens(token_file), limits
-        self._run, self._device, self._max_rows, self._experts = Run.open(run_url), device, max_rows, experts
-        self._replicas = Replicas(serve.get_replica_context().app_name)
-        info = mixture_info(self._run)
-        if experts:
-            router = load_model(self._run, ROUTER)
-            self._remote = [RemoteEngine(handle, k, info, self._replicas) for k, handle in enumerate(experts)]
-            self._engine = BatchEngine(answer_from(self._remote, router))
-            self._engine.start()
-            runners: list[Any] = list(self._remote)
+        self._run = run = Run.open(run_url)
+        self._guarded = (read_tokens(token_file), limits)
+        self._replicas, self._names = Replicas(serve.get_replica_context().app_name), list[str]()
+        self._encode, self._decode = self._codecs(run, device, codecs)
+        info = mixture_info(run)
+        if self._encode is not None:
+            null = from_arrays(await self._encode(""))
+            assert isinstance(null, Text)
+            info = replace(info, null_text=null)
+        if not experts:
+            self._engine = local_engine(run, list(range(info.num_experts)), device, max_rows)
+            runners: list[Any] = [LocalEngine(self._engine)] * info.num_experts
         else:
-            self._engine = local_engine(self._run, list(range(info.num_experts)), device, max_rows)
-            runners = [LocalEngine(self._engine)] * info.num_experts
+            runners = [RemoteEngine(handle, k, info, self._replicas) for k, handle in enumerate(experts)]
+            self._engine = BatchEngine(answer_from(runners, load_model(run, ROUTER)))
+            self._engine.start()
+            self._names = [handle.deployment_name for handle in (*experts, *(codecs or {}).values())]
         self._meters = Meters({"api": self._engine})
         self._sampler = SegmentSampler(info, runners, LocalEngine(self._engine), self._count)
 
+    @staticmethod
+    def _codecs(run: Run, device: str, codecs: Mapping[str, Handle] | None) -> tuple[Any, Any]:
+        """Methods that encode a text and decode a latent, each None where the run has no such network."""
+        if codecs is not None:
+            encoder, decoder = codecs.get(ENCODER), codecs.get(DECODER)
+            return encoder and encoder.encode.remote, decoder and decoder.decode.remote
+        data = run.config.data
+        encode = None if data.text is None else Encoder(run.url, device).encode
+        return encode, None if data.latents is None else Decoder(run.url, device).decode
+
     def __serve_build_asgi_app__(self) -> Guard:
         """Build the application that Serve hands requests to."""
-        http = http_app(self._sampler, self._run.config, sampling_settings(self._run), self._meters, self._lacking)
+        http = http_app(
+            Service(
+                self._sampler,
+                self._run.config,
+                sampling_settings(self._run),
+                self._meters,
+                self._lacking,
+                self._condition if self._encode else None,
+                self._images if self._decode else None,
+            )
+        )
         routes = {str(getattr(route, "path", "")) for route in http.routes}
 
         def count(path: str, status: int) -> None:
             self._meters.answers.labels(path if path in routes else "other", str(status)).inc()
 
-        return Guard(http, self._tokens, self._limits, on_answer=count)
+        return Guard(http, *self._guarded, on_answer=count)
 
     def check_health(self) -> None:
         """Raise ServeError if the engine has stopped: Serve puts another replica in this one's place."""
         self._engine.require_running()
 
+    async def _condition(self, prompt: str) -> Condition:
+        return from_arrays(await self._encode(prompt))
+
+    async def _images(self, latents_BCHW: Tensor) -> Tensor:
+        images = await asyncio.gather(*(self._decode(latent_CHW.numpy()) for latent_CHW in latents_BCHW))
+        return torch.stack([torch.tensor(image_CHW) for image_CHW in images])
+
     def _count(self, expert: int, velocities: int, switched: int) -> None:
         self._meters.segment("mixed" if expert < 0 else expert_name(expert), velocities, switched)
 
     async def _lacking(self) -> list[str]:
-        names = [expert_name(expert) for expert in range(len(self._experts))]
-        return [name for name in names if await self._replicas.lacking(name)]
+        return [name for name in self._names if await self._replicas.lacking(name)]
 
     def __del__(self) -> None:
         engine = getattr(self, "_engine", None)

@@ -21,9 +21,10 @@ from ray.serve.schema import LoggingConfig
 
 from ddm_ray.errors import Give, RunError, ServeError, one_line
 from ddm_ray.ray_session import ray_session
-from ddm_ray.serve.api import API
+from ddm_ray.serve.answers import expert_name
+from ddm_ray.serve.api import API, DECODER, ENCODER
+from ddm_ray.serve.codec import Decoder, Encoder
 from ddm_ray.serve.deployments import ExpertReplica
-from ddm_ray.serve.generation import expert_name
 from ddm_ray.serve.guard import TOKENS, Limits, read_tokens
 from ddm_ray.storage.graph import PARTITION, ROUTER
 from ddm_ray.storage.run import Run
@@ -80,17 +81,25 @@ def build_app(args: ServeArgs) -> Application:
     if args.placement == "colocated":
         options = {"num_cpus": NUM_CPUS, "num_gpus": 1 if on_gpu else 0}
         return serve.deployment(name="api", ray_actor_options=options, **PART)(API).bind(*own)
-    num_experts = run.config.partition.num_clusters
-    # Rounded down, so that the shares of all experts never need more than one GPU.
-    share = {"num_cpus": NUM_CPUS, "num_gpus": int(1000 / num_experts) / 1000 if on_gpu else 0}
+    data, num_experts = run.config.data, run.config.partition.num_clusters
+    codecs = {
+        name: kind for name, kind, own in ((ENCODER, Encoder, data.text), (DECODER, Decoder, data.latents)) if own
+    }
+    # Rounded down, so that the shares of all parts never need more than one GPU.
+    num_gpus = int(1000 / (num_experts + len(codecs))) / 1000 if on_gpu else 0
+    share = {"num_cpus": NUM_CPUS, "num_gpus": num_gpus}
     experts = [
         serve.deployment(name=expert_name(cluster), ray_actor_options=share, **PART)(ExpertReplica).bind(
             run.url, cluster, args.device, args.max_rows
         )
         for cluster in range(num_experts)
     ]
+    coded = {
+        name: serve.deployment(name=name, ray_actor_options=share, **PART)(kind).bind(run.url, args.device)
+        for name, kind in codecs.items()
+    }
     ingress = serve.deployment(name="api", ray_actor_options={"num_cpus": NUM_CPUS}, **PART)(API)
-    return ingress.bind(*own, experts)
+    return ingress.bind(*own, experts, coded)
 
 
 def _finished(url: str) -> Run:
@@ -100,10 +109,6 @@ def _finished(url: str) -> Run:
         if is_local(url) and not url.startswith("/"):
             raise RunError(f"{error} (the path is relative; give {url!r} as an absolute path)") from None
         raise
-    if run.config.data.num_classes is None:
-        raise ServeError(f"{run.url} is conditioned on texts: only class-conditional runs can be served so far")
-    if run.config.data.latents is not None:
-        raise ServeError(f"{run.url} is a run of latents, which nothing decodes here so far; sample from it in Python")
     missing = [name for name in (PARTITION, *run.experts, ROUTER) if run.finished(name) is None]
     if missing:
         raise ServeError(f"{run.url} isn't finished, it has no {', '.join(missing)} yet", run.make(missing[0]))
@@ -175,13 +180,15 @@ def _serve_until_stopped(args: ServeArgs, port: int, host: str) -> None:
 
 
 def _greeting(args: ServeArgs, host: str, port: int) -> str:
-    name = Run.open(args.run).config.data.class_names[-1]
+    data = Run.open(args.run).config.data
+    prompt, side = (data.class_names or ("a red bird",))[-1], data.pixel_shape[-1]
+    side *= max(1, 256 // side)
     url = f"http://{host}:{port}"
     token = " -H 'Authorization: Bearer TOKEN'" if read_tokens(args.token_file) else ""
-    body = f'{{"prompt": "{name}", "size": "256x256", "response_format": "png"}}'
+    body = f'{{"prompt": "{prompt}", "size": "{side}x{side}", "response_format": "png"}}'
     return (
         f"Serving {args.run} at {url} (routes: {url}/openapi.json); stop with Ctrl-C. Try:\n"
-        f"  curl {url}/v1/images/generations{token} -H 'Content-Type: application/json' -d '{body}' -o {name}.png"
+        f"  curl {url}/v1/images/generations{token} -H 'Content-Type: application/json' -d '{body}' -o image.png"
     )
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ddm_ray.config import SamplingSettings
-from ddm_ray.core.condition import Condition
+from ddm_ray.config import DataConfig, SamplingSettings
+from ddm_ray.core.condition import Condition, Text
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.packing import pack, unpack
-from ddm_ray.sampling.request import ExpertCall, MixtureInfo, SampleRequest
+from ddm_ray.sampling.request import ExpertCall, SampleRequest
 from ddm_ray.sampling.run_models import load_model, mixture_info
 from ddm_ray.sampling.trajectory import start
 from ddm_ray.serve.engine import BatchEngine
@@ -39,28 +39,29 @@ def local_engine(run: Run, clusters: list[int], device: str, max_rows: int) -> B
     answer = partial(driver.answers, experts=experts, router=load_model(run, ROUTER, device))
     here_K = None if len(clusters) == info.num_experts else np.isin(np.arange(info.num_experts), clusters)
     engine = BatchEngine(answer, here_K, Scheduler(max_rows))
-    warm_up(engine, info, clusters, device)
+    warm_up(engine, run, clusters, device)
     engine.start()
     return engine
 
 
-def warm_up(engine: BatchEngine, info: MixtureInfo, clusters: list[int], device: str) -> None:
+def warm_up(engine: BatchEngine, run: Run, clusters: list[int], device: str) -> None:
     """Run a few velocities of one row and of many, so that the engine knows its speed before the first request."""
-    settings = SamplingSettings(strategy="oracle", steps=3)
+    settings, info = SamplingSettings(strategy="oracle", steps=3), mixture_info(run)
     for count in (1, 1, engine.scheduler.max_rows):
         cluster_B = torch.tensor(clusters)[torch.arange(count) % len(clusters)]
-        request = SampleRequest(tuple(range(count)), _any_condition(info, count), settings, cluster_B)
+        request = SampleRequest(tuple(range(count)), _any_condition(run.config.data, count), settings, cluster_B)
         future = engine.submit(start(request, info, device), np.inf)
         while not future.done():
             engine.tick()
         future.result()
 
 
-def _any_condition(info: MixtureInfo, count: int) -> Condition:
-    if info.num_classes is None:
-        assert info.null_text is not None
-        return info.null_text[torch.zeros(count, dtype=torch.int64)]
-    return torch.arange(count) % max(1, info.num_classes)
+def _any_condition(data: DataConfig, count: int) -> Condition:
+    if data.text is None:
+        return torch.arange(count) % max(1, data.num_classes or 0)
+    tokens, dim, pooled_dim = data.text.tokens, data.text.dim, data.text.pooled_dim
+    pooled_BP = None if pooled_dim is None else torch.zeros(count, pooled_dim)
+    return Text(torch.zeros(count, tokens, dim), torch.ones(count, tokens, dtype=torch.bool), pooled_BP)
 
 
 class ExpertReplica:

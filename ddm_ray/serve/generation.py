@@ -1,41 +1,30 @@
-"""Schema and meaning of a request for images, and the form of its answer. No Ray, no HTTP.
+"""Schema and meaning of a request for images. No Ray, no HTTP."""
 
-Shapes: B images, CHW image, S steps.
-"""
-
-import base64
-import json
-import math
 import re
 import secrets
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Annotated, Any, Literal, Self
 
 import torch
-from PIL import Image
 from pydantic import Field, create_model, model_validator
 from pydantic.fields import FieldInfo
-from torch import Tensor
 
 from ddm_ray.config import DataConfig, RunConfig, SamplingSettings, StrictModel
+from ddm_ray.core.condition import Condition
 from ddm_ray.core.routing import Oracle
 from ddm_ray.errors import SamplingError, ServeError, one_line
-from ddm_ray.pictures import png
-from ddm_ray.pictures.images import to_pil, to_unit
 from ddm_ray.sampling.plan import SamplingPlan
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest
-from ddm_ray.serve.segments import Sampled
 
 MAX_IMAGES = 10
 MAX_LISTED = 50
 MAX_PIXELS = 2048  # along one side, after upscaling
+MAX_PROMPT = 4000  # characters
 MAX_SEED = 2**53 - 1  # beyond it, JSON numbers lose digits in many clients
 MAX_PARTIAL_IMAGES = 3
 MAX_SECONDS = 300.0
 MAX_WORK = 20_000
 """Rows of networks that a request may need: images x velocities x experts x branches of guidance."""
-MAX_MESSAGE = 900
 MAX_STEPS = 1000
 UNUSED = "accepted for OpenAI's clients, changes nothing"
 LIMITS = {
@@ -68,7 +57,11 @@ _Settings: Any = create_model("_Settings", __base__=StrictModel, **_fields)
 class GenerationRequest(_Settings):
     """Body of POST /v1/images/generations: OpenAI's fields, class_label, seed, and those of SamplingSettings."""
 
-    prompt: str | None = Field(None, description="a class name of the run; empty: no class, or the class_label's")
+    prompt: str | None = Field(
+        None,
+        max_length=MAX_PROMPT,
+        description="a text, or a class name of a run of classes; empty: none, or the class_label's",
+    )
     model: str | None = Field(None, description="the run's name, or nothing")
     n: int | None = Field(1, ge=1, le=MAX_IMAGES, strict=True, description="number of images")
     size: str | None = Field(None, description="WIDTHxHEIGHT, the model's own or a multiple of it; auto: its own")
@@ -115,10 +108,12 @@ class GenerationRequest(_Settings):
 class Generation:
     """A request that can be met: what to sample, the factor of upscaling, and the form of the answer.
 
-    `stops`: velocities after which images on their way are wanted. `seconds`: as the request says; None: it doesn't.
+    `prompt`: the text that `sample` isn't conditioned on yet; None: there is none. `stops`: velocities after which
+    images on their way are wanted. `seconds`: as the request says; None: it doesn't.
     """
 
     sample: SampleRequest
+    prompt: str | None
     upscaling: int
     png: bool
     stream: bool = False
@@ -144,10 +139,10 @@ def resolve(request: GenerationRequest, config: RunConfig, defaults: SamplingSet
         raise RequestError("a stream carries b64_json, not a bare png: leave one of both out", "response_format")
     if request.partial_images and not stream:
         raise RequestError("partial_images are part of a stream: give stream true, too", "partial_images")
-    label = _label(request, config.data)
+    prompt, condition = _condition(request, config.data, info, count)
     seed = secrets.randbelow(2**32) if request.seed is None else request.seed
     seeds = tuple(range(seed, seed + count))
-    sample = SampleRequest(seeds, torch.full((count,), label), request.settings(defaults))
+    sample = SampleRequest(seeds, condition, request.settings(defaults))
     try:
         if isinstance(sample.strategy(info.num_experts), Oracle):
             raise RequestError("strategy oracle needs images whose cluster is known: use once", "strategy")
@@ -156,8 +151,8 @@ def resolve(request: GenerationRequest, config: RunConfig, defaults: SamplingSet
         raise RequestError(str(error), "strategy") from None
     _require_affordable(count, plan)
     stops = plan.stops(request.partial_images or 0)
-    upscaling = _upscaling(request.size, config.data.image_size)
-    return Generation(sample, upscaling, is_png, stream, stops, request.timeout)
+    upscaling = _upscaling(request.size, config.data.pixel_shape[-1])
+    return Generation(sample, prompt, upscaling, is_png, stream, stops, request.timeout)
 
 
 def _require_affordable(count: int, plan: SamplingPlan) -> None:
@@ -168,6 +163,19 @@ def _require_affordable(count: int, plan: SamplingPlan) -> None:
             f" {work}, and {MAX_WORK} is the most of a request: fewer images, steps or experts",
             "steps",
         )
+
+
+def _condition(
+    request: GenerationRequest, data: DataConfig, info: MixtureInfo, count: int
+) -> tuple[str | None, Condition]:
+    """The text that is to be encoded, if there is one, and the condition without it."""
+    if data.text is None:
+        return None, torch.full((count,), _label(request, data))
+    if request.class_label is not None:
+        raise RequestError("this model knows texts, not classes: give a prompt", "class_label")
+    if request.prompt is None:
+        raise RequestError("give a prompt: a text, or an empty one for an image of anything", "prompt")
+    return request.prompt.strip() or None, info.null(count)
 
 
 def _label(request: GenerationRequest, data: DataConfig) -> int:
@@ -206,81 +214,3 @@ def _upscaling(size: str | None, image_size: int) -> int:
             "size",
         )
     return width // image_size
-
-
-def to_png(image_CHW: Tensor, upscaling: int) -> bytes:
-    """PNG (grey or RGB) of an image in [-1, 1], clipped; each pixel becomes upscaling x upscaling ones."""
-    (image,) = to_pil(to_unit(image_CHW[None]))
-    image = image.resize((image.width * upscaling, image.height * upscaling), Image.Resampling.NEAREST)
-    return png.to_png(image, compression=6)
-
-
-def stretches(experts_S: list[int]) -> list[dict[str, int]]:
-    """Stretches of steps under one (heaviest) expert: [{"expert": 2, "steps": 25}]."""
-    return [{"expert": expert, "steps": len(list(group))} for expert, group in groupby(experts_S)]
-
-
-def answer(generation: Generation, sampled: Sampled, model: str, created: int) -> dict[str, Any]:
-    """OpenAI's images response, and beside it model, strategy, and per image the experts that sampled it.
-
-    `degraded`: names of the experts that had to be left out; absent where none was.
-    """
-    result = sampled.result
-    encoded = [base64_png(image, generation.upscaling) for image in result.images_BCHW]
-    degraded = {"degraded": [expert_name(expert) for expert in sorted(sampled.away)]} if sampled.away else {}
-    return {
-        "created": created,
-        "data": [
-            {"b64_json": b64_json, "seed": seed}
-            for b64_json, seed in zip(encoded, generation.sample.seeds, strict=True)
-        ],
-        "model": model,
-        "strategy": generation.sample.settings.strategy,
-        "experts": [stretches(experts_S) for experts_S in result.experts_SB.T.tolist()],
-        **degraded,
-    }
-
-
-def event(kind: str, image_CHW: Tensor, upscaling: int, created: int, **others: Any) -> bytes:
-    """One server-sent event of a stream, as OpenAI's: partial_image or completed."""
-    side = image_CHW.shape[-1] * upscaling
-    fields = {
-        "type": f"image_generation.{kind}",
-        "b64_json": base64_png(image_CHW, upscaling),
-        "created_at": created,
-        "size": f"{side}x{side}",
-        "quality": "auto",
-        "background": "opaque",
-        "output_format": "png",
-        **others,
-    }
-    return f"event: {fields['type']}\ndata: {json.dumps(fields)}\n\n".encode()
-
-
-USAGE = {
-    "input_tokens": 0,
-    "output_tokens": 0,
-    "total_tokens": 0,
-    "input_tokens_details": {"image_tokens": 0, "text_tokens": 0},
-}
-"""Tokens, of which a completed event of OpenAI's has to speak."""
-
-
-def base64_png(image_CHW: Tensor, upscaling: int) -> str:
-    return base64.b64encode(to_png(image_CHW, upscaling)).decode()
-
-
-def expert_name(expert: int) -> str:
-    """The name of an expert's deployment: expert-003."""
-    return f"expert-{expert:03d}"
-
-
-def retry_after(seconds: float) -> str:
-    """Value of the header Retry-After: whole seconds, one at least."""
-    return str(max(1, math.ceil(seconds)))
-
-
-def error_body(message: str, param: str | None, code: str | None, server: bool = False) -> dict[str, Any]:
-    """OpenAI's error object; `server`: the fault isn't the request's."""
-    kind = "server_error" if server else "invalid_request_error"
-    return {"error": {"message": one_line(message, MAX_MESSAGE), "type": kind, "param": param, "code": code}}

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ddm_ray.errors import ConfigError, one_line
-from ddm_ray.serve.generation import error_body, retry_after
+from ddm_ray.serve.answers import error_body, retry_after
 
 LOG = logging.getLogger("ray.serve")
 TOKENS = "DDM_SERVE_TOKENS"

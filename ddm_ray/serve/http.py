@@ -4,9 +4,11 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -16,25 +18,24 @@ from torch import Tensor
 
 from ddm_ray import __version__
 from ddm_ray.config import RunConfig, SamplingSettings
-from ddm_ray.errors import DDMError, ServeError
-from ddm_ray.serve.engine import DeadlineError
-from ddm_ray.serve.generation import (
+from ddm_ray.core.condition import Condition
+from ddm_ray.errors import DDMError, ExpertCountError, NotFiniteError, SamplingError, ServeError
+from ddm_ray.serve.answers import (
     USAGE,
-    Generation,
-    GenerationRequest,
-    RequestError,
     answer,
+    degraded,
     error_body,
     event,
     expert_name,
-    resolve,
     retry_after,
     stretches,
     to_png,
 )
+from ddm_ray.serve.engine import DeadlineError
+from ddm_ray.serve.generation import Generation, GenerationRequest, RequestError, resolve
 from ddm_ray.serve.meters import Meters
 from ddm_ray.serve.scheduler import OverloadedError
-from ddm_ray.serve.segments import Sampled, SegmentSampler
+from ddm_ray.serve.segments import OnStop, Sampled, SegmentSampler
 
 _SOON = {"Retry-After": retry_after(5)}
 
@@ -49,12 +50,11 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorAnswer, "description": "A field that can't be met, or no JSON"},
     401: {"model": ErrorAnswer, "description": "No token of this server's"},
     404: {"model": ErrorAnswer, "description": "Another model"},
-    408: {"model": ErrorAnswer, "description": "The body came too slowly"},
+    408: {"model": ErrorAnswer, "description": "The body came too slowly, or the request's time is over"},
     413: {"model": ErrorAnswer, "description": "The body is too large"},
     429: {"model": ErrorAnswer, "description": "More is asked for than can be made in time; see Retry-After"},
     500: {"model": ErrorAnswer, "description": "A fault of the server"},
     503: {"model": ErrorAnswer, "description": "No expert is there; see Retry-After"},
-    504: {"model": ErrorAnswer, "description": "The request's time was over before its images were done"},
 }
 IMAGES: dict[int | str, dict[str, Any]] = {
     200: {
@@ -63,18 +63,52 @@ IMAGES: dict[int | str, dict[str, Any]] = {
     }
 }
 
-Readiness = Callable[[], Awaitable[list[str]]]
-"""Names of the deployments that have no replica."""
+
+@dataclass(frozen=True)
+class Service:
+    """A run as the application serves it; `defaults` of sampling where a request says nothing.
+
+    `encode` makes a condition, one row, of a text, and `decode` images of latents; None where the run has none.
+    `lacking` names the deployments that have no replica.
+    """
+
+    sampler: SegmentSampler
+    config: RunConfig
+    defaults: SamplingSettings
+    meters: Meters
+    lacking: Callable[[], Awaitable[list[str]]]
+    encode: Callable[[str], Awaitable[Condition]] | None = None
+    decode: Callable[[Tensor], Awaitable[Tensor]] | None = None
+
+    async def sample(self, generation: Generation, on_stop: OnStop | None = None) -> Sampled:
+        """Make a request's images, in pixels; `on_stop` is called with them on their way."""
+        began, request, decode = time.monotonic(), generation.sample, self.decode
+        if generation.prompt is not None:
+            assert self.encode is not None
+            text = await self.encode(generation.prompt)
+            request = replace(request, condition=text[torch.zeros(len(request.seeds), dtype=torch.int64)])
+
+        async def decoded(images_BCHW: Tensor) -> None:
+            assert on_stop is not None
+            await on_stop(images_BCHW if decode is None else await decode(images_BCHW))
+
+        sampled = await self.sampler.sample(
+            request, generation.seconds, generation.stops, None if on_stop is None else decoded
+        )
+        if decode is not None:
+            pixels_BCHW = await decode(sampled.result.images_BCHW)
+            sampled = replace(sampled, result=replace(sampled.result, images_BCHW=pixels_BCHW))
+        strategy = request.settings.strategy or ""
+        self.meters.images.labels(strategy).inc(len(request.seeds))
+        self.meters.seconds.labels(strategy).observe(time.monotonic() - began)
+        for expert in sampled.away:
+            self.meters.degraded.labels(expert_name(expert)).inc()
+        return sampled
 
 
-def http_app(
-    sampler: SegmentSampler,
-    config: RunConfig,
-    defaults: SamplingSettings,
-    meters: Meters,
-    lacking: Readiness,
-) -> FastAPI:
-    """The application that serves a run of this configuration; `defaults` of sampling where a request says nothing."""
+def http_app(service: Service) -> FastAPI:
+    """The application of a service."""
+    config, info = service.config, service.sampler.info
     # FastAPI's own pages of documentation load scripts from elsewhere.
     http = FastAPI(title="ddm-ray", version=__version__, docs_url=None, redoc_url=None)
     entry = {"id": config.name, "object": "model", "created": 0, "owned_by": "ddm-ray"}
@@ -86,15 +120,14 @@ def http_app(
     @http.post("/v1/images/generations", responses=IMAGES | REFUSALS, response_class=JSONResponse)
     async def generate(request: GenerationRequest) -> Response:
         """Images of one class, by OpenAI's API; response_format png answers the bare image."""
-        began = time.monotonic()
-        generation = resolve(request, config, defaults, sampler.info)
+        generation = resolve(request, config, service.defaults, info)
         if generation.stream:
-            return await _stream(sampler, generation, meters)
-        sampled = await sampler.sample(generation.sample, generation.seconds)
-        _count(meters, generation, sampled, time.monotonic() - began)
+            return await _stream(service, generation)
+        sampled, upscaling = await service.sample(generation), generation.upscaling
         if generation.png:
             return await asyncio.to_thread(_bare, generation, sampled)
-        return JSONResponse(await asyncio.to_thread(answer, generation, sampled, config.name, int(time.time())))
+        made = asyncio.to_thread(answer, generation.sample, sampled, upscaling, config.name, int(time.time()))
+        return JSONResponse(await made)
 
     @http.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -111,19 +144,19 @@ def http_app(
     @http.get("/healthz")
     async def healthz() -> dict[str, Any]:
         """A sign of life of the ingress, and what it serves; wakes no expert that scaled to zero."""
-        experts = [expert_name(expert) for expert in range(sampler.info.num_experts)]
+        experts = [expert_name(expert) for expert in range(info.num_experts)]
         return {"status": "ok", "model": config.name, "experts": experts, "classes": list(config.data.class_names)}
 
     @http.get("/readyz", responses={503: {"description": "Deployments without a replica are named"}})
     async def readyz() -> Response:
         """The deployments that have no replica: 200 without any, else 503."""
-        away = await lacking()
+        away = await service.lacking()
         return JSONResponse({"status": "degraded" if away else "ok", "away": away}, 503 if away else 200)
 
     @http.get("/metrics", response_class=Response)
     async def metrics() -> Response:
         """Counters and gauges for Prometheus."""
-        return Response(meters.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(service.meters.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     http.openapi = partial(_description, http)  # type: ignore[method-assign]
     return http
@@ -138,14 +171,6 @@ def _description(http: FastAPI) -> dict[str, Any]:
     return description
 
 
-def _count(meters: Meters, generation: Generation, sampled: Sampled, seconds: float) -> None:
-    strategy = generation.sample.settings.strategy or ""
-    meters.images.labels(strategy).inc(len(generation.sample.seeds))
-    meters.seconds.labels(strategy).observe(seconds)
-    for expert in sampled.away:
-        meters.degraded.labels(expert_name(expert)).inc()
-
-
 def _bare(generation: Generation, sampled: Sampled) -> Response:
     result = sampled.result
     headers = {
@@ -153,14 +178,13 @@ def _bare(generation: Generation, sampled: Sampled) -> Response:
         "X-Experts": json.dumps(stretches(result.experts_SB[:, 0].tolist())),
     }
     if sampled.away:
-        headers["X-Degraded"] = ",".join(expert_name(expert) for expert in sorted(sampled.away))
+        headers["X-Degraded"] = ",".join(degraded(sampled)["degraded"])
     return Response(to_png(result.images_BCHW[0], generation.upscaling), media_type="image/png", headers=headers)
 
 
-async def _stream(sampler: SegmentSampler, generation: Generation, meters: Meters) -> Response:
+async def _stream(service: Service, generation: Generation) -> Response:
     """The image on its way and at its end, as events. What is refused at once is refused before any."""
-    events, began = asyncio.Queue[bytes | None](), time.monotonic()
-    index = 0
+    events, index = asyncio.Queue[bytes | None](), 0
 
     async def on_stop(images_BCHW: Tensor) -> None:
         nonlocal index
@@ -175,7 +199,7 @@ async def _stream(sampler: SegmentSampler, generation: Generation, meters: Meter
         )
         events.put_nowait(part)
 
-    sampling = asyncio.ensure_future(sampler.sample(generation.sample, generation.seconds, generation.stops, on_stop))
+    sampling = asyncio.ensure_future(service.sample(generation, on_stop))
     sampling.add_done_callback(lambda _: events.put_nowait(None))
     try:
         first = await events.get()
@@ -192,8 +216,6 @@ async def _stream(sampler: SegmentSampler, generation: Generation, meters: Meter
                 yield part
                 part = await events.get()
             sampled = await sampling
-            _count(meters, generation, sampled, time.monotonic() - began)
-            degraded = {"degraded": [expert_name(expert) for expert in sorted(sampled.away)]} if sampled.away else {}
             yield await asyncio.to_thread(
                 event,
                 "completed",
@@ -203,7 +225,7 @@ async def _stream(sampler: SegmentSampler, generation: Generation, meters: Meter
                 seed=generation.sample.seeds[0],
                 experts=stretches(sampled.result.experts_SB[:, 0].tolist()),
                 usage=USAGE,
-                **degraded,
+                **degraded(sampled),
             )
         except DDMError as error:
             yield f"event: error\ndata: {json.dumps(_error_of(error)[1])}\n\n".encode()
@@ -217,10 +239,12 @@ def _error_of(error: DDMError) -> tuple[int, dict[str, Any], dict[str, str]]:
     """Status, body and headers of an answer that says this error."""
     if isinstance(error, RequestError):
         return error.status, error_body(str(error), error.param, error.code), {}
+    if isinstance(error, SamplingError) and not isinstance(error, NotFiniteError | ExpertCountError):
+        return 400, error_body(str(error), None, "invalid_value"), {}
     if isinstance(error, OverloadedError):
         return 429, error_body(str(error), None, "overloaded"), {"Retry-After": retry_after(error.retry_after_s)}
     if isinstance(error, DeadlineError):
-        return 504, error_body(str(error), None, "deadline_exceeded", server=True), _SOON
+        return 408, error_body(str(error), None, "deadline_exceeded"), _SOON
     if isinstance(error, ServeError):
         return 503, error_body(str(error), None, "unavailable", server=True), _SOON
     return 500, error_body(str(error), None, "sampling_failed", server=True), {}

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from openai import BadRequestError, OpenAI
 from PIL import Image
 
 from ddm_ray.config import SamplingSettings
@@ -24,7 +25,7 @@ from ddm_ray.pipeline import DDMPipeline
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import load_models
-from ddm_ray.serve.generation import to_png
+from ddm_ray.serve.answers import to_png
 from ddm_ray.storage.run import Run
 from tests.serve.conftest import ROOT, Server
 
@@ -86,6 +87,21 @@ def test_images_of_one_request_are_the_pipelines_in_order(
     assert (answer.json["model"], answer.json["strategy"]) == ("tiny", strategy)
 
 
+def test_the_client_of_openai_works_unchanged(server: Server) -> None:
+    client = OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="any", max_retries=0)
+    assert [model.id for model in client.models.list()] == ["tiny"] == [client.models.retrieve("tiny").id]
+    inert = {"quality": "auto", "background": "auto", "moderation": "auto", "output_format": "png", "size": "auto"}
+    own = {"seed": 4, "strategy": "top-2", "num_inference_steps": 5}
+    made = client.images.generate(prompt="7", model="tiny", n=2, user="me", extra_body=own, **inert)
+    assert len(made.data) == 2 and made.model_extra["strategy"] == "top-2"
+    *parts, end = client.images.generate(prompt="7", stream=True, partial_images=2, extra_body=own)
+    assert [part.partial_image_index for part in parts] == [0, 1]
+    assert end.type == "image_generation.completed" and end.b64_json == made.data[0].b64_json
+    with pytest.raises(BadRequestError) as refused:
+        client.images.generate(prompt="7", response_format="url")
+    assert refused.value.param == "response_format" and refused.value.code == "invalid_value"
+
+
 def test_a_drawn_seed_is_told_and_paints_the_same_again(server: Server) -> None:
     first = server.generate(prompt="3", n=3, size="16x16").json["data"]
     again = server.generate(prompt="3", n=3, size="16x16", seed=first[0]["seed"]).json["data"]
@@ -131,7 +147,7 @@ def test_unknown_model_and_route_are_not_found(server: Server) -> None:
 def test_the_printed_curl_command_works(server: Server, tmp_path: Path) -> None:
     (command,) = [line.strip() for line in server.log.read_text().splitlines() if line.startswith("  curl ")]
     subprocess.run(shlex.split(command), cwd=tmp_path, capture_output=True, check=True)
-    assert pixels((tmp_path / "9.png").read_bytes()).shape == (256, 256)
+    assert pixels((tmp_path / "image.png").read_bytes()).shape == (256, 256)
 
 
 def test_models_and_health(server: Server) -> None:

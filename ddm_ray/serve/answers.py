@@ -1,0 +1,99 @@
+"""The forms of answers: PNGs, OpenAI's images response, its events and its errors. No Ray, no HTTP.
+
+Shapes: CHW image, S steps.
+"""
+
+import base64
+import json
+import math
+from itertools import groupby
+from typing import Any
+
+from PIL import Image
+from torch import Tensor
+
+from ddm_ray.errors import one_line
+from ddm_ray.pictures import png
+from ddm_ray.pictures.images import to_pil, to_unit
+from ddm_ray.sampling.request import SampleRequest
+from ddm_ray.serve.segments import Sampled
+
+MAX_MESSAGE = 900
+
+
+def to_png(image_CHW: Tensor, upscaling: int) -> bytes:
+    """PNG (grey or RGB) of an image in [-1, 1], clipped; each pixel becomes upscaling x upscaling ones."""
+    (image,) = to_pil(to_unit(image_CHW[None]))
+    image = image.resize((image.width * upscaling, image.height * upscaling), Image.Resampling.NEAREST)
+    return png.to_png(image, compression=6)
+
+
+def stretches(experts_S: list[int]) -> list[dict[str, int]]:
+    """Stretches of steps under one (heaviest) expert: [{"expert": 2, "steps": 25}]."""
+    return [{"expert": expert, "steps": len(list(group))} for expert, group in groupby(experts_S)]
+
+
+def answer(request: SampleRequest, sampled: Sampled, upscaling: int, model: str, created: int) -> dict[str, Any]:
+    """OpenAI's images response, and beside it model, strategy, and per image the experts that sampled it.
+
+    `degraded`: names of the experts that had to be left out; absent where none was.
+    """
+    encoded = [base64_png(image, upscaling) for image in sampled.result.images_BCHW]
+    return {
+        "created": created,
+        "data": [{"b64_json": b64_json, "seed": seed} for b64_json, seed in zip(encoded, request.seeds, strict=True)],
+        "model": model,
+        "strategy": request.settings.strategy,
+        "experts": [stretches(experts_S) for experts_S in sampled.result.experts_SB.T.tolist()],
+        **degraded(sampled),
+    }
+
+
+def degraded(sampled: Sampled) -> dict[str, list[str]]:
+    """The field that names the experts which had to be left out; none where none was."""
+    return {"degraded": [expert_name(expert) for expert in sorted(sampled.away)]} if sampled.away else {}
+
+
+def event(kind: str, image_CHW: Tensor, upscaling: int, created: int, **others: Any) -> bytes:
+    """One server-sent event of a stream, as OpenAI's: partial_image or completed."""
+    side = image_CHW.shape[-1] * upscaling
+    fields = {
+        "type": f"image_generation.{kind}",
+        "b64_json": base64_png(image_CHW, upscaling),
+        "created_at": created,
+        "size": f"{side}x{side}",
+        "quality": "auto",
+        "background": "opaque",
+        "output_format": "png",
+        **others,
+    }
+    return f"event: {fields['type']}\ndata: {json.dumps(fields)}\n\n".encode()
+
+
+USAGE = {
+    "input_tokens": 0,
+    "output_tokens": 0,
+    "total_tokens": 0,
+    "input_tokens_details": {"image_tokens": 0, "text_tokens": 0},
+}
+"""Tokens, of which a completed event of OpenAI's has to speak."""
+
+
+def base64_png(image_CHW: Tensor, upscaling: int) -> str:
+    return base64.b64encode(to_png(image_CHW, upscaling)).decode()
+
+
+def expert_name(expert: int) -> str:
+    """The name of an expert's deployment: expert-003."""
+    return f"expert-{expert:03d}"
+
+
+def retry_after(seconds: float) -> str:
+    """Value of the header Retry-After: whole seconds, one at least."""
+    return str(max(1, math.ceil(seconds)))
+
+
+def error_body(message: str, param: str | None, code: str | None, server: bool = False) -> dict[str, Any]:
+    """OpenAI's error object; `server`: the fault isn't the request's."""
+    kind = "server_error" if server else "invalid_request_error"
+    return {"error": {"message": one_line(message, MAX_MESSAGE), "type": kind, "param": param, "code": code}}

@@ -1,0 +1,68 @@
+"""Text encoder and autoencoder of a run, as parts of the ingress or as deployments of their own.
+
+What several requests ask for at the same time is done in one batch.
+"""
+
+import asyncio
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from ray import serve
+
+from ddm_ray.core.condition import Text
+from ddm_ray.errors import MissingArtifact
+from ddm_ray.models.latents import Latents
+from ddm_ray.models.text import TextEncoder
+from ddm_ray.serve.remote import Arrays, to_arrays
+from ddm_ray.storage.run import Run
+
+MAX_TEXTS, MAX_DECODED = 16, 8
+"""Most of a batch; an autoencoder takes far more memory than its latents do."""
+
+
+class Encoder:
+    """The text encoder of a run."""
+
+    def __init__(self, run_url: str, device: str):
+        """Loads it by its name or folder. ConfigError if there is none, CorruptArtifact if it isn't whole."""
+        torch.set_num_threads(1)
+        config = Run.open(run_url).config.data.text
+        if config is None:
+            raise MissingArtifact(f"{run_url} has no text encoder: it knows classes")
+        self._encoder = TextEncoder.from_config(config).to(device)
+
+    async def encode(self, prompt: str) -> Arrays:
+        """The Text of a prompt, one row, as arrays; what is beyond the encoder's tokens is cut off."""
+        return await self._batch(prompt)
+
+    @serve.batch(max_batch_size=MAX_TEXTS, batch_wait_timeout_s=0)
+    async def _batch(self, prompts: list[str]) -> list[Arrays]:
+        text = await asyncio.to_thread(self._encode, prompts)
+        return [to_arrays(text[row : row + 1]) for row in range(len(prompts))]
+
+    def _encode(self, prompts: list[str]) -> Text:
+        return self._encoder.encode(prompts, warn=False).to("cpu")
+
+
+class Decoder:
+    """The autoencoder of a run, which makes images of latents."""
+
+    def __init__(self, run_url: str, device: str):
+        """Loads it by its name or folder. ConfigError if there is none, CorruptArtifact if it isn't whole."""
+        torch.set_num_threads(1)
+        config = Run.open(run_url).config.data.latents
+        if config is None:
+            raise MissingArtifact(f"{run_url} has no autoencoder: its models make images")
+        self._latents, self._device = Latents.from_config(config).to(device), device
+
+    async def decode(self, latent_CHW: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The image (C, H, W), about [-1, 1], of one latent."""
+        return await self._batch(latent_CHW)
+
+    @serve.batch(max_batch_size=MAX_DECODED, batch_wait_timeout_s=0)
+    async def _batch(self, latents: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+        return list(await asyncio.to_thread(self._decode, np.stack(latents)))
+
+    def _decode(self, latents_BCHW: NDArray[np.float32]) -> NDArray[np.float32]:
+        return self._latents.decode(torch.from_numpy(latents_BCHW).to(self._device)).cpu().numpy()

@@ -1,0 +1,47 @@
+"""A finished run of texts and latents whose models were never trained, with an encoder and an autoencoder to open."""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ddm_ray.models.dit import DiT
+from ddm_ray.models.router import Router
+from ddm_ray.storage.graph import ROUTER
+from ddm_ray.storage.run import Run
+from tests.random_run import make_texts, publish
+from tests.sampling import tiny_components
+
+
+def make_text_run(folder: Path) -> Run:
+    """Two experts and a router of random weights on 4 x 4 latents of four channels; images have 8 x 8 pixels."""
+    encoder, autoencoder = folder / "encoder", folder / "autoencoder"
+    tiny_components.tokenizer(encoder).save_pretrained(encoder)
+    tiny_components.text_model().save_pretrained(encoder)
+    tiny_components.autoencoder().save_pretrained(autoencoder)
+    dim, tokens = tiny_components.TEXT_DIM, tiny_components.TOKENS
+    run = make_texts(
+        str(folder / "run"),
+        (
+            f"data.text={{encoder: {encoder}, tokens: {tokens}, dim: {dim}, pooled_dim: {dim}}}",
+            f"data.latents={{autoencoder: {autoencoder}, downsampling: 2, scale: 0.5}}",
+            "sample={steps: 6}",
+        ),
+    )
+    data, config = run.config.data, run.config
+    shape = {"image_size": data.image_size, "channels": data.channels, "num_classes": None, "text_dim": dim}
+    for number, artifact in enumerate(run.experts):
+        publish(run, artifact, made(DiT, number, **shape, **config.expert.model.model_dump()), 3, 4)
+    router = made(Router, 9, num_experts=len(run.experts), **shape, **config.router.model.model_dump())
+    publish(run, ROUTER, router, 3, 8)
+    return run
+
+
+def made(kind: type[nn.Module], seed: int, **sizes: object) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = kind(**sizes)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
