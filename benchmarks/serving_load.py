@@ -69,6 +69,11 @@ class Served:
         time.sleep(seconds)
         return (self.cpu_seconds() - before) / seconds
 
+    def memory_mib(self) -> float:
+        """Resident memory of its replicas."""
+        sizes = [Path(f"/proc/{pid}/status").read_text() for pid in family(self.process.pid) if _is_replica(pid)]
+        return sum(int(size.partition("VmRSS:")[2].split()[0]) for size in sizes) / 1024
+
     def metric(self, name: str) -> float:
         """Sum of a metric over its labels."""
         text = Client(self.port).ask("GET", "/metrics").body.decode()
@@ -151,6 +156,13 @@ def run_all(threads: Sequence[threading.Thread]) -> None:
 def quantile(values: Sequence[float], share: float) -> float:
     """The value that this share of all is at most as large as; 0 where there are none."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else 0.0
+
+
+def _is_replica(pid: int) -> bool:
+    try:
+        return b"ServeReplica" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def family(root: int) -> list[int]:

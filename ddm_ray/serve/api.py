@@ -66,7 +66,9 @@ class API:
             self._engine.start()
             self._names = [handle.deployment_name for handle in (*experts, *(codecs or {}).values())]
         self._meters = Meters({"api": self._engine})
-        self._sampler = SegmentSampler(info, runners, LocalEngine(self._engine), self._count)
+        self._sampler = SegmentSampler(
+            info, runners, LocalEngine(self._engine), self._count, "cpu" if experts else device
+        )
 
     @staticmethod
     def _codecs(run: Run, device: str, codecs: Mapping[str, Handle] | None) -> tuple[Any, Any]:

@@ -5,9 +5,8 @@ No Ray, no HTTP: whoever has networks, or a way to call them, has an engine. Sha
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from ddm_ray.errors import DDMError, ServeError
 from ddm_ray.sampling.request import Call, ExpertCall
 from ddm_ray.sampling.state import Trajectories, require_finite
 from ddm_ray.sampling.trajectory import advance, needs, turned
+from ddm_ray.serve.batch import JobRows, Pace, RowBatch, Segment
 from ddm_ray.serve.scheduler import Job, Scheduler
 
 
@@ -29,64 +29,8 @@ Answer = Callable[[Sequence[Call]], list[Tensor]]
 """Answers of networks to calls, in their order."""
 
 
-@dataclass(frozen=True)
-class Segment:
-    """Rows at the end of a segment, and the expert (int64, -1: none) that each needs next which isn't here."""
-
-    rows: Trajectories
-    needed_B: np.ndarray
-
-    @property
-    def done(self) -> bool:
-        """True if all have had all their velocities; they do at once."""
-        return bool(self.rows.done_B.all())
-
-
 STOPS = "the server stops"
 PATIENCE, LEAST_SECONDS = 10.0, 10.0
-
-
-@dataclass(eq=False)
-class _Part:
-    """Rows of one request, which run together. `rows`: their state, as it was when they were last in no batch."""
-
-    job: Job
-    rows: Trajectories
-    future: "Future[Segment]"
-
-
-@dataclass(frozen=True, eq=False)
-class _Batch:
-    """Parts whose rows are one state, in this order."""
-
-    parts: list[_Part]
-    state: Trajectories
-
-    @classmethod
-    def of(cls, parts: Sequence[_Part], batch: "_Batch | None" = None) -> "_Batch":
-        """The parts of a batch and these, which are in none."""
-        before, states = ([], []) if batch is None else (batch.parts, [batch.state])
-        states += [part.rows for part in parts]
-        return cls([*before, *parts], states[0] if len(states) == 1 else Trajectories.joined(states))
-
-    def spans(self) -> Iterator[tuple[_Part, slice]]:
-        """Each part, and where its rows are."""
-        start = 0
-        for part in self.parts:
-            yield part, slice(start, start + part.job.rows)
-            start += part.job.rows
-
-    def rows(self, span: slice) -> Trajectories:
-        return self.state.rows(np.arange(span.start, span.stop))
-
-    def only(self, staying: Collection[_Part]) -> "_Batch | None":
-        """These parts of it; None if it has none of them."""
-        if all(part in staying for part in self.parts):
-            return self
-        stay = [(part, np.arange(span.start, span.stop)) for part, span in self.spans() if part in staying]
-        if not stay:
-            return None
-        return _Batch([part for part, _ in stay], self.state.rows(np.concatenate([rows for _, rows in stay])))
 
 
 class BatchEngine:
@@ -106,10 +50,11 @@ class BatchEngine:
         """`here_K` (bool, None: all): experts that `answer` can call. `clock` gives seconds."""
         self.scheduler = scheduler or Scheduler()
         self._answer, self._here_K, self._clock = answer, here_K, clock
-        self._parts: dict[Job, _Part] = {}
-        self._batch: _Batch | None = None
+        self._parts: dict[Job, JobRows] = {}
+        self._batch: RowBatch | None = None
         self._calls: list[tuple[ExpertCall, Future[Tensor]]] = []
         self.num_velocities = 0
+        self._pace = Pace()
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -169,7 +114,7 @@ class BatchEngine:
             if self._closed:
                 raise ServeError(STOPS)
             self.scheduler.admit(job, now)
-            self._parts[job] = _Part(job, rows, future)
+            self._parts[job] = JobRows(job, rows, future)
             self._changed.notify()
         return future
 
@@ -229,7 +174,7 @@ class BatchEngine:
             for (_, future), rows in zip(own, answer.split([len(call.t_B) for call, _ in own]), strict=True):
                 future.set_result(rows)
 
-    def _regrouped(self, parts: list[_Part]) -> _Batch | None:
+    def _regrouped(self, parts: list[JobRows]) -> RowBatch | None:
         """The batch of these parts; those that make room have a state of their own again."""
         batch = self._batch
         if batch is not None:
@@ -238,9 +183,9 @@ class BatchEngine:
                     part.rows = batch.rows(span)
             batch = batch.only(parts)
         new = [part for part in parts if batch is None or part not in batch.parts]
-        return _Batch.of(new, batch) if new else batch
+        return RowBatch.of(new, batch) if new else batch
 
-    def _moved(self, batch: _Batch) -> _Batch | None:
+    def _moved(self, batch: RowBatch) -> RowBatch | None:
         """The batch after its next velocity, without the parts whose segment ends before or after it."""
         began = self._clock()
         while True:
@@ -248,7 +193,7 @@ class BatchEngine:
             assert state.turn is not None
             if state.turn.chosen is None:
                 state = advance(state, self._answer(needs(state)))
-            batch = _Batch(batch.parts, state)
+            batch = RowBatch(batch.parts, state)
             away = self._away(batch)
             if not away:
                 break
@@ -257,16 +202,17 @@ class BatchEngine:
                 return None
             batch = staying
         before = batch.state.expert_rows_B
-        after = _Batch(batch.parts, advance(batch.state, self._answer(needs(batch.state))))
+        after = RowBatch(batch.parts, advance(batch.state, self._answer(needs(batch.state))))
+        self._pace.keep(after.state.x_BCHW)
         self.scheduler.speed.ran(float((after.state.expert_rows_B - before).sum()), self._clock() - began)
         self.num_velocities += 1
         for part, span in after.spans():
-            part.job.velocities -= 1
+            part.ran(int(after.state.position_B[span.start]), int((after.state.expert_rows_B - before)[span].sum()))
             if part.job.velocities == 0:
                 self._end(part, Segment(after.rows(span), np.full(part.job.rows, -1)))
         return after.only([part for part in after.parts if part.job.velocities])
 
-    def _away(self, batch: _Batch) -> list[_Part]:
+    def _away(self, batch: RowBatch) -> list[JobRows]:
         """End the parts with a row that needs an expert which isn't here."""
         if self._here_K is None:
             return []
@@ -279,7 +225,7 @@ class BatchEngine:
             self._end(part, Segment(batch.rows(span), needed_B[span]))
         return [part for part, _ in away]
 
-    def _isolate(self, parts: list[_Part], error: Exception) -> None:
+    def _isolate(self, parts: list[JobRows], error: Exception) -> None:
         """Run each part of a batch that failed by itself, so that one's fault isn't the others'.
 
         A ServeError is nobody's of them.
@@ -295,14 +241,14 @@ class BatchEngine:
                 part.rows = batch.rows(span)
         for part in parts:
             try:
-                alone = self._moved(_Batch.of([part]))
+                alone = self._moved(RowBatch.of([part]))
             except Exception as own:
                 self._end(part, own)
             else:
                 if alone is not None:
                     part.rows = alone.rows(slice(0, part.job.rows))
 
-    def _end(self, part: _Part, outcome: Segment | Exception | None = None) -> None:
+    def _end(self, part: JobRows, outcome: Segment | Exception | None = None) -> None:
         """Forget a part, and tell whoever waits for it how it ended."""
         with self._changed:
             del self._parts[part.job]

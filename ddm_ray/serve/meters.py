@@ -25,9 +25,6 @@ class Meters:
         self.seconds = Histogram(
             "ddm_request_seconds", "Time from a request to its images", ["strategy"], buckets=SECONDS, registry=into
         )
-        self.first_seconds = Histogram(
-            "ddm_first_step_seconds", "Time from a request to the end of its first step", buckets=SECONDS, registry=into
-        )
         self.segments = Counter("ddm_segments", "Calls of an expert's engine", ["expert"], registry=into)
         self.switches = Counter("ddm_switches", "Images that left an expert for another", ["expert"], registry=into)
         self.velocities = Histogram(

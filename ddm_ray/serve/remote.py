@@ -14,11 +14,12 @@ from ray.serve.handle import DeploymentHandle
 from torch import Tensor
 
 from ddm_ray.core.condition import Condition, Text
+from ddm_ray.errors import ServeError
 from ddm_ray.sampling.driver import Field
 from ddm_ray.sampling.packing import pack, unpack
 from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo
 from ddm_ray.sampling.state import Trajectories
-from ddm_ray.serve.engine import Segment
+from ddm_ray.serve.batch import Segment
 from ddm_ray.serve.segments import AwayError
 
 ATTEMPTS = 5
@@ -26,6 +27,8 @@ FIRST_WAIT_S = 0.1
 STATUS_S = 0.5
 PATIENCE_S = 1.0
 """Seconds without an answer after which it is asked whether anybody is there to give one."""
+STARTING_S = 5.0
+"""Seconds that a request waits for the first replica; then its client hears of it, and the replica starts on."""
 
 GONE = (RayActorError, ObjectLostError, ReplicaUnavailableError)
 """Errors of a call whose replica or node died: the call carries its state, so another replica can repeat it."""
@@ -44,19 +47,27 @@ class Replicas:
         self._watching: asyncio.Task[None] | None = None
 
     async def lacking(self, deployment: str) -> bool:
-        """True if none of this deployment's runs, and none was asked for that would start on a request."""
-        async with self._lock:
-            if time.monotonic() - self._asked_at > STATUS_S:
-                applications = (await asyncio.to_thread(serve.status)).applications
-                self._deployments = dict(applications[self._application].deployments)
-                self._asked_at = time.monotonic()
-        overview = self._deployments[deployment]
+        """True if none of this deployment's runs, and none is on its way because somebody asked."""
+        overview = await self._overview(deployment)
         if overview.replica_states.get("RUNNING", 0) or overview.status == "UPSCALING":
             return False
         self.away.add(deployment)
         if self._watching is None or self._watching.done():
             self._watching = asyncio.ensure_future(self._watch())
         return True
+
+    async def starting(self, deployment: str) -> bool:
+        """True if the first one is on its way."""
+        overview = await self._overview(deployment)
+        return overview.status == "UPSCALING" and not overview.replica_states.get("RUNNING", 0)
+
+    async def _overview(self, deployment: str) -> Any:
+        async with self._lock:
+            if time.monotonic() - self._asked_at > STATUS_S:
+                applications = (await asyncio.to_thread(serve.status)).applications
+                self._deployments = dict(applications[self._application].deployments)
+                self._asked_at = time.monotonic()
+        return self._deployments[deployment]
 
     async def _watch(self) -> None:
         while self.away:
@@ -97,11 +108,14 @@ class RemoteEngine:
         return await self._answered(method.remote(*args))
 
     async def _answered(self, response: Awaitable[Any]) -> Any:
-        answer = asyncio.ensure_future(_awaited(response))
+        answer, name = asyncio.ensure_future(_awaited(response)), self._handle.deployment_name
+        since = time.monotonic()
         try:
             while not (await asyncio.wait({answer}, timeout=PATIENCE_S))[0]:
-                if await self._replicas.lacking(self._handle.deployment_name):
-                    raise AwayError(f"expert {self.expert} has no replica", self.expert)
+                if await self._replicas.lacking(name):
+                    raise AwayError(f"{name} has no replica", self.expert)
+                if time.monotonic() - since > STARTING_S and await self._replicas.starting(name):
+                    raise ServeError(f"{name} had been scaled to zero and is starting: ask again soon")
             return answer.result()
         finally:
             answer.cancel()

@@ -18,7 +18,8 @@ from ddm_ray.errors import ServeError
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest, SampleResult
 from ddm_ray.sampling.state import Trajectories
 from ddm_ray.sampling.trajectory import start
-from ddm_ray.serve.engine import BatchEngine, Segment
+from ddm_ray.serve.batch import Segment
+from ddm_ray.serve.engine import BatchEngine
 
 
 class AwayError(ServeError):
@@ -73,9 +74,15 @@ class SegmentSampler:
     """Samples a mixture whose experts are in engines: `of_expert[k]` has expert k and a router, `mixing` asks all."""
 
     def __init__(
-        self, info: MixtureInfo, of_expert: Sequence[Runner], mixing: Runner, on_segment: OnSegment | None = None
+        self,
+        info: MixtureInfo,
+        of_expert: Sequence[Runner],
+        mixing: Runner,
+        on_segment: OnSegment | None = None,
+        device: str = "cpu",
     ):
-        self.info, self.on_segment = info, on_segment
+        """`device`: where rows begin, that of engines which are here."""
+        self.info, self.on_segment, self._device = info, on_segment, device
         self._of_expert, self._mixing = of_expert, mixing
 
     async def sample(
@@ -95,12 +102,13 @@ class SegmentSampler:
         while True:
             if len(away) == self.info.num_experts:
                 raise AwayError("no expert has a replica", 0)
-            rows, journey = start(request, self._info_without(away)), _Journey(self, deadline)
+            with torch.inference_mode():
+                rows, journey = start(request, self._info_without(away), self._device), _Journey(self, deadline)
             try:
                 for stop in stops:
                     rows = await journey.until(rows, stop)
                     if on_stop is not None:
-                        await on_stop(rows.foreseen())
+                        await on_stop(rows.foreseen().cpu())
                 result = (await journey.until(rows, None)).result()
             except AwayError as error:
                 # From the beginning, so that the image is the one that the remaining experts always make of this seed.

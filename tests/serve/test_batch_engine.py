@@ -15,13 +15,16 @@ from torch import Tensor
 from ddm_ray.config import SamplingSettings
 from ddm_ray.errors import NotFiniteError, ServeError
 from ddm_ray.sampling import driver
-from ddm_ray.sampling.request import Call, ExpertCall, SampleRequest, SampleResult
+from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo, SampleRequest, SampleResult
 from ddm_ray.sampling.state import Trajectories
 from ddm_ray.sampling.trajectory import start
+from ddm_ray.serve.batch import Pace
 from ddm_ray.serve.engine import Answer, BatchEngine, DeadlineError
 from ddm_ray.serve.scheduler import OverloadedError, Scheduler
 from tests.core import closed_forms
+from tests.pretend_gpu import PretendGPU
 from tests.sampling.test_joined_rows import assert_same, requests
+from tests.sampling.test_waits import EXPERTS, router
 
 SYSTEM = closed_forms.random_gaussians(seed=3, dim=2, num_experts=4, num_conditions=3)
 HERE: Answer = partial(driver.answers, experts=SYSTEM.experts, router=SYSTEM.router)
@@ -80,7 +83,7 @@ def test_rows_end_as_they_would_alone(
             engine.tick()
     run(engine)
     for each, future in zip(asked, futures, strict=True):
-        assert future.result().done and (future.result().needed_B == -1).all()
+        assert future.result().rows.done_B.all() and (future.result().needed_B == -1).all()
         assert_same(future.result().rows.result(), alone(each))
 
 
@@ -97,7 +100,7 @@ def test_rows_leave_for_the_expert_that_they_need(strategy: str) -> None:
             future = engines[expert].submit(rows)
             run(engines[expert])
             rows = future.result().rows
-            if future.result().done:
+            if future.result().rows.done_B.all():
                 break
             (expert,) = future.result().needed_B
             switches += int(rows.position_B[0] > 0)
@@ -119,7 +122,7 @@ def test_a_segment_ends_where_it_was_asked_to_and_goes_on_from_there() -> None:
         run(engine)
         rows = future.result().rows
         assert rows.position_B.tolist() == [until or 9]
-    assert future.result().done
+    assert future.result().rows.done_B.all()
     assert_same(rows.result(), alone(asked))
 
 
@@ -144,7 +147,7 @@ def test_rows_at_different_velocities_share_the_calls_of_networks() -> None:
     assert router.t_B.tolist() == [0.8, 1.0, 1.0]
     assert len(experts) == 4 and all(isinstance(call, ExpertCall) and len(call.t_B) == 3 for call in experts)
     run(engine)
-    assert first.result().done and second.result().done
+    assert first.result().rows.done_B.all() and second.result().rows.done_B.all()
 
 
 def test_whoever_cancels_has_gone_before_the_next_velocity() -> None:
@@ -170,7 +173,7 @@ def test_nobody_waits_beyond_a_deadline() -> None:
     run(engine)
     with pytest.raises(DeadlineError, match="out of time, 2 velocities before the end"):
         late.result()
-    assert fine.result().done
+    assert fine.result().rows.done_B.all()
 
 
 def test_more_than_can_be_done_in_time_is_refused() -> None:
@@ -273,3 +276,58 @@ def test_an_engine_runs_in_a_thread_until_it_is_closed() -> None:
 
 def request_of_many_steps() -> Trajectories:
     return start(request(2, steps=100_000), SYSTEM.info())
+
+
+@pytest.mark.parametrize(("strategy", "waits"), [("once", 0), ("full", 0), ("top-1", 1), ("top-2", 1)])
+@pytest.mark.parametrize("num_requests", [1, 5])
+def test_a_velocity_on_a_gpu_waits_as_often_at_any_batch(strategy: str, waits: int, num_requests: int) -> None:
+    """Of rows at different velocities, guided and not; the images are the CPU's."""
+    info = MixtureInfo.from_counts(torch.ones(4, 5), image_shape=(1, 4, 4))
+    answer = partial(driver.answers, experts=EXPERTS, router=router)
+    engine, futures = BatchEngine(answer), []
+    asked = [request(seed, strategy=strategy, steps=12, guidance_scale=1.0 + seed % 2) for seed in range(num_requests)]
+    with PretendGPU() as gpu, torch.inference_mode(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "pin_memory", lambda tensor: gpu.pinned(tensor))
+        for each in asked:
+            futures.append(engine.submit(start(each, info, "meta")))
+            engine.tick()
+        before = gpu.waits.total()
+        for _ in range(4):
+            engine.tick()
+        assert (gpu.waits.total() - before) / 4 == waits, gpu.waits
+        run(engine)
+        results = [future.result().rows.result() for future in futures]
+    for each, result in zip(asked, results, strict=True):
+        right = driver.sample(each, info, EXPERTS, router)
+        torch.testing.assert_close(result.images_BCHW, right.images_BCHW)
+
+
+def test_the_host_keeps_one_velocity_ahead_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    happened = list[str]()
+
+    class Event:
+        def __init__(self) -> None:
+            self.number = happened.count("made")
+            happened.append("made")
+
+        def record(self, stream: object) -> None:
+            happened.append(f"recorded {self.number}")
+
+        def synchronize(self) -> None:
+            happened.append(f"waited for {self.number}")
+
+    class OnGPU:
+        is_cuda, device = True, "cuda"
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: device)
+    pace = Pace()
+    for _ in range(3):
+        pace.keep(OnGPU())
+    assert [each for each in happened if each != "made"] == [
+        "recorded 0",
+        "recorded 1",
+        "waited for 0",
+        "recorded 2",
+        "waited for 1",
+    ]

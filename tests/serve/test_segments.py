@@ -21,7 +21,8 @@ from ddm_ray.sampling.plan import SamplingPlan
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest, SampleResult
 from ddm_ray.sampling.state import Trajectories
 from ddm_ray.sampling.trajectory import start
-from ddm_ray.serve.engine import BatchEngine, DeadlineError, Segment
+from ddm_ray.serve.batch import Segment
+from ddm_ray.serve.engine import BatchEngine, DeadlineError
 from ddm_ray.serve.segments import AwayError, LocalEngine, Sampled, SegmentSampler, first_expert_B
 from tests.core import closed_forms
 from tests.sampling.test_joined_rows import assert_same, requests

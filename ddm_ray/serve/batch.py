@@ -1,0 +1,88 @@
+"""Rows of many requests as one state: parts that join and leave. Shapes: B rows, K experts."""
+
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ddm_ray.sampling.state import Trajectories
+from ddm_ray.serve.scheduler import Job
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Rows at the end of a segment, and the expert (int64, -1: none) that each needs next which isn't here."""
+
+    rows: Trajectories
+    needed_B: np.ndarray
+
+
+@dataclass(eq=False)
+class JobRows:
+    """Rows of one request, which run together. `rows`: their state, as it was when they were last in no batch."""
+
+    job: Job
+    rows: Trajectories
+    future: "Future[Segment]"
+
+    def ran(self, position: int, network_rows: int) -> None:
+        """Note a velocity, after which it is at `position`; those to come are taken to use as many experts."""
+        self.job.velocities -= 1
+        (plan,) = self.rows.plans
+        if plan.rule.most > 1 and self.job.velocities:
+            most_N = plan.most_rows_N
+            self.job.rows_each = network_rows * float(most_N[position:].mean() / most_N[position - 1])
+
+
+@dataclass(frozen=True, eq=False)
+class RowBatch:
+    """Parts whose rows are one state, in this order."""
+
+    parts: list[JobRows]
+    state: Trajectories
+
+    @classmethod
+    def of(cls, parts: Sequence[JobRows], batch: "RowBatch | None" = None) -> "RowBatch":
+        """The parts of a batch and these, which are in none."""
+        before, states = ([], []) if batch is None else (batch.parts, [batch.state])
+        states += [part.rows for part in parts]
+        return cls([*before, *parts], states[0] if len(states) == 1 else Trajectories.joined(states))
+
+    def spans(self) -> Iterator[tuple[JobRows, slice]]:
+        """Each part, and where its rows are."""
+        start = 0
+        for part in self.parts:
+            yield part, slice(start, start + part.job.rows)
+            start += part.job.rows
+
+    def rows(self, span: slice) -> Trajectories:
+        return self.state.rows(np.arange(span.start, span.stop))
+
+    def only(self, staying: Collection[JobRows]) -> "RowBatch | None":
+        """These parts of it; None if it has none of them."""
+        if all(part in staying for part in self.parts):
+            return self
+        stay = [(part, np.arange(span.start, span.stop)) for part, span in self.spans() if part in staying]
+        if not stay:
+            return None
+        return RowBatch([part for part, _ in stay], self.state.rows(np.concatenate([rows for _, rows in stay])))
+
+
+class Pace:
+    """Keeps the host no more than one velocity ahead of a GPU, else neither knows what one takes nor can rows leave."""
+
+    def __init__(self) -> None:
+        self._before: torch.cuda.Event | None = None
+
+    def keep(self, x_BCHW: Tensor) -> None:
+        """Wait until the velocity before this one, whose work has just been given to the GPU, is done."""
+        if not x_BCHW.is_cuda:
+            return
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(x_BCHW.device))
+        before, self._before = self._before, event
+        if before is not None:
+            before.synchronize()
