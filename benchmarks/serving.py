@@ -27,7 +27,7 @@ from ddm_ray.pipeline import DDMPipeline
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import Models, load_models
-from ddm_ray.sampling.trajectory import start
+from ddm_ray.sampling.trajectory import noise
 from ddm_ray.serve.engine import BatchEngine
 from ddm_ray.storage.run import Run
 from tests.random_run import make_run
@@ -55,9 +55,9 @@ def measure_engine(name: str, run: str, args: Any, report: Report) -> None:
         alike = partial(_continuous, models, strategy, [{}], args.images)
         varied = partial(_continuous, models, strategy, VARIED, args.images)
         sides: dict[str, Callable[[], float]] = {
-            "static": partial(_static, models, strategy, [{}]),
+            "static": partial(_static, models, strategy, [{}], args.images),
             "continuous": alike,
-            "static, varied": partial(_static, models, strategy, VARIED),
+            "static, varied": partial(_static, models, strategy, VARIED, args.images),
             "continuous, varied": varied,
         }
         seconds = _in_turns(sides, args.repeats)
@@ -68,35 +68,40 @@ def measure_engine(name: str, run: str, args: Any, report: Report) -> None:
             )
 
 
-def _static(models: Models, strategy: str, varied: Sequence[dict[str, Any]]) -> float:
-    """Seconds of a processor an image, in batches of eight of each setting."""
+def _static(models: Models, strategy: str, varied: Sequence[dict[str, Any]], images: int) -> float:
+    """Seconds of a processor an image, in batches of eight, each of one setting."""
+    batches = max(len(varied), images // BATCH)
     began = time.process_time()
-    for changes in varied:
-        models.sample(_request(strategy, 0, BATCH, changes))
-    return (time.process_time() - began) / BATCH / len(varied)
+    for number in range(batches):
+        models.sample(_request(strategy, BATCH * number, BATCH, varied[number % len(varied)]))
+    return (time.process_time() - began) / BATCH / batches
 
 
 def _continuous(models: Models, strategy: str, varied: Sequence[dict[str, Any]], images: int) -> float:
     """Seconds of a processor an image, eight always on their way, each at another velocity."""
     engine = BatchEngine(partial(driver.answers, experts=models.experts, router=models.router))
-    futures, number = list[Any](), 0
+    begun, done = 0, 0
+
+    def end(_: object) -> None:
+        nonlocal done
+        done += 1
 
     def begin() -> None:
-        nonlocal number
-        request = _request(strategy, number, 1, varied[number % len(varied)])
-        futures.append(engine.submit(start(request, models.info), 1e9))
-        number += 1
+        nonlocal begun
+        request = _request(strategy, begun, 1, varied[begun % len(varied)])
+        engine.submit(noise(request, models.info), 1e9).add_done_callback(end)
+        begun += 1
 
-    while number < BATCH:
+    while begun < BATCH:
         begin()
         for _ in range(3):
             engine.tick()
-    done, began = sum(future.done() for future in futures), time.process_time()
-    while sum(future.done() for future in futures) < done + images:
-        for _ in range(BATCH - sum(not future.done() for future in futures[-3 * BATCH :])):
+    before, began = done, time.process_time()
+    while done < before + images:
+        while begun - done < BATCH:
             begin()
         engine.tick()
-    return (time.process_time() - began) / (sum(future.done() for future in futures) - done)
+    return (time.process_time() - began) / (done - before)
 
 
 def _request(strategy: str, seed: int, count: int, changes: dict[str, Any]) -> SampleRequest:

@@ -16,7 +16,7 @@ from ddm_ray.errors import ExpertCountError, SamplingError
 from ddm_ray.sampling.plan import SamplingPlan
 from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo, SampleRequest, SampleResult, validate
 from ddm_ray.sampling.state import Trajectories, require_finite
-from ddm_ray.sampling.trajectory import advance, begin, needs, start
+from ddm_ray.sampling.trajectory import advance, begin, needs, start, turned
 
 Field = Callable[[Tensor, Tensor, Any], Tensor]
 """(x_BCHW, t_B, condition) -> velocity_BCHW, or logits_BK for a router."""
@@ -110,7 +110,7 @@ def velocity(
     info = replace(with_available(info, experts), dtype=x_BCHW.dtype)
     validate(request, info)
     with torch.inference_mode():
-        state = begin(SamplingPlan.at(t, settings, info), x_BCHW, request, info, device)
+        state = turned(begin(SamplingPlan.at(t, settings, info), x_BCHW, request, info, device))
         velocity_BCHW = run(state, experts, router).last_BCHW
         require_finite(velocity_BCHW)
         return velocity_BCHW.to(x_BCHW.device)

@@ -22,10 +22,15 @@ from ddm_ray.sampling.state import Chosen, Layout, Trajectories, Turn
 
 
 def start(request: SampleRequest, info: MixtureInfo, device: torch.device | str = "cpu") -> Trajectories:
+    """The request's images as noise, at their first velocity. Raises as `noise` does."""
+    return turned(noise(request, info, device))
+
+
+def noise(request: SampleRequest, info: MixtureInfo, device: torch.device | str = "cpu") -> Trajectories:
     """The request's images as noise, on the device where the networks are. SamplingError if it can't be met."""
     validate(request, info)
-    noise = initial_noise(request.seeds, info.image_shape)
-    return begin(SamplingPlan.of(request.settings, info), noise, request, info, device)
+    x_BCHW = initial_noise(request.seeds, info.image_shape)
+    return begin(SamplingPlan.of(request.settings, info), x_BCHW, request, info, device)
 
 
 def begin(
@@ -34,7 +39,7 @@ def begin(
     """Images of a valid request at the start of a plan, from x_BCHW. SamplingError for an expert that isn't there."""
     count, num_steps = len(request.seeds), int(plan.velocities["step"][-1]) + 1
     x_BCHW = x_BCHW.to(device, info.dtype)
-    state = Trajectories(
+    return Trajectories(
         info=info,
         plans=Plans([plan]),
         plan_B=np.zeros(count, np.int64),
@@ -49,7 +54,6 @@ def begin(
         expert_rows_B=np.zeros(count, np.int64),
         router_rows_B=np.zeros(count, np.int64),
     )
-    return turned(state)
 
 
 def needs(state: Trajectories) -> list[Call]:

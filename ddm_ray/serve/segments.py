@@ -17,7 +17,7 @@ from ddm_ray.core.mixture import available_prior
 from ddm_ray.errors import ServeError
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest, SampleResult
 from ddm_ray.sampling.state import Trajectories
-from ddm_ray.sampling.trajectory import start
+from ddm_ray.sampling.trajectory import noise
 from ddm_ray.serve.batch import Segment
 from ddm_ray.serve.engine import BatchEngine
 
@@ -103,7 +103,7 @@ class SegmentSampler:
             if len(away) == self.info.num_experts:
                 raise AwayError("no expert has a replica", 0)
             with torch.inference_mode():
-                rows, journey = start(request, self._info_without(away), self._device), _Journey(self, deadline)
+                rows, journey = noise(request, self._info_without(away), self._device), _Journey(self, deadline)
             try:
                 for stop in stops:
                     rows = await journey.until(rows, stop)
