@@ -112,7 +112,7 @@ class API:
         return torch.stack([torch.tensor(image_CHW) for image_CHW in images])
 
     def _count(self, expert: int, velocities: int, switched: int) -> None:
-        self._meters.segment("mixed" if expert < 0 else expert_name(expert), velocities, switched)
+        self._meters.segment("all" if expert < 0 else expert_name(expert), velocities, switched)
 
     async def _lacking(self) -> list[str]:
         return [name for name in self._names if await self._replicas.lacking(name)]

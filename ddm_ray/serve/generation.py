@@ -108,12 +108,13 @@ class GenerationRequest(_Settings):
 class Generation:
     """A request that can be met: what to sample, the factor of upscaling, and the form of the answer.
 
-    `prompt`: the text that `sample` isn't conditioned on yet; None: there is none. `stops`: velocities after which
-    images on their way are wanted. `seconds`: as the request says; None: it doesn't.
+    `prompt`: the text that `sample` isn't conditioned on yet; None: there is none. `num_pixels` of all images.
+    `stops`: velocities after which images on their way are asked for. `seconds`: as the request says; None: it doesn't.
     """
 
     sample: SampleRequest
     prompt: str | None
+    num_pixels: int
     upscaling: int
     png: bool
     stream: bool = False
@@ -151,8 +152,11 @@ def resolve(request: GenerationRequest, config: RunConfig, defaults: SamplingSet
         raise RequestError(str(error), "strategy") from None
     _require_affordable(count, plan)
     stops = plan.stops(request.partial_images or 0)
-    upscaling = _upscaling(request.size, config.data.pixel_shape[-1])
-    return Generation(sample, prompt, upscaling, is_png, stream, stops, request.timeout)
+    side = config.data.pixel_shape[-1]
+    upscaling = _upscaling(request.size, side)
+    return Generation(
+        sample, prompt, count * (upscaling * side) ** 2, upscaling, is_png, stream, stops, request.timeout
+    )
 
 
 def _require_affordable(count: int, plan: SamplingPlan) -> None:

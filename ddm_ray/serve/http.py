@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from fastapi import FastAPI, Request
@@ -38,6 +38,8 @@ from ddm_ray.serve.scheduler import OverloadedError
 from ddm_ray.serve.segments import OnStop, Sampled, SegmentSampler
 
 _SOON = {"Retry-After": retry_after(5)}
+SMALL_PIXELS = 128 * 128
+Result = TypeVar("Result")
 
 
 class ErrorAnswer(BaseModel):
@@ -101,6 +103,9 @@ class Service:
         strategy = request.settings.strategy or ""
         self.meters.images.labels(strategy).inc(len(request.seeds))
         self.meters.seconds.labels(strategy).observe(time.monotonic() - began)
+        for expert, steps in enumerate(torch.bincount(sampled.result.experts_SB.flatten()).tolist()):
+            if steps:
+                self.meters.steps.labels(expert_name(expert)).inc(steps)
         for expert in sampled.away:
             self.meters.degraded.labels(expert_name(expert)).inc()
         return sampled
@@ -125,9 +130,10 @@ def http_app(service: Service) -> FastAPI:
             return await _stream(service, generation)
         sampled, upscaling = await service.sample(generation), generation.upscaling
         if generation.png:
-            return await asyncio.to_thread(_bare, generation, sampled)
-        made = asyncio.to_thread(answer, generation.sample, sampled, upscaling, config.name, int(time.time()))
-        return JSONResponse(await made)
+            return await _drawn(generation, _bare, generation, sampled)
+        created = int(time.time())
+        content = await _drawn(generation, answer, generation.sample, sampled, upscaling, config.name, created)
+        return JSONResponse(content)
 
     @http.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -162,6 +168,13 @@ def http_app(service: Service) -> FastAPI:
     return http
 
 
+async def _drawn(generation: Generation, draw: Callable[..., Result], *args: Any, **others: Any) -> Result:
+    """Call `draw` with a request's images, in another thread if these are large: PNGs take their time."""
+    if generation.num_pixels < SMALL_PIXELS:
+        return draw(*args, **others)
+    return await asyncio.to_thread(draw, *args, **others)
+
+
 def _description(http: FastAPI) -> dict[str, Any]:
     """The OpenAPI description, without the status that FastAPI takes for granted and nothing here sends."""
     description = FastAPI.openapi(http)
@@ -189,7 +202,8 @@ async def _stream(service: Service, generation: Generation) -> Response:
     async def on_stop(images_BCHW: Tensor) -> None:
         nonlocal index
         number, index = index, index + 1
-        part = await asyncio.to_thread(
+        part = await _drawn(
+            generation,
             event,
             "partial_image",
             images_BCHW[0],
@@ -216,7 +230,8 @@ async def _stream(service: Service, generation: Generation) -> Response:
                 yield part
                 part = await events.get()
             sampled = await sampling
-            yield await asyncio.to_thread(
+            yield await _drawn(
+                generation,
                 event,
                 "completed",
                 sampled.result.images_BCHW[0],

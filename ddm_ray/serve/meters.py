@@ -25,7 +25,13 @@ class Meters:
         self.seconds = Histogram(
             "ddm_request_seconds", "Time from a request to its images", ["strategy"], buckets=SECONDS, registry=into
         )
-        self.segments = Counter("ddm_segments", "Calls of an expert's engine", ["expert"], registry=into)
+        self.steps = Counter("ddm_steps", "Steps of images, by the expert that weighed most", ["expert"], registry=into)
+        self.segments = Counter(
+            "ddm_segments",
+            "Calls of engines, by their expert; all: one that has or asks every expert",
+            ["expert"],
+            registry=into,
+        )
         self.switches = Counter("ddm_switches", "Images that left an expert for another", ["expert"], registry=into)
         self.velocities = Histogram(
             "ddm_segment_velocities", "Velocities that a segment lasted", ["expert"], buckets=VELOCITIES, registry=into

@@ -65,7 +65,7 @@ class Sampled:
 
 
 OnSegment = Callable[[int, int, int], None]
-"""Called after each segment with its expert (-1: they are mixed), its velocities, and how many rows then switched."""
+"""Called after each segment with the engine's expert (-1: all), its velocities, and how many rows then switched."""
 OnStop = Callable[[Tensor], Awaitable[None]]
 """Called with the images (B, C, H, W) as they would be if nothing changed from here on."""
 
@@ -82,7 +82,7 @@ class SegmentSampler:
         device: str = "cpu",
     ):
         """`device`: where rows begin, that of engines which are here."""
-        self.info, self.on_segment, self._device = info, on_segment, device
+        self.info, self._on_segment, self._device = info, on_segment, device
         self._of_expert, self._mixing = of_expert, mixing
 
     async def sample(
@@ -119,6 +119,11 @@ class SegmentSampler:
     def engine_of(self, rows: Trajectories, expert: int) -> Runner:
         """The engine that goes on with rows of one plan."""
         return self._mixing if rows.plans[0].rule.most > 1 else self._of_expert[expert]
+
+    def count(self, engine: Runner, expert: int, velocities: int, switched: int) -> None:
+        """Tell of a segment."""
+        if self._on_segment is not None:
+            self._on_segment(-1 if engine is self._mixing else expert, velocities, switched)
 
     def _info_without(self, away: frozenset[int]) -> MixtureInfo:
         if not away:
@@ -161,12 +166,11 @@ class _Journey:
 
     async def _segments(self, rows: Trajectories, number_B: np.ndarray, expert: int, stop: int | None) -> _Parts:
         seconds = None if self._deadline is None else self._deadline - time.monotonic()
-        segment = await self._sampler.engine_of(rows, expert).run(rows, seconds, stop)
+        engine = self._sampler.engine_of(rows, expert)
+        segment = await engine.run(rows, seconds, stop)
         self.num_segments += 1
-        if self._sampler.on_segment is not None:
-            velocities = int(segment.rows.position_B[0] - rows.position_B[0])
-            mixes = rows.plans[0].rule.most > 1
-            self._sampler.on_segment(-1 if mixes else expert, velocities, int((segment.needed_B >= 0).sum()))
+        velocities = int(segment.rows.position_B[0] - rows.position_B[0])
+        self._sampler.count(engine, expert, velocities, int((segment.needed_B >= 0).sum()))
         if (segment.needed_B < 0).all():
             return [(segment.rows, number_B)]
         expert_B = np.where(segment.needed_B < 0, expert, segment.needed_B)

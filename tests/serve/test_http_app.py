@@ -225,9 +225,10 @@ def test_metrics_count_what_happened(served: Served) -> None:
         return sum(float(each.rpartition(" ")[2]) for each in text.splitlines() if each.startswith(line))
 
     images, velocities = 'ddm_images_total{strategy="once"}', 'ddm_velocities{engine="api"}'
-    before = value(images), value(velocities)
+    before = value(images), value(velocities), value("ddm_steps_total")
     served.generate(prompt="7", n=2, strategy="once", steps=4)
     assert (value(images) - before[0], value(velocities) - before[1]) == (2, 4)
+    assert value("ddm_steps_total") - before[2] == 8
 
 
 def test_documentation_needs_no_other_host(served: Served) -> None:

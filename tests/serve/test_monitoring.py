@@ -22,6 +22,7 @@ def counted() -> set[str]:
     meters.images.labels("once").inc()
     meters.degraded.labels("expert-000").inc()
     meters.seconds.labels("once").observe(1)
+    meters.steps.labels("expert-000").inc()
     meters.segment("expert-000", 3, 1)
     lines = meters.page().decode().splitlines()
     gauges = {line.split()[2] for line in lines if line.startswith("# TYPE")}

@@ -113,7 +113,7 @@ def test_a_switch_is_one_segment_more() -> None:
 def test_what_it_counts_says_the_expert_its_velocities_and_who_left() -> None:
     counted = []
     with per_expert() as sampler:
-        sampler.on_segment = lambda *values: counted.append(values)
+        sampler._on_segment = lambda *values: counted.append(values)
         asked = request(strategy="top-1", steps=20)
         sampled = asyncio.run(sampler.sample(asked))
         assert len(counted) == sampled.num_segments
