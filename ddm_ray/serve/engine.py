@@ -55,6 +55,7 @@ class BatchEngine:
         self._calls: list[tuple[ExpertCall, Future[Tensor]]] = []
         self.num_velocities = 0
         self._pace = Pace()
+        self._ended: float | None = None
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -138,6 +139,8 @@ class BatchEngine:
             for part in [part for part in self._parts.values() if part.future.cancelled()]:
                 self._end(part)
             parts = [self._parts[job] for job in self.scheduler.batch(now)]
+            if not parts:
+                self._ended = None
         with torch.inference_mode():
             try:
                 self._batch = batch = self._regrouped(parts)
@@ -187,7 +190,7 @@ class BatchEngine:
 
     def _moved(self, batch: RowBatch) -> RowBatch | None:
         """The batch after its next velocity, without the parts whose segment ends before or after it."""
-        began = self._clock()
+        began = self._clock() if self._ended is None else self._ended
         while True:
             state = batch.state if batch.state.turn else turned(batch.state)
             assert state.turn is not None
@@ -204,7 +207,9 @@ class BatchEngine:
         before = batch.state.expert_rows_B
         after = RowBatch(batch.parts, advance(batch.state, self._answer(needs(batch.state))))
         self._pace.keep(after.state.x_BCHW)
-        self.scheduler.speed.ran(float((after.state.expert_rows_B - before).sum()), self._clock() - began)
+        # From one's end to the other's, so that what happens between them counts.
+        self._ended = self._clock()
+        self.scheduler.speed.ran(float((after.state.expert_rows_B - before).sum()), self._ended - began)
         self.num_velocities += 1
         for part, span in after.spans():
             part.ran(int(after.state.position_B[span.start]), int((after.state.expert_rows_B - before)[span].sum()))

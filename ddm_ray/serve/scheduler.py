@@ -79,7 +79,7 @@ class Scheduler:
     has a late deadline, so it never holds up a short one.
     """
 
-    def __init__(self, max_rows: int = 32, max_waiting_rows: int = 1024, margin: float = 1.2):
+    def __init__(self, max_rows: int = 32, max_waiting_rows: int = 1024, margin: float = 1.5):
         """`max_rows` of a batch; `margin`: how much longer than expected a job is taken to need."""
         self.max_rows, self.max_waiting_rows, self._margin = max_rows, max_waiting_rows, margin
         self.speed = Speed()
@@ -134,7 +134,7 @@ class Scheduler:
             rows, rows_each = rows + job.rows, rows_each + job.rows_each
             alone, left = self.speed.seconds(job.rows_each), (job.deadline - now) / job.velocities
             if alone <= HOPE * left:
-                slowest = min(slowest, max(alone, left))
+                slowest = min(slowest, max(alone, left / self._margin))
         return chosen
 
     def late(self, now: float) -> list[Job]:

@@ -199,6 +199,21 @@ def test_without_a_time_a_request_has_many_times_what_it_takes_alone() -> None:
     run(engine)
 
 
+def test_what_happens_between_velocities_is_part_of_their_time() -> None:
+    clock = Clock(a_call=1.0)
+    engine = BatchEngine(clock.answer, clock=clock)
+    engine.submit(start(request(0, steps=9), SYSTEM.info()), 1e9)
+    for _ in range(8):
+        engine.tick()
+        clock.now += 2.0
+    assert engine.scheduler.speed.seconds(1) == pytest.approx(2.75, rel=0.05)
+    run(engine)
+    clock.now += 100.0  # idle
+    engine.submit(start(request(1, steps=2), SYSTEM.info()), 1e9)
+    run(engine)
+    assert engine.scheduler.speed.seconds(1) < 3
+
+
 def test_one_requests_fault_is_not_the_others() -> None:
     def answer(calls: Sequence[Call]) -> list[Tensor]:
         return [HERE([call])[0] + torch.where((call.x_BCHW.abs() > 1e5)[:, :1, :1, :1], np.nan, 0.0) for call in calls]
