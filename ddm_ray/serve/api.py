@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,10 +17,11 @@ from ddm_ray.serve.answers import expert_name
 from ddm_ray.serve.codec import Decoder, Encoder
 from ddm_ray.serve.deployments import local_engine
 from ddm_ray.serve.engine import BatchEngine
-from ddm_ray.serve.guard import Guard, Limits, read_tokens
+from ddm_ray.serve.guard import Guard, Limits
 from ddm_ray.serve.http import Service, http_app
 from ddm_ray.serve.meters import Meters
-from ddm_ray.serve.remote import RemoteEngine, Replicas, answer_from, from_arrays
+from ddm_ray.serve.remote import RemoteEngine, Replicas, answer_from, called, from_arrays
+from ddm_ray.serve.scheduler import Scheduler
 from ddm_ray.serve.segments import LocalEngine, SegmentSampler
 from ddm_ray.storage.graph import ROUTER
 from ddm_ray.storage.run import Run
@@ -37,7 +39,7 @@ class API:
         run_url: str,
         device: str,
         max_rows: int,
-        token_file: str | None,
+        tokens: frozenset[bytes],
         limits: Limits,
         experts: Sequence[Handle] = (),
         codecs: Mapping[str, Handle] | None = None,
@@ -49,7 +51,7 @@ class API:
         Raises RunError, MissingArtifact, CorruptArtifact, DriftError, ConfigError.
         """
         self._run = run = Run.open(run_url)
-        self._guarded = (read_tokens(token_file), limits)
+        self._guarded = (tokens, limits)
         self._replicas, self._names = Replicas(serve.get_replica_context().app_name), list[str]()
         self._encode, self._decode = self._codecs(run, device, codecs)
         info = mixture_info(run)
@@ -59,26 +61,29 @@ class API:
             info = replace(info, null_text=null)
         if not experts:
             self._engine = local_engine(run, list(range(info.num_experts)), device, max_rows)
-            runners: list[Any] = [LocalEngine(self._engine)] * info.num_experts
+            mixing = LocalEngine(self._engine)
+            runners: list[Any] = [mixing] * info.num_experts
         else:
             runners = [RemoteEngine(handle, k, info, self._replicas) for k, handle in enumerate(experts)]
-            self._engine = BatchEngine(answer_from(runners, load_model(run, ROUTER)))
+            self._engine = BatchEngine(answer_from(runners, load_model(run, ROUTER)), scheduler=Scheduler(max_rows))
             self._engine.start()
+            mixing = LocalEngine(self._engine)
             self._names = [handle.deployment_name for handle in (*experts, *(codecs or {}).values())]
         self._meters = Meters({"api": self._engine})
-        self._sampler = SegmentSampler(
-            info, runners, LocalEngine(self._engine), self._count, "cpu" if experts else device
-        )
+        self._sampler = SegmentSampler(info, runners, mixing, self._count, "cpu" if experts else device)
 
     @staticmethod
     def _codecs(run: Run, device: str, codecs: Mapping[str, Handle] | None) -> tuple[Any, Any]:
         """Methods that encode a text and decode a latent, each None where the run has no such network."""
         if codecs is not None:
             encoder, decoder = codecs.get(ENCODER), codecs.get(DECODER)
-            return encoder and encoder.encode.remote, decoder and decoder.decode.remote
+            encode = None if encoder is None else partial(called, encoder.encode, None)
+            return encode, None if decoder is None else partial(called, decoder.decode, None)
         data = run.config.data
-        encode = None if data.text is None else Encoder(run.url, device).encode
-        return encode, None if data.latents is None else Decoder(run.url, device).decode
+        return (
+            None if data.text is None else Encoder(run.url, device).encode,
+            None if data.latents is None else Decoder(run.url, device).decode,
+        )
 
     def __serve_build_asgi_app__(self) -> Guard:
         """Build the application that Serve hands requests to."""
@@ -120,4 +125,4 @@ class API:
     def __del__(self) -> None:
         engine = getattr(self, "_engine", None)
         if engine is not None:
-            engine.close()
+            engine.close(1.0)

@@ -61,7 +61,7 @@ class ServeArgs(BaseModel):
     max_rows: PositiveInt = Field(default=32, description="images of a batch; more wait")
     token_file: str | None = Field(
         default=None,
-        description="file with bearer tokens, one a line, on the serving machines; none: those in $DDM_SERVE_TOKENS,"
+        description="file with bearer tokens, one a line, where this is called; none: those in $DDM_SERVE_TOKENS there,"
         " and without any everybody is let in",
     )
     per_minute: float | None = Field(
@@ -73,11 +73,11 @@ def build_app(args: ServeArgs) -> Application:
     """The ingress `api`, and where placed so `expert-000` ..., one replica each unless a config file says more.
 
     On a cuda device the parts share one GPU unless `ray_actor_options` there say otherwise.
-    Raises ServeError for an unfinished run, RunError where there is none.
+    Raises ServeError for an unfinished run, RunError where there is none, ConfigError for tokens that can't be read.
     """
     run = _finished(args.run)
     on_gpu, limits = args.device.startswith("cuda"), Limits(per_minute=args.per_minute)
-    own = (run.url, args.device, args.max_rows, args.token_file, limits)
+    own = (run.url, args.device, args.max_rows, read_tokens(args.token_file), limits)
     if args.placement == "colocated":
         options = {"num_cpus": NUM_CPUS, "num_gpus": 1 if on_gpu else 0}
         return serve.deployment(name="api", ray_actor_options=options, **PART)(API).bind(*own)

@@ -19,6 +19,7 @@ from ddm_ray.storage.run import Run
 
 MAX_TEXTS, MAX_DECODED = 16, 8
 """Most of a batch; an autoencoder takes far more memory than its latents do."""
+WAIT_S = 0.005
 
 
 class Encoder:
@@ -36,7 +37,7 @@ class Encoder:
         """The Text of a prompt, one row, as arrays; what is beyond the encoder's tokens is cut off."""
         return await self._batch(prompt)
 
-    @serve.batch(max_batch_size=MAX_TEXTS, batch_wait_timeout_s=0)
+    @serve.batch(max_batch_size=MAX_TEXTS, batch_wait_timeout_s=WAIT_S)
     async def _batch(self, prompts: list[str]) -> list[Arrays]:
         text = await asyncio.to_thread(self._encode, prompts)
         return [to_arrays(text[row : row + 1]) for row in range(len(prompts))]
@@ -60,7 +61,7 @@ class Decoder:
         """The image (C, H, W), about [-1, 1], of one latent."""
         return await self._batch(latent_CHW)
 
-    @serve.batch(max_batch_size=MAX_DECODED, batch_wait_timeout_s=0)
+    @serve.batch(max_batch_size=MAX_DECODED, batch_wait_timeout_s=WAIT_S)
     async def _batch(self, latents: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
         return list(await asyncio.to_thread(self._decode, np.stack(latents)))
 

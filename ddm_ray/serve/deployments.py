@@ -94,4 +94,4 @@ class ExpertReplica:
     def __del__(self) -> None:
         engine = getattr(self, "_engine", None)
         if engine is not None:
-            engine.close()
+            engine.close(1.0)

@@ -25,12 +25,33 @@ class DeadlineError(ServeError):
     """A request's time is over before its images are done."""
 
 
+class ExpertError(ServeError):
+    """An expert doesn't answer, which concerns those rows alone that need it. `expert`: its number."""
+
+    def __init__(self, message: str, expert: int):
+        super().__init__(message)
+        self.expert = expert
+
+    def __reduce__(self) -> tuple[type["ExpertError"], tuple[str, int]]:
+        return type(self), (self.message, self.expert)
+
+
+class AwayError(ExpertError):
+    """An expert has no replica that could answer, and none is on its way."""
+
+
+class StartingError(ExpertError):
+    """An expert's first replica is on its way."""
+
+
 Answer = Callable[[Sequence[Call]], list[Tensor]]
 """Answers of networks to calls, in their order."""
 
 
 STOPS = "the server stops"
-PATIENCE, LEAST_SECONDS = 10.0, 10.0
+PATIENCE, LEAST_SECONDS, MOST_SECONDS = 10.0, 10.0, 300.0
+MOST_FAILURES = 3
+"""Velocities in a row that fail by no fault of a request, after which the engine is taken for broken."""
 
 
 class BatchEngine:
@@ -48,7 +69,7 @@ class BatchEngine:
         clock: Callable[[], float] = time.monotonic,
     ):
         """`here_K` (bool, None: all): experts that `answer` can call. `clock` gives seconds."""
-        self.scheduler = scheduler or Scheduler()
+        self.scheduler = Scheduler() if scheduler is None else scheduler
         self._answer, self._here_K, self._clock = answer, here_K, clock
         self._parts: dict[Job, JobRows] = {}
         self._batch: RowBatch | None = None
@@ -56,6 +77,7 @@ class BatchEngine:
         self.num_velocities = 0
         self._pace = Pace()
         self._ended: float | None = None
+        self._num_failures = 0
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -75,22 +97,24 @@ class BatchEngine:
         """Run in a thread until `close`."""
         self._thread.start()
 
-    def close(self) -> None:
-        """Stop after the velocity that is on its way; whoever waits gets ServeError."""
+    def close(self, seconds: float = 60.0) -> None:
+        """Stop after the velocity that is on its way, waiting so long for it; whoever waits gets ServeError."""
         with self._changed:
             self._closed = True
             self._changed.notify()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(seconds)
         for part in list(self._parts.values()):
             self._end(part, ServeError(STOPS))
         for _, future in self._calls:
             future.cancel()
 
     def require_running(self) -> None:
-        """Raise ServeError if the thread has stopped."""
+        """Raise ServeError if the thread has stopped, or if nothing succeeds any more."""
         if not self._thread.is_alive():
             raise ServeError(STOPS)
+        if self._num_failures >= MOST_FAILURES:
+            raise ServeError(f"{self._num_failures} velocities in a row have failed")
 
     def submit(self, rows: Trajectories, seconds: float | None = None, until: int | None = None) -> "Future[Segment]":
         """Run rows of one plan, which have had as many velocities each, for a segment.
@@ -106,10 +130,13 @@ class BatchEngine:
         if position >= until:
             future.set_result(Segment(rows, np.full(len(rows), -1)))
             return future
+        if seconds is not None and seconds <= 0:
+            raise DeadlineError(f"out of time, {until - position} velocities before the end")
         now = self._clock()
         rows_each = len(rows) * float(plan.most_rows_N[position:until].mean())
         if seconds is None:
-            seconds = max(LEAST_SECONDS, PATIENCE * (until - position) * self.scheduler.speed.seconds(rows_each))
+            alone = (until - position) * self.scheduler.speed.seconds(rows_each)
+            seconds = max(LEAST_SECONDS, PATIENCE * alone) if alone else MOST_SECONDS
         job = Job(len(rows), until - position, rows_each, now + seconds)
         with self._changed:
             if self._closed:
@@ -139,14 +166,14 @@ class BatchEngine:
             for part in [part for part in self._parts.values() if part.future.cancelled()]:
                 self._end(part)
             parts = [self._parts[job] for job in self.scheduler.batch(now)]
-            if not parts:
-                self._ended = None
         with torch.inference_mode():
             try:
                 self._batch = batch = self._regrouped(parts)
                 self._batch = None if batch is None else self._moved(batch)
             except Exception as error:
                 self._isolate(parts, error)
+        if not self._parts:
+            self._ended = None  # who is idle isn't slow
         return bool(parts)
 
     def _run(self) -> None:
@@ -169,7 +196,11 @@ class BatchEngine:
             own = [(call, future) for call, future in live if call.expert == expert]
             try:
                 with torch.inference_mode():
-                    (answer,) = self._answer([_together([call for call, _ in own])])
+                    parts = [
+                        self._answer([_together([call for call, _ in own[begin : begin + self.scheduler.max_rows]])])[0]
+                        for begin in range(0, len(own), self.scheduler.max_rows)
+                    ]
+                answer = torch.cat(parts)
             except Exception as error:
                 for _, future in own:
                     future.set_exception(error)
@@ -204,18 +235,22 @@ class BatchEngine:
             if staying is None:
                 return None
             batch = staying
+        self._batch = batch
         before = batch.state.expert_rows_B
         after = RowBatch(batch.parts, advance(batch.state, self._answer(needs(batch.state))))
         self._pace.keep(after.state.x_BCHW)
         # From one's end to the other's, so that what happens between them counts.
         self._ended = self._clock()
         self.scheduler.speed.ran(float((after.state.expert_rows_B - before).sum()), self._ended - began)
-        self.num_velocities += 1
+        ended = {part: after.rows(span) for part, span in after.spans() if part.job.velocities == 1}
+        rest = after.only([part for part in after.parts if part not in ended])
+        # Nothing fails from here on: a velocity is had by all or by none.
+        self.num_velocities, self._num_failures = self.num_velocities + 1, 0
         for part, span in after.spans():
             part.ran(int(after.state.position_B[span.start]), int((after.state.expert_rows_B - before)[span].sum()))
-            if part.job.velocities == 0:
-                self._end(part, Segment(after.rows(span), np.full(part.job.rows, -1)))
-        return after.only([part for part in after.parts if part.job.velocities])
+        for part, rows in ended.items():
+            self._end(part, Segment(rows, np.full(part.job.rows, -1)))
+        return rest
 
     def _away(self, batch: RowBatch) -> list[JobRows]:
         """End the parts with a row that needs an expert which isn't here."""
@@ -233,10 +268,19 @@ class BatchEngine:
     def _isolate(self, parts: list[JobRows], error: Exception) -> None:
         """Run each part of a batch that failed by itself, so that one's fault isn't the others'.
 
-        A ServeError is nobody's of them.
+        An expert that doesn't answer ends those that need it.
         """
         batch, self._batch = self._batch, None
+        self._num_failures += not isinstance(error, DDMError)
         parts = [part for part in parts if part.job in self._parts]
+        if isinstance(error, ExpertError) and batch is not None and batch.state.turn and batch.state.turn.chosen:
+            used_B = batch.state.turn.chosen.layout.used_EK[: len(batch.state), error.expert]
+            for part, span in batch.spans():
+                if used_B[span].any():
+                    self._end(part, error)
+                else:
+                    part.rows = batch.rows(span)
+            return
         if len(parts) == 1 or isinstance(error, ServeError):
             for part in parts:
                 self._end(part, error)
@@ -252,6 +296,7 @@ class BatchEngine:
             else:
                 if alone is not None:
                     part.rows = alone.rows(slice(0, part.job.rows))
+        self._batch = None
 
     def _end(self, part: JobRows, outcome: Segment | Exception | None = None) -> None:
         """Forget a part, and tell whoever waits for it how it ended."""
@@ -264,8 +309,8 @@ class BatchEngine:
             part.future.set_exception(outcome)
             return
         try:
-            require_finite(outcome.rows.x_BCHW)
-        except DDMError as error:
+            require_finite(outcome.rows.x_BCHW)  # where a GPU's own errors come out, too
+        except Exception as error:
             part.future.set_exception(error)
         else:
             part.future.set_result(outcome)

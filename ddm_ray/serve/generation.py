@@ -172,14 +172,15 @@ def _require_affordable(count: int, plan: SamplingPlan) -> None:
 def _condition(
     request: GenerationRequest, data: DataConfig, info: MixtureInfo, count: int
 ) -> tuple[str | None, Condition]:
-    """The text that is to be encoded, if there is one, and the condition without it."""
+    """The text that is to be encoded, if there is one, and the condition; with a text, what stands in its place."""
     if data.text is None:
         return None, torch.full((count,), _label(request, data))
     if request.class_label is not None:
         raise RequestError("this model knows texts, not classes: give a prompt", "class_label")
     if request.prompt is None:
         raise RequestError("give a prompt: a text, or an empty one for an image of anything", "prompt")
-    return request.prompt.strip() or None, info.null(count)
+    prompt = request.prompt.strip()
+    return (prompt, torch.zeros(count)) if prompt else (None, info.null(count))
 
 
 def _label(request: GenerationRequest, data: DataConfig) -> int:

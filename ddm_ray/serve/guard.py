@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +82,7 @@ class Guard:
         """`tokens`: their digests, as `read_tokens` gives them. `on_answer` learns each answer's path and status."""
         self._app, self._tokens, self._limits, self._clock = app, tuple(tokens), limits, clock
         self._on_answer = on_answer
-        self._buckets: OrderedDict[bytes, tuple[float, float]] = OrderedDict()
+        self._buckets: dict[bytes, tuple[float, float]] = {}
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request; errors that nobody caught are a 500 in OpenAI's form."""
@@ -130,10 +129,10 @@ class Guard:
 
     def _require_rate(self, who: bytes, per_minute: float) -> None:
         """Take one of a token's requests, of which `per_minute` come back each minute, and as many are kept."""
-        now = self._clock()
-        left, since = self._buckets.pop(who, (per_minute, now))
-        left = min(per_minute, left + (now - since) * per_minute / 60)
-        self._buckets[who] = (max(left - 1, 0) if left >= 1 else left, now)
+        now, most = self._clock(), max(1.0, per_minute)
+        left, since = self._buckets.get(who, (most, now))
+        left = min(most, left + (now - since) * per_minute / 60)
+        self._buckets[who] = (left - 1 if left >= 1 else left, now)
         if left < 1:
             message = f"{per_minute:g} requests a minute are allowed"
             raise RefusedError(429, message, "rate_limit_exceeded", (1 - left) * 60 / per_minute)

@@ -19,6 +19,7 @@ from torch import Tensor
 from ddm_ray import __version__
 from ddm_ray.config import RunConfig, SamplingSettings
 from ddm_ray.core.condition import Condition
+from ddm_ray.core.names import parse_strategy_name
 from ddm_ray.errors import DDMError, ExpertCountError, NotFiniteError, SamplingError, ServeError
 from ddm_ray.serve.answers import (
     USAGE,
@@ -39,6 +40,7 @@ from ddm_ray.serve.segments import OnStop, Sampled, SegmentSampler
 
 _SOON = {"Retry-After": retry_after(5)}
 SMALL_PIXELS = 128 * 128
+CODEC_S = 60.0
 Result = TypeVar("Result")
 
 
@@ -84,23 +86,24 @@ class Service:
 
     async def sample(self, generation: Generation, on_stop: OnStop | None = None) -> Sampled:
         """Make a request's images, in pixels; `on_stop` is called with them on their way."""
-        began, request, decode = time.monotonic(), generation.sample, self.decode
+        began, request, decode, seconds = time.monotonic(), generation.sample, self.decode, generation.seconds
         if generation.prompt is not None:
             assert self.encode is not None
-            text = await self.encode(generation.prompt)
+            text = await _in_time(self.encode(generation.prompt), seconds)
+            seconds = None if seconds is None else seconds - (time.monotonic() - began)
             request = replace(request, condition=text[torch.zeros(len(request.seeds), dtype=torch.int64)])
 
         async def decoded(images_BCHW: Tensor) -> None:
             assert on_stop is not None
             await on_stop(images_BCHW if decode is None else await decode(images_BCHW))
 
-        sampled = await self.sampler.sample(
-            request, generation.seconds, generation.stops, None if on_stop is None else decoded
-        )
+        sampled = await self.sampler.sample(request, seconds, generation.stops, None if on_stop is None else decoded)
         if decode is not None:
-            pixels_BCHW = await decode(sampled.result.images_BCHW)
+            left = None if generation.seconds is None else generation.seconds - (time.monotonic() - began)
+            pixels_BCHW = await _in_time(decode(sampled.result.images_BCHW), left)
             sampled = replace(sampled, result=replace(sampled.result, images_BCHW=pixels_BCHW))
-        strategy = request.settings.strategy or ""
+        # By its kind: names carry numbers of the clients' own.
+        strategy = parse_strategy_name(request.settings.strategy or "once")[0]
         self.meters.images.labels(strategy).inc(len(request.seeds))
         self.meters.seconds.labels(strategy).observe(time.monotonic() - began)
         for expert, steps in enumerate(torch.bincount(sampled.result.experts_SB.flatten()).tolist()):
@@ -109,6 +112,15 @@ class Service:
         for expert in sampled.away:
             self.meters.degraded.labels(expert_name(expert)).inc()
         return sampled
+
+
+async def _in_time(work: Awaitable[Result], seconds: float | None) -> Result:
+    """The result of encoding or decoding. DeadlineError after these seconds, or CODEC_S."""
+    try:
+        async with asyncio.timeout(CODEC_S if seconds is None else max(0.0, seconds)):
+            return await work
+    except TimeoutError:
+        raise DeadlineError("out of time, waiting for the text encoder or the autoencoder") from None
 
 
 def http_app(service: Service) -> FastAPI:
@@ -242,8 +254,9 @@ async def _stream(service: Service, generation: Generation) -> Response:
                 usage=USAGE,
                 **degraded(sampled),
             )
-        except DDMError as error:
-            yield f"event: error\ndata: {json.dumps(_error_of(error)[1])}\n\n".encode()
+        except Exception as error:
+            answered = _error_of(error)[1] if isinstance(error, DDMError) else _internal(error)
+            yield f"event: error\ndata: {json.dumps(answered)}\n\n".encode()
         finally:
             sampling.cancel()
 
@@ -272,8 +285,13 @@ async def _failed(_: Request, error: Exception) -> JSONResponse:
 
 
 async def _crashed(_: Request, error: Exception) -> JSONResponse:
+    return JSONResponse(_internal(error), 500)
+
+
+def _internal(error: Exception) -> dict[str, Any]:
+    """OpenAI's object for an error that nobody foresaw; its text may say what is no client's business."""
     message = f"an error of the server, not of the request: {type(error).__name__}"
-    return JSONResponse(error_body(message, None, "internal_error", server=True), 500)
+    return error_body(message, None, "internal_error", server=True)
 
 
 async def _malformed(request: Request, error: Exception) -> JSONResponse:

@@ -8,23 +8,25 @@ from typing import Any
 import numpy as np
 import torch
 from ray import serve
-from ray.exceptions import ObjectLostError, RayActorError
+from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 from ray.serve.exceptions import ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle
 from torch import Tensor
 
 from ddm_ray.core.condition import Condition, Text
-from ddm_ray.errors import ServeError
+from ddm_ray.errors import DDMError, ServeError
 from ddm_ray.sampling.driver import Field
 from ddm_ray.sampling.packing import pack, unpack
 from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo
 from ddm_ray.sampling.state import Trajectories
 from ddm_ray.serve.batch import Segment
-from ddm_ray.serve.segments import AwayError
+from ddm_ray.serve.engine import AwayError, StartingError
 
 ATTEMPTS = 5
 FIRST_WAIT_S = 0.1
 STATUS_S = 0.5
+AWAY_S = 10.0
+VELOCITY_S = 30.0
 PATIENCE_S = 1.0
 """Seconds without an answer after which it is asked whether anybody is there to give one."""
 STARTING_S = 5.0
@@ -37,29 +39,48 @@ Arrays = tuple[np.ndarray | None, ...]
 
 
 class Replicas:
-    """Number of replicas of an application's deployments. `away`: those known to have none, looked at until they do."""
+    """Numbers of replicas of an application's deployments, asked for at most once in STATUS_S."""
 
     def __init__(self, application: str):
-        self.away = set[str]()
         self._application, self._asked_at = application, -np.inf
         self._deployments: dict[str, Any] = {}
         self._lock = asyncio.Lock()
+        self._away_since: dict[str, float] = {}
         self._watching: asyncio.Task[None] | None = None
 
     async def lacking(self, deployment: str) -> bool:
-        """True if none of this deployment's runs, and none is on its way because somebody asked."""
+        """True if none of this deployment's runs, though one should: it neither sleeps nor is being woken."""
         overview = await self._overview(deployment)
-        if overview.replica_states.get("RUNNING", 0) or overview.status == "UPSCALING":
-            return False
-        self.away.add(deployment)
-        if self._watching is None or self._watching.done():
-            self._watching = asyncio.ensure_future(self._watch())
-        return True
+        return not overview.replica_states.get("RUNNING", 0) and overview.status not in ("HEALTHY", "UPSCALING")
 
     async def starting(self, deployment: str) -> bool:
         """True if the first one is on its way."""
         overview = await self._overview(deployment)
         return overview.status == "UPSCALING" and not overview.replica_states.get("RUNNING", 0)
+
+    def mark_away(self, deployment: str) -> None:
+        """Note that nobody answered there; for AWAY_S, or until one runs again, nobody need ask."""
+        self._away_since[deployment] = time.monotonic()
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.ensure_future(self._watch())
+
+    def is_away(self, deployment: str) -> bool:
+        """True if nobody answered there, not long ago."""
+        since = self._away_since.get(deployment)
+        return since is not None and time.monotonic() - since < AWAY_S
+
+    async def _watch(self) -> None:
+        while self._away_since:
+            await asyncio.sleep(STATUS_S)
+            for deployment in list(self._away_since):
+                if not self.is_away(deployment) or not await self._still_lacking(deployment):
+                    del self._away_since[deployment]
+
+    async def _still_lacking(self, deployment: str) -> bool:
+        try:
+            return await self.lacking(deployment)
+        except Exception:  # the controller may be away, too: AWAY_S ends it then
+            return True
 
     async def _overview(self, deployment: str) -> Any:
         async with self._lock:
@@ -69,59 +90,82 @@ class Replicas:
                 self._asked_at = time.monotonic()
         return self._deployments[deployment]
 
-    async def _watch(self) -> None:
-        while self.away:
-            await asyncio.sleep(STATUS_S)
-            for deployment in list(self.away):
-                if not await self.lacking(deployment):
-                    self.away.discard(deployment)
-
 
 class RemoteEngine:
     """The engine of an expert's replicas."""
 
     def __init__(self, handle: DeploymentHandle[Any], expert: int, info: MixtureInfo, replicas: Replicas):
         self.expert, self._handle, self._info, self._replicas = expert, handle, info, replicas
+        self._name = handle.deployment_name
 
     async def run(self, rows: Trajectories, seconds: float | None, until: int | None) -> Segment:
-        """The segment that `BatchEngine.submit` promises. AwayError if the expert has no replica and expects none."""
-        packed, needed_B = await self._call(self._handle.run, pack(rows), seconds, until)
+        """The segment that `BatchEngine.submit` promises. AwayError if the expert has no replica and expects none.
+
+        StartingError if its first one is on its way for some seconds.
+        """
+        packed, needed_B = await called(self._handle.run, self._require_replica, pack(rows), seconds, until)
         return Segment(unpack(packed, self._info), needed_B)
 
     async def velocity(self, call: ExpertCall) -> Tensor:
-        """The answer to a call of this expert. AwayError as above."""
-        arrays = to_arrays(call.condition)
-        answer = await self._call(self._handle.velocity, call.x_BCHW.numpy(), call.t_B.numpy(), arrays)
-        return torch.tensor(answer)
+        """The answer to a call of this expert. Raises as above, and AwayError after VELOCITY_S without one."""
+        arrays = (call.x_BCHW.numpy(), call.t_B.numpy(), to_arrays(call.condition))
+        try:
+            async with asyncio.timeout(VELOCITY_S):
+                return torch.tensor(await called(self._handle.velocity, self._require_replica, *arrays))
+        except TimeoutError:
+            self._replicas.mark_away(self._name)
+            raise AwayError(f"{self._name} doesn't answer", self.expert) from None
 
     @property
     def away(self) -> bool:
         """True if it is known that nobody answers."""
-        return self._handle.deployment_name in self._replicas.away
+        return self._replicas.is_away(self._name)
 
-    async def _call(self, method: DeploymentHandle[Any], *args: Any) -> Any:
-        for attempt in range(ATTEMPTS - 1):
-            try:
-                return await self._answered(method.remote(*args))
-            except GONE:
-                await asyncio.sleep(FIRST_WAIT_S * 2**attempt)
-        return await self._answered(method.remote(*args))
-
-    async def _answered(self, response: Awaitable[Any]) -> Any:
-        answer, name = asyncio.ensure_future(_awaited(response)), self._handle.deployment_name
-        since = time.monotonic()
+    async def _require_replica(self, waited_s: float) -> None:
         try:
-            while not (await asyncio.wait({answer}, timeout=PATIENCE_S))[0]:
-                if await self._replicas.lacking(name):
-                    raise AwayError(f"{name} has no replica", self.expert)
-                if time.monotonic() - since > STARTING_S and await self._replicas.starting(name):
-                    raise ServeError(f"{name} had been scaled to zero and is starting: ask again soon")
-            return answer.result()
-        finally:
+            lacking, starting = await self._replicas.lacking(self._name), await self._replicas.starting(self._name)
+        except Exception:  # it may be the controller that is away, not the expert
+            return
+        if lacking:
+            self._replicas.mark_away(self._name)
+            raise AwayError(f"{self._name} has no replica", self.expert)
+        if starting and waited_s > STARTING_S:
+            raise StartingError(f"{self._name} had been scaled to zero and is starting: ask again soon", self.expert)
+
+
+async def called(
+    method: Any, require_replica: Callable[[float], Awaitable[None]] | None = None, *arguments: Any
+) -> Any:
+    """The answer of a deployment's method; if a replica dies, another is called, or the next to start.
+
+    `require_replica` may raise after so many seconds without an answer. Raises what the method raised, if it is an
+    error of ours, and ServeError if replicas die again and again.
+    """
+    for attempt in range(ATTEMPTS):
+        try:
+            return await _answered(method.remote(*arguments), require_replica)
+        except GONE:
+            await asyncio.sleep(FIRST_WAIT_S * 2**attempt)
+        except RayTaskError as error:
+            # Its own text is the traceback of another process.
+            raise error.cause if isinstance(error.cause, DDMError) else error from None
+    raise ServeError("a replica died, and the next ones as well: ask again soon")
+
+
+async def _answered(response: Any, require_replica: Callable[[float], Awaitable[None]] | None) -> Any:
+    answer, since = asyncio.ensure_future(_awaited(response)), time.monotonic()
+    try:
+        while not (await asyncio.wait({answer}, timeout=PATIENCE_S))[0]:
+            if require_replica is not None:
+                await require_replica(time.monotonic() - since)
+        return answer.result()
+    finally:
+        if not answer.done():
             answer.cancel()
+            response.cancel()  # else it goes on there, though nobody waits
 
 
-async def _awaited(response: Awaitable[Any]) -> Any:
+async def _awaited(response: Any) -> Any:
     return await response
 
 

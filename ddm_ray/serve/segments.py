@@ -14,23 +14,11 @@ import torch
 from torch import Tensor
 
 from ddm_ray.core.mixture import available_prior
-from ddm_ray.errors import ServeError
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest, SampleResult
 from ddm_ray.sampling.state import Trajectories
 from ddm_ray.sampling.trajectory import noise
 from ddm_ray.serve.batch import Segment
-from ddm_ray.serve.engine import BatchEngine
-
-
-class AwayError(ServeError):
-    """An expert has no replica that could answer, and none is on its way. `expert`: its number."""
-
-    def __init__(self, message: str, expert: int):
-        super().__init__(message)
-        self.expert = expert
-
-    def __reduce__(self) -> tuple[type["AwayError"], tuple[str, int]]:
-        return type(self), (self.message, self.expert)
+from ddm_ray.serve.engine import AwayError, BatchEngine
 
 
 class Runner(Protocol):
@@ -98,19 +86,24 @@ class SegmentSampler:
         what can't be met, AwayError where no expert is left; else as `BatchEngine.submit` raises.
         """
         deadline = None if seconds is None else time.monotonic() + seconds
-        away = frozenset(expert for expert, runner in enumerate(self._of_expert) if runner.away)
+        away, num_seen = frozenset(expert for expert, runner in enumerate(self._of_expert) if runner.away), 0
         while True:
             if len(away) == self.info.num_experts:
                 raise AwayError("no expert has a replica", 0)
             with torch.inference_mode():
                 rows, journey = noise(request, self._info_without(away), self._device), _Journey(self, deadline)
             try:
-                for stop in stops:
+                for number, stop in enumerate(stops):
                     rows = await journey.until(rows, stop)
-                    if on_stop is not None:
+                    if on_stop is not None and number >= num_seen:
                         await on_stop(rows.foreseen().cpu())
-                result = (await journey.until(rows, None)).result()
+                        num_seen = number + 1
+                rows = await journey.until(rows, None)
+                assert rows.done_B.all()
+                result = rows.result()
             except AwayError as error:
+                if error.expert in away:
+                    raise
                 # From the beginning, so that the image is the one that the remaining experts always make of this seed.
                 away |= {error.expert}
             else:
@@ -165,16 +158,21 @@ class _Journey:
                 way.cancel()
 
     async def _segments(self, rows: Trajectories, number_B: np.ndarray, expert: int, stop: int | None) -> _Parts:
-        seconds = None if self._deadline is None else self._deadline - time.monotonic()
-        engine = self._sampler.engine_of(rows, expert)
-        segment = await engine.run(rows, seconds, stop)
-        self.num_segments += 1
-        velocities = int(segment.rows.position_B[0] - rows.position_B[0])
-        self._sampler.count(engine, expert, velocities, int((segment.needed_B >= 0).sum()))
-        if (segment.needed_B < 0).all():
-            return [(segment.rows, number_B)]
-        expert_B = np.where(segment.needed_B < 0, expert, segment.needed_B)
-        return await self._apart(segment.rows, number_B, expert_B, stop)
+        """The same rows on their way through engines, for as long as they all need the same one."""
+        while True:
+            seconds = None if self._deadline is None else self._deadline - time.monotonic()
+            engine = self._sampler.engine_of(rows, expert)
+            segment = await engine.run(rows, seconds, stop)
+            self.num_segments += 1
+            velocities = int(segment.rows.position_B[0] - rows.position_B[0])
+            self._sampler.count(engine, expert, velocities, int((segment.needed_B >= 0).sum()))
+            rows = segment.rows
+            if (segment.needed_B < 0).all():
+                return [(rows, number_B)]
+            expert_B = np.where(segment.needed_B < 0, expert, segment.needed_B)
+            if len(np.unique(expert_B)) > 1:
+                return await self._apart(rows, number_B, expert_B, stop)
+            expert = int(expert_B[0])
 
 
 def first_expert_B(rows: Trajectories) -> np.ndarray:
@@ -183,11 +181,11 @@ def first_expert_B(rows: Trajectories) -> np.ndarray:
     unknown_B = rows.weights_BK.numpy().sum(axis=1) == 0
     if not unknown_B.any():
         return expert_B
-    info = rows.info
+    info, available_K = rows.info, rows.plans[0].rule.available_K
     if info.prior_CK is None:
-        here_K = np.ones(info.num_experts, bool) if info.available_K is None else info.available_K.numpy()
+        here_K = np.ones(info.num_experts, bool) if available_K is None else available_K.numpy()
         return np.where(unknown_B, here_K.argmax(), expert_B)
-    likeliest_C = available_prior(info.prior_CK, info.available_K).argmax(dim=1)
+    likeliest_C = available_prior(info.prior_CK, available_K).argmax(dim=1)
     condition = rows.condition
     likeliest_B = likeliest_C[condition.cpu() if isinstance(condition, Tensor) else torch.full((len(rows),), -1)]
     return np.where(unknown_B, likeliest_B.numpy(), expert_B)

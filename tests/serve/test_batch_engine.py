@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ddm_ray.config import SamplingSettings
-from ddm_ray.errors import NotFiniteError, ServeError
+from ddm_ray.errors import ServeError
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo, SampleRequest, SampleResult
 from ddm_ray.sampling.state import Trajectories
@@ -51,6 +51,10 @@ def request(seed: int = 0, **changes: object) -> SampleRequest:
     return SampleRequest(
         (seed,), torch.tensor([seed % 3]), SamplingSettings(**{"strategy": "once", "steps": 5} | changes)
     )
+
+
+def fresh(seed: int) -> Trajectories:
+    return start(request(seed), SYSTEM.info())
 
 
 def alone(asked: SampleRequest) -> SampleResult:
@@ -202,54 +206,21 @@ def test_without_a_time_a_request_has_many_times_what_it_takes_alone() -> None:
 def test_what_happens_between_velocities_is_part_of_their_time() -> None:
     clock = Clock(a_call=1.0)
     engine = BatchEngine(clock.answer, clock=clock)
-    engine.submit(start(request(0, steps=9), SYSTEM.info()), 1e9)
-    for _ in range(8):
+    busy = engine.submit(start(request(0, steps=9), SYSTEM.info()), 1e9)
+    while not busy.done():
         engine.tick()
         clock.now += 2.0
     assert engine.scheduler.speed.seconds(1) == pytest.approx(2.75, rel=0.05)
-    run(engine)
-    clock.now += 100.0  # idle
-    engine.submit(start(request(1, steps=2), SYSTEM.info()), 1e9)
-    run(engine)
+    clock.now += 1000.0  # idle
+    again = engine.submit(start(request(1, steps=2), SYSTEM.info()), 1e9)
+    while not again.done():
+        engine.tick()
     assert engine.scheduler.speed.seconds(1) < 3
 
 
-def test_one_requests_fault_is_not_the_others() -> None:
-    def answer(calls: Sequence[Call]) -> list[Tensor]:
-        return [HERE([call])[0] + torch.where((call.x_BCHW.abs() > 1e5)[:, :1, :1, :1], np.nan, 0.0) for call in calls]
-
-    engine = BatchEngine(answer)
-    broken = start(request(0), SYSTEM.info())
-    futures = [
-        engine.submit(rows) for rows in (broken.changed(x_BCHW=broken.x_BCHW * 1e9, turn=None), fresh(1), fresh(2))
-    ]
-    run(engine)
-    with pytest.raises(NotFiniteError, match="gave a velocity that isn't finite at t = 1"):
-        futures[0].result()
-    for seed in (1, 2):
-        assert_same(futures[seed].result().rows.result(), alone(request(seed)))
-
-
-def fresh(seed: int) -> Trajectories:
-    return start(request(seed), SYSTEM.info())
-
-
-@pytest.mark.parametrize(("error", "num_calls"), [(RuntimeError("out of memory"), 4), (ServeError("nobody there"), 1)])
-def test_an_error_of_all_reaches_all(error: Exception, num_calls: int) -> None:
-    """After each was tried by itself, but for an error that is nobody's rows'."""
-    calls_of = list[Sequence[Call]]()
-
-    def answer(calls: Sequence[Call]) -> list[Tensor]:
-        calls_of.append(calls)
-        raise error
-
-    engine = BatchEngine(answer)
-    futures = [engine.submit(fresh(seed)) for seed in range(3)]
-    run(engine)
-    for future in futures:
-        with pytest.raises(type(error), match=str(error)):
-            future.result()
-    assert len(engine.scheduler) == 0 and len(calls_of) == num_calls
+def test_time_that_is_over_already_is_a_deadline() -> None:
+    with pytest.raises(DeadlineError):
+        BatchEngine(HERE).submit(fresh(1), seconds=-1.0)
 
 
 def test_calls_of_others_are_answered_together() -> None:
@@ -260,6 +231,17 @@ def test_calls_of_others_are_answered_together() -> None:
     parts = [engine.ask(ExpertCall(2, x_BCHW[rows], t_B[rows], label_B[rows])) for rows in (slice(2), slice(2, 5))]
     engine.tick()
     assert len(clock.calls) == 1
+    torch.testing.assert_close(torch.cat([part.result() for part in parts]), SYSTEM.experts[2](x_BCHW, t_B, label_B))
+
+
+def test_calls_of_others_are_answered_in_batches_of_their_size() -> None:
+    clock = Clock()
+    engine = BatchEngine(clock.answer, scheduler=Scheduler(max_rows=2))
+    x_BCHW = torch.randn(5, *SYSTEM.info().image_shape, dtype=torch.float64)
+    t_B, label_B = torch.linspace(0.1, 0.9, 5, dtype=torch.float64), torch.arange(5) % 3
+    parts = [engine.ask(ExpertCall(2, x_BCHW[n : n + 1], t_B[n : n + 1], label_B[n : n + 1])) for n in range(5)]
+    engine.tick()
+    assert [len(call.t_B) for (call,) in clock.calls] == [2, 2, 1]
     torch.testing.assert_close(torch.cat([part.result() for part in parts]), SYSTEM.experts[2](x_BCHW, t_B, label_B))
 
 

@@ -9,10 +9,12 @@ import torch
 from PIL import Image
 
 from ddm_ray.config import SamplingSettings, load_recipe
+from ddm_ray.errors import NullConditionError
 from ddm_ray.sampling.request import MixtureInfo, SampleResult
 from ddm_ray.serve.answers import answer, error_body, stretches, to_png
 from ddm_ray.serve.generation import GenerationRequest, RequestError, resolve
 from ddm_ray.serve.segments import Sampled
+from tests.random_run import TEXTS
 from tests.test_sampling_settings import VALUES
 
 CONFIG = load_recipe("tiny")
@@ -78,6 +80,15 @@ def test_what_cannot_be_met_is_refused_by_field(fields: dict, param: str, words:
         resolve(GenerationRequest(**fields), CONFIG, DEFAULTS, INFO)
     assert refused.value.param == param
     assert words in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_text_needs_no_null_condition_unless_it_is_empty() -> None:
+    config = load_recipe("laion256-k8", TEXTS)
+    info = MixtureInfo(2, config.data.shape, None, None, trained_null=False)
+    generation = resolve(GenerationRequest(prompt=" a bird "), config, config.sample, info)
+    assert generation.prompt == "a bird"
+    with pytest.raises(NullConditionError):
+        resolve(GenerationRequest(prompt=" "), config, config.sample, info)
 
 
 def test_png_holds_the_image_upscaled_by_nearest_neighbours() -> None:

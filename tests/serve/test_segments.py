@@ -22,8 +22,8 @@ from ddm_ray.sampling.request import MixtureInfo, SampleRequest, SampleResult
 from ddm_ray.sampling.state import Trajectories
 from ddm_ray.sampling.trajectory import start
 from ddm_ray.serve.batch import Segment
-from ddm_ray.serve.engine import BatchEngine, DeadlineError
-from ddm_ray.serve.segments import AwayError, LocalEngine, Sampled, SegmentSampler, first_expert_B
+from ddm_ray.serve.engine import AwayError, BatchEngine, DeadlineError
+from ddm_ray.serve.segments import LocalEngine, Sampled, SegmentSampler, first_expert_B
 from tests.core import closed_forms
 from tests.sampling.test_joined_rows import assert_same, requests
 
@@ -154,6 +154,32 @@ def test_experts_that_are_away_are_left_out_and_named(strategy: str, num_away: i
     assert used[0] in sampled.away and sampled.away <= away
     assert_same(sampled.result, alone(asked, away=sampled.away))
     assert not set(np.unique(sampled.result.experts_SB.numpy())) & away
+
+
+@pytest.mark.parametrize("strategy", ["full", "top-2", "top-1"])
+def test_the_last_expert_paints_alone_and_is_seen_once_at_each_stop(strategy: str) -> None:
+    asked, seen = request(3, strategy=strategy), list[Tensor]()
+
+    async def look(images_BCHW: Tensor) -> None:
+        seen.append(images_BCHW)
+
+    for last in range(K):
+        seen.clear()
+        away = frozenset(range(K)) - {last}
+        with per_expert(away=away) as sampler:
+            for expert in away:
+                sampler._of_expert[expert].away = True
+            sampled = asyncio.run(asyncio.wait_for(sampler.sample(asked, stops=(2, 4), on_stop=look), 60))
+        assert_same(sampled.result, alone(asked, away=away))
+        assert len(seen) == 2
+
+
+def test_hundreds_of_switches_are_no_trouble() -> None:
+    asked = request(strategy="sample-1", steps=1000, solver="euler")
+    with per_expert() as sampler:
+        sampled = asyncio.run(sampler.sample(asked))
+    assert sampled.num_segments > 200
+    assert_same(sampled.result, alone(asked))
 
 
 def test_without_any_expert_there_is_no_image() -> None:

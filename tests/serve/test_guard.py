@@ -1,0 +1,126 @@
+"""The door before the routes: tokens, rates, sizes and times of bodies, errors that nobody caught. No Ray."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddm_ray.errors import ConfigError
+from ddm_ray.serve.guard import TOKENS, Guard, Limits, read_tokens
+from tests.serve.test_http_app import GENERATIONS, Served, error_of, served
+
+__all__ = ["served"]
+
+TOKEN = "t" * 32
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> str:
+    path = tmp_path / "tokens"
+    path.write_text(f"{TOKEN}\n{'u' * 32}\n")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"authorization": f"Bearer {TOKEN}"}, 200),
+        ({"authorization": f"bearer {'u' * 32}"}, 200),
+        ({}, 401),
+        ({"authorization": TOKEN}, 401),
+        ({"authorization": f"Basic {TOKEN}"}, 401),
+        ({"authorization": f"Bearer {TOKEN}x"}, 401),
+        ({"authorization": "Bearer"}, 401),
+        ({"authorization": "Bearer é".encode()}, 401),
+    ],
+)
+def test_who_has_a_token_is_let_in(served: Served, token_file: str, headers: dict[str, Any], status: int) -> None:
+    guard = Guard(served.app, read_tokens(token_file))
+    answer = served.ask("GET", "/v1/models", guard, headers=headers)
+    assert answer.status_code == status
+    if status == 401:
+        assert error_of(answer)["code"] == "invalid_api_key" and answer.headers["www-authenticate"] == "Bearer"
+    for route in ("/healthz", "/readyz"):
+        assert served.ask("GET", route, guard).status_code == 200
+    assert served.ask("GET", "/metrics", guard).status_code == 401
+
+
+def test_tokens_come_from_a_variable_too(monkeypatch: pytest.MonkeyPatch, token_file: str) -> None:
+    monkeypatch.setenv(TOKENS, f" {TOKEN} {'u' * 32}\n")
+    assert read_tokens(None) == read_tokens(token_file) and len(read_tokens(None)) == 2
+    monkeypatch.delenv(TOKENS)
+    assert read_tokens(None) == frozenset()
+
+
+@pytest.mark.parametrize(("content", "words"), [(None, "No such file"), ("", "is empty"), ("short", "less than 16")])
+def test_tokens_that_are_none_are_refused(tmp_path: Path, content: str | None, words: str) -> None:
+    path = tmp_path / "tokens"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=words):
+        read_tokens(str(path))
+
+
+def test_requests_a_minute_are_a_tokens_own(served: Served, token_file: str) -> None:
+    now = 0.0
+    guard = Guard(served.app, read_tokens(token_file), Limits(per_minute=2), clock=lambda: now)
+
+    def status(token: str) -> int:
+        headers = {"authorization": f"Bearer {token}"}
+        answer = served.ask("POST", GENERATIONS, guard, json={"prompt": "1", "steps": 1}, headers=headers)
+        if answer.status_code == 429:
+            assert answer.headers["retry-after"] == "30" and error_of(answer)["code"] == "rate_limit_exceeded"
+        return answer.status_code
+
+    assert [status(TOKEN) for _ in range(3)] == [200, 200, 429]
+    assert status("u" * 32) == 200
+    now = 30.0
+    assert [status(TOKEN) for _ in range(2)] == [200, 429]
+
+
+def test_a_rate_may_be_less_than_one_a_minute(served: Served) -> None:
+    now = 0.0
+    guard = Guard(served.app, limits=Limits(per_minute=0.5), clock=lambda: now)
+
+    def status() -> int:
+        return served.ask("POST", GENERATIONS, guard, json={"prompt": "1", "steps": 1}).status_code
+
+    assert [status(), status()] == [200, 429]
+    now = 120.0
+    assert [status(), status()] == [200, 429]
+
+
+def test_bodies_have_an_end(served: Served) -> None:
+    guard = Guard(served.app, limits=Limits(body_bytes=1000))
+    assert served.ask("POST", GENERATIONS, guard, json={"prompt": "1", "steps": 1}).status_code == 200
+    answer = served.ask("POST", GENERATIONS, guard, json={"prompt": "1", "user": "x" * 1000})
+    assert answer.status_code == 413 and error_of(answer)["code"] == "too_large"
+
+    async def unannounced() -> AsyncIterator[bytes]:
+        for _ in range(20):
+            yield b" " * 100
+
+    answer = served.ask("POST", GENERATIONS, guard, content=unannounced())
+    assert answer.status_code == 413
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(served: Served) -> None:
+    guard = Guard(served.app, limits=Limits(body_seconds=0.05))
+
+    async def half() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.sleep(60)
+
+    answer = served.ask("POST", GENERATIONS, guard, content=half())
+    assert answer.status_code == 408 and error_of(answer)["code"] == "request_timeout"
+
+
+def test_an_error_that_nobody_caught_is_in_openais_form(served: Served) -> None:
+    async def broken(*_: Any) -> None:
+        raise RuntimeError("secret")
+
+    answer = served.ask("GET", "/anything", Guard(broken))
+    assert answer.status_code == 500 and "secret" not in answer.text
+    assert error_of(answer)["type"] == "server_error"
