@@ -242,7 +242,7 @@ def measure_experts(folder: Path, args: Any, report: Report) -> None:
 def _wide(folder: Path, num_experts: int) -> str:
     url = folder / f"wide-{num_experts}"
     if not url.exists():
-        settings = (*WIDE, f"partition.num_clusters={num_experts}", "expert.train.global_batch=64")
+        settings = (*WIDE, f"partition.num_clusters={num_experts}", "evaluate.strategies=[once]")
         make_run(str(url), "digits", settings, num_rows=40 * num_experts)
     return str(url)
 
