@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from claims import Claim, Report, median_and_spread, options
+from claims import Claim, Report, interleaved, median_and_spread, options
 from serving_load import Answer, Client, Served, closed_loop, open_loop, quantile, serving
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests' own runs of random weights
@@ -125,7 +125,7 @@ def measure_latency(run: str, args: Any, report: Report) -> None:
                 }
                 for where, client in clients.items():
                     sides[where] = partial(_made, client, prompt="7", seed=1, **chosen)
-                seconds = _timed(sides, args.latencies)
+                seconds = interleaved(sides, args.latencies, "cpu")
                 for where in clients:
                     more = [a - b for a, b in zip(seconds[where], seconds["pipeline"], strict=True)]
                     name, mixes = f"{where}, {strategy}, {steps} steps", strategy in MIXED and where == "per-expert"
@@ -260,15 +260,6 @@ def _made(client: Client, **body: Any) -> Answer:
     if answer.status != 200:
         sys.exit(f"{answer.status}: {answer.body[:500]!r}")
     return answer
-
-
-def _timed(sides: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    def seconds(side: Callable[[], object]) -> float:
-        began = time.perf_counter()
-        side()
-        return time.perf_counter() - began
-
-    return _in_turns({name: partial(seconds, side) for name, side in sides.items()}, repeats)
 
 
 def _in_turns(sides: dict[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:

@@ -15,6 +15,10 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.processes import command, family
+
 GENERATIONS = "/v1/images/generations"
 START_S = 300.0
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -71,7 +75,8 @@ class Served:
 
     def memory_mib(self) -> float:
         """Resident memory of its replicas."""
-        sizes = [Path(f"/proc/{pid}/status").read_text() for pid in family(self.process.pid) if _is_replica(pid)]
+        replicas = [pid for pid in family(self.process.pid) if "ServeReplica" in command(pid)]
+        sizes = [Path(f"/proc/{pid}/status").read_text() for pid in replicas]
         return sum(int(size.partition("VmRSS:")[2].split()[0]) for size in sizes) / 1024
 
     def metric(self, name: str) -> float:
@@ -156,28 +161,6 @@ def run_all(threads: Sequence[threading.Thread]) -> None:
 def quantile(values: Sequence[float], share: float) -> float:
     """The value that this share of all is at most as large as; 0 where there are none."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else 0.0
-
-
-def _is_replica(pid: int) -> bool:
-    try:
-        return b"ServeReplica" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-
-
-def family(root: int) -> list[int]:
-    """A process and all below it."""
-    children: dict[int, list[int]] = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = status.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        children.setdefault(int(fields[1]), []).append(int(status.parent.name))
-    pids = [root]
-    for pid in pids:
-        pids.extend(children.get(pid, []))
-    return pids
 
 
 def cpu_seconds(pid: int) -> float:

@@ -126,16 +126,11 @@ def drawn_experts(
         num_router_rows = len(state.turn.asks_R)
         if num_router_rows:
             state = advance(state, answers(needs(state), (), router))
-    return chosen_expert_B(state), num_router_rows
-
-
-def chosen_expert_B(state: Trajectories) -> Tensor:
-    """Int64 (B,): the one expert of each row, once all are chosen."""
     assert state.turn is not None
     assert state.turn.chosen is not None
     held_BK = state.turn.chosen.held_BK
     assert ((held_BK > 0).sum(dim=1) == 1).all()
-    return held_BK.argmax(dim=1)
+    return held_BK.argmax(dim=1), num_router_rows
 
 
 def with_available(info: MixtureInfo, experts: Experts) -> MixtureInfo:

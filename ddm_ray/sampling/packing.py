@@ -31,6 +31,8 @@ def pack(state: Trajectories) -> bytes:
         }
         for plan in state.plans
     ]
+    # Whoever goes on may have no text encoder.
+    null = _tensors(state.null) if isinstance(state.null, Text) else {}
     tensors = {
         "plans": torch.frombuffer(bytearray(json.dumps(plans).encode()), dtype=torch.uint8),
         "x": state.x_BCHW,
@@ -39,8 +41,7 @@ def pack(state: Trajectories) -> bytes:
         "routing": state.routing_BSK[:, : max(plan.settings.steps for plan in state.plans)],
         **{name: torch.from_numpy(array.view(np.int64)) for name, array in _numbers(state).items()},
         **_tensors(state.condition),
-        # Whoever goes on may have no text encoder.
-        **({f"null_{name}": part for name, part in _tensors(state.null).items()} if state.null is not None else {}),
+        **{f"null_{name}": part for name, part in null.items()},
     }
     return save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()})
 

@@ -93,6 +93,12 @@ def retry_after(seconds: float) -> str:
     return str(max(1, math.ceil(seconds)))
 
 
+def internal_error(error: Exception) -> dict[str, Any]:
+    """OpenAI's object for an error that nobody foresaw; its text may say what is no client's business."""
+    message = f"an error of the server, not of the request: {type(error).__name__}"
+    return error_body(message, None, "internal_error", server=True)
+
+
 def error_body(message: str, param: str | None, code: str | None, server: bool = False) -> dict[str, Any]:
     """OpenAI's error object; `server`: the fault isn't the request's."""
     kind = "server_error" if server else "invalid_request_error"

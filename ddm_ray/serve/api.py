@@ -69,7 +69,7 @@ class API:
             self._engine.start()
             mixing = LocalEngine(self._engine)
             self._names = [handle.deployment_name for handle in (*experts, *(codecs or {}).values())]
-        self._meters = Meters({"api": self._engine})
+        self._meters = Meters(self._engine)
         self._sampler = SegmentSampler(info, runners, mixing, self._count, "cpu" if experts else device)
 
     @staticmethod
@@ -81,8 +81,8 @@ class API:
             return encode, None if decoder is None else partial(called, decoder.decode, None)
         data = run.config.data
         return (
-            None if data.text is None else Encoder(run.url, device).encode,
-            None if data.latents is None else Decoder(run.url, device).decode,
+            None if data.text is None else Encoder(data.text, device).encode,
+            None if data.latents is None else Decoder(data.latents, device).decode,
         )
 
     def __serve_build_asgi_app__(self) -> Guard:

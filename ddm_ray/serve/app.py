@@ -82,9 +82,7 @@ def build_app(args: ServeArgs) -> Application:
         options = {"num_cpus": NUM_CPUS, "num_gpus": 1 if on_gpu else 0}
         return serve.deployment(name="api", ray_actor_options=options, **PART)(API).bind(*own)
     data, num_experts = run.config.data, run.config.partition.num_clusters
-    codecs = {
-        name: kind for name, kind, own in ((ENCODER, Encoder, data.text), (DECODER, Decoder, data.latents)) if own
-    }
+    codecs = [each for each in ((ENCODER, Encoder, data.text), (DECODER, Decoder, data.latents)) if each[2]]
     # Rounded down, so that the shares of all parts never need more than one GPU.
     num_gpus = int(1000 / (num_experts + len(codecs))) / 1000 if on_gpu else 0
     share = {"num_cpus": NUM_CPUS, "num_gpus": num_gpus}
@@ -95,8 +93,8 @@ def build_app(args: ServeArgs) -> Application:
         for cluster in range(num_experts)
     ]
     coded = {
-        name: serve.deployment(name=name, ray_actor_options=share, **PART)(kind).bind(run.url, args.device)
-        for name, kind in codecs.items()
+        name: serve.deployment(name=name, ray_actor_options=share, **PART)(kind).bind(config, args.device)
+        for name, kind, config in codecs
     }
     ingress = serve.deployment(name="api", ray_actor_options={"num_cpus": NUM_CPUS}, **PART)(API)
     return ingress.bind(*own, experts, coded)

@@ -10,12 +10,11 @@ import torch
 from numpy.typing import NDArray
 from ray import serve
 
+from ddm_ray.config.data import LatentsConfig, TextConfig
 from ddm_ray.core.condition import Text
-from ddm_ray.errors import MissingArtifact
 from ddm_ray.models.latents import Latents
 from ddm_ray.models.text import TextEncoder
 from ddm_ray.serve.remote import Arrays, to_arrays
-from ddm_ray.storage.run import Run
 
 MAX_TEXTS, MAX_DECODED = 16, 8
 """Most of a batch; an autoencoder takes far more memory than its latents do."""
@@ -25,12 +24,9 @@ WAIT_S = 0.005
 class Encoder:
     """The text encoder of a run."""
 
-    def __init__(self, run_url: str, device: str):
+    def __init__(self, config: TextConfig, device: str):
         """Loads it by its name or folder. ConfigError if there is none, CorruptArtifact if it isn't whole."""
         torch.set_num_threads(1)
-        config = Run.open(run_url).config.data.text
-        if config is None:
-            raise MissingArtifact(f"{run_url} has no text encoder: it knows classes")
         self._encoder = TextEncoder.from_config(config).to(device)
 
     async def encode(self, prompt: str) -> Arrays:
@@ -49,12 +45,9 @@ class Encoder:
 class Decoder:
     """The autoencoder of a run, which makes images of latents."""
 
-    def __init__(self, run_url: str, device: str):
+    def __init__(self, config: LatentsConfig, device: str):
         """Loads it by its name or folder. ConfigError if there is none, CorruptArtifact if it isn't whole."""
         torch.set_num_threads(1)
-        config = Run.open(run_url).config.data.latents
-        if config is None:
-            raise MissingArtifact(f"{run_url} has no autoencoder: its models make images")
         self._latents, self._device = Latents.from_config(config).to(device), device
 
     async def decode(self, latent_CHW: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -50,6 +50,7 @@ Answer = Callable[[Sequence[Call]], list[Tensor]]
 
 STOPS = "the server stops"
 PATIENCE, LEAST_SECONDS, MOST_SECONDS = 10.0, 10.0, 300.0
+"""Time of a request that names none: times what it takes alone, at least, and where that isn't known yet."""
 MOST_FAILURES = 3
 """Velocities in a row that fail by no fault of a request, after which the engine is taken for broken."""
 
@@ -274,7 +275,10 @@ class BatchEngine:
         self._num_failures += not isinstance(error, DDMError)
         parts = [part for part in parts if part.job in self._parts]
         if isinstance(error, ExpertError) and batch is not None and batch.state.turn and batch.state.turn.chosen:
-            used_B = batch.state.turn.chosen.layout.used_EK[: len(batch.state), error.expert]
+            layout, count = batch.state.turn.chosen.layout, len(batch.state)
+            used_B = layout.used_EK[:count, error.expert].copy()
+            # Without its condition a row may need other experts.
+            used_B[layout.guided_B] |= layout.used_EK[count:, error.expert]
             for part, span in batch.spans():
                 if used_B[span].any():
                     self._end(part, error)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ddm_ray.errors import ConfigError, one_line
-from ddm_ray.serve.answers import error_body, retry_after
+from ddm_ray.serve.answers import error_body, internal_error, retry_after
 
 LOG = logging.getLogger("ray.serve")
 TOKENS = "DDM_SERVE_TOKENS"
@@ -106,8 +106,7 @@ class Guard:
         except Exception as error:
             LOG.exception("%s %s", scope["method"], scope["path"])
             if not status:
-                text = f"an error of the server, not of the request: {type(error).__name__}"
-                await _answer(noted, 500, error_body(text, None, "internal_error", server=True))
+                await _answer(noted, 500, internal_error(error))
         return None
 
     def _admit(self, scope: Message) -> None:

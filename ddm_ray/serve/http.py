@@ -28,6 +28,7 @@ from ddm_ray.serve.answers import (
     error_body,
     event,
     expert_name,
+    internal_error,
     retry_after,
     stretches,
     to_png,
@@ -255,7 +256,7 @@ async def _stream(service: Service, generation: Generation) -> Response:
                 **degraded(sampled),
             )
         except Exception as error:
-            answered = _error_of(error)[1] if isinstance(error, DDMError) else _internal(error)
+            answered = _error_of(error)[1] if isinstance(error, DDMError) else internal_error(error)
             yield f"event: error\ndata: {json.dumps(answered)}\n\n".encode()
         finally:
             sampling.cancel()
@@ -285,13 +286,7 @@ async def _failed(_: Request, error: Exception) -> JSONResponse:
 
 
 async def _crashed(_: Request, error: Exception) -> JSONResponse:
-    return JSONResponse(_internal(error), 500)
-
-
-def _internal(error: Exception) -> dict[str, Any]:
-    """OpenAI's object for an error that nobody foresaw; its text may say what is no client's business."""
-    message = f"an error of the server, not of the request: {type(error).__name__}"
-    return error_body(message, None, "internal_error", server=True)
+    return JSONResponse(internal_error(error), 500)
 
 
 async def _malformed(request: Request, error: Exception) -> JSONResponse:

@@ -4,7 +4,7 @@ A plain class without a model, a thread or a clock: times are seconds on whichev
 """
 
 import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddm_ray.errors import ServeError
@@ -84,12 +84,6 @@ class Scheduler:
         self.max_rows, self.max_waiting_rows, self._margin = max_rows, max_waiting_rows, margin
         self.speed = Speed()
         self._jobs: list[Job] = []
-
-    def __len__(self) -> int:
-        return len(self._jobs)
-
-    def __iter__(self) -> Iterator[Job]:
-        return iter(self._jobs)
 
     @property
     def rows(self) -> int:

@@ -45,11 +45,10 @@ class LocalEngine:
 
 @dataclass(frozen=True)
 class Sampled:
-    """The images of a request, the experts that had to be left out of it, and the segments that they took."""
+    """The images of a request, and the experts that had to be left out of it."""
 
     result: SampleResult
     away: frozenset[int]
-    num_segments: int
 
 
 OnSegment = Callable[[int, int, int], None]
@@ -107,7 +106,7 @@ class SegmentSampler:
                 # From the beginning, so that the image is the one that the remaining experts always make of this seed.
                 away |= {error.expert}
             else:
-                return Sampled(result, away, journey.num_segments)
+                return Sampled(result, away)
 
     def engine_of(self, rows: Trajectories, expert: int) -> Runner:
         """The engine that goes on with rows of one plan."""
@@ -129,10 +128,10 @@ _Parts = list[tuple[Trajectories, np.ndarray]]
 
 
 class _Journey:
-    """One way of a request's rows from noise to images. `num_segments`: how many it took so far."""
+    """One way of a request's rows from noise to images."""
 
     def __init__(self, sampler: SegmentSampler, deadline: float | None):
-        self._sampler, self._deadline, self.num_segments = sampler, deadline, 0
+        self._sampler, self._deadline = sampler, deadline
 
     async def until(self, rows: Trajectories, stop: int | None) -> Trajectories:
         """The rows after so many velocities, or at their end."""
@@ -163,7 +162,6 @@ class _Journey:
             seconds = None if self._deadline is None else self._deadline - time.monotonic()
             engine = self._sampler.engine_of(rows, expert)
             segment = await engine.run(rows, seconds, stop)
-            self.num_segments += 1
             velocities = int(segment.rows.position_B[0] - rows.position_B[0])
             self._sampler.count(engine, expert, velocities, int((segment.needed_B >= 0).sum()))
             rows = segment.rows

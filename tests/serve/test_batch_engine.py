@@ -166,7 +166,7 @@ def test_whoever_cancels_has_gone_before_the_next_velocity() -> None:
     assert sum(len(call.t_B) for calls in clock.calls for call in calls) == 1
     run(engine)
     assert_same(stays.result().rows.result(), alone(request(0)))
-    assert not engine.tick() and len(engine.scheduler) == 0
+    assert not engine.tick() and engine.scheduler.rows == 0
 
 
 def test_nobody_waits_beyond_a_deadline() -> None:
@@ -198,7 +198,7 @@ def test_without_a_time_a_request_has_many_times_what_it_takes_alone() -> None:
     engine.submit(start(request(0), SYSTEM.info()))
     run(engine)
     engine.submit(start(request(1), SYSTEM.info()))
-    (job,) = engine.scheduler
+    (job,) = engine.scheduler.batch(clock.now)
     assert job.deadline - clock.now == pytest.approx(100, rel=0.01)
     run(engine)
 

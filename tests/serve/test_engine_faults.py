@@ -55,6 +55,24 @@ def test_an_expert_that_does_not_answer_ends_those_that_need_it() -> None:
     assert 0 < len(ended) < len(asked)
 
 
+def test_an_expert_that_only_the_branch_without_condition_needs_is_needed() -> None:
+    null = SYSTEM.info().num_classes
+
+    def answer(calls: Sequence[Call]) -> list[Tensor]:
+        if any(isinstance(call, ExpertCall) and call.expert == 3 for call in calls):
+            raise AwayError("it has no replica", 3)
+        answers = HERE(calls)
+        if not isinstance(calls[0], ExpertCall):
+            answers[0][calls[0].condition != null, 3] = -torch.inf
+        return answers
+
+    engine = BatchEngine(answer)
+    future = engine.submit(start(request(0, strategy="full", guidance_scale=2.0), SYSTEM.info()))
+    assert engine.tick()
+    with pytest.raises(AwayError):
+        future.result(0)
+
+
 def test_an_engine_that_nothing_succeeds_in_says_so() -> None:
     def answer(calls: Sequence[Call]) -> list[Tensor]:
         raise RuntimeError("CUDA error")
@@ -101,4 +119,4 @@ def test_an_error_of_all_reaches_all(error: Exception, num_calls: int) -> None:
     for future in futures:
         with pytest.raises(type(error), match=str(error)):
             future.result()
-    assert len(engine.scheduler) == 0 and len(calls_of) == num_calls
+    assert engine.scheduler.rows == 0 and len(calls_of) == num_calls
