@@ -202,21 +202,24 @@ class Trajectories:
             router_rows_B=np.concatenate([part.router_rows_B for part in parts]),
         )
 
-    def foreseen(self) -> Tensor:
-        """Images (B, C, H, W) that the last velocities point at, x - t v of the linear path, where a step has ended."""
-        before_B = np.maximum(self.position_B - 1, 0)
-        until_B = np.array(
-            [self.plans[plan].velocities["until"][n] for plan, n in zip(self.plan_B, before_B, strict=True)]
-        )
-        return moved(self.x_BCHW, self.last_BCHW, each(-until_B, self.x_BCHW))
+    def foreseen(self) -> SampleResult:
+        """The result that the last velocities point at, x - t v of the linear path, with the routing of steps so far.
+
+        For rows of one plan that have just ended the same step.
+        """
+        last = self.plans[0].velocities[self.position_B[0] - 1]
+        images_BCHW = moved(self.x_BCHW, self.last_BCHW, -float(last["until"]))
+        return self._as_result(images_BCHW, int(last["step"]) + 1)
 
     def result(self) -> SampleResult:
         """The images of rows of one plan, on the CPU. NotFiniteError if one isn't finite."""
         (plan,) = self.plans
-        num_steps = int(plan.velocities["step"][-1]) + 1
         require_finite(self.x_BCHW)
+        return self._as_result(self.x_BCHW, int(plan.velocities["step"][-1]) + 1)
+
+    def _as_result(self, images_BCHW: Tensor, num_steps: int) -> SampleResult:
         return SampleResult(
-            self.x_BCHW.cpu(),
+            images_BCHW.cpu(),
             self.routing_BSK[:, :num_steps].transpose(0, 1).contiguous().cpu(),
             int(self.expert_rows_B.sum()),
             int(self.router_rows_B.sum()),

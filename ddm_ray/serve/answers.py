@@ -12,10 +12,11 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
+from ddm_ray.config import RunConfig, SamplingSettings
 from ddm_ray.errors import one_line
 from ddm_ray.pictures import png
 from ddm_ray.pictures.images import to_pil, to_unit
-from ddm_ray.sampling.request import SampleRequest
+from ddm_ray.sampling.request import SampleRequest, SampleResult
 from ddm_ray.serve.segments import Sampled
 
 MAX_MESSAGE = 900
@@ -33,10 +34,32 @@ def stretches(experts_S: list[int]) -> list[dict[str, int]]:
     return [{"expert": expert, "steps": len(list(group))} for expert, group in groupby(experts_S)]
 
 
-def answer(request: SampleRequest, sampled: Sampled, upscaling: int, model: str, created: int) -> dict[str, Any]:
+def model_entry(config: RunConfig, num_experts: int, defaults: SamplingSettings) -> dict[str, Any]:
+    """OpenAI's model object, and beside it what a client may want to know before it asks for images.
+
+    `classes`: names for a prompt, null where it is any text; `size` of images; `defaults` of sampling.
+    """
+    data = config.data
+    _, height, width = data.pixel_shape
+    return {
+        "id": config.name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "ddm-ray",
+        "experts": [expert_name(expert) for expert in range(num_experts)],
+        "classes": list(data.class_names) if data.text is None else None,
+        "size": f"{width}x{height}",
+        "defaults": defaults.model_dump(mode="json"),
+    }
+
+
+def answer(
+    request: SampleRequest, sampled: Sampled, upscaling: int, model: str, created: int, with_routing: bool = False
+) -> dict[str, Any]:
     """OpenAI's images response, and beside it model, strategy, and per image the experts that sampled it.
 
-    `degraded`: names of the experts that had to be left out; absent where none was.
+    `routing`: per image the weights of all experts at each step; absent where it isn't asked for. `degraded`: names of
+    the experts that had to be left out; absent where none was.
     """
     encoded = [base64_png(image, upscaling) for image in sampled.result.images_BCHW]
     return {
@@ -45,8 +68,14 @@ def answer(request: SampleRequest, sampled: Sampled, upscaling: int, model: str,
         "model": model,
         "strategy": request.settings.strategy,
         "experts": [stretches(experts_S) for experts_S in sampled.result.experts_SB.T.tolist()],
+        **({"routing": [routing(sampled.result, image) for image in range(len(encoded))]} if with_routing else {}),
         **degraded(sampled),
     }
+
+
+def routing(result: SampleResult, image: int) -> list[list[float]]:
+    """Weights of the experts at each step of an image, (S, K), to four digits."""
+    return [[round(weight, 4) for weight in weights_K] for weights_K in result.routing_SBK[:, image].tolist()]
 
 
 def degraded(sampled: Sampled) -> dict[str, list[str]]:

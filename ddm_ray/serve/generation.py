@@ -21,7 +21,9 @@ MAX_LISTED = 50
 MAX_PIXELS = 2048  # along one side, after upscaling
 MAX_PROMPT = 4000  # characters
 MAX_SEED = 2**53 - 1  # beyond it, JSON numbers lose digits in many clients
-MAX_PARTIAL_IMAGES = 3
+MAX_PARTIAL_IMAGES = 50
+MAX_PARTIAL_PIXELS = 2**24
+"""Pixels of all partial images of a stream: OpenAI's three of the largest size, or 50 of up to 579 x 579."""
 MAX_SECONDS = 300.0
 MAX_WORK = 20_000
 """Rows of networks that a request may need: images x velocities x experts x branches of guidance."""
@@ -80,7 +82,16 @@ class GenerationRequest(_Settings):
         None, strict=True, description="answer by server-sent events, as OpenAI streams images; n = 1"
     )
     partial_images: int | None = Field(
-        None, ge=0, le=MAX_PARTIAL_IMAGES, strict=True, description="images on their way, of a stream"
+        None,
+        ge=0,
+        le=MAX_PARTIAL_IMAGES,
+        strict=True,
+        description=f"images on their way, of a stream, evenly spread; {MAX_PARTIAL_PIXELS} pixels in all",
+    )
+    routing: bool | None = Field(
+        None,
+        strict=True,
+        description="answer each image's routing, too: for each step so far the weights of all experts, which sum to 1",
     )
     user: str | None = Field(None, description=UNUSED)
     quality: Literal["auto", "standard"] | None = Field(None, description=UNUSED)
@@ -109,7 +120,8 @@ class Generation:
     """A request that can be met: what to sample, the factor of upscaling, and the form of the answer.
 
     `prompt`: the text that `sample` isn't conditioned on yet; None: there is none. `num_pixels` of all images.
-    `stops`: velocities after which images on their way are asked for. `seconds`: as the request says; None: it doesn't.
+    `stops`: velocities after which images on their way are asked for. `routing`: the experts' weights are, too.
+    `seconds`: as the request says; None: it doesn't.
     """
 
     sample: SampleRequest
@@ -119,6 +131,7 @@ class Generation:
     png: bool
     stream: bool = False
     stops: tuple[int, ...] = ()
+    routing: bool = False
     seconds: float | None = None
 
 
@@ -138,6 +151,8 @@ def resolve(request: GenerationRequest, config: RunConfig, defaults: SamplingSet
         raise RequestError(f"a stream carries one image, n is {count}: leave stream out, or send {count} requests", "n")
     if stream and is_png:
         raise RequestError("a stream carries b64_json, not a bare png: leave one of both out", "response_format")
+    if request.routing and is_png:
+        raise RequestError("routing stands in JSON, not in a bare png: leave one of both out", "routing")
     if request.partial_images and not stream:
         raise RequestError("partial_images are part of a stream: give stream true, too", "partial_images")
     prompt, condition = _condition(request, config.data, info, count)
@@ -154,9 +169,12 @@ def resolve(request: GenerationRequest, config: RunConfig, defaults: SamplingSet
     stops = plan.stops(request.partial_images or 0)
     side = config.data.pixel_shape[-1]
     upscaling = _upscaling(request.size, side)
-    return Generation(
-        sample, prompt, count * (upscaling * side) ** 2, upscaling, is_png, stream, stops, request.timeout
-    )
+    pixels = (upscaling * side) ** 2
+    if len(stops) * pixels > MAX_PARTIAL_PIXELS:
+        most = f"at most {MAX_PARTIAL_PIXELS // pixels} of this size"
+        raise RequestError(f"{len(stops)} partial images have too many pixels: {most}", "partial_images")
+    routing = bool(request.routing)
+    return Generation(sample, prompt, count * pixels, upscaling, is_png, stream, stops, routing, request.timeout)
 
 
 def _require_affordable(count: int, plan: SamplingPlan) -> None:
@@ -185,7 +203,7 @@ def _condition(
 
 def _label(request: GenerationRequest, data: DataConfig) -> int:
     names = list(data.class_names)
-    listed = ", ".join(names[:MAX_LISTED]) + (", ... (all at /healthz)" if len(names) > MAX_LISTED else "")
+    listed = ", ".join(names[:MAX_LISTED]) + (", ... (all at /v1/models)" if len(names) > MAX_LISTED else "")
     listing = f"prompt: one of {listed}; class_label: 0 to {len(names) - 1}"
     if request.prompt is None and request.class_label is None:
         raise RequestError(f"name the class by prompt or by class_label (neither was given); {listing}", "prompt")

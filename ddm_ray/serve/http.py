@@ -21,6 +21,7 @@ from ddm_ray.config import RunConfig, SamplingSettings
 from ddm_ray.core.condition import Condition
 from ddm_ray.core.names import parse_strategy_name
 from ddm_ray.errors import DDMError, ExpertCountError, NotFiniteError, SamplingError, ServeError
+from ddm_ray.sampling.request import SampleResult
 from ddm_ray.serve.answers import (
     USAGE,
     answer,
@@ -29,7 +30,9 @@ from ddm_ray.serve.answers import (
     event,
     expert_name,
     internal_error,
+    model_entry,
     retry_after,
+    routing,
     stretches,
     to_png,
 )
@@ -86,7 +89,7 @@ class Service:
     decode: Callable[[Tensor], Awaitable[Tensor]] | None = None
 
     async def sample(self, generation: Generation, on_stop: OnStop | None = None) -> Sampled:
-        """Make a request's images, in pixels; `on_stop` is called with them on their way."""
+        """Make a request's images, in pixels; `on_stop` is called with what they are on their way."""
         began, request, decode, seconds = time.monotonic(), generation.sample, self.decode, generation.seconds
         if generation.prompt is not None:
             assert self.encode is not None
@@ -94,9 +97,10 @@ class Service:
             seconds = None if seconds is None else seconds - (time.monotonic() - began)
             request = replace(request, condition=text[torch.zeros(len(request.seeds), dtype=torch.int64)])
 
-        async def decoded(images_BCHW: Tensor) -> None:
+        async def decoded(foreseen: SampleResult) -> None:
             assert on_stop is not None
-            await on_stop(images_BCHW if decode is None else await decode(images_BCHW))
+            images_BCHW = foreseen.images_BCHW
+            await on_stop(foreseen if decode is None else replace(foreseen, images_BCHW=await decode(images_BCHW)))
 
         sampled = await self.sampler.sample(request, seconds, generation.stops, None if on_stop is None else decoded)
         if decode is not None:
@@ -129,7 +133,7 @@ def http_app(service: Service) -> FastAPI:
     config, info = service.config, service.sampler.info
     # FastAPI's own pages of documentation load scripts from elsewhere.
     http = FastAPI(title="ddm-ray", version=__version__, docs_url=None, redoc_url=None)
-    entry = {"id": config.name, "object": "model", "created": 0, "owned_by": "ddm-ray"}
+    entry = model_entry(config, info.num_experts, service.defaults)
     http.exception_handler(RequestValidationError)(_malformed)
     http.exception_handler(HTTPException)(_no_such_route)
     http.exception_handler(DDMError)(_failed)
@@ -145,12 +149,13 @@ def http_app(service: Service) -> FastAPI:
         if generation.png:
             return await _drawn(generation, _bare, generation, sampled)
         created = int(time.time())
-        content = await _drawn(generation, answer, generation.sample, sampled, upscaling, config.name, created)
+        asked = generation.sample, sampled, upscaling, config.name, created, generation.routing
+        content = await _drawn(generation, answer, *asked)
         return JSONResponse(content)
 
     @http.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """The one model served here: the run."""
+        """The one model served here: the run, its classes, its experts and its defaults of sampling."""
         return {"object": "list", "data": [entry]}
 
     @http.get("/v1/models/{name:path}", responses={404: REFUSALS[404]})
@@ -163,8 +168,7 @@ def http_app(service: Service) -> FastAPI:
     @http.get("/healthz")
     async def healthz() -> dict[str, Any]:
         """A sign of life of the ingress, and what it serves; wakes no expert that scaled to zero."""
-        experts = [expert_name(expert) for expert in range(info.num_experts)]
-        return {"status": "ok", "model": config.name, "experts": experts, "classes": list(config.data.class_names)}
+        return {"status": "ok", "model": config.name, "experts": entry["experts"]}
 
     @http.get("/readyz", responses={503: {"description": "Deployments without a replica are named"}})
     async def readyz() -> Response:
@@ -212,17 +216,21 @@ async def _stream(service: Service, generation: Generation) -> Response:
     """The image on its way and at its end, as events. What is refused at once is refused before any."""
     events, index = asyncio.Queue[bytes | None](), 0
 
-    async def on_stop(images_BCHW: Tensor) -> None:
+    def routed(result: SampleResult) -> dict[str, Any]:
+        return {"routing": routing(result, 0)} if generation.routing else {}
+
+    async def on_stop(foreseen: SampleResult) -> None:
         nonlocal index
         number, index = index, index + 1
         part = await _drawn(
             generation,
             event,
             "partial_image",
-            images_BCHW[0],
+            foreseen.images_BCHW[0],
             generation.upscaling,
             int(time.time()),
             partial_image_index=number,
+            **routed(foreseen),
         )
         events.put_nowait(part)
 
@@ -253,6 +261,7 @@ async def _stream(service: Service, generation: Generation) -> Response:
                 seed=generation.sample.seeds[0],
                 experts=stretches(sampled.result.experts_SB[:, 0].tolist()),
                 usage=USAGE,
+                **routed(sampled.result),
                 **degraded(sampled),
             )
         except Exception as error:

@@ -53,8 +53,8 @@ class Sampled:
 
 OnSegment = Callable[[int, int, int], None]
 """Called after each segment with the engine's expert (-1: all), its velocities, and how many rows then switched."""
-OnStop = Callable[[Tensor], Awaitable[None]]
-"""Called with the images (B, C, H, W) as they would be if nothing changed from here on."""
+OnStop = Callable[[SampleResult], Awaitable[None]]
+"""Called with the result as it would be if nothing changed from here on, and the routing of the steps so far."""
 
 
 class SegmentSampler:
@@ -95,7 +95,7 @@ class SegmentSampler:
                 for number, stop in enumerate(stops):
                     rows = await journey.until(rows, stop)
                     if on_stop is not None and number >= num_seen:
-                        await on_stop(rows.foreseen().cpu())
+                        await on_stop(rows.foreseen())
                         num_seen = number + 1
                 rows = await journey.until(rows, None)
                 assert rows.done_B.all()

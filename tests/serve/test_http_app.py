@@ -34,15 +34,17 @@ Ask = Callable[..., Awaitable[httpx.Response]]
 class Served:
     """A run behind its application, with one engine of all experts."""
 
-    def __init__(self, run: Run):
+    def __init__(self, run: Run, **codecs: Any):
+        """`codecs`: encode and decode of Service."""
         models = load_models(run)
         self.engine = BatchEngine(partial(driver.answers, experts=models.experts, router=models.router))
         self.engine.start()
         runner = LocalEngine(self.engine)
-        sampler = SegmentSampler(models.info, [runner] * models.info.num_experts, runner)
+        self.sampler = SegmentSampler(models.info, [runner] * models.info.num_experts, runner)
         self.away: list[str] = []
         self.meters = Meters(self.engine)
-        self.app = http_app(Service(sampler, run.config, sampling_settings(run), self.meters, self._lacking))
+        service = Service(self.sampler, run.config, sampling_settings(run), self.meters, self._lacking, **codecs)
+        self.app = http_app(service)
 
     async def _lacking(self) -> list[str]:
         return self.away
@@ -126,7 +128,9 @@ def test_a_label_may_come_with_an_empty_prompt(served: Served) -> None:
         ({"x" * 10_000: 1}, "x" * 60, "Extra inputs"),
         ({"steps": 5, "num_inference_steps": 6}, None, "give one"),
         ({"partial_images": 2}, "partial_images", "give stream true"),
-        ({"partial_images": 4, "stream": True}, "partial_images", "less than or equal to 3"),
+        ({"partial_images": 51, "stream": True}, "partial_images", "less than or equal to 50"),
+        ({"partial_images": 5, "stream": True, "size": "2048x2048"}, "partial_images", "at most 4 of this size"),
+        ({"routing": True, "response_format": "png"}, "routing", "not in a bare png"),
         ({"stream": True, "n": 2}, "n", "a stream carries one image"),
         ({"stream": True, "response_format": "png"}, "response_format", "a stream carries b64_json"),
         ({"timeout": 0}, "timeout", "greater than 0"),
@@ -191,6 +195,20 @@ def test_a_stream_shows_the_image_on_its_way(served: Served, asked: int | None, 
     assert distances == sorted(distances, reverse=True) and len(set(distances)) == seen
 
 
+def test_a_stream_tells_the_routing_so_far(served: Served, tiny_run: Run) -> None:
+    asked = {"prompt": "7", "seed": 5, "strategy": "full", "steps": 30, "routing": True}
+    *parts, end = events(served.generate(**asked, stream=True, partial_images=50))
+    right_SK = DDMPipeline.from_run(tiny_run)(["7"], seeds=5, strategy="full", num_inference_steps=30).routing_SBK[:, 0]
+    assert [len(part["routing"]) for part in parts] == list(range(1, 30))
+    for event in (*parts, end):
+        np.testing.assert_allclose(event["routing"], right_SK[: len(event["routing"])], atol=1e-4)
+    plain = served.generate(**asked, n=2).json()
+    assert plain["routing"][0] == end["routing"] and np.shape(plain["routing"]) == (2, 30, 2)
+    assert plain["data"][0]["b64_json"] == end["b64_json"]
+    without = served.generate(**asked | {"routing": None}).json()
+    assert "routing" not in without and without["data"][0] == plain["data"][0]
+
+
 def test_a_stream_is_refused_before_its_first_event(served: Served) -> None:
     answer = served.generate(prompt="7", stream=True, steps=1000, strategy="full", timeout=1e-3)
     assert answer.status_code == 408 and error_of(answer)["code"] == "deadline_exceeded"
@@ -205,8 +223,15 @@ def test_time_that_is_over_is_said(served: Served) -> None:
 def test_models_can_be_listed_and_looked_up(served: Served) -> None:
     (entry,) = served.ask("GET", "/v1/models").json()["data"]
     assert served.ask("GET", f"/v1/models/{entry['id']}").json() == entry
+    assert entry["classes"] == list("0123456789") and entry["size"] == "8x8"
+    assert entry["experts"] == ["expert-000", "expert-001"] and entry["defaults"]["steps"] == 10
     missing = served.ask("GET", "/v1/models/dall-e-3")
     assert missing.status_code == 404 and error_of(missing)["code"] == "model_not_found"
+
+
+def test_a_probe_is_told_nothing_of_the_classes(served: Served) -> None:
+    health = served.ask("GET", "/healthz").json()
+    assert health == {"status": "ok", "model": "tiny", "experts": ["expert-000", "expert-001"]}
 
 
 def test_readiness_names_what_is_away(served: Served) -> None:

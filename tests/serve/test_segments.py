@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from ddm_ray.config import SamplingSettings
 from ddm_ray.errors import SamplingError
@@ -133,19 +132,21 @@ def test_what_it_counts_says_the_expert_its_velocities_and_who_left() -> None:
 
 @pytest.mark.parametrize("strategy", ["once", "top-1", "full"])
 def test_an_image_is_seen_on_its_way(strategy: str) -> None:
-    """At the steps that were named, as x - t v, which is the image itself at the end."""
-    asked, seen = request(2, strategy=strategy, solver="heun", steps=8), list[Tensor]()
+    """At the steps that were named, as x - t v, which is the image itself at the end, with the routing so far."""
+    asked, seen = request(2, strategy=strategy, solver="heun", steps=8), list[SampleResult]()
     stops = SamplingPlan.of(asked.settings, INFO).stops(3)
 
-    async def look(images_BCHW: Tensor) -> None:
-        seen.append(images_BCHW)
+    async def look(foreseen: SampleResult) -> None:
+        seen.append(foreseen)
 
     with per_expert() as sampler:
         sampled = asyncio.run(sampler.sample(asked, stops=stops, on_stop=look))
     right = alone(asked)
     assert_same(sampled.result, right)
-    distances = [float((images - right.images_BCHW).abs().max()) for images in seen]
+    distances = [float((each.images_BCHW - right.images_BCHW).abs().max()) for each in seen]
     assert stops == (4, 8, 12) and len(seen) == 3
+    for num_steps, each in zip((2, 4, 6), seen, strict=True):
+        assert torch.equal(each.routing_SBK, right.routing_SBK[:num_steps])
     assert distances[2] < distances[0] and distances[2] > 0
 
 
@@ -165,10 +166,10 @@ def test_experts_that_are_away_are_left_out_and_named(strategy: str, num_away: i
 
 @pytest.mark.parametrize("strategy", ["full", "top-2", "top-1"])
 def test_the_last_expert_paints_alone_and_is_seen_once_at_each_stop(strategy: str) -> None:
-    asked, seen = request(3, strategy=strategy), list[Tensor]()
+    asked, seen = request(3, strategy=strategy), list[SampleResult]()
 
-    async def look(images_BCHW: Tensor) -> None:
-        seen.append(images_BCHW)
+    async def look(foreseen: SampleResult) -> None:
+        seen.append(foreseen)
 
     for last in range(K):
         seen.clear()
