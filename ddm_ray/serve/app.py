@@ -185,7 +185,8 @@ def _greeting(args: ServeArgs, host: str, port: int) -> str:
     token = " -H 'Authorization: Bearer TOKEN'" if read_tokens(args.token_file) else ""
     body = f'{{"prompt": "{prompt}", "size": "{side}x{side}", "response_format": "png"}}'
     return (
-        f"Serving {args.run} at {url} (routes: {url}/openapi.json); stop with Ctrl-C. Try:\n"
+        f"Serving {args.run} at {url} (routes: {url}/openapi.json); stop with Ctrl-C.\n"
+        f"Open {url}/ in a browser, or try:\n"
         f"  curl {url}/v1/images/generations{token} -H 'Content-Type: application/json' -d '{body}' -o image.png"
     )
 

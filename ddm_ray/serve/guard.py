@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from ddm_ray.errors import ConfigError, one_line
+from ddm_ray.serve import page_files
 from ddm_ray.serve.answers import error_body, internal_error, retry_after
 
 LOG = logging.getLogger("ray.serve")
 TOKENS = "DDM_SERVE_TOKENS"
 """Variable with bearer tokens, separated by spaces or new lines, where no file is named."""
-OPEN = {"/healthz", "/readyz"}
-"""Routes that probes ask, which have no tokens."""
+OPEN = {"/healthz", "/readyz", *page_files.FILES}
+"""Routes that probes ask, which have no tokens, and the page that one is typed into."""
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

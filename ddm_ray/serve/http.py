@@ -39,6 +39,7 @@ from ddm_ray.serve.answers import (
 from ddm_ray.serve.engine import DeadlineError
 from ddm_ray.serve.generation import Generation, GenerationRequest, RequestError, resolve
 from ddm_ray.serve.meters import Meters
+from ddm_ray.serve.page_files import add_page
 from ddm_ray.serve.scheduler import OverloadedError
 from ddm_ray.serve.segments import OnStop, Sampled, SegmentSampler
 
@@ -181,6 +182,7 @@ def http_app(service: Service) -> FastAPI:
         """Counters and gauges for Prometheus."""
         return Response(service.meters.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    add_page(http)
     http.openapi = partial(_description, http)  # type: ignore[method-assign]
     return http
 

@@ -94,9 +94,11 @@ def test_the_client_of_openai_works_unchanged(server: Server) -> None:
     own = {"seed": 4, "strategy": "top-2", "num_inference_steps": 5}
     made = client.images.generate(prompt="7", model="tiny", n=2, user="me", extra_body=own, **inert)
     assert len(made.data) == 2 and made.model_extra["strategy"] == "top-2"
-    *parts, end = client.images.generate(prompt="7", stream=True, partial_images=2, extra_body=own)
+    streamed = own | {"routing": True}
+    *parts, end = client.images.generate(prompt="7", stream=True, partial_images=2, extra_body=streamed)
     assert [part.partial_image_index for part in parts] == [0, 1]
     assert end.type == "image_generation.completed" and end.b64_json == made.data[0].b64_json
+    assert [len(part.model_extra["routing"]) for part in (*parts, end)] == [2, 3, 5]
     with pytest.raises(BadRequestError) as refused:
         client.images.generate(prompt="7", response_format="url")
     assert refused.value.param == "response_format" and refused.value.code == "invalid_value"
@@ -148,6 +150,13 @@ def test_the_printed_curl_command_works(server: Server, tmp_path: Path) -> None:
     (command,) = [line.strip() for line in server.log.read_text().splitlines() if line.startswith("  curl ")]
     subprocess.run(shlex.split(command), cwd=tmp_path, capture_output=True, check=True)
     assert pixels((tmp_path / "image.png").read_bytes()).shape == (256, 256)
+
+
+def test_the_page_is_at_the_address_that_is_printed(server: Server) -> None:
+    assert f"Open http://127.0.0.1:{server.port}/ in a browser" in server.log.read_text()
+    page, style = server.ask("GET", "/"), server.ask("GET", "/page/style.css")
+    assert page.status == 200 and b'href="page/style.css"' in page.body
+    assert style.status == 200 and style.headers["content-type"] == "text/css; charset=utf-8"
 
 
 def test_models_and_health(server: Server) -> None:

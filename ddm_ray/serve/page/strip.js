@@ -1,0 +1,106 @@
+/** Who painted what, and when: the weights of the experts at each step, as a strip of colours and in words. */
+
+const SVG = "http://www.w3.org/2000/svg";
+// Those of the library's own plots; beyond them, hues that the golden angle keeps apart.
+const HUES = ["#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#76b7b2", "#edc948", "#ff9da7", "#9c755f", "#bab0ac"];
+const MOST_STRETCHES = 4;
+const SEEN = 0.005; // the least share that is spoken of
+
+/** The colour of an expert. */
+export function colour(expert) {
+  return HUES[expert] ?? `hsl(${Math.round(expert * 137.5) % 360} 45% 55%)`;
+}
+
+/** A list item that names an expert and shows its colour; `text` stands behind. */
+export function swatch(expert, text = "") {
+  const item = document.createElement("li");
+  const dot = item.appendChild(document.createElement("span"));
+  dot.className = "dot";
+  dot.style.backgroundColor = colour(expert);
+  item.append(`expert ${expert}`);
+  if (text) item.appendChild(document.createElement("span")).textContent = text;
+  return item;
+}
+
+/** A picture of routing weights: steps from left to right, of each the experts from top to bottom. */
+export class Strip {
+  constructor(steps) {
+    this.steps = steps;
+    this.element = document.createElementNS(SVG, "svg");
+    this.element.setAttribute("class", "strip");
+    this.element.setAttribute("role", "img");
+    this.element.setAttribute("preserveAspectRatio", "none");
+    this.later = this.element.appendChild(document.createElementNS(SVG, "rect"));
+    this.later.setAttribute("class", "later");
+    this.later.setAttribute("height", 1);
+    this.draw([]);
+  }
+
+  /** Draw the weights of all steps so far: an array of steps, of each an array of experts. */
+  draw(routing) {
+    this.steps = Math.max(this.steps, routing.length);
+    this.element.setAttribute("viewBox", `0 0 ${this.steps} 1`);
+    this.element.setAttribute("aria-label", `Experts over ${this.steps} steps: ${inWords(routing)}`);
+    for (const path of this.element.querySelectorAll("path")) path.remove();
+    const lower = routing.map(() => 0);
+    for (let expert = 0; expert < (routing[0]?.length ?? 0); expert++) {
+      const upper = routing.map((weights, step) => lower[step] + weights[expert]);
+      if (upper.some((level, step) => level > lower[step])) this.#paint(expert, lower, upper);
+      upper.forEach((level, step) => (lower[step] = level));
+    }
+  }
+
+  /** Shade the steps that come after this one. */
+  look(step) {
+    this.later.setAttribute("x", step);
+    this.later.setAttribute("width", Math.max(0, this.steps - step));
+  }
+
+  #paint(expert, lower, upper) {
+    const path = document.createElementNS(SVG, "path");
+    const forth = upper.map((level, step) => `L${step} ${level}H${step + 1}`);
+    const back = lower.map((level, step) => `L${step + 1} ${level}H${step}`).reverse();
+    path.setAttribute("d", `M0 ${lower[0]}${forth.join("")}${back.join("")}Z`);
+    path.setAttribute("fill", colour(expert));
+    path.dataset.expert = expert;
+    this.element.insertBefore(path, this.later);
+  }
+}
+
+/** The experts' shares of an image, in all its steps, the largest first. */
+export function shares(routing) {
+  const totals = (routing[0] ?? []).map((_, expert) => routing.reduce((sum, weights) => sum + weights[expert], 0));
+  return totals
+    .map((total, expert) => ({ expert, share: total / routing.length }))
+    .filter(({ share }) => share >= SEEN)
+    .sort((one, other) => other.share - one.share);
+}
+
+/** A share as people read it. */
+export function percent(share) {
+  return `${Math.round(100 * share)} %`;
+}
+
+/** The same as a strip, for those who listen. */
+export function inWords(routing) {
+  if (!routing.length) return "none yet";
+  const parts = stretches(routing);
+  const alone = routing.every((weights) => Math.max(...weights) > 1 - SEEN);
+  if (alone && parts.length <= MOST_STRETCHES) {
+    return parts.map(({ expert, steps }) => `expert ${expert} for ${steps} ${steps === 1 ? "step" : "steps"}`).join(", then ");
+  }
+  const listed = shares(routing).map(({ expert, share }) => `expert ${expert} ${percent(share)}`);
+  const switches = parts.length - 1;
+  const changes = switches === 0 ? "does not change" : `changes ${switches === 1 ? "once" : `${switches} times`}`;
+  return `${listed.join(", ")}; the heaviest ${changes}`;
+}
+
+function stretches(routing) {
+  const parts = [];
+  for (const weights of routing) {
+    const expert = weights.indexOf(Math.max(...weights));
+    if (parts.at(-1)?.expert === expert) parts.at(-1).steps += 1;
+    else parts.push({ expert, steps: 1 });
+  }
+  return parts;
+}
