@@ -188,7 +188,7 @@ def export(run_url: str, folder: str, overwrite: bool) -> None:
 @click.option("--insecure", is_flag=True, help="Listen on other addresses than this machine's own without a token.")
 @ADDRESS
 def serve(run_url: str, host: str, port: int, address: str | None, insecure: bool, **others: Any) -> None:
-    """Serve the finished mixture over HTTP until Ctrl-C, as OpenAI's POST /v1/images/generations.
+    """Serve the finished mixture over HTTP until Ctrl-C: as OpenAI's POST /v1/images/generations, and as a page at /.
 
     \b
       ddm serve runs/digits --port 8000

@@ -37,8 +37,6 @@ export class Cell {
   show(event) {
     this.done = event.type === "image_generation.completed";
     this.note.textContent = "";
-    // Who begins anew, because an expert is away, is seen from the beginning.
-    this.#frames = this.#frames.filter(({ step }) => step < event.routing.length);
     this.#frames.push({ step: event.routing.length, source: `data:image/png;base64,${event.b64_json}` });
     this.image.classList.toggle("tiny", Number(event.size.split("x")[0]) <= TINY);
     this.strip.draw(event.routing);
