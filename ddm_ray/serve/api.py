@@ -12,7 +12,7 @@ from ray.serve.handle import DeploymentHandle
 from torch import Tensor
 
 from ddm_ray.core.condition import Condition, Text
-from ddm_ray.sampling.run_models import load_model, mixture_info, sampling_settings
+from ddm_ray.sampling.run_models import mixture_info, sampling_settings
 from ddm_ray.serve.answers import expert_name
 from ddm_ray.serve.codec import Decoder, Encoder
 from ddm_ray.serve.deployments import local_engine
@@ -23,7 +23,8 @@ from ddm_ray.serve.meters import Meters
 from ddm_ray.serve.remote import RemoteEngine, Replicas, answer_from, called, from_arrays
 from ddm_ray.serve.scheduler import Scheduler
 from ddm_ray.serve.segments import LocalEngine, SegmentSampler
-from ddm_ray.storage.graph import ROUTER
+from ddm_ray.serve.versions import LOG, LiveSampler, Networks, Version, Versions, follow
+from ddm_ray.storage.published import Weights
 from ddm_ray.storage.run import Run
 
 ENCODER, DECODER = "encoder", "decoder"
@@ -39,6 +40,8 @@ class API:
         run_url: str,
         device: str,
         max_rows: int,
+        pin_file: str | None,
+        refresh_s: float,
         tokens: frozenset[bytes],
         limits: Limits,
         experts: Sequence[Handle] = (),
@@ -46,31 +49,74 @@ class API:
     ):
         """Load all networks of a run, or take deployments: experts by cluster, ENCODER and DECODER by name.
 
-        `ServeArgs` has the others.
-
-        Raises RunError, MissingArtifact, CorruptArtifact, DriftError, ConfigError.
+        `ServeArgs` has the others. Raises RunError, MissingArtifact, CorruptArtifact, DriftError, ConfigError.
         """
         self._run = run = Run.open(run_url)
         self._guarded = (tokens, limits)
         self._replicas, self._names = Replicas(serve.get_replica_context().app_name), list[str]()
         self._encode, self._decode = self._codecs(run, device, codecs)
-        info = mixture_info(run)
+        self._info = mixture_info(run)
         if self._encode is not None:
             null = from_arrays(await self._encode(""))
             assert isinstance(null, Text)
-            info = replace(info, null_text=null)
-        if not experts:
-            self._engine = local_engine(run, list(range(info.num_experts)), device, max_rows)
-            mixing = LocalEngine(self._engine)
-            runners: list[Any] = [mixing] * info.num_experts
+            self._info = replace(self._info, null_text=null)
+        self._experts, self._max_rows = experts, max_rows
+        self._names = [handle.deployment_name for handle in (*experts, *(codecs or {}).values())]
+        self._networks = Networks(run, "cpu" if experts else device)
+        versions = Versions(run, pin_file)
+        self._live = LiveSampler(*await self._made(await versions.loadable(self._load_here)))
+        self._meters = Meters(lambda: self._live.engine)
+        self._meters.serves(self._live.version.steps())
+        self._following = asyncio.ensure_future(follow(versions, self._live, self._load, self._put, refresh_s))
+
+    async def _load_here(self, version: Version, weights: Weights) -> bool:
+        if self._experts and weights.artifact.cluster is not None:
+            return False
+        await asyncio.to_thread(self._networks.of, weights)
+        return True
+
+    async def _load(self, version: Version, weights: Weights) -> bool:
+        cluster = weights.artifact.cluster
+        there = bool(self._experts) and cluster is not None and await self._loaded_there(version, cluster)
+        return there or await self._load_here(version, weights)
+
+    async def _loaded_there(self, version: Version, cluster: int) -> bool:
+        """Have an expert's replica load its weights of a version; False if none runs, as one that sleeps."""
+        handle = self._experts[cluster]
+        if not await self._replicas.running(handle.deployment_name):
+            return False
+        await called(handle.load, None, version.pair(cluster))
+        return True
+
+    async def _put(self, version: Version) -> None:
+        """Serve these weights from the next request on."""
+        if self._experts:
+            await asyncio.gather(*(self._loaded_there(version, cluster) for cluster in range(len(self._experts))))
+        self._live.replace(*await self._made(version))
+        self._networks.keep(list(version))
+        self._meters.serves(version.steps())
+        LOG.info("serving %s", version.steps())
+
+    async def _made(self, version: Version) -> tuple[Version, SegmentSampler, BatchEngine]:
+        """A sampler of these weights, and its engine here."""
+        has = [weights is not None for weights in version.experts]
+        runners: list[Any]
+        if not self._experts:
+            clusters = list(range(len(has)))
+            engine = await asyncio.to_thread(local_engine, version, clusters, self._networks, self._max_rows)
+            mixing = LocalEngine(engine)
+            runners = [mixing if here else None for here in has]
         else:
-            runners = [RemoteEngine(handle, k, info, self._replicas) for k, handle in enumerate(experts)]
-            self._engine = BatchEngine(answer_from(runners, load_model(run, ROUTER)), scheduler=Scheduler(max_rows))
-            self._engine.start()
-            mixing = LocalEngine(self._engine)
-            self._names = [handle.deployment_name for handle in (*experts, *(codecs or {}).values())]
-        self._meters = Meters(self._engine)
-        self._sampler = SegmentSampler(info, runners, mixing, self._count, "cpu" if experts else device)
+            runners = [
+                RemoteEngine(handle, k, self._info, self._replicas, version.pair(k)) if has[k] else None
+                for k, handle in enumerate(self._experts)
+            ]
+            router = None if version.router is None else self._networks.of(version.router)
+            engine = BatchEngine(answer_from(runners, router), scheduler=Scheduler(self._max_rows))
+            engine.start()
+            mixing = LocalEngine(engine)
+        sampler = SegmentSampler(self._info, runners, mixing, self._count, self._networks.device)
+        return version, sampler, engine
 
     @staticmethod
     def _codecs(run: Run, device: str, codecs: Mapping[str, Handle] | None) -> tuple[Any, Any]:
@@ -89,7 +135,7 @@ class API:
         """Build the application that Serve hands requests to."""
         http = http_app(
             Service(
-                self._sampler,
+                self._live,
                 self._run.config,
                 sampling_settings(self._run),
                 self._meters,
@@ -107,7 +153,7 @@ class API:
 
     def check_health(self) -> None:
         """Raise ServeError if the engine has stopped: Serve puts another replica in this one's place."""
-        self._engine.require_running()
+        self._live.engine.require_running()
 
     async def _condition(self, prompt: str) -> Condition:
         return from_arrays(await self._encode(prompt))
@@ -116,13 +162,13 @@ class API:
         images = await asyncio.gather(*(self._decode(latent_CHW.numpy()) for latent_CHW in latents_BCHW))
         return torch.stack([torch.tensor(image_CHW) for image_CHW in images])
 
-    def _count(self, expert: int, velocities: int, switched: int) -> None:
-        self._meters.segment("all" if expert < 0 else expert_name(expert), velocities, switched)
+    def _count(self, expert: int, velocities: int, switched: int, waited_s: float | None) -> None:
+        self._meters.segment("all" if expert < 0 else expert_name(expert), velocities, switched, waited_s)
 
     async def _lacking(self) -> list[str]:
         return [name for name in self._names if await self._replicas.lacking(name)]
 
     def __del__(self) -> None:
-        engine = getattr(self, "_engine", None)
-        if engine is not None:
-            engine.close(1.0)
+        live = getattr(self, "_live", None)
+        if live is not None:
+            live.engine.close(1.0)

@@ -26,7 +26,8 @@ from ddm_ray.serve.api import API, DECODER, ENCODER
 from ddm_ray.serve.codec import Decoder, Encoder
 from ddm_ray.serve.deployments import ExpertReplica
 from ddm_ray.serve.guard import TOKENS, Limits, read_tokens
-from ddm_ray.storage.graph import PARTITION, ROUTER
+from ddm_ray.serve.versions import Version, Versions
+from ddm_ray.storage.graph import PARTITION
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import is_local
 
@@ -51,7 +52,7 @@ class ServeArgs(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    run: str = Field(description="absolute path or URI of a finished run, as the serving machines see it")
+    run: str = Field(description="absolute path or URI of a run, as the serving machines see it")
     placement: Literal["colocated", "per-expert"] = Field(
         default="colocated",
         description="colocated: each replica of `api` has all experts, and nothing crosses the network; per-expert: a"
@@ -59,6 +60,14 @@ class ServeArgs(BaseModel):
     )
     device: str = Field(default="cpu", description="torch's device for experts and router")
     max_rows: PositiveInt = Field(default=32, description="images of a batch; more wait")
+    pin_file: str | None = Field(
+        default=None,
+        description="path or URI of a YAML file with a line such as `expert-002: 400` for each network whose weights of"
+        " that step are to be served in place of the newest; it may come later",
+    )
+    refresh_s: float = Field(
+        default=10.0, gt=0, description="seconds between two looks for newer weights and other pins, until all is final"
+    )
     token_file: str | None = Field(
         default=None,
         description="file with bearer tokens, one a line, where this is called; none: those in $DDM_SERVE_TOKENS there,"
@@ -73,11 +82,13 @@ def build_app(args: ServeArgs) -> Application:
     """The ingress `api`, and where placed so `expert-000` ..., one replica each unless a config file says more.
 
     On a cuda device the parts share one GPU unless `ray_actor_options` there say otherwise.
-    Raises ServeError for an unfinished run, RunError where there is none, ConfigError for tokens that can't be read.
+    Raises ServeError for a run without weights, RunError where there is none, ConfigError for tokens or pins that can't
+    be read.
     """
-    run = _finished(args.run)
+    run, _ = _servable(args.run, args.pin_file)
     on_gpu, limits = args.device.startswith("cuda"), Limits(per_minute=args.per_minute)
-    own = (run.url, args.device, args.max_rows, read_tokens(args.token_file), limits)
+    shared = (args.device, args.max_rows, args.pin_file)
+    own = (run.url, *shared, args.refresh_s, read_tokens(args.token_file), limits)
     if args.placement == "colocated":
         options = {"num_cpus": NUM_CPUS, "num_gpus": 1 if on_gpu else 0}
         return serve.deployment(name="api", ray_actor_options=options, **PART)(API).bind(*own)
@@ -88,7 +99,7 @@ def build_app(args: ServeArgs) -> Application:
     share = {"num_cpus": NUM_CPUS, "num_gpus": num_gpus}
     experts = [
         serve.deployment(name=expert_name(cluster), ray_actor_options=share, **PART)(ExpertReplica).bind(
-            run.url, cluster, args.device, args.max_rows
+            run.url, cluster, *shared
         )
         for cluster in range(num_experts)
     ]
@@ -100,43 +111,45 @@ def build_app(args: ServeArgs) -> Application:
     return ingress.bind(*own, experts, coded)
 
 
-def _finished(url: str) -> Run:
+def _servable(url: str, pin_file: str | None) -> tuple[Run, Version]:
     try:
         run = Run.open(url)
     except RunError as error:
         if is_local(url) and not url.startswith("/"):
             raise RunError(f"{error} (the path is relative; give {url!r} as an absolute path)") from None
         raise
-    missing = [name for name in (PARTITION, *run.experts, ROUTER) if run.finished(name) is None]
-    if missing:
-        raise ServeError(f"{run.url} isn't finished, it has no {', '.join(missing)} yet", run.make(missing[0]))
-    return run
+    if run.finished(PARTITION) is None:
+        raise ServeError(f"{run.url} has no partition yet", run.make(PARTITION))
+    return run, Versions(run, pin_file).newest()
 
 
-def require_servable(run_url: str, port: int, host: str = "127.0.0.1") -> None:
-    """Raises ServeError if the port is in use or the run unfinished, RunError if it isn't one; needs no Ray.
+def require_servable(args: ServeArgs, port: int, host: str = "127.0.0.1") -> Version:
+    """Return the weights that would be served now; needs no Ray.
 
-    Reads every byte of the weights: a replica that finds them altered would be started again and again.
-    Raises CorruptArtifact.
+    Raises ServeError if the port is in use or if no expert has weights yet, RunError if it isn't a run, ConfigError for
+    pins that can't be met. Reads every byte of finished weights: a replica that finds them altered would be started
+    again and again. Raises CorruptArtifact.
     """
-    run = _finished(run_url)
-    for artifact in (*run.experts, ROUTER):
-        manifest = run.require(artifact)
-        for name in manifest.files:
-            run.read(artifact, name, manifest)
+    run, version = _servable(args.run, args.pin_file)
+    for weights in version:
+        if weights.final:
+            manifest = run.require(weights.artifact)
+            for name in manifest.files:
+                run.read(weights.artifact, name, manifest)
     _require_free(host, port)
+    return version
 
 
 def serve_run(
     args: ServeArgs, port: int, host: str = "127.0.0.1", address: str | None = None, insecure: bool = False
 ) -> None:
-    """Serve a finished run over HTTP until SIGINT or SIGTERM; call it on the main thread.
+    """Serve a run over HTTP until SIGINT or SIGTERM; call it on the main thread.
 
     On the Ray that `ray_session` finds for `address`. Raises as `require_servable`, ConfigError for tokens that can't
     be read, and ServeError if Serve is running there already, or if others could ask without a token and that isn't
     meant (`insecure`); before anything starts.
     """
-    require_servable(args.run, port, host)
+    version = require_servable(args, port, host)
     if not read_tokens(args.token_file) and not insecure and not is_loopback(host):
         fix = Give("token_file", f"set ${TOKENS}, be insecure on purpose, or name who may ask")
         raise ServeError(f"whoever reaches {host} could ask for images without a token", fix)
@@ -145,7 +158,7 @@ def serve_run(
             raise ServeError(
                 "Serve already runs in this Ray cluster; add the run with serve deploy (see serving/mixture.yaml)"
             )
-        _serve_until_stopped(args, port, host)
+        _serve_until_stopped(args, port, host, _greeting(args, version, host, port))
 
 
 def is_loopback(host: str) -> bool:
@@ -156,7 +169,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _serve_until_stopped(args: ServeArgs, port: int, host: str) -> None:
+def _serve_until_stopped(args: ServeArgs, port: int, host: str, greeting: str) -> None:
     stop = threading.Event()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in before:
@@ -169,7 +182,7 @@ def _serve_until_stopped(args: ServeArgs, port: int, host: str) -> None:
             logging_config=quiet,
         )
         serve.run(build_app(args), name="ddm", route_prefix="/", logging_config=quiet)
-        print(_greeting(args, host, port), flush=True)
+        print(greeting, flush=True)
         stop.wait()
     finally:
         serve.shutdown()
@@ -177,7 +190,7 @@ def _serve_until_stopped(args: ServeArgs, port: int, host: str) -> None:
             signal.signal(number, handler)
 
 
-def _greeting(args: ServeArgs, host: str, port: int) -> str:
+def _greeting(args: ServeArgs, version: Version, host: str, port: int) -> str:
     data = Run.open(args.run).config.data
     prompt, side = (data.class_names or ("a red bird",))[-1], data.pixel_shape[-1]
     side *= max(1, 256 // side)
@@ -185,9 +198,17 @@ def _greeting(args: ServeArgs, host: str, port: int) -> str:
     token = " -H 'Authorization: Bearer TOKEN'" if read_tokens(args.token_file) else ""
     body = f'{{"prompt": "{prompt}", "size": "{side}x{side}", "response_format": "png"}}'
     return (
-        f"Serving {args.run} at {url} (routes: {url}/openapi.json); stop with Ctrl-C. Try:\n"
+        f"Serving {args.run} at {url} (routes: {url}/openapi.json); stop with Ctrl-C. {_unfinished(version)}Try:\n"
         f"  curl {url}/v1/images/generations{token} -H 'Content-Type: application/json' -d '{body}' -o image.png"
     )
+
+
+def _unfinished(version: Version) -> str:
+    """A sentence about networks that still train, if there are any."""
+    steps = version.steps().items()
+    parts = [f"{name} is of step {weights['step']}" for name, weights in steps if weights and not weights["final"]]
+    parts += [f"{name} isn't trained yet" for name, weights in steps if weights is None]
+    return f"Not finished: {', '.join(parts)}; newer weights are served as they are published.\n" if parts else ""
 
 
 def _require_free(host: str, port: int) -> None:

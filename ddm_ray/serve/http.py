@@ -37,7 +37,8 @@ from ddm_ray.serve.engine import DeadlineError
 from ddm_ray.serve.generation import Generation, GenerationRequest, RequestError, resolve
 from ddm_ray.serve.meters import Meters
 from ddm_ray.serve.scheduler import OverloadedError
-from ddm_ray.serve.segments import OnStop, Sampled, SegmentSampler
+from ddm_ray.serve.segments import OnStop, Sampled
+from ddm_ray.serve.versions import LiveSampler
 
 _SOON = {"Retry-After": retry_after(5)}
 SMALL_PIXELS = 128 * 128
@@ -77,13 +78,20 @@ class Service:
     `lacking` names the deployments that have no replica.
     """
 
-    sampler: SegmentSampler
+    sampler: LiveSampler
     config: RunConfig
     defaults: SamplingSettings
     meters: Meters
     lacking: Callable[[], Awaitable[list[str]]]
     encode: Callable[[str], Awaitable[Condition]] | None = None
     decode: Callable[[Tensor], Awaitable[Tensor]] | None = None
+
+    def resolve(self, request: GenerationRequest) -> Generation:
+        """The request with default settings filled in. Raises RequestError."""
+        defaults = self.defaults
+        if self.sampler.version.router is None:
+            defaults = defaults.changed(strategy="once")  # which needs none
+        return resolve(request, self.config, defaults, self.sampler.info)
 
     async def sample(self, generation: Generation, on_stop: OnStop | None = None) -> Sampled:
         """Make a request's images, in pixels; `on_stop` is called with them on their way."""
@@ -138,7 +146,7 @@ def http_app(service: Service) -> FastAPI:
     @http.post("/v1/images/generations", responses=IMAGES | REFUSALS, response_class=JSONResponse)
     async def generate(request: GenerationRequest) -> Response:
         """Images of one class, by OpenAI's API; response_format png answers the bare image."""
-        generation = resolve(request, config, service.defaults, info)
+        generation = service.resolve(request)
         if generation.stream:
             return await _stream(service, generation)
         sampled, upscaling = await service.sample(generation), generation.upscaling
@@ -164,7 +172,8 @@ def http_app(service: Service) -> FastAPI:
     async def healthz() -> dict[str, Any]:
         """A sign of life of the ingress, and what it serves; wakes no expert that scaled to zero."""
         experts = [expert_name(expert) for expert in range(info.num_experts)]
-        return {"status": "ok", "model": config.name, "experts": experts, "classes": list(config.data.class_names)}
+        served = {"model": config.name, "experts": experts, "weights": service.sampler.version.steps()}
+        return {"status": "ok", **served, "classes": list(config.data.class_names)}
 
     @http.get("/readyz", responses={503: {"description": "Deployments without a replica are named"}})
     async def readyz() -> Response:

@@ -25,6 +25,7 @@ from ddm_ray.serve.guard import Guard
 from ddm_ray.serve.http import Service, http_app
 from ddm_ray.serve.meters import Meters
 from ddm_ray.serve.segments import LocalEngine, SegmentSampler
+from ddm_ray.serve.versions import LiveSampler, Versions
 from ddm_ray.storage.run import Run
 
 GENERATIONS = "/v1/images/generations"
@@ -41,8 +42,9 @@ class Served:
         runner = LocalEngine(self.engine)
         sampler = SegmentSampler(models.info, [runner] * models.info.num_experts, runner)
         self.away: list[str] = []
-        self.meters = Meters(self.engine)
-        self.app = http_app(Service(sampler, run.config, sampling_settings(run), self.meters, self._lacking))
+        self.meters = Meters(lambda: self.engine)
+        live = LiveSampler(Versions(run).newest(), sampler, self.engine)
+        self.app = http_app(Service(live, run.config, sampling_settings(run), self.meters, self._lacking))
 
     async def _lacking(self) -> list[str]:
         return self.away
