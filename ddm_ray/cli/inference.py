@@ -177,6 +177,9 @@ def export(run_url: str, folder: str, overwrite: bool) -> None:
     type=click.Choice(["colocated", "per-expert"]),
     help="All experts in one process, or a process each.",
 )
+@click.option(
+    "--dense", type=click.Choice(["monolith"]), help="Network that answers what the experts have no time for."
+)
 @click.option("--device", default="cpu", show_default=True, help="torch's device for experts and router.")
 @click.option("--max-rows", default=32, show_default=True, type=click.IntRange(1), help="Images of a batch; more wait.")
 @click.option(

@@ -36,21 +36,31 @@ def stretches(experts_S: list[int]) -> list[dict[str, int]]:
 def answer(request: SampleRequest, sampled: Sampled, upscaling: int, model: str, created: int) -> dict[str, Any]:
     """OpenAI's images response, and beside it model, strategy, and per image the experts that sampled it.
 
-    `degraded`: names of the experts that had to be left out; absent where none was.
+    `degraded`: names of the experts that had to be left out; absent where none was. `dense`: the network of the dense
+    tier, where it made the images; then there are neither strategy nor experts.
     """
     encoded = [base64_png(image, upscaling) for image in sampled.result.images_BCHW]
     return {
         "created": created,
         "data": [{"b64_json": b64_json, "seed": seed} for b64_json, seed in zip(encoded, request.seeds, strict=True)],
         "model": model,
-        "strategy": request.settings.strategy,
-        "experts": [stretches(experts_S) for experts_S in sampled.result.experts_SB.T.tolist()],
+        "strategy": None if sampled.dense else request.settings.strategy,
+        "experts": experts_of(sampled),
         **degraded(sampled),
     }
 
 
-def degraded(sampled: Sampled) -> dict[str, list[str]]:
-    """The field that names the experts which had to be left out; none where none was."""
+def experts_of(sampled: Sampled) -> list[list[dict[str, int]]]:
+    """Per image the experts that sampled it, in stretches of steps; none by the dense tier."""
+    if sampled.dense:
+        return [[] for _ in sampled.result.images_BCHW]
+    return [stretches(experts_S) for experts_S in sampled.result.experts_SB.T.tolist()]
+
+
+def degraded(sampled: Sampled) -> dict[str, Any]:
+    """Fields of what isn't as asked for: experts that had to be left out, or the dense tier's network; mostly none."""
+    if sampled.dense:
+        return {"dense": sampled.dense}
     return {"degraded": [expert_name(expert) for expert in sorted(sampled.away)]} if sampled.away else {}
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+from itertools import chain
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
@@ -25,6 +26,7 @@ from ddm_ray.serve.answers import expert_name
 from ddm_ray.serve.api import API, DECODER, ENCODER
 from ddm_ray.serve.codec import Decoder, Encoder
 from ddm_ray.serve.deployments import ExpertReplica
+from ddm_ray.serve.generation import DENSE
 from ddm_ray.serve.guard import TOKENS, Limits, read_tokens
 from ddm_ray.serve.versions import Version, Versions
 from ddm_ray.storage.graph import PARTITION
@@ -58,6 +60,11 @@ class ServeArgs(BaseModel):
         description="colocated: each replica of `api` has all experts, and nothing crosses the network; per-expert: a"
         " deployment for each expert, which scales by itself",
     )
+    dense: Literal["monolith"] | None = Field(
+        default=None,
+        description="network of a deployment `dense` of its own, which answers what the experts have no time for,"
+        " unless the request names a strategy",
+    )
     device: str = Field(default="cpu", description="torch's device for experts and router")
     max_rows: PositiveInt = Field(default=32, description="images of a batch; more wait")
     pin_file: str | None = Field(
@@ -85,33 +92,34 @@ def build_app(args: ServeArgs) -> Application:
     Raises ServeError for a run without weights, RunError where there is none, ConfigError for tokens or pins that can't
     be read.
     """
-    run, _ = _servable(args.run, args.pin_file)
+    run = _servable(args)[0]
     on_gpu, limits = args.device.startswith("cuda"), Limits(per_minute=args.per_minute)
     shared = (args.device, args.max_rows, args.pin_file)
     own = (run.url, *shared, args.refresh_s, read_tokens(args.token_file), limits)
-    if args.placement == "colocated":
-        options = {"num_cpus": NUM_CPUS, "num_gpus": 1 if on_gpu else 0}
-        return serve.deployment(name="api", ray_actor_options=options, **PART)(API).bind(*own)
     data, num_experts = run.config.data, run.config.partition.num_clusters
     codecs = [each for each in ((ENCODER, Encoder, data.text), (DECODER, Decoder, data.latents)) if each[2]]
+    apart = args.placement == "per-expert"
     # Rounded down, so that the shares of all parts never need more than one GPU.
-    num_gpus = int(1000 / (num_experts + len(codecs))) / 1000 if on_gpu else 0
-    share = {"num_cpus": NUM_CPUS, "num_gpus": num_gpus}
-    experts = [
-        serve.deployment(name=expert_name(cluster), ray_actor_options=share, **PART)(ExpertReplica).bind(
-            run.url, cluster, *shared
-        )
-        for cluster in range(num_experts)
-    ]
-    coded = {
-        name: serve.deployment(name=name, ray_actor_options=share, **PART)(kind).bind(config, args.device)
-        for name, kind, config in codecs
-    }
+    num_parts = (num_experts + len(codecs) if apart else 1) + (args.dense is not None)
+    share = {"num_cpus": NUM_CPUS, "num_gpus": int(1000 / num_parts) / 1000 if on_gpu else 0}
+
+    def replica(name: str, cluster: int | None) -> Application:
+        part = serve.deployment(name=name, ray_actor_options=share, **PART)(ExpertReplica)
+        return part.bind(run.url, cluster, *shared)
+
+    others = {DENSE: replica(DENSE, None)} if args.dense else {}
+    if not apart:
+        ingress = serve.deployment(name="api", ray_actor_options=share, **PART)(API)
+        return ingress.bind(*own, (), others)
+    experts = [replica(expert_name(cluster), cluster) for cluster in range(num_experts)]
+    for name, kind, config in codecs:
+        others[name] = serve.deployment(name=name, ray_actor_options=share, **PART)(kind).bind(config, args.device)
     ingress = serve.deployment(name="api", ray_actor_options={"num_cpus": NUM_CPUS}, **PART)(API)
-    return ingress.bind(*own, experts, coded)
+    return ingress.bind(*own, experts, others)
 
 
-def _servable(url: str, pin_file: str | None) -> tuple[Run, Version]:
+def _servable(args: ServeArgs) -> tuple[Run, list[Version]]:
+    url = args.run
     try:
         run = Run.open(url)
     except RunError as error:
@@ -120,24 +128,24 @@ def _servable(url: str, pin_file: str | None) -> tuple[Run, Version]:
         raise
     if run.finished(PARTITION) is None:
         raise ServeError(f"{run.url} has no partition yet", run.make(PARTITION))
-    return run, Versions(run, pin_file).newest()
+    return run, [Versions(run, args.pin_file, dense).newest() for dense in (False, True)[: 1 + bool(args.dense)]]
 
 
 def require_servable(args: ServeArgs, port: int, host: str = "127.0.0.1") -> Version:
-    """Return the weights that would be served now; needs no Ray.
+    """Return the mixture's weights that would be served now; needs no Ray.
 
     Raises ServeError if the port is in use or if no expert has weights yet, RunError if it isn't a run, ConfigError for
     pins that can't be met. Reads every byte of finished weights: a replica that finds them altered would be started
     again and again. Raises CorruptArtifact.
     """
-    run, version = _servable(args.run, args.pin_file)
-    for weights in version:
+    run, versions = _servable(args)
+    for weights in chain(*versions):
         if weights.final:
             manifest = run.require(weights.artifact)
             for name in manifest.files:
                 run.read(weights.artifact, name, manifest)
     _require_free(host, port)
-    return version
+    return versions[0]
 
 
 def serve_run(

@@ -38,7 +38,7 @@ class JobRows:
     began_at: float | None = None
 
     def segment(self, rows: Trajectories, needed_B: np.ndarray) -> Segment:
-        """What came of them."""
+        """Give back what came of them."""
         assert self.began_at is not None
         return Segment(rows, needed_B, self.began_at - self.submitted_at)
 

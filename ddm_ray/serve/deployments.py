@@ -15,8 +15,8 @@ from ddm_ray.config import DataConfig, SamplingSettings
 from ddm_ray.core.condition import Condition, Text
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.packing import pack, unpack
-from ddm_ray.sampling.request import ExpertCall, SampleRequest
-from ddm_ray.sampling.run_models import mixture_info
+from ddm_ray.sampling.request import ExpertCall, MixtureInfo, SampleRequest
+from ddm_ray.sampling.run_models import mixture_info, monolith_info
 from ddm_ray.sampling.trajectory import start
 from ddm_ray.serve.engine import BatchEngine
 from ddm_ray.serve.remote import Arrays, from_arrays
@@ -31,35 +31,36 @@ KEEP_S = 60.0
 """Seconds for which weights that no request has any more stay at hand, as long as newer ones are used."""
 
 
-def local_engine(version: Version, clusters: list[int], networks: Networks, max_rows: int) -> BatchEngine:
+def local_engine(
+    info: MixtureInfo, version: Version, clusters: list[int], networks: Networks, max_rows: int
+) -> BatchEngine:
     """An engine with these experts of a version and its router, warm and running.
 
     `max_rows` of a batch. Raises CorruptArtifact, DriftError.
     """
     torch.set_num_threads(1)
-    run, device = networks.run, networks.device
-    num_experts = len(version.experts)
-    experts: list[driver.Field | None] = [None] * num_experts
+    experts: list[driver.Field | None] = [None] * info.num_experts
     for cluster in clusters:
         weights = version.experts[cluster]
         experts[cluster] = None if weights is None else networks.of(weights)
     router = None if version.router is None else networks.of(version.router)
     answer = partial(driver.answers, experts=experts, router=router)
-    here_K = None if len(clusters) == num_experts else np.isin(np.arange(num_experts), clusters)
+    here_K = None if len(clusters) == info.num_experts else np.isin(np.arange(info.num_experts), clusters)
     engine = BatchEngine(answer, here_K, Scheduler(max_rows))
-    warm_up(engine, run, [cluster for cluster in clusters if experts[cluster] is not None], device)
+    present = [cluster for cluster in clusters if experts[cluster] is not None]
+    warm_up(engine, info, networks.run.config.data, present, networks.device)
     engine.start()
     return engine
 
 
-def warm_up(engine: BatchEngine, run: Run, clusters: list[int], device: str) -> None:
+def warm_up(engine: BatchEngine, info: MixtureInfo, data: DataConfig, clusters: list[int], device: str) -> None:
     """Run a few velocities of one row and of many, so that the engine knows its speed before the first request."""
-    settings, info = SamplingSettings(strategy="oracle", steps=3), mixture_info(run)
+    settings = SamplingSettings(strategy="oracle", steps=3)
     for number, count in enumerate((1, 1, engine.scheduler.max_rows)):
         if number == 1:
             engine.scheduler.speed = Speed()  # what runs first is slower than it ever will be
         cluster_B = torch.tensor(clusters)[torch.arange(count) % len(clusters)]
-        request = SampleRequest(tuple(range(count)), _any_condition(run.config.data, count), settings, cluster_B)
+        request = SampleRequest(tuple(range(count)), _any_condition(data, count), settings, cluster_B)
         future = engine.submit(start(request, info, device), np.inf)
         while not future.done():
             engine.tick()
@@ -75,25 +76,30 @@ def _any_condition(data: DataConfig, count: int) -> Condition:
 
 
 class ExpertReplica:
-    """One expert of a run and the router, in an engine for each version that requests have."""
+    """One expert of a run and the router, in an engine for each version that requests have; or the dense tier."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, run_url: str, cluster: int, device: str, max_rows: int, pin_file: str | None = None
+        self, run_url: str, cluster: int | None, device: str, max_rows: int, pin_file: str | None = None
     ):
-        """Loads the newest verified weights, if there are any yet. Raises CorruptArtifact, DriftError, ConfigError."""
-        run = Run.open(run_url)
-        self._cluster, self._max_rows, self._info = cluster, max_rows, mixture_info(run)
+        """Loads the newest verified weights of a cluster's expert, or of the monolith (None), if there are any yet.
+
+        Raises CorruptArtifact, DriftError, ConfigError.
+        """
+        run, dense = Run.open(run_url), cluster is None
+        versions = Versions(run, pin_file, dense)
+        self._cluster, self._max_rows = cluster or 0, max_rows
+        self._info = monolith_info(run) if dense else mixture_info(run)
         self._networks = Networks(run, device)
         self._engines, self._used_at = dict[Pair, BatchEngine](), dict[Pair, float]()
         self._lock = asyncio.Lock()
 
         async def load_own(version: Version, weights: Weights) -> bool:
-            if weights.artifact not in (run.experts[cluster], ROUTER):
+            if weights.artifact not in (versions.experts[self._cluster], ROUTER):
                 return False
             await asyncio.to_thread(self._networks.of, weights)
             return True
 
-        await self.load((await Versions(run, pin_file).loadable(load_own)).pair(cluster))
+        await self.load((await versions.loadable(load_own)).pair(self._cluster))
 
     async def run(
         self, packed: bytes, seconds: float | None, until: int | None, weights: Pair
@@ -134,7 +140,7 @@ class ExpertReplica:
         async with self._lock:
             if weights not in self._engines:
                 version = Version.of_pair(self._cluster, self._info.num_experts, weights)
-                parts = (version, [self._cluster], self._networks, self._max_rows)
+                parts = (self._info, version, [self._cluster], self._networks, self._max_rows)
                 self._engines[weights] = await asyncio.to_thread(local_engine, *parts)
             self._used_at[weights] = time.monotonic()
             return self._engines[weights]

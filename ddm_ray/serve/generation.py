@@ -34,6 +34,7 @@ LIMITS = {
 }
 """Bounds of a server beside the settings' own ranges: work, and numbers that overflow."""
 SETTINGS = SamplingSettings.model_fields
+EXPERTS, DENSE = "experts", "dense"
 
 
 class RequestError(ServeError):
@@ -110,6 +111,7 @@ class Generation:
 
     `prompt`: the text that `sample` isn't conditioned on yet; None: there is none. `num_pixels` of all images.
     `stops`: velocities after which images on their way are asked for. `seconds`: as the request says; None: it doesn't.
+    `tiers` that may meet it, the first that can: EXPERTS, which alone know strategies, and the dense one.
     """
 
     sample: SampleRequest
@@ -120,18 +122,22 @@ class Generation:
     stream: bool = False
     stops: tuple[int, ...] = ()
     seconds: float | None = None
+    tiers: tuple[str, ...] = (EXPERTS,)
 
 
-def resolve(request: GenerationRequest, config: RunConfig, defaults: SamplingSettings, info: MixtureInfo) -> Generation:
-    """The request with the run's default settings filled in. Raises RequestError: the field, and what it may be."""
+def resolve(
+    request: GenerationRequest,
+    config: RunConfig,
+    defaults: SamplingSettings,
+    info: MixtureInfo,
+    dense: str | None = None,
+) -> Generation:
+    """The request with the run's default settings filled in. Raises RequestError: the field, and what it may be.
+
+    `dense`: the network of the dense tier, if there is one.
+    """
     count, is_png, stream = request.n or 1, request.response_format == "png", bool(request.stream)
-    if request.model not in (None, config.name):
-        raise RequestError(
-            f"model {one_line(repr(request.model), 60)} isn't served here: use {config.name!r}",
-            "model",
-            "model_not_found",
-            404,
-        )
+    tiers = _tiers(request, model_names(config, dense))
     if is_png and count > 1:
         raise RequestError(f"response_format png carries one image, n is {count}: use b64_json", "n")
     if stream and count > 1:
@@ -143,7 +149,8 @@ def resolve(request: GenerationRequest, config: RunConfig, defaults: SamplingSet
     prompt, condition = _condition(request, config.data, info, count)
     seed = secrets.randbelow(2**32) if request.seed is None else request.seed
     seeds = tuple(range(seed, seed + count))
-    sample = SampleRequest(seeds, condition, request.settings(defaults))
+    settings = request.settings(defaults)
+    sample = SampleRequest(seeds, condition, settings if EXPERTS in tiers else settings.changed(strategy="once"))
     try:
         if isinstance(sample.strategy(info.num_experts), Oracle):
             raise RequestError("strategy oracle needs images whose cluster is known: use once", "strategy")
@@ -154,9 +161,25 @@ def resolve(request: GenerationRequest, config: RunConfig, defaults: SamplingSet
     stops = plan.stops(request.partial_images or 0)
     side = config.data.pixel_shape[-1]
     upscaling = _upscaling(request.size, side)
-    return Generation(
-        sample, prompt, count * (upscaling * side) ** 2, upscaling, is_png, stream, stops, request.timeout
-    )
+    num_pixels = count * (upscaling * side) ** 2
+    return Generation(sample, prompt, num_pixels, upscaling, is_png, stream, stops, request.timeout, tiers)
+
+
+def model_names(config: RunConfig, dense: str | None) -> dict[str, str]:
+    """Names of the models that are served, each with its tier: the mixture, and the dense tier's network by itself."""
+    return {config.name: EXPERTS} | ({} if dense is None else {f"{config.name}-{dense}": DENSE})
+
+
+def _tiers(request: GenerationRequest, models: dict[str, str]) -> tuple[str, ...]:
+    if request.model is not None and request.model not in models:
+        names = " or ".join(map(repr, models))
+        message = f"model {one_line(repr(request.model), 60)} isn't served here: use {names}"
+        raise RequestError(message, "model", "model_not_found", 404)
+    if request.model is not None and models[request.model] == DENSE:
+        if request.strategy is not None:
+            raise RequestError(f"{request.model} has no experts to choose from: leave strategy out", "strategy")
+        return (DENSE,)
+    return (EXPERTS,) if request.strategy is not None else tuple(models.values())
 
 
 def _require_affordable(count: int, plan: SamplingPlan) -> None:

@@ -45,10 +45,14 @@ class LocalEngine:
 
 @dataclass(frozen=True)
 class Sampled:
-    """The images of a request, and the experts that had to be left out of it."""
+    """The images of a request, the experts that had to be left out of it, and the dense tier's network if it made them.
+
+    Each is empty where there is none.
+    """
 
     result: SampleResult
     away: frozenset[int]
+    dense: str = ""
 
 
 OnSegment = Callable[[int, int, int, float | None], None]

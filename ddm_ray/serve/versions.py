@@ -20,7 +20,7 @@ from ddm_ray.sampling.run_models import load_weights
 from ddm_ray.serve.answers import expert_name
 from ddm_ray.serve.engine import BatchEngine
 from ddm_ray.serve.segments import OnStop, Sampled, SegmentSampler
-from ddm_ray.storage.graph import ROUTER, Artifact, trained_of
+from ddm_ray.storage.graph import MONOLITH, ROUTER, Artifact, trained_of
 from ddm_ray.storage.published import Weights, published
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import Store
@@ -56,7 +56,11 @@ class Version:
 
     def steps(self) -> dict[str, dict[str, Any] | None]:
         """Steps of the weights of each network, by its name, and whether its training has ended."""
-        named = {expert_name(number): weights for number, weights in enumerate(self.experts)} | {"router": self.router}
+        named = {expert_name(number): weights for number, weights in enumerate(self.experts)} | {
+            str(ROUTER): self.router
+        }
+        if any(weights.artifact == MONOLITH for weights in self):
+            named = {str(MONOLITH): self.experts[0]}
         return {
             name: None if weights is None else {"step": weights.step, "final": weights.final}
             for name, weights in named.items()
@@ -70,11 +74,11 @@ Load = Callable[[Version, Weights], Awaitable[bool]]
 class Versions:
     """Looks at a run for the weights to be served: the newest of each network, or those that a file pins."""
 
-    def __init__(self, run: Run, pin_file: str | None = None):
-        """`pin_file`: see `read_pins`."""
+    def __init__(self, run: Run, pin_file: str | None = None, dense: bool = False):
+        """`pin_file`: see `read_pins`. `dense`: the monolith, as a mixture of one, in place of the experts."""
         self._run, self._pin_file = run, pin_file
-        self._jobs = [*run.experts, *({ROUTER} & set(trained_of(run.config)))]
-        self._names = {network_name(job): job for job in self._jobs}
+        self.experts = (MONOLITH,) if dense else run.experts
+        self._jobs = [*self.experts, *({ROUTER} & set(trained_of(run.config)) if not dense else ())]
         self._published: dict[Artifact, list[Weights]] = {}
         self._refused, self._known = set[Weights](), set[Weights]()
 
@@ -92,15 +96,16 @@ class Versions:
         that can't be met, DriftError, CorruptArtifact for jobs that finished otherwise than the run wants it.
         """
         pins = {} if self._pin_file is None else read_pins(self._pin_file)
-        if unknown := pins.keys() - self._names.keys():
-            raise ConfigError(f"pin_file {self._pin_file}: {min(unknown)[:60]!r} isn't one of {', '.join(self._names)}")
+        names = [network_name(job) for job in trained_of(self._run.config)]
+        if unknown := pins.keys() - set(names):
+            raise ConfigError(f"pin_file {self._pin_file}: {min(unknown)[:60]!r} isn't one of {', '.join(names)}")
         if not self._complete:
             self._published = published(self._run, self._jobs)
-        chosen = {job: self._chosen(job, pins.get(name)) for name, job in self._names.items()}
-        experts = tuple(chosen[expert] for expert in self._run.experts)
+        chosen = {job: self._chosen(job, pins.get(network_name(job))) for job in self._jobs}
+        experts = tuple(chosen[expert] for expert in self.experts)
         if not any(experts):
-            first = self._run.experts[0]
-            raise ServeError(f"no expert of {self._run.url} has published weights yet", self._run.make(first))
+            what = "monolith" if MONOLITH in self.experts else "expert"
+            raise ServeError(f"no {what} of {self._run.url} has published weights yet", self._run.make(self.experts[0]))
         return Version(experts, chosen.get(ROUTER))
 
     async def loadable(self, load: "Load") -> Version:
@@ -133,8 +138,8 @@ class Versions:
         for weights in allowed:
             if weights.step == step:
                 return weights
-        there = ", ".join(str(weights.step) for weights in reversed(allowed[:20])) or "none"
-        raise ConfigError(f"pin_file {self._pin_file}: {job} has no published weights of step {step}; it has {there}")
+        steps = ", ".join(str(weights.step) for weights in reversed(allowed[:20])) or "none"
+        raise ConfigError(f"pin_file {self._pin_file}: {job} has no published weights of step {step}; it has {steps}")
 
 
 def network_name(job: Artifact) -> str:
@@ -174,10 +179,10 @@ class Networks:
                 self._loaded[weights] = load_weights(self.run, weights, self.device)
             return self._loaded[weights]
 
-    def keep(self, wanted: Collection[Weights | None]) -> None:
+    def keep(self, needed: Collection[Weights | None]) -> None:
         """Forget all others; whoever has one still keeps it."""
         with self._lock:
-            self._loaded = {weights: network for weights, network in self._loaded.items() if weights in wanted}
+            self._loaded = {weights: network for weights, network in self._loaded.items() if weights in needed}
 
 
 @dataclass(eq=False)
@@ -222,7 +227,7 @@ class LiveSampler:
         stops: Sequence[int] = (),
         on_stop: OnStop | None = None,
     ) -> Sampled:
-        """As `SegmentSampler.sample`, from end to end by the version that is served now."""
+        """Sample as `SegmentSampler.sample` does, from end to end by the version that is served now."""
         live = self._now
         live.requests += 1
         try:

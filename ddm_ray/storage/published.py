@@ -26,7 +26,7 @@ class Weights:
 
     @classmethod
     def finished(cls, run: Run, artifact: Artifact) -> "Weights":
-        """Those of a job that has finished. Raises MissingArtifact, DriftError, CorruptArtifact."""
+        """Find those of a job that has finished. Raises MissingArtifact, DriftError, CorruptArtifact."""
         info = TrainedInfo.of(run.require(artifact))
         return cls(artifact, info.weights, info.step, final=True)
 

@@ -87,9 +87,13 @@ def test_mixture_yaml_names_exactly_the_deployments_of_four_experts(tmp_path: Pa
         assert scaling["target_ongoing_requests"] < deployment.max_ongoing_requests
 
 
-@pytest.mark.parametrize(("placement", "num_parts"), [("colocated", 1), ("per-expert", 3)])
-def test_gpu_shares_of_all_parts_fit_one_gpu(tiny_run: Run, placement: str, num_parts: int) -> None:
-    built = unfold(build_app(ServeArgs(run=tiny_run.url, device="cuda", placement=placement)), name="ddm")
+@pytest.mark.parametrize(
+    ("placement", "dense", "num_parts"),
+    [("colocated", None, 1), ("per-expert", None, 3), ("colocated", "monolith", 2), ("per-expert", "monolith", 4)],
+)
+def test_gpu_shares_of_all_parts_fit_one_gpu(tiny_run: Run, placement: str, dense: str | None, num_parts: int) -> None:
+    args = ServeArgs(run=tiny_run.url, device="cuda", placement=placement, dense=dense)
+    built = unfold(build_app(args), name="ddm")
     shares = [deployment.ray_actor_options.get("num_gpus", 0) for deployment in built.deployments]
     assert len(shares) == num_parts and 0.99 < sum(shares) <= 1
     assert shares.count(0) == (placement == "per-expert")

@@ -22,9 +22,10 @@ from ddm_ray.sampling.run_models import load_models, sampling_settings
 from ddm_ray.serve.engine import BatchEngine
 from ddm_ray.serve.generation import MAX_WORK
 from ddm_ray.serve.guard import Guard
-from ddm_ray.serve.http import Service, http_app
+from ddm_ray.serve.http import http_app
 from ddm_ray.serve.meters import Meters
 from ddm_ray.serve.segments import LocalEngine, SegmentSampler
+from ddm_ray.serve.service import Service
 from ddm_ray.serve.versions import LiveSampler, Versions
 from ddm_ray.storage.run import Run
 

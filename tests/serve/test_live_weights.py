@@ -1,5 +1,6 @@
 """New weights go live on a real Ray Serve, and back, while images are asked for: none is lost, none is mixed."""
 
+import base64
 import io
 import threading
 import time
@@ -11,6 +12,7 @@ import torch
 from PIL import Image
 
 from ddm_ray.config import SamplingSettings
+from ddm_ray.pipeline import DDMPipeline
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import mixture_info
@@ -19,7 +21,7 @@ from ddm_ray.serve.app import ServeArgs
 from ddm_ray.serve.versions import Networks, Versions
 from ddm_ray.storage.graph import expert
 from ddm_ray.storage.run import Run
-from tests.serve.conftest import Server, milestone, served, unfinished
+from tests.serve.conftest import Answer, Server, milestone, served, unfinished
 
 STRATEGIES = ("once", "full", "top-1")
 
@@ -87,13 +89,19 @@ def is_near(left: np.ndarray, right: np.ndarray) -> bool:
     return int(np.abs(left - right).max()) <= 1
 
 
+def is_monolith(answer: Answer, run: Run) -> bool:
+    assert answer.status == 200, answer.body
+    (image,) = DDMPipeline.from_run(run, model="monolith")(["1"], seeds=2).images
+    return is_near(pixels(base64.b64decode(answer.json["data"][0]["b64_json"])), np.asarray(image).astype(int))
+
+
 @pytest.mark.parametrize("placement", ["colocated", "per-expert"])
 def test_weights_go_live_and_back_without_a_lost_or_mixed_image(placement: str, tiny_run: Run, tmp_path: Path) -> None:
     run = unfinished(tiny_run, tmp_path / "run")
     versions, pin_file = {"without": images(run)}, tmp_path / "pins.yaml"
-    args = ServeArgs(run=run.url, placement=placement, pin_file=str(pin_file), refresh_s=0.2)
+    dense = "monolith" if placement == "colocated" else None
+    args = ServeArgs(run=run.url, placement=placement, pin_file=str(pin_file), refresh_s=0.2, dense=dense)
     with served(args, tmp_path) as server, Clients(server, versions) as clients:
-        assert server.ask("GET", "/readyz").status == 200
         clients.until("without", "expert-001")
         for step, scale in ((10, 1.0), (20, 1.5)):
             # Made in a run of its own first, so that the clients know the images before anybody can see them.
@@ -109,5 +117,8 @@ def test_weights_go_live_and_back_without_a_lost_or_mixed_image(placement: str, 
         assert health["weights"]["expert-001"] == {"step": 10, "final": False}
         pin_file.unlink()
         clients.until("20")
+        assert server.ask("GET", "/readyz").status == 200
+        if placement == "colocated":
+            assert is_monolith(server.generate(prompt="1", seed=2, model="tiny-monolith"), run)
         assert "expert-001 isn't trained yet" in server.log.read_text()
     assert not clients.wrong, clients.wrong[:3]

@@ -112,9 +112,9 @@ def test_pins_that_cant_be_met_are_told(run: Run, tmp_path: Path, text: str, wor
     for step in (10, 20):
         milestone(run, SECOND, step)
     (tmp_path / "pins.yaml").write_text(text)
-    with pytest.raises(ConfigError, match=words) as told:
+    with pytest.raises(ConfigError, match=words) as error:
         chosen(run, str(tmp_path / "pins.yaml"))
-    assert "pins.yaml" in str(told.value) and "\n" not in str(told.value)
+    assert "pins.yaml" in str(error.value) and "\n" not in str(error.value)
 
 
 def test_without_a_file_nothing_is_pinned(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def live_sampler(run: Run, version: Version) -> LiveSampler:
 
 
 def parts(run: Run, version: Version) -> tuple[Version, SegmentSampler, object]:
-    engine = local_engine(version, [0, 1], Networks(run, "cpu"), 8)
+    engine = local_engine(mixture_info(run), version, [0, 1], Networks(run, "cpu"), 8)
     runners = [None if weights is None else LocalEngine(engine) for weights in version.experts]
     return version, SegmentSampler(mixture_info(run), runners, LocalEngine(engine)), engine
 
