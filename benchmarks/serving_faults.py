@@ -125,6 +125,8 @@ def _tell(report: Report, name: str, load: Load, since: float, until: float, bac
     lost = load.lost(since, until)
     kinds = sorted({f"{answer.status}" for answer in lost})
     report.add(Claim(f"SIGKILL, {name}: lost", len(lost), f"requests {' '.join(kinds)}".rstrip(), 0))
+    for body in {answer.body[:200] for answer in lost}:
+        report.progress(f"  {body!r}")
     limit = 5 if name.startswith("proxy") else 1
     report.add(Claim(f"SIGKILL, {name}: without an image", load.hole(since, until), "s", limit))
     report.add(Claim(f"SIGKILL, {name}: whole again after", back, "s"))

@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 # Our code leaves a replica's event loop free, so neither it nor Serve's own needs another.
 os.environ.setdefault("RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", "0")
 os.environ.setdefault("RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP", "0")
+# A proxy that died is missed after three of these: by Serve's own 10 s, half a minute without an answer.
+os.environ.setdefault("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "1")
 
 from ray import serve
 from ray.serve import Application
