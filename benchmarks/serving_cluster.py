@@ -36,7 +36,7 @@ class ServedCluster:
         head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": f"{folder}/ray"}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.nodes = [self.add_node() for _ in range(num_nodes)]
-        ray.init(self.cluster.address, log_to_driver=False)
+        ray.init(self.cluster.address, log_to_driver=False, logging_level="ERROR")
         self.port = 0
 
     def add_node(self) -> Any:
@@ -123,5 +123,6 @@ def cluster_serving(run: str, options: Callable[[str], dict[str, Any]], num_node
                 process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
+            serve.shutdown()  # there is nothing left of it, but this process remembers
             ray.shutdown()
             served.cluster.shutdown()
