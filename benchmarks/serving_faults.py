@@ -319,7 +319,9 @@ def measure_scaling(run: str, args: Any, report: Report) -> None:
     report.add(Claim(f"scaling: replicas of {loaded}, whose class is asked for", -most[loaded], "(negative)", -2))
     others = max(most[name] for name in experts if name != loaded)
     report.add(Claim("scaling: replicas of any other", others, "", 1))
-    report.add(Claim("scaling: lost under load", sum(answer.status != 200 for answer in answers), "requests", 0))
+    statuses = [answer.status for answer in answers]
+    report.add(Claim("scaling: lost under load", sum(each not in (200, 429) for each in statuses), "requests", 0))
+    report.add(Claim("scaling: refused under load", statuses.count(429), f"of {len(statuses)}, by 429"))
     report.add(Claim("scaling: all at zero", asleep - ended if slept else 1e9, "s after the load"))
     report.add(Claim("scaling: first image from zero", waited if first.status == 200 else 1e9, "s", 15))
     told = max([answer.seconds for answer in refused], default=0.0)
