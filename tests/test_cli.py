@@ -87,7 +87,7 @@ MISTAKES = {
     "export {d}/whole {d}/data": "data is there and no pipeline of ours",
     "evaluate {d}/data": "has no finished experts/000 yet",
     "evaluate {d}/whole --name ../x": "use letters, digits",
-    "serve {d}/data": "isn't finished",
+    "serve {d}/data": "no expert of {d}/data has published weights yet; make it with: ddm train",
     "serve {d}/broken": "ema.safetensors: ",
     "serve {d}/whole --port {port}": "port {port} on 127.0.0.1 is in use; choose another with --port",
     "status {d}": "is not a run",

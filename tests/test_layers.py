@@ -70,6 +70,7 @@ RAY = {
     "serve.remote",
     "serve.deployments",
     "serve.api",
+    "serve.mixture",
     "serve.codec",
     "serve.app",
 }

@@ -177,8 +177,17 @@ def export(run_url: str, folder: str, overwrite: bool) -> None:
     type=click.Choice(["colocated", "per-expert"]),
     help="All experts in one process, or a process each.",
 )
+@click.option(
+    "--dense", type=click.Choice(["monolith"]), help="Network that answers what the experts have no time for."
+)
 @click.option("--device", default="cpu", show_default=True, help="torch's device for experts and router.")
 @click.option("--max-rows", default=32, show_default=True, type=click.IntRange(1), help="Images of a batch; more wait.")
+@click.option(
+    "--pin-file",
+    metavar="FILE",
+    help="YAML with a line such as `expert-002: 400` for each network whose weights of that step are to be served, not"
+    " the newest. It may come later: it is looked at every 10 s.",
+)
 @click.option(
     "--token-file",
     type=click.Path(dir_okay=False),
@@ -188,7 +197,10 @@ def export(run_url: str, folder: str, overwrite: bool) -> None:
 @click.option("--insecure", is_flag=True, help="Listen on other addresses than this machine's own without a token.")
 @ADDRESS
 def serve(run_url: str, host: str, port: int, address: str | None, insecure: bool, **others: Any) -> None:
-    """Serve the finished mixture over HTTP until Ctrl-C: as OpenAI's POST /v1/images/generations, and as a page at /.
+    """Serve the mixture over HTTP until Ctrl-C: as OpenAI's POST /v1/images/generations, and as a page at /.
+
+    Experts that still train are served by the weights they published last, and newer ones go live as they come; one
+    without any is left out, and answers say so.
 
     \b
       ddm serve runs/digits --port 8000
@@ -204,9 +216,9 @@ def serve(run_url: str, host: str, port: int, address: str | None, insecure: boo
     from ddm_ray.serve.app import ServeArgs, serve_run
     from ddm_ray.storage.run import Run
 
-    token_file = others.pop("token_file")
-    args = ServeArgs(
-        run=Run.open(run_url).url, token_file=os.path.abspath(token_file) if token_file else None, **others
-    )
+    for name in ("token_file", "pin_file"):
+        path = others[name]
+        others[name] = path if path is None or "://" in path else os.path.abspath(path)
+    args = ServeArgs(run=Run.open(run_url).url, **others)
     click.echo("starting Ray and Serve ...")
     serve_run(args, port, host, address, insecure)

@@ -21,7 +21,8 @@ from ddm_ray.sampling.batches import by_expert, joined
 from ddm_ray.sampling.offload import Offload, Offloaded, resident_experts
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest, SampleResult
 from ddm_ray.storage.graph import EVALUATIONS, MONOLITH, PARTITION, ROUTER, Artifact, evaluation
-from ddm_ray.storage.info import EvaluationInfo, PartitionInfo, TrainedInfo
+from ddm_ray.storage.info import EvaluationInfo, PartitionInfo
+from ddm_ray.storage.published import Weights
 from ddm_ray.storage.run import Run
 
 
@@ -64,14 +65,17 @@ def load_model(run: Run, artifact: Artifact, device: str = "cpu") -> nn.Module:
 
     Raises MissingArtifact if the job isn't finished, CorruptArtifact if a byte was altered.
     """
-    manifest = run.require(artifact)
-    prefix = TrainedInfo.of(manifest).weights
-    where = f"{run.url}/{artifact}/{prefix}"
+    return load_weights(run, Weights.finished(run, artifact), device)
+
+
+def load_weights(run: Run, published: Weights, device: str = "cpu") -> nn.Module:
+    """The network of published weights, in eval mode. Raises CorruptArtifact, DriftError."""
+    where = f"{run.url}/{published.artifact}/{published.prefix}"
     try:
-        spec = json.loads(run.read(artifact, f"{prefix}/model.json", manifest))
+        spec = json.loads(published.read(run, "model.json"))
     except ValueError:
-        raise CorruptArtifact(f"{where}/model.json: not JSON; train {artifact} again") from None
-    tensors = run.read(artifact, f"{prefix}/ema.safetensors", manifest)
+        raise CorruptArtifact(f"{where}/model.json: not JSON; train {published.artifact} again") from None
+    tensors = published.read(run, "ema.safetensors")
     try:
         model = weights.load(spec, tensors)
         flow = Flow(**spec.get("flow", {}))

@@ -34,7 +34,7 @@ def stretches(experts_S: list[int]) -> list[dict[str, int]]:
     return [{"expert": expert, "steps": len(list(group))} for expert, group in groupby(experts_S)]
 
 
-def model_entry(config: RunConfig, num_experts: int, defaults: SamplingSettings) -> dict[str, Any]:
+def model_entry(name: str, config: RunConfig, num_experts: int, defaults: SamplingSettings) -> dict[str, Any]:
     """OpenAI's model object, and beside it what a client may want to know before it asks for images.
 
     `classes`: names for a prompt, null where it is any text; `size` of images; `defaults` of sampling.
@@ -42,7 +42,7 @@ def model_entry(config: RunConfig, num_experts: int, defaults: SamplingSettings)
     data = config.data
     _, height, width = data.pixel_shape
     return {
-        "id": config.name,
+        "id": name,
         "object": "model",
         "created": 0,
         "owned_by": "ddm-ray",
@@ -59,15 +59,16 @@ def answer(
     """OpenAI's images response, and beside it model, strategy, and per image the experts that sampled it.
 
     `routing`: per image the weights of all experts at each step; absent where it isn't asked for. `degraded`: names of
-    the experts that had to be left out; absent where none was.
+    the experts that had to be left out; absent where none was. `dense`: the network of the dense tier, where it made
+    the images; then there are neither strategy nor experts.
     """
     encoded = [base64_png(image, upscaling) for image in sampled.result.images_BCHW]
     return {
         "created": created,
         "data": [{"b64_json": b64_json, "seed": seed} for b64_json, seed in zip(encoded, request.seeds, strict=True)],
         "model": model,
-        "strategy": request.settings.strategy,
-        "experts": [stretches(experts_S) for experts_S in sampled.result.experts_SB.T.tolist()],
+        "strategy": None if sampled.dense else request.settings.strategy,
+        "experts": experts_of(sampled),
         **({"routing": [routing(sampled.result, image) for image in range(len(encoded))]} if with_routing else {}),
         **degraded(sampled),
     }
@@ -78,8 +79,17 @@ def routing(result: SampleResult, image: int) -> list[list[float]]:
     return [[round(weight, 4) for weight in weights_K] for weights_K in result.routing_SBK[:, image].tolist()]
 
 
-def degraded(sampled: Sampled) -> dict[str, list[str]]:
-    """The field that names the experts which had to be left out; none where none was."""
+def experts_of(sampled: Sampled) -> list[list[dict[str, int]]]:
+    """Per image the experts that sampled it, in stretches of steps; none by the dense tier."""
+    if sampled.dense:
+        return [[] for _ in sampled.result.images_BCHW]
+    return [stretches(experts_S) for experts_S in sampled.result.experts_SB.T.tolist()]
+
+
+def degraded(sampled: Sampled) -> dict[str, Any]:
+    """Fields of what isn't as asked for: experts that had to be left out, or the dense tier's network; mostly none."""
+    if sampled.dense:
+        return {"dense": sampled.dense}
     return {"degraded": [expert_name(expert) for expert in sorted(sampled.away)]} if sampled.away else {}
 
 

@@ -8,26 +8,23 @@ from typing import Any
 
 import torch
 from ray import serve
-from ray.serve.handle import DeploymentHandle
 from torch import Tensor
 
 from ddm_ray.core.condition import Condition, Text
-from ddm_ray.sampling.run_models import load_model, mixture_info, sampling_settings
+from ddm_ray.sampling.run_models import mixture_info, monolith_info, sampling_settings
 from ddm_ray.serve.answers import expert_name
 from ddm_ray.serve.codec import Decoder, Encoder
-from ddm_ray.serve.deployments import local_engine
-from ddm_ray.serve.engine import BatchEngine
+from ddm_ray.serve.generation import DENSE
 from ddm_ray.serve.guard import Guard, Limits
-from ddm_ray.serve.http import Service, http_app
+from ddm_ray.serve.http import http_app
 from ddm_ray.serve.meters import Meters
-from ddm_ray.serve.remote import RemoteEngine, Replicas, answer_from, called, from_arrays
-from ddm_ray.serve.scheduler import Scheduler
-from ddm_ray.serve.segments import LocalEngine, SegmentSampler
-from ddm_ray.storage.graph import ROUTER
+from ddm_ray.serve.mixture import Handle, ServedMixture
+from ddm_ray.serve.remote import Replicas, called, from_arrays
+from ddm_ray.serve.service import Service
+from ddm_ray.serve.versions import Networks, Version, Versions
 from ddm_ray.storage.run import Run
 
 ENCODER, DECODER = "encoder", "decoder"
-Handle = DeploymentHandle[Any]
 
 
 @serve.ingress()
@@ -39,38 +36,38 @@ class API:
         run_url: str,
         device: str,
         max_rows: int,
+        pin_file: str | None,
+        refresh_s: float,
         tokens: frozenset[bytes],
         limits: Limits,
         experts: Sequence[Handle] = (),
-        codecs: Mapping[str, Handle] | None = None,
+        others: Mapping[str, Handle] | None = None,
     ):
-        """Load all networks of a run, or take deployments: experts by cluster, ENCODER and DECODER by name.
+        """Load all networks of a run, or take deployments: experts by cluster, ENCODER, DECODER and DENSE by name.
 
-        `ServeArgs` has the others.
-
-        Raises RunError, MissingArtifact, CorruptArtifact, DriftError, ConfigError.
+        `ServeArgs` has the rest. Raises RunError, CorruptArtifact, DriftError, ConfigError.
         """
         self._run = run = Run.open(run_url)
+        others = others or {}
         self._guarded = (tokens, limits)
-        self._replicas, self._names = Replicas(serve.get_replica_context().app_name), list[str]()
-        self._encode, self._decode = self._codecs(run, device, codecs)
-        info = mixture_info(run)
-        if self._encode is not None:
-            null = from_arrays(await self._encode(""))
-            assert isinstance(null, Text)
-            info = replace(info, null_text=null)
-        if not experts:
-            self._engine = local_engine(run, list(range(info.num_experts)), device, max_rows)
-            mixing = LocalEngine(self._engine)
-            runners: list[Any] = [mixing] * info.num_experts
-        else:
-            runners = [RemoteEngine(handle, k, info, self._replicas) for k, handle in enumerate(experts)]
-            self._engine = BatchEngine(answer_from(runners, load_model(run, ROUTER)), scheduler=Scheduler(max_rows))
-            self._engine.start()
-            mixing = LocalEngine(self._engine)
-            self._names = [handle.deployment_name for handle in (*experts, *(codecs or {}).values())]
-        self._meters = Meters(self._engine)
-        self._sampler = SegmentSampler(info, runners, mixing, self._count, "cpu" if experts else device)
+        self._replicas = Replicas(serve.get_replica_context().app_name)
+        self._names = [handle.deployment_name for handle in (*experts, *others.values())]
+        self._encode, self._decode = self._codecs(run, device, others if experts else None)
+        null = None if self._encode is None else from_arrays(await self._encode(""))
+        assert null is None or isinstance(null, Text)
+        self._meters = Meters(lambda: self._mixture.live.engine)
+        here = Networks(run, "cpu" if experts else device)
+        shared = (self._replicas, self._count, self._serves)
+        self._mixture = ServedMixture(replace(mixture_info(run), null_text=null), here, max_rows, experts, *shared)
+        await self._mixture.start(Versions(run, pin_file), refresh_s)
+        self._dense = None
+        if DENSE in others:
+            info, counted = (
+                replace(monolith_info(run), null_text=null),
+                (self._replicas, self._count_dense, self._serves),
+            )
+            self._dense = ServedMixture(info, Networks(run, "cpu"), max_rows, [others[DENSE]], *counted)
+            await self._dense.start(Versions(run, pin_file, dense=True), refresh_s)
 
     @staticmethod
     def _codecs(run: Run, device: str, codecs: Mapping[str, Handle] | None) -> tuple[Any, Any]:
@@ -89,13 +86,14 @@ class API:
         """Build the application that Serve hands requests to."""
         http = http_app(
             Service(
-                self._sampler,
+                self._mixture.live,
                 self._run.config,
                 sampling_settings(self._run),
                 self._meters,
                 self._lacking,
                 self._condition if self._encode else None,
                 self._images if self._decode else None,
+                self._dense.live if self._dense else None,
             )
         )
         routes = {str(getattr(route, "path", "")) for route in http.routes}
@@ -107,7 +105,7 @@ class API:
 
     def check_health(self) -> None:
         """Raise ServeError if the engine has stopped: Serve puts another replica in this one's place."""
-        self._engine.require_running()
+        self._mixture.live.engine.require_running()
 
     async def _condition(self, prompt: str) -> Condition:
         return from_arrays(await self._encode(prompt))
@@ -116,13 +114,19 @@ class API:
         images = await asyncio.gather(*(self._decode(latent_CHW.numpy()) for latent_CHW in latents_BCHW))
         return torch.stack([torch.tensor(image_CHW) for image_CHW in images])
 
-    def _count(self, expert: int, velocities: int, switched: int) -> None:
-        self._meters.segment("all" if expert < 0 else expert_name(expert), velocities, switched)
+    def _count(self, expert: int, velocities: int, switched: int, waited_s: float | None) -> None:
+        self._meters.segment("all" if expert < 0 else expert_name(expert), velocities, switched, waited_s)
+
+    def _count_dense(self, expert: int, velocities: int, switched: int, waited_s: float | None) -> None:
+        self._meters.segment(DENSE, velocities, switched, waited_s)
+
+    def _serves(self, version: Version) -> None:
+        self._meters.serves(version.steps())
 
     async def _lacking(self) -> list[str]:
         return [name for name in self._names if await self._replicas.lacking(name)]
 
     def __del__(self) -> None:
-        engine = getattr(self, "_engine", None)
-        if engine is not None:
-            engine.close(1.0)
+        mixture = getattr(self, "_mixture", None)
+        if mixture is not None:
+            mixture.live.engine.close(1.0)

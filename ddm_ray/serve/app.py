@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+from itertools import chain
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
@@ -13,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 # Our code leaves a replica's event loop free, so neither it nor Serve's own needs another.
 os.environ.setdefault("RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", "0")
 os.environ.setdefault("RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP", "0")
+# A proxy that died is missed after three of these: by Serve's own 10 s, half a minute without an answer.
+os.environ.setdefault("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "1")
 
 from ray import serve
 from ray.serve import Application
@@ -25,8 +28,10 @@ from ddm_ray.serve.answers import expert_name
 from ddm_ray.serve.api import API, DECODER, ENCODER
 from ddm_ray.serve.codec import Decoder, Encoder
 from ddm_ray.serve.deployments import ExpertReplica
+from ddm_ray.serve.generation import DENSE
 from ddm_ray.serve.guard import TOKENS, Limits, read_tokens
-from ddm_ray.storage.graph import PARTITION, ROUTER
+from ddm_ray.serve.versions import Version, Versions
+from ddm_ray.storage.graph import PARTITION
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import is_local
 
@@ -51,14 +56,27 @@ class ServeArgs(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    run: str = Field(description="absolute path or URI of a finished run, as the serving machines see it")
+    run: str = Field(description="absolute path or URI of a run, as the serving machines see it")
     placement: Literal["colocated", "per-expert"] = Field(
         default="colocated",
         description="colocated: each replica of `api` has all experts, and nothing crosses the network; per-expert: a"
         " deployment for each expert, which scales by itself",
     )
+    dense: Literal["monolith"] | None = Field(
+        default=None,
+        description="network of a deployment `dense` of its own, which answers what the experts have no time for,"
+        " unless the request names a strategy",
+    )
     device: str = Field(default="cpu", description="torch's device for experts and router")
     max_rows: PositiveInt = Field(default=32, description="images of a batch; more wait")
+    pin_file: str | None = Field(
+        default=None,
+        description="path or URI of a YAML file with a line such as `expert-002: 400` for each network whose weights of"
+        " that step are to be served in place of the newest; it may come later",
+    )
+    refresh_s: float = Field(
+        default=10.0, gt=0, description="seconds between two looks for newer weights and other pins, until all is final"
+    )
     token_file: str | None = Field(
         default=None,
         description="file with bearer tokens, one a line, where this is called; none: those in $DDM_SERVE_TOKENS there,"
@@ -73,70 +91,75 @@ def build_app(args: ServeArgs) -> Application:
     """The ingress `api`, and where placed so `expert-000` ..., one replica each unless a config file says more.
 
     On a cuda device the parts share one GPU unless `ray_actor_options` there say otherwise.
-    Raises ServeError for an unfinished run, RunError where there is none, ConfigError for tokens that can't be read.
+    Raises ServeError for a run without weights, RunError where there is none, ConfigError for tokens or pins that can't
+    be read.
     """
-    run = _finished(args.run)
+    run = _servable(args)[0]
     on_gpu, limits = args.device.startswith("cuda"), Limits(per_minute=args.per_minute)
-    own = (run.url, args.device, args.max_rows, read_tokens(args.token_file), limits)
-    if args.placement == "colocated":
-        options = {"num_cpus": NUM_CPUS, "num_gpus": 1 if on_gpu else 0}
-        return serve.deployment(name="api", ray_actor_options=options, **PART)(API).bind(*own)
+    shared = (args.device, args.max_rows, args.pin_file)
+    own = (run.url, *shared, args.refresh_s, read_tokens(args.token_file), limits)
     data, num_experts = run.config.data, run.config.partition.num_clusters
     codecs = [each for each in ((ENCODER, Encoder, data.text), (DECODER, Decoder, data.latents)) if each[2]]
+    apart = args.placement == "per-expert"
     # Rounded down, so that the shares of all parts never need more than one GPU.
-    num_gpus = int(1000 / (num_experts + len(codecs))) / 1000 if on_gpu else 0
-    share = {"num_cpus": NUM_CPUS, "num_gpus": num_gpus}
-    experts = [
-        serve.deployment(name=expert_name(cluster), ray_actor_options=share, **PART)(ExpertReplica).bind(
-            run.url, cluster, args.device, args.max_rows
-        )
-        for cluster in range(num_experts)
-    ]
-    coded = {
-        name: serve.deployment(name=name, ray_actor_options=share, **PART)(kind).bind(config, args.device)
-        for name, kind, config in codecs
-    }
+    num_parts = (num_experts + len(codecs) if apart else 1) + (args.dense is not None)
+    share = {"num_cpus": NUM_CPUS, "num_gpus": int(1000 / num_parts) / 1000 if on_gpu else 0}
+
+    def replica(name: str, cluster: int | None) -> Application:
+        part = serve.deployment(name=name, ray_actor_options=share, **PART)(ExpertReplica)
+        return part.bind(run.url, cluster, *shared)
+
+    others = {DENSE: replica(DENSE, None)} if args.dense else {}
+    if not apart:
+        ingress = serve.deployment(name="api", ray_actor_options=share, **PART)(API)
+        return ingress.bind(*own, (), others)
+    experts = [replica(expert_name(cluster), cluster) for cluster in range(num_experts)]
+    for name, kind, config in codecs:
+        others[name] = serve.deployment(name=name, ray_actor_options=share, **PART)(kind).bind(config, args.device)
     ingress = serve.deployment(name="api", ray_actor_options={"num_cpus": NUM_CPUS}, **PART)(API)
-    return ingress.bind(*own, experts, coded)
+    return ingress.bind(*own, experts, others)
 
 
-def _finished(url: str) -> Run:
+def _servable(args: ServeArgs) -> tuple[Run, list[Version]]:
+    url = args.run
     try:
         run = Run.open(url)
     except RunError as error:
         if is_local(url) and not url.startswith("/"):
             raise RunError(f"{error} (the path is relative; give {url!r} as an absolute path)") from None
         raise
-    missing = [name for name in (PARTITION, *run.experts, ROUTER) if run.finished(name) is None]
-    if missing:
-        raise ServeError(f"{run.url} isn't finished, it has no {', '.join(missing)} yet", run.make(missing[0]))
-    return run
+    if run.finished(PARTITION) is None:
+        raise ServeError(f"{run.url} has no partition yet", run.make(PARTITION))
+    return run, [Versions(run, args.pin_file, dense).newest() for dense in (False, True)[: 1 + bool(args.dense)]]
 
 
-def require_servable(run_url: str, port: int, host: str = "127.0.0.1") -> None:
-    """Raises ServeError if the port is in use or the run unfinished, RunError if it isn't one; needs no Ray.
+def require_servable(args: ServeArgs, port: int, host: str = "127.0.0.1") -> Version:
+    """Return the mixture's weights that would be served now; needs no Ray.
 
-    Reads every byte of the weights: a replica that finds them altered would be started again and again.
-    Raises CorruptArtifact.
+    Raises ServeError if the port is in use or if no expert has weights yet, RunError if it isn't a run, ConfigError for
+    pins that can't be met. Reads every byte of finished weights: a replica that finds them altered would be started
+    again and again. Raises CorruptArtifact.
     """
-    run = _finished(run_url)
-    for artifact in (*run.experts, ROUTER):
-        manifest = run.require(artifact)
-        for name in manifest.files:
-            run.read(artifact, name, manifest)
+    run, versions = _servable(args)
+    for weights in chain(*versions):
+        if weights.final:
+            manifest = run.require(weights.artifact)
+            for name in manifest.files:
+                run.read(weights.artifact, name, manifest)
     _require_free(host, port)
+    return versions[0]
 
 
 def serve_run(
     args: ServeArgs, port: int, host: str = "127.0.0.1", address: str | None = None, insecure: bool = False
 ) -> None:
-    """Serve a finished run over HTTP until SIGINT or SIGTERM; call it on the main thread.
+    """Serve a run over HTTP until SIGINT or SIGTERM; call it on the main thread.
 
     On the Ray that `ray_session` finds for `address`. Raises as `require_servable`, ConfigError for tokens that can't
     be read, and ServeError if Serve is running there already, or if others could ask without a token and that isn't
     meant (`insecure`); before anything starts.
     """
-    require_servable(args.run, port, host)
+    version = require_servable(args, port, host)
     if not read_tokens(args.token_file) and not insecure and not is_loopback(host):
         fix = Give("token_file", f"set ${TOKENS}, be insecure on purpose, or name who may ask")
         raise ServeError(f"whoever reaches {host} could ask for images without a token", fix)
@@ -145,7 +168,7 @@ def serve_run(
             raise ServeError(
                 "Serve already runs in this Ray cluster; add the run with serve deploy (see serving/mixture.yaml)"
             )
-        _serve_until_stopped(args, port, host)
+        _serve_until_stopped(args, port, host, _greeting(args, version, host, port))
 
 
 def is_loopback(host: str) -> bool:
@@ -156,7 +179,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _serve_until_stopped(args: ServeArgs, port: int, host: str) -> None:
+def _serve_until_stopped(args: ServeArgs, port: int, host: str, greeting: str) -> None:
     stop = threading.Event()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in before:
@@ -169,7 +192,7 @@ def _serve_until_stopped(args: ServeArgs, port: int, host: str) -> None:
             logging_config=quiet,
         )
         serve.run(build_app(args), name="ddm", route_prefix="/", logging_config=quiet)
-        print(_greeting(args, host, port), flush=True)
+        print(greeting, flush=True)
         stop.wait()
     finally:
         serve.shutdown()
@@ -177,7 +200,7 @@ def _serve_until_stopped(args: ServeArgs, port: int, host: str) -> None:
             signal.signal(number, handler)
 
 
-def _greeting(args: ServeArgs, host: str, port: int) -> str:
+def _greeting(args: ServeArgs, version: Version, host: str, port: int) -> str:
     data = Run.open(args.run).config.data
     prompt, side = (data.class_names or ("a red bird",))[-1], data.pixel_shape[-1]
     side *= max(1, 256 // side)
@@ -185,10 +208,18 @@ def _greeting(args: ServeArgs, host: str, port: int) -> str:
     token = " -H 'Authorization: Bearer TOKEN'" if read_tokens(args.token_file) else ""
     body = f'{{"prompt": "{prompt}", "size": "{side}x{side}", "response_format": "png"}}'
     return (
-        f"Serving {args.run} at {url} (routes: {url}/openapi.json); stop with Ctrl-C.\n"
+        f"Serving {args.run} at {url} (routes: {url}/openapi.json); stop with Ctrl-C.\n{_unfinished(version)}"
         f"Open {url}/ in a browser, or try:\n"
         f"  curl {url}/v1/images/generations{token} -H 'Content-Type: application/json' -d '{body}' -o image.png"
     )
+
+
+def _unfinished(version: Version) -> str:
+    """A sentence about networks that still train, if there are any."""
+    steps = version.steps().items()
+    parts = [f"{name} is of step {weights['step']}" for name, weights in steps if weights and not weights["final"]]
+    parts += [f"{name} isn't trained yet" for name, weights in steps if weights is None]
+    return f"Not finished: {', '.join(parts)}; newer weights are served as they are published.\n" if parts else ""
 
 
 def _require_free(host: str, port: int) -> None:

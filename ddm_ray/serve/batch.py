@@ -14,19 +14,33 @@ from ddm_ray.serve.scheduler import Job
 
 @dataclass(frozen=True)
 class Segment:
-    """Rows at the end of a segment, and the expert (int64, -1: none) that each needs next which isn't here."""
+    """Rows at the end of a segment, and the expert (int64, -1: none) that each needs next which isn't here.
+
+    `waited_s`: seconds before its first velocity.
+    """
 
     rows: Trajectories
     needed_B: np.ndarray
+    waited_s: float = 0.0
 
 
 @dataclass(eq=False)
 class JobRows:
-    """Rows of one request, which run together. `rows`: their state, as it was when they were last in no batch."""
+    """Rows of one request, which run together. `rows`: their state, as it was when they were last in no batch.
+
+    `submitted_at` and `began_at` (None: not yet) by the engine's clock.
+    """
 
     job: Job
     rows: Trajectories
     future: "Future[Segment]"
+    submitted_at: float
+    began_at: float | None = None
+
+    def segment(self, rows: Trajectories, needed_B: np.ndarray) -> Segment:
+        """Give back what came of them."""
+        assert self.began_at is not None
+        return Segment(rows, needed_B, self.began_at - self.submitted_at)
 
     def ran(self, position: int, network_rows: int) -> None:
         """Note a velocity, after which it is at `position`; those to come are taken to use as many experts."""

@@ -4,6 +4,7 @@ Shapes: B rows, CHW image, K experts.
 """
 
 import asyncio
+import time
 from functools import partial
 
 import numpy as np
@@ -14,44 +15,52 @@ from ddm_ray.config import DataConfig, SamplingSettings
 from ddm_ray.core.condition import Condition, Text
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.packing import pack, unpack
-from ddm_ray.sampling.request import ExpertCall, SampleRequest
-from ddm_ray.sampling.run_models import load_model, mixture_info
+from ddm_ray.sampling.request import ExpertCall, MixtureInfo, SampleRequest
+from ddm_ray.sampling.run_models import mixture_info, monolith_info
 from ddm_ray.sampling.trajectory import start
 from ddm_ray.serve.engine import BatchEngine
 from ddm_ray.serve.remote import Arrays, from_arrays
 from ddm_ray.serve.scheduler import Scheduler, Speed
+from ddm_ray.serve.versions import Networks, Pair, Version, Versions
 from ddm_ray.storage.graph import ROUTER
+from ddm_ray.storage.published import Weights
 from ddm_ray.storage.run import Run
 
 Floats = NDArray[np.float32]
+KEEP_S = 60.0
+"""Seconds for which weights that no request has any more stay at hand, as long as newer ones are used."""
 
 
-def local_engine(run: Run, clusters: list[int], device: str, max_rows: int) -> BatchEngine:
-    """An engine with these experts of a run and its router, warm and running.
+def local_engine(
+    info: MixtureInfo, version: Version, clusters: list[int], networks: Networks, max_rows: int
+) -> BatchEngine:
+    """An engine with these experts of a version and its router, warm and running.
 
-    `max_rows` of a batch. Raises MissingArtifact, CorruptArtifact, DriftError.
+    `max_rows` of a batch. Raises CorruptArtifact, DriftError.
     """
     torch.set_num_threads(1)
-    info = mixture_info(run)
     experts: list[driver.Field | None] = [None] * info.num_experts
     for cluster in clusters:
-        experts[cluster] = load_model(run, run.experts[cluster], device)
-    answer = partial(driver.answers, experts=experts, router=load_model(run, ROUTER, device))
+        weights = version.experts[cluster]
+        experts[cluster] = None if weights is None else networks.of(weights)
+    router = None if version.router is None else networks.of(version.router)
+    answer = partial(driver.answers, experts=experts, router=router)
     here_K = None if len(clusters) == info.num_experts else np.isin(np.arange(info.num_experts), clusters)
     engine = BatchEngine(answer, here_K, Scheduler(max_rows))
-    warm_up(engine, run, clusters, device)
+    present = [cluster for cluster in clusters if experts[cluster] is not None]
+    warm_up(engine, info, networks.run.config.data, present, networks.device)
     engine.start()
     return engine
 
 
-def warm_up(engine: BatchEngine, run: Run, clusters: list[int], device: str) -> None:
+def warm_up(engine: BatchEngine, info: MixtureInfo, data: DataConfig, clusters: list[int], device: str) -> None:
     """Run a few velocities of one row and of many, so that the engine knows its speed before the first request."""
-    settings, info = SamplingSettings(strategy="oracle", steps=3), mixture_info(run)
+    settings = SamplingSettings(strategy="oracle", steps=3)
     for number, count in enumerate((1, 1, engine.scheduler.max_rows)):
         if number == 1:
             engine.scheduler.speed = Speed()  # what runs first is slower than it ever will be
         cluster_B = torch.tensor(clusters)[torch.arange(count) % len(clusters)]
-        request = SampleRequest(tuple(range(count)), _any_condition(run.config.data, count), settings, cluster_B)
+        request = SampleRequest(tuple(range(count)), _any_condition(data, count), settings, cluster_B)
         future = engine.submit(start(request, info, device), np.inf)
         while not future.done():
             engine.tick()
@@ -67,31 +76,75 @@ def _any_condition(data: DataConfig, count: int) -> Condition:
 
 
 class ExpertReplica:
-    """One expert of a run and the router, in an engine of their own."""
+    """One expert of a run and the router, in an engine for each version that requests have; or the dense tier."""
 
-    def __init__(self, run_url: str, cluster: int, device: str, max_rows: int):
-        """Loads verified weights. Raises MissingArtifact, CorruptArtifact, DriftError."""
-        run = Run.open(run_url)
-        self._cluster, self._device, self._info = cluster, device, mixture_info(run)
-        self._engine = local_engine(run, [cluster], device, max_rows)
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, run_url: str, cluster: int | None, device: str, max_rows: int, pin_file: str | None = None
+    ):
+        """Loads the newest verified weights of a cluster's expert, or of the monolith (None), if there are any yet.
 
-    async def run(self, packed: bytes, seconds: float | None, until: int | None) -> tuple[bytes, NDArray[np.int64]]:
-        """A segment of packed rows (`sampling.packing`), and the expert that each needs then: `BatchEngine.submit`."""
-        rows = unpack(packed, self._info, self._device)
-        segment = await asyncio.wrap_future(self._engine.submit(rows, seconds, until))
-        return pack(segment.rows), segment.needed_B
+        Raises CorruptArtifact, DriftError, ConfigError.
+        """
+        run, dense = Run.open(run_url), cluster is None
+        versions = Versions(run, pin_file, dense)
+        self._cluster, self._max_rows = cluster or 0, max_rows
+        self._info = monolith_info(run) if dense else mixture_info(run)
+        self._networks = Networks(run, device)
+        self._engines, self._used_at = dict[Pair, BatchEngine](), dict[Pair, float]()
+        self._lock = asyncio.Lock()
 
-    async def velocity(self, x_BCHW: Floats, t_B: Floats, condition: Arrays) -> Floats:
+        async def load_own(version: Version, weights: Weights) -> bool:
+            if weights.artifact not in (versions.experts[self._cluster], ROUTER):
+                return False
+            await asyncio.to_thread(self._networks.of, weights)
+            return True
+
+        await self.load((await versions.loadable(load_own)).pair(self._cluster))
+
+    async def run(
+        self, packed: bytes, seconds: float | None, until: int | None, weights: Pair
+    ) -> tuple[bytes, NDArray[np.int64], float]:
+        """A `Segment` of packed rows (`sampling.packing`), as `BatchEngine.submit` gives it.
+
+        `weights` of the expert and of the router: those of the request's version.
+        """
+        engine = await self._engine(weights)
+        rows = unpack(packed, self._info, self._networks.device)
+        segment = await asyncio.wrap_future(engine.submit(rows, seconds, until))
+        return pack(segment.rows), segment.needed_B, segment.waited_s
+
+    async def velocity(self, x_BCHW: Floats, t_B: Floats, condition: Arrays, weights: Pair) -> Floats:
         """Velocity (B, C, H, W) of this expert alone at x_BCHW, t_B in [0, 1], batched with others' calls."""
-        x, t = (torch.tensor(part, device=self._device) for part in (x_BCHW, t_B))
-        call = ExpertCall(self._cluster, x, t, from_arrays(condition).to(self._device))
-        return (await asyncio.wrap_future(self._engine.ask(call))).cpu().numpy()
+        engine, device = await self._engine(weights), self._networks.device
+        x, t = (torch.tensor(part, device=device) for part in (x_BCHW, t_B))
+        call = ExpertCall(self._cluster, x, t, from_arrays(condition).to(device))
+        return (await asyncio.wrap_future(engine.ask(call))).cpu().numpy()
+
+    async def load(self, weights: Pair) -> None:
+        """Have an engine of these weights ready. Raises CorruptArtifact, DriftError."""
+        if weights[0] is not None:
+            await self._engine(weights)
 
     def check_health(self) -> None:
-        """Raise ServeError if the engine has stopped: Serve puts another replica in this one's place."""
-        self._engine.require_running()
+        """Raise ServeError if an engine has stopped: Serve puts another replica in this one's place."""
+        for engine in self._engines.values():
+            engine.require_running()
+        newest = max(self._used_at.values(), default=0.0)
+        for weights, used_at in list(self._used_at.items()):
+            if used_at < newest - KEEP_S and not self._engines[weights].scheduler.rows:
+                self._engines.pop(weights).close(0)
+                del self._used_at[weights]
+                self._networks.keep([part for pair in self._engines for part in pair])
+
+    async def _engine(self, weights: Pair) -> BatchEngine:
+        async with self._lock:
+            if weights not in self._engines:
+                version = Version.of_pair(self._cluster, self._info.num_experts, weights)
+                parts = (self._info, version, [self._cluster], self._networks, self._max_rows)
+                self._engines[weights] = await asyncio.to_thread(local_engine, *parts)
+            self._used_at[weights] = time.monotonic()
+            return self._engines[weights]
 
     def __del__(self) -> None:
-        engine = getattr(self, "_engine", None)
-        if engine is not None:
+        for engine in getattr(self, "_engines", {}).values():
             engine.close(1.0)

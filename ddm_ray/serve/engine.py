@@ -143,7 +143,7 @@ class BatchEngine:
             if self._closed:
                 raise ServeError(STOPS)
             self.scheduler.admit(job, now)
-            self._parts[job] = JobRows(job, rows, future)
+            self._parts[job] = JobRows(job, rows, future, now)
             self._changed.notify()
         return future
 
@@ -167,6 +167,8 @@ class BatchEngine:
             for part in [part for part in self._parts.values() if part.future.cancelled()]:
                 self._end(part)
             parts = [self._parts[job] for job in self.scheduler.batch(now)]
+        for part in parts:
+            part.began_at = now if part.began_at is None else part.began_at
         with torch.inference_mode():
             try:
                 self._batch = batch = self._regrouped(parts)
@@ -250,7 +252,7 @@ class BatchEngine:
         for part, span in after.spans():
             part.ran(int(after.state.position_B[span.start]), int((after.state.expert_rows_B - before)[span].sum()))
         for part, rows in ended.items():
-            self._end(part, Segment(rows, np.full(part.job.rows, -1)))
+            self._end(part, part.segment(rows, np.full(part.job.rows, -1)))
         return rest
 
     def _away(self, batch: RowBatch) -> list[JobRows]:
@@ -263,7 +265,7 @@ class BatchEngine:
         needed_B = np.where(used_BK.any(axis=1), used_BK.argmax(axis=1), -1)
         away = [(part, span) for part, span in batch.spans() if (needed_B[span] >= 0).any()]
         for part, span in away:
-            self._end(part, Segment(batch.rows(span), needed_B[span]))
+            self._end(part, part.segment(batch.rows(span), needed_B[span]))
         return [part for part, _ in away]
 
     def _isolate(self, parts: list[JobRows], error: Exception) -> None:

@@ -36,6 +36,7 @@ LIMITS = {
 }
 """Bounds of a server beside the settings' own ranges: work, and numbers that overflow."""
 SETTINGS = SamplingSettings.model_fields
+EXPERTS, DENSE = "experts", "dense"
 
 
 class RequestError(ServeError):
@@ -121,7 +122,8 @@ class Generation:
 
     `prompt`: the text that `sample` isn't conditioned on yet; None: there is none. `num_pixels` of all images.
     `stops`: velocities after which images on their way are asked for. `routing`: the experts' weights are, too.
-    `seconds`: as the request says; None: it doesn't.
+    `seconds`: as the request says; None: it doesn't. `tiers` that may meet it, the first that can: EXPERTS, which alone
+    know strategies, and the dense one.
     """
 
     sample: SampleRequest
@@ -133,18 +135,22 @@ class Generation:
     stops: tuple[int, ...] = ()
     routing: bool = False
     seconds: float | None = None
+    tiers: tuple[str, ...] = (EXPERTS,)
 
 
-def resolve(request: GenerationRequest, config: RunConfig, defaults: SamplingSettings, info: MixtureInfo) -> Generation:
-    """The request with the run's default settings filled in. Raises RequestError: the field, and what it may be."""
+def resolve(
+    request: GenerationRequest,
+    config: RunConfig,
+    defaults: SamplingSettings,
+    info: MixtureInfo,
+    dense: str | None = None,
+) -> Generation:
+    """The request with the run's default settings filled in. Raises RequestError: the field, and what it may be.
+
+    `dense`: the network of the dense tier, if there is one.
+    """
     count, is_png, stream = request.n or 1, request.response_format == "png", bool(request.stream)
-    if request.model not in (None, config.name):
-        raise RequestError(
-            f"model {one_line(repr(request.model), 60)} isn't served here: use {config.name!r}",
-            "model",
-            "model_not_found",
-            404,
-        )
+    tiers = _tiers(request, model_names(config, dense))
     if is_png and count > 1:
         raise RequestError(f"response_format png carries one image, n is {count}: use b64_json", "n")
     if stream and count > 1:
@@ -158,7 +164,8 @@ def resolve(request: GenerationRequest, config: RunConfig, defaults: SamplingSet
     prompt, condition = _condition(request, config.data, info, count)
     seed = secrets.randbelow(2**32) if request.seed is None else request.seed
     seeds = tuple(range(seed, seed + count))
-    sample = SampleRequest(seeds, condition, request.settings(defaults))
+    settings = request.settings(defaults)
+    sample = SampleRequest(seeds, condition, settings if EXPERTS in tiers else settings.changed(strategy="once"))
     try:
         if isinstance(sample.strategy(info.num_experts), Oracle):
             raise RequestError("strategy oracle needs images whose cluster is known: use once", "strategy")
@@ -174,7 +181,24 @@ def resolve(request: GenerationRequest, config: RunConfig, defaults: SamplingSet
         most = f"at most {MAX_PARTIAL_PIXELS // pixels} of this size"
         raise RequestError(f"{len(stops)} partial images have too many pixels: {most}", "partial_images")
     routing = bool(request.routing)
-    return Generation(sample, prompt, count * pixels, upscaling, is_png, stream, stops, routing, request.timeout)
+    return Generation(sample, prompt, count * pixels, upscaling, is_png, stream, stops, routing, request.timeout, tiers)
+
+
+def model_names(config: RunConfig, dense: str | None) -> dict[str, str]:
+    """Names of the models that are served, each with its tier: the mixture, and the dense tier's network by itself."""
+    return {config.name: EXPERTS} | ({} if dense is None else {f"{config.name}-{dense}": DENSE})
+
+
+def _tiers(request: GenerationRequest, models: dict[str, str]) -> tuple[str, ...]:
+    if request.model is not None and request.model not in models:
+        names = " or ".join(map(repr, models))
+        message = f"model {one_line(repr(request.model), 60)} isn't served here: use {names}"
+        raise RequestError(message, "model", "model_not_found", 404)
+    if request.model is not None and models[request.model] == DENSE:
+        if request.strategy is not None:
+            raise RequestError(f"{request.model} has no experts to choose from: leave strategy out", "strategy")
+        return (DENSE,)
+    return (EXPERTS,) if request.strategy is not None else tuple(models.values())
 
 
 def _require_affordable(count: int, plan: SamplingPlan) -> None:

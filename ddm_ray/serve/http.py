@@ -3,23 +3,17 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any, TypeVar
 
-import torch
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from torch import Tensor
 
 from ddm_ray import __version__
-from ddm_ray.config import RunConfig, SamplingSettings
-from ddm_ray.core.condition import Condition
-from ddm_ray.core.names import parse_strategy_name
 from ddm_ray.errors import DDMError, ExpertCountError, NotFiniteError, SamplingError, ServeError
 from ddm_ray.sampling.request import SampleResult
 from ddm_ray.serve.answers import (
@@ -28,24 +22,22 @@ from ddm_ray.serve.answers import (
     degraded,
     error_body,
     event,
-    expert_name,
+    experts_of,
     internal_error,
     model_entry,
     retry_after,
     routing,
-    stretches,
     to_png,
 )
 from ddm_ray.serve.engine import DeadlineError
-from ddm_ray.serve.generation import Generation, GenerationRequest, RequestError, resolve
-from ddm_ray.serve.meters import Meters
+from ddm_ray.serve.generation import EXPERTS, Generation, GenerationRequest, RequestError, model_names
 from ddm_ray.serve.page_files import add_page
 from ddm_ray.serve.scheduler import OverloadedError
-from ddm_ray.serve.segments import OnStop, Sampled, SegmentSampler
+from ddm_ray.serve.segments import Sampled
+from ddm_ray.serve.service import Service
 
 _SOON = {"Retry-After": retry_after(5)}
 SMALL_PIXELS = 128 * 128
-CODEC_S = 60.0
 Result = TypeVar("Result")
 
 
@@ -73,68 +65,15 @@ IMAGES: dict[int | str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class Service:
-    """A run as the application serves it; `defaults` of sampling where a request says nothing.
-
-    `encode` makes a condition, one row, of a text, and `decode` images of latents; None where the run has none.
-    `lacking` names the deployments that have no replica.
-    """
-
-    sampler: SegmentSampler
-    config: RunConfig
-    defaults: SamplingSettings
-    meters: Meters
-    lacking: Callable[[], Awaitable[list[str]]]
-    encode: Callable[[str], Awaitable[Condition]] | None = None
-    decode: Callable[[Tensor], Awaitable[Tensor]] | None = None
-
-    async def sample(self, generation: Generation, on_stop: OnStop | None = None) -> Sampled:
-        """Make a request's images, in pixels; `on_stop` is called with what they are on their way."""
-        began, request, decode, seconds = time.monotonic(), generation.sample, self.decode, generation.seconds
-        if generation.prompt is not None:
-            assert self.encode is not None
-            text = await _in_time(self.encode(generation.prompt), seconds)
-            seconds = None if seconds is None else seconds - (time.monotonic() - began)
-            request = replace(request, condition=text[torch.zeros(len(request.seeds), dtype=torch.int64)])
-
-        async def decoded(foreseen: SampleResult) -> None:
-            assert on_stop is not None
-            images_BCHW = foreseen.images_BCHW
-            await on_stop(foreseen if decode is None else replace(foreseen, images_BCHW=await decode(images_BCHW)))
-
-        sampled = await self.sampler.sample(request, seconds, generation.stops, None if on_stop is None else decoded)
-        if decode is not None:
-            left = None if generation.seconds is None else generation.seconds - (time.monotonic() - began)
-            pixels_BCHW = await _in_time(decode(sampled.result.images_BCHW), left)
-            sampled = replace(sampled, result=replace(sampled.result, images_BCHW=pixels_BCHW))
-        # By its kind: names carry numbers of the clients' own.
-        strategy = parse_strategy_name(request.settings.strategy or "once")[0]
-        self.meters.images.labels(strategy).inc(len(request.seeds))
-        self.meters.seconds.labels(strategy).observe(time.monotonic() - began)
-        for expert, steps in enumerate(torch.bincount(sampled.result.experts_SB.flatten()).tolist()):
-            if steps:
-                self.meters.steps.labels(expert_name(expert)).inc(steps)
-        for expert in sampled.away:
-            self.meters.degraded.labels(expert_name(expert)).inc()
-        return sampled
-
-
-async def _in_time(work: Awaitable[Result], seconds: float | None) -> Result:
-    """The result of encoding or decoding. DeadlineError after these seconds, or CODEC_S."""
-    try:
-        async with asyncio.timeout(CODEC_S if seconds is None else max(0.0, seconds)):
-            return await work
-    except TimeoutError:
-        raise DeadlineError("out of time, waiting for the text encoder or the autoencoder") from None
-
-
 def http_app(service: Service) -> FastAPI:
     """The application of a service."""
     config, info = service.config, service.sampler.info
     # FastAPI's own pages of documentation load scripts from elsewhere.
     http = FastAPI(title="ddm-ray", version=__version__, docs_url=None, redoc_url=None)
-    entry = model_entry(config, info.num_experts, service.defaults)
+    entries = {
+        name: model_entry(name, config, info.num_experts if tier == EXPERTS else 0, service.defaults)
+        for name, tier in model_names(config, service.dense_network).items()
+    }
     http.exception_handler(RequestValidationError)(_malformed)
     http.exception_handler(HTTPException)(_no_such_route)
     http.exception_handler(DDMError)(_failed)
@@ -143,33 +82,36 @@ def http_app(service: Service) -> FastAPI:
     @http.post("/v1/images/generations", responses=IMAGES | REFUSALS, response_class=JSONResponse)
     async def generate(request: GenerationRequest) -> Response:
         """Images of one class, by OpenAI's API; response_format png answers the bare image."""
-        generation = resolve(request, config, service.defaults, info)
+        generation = service.resolve(request)
         if generation.stream:
             return await _stream(service, generation)
         sampled, upscaling = await service.sample(generation), generation.upscaling
         if generation.png:
             return await _drawn(generation, _bare, generation, sampled)
         created = int(time.time())
-        asked = generation.sample, sampled, upscaling, config.name, created, generation.routing
+        model = f"{config.name}-{sampled.dense}" if sampled.dense else config.name
+        asked = generation.sample, sampled, upscaling, model, created, generation.routing
         content = await _drawn(generation, answer, *asked)
         return JSONResponse(content)
 
     @http.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """The one model served here: the run, its classes, its experts and its defaults of sampling."""
-        return {"object": "list", "data": [entry]}
+        """The models served here, each with its classes, its experts and its defaults of sampling."""
+        return {"object": "list", "data": list(entries.values())}
 
     @http.get("/v1/models/{name:path}", responses={404: REFUSALS[404]})
     async def model(name: str) -> dict[str, Any]:
         """The model of that name."""
-        if name != config.name:
-            raise RequestError(f"this model isn't served here: use {config.name!r}", "model", "model_not_found", 404)
-        return entry
+        if name not in entries:
+            names = " or ".join(map(repr, entries))
+            raise RequestError(f"this model isn't served here: use {names}", "model", "model_not_found", 404)
+        return entries[name]
 
     @http.get("/healthz")
     async def healthz() -> dict[str, Any]:
         """A sign of life of the ingress, and what it serves; wakes no expert that scaled to zero."""
-        return {"status": "ok", "model": config.name, "experts": entry["experts"]}
+        steps = service.sampler.version.steps() | ({} if service.dense is None else service.dense.version.steps())
+        return {"status": "ok", "model": config.name, "experts": entries[config.name]["experts"], "weights": steps}
 
     @http.get("/readyz", responses={503: {"description": "Deployments without a replica are named"}})
     async def readyz() -> Response:
@@ -207,9 +149,11 @@ def _bare(generation: Generation, sampled: Sampled) -> Response:
     result = sampled.result
     headers = {
         "X-Seed": str(generation.sample.seeds[0]),
-        "X-Experts": json.dumps(stretches(result.experts_SB[:, 0].tolist())),
+        "X-Experts": json.dumps(experts_of(sampled)[0]),
     }
-    if sampled.away:
+    if sampled.dense:
+        headers["X-Dense"] = sampled.dense
+    elif sampled.away:
         headers["X-Degraded"] = ",".join(degraded(sampled)["degraded"])
     return Response(to_png(result.images_BCHW[0], generation.upscaling), media_type="image/png", headers=headers)
 
@@ -261,7 +205,7 @@ async def _stream(service: Service, generation: Generation) -> Response:
                 generation.upscaling,
                 int(time.time()),
                 seed=generation.sample.seeds[0],
-                experts=stretches(sampled.result.experts_SB[:, 0].tolist()),
+                experts=experts_of(sampled)[0],
                 usage=USAGE,
                 **routed(sampled.result),
                 **degraded(sampled),

@@ -1,6 +1,8 @@
 """Counters of a server, as Prometheus reads them."""
 
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -13,7 +15,7 @@ VELOCITIES = (1, 5, 10, 25, 50, 100, 250, 1000)
 class Meters:
     """Counters of one ingress, apart from those of other libraries, and gauges of its engine."""
 
-    def __init__(self, engine: BatchEngine):
+    def __init__(self, engine: Callable[[], BatchEngine]):
         self._all = CollectorRegistry()
         counter, gauge = partial(Counter, registry=self._all), partial(Gauge, registry=self._all)
         histogram = partial(Histogram, registry=self._all)
@@ -23,6 +25,7 @@ class Meters:
         self.seconds = histogram(
             "ddm_request_seconds", "Time from a request to its images", ["strategy"], buckets=SECONDS
         )
+        self.first_step = histogram("ddm_first_step_seconds", "Time that images waited for a batch", buckets=SECONDS)
         self.steps = counter("ddm_steps", "Steps of images, by the expert that weighed most", ["expert"])
         self.segments = counter(
             "ddm_segments", "Calls of engines, by their expert; all: one that has or asks every expert", ["expert"]
@@ -31,16 +34,24 @@ class Meters:
         self.velocities = histogram(
             "ddm_segment_velocities", "Velocities that a segment lasted", ["expert"], buckets=VELOCITIES
         )
-        gauge("ddm_batch_rows", "Images in the batch").set_function(lambda: engine.batch_rows)
-        gauge("ddm_waiting_rows", "Images that wait for a place in it").set_function(lambda: engine.waiting_rows)
-        gauge("ddm_velocities", "Velocities that batches have had").set_function(lambda: engine.num_velocities)
+        self.weights = gauge("ddm_weights_step", "Step of the weights that are served; -1: none yet", ["network"])
+        gauge("ddm_batch_rows", "Images in the batch").set_function(lambda: engine().batch_rows)
+        gauge("ddm_waiting_rows", "Images that wait for a place in it").set_function(lambda: engine().waiting_rows)
+        gauge("ddm_velocities", "Velocities that batches have had").set_function(lambda: engine().num_velocities)
 
-    def segment(self, expert: str, velocities: int, switched: int) -> None:
-        """Count a segment, and how many of its images went on elsewhere."""
+    def segment(self, expert: str, velocities: int, switched: int, waited_s: float | None) -> None:
+        """Count a segment, how many of its images went on elsewhere, and seconds before it if it began a request."""
+        if waited_s is not None:
+            self.first_step.observe(waited_s)
         self.segments.labels(expert).inc()
         self.velocities.labels(expert).observe(velocities)
         if switched:
             self.switches.labels(expert).inc(switched)
+
+    def serves(self, steps: Mapping[str, dict[str, Any] | None]) -> None:
+        """Note the steps of the weights that are served, by network."""
+        for name, weights in steps.items():
+            self.weights.labels(name).set(-1 if weights is None else weights["step"])
 
     def page(self) -> bytes:
         """All of it in Prometheus' text format."""

@@ -14,13 +14,14 @@ from ray.serve.handle import DeploymentHandle
 from torch import Tensor
 
 from ddm_ray.core.condition import Condition, Text
-from ddm_ray.errors import DDMError, ServeError
+from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, ServeError
 from ddm_ray.sampling.driver import Field
 from ddm_ray.sampling.packing import pack, unpack
 from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo
 from ddm_ray.sampling.state import Trajectories
 from ddm_ray.serve.batch import Segment
 from ddm_ray.serve.engine import AwayError, StartingError
+from ddm_ray.serve.versions import Pair
 
 ATTEMPTS = 5
 FIRST_WAIT_S = 0.1
@@ -52,6 +53,13 @@ class Replicas:
         """True if none of this deployment's runs, though one should: it neither sleeps nor is being woken."""
         overview = await self._overview(deployment)
         return not overview.replica_states.get("RUNNING", 0) and overview.status not in ("HEALTHY", "UPSCALING")
+
+    async def running(self, deployment: str) -> bool:
+        """True if one is known to run."""
+        try:
+            return bool((await self._overview(deployment)).replica_states.get("RUNNING", 0))
+        except Exception:  # the controller may be away
+            return False
 
     async def starting(self, deployment: str) -> bool:
         """True if the first one is on its way."""
@@ -92,29 +100,37 @@ class Replicas:
 
 
 class RemoteEngine:
-    """The engine of an expert's replicas."""
+    """The engine of an expert's replicas, by these weights of the expert and of the router."""
 
-    def __init__(self, handle: DeploymentHandle[Any], expert: int, info: MixtureInfo, replicas: Replicas):
+    def __init__(
+        self, handle: DeploymentHandle[Any], expert: int, info: MixtureInfo, replicas: Replicas, weights: Pair
+    ):
         self.expert, self._handle, self._info, self._replicas = expert, handle, info, replicas
-        self._name = handle.deployment_name
+        self._name, self._weights = handle.deployment_name, weights
 
     async def run(self, rows: Trajectories, seconds: float | None, until: int | None) -> Segment:
         """The segment that `BatchEngine.submit` promises. AwayError if the expert has no replica and expects none.
 
         StartingError if its first one is on its way for some seconds.
         """
-        packed, needed_B = await called(self._handle.run, self._require_replica, pack(rows), seconds, until)
-        return Segment(unpack(packed, self._info), needed_B)
+        packed, needed_B, waited_s = await self._called(self._handle.run, pack(rows), seconds, until)
+        return Segment(unpack(packed, self._info), needed_B, waited_s)
 
     async def velocity(self, call: ExpertCall) -> Tensor:
         """The answer to a call of this expert. Raises as above, and AwayError after VELOCITY_S without one."""
         arrays = (call.x_BCHW.numpy(), call.t_B.numpy(), to_arrays(call.condition))
         try:
             async with asyncio.timeout(VELOCITY_S):
-                return torch.tensor(await called(self._handle.velocity, self._require_replica, *arrays))
+                return torch.tensor(await self._called(self._handle.velocity, *arrays))
         except TimeoutError:
             self._replicas.mark_away(self._name)
             raise AwayError(f"{self._name} doesn't answer", self.expert) from None
+
+    async def _called(self, method: Any, *arguments: Any) -> Any:
+        try:
+            return await called(method, self._require_replica, *arguments, self._weights)
+        except (CorruptArtifact, DriftError) as error:
+            raise AwayError(f"{self._name} can't load its weights: {error}", self.expert) from None
 
     @property
     def away(self) -> bool:

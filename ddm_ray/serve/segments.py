@@ -45,25 +45,33 @@ class LocalEngine:
 
 @dataclass(frozen=True)
 class Sampled:
-    """The images of a request, and the experts that had to be left out of it."""
+    """The images of a request, the experts that had to be left out of it, and the dense tier's network if it made them.
+
+    Each is empty where there is none.
+    """
 
     result: SampleResult
     away: frozenset[int]
+    dense: str = ""
 
 
-OnSegment = Callable[[int, int, int], None]
-"""Called after each segment with the engine's expert (-1: all), its velocities, and how many rows then switched."""
+OnSegment = Callable[[int, int, int, float | None], None]
+"""Called after each segment with the engine's expert (-1: all), its velocities, how many rows then switched, and for
+the first ones of a request the seconds before them."""
 OnStop = Callable[[SampleResult], Awaitable[None]]
 """Called with the result as it would be if nothing changed from here on, and the routing of the steps so far."""
 
 
 class SegmentSampler:
-    """Samples a mixture whose experts are in engines: `of_expert[k]` has expert k and a router, `mixing` asks all."""
+    """Samples a mixture whose experts are in engines: `of_expert[k]` has expert k and a router, `mixing` asks all.
+
+    Experts that are None aren't trained yet, and away like those of which nobody answers.
+    """
 
     def __init__(
         self,
         info: MixtureInfo,
-        of_expert: Sequence[Runner],
+        of_expert: Sequence[Runner | None],
         mixing: Runner,
         on_segment: OnSegment | None = None,
         device: str = "cpu",
@@ -85,7 +93,7 @@ class SegmentSampler:
         what can't be met, AwayError where no expert is left; else as `BatchEngine.submit` raises.
         """
         deadline = None if seconds is None else time.monotonic() + seconds
-        away, num_seen = frozenset(expert for expert, runner in enumerate(self._of_expert) if runner.away), 0
+        away, num_seen = self._known_away(), 0
         while True:
             if len(away) == self.info.num_experts:
                 raise AwayError("no expert has a replica", 0)
@@ -110,12 +118,21 @@ class SegmentSampler:
 
     def engine_of(self, rows: Trajectories, expert: int) -> Runner:
         """The engine that goes on with rows of one plan."""
-        return self._mixing if rows.plans[0].rule.most > 1 else self._of_expert[expert]
+        if rows.plans[0].rule.most > 1:
+            return self._mixing
+        runner = self._of_expert[expert]
+        assert runner is not None
+        return runner
 
-    def count(self, engine: Runner, expert: int, velocities: int, switched: int) -> None:
-        """Tell of a segment."""
+    def count(self, engine: Runner, expert: int, begun_at: int, segment: Segment) -> None:
+        """Tell of a segment that began after so many velocities."""
         if self._on_segment is not None:
-            self._on_segment(-1 if engine is self._mixing else expert, velocities, switched)
+            velocities, switched = int(segment.rows.position_B[0]) - begun_at, int((segment.needed_B >= 0).sum())
+            waited_s = None if begun_at else segment.waited_s
+            self._on_segment(-1 if engine is self._mixing else expert, velocities, switched, waited_s)
+
+    def _known_away(self) -> frozenset[int]:
+        return frozenset(expert for expert, runner in enumerate(self._of_expert) if runner is None or runner.away)
 
     def _info_without(self, away: frozenset[int]) -> MixtureInfo:
         if not away:
@@ -162,8 +179,7 @@ class _Journey:
             seconds = None if self._deadline is None else self._deadline - time.monotonic()
             engine = self._sampler.engine_of(rows, expert)
             segment = await engine.run(rows, seconds, stop)
-            velocities = int(segment.rows.position_B[0] - rows.position_B[0])
-            self._sampler.count(engine, expert, velocities, int((segment.needed_B >= 0).sum()))
+            self._sampler.count(engine, expert, int(rows.position_B[0]), segment)
             rows = segment.rows
             if (segment.needed_B < 0).all():
                 return [(rows, number_B)]

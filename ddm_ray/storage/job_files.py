@@ -55,7 +55,12 @@ class JobFiles:
     @property
     def published(self) -> int | None:
         """Steps of the furthest published weights; None: none."""
-        return max((step for _, step in self._steps("weights")), default=None)
+        return max((step for _, step in self.weights), default=None)
+
+    @property
+    def weights(self) -> list[tuple[int, int]]:
+        """Attempt and step of all published weights; they are committed, but unread."""
+        return self._steps("weights")
 
     def _holds(self, attempt: int, name: str) -> bool:
         return f"attempts/{attempt:04d}/{name}" in self.sizes

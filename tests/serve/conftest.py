@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,10 +17,17 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+import torch
 
+from ddm_ray.models import weights
+from ddm_ray.sampling.run_models import load_model
 from ddm_ray.serve.app import ServeArgs
+from ddm_ray.storage.attempts import claim
+from ddm_ray.storage.graph import Artifact, expert
+from ddm_ray.storage.published import Weights
 from ddm_ray.storage.run import Run
 from tests.conftest import fresh_token, heed_ctrl_c
+from tests.published import publish_weights
 from tests.random_run import make_run
 
 ROOT = Path(__file__).parents[2]
@@ -161,3 +169,23 @@ def served(args: ServeArgs, folder: Path) -> Iterator[Server]:
         command = [sys.executable, "-c", SERVE_RUN, args.model_dump_json(), str(port), temp]
         with serving(command, port, folder) as server:
             yield server
+
+
+def unfinished(finished: Run, folder: Path) -> Run:
+    """A copy of a run whose expert 1 still trains, and has published nothing yet."""
+    shutil.copytree(finished.url, folder)
+    run = Run.open(str(folder))
+    run.store.delete(expert(1))
+    return run
+
+
+def milestone(run: Run, artifact: Artifact, step: int, scale: float = 1.0) -> Weights:
+    """Publish weights as an attempt does on its way: those of expert 0 times `scale`."""
+    model = load_model(run, expert(0))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(scale)
+    tensors, spec = weights.to_bytes(model, weights.describe(model))
+    parts = {"ema.safetensors": tensors, "model.json": spec.encode()}
+    prefix, _ = publish_weights(claim(run.store, artifact), step, run.identity(artifact), parts)
+    return Weights(artifact, prefix, step, final=False)

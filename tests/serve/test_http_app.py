@@ -22,9 +22,11 @@ from ddm_ray.sampling.run_models import load_models, sampling_settings
 from ddm_ray.serve.engine import BatchEngine
 from ddm_ray.serve.generation import MAX_WORK
 from ddm_ray.serve.guard import Guard
-from ddm_ray.serve.http import Service, http_app
+from ddm_ray.serve.http import http_app
 from ddm_ray.serve.meters import Meters
 from ddm_ray.serve.segments import LocalEngine, SegmentSampler
+from ddm_ray.serve.service import Service
+from ddm_ray.serve.versions import LiveSampler, Versions
 from ddm_ray.storage.run import Run
 
 GENERATIONS = "/v1/images/generations"
@@ -42,8 +44,9 @@ class Served:
         runner = LocalEngine(self.engine)
         self.sampler = SegmentSampler(models.info, [runner] * models.info.num_experts, runner)
         self.away: list[str] = []
-        self.meters = Meters(self.engine)
-        service = Service(self.sampler, run.config, sampling_settings(run), self.meters, self._lacking, **codecs)
+        self.meters = Meters(lambda: self.engine)
+        self.live = LiveSampler(Versions(run).newest(), self.sampler, self.engine)
+        service = Service(self.live, run.config, sampling_settings(run), self.meters, self._lacking, **codecs)
         self.app = http_app(service)
 
     async def _lacking(self) -> list[str]:
@@ -231,7 +234,8 @@ def test_models_can_be_listed_and_looked_up(served: Served) -> None:
 
 def test_a_probe_is_told_nothing_of_the_classes(served: Served) -> None:
     health = served.ask("GET", "/healthz").json()
-    assert health == {"status": "ok", "model": "tiny", "experts": ["expert-000", "expert-001"]}
+    assert health.keys() == {"status", "model", "experts", "weights"}
+    assert health["experts"] == ["expert-000", "expert-001"] == list(health["weights"])[:2]
 
 
 def test_readiness_names_what_is_away(served: Served) -> None:

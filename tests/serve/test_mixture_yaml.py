@@ -24,3 +24,8 @@ def test_serve_run_deploys_the_mixture(tmp_path: Path) -> None:
         answer = server.generate(prompt="8", n=8, seed=1, steps=4)
         assert answer.status == 200 and len(answer.json["data"]) == 8
         assert len({way[0]["expert"] for way in answer.json["experts"]}) > 1
+        service = next(yaml.safe_load_all((ROOT / "cluster_configs/kuberay/rayservice.yaml").read_text()))
+        (group,) = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+        probe = group["template"]["spec"]["containers"][0]["readinessProbe"]["httpGet"]
+        for path in (probe["path"], "/readyz"):
+            assert server.ask("GET", path).status == 200, path

@@ -18,13 +18,14 @@ def names(expressions: list[str]) -> set[str]:
 
 def counted() -> set[str]:
     """Names of all that the server says once something has happened."""
-    meters = Meters(BatchEngine(lambda calls: []))
+    meters = Meters(lambda: BatchEngine(lambda calls: []))
     meters.answers.labels("/", "200").inc()
     meters.images.labels("once").inc()
     meters.degraded.labels("expert-000").inc()
     meters.seconds.labels("once").observe(1)
     meters.steps.labels("expert-000").inc()
-    meters.segment("expert-000", 3, 1)
+    meters.segment("expert-000", 3, 1, 0.5)
+    meters.serves({"expert-000": None})
     lines = meters.page().decode().splitlines()
     gauges = {line.split()[2] for line in lines if line.startswith("# TYPE")}
     return gauges | {re.split(r"[{ ]", line)[0] for line in lines if not line.startswith("#")}

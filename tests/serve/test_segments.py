@@ -48,7 +48,7 @@ class Elsewhere:
 def count_segments(sampler: SegmentSampler) -> list[tuple[int, int, int]]:
     """The list that the sampler tells of its segments from now on: expert, velocities, rows that left."""
     counted = list[tuple[int, int, int]]()
-    sampler._on_segment = lambda *values: counted.append(values)
+    sampler._on_segment = lambda *values: counted.append(values[:3])
     return counted
 
 
@@ -128,6 +128,15 @@ def test_what_it_counts_says_the_expert_its_velocities_and_who_left() -> None:
         counted.clear()
         asyncio.run(sampler.sample(request(strategy="full")))
         assert counted == [(-1, 6, 0)]
+
+
+def test_only_the_first_segment_of_a_request_tells_how_long_it_waited() -> None:
+    with per_expert() as sampler:
+        waited = list[float | None]()
+        sampler._on_segment = lambda *values: waited.append(values[3])
+        asyncio.run(sampler.sample(request(strategy="top-1", steps=20), stops=[5, 10]))
+        assert len(waited) > 2 and waited[1:] == [None] * (len(waited) - 1)
+        assert waited[0] is not None and 0 <= waited[0] < 60
 
 
 @pytest.mark.parametrize("strategy", ["once", "top-1", "full"])

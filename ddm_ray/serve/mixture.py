@@ -1,0 +1,91 @@
+"""A mixture as the ingress serves it: by an engine of its own or those of deployments, and by its newest weights."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ray.serve.handle import DeploymentHandle
+
+from ddm_ray.sampling.request import MixtureInfo
+from ddm_ray.serve.deployments import local_engine
+from ddm_ray.serve.engine import BatchEngine
+from ddm_ray.serve.remote import RemoteEngine, Replicas, answer_from, called
+from ddm_ray.serve.scheduler import Scheduler
+from ddm_ray.serve.segments import LocalEngine, OnSegment, SegmentSampler
+from ddm_ray.serve.versions import LOG, LiveSampler, Networks, Version, Versions, follow
+from ddm_ray.storage.published import Weights
+
+Handle = DeploymentHandle[Any]
+
+
+class ServedMixture:
+    """The sampler of a run's mixture, `live`, with newer weights as they are published."""
+
+    live: LiveSampler
+
+    def __init__(
+        self,
+        info: MixtureInfo,
+        networks: Networks,
+        max_rows: int,
+        experts: Sequence[Handle],
+        replicas: Replicas,
+        on_segment: OnSegment,
+        on_version: Callable[[Version], None],
+    ):
+        """`experts`: their deployments by cluster; none: they are here. `on_version` learns what is served from now."""
+        self._info, self._networks, self._max_rows = info, networks, max_rows
+        self._experts, self._replicas = experts, replicas
+        self._on_segment, self._on_version = on_segment, on_version
+
+    async def start(self, versions: Versions, refresh_s: float) -> None:
+        """Serve the newest weights, and look for newer ones every so many seconds."""
+        version = await versions.loadable(self._load_here)
+        self.live = LiveSampler(version, *await self._made(version))
+        self._on_version(version)
+        self._following = asyncio.ensure_future(follow(versions, self.live, self._load, self._put, refresh_s))
+
+    async def _load_here(self, version: Version, weights: Weights) -> bool:
+        if self._experts and weights in version.experts:
+            return False
+        await asyncio.to_thread(self._networks.of, weights)
+        return True
+
+    async def _load(self, version: Version, weights: Weights) -> bool:
+        if self._experts and weights in version.experts:
+            return await self._loaded_there(version, version.experts.index(weights))
+        return await self._load_here(version, weights)
+
+    async def _loaded_there(self, version: Version, expert: int) -> bool:
+        """Have an expert's replica load its weights of a version; False if none runs, as one that sleeps."""
+        handle = self._experts[expert]
+        if not await self._replicas.running(handle.deployment_name):
+            return False
+        await called(handle.load, None, version.pair(expert))
+        return True
+
+    async def _put(self, version: Version) -> None:
+        """Serve these weights from the next request on."""
+        await asyncio.gather(*(self._loaded_there(version, expert) for expert in range(len(self._experts))))
+        self.live.replace(version, *await self._made(version))
+        self._networks.keep(list(version))
+        self._on_version(version)
+        LOG.info("serving %s", version.steps())
+
+    async def _made(self, version: Version) -> tuple[SegmentSampler, BatchEngine]:
+        """A sampler of these weights, and its engine here."""
+        info, runners = self._info, list[Any]()
+        if not self._experts:
+            parts = (info, version, list(range(info.num_experts)), self._networks, self._max_rows)
+            engine = await asyncio.to_thread(local_engine, *parts)
+            mixing = LocalEngine(engine)
+            runners = [None if weights is None else mixing for weights in version.experts]
+        else:
+            for expert, handle in enumerate(self._experts):
+                runner = RemoteEngine(handle, expert, info, self._replicas, version.pair(expert))
+                runners.append(None if version.experts[expert] is None else runner)
+            router = None if version.router is None else self._networks.of(version.router)
+            engine = BatchEngine(answer_from(runners, router), scheduler=Scheduler(self._max_rows))
+            engine.start()
+            mixing = LocalEngine(engine)
+        return SegmentSampler(info, runners, mixing, self._on_segment, self._networks.device), engine

@@ -1,0 +1,255 @@
+"""Versions: which published weights of a run are served, and a sampler whose weights change while it samples. No Ray.
+
+Shapes: K experts.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+from pydantic import PositiveInt, TypeAdapter, ValidationError
+from torch import nn
+
+from ddm_ray.errors import ConfigError, CorruptArtifact, DDMError, DriftError, ServeError, one_line
+from ddm_ray.sampling.request import MixtureInfo, SampleRequest
+from ddm_ray.sampling.run_models import load_weights
+from ddm_ray.serve.answers import expert_name
+from ddm_ray.serve.engine import BatchEngine
+from ddm_ray.serve.segments import OnStop, Sampled, SegmentSampler
+from ddm_ray.storage.graph import MONOLITH, ROUTER, Artifact, trained_of
+from ddm_ray.storage.published import Weights, published
+from ddm_ray.storage.run import Run
+from ddm_ray.storage.store import Store
+
+LOG = logging.getLogger("ray.serve")
+PIN_BYTES = 2**16
+_PINS = TypeAdapter(dict[str, PositiveInt])
+
+
+Pair = tuple[Weights | None, Weights | None]
+"""Weights of one expert and of the router: what its replica has to have."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """The weights that a request is sampled with: of each expert and of the router, None where there are none yet."""
+
+    experts: tuple[Weights | None, ...]
+    router: Weights | None
+
+    @classmethod
+    def of_pair(cls, cluster: int, num_experts: int, weights: Pair) -> "Version":
+        """The version that has one expert alone."""
+        own, router = weights
+        return cls(tuple(own if number == cluster else None for number in range(num_experts)), router)
+
+    def pair(self, cluster: int) -> Pair:
+        """The weights of one expert and of the router."""
+        return self.experts[cluster], self.router
+
+    def __iter__(self) -> Iterator[Weights]:
+        return (weights for weights in (self.router, *self.experts) if weights is not None)
+
+    def steps(self) -> dict[str, dict[str, Any] | None]:
+        """Steps of the weights of each network, by its name, and whether its training has ended."""
+        named = {expert_name(number): weights for number, weights in enumerate(self.experts)} | {
+            str(ROUTER): self.router
+        }
+        if any(weights.artifact == MONOLITH for weights in self):
+            named = {str(MONOLITH): self.experts[0]}
+        return {
+            name: None if weights is None else {"step": weights.step, "final": weights.final}
+            for name, weights in named.items()
+        }
+
+
+Load = Callable[[Version, Weights], Awaitable[bool]]
+"""Loads weights of a version, router first, wherever they are needed; False where nobody needs them now."""
+
+
+class Versions:
+    """Looks at a run for the weights to be served: the newest of each network, or those that a file pins."""
+
+    def __init__(self, run: Run, pin_file: str | None = None, dense: bool = False):
+        """`pin_file`: see `read_pins`. `dense`: the monolith, as a mixture of one, in place of the experts."""
+        self._run, self._pin_file = run, pin_file
+        self.experts = (MONOLITH,) if dense else run.experts
+        self._jobs = [*self.experts, *({ROUTER} & set(trained_of(run.config)) if not dense else ())]
+        self._published: dict[Artifact, list[Weights]] = {}
+        self._refused, self._known = set[Weights](), set[Weights]()
+
+    @property
+    def settled(self) -> bool:
+        """True if the newest version will stay so: every job has ended, and no file can pin others."""
+        return self._pin_file is None and self._complete
+
+    @property
+    def _complete(self) -> bool:
+        return all(weights and weights[0].final for weights in map(self._published.get, self._jobs))
+
+    def newest(self) -> Version:
+        """The version that is to be served now. Raises ServeError if no expert has weights, ConfigError for a pin
+        that can't be met, DriftError, CorruptArtifact for jobs that finished otherwise than the run wants it.
+        """
+        pins = {} if self._pin_file is None else read_pins(self._pin_file)
+        names = [network_name(job) for job in trained_of(self._run.config)]
+        if unknown := pins.keys() - set(names):
+            raise ConfigError(f"pin_file {self._pin_file}: {min(unknown)[:60]!r} isn't one of {', '.join(names)}")
+        if not self._complete:
+            self._published = published(self._run, self._jobs)
+        chosen = {job: self._chosen(job, pins.get(network_name(job))) for job in self._jobs}
+        experts = tuple(chosen[expert] for expert in self.experts)
+        if not any(experts):
+            what = "monolith" if MONOLITH in self.experts else "expert"
+            raise ServeError(f"no {what} of {self._run.url} has published weights yet", self._run.make(self.experts[0]))
+        return Version(experts, chosen.get(ROUTER))
+
+    async def loadable(self, load: "Load") -> Version:
+        """The newest version of which `load` can load everything: damaged weights of a job that goes on are left out.
+
+        Raises as `newest`, and CorruptArtifact or DriftError for damaged ones of a job's end.
+        """
+        while True:
+            version = await asyncio.to_thread(self.newest)
+            damaged = False
+            for weights in version:
+                if weights in self._known:
+                    continue
+                try:
+                    if await load(version, weights):
+                        self._known.add(weights)
+                except (CorruptArtifact, DriftError) as error:
+                    if weights.final:
+                        raise
+                    LOG.warning("%s of step %d isn't served: %s", weights.artifact, weights.step, error)
+                    self._refused.add(weights)
+                    damaged = True
+            if not damaged:
+                return version
+
+    def _chosen(self, job: Artifact, step: int | None) -> Weights | None:
+        allowed = [weights for weights in self._published[job] if weights not in self._refused]
+        if step is None:
+            return next(iter(allowed), None)
+        for weights in allowed:
+            if weights.step == step:
+                return weights
+        steps = ", ".join(str(weights.step) for weights in reversed(allowed[:20])) or "none"
+        raise ConfigError(f"pin_file {self._pin_file}: {job} has no published weights of step {step}; it has {steps}")
+
+
+def network_name(job: Artifact) -> str:
+    """The name of what a job trains, as users see it: expert-003, router."""
+    return str(job) if job.cluster is None else expert_name(job.cluster)
+
+
+def read_pins(url: str) -> dict[str, int]:
+    """Steps by network (expert-002: 400) of a YAML file at a path or URI; none where there is no file.
+
+    ConfigError for another content.
+    """
+    folder, _, name = url.rpartition("/")
+    try:
+        text = Store(folder).read(name, PIN_BYTES)
+    except FileNotFoundError:
+        return {}
+    try:
+        return _PINS.validate_python(yaml.safe_load(text) or {})
+    except (yaml.YAMLError, ValidationError, UnicodeDecodeError, RecursionError) as error:
+        what = error.errors()[0]["msg"] if isinstance(error, ValidationError) else one_line(error, 100)
+        raise ConfigError(f"pin_file {url}: write lines such as `expert-002: 400`, a step each: {what}") from None
+
+
+class Networks:
+    """Networks of published weights on a device, each loaded once."""
+
+    def __init__(self, run: Run, device: str):
+        self.run, self.device = run, device
+        self._loaded: dict[Weights, nn.Module] = {}
+        self._lock = threading.Lock()
+
+    def of(self, weights: Weights) -> nn.Module:
+        """The network. Raises CorruptArtifact, DriftError."""
+        with self._lock:
+            if weights not in self._loaded:
+                self._loaded[weights] = load_weights(self.run, weights, self.device)
+            return self._loaded[weights]
+
+    def keep(self, needed: Collection[Weights | None]) -> None:
+        """Forget all others; whoever has one still keeps it."""
+        with self._lock:
+            self._loaded = {weights: network for weights, network in self._loaded.items() if weights in needed}
+
+
+@dataclass(eq=False)
+class _Live:
+    version: Version
+    sampler: SegmentSampler
+    engine: BatchEngine
+    requests: int = field(default=0)
+
+
+class LiveSampler:
+    """A sampler whose weights change while it samples: a request keeps those that it began with."""
+
+    def __init__(self, version: Version, sampler: SegmentSampler, engine: BatchEngine):
+        """`engine`: the one of this process that the sampler needs, closed after its last request once replaced."""
+        self._now = _Live(version, sampler, engine)
+
+    @property
+    def info(self) -> MixtureInfo:
+        """The mixture, which is the same in all versions."""
+        return self._now.sampler.info
+
+    @property
+    def version(self) -> Version:
+        """Weights of requests that come now."""
+        return self._now.version
+
+    @property
+    def engine(self) -> BatchEngine:
+        """The engine of requests that come now."""
+        return self._now.engine
+
+    def replace(self, version: Version, sampler: SegmentSampler, engine: BatchEngine) -> None:
+        """Sample what comes from now on by these."""
+        before, self._now = self._now, _Live(version, sampler, engine)
+        self._close_if_left(before)
+
+    async def sample(
+        self,
+        request: SampleRequest,
+        seconds: float | None = None,
+        stops: Sequence[int] = (),
+        on_stop: OnStop | None = None,
+    ) -> Sampled:
+        """Sample as `SegmentSampler.sample` does, from end to end by the version that is served now."""
+        live = self._now
+        live.requests += 1
+        try:
+            return await live.sampler.sample(request, seconds, stops, on_stop)
+        finally:
+            live.requests -= 1
+            self._close_if_left(live)
+
+    def _close_if_left(self, live: _Live) -> None:
+        if live is not self._now and not live.requests:
+            live.engine.close(0)
+
+
+async def follow(
+    versions: Versions, live: LiveSampler, load: Load, put: Callable[[Version], Awaitable[None]], every_s: float
+) -> None:
+    """Have newer weights served as they are published, until there will be none. What can't be served is logged."""
+    while not versions.settled:
+        await asyncio.sleep(every_s)
+        try:
+            version = await versions.loadable(load)
+            if version != live.version:
+                await put(version)
+        except DDMError as error:
+            LOG.warning("the weights that are served stay as they are: %s", error)

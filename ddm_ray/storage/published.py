@@ -1,0 +1,71 @@
+"""Weights: what training jobs have published, at their end and on their way there."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ddm_ray.errors import CorruptArtifact, DriftError
+from ddm_ray.storage.attempts import Attempt
+from ddm_ray.storage.graph import Artifact
+from ddm_ray.storage.info import TrainedInfo
+from ddm_ray.storage.job_files import JobFiles, list_jobs
+from ddm_ray.storage.manifest import NAME, Manifest, verify
+from ddm_ray.storage.run import Run
+
+
+@dataclass(frozen=True)
+class Weights:
+    """EMA weights of a training job after `step` steps, in the folder `prefix` below its artifact.
+
+    `final`: the job has finished, and these are what it made. Weights are the same before and after that.
+    """
+
+    artifact: Artifact
+    prefix: str
+    step: int
+    final: bool = field(compare=False)
+
+    @classmethod
+    def finished(cls, run: Run, artifact: Artifact) -> "Weights":
+        """Find those of a job that has finished. Raises MissingArtifact, DriftError, CorruptArtifact."""
+        info = TrainedInfo.of(run.require(artifact))
+        return cls(artifact, info.weights, info.step, final=True)
+
+    def read(self, run: Run, name: str) -> bytes:
+        """One verified file of them. Raises CorruptArtifact, and DriftError for weights of another configuration."""
+        if self.final:
+            return run.read(self.artifact, f"{self.prefix}/{name}")
+        folder = f"{self.artifact}/{self.prefix}"
+        where = f"{run.url}/{folder}"
+        try:
+            manifest = Manifest.from_json(run.store.read(f"{folder}/{NAME}"), f"{where}/{NAME}")
+            data = run.store.read(f"{folder}/{name}")
+        except FileNotFoundError as error:
+            raise CorruptArtifact(f"{where}: not whole any more: {error}") from None
+        if lines := run.drift(self.artifact, manifest.identity):
+            raise DriftError(f"{where} was made otherwise: {lines[0]}", run.remake(self.artifact))
+        if name not in manifest.files:
+            raise CorruptArtifact(f"{where}/{name}: its manifest doesn't list it")
+        return verify(data, manifest.files[name], f"{where}/{name}")
+
+
+def published(run: Run, artifacts: Iterable[Artifact]) -> dict[Artifact, list[Weights]]:
+    """All published weights of each job, the best first: those of its end, then by their steps. None is read.
+
+    Raises DriftError, CorruptArtifact for a job that has finished otherwise than this run wants it.
+    """
+    return {artifact: _of(run, artifact, files) for artifact, files in list_jobs(run.store, artifacts).items()}
+
+
+def _of(run: Run, artifact: Artifact, files: JobFiles) -> list[Weights]:
+    last = [Weights.finished(run, artifact)] if files.committed else []
+    by_step = sorted(files.weights, key=lambda each: (each[1], each[0]), reverse=True)
+    others = [
+        Weights(
+            artifact,
+            Attempt(run.store, artifact, attempt).weights_prefix(step).removeprefix(f"{artifact}/"),
+            step,
+            final=False,
+        )
+        for attempt, step in by_step
+    ]
+    return [*last, *(each for each in others if each not in last)]
