@@ -180,6 +180,18 @@ def export(run_url: str, folder: str, overwrite: bool) -> None:
 @click.option("--device", default="cpu", show_default=True, help="torch's device for experts and router.")
 @click.option("--max-rows", default=32, show_default=True, type=click.IntRange(1), help="Images of a batch; more wait.")
 @click.option(
+    "--precision",
+    default="fp32",
+    show_default=True,
+    type=click.Choice(["fp32", "bf16"]),
+    help="Precision of experts and router; bf16 on a GPU takes half the memory and a fraction of the time.",
+)
+@click.option(
+    "--compile",
+    is_flag=True,
+    help="Compile experts and router, and on a GPU make CUDA graphs of them: minutes at the start, faster steps.",
+)
+@click.option(
     "--token-file",
     type=click.Path(dir_okay=False),
     help="Bearer tokens that may ask, one a line. Default: those in $DDM_SERVE_TOKENS; without any, everybody may.",

@@ -15,6 +15,7 @@ from ddm_ray.core.condition import Condition, Text
 from ddm_ray.sampling.run_models import load_model, mixture_info, sampling_settings
 from ddm_ray.serve.answers import expert_name
 from ddm_ray.serve.codec import Decoder, Encoder
+from ddm_ray.serve.computing import Computing
 from ddm_ray.serve.deployments import local_engine
 from ddm_ray.serve.engine import BatchEngine
 from ddm_ray.serve.guard import Guard, Limits
@@ -37,8 +38,7 @@ class API:
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
         run_url: str,
-        device: str,
-        max_rows: int,
+        computing: Computing,
         tokens: frozenset[bytes],
         limits: Limits,
         experts: Sequence[Handle] = (),
@@ -53,24 +53,25 @@ class API:
         self._run = run = Run.open(run_url)
         self._guarded = (tokens, limits)
         self._replicas, self._names = Replicas(serve.get_replica_context().app_name), list[str]()
-        self._encode, self._decode = self._codecs(run, device, codecs)
+        self._encode, self._decode = self._codecs(run, computing.device, codecs)
         info = mixture_info(run)
         if self._encode is not None:
             null = from_arrays(await self._encode(""))
             assert isinstance(null, Text)
             info = replace(info, null_text=null)
         if not experts:
-            self._engine = local_engine(run, list(range(info.num_experts)), device, max_rows)
+            self._engine = local_engine(run, list(range(info.num_experts)), computing)
             mixing = LocalEngine(self._engine)
             runners: list[Any] = [mixing] * info.num_experts
         else:
             runners = [RemoteEngine(handle, k, info, self._replicas) for k, handle in enumerate(experts)]
-            self._engine = BatchEngine(answer_from(runners, load_model(run, ROUTER)), scheduler=Scheduler(max_rows))
+            scheduler = Scheduler(computing.max_rows)
+            self._engine = BatchEngine(answer_from(runners, load_model(run, ROUTER)), scheduler=scheduler)
             self._engine.start()
             mixing = LocalEngine(self._engine)
             self._names = [handle.deployment_name for handle in (*experts, *(codecs or {}).values())]
         self._meters = Meters(self._engine)
-        self._sampler = SegmentSampler(info, runners, mixing, self._count, "cpu" if experts else device)
+        self._sampler = SegmentSampler(info, runners, mixing, self._count, "cpu" if experts else computing.device)
 
     @staticmethod
     def _codecs(run: Run, device: str, codecs: Mapping[str, Handle] | None) -> tuple[Any, Any]:

@@ -5,18 +5,21 @@ Shapes: B rows, CHW image, K experts.
 
 import asyncio
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ddm_ray.config import DataConfig, SamplingSettings
 from ddm_ray.core.condition import Condition, Text
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.packing import pack, unpack
-from ddm_ray.sampling.request import ExpertCall, SampleRequest
+from ddm_ray.sampling.request import ExpertCall, MixtureInfo, SampleRequest
 from ddm_ray.sampling.run_models import load_model, mixture_info
 from ddm_ray.sampling.trajectory import start
+from ddm_ray.serve.computing import Computing, in_buckets
 from ddm_ray.serve.engine import BatchEngine
 from ddm_ray.serve.remote import Arrays, from_arrays
 from ddm_ray.serve.scheduler import Scheduler, Speed
@@ -26,19 +29,23 @@ from ddm_ray.storage.run import Run
 Floats = NDArray[np.float32]
 
 
-def local_engine(run: Run, clusters: list[int], device: str, max_rows: int) -> BatchEngine:
+def local_engine(run: Run, clusters: list[int], computing: Computing) -> BatchEngine:
     """An engine with these experts of a run and its router, warm and running.
 
-    `max_rows` of a batch. Raises MissingArtifact, CorruptArtifact, DriftError.
+    Raises MissingArtifact, CorruptArtifact, DriftError, and ServeError if networks are to be compiled and can't be.
     """
     torch.set_num_threads(1)
-    info = mixture_info(run)
+    info, device = mixture_info(run), computing.device
+    names = [*(run.experts[cluster] for cluster in clusters), ROUTER]
+    networks: dict[str, Any] = {str(name): load_model(run, name, device, computing.precision) for name in names}
+    if computing.compile:
+        networks = in_buckets(networks, *_largest_call(run, info, computing))
     experts: list[driver.Field | None] = [None] * info.num_experts
     for cluster in clusters:
-        experts[cluster] = load_model(run, run.experts[cluster], device)
-    answer = partial(driver.answers, experts=experts, router=load_model(run, ROUTER, device))
+        experts[cluster] = networks[str(run.experts[cluster])]
+    answer = partial(driver.answers, experts=experts, router=networks[str(ROUTER)])
     here_K = None if len(clusters) == info.num_experts else np.isin(np.arange(info.num_experts), clusters)
-    engine = BatchEngine(answer, here_K, Scheduler(max_rows))
+    engine = BatchEngine(answer, here_K, Scheduler(computing.max_rows))
     warm_up(engine, run, clusters, device)
     engine.start()
     return engine
@@ -58,6 +65,14 @@ def warm_up(engine: BatchEngine, run: Run, clusters: list[int], device: str) -> 
         future.result()
 
 
+def _largest_call(run: Run, info: MixtureInfo, computing: Computing) -> tuple[Tensor, Tensor, Condition]:
+    """A call of a network by a full batch of rows that are all guided: each is there twice."""
+    count = 2 * computing.max_rows
+    x_BCHW = torch.randn(count, *info.image_shape, dtype=info.dtype, device=computing.device)
+    condition = _any_condition(run.config.data, count).to(computing.device)
+    return x_BCHW, torch.linspace(0, 1, count, dtype=info.dtype, device=computing.device), condition
+
+
 def _any_condition(data: DataConfig, count: int) -> Condition:
     if data.text is None:
         return torch.arange(count) % max(1, data.num_classes or 0)
@@ -69,11 +84,11 @@ def _any_condition(data: DataConfig, count: int) -> Condition:
 class ExpertReplica:
     """One expert of a run and the router, in an engine of their own."""
 
-    def __init__(self, run_url: str, cluster: int, device: str, max_rows: int):
-        """Loads verified weights. Raises MissingArtifact, CorruptArtifact, DriftError."""
+    def __init__(self, run_url: str, cluster: int, computing: Computing):
+        """Loads verified weights. Raises as `local_engine` does."""
         run = Run.open(run_url)
-        self._cluster, self._device, self._info = cluster, device, mixture_info(run)
-        self._engine = local_engine(run, [cluster], device, max_rows)
+        self._cluster, self._device, self._info = cluster, computing.device, mixture_info(run)
+        self._engine = local_engine(run, [cluster], computing)
 
     async def run(self, packed: bytes, seconds: float | None, until: int | None) -> tuple[bytes, NDArray[np.int64]]:
         """A segment of packed rows (`sampling.packing`), and the expert that each needs then: `BatchEngine.submit`."""
@@ -85,7 +100,7 @@ class ExpertReplica:
         """Velocity (B, C, H, W) of this expert alone at x_BCHW, t_B in [0, 1], batched with others' calls."""
         x, t = (torch.tensor(part, device=self._device) for part in (x_BCHW, t_B))
         call = ExpertCall(self._cluster, x, t, from_arrays(condition).to(self._device))
-        return (await asyncio.wrap_future(self._engine.ask(call))).cpu().numpy()
+        return (await asyncio.wrap_future(self._engine.ask(call))).float().cpu().numpy()
 
     def check_health(self) -> None:
         """Raise ServeError if the engine has stopped: Serve puts another replica in this one's place."""

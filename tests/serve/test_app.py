@@ -20,7 +20,8 @@ from ddm_ray.sampling.packing import pack, unpack
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import load_model, mixture_info
 from ddm_ray.sampling.trajectory import start
-from ddm_ray.serve.app import ServeArgs, build_app, is_loopback, serve_run
+from ddm_ray.serve.app import ServeArgs, build_app, is_loopback, last_error, serve_run
+from ddm_ray.serve.computing import Computing
 from ddm_ray.serve.deployments import ExpertReplica
 from ddm_ray.serve.remote import from_arrays, to_arrays
 from ddm_ray.storage.graph import Artifact
@@ -109,7 +110,7 @@ def test_without_a_token_only_this_machine_is_let_in(tiny_run: Run, host: str, s
 
 
 def expert_replica(run: Run, cluster: int) -> ExpertReplica:
-    return ExpertReplica(run.url, cluster, "cpu", 8)
+    return ExpertReplica(run.url, cluster, Computing(max_rows=8))
 
 
 def test_an_expert_by_itself_samples_what_the_mixture_samples_with_it(tiny_run: Run) -> None:
@@ -149,6 +150,23 @@ def test_velocity_is_the_models_own(tiny_run: Run) -> None:
     )
     assert np.allclose(velocity, right, atol=1e-6)
     assert torch.equal(x_BCHW, x_before)
+
+
+def test_a_replica_in_bf16_answers_in_fp32(tiny_run: Run) -> None:
+    x_BCHW, t_B, label_B = torch.randn(5, 1, 8, 8), torch.rand(5), torch.tensor([0, 3, 9, 10, 1])
+    call = x_BCHW.numpy(), t_B.numpy(), to_arrays(label_B)
+    replica = ExpertReplica(tiny_run.url, 1, Computing(max_rows=8, precision="bf16"))
+    low, right = asyncio.run(replica.velocity(*call)), asyncio.run(expert_replica(tiny_run, 1).velocity(*call))
+    assert low.dtype == right.dtype == np.float32
+    assert 0 < np.square(low - right).mean() ** 0.5 < 0.02 * np.square(right).mean() ** 0.5
+
+
+def test_a_replica_that_cant_start_is_told_by_its_last_line() -> None:
+    """Serve's words for it, shortened."""
+    before = 'The deployment failed to start 2 times in a row. Error:\nray::ServeReplica\n  File "x.py", line 1\n'
+    ours = "ddm_ray.errors.ServeError: expert can't be compiled: no compiler; install one (compile)\n"
+    assert last_error(before + ours) == "expert can't be compiled: no compiler; install one (compile)"
+    assert last_error(before + "RuntimeError: CUDA: none") == "RuntimeError: CUDA: none"
 
 
 def test_bytes_that_are_no_rows_are_refused(tiny_run: Run) -> None:
