@@ -4,6 +4,7 @@ Time: a batch of images by `once` and `top-1` against one such network in a plai
 as conditions, there `once` and `full` (against K such networks). Noise is drawn by none of the sides: what it takes is
 measured by itself and taken off the mixture's. So is the router's time, by its own calls. What remains is the cost of
 splitting a batch by expert. `once` with labels draws experts from a uniform prior; elsewhere rows are dealt out evenly.
+A network's calls are measured alone, too: as it is, compiled, and as CUDA graphs.
 Memory: the peak of a fresh process for each number of experts, two rows an expert, all resident, or two at a time from
 disk. All experts come from copies of one file, which the system's page cache holds. Weights are random.
 
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import torch
 from claims import Claim, Report, median_and_spread, options
+from sampling_calls import measure_calls
 from sides import ROUTERS, Bench, DealtOut
 from torch import nn
 
@@ -195,6 +197,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--experts", type=int, nargs="+", default=[4, 8, 16], metavar="K")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64], metavar="B")
     parser.add_argument("--conditions", nargs="+", default=["labels", "texts"], choices=["labels", "texts"])
+    parser.add_argument(
+        "--calls",
+        type=int,
+        nargs="*",
+        default=[1, 8, 32],
+        metavar="B",
+        help="rows of a network's calls, measured alone",
+    )
     parser.add_argument("--resident", type=int, default=2, metavar="R", help="experts in memory at a time, from disk")
     parser.add_argument("--image-size", type=int, default=32, help="of latents with 4 channels")
     for name in SIZES["cpu"]:
@@ -220,6 +230,8 @@ def main() -> None:
         num_experts, where, file = args.memory_of
         return memory_point(bench, int(num_experts), where, Path(file))
     report = Report(args.device)
+    if args.calls:
+        measure_calls(bench, report)
     if "labels" in args.conditions:
         measure_memory(bench, report)
         experts = [bench.expert().to(args.device) for _ in range(max(args.experts))]

@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from ddm_ray.config import SamplingSettings, invalid_fields
+from ddm_ray.config import Precision, SamplingSettings, invalid_fields
 from ddm_ray.core.condition import Text
 from ddm_ray.core.routing import Oracle, parse_strategy
 from ddm_ray.core.times import time_grid
@@ -70,17 +70,19 @@ class DDMPipeline:
         device: str = "cpu",
         model: Literal["mixture", "monolith"] = "mixture",
         offload: Offload | None = None,
+        precision: Precision = "fp32",
     ) -> "DDMPipeline":
         """A run's finished models, every byte verified; without its router if that isn't finished yet.
 
-        `offload` keeps two experts on the device, the others in files ("disk") or in the "host"'s memory. Raises
-        RunError, MissingArtifact, CorruptArtifact, and ConfigError for a text encoder or autoencoder it can't find.
+        `offload` keeps two experts on the device, the others in files ("disk") or in the "host"'s memory. `precision`
+        is the networks', "bf16" on a GPU mostly; the images' own stays fp32. Raises RunError, MissingArtifact,
+        CorruptArtifact, and ConfigError for a text encoder or autoencoder it can't find.
         """
         if model not in ("mixture", "monolith"):
             raise SamplingError(f"unknown model {model!r}: use mixture or monolith")
         _require_device(device)
         run = run if isinstance(run, Run) else Run.open(os.fspath(run))
-        data, models = run.config.data, load_models(run, model, device, offload)
+        data, models = run.config.data, load_models(run, model, device, offload, precision)
         encoder = None if data.text is None else TextEncoder.from_config(data.text).to(device)
         latents = None if data.latents is None else Latents.from_config(data.latents).to(device)
         defaults = sampling_settings(run)
@@ -93,20 +95,22 @@ class DDMPipeline:
         device: str = "cpu",
         offload: Offload | None = None,
         *,
+        precision: Precision = "fp32",
         names: Mapping[str, str | None] | None = None,
         time: TimeDirection | None = None,
     ) -> "DDMPipeline":
         """From a folder that `save_pretrained` wrote, or from a checkpoint laid out as Paris's (sampling.paris).
 
-        `names` and `time` say how to read the latter, and it alone (`paris_weights.Reading`). Raises MissingArtifact,
-        RunError, CorruptArtifact, TruncatedWeights.
+        `precision`: see `from_run`. `names` and `time` say how to read the latter, and it alone
+        (`paris_weights.Reading`). Raises MissingArtifact, RunError, CorruptArtifact, TruncatedWeights.
         """
         _require_device(device)
         if not pretrained.is_ours(folder) and paris.is_paris(folder):
-            return cls._of(paris.load(folder, device, offload, Reading(names or {}, time or "noise-at-1")))
+            reading = Reading(names or {}, time or "noise-at-1")
+            return cls._of(paris.load(folder, device, offload, reading, precision))
         if names is not None or time is not None:
             raise SamplingError(f"{folder}: names and time are for a checkpoint in Paris's layout: leave them out")
-        return cls._of(pretrained.load(folder, device, offload))
+        return cls._of(pretrained.load(folder, device, offload, precision))
 
     @classmethod
     def _of(cls, components: Components) -> "DDMPipeline":

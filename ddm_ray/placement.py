@@ -61,7 +61,9 @@ class TrainPlacement(StrictModel):
     activation_checkpointing: bool = Field(
         default=False, description="compute a block's activations again in the backward pass: less memory, more time"
     )
-    compile: bool = Field(default=False, description="torch.compile the model: minutes at every start, faster steps")
+    compile: bool = Field(
+        default=False, description="torch.compile the model's blocks: a longer first step, faster ones after it"
+    )
     threads: PositiveInt = Field(
         default=1, description="CPU threads of a worker; bit-equal resume needs them unchanged"
     )

@@ -9,8 +9,10 @@ from types import ModuleType
 import pytest
 
 from ddm_ray.models import weights
+from tests.counted_graphs import counted_graphs
 
 TINY = "--width 32 --heads 2 --depth 1 --image-size 8 --patch-size 4 --steps 1 --repeats 2 --experts 2 --batches 1 4"
+TINY += " --calls 1 3"
 # One expert weighs 15 MiB: more than what the peak of a process varies by.
 LARGER = "--width 256 --heads 2 --depth 3 --image-size 8 --patch-size 4 --steps 1 --experts 2 6"
 
@@ -30,7 +32,8 @@ def test_sampling_measures_all_its_claims(
 ) -> None:
     file = tmp_path / "claims.json"
     monkeypatch.setattr(sys, "argv", [str(sampling.__file__), *TINY.split(), "--json", str(file)])
-    sampling.main()
+    with counted_graphs():
+        sampling.main()
     printed = capsys.readouterr()
     report = json.loads(file.read_text())
     assert set(report) == {"claims", "machine", "commit", "command", "date"}
@@ -56,6 +59,10 @@ def test_sampling_measures_all_its_claims(
         for size in ("Ti", "B"):
             share = claim_by_name[f"{strategy}, K=2, batch 4: share of a router as {size} to XL"]
             assert share["unit"] == "%"
+    for rows in (1, 3):
+        assert claim_by_name[f"fp32, {rows} rows, plain: a velocity"]["unit"] == "ms"
+        assert claim_by_name[f"fp32, {rows} rows, compiled: time"]["unit"] == "x plain"
+    assert claim_by_name["fp32: 3 sizes made"]["unit"] == "s" and "CUDA graphs are left out" in printed.err
     weights = claim_by_name["weights of one expert"]["value"]
     for where in ("resident", "disk"):
         assert claim_by_name[f"{where}, K=2: peak memory"]["value"] > 2 * weights
@@ -118,6 +125,7 @@ def test_help_names_every_option(
         "--device",
         "--experts",
         "--batches",
+        "--calls",
         "--conditions",
         "--resident",
         "--width",

@@ -189,6 +189,18 @@ def export(run_url: str, folder: str, overwrite: bool) -> None:
     " the newest. It may come later: it is looked at every 10 s.",
 )
 @click.option(
+    "--precision",
+    default="fp32",
+    show_default=True,
+    type=click.Choice(["fp32", "bf16"]),
+    help="Precision of experts and router; bf16 on a GPU takes half the memory and a fraction of the time.",
+)
+@click.option(
+    "--compile",
+    is_flag=True,
+    help="Compile experts and router, and on a GPU make CUDA graphs of them: minutes at the start, faster steps.",
+)
+@click.option(
     "--token-file",
     type=click.Path(dir_okay=False),
     help="Bearer tokens that may ask, one a line. Default: those in $DDM_SERVE_TOKENS; without any, everybody may.",

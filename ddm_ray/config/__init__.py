@@ -8,6 +8,7 @@ from ddm_ray.config.networks import (
     DiffusersConfig,
     FlowConfig,
     ModelConfig,
+    Precision,
     RouterJob,
     TrainConfig,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "LatentsConfig",
     "ModelConfig",
     "PartitionConfig",
+    "Precision",
     "RouterJob",
     "RunConfig",
     "SamplingSettings",

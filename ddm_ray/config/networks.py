@@ -18,6 +18,9 @@ SIZES: dict[str, tuple[int, int, int]] = {
 }
 """(width, depth, heads) by the field's names: those of ViT, and XL of DiT (arXiv 2212.09748, table 1)."""
 
+Precision = Literal["fp32", "bf16"]
+"""Precision in which networks compute."""
+
 DIT_NAME = re.compile("dit-(s|b|l|xl)/([248])", re.IGNORECASE)
 
 
@@ -137,7 +140,7 @@ class TrainConfig(StrictModel):
     condition_dropout: float = Field(default=0.1, ge=0, le=1)
     mask_ratio: float = Field(default=0.0, ge=0, lt=1)
     unmasked_steps: int = Field(default=0, ge=0)
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Precision = "fp32"
     seed: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")

@@ -113,7 +113,7 @@ class DDPM(Path):
 
     def time_of(self, log_snr: Tensor) -> Tensor:
         knots = self._knots(log_snr)
-        log_alpha_bar = logsigmoid(log_snr).clamp(min=float(knots[-1]))
+        log_alpha_bar = logsigmoid(log_snr).clamp(min=knots[-1])
         segment = (torch.searchsorted(-knots, -log_alpha_bar.contiguous()) - 1).clamp(0, self.num_betas - 1)
         start, end = knots[segment], knots[segment + 1]
         return (segment + (log_alpha_bar - start) / (end - start)) / self.num_betas

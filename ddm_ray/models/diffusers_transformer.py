@@ -49,6 +49,7 @@ class DiffusersTransformer(nn.Module):
     def forward(self, x_BCHW: Tensor, t_B: Tensor, condition: Condition) -> Tensor:
         if not isinstance(condition, Text):
             raise SamplingError(f"{self.name} is conditioned on text, the request gives class labels")
+        x_BCHW = x_BCHW.to(next(self.transformer.parameters()).dtype)
         tokens_BLE = condition.tokens_BLE.to(x_BCHW.dtype)
         # Never rounded to bf16 on the way: its 8 bits would make 1000 t jump in steps of 4.
         t_B = t_B if t_B.dtype == torch.float64 else t_B.float()
@@ -87,9 +88,12 @@ class DiffusersTransformer(nn.Module):
         num_rows, channels, height, width = x_BCHW.shape
         size: dict[str, Tensor | None] = {"resolution": None, "aspect_ratio": None}
         if self.transformer.use_additional_conditions:
-            pixels_2 = PIXELS_PER_LATENT * torch.tensor([height, width], dtype=torch.float32, device=x_BCHW.device)
-            ratio_1 = pixels_2[:1] / pixels_2[1:]
-            size = {"resolution": pixels_2.expand(num_rows, 2), "aspect_ratio": ratio_1.expand(num_rows, 1)}
+            # Filled in on the device, so that nothing waits.
+            sides_B = [
+                t_B.new_full((num_rows,), PIXELS_PER_LATENT * side, dtype=torch.float32) for side in (height, width)
+            ]
+            resolution_B2 = torch.stack(sides_B, dim=1)
+            size = {"resolution": resolution_B2, "aspect_ratio": resolution_B2[:, :1] / resolution_B2[:, 1:]}
         output = self.transformer(
             hidden_states=x_BCHW,
             # DDPM's step n = 1000 t counts from 1, and its index from 0.

@@ -122,6 +122,7 @@ class Trunk(nn.Module):
         With `kept_BM` (see `patches`), of those tokens alone, (B, M, D): what the others hold is never looked at.
         SamplingError for labels where texts are due, texts where labels are, or texts of another width.
         """
+        x_BCHW = x_BCHW.to(self.patch_in.weight.dtype)
         positions = self.positions_1ND if kept_BM is None else self.positions_1ND[0][kept_BM]
         tokens_BND = self.patch_in(patches(x_BCHW, self.patch_size, kept_BM)) + positions
         if cls_D is not None:

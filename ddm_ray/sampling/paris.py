@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import nn
 
-from ddm_ray.config import SamplingSettings
+from ddm_ray.config import Precision, SamplingSettings
 from ddm_ray.errors import CorruptArtifact, ExpertCountError, MissingArtifact
 from ddm_ray.models import weights
 from ddm_ray.sampling.components import (
@@ -35,7 +35,7 @@ from ddm_ray.sampling.components import (
 from ddm_ray.sampling.offload import Offload, resident_experts
 from ddm_ray.sampling.paris_weights import Reading, load_network
 from ddm_ray.sampling.request import MixtureInfo
-from ddm_ray.sampling.run_models import Models
+from ddm_ray.sampling.run_models import Models, dtype_of
 
 EXPERT_WEIGHTS, ROUTER_WEIGHTS = "diffusion_pytorch_model.safetensors", "pytorch_model.safetensors"
 
@@ -49,13 +49,17 @@ def is_paris(folder: str | os.PathLike[str]) -> bool:
 
 
 def load(
-    folder: str | os.PathLike[str], device: str = "cpu", offload: Offload | None = None, reading: Reading | None = None
+    folder: str | os.PathLike[str],
+    device: str = "cpu",
+    offload: Offload | None = None,
+    reading: Reading | None = None,
+    precision: Precision = "fp32",
 ) -> Components:
     """All of the folder's components. Its prior over experts isn't known: `once` asks the router at pure noise.
 
     Raises MissingArtifact, CorruptArtifact, TruncatedWeights (which name file and tensor), ExpertCountError.
     """
-    root, reading = Path(folder), reading or Reading()
+    root, reading, dtype = Path(folder), reading or Reading(), dtype_of(precision)
     about, index = _read_json(root / CONFIG), _read_json(root / INDEX)
     count, image_size = (_positive_int(about, name, root / CONFIG) for name in ("num_experts", "image_size"))
     specs = [_expert_spec(root / f"expert_{expert}" / CONFIG, image_size) for expert in range(count)]
@@ -66,10 +70,10 @@ def load(
     require_fit(info, [spec["config"] for spec in specs], router_spec["config"])
 
     def fetch(expert: int, where: str) -> nn.Module:
-        return load_network(root / f"expert_{expert}" / EXPERT_WEIGHTS, specs[expert], reading).to(where)
+        return load_network(root / f"expert_{expert}" / EXPERT_WEIGHTS, specs[expert], reading).to(where, dtype)
 
     experts = resident_experts(fetch, [True] * count, offload, device)
-    router = load_network(root / "router" / ROUTER_WEIGHTS, router_spec, reading).to(device)
+    router = load_network(root / "router" / ROUTER_WEIGHTS, router_spec, reading).to(device, dtype)
     encoder = latents = None
     if info.num_classes is None:
         encoder = text_encoder_of(root, index, None).to(device)

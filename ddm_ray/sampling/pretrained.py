@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ddm_ray import __version__
-from ddm_ray.config import SamplingSettings
+from ddm_ray.config import Precision, SamplingSettings
 from ddm_ray.core.condition import Text
 from ddm_ray.core.flow import Flow
 from ddm_ray.core.snr import MatchedRouter, VelocityField
@@ -37,7 +37,7 @@ from ddm_ray.sampling.components import (
 )
 from ddm_ray.sampling.offload import Offload, resident_experts
 from ddm_ray.sampling.request import MixtureInfo
-from ddm_ray.sampling.run_models import Models, matched
+from ddm_ray.sampling.run_models import Models, dtype_of, matched
 from ddm_ray.sampling.verified import REMEDY, VerifiedFolder
 from ddm_ray.storage.manifest import FileRecord
 from ddm_ray.storage.sealed import seal, unseal
@@ -103,13 +103,18 @@ def is_ours(folder: str | os.PathLike[str]) -> bool:
         return False
 
 
-def load(folder: str | os.PathLike[str], device: str = "cpu", offload: Offload | None = None) -> Components:
+def load(
+    folder: str | os.PathLike[str],
+    device: str = "cpu",
+    offload: Offload | None = None,
+    precision: Precision = "fp32",
+) -> Components:
     """A pipeline that `save` wrote, sizes and checksums verified; experts offloaded to disk as they are fetched.
 
     Raises MissingArtifact for files that aren't there, RunError for a pipeline of a newer version, TruncatedWeights
     and CorruptArtifact, which name the file.
     """
-    root = Path(folder)
+    root, dtype = Path(folder), dtype_of(precision)
     index = _index(root)
     try:
         saved = VerifiedFolder(root, {name: FileRecord(**known) for name, known in index["files"].items()})
@@ -129,10 +134,10 @@ def load(folder: str | os.PathLike[str], device: str = "cpu", offload: Offload |
     def fetch(expert: int, where: str) -> nn.Module:
         spec = specs[expert]
         assert spec is not None
-        return _network(saved, names[expert], spec).to(where)
+        return _network(saved, names[expert], spec).to(where, dtype)
 
     experts = resident_experts(fetch, present, offload, device)
-    router = _network(saved, "router", router_spec).to(device) if router_spec else None
+    router = _network(saved, "router", router_spec).to(device, dtype) if router_spec else None
     models = Models(replace(info, null_text=_null_text(saved)), experts, router, device)
     encoder, latents = _text_encoder(saved, index), _latents(saved, index)
     return Components(models, class_names, defaults, encoder and encoder.to(device), latents and latents.to(device))

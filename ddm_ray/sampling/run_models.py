@@ -10,10 +10,10 @@ from typing import Literal
 import torch
 from torch import nn
 
-from ddm_ray.config import SamplingSettings
+from ddm_ray.config import Precision, SamplingSettings
 from ddm_ray.core.flow import Flow
 from ddm_ray.core.snr import MatchedRouter, velocity_field
-from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError
+from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, SamplingError
 from ddm_ray.models import weights
 from ddm_ray.models.router import Router
 from ddm_ray.sampling import driver
@@ -24,6 +24,8 @@ from ddm_ray.storage.graph import EVALUATIONS, MONOLITH, PARTITION, ROUTER, Arti
 from ddm_ray.storage.info import EvaluationInfo, PartitionInfo
 from ddm_ray.storage.published import Weights
 from ddm_ray.storage.run import Run
+
+DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -60,16 +62,16 @@ class Models:
         return replace(joined(parts, order), num_router_rows=num_router_rows)
 
 
-def load_model(run: Run, artifact: Artifact, device: str = "cpu") -> nn.Module:
-    """The EMA weights of a finished training job (experts/003, router, monolith), in eval mode.
+def load_model(run: Run, artifact: Artifact, device: str = "cpu", precision: Precision = "fp32") -> nn.Module:
+    """The EMA weights of a finished training job (experts/003, router, monolith), in eval mode and this precision.
 
     Raises MissingArtifact if the job isn't finished, CorruptArtifact if a byte was altered.
     """
-    return load_weights(run, Weights.finished(run, artifact), device)
+    return load_weights(run, Weights.finished(run, artifact), device, precision)
 
 
-def load_weights(run: Run, published: Weights, device: str = "cpu") -> nn.Module:
-    """The network of published weights, in eval mode. Raises CorruptArtifact, DriftError."""
+def load_weights(run: Run, published: Weights, device: str = "cpu", precision: Precision = "fp32") -> nn.Module:
+    """The network of published weights, in eval mode and this precision. Raises CorruptArtifact, DriftError."""
     where = f"{run.url}/{published.artifact}/{published.prefix}"
     try:
         spec = json.loads(published.read(run, "model.json"))
@@ -81,7 +83,14 @@ def load_weights(run: Run, published: Weights, device: str = "cpu") -> nn.Module
         flow = Flow(**spec.get("flow", {}))
     except (CorruptArtifact, ConfigError, TypeError) as error:
         raise CorruptArtifact(f"{where}: {error}") from None
-    return matched(model, flow).to(device)
+    return matched(model, flow).to(device, dtype_of(precision))
+
+
+def dtype_of(precision: str) -> torch.dtype:
+    """The dtype of weights and activations. SamplingError for another word."""
+    if precision not in DTYPES:
+        raise SamplingError(f"unknown precision {precision!r}: use one of {', '.join(DTYPES)}")
+    return DTYPES[precision]
 
 
 def matched(model: nn.Module, flow: Flow) -> nn.Module:
@@ -140,19 +149,20 @@ def load_models(
     kind: Literal["mixture", "monolith"] = "mixture",
     device: str = "cpu",
     offload: Offload | None = None,
+    precision: Precision = "fp32",
 ) -> Models:
     """All experts, and the router if it is finished; or the monolith. Raises MissingArtifact, CorruptArtifact.
 
     `offload`: see `resident_experts`; weights that come from files are verified each time.
     """
     if kind == "monolith":
-        return Models(monolith_info(run), (load_model(run, MONOLITH, device),), None, device)
+        return Models(monolith_info(run), (load_model(run, MONOLITH, device, precision),), None, device)
     for artifact in run.experts:
         run.require(artifact)
 
     def fetch(expert: int, where: str) -> nn.Module:
-        return load_model(run, run.experts[expert], where)
+        return load_model(run, run.experts[expert], where, precision)
 
     experts = resident_experts(fetch, [True] * len(run.experts), offload, device)
-    router = load_model(run, ROUTER, device) if run.finished(ROUTER) else None
+    router = load_model(run, ROUTER, device, precision) if run.finished(ROUTER) else None
     return Models(mixture_info(run), experts, router, device)

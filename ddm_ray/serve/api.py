@@ -11,17 +11,20 @@ from ray import serve
 from torch import Tensor
 
 from ddm_ray.core.condition import Condition, Text
+from ddm_ray.sampling.request import MixtureInfo
 from ddm_ray.sampling.run_models import mixture_info, monolith_info, sampling_settings
 from ddm_ray.serve.answers import expert_name
 from ddm_ray.serve.codec import Decoder, Encoder
+from ddm_ray.serve.computing import Computing, Networks
 from ddm_ray.serve.generation import DENSE
 from ddm_ray.serve.guard import Guard, Limits
 from ddm_ray.serve.http import http_app
 from ddm_ray.serve.meters import Meters
 from ddm_ray.serve.mixture import Handle, ServedMixture
 from ddm_ray.serve.remote import Replicas, called, from_arrays
+from ddm_ray.serve.segments import OnSegment
 from ddm_ray.serve.service import Service
-from ddm_ray.serve.versions import Networks, Version, Versions
+from ddm_ray.serve.versions import Version, Versions
 from ddm_ray.storage.run import Run
 
 ENCODER, DECODER = "encoder", "decoder"
@@ -34,8 +37,7 @@ class API:
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
         run_url: str,
-        device: str,
-        max_rows: int,
+        computing: Computing,
         pin_file: str | None,
         refresh_s: float,
         tokens: frozenset[bytes],
@@ -52,21 +54,22 @@ class API:
         self._guarded = (tokens, limits)
         self._replicas = Replicas(serve.get_replica_context().app_name)
         self._names = [handle.deployment_name for handle in (*experts, *others.values())]
-        self._encode, self._decode = self._codecs(run, device, others if experts else None)
+        self._encode, self._decode = self._codecs(run, computing.device, others if experts else None)
         null = None if self._encode is None else from_arrays(await self._encode(""))
         assert null is None or isinstance(null, Text)
         self._meters = Meters(lambda: self._mixture.live.engine)
-        here = Networks(run, "cpu" if experts else device)
-        shared = (self._replicas, self._count, self._serves)
-        self._mixture = ServedMixture(replace(mixture_info(run), null_text=null), here, max_rows, experts, *shared)
+
+        def served(info: MixtureInfo, parts: Sequence[Handle], count: OnSegment) -> ServedMixture:
+            # Where the experts are elsewhere, nothing but a router is here.
+            networks = Networks(run, info, Computing(max_rows=computing.max_rows) if parts else computing)
+            info = replace(info, null_text=null)
+            return ServedMixture(info, networks, run.config.data, parts, self._replicas, count, self._serves)
+
+        self._mixture = served(mixture_info(run), experts, self._count)
         await self._mixture.start(Versions(run, pin_file), refresh_s)
         self._dense = None
         if DENSE in others:
-            info, counted = (
-                replace(monolith_info(run), null_text=null),
-                (self._replicas, self._count_dense, self._serves),
-            )
-            self._dense = ServedMixture(info, Networks(run, "cpu"), max_rows, [others[DENSE]], *counted)
+            self._dense = served(monolith_info(run), [others[DENSE]], self._count_dense)
             await self._dense.start(Versions(run, pin_file, dense=True), refresh_s)
 
     @staticmethod

@@ -22,11 +22,13 @@ from ray.serve import Application
 from ray.serve.config import HTTPOptions
 from ray.serve.schema import LoggingConfig
 
+from ddm_ray.config import Precision
 from ddm_ray.errors import Give, RunError, ServeError, one_line
 from ddm_ray.ray_session import ray_session
 from ddm_ray.serve.answers import expert_name
 from ddm_ray.serve.api import API, DECODER, ENCODER
 from ddm_ray.serve.codec import Decoder, Encoder
+from ddm_ray.serve.computing import Computing
 from ddm_ray.serve.deployments import ExpertReplica
 from ddm_ray.serve.generation import DENSE
 from ddm_ray.serve.guard import TOKENS, Limits, read_tokens
@@ -77,6 +79,14 @@ class ServeArgs(BaseModel):
     refresh_s: float = Field(
         default=10.0, gt=0, description="seconds between two looks for newer weights and other pins, until all is final"
     )
+    precision: Precision = Field(
+        default="fp32", description="of experts and router; bf16 takes half the memory and a fraction of a GPU's time"
+    )
+    compile: bool = Field(
+        default=False,
+        description="compile experts and router for calls of a few sizes, which others are padded to, and on a cuda"
+        " device make each size a CUDA graph: minutes at the start, faster steps",
+    )
     token_file: str | None = Field(
         default=None,
         description="file with bearer tokens, one a line, where this is called; none: those in $DDM_SERVE_TOKENS there,"
@@ -96,7 +106,7 @@ def build_app(args: ServeArgs) -> Application:
     """
     run = _servable(args)[0]
     on_gpu, limits = args.device.startswith("cuda"), Limits(per_minute=args.per_minute)
-    shared = (args.device, args.max_rows, args.pin_file)
+    shared = (Computing(args.device, args.max_rows, args.precision, args.compile), args.pin_file)
     own = (run.url, *shared, args.refresh_s, read_tokens(args.token_file), limits)
     data, num_experts = run.config.data, run.config.partition.num_clusters
     codecs = [each for each in ((ENCODER, Encoder, data.text), (DECODER, Decoder, data.latents)) if each[2]]
@@ -185,19 +195,36 @@ def _serve_until_stopped(args: ServeArgs, port: int, host: str, greeting: str) -
     for number in before:
         signal.signal(number, lambda *_: stop.set())
     quiet = LoggingConfig(log_level="WARNING", enable_access_log=False)
+    own = quiet
+    if args.compile:
+        own = LoggingConfig(enable_access_log=False)
+        print("compiling, which takes minutes; the replicas' logs say how much is done", flush=True)
     try:
         serve.start(
             proxy_location="HeadOnly",
             http_options=HTTPOptions(host=host, port=port, request_timeout_s=REQUEST_TIMEOUT_S),
             logging_config=quiet,
         )
-        serve.run(build_app(args), name="ddm", route_prefix="/", logging_config=quiet)
+        app = build_app(args)
+        try:
+            serve.run(app, name="ddm", route_prefix="/", logging_config=own)
+        except RuntimeError as error:
+            parts = serve.status().applications["ddm"].deployments.values()
+            reason = next((last_error(part.message) for part in parts if part.message), one_line(error, 300))
+            raise ServeError(f"the run can't be served: {reason}") from None
         print(greeting, flush=True)
         stop.wait()
     finally:
         serve.shutdown()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def last_error(message: str) -> str:
+    """Return the error that ends what Serve says of a replica that couldn't start: many lines, the traceback's too."""
+    last = message.rstrip().rpartition("\n")[2]
+    ours = last.startswith(f"{ServeError.__module__}.")
+    return last.partition(": ")[2] if ours else last
 
 
 def _greeting(args: ServeArgs, version: Version, host: str, port: int) -> str:

@@ -12,16 +12,16 @@ import torch
 from numpy.typing import NDArray
 
 from ddm_ray.config import DataConfig, SamplingSettings
-from ddm_ray.core.condition import Condition, Text
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.packing import pack, unpack
 from ddm_ray.sampling.request import ExpertCall, MixtureInfo, SampleRequest
 from ddm_ray.sampling.run_models import mixture_info, monolith_info
 from ddm_ray.sampling.trajectory import start
+from ddm_ray.serve.computing import Computing, Networks, any_condition
 from ddm_ray.serve.engine import BatchEngine
 from ddm_ray.serve.remote import Arrays, from_arrays
 from ddm_ray.serve.scheduler import Scheduler, Speed
-from ddm_ray.serve.versions import Networks, Pair, Version, Versions
+from ddm_ray.serve.versions import Pair, Version, Versions
 from ddm_ray.storage.graph import ROUTER
 from ddm_ray.storage.published import Weights
 from ddm_ray.storage.run import Run
@@ -32,12 +32,9 @@ KEEP_S = 60.0
 
 
 def local_engine(
-    info: MixtureInfo, version: Version, clusters: list[int], networks: Networks, max_rows: int
+    info: MixtureInfo, version: Version, clusters: list[int], networks: Networks, data: DataConfig
 ) -> BatchEngine:
-    """An engine with these experts of a version and its router, warm and running.
-
-    `max_rows` of a batch. Raises CorruptArtifact, DriftError.
-    """
+    """An engine with these experts of a version and its router, warm and running. Raises as `Networks.of` does."""
     torch.set_num_threads(1)
     experts: list[driver.Field | None] = [None] * info.num_experts
     for cluster in clusters:
@@ -46,9 +43,9 @@ def local_engine(
     router = None if version.router is None else networks.of(version.router)
     answer = partial(driver.answers, experts=experts, router=router)
     here_K = None if len(clusters) == info.num_experts else np.isin(np.arange(info.num_experts), clusters)
-    engine = BatchEngine(answer, here_K, Scheduler(max_rows))
+    engine = BatchEngine(answer, here_K, Scheduler(networks.computing.max_rows))
     present = [cluster for cluster in clusters if experts[cluster] is not None]
-    warm_up(engine, info, networks.run.config.data, present, networks.device)
+    warm_up(engine, info, data, present, networks.computing.device)
     engine.start()
     return engine
 
@@ -60,36 +57,28 @@ def warm_up(engine: BatchEngine, info: MixtureInfo, data: DataConfig, clusters: 
         if number == 1:
             engine.scheduler.speed = Speed()  # what runs first is slower than it ever will be
         cluster_B = torch.tensor(clusters)[torch.arange(count) % len(clusters)]
-        request = SampleRequest(tuple(range(count)), _any_condition(data, count), settings, cluster_B)
+        request = SampleRequest(tuple(range(count)), any_condition(data, count), settings, cluster_B)
         future = engine.submit(start(request, info, device), np.inf)
         while not future.done():
             engine.tick()
         future.result()
 
 
-def _any_condition(data: DataConfig, count: int) -> Condition:
-    if data.text is None:
-        return torch.arange(count) % max(1, data.num_classes or 0)
-    tokens, dim, pooled_dim = data.text.tokens, data.text.dim, data.text.pooled_dim
-    pooled_BP = None if pooled_dim is None else torch.zeros(count, pooled_dim)
-    return Text(torch.zeros(count, tokens, dim), torch.ones(count, tokens, dtype=torch.bool), pooled_BP)
-
-
 class ExpertReplica:
     """One expert of a run and the router, in an engine for each version that requests have; or the dense tier."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, run_url: str, cluster: int | None, device: str, max_rows: int, pin_file: str | None = None
+        self, run_url: str, cluster: int | None, computing: Computing, pin_file: str | None = None
     ):
         """Loads the newest verified weights of a cluster's expert, or of the monolith (None), if there are any yet.
 
-        Raises CorruptArtifact, DriftError, ConfigError.
+        Raises as `Networks.of`, and ConfigError for pins that can't be met.
         """
         run, dense = Run.open(run_url), cluster is None
         versions = Versions(run, pin_file, dense)
-        self._cluster, self._max_rows = cluster or 0, max_rows
+        self._cluster, self._data, self._device = cluster or 0, run.config.data, computing.device
         self._info = monolith_info(run) if dense else mixture_info(run)
-        self._networks = Networks(run, device)
+        self._networks = Networks(run, self._info, computing)
         self._engines, self._used_at = dict[Pair, BatchEngine](), dict[Pair, float]()
         self._lock = asyncio.Lock()
 
@@ -109,16 +98,16 @@ class ExpertReplica:
         `weights` of the expert and of the router: those of the request's version.
         """
         engine = await self._engine(weights)
-        rows = unpack(packed, self._info, self._networks.device)
+        rows = unpack(packed, self._info, self._device)
         segment = await asyncio.wrap_future(engine.submit(rows, seconds, until))
         return pack(segment.rows), segment.needed_B, segment.waited_s
 
     async def velocity(self, x_BCHW: Floats, t_B: Floats, condition: Arrays, weights: Pair) -> Floats:
         """Velocity (B, C, H, W) of this expert alone at x_BCHW, t_B in [0, 1], batched with others' calls."""
-        engine, device = await self._engine(weights), self._networks.device
-        x, t = (torch.tensor(part, device=device) for part in (x_BCHW, t_B))
-        call = ExpertCall(self._cluster, x, t, from_arrays(condition).to(device))
-        return (await asyncio.wrap_future(engine.ask(call))).cpu().numpy()
+        engine = await self._engine(weights)
+        x, t = (torch.tensor(part, device=self._device) for part in (x_BCHW, t_B))
+        call = ExpertCall(self._cluster, x, t, from_arrays(condition).to(self._device))
+        return (await asyncio.wrap_future(engine.ask(call))).float().cpu().numpy()
 
     async def load(self, weights: Pair) -> None:
         """Have an engine of these weights ready. Raises CorruptArtifact, DriftError."""
@@ -140,7 +129,7 @@ class ExpertReplica:
         async with self._lock:
             if weights not in self._engines:
                 version = Version.of_pair(self._cluster, self._info.num_experts, weights)
-                parts = (self._info, version, [self._cluster], self._networks, self._max_rows)
+                parts = (self._info, version, [self._cluster], self._networks, self._data)
                 self._engines[weights] = await asyncio.to_thread(local_engine, *parts)
             self._used_at[weights] = time.monotonic()
             return self._engines[weights]

@@ -6,13 +6,15 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
+from ddm_ray.config import DataConfig
 from ddm_ray.sampling.request import MixtureInfo
+from ddm_ray.serve.computing import Networks
 from ddm_ray.serve.deployments import local_engine
 from ddm_ray.serve.engine import BatchEngine
 from ddm_ray.serve.remote import RemoteEngine, Replicas, answer_from, called
 from ddm_ray.serve.scheduler import Scheduler
 from ddm_ray.serve.segments import LocalEngine, OnSegment, SegmentSampler
-from ddm_ray.serve.versions import LOG, LiveSampler, Networks, Version, Versions, follow
+from ddm_ray.serve.versions import LOG, LiveSampler, Version, Versions, follow
 from ddm_ray.storage.published import Weights
 
 Handle = DeploymentHandle[Any]
@@ -27,14 +29,14 @@ class ServedMixture:
         self,
         info: MixtureInfo,
         networks: Networks,
-        max_rows: int,
+        data: DataConfig,
         experts: Sequence[Handle],
         replicas: Replicas,
         on_segment: OnSegment,
         on_version: Callable[[Version], None],
     ):
         """`experts`: their deployments by cluster; none: they are here. `on_version` learns what is served from now."""
-        self._info, self._networks, self._max_rows = info, networks, max_rows
+        self._info, self._networks, self._data = info, networks, data
         self._experts, self._replicas = experts, replicas
         self._on_segment, self._on_version = on_segment, on_version
 
@@ -76,7 +78,7 @@ class ServedMixture:
         """A sampler of these weights, and its engine here."""
         info, runners = self._info, list[Any]()
         if not self._experts:
-            parts = (info, version, list(range(info.num_experts)), self._networks, self._max_rows)
+            parts = (info, version, list(range(info.num_experts)), self._networks, self._data)
             engine = await asyncio.to_thread(local_engine, *parts)
             mixing = LocalEngine(engine)
             runners = [None if weights is None else mixing for weights in version.experts]
@@ -85,7 +87,8 @@ class ServedMixture:
                 runner = RemoteEngine(handle, expert, info, self._replicas, version.pair(expert))
                 runners.append(None if version.experts[expert] is None else runner)
             router = None if version.router is None else self._networks.of(version.router)
-            engine = BatchEngine(answer_from(runners, router), scheduler=Scheduler(self._max_rows))
+            scheduler = Scheduler(self._networks.computing.max_rows)
+            engine = BatchEngine(answer_from(runners, router), scheduler=scheduler)
             engine.start()
             mixing = LocalEngine(engine)
-        return SegmentSampler(info, runners, mixing, self._on_segment, self._networks.device), engine
+        return SegmentSampler(info, runners, mixing, self._on_segment, self._networks.computing.device), engine

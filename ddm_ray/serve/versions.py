@@ -5,18 +5,15 @@ Shapes: K experts.
 
 import asyncio
 import logging
-import threading
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 from pydantic import PositiveInt, TypeAdapter, ValidationError
-from torch import nn
 
 from ddm_ray.errors import ConfigError, CorruptArtifact, DDMError, DriftError, ServeError, one_line
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest
-from ddm_ray.sampling.run_models import load_weights
 from ddm_ray.serve.answers import expert_name
 from ddm_ray.serve.engine import BatchEngine
 from ddm_ray.serve.segments import OnStop, Sampled, SegmentSampler
@@ -162,27 +159,6 @@ def read_pins(url: str) -> dict[str, int]:
     except (yaml.YAMLError, ValidationError, UnicodeDecodeError, RecursionError) as error:
         what = error.errors()[0]["msg"] if isinstance(error, ValidationError) else one_line(error, 100)
         raise ConfigError(f"pin_file {url}: write lines such as `expert-002: 400`, a step each: {what}") from None
-
-
-class Networks:
-    """Networks of published weights on a device, each loaded once."""
-
-    def __init__(self, run: Run, device: str):
-        self.run, self.device = run, device
-        self._loaded: dict[Weights, nn.Module] = {}
-        self._lock = threading.Lock()
-
-    def of(self, weights: Weights) -> nn.Module:
-        """The network. Raises CorruptArtifact, DriftError."""
-        with self._lock:
-            if weights not in self._loaded:
-                self._loaded[weights] = load_weights(self.run, weights, self.device)
-            return self._loaded[weights]
-
-    def keep(self, needed: Collection[Weights | None]) -> None:
-        """Forget all others; whoever has one still keeps it."""
-        with self._lock:
-            self._loaded = {weights: network for weights, network in self._loaded.items() if weights in needed}
 
 
 @dataclass(eq=False)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ddm_ray.config import TrainConfig
 from ddm_ray.errors import ConfigError
+from ddm_ray.models.compiled import compile_blocks
 from ddm_ray.models.dit import checkpoint_activations
 from ddm_ray.models.flops import num_parameters
 from ddm_ray.placement import TrainPlacement
@@ -132,7 +133,7 @@ class Engine:
         if train.precision == "bf16":
             compute_in_bf16(model, get_accelerator().device_name())
         if placement.compile:
-            model.compile(dynamic=False)  # in place, so that parameters keep their names
+            compile_blocks(model)
         self._deepspeed, *_ = deepspeed.initialize(
             model=model,
             optimizer=self._optimizer,

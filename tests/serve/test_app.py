@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from ray.serve._private.build_app import build_app as unfold
 from ray.serve.schema import ServeDeploySchema
 
-from ddm_ray.config import SamplingSettings, load_recipe
+from ddm_ray.config import Precision, SamplingSettings, load_recipe
 from ddm_ray.core.condition import Text
 from ddm_ray.errors import RunError, SamplingError, ServeError
 from ddm_ray.pipeline import DDMPipeline
@@ -21,7 +21,8 @@ from ddm_ray.sampling.packing import pack, unpack
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import load_model, mixture_info
 from ddm_ray.sampling.trajectory import start
-from ddm_ray.serve.app import ServeArgs, build_app, is_loopback, serve_run
+from ddm_ray.serve.app import ServeArgs, build_app, is_loopback, last_error, serve_run
+from ddm_ray.serve.computing import Computing
 from ddm_ray.serve.deployments import ExpertReplica
 from ddm_ray.serve.remote import from_arrays, to_arrays
 from ddm_ray.serve.versions import Versions
@@ -110,17 +111,13 @@ def test_without_a_token_only_this_machine_is_let_in(tiny_run: Run, host: str, s
             serve_run(ServeArgs(run=tiny_run.url), free_port(), host)
 
 
-async def expert_replica(run: Run, cluster: int) -> ExpertReplica:
-    replica = ExpertReplica.__new__(ExpertReplica)
-    await replica.__init__(run.url, cluster, "cpu", 8)  # type: ignore[misc]  # as Serve does
-    return replica
-
-
-def call(run: Run, cluster: int, method: str, *arguments: Any) -> Any:
+def call(run: Run, cluster: int, method: str, *arguments: Any, precision: Precision = "fp32") -> Any:
     """The answer of an expert's replica, by its newest weights."""
 
     async def answer() -> Any:
-        replica = await expert_replica(run, cluster)
+        replica = ExpertReplica.__new__(ExpertReplica)
+        computing = Computing(max_rows=8, precision=precision)
+        await replica.__init__(run.url, cluster, computing)  # type: ignore[misc]  # as Serve does
         return await getattr(replica, method)(*arguments, Versions(run).newest().pair(cluster))
 
     return asyncio.run(answer())
@@ -161,6 +158,22 @@ def test_velocity_is_the_models_own(tiny_run: Run) -> None:
     velocity = call(tiny_run, 1, "velocity", x_BCHW.numpy(), t_B.numpy(), to_arrays(label_B))
     assert np.allclose(velocity, right, atol=1e-6)
     assert torch.equal(x_BCHW, x_before)
+
+
+def test_a_replica_in_bf16_answers_in_fp32(tiny_run: Run) -> None:
+    x_BCHW, t_B, label_B = torch.randn(5, 1, 8, 8), torch.rand(5), torch.tensor([0, 3, 9, 10, 1])
+    arguments = x_BCHW.numpy(), t_B.numpy(), to_arrays(label_B)
+    low, right = (call(tiny_run, 1, "velocity", *arguments, precision=each) for each in ("bf16", "fp32"))
+    assert low.dtype == right.dtype == np.float32
+    assert 0 < np.square(low - right).mean() ** 0.5 < 0.02 * np.square(right).mean() ** 0.5
+
+
+def test_a_replica_that_cant_start_is_told_by_its_last_line() -> None:
+    """Serve's words for it, shortened."""
+    before = 'The deployment failed to start 2 times in a row. Error:\nray::ServeReplica\n  File "x.py", line 1\n'
+    ours = "ddm_ray.errors.ServeError: expert can't be compiled: no compiler; install one (compile)\n"
+    assert last_error(before + ours) == "expert can't be compiled: no compiler; install one (compile)"
+    assert last_error(before + "RuntimeError: CUDA: none") == "RuntimeError: CUDA: none"
 
 
 def test_bytes_that_are_no_rows_are_refused(tiny_run: Run) -> None:

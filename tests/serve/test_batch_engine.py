@@ -23,6 +23,7 @@ from ddm_ray.serve.engine import Answer, BatchEngine, DeadlineError
 from ddm_ray.serve.scheduler import OverloadedError, Scheduler
 from tests.core import closed_forms
 from tests.pretend_gpu import PretendGPU
+from tests.sampling.test_buckets import padded
 from tests.sampling.test_joined_rows import assert_same, requests
 from tests.sampling.test_waits import EXPERTS, router
 
@@ -276,11 +277,14 @@ def request_of_many_steps() -> Trajectories:
 
 
 @pytest.mark.parametrize(("strategy", "waits"), [("once", 0), ("full", 0), ("top-1", 1), ("top-2", 1)])
-@pytest.mark.parametrize("num_requests", [1, 5])
-def test_a_velocity_on_a_gpu_waits_as_often_at_any_batch(strategy: str, waits: int, num_requests: int) -> None:
+@pytest.mark.parametrize(("num_requests", "in_buckets"), [(1, False), (5, False), (5, True)])
+def test_a_velocity_on_a_gpu_waits_as_often_at_any_batch(
+    strategy: str, waits: int, num_requests: int, in_buckets: bool
+) -> None:
     """Of rows at different velocities, guided and not; the images are the CPU's."""
     info = MixtureInfo.from_counts(torch.ones(4, 5), image_shape=(1, 4, 4))
-    answer = partial(driver.answers, experts=EXPERTS, router=router)
+    *experts, posterior = map(padded, [*EXPERTS, router]) if in_buckets else [*EXPERTS, router]
+    answer = partial(driver.answers, experts=experts, router=posterior)
     engine, futures = BatchEngine(answer), []
     asked = [request(seed, strategy=strategy, steps=12, guidance_scale=1.0 + seed % 2) for seed in range(num_requests)]
     with PretendGPU() as gpu, torch.inference_mode(), pytest.MonkeyPatch.context() as patch:

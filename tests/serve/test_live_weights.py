@@ -18,7 +18,8 @@ from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import mixture_info
 from ddm_ray.serve.answers import to_png
 from ddm_ray.serve.app import ServeArgs
-from ddm_ray.serve.versions import Networks, Versions
+from ddm_ray.serve.computing import Computing, Networks
+from ddm_ray.serve.versions import Versions
 from ddm_ray.storage.graph import expert
 from ddm_ray.storage.run import Run
 from tests.serve.conftest import Answer, Server, milestone, served, unfinished
@@ -32,7 +33,7 @@ def pixels(png: bytes) -> np.ndarray:
 
 def images(run: Run) -> dict[str, np.ndarray]:
     """Images of the version that is the newest now, by strategy."""
-    version, networks = Versions(run).newest(), Networks(run, "cpu")
+    version, networks = Versions(run).newest(), Networks(run, mixture_info(run), Computing())
     experts = [None if weights is None else networks.of(weights) for weights in version.experts]
     router = None if version.router is None else networks.of(version.router)
     requests = {each: SampleRequest((2,), torch.tensor([1]), settings_of(each)) for each in STRATEGIES}

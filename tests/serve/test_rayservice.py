@@ -137,7 +137,7 @@ def test_its_serve_config_is_the_mixture_s() -> None:
     ours, mixture = serve_config(), yaml.safe_load((ROOT / "serving/mixture.yaml").read_text())
     (our,), (application,) = ours["applications"], mixture["applications"]
     mixture["http_options"]["host"] = "0.0.0.0"
-    application["args"] |= {name: our["args"][name] for name in ("run", "device", "token_file")}
+    application["args"] |= {name: our["args"][name] for name in ("run", "device", "precision", "token_file")}
     for deployment, placed in zip(application["deployments"], our["deployments"], strict=True):
         deployment["ray_actor_options"] = placed["ray_actor_options"]
     api = application["deployments"][-1]

@@ -17,9 +17,10 @@ from ddm_ray.sampling.packing import pack, unpack
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import mixture_info
 from ddm_ray.sampling.trajectory import start
+from ddm_ray.serve.computing import Computing, Networks
 from ddm_ray.serve.deployments import ExpertReplica, local_engine
 from ddm_ray.serve.segments import LocalEngine, Sampled, SegmentSampler
-from ddm_ray.serve.versions import LiveSampler, Networks, Version, Versions, follow, read_pins
+from ddm_ray.serve.versions import LiveSampler, Version, Versions, follow, read_pins
 from ddm_ray.storage.attempts import claim
 from ddm_ray.storage.graph import expert
 from ddm_ray.storage.manifest import NAME
@@ -37,6 +38,10 @@ FIRST, SECOND = expert(0), expert(1)
 def run(tiny_run: Run, tmp_path: Path) -> Run:
     """A run whose expert 1 still trains, and has published nothing yet."""
     return unfinished(tiny_run, tmp_path / "run")
+
+
+def networks_of(run: Run) -> Networks:
+    return Networks(run, mixture_info(run), Computing(max_rows=8))
 
 
 def damage(run: Run, weights: Weights) -> None:
@@ -127,7 +132,7 @@ async def load_all(networks: Networks, version: Version, weights: Weights) -> bo
 
 
 def loadable(versions: Versions, run: Run) -> Version:
-    networks = Networks(run, "cpu")
+    networks = networks_of(run)
     return asyncio.run(versions.loadable(lambda *parts: load_all(networks, *parts)))
 
 
@@ -164,7 +169,7 @@ def test_weights_of_another_configuration_arent_served(run: Run, tmp_path: Path)
 
 def sampled(run: Run, version: Version, request: SampleRequest = REQUEST) -> Tensor:
     """The images of a version by its networks, one call after the other."""
-    networks = Networks(run, "cpu")
+    networks = networks_of(run)
     experts = [None if weights is None else networks.of(weights) for weights in version.experts]
     router = None if version.router is None else networks.of(version.router)
     return driver.sample(request, mixture_info(run), experts, router).images_BCHW
@@ -175,7 +180,7 @@ def live_sampler(run: Run, version: Version) -> LiveSampler:
 
 
 def parts(run: Run, version: Version) -> tuple[Version, SegmentSampler, object]:
-    engine = local_engine(mixture_info(run), version, [0, 1], Networks(run, "cpu"), 8)
+    engine = local_engine(mixture_info(run), version, [0, 1], networks_of(run), run.config.data)
     runners = [None if weights is None else LocalEngine(engine) for weights in version.experts]
     return version, SegmentSampler(mixture_info(run), runners, LocalEngine(engine)), engine
 
@@ -223,7 +228,7 @@ def test_a_request_keeps_the_weights_that_it_began_with(run: Run) -> None:
 
 def test_newer_weights_go_live_as_they_are_published(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     async def serve() -> list[Version]:
-        versions, networks, seen = Versions(run), Networks(run, "cpu"), list[Version]()
+        versions, networks, seen = Versions(run), networks_of(run), list[Version]()
         live = live_sampler(run, versions.newest())
 
         async def put(version: Version) -> None:
@@ -267,7 +272,7 @@ def test_a_replica_has_two_versions_at_a_time_and_forgets_the_older(run: Run) ->
 
     async def sample() -> list[Tensor]:
         replica = ExpertReplica.__new__(ExpertReplica)
-        await replica.__init__(run.url, 1, "cpu", 8)  # type: ignore[misc]  # as Serve does
+        await replica.__init__(run.url, 1, Computing(max_rows=8))  # type: ignore[misc]  # as Serve does
         assert list(replica._engines) == pairs[1:]
         info, images = mixture_info(run), []
         for pair in pairs:
@@ -289,7 +294,7 @@ def test_a_replica_has_two_versions_at_a_time_and_forgets_the_older(run: Run) ->
 def test_a_replica_without_weights_waits_for_them(run: Run) -> None:
     async def serve() -> list[object]:
         replica = ExpertReplica.__new__(ExpertReplica)
-        await replica.__init__(run.url, 1, "cpu", 8)  # type: ignore[misc]
+        await replica.__init__(run.url, 1, Computing(max_rows=8))  # type: ignore[misc]
         replica.check_health()
         before = list(replica._engines)
         await replica.load((await asyncio.to_thread(milestone, run, SECOND, 10), chosen(run).router))

@@ -16,10 +16,12 @@ from torch import nn
 from ddm_ray.config import TrainConfig
 from ddm_ray.core.flow import Flow
 from ddm_ray.errors import ConfigError
+from ddm_ray.models.compiled import compile_blocks
 from ddm_ray.models.dit import checkpoint_activations
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.train.engine import AdamWithEMA, Engine, compute_in_bf16
 from ddm_ray.train.objectives import Batch, ExpertLoss
+from tests.counted_graphs import counted_graphs
 from tests.models.test_activations import loss_and_gradients
 from tests.models.test_text_condition import CLASSES, condition, inputs, perturbed
 
@@ -150,11 +152,31 @@ def test_a_model_that_computes_in_bf16_is_one_graph() -> None:
     loss, gradients = loss_and_gradients(model, rows)
     assert 0 < abs(float(loss - in_fp32)) < 2e-2 * float(in_fp32)
     checkpoint_activations(model)
-    torch.compiler.reset()
-    model.compile(dynamic=False, fullgraph=True, backend="aot_eager")
-    compiled_loss, compiled_gradients = loss_and_gradients(model, rows)
+    with counted_graphs("aot_eager") as graphs:
+        compile_blocks(model)
+        compiled_loss, compiled_gradients = loss_and_gradients(model, rows)
+        assert graphs.num == 1 and not graphs.breaks
     torch.testing.assert_close(compiled_loss, loss)
     torch.testing.assert_close(compiled_gradients, gradients)
+
+
+@pytest.mark.parametrize(("zero_stage", "precision", "checkpointed"), [(1, "fp32", False), (2, "bf16", True)])
+def test_compiled_blocks_train_to_the_bit_as_they_do_otherwise(
+    world_of_one: None, zero_stage: int, precision: str, checkpointed: bool
+) -> None:
+    train = TRAIN.model_copy(update={"precision": precision})
+    (noise_BCHW, t_B), label_B = inputs(), condition(CLASSES)
+    batch = Batch(noise_BCHW.flip(0).sin(), noise_BCHW, t_B, label_B, torch.zeros_like(label_B))
+
+    def curve(compiled: bool) -> list[tuple[float, float]]:
+        how = {"zero_stage": zero_stage, "activation_checkpointing": checkpointed, "compile": compiled}
+        engine = Engine(perturbed(**CLASSES), train, TrainPlacement(**how))
+        return [(float(engine.accumulate(ExpertLoss(Flow()), [(batch, t_B)])), engine.step(1e-2)) for _ in range(3)]
+
+    plain = curve(False)
+    with counted_graphs("aot_eager") as graphs:
+        assert curve(True) == plain
+        assert graphs.num == 1 and not graphs.breaks
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])

@@ -1,0 +1,131 @@
+"""Ways in which a replica's networks compute: where, in which precision, and compiled in sizes that are kept or not.
+
+Shapes: B rows, CHW image.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ddm_ray.config import DataConfig, Precision
+from ddm_ray.core.condition import Condition, Text
+from ddm_ray.errors import Give, ServeError, one_line
+from ddm_ray.models.compiled import compile_blocks
+from ddm_ray.sampling.buckets import Buckets, Padded, bucket_sizes
+from ddm_ray.sampling.driver import Field
+from ddm_ray.sampling.graphs import Graphs
+from ddm_ray.sampling.request import MixtureInfo
+from ddm_ray.sampling.run_models import load_weights
+from ddm_ray.storage.published import Weights
+from ddm_ray.storage.run import Run
+
+Inputs = tuple[Tensor, Tensor, Condition]
+LOG = logging.getLogger("ray.serve")
+PROGRESS_S = 5.0
+
+
+@dataclass(frozen=True)
+class Computing:
+    """Settings of a replica, as `ServeArgs` has them; `max_rows` of a batch."""
+
+    device: str = "cpu"
+    max_rows: int = 32
+    precision: Precision = "fp32"
+    compile: bool = False
+
+
+class Networks:
+    """Networks of published weights as a replica calls them, each loaded, and compiled if that is wanted, once."""
+
+    def __init__(self, run: Run, info: MixtureInfo, computing: Computing):
+        """`info`: the mixture whose batches they answer."""
+        self.computing, self._run = computing, run
+        self._largest = _largest_call(run.config.data, info, computing) if computing.compile else None
+        self._graphs = None if self._largest is None or not self._largest[0].is_cuda else Graphs(*self._largest)
+        self._loaded: dict[Weights, Field] = {}
+        self._lock = threading.Lock()
+
+    def of(self, weights: Weights) -> Field:
+        """The network. Raises CorruptArtifact, DriftError, and ServeError if it is to be compiled and can't be."""
+        with self._lock:
+            if weights not in self._loaded:
+                network: Any = load_weights(self._run, weights, self.computing.device, self.computing.precision)
+                if self._largest is not None:
+                    network = in_buckets({weights.artifact: network}, self._largest, self._graphs)[weights.artifact]
+                self._loaded[weights] = network
+            return self._loaded[weights]
+
+    def keep(self, needed: Collection[Weights | None]) -> None:
+        """Forget all others; whoever has one still keeps it."""
+        with self._lock:
+            self._loaded = {weights: network for weights, network in self._loaded.items() if weights in needed}
+
+
+def any_condition(data: DataConfig, count: int) -> Condition:
+    """A condition of so many rows, such as requests have."""
+    if data.text is None:
+        return torch.arange(count) % max(1, data.num_classes or 0)
+    tokens, dim, pooled_dim = data.text.tokens, data.text.dim, data.text.pooled_dim
+    pooled_BP = None if pooled_dim is None else torch.zeros(count, pooled_dim)
+    return Text(torch.zeros(count, tokens, dim), torch.ones(count, tokens, dtype=torch.bool), pooled_BP)
+
+
+def _largest_call(data: DataConfig, info: MixtureInfo, computing: Computing) -> Inputs:
+    """A call of a network by a full batch of rows that are all guided: each is there twice."""
+    count = 2 * computing.max_rows
+    x_BCHW = torch.randn(count, *info.image_shape, dtype=info.dtype, device=computing.device)
+    condition = any_condition(data, count).to(computing.device)
+    return x_BCHW, torch.linspace(0, 1, count, dtype=info.dtype, device=computing.device), condition
+
+
+def in_buckets(networks: Mapping[str, nn.Module], largest: Inputs, graphs: Graphs | None) -> dict[str, Buckets]:
+    """The networks with their blocks compiled, for calls of a few sizes up to the largest; or as CUDA graphs.
+
+    All code and all graphs are made here, so that no request waits for them. ServeError without a compiler.
+    """
+    x_BCHW, t_B, condition = largest
+    # Whoever doesn't compile needn't wait 2 s for them.
+    from torch._dynamo import config
+    from torch._inductor.exc import InductorError
+
+    sizes = bucket_sizes(len(x_BCHW))
+    of_size, progress = {name: dict[int, Field]() for name in networks}, Progress(len(networks) * len(sizes))
+    for name, network in networks.items():
+        compile_blocks(network)
+        for size in reversed(sizes):
+            # Else torch compiles for 8 shapes, and for no more.
+            with config.patch(recompile_limit=config.accumulated_recompile_limit):
+                try:
+                    if graphs is None:
+                        of_size[name][size] = Padded(network, size)
+                        Buckets(of_size[name])(x_BCHW[:size], t_B[:size], condition[:size])
+                    else:
+                        of_size[name][size] = graphs.captured(network, size)
+                except InductorError as error:
+                    fix = Give("compile", "install a C++ compiler (g++), or leave this out")
+                    reason = one_line(str(error).partition("\n")[0], 200)
+                    raise ServeError(f"{name} can't be compiled: {reason}", fix) from None
+            progress.made(f"{name} for {size} rows")
+    return {name: Buckets(calls) for name, calls in of_size.items()}
+
+
+class Progress:
+    """Tells the log how much is compiled, every PROGRESS_S seconds and at the end."""
+
+    def __init__(self, count: int):
+        self._count, self._made = count, 0
+        self._began = self._last_line = time.monotonic()
+
+    def made(self, what: str) -> None:
+        """Count one more."""
+        self._made, now = self._made + 1, time.monotonic()
+        if self._made == self._count or now - self._last_line >= PROGRESS_S:
+            self._last_line = now
+            seconds = now - self._began
+            LOG.info("compiled %d of %d calls in %.0f s, lastly %s", self._made, self._count, seconds, what)
