@@ -93,10 +93,14 @@ class SegmentSampler:
         what can't be met, AwayError where no expert is left; else as `BatchEngine.submit` raises.
         """
         deadline = None if seconds is None else time.monotonic() + seconds
-        away, num_seen = self._known_away(), 0
+        gone = frozenset(expert for expert, runner in enumerate(self._of_expert) if runner is None)
+        away = gone | {expert for expert, runner in enumerate(self._of_expert) if runner is not None and runner.away}
+        num_seen = 0
         while True:
-            if len(away) == self.info.num_experts:
+            if len(gone) == self.info.num_experts:
                 raise AwayError("no expert has a replica", 0)
+            if len(away) == self.info.num_experts:
+                away = gone  # what is known of the others may be over
             with torch.inference_mode():
                 rows, journey = noise(request, self._info_without(away), self._device), _Journey(self, deadline)
             try:
@@ -112,7 +116,7 @@ class SegmentSampler:
                 if error.expert in away:
                     raise
                 # From the beginning, so that the image is the one that the remaining experts always make of this seed.
-                away |= {error.expert}
+                gone, away = gone | {error.expert}, away | {error.expert}
             else:
                 return Sampled(result, away)
 
@@ -130,9 +134,6 @@ class SegmentSampler:
             velocities, switched = int(segment.rows.position_B[0]) - begun_at, int((segment.needed_B >= 0).sum())
             waited_s = None if begun_at else segment.waited_s
             self._on_segment(-1 if engine is self._mixing else expert, velocities, switched, waited_s)
-
-    def _known_away(self) -> frozenset[int]:
-        return frozenset(expert for expert, runner in enumerate(self._of_expert) if runner is None or runner.away)
 
     def _info_without(self, away: frozenset[int]) -> MixtureInfo:
         if not away:

@@ -191,6 +191,19 @@ def test_the_last_expert_paints_alone_and_is_seen_once_at_each_stop(strategy: st
         assert len(seen) == 2
 
 
+def test_where_nobody_would_be_left_those_are_asked_that_were_away_not_long_ago() -> None:
+    """Their replicas may be back already."""
+    asked = request(4, strategy="full")
+    for really in range(K):
+        with per_expert(away=frozenset({really})) as sampler:
+            for runner in sampler._of_expert:
+                runner.away = True
+            sampler._of_expert[really].away = False
+            sampled = asyncio.run(sampler.sample(asked))
+        assert sampled.away == {really}
+        assert_same(sampled.result, alone(asked, away=sampled.away))
+
+
 def test_hundreds_of_switches_are_no_trouble() -> None:
     asked = request(strategy="sample-1", steps=1000, solver="euler")
     with per_expert() as sampler:
