@@ -55,8 +55,7 @@ class Padded:
 
     def __call__(self, x_BCHW: Tensor, t_B: Tensor, condition: Condition) -> Tensor:
         count = len(x_BCHW)
-        if count == self._size:
-            return self._network(x_BCHW, t_B, condition)
-        # Made on the device, so that nothing waits.
+        # Made on the device, so that nothing waits. Full calls are copied as well: compiled code is for tensors of one
+        # layout, either of inference mode or not.
         rows_S = torch.arange(self._size, device=x_BCHW.device).clamp_(max=count - 1)
         return self._network(x_BCHW[rows_S], t_B[rows_S], condition[rows_S])[:count]
