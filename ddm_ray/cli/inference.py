@@ -174,8 +174,18 @@ def export(run_url: str, folder: str, overwrite: bool) -> None:
     "--placement",
     default="colocated",
     show_default=True,
-    type=click.Choice(["colocated", "per-expert"]),
-    help="All experts in one process, or a process each.",
+    type=click.Choice(["colocated", "multiplexed", "per-expert"]),
+    help="All experts in one process, on the device or (multiplexed) few there in turn; or a process each.",
+)
+@click.option(
+    "--resident", default=2, show_default=True, type=click.IntRange(2), help="Multiplexed experts on the device."
+)
+@click.option(
+    "--dtype",
+    default="float32",
+    show_default=True,
+    type=click.Choice(["float32", "bfloat16"]),
+    help="Precision of multiplexed experts' products.",
 )
 @click.option("--device", default="cpu", show_default=True, help="torch's device for experts and router.")
 @click.option("--max-rows", default=32, show_default=True, type=click.IntRange(1), help="Images of a batch; more wait.")

@@ -30,7 +30,7 @@ class Offloaded:
             raise SamplingError(f"resident is {resident}: use 2 or more, one expert computes while the next is fetched")
         self.present = list(present)
         self.num_fetched = 0
-        self._resident = resident
+        self.resident = resident
         self._here: OrderedDict[int, Future[Field]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -60,7 +60,7 @@ class Offloaded:
             return
         if expert in self._here:
             self._leave(expert)
-        while len(self._here) >= self._resident:
+        while len(self._here) >= self.resident:
             self._leave(next(iter(self._here)) if leaving is None else leaving)
         self.num_fetched += 1
         self._here[expert] = self._begin(expert)

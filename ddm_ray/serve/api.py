@@ -15,11 +15,12 @@ from ddm_ray.core.condition import Condition, Text
 from ddm_ray.sampling.run_models import load_model, mixture_info, sampling_settings
 from ddm_ray.serve.answers import expert_name
 from ddm_ray.serve.codec import Decoder, Encoder
-from ddm_ray.serve.deployments import local_engine
+from ddm_ray.serve.deployments import local_engine, multiplexed_engines
 from ddm_ray.serve.engine import BatchEngine
 from ddm_ray.serve.guard import Guard, Limits
 from ddm_ray.serve.http import Service, http_app
 from ddm_ray.serve.meters import Meters
+from ddm_ray.serve.multiplexed import Multiplexer
 from ddm_ray.serve.remote import RemoteEngine, Replicas, answer_from, called, from_arrays
 from ddm_ray.serve.scheduler import Scheduler
 from ddm_ray.serve.segments import LocalEngine, SegmentSampler
@@ -43,10 +44,12 @@ class API:
         limits: Limits,
         experts: Sequence[Handle] = (),
         codecs: Mapping[str, Handle] | None = None,
+        resident: int | None = None,
+        dtype: str = "float32",
     ):
         """Load all networks of a run, or take deployments: experts by cluster, ENCODER and DECODER by name.
 
-        `ServeArgs` has the others.
+        `resident` experts are on the device at a time (None: all). `ServeArgs` has the others.
 
         Raises RunError, MissingArtifact, CorruptArtifact, DriftError, ConfigError.
         """
@@ -59,10 +62,15 @@ class API:
             null = from_arrays(await self._encode(""))
             assert isinstance(null, Text)
             info = replace(info, null_text=null)
-        if not experts:
+        self._engine: BatchEngine | Multiplexer
+        if resident is not None:
+            engines = multiplexed_engines(run, device, max_rows, resident, getattr(torch, dtype))
+            self._engine, mixing = engines, LocalEngine(engines.mixing)
+            runners: list[Any] = [LocalEngine(engine) for engine in engines.of_expert]
+        elif not experts:
             self._engine = local_engine(run, list(range(info.num_experts)), device, max_rows)
             mixing = LocalEngine(self._engine)
-            runners: list[Any] = [mixing] * info.num_experts
+            runners = [mixing] * info.num_experts
         else:
             runners = [RemoteEngine(handle, k, info, self._replicas) for k, handle in enumerate(experts)]
             self._engine = BatchEngine(answer_from(runners, load_model(run, ROUTER)), scheduler=Scheduler(max_rows))

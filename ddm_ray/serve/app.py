@@ -52,10 +52,17 @@ class ServeArgs(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     run: str = Field(description="absolute path or URI of a finished run, as the serving machines see it")
-    placement: Literal["colocated", "per-expert"] = Field(
+    placement: Literal["colocated", "multiplexed", "per-expert"] = Field(
         default="colocated",
-        description="colocated: each replica of `api` has all experts, and nothing crosses the network; per-expert: a"
-        " deployment for each expert, which scales by itself",
+        description="colocated: each replica of `api` has all experts, and nothing crosses the network; multiplexed:"
+        " likewise, but in host memory, and few of them on the device in turn, for many experts that are seldom asked;"
+        " per-expert: a deployment for each expert, which scales by itself",
+    )
+    resident: int = Field(default=2, ge=2, description="multiplexed: experts on the device at a time")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="multiplexed: precision of the experts' products; bfloat16 halves what a swap copies, and images"
+        " are those of bf16 autocast",
     )
     device: str = Field(default="cpu", description="torch's device for experts and router")
     max_rows: PositiveInt = Field(default=32, description="images of a batch; more wait")
@@ -78,9 +85,10 @@ def build_app(args: ServeArgs) -> Application:
     run = _finished(args.run)
     on_gpu, limits = args.device.startswith("cuda"), Limits(per_minute=args.per_minute)
     own = (run.url, args.device, args.max_rows, read_tokens(args.token_file), limits)
-    if args.placement == "colocated":
+    if args.placement != "per-expert":
+        few = {"resident": args.resident, "dtype": args.dtype} if args.placement == "multiplexed" else {}
         options = {"num_cpus": NUM_CPUS, "num_gpus": 1 if on_gpu else 0}
-        return serve.deployment(name="api", ray_actor_options=options, **PART)(API).bind(*own)
+        return serve.deployment(name="api", ray_actor_options=options, **PART)(API).bind(*own, **few)
     data, num_experts = run.config.data, run.config.partition.num_clusters
     codecs = [each for each in ((ENCODER, Encoder, data.text), (DECODER, Decoder, data.latents)) if each[2]]
     # Rounded down, so that the shares of all parts never need more than one GPU.

@@ -13,13 +13,15 @@ from numpy.typing import NDArray
 from ddm_ray.config import DataConfig, SamplingSettings
 from ddm_ray.core.condition import Condition, Text
 from ddm_ray.sampling import driver
+from ddm_ray.sampling.offload import OffloadedToHost
 from ddm_ray.sampling.packing import pack, unpack
 from ddm_ray.sampling.request import ExpertCall, SampleRequest
 from ddm_ray.sampling.run_models import load_model, mixture_info
 from ddm_ray.sampling.trajectory import start
 from ddm_ray.serve.engine import BatchEngine
+from ddm_ray.serve.multiplexed import Multiplexer
 from ddm_ray.serve.remote import Arrays, from_arrays
-from ddm_ray.serve.scheduler import Scheduler, Speed
+from ddm_ray.serve.scheduler import Scheduler
 from ddm_ray.storage.graph import ROUTER
 from ddm_ray.storage.run import Run
 
@@ -44,12 +46,33 @@ def local_engine(run: Run, clusters: list[int], device: str, max_rows: int) -> B
     return engine
 
 
+def multiplexed_engines(
+    run: Run, device: str, max_rows: int, resident: int, dtype: torch.dtype = torch.float32
+) -> Multiplexer:
+    """Engines of all experts of a run, whose weights are in host memory, `resident` on the device; warm and running.
+
+    `dtype` in which they are kept: float32 or bfloat16, see `sampling.flat.Flat`. Raises as `local_engine`.
+    """
+    torch.set_num_threads(1)
+    clusters = list(range(mixture_info(run).num_experts))
+
+    def load(cluster: int) -> torch.nn.Module:
+        return load_model(run, run.experts[cluster])
+
+    experts = OffloadedToHost(load, [True] * len(clusters), device, resident, dtype)
+    multiplexer = Multiplexer(experts, load_model(run, ROUTER, device), max_rows)
+    warm_up(multiplexer.of_expert[0], run, [0], device)
+    warm_up(multiplexer.mixing, run, clusters, device)
+    multiplexer.start()
+    return multiplexer
+
+
 def warm_up(engine: BatchEngine, run: Run, clusters: list[int], device: str) -> None:
     """Run a few velocities of one row and of many, so that the engine knows its speed before the first request."""
     settings, info = SamplingSettings(strategy="oracle", steps=3), mixture_info(run)
     for number, count in enumerate((1, 1, engine.scheduler.max_rows)):
         if number == 1:
-            engine.scheduler.speed = Speed()  # what runs first is slower than it ever will be
+            engine.scheduler.speed.forget()  # what runs first is slower than it ever will be
         cluster_B = torch.tensor(clusters)[torch.arange(count) % len(clusters)]
         request = SampleRequest(tuple(range(count)), _any_condition(run.config.data, count), settings, cluster_B)
         future = engine.submit(start(request, info, device), np.inf)

@@ -101,18 +101,18 @@ def test_what_reads_or_writes_too_early_would_be_found(
 
 @pytest.mark.parametrize("on_gpu", [False, True])
 def test_it_tells_what_each_fetch_took_and_who_waited_for_it(on_gpu: bool) -> None:
-    told: list[tuple[int, float, float]] = []
+    fetches: list[tuple[int, float, float]] = []
 
     def fetch_some(gpu: PretendStreams | None) -> None:
         experts = offloaded("meta" if gpu else "cpu")
-        experts.on_fetch = lambda *fetch: told.append(fetch)
+        experts.on_fetch = lambda *fetch: fetches.append(fetch)
         experts.prefetch(3)
         experts.prefetch(1)
         if gpu:
             gpu.behind = True
             assert not experts.arrived(1)
             experts.measure()
-            assert not told
+            assert not fetches
             gpu.behind, gpu.now = False, 100.0
         assert experts.arrived(1)
         field = experts[1]
@@ -124,25 +124,25 @@ def test_it_tells_what_each_fetch_took_and_who_waited_for_it(on_gpu: bool) -> No
     if on_gpu:
         with pretended() as gpu:
             fetch_some(gpu)
-        assert [(number, round(seconds)) for number, seconds, _ in told] == [(3, 1), (1, 1)]
-        assert [waited for *_, waited in told] == [0.0, 0.0]
+        assert [(number, round(seconds)) for number, seconds, _ in fetches] == [(3, 1), (1, 1)]
+        assert [waited for *_, waited in fetches] == [0.0, 0.0]
     else:
         fetch_some(None)
-        assert [number for number, *_ in told] == [3, 1, 2]
-        assert all(seconds == waited > 0 for _, seconds, waited in told)
+        assert [number for number, *_ in fetches] == [3, 1, 2]
+        assert all(seconds == waited > 0 for _, seconds, waited in fetches)
 
 
 def test_who_is_asked_for_before_it_came_was_waited_for() -> None:
-    told: list[tuple[int, float, float]] = []
+    fetches: list[tuple[int, float, float]] = []
     with pretended():
         experts = offloaded("meta")
-        experts.on_fetch = lambda *fetch: told.append(fetch)
+        experts.on_fetch = lambda *fetch: fetches.append(fetch)
         experts.prefetch(0)
         fetch = experts._fetches[0]
         fetch.wait()
         fetch._ended.at += 4.0  # its copy goes on
         experts.measure()
-    assert told == [(0, 5.0, 4.0)]
+    assert fetches == [(0, 5.0, 4.0)]
 
 
 @pytest.mark.parametrize(
@@ -160,16 +160,16 @@ def test_in_bfloat16_answers_are_autocasts_to_the_bit(model: nn.Module) -> None:
     inputs = {"DiffusersTransformer": rows(), "Sequential": (torch.randn(4, 1, 4, 4),)}.get(
         type(model).__name__, (torch.randn(4, 1, 4, 4), torch.rand(4), torch.arange(4))
     )
-    low, whole = (Flat(model, dtype) for dtype in (torch.bfloat16, torch.float32))
-    in_low, in_whole = (flat.network(flat.block(model)) for flat in (low, whole))
+    low, exact = (Flat(model, dtype) for dtype in (torch.bfloat16, torch.float32))
+    in_low, in_exact = (flat.network(flat.block(model)) for flat in (low, exact))
     with torch.inference_mode():
         right = model(*inputs)
-        assert torch.equal(in_whole(*inputs), right)
+        assert torch.equal(in_exact(*inputs), right)
         with torch.autocast("cpu", torch.bfloat16):
             rounded = model(*inputs)
         assert torch.equal(in_low(*inputs), rounded)
     assert not torch.equal(rounded, right)
-    assert low.num_bytes <= whole.num_bytes
+    assert low.num_bytes <= exact.num_bytes
 
 
 def test_what_is_no_factor_of_a_product_stays_float32() -> None:

@@ -69,6 +69,8 @@ def test_a_relative_path_that_leads_nowhere_says_so() -> None:
 def test_arguments_are_checked() -> None:
     with pytest.raises(ValidationError, match="runn"):
         ServeArgs.model_validate({"runn": "/x", "run": "/x"})
+    with pytest.raises(ValidationError, match="resident"):
+        ServeArgs(run="/x", placement="multiplexed", resident=1)
 
 
 def test_mixture_yaml_names_exactly_the_deployments_of_four_experts(tmp_path: Path) -> None:
@@ -89,7 +91,7 @@ def test_mixture_yaml_names_exactly_the_deployments_of_four_experts(tmp_path: Pa
         assert scaling["target_ongoing_requests"] < deployment.max_ongoing_requests
 
 
-@pytest.mark.parametrize(("placement", "num_parts"), [("colocated", 1), ("per-expert", 3)])
+@pytest.mark.parametrize(("placement", "num_parts"), [("colocated", 1), ("multiplexed", 1), ("per-expert", 3)])
 def test_gpu_shares_of_all_parts_fit_one_gpu(tiny_run: Run, placement: str, num_parts: int) -> None:
     built = unfold(build_app(ServeArgs(run=tiny_run.url, device="cuda", placement=placement)), name="ddm")
     shares = [deployment.ray_actor_options.get("num_gpus", 0) for deployment in built.deployments]
