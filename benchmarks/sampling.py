@@ -29,7 +29,7 @@ from ddm_ray.memory import taken_bytes
 from ddm_ray.models import weights
 from ddm_ray.models.flops import weights_bytes
 from ddm_ray.sampling.noise import initial_noise
-from ddm_ray.sampling.offload import Offloaded
+from ddm_ray.sampling.offload import OffloadedToDisk
 from ddm_ray.sampling.request import SampleRequest
 
 MIB = 2**20
@@ -126,7 +126,7 @@ def measure_memory(bench: Bench, report: Report) -> None:
             measure_growth(bench, where, file, one, report)
         for k in bench.args.experts:
             request, fetch = balanced(bench, k), partial(_fetch, bench, file)
-            offloaded = Offloaded(fetch, [True] * k, bench.args.resident)
+            offloaded = OffloadedToDisk(fetch, [True] * k, bench.args.resident)
             sides: dict[str, Callable[[], object]] = {
                 "resident": partial(bench.mixture, [fetch(expert) for expert in range(k)], None, request),
                 "disk": partial(bench.mixture, offloaded, None, request),
@@ -160,7 +160,7 @@ def memory_point(bench: Bench, num_experts: int, where: str, file: Path) -> None
     fetch, gaps = partial(_fetch, bench, file), [True] * num_experts
     before = 0.0 if bench.device == "cuda" else taken_bytes("VmRSS") / MIB
     on_disk = where == "disk"
-    experts = Offloaded(fetch, gaps, bench.args.resident) if on_disk else [fetch(k) for k in range(num_experts)]
+    experts = OffloadedToDisk(fetch, gaps, bench.args.resident) if on_disk else [fetch(k) for k in range(num_experts)]
     bench.mixture(experts, None, balanced(bench, num_experts))
     print(torch.cuda.max_memory_allocated() / MIB if bench.device == "cuda" else taken_bytes("VmHWM") / MIB - before)
 

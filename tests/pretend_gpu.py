@@ -39,11 +39,15 @@ class OnGPU(Tensor):
 
 
 class PretendGPU(TorchDispatchMode):
-    """`waits`: how often the host waited, by what for and which line of the product."""
+    """`waits`: how often the host waited, by what for and which line of the product.
+
+    `uploads`: bytes of each copy from the host, and whether it went to memory that was there before.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: Counter[str] = Counter()
+        self.uploads: list[tuple[int, bool]] = []
         self._pinned: dict[int, Tensor] = {}
 
     def pinned(self, tensor: Tensor) -> Tensor:
@@ -80,10 +84,13 @@ class PretendGPU(TorchDispatchMode):
         self, operation: Any, name: str, tensors: list[Tensor], device: str | None, args: Any, kwargs: Any
     ) -> Any:
         source = tensors[-1]
-        waits = not (kwargs.get("non_blocking", False) and id(source) in self._pinned)
+        non_blocking = kwargs.get("non_blocking", False) or (name == "copy_" and args[2:] == (True,))
+        waits = not (non_blocking and id(source) in self._pinned)
         target = isinstance(tensors[0], OnGPU) if name == "copy_" or device is None else device == "meta"
         if target is not isinstance(source, OnGPU) and (waits or not target):
             self._wait("host to device" if target else "device to host")
+        if target and not isinstance(source, OnGPU):
+            self.uploads.append((source.nbytes, name == "copy_"))
         result = operation(*tree_map(_inner, args), **self._on_cpu(kwargs))
         if name == "copy_":
             return tensors[0]

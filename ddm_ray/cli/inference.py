@@ -174,8 +174,11 @@ def export(run_url: str, folder: str, overwrite: bool) -> None:
     "--placement",
     default="colocated",
     show_default=True,
-    type=click.Choice(["colocated", "per-expert"]),
-    help="All experts in one process, or a process each.",
+    type=click.Choice(["colocated", "multiplexed", "per-expert"]),
+    help="All experts in one process, on the device or (multiplexed) few there in turn; or a process each.",
+)
+@click.option(
+    "--resident", default=2, show_default=True, type=click.IntRange(2), help="Multiplexed experts on the device."
 )
 @click.option(
     "--dense", type=click.Choice(["monolith"]), help="Network that answers what the experts have no time for."

@@ -69,14 +69,20 @@ def run(
 def answers(calls: Sequence[Call], experts: Experts, router: Field | None) -> list[Tensor]:
     """Answers of the networks to each call. SamplingError if a router or an expert that is called isn't there."""
     prefetch: Callable[[int], None] | None = getattr(experts, "prefetch", None)
-    results = []
-    for call, following in zip(calls, [*calls[1:], None], strict=True):
+    if prefetch is None:
+        return [_answer(call, experts, router) for call in calls]
+    numbers = [call.expert if isinstance(call, ExpertCall) else -1 for call in calls]
+    here: Sequence[int] = getattr(experts, "here", ())
+    # Who is there already comes first, before others take its place.
+    order = sorted(range(len(calls)), key=lambda call: numbers[call] not in here)
+    results = dict[int, Tensor]()
+    for call, following in zip(order, [*order[1:], None], strict=True):
         for soon in (call, following):
             # This one first: fetched after the next, it would be the next's turn to make room.
-            if prefetch and isinstance(soon, ExpertCall):
-                prefetch(soon.expert)
-        results.append(_answer(call, experts, router))
-    return results
+            if soon is not None and numbers[soon] >= 0:
+                prefetch(numbers[soon])
+        results[call] = _answer(calls[call], experts, router)
+    return [results[call] for call in range(len(calls))]
 
 
 def _answer(call: Call, experts: Experts, router: Field | None) -> Tensor:

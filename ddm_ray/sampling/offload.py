@@ -1,35 +1,37 @@
 """Offloading: few experts are on the device at a time, the others in host memory or in files until they are called."""
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
-from torch import nn
-from torch.func import functional_call
+from torch import Tensor, nn
 
 from ddm_ray.errors import SamplingError
 from ddm_ray.sampling.driver import Experts, Field
+from ddm_ray.sampling.flat import Flat
+from ddm_ray.sampling.places import Fetch, Place
 
 Offload = Literal["disk", "host"]
+OnFetch = Callable[[int, float, float], None]
+"""Called with an expert that was fetched, the seconds that took, and those for which computing waited for it."""
 
 
 class Offloaded:
     """Experts of which `resident` (2 or more) are on the device at a time; the next is fetched while one computes.
 
-    `fetch(k)` brings expert k to the device; what it raises is raised where the expert is called. `present`: for each
-    expert, False where there is none.
+    What a fetch raises is raised where the expert is called. `present`: for each expert, False where there is none.
     """
 
-    def __init__(self, fetch: Callable[[int], Field], present: Sequence[bool], resident: int = 2):
+    def __init__(self, present: Sequence[bool], resident: int = 2):
         if resident < 2:
             raise SamplingError(f"resident is {resident}: use 2 or more, one expert computes while the next is fetched")
         self.present = list(present)
         self.num_fetched = 0
-        self._fetch, self._resident = fetch, resident
+        self.resident = resident
         self._here: OrderedDict[int, Future[Field]] = OrderedDict()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="fetch-expert")
 
     def __len__(self) -> int:
         return len(self.present)
@@ -40,18 +42,128 @@ class Offloaded:
         self.prefetch(expert)
         return self._here[expert].result()
 
-    def prefetch(self, expert: int) -> None:
-        """Begin to fetch an expert that will be called soon; the one unused for longest makes room."""
+    @property
+    def here(self) -> list[int]:
+        """Experts that are on the device or on their way there, the one unused for longest first."""
+        return list(self._here)
+
+    def arrived(self, expert: int) -> bool:
+        """True if nothing would wait for this one of those that are `here`."""
+        return self._here[expert].done()
+
+    def prefetch(self, expert: int, leaving: int | None = None) -> None:
+        """Begin to fetch an expert that will be called soon; `leaving`, or the one unused for longest, makes room."""
         if not self.present[expert]:
             return
         if expert in self._here and not _failed(self._here[expert]):
             self._here.move_to_end(expert)
             return
-        self._here.pop(expert, None)
-        while len(self._here) >= self._resident:
-            self._here.popitem(last=False)
+        if expert in self._here:
+            self._leave(expert)
+        while len(self._here) >= self.resident:
+            self._leave(next(iter(self._here)) if leaving is None else leaving)
         self.num_fetched += 1
-        self._here[expert] = self._thread.submit(self._fetch, expert)
+        self._here[expert] = self._begin(expert)
+
+    def _leave(self, expert: int) -> None:
+        del self._here[expert]
+
+    def _begin(self, expert: int) -> "Future[Field]":
+        raise NotImplementedError
+
+
+class OffloadedToDisk(Offloaded):
+    """Experts that `fetch(k)` brings to the device from wherever they are, in a thread."""
+
+    def __init__(self, fetch: Callable[[int], Field], present: Sequence[bool], resident: int = 2):
+        super().__init__(present, resident)
+        self._fetch = fetch
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="fetch-expert")
+
+    def _begin(self, expert: int) -> "Future[Field]":
+        return self._thread.submit(self._fetch, expert)
+
+
+class OffloadedToHost(Offloaded):
+    """Experts as blocks of host memory (`flat.Flat`), and places on the device that are theirs in turn.
+
+    Places are made once, `resident` of them, and never move: networks compute with what was last copied there. A fetch
+    is one copy. On a GPU it comes from pinned memory on a stream of its own, after the kernels that read what was there
+    before; kernels that read it wait for it there, and the host for nothing. Torch rounds each pinned block up to a
+    power of two, unless PYTORCH_ALLOC_CONF has `pinned_max_round_threshold_mb`.
+    """
+
+    on_fetch: OnFetch | None = None
+
+    def __init__(
+        self,
+        load: Callable[[int], nn.Module],
+        present: Sequence[bool],
+        device: torch.device | str,
+        resident: int = 2,
+    ):
+        """`load(k)` gives expert k on the CPU, each is held once; those of several forms share the places."""
+        super().__init__(present, resident)
+        device = torch.device(device)
+        copying = torch.cuda.Stream(device) if _has_streams(device) else None
+        self._forms: list[Flat] = []
+        self._form_of, self._blocks = dict[int, int](), dict[int, Tensor]()
+        for expert in (number for number, exists in enumerate(present) if exists):
+            network = load(expert)
+            form = self._form_of[expert] = self._form(network)
+            block = self._forms[form].block(network)
+            self._blocks[expert] = block.pin_memory() if copying else block
+        num_places = min(resident, len(self._blocks))
+        self._free = [Place(self._forms, device, copying) for _ in range(num_places)]
+        self._places: dict[int, Place] = {}
+        self._fetches: dict[int, Fetch] = {}
+        self._unmeasured: deque[tuple[int, Fetch]] = deque()
+
+    def _form(self, network: nn.Module) -> int:
+        """The number of the network's form; a new one where there is none like it."""
+        for number, form in enumerate(self._forms):
+            if form.fits(network):
+                return number
+        self._forms.append(Flat(network))
+        return len(self._forms) - 1
+
+    def arrived(self, expert: int) -> bool:
+        return expert not in self._fetches or self._fetches[expert].arrived
+
+    def measure(self) -> None:
+        """Tell `on_fetch` of the fetches that have ended."""
+        while self._unmeasured and (measured := self._unmeasured[0][1].measured()) is not None:
+            expert, _ = self._unmeasured.popleft()
+            if self.on_fetch:
+                self.on_fetch(expert, *measured)
+
+    def _leave(self, expert: int) -> None:
+        super()._leave(expert)
+        self._free.append(self._places.pop(expert))
+        if expert in self._fetches:
+            self._fetches.pop(expert).leave()
+
+    def _begin(self, expert: int) -> "Future[Field]":
+        self.measure()
+        begun, place = Future[Field](), self._free.pop()
+        self._places[expert] = place
+        try:
+            fetch = self._fetches[expert] = place.fetch(self._form_of[expert], self._blocks[expert])
+        except Exception as error:
+            begun.set_exception(error)
+        else:
+            self._unmeasured.append((expert, fetch))
+            begun.set_result(partial(self._velocity, expert, fetch, place))
+        return begun
+
+    def _velocity(self, expert: int, fetch: Fetch, place: Place, *inputs: Any) -> Tensor:
+        assert self._fetches.get(expert) is fetch, f"expert {expert} has left"
+        fetch.wait()
+        try:
+            answer: Tensor = place.networks[self._form_of[expert]](*inputs)
+        finally:
+            place.was_read()
+        return answer
 
 
 def resident_experts(
@@ -65,37 +177,15 @@ def resident_experts(
     if offload not in (None, "disk", "host"):
         raise SamplingError(f"unknown offload {offload!r}: use disk, host or None")
     if offload == "disk":
-        return Offloaded(lambda expert: fetch(expert, device), present)
-    home = "cpu" if offload else device
-    experts = tuple(fetch(expert, home) if here else None for expert, here in enumerate(present))
-    return Offloaded(from_host(experts, device), present) if offload else experts
-
-
-def from_host(models: Sequence[nn.Module | None], device: torch.device | str) -> Callable[[int], Field]:
-    """A `fetch` that copies a model's tensors from host memory to the device.
-
-    On a GPU they come from pinned memory on a stream of their own, so that copying and computing overlap.
-    """
-    stream = torch.cuda.Stream(device) if torch.device(device).type == "cuda" else None
-    for model in models if stream else ():
-        if model is not None:
-            model._apply(lambda tensor: tensor.pin_memory())
-
-    def fetch(expert: int) -> Field:
-        model = models[expert]
-        assert model is not None
-        named = [*model.named_parameters(), *model.named_buffers()]
-        with torch.cuda.stream(stream):
-            tensors = {name: tensor.to(device, non_blocking=True) for name, tensor in named}
-        if stream:
-            stream.synchronize()
-            for tensor in tensors.values():
-                # Else its memory might be given away while kernels of the computing stream still read it.
-                tensor.record_stream(torch.cuda.default_stream(device))
-        return lambda *inputs: functional_call(model, tensors, inputs)
-
-    return fetch
+        return OffloadedToDisk(lambda expert: fetch(expert, device), present)
+    if offload == "host":
+        return OffloadedToHost(lambda expert: fetch(expert, "cpu"), present, device)
+    return tuple(fetch(expert, device) if here else None for expert, here in enumerate(present))
 
 
 def _failed(future: "Future[Field]") -> bool:
     return future.done() and future.exception() is not None
+
+
+def _has_streams(device: torch.device) -> bool:
+    return device.type == "cuda"

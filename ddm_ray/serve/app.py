@@ -7,9 +7,9 @@ import signal
 import socket
 import threading
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 # Our code leaves a replica's event loop free, so neither it nor Serve's own needs another.
 os.environ.setdefault("RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", "0")
@@ -59,11 +59,13 @@ class ServeArgs(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     run: str = Field(description="absolute path or URI of a run, as the serving machines see it")
-    placement: Literal["colocated", "per-expert"] = Field(
+    placement: Literal["colocated", "multiplexed", "per-expert"] = Field(
         default="colocated",
-        description="colocated: each replica of `api` has all experts, and nothing crosses the network; per-expert: a"
-        " deployment for each expert, which scales by itself",
+        description="colocated: each replica of `api` has all experts, and nothing crosses the network; multiplexed:"
+        " likewise, but in host memory, and few of them on the device in turn, for many experts that are seldom asked;"
+        " per-expert: a deployment for each expert, which scales by itself",
     )
+    resident: int = Field(default=2, ge=2, description="multiplexed: experts on the device at a time")
     dense: Literal["monolith"] | None = Field(
         default=None,
         description="network of a deployment `dense` of its own, which answers what the experts have no time for,"
@@ -96,6 +98,12 @@ class ServeArgs(BaseModel):
         default=None, gt=0, description="requests for images a minute and token; none: any"
     )
 
+    @model_validator(mode="after")
+    def _compiled_where_weights_stay(self) -> Self:
+        if self.compile and self.placement == "multiplexed":
+            raise ValueError("compile: experts that take turns on the device aren't compiled; use another placement")
+        return self
+
 
 def build_app(args: ServeArgs) -> Application:
     """The ingress `api`, and where placed so `expert-000` ..., one replica each unless a config file says more.
@@ -106,7 +114,8 @@ def build_app(args: ServeArgs) -> Application:
     """
     run = _servable(args)[0]
     on_gpu, limits = args.device.startswith("cuda"), Limits(per_minute=args.per_minute)
-    shared = (Computing(args.device, args.max_rows, args.precision, args.compile), args.pin_file)
+    resident = args.resident if args.placement == "multiplexed" else None
+    shared = (Computing(args.device, args.max_rows, args.precision, args.compile, resident), args.pin_file)
     own = (run.url, *shared, args.refresh_s, read_tokens(args.token_file), limits)
     data, num_experts = run.config.data, run.config.partition.num_clusters
     codecs = [each for each in ((ENCODER, Encoder, data.text), (DECODER, Decoder, data.latents)) if each[2]]

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ddm_ray.core.condition import join
+from ddm_ray.sampling.request import ExpertCall
 from ddm_ray.sampling.state import Trajectories
 from ddm_ray.serve.scheduler import Job
 
@@ -100,3 +102,11 @@ class Pace:
         before, self._before = self._before, event
         if before is not None:
             before.synchronize()
+
+
+def together(calls: Sequence[ExpertCall]) -> ExpertCall:
+    """One call of an expert for the rows of these."""
+    if len(calls) == 1:
+        return calls[0]
+    x_BCHW, t_B = torch.cat([call.x_BCHW for call in calls]), torch.cat([call.t_B for call in calls])
+    return ExpertCall(calls[0].expert, x_BCHW, t_B, join([call.condition for call in calls]))

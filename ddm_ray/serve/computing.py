@@ -32,12 +32,16 @@ PROGRESS_S = 5.0
 
 @dataclass(frozen=True)
 class Computing:
-    """Settings of a replica, as `ServeArgs` has them; `max_rows` of a batch."""
+    """Settings of a replica, as `ServeArgs` has them; `max_rows` of a batch.
+
+    `resident` experts are on the device at a time, the others in host memory; None: all are there.
+    """
 
     device: str = "cpu"
     max_rows: int = 32
     precision: Precision = "fp32"
     compile: bool = False
+    resident: int | None = None
 
 
 class Networks:
@@ -55,7 +59,9 @@ class Networks:
         """The network. Raises CorruptArtifact, DriftError, and ServeError if it is to be compiled and can't be."""
         with self._lock:
             if weights not in self._loaded:
-                network: Any = load_weights(self._run, weights, self.computing.device, self.computing.precision)
+                offloaded = self.computing.resident is not None and weights.artifact.cluster is not None
+                device = "cpu" if offloaded else self.computing.device
+                network: Any = load_weights(self._run, weights, device, self.computing.precision)
                 if self._largest is not None:
                     network = in_buckets({weights.artifact: network}, self._largest, self._graphs)[weights.artifact]
                 self._loaded[weights] = network

@@ -13,14 +13,16 @@ from numpy.typing import NDArray
 
 from ddm_ray.config import DataConfig, SamplingSettings
 from ddm_ray.sampling import driver
+from ddm_ray.sampling.offload import OffloadedToHost
 from ddm_ray.sampling.packing import pack, unpack
 from ddm_ray.sampling.request import ExpertCall, MixtureInfo, SampleRequest
 from ddm_ray.sampling.run_models import mixture_info, monolith_info
 from ddm_ray.sampling.trajectory import start
 from ddm_ray.serve.computing import Computing, Networks, any_condition
 from ddm_ray.serve.engine import BatchEngine
+from ddm_ray.serve.multiplexed import Multiplexer
 from ddm_ray.serve.remote import Arrays, from_arrays
-from ddm_ray.serve.scheduler import Scheduler, Speed
+from ddm_ray.serve.scheduler import Scheduler
 from ddm_ray.serve.versions import Pair, Version, Versions
 from ddm_ray.storage.graph import ROUTER
 from ddm_ray.storage.published import Weights
@@ -50,12 +52,40 @@ def local_engine(
     return engine
 
 
+def multiplexed_engines(info: MixtureInfo, version: Version, networks: Networks, data: DataConfig) -> Multiplexer:
+    """Engines of all experts of a version, whose weights are in host memory, few on the device; warm and running.
+
+    Raises as `Networks.of` does.
+    """
+    torch.set_num_threads(1)
+    computing, experts_K = networks.computing, version.experts
+    assert computing.resident is not None
+    present = [weights is not None for weights in experts_K]
+
+    def load(cluster: int) -> torch.nn.Module:
+        weights = experts_K[cluster]
+        assert weights is not None
+        network = networks.of(weights)
+        assert isinstance(network, torch.nn.Module)
+        return network
+
+    experts = OffloadedToHost(load, present, computing.device, computing.resident)
+    networks.keep([version.router])  # of the experts there are copies now
+    router = None if version.router is None else networks.of(version.router)
+    multiplexer = Multiplexer(experts, router, computing.max_rows)
+    clusters = [cluster for cluster, here in enumerate(present) if here]
+    warm_up(multiplexer.of_expert[clusters[0]], info, data, clusters[:1], computing.device)
+    warm_up(multiplexer.mixing, info, data, clusters, computing.device)
+    multiplexer.start()
+    return multiplexer
+
+
 def warm_up(engine: BatchEngine, info: MixtureInfo, data: DataConfig, clusters: list[int], device: str) -> None:
     """Run a few velocities of one row and of many, so that the engine knows its speed before the first request."""
     settings = SamplingSettings(strategy="oracle", steps=3)
     for number, count in enumerate((1, 1, engine.scheduler.max_rows)):
         if number == 1:
-            engine.scheduler.speed = Speed()  # what runs first is slower than it ever will be
+            engine.scheduler.speed.forget()  # what runs first is slower than it ever will be
         cluster_B = torch.tensor(clusters)[torch.arange(count) % len(clusters)]
         request = SampleRequest(tuple(range(count)), any_condition(data, count), settings, cluster_B)
         future = engine.submit(start(request, info, device), np.inf)

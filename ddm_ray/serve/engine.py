@@ -3,6 +3,7 @@
 No Ray, no HTTP: whoever has networks, or a way to call them, has an engine. Shapes: B rows, K experts.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,12 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ddm_ray.core.condition import join
 from ddm_ray.errors import DDMError, ServeError
 from ddm_ray.sampling.request import Call, ExpertCall
 from ddm_ray.sampling.state import Trajectories, require_finite
 from ddm_ray.sampling.trajectory import advance, needs, turned
-from ddm_ray.serve.batch import JobRows, Pace, RowBatch, Segment
+from ddm_ray.serve.batch import JobRows, Pace, RowBatch, Segment, together
 from ddm_ray.serve.scheduler import Job, Scheduler
 
 
@@ -68,18 +68,23 @@ class BatchEngine:
         here_K: np.ndarray | None = None,
         scheduler: Scheduler | None = None,
         clock: Callable[[], float] = time.monotonic,
+        changed: threading.Condition | None = None,
+        pace: Pace | None = None,
     ):
-        """`here_K` (bool, None: all): experts that `answer` can call. `clock` gives seconds."""
+        """`here_K` (bool, None: all): experts that `answer` can call. `clock` gives seconds.
+
+        Engines that one thread runs in turns share `changed`, which tells it of work, and `pace`; they aren't started.
+        """
         self.scheduler = Scheduler() if scheduler is None else scheduler
         self._answer, self._here_K, self._clock = answer, here_K, clock
         self._parts: dict[Job, JobRows] = {}
         self._batch: RowBatch | None = None
         self._calls: list[tuple[ExpertCall, Future[Tensor]]] = []
         self.num_velocities = 0
-        self._pace = Pace()
+        self._pace = Pace() if pace is None else pace
         self._ended: float | None = None
         self._num_failures = 0
-        self._changed = threading.Condition()
+        self._changed = threading.Condition() if changed is None else changed
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -93,6 +98,14 @@ class BatchEngine:
     def waiting_rows(self) -> int:
         """Rows that wait for a place in it."""
         return max(0, self.scheduler.rows - self.batch_rows)
+
+    @property
+    def deadline(self) -> float | None:
+        """The time at which the most urgent of those that wait wants to be done; None if nobody waits."""
+        if self._calls:
+            return -math.inf
+        jobs = self.scheduler.jobs
+        return jobs[0].deadline if jobs else None
 
     def start(self) -> None:
         """Run in a thread until `close`."""
@@ -114,6 +127,10 @@ class BatchEngine:
         """Raise ServeError if the thread has stopped, or if nothing succeeds any more."""
         if not self._thread.is_alive():
             raise ServeError(STOPS)
+        self.require_success()
+
+    def require_success(self) -> None:
+        """Raise ServeError if nothing succeeds any more."""
         if self._num_failures >= MOST_FAILURES:
             raise ServeError(f"{self._num_failures} velocities in a row have failed")
 
@@ -160,12 +177,9 @@ class BatchEngine:
     def tick(self) -> bool:
         """Answer calls, and run one velocity of the batch; False if there is nothing to do."""
         self._answer_calls()
+        self.leave()
         with self._changed:
             now = self._clock()
-            for job in self.scheduler.late(now):
-                self._end(self._parts[job], DeadlineError(f"out of time, {job.velocities} velocities before the end"))
-            for part in [part for part in self._parts.values() if part.future.cancelled()]:
-                self._end(part)
             parts = [self._parts[job] for job in self.scheduler.batch(now)]
         for part in parts:
             part.began_at = now if part.began_at is None else part.began_at
@@ -178,6 +192,18 @@ class BatchEngine:
         if not self._parts:
             self._ended = None  # who is idle isn't slow
         return bool(parts)
+
+    def leave(self) -> None:
+        """End those whose time is over, and forget those that nobody waits for any more."""
+        with self._changed:
+            for job in self.scheduler.late(self._clock()):
+                self._end(self._parts[job], DeadlineError(f"out of time, {job.velocities} velocities before the end"))
+            for part in [part for part in self._parts.values() if part.future.cancelled()]:
+                self._end(part)
+
+    def pause(self) -> None:
+        """Note that something else has its turn, which is no part of a velocity's time."""
+        self._ended = None
 
     def _run(self) -> None:
         try:
@@ -200,7 +226,7 @@ class BatchEngine:
             try:
                 with torch.inference_mode():
                     parts = [
-                        self._answer([_together([call for call, _ in own[begin : begin + self.scheduler.max_rows]])])[0]
+                        self._answer([together([call for call, _ in own[begin : begin + self.scheduler.max_rows]])])[0]
                         for begin in range(0, len(own), self.scheduler.max_rows)
                     ]
                 answer = torch.cat(parts)
@@ -320,11 +346,3 @@ class BatchEngine:
             part.future.set_exception(error)
         else:
             part.future.set_result(outcome)
-
-
-def _together(calls: Sequence[ExpertCall]) -> ExpertCall:
-    """One call of an expert for the rows of these."""
-    if len(calls) == 1:
-        return calls[0]
-    x_BCHW, t_B = torch.cat([call.x_BCHW for call in calls]), torch.cat([call.t_B for call in calls])
-    return ExpertCall(calls[0].expert, x_BCHW, t_B, join([call.condition for call in calls]))

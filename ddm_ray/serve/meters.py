@@ -1,12 +1,16 @@
 """Counters of a server, as Prometheus reads them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
+from ddm_ray.serve.answers import expert_name
 from ddm_ray.serve.engine import BatchEngine
+from ddm_ray.serve.multiplexed import Multiplexer
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 VELOCITIES = (1, 5, 10, 25, 50, 100, 250, 1000)
@@ -15,7 +19,7 @@ VELOCITIES = (1, 5, 10, 25, 50, 100, 250, 1000)
 class Meters:
     """Counters of one ingress, apart from those of other libraries, and gauges of its engine."""
 
-    def __init__(self, engine: Callable[[], BatchEngine]):
+    def __init__(self, engine: Callable[[], BatchEngine | Multiplexer]):
         self._all = CollectorRegistry()
         counter, gauge = partial(Counter, registry=self._all), partial(Gauge, registry=self._all)
         histogram = partial(Histogram, registry=self._all)
@@ -39,6 +43,8 @@ class Meters:
         gauge("ddm_waiting_rows", "Images that wait for a place in it").set_function(lambda: engine().waiting_rows)
         gauge("ddm_velocities", "Velocities that batches have had").set_function(lambda: engine().num_velocities)
 
+        self._all.register(_Swaps(engine))
+
     def segment(self, expert: str, velocities: int, switched: int, waited_s: float | None) -> None:
         """Count a segment, how many of its images went on elsewhere, and seconds before it if it began a request."""
         if waited_s is not None:
@@ -56,3 +62,26 @@ class Meters:
     def page(self) -> bytes:
         """All of it in Prometheus' text format."""
         return generate_latest(self._all)
+
+
+class _Swaps(Collector):
+    """Counts of a multiplexer, which it keeps itself; none where there is no multiplexer."""
+
+    def __init__(self, engine: Callable[[], BatchEngine | Multiplexer]):
+        self._engine = engine
+
+    def describe(self) -> Iterator[CounterMetricFamily]:
+        return iter(())  # else it is collected at once, before there is an engine
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        engines = self._engine()
+        if not isinstance(engines, Multiplexer):
+            return
+        for name, text, counts_K in (
+            ("ddm_swaps", "Weights brought to the device, by expert", engines.swaps_K),
+            ("ddm_swap_wait_seconds", "Time for which computing waited for weights", engines.waited_K),
+        ):
+            family = CounterMetricFamily(name, text, labels=["expert"])
+            for expert, count in enumerate(counts_K.tolist()):
+                family.add_metric([expert_name(expert)], count)
+            yield family

@@ -9,8 +9,9 @@ from ray.serve.handle import DeploymentHandle
 from ddm_ray.config import DataConfig
 from ddm_ray.sampling.request import MixtureInfo
 from ddm_ray.serve.computing import Networks
-from ddm_ray.serve.deployments import local_engine
+from ddm_ray.serve.deployments import local_engine, multiplexed_engines
 from ddm_ray.serve.engine import BatchEngine
+from ddm_ray.serve.multiplexed import Multiplexer
 from ddm_ray.serve.remote import RemoteEngine, Replicas, answer_from, called
 from ddm_ray.serve.scheduler import Scheduler
 from ddm_ray.serve.segments import LocalEngine, OnSegment, SegmentSampler
@@ -74,10 +75,16 @@ class ServedMixture:
         self._on_version(version)
         LOG.info("serving %s", version.steps())
 
-    async def _made(self, version: Version) -> tuple[SegmentSampler, BatchEngine]:
+    async def _made(self, version: Version) -> tuple[SegmentSampler, BatchEngine | Multiplexer]:
         """A sampler of these weights, and its engine here."""
         info, runners = self._info, list[Any]()
-        if not self._experts:
+        engine: BatchEngine | Multiplexer
+        if self._networks.computing.resident is not None:
+            engine = await asyncio.to_thread(multiplexed_engines, info, version, self._networks, self._data)
+            mixing = LocalEngine(engine.mixing)
+            pairs = zip(engine.of_expert, version.experts, strict=True)
+            runners = [None if weights is None else LocalEngine(own) for own, weights in pairs]
+        elif not self._experts:
             parts = (info, version, list(range(info.num_experts)), self._networks, self._data)
             engine = await asyncio.to_thread(local_engine, *parts)
             mixing = LocalEngine(engine)

@@ -4,7 +4,7 @@ A plain class without a model, a thread or a clock: times are seconds on whichev
 """
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ddm_ray.errors import ServeError
@@ -47,6 +47,10 @@ class Speed:
 
     def __init__(self, memory: float = 0.95):
         self._memory = memory
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew."""
         self._n = self._x = self._y = self._xx = self._xy = 0.0
 
     def ran(self, rows: float, seconds: float) -> None:
@@ -86,6 +90,11 @@ class Scheduler:
         self._jobs: list[Job] = []
 
     @property
+    def jobs(self) -> Sequence[Job]:
+        """All that were let in and aren't dropped, the earliest deadline first."""
+        return self._jobs
+
+    @property
     def rows(self) -> int:
         """Rows of all jobs."""
         return sum(job.rows for job in self._jobs)
@@ -95,27 +104,37 @@ class Scheduler:
 
         A job alone is taken in any case: it is met as well as can be.
         """
-        if self._jobs:
-            self._require_time(job, now)
+        self._require_time(job, now)
         bisect.insort(self._jobs, job, key=_deadline)
 
     def _require_time(self, job: Job, now: float) -> None:
-        rows, most = self.rows, self.max_waiting_rows
+        jobs, most = self._competing(), self.max_waiting_rows
+        if not jobs:
+            return
+        rows = sum(other.rows for _, other in jobs)
         if rows + job.rows > most:
-            raise OverloadedError(f"{rows} images are being made or wait, of {most} at most", self._seconds(self._jobs))
-        position = bisect.bisect_right(self._jobs, job.deadline, key=_deadline)
-        due = _Sum(self._jobs[:position])
-        with_it = _Sum([*self._jobs[:position], job])
+            raise OverloadedError(f"{rows} images are being made or wait, of {most} at most", self._needed(Load(jobs)))
+        position = bisect.bisect_right(jobs, job.deadline, key=lambda owned: _deadline(owned[1]))
+        due = Load(jobs[:position])
+        with_it = Load([*jobs[:position], (self, job)])
         late = self._margin * self._needed(with_it) - (job.deadline - now)
-        for other in self._jobs[position:]:
-            due.add(other)
-            with_it.add(other)
+        for owner, other in jobs[position:]:
+            due.add(owner, other)
+            with_it.add(owner, other)
             left = other.deadline - now
             # Who is late already is made no later by much.
-            if self._margin * self._needed(due) <= left:
+            if due.seconds <= HOPE * left:
                 late = max(late, self._margin * self._needed(with_it) - left)
         if late > 0:
             raise OverloadedError("more images are asked for than can be made in time", late)
+
+    def _competing(self) -> "list[tuple[Scheduler, Job]]":
+        """Jobs, with their schedulers, that wait for the same machine; the earliest deadline first."""
+        return [(self, job) for job in self._jobs]
+
+    def _needed(self, load: "Load") -> float:
+        """Seconds until all of these are done."""
+        return load.seconds
 
     def batch(self, now: float) -> list[Job]:
         """Jobs whose rows make the next velocity together: none makes one before it late that has hope otherwise."""
@@ -139,27 +158,52 @@ class Scheduler:
         """Forget a job that is done, late or not wanted."""
         self._jobs.remove(job)
 
-    def _seconds(self, jobs: Sequence[Job]) -> float:
-        return self._needed(_Sum(jobs))
-
-    def _needed(self, jobs: "_Sum") -> float:
-        """Seconds until all these are done, in batches that they fill."""
+    def seconds(self, jobs: "JobSum") -> float:
+        """Seconds until all of these are done, in batches that they fill as well as they can."""
         together = jobs.rows_each * min(1.0, self.max_rows / jobs.rows)
-        return jobs.work / together * self.speed.seconds(together)
+        velocities = max(jobs.velocities, jobs.work / together)
+        return velocities * self.speed.seconds(jobs.work / velocities)
 
 
-class _Sum:
-    """Work, rows and rows of networks a velocity of some jobs."""
+@dataclass
+class JobSum:
+    """Work, rows and rows of networks a velocity of some jobs, and the velocities of the longest."""
 
-    def __init__(self, jobs: Sequence[Job]):
-        self.work, self.rows, self.rows_each = 0.0, 0, 0.0
-        for job in jobs:
-            self.add(job)
+    work: float = 0.0
+    rows: int = 0
+    rows_each: float = 0.0
+    velocities: int = 0
 
     def add(self, job: Job) -> None:
         self.work += job.work
         self.rows += job.rows
         self.rows_each += job.rows_each
+        self.velocities = max(self.velocities, job.velocities)
+
+
+class Load:
+    """Jobs of some schedulers, and the `seconds` until all are done, one scheduler's after another's."""
+
+    def __init__(self, jobs: Iterable[tuple[Scheduler, Job]] = ()):
+        self._sums: dict[Scheduler, JobSum] = {}
+        self._seconds: dict[Scheduler, float] = {}
+        for scheduler, job in jobs:
+            self.add(scheduler, job)
+
+    def add(self, scheduler: Scheduler, job: Job) -> None:
+        self._sums.setdefault(scheduler, JobSum()).add(job)
+        self._seconds.pop(scheduler, None)
+
+    @property
+    def schedulers(self) -> Iterable[Scheduler]:
+        """Whose jobs these are."""
+        return self._sums
+
+    @property
+    def seconds(self) -> float:
+        for scheduler in self._sums.keys() - self._seconds.keys():
+            self._seconds[scheduler] = scheduler.seconds(self._sums[scheduler])
+        return sum(self._seconds.values())
 
 
 def _deadline(job: Job) -> float:

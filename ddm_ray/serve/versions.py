@@ -16,6 +16,7 @@ from ddm_ray.errors import ConfigError, CorruptArtifact, DDMError, DriftError, S
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest
 from ddm_ray.serve.answers import expert_name
 from ddm_ray.serve.engine import BatchEngine
+from ddm_ray.serve.multiplexed import Multiplexer
 from ddm_ray.serve.segments import OnStop, Sampled, SegmentSampler
 from ddm_ray.storage.graph import MONOLITH, ROUTER, Artifact, trained_of
 from ddm_ray.storage.published import Weights, published
@@ -165,14 +166,14 @@ def read_pins(url: str) -> dict[str, int]:
 class _Live:
     version: Version
     sampler: SegmentSampler
-    engine: BatchEngine
+    engine: BatchEngine | Multiplexer
     requests: int = field(default=0)
 
 
 class LiveSampler:
     """A sampler whose weights change while it samples: a request keeps those that it began with."""
 
-    def __init__(self, version: Version, sampler: SegmentSampler, engine: BatchEngine):
+    def __init__(self, version: Version, sampler: SegmentSampler, engine: BatchEngine | Multiplexer):
         """`engine`: the one of this process that the sampler needs, closed after its last request once replaced."""
         self._now = _Live(version, sampler, engine)
 
@@ -187,11 +188,11 @@ class LiveSampler:
         return self._now.version
 
     @property
-    def engine(self) -> BatchEngine:
+    def engine(self) -> BatchEngine | Multiplexer:
         """The engine of requests that come now."""
         return self._now.engine
 
-    def replace(self, version: Version, sampler: SegmentSampler, engine: BatchEngine) -> None:
+    def replace(self, version: Version, sampler: SegmentSampler, engine: BatchEngine | Multiplexer) -> None:
         """Sample what comes from now on by these."""
         before, self._now = self._now, _Live(version, sampler, engine)
         self._close_if_left(before)

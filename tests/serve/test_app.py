@@ -70,6 +70,11 @@ def test_arguments_are_checked() -> None:
         ServeArgs.model_validate({"runn": "/x", "run": "/x"})
 
 
+def test_experts_that_take_turns_arent_compiled() -> None:
+    with pytest.raises(ValidationError, match="compile: experts that take turns"):
+        ServeArgs(run="/x", placement="multiplexed", compile=True)
+
+
 def test_mixture_yaml_names_exactly_the_deployments_of_four_experts(tmp_path: Path) -> None:
     config = ServeDeploySchema.model_validate(yaml.safe_load(MIXTURE.read_text()))
     (application,) = config.applications
@@ -90,7 +95,13 @@ def test_mixture_yaml_names_exactly_the_deployments_of_four_experts(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("placement", "dense", "num_parts"),
-    [("colocated", None, 1), ("per-expert", None, 3), ("colocated", "monolith", 2), ("per-expert", "monolith", 4)],
+    [
+        ("colocated", None, 1),
+        ("multiplexed", None, 1),
+        ("per-expert", None, 3),
+        ("colocated", "monolith", 2),
+        ("per-expert", "monolith", 4),
+    ],
 )
 def test_gpu_shares_of_all_parts_fit_one_gpu(tiny_run: Run, placement: str, dense: str | None, num_parts: int) -> None:
     args = ServeArgs(run=tiny_run.url, device="cuda", placement=placement, dense=dense)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import yaml
 
-from ddm_ray.serve.engine import BatchEngine
 from ddm_ray.serve.meters import Meters
+from tests.serve.test_multiplexed import multiplexer
 
 SERVING = Path(__file__).parents[2] / "serving"
 
@@ -18,7 +18,8 @@ def names(expressions: list[str]) -> set[str]:
 
 def counted() -> set[str]:
     """Names of all that the server says once something has happened."""
-    meters = Meters(lambda: BatchEngine(lambda calls: []))
+    engine = multiplexer()
+    meters = Meters(lambda: engine)
     meters.answers.labels("/", "200").inc()
     meters.images.labels("once").inc()
     meters.degraded.labels("expert-000").inc()

@@ -1,0 +1,165 @@
+"""Engines of many experts on one device, of which few have their weights there: one thread runs them in turns.
+
+No Ray, no HTTP. Shapes: K experts.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from ddm_ray.errors import DDMError, ServeError, one_line
+from ddm_ray.sampling import driver
+from ddm_ray.sampling.offload import OffloadedToHost
+from ddm_ray.sampling.request import Call
+from ddm_ray.serve.batch import Pace
+from ddm_ray.serve.engine import STOPS, BatchEngine, ExpertError
+from ddm_ray.serve.turns import MIXING, SharedScheduler, Turns
+
+
+class Multiplexer:
+    """An engine for each expert, `of_expert[k]`, and one that asks them all, `mixing`, in a thread that they share.
+
+    `swaps_K` counts the fetches of each expert's weights, and `waited_K` the seconds for which computing waited for
+    them. A fetch that fails ends those that need that expert, with ExpertError.
+    """
+
+    def __init__(
+        self,
+        experts: OffloadedToHost,
+        router: driver.Field | None,
+        max_rows: int = 32,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        """`max_rows` of a batch. `clock` gives seconds."""
+        count = len(experts)
+        self.turns = Turns(count, experts.resident)
+        self.swaps_K, self.waited_K = np.zeros(count, np.int64), np.zeros(count)
+        self._experts, self._clock = experts, clock
+        experts.on_fetch = self._fetched
+        self._changed, self._closed = threading.Condition(), False
+        pace, named = Pace(), _NamedFailures(experts)
+
+        def answer(calls: Sequence[Call]) -> list[Tensor]:
+            return driver.answers(calls, named, router)
+
+        def engine(here_K: np.ndarray | None, places: int) -> BatchEngine:
+            scheduler = SharedScheduler(self.turns, max_rows, places)
+            return BatchEngine(answer, here_K, scheduler, clock, self._changed, pace)
+
+        self.of_expert = [engine(np.arange(count) == expert, 1) for expert in range(count)]
+        self.mixing = engine(None, experts.resident)
+        self._engines = {**dict(enumerate(self.of_expert)), MIXING: self.mixing}
+        for each in self.of_expert:
+            # They are alike; so who is seldom asked knows its own.
+            each.scheduler.speed = self.of_expert[0].scheduler.speed
+        self._before: int | None = None
+        self._thread = threading.Thread(target=self._run, name="multiplexer", daemon=True)
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows of all batches."""
+        return sum(engine.batch_rows for engine in self._engines.values())
+
+    @property
+    def waiting_rows(self) -> int:
+        """Rows that wait for a place in one."""
+        return sum(engine.waiting_rows for engine in self._engines.values())
+
+    @property
+    def num_velocities(self) -> int:
+        """Velocities that batches have had."""
+        return sum(engine.num_velocities for engine in self._engines.values())
+
+    def start(self) -> None:
+        """Run in a thread until `close`."""
+        self._thread.start()
+
+    def close(self, seconds: float = 60.0) -> None:
+        """Stop after the velocity that is on its way, waiting so long for it; whoever waits gets ServeError."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join(seconds)
+        for engine in self._engines.values():
+            engine.close()
+
+    def require_running(self) -> None:
+        """Raise ServeError if the thread has stopped, or if nothing of one engine succeeds any more."""
+        if not self._thread.is_alive():
+            raise ServeError(STOPS)
+        for engine in self._engines.values():
+            engine.require_success()
+
+    def tick(self) -> bool:
+        """Run a velocity of the engine whose turn it is; False if nobody has work."""
+        for engine in self._engines.values():
+            engine.leave()
+        deadlines = self._deadlines()
+        if not deadlines:
+            return False
+        here = self._experts.here
+        # The engine that mixes may have sent for several: they come one after the other.
+        coming = next((expert for expert in reversed(here) if not self._experts.arrived(expert)), None)
+        turn = self.turns.next(deadlines, [expert for expert in here if expert != coming], coming)
+        if turn.fetch is not None:
+            self._experts.prefetch(turn.fetch, turn.leaving)
+            swap_s = 0.0 if self._experts.arrived(turn.fetch) else self.turns.swap_s
+            self.turns.fetched(turn.fetch, self._clock() + swap_s)
+        engine = self._engines[turn.run]
+        if turn.fetch is not None or turn.run != self._before:
+            engine.pause()
+        self._before, began = turn.run, self._clock()
+        engine.tick()
+        self.turns.ran(turn.run, began, self._clock())
+        self._experts.measure()
+        return True
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    while not self._closed and not self._deadlines():
+                        self._changed.wait()
+                    if self._closed:
+                        return
+                self.tick()
+        finally:
+            self._closed = True
+            for engine in self._engines.values():
+                engine.close()
+
+    def _deadlines(self) -> dict[int, float]:
+        """The earliest of each engine that has work."""
+        deadlines = ((number, engine.deadline) for number, engine in self._engines.items())
+        return {number: deadline for number, deadline in deadlines if deadline is not None}
+
+    def _fetched(self, expert: int, seconds: float, waited: float) -> None:
+        self.turns.swapped(seconds)
+        self.swaps_K[expert] += 1
+        self.waited_K[expert] += waited
+
+
+class _NamedFailures:
+    """Experts of which one that can't be fetched raises ExpertError."""
+
+    def __init__(self, experts: OffloadedToHost):
+        self._experts, self.prefetch = experts, experts.prefetch
+
+    def __len__(self) -> int:
+        return len(self._experts)
+
+    @property
+    def here(self) -> list[int]:
+        return self._experts.here
+
+    def __getitem__(self, expert: int) -> driver.Field | None:
+        try:
+            return self._experts[expert]
+        except DDMError:
+            raise
+        except Exception as error:
+            raise ExpertError(f"the weights of expert {expert} don't come: {one_line(error)}", expert) from error
