@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from ddm_ray.config import Precision
@@ -43,6 +44,8 @@ def in_buckets(
     from torch._dynamo import config
     from torch._inductor.exc import InductorError
 
+    # Code is made for one number of threads: an engine's.
+    torch.set_num_threads(1)
     sizes = bucket_sizes(len(x_BCHW))
     of_size, progress = {name: dict[int, Field]() for name in networks}, Progress(len(networks) * len(sizes))
     graphs = Graphs(x_BCHW, t_B, condition) if x_BCHW.is_cuda else None
