@@ -100,6 +100,8 @@ def in_buckets(networks: Mapping[str, nn.Module], largest: Inputs, graphs: Graph
     from torch._dynamo import config
     from torch._inductor.exc import InductorError
 
+    # Code is made for one number of threads: an engine's.
+    torch.set_num_threads(1)
     sizes = bucket_sizes(len(x_BCHW))
     of_size, progress = {name: dict[int, Field]() for name in networks}, Progress(len(networks) * len(sizes))
     for name, network in networks.items():

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections.abc import Iterator
 from itertools import product
 
 import pytest
@@ -31,16 +32,25 @@ MOST = 6
 OF = {"expert 0": NETWORKS[0], "expert 1": NETWORKS[0], "router": NETWORKS[1]}
 
 
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("kind", [CLASSES, TEXT], ids=["labels", "texts"])
 def test_code_is_made_once_a_size_whatever_calls_come_from_whichever_thread(kind: dict) -> None:
     """For two experts together, and for the router, which is a network of its own shape."""
     plain = {name: perturbed(of, **kind) for name, of in OF.items()}
     answers = list[tuple[str, int, Tensor]]()
+    torch.set_num_threads(2)
     with counted_graphs() as graphs:
         fields = in_buckets({name: perturbed(of, **kind) for name, of in OF.items()}, call(kind, MOST), None)
         assert graphs.num == 2 * len(bucket_sizes(MOST)) > 8 and not graphs.breaks
 
         def serve() -> None:
+            torch.set_num_threads(1)  # as engines do
             # Code is made for tensors of inference mode and for others apart; the server has both.
             for count, inference in product((*range(1, 2 * MOST), 2, 5), (False, True)):
                 with torch.inference_mode(inference):
