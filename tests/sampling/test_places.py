@@ -159,7 +159,7 @@ def test_who_is_asked_for_before_it_came_was_waited_for() -> None:
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_answers_stay_to_the_bit(model: nn.Module, dtype: torch.dtype) -> None:
-    inputs = {"DiffusersTransformer": rows(), "Sequential": (torch.randn(4, 1, 4, 4),)}.get(
+    inputs = {"DiffusersTransformer": rows(), "Sequential": (torch.randn(4, 1, 4, 4, dtype=dtype),)}.get(
         type(model).__name__, (torch.randn(4, 1, 4, 4), torch.rand(4), torch.arange(4))
     )
     model = copy.deepcopy(model).to(dtype)

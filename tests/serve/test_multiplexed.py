@@ -200,7 +200,7 @@ def test_more_than_all_engines_can_do_is_refused() -> None:
 
 def test_what_it_counts_is_told() -> None:
     engines = multiplexer()
-    meters = Meters(engines)
+    meters = Meters(lambda: engines)
     with running(engines) as sampler:
         (result,) = sampled(sampler, [one(0, "full")])
     assert isinstance(result, Sampled)
