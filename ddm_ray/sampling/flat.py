@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
 ALIGNMENT = 256
 """Bytes on whose multiples tensors begin, as libraries of GPUs like it: elsewhere they choose kernels of other bits."""
@@ -92,7 +91,7 @@ def _dtypes(network: nn.Module, dtype: torch.dtype) -> dict[int, torch.dtype]:
     dtypes = {id(tensor): tensor.dtype for tensor in _tensors(network)}
     if dtype == torch.bfloat16:
         for module in network.modules():
-            if isinstance(module, nn.Linear | _ConvNd):
+            if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
                 dtypes |= {id(tensor): torch.bfloat16 for tensor in module.parameters(recurse=False)}
     return dtypes
 
