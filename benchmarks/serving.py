@@ -6,11 +6,12 @@ what it takes while nobody asks. The clients share the same processors, so image
 alone; ratios and milliseconds of processors aren't. With --against, another commit's server takes turns with this one.
 """
 
+import asyncio
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -25,14 +26,19 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests' own runs of ran
 from ddm_ray.config import SamplingSettings
 from ddm_ray.pipeline import DDMPipeline
 from ddm_ray.sampling import driver
+from ddm_ray.sampling.offload import OffloadedToHost
 from ddm_ray.sampling.request import SampleRequest
-from ddm_ray.sampling.run_models import Models, load_models
+from ddm_ray.sampling.run_models import Models, load_models, mixture_info
 from ddm_ray.sampling.trajectory import noise
+from ddm_ray.serve.computing import Computing, Networks
+from ddm_ray.serve.deployments import multiplexed_engines
 from ddm_ray.serve.engine import BatchEngine
+from ddm_ray.serve.segments import LocalEngine, SegmentSampler
+from ddm_ray.serve.versions import Versions
 from ddm_ray.storage.run import Run
 from tests.random_run import make_run
 
-MEASURES = ("engine", "latency", "calls", "throughput", "overload", "experts")
+MEASURES = ("engine", "latency", "calls", "throughput", "overload", "experts", "swaps")
 HELD, MIXED = ("once", "top-1", "sticky"), ("top-2", "nucleus-0.9", "full")
 WIDE = ("expert.model={width: 384, depth: 4, heads: 6, patch_size: 1}", "router.model={width: 64, depth: 2, heads: 2}")
 BATCH = 8
@@ -239,6 +245,39 @@ def measure_experts(folder: Path, args: Any, report: Report) -> None:
     report.add(Claim("wide: memory of an expert more", (memory[8] - memory[4]) / 4, "MiB"))
 
 
+def measure_swaps(url: str, args: Any, report: Report) -> None:
+    """Weights brought to two places for an image, by `once`: one image after the other, and 32 always on their way."""
+    run, images = Run.open(url), max(64, args.images)
+    asked = [_request("once", seed, 1, {"steps": 10}) for seed in range(images)]
+    models, info = load_models(run, offload="host"), mixture_info(run)
+    networks = Networks(run, info, Computing(max_rows=32, resident=2))
+    engines = multiplexed_engines(info, Versions(run).newest(), networks, run.config.data)
+    assert isinstance(models.experts, OffloadedToHost)
+    began = time.process_time()
+    for request in asked:
+        models.sample(request)
+    alone, alone_s = models.experts.num_fetched / images, time.process_time() - began
+    sampler = SegmentSampler(models.info, [*map(LocalEngine, engines.of_expert)], LocalEngine(engines.mixing))
+    before, began = engines.swaps_K.sum(), time.process_time()
+    asyncio.run(_at_most(32, [sampler.sample(request, 1e4) for request in asked]))
+    shared, shared_s = float(engines.swaps_K.sum() - before) / images, time.process_time() - began
+    engines.close()
+    report.add(Claim("wide, 8 experts, two places, one at a time: swaps", alone, "an image"))
+    report.add(Claim("wide, 8 experts, two places, multiplexed: swaps", shared, "an image", alone / 2))
+    report.add(Claim("wide, 8 experts: multiplexed over one at a time, processors", shared_s / alone_s, "x", 1))
+
+
+async def _at_most(count: int, work: Sequence[Coroutine[Any, Any, object]]) -> None:
+    """Do all of this, so many at a time."""
+    places = asyncio.Semaphore(count)
+
+    async def done(each: Coroutine[Any, Any, object]) -> None:
+        async with places:
+            await each
+
+    await asyncio.gather(*map(done, work))
+
+
 def _wide(folder: Path, num_experts: int) -> str:
     url = folder / f"wide-{num_experts}"
     if not url.exists():
@@ -298,6 +337,8 @@ def main() -> None:
         for name, measure in named.items():
             if name in args.measure:
                 measure(_wide(Path(folder), 4) if name == "overload" else args.run, args, report)
+        if "swaps" in args.measure:
+            measure_swaps(_wide(Path(folder), 8), args, report)
         if "experts" in args.measure:
             measure_experts(Path(folder), args, report)
     report.finish(args.json)

@@ -160,6 +160,8 @@ class Scheduler:
 
     def seconds(self, jobs: "JobSum") -> float:
         """Seconds until all of these are done, in batches that they fill as well as they can."""
+        if not jobs.velocities:  # all have had their last, and are about to be dropped
+            return 0.0
         together = jobs.rows_each * min(1.0, self.max_rows / jobs.rows)
         velocities = max(jobs.velocities, jobs.work / together)
         return velocities * self.speed.seconds(jobs.work / velocities)

@@ -82,6 +82,34 @@ def test_nobody_is_let_in_at_the_cost_of_those_who_are() -> None:
     made.admit(job(0.5, velocities=9), 0.0)
 
 
+def test_who_has_had_the_last_velocity_keeps_nobody_out() -> None:
+    """Between a batch's last velocity and the end of its jobs others may come."""
+    made = scheduler(0.01)
+    done = job(1.0)
+    made.admit(done, 0.0)
+    done.velocities = 0
+    made.admit(job(0.2), 0.0)
+
+
+def test_long_jobs_that_share_batches_still_take_all_their_velocities() -> None:
+    """Nine of one velocity beside one of ninety: ninety velocities, not the ten that the work would fill."""
+    made = scheduler(seconds_a_row=0.001, fixed=0.1, max_rows=16)
+    for _ in range(9):
+        made.admit(job(20.0, velocities=1), 0.0)
+    with pytest.raises(OverloadedError):
+        made.admit(job(8.0, velocities=90), 0.0)
+    made.admit(job(10.0, velocities=90), 0.0)
+
+
+def test_who_can_still_be_met_is_not_given_up_for_another() -> None:
+    """Without the margin that it was let in with."""
+    made = scheduler(0.01, margin=1.5)
+    made.admit(job(1.0, velocities=60), 0.0)
+    with pytest.raises(OverloadedError):
+        made.admit(job(0.9, velocities=20), 0.2)
+    made.admit(job(9.0, velocities=20), 0.2)
+
+
 def test_who_is_late_already_keeps_nobody_out() -> None:
     made = scheduler(0.01)
     made.admit(job(0.5, velocities=200), 0.0)  # alone: met as well as can be
