@@ -238,6 +238,15 @@ def test_who_mixes_waits_until_all_were_worth_their_swaps_and_then_stays_as_long
     # 0.15 s each, less the velocity that both had before, and a little where one waited for its weights.
     assert 26 <= first <= 31 and set(runs[:first]) == {0, 1}
     assert set(runs[first:]) == {MIXING}
+    while machine.schedulers[MIXING].jobs:
+        machine.turn()
+    assert machine.turn().run in (0, 1)
+    machine.ask(MIXING, 10.0, velocities=20)
+    while machine.turn().run != MIXING:
+        pass
+    machine.ask(2, 2.0, velocities=5)
+    # 0.15 s of 0.0475 s each, one of which it has had.
+    assert [machine.turn().run for _ in range(5)] == [MIXING] * 3 + [2] * 2
 
 
 def test_an_expert_that_nobody_waits_for_any_more_makes_room_while_it_comes() -> None:
