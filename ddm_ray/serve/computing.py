@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,24 +52,39 @@ class Networks:
         self._largest = _largest_call(run.config.data, info, computing) if computing.compile else None
         self._graphs = None if self._largest is None or not self._largest[0].is_cuda else Graphs(*self._largest)
         self._loaded: dict[Weights, Field] = {}
+        self._loading: dict[Weights, threading.Lock] = {}
         self._lock = threading.Lock()
 
     def of(self, weights: Weights) -> Field:
         """The network. Raises CorruptArtifact, DriftError, and ServeError if it is to be compiled and can't be."""
         with self._lock:
-            if weights not in self._loaded:
-                offloaded = self.computing.resident is not None and weights.artifact.cluster is not None
-                device = "cpu" if offloaded else self.computing.device
-                network: Any = load_weights(self._run, weights, device, self.computing.precision)
-                if self._largest is not None:
-                    network = in_buckets({weights.artifact: network}, self._largest, self._graphs)[weights.artifact]
-                self._loaded[weights] = network
-            return self._loaded[weights]
+            loading = self._loading.setdefault(weights, threading.Lock())
+        with loading:  # of these weights alone: it may take minutes
+            if (network := self._loaded.get(weights)) is None:
+                network = self._load(weights)
+                with self._lock:
+                    self._loaded[weights] = network
+            return network
+
+    def _load(self, weights: Weights) -> Field:
+        offloaded = self.computing.resident is not None and weights.artifact.cluster is not None
+        device = "cpu" if offloaded else self.computing.device
+        network = load_weights(self._run, weights, device, self.computing.precision)
+        if self._largest is None:
+            return network
+        return in_buckets({weights.artifact: network}, self._largest, self._graphs)[weights.artifact]
 
     def keep(self, needed: Collection[Weights | None]) -> None:
         """Forget all others; whoever has one still keeps it."""
+        for weights in list(self._loaded):
+            if weights not in needed:
+                self.forget(weights)
+
+    def forget(self, weights: Weights) -> None:
+        """Forget one network."""
         with self._lock:
-            self._loaded = {weights: network for weights, network in self._loaded.items() if weights in needed}
+            self._loaded.pop(weights, None)
+            self._loading.pop(weights, None)
 
 
 def any_condition(data: DataConfig, count: int) -> Condition:

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from ddm_ray.config import DataConfig, SamplingSettings
+from ddm_ray.errors import ConfigError
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.offload import OffloadedToHost
 from ddm_ray.sampling.packing import pack, unpack
@@ -23,7 +24,7 @@ from ddm_ray.serve.engine import BatchEngine
 from ddm_ray.serve.multiplexed import Multiplexer
 from ddm_ray.serve.remote import Arrays, from_arrays
 from ddm_ray.serve.scheduler import Scheduler
-from ddm_ray.serve.versions import Pair, Version, Versions
+from ddm_ray.serve.versions import LOG, Pair, Version, Versions
 from ddm_ray.storage.graph import ROUTER
 from ddm_ray.storage.published import Weights
 from ddm_ray.storage.run import Run
@@ -66,6 +67,7 @@ def multiplexed_engines(info: MixtureInfo, version: Version, networks: Networks,
         weights = experts_K[cluster]
         assert weights is not None
         network = networks.of(weights)
+        networks.forget(weights)  # of which there is a copy from now on
         assert isinstance(network, torch.nn.Module)
         return network
 
@@ -102,7 +104,7 @@ class ExpertReplica:
     ):
         """Loads the newest verified weights of a cluster's expert, or of the monolith (None), if there are any yet.
 
-        Raises as `Networks.of`, and ConfigError for pins that can't be met.
+        Raises as `Networks.of` does.
         """
         run, dense = Run.open(run_url), cluster is None
         versions = Versions(run, pin_file, dense)
@@ -118,7 +120,12 @@ class ExpertReplica:
             await asyncio.to_thread(self._networks.of, weights)
             return True
 
-        await self.load((await versions.loadable(load_own)).pair(self._cluster))
+        try:
+            version = await versions.loadable(load_own, strict=True)
+        except ConfigError as error:  # of pins; each call says which weights it wants
+            LOG.warning("no weights are loaded yet: %s", error)
+        else:
+            await self.load(version.pair(self._cluster))
 
     async def run(
         self, packed: bytes, seconds: float | None, until: int | None, weights: Pair
@@ -127,14 +134,14 @@ class ExpertReplica:
 
         `weights` of the expert and of the router: those of the request's version.
         """
-        engine = await self._engine(weights)
+        engine = await self._used(weights)
         rows = unpack(packed, self._info, self._device)
         segment = await asyncio.wrap_future(engine.submit(rows, seconds, until))
         return pack(segment.rows), segment.needed_B, segment.waited_s
 
     async def velocity(self, x_BCHW: Floats, t_B: Floats, condition: Arrays, weights: Pair) -> Floats:
         """Velocity (B, C, H, W) of this expert alone at x_BCHW, t_B in [0, 1], batched with others' calls."""
-        engine = await self._engine(weights)
+        engine = await self._used(weights)
         x, t = (torch.tensor(part, device=self._device) for part in (x_BCHW, t_B))
         call = ExpertCall(self._cluster, x, t, from_arrays(condition).to(self._device))
         return (await asyncio.wrap_future(engine.ask(call))).float().cpu().numpy()
@@ -148,21 +155,35 @@ class ExpertReplica:
         """Raise ServeError if an engine has stopped: Serve puts another replica in this one's place."""
         for engine in self._engines.values():
             engine.require_running()
-        newest = max(self._used_at.values(), default=0.0)
-        for weights, used_at in list(self._used_at.items()):
-            if used_at < newest - KEEP_S and not self._engines[weights].scheduler.rows:
-                self._engines.pop(weights).close(0)
-                del self._used_at[weights]
-                self._networks.keep([part for pair in self._engines for part in pair])
+        self._drop_unused()
+
+    def _drop_unused(self) -> None:
+        """Close engines of versions that no request has had for long, while others were used or loaded since."""
+        newest, recent = max(self._used_at.values(), default=0.0), list(self._engines)[-2:]
+        for weights, engine in list(self._engines.items()):
+            used_at = self._used_at.get(weights)
+            unused = weights not in recent if used_at is None else used_at < newest - KEEP_S
+            if unused and not engine.scheduler.rows:
+                engine.close(0)
+                del self._engines[weights]
+                self._used_at.pop(weights, None)
+        self._networks.keep([part for pair in self._engines for part in pair])
+
+    async def _used(self, weights: Pair) -> BatchEngine:
+        """The engine of a request's weights."""
+        engine = await self._engine(weights)
+        self._used_at[weights] = time.monotonic()
+        return engine
 
     async def _engine(self, weights: Pair) -> BatchEngine:
-        async with self._lock:
-            if weights not in self._engines:
-                version = Version.of_pair(self._cluster, self._info.num_experts, weights)
-                parts = (self._info, version, [self._cluster], self._networks, self._data)
-                self._engines[weights] = await asyncio.to_thread(local_engine, *parts)
-            self._used_at[weights] = time.monotonic()
-            return self._engines[weights]
+        # Whoever has its engine doesn't wait for others', which may take minutes.
+        if weights not in self._engines:
+            async with self._lock:
+                if weights not in self._engines:
+                    version = Version.of_pair(self._cluster, self._info.num_experts, weights)
+                    parts = (self._info, version, [self._cluster], self._networks, self._data)
+                    self._engines[weights] = await asyncio.to_thread(local_engine, *parts)
+        return self._engines[weights]
 
     def __del__(self) -> None:
         for engine in getattr(self, "_engines", {}).values():

@@ -86,7 +86,7 @@ class BatchEngine:
         self._num_failures = 0
         self._changed = threading.Condition() if changed is None else changed
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread = threading.Thread()
 
     @property
     def batch_rows(self) -> int:
@@ -109,6 +109,8 @@ class BatchEngine:
 
     def start(self) -> None:
         """Run in a thread until `close`."""
+        # Made here, since a thread that never runs would keep its engine alive.
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
     def close(self, seconds: float = 60.0) -> None:

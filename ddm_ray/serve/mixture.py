@@ -19,6 +19,8 @@ from ddm_ray.serve.versions import LOG, LiveSampler, Version, Versions, follow
 from ddm_ray.storage.published import Weights
 
 Handle = DeploymentHandle[Any]
+LOAD_S = 900.0
+"""Seconds after which nobody waits any more for a replica to load weights; compiling them takes minutes."""
 
 
 class ServedMixture:
@@ -43,10 +45,12 @@ class ServedMixture:
 
     async def start(self, versions: Versions, refresh_s: float) -> None:
         """Serve the newest weights, and look for newer ones every so many seconds."""
-        version = await versions.loadable(self._load_here)
+        version = await versions.loadable(self._load_here, strict=True)
         self.live = LiveSampler(version, *await self._made(version))
+        versions.served_last = version
         self._on_version(version)
-        self._following = asyncio.ensure_future(follow(versions, self.live, self._load, self._put, refresh_s))
+        parts = (versions, self.live, self._load, self._put, refresh_s, self._forget)
+        self._following = asyncio.ensure_future(follow(*parts))
 
     async def _load_here(self, version: Version, weights: Weights) -> bool:
         if self._experts and weights in version.experts:
@@ -64,16 +68,25 @@ class ServedMixture:
         handle = self._experts[expert]
         if not await self._replicas.running(handle.deployment_name):
             return False
-        await called(handle.load, None, version.pair(expert))
+        try:
+            async with asyncio.timeout(LOAD_S):
+                await called(handle.load, None, version.pair(expert))
+        except TimeoutError:  # its replicas have gone: the next will load what they are asked for
+            return False
         return True
 
     async def _put(self, version: Version) -> None:
         """Serve these weights from the next request on."""
         await asyncio.gather(*(self._loaded_there(version, expert) for expert in range(len(self._experts))))
         self.live.replace(version, *await self._made(version))
-        self._networks.keep(list(version))
+        self._forget()
         self._on_version(version)
         LOG.info("serving %s", version.steps())
+
+    def _forget(self) -> None:
+        """Give back networks of other versions than the one that is served."""
+        resident = self._networks.computing.resident
+        self._networks.keep(list(self.live.version) if resident is None else [self.live.version.router])
 
     async def _made(self, version: Version) -> tuple[SegmentSampler, BatchEngine | Multiplexer]:
         """A sampler of these weights, and its engine here."""
@@ -93,7 +106,7 @@ class ServedMixture:
             for expert, handle in enumerate(self._experts):
                 runner = RemoteEngine(handle, expert, info, self._replicas, version.pair(expert))
                 runners.append(None if version.experts[expert] is None else runner)
-            router = None if version.router is None else self._networks.of(version.router)
+            router = None if version.router is None else await asyncio.to_thread(self._networks.of, version.router)
             scheduler = Scheduler(self._networks.computing.max_rows)
             engine = BatchEngine(answer_from(runners, router), scheduler=scheduler)
             engine.start()

@@ -56,7 +56,7 @@ class Multiplexer:
             # They are alike; so who is seldom asked knows its own.
             each.scheduler.speed = self.of_expert[0].scheduler.speed
         self._before: int | None = None
-        self._thread = threading.Thread(target=self._run, name="multiplexer", daemon=True)
+        self._thread = threading.Thread()
 
     @property
     def batch_rows(self) -> int:
@@ -75,6 +75,7 @@ class Multiplexer:
 
     def start(self) -> None:
         """Run in a thread until `close`."""
+        self._thread = threading.Thread(target=self._run, name="multiplexer", daemon=True)
         self._thread.start()
 
     def close(self, seconds: float = 60.0) -> None:
@@ -86,6 +87,7 @@ class Multiplexer:
             self._thread.join(seconds)
         for engine in self._engines.values():
             engine.close()
+        self._experts.on_fetch = None  # else its memory would stay until the next full garbage collection
 
     def require_running(self) -> None:
         """Raise ServeError if the thread has stopped, or if nothing of one engine succeeds any more."""

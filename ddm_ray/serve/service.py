@@ -91,12 +91,20 @@ class Service:
         self, generation: Generation, request: SampleRequest, seconds: float | None, on_stop: OnStop | None
     ) -> Sampled:
         """The request's images by the first of its tiers that has the time and an expert."""
-        began = time.monotonic()
+        began, seen = time.monotonic(), False
+
+        async def noted(foreseen: SampleResult) -> None:
+            nonlocal seen
+            assert on_stop is not None
+            seen = True
+            await on_stop(foreseen)
+
         if EXPERTS in generation.tiers:
             try:
-                return await self.sampler.sample(request, seconds, generation.stops, on_stop)
+                return await self.sampler.sample(request, seconds, generation.stops, noted if on_stop else None)
             except (OverloadedError, ExpertError):
-                if DENSE not in generation.tiers:
+                # Who has seen the image on its way doesn't want another's end.
+                if DENSE not in generation.tiers or seen:
                     raise
         assert self.dense is not None
         assert self.dense_network is not None

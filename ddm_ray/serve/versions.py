@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from pydantic import PositiveInt, TypeAdapter, ValidationError
 
-from ddm_ray.errors import ConfigError, CorruptArtifact, DDMError, DriftError, ServeError, one_line
+from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, ServeError, one_line
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest
 from ddm_ray.serve.answers import expert_name
 from ddm_ray.serve.engine import BatchEngine
@@ -79,6 +79,7 @@ class Versions:
         self._jobs = [*self.experts, *({ROUTER} & set(trained_of(run.config)) if not dense else ())]
         self._published: dict[Artifact, list[Weights]] = {}
         self._refused, self._known = set[Weights](), set[Weights]()
+        self.served_last: Version | None = None
 
     @property
     def settled(self) -> bool:
@@ -106,10 +107,10 @@ class Versions:
             raise ServeError(f"no {what} of {self._run.url} has published weights yet", self._run.make(self.experts[0]))
         return Version(experts, chosen.get(ROUTER))
 
-    async def loadable(self, load: "Load") -> Version:
-        """The newest version of which `load` can load everything: damaged weights of a job that goes on are left out.
+    async def loadable(self, load: "Load", strict: bool = False) -> Version:
+        """The newest version of which `load` can load everything: where weights are damaged it has older ones.
 
-        Raises as `newest`, and CorruptArtifact or DriftError for damaged ones of a job's end.
+        Raises as `newest`; if `strict`, also CorruptArtifact or DriftError for damaged ones of a job's end.
         """
         while True:
             version = await asyncio.to_thread(self.newest)
@@ -121,7 +122,7 @@ class Versions:
                     if await load(version, weights):
                         self._known.add(weights)
                 except (CorruptArtifact, DriftError) as error:
-                    if weights.final:
+                    if weights.final and strict:
                         raise
                     LOG.warning("%s of step %d isn't served: %s", weights.artifact, weights.step, error)
                     self._refused.add(weights)
@@ -150,14 +151,16 @@ def read_pins(url: str) -> dict[str, int]:
 
     ConfigError for another content.
     """
-    folder, _, name = url.rpartition("/")
+    folder, slash, name = url.rpartition("/")
     try:
-        text = Store(folder).read(name, PIN_BYTES)
+        text = Store(folder or slash or ".").read(name, PIN_BYTES + 1)
     except FileNotFoundError:
         return {}
+    if len(text) > PIN_BYTES:
+        raise ConfigError(f"pin_file {url}: has more than {PIN_BYTES} bytes")
     try:
         return _PINS.validate_python(yaml.safe_load(text) or {})
-    except (yaml.YAMLError, ValidationError, UnicodeDecodeError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         what = error.errors()[0]["msg"] if isinstance(error, ValidationError) else one_line(error, 100)
         raise ConfigError(f"pin_file {url}: write lines such as `expert-002: 400`, a step each: {what}") from None
 
@@ -184,8 +187,13 @@ class LiveSampler:
 
     @property
     def version(self) -> Version:
-        """Weights of requests that come now."""
+        """Weights of requests that come now; set to an equal one, whose jobs have ended meanwhile."""
         return self._now.version
+
+    @version.setter
+    def version(self, version: Version) -> None:
+        assert version == self._now.version
+        self._now.version = version
 
     @property
     def engine(self) -> BatchEngine | Multiplexer:
@@ -219,14 +227,28 @@ class LiveSampler:
 
 
 async def follow(
-    versions: Versions, live: LiveSampler, load: Load, put: Callable[[Version], Awaitable[None]], every_s: float
+    versions: Versions,
+    live: LiveSampler,
+    load: Load,
+    put: Callable[[Version], Awaitable[None]],
+    every_s: float,
+    forget: Callable[[], None] = lambda: None,
 ) -> None:
-    """Have newer weights served as they are published, until there will be none. What can't be served is logged."""
-    while not versions.settled:
+    """Have newer weights served as they are published, until there will be none.
+
+    What can't be served is logged, `forget` gives back what was loaded of it, and the next look may find better.
+    """
+    while True:
+        if versions.settled and versions.served_last == live.version:
+            return
         await asyncio.sleep(every_s)
         try:
             version = await versions.loadable(load)
             if version != live.version:
                 await put(version)
-        except DDMError as error:
-            LOG.warning("the weights that are served stay as they are: %s", error)
+            live.version = versions.served_last = version
+        except (
+            Exception
+        ) as error:  # of storage, of Ray, of too little memory: weights that are served are safe from all
+            LOG.warning("the weights that are served stay as they are: %s", one_line(error, 500))
+            forget()

@@ -22,7 +22,7 @@ from ddm_ray.sampling.trajectory import start
 from ddm_ray.serve.engine import BatchEngine
 from ddm_ray.serve.http import http_app
 from ddm_ray.serve.meters import Meters
-from ddm_ray.serve.scheduler import Scheduler
+from ddm_ray.serve.scheduler import OverloadedError, Scheduler
 from ddm_ray.serve.segments import LocalEngine, SegmentSampler
 from ddm_ray.serve.service import Service
 from ddm_ray.serve.versions import LiveSampler, Versions
@@ -140,3 +140,17 @@ def test_the_monolith_is_a_model_by_itself(idle: Tiers, monolith_image: np.ndarr
 def test_where_both_are_full_it_is_refused(tiny_run: Run) -> None:
     answer = Tiers(tiny_run, "mixture", "monolith").generate()
     assert answer.status_code == 429 and error_of(answer)["code"] == "overloaded"
+
+
+def test_who_has_seen_the_image_on_its_way_gets_no_other(idle: Tiers, monkeypatch: pytest.MonkeyPatch) -> None:
+    submit, submitted = idle.engines[0].submit, list[object]()
+
+    def full_after_the_first(*parts: Any) -> Any:
+        submitted.append(parts)
+        if len(submitted) > 1:
+            raise OverloadedError("no time", 1.0)
+        return submit(*parts)
+
+    monkeypatch.setattr(idle.engines[0], "submit", full_after_the_first)
+    *parts, end = events(idle.generate(stream=True, partial_images=3))
+    assert len(parts) == 1 and end["error"]["code"] == "overloaded"

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +12,13 @@ import torch
 from torch import Tensor
 
 from ddm_ray.config import SamplingSettings
-from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, ServeError
+from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, ServeError, StorageError
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.packing import pack, unpack
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import mixture_info
 from ddm_ray.sampling.trajectory import start
+from ddm_ray.serve import deployments
 from ddm_ray.serve.computing import Computing, Networks
 from ddm_ray.serve.deployments import ExpertReplica, local_engine
 from ddm_ray.serve.segments import LocalEngine, Sampled, SegmentSampler
@@ -111,6 +113,8 @@ def test_pins_choose_older_weights_and_back(run: Run, tmp_path: Path) -> None:
         ("a: [", "write lines such as"),
         ("[" * 5000, "write lines such as"),
         ("\x00", "write lines such as"),
+        ("expert-000: 2026-13-01", "write lines such as"),
+        ("#" * 70_000, "more than 65536 bytes"),
     ],
 )
 def test_pins_that_cant_be_met_are_told(run: Run, tmp_path: Path, text: str, words: str) -> None:
@@ -148,10 +152,21 @@ def test_damaged_weights_of_a_job_that_goes_on_give_way_to_older_ones(
     assert loadable(Versions(run), run).experts[1] is None
 
 
-def test_damaged_weights_of_a_jobs_end_are_an_error(run: Run) -> None:
+def test_damaged_weights_of_a_jobs_end_are_an_error_at_first_and_later_give_way(run: Run) -> None:
     damage(run, Weights.finished(run, FIRST))
+    milestone_of_second = Weights(SECOND, "", 10, final=False)
+    parts = {"ema.safetensors": b"", "model.json": b"{}"}
+    publish_weights(claim(run.store, SECOND), 10, run.identity(SECOND), parts)
+    networks, versions = networks_of(run), Versions(run)
+
+    async def load(version: Version, weights: Weights) -> bool:
+        return weights.artifact == SECOND or await load_all(networks, version, weights)
+
     with pytest.raises(CorruptArtifact, match=r"experts/000.*checksum differs"):
-        loadable(Versions(run), run)
+        asyncio.run(versions.loadable(load, strict=True))
+    version = asyncio.run(versions.loadable(load))
+    assert version.experts[0] is None and version.experts[1] is not None
+    assert version.experts[1].step == milestone_of_second.step
 
 
 def test_weights_of_another_configuration_arent_served(run: Run, tmp_path: Path) -> None:
@@ -258,7 +273,8 @@ def test_newer_weights_go_live_as_they_are_published(run: Run, caplog: pytest.Lo
 
 def test_following_ends_when_all_is_final(tiny_run: Run) -> None:
     versions = Versions(tiny_run)
-    live = live_sampler(tiny_run, versions.newest())
+    versions.served_last = versions.newest()
+    live = live_sampler(tiny_run, versions.served_last)
     asyncio.run(asyncio.wait_for(follow(versions, live, None, None, 0.0), 60))  # type: ignore[arg-type]
     live.engine.close()
 
@@ -301,3 +317,88 @@ def test_a_replica_without_weights_waits_for_them(run: Run) -> None:
         return [before, len(replica._engines)]
 
     assert asyncio.run(serve()) == [[], 1]
+
+
+def test_a_look_that_fails_is_followed_by_another(tiny_run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """Even if all that was seen is final, and whatever it was that failed."""
+    failures, forgotten = iter([MemoryError("no room"), StorageError("no answer")]), list[int]()
+
+    async def serve() -> Version:
+        versions, networks = Versions(tiny_run), networks_of(tiny_run)
+        newest = versions.newest()
+        live = live_sampler(tiny_run, Version((newest.experts[0], None), newest.router))
+
+        async def load(version: Version, weights: Weights) -> bool:
+            for error in failures:
+                raise error
+            return await load_all(networks, version, weights)
+
+        async def put(version: Version) -> None:
+            await asyncio.to_thread(lambda: live.replace(*parts(tiny_run, version)))
+
+        followed = follow(versions, live, load, put, 0.01, lambda: forgotten.append(1))
+        await asyncio.wait_for(followed, 60)
+        live.engine.close()
+        return live.version
+
+    assert asyncio.run(serve()) == Versions(tiny_run).newest()
+    assert len(forgotten) == 2 and "no room" in caplog.text and "no answer" in caplog.text
+
+
+def test_requests_dont_wait_while_a_replica_loads_newer_weights(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    milestone(run, SECOND, 10)
+    older = chosen(run).pair(1)
+
+    async def serve() -> None:
+        replica = ExpertReplica.__new__(ExpertReplica)
+        await replica.__init__(run.url, 1, Computing(max_rows=8))  # type: ignore[misc]  # as Serve does
+        await asyncio.to_thread(milestone, run, SECOND, 20, 1.5)
+        loading, go_on = threading.Event(), threading.Event()
+
+        def slow(*parts: object) -> object:
+            loading.set()
+            assert go_on.wait(60)
+            return local_engine(*parts)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(deployments, "local_engine", slow)
+        newer = asyncio.ensure_future(replica.load(chosen(run).pair(1)))
+        assert await asyncio.to_thread(loading.wait, 60)
+        try:
+            await asyncio.wait_for(replica.run(pack(start(OF_ONE, mixture_info(run))), None, None, older), 60)
+            replica.check_health()
+            assert not newer.done()
+        finally:
+            go_on.set()
+        await newer
+        assert len(replica._engines) == 2
+
+    asyncio.run(serve())
+
+
+def test_versions_that_nobody_asked_for_are_dropped(run: Run) -> None:
+    async def serve() -> None:
+        milestone(run, SECOND, 10)
+        replica = ExpertReplica.__new__(ExpertReplica)
+        await replica.__init__(run.url, 1, Computing(max_rows=8))  # type: ignore[misc]  # as Serve does
+        for step in (20, 30, 40):
+            await replica.load((await asyncio.to_thread(milestone, run, SECOND, step), chosen(run).router))
+        replica.check_health()
+        assert [weights.step for weights, _ in replica._engines if weights is not None] == [30, 40]
+
+    asyncio.run(serve())
+
+
+def test_pins_that_cant_be_met_stop_no_replica(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each call says which weights it wants."""
+    milestone(run, SECOND, 10)
+    (tmp_path / "pins.yaml").write_text("expert-000: 7")
+
+    async def serve() -> int:
+        replica = ExpertReplica.__new__(ExpertReplica)
+        pins = str(tmp_path / "pins.yaml")
+        await replica.__init__(run.url, 1, Computing(max_rows=8), pins)  # type: ignore[misc]  # as Serve does
+        await replica.run(pack(start(OF_ONE, mixture_info(run))), None, None, chosen(run).pair(1))
+        return len(replica._engines)
+
+    assert asyncio.run(serve()) == 1
+    assert "no weights of step 7" in caplog.text or "has no published weights of step 7" in caplog.text
