@@ -72,7 +72,6 @@ def multiplexed_engines(info: MixtureInfo, version: Version, networks: Networks,
         return network
 
     experts = OffloadedToHost(load, present, computing.device, computing.resident)
-    networks.keep([version.router])  # of the experts there are copies now
     router = None if version.router is None else networks.of(version.router)
     multiplexer = Multiplexer(experts, router, computing.max_rows)
     clusters = [cluster for cluster, here in enumerate(present) if here]

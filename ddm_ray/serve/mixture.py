@@ -47,7 +47,6 @@ class ServedMixture:
         """Serve the newest weights, and look for newer ones every so many seconds."""
         version = await versions.loadable(self._load_here, strict=True)
         self.live = LiveSampler(version, *await self._made(version))
-        versions.served_last = version
         self._on_version(version)
         parts = (versions, self.live, self._load, self._put, refresh_s, self._forget)
         self._following = asyncio.ensure_future(follow(*parts))

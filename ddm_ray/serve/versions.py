@@ -54,9 +54,8 @@ class Version:
 
     def steps(self) -> dict[str, dict[str, Any] | None]:
         """Steps of the weights of each network, by its name, and whether its training has ended."""
-        named = {expert_name(number): weights for number, weights in enumerate(self.experts)} | {
-            str(ROUTER): self.router
-        }
+        named = {expert_name(number): weights for number, weights in enumerate(self.experts)}
+        named |= {str(ROUTER): self.router}
         if any(weights.artifact == MONOLITH for weights in self):
             named = {str(MONOLITH): self.experts[0]}
         return {
@@ -79,7 +78,6 @@ class Versions:
         self._jobs = [*self.experts, *({ROUTER} & set(trained_of(run.config)) if not dense else ())]
         self._published: dict[Artifact, list[Weights]] = {}
         self._refused, self._known = set[Weights](), set[Weights]()
-        self.served_last: Version | None = None
 
     @property
     def settled(self) -> bool:
@@ -238,17 +236,16 @@ async def follow(
 
     What can't be served is logged, `forget` gives back what was loaded of it, and the next look may find better.
     """
-    while True:
-        if versions.settled and versions.served_last == live.version:
-            return
+    failed = False
+    while failed or not versions.settled:
         await asyncio.sleep(every_s)
         try:
             version = await versions.loadable(load)
             if version != live.version:
                 await put(version)
-            live.version = versions.served_last = version
-        except (
-            Exception
-        ) as error:  # of storage, of Ray, of too little memory: weights that are served are safe from all
+            live.version, failed = version, False
+        # Of storage, of Ray, of too little memory: none touches what is served.
+        except Exception as error:
             LOG.warning("the weights that are served stay as they are: %s", one_line(error, 500))
             forget()
+            failed = True

@@ -269,8 +269,7 @@ def test_newer_weights_go_live_as_they_are_published(run: Run, caplog: pytest.Lo
 
 def test_following_ends_when_all_is_final(tiny_run: Run) -> None:
     versions = Versions(tiny_run)
-    versions.served_last = versions.newest()
-    live = live_sampler(tiny_run, versions.served_last)
+    live = live_sampler(tiny_run, versions.newest())
     asyncio.run(asyncio.wait_for(follow(versions, live, None, None, 0.0), 60))  # type: ignore[arg-type]
     live.engine.close()
 
@@ -281,7 +280,7 @@ def test_a_look_that_fails_is_followed_by_another(tiny_run: Run, caplog: pytest.
 
     async def serve() -> Version:
         versions, networks = Versions(tiny_run), networks_of(tiny_run)
-        newest = versions.newest()
+        newest = Versions(tiny_run).newest()
         live = live_sampler(tiny_run, Version((newest.experts[0], None), newest.router))
 
         async def load(version: Version, weights: Weights) -> bool:
