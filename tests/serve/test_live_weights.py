@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 
@@ -96,12 +95,10 @@ def is_monolith(answer: Answer, run: Run) -> bool:
     return is_near(pixels(base64.b64decode(answer.json["data"][0]["b64_json"])), np.asarray(image).astype(int))
 
 
-@pytest.mark.parametrize("placement", ["colocated", "per-expert"])
-def test_weights_go_live_and_back_without_a_lost_or_mixed_image(placement: str, tiny_run: Run, tmp_path: Path) -> None:
+def test_weights_go_live_and_back_without_a_lost_or_mixed_image(tiny_run: Run, tmp_path: Path) -> None:
     run = unfinished(tiny_run, tmp_path / "run")
     versions, pin_file = {"without": images(run)}, tmp_path / "pins.yaml"
-    dense = "monolith" if placement == "colocated" else None
-    args = ServeArgs(run=run.url, placement=placement, pin_file=str(pin_file), refresh_s=0.2, dense=dense)
+    args = ServeArgs(run=run.url, placement="per-expert", pin_file=str(pin_file), refresh_s=0.2, dense="monolith")
     with served(args, tmp_path) as server, Clients(server, versions) as clients:
         clients.until("without", "expert-001")
         for step, scale in ((10, 1.0), (20, 1.5)):
@@ -119,7 +116,6 @@ def test_weights_go_live_and_back_without_a_lost_or_mixed_image(placement: str, 
         pin_file.unlink()
         clients.until("20")
         assert server.ask("GET", "/readyz").status == 200
-        if placement == "colocated":
-            assert is_monolith(server.generate(prompt="1", seed=2, model="tiny-monolith"), run)
+        assert is_monolith(server.generate(prompt="1", seed=2, model="tiny-monolith"), run)
         assert "expert-001 isn't trained yet" in server.log.read_text()
     assert not clients.wrong, clients.wrong[:3]

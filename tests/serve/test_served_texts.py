@@ -25,7 +25,7 @@ def pipeline(text_run: Run) -> DDMPipeline:
     return DDMPipeline.from_run(text_run)
 
 
-@pytest.fixture(scope="module", params=["colocated", "multiplexed", "per-expert"])
+@pytest.fixture(scope="module", params=["multiplexed", "per-expert"])
 def server(request: pytest.FixtureRequest, text_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     args = ServeArgs(run=text_run.url, placement=request.param)
     with served(args, tmp_path_factory.mktemp("server")) as server:

@@ -164,6 +164,7 @@ def test_the_head_is_lost_and_storage_alone_remains(site: Site) -> None:
     again = site.training("head", 1, "a")
     with launched(site, again):
         again.wait_until_finished()
+    wait_for(lambda: not command(again.beat()["pid"]), 120)  # it beats once more after its last commit
     seen = files(Path(again.run.url) / again.artifact)
     for pid in frozen:
         os.kill(pid, signal.SIGCONT)

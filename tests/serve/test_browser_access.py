@@ -10,8 +10,7 @@ from playwright.sync_api import Browser, Page, expect
 from ddm_ray.serve.guard import TOKENS, Guard, Limits, read_tokens
 from tests.conftest import wait_for
 from tests.serve.browser import Site, tab
-from tests.serve.test_http_app import Served
-from tests.serve.test_page import (
+from tests.serve.test_browser_page import (
     USUAL,
     WATCH,
     browser,
@@ -25,6 +24,7 @@ from tests.serve.test_page import (
     site,
     standing_still,
 )
+from tests.serve.test_http_app import Served
 
 __all__ = ["browser", "opened", "page", "served", "site"]
 
