@@ -1,5 +1,6 @@
 """Offloading: few experts are on the device at a time, the others in host memory or in files until they are called."""
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +20,7 @@ OnFetch = Callable[[int, float, float], None]
 """Called with an expert that was fetched, the seconds that took, and those for which computing waited for it."""
 
 
-class Offloaded:
+class Offloaded(ABC):
     """Experts of which `resident` (2 or more) are on the device at a time; the next is fetched while one computes.
 
     What a fetch raises is raised where the expert is called. `present`: for each expert, False where there is none.
@@ -68,8 +69,8 @@ class Offloaded:
     def _leave(self, expert: int) -> None:
         del self._here[expert]
 
-    def _begin(self, expert: int) -> "Future[Field]":
-        raise NotImplementedError
+    @abstractmethod
+    def _begin(self, expert: int) -> "Future[Field]": ...
 
 
 class OffloadedToDisk(Offloaded):

@@ -73,11 +73,11 @@ def load_model(run: Run, artifact: Artifact, device: str = "cpu", precision: Pre
 def load_weights(run: Run, published: Weights, device: str = "cpu", precision: Precision = "fp32") -> nn.Module:
     """The network of published weights, in eval mode and this precision. Raises CorruptArtifact, DriftError."""
     where = f"{run.url}/{published.artifact}/{published.prefix}"
+    described, tensors = published.read(run, "model.json", "ema.safetensors")
     try:
-        spec = json.loads(published.read(run, "model.json"))
+        spec = json.loads(described)
     except ValueError:
         raise CorruptArtifact(f"{where}/model.json: not JSON; train {published.artifact} again") from None
-    tensors = published.read(run, "ema.safetensors")
     try:
         model = weights.load(spec, tensors)
         flow = Flow(**spec.get("flow", {}))

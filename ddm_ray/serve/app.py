@@ -149,7 +149,8 @@ def _servable(args: ServeArgs) -> tuple[Run, list[Version]]:
         raise
     if run.finished(PARTITION) is None:
         raise ServeError(f"{run.url} has no partition yet", run.make(PARTITION))
-    return run, [Versions(run, args.pin_file, dense).newest() for dense in (False, True)[: 1 + bool(args.dense)]]
+    tiers = (False, True) if args.dense else (False,)
+    return run, [Versions(run, args.pin_file, dense).newest() for dense in tiers]
 
 
 def require_servable(args: ServeArgs, port: int, host: str = "127.0.0.1") -> Version:

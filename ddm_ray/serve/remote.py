@@ -14,7 +14,8 @@ from ray.serve.handle import DeploymentHandle
 from torch import Tensor
 
 from ddm_ray.core.condition import Condition, Text
-from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, SamplingError, ServeError
+from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, ServeError
+from ddm_ray.sampling import driver
 from ddm_ray.sampling.driver import Field
 from ddm_ray.sampling.packing import pack, unpack
 from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo
@@ -199,9 +200,7 @@ def answer_from(engines: Sequence[RemoteEngine], router: Field | None) -> Callab
         experts = [call for call in calls if isinstance(call, ExpertCall)]
         if experts:
             return asyncio.run_coroutine_threadsafe(velocities(experts), loop).result()
-        if router is None:
-            raise SamplingError("the router is needed but not there: choose another strategy")
-        return [router(call.x_BCHW, call.t_B, call.condition) for call in calls]
+        return driver.answers(calls, (), router)
 
     return answer
 

@@ -6,7 +6,7 @@ Shapes: K experts.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -168,7 +168,7 @@ class _Live:
     version: Version
     sampler: SegmentSampler
     engine: BatchEngine | Multiplexer
-    requests: int = field(default=0)
+    requests: int = 0
 
 
 class LiveSampler:

@@ -30,22 +30,23 @@ class Weights:
         info = TrainedInfo.of(run.require(artifact))
         return cls(artifact, info.weights, info.step, final=True)
 
-    def read(self, run: Run, name: str) -> bytes:
-        """One verified file of them. Raises CorruptArtifact, and DriftError for weights of another configuration."""
+    def read(self, run: Run, *names: str) -> list[bytes]:
+        """Read verified files of them. Raises CorruptArtifact, and DriftError for weights of another configuration."""
         if self.final:
-            return run.read(self.artifact, f"{self.prefix}/{name}")
+            finished = run.require(self.artifact)
+            return [run.read(self.artifact, f"{self.prefix}/{name}", finished) for name in names]
         folder = f"{self.artifact}/{self.prefix}"
         where = f"{run.url}/{folder}"
         try:
             manifest = Manifest.from_json(run.store.read(f"{folder}/{NAME}"), f"{where}/{NAME}")
-            data = run.store.read(f"{folder}/{name}")
+            read = {name: run.store.read(f"{folder}/{name}") for name in names}
         except FileNotFoundError as error:
             raise CorruptArtifact(f"{where}: not whole any more: {error}") from None
         if lines := run.drift(self.artifact, manifest.identity):
             raise DriftError(f"{where} was made otherwise: {lines[0]}", run.remake(self.artifact))
-        if name not in manifest.files:
-            raise CorruptArtifact(f"{where}/{name}: its manifest doesn't list it")
-        return verify(data, manifest.files[name], f"{where}/{name}")
+        if unlisted := read.keys() - manifest.files.keys():
+            raise CorruptArtifact(f"{where}/{min(unlisted)}: its manifest doesn't list it")
+        return [verify(data, manifest.files[name], f"{where}/{name}") for name, data in read.items()]
 
 
 def published(run: Run, artifacts: Iterable[Artifact]) -> dict[Artifact, list[Weights]]:
