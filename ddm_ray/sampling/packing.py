@@ -1,4 +1,4 @@
-"""Trajectories as bytes, which another process goes on from: safetensors, and the settings of their plans as JSON."""
+"""Trajectories and calls as bytes, for another process: safetensors, and the settings of their plans as JSON."""
 
 import json
 from dataclasses import replace
@@ -15,7 +15,7 @@ from ddm_ray.config import SamplingSettings
 from ddm_ray.core.condition import Condition, Text
 from ddm_ray.errors import SamplingError, one_line
 from ddm_ray.sampling.plan import AT_VELOCITY, Plans, SamplingPlan
-from ddm_ray.sampling.request import MixtureInfo, SampleRequest, validate
+from ddm_ray.sampling.request import ExpertCall, MixtureInfo, SampleRequest, validate
 from ddm_ray.sampling.state import Trajectories
 
 NUMBERS = ("plan", "seed", "position", "expert_rows", "router_rows")
@@ -57,6 +57,25 @@ def unpack(data: bytes, info: MixtureInfo, device: torch.device | str = "cpu") -
         return _unpacked(tensors, described, info, device)
     except (SafetensorError, ValidationError, KeyError, IndexError, ValueError, TypeError, AssertionError) as error:
         raise SamplingError(f"these bytes are no trajectories of this mixture: {one_line(error):.200}") from None
+
+
+def pack_call(call: ExpertCall) -> bytes:
+    """A call of an expert, without its number."""
+    tensors = {"x": call.x_BCHW, "t": call.t_B, **_tensors(call.condition)}
+    return save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()})
+
+
+def unpack_call(data: bytes, expert: int, info: MixtureInfo, device: torch.device | str = "cpu") -> ExpertCall:
+    """The call that `pack_call` packed, of this expert of a mixture. SamplingError for bytes that aren't one."""
+    try:
+        tensors = load(data)
+        x_BCHW, t_B, condition = tensors["x"], tensors["t"], _condition(tensors)
+        _require(x_BCHW.shape[1:] == info.image_shape, f"x has shape {tuple(x_BCHW.shape)}")
+        _require(t_B.shape == x_BCHW.shape[:1] and len(condition) == len(x_BCHW) > 0, "not one t and condition a row")
+        _require(x_BCHW.dtype == t_B.dtype == info.dtype, f"x and t are {x_BCHW.dtype} and {t_B.dtype}")
+        return ExpertCall(expert, x_BCHW.to(device), t_B.to(device), condition.to(device))
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise SamplingError(f"these bytes are no call of this mixture: {one_line(error):.200}") from None
 
 
 class _PackedPlan(BaseModel):

@@ -10,18 +10,18 @@ import torch
 from ray import serve
 from torch import Tensor
 
-from ddm_ray.core.condition import Condition, Text
+from ddm_ray.core.condition import Condition
 from ddm_ray.sampling.request import MixtureInfo
 from ddm_ray.sampling.run_models import mixture_info, monolith_info, sampling_settings
 from ddm_ray.serve.answers import expert_name
-from ddm_ray.serve.codec import Decoder, Encoder
+from ddm_ray.serve.codec import Decoder, Encoder, from_arrays
 from ddm_ray.serve.computing import Computing, Networks
 from ddm_ray.serve.generation import DENSE
 from ddm_ray.serve.guard import Guard, Limits
 from ddm_ray.serve.http import http_app
 from ddm_ray.serve.meters import Meters
 from ddm_ray.serve.mixture import Handle, ServedMixture
-from ddm_ray.serve.remote import Replicas, called, from_arrays
+from ddm_ray.serve.remote import Replicas, called
 from ddm_ray.serve.segments import OnSegment
 from ddm_ray.serve.service import Service
 from ddm_ray.serve.versions import Version, Versions
@@ -56,14 +56,14 @@ class API:
         self._names = [handle.deployment_name for handle in (*experts, *others.values())]
         self._encode, self._decode = self._codecs(run, computing.device, others if experts else None)
         null = None if self._encode is None else from_arrays(await self._encode(""))
-        assert null is None or isinstance(null, Text)
         self._meters = Meters(lambda: self._mixture.live.engine)
 
         def served(info: MixtureInfo, parts: Sequence[Handle], count: OnSegment) -> ServedMixture:
             # Where the experts are elsewhere, nothing but a router is here.
             networks = Networks(run, info, Computing(max_rows=computing.max_rows) if parts else computing)
             info = replace(info, null_text=null)
-            return ServedMixture(info, networks, run.config.data, parts, self._replicas, count, self._serves)
+            counted = (count, self._meters.asked, self._serves)
+            return ServedMixture(info, networks, run.config.data, parts, self._replicas, *counted)
 
         self._mixture = served(mixture_info(run), experts, self._count)
         await self._mixture.start(Versions(run, pin_file), refresh_s)

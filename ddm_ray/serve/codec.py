@@ -14,11 +14,12 @@ from ddm_ray.config.data import LatentsConfig, TextConfig
 from ddm_ray.core.condition import Text
 from ddm_ray.models.latents import Latents
 from ddm_ray.models.text import TextEncoder
-from ddm_ray.serve.remote import Arrays, to_arrays
 
 MAX_TEXTS, MAX_DECODED = 16, 8
 """Most of a batch; an autoencoder takes far more memory than its latents do."""
 WAIT_S = 0.005
+
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 
 
 class Encoder:
@@ -60,3 +61,15 @@ class Decoder:
 
     def _decode(self, latents_BCHW: NDArray[np.float32]) -> NDArray[np.float32]:
         return self._latents.decode(torch.from_numpy(latents_BCHW).to(self._device)).cpu().numpy()
+
+
+def to_arrays(text: Text) -> Arrays:
+    """A text as arrays, which cross to another process without a copy."""
+    pooled = text.pooled_BP
+    return text.tokens_BLE.numpy(), text.mask_BL.numpy(), None if pooled is None else pooled.numpy()
+
+
+def from_arrays(arrays: Arrays) -> Text:
+    """The text that `to_arrays` made arrays of. They may be read-only views of shared memory: copied."""
+    tokens_BLE, mask_BL, pooled_BP = arrays
+    return Text(torch.tensor(tokens_BLE), torch.tensor(mask_BL), None if pooled_BP is None else torch.tensor(pooled_BP))

@@ -5,33 +5,39 @@ Shapes: B rows, CHW image, K experts.
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from ray.util import get_node_ip_address
+from safetensors.torch import save
+from torch import Tensor
 
 from ddm_ray.config import DataConfig, SamplingSettings
 from ddm_ray.errors import ConfigError
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.offload import OffloadedToHost
-from ddm_ray.sampling.packing import pack, unpack
-from ddm_ray.sampling.request import ExpertCall, MixtureInfo, SampleRequest
+from ddm_ray.sampling.packing import pack, unpack, unpack_call
+from ddm_ray.sampling.request import MixtureInfo, SampleRequest
 from ddm_ray.sampling.run_models import mixture_info, monolith_info
 from ddm_ray.sampling.trajectory import start
 from ddm_ray.serve.computing import Computing, Networks, any_condition
 from ddm_ray.serve.engine import BatchEngine
+from ddm_ray.serve.links import Address, LinkServer
 from ddm_ray.serve.multiplexed import Multiplexer
-from ddm_ray.serve.remote import Arrays, from_arrays
 from ddm_ray.serve.scheduler import Scheduler
 from ddm_ray.serve.versions import LOG, Pair, Version, Versions
 from ddm_ray.storage.graph import ROUTER
 from ddm_ray.storage.published import Weights
 from ddm_ray.storage.run import Run
 
-Floats = NDArray[np.float32]
 KEEP_S = 60.0
 """Seconds for which weights that no request has any more stay at hand, as long as newer ones are used."""
+JOIN_S = 10.0
+"""Seconds for whoever asked for a link to come."""
 
 
 def local_engine(
@@ -112,6 +118,7 @@ class ExpertReplica:
         self._networks = Networks(run, self._info, computing)
         self._engines, self._used_at = dict[Pair, BatchEngine](), dict[Pair, float]()
         self._lock = asyncio.Lock()
+        self._links: LinkServer | None = None
 
         async def load_own(version: Version, weights: Weights) -> bool:
             if weights.artifact not in (versions.experts[self._cluster], ROUTER):
@@ -138,12 +145,34 @@ class ExpertReplica:
         segment = await asyncio.wrap_future(engine.submit(rows, seconds, until))
         return pack(segment.rows), segment.needed_B, segment.waited_s
 
-    async def velocity(self, x_BCHW: Floats, t_B: Floats, condition: Arrays, weights: Pair) -> Floats:
-        """Velocity (B, C, H, W) of this expert alone at x_BCHW, t_B in [0, 1], batched with others' calls."""
+    async def velocity(self, packed: bytes, weights: Pair) -> bytes:
+        """Velocity of this expert alone for a packed call (`sampling.packing`), batched with others' calls."""
         engine = await self._used(weights)
-        x, t = (torch.tensor(part, device=self._device) for part in (x_BCHW, t_B))
-        call = ExpertCall(self._cluster, x, t, from_arrays(condition).to(self._device))
-        return (await asyncio.wrap_future(engine.ask(call))).float().cpu().numpy()
+        return _packed_velocity(await asyncio.wrap_future(self._asked(engine, packed)))
+
+    async def link(self, weights: Pair) -> AsyncIterator[Address]:
+        """Address of a connection for calls of `velocity`, for as long as it lasts: so Serve knows of it."""
+        await self._used(weights)
+        if self._links is None:
+            self._links = LinkServer(get_node_ip_address())
+        invitation = self._links.invite(partial(self._linked_velocity, weights))
+        try:
+            yield invitation.address
+            async with asyncio.timeout(JOIN_S):
+                await asyncio.wrap_future(invitation.joined)
+            await asyncio.wrap_future(invitation.ended)
+        except TimeoutError:
+            pass  # nobody came
+        finally:
+            self._links.withdraw(invitation)
+
+    def _linked_velocity(self, weights: Pair, packed: bytes) -> bytes:
+        engine = self._engines[weights]
+        self._used_at[weights] = time.monotonic()
+        return _packed_velocity(self._asked(engine, packed).result())
+
+    def _asked(self, engine: BatchEngine, packed: bytes) -> "Future[Tensor]":
+        return engine.ask(unpack_call(packed, self._cluster, self._info, self._device))
 
     async def load(self, weights: Pair) -> None:
         """Have an engine of these weights ready. Raises CorruptArtifact, DriftError."""
@@ -185,5 +214,12 @@ class ExpertReplica:
         return self._engines[weights]
 
     def __del__(self) -> None:
+        links: LinkServer | None = getattr(self, "_links", None)
+        if links is not None:
+            links.close()
         for engine in getattr(self, "_engines", {}).values():
             engine.close(1.0)
+
+
+def _packed_velocity(velocity_BCHW: Tensor) -> bytes:
+    return save({"velocity": velocity_BCHW.float().cpu().contiguous()})

@@ -12,7 +12,7 @@ from ddm_ray.serve.computing import Networks
 from ddm_ray.serve.deployments import local_engine, multiplexed_engines
 from ddm_ray.serve.engine import BatchEngine
 from ddm_ray.serve.multiplexed import Multiplexer
-from ddm_ray.serve.remote import RemoteEngine, Replicas, answer_from, called
+from ddm_ray.serve.remote import OnCalls, RemoteEngine, Replicas, answer_from, called
 from ddm_ray.serve.scheduler import Scheduler
 from ddm_ray.serve.segments import LocalEngine, OnSegment, SegmentSampler
 from ddm_ray.serve.versions import LOG, LiveSampler, Version, Versions, follow
@@ -36,12 +36,13 @@ class ServedMixture:
         experts: Sequence[Handle],
         replicas: Replicas,
         on_segment: OnSegment,
+        on_calls: OnCalls,
         on_version: Callable[[Version], None],
     ):
         """`experts`: their deployments by cluster; none: they are here. `on_version` learns what is served from now."""
         self._info, self._networks, self._data = info, networks, data
         self._experts, self._replicas = experts, replicas
-        self._on_segment, self._on_version = on_segment, on_version
+        self._on_segment, self._on_calls, self._on_version = on_segment, on_calls, on_version
 
     async def start(self, versions: Versions, refresh_s: float) -> None:
         """Serve the newest weights, and look for newer ones every so many seconds."""
@@ -107,7 +108,7 @@ class ServedMixture:
                 runners.append(None if version.experts[expert] is None else runner)
             router = None if version.router is None else await asyncio.to_thread(self._networks.of, version.router)
             scheduler = Scheduler(self._networks.computing.max_rows)
-            engine = BatchEngine(answer_from(runners, router), scheduler=scheduler)
+            engine = BatchEngine(answer_from(runners, router, self._on_calls), scheduler=scheduler)
             engine.start()
             mixing = LocalEngine(engine)
         return SegmentSampler(info, runners, mixing, self._on_segment, self._networks.computing.device), engine

@@ -3,26 +3,27 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
-import torch
 from ray import serve
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 from ray.serve.exceptions import ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle
+from safetensors.torch import load
 from torch import Tensor
 
-from ddm_ray.core.condition import Condition, Text
-from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, ServeError
+from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, ServeError, one_line
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.driver import Field
-from ddm_ray.sampling.packing import pack, unpack
+from ddm_ray.sampling.packing import pack, pack_call, unpack
 from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo
 from ddm_ray.sampling.state import Trajectories
 from ddm_ray.serve.batch import Segment
 from ddm_ray.serve.engine import AwayError, StartingError
-from ddm_ray.serve.versions import Pair
+from ddm_ray.serve.links import Link
+from ddm_ray.serve.versions import LOG, Pair
 
 ATTEMPTS = 5
 FIRST_WAIT_S = 0.1
@@ -31,13 +32,13 @@ AWAY_S = 10.0
 VELOCITY_S = 30.0
 PATIENCE_S = 1.0
 """Seconds without an answer after which it is asked whether anybody is there to give one."""
+RENEW_S, RETRY_S = 10.0, 1.0
+"""Seconds after which another link is asked for: where there is one, and where there is none."""
 STARTING_S = 5.0
 """Seconds that a request waits for the first replica; then its client hears of it, and the replica starts on."""
 
 GONE = (RayActorError, ObjectLostError, ReplicaUnavailableError)
 """Errors of a call whose replica or node died: the call carries its state, so another replica can repeat it."""
-
-Arrays = tuple[np.ndarray | None, ...]
 
 
 class Replicas:
@@ -108,6 +109,12 @@ class RemoteEngine:
     ):
         self.expert, self._handle, self._info, self._replicas = expert, handle, info, replicas
         self._name, self._weights = handle.deployment_name, weights
+        self._loop = asyncio.get_running_loop()
+        self._link: Link | None = None
+        self._newer: Link | None = None
+        self._linking: Future[None] | None = None
+        self._linked_at = -np.inf
+        self._request: object = None
 
     async def run(self, rows: Trajectories, seconds: float | None, until: int | None) -> Segment:
         """The segment that `BatchEngine.submit` promises. AwayError if the expert has no replica and expects none.
@@ -119,13 +126,67 @@ class RemoteEngine:
 
     async def velocity(self, call: ExpertCall) -> Tensor:
         """The answer to a call of this expert. Raises as above, and AwayError after VELOCITY_S without one."""
-        arrays = (call.x_BCHW.numpy(), call.t_B.numpy(), to_arrays(call.condition))
         try:
             async with asyncio.timeout(VELOCITY_S):
-                return torch.tensor(await self._called(self._handle.velocity, *arrays))
+                return _velocity(await self._called(self._handle.velocity, pack_call(call)))
         except TimeoutError:
-            self._replicas.mark_away(self._name)
-            raise AwayError(f"{self._name} doesn't answer", self.expert) from None
+            raise self._silent() from None
+
+    def ask(self, call: ExpertCall) -> bool:
+        """Send a call over a link, whose `answer` has to be taken before the next; False if there is no link yet.
+
+        For one thread, which isn't the event loop's. The link is replaced now and then, so that all replicas have work.
+        """
+        if self._newer is not None:
+            self._drop_link()
+            self._link, self._newer = self._newer, None
+        now = time.monotonic()
+        pause_s = RETRY_S if self._link is None else RENEW_S
+        if now - self._linked_at > pause_s and (self._linking is None or self._linking.done()):
+            self._linked_at = now
+            self._linking = asyncio.run_coroutine_threadsafe(self._connect(), self._loop)
+        try:
+            if self._link is not None:
+                self._link.send(pack_call(call))
+        except OSError:
+            self._drop_link()
+        return self._link is not None
+
+    def answer(self) -> Tensor | None:
+        """The velocity that was asked for; None if the link has broken, or if the replica can't answer so.
+
+        AwayError after VELOCITY_S without any.
+        """
+        assert self._link is not None
+        try:
+            answer = self._link.receive()
+        except TimeoutError:
+            self._drop_link()
+            raise self._silent() from None
+        except OSError:
+            self._drop_link()
+            return None
+        return _velocity(answer) if answer else None
+
+    def _drop_link(self) -> None:
+        if self._link is not None:
+            self._link.close()
+        self._link = None
+
+    async def _connect(self) -> None:
+        """Have a link to the replica that Serve chooses."""
+        response: Any = self._handle.options(method_name="link", stream=True).remote(self._weights)
+        try:
+            self._newer = await asyncio.to_thread(Link, await anext(response), VELOCITY_S)
+        except Exception as error:  # calls through Serve go on, and tell what is wrong
+            LOG.info("no link to %s: %s", self._name, one_line(error, 200))
+            response.cancel()
+        else:
+            self._request = response  # it lasts as long as the link
+
+    def _silent(self) -> AwayError:
+        self._loop.call_soon_threadsafe(self._replicas.mark_away, self._name)
+        return AwayError(f"{self._name} doesn't answer", self.expert)
 
     async def _called(self, method: Any, *arguments: Any) -> Any:
         try:
@@ -186,40 +247,43 @@ async def _awaited(response: Any) -> Any:
     return await response
 
 
-def answer_from(engines: Sequence[RemoteEngine], router: Field | None) -> Callable[[Sequence[Call]], list[Tensor]]:
+OnCalls = Callable[[int, int], None]
+"""Called with how many calls of experts went over links, and through Serve."""
+
+
+def answer_from(
+    engines: Sequence[RemoteEngine], router: Field | None, on_calls: OnCalls
+) -> Callable[[Sequence[Call]], list[Tensor]]:
     """Return what answers an engine's calls in its thread: the router here, experts by their replicas, all at once.
 
     Call it in the event loop of the handles.
     """
     loop = asyncio.get_running_loop()
 
-    async def velocities(calls: Sequence[ExpertCall]) -> list[Tensor]:
+    async def through_serve(calls: Sequence[ExpertCall]) -> list[Tensor]:
         return await asyncio.gather(*(engines[call.expert].velocity(call) for call in calls))
 
     def answer(calls: Sequence[Call]) -> list[Tensor]:
         experts = [call for call in calls if isinstance(call, ExpertCall)]
-        if experts:
-            return asyncio.run_coroutine_threadsafe(velocities(experts), loop).result()
-        return driver.answers(calls, (), router)
+        if not experts:
+            return driver.answers(calls, (), router)
+        asked = [engines[call.expert].ask(call) for call in experts]
+        answers, errors = list[Tensor | None](), list[AwayError]()
+        for call, linked in zip(experts, asked, strict=True):
+            try:
+                answers.append(engines[call.expert].answer() if linked else None)
+            except AwayError as error:
+                errors.append(error)  # once the others' answers are taken
+        if errors:
+            raise errors[0]
+        rest = [call for call, answer in zip(experts, answers, strict=True) if answer is None]
+        on_calls(len(experts) - len(rest), len(rest))
+        others = asyncio.run_coroutine_threadsafe(through_serve(rest), loop).result() if rest else []
+        late = iter(others)
+        return [next(late) if answer is None else answer for answer in answers]
 
     return answer
 
 
-def to_arrays(condition: Condition) -> Arrays:
-    """A condition as arrays, which cross to another process without a copy."""
-    if isinstance(condition, Text):
-        pooled = condition.pooled_BP
-        return condition.tokens_BLE.numpy(), condition.mask_BL.numpy(), None if pooled is None else pooled.numpy()
-    return (condition.numpy(),)
-
-
-def from_arrays(arrays: Arrays) -> Condition:
-    """The condition that `to_arrays` made arrays of. They may be read-only views of shared memory: copied."""
-    tensors = [None if array is None else torch.tensor(array) for array in arrays]
-    if len(tensors) == 1:
-        assert tensors[0] is not None
-        return tensors[0]
-    tokens_BLE, mask_BL, pooled_BP = tensors
-    assert tokens_BLE is not None
-    assert mask_BL is not None
-    return Text(tokens_BLE, mask_BL, pooled_BP)
+def _velocity(packed: bytes) -> Tensor:
+    return load(packed)["velocity"]

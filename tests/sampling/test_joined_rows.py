@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddm_ray.config import SamplingSettings
+from ddm_ray.core.condition import Text
 from ddm_ray.core.solvers import SOLVERS
 from ddm_ray.errors import SamplingError
 from ddm_ray.sampling import driver
-from ddm_ray.sampling.packing import pack, unpack
-from ddm_ray.sampling.request import MixtureInfo, SampleRequest, SampleResult
+from ddm_ray.sampling.packing import pack, pack_call, unpack, unpack_call
+from ddm_ray.sampling.request import ExpertCall, MixtureInfo, SampleRequest, SampleResult
 from ddm_ray.sampling.state import Trajectories
 from ddm_ray.sampling.trajectory import advance, needs, start, turned
 from tests.core import closed_forms
@@ -212,3 +213,31 @@ def test_bytes_of_other_trajectories_are_refused() -> None:
         with pytest.raises(SamplingError) as error:
             unpack(safetensors.torch.save({**tensors, name: tensor.contiguous()}), SYSTEM.info())
         assert len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_a_call_crosses_as_bytes(text: bool) -> None:
+    info = SYSTEM.info()
+    condition = Text(torch.randn(2, 3, 4), torch.tensor([[True, True, False]] * 2)) if text else torch.tensor([1, 0])
+    x_BCHW = torch.randn(2, *info.image_shape, dtype=info.dtype)
+    call = ExpertCall(1, x_BCHW, torch.rand(2, dtype=info.dtype), condition)
+    back = unpack_call(pack_call(call), 1, info)
+    assert torch.equal(back.x_BCHW, call.x_BCHW) and torch.equal(back.t_B, call.t_B) and back.expert == 1
+    pairs = [(back.condition, condition)]
+    if isinstance(condition, Text):
+        assert isinstance(back.condition, Text)
+        pairs = [(back.condition.tokens_BLE, condition.tokens_BLE), (back.condition.mask_BL, condition.mask_BL)]
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_bytes_that_are_no_call_are_refused() -> None:
+    info = SYSTEM.info()
+    x_BCHW, t_B = torch.randn(2, *info.image_shape, dtype=info.dtype), torch.rand(2, dtype=info.dtype)
+    data = pack_call(ExpertCall(1, x_BCHW, t_B, torch.tensor([1, 0])))
+    unpack_call(data, 1, info)
+    tensors = safetensors.torch.load(data)
+    changed = ({"x": x_BCHW[..., :1]}, {"x": x_BCHW.half()}, {"t": t_B[:1]}, {"label": torch.tensor([1])})
+    others = [safetensors.torch.save({n: t.contiguous() for n, t in (tensors | each).items()}) for each in changed]
+    for bad in (b"", data[:-1], safetensors.torch.save({"x": x_BCHW}), *others):
+        with pytest.raises(SamplingError, match="no call of this mixture"):
+            unpack_call(bad, 1, info)

@@ -5,26 +5,27 @@ import socket
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import yaml
 from pydantic import ValidationError
 from ray.serve._private.build_app import build_app as unfold
 from ray.serve.schema import ServeDeploySchema
+from safetensors.torch import load
+from torch import Tensor
 
 from ddm_ray.config import Precision, SamplingSettings, load_recipe
 from ddm_ray.core.condition import Text
 from ddm_ray.errors import RunError, SamplingError, ServeError
 from ddm_ray.pipeline import DDMPipeline
-from ddm_ray.sampling.packing import pack, unpack
-from ddm_ray.sampling.request import SampleRequest
+from ddm_ray.sampling.packing import pack, pack_call, unpack
+from ddm_ray.sampling.request import ExpertCall, SampleRequest
 from ddm_ray.sampling.run_models import load_model, mixture_info
 from ddm_ray.sampling.trajectory import start
 from ddm_ray.serve.app import ServeArgs, build_app, is_loopback, last_error, serve_run
+from ddm_ray.serve.codec import from_arrays, to_arrays
 from ddm_ray.serve.computing import Computing
 from ddm_ray.serve.deployments import ExpertReplica
-from ddm_ray.serve.remote import from_arrays, to_arrays
 from ddm_ray.serve.versions import Versions
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.run import Run
@@ -161,22 +162,28 @@ def test_rows_of_another_expert_come_back_as_they_were(tiny_run: Run) -> None:
     assert needed_B.tolist() == [-1, 1] and packed == before
 
 
+def velocity(run: Run, asked: ExpertCall, precision: Precision = "fp32") -> Tensor:
+    """The answer of the expert's replica to a call."""
+    return load(call(run, asked.expert, "velocity", pack_call(asked), precision=precision))["velocity"]
+
+
+def some_call() -> ExpertCall:
+    """Five rows for expert 1, one of them without a class."""
+    return ExpertCall(1, torch.randn(5, 1, 8, 8), torch.rand(5), torch.tensor([0, 3, 9, 10, 1]))
+
+
 def test_velocity_is_the_models_own(tiny_run: Run) -> None:
-    x_BCHW, t_B, label_B = torch.randn(5, 1, 8, 8), torch.rand(5), torch.tensor([0, 3, 9, 10, 1])
-    x_before = x_BCHW.clone()
+    asked = some_call()
     with torch.inference_mode():
-        right = load_model(tiny_run, Artifact("experts/001"))(x_BCHW, t_B, label_B)
-    velocity = call(tiny_run, 1, "velocity", x_BCHW.numpy(), t_B.numpy(), to_arrays(label_B))
-    assert np.allclose(velocity, right, atol=1e-6)
-    assert torch.equal(x_BCHW, x_before)
+        right = load_model(tiny_run, Artifact("experts/001"))(asked.x_BCHW, asked.t_B, asked.condition)
+    assert torch.allclose(velocity(tiny_run, asked), right, atol=1e-6)
 
 
 def test_a_replica_in_bf16_answers_in_fp32(tiny_run: Run) -> None:
-    x_BCHW, t_B, label_B = torch.randn(5, 1, 8, 8), torch.rand(5), torch.tensor([0, 3, 9, 10, 1])
-    arguments = x_BCHW.numpy(), t_B.numpy(), to_arrays(label_B)
-    low, right = (call(tiny_run, 1, "velocity", *arguments, precision=each) for each in ("bf16", "fp32"))
-    assert low.dtype == right.dtype == np.float32
-    assert 0 < np.square(low - right).mean() ** 0.5 < 0.02 * np.square(right).mean() ** 0.5
+    asked = some_call()
+    low, right = (velocity(tiny_run, asked, precision) for precision in ("bf16", "fp32"))
+    assert low.dtype == right.dtype == torch.float32
+    assert 0 < (low - right).square().mean() ** 0.5 < 0.02 * right.square().mean() ** 0.5
 
 
 def test_a_replica_that_cant_start_is_told_by_its_last_line() -> None:
@@ -196,6 +203,5 @@ def test_bytes_that_are_no_rows_are_refused(tiny_run: Run) -> None:
 def test_a_text_crosses_as_arrays(pooled: bool) -> None:
     text = Text(torch.randn(2, 3, 4), torch.tensor([[True, True, False]] * 2), torch.randn(2, 5) if pooled else None)
     back = from_arrays(to_arrays(text))
-    assert isinstance(back, Text)
     assert torch.equal(back.tokens_BLE, text.tokens_BLE) and torch.equal(back.mask_BL, text.mask_BL)
     assert (back.pooled_BP is None) == (not pooled) and (not pooled or torch.equal(back.pooled_BP, text.pooled_BP))

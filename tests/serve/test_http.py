@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -227,8 +228,9 @@ def test_killed_experts_cost_no_request(server: Server, tiny_run: Run) -> None:
         thread.start()
     try:
         for part in ("expert-000", "expert-001"):
-            since = len(answered)
+            since, linked = len(answered), linked_calls(server)
             wait_until(lambda: len(answered) > since + 2 * len(threads))  # noqa: B023
+            wait_until(lambda: linked_calls(server) > linked)  # noqa: B023
             (before,) = server.replicas(part)
             os.kill(before, signal.SIGKILL)
             wait_until(lambda: bool(set(server.replicas(part)) - {before}))  # noqa: B023
@@ -238,6 +240,12 @@ def test_killed_experts_cost_no_request(server: Server, tiny_run: Run) -> None:
         for thread in threads:
             thread.join()
     assert not wrong, wrong[:3]
+
+
+def linked_calls(server: Server) -> float:
+    """Number of calls of experts for a velocity that went over links."""
+    match = re.search(r'^ddm_calls_total\{way="link"\} (.+)$', server.ask("GET", "/metrics").body.decode(), re.M)
+    return float(match[1]) if match else 0.0
 
 
 def image_without(run: Run, strategy: str, away: str) -> np.ndarray:

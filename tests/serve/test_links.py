@@ -1,0 +1,144 @@
+"""Links: who is let in, what crosses, and how a connection ends. Without Ray."""
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddm_ray.serve.links import KEY_BYTES, LENGTH, MOST_BYTES, Address, Link, LinkServer
+
+HOST, ANSWER_S = "127.0.0.1", 30.0
+
+
+@pytest.fixture
+def server() -> Iterator[LinkServer]:
+    server = LinkServer(HOST, idle_s=600.0)
+    yield server
+    server.close()
+
+
+def echo(request: bytes) -> bytes:
+    return request[::-1]
+
+
+def raw(address: Address) -> socket.socket:
+    """A connection of somebody who speaks for themselves."""
+    connection = socket.create_connection((address.host, address.port), ANSWER_S)
+    connection.settimeout(ANSWER_S)
+    assert len(connection.recv(KEY_BYTES, socket.MSG_WAITALL)) == KEY_BYTES
+    return connection
+
+
+def ended(connection: socket.socket) -> bool:
+    """True once the other side has ended it, without a word."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def refused(link: Link) -> bool:
+    """True if a request isn't answered, since the other side ended the connection."""
+    try:
+        link.send(b"x")
+        link.receive()
+    except ConnectionError:
+        return True
+    return False
+
+
+@given(requests=st.lists(st.binary(max_size=2**17), min_size=1, max_size=5))
+def test_answers_come_in_turn(requests: list[bytes]) -> None:
+    server = LinkServer(HOST)
+    invitation = server.invite(echo)
+    link = Link(invitation.address, ANSWER_S)
+    for request in requests:
+        link.send(request)
+        assert link.receive() == request[::-1]
+    link.close()
+    invitation.ended.result(ANSWER_S)
+    server.close()
+
+
+def test_several_are_answered_at_once(server: LinkServer) -> None:
+    both = threading.Barrier(2, timeout=ANSWER_S)
+
+    def answer(request: bytes) -> bytes:
+        both.wait()
+        return request
+
+    links = [Link(server.invite(answer).address, ANSWER_S) for _ in range(2)]
+    for link in links:
+        link.send(b"x")
+    assert [link.receive() for link in links] == [b"x", b"x"]
+
+
+def test_strangers_are_told_nothing(server: LinkServer) -> None:
+    requests = list[bytes]()
+    address = server.invite(lambda request: requests.append(request) or b"").address
+    wrong = Link(Address(address.host, address.port, b"\0" * KEY_BYTES), ANSWER_S)
+    assert refused(wrong)
+    silent = raw(address)
+    silent.sendall(bytes(32))
+    assert ended(silent) and not requests
+
+
+def test_a_key_lets_one_in(server: LinkServer) -> None:
+    invitation = server.invite(echo)
+    first, second = (Link(invitation.address, ANSWER_S) for _ in range(2))
+    first.send(b"ab")
+    assert first.receive() == b"ba"
+    assert refused(second)
+
+
+def test_who_is_no_longer_invited_stays_out(server: LinkServer) -> None:
+    invitation = server.invite(echo)
+    server.withdraw(invitation)
+    link = Link(invitation.address, ANSWER_S)
+    assert refused(link)
+    assert not invitation.joined.done()
+
+
+def test_whoever_says_nothing_is_let_go_and_keeps_nobody_out() -> None:
+    server = LinkServer(HOST, handshake_s=0.2)
+    silent = [raw(server.invite(echo).address) for _ in range(8)]
+    link = Link(server.invite(echo).address, ANSWER_S)
+    link.send(b"ab")
+    assert link.receive() == b"ba"
+    assert all(ended(connection) for connection in silent)
+    server.close()
+
+
+def test_an_idle_connection_ends() -> None:
+    server = LinkServer(HOST, idle_s=0.2)
+    invitation = server.invite(echo)
+    link = Link(invitation.address, ANSWER_S)
+    invitation.ended.result(ANSWER_S)
+    assert refused(link)
+    server.close()
+
+
+def test_what_cannot_be_answered_so_is_an_empty_answer(server: LinkServer) -> None:
+    link = Link(server.invite(lambda request: bytes([1 // len(request)])).address, ANSWER_S)
+    for request, answer in ((b"", b""), (b"x", b"\1")):
+        link.send(request)
+        assert link.receive() == answer
+
+
+def test_too_long_a_request_ends_its_connection(server: LinkServer) -> None:
+    invitation = server.invite(echo)
+    link = Link(invitation.address, ANSWER_S)
+    link._socket.sendall(LENGTH.pack(MOST_BYTES + 1))
+    invitation.ended.result(ANSWER_S)
+    with pytest.raises(ConnectionError):
+        link.receive()
+
+
+def test_the_key_is_in_no_message() -> None:
+    server = LinkServer(HOST)
+    address = server.invite(echo).address
+    server.close()
+    assert address.key.hex() not in repr(address) and str(address.key) not in repr(address)
