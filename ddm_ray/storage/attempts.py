@@ -2,14 +2,17 @@
 
 import json
 import os
+import random
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
+from uuid import uuid4
 
-from ddm_ray.errors import CorruptArtifact, one_line
+from ddm_ray.errors import CorruptArtifact, StorageError, one_line
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.info import Info, StateInfo, WeightsInfo
 from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest
@@ -17,6 +20,8 @@ from ddm_ray.storage.store import Store
 
 CLAIM, HEARTBEAT, FAILED = "CLAIM", "HEARTBEAT", "FAILED"
 OUT_OF_MEMORY = "OutOfMemory"
+MOST_RIVALS, RIVAL_SECONDS = 64, 0.2
+"""Numbers that a claim loses to others at most, and the longest pause after each."""
 NOTE_BYTES = 2**16
 """Bytes of a failure's note that are read at most."""
 
@@ -133,12 +138,18 @@ def _is_artifact(path: Any) -> bool:
 
 
 def claim(store: Store, job: str, about: Mapping[str, Any] = MappingProxyType({})) -> Attempt:
-    """Claim the next free attempt number of a job, against any number of rivals; `about` is kept with the claim."""
-    number = max(claimed(store, job), default=0) + 1
-    owner = json.dumps({**about, "host": socket.gethostname(), "pid": os.getpid()}).encode()
-    while not store.create(f"{job}/attempts/{number:04d}/{CLAIM}", owner):
-        number += 1
-    return Attempt(store, job, number)
+    """Claim the next free attempt number of a job, against its rivals; `about` is kept with the claim.
+
+    Raises StorageError if MOST_RIVALS numbers in a row are taken that storage didn't list.
+    """
+    fields = {**about, "host": socket.gethostname(), "pid": os.getpid(), "id": uuid4().hex}
+    first = max(claimed(store, job), default=0) + 1
+    for number in range(first, first + MOST_RIVALS):
+        if store.create(f"{job}/attempts/{number:04d}/{CLAIM}", json.dumps(fields).encode()):
+            return Attempt(store, job, number)
+        time.sleep(random.uniform(0, RIVAL_SECONDS))
+    last = f"{store.url}/{job}/attempts/{first:04d} to {first + MOST_RIVALS - 1:04d}"
+    raise StorageError(f"{last}: storage answers that all these exist, and listed none of them; ask its provider")
 
 
 def claimed(store: Store, job: str) -> list[int]:

@@ -97,7 +97,7 @@ class FailureBudget:
             return False
         failures = failures_in_a_row(files, launch.id)
         try:
-            if excuse and store.create(excuse, b""):
+            if excuse and store.create(excuse, uuid4().hex.encode()):
                 return False
             store.create(f"{launch.artifact}/{_failures(launch.id, files.saved)}{uuid4().hex[:12]}", error.encode())
             failures += 1

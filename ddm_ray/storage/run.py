@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from ddm_ray.config import RunConfig, parse_config
-from ddm_ray.errors import Begin, CorruptArtifact, DriftError, Make, MissingArtifact, RunError, refusal
+from ddm_ray.errors import Begin, CorruptArtifact, DriftError, Make, MissingArtifact, RunError, StorageError, refusal
 from ddm_ray.storage import graph
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.info import Info
@@ -16,8 +16,9 @@ from ddm_ray.storage.manifest import (
     drift,
     verify,
 )
+from ddm_ray.storage.patience import PROMPT, Patience
 from ddm_ray.storage.sealed import seal, unseal
-from ddm_ray.storage.store import Store, StoreFailure
+from ddm_ray.storage.store import Store
 
 RUN_FILE = "run.json"
 
@@ -34,14 +35,20 @@ class Run:
     def create(cls, url: str, config: RunConfig) -> "Run":
         """Write run.json if it is absent. The same configuration again is a no-op, another raises DriftError.
 
-        Raises RunError where nothing can be written.
+        Raises RunError where nothing can be written, StorageError for an object store that doesn't answer, or that
+        can't be relied on to create things only once.
         """
         store = Store(url)
         fields = config.model_dump(mode="json")
         body = {"schema": SCHEMA, "config": fields}
         try:
+            store.require_create()
             created = store.create(RUN_FILE, seal(body, indent=1))
-        except StoreFailure as error:
+        except FileNotFoundError:
+            raise RunError(f"{store.url}: there is no such bucket; create it, or choose another") from None
+        except (StorageError, ValueError) as error:
+            if store.local is None:
+                raise
             raise RunError(f"{store.url}: no run can be made here: {refusal(error)}; choose another folder") from None
         if not created:
             existing = cls.open(url)
@@ -51,15 +58,20 @@ class Run:
         return cls(store, config)
 
     @classmethod
-    def open(cls, url: str) -> "Run":
-        """The run at a path or URI. Raises RunError if there is none, CorruptArtifact if it was altered."""
-        store = Store(url)
+    def open(cls, url: str, patience: Patience = PROMPT) -> "Run":
+        """The run at a path or URI. Raises RunError if there is none, CorruptArtifact if it was altered, StorageError.
+
+        `patience` is its store's.
+        """
+        store = Store(url, patience)
         where = f"{store.url}/{RUN_FILE}"
         try:
             data = store.read(RUN_FILE)
         except FileNotFoundError:
             raise RunError(f"{url} is not a run: it has no {RUN_FILE}", Begin(url)) from None
-        except StoreFailure as error:
+        except (StorageError, ValueError) as error:
+            if store.local is None or store.local.is_dir():
+                raise  # it may be one, though not for now
             raise RunError(f"{url} is not a run that can be read: {refusal(error)}") from None
         body = unseal(data, where, ["schema", "config"], fix="restore it, or begin a new run elsewhere")
         if body["schema"] != SCHEMA:
@@ -162,7 +174,8 @@ class Run:
         if self.store.create(f"{artifact}/{NAME}", manifest.to_json()):
             return manifest
         committed = self.finished(artifact)
-        assert committed is not None
+        if committed is None:
+            raise StorageError(f"{self.url}/{artifact}/{NAME}: was there, and is gone: deleted meanwhile")
         return committed
 
 

@@ -4,20 +4,22 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import unquote, urlsplit
+from uuid import uuid4
 
 import obstore
 import obstore.store
-from obstore.exceptions import AlreadyExistsError
+from obstore.exceptions import AlreadyExistsError, BaseError, GenericError
 from pyarrow import fs
 
 from ddm_ray.errors import RunError, StorageError, as_storage_error, refusal
+from ddm_ray.storage.patience import PROMPT, Asker, Patience, Undecided, reason
 
-# Errors of opening a store, beside FileNotFoundError: no such bucket, no such kind of storage, a bad name.
-StoreFailure = (StorageError, obstore.exceptions.BaseError, ValueError)
+T = TypeVar("T")
 
 CHUNK = 4 * 2**20
 
@@ -25,74 +27,148 @@ CHUNK = 4 * 2**20
 class Store:
     """Whole objects below a folder or URI. Writing is atomic and lasting: a reader sees the old object or the new one.
 
-    Keys are relative paths with `/`. Reading a key that isn't there raises FileNotFoundError.
+    Keys are relative paths with `/`. Reading a key that isn't there raises FileNotFoundError. StorageError for storage
+    that refuses (no permission, no space), or, in an object store, hasn't answered for as long as `patience` lasts.
     """
 
-    def __init__(self, url: str):
+    def __init__(self, url: str, patience: Patience = PROMPT):
         """`url`: a path, or a URI such as s3://bucket/prefix. Nothing is created. Raises RunError."""
         path = unquote(urlsplit(url).path) if url.startswith("file://") else url
         self.local = Path(path).resolve() if "://" not in path else None
         self.url = str(self.local) if self.local else url.rstrip("/")
         self._objects: obstore.store.ObjectStore
+        self._unrepeated: obstore.store.ObjectStore
         if self.local is not None:
             # The root is "/", so that opening a store creates no folder and keys need no escaping.
-            self._objects = obstore.store.LocalStore()
+            self._objects = self._unrepeated = obstore.store.LocalStore()
             self._prefix = self.local.as_posix().lstrip("/") + "/"
             return
         try:
-            self._objects = obstore.store.from_url(self.url)
-        except (ValueError, obstore.exceptions.BaseError) as error:
+            self._objects = obstore.store.from_url(self.url, retry_config=patience.retry_config())
+            # What is in memory is in one store alone.
+            self._unrepeated = (
+                self._objects
+                if isinstance(self._objects, obstore.store.MemoryStore)
+                else obstore.store.from_url(self.url, retry_config={"max_retries": 0})
+            )
+        except (ValueError, BaseError) as error:
             raise RunError(f"{url}: not a storage that can be opened: {refusal(error)}") from None
         self._prefix = ""
+        self._asker = Asker(self.url, patience)
 
-    def _refusals(self, key: str) -> AbstractContextManager[None]:
-        """Turn refusals (no permission, no space, no network) into a StorageError; FileNotFoundError stays."""
-        return as_storage_error(f"{self.url}/{key}", kinds=(obstore.exceptions.BaseError,))
+    def _ask(self, key: str, request: Callable[[], T]) -> T:
+        """The answer to a request, which may be made several times. FileNotFoundError stays."""
+        where = f"{self.url}/{key}"
+        if self.local is not None:
+            with as_storage_error(where, kinds=(BaseError,)):
+                return request()
+        try:
+            return self._asker.ask(request)
+        except BaseError as error:
+            raise StorageError(f"{where}: {reason(error)}") from None
 
     def read(self, key: str, most: int | None = None) -> bytes:
         """The object's bytes, no more than the first `most`."""
-        with self._refusals(key):
+
+        def get() -> bytes:
             stored = obstore.get(self._objects, self._prefix + key)
             if most is not None and stored.meta["size"] > most:
                 return bytes(obstore.get_range(self._objects, self._prefix + key, start=0, end=most))
             return bytes(stored.bytes())
+
+        return self._ask(key, get)
 
     def fetch(self, key: str, path: Path) -> str:
         """Copy the object to a local file, a few MiB in memory at a time; the SHA-256 of its bytes, in hex.
 
         A failed fetch leaves part of it. Raises FileNotFoundError, StorageError, OSError of the local disk.
         """
-        digest = hashlib.sha256()
-        with self._refusals(key), path.open("wb") as file:
-            for chunk in obstore.get(self._objects, self._prefix + key).stream(min_chunk_size=CHUNK):
-                digest.update(chunk)
-                file.write(chunk)
-        return digest.hexdigest()
+
+        def get() -> str:
+            digest = hashlib.sha256()
+            with path.open("wb") as file:
+                for chunk in obstore.get(self._objects, self._prefix + key).stream(min_chunk_size=CHUNK):
+                    digest.update(chunk)
+                    file.write(chunk)
+            return digest.hexdigest()
+
+        return self._ask(key, get)
 
     def write(self, key: str, data: bytes | memoryview | Path) -> None:
         """Create the object or replace it whole, by bytes or by those of a local file."""
-        with self._refusals(key):
-            obstore.put(self._objects, self._prefix + key, data)
+        self._ask(key, lambda: obstore.put(self._objects, self._prefix + key, data))
         self._sync(key)
 
-    def write_stream(self, key: str, chunks: Iterable[bytes]) -> None:
-        """Write an object chunk by chunk, with a few MiB in memory; write nothing if `chunks` raises."""
-        with self._refusals(key):
+    def write_stream(self, key: str, chunks: Callable[[], Iterable[bytes]]) -> None:
+        """Write an object chunk by chunk, with a few MiB in memory; write nothing if `chunks` raises.
+
+        `chunks` is called again where storage took only some of them.
+        """
+
+        def put() -> None:
             writer = obstore.open_writer(self._objects, self._prefix + key)
-            for chunk in chunks:
-                writer.write(chunk)
-            writer.close()
+            for chunk in chunks():
+                self._heed(writer.write, chunk)
+            self._heed(writer.close)
+
+        self._ask(key, put)
         self._sync(key)
+
+    def _heed(self, write: Callable[..., object], *chunk: bytes) -> None:
+        """Call a writer's method. Raises GenericError for what an object store refuses, as other requests do."""
+        try:
+            write(*chunk)
+        except OSError as error:
+            raise error if self.local is not None else GenericError(str(error)) from None
 
     def create(self, key: str, data: bytes) -> bool:
-        """Create the object if it is absent; False if it exists. Of many who try, the store lets one win."""
-        with self._refusals(key):
+        """Create the object if it is absent; False if it exists. Of many who try, the store lets one win.
+
+        Where an answer was lost, an object of the same bytes is taken for ours: rivals write different ones.
+        """
+        unsure = False
+
+        def put() -> bool:
+            nonlocal unsure
             try:
-                obstore.put(self._objects, self._prefix + key, data, mode="create", use_multipart=False)
+                # Not repeated by obstore: whether a try may have been heeded must be known.
+                obstore.put(self._unrepeated, self._prefix + key, data, mode="create", use_multipart=False)
+                return True
             except AlreadyExistsError:
-                return False
+                if self.local is not None:
+                    return False
+            except BaseError:
+                unsure = True
+                raise
+            # S3 says so, too, while another request for the key is on its way (409), which may come to nothing.
+            try:
+                stored = obstore.get(self._objects, self._prefix + key).bytes()
+            except FileNotFoundError:
+                raise Undecided("storage answers that it exists, and has no such object") from None
+            return unsure and bytes(stored) == data
+
+        if not self._ask(key, put):
+            return False
         self._sync(key)
         return True
+
+    def require_create(self) -> None:
+        """Raise StorageError if `create` can't be relied on: in a store that replaces what is to be created only once.
+
+        Creates an object twice, and deletes it; nothing is asked of a local disk.
+        """
+        if self.local is not None:
+            return
+        key = f"_probe-{uuid4().hex}"
+        self.create(key, b"first")
+        again = self.create(key, b"second")
+        with suppress(StorageError):  # nobody minds a few bytes
+            self.delete_one(key)
+        if again:
+            raise StorageError(
+                f"{self.url}: this storage ignores If-None-Match, so two owners of one job would spoil each other's"
+                " work; choose one that knows conditional writes, as S3, GCS, Azure, R2 and new versions of MinIO do"
+            )
 
     def _sync(self, key: str) -> None:
         """Wait until a local object outlives a power cut: what a manifest names must be there if the manifest is."""
@@ -114,8 +190,7 @@ class Store:
     def exists(self, key: str) -> bool:
         """True if there is an object under this very key."""
         try:
-            with self._refusals(key):
-                obstore.head(self._objects, self._prefix + key)
+            self._ask(key, lambda: obstore.head(self._objects, self._prefix + key))
         except FileNotFoundError:
             return False
         return True
@@ -123,15 +198,13 @@ class Store:
     def sizes(self, prefix: str) -> Mapping[str, int]:
         """Size in bytes of every object below `prefix/`, by key relative to it, in order of the keys."""
         base = f"{self._prefix}{prefix}/"
-        with self._refusals(prefix):
-            listing = obstore.list(self._objects, prefix=base).collect()
+        listing = self._ask(prefix, lambda: obstore.list(self._objects, prefix=base).collect())
         return {entry["path"].removeprefix(base): entry["size"] for entry in sorted(listing, key=lambda e: e["path"])}
 
     def folders(self, prefix: str) -> list[str]:
         """Names of the folders directly below `prefix/`, in order."""
         base = f"{self._prefix}{prefix}/"
-        with self._refusals(prefix):
-            listing = obstore.list_with_delimiter(self._objects, prefix=base)
+        listing = self._ask(prefix, lambda: obstore.list_with_delimiter(self._objects, prefix=base))
         return sorted(path.removeprefix(base).rstrip("/") for path in listing["common_prefixes"])
 
     def delete(self, prefix: str) -> None:
@@ -144,8 +217,8 @@ class Store:
 
     def delete_one(self, key: str) -> None:
         """Delete the object under this very key, if there is one."""
-        with suppress(FileNotFoundError), self._refusals(key):
-            obstore.delete(self._objects, self._prefix + key)
+        with suppress(FileNotFoundError):
+            self._ask(key, lambda: obstore.delete(self._objects, self._prefix + key))
 
     def filesystem(self, key: str) -> tuple[fs.FileSystem, str]:
         """A pyarrow file system and the key's path on it, for libraries that write by themselves."""

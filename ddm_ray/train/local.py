@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.graph import Artifact
+from ddm_ray.storage.patience import PATIENT, Patience
 from ddm_ray.train import worker
 
 
@@ -27,11 +28,16 @@ def world(rank: int = 0, size: int = 1, rendezvous: str | Path | None = None) ->
     dist.destroy_process_group()
 
 
-def train(run_url: str, artifacts: Iterable[Artifact], placement: TrainPlacement | None = None) -> None:
+def train(
+    run_url: str,
+    artifacts: Iterable[Artifact],
+    placement: TrainPlacement | None = None,
+    patience: Patience = PATIENT,
+) -> None:
     """Train artifacts of a run one after another in this process; those that are finished are left alone.
 
     Raises what `worker.train` does. Called again, it goes on from the last states.
     """
     with world():
         for artifact in artifacts:
-            worker.train(run_url, artifact, placement or TrainPlacement())
+            worker.train(run_url, artifact, placement or TrainPlacement(), patience=patience)

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import sha256
 from threading import Thread
 
@@ -29,13 +29,14 @@ WEIGHTS, PICTURE = "ema.safetensors", "grid.png"
 
 
 class _Counted:
-    """Chunks of bytes on their way to storage; afterwards `record` is that of them all."""
+    """Chunks of bytes on their way to storage, made anew for each way; afterwards `record` is that of them all."""
 
-    def __init__(self, chunks: Iterator[bytes]):
-        self._chunks, self._digest, self._bytes = chunks, sha256(), 0
+    def __init__(self, chunks: Callable[[], Iterable[bytes]]):
+        self._chunks = chunks
 
     def __iter__(self) -> Iterator[bytes]:
-        for chunk in self._chunks:
+        self._digest, self._bytes = sha256(), 0
+        for chunk in self._chunks():
             self._digest.update(chunk)
             self._bytes += len(chunk)
             yield chunk
@@ -55,8 +56,8 @@ def publish_weights(
     store, source, prefix = attempt.store, attempt.state_prefix(step), attempt.weights_prefix(step)
     manifest = Manifest.from_json(store.read(f"{source}/{NAME}"), f"{store.url}/{source}/{NAME}")
     shapes = {name: tuple(parameter.shape) for name, parameter in _model(job).named_parameters()}
-    counted = _Counted(SavedParts(store, source, manifest).consolidated(EMA, shapes, buffers))
-    store.write_stream(f"{prefix}/{WEIGHTS}", counted)
+    counted = _Counted(lambda: SavedParts(store, source, manifest).consolidated(EMA, shapes, buffers))
+    store.write_stream(f"{prefix}/{WEIGHTS}", lambda: counted)
     files = {"model.json": json.dumps(job.spec, indent=2, sort_keys=True).encode()}
     files[CURVE] = store.read(f"{source}/{CURVE}")
     for name, data in files.items():

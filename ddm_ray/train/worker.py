@@ -12,6 +12,7 @@ from ddm_ray.errors import CorruptArtifact, Preempted, StorageError, TrainingErr
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.launches import Launch
+from ddm_ray.storage.patience import PATIENT, Patience
 from ddm_ray.storage.run import Run
 from ddm_ray.train.attempt import TrainAttempt
 from ddm_ray.train.batches import RankBatches
@@ -31,17 +32,20 @@ def train(
     placement: TrainPlacement,
     notice: Callable[[], bool] = lambda: False,
     launch: Launch | None = None,
+    patience: Patience = PATIENT,
 ) -> None:
     """Train `artifact` to its last step and commit it. Every rank of the torch.distributed world calls this.
 
     Goes on from the newest sound state of any earlier attempt. `notice` says whether this rank is to leave: all then
-    save a state and raise Preempted. The attempt's claim names the `launch` that it belongs to, if any.
+    save a state and raise Preempted. The attempt's claim names the `launch` that it belongs to, if any. Storage that is
+    away is waited for with `patience`.
 
     Raises TrainingError for a gradient that isn't finite, OutOfMemory for a micro-batch that memory is too small for,
-    CorruptArtifact or MissingArtifact for its rows, DriftError for a job begun under another configuration.
+    CorruptArtifact or MissingArtifact for its rows, DriftError for a job begun under another configuration,
+    StorageError for storage that stays away.
     """
     torch.set_num_threads(placement.threads)
-    run = Run.open(run_url)
+    run = Run.open(run_url, patience)
     if run.finished(artifact):
         return
     job = train_job(run, artifact)

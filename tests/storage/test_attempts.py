@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ddm_ray.errors import CorruptArtifact
+from ddm_ray.errors import CorruptArtifact, StorageError
 from ddm_ray.storage.attempts import Attempt, SavedState, claim, claimed, heartbeat, saved_states
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.info import StateInfo
@@ -43,15 +43,25 @@ def test_numbers_are_claimed_in_turn(store: Store) -> None:
     assert [claim(store, JOB).number for _ in range(3)] == [1, 2, 3]
     assert claimed(store, JOB) == [1, 2, 3]
     assert claimed(store, "experts/001") == []
-    assert json.loads(store.read(f"{JOB}/attempts/0003/CLAIM")).keys() == {"host", "pid"}
+    assert json.loads(store.read(f"{JOB}/attempts/0003/CLAIM")).keys() == {"host", "pid", "id"}
 
 
 def test_a_number_that_a_rival_took_meanwhile_is_left_to_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     claim(store, JOB)
+    before = store.read(f"{JOB}/attempts/0001/CLAIM")
     with monkeypatch.context() as at_once:
         at_once.setattr("ddm_ray.storage.attempts.claimed", lambda *_: [])
         assert claim(store, JOB).number == 2
-    assert store.read(f"{JOB}/attempts/0001/CLAIM") == store.read(f"{JOB}/attempts/0002/CLAIM")
+    assert store.read(f"{JOB}/attempts/0001/CLAIM") == before
+
+
+def test_claiming_ends_where_storage_denies_what_it_lists(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("ddm_ray.storage.attempts.RIVAL_SECONDS", 0.0)
+    monkeypatch.setattr(Store, "create", lambda _, key, data: bool(asked.append(key)))
+    with pytest.raises(StorageError, match=f"^{store.url}/{JOB}/attempts/0001 to 0064: storage answers that all"):
+        claim(store, JOB)
+    assert asked == [f"{JOB}/attempts/{number:04d}/CLAIM" for number in range(1, 65)]
 
 
 def test_numbers_keep_their_order_beyond_four_digits(store: Store) -> None:

@@ -17,6 +17,7 @@ from ddm_ray.memory import KEEP_FREED_MEMORY
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.attempts import Attempt, claimed
 from ddm_ray.storage.launches import FailureBudget, Launch
+from ddm_ray.storage.patience import PATIENT
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import Store
 from ddm_ray.train.ray.recovery import innermost, reason, run_id
@@ -147,7 +148,7 @@ def fit(run_url: str, launch: Launch, placement: TrainPlacement) -> None:
     Raises what the workers raised last, ControllerError for what went wrong while they started or around a StorageError
     if that record can't be written, or RayActorError if Ray Train's controller was killed.
     """
-    run = Run.open(run_url)
+    run = Run.open(run_url, PATIENT)
     filesystem, path = run.store.filesystem(f"{launch.prefix}/ray")
     workers = placement.workers
     train: Any = ray.train  # its type hints are those of its first version

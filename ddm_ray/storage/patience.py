@@ -1,0 +1,164 @@
+"""Patience: a store that refuses for now is asked again, ever more seldom, and not for ever."""
+
+import random
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+from typing import TYPE_CHECKING, TypeVar
+
+from obstore.exceptions import (
+    BaseError,
+    InvalidPathError,
+    NotSupportedError,
+    PreconditionError,
+    UnknownConfigurationKeyError,
+)
+
+from ddm_ray.errors import refusal
+
+if TYPE_CHECKING:
+    from obstore.store import RetryConfig
+
+T = TypeVar("T")
+
+# By their text: a refused LIST is an error of no kind. What is at these addresses hands out keys, to who has none.
+_NO_KEY = re.compile(r"//169\.254\.169\.254|//metadata\.google")
+_DENIED = re.compile(r"status code: 4(?!04|08|09|29)\d\d|Received redirect")
+# An upload that isn't there any more was finished by a request whose answer was lost.
+_FINAL = re.compile(r"status code: 501|status code: 404(?!.*NoSuchUpload)")
+_CAUSE = re.compile(r'(?:message|error): "([^"]+)"')
+_DETAIL = re.compile(r" in \S+s(?:, after \d+ retries, max_retries: \d+, retry_timeout: \S+)?\s+- ")
+
+
+class Trouble(Enum):
+    """Reason of a store for not doing what it is asked."""
+
+    AWAY = "storage doesn't answer"
+    DENIED = "storage denies it"
+    KEYLESS = "no key: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what your storage calls them"
+    FINAL = "storage refuses"
+
+    @classmethod
+    def of(cls, error: BaseError) -> "Trouble":
+        """The kind of an obstore error."""
+        text = refusal(error)
+        if isinstance(error, _FINAL_KINDS) or _FINAL.search(text):
+            return cls.FINAL
+        if _NO_KEY.search(text):
+            return cls.KEYLESS
+        return cls.DENIED if _DENIED.search(text) else cls.AWAY
+
+
+_FINAL_KINDS = (InvalidPathError, NotSupportedError, PreconditionError, UnknownConfigurationKeyError)
+
+
+def reason(error: BaseError) -> str:
+    """Why a store didn't do what it was asked, as one line."""
+    text = refusal(error)
+    if isinstance(error, Undecided):
+        return text
+    if (trouble := Trouble.of(error)) is Trouble.KEYLESS:
+        return trouble.value
+    # obstore's first line doesn't say why a connection failed; what it prints for debugging does.
+    cause = _CAUSE.search(str(error)) if "error sending request" in text else None
+    return f"{trouble.value}: {_DETAIL.sub(': ', text)}" + (f" ({cause[1]})" if cause else "")
+
+
+def _first_line(error: BaseError) -> str:
+    return refusal(error)
+
+
+class Undecided(BaseError):
+    """A store that says that an object exists, and has none: another writer's request is on its way, or it is wrong."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a store that doesn't answer is waited for, in `seconds`, with pauses from the first to the longest.
+
+    With `denials` one that denies is waited for, too: a key that was revoked may come back, as may one that can't be
+    had any more. obstore repeats a request `repeats` times within seconds, in which Ctrl-C isn't heard; the minutes are
+    waited for here, by requests that are signed anew.
+    """
+
+    seconds: float
+    denials: bool = False
+    first_pause: float = 0.5
+    longest_pause: float = 5.0
+    repeats: int = 3
+
+    def pauses(self) -> Iterator[float]:
+        """Seconds before each next request, without end; jittered, since many are refused at the same moment."""
+        pause = self.first_pause
+        while True:
+            yield random.uniform(pause / 2, pause)
+            pause = min(2 * pause, self.longest_pause)
+
+    def retry_config(self) -> "RetryConfig":
+        """The part that is obstore's."""
+        first, longest = timedelta(seconds=self.first_pause), timedelta(seconds=4 * self.first_pause)
+        return {"max_retries": self.repeats, "backoff": {"init_backoff": first, "max_backoff": longest}}
+
+
+PROMPT = Patience(seconds=15)
+"""Patience where a person waits, or whoever calls asks again."""
+PATIENT = Patience(seconds=600, denials=True)
+"""Patience where hours of training would be lost."""
+
+
+class Asker:
+    """Asks one store, with patience, and says on stderr what it waits for.
+
+    Once patience was in vain, each request has one try until the store answers again.
+    """
+
+    def __init__(self, url: str, patience: Patience):
+        self._url, self._patience = url, patience
+        self._admitted = self._in_vain = self._warned = False
+
+    def ask(self, request: Callable[[], T]) -> T:
+        """The request's answer, FileNotFoundError being one. Raises the obstore error that it raises last."""
+        began = time.monotonic()
+        for pause in self._patience.pauses():
+            try:
+                answer = request()
+            except FileNotFoundError:
+                self._answered()
+                raise
+            except BaseError as error:
+                left = began + self._patience.seconds - time.monotonic()
+                if self._in_vain or not self._may_pass(error):
+                    raise
+                if left <= 0:
+                    self._in_vain = True
+                    raise
+                self._warn(error, left)
+                time.sleep(min(pause, left))
+            else:
+                self._answered()
+                return answer
+        raise AssertionError
+
+    def _may_pass(self, error: BaseError) -> bool:
+        passing = {
+            Trouble.AWAY: True,
+            Trouble.DENIED: self._patience.denials,
+            Trouble.KEYLESS: self._patience.denials and self._admitted,
+            Trouble.FINAL: False,
+        }
+        return passing[Trouble.of(error)]
+
+    def _warn(self, error: BaseError, left: float) -> None:
+        """Say it once an outage, and not of one that is over at once."""
+        if not self._warned and self._patience.seconds - left > 2 * self._patience.first_pause:
+            self._warned = True
+            print(f"warning: {self._url}: {reason(error)}; trying on for up to {left:.0f} s", file=sys.stderr)
+
+    def _answered(self) -> None:
+        if self._warned:
+            print(f"{self._url}: storage answers again", file=sys.stderr)
+        self._admitted, self._in_vain, self._warned = True, False, False

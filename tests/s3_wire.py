@@ -1,0 +1,151 @@
+"""A proxy before an S3 server, which counts requests and misbehaves as it is told."""
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote, urlsplit
+
+
+class Fault(Enum):
+    """What may happen to a request."""
+
+    DROPPED = "the connection ends before the request is heeded"
+    HANGS = "the request is taken, and never heeded or answered"
+    LOST = "the request is heeded, and its answer lost"
+    UNAVAILABLE = "503 SlowDown"
+    BROKEN = "500 InternalError"
+    DENIED = "403 AccessDenied"
+    CONFLICT = "409 ConditionalRequestConflict"
+    UNCONDITIONAL = "If-None-Match isn't heeded"
+
+
+ERRORS = {
+    Fault.UNAVAILABLE: (503, "SlowDown"),
+    Fault.BROKEN: (500, "InternalError"),
+    Fault.DENIED: (403, "AccessDenied"),
+    Fault.CONFLICT: (409, "ConditionalRequestConflict"),
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request that was made: when, by the monotonic clock, of what, and what happened to it."""
+
+    at: float
+    method: str
+    path: str
+    conditional: bool
+    fault: Fault | None = None
+
+    def matches(self, pattern: str) -> bool:
+        """True if `METHOD /bucket/key` has the pattern in it."""
+        return re.search(pattern, f"{self.method} {self.path}") is not None
+
+
+class Wire:
+    """The proxy. `rule` says what happens to a request; whatever it answers, one at a time asks it."""
+
+    def __init__(self, server: str):
+        self.rule: Callable[[Request], Fault | None] = lambda _: None
+        self.requests: list[Request] = []
+        self._server = urlsplit(server).netloc
+        self._lock, self._ended = threading.Lock(), threading.Event()
+        wire = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+
+            def handle_one_request(self) -> None:
+                try:
+                    super().handle_one_request()
+                except OSError:
+                    self.close_connection = True
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+            def pass_on(self) -> None:
+                wire.handle(self)
+
+            do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = pass_on
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._http.server_port}"
+        threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+
+    def close(self) -> None:
+        """Take no more requests, and let go of those that hang."""
+        self._ended.set()
+        self._http.shutdown()
+        self._http.server_close()
+
+    def refused(self) -> list[Request]:
+        """The requests that a fault befell."""
+        return [request for request in self.requests if request.fault]
+
+    def handle(self, handler: BaseHTTPRequestHandler) -> None:
+        """Pass a request on, unless its fault says otherwise."""
+        body = handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+        facts = handler.command, unquote(handler.path), "If-None-Match" in handler.headers
+        with self._lock:
+            now = time.monotonic()
+            fault = self.rule(Request(now, *facts))
+            self.requests.append(Request(now, *facts, fault))
+        if fault is Fault.HANGS:
+            self._ended.wait(60)
+        if fault in (Fault.DROPPED, Fault.HANGS):
+            handler.close_connection = True
+            return
+        if fault in ERRORS:
+            status, code = ERRORS[fault]
+            self._answer(handler, status, {}, f"<Error><Code>{code}</Code></Error>".encode())
+            return
+        status, headers, answer = self._forward(handler, body, fault is not Fault.UNCONDITIONAL)
+        if fault is Fault.LOST:
+            handler.close_connection = True
+            return
+        self._answer(handler, status, headers, answer)
+
+    def _forward(
+        self, handler: BaseHTTPRequestHandler, body: bytes, conditional: bool
+    ) -> tuple[int, dict[str, str], bytes]:
+        headers = dict(handler.headers.items())
+        if not conditional:
+            headers = {name: value for name, value in headers.items() if name.lower() != "if-none-match"}
+        server = HTTPConnection(self._server, timeout=60)
+        try:
+            server.request(handler.command, handler.path, body, headers)
+            response = server.getresponse()
+            return response.status, dict(response.getheaders()), response.read()
+        finally:
+            server.close()
+
+    def _answer(self, handler: BaseHTTPRequestHandler, status: int, headers: dict[str, str], body: bytes) -> None:
+        handler.send_response_only(status)
+        for name, value in headers.items():
+            if name.lower() not in ("connection", "transfer-encoding", "content-length"):
+                handler.send_header(name, value)
+        # A HEAD's is that of the object.
+        length = next((value for name, value in headers.items() if name.lower() == "content-length"), str(len(body)))
+        handler.send_header("Content-Length", length if handler.command == "HEAD" else str(len(body)))
+        handler.end_headers()
+        if handler.command != "HEAD":
+            handler.wfile.write(body)
+
+
+@contextmanager
+def wire(server: str) -> Iterator[Wire]:
+    """A proxy before the server at a URL."""
+    opened = Wire(server)
+    try:
+        yield opened
+    finally:
+        opened.close()
