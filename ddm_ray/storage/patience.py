@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_FINAL_KINDS = (InvalidPathError, NotSupportedError, PreconditionError, UnknownConfigurationKeyError)
 # By their text: a refused LIST is an error of no kind. What is at these addresses hands out keys, to who has none.
 _NO_KEY = re.compile(r"//169\.254\.169\.254|//metadata\.google")
 _DENIED = re.compile(r"status code: 4(?!04|08|09|29)\d\d|Received redirect")
@@ -53,9 +54,6 @@ class Trouble(Enum):
         return cls.DENIED if _DENIED.search(text) else cls.AWAY
 
 
-_FINAL_KINDS = (InvalidPathError, NotSupportedError, PreconditionError, UnknownConfigurationKeyError)
-
-
 def reason(error: BaseError) -> str:
     """Why a store didn't do what it was asked, as one line."""
     text = refusal(error)
@@ -68,10 +66,6 @@ def reason(error: BaseError) -> str:
     return f"{trouble.value}: {_DETAIL.sub(': ', text)}" + (f" ({cause[1]})" if cause else "")
 
 
-def _first_line(error: BaseError) -> str:
-    return refusal(error)
-
-
 class Undecided(BaseError):
     """A store that says that an object exists, and has none: another writer's request is on its way, or it is wrong."""
 
@@ -80,9 +74,9 @@ class Undecided(BaseError):
 class Patience:
     """How long a store that doesn't answer is waited for, in `seconds`, with pauses from the first to the longest.
 
-    With `denials` one that denies is waited for, too: a key that was revoked may come back, as may one that can't be
-    had any more. obstore repeats a request `repeats` times within seconds, in which Ctrl-C isn't heard; the minutes are
-    waited for here, by requests that are signed anew.
+    With `denials` one that denies is waited for, too: a key that was revoked may come back. obstore repeats a request
+    `repeats` times within seconds, in which Ctrl-C isn't heard; the minutes are waited for here, by requests that are
+    signed anew.
     """
 
     seconds: float

@@ -110,9 +110,9 @@ class Trainer:
     """Trains experts of runs in the bucket of a server, each by a process of its own, `scale` times as hastily."""
 
     def __init__(self, server: str, base: Path, log: Path, scale: float):
-        self._server, self._scale, self._log = server, scale, log
+        self._server, self._scale, self.log = server, scale, log
         self._base, self._runs = base, 0
-        pauses = {name: getattr(PATIENT, name) / scale for name in ("seconds", "first_pause", "longest_pause")}
+        pauses = {name: getattr(PATIENT, name) / scale for name in ("first_pause", "longest_pause")}
         self._patience = {**asdict(PATIENT), **pauses}
         command = [sys.executable, "-m", "tests.train.s3_faults"]
         with log.open("ab") as sink:
