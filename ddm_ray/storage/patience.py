@@ -105,14 +105,11 @@ PATIENT = Patience(seconds=600, denials=True)
 
 
 class Asker:
-    """Asks one store, with patience, and says on stderr what it waits for.
-
-    Once patience was in vain, each request has one try until the store answers again.
-    """
+    """Asks one store, with patience, and says on stderr what it waits for."""
 
     def __init__(self, url: str, patience: Patience):
         self._url, self._patience = url, patience
-        self._admitted = self._in_vain = self._warned = False
+        self._admitted = self._warned = False
 
     def ask(self, request: Callable[[], T]) -> T:
         """The request's answer, FileNotFoundError being one. Raises the obstore error that it raises last."""
@@ -125,10 +122,7 @@ class Asker:
                 raise
             except BaseError as error:
                 left = began + self._patience.seconds - time.monotonic()
-                if self._in_vain or not self._may_pass(error):
-                    raise
-                if left <= 0:
-                    self._in_vain = True
+                if left <= 0 or not self._may_pass(error):
                     raise
                 self._warn(error, left)
                 time.sleep(min(pause, left))
@@ -155,4 +149,4 @@ class Asker:
     def _answered(self) -> None:
         if self._warned:
             print(f"{self._url}: storage answers again", file=sys.stderr)
-        self._admitted, self._in_vain, self._warned = True, False, False
+        self._admitted, self._warned = True, False

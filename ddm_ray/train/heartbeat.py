@@ -38,7 +38,7 @@ class Heartbeat:
         self._thread.join()
 
     def _work(self) -> None:
-        ended = False
+        ended = warned = False
         while not ended:
             with self._changed:
                 if not (self._fresh or self._ended):
@@ -49,5 +49,8 @@ class Heartbeat:
                 self._beats += 1
                 try:
                     self._attempt.beat({"beat": self._beats, **progress, **self._always})
+                    warned = False
                 except Exception as error:  # a border: training goes on without it
-                    print(f"warning: {error}", file=sys.stderr)
+                    if not warned:
+                        print(f"warning: {error}", file=sys.stderr)
+                    warned = True

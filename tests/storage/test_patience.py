@@ -151,21 +151,6 @@ def test_an_outage_is_told_once_and_its_end(through: Wire, url: str, capsys: pyt
     assert lines[1] == f"{url}: storage answers again"
 
 
-def test_patience_in_vain_isnt_had_again_before_an_answer(through: Wire, url: str) -> None:
-    through.rule = lambda _: Fault.DENIED
-    store = Store(url, Patience(0.3, denials=True, **HASTY))
-    with pytest.raises(StorageError, match="storage denies it"):
-        store.read("a")
-    through.requests.clear()
-    with pytest.raises(StorageError, match="storage denies it"):
-        store.read("a")
-    assert len(through.requests) == 1
-    through.rule = lambda _: None
-    store.write("a", b"x")
-    through.rule = first(MET, Fault.DENIED)
-    assert store.read("a") == b"x"
-
-
 def test_nobody_waits_for_a_denial_who_waits_for_an_answer(through: Wire, url: str) -> None:
     through.rule = lambda _: Fault.DENIED
     for ask in (lambda store: store.read("a"), lambda store: store.sizes("a"), lambda store: store.create("a", b"")):
