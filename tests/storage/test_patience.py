@@ -105,8 +105,12 @@ def test_what_a_rival_created_is_the_rivals(
     monkeypatch.setenv("AWS_ENDPOINT_URL", server)
     theirs = Store(url, LONG)
 
+    once = first(1, Fault.BROKEN, "^PUT ")
+
     def rival_is_first(request: Request) -> Fault | None:
-        return Fault.BROKEN if request.conditional and theirs.create("taken", b"theirs") else None
+        if fault := once(request):
+            theirs.write("taken", b"theirs")
+        return fault
 
     through.rule = rival_is_first
     assert not mine.create("taken", b"mine")
