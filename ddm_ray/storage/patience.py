@@ -95,7 +95,11 @@ class Patience:
     def retry_config(self) -> "RetryConfig":
         """The part that is obstore's."""
         first, longest = timedelta(seconds=self.first_pause), timedelta(seconds=4 * self.first_pause)
-        return {"max_retries": self.repeats, "backoff": {"init_backoff": first, "max_backoff": longest}}
+        return {
+            "max_retries": self.repeats,
+            "backoff": {"init_backoff": first, "max_backoff": longest},
+            "retry_timeout": timedelta(seconds=PROMPT.seconds),
+        }
 
 
 PROMPT = Patience(seconds=15)
