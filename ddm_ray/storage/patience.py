@@ -31,7 +31,7 @@ _NO_KEY = re.compile(r"//169\.254\.169\.254|//metadata\.google")
 _DENIED = re.compile(r"status code: 4(?!04|08|09|29)\d\d|Received redirect")
 # An upload that isn't there any more was finished by a request whose answer was lost.
 _FINAL = re.compile(r"status code: 501|status code: 404(?!.*NoSuchUpload)")
-_CAUSE = re.compile(r'(?:message|error): "([^"]+)"')
+_CAUSE = re.compile(r'(?:message|error): "([^"]+)"|\bTimedOut\b')
 _DETAIL = re.compile(r" in \S+s(?:, after \d+ retries, max_retries: \d+, retry_timeout: \S+)?\s+- ")
 
 
@@ -63,7 +63,7 @@ def reason(error: BaseError) -> str:
         return trouble.value
     # obstore's first line doesn't say why a connection failed; what it prints for debugging does.
     cause = _CAUSE.search(str(error)) if "error sending request" in text else None
-    return f"{trouble.value}: {_DETAIL.sub(': ', text)}" + (f" ({cause[1]})" if cause else "")
+    return f"{trouble.value}: {_DETAIL.sub(': ', text)}" + (f" ({cause[1] or 'no answer in time'})" if cause else "")
 
 
 class Undecided(BaseError):
@@ -72,7 +72,7 @@ class Undecided(BaseError):
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a store that doesn't answer is waited for, in `seconds`, with pauses from the first to the longest.
+    """Time for which a store that doesn't answer is waited for, with pauses in seconds from the first to the longest.
 
     With `denials` one that denies is waited for, too: a key that was revoked may come back. obstore repeats a request
     `repeats` times within seconds, in which Ctrl-C isn't heard; the minutes are waited for here, by requests that are

@@ -42,13 +42,13 @@ class TrainAttempt:
         self.job, self._elastic = job, placement.workers.elastic
         self.storage = Attempt(run.store, job.artifact, number)
         # What it tells of itself isn't worth minutes of waiting.
-        self._told = Attempt(Store(run.url, PROMPT), job.artifact, number)
+        self._prompt_storage = Attempt(Store(run.url, PROMPT), job.artifact, number)
         self._run, self.identity = run, run.identity(job.artifact)
         self.saver = StateSaver(self.storage, self.identity, placement.keep_states)
         self._tried: set[str] = set()
         who = {"host": socket.gethostname(), "pid": os.getpid(), "world_size": self._world}
         how = {"zero_stage": placement.zero_stage, "steps": job.train.steps}
-        self._heartbeat = Heartbeat(self._told, who | how) if self._rank == 0 else None
+        self._heartbeat = Heartbeat(self._prompt_storage, who | how) if self._rank == 0 else None
         self._telemetry = Telemetry(run.store, self.storage.prefix) if self._rank == 0 else None
         self.phase("starting")
 
@@ -115,7 +115,7 @@ class TrainAttempt:
         """Note why the attempt ends, if no rank has said so before."""
         note = {"error": error, "kind": kind, "final": final, "micro_batch": self.micro_batch, "fix": fix}
         try:
-            self._told.fail(note)
+            self._prompt_storage.fail(note)
         except StorageError as unsaid:
             print(f"warning: {unsaid}", file=sys.stderr)
 

@@ -82,6 +82,9 @@ def test_every_request_outlives_trouble(through: Wire, url: str, fault: Fault, t
 def test_a_store_that_hangs_is_asked_again(through: Wire, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_TIMEOUT", "200ms")
     store = Store(url, LONG)
+    through.rule = lambda _: Fault.HANGS
+    with pytest.raises(StorageError, match=r"\(no answer in time\)$"):
+        Store(url, BRIEF).create("a", b"first")
     through.rule = first(2, Fault.HANGS)
     assert store.create("a", b"first")
     through.rule = first(2, Fault.HANGS)
