@@ -47,7 +47,7 @@ class Run:
         except FileNotFoundError:
             raise RunError(f"{store.url}: there is no such bucket; create it, or choose another") from None
         except (StorageError, ValueError) as error:
-            if store.local is None:
+            if isinstance(error, StorageError) and store.local is None:
                 raise
             raise RunError(f"{store.url}: no run can be made here: {refusal(error)}; choose another folder") from None
         if not created:
@@ -70,7 +70,7 @@ class Run:
         except FileNotFoundError:
             raise RunError(f"{url} is not a run: it has no {RUN_FILE}", Begin(url)) from None
         except (StorageError, ValueError) as error:
-            if store.local is None or store.local.is_dir():
+            if isinstance(error, StorageError) and (store.local is None or store.local.is_dir()):
                 raise  # it may be one, though not for now
             raise RunError(f"{url} is not a run that can be read: {refusal(error)}") from None
         body = unseal(data, where, ["schema", "config"], fix="restore it, or begin a new run elsewhere")

@@ -183,7 +183,7 @@ def fit(run_url: str, launch: Launch, placement: TrainPlacement) -> None:
 def _worker(config: dict[str, Any]) -> None:
     from ddm_ray.train.worker import train  # torch and DeepSpeed load in the workers only
 
-    store, launch = Store(config["run"]), Launch(**config["launch"])
+    store, launch = Store(config["run"], PATIENT), Launch(**config["launch"])
     artifact = launch.artifact
     before = max(claimed(store, artifact), default=0)
     try:
