@@ -190,7 +190,7 @@ def test_a_state_of_another_configuration_is_refused(
 ) -> None:
     train_until(short_run, 4)
     other = load_recipe("tiny", (*SHORT, "expert.train.learning_rate=0.002"))
-    monkeypatch.setattr(Run, "open", classmethod(lambda cls, url: Run(short_run.store, other)))
+    monkeypatch.setattr(Run, "open", classmethod(lambda cls, *_: Run(short_run.store, other)))
     with pytest.raises(DriftError, match=r"expert\.train\.learning_rate: 0\.001 -> 0\.002"):
         worker.train(short_run.url, EXPERT, TrainPlacement())
 
