@@ -178,6 +178,15 @@ class Preempted(TrainingError):
     """A training worker's machine is about to be taken away, or its group to grow; the state is saved."""
 
 
+class Superseded(TrainingError):
+    """An attempt, and with it its launch, whose place a newer attempt has taken.
+
+    `by_its_own_launch`: that is one of the same launch, which goes on with it.
+    """
+
+    by_its_own_launch = False
+
+
 class OutOfMemory(TrainingError):
     """A micro-batch doesn't fit into memory."""
 

@@ -165,7 +165,7 @@ def train(
     """Train one model of RUN: `expert INDEX`, the `router`, or the `monolith` that the mixture is compared with.
 
     An expert needs only run.json and its own shard. Kill this command at any moment; the same command continues from
-    the last saved state. If it runs twice at once, the newer attempt counts.
+    the last saved state. If it runs twice at once, the older one ends within a minute; the first to commit counts.
 
     \b
       ddm train runs/digits expert 0

@@ -1,4 +1,7 @@
-"""Attempts: numbered tries of one training job. The store decides who has a number; the newest counts."""
+"""Attempts: numbered tries of one training job. The store decides who has a number.
+
+The next attempt goes on from the newest one's states; the first to commit the job counts, whichever it is.
+"""
 
 import json
 import os

@@ -20,12 +20,16 @@ from ddm_ray.storage.store import Store
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of the job that makes `artifact`; the `island` it runs on and the cluster's `job`, where known."""
+    """One launch of the job that makes `artifact`; the `island` it runs on and the cluster's `job`, where known.
+
+    `after`: number of the job's newest attempt when it began.
+    """
 
     artifact: Artifact
     id: str = field(default_factory=lambda: uuid4().hex[:12])
     island: str = ""
     job: str = ""
+    after: int = 0
 
     @property
     def prefix(self) -> str:

@@ -13,7 +13,16 @@ from typing import Any, Self, TypeVar
 import torch
 import torch.distributed as dist
 
-from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, OutOfMemory, Preempted, StorageError, one_line
+from ddm_ray.errors import (
+    CorruptArtifact,
+    DDMError,
+    DriftError,
+    OutOfMemory,
+    Preempted,
+    StorageError,
+    Superseded,
+    one_line,
+)
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.attempts import OUT_OF_MEMORY, Attempt, claim, claimed, saved_states
 from ddm_ray.storage.info import StateInfo
@@ -22,10 +31,12 @@ from ddm_ray.storage.manifest import NAME, Manifest
 from ddm_ray.storage.patience import PROMPT
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import Store
+from ddm_ray.storage.succession import require_standing
 from ddm_ray.train import state
 from ddm_ray.train.engine import Engine
 from ddm_ray.train.heartbeat import TRAINING, Heartbeat
 from ddm_ray.train.job import TrainJob
+from ddm_ray.train.lookout import Lookout
 from ddm_ray.train.saving import StateSaver, TrainProgress
 from ddm_ray.train.telemetry import Telemetry
 
@@ -50,6 +61,8 @@ class TrainAttempt:
         how = {"zero_stage": placement.zero_stage, "steps": job.train.steps}
         self._heartbeat = Heartbeat(self._prompt_storage, who | how) if self._rank == 0 else None
         self._telemetry = Telemetry(run.store, self.storage.prefix) if self._rank == 0 else None
+        self._lookout = Lookout(self.storage) if self._rank == 0 else None
+        self._launch = launch
         self.phase("starting")
 
     def _from_first(self, decide: Callable[[], T]) -> T:
@@ -73,9 +86,10 @@ class TrainAttempt:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is not None:
             self._fail(error)
-        # Nobody needs a state that a lost worker has no part in.
-        self.saver.close(wait=error is None or not lost_worker(error))
-        if self._heartbeat and self._telemetry:
+        # Nobody needs a state that a lost worker has no part in, or that nobody goes on from.
+        self.saver.close(wait=error is None or not (lost_worker(error) or isinstance(error, Superseded)))
+        if self._heartbeat and self._telemetry and self._lookout:
+            self._lookout.close()
             self._heartbeat.close()
             self._telemetry.close()
 
@@ -88,6 +102,8 @@ class TrainAttempt:
             self._note("another worker of the group was lost, or hangs", "LostWorker", final=False)
         else:
             mendable = not isinstance(error, DDMError) or isinstance(error, StorageError | Preempted)
+            # Of two launches one goes on; within one, the newer attempt is its next try.
+            mendable |= isinstance(error, Superseded) and error.by_its_own_launch
             fix = error.to_fields()["fix"] if isinstance(error, DDMError) else None
             self._note(text, type(error).__name__, final=not mendable, fix=fix)
 
@@ -100,6 +116,19 @@ class TrainAttempt:
             if out_of_memory(error):
                 raise OutOfMemory(f"micro_batch {self.micro_batch}: {one_line(error, 400, tail=True)}") from None
             raise
+
+    @property
+    def overtaken(self) -> bool:
+        """True once rank 0 has seen that a newer attempt has taken this one's place."""
+        return bool(self._lookout and self._lookout.successor)
+
+    def give_way(self, step: int) -> None:
+        """End after `step` steps, since a newer attempt has taken over: raise Superseded, on all ranks together."""
+        self._from_first(lambda: self._raise_superseded(step))
+
+    def _raise_superseded(self, step: int) -> None:
+        assert self._lookout and self._lookout.successor
+        raise self._lookout.successor.error(self.storage.number, self._launch.id if self._launch else None, step)
 
     def tidy(self) -> None:
         """Keep the last state alone, and end the curves: the job is about to be committed."""
@@ -210,7 +239,12 @@ class TrainAttempt:
 
 
 def _begin(store: Store, job: TrainJob, placement: TrainPlacement, launch: Launch | None) -> tuple[int, int | None]:
-    """Claim the next number; it, and how many rows are to be taken at once, None if that is to be searched."""
+    """Claim the next number; it, and how many rows are to be taken at once, None if that is to be searched.
+
+    Raises why the launch is over, if it is.
+    """
+    if launch:
+        require_standing(store, launch)
     world, searched = dist.get_world_size(), placement.micro_batch == "largest"
     share = math.ceil(job.batch / world)
     how = {name: getattr(placement, name) for name in ("zero_stage", "activation_checkpointing", "compile")}

@@ -40,9 +40,10 @@ def train(
     save a state and raise Preempted. The attempt's claim names the `launch` that it belongs to, if any. Storage that is
     away is waited for with `patience`.
 
-    Raises TrainingError for a gradient that isn't finite, OutOfMemory for a micro-batch that memory is too small for,
-    CorruptArtifact or MissingArtifact for its rows, DriftError for a job begun under another configuration,
-    StorageError for storage that stays away.
+    Raises Superseded once a newer attempt has taken this one's place, and saves nothing then; TrainingError for a
+    gradient that isn't finite, OutOfMemory for a micro-batch that memory is too small for, CorruptArtifact or
+    MissingArtifact for its rows, DriftError for a job begun under another configuration, StorageError for storage that
+    stays away.
     """
     torch.set_num_threads(placement.threads)
     run = Run.open(run_url, patience)
@@ -81,7 +82,10 @@ def _train(
             with watchdog.step(), attempt.catch_oom():
                 loss = engine.accumulate(job.objective, batches.at(step, engine.device))
                 norm = engine.step(job.learning_rate(step))
-                mean_loss, any_rank = exchange(loss, Flags(notice(), saver.writing, saver.busy, saver.refused))
+                flags = Flags(notice(), saver.writing, saver.busy, saver.refused, attempt.overtaken)
+                mean_loss, any_rank = exchange(loss, flags)
+            if any_rank.overtaken:
+                attempt.give_way(step + 1)  # before a state is committed that nobody goes on from
             saver.go_on(any_rank.writing, any_rank.refused)
             if not (math.isfinite(norm) and math.isfinite(mean_loss)):
                 raise TrainingError(

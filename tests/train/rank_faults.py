@@ -3,7 +3,9 @@
 CASES is a JSON object: name -> {"settings": [...], "legs": [...]}. A leg has "worlds" (1 unless given) of "world" ranks
 each that train "artifact" at once, and TrainPlacement's fields; with "fault": {"signal", "rank", "step"} that rank and
 what it started get the signal as it has taken so many steps, and with "seconds" that is how long it may take. One that
-is stopped goes on after the last leg. Prints, by case, what was seen of each leg.
+is stopped goes on after the last leg; with "waits" it then waits between two steps until it has seen that it was
+overtaken. With "fault": {"rival", "step"} that rank claims a newer attempt instead, which lives until it is seen.
+Prints, by case, what was seen of each leg.
 
 This process only forks and reads: storage's threads wouldn't survive it.
 """
@@ -13,7 +15,9 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
 from itertools import count
 from multiprocessing.context import ForkProcess
 from pathlib import Path
@@ -22,8 +26,10 @@ from typing import Any
 import torch.multiprocessing as mp
 
 from ddm_ray.placement import TrainPlacement
+from ddm_ray.storage.attempts import Attempt, claim
 from ddm_ray.storage.graph import Artifact
-from ddm_ray.train import local, worker
+from ddm_ray.storage.store import Store
+from ddm_ray.train import local, lookout, worker
 from tests.processes import family, state_of
 from tests.train.ranks import EXPERT, data_main
 from tests.train.results import files
@@ -33,17 +39,38 @@ FORK = mp.get_context("fork")
 
 
 def rank_main(rank: int, world: int, rendezvous: str, url: str, leg: dict[str, Any]) -> None:
-    fault, artifact = leg.pop("fault", None), leg.pop("artifact", EXPERT)
+    fault, artifact = leg.pop("fault", None), Artifact(leg.pop("artifact", EXPERT))
     steps = count(1)
+    if fault and not fault.keys().isdisjoint(("rival", "waits")):
+        lookout.LOOK_SECONDS = 0.02
 
     def notice() -> bool:
         if fault and rank == fault["rank"] and next(steps) == fault["step"]:
-            for pid in reversed(family(os.getpid())):
-                os.kill(pid, signal.Signals[fault["signal"]])
+            if "signal" in fault:
+                for pid in reversed(family(os.getpid())):
+                    os.kill(pid, signal.Signals[fault["signal"]])
+            else:
+                wait_until_overtaken(live(claim(Store(url), artifact)))
+            if fault.get("waits"):
+                wait_until_overtaken(count())
         return False
 
     with local.world(rank, world, rendezvous):
-        worker.train(url, Artifact(artifact), TrainPlacement.model_validate(leg), notice)
+        worker.train(url, artifact, TrainPlacement.model_validate(leg), notice)
+
+
+def live(attempt: Attempt) -> Iterator[None]:
+    """Have an attempt beat once for each item."""
+    for number in count(1):
+        yield attempt.beat({"beat": number})
+
+
+def wait_until_overtaken(meanwhile: Iterator[Any]) -> None:
+    """Wait until this process' lookout has ended, as it does once it sees a successor."""
+    deadline = time.monotonic() + ENDS_SECONDS / 4
+    while any(thread.name == "lookout" for thread in threading.enumerate()) and time.monotonic() < deadline:
+        next(meanwhile)
+        time.sleep(0.01)
 
 
 class Leg:

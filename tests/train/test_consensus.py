@@ -27,7 +27,7 @@ mp.start_processes(rank_main, (tempfile.mktemp(),), 3, start_method="fork")
 
 def test_the_loss_is_the_mean_over_ranks_and_a_flag_is_raised_by_any() -> None:
     done = subprocess.run([sys.executable, "-c", RANKS], capture_output=True, text=True, timeout=120, check=True)
-    assert [json.loads(line) for line in done.stdout.splitlines()] == [[3.0, True, False, True, True]] * 3
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [[3.0, True, False, True, True, False]] * 3
 
 
 def test_a_world_of_one_keeps_what_it_has(world_of_one: None) -> None:

@@ -44,8 +44,16 @@ CASES: dict[str, dict[str, Any]] = {
     "comes-back": {
         "settings": SHORT,
         "legs": [
-            {"world": 1, "fault": {"signal": "SIGSTOP", "rank": 0, "step": 12}, "checkpoint_steps": 5},
+            {"world": 1, "fault": {"signal": "SIGSTOP", "rank": 0, "step": 12, "waits": True}, "checkpoint_steps": 5},
             {"world": 1},
+        ],
+    },
+    # A newer attempt that lives, without a state so far: all ranks end together, and the next world goes on.
+    "overtaken": {
+        "settings": SHORT,
+        "legs": [
+            {"world": 2, "fault": {"rival": True, "rank": 0, "step": 12}, "checkpoint_steps": 5},
+            {"world": 2, "checkpoint_steps": 5},
         ],
     },
     # The second attempt takes what the first one found.
@@ -121,11 +129,28 @@ def test_the_next_attempt_takes_as_many_rows_at_once_as_the_last_one_found(world
 def test_one_that_comes_back_writes_below_its_own_attempt_alone(worlds: Worlds) -> None:
     run, (first, second) = worlds.run("comes-back"), worlds.seen["comes-back"]
     assert first["codes"] == [None] and second["codes"] == [0]
+    assert first["went_on"] == [1], "it ended between two steps, long before the last"
+    note = Attempt(run.store, EXPERT, 1).failure()
+    assert note and (note["kind"], note["final"]) == ("Superseded", True)
+    assert note["error"].startswith("attempt 1 ends after step 12: attempt 2, host ")
     before, after = second["files"], second["files_at_last"]
     assert touched(before, after, [2]) == [] and before[NAME] == after[NAME]
     assert {path.split("/")[1] for path in after if before.get(path) != after[path]} <= {"0001"}
     assert run.require(EXPERT).info["attempts"] == 2
     assert apart(worlds.run("quiet-1"), run, EXPERT) == 0
+
+
+def test_ranks_that_are_overtaken_end_together_and_save_nothing(worlds: Worlds) -> None:
+    run, (first, second) = worlds.run("overtaken"), worlds.seen["overtaken"]
+    assert (first["codes"], second["codes"]) == ([1, 1], [0, 0])
+    note = Attempt(run.store, EXPERT, 1).failure()
+    assert note and note["error"].startswith("attempt 1 ends after step 12: attempt 2, host ")
+    assert max(path for path in first["files"] if "0001/state/" in path and path.endswith(NAME)) <= (
+        f"attempts/0001/state/step-{10:09d}/{NAME}"
+    )
+    assert claimed(run.store, EXPERT) == [1, 2, 3] and run.require(EXPERT).info["attempts"] == 3
+    assert touched(first["files"], second["files"], [1]) == []
+    assert apart(worlds.run("quiet-2"), run, EXPERT) == 0
 
 
 def test_two_at_once_end_with_one_result(worlds: Worlds) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 
-from ddm_ray.errors import DDMError, RayError, StorageError, TrainingError
+from ddm_ray.errors import DDMError, RayError, StorageError, Superseded, TrainingError
 from ddm_ray.placement import PREDEFINED, TrainPlacement
 from ddm_ray.ray_internals import HEAD_RESOURCE
 from ddm_ray.storage.graph import Artifact
@@ -48,7 +48,9 @@ def train_all(
         print(f"warning: Ray has {gpus:g} GPUs, of which this uses none; see use_gpu in islands.yaml", file=sys.stderr)
     files = list_jobs(run.store, artifacts)
     cluster_job = ray.get_runtime_context().get_job_id()
-    launches = [Launch(artifact, island=island, job=cluster_job) for artifact in unfinished]
+    launches = [
+        Launch(each, island=island, job=cluster_job, after=max(files[each].attempts, default=0)) for each in unfinished
+    ]
     jobs = [_Job(run, *each, files[each[0].artifact]) for each in zip(launches, placements, strict=True)]
     supervisors: dict[str, Any] = {}
     away = False
@@ -94,7 +96,7 @@ class Supervisor:
     def fit(self, run_url: str, launch: Launch, placement: TrainPlacement) -> None:
         """See `fit`; a controller that is killed or fails is replaced, while the launch's failure budget lasts.
 
-        Raises StorageError where storage can't be made to say that the launch has given up.
+        Raises StorageError where storage can't be made to say that the launch has given up, and Superseded.
         """
         from ray.train import ControllerError
 
@@ -107,8 +109,8 @@ class Supervisor:
             except (RayActorError, ControllerError) as error:
                 again = True
                 refusal = getattr(error, "controller_failure", None)
-                if isinstance(refusal, StorageError):
-                    raise refusal from None  # it has given up, and storage doesn't say so
+                if isinstance(refusal, StorageError | Superseded):
+                    raise refusal from None  # it has given up, and storage doesn't say so; or another goes on
                 if budget.spend(reason(error)):
                     raise budget.refusal or error from None
             except StorageError:

@@ -6,10 +6,11 @@ To the bit where as many workers trained, and nothing was written twice.
 import json
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from ddm_ray.storage.manifest import NAME
 from ddm_ray.storage.run import Run
 from tests.conftest import wait_for
 from tests.faults import Fault, Training, inject
-from tests.processes import command
+from tests.processes import command, family
 from tests.train.ray.site import ENDLESS, Site, curve_so_far
 from tests.train.results import apart, difference, files, final_weights, touched
 
@@ -173,3 +174,28 @@ def test_the_head_is_lost_and_storage_alone_remains(site: Site) -> None:
     assert seen[NAME] == after[NAME] and touched(seen, after, [number + 1]) == []
     assert again.run.require(again.artifact).info["attempts"] == number + 1
     assert apart(site.undisturbed("long"), again.run, again.artifact) == 0
+
+
+def test_an_owner_that_was_frozen_ends_once_it_wakes(site: Site) -> None:
+    """Another island has taken over meanwhile, and its command says which; that one trains on."""
+    training = site.training("frozen", 1, "a", steps=ENDLESS)
+    site.cluster.slice("slice-b", 1)
+    with launched(site, training):
+        training.wait_for_state(1)
+        frozen = [pid for worker in training.workers() for pid in reversed(family(worker))]
+        for pid in frozen:
+            os.kill(pid, signal.SIGSTOP)
+        training.launch("b")
+        training.wait_for_state(2)
+        for pid in frozen:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        assert training.drivers[0].wait(120) == 1, training.log_tail()
+        assert re.search(
+            r"error: experts/001: .*attempt \d+, on island b, host .*, job \w+ has overtaken", training.log_tail()
+        )
+        place = training.place()
+        wait_for(lambda: training.place() > place, 60, training.log_tail)
+        assert training.drivers[1].poll() is None
+        training.stop()
+    assert training.attempts()[:2] == [1, 2]

@@ -1,0 +1,31 @@
+"""The lookout of an attempt: a thread that sees whether a newer attempt has taken over while this one was away."""
+
+from threading import Event, Thread
+
+from ddm_ray.errors import StorageError
+from ddm_ray.storage.attempts import Attempt
+from ddm_ray.storage.succession import Succession, Successor
+
+LOOK_SECONDS = 20.0
+"""Pause between looks: two of them and a step pass within a minute of waking, or of a network that is back."""
+
+
+class Lookout:
+    """Looks every LOOK_SECONDS, until there is a `successor`. Storage that refuses is asked again."""
+
+    def __init__(self, attempt: Attempt):
+        self.successor: Successor | None = None
+        self._succession, self._closing = Succession(attempt), Event()
+        self._thread = Thread(target=self._work, name="lookout", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End, without waiting for a look that storage holds up."""
+        self._closing.set()
+
+    def _work(self) -> None:
+        while self.successor is None and not self._closing.wait(LOOK_SECONDS):
+            try:
+                self.successor = self._succession.look()
+            except StorageError:
+                continue

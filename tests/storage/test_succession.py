@@ -1,0 +1,115 @@
+"""Which newer attempt has taken an attempt's place: one with a committed state, or one that is seen alive."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from ddm_ray.errors import Superseded, TrainingError
+from ddm_ray.storage.attempts import Attempt, claim
+from ddm_ray.storage.graph import Artifact
+from ddm_ray.storage.launches import Launch
+from ddm_ray.storage.store import Store
+from ddm_ray.storage.succession import Succession, require_standing
+from tests.storage.jobs import beat, fail, save
+
+JOB = Artifact("experts/001")
+
+
+@pytest.fixture(params=["disk", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "run") if request.param == "disk" else "memory:///")
+
+
+def number_of(succession: Succession) -> int | None:
+    successor = succession.look()
+    return successor and successor.number
+
+
+def test_an_attempt_without_a_newer_one_costs_a_request_a_look(store: Store, requests: Counter[str]) -> None:
+    old = claim(store, JOB)
+    save(old, 10)
+    beat(old, 1, 10)
+    succession = Succession(claim(store, JOB))
+    requests.clear()
+    assert [succession.look() for _ in range(3)] == [None] * 3
+    assert requests == {"head": 3}
+
+
+def test_a_committed_state_takes_over_at_the_first_look(store: Store) -> None:
+    succession, newer = Succession(claim(store, JOB)), claim(store, JOB)
+    store.write(f"{newer.state_prefix(5)}/rank-000/value.safetensors", b"being written")
+    assert number_of(succession) is None
+    save(newer, 5)
+    assert number_of(succession) == 2
+    fail(newer, "its loss isn't finite", final=True)
+    assert number_of(succession) == 2, "whoever begins next goes on from its state"
+
+
+def test_one_that_lives_takes_over_at_the_second_look(store: Store) -> None:
+    succession, newer = Succession(claim(store, JOB)), claim(store, JOB)
+    assert number_of(succession) is None
+    beat(newer, 1, 0)
+    assert number_of(succession) is None, "a first heartbeat may be its last"
+    assert number_of(succession) is None, "the same heartbeat is no sign of life"
+    beat(newer, 2, 0)
+    assert number_of(succession) == 2
+
+
+@pytest.mark.parametrize("end", ["silent", "failed", "damaged"])
+def test_one_that_came_to_nothing_takes_nobodys_place(store: Store, end: str) -> None:
+    succession, newer = Succession(claim(store, JOB)), claim(store, JOB)
+    for number in range(1, 5):
+        if end == "failed":
+            beat(newer, number, 0)
+            fail(newer, "no GPU")
+        elif end == "damaged":
+            store.write(f"{newer.prefix}/HEARTBEAT", b"{" * number)
+        assert number_of(succession) is None
+
+
+def test_the_newest_that_goes_on_is_named_as_its_claim_says(store: Store) -> None:
+    succession = Succession(claim(store, JOB))
+    for island in ("south", "north", "west"):
+        attempt = claim(store, JOB, {"launch": island, "island": island, "job": "raysubmit_7"})
+        if island != "west":
+            save(attempt, 5)
+    successor = succession.look()
+    assert successor and successor.number == 3
+    error = successor.error(1, "mine", 268)
+    host = Attempt(store, JOB, 3).claim()["host"]
+    assert str(error) == (
+        f"attempt 1 ends after step 268: attempt 3, on island north, host {host}, job raysubmit_7 has overtaken it and"
+        " trains on; leave the job to that one"
+    )
+    assert not error.by_its_own_launch
+    assert successor.error(1, "north").by_its_own_launch and not successor.error(1, None).by_its_own_launch
+
+
+def begun(store: Store, launch: Launch, saved: bool = False) -> None:
+    attempt = claim(store, JOB, launch.claim_fields())
+    if saved:
+        save(attempt, 5)
+
+
+def test_a_launch_begins_no_attempt_over_one_that_took_its_place(store: Store) -> None:
+    begun(store, Launch(JOB), saved=True)
+    first = Launch(JOB, after=1)
+    require_standing(store, first)
+    begun(store, first)
+    require_standing(store, first)
+    begun(store, second := Launch(JOB, after=2, island="north"))
+    require_standing(store, first)
+    begun(store, second, saved=True)
+    with pytest.raises(Superseded, match=r"attempt 2: attempt 4, on island north, .* has overtaken it"):
+        require_standing(store, first)
+    require_standing(store, second)
+    require_standing(store, Launch(JOB, after=4))
+
+
+def test_a_launch_that_has_given_up_begins_no_attempt(store: Store) -> None:
+    launch = Launch(JOB)
+    launch.give_up(store, TrainingError("three times in a row"))
+    with pytest.raises(TrainingError, match="three times in a row"):
+        require_standing(store, launch)
+    require_standing(store, Launch(JOB))
