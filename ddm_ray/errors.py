@@ -73,7 +73,10 @@ class DDMError(Exception):
     """Base of all errors that the command line prints as one line, without a traceback.
 
     `message` says what happened and where, `fix` what mends it; the message may say that itself where it is prose.
+    `passes` is true of kinds that may be over when the same is tried again later, with nothing mended.
     """
+
+    passes = False
 
     def __init__(self, message: str, fix: Fix | None = None):
         super().__init__(message)  # all that unpickling calls this with; `fix` comes with the attributes
@@ -129,6 +132,8 @@ class RunError(DDMError):
 class StorageError(DDMError):
     """Storage that refuses: no permission, no space, no network."""
 
+    passes = True
+
 
 class MissingArtifact(DDMError):
     """A stage needs an artifact that no earlier stage has committed."""
@@ -177,11 +182,20 @@ class TrainingError(DDMError):
 class Preempted(TrainingError):
     """A training worker's machine is about to be taken away, or its group to grow; the state is saved."""
 
+    passes = True
+
+
+class GaveUp(TrainingError):
+    """A launch that lost its workers, or whatever started them, too often in a row; nobody knows if it is hopeless."""
+
+    passes = True
+
 
 class Superseded(TrainingError):
     """An attempt, and with it its launch, whose place a newer attempt has taken.
 
-    `by_its_own_launch`: that is one of the same launch, which goes on with it.
+    `by_its_own_launch`: that is one of the same launch, which goes on with it. It doesn't pass: whoever tried again
+    would take the job back, and two that are started again and again would do so for ever.
     """
 
     by_its_own_launch = False
@@ -192,11 +206,27 @@ class OutOfMemory(TrainingError):
 
 
 class RayError(DDMError):
-    """There is no Ray cluster to join, or it has not what a job asks of it."""
+    """A Ray cluster that has not what a job asks of it, or asks for another token."""
+
+
+class RayAway(RayError):
+    """There is no Ray cluster at the address, or it was lost meanwhile."""
+
+    passes = True
 
 
 class ServeError(DDMError):
     """Serving can't start: a port in use, an unfinished run."""
+
+
+EXIT_DONE, EXIT_NEVER, EXIT_AGAIN = 0, 1, os.EX_TEMPFAIL
+"""Exit codes of a command: done; in vain until something is mended; to be tried again later (75)."""
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code of a command that this error ended."""
+    passes = error.passes if isinstance(error, DDMError) else isinstance(error, ConnectionError | TimeoutError)
+    return EXIT_AGAIN if passes else EXIT_NEVER
 
 
 def one_line(what: object, limit: int | None = None, *, tail: bool = False) -> str:

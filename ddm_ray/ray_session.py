@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from ddm_ray.errors import ConfigError, Give, RayError, one_line
+from ddm_ray.errors import ConfigError, Give, RayAway, RayError, one_line
 from ddm_ray.ray_internals import CONFIG, TOKEN_LOADER
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -26,8 +26,8 @@ def ray_session(address: str | None = None, token_file: str | None = None) -> It
     """Connect to `address` or $RAY_ADDRESS, else (or for "local") start a private Ray; leave or stop it in the end.
 
     Yields whether it is a private one. Where Ray is connected already, that is used and left as it is. `token_file` has
-    the token of the Ray at the address; none: the environment says. Raises RayError where there is no Ray at the
-    address, or one that asks for another token, and ConfigError for a token that can't be read.
+    the token of the Ray at the address; none: the environment says. Raises RayAway where there is no Ray at the
+    address, RayError for one that asks for another token, and ConfigError for a token that can't be read.
     """
     if ray.is_initialized():
         yield False
@@ -117,4 +117,5 @@ def _join(address: str) -> None:
         if ray.exceptions.AuthenticationError.__name__ in f"{error!r} {error.__cause__}":
             raise RayError(f"the Ray at {address} refuses this token; {TOKEN}") from None
         fix = Give("address", "check $RAY_ADDRESS, or name another Ray")
-        raise RayError(f"no Ray to join at {address}: {one_line(error, 200)}", fix) from None
+        kind = RayError if isinstance(error, OverflowError | ValueError) else RayAway  # no address, or nobody at it
+        raise kind(f"no Ray to join at {address}: {one_line(error, 200)}", fix) from None

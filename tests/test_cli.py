@@ -145,7 +145,7 @@ def test_a_trace_without_matplotlib_is_refused_before_anything_is_done(
 
 def test_an_address_without_ray(begun: Path) -> None:
     done = ddm("train", f"{begun}/data", "router", "--address", "127.0.0.1:1", timeout=60)
-    assert done.returncode == 1
+    assert done.returncode == 75
     assert "error: no Ray to join at 127.0.0.1:1" in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -9,7 +9,7 @@ import click
 
 from ddm_ray import __version__
 from ddm_ray.cli.fixes import phrase
-from ddm_ray.errors import ConfigError, DDMError
+from ddm_ray.errors import EXIT_AGAIN, ConfigError, DDMError, Superseded, exit_code
 from ddm_ray.storage.graph import Artifact
 
 RECIPE_HELP = (
@@ -19,23 +19,36 @@ SET_HELP = "Change a field of the recipe, e.g. --set expert.train.steps=500. May
 
 
 class OneLineErrors(click.Group):
-    """Prints a user's mistake as one line on stderr and exits 1, without a traceback."""
+    """Prints an error as one line on stderr, without a traceback, and exits with its code."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except DDMError as error:
-            click.echo(f"error: {error.text(phrase)}", err=True)
         except BrokenPipeError:
             raise  # click ends quietly where nobody reads on, as of `| head`
-        except OSError as error:
-            click.echo(f"error: {error.filename or 'storage'}: {error.strerror or error}", err=True)
-        except ModuleNotFoundError as error:
-            click.echo(f"error: this needs {error.name}; install it with: pip install 'ddm-ray[all]'", err=True)
+        except (DDMError, OSError, ModuleNotFoundError) as error:
+            code = exit_code(error)
+            click.echo(f"error: {_text(error)}{_again(error, code)}", err=True)
+            ctx.exit(code)
         except KeyboardInterrupt:
             click.echo("\nstopped; the same command continues from where it was", err=True)
             ctx.exit(130)
-        ctx.exit(1)
+
+
+def _again(error: Exception, code: int) -> str:
+    """Words on trying again, where that isn't in vain or has to be warned of."""
+    if code == EXIT_AGAIN:
+        return f" (exit code {code}: the same command may work later)"
+    return f" (exit code {code}: the same command would take it back)" if isinstance(error, Superseded) else ""
+
+
+def _text(error: DDMError | OSError | ModuleNotFoundError) -> str:
+    match error:
+        case DDMError():
+            return error.text(phrase)
+        case OSError():
+            return f"{error.filename or 'storage'}: {error.strerror or error}"
+    return f"this needs {error.name}; install it with: pip install 'ddm-ray[all]'"
 
 
 class RunUrl(click.ParamType):

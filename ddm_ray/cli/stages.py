@@ -167,6 +167,9 @@ def train(
     An expert needs only run.json and its own shard. Kill this command at any moment; the same command continues from
     the last saved state. If it runs twice at once, the older one ends within a minute; the first to commit counts.
 
+    Exits with 0 once the model is finished; with 75 if the same command may work later: storage or Ray is away, or
+    workers were lost too often in a row; with 1 if something must be mended first, or another launch has taken over.
+
     \b
       ddm train runs/digits expert 0
       ddm train runs/digits router

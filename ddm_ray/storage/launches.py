@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
-from ddm_ray.errors import DDMError, StorageError, TrainingError
+from ddm_ray.errors import DDMError, GaveUp, StorageError, TrainingError
 from ddm_ray.storage.attempts import OUT_OF_MEMORY, Attempt, read_failure
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_files import JobFiles, list_jobs
@@ -110,7 +110,7 @@ class FailureBudget:
         if failures + self._unwritten[files.saved] <= self._max_failures:
             return False
         try:
-            launch.give_up(store, TrainingError(error))
+            launch.give_up(store, GaveUp(error))
         except StorageError as refusal:
             self.refusal = refusal
         return True

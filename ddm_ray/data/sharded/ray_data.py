@@ -21,7 +21,7 @@ from ray.exceptions import RayTaskError, UserCodeException
 
 from ddm_ray.data.sharded.chunk_store import RecordT
 from ddm_ray.data.sharded.work import CHUNK_BYTES, ChunkMaker, FinishChunks, FinishedChunk, ReadUnit, Task
-from ddm_ray.errors import DDMError, RayError, one_line
+from ddm_ray.errors import DDMError, RayAway, RayError, one_line
 from ddm_ray.memory import KEEP_FREED_MEMORY
 from ddm_ray.placement import PreparePlacement
 
@@ -92,7 +92,7 @@ def _finished_chunks(
                 " the traceback in ray-data/ray-data.log among the logs of this Ray"
             ) from error
         reason = one_line(error, 300, tail=True)
-        raise RayError(f"Ray gave up on {url}: ...{reason}", "the same command goes on") from error
+        raise RayAway(f"Ray gave up on {url}: ...{reason}", "the same command goes on") from error
 
 
 def _read(tasks: pa.Table, read: ReadUnit) -> Iterator[pa.Table]:

@@ -9,7 +9,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 
-from ddm_ray.errors import DDMError, RayError, StorageError, Superseded, TrainingError
+from ddm_ray.errors import DDMError, GaveUp, RayError, StorageError, Superseded
 from ddm_ray.placement import PREDEFINED, TrainPlacement
 from ddm_ray.ray_internals import HEAD_RESOURCE
 from ddm_ray.storage.graph import Artifact
@@ -175,8 +175,8 @@ class _Job:
             if isinstance(cause, DDMError):
                 return cause
             again = "the same command goes on from its last state"
-            return TrainingError(f"{artifact} stopped: {reason(cause)}; {again}")
-        return TrainingError(f"{artifact} ended uncommitted", self.run.make(artifact))
+            return GaveUp(f"{artifact} stopped: {reason(cause)}; {again}")
+        return GaveUp(f"{artifact} ended uncommitted", self.run.make(artifact))
 
 
 def _asked(placement: TrainPlacement) -> dict[str, float]:

@@ -1,0 +1,56 @@
+"""Exit codes by which whoever starts commands knows what to do: done, again later, or never."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ddm_ray import errors
+from ddm_ray.config import load_recipe
+from ddm_ray.errors import DDMError, exit_code
+from ddm_ray.storage.graph import Artifact
+from ddm_ray.storage.run import Run
+from tests.conftest import ddm
+from tests.storage.jobs import finish
+
+AGAIN = {"StorageError", "RayAway", "GaveUp", "Preempted"}
+KINDS = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, DDMError)}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_type_of_an_error_says_whether_it_may_pass(name: str) -> None:
+    """Also of one that came over a border as JSON, as that of a launch that gave up."""
+    again = DDMError.from_fields(json.loads(json.dumps(KINDS[name]("x").to_fields())))
+    assert {exit_code(error) for error in (KINDS[name]("x"), again)} == {75 if name in AGAIN else 1}
+
+
+def test_errors_of_the_system() -> None:
+    assert exit_code(ConnectionRefusedError()) == exit_code(TimeoutError()) == 75
+    assert exit_code(FileNotFoundError()) == exit_code(ModuleNotFoundError()) == 1
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """A run whose router is finished, and nothing else."""
+    run = Run.create(str(tmp_path / "run"), load_recipe("tiny"))
+    finish(run, Artifact("router"))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [("router", 0), ("expert 0 --address 127.0.0.1:1", 1), ("monolith --island lab", 1), ("teacher", 2), ("--soon", 2)],
+)
+def test_train_exits_with(run: Run, arguments: str, code: int) -> None:
+    """What is finished; an input that isn't; an island of no file; what can't be read."""
+    done = ddm("train", run.url, *arguments.split(), timeout=60)
+    assert done.returncode == code, done.stderr
+    assert "exit code" not in done.stderr and "Traceback" not in done.stderr
+
+
+def test_train_is_to_be_tried_again_while_storage_is_away(run: Run) -> None:
+    folder = Path(run.url) / "experts"
+    folder.symlink_to(folder)  # a loop: nothing below can be asked for
+    done = ddm("train", run.url, "expert", "0", timeout=60)
+    assert done.returncode == 75, done.stderr
+    assert done.stderr.endswith("(exit code 75: the same command may work later)\n") and "Traceback" not in done.stderr
