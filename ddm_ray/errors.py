@@ -210,7 +210,7 @@ class RayError(DDMError):
 
 
 class RayAway(RayError):
-    """There is no Ray cluster at the address, or it was lost meanwhile."""
+    """There is no Ray cluster at the address, it was lost meanwhile, or the nodes of a slice aren't back."""
 
     passes = True
 

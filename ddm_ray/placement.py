@@ -1,6 +1,8 @@
 """Placement: WHERE and HOW a stage runs. Never part of a run's identity: change it as you like."""
 
+import json
 import os
+from contextlib import suppress
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, Literal, Self
 from urllib.parse import unquote, urlsplit
@@ -221,6 +223,16 @@ def load_island(path: str | None, name: str | None) -> Island:
         problem = f"no island {name!r}" if name is not None else f"names {len(islands)} islands"
         raise ConfigError(f"{path}: {problem}", Give("island", f"choose one of {', '.join(islands)}"))
     return islands[name].island(name)
+
+
+def submitted_job() -> str | None:
+    """The submission id of the Ray job that this process is; None if it is none. Ray tells its jobs by environment."""
+    job_config = os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR")
+    if job_config is None:
+        return None
+    with suppress(ValueError, AttributeError):
+        return str(json.loads(job_config).get("metadata", {}).get("job_submission_id", ""))
+    return ""
 
 
 def _resolved(url: str) -> PurePath:

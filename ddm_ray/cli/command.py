@@ -57,11 +57,12 @@ class RunUrl(click.ParamType):
     name = "run"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from ddm_ray.placement import submitted_job
+
         if not value:
             raise ConfigError("RUN is empty; name a folder or a URI")
         value = os.path.expanduser(value)
-        submitted = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
-        if submitted and "://" not in value and not Path(value).is_absolute():
+        if submitted_job() is not None and "://" not in value and not Path(value).is_absolute():
             raise ConfigError(f"RUN {value!r} is relative; a submitted job needs an absolute path or a URI")
         return value
 

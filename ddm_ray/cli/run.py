@@ -34,18 +34,23 @@ def status(run_url: str) -> None:
     """Show which artifacts of RUN are finished, begun, failed or waiting, read from storage alone.
 
     For a job that failed it says why, and which command continues. Looks at begun jobs until each gives a sign of life,
-    mostly for a second, at most for a minute. A job without one for 10 seconds is silent: it may be dead.
+    mostly for a second, at most for a minute. A job without one for 10 seconds is silent: it may be dead. Names where
+    each runs (island, host, Ray job), and warns of islands whose versions differ.
 
     \b
       ddm status runs/digits
     """
     from ddm_ray.storage.run import Run
     from ddm_ray.storage.status import line, survey_once
+    from ddm_ray.storage.versions import differences
 
     run = Run.open(run_url)
     click.echo(f"run {run.config.name!r} at {run.url}")
-    for each in survey_once(run):
+    statuses = survey_once(run)
+    for each in statuses:
         click.echo(f"  {line(each, phrase)}")
+    for difference in differences(statuses):
+        warn(f"jobs have different versions of {difference}")
 
 
 @main.command()

@@ -7,7 +7,7 @@ from ddm_ray.errors import Preempted
 from ddm_ray.storage.attempts import Attempt
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_files import JobFiles, list_jobs
-from ddm_ray.storage.launches import has_given_up
+from ddm_ray.storage.launches import has_given_up, place_of
 from ddm_ray.storage.store import Store
 
 
@@ -41,6 +41,12 @@ class JobStatus:
         if self.left:
             return "leaving"
         return self.heartbeat.get("phase", "training") if self.beats else "starting"
+
+    @property
+    def place(self) -> str:
+        """Words on where the newest attempt runs; empty where neither island nor job is known, as on a laptop."""
+        known = self.beats and not self.heartbeat.keys().isdisjoint(("island", "job"))
+        return place_of(self.heartbeat) if known else ""
 
     @property
     def left(self) -> bool:

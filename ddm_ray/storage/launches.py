@@ -41,14 +41,24 @@ class Launch:
         """Key of the record that it has given up, and why."""
         return f"{self.prefix}/GIVEN_UP"
 
+    @property
+    def place(self) -> dict[str, str]:
+        """Island and job, as far as they are known."""
+        return {name: value for name, value in {"island": self.island, "job": self.job}.items() if value}
+
     def claim_fields(self) -> dict[str, str]:
         """Fields of the launch in its attempts' claims."""
-        fields = {"launch": self.id, "island": self.island, "job": self.job}
-        return {name: value for name, value in fields.items() if value}
+        return {"launch": self.id, **self.place}
 
     def give_up(self, store: Store, error: DDMError) -> None:
         """Record that this launch tries no more, and why; the first reason counts."""
         store.create(self.given_up_key, json.dumps(error.to_fields()).encode())
+
+
+def place_of(fields: Mapping[str, Any]) -> str:
+    """Words on where an attempt runs, by its claim or heartbeat: ` on island north, host n7, job raysubmit_7`."""
+    words = [f"{name} {fields[name]}" for name in ("island", "host", "job") if fields.get(name)]
+    return f" on {', '.join(words)}" if words else ""
 
 
 def has_given_up(files: JobFiles, launch_id: str) -> bool:

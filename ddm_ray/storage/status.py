@@ -203,7 +203,7 @@ def _failed(job: JobStatus, again: str, phrase: Callable[[Fix], str]) -> str:
     assert job.failure
     why = DDMError.from_fields(job.failure).text(phrase)
     reached = [f"at step {job.step}/{job.steps}"] if job.steps else []
-    text = ", ".join([f"failed: {why}", f"attempt {job.attempt}", *reached])
+    text = ", ".join([f"failed: {why}", f"attempt {job.attempt}{job.place}", *reached])
     return f"{text}; {'once that is mended, ' if job.failure['final'] else ''}{again}"
 
 
@@ -229,7 +229,7 @@ def _begun(status: Status, job: JobStatus) -> str:
         f"MFU {mfu or 0:.0%}": mfu is not None and moves,
         f"weights of step {job.milestone}": job.milestone,
         f"saved at step {job.saved}": job.saved and moves,
-        f"attempt {job.attempt}": True,
+        f"attempt {job.attempt}{job.place}": True,
     }
     return ", ".join(part for part, known in parts.items() if known)
 

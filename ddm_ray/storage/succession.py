@@ -12,7 +12,7 @@ from ddm_ray.errors import CorruptArtifact, Superseded, TrainingError
 from ddm_ray.storage.attempts import CLAIM, Attempt, claimed, read_failure
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_files import JobFiles
-from ddm_ray.storage.launches import Launch, attempts_of
+from ddm_ray.storage.launches import Launch, attempts_of, place_of
 from ddm_ray.storage.store import Store
 
 
@@ -24,9 +24,7 @@ class Successor:
     claim: Mapping[str, Any]
 
     def __str__(self) -> str:
-        names = {"on island": "island", "host": "host", "job": "job"}
-        known = [f"{word} {self.claim[name]}" for word, name in names.items() if self.claim.get(name)]
-        return ", ".join([f"attempt {self.number}", *known])
+        return f"attempt {self.number}{place_of(self.claim)}"
 
     def error(self, number: int, launch_id: str | None, step: int | None = None) -> Superseded:
         """Why attempt `number`, of the launch of this id, ends; after `step` steps, if it took any."""

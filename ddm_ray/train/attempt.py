@@ -3,16 +3,19 @@
 import gc
 import math
 import os
+import platform
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib import metadata
 from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from ddm_ray import __version__
 from ddm_ray.errors import (
     CorruptArtifact,
     DDMError,
@@ -57,7 +60,8 @@ class TrainAttempt:
         self._run, self.identity = run, run.identity(job.artifact)
         self.saver = StateSaver(self.storage, self.identity, placement.keep_states)
         self._tried: set[str] = set()
-        who = {"host": socket.gethostname(), "pid": os.getpid(), "world_size": self._world}
+        who = {"host": socket.gethostname(), "pid": os.getpid(), "world_size": self._world, "versions": versions()}
+        who |= launch.place if launch else {}
         how = {"zero_stage": placement.zero_stage, "steps": job.train.steps}
         self._heartbeat = Heartbeat(self._prompt_storage, who | how) if self._rank == 0 else None
         self._telemetry = Telemetry(run.store, self.storage.prefix) if self._rank == 0 else None
@@ -252,11 +256,21 @@ def _begin(store: Store, job: TrainJob, placement: TrainPlacement, launch: Launc
     if searched:  # a new launch may find other neighbours
         like |= {"world_size": world, "launch": launch.id if launch else None}
     most = most_rows(store, job.artifact, like)
-    about = {"world_size": world, **(launch.claim_fields() if launch else {}), **like, "most_rows": most}
+    who = {"world_size": world, "versions": versions(), **(launch.claim_fields() if launch else {})}
+    about = {**who, **like, "most_rows": most}
     number = claim(store, job.artifact, about).number
     if searched and most is None and share > 1:
         return number, None
     return number, min(rows for rows in (share, placement.micro_batch, most) if isinstance(rows, int))
+
+
+def versions() -> dict[str, str]:
+    """Versions of what this process computes with; they may make a difference in the last bit."""
+    known = {"ddm_ray": __version__, "python": platform.python_version()}
+    for library in ("torch", "deepspeed", "ray"):
+        with suppress(metadata.PackageNotFoundError):
+            known[library] = metadata.version(library)
+    return known
 
 
 def most_rows(store: Store, job: str, like: dict[str, Any]) -> int | None:

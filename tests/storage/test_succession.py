@@ -79,7 +79,7 @@ def test_the_newest_that_goes_on_is_named_as_its_claim_says(store: Store) -> Non
     error = successor.error(1, "mine", 268)
     host = Attempt(store, JOB, 3).claim()["host"]
     assert str(error) == (
-        f"attempt 1 ends after step 268: attempt 3, on island north, host {host}, job raysubmit_7 has overtaken it and"
+        f"attempt 1 ends after step 268: attempt 3 on island north, host {host}, job raysubmit_7 has overtaken it and"
         " trains on; leave the job to that one"
     )
     assert not error.by_its_own_launch
@@ -101,7 +101,7 @@ def test_a_launch_begins_no_attempt_over_one_that_took_its_place(store: Store) -
     begun(store, second := Launch(JOB, after=2, island="north"))
     require_standing(store, first)
     begun(store, second, saved=True)
-    with pytest.raises(Superseded, match=r"attempt 2: attempt 4, on island north, .* has overtaken it"):
+    with pytest.raises(Superseded, match=r"attempt 2: attempt 4 on island north, .* has overtaken it"):
         require_standing(store, first)
     require_standing(store, second)
     require_standing(store, Launch(JOB, after=4))

@@ -123,6 +123,9 @@ def test_the_next_attempt_takes_as_many_rows_at_once_as_the_last_one_found(world
     assert (first["codes"], second["codes"]) == ([1, -9], [0, 0])
     claims = [Attempt(run.store, EXPERT, number).claim() for number in (1, 2)]
     assert [claim["most_rows"] for claim in claims] == [None, 3], "the share of a rank"
+    assert claims[0]["versions"].keys() == {"ddm_ray", "python", "torch", "deepspeed", "ray"}
+    beat = json.loads(run.store.read(f"{EXPERT}/attempts/0002/HEARTBEAT"))
+    assert beat["versions"] == claims[1]["versions"] == claims[0]["versions"]
     assert apart(worlds.run("quiet-2"), run, EXPERT) == 0
 
 
@@ -132,7 +135,7 @@ def test_one_that_comes_back_writes_below_its_own_attempt_alone(worlds: Worlds) 
     assert first["went_on"] == [1], "it ended between two steps, long before the last"
     note = Attempt(run.store, EXPERT, 1).failure()
     assert note and (note["kind"], note["final"]) == ("Superseded", True)
-    assert note["error"].startswith("attempt 1 ends after step 12: attempt 2, host ")
+    assert note["error"].startswith("attempt 1 ends after step 12: attempt 2 on host ")
     before, after = second["files"], second["files_at_last"]
     assert touched(before, after, [2]) == [] and before[NAME] == after[NAME]
     assert {path.split("/")[1] for path in after if before.get(path) != after[path]} <= {"0001"}
@@ -144,7 +147,7 @@ def test_ranks_that_are_overtaken_end_together_and_save_nothing(worlds: Worlds) 
     run, (first, second) = worlds.run("overtaken"), worlds.seen["overtaken"]
     assert (first["codes"], second["codes"]) == ([1, 1], [0, 0])
     note = Attempt(run.store, EXPERT, 1).failure()
-    assert note and note["error"].startswith("attempt 1 ends after step 12: attempt 2, host ")
+    assert note and note["error"].startswith("attempt 1 ends after step 12: attempt 2 on host ")
     assert max(path for path in first["files"] if "0001/state/" in path and path.endswith(NAME)) <= (
         f"attempts/0001/state/step-{10:09d}/{NAME}"
     )

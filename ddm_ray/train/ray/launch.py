@@ -9,8 +9,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 
-from ddm_ray.errors import DDMError, GaveUp, RayError, StorageError, Superseded
-from ddm_ray.placement import PREDEFINED, TrainPlacement
+from ddm_ray.errors import DDMError, GaveUp, RayAway, RayError, StorageError, Superseded
+from ddm_ray.placement import PREDEFINED, TrainPlacement, submitted_job
 from ddm_ray.ray_internals import HEAD_RESOURCE
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_files import JobFiles, list_jobs
@@ -47,7 +47,8 @@ def train_all(
     if (gpus := ray.cluster_resources().get("GPU")) and not any(each.use_gpu for each in placements):
         print(f"warning: Ray has {gpus:g} GPUs, of which this uses none; see use_gpu in islands.yaml", file=sys.stderr)
     files = list_jobs(run.store, artifacts)
-    cluster_job = ray.get_runtime_context().get_job_id()
+    # The id that Ray's commands take; a private Ray's is of no use to anybody.
+    cluster_job = submitted_job() or (ray.get_runtime_context().get_job_id() if may_grow else "")
     launches = [
         Launch(each, island=island, job=cluster_job, after=max(files[each].attempts, default=0)) for each in unfinished
     ]
@@ -195,7 +196,8 @@ def _room(placement: TrainPlacement) -> str:
 def _lack(placement: TrainPlacement, may_grow: bool) -> str | None:
     """Text on what the Ray cluster lacks of the placement now; Ray itself would wait for ever, without a word.
 
-    RayError if it isn't to be waited for, as for a custom resource that no node has: more likely a wrong name.
+    RayError if it isn't to be waited for; RayAway for a custom resource that no node has: its nodes are still to come
+    back, or more likely its name is wrong.
     """
     least = placement.workers.min
     asked = _asked(placement)
@@ -203,7 +205,7 @@ def _lack(placement: TrainPlacement, may_grow: bool) -> str | None:
     for name in set(placement.slices) - resources.keys():
         others = sorted(other for other in resources if other not in PREDEFINED and ":" not in other)
         known = f"has {', '.join(others)}" if others else "has none"
-        raise RayError(
+        raise RayAway(
             f"placement asks for {name}, which no node of the Ray cluster has (it {known}); start nodes that"
             f" have it (Ray's resources '{{\"{name}\": 1}}'), or change resources_per_worker in islands.yaml"
         )

@@ -191,7 +191,7 @@ def test_an_owner_that_was_frozen_ends_once_it_wakes(site: Site) -> None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
         assert training.drivers[0].wait(120) == 1, training.log_tail()
-        line = r"error: experts/001: .*attempt \d+, on island b, host .*, job \w+ has overtaken .* \(exit code 1: "
+        line = r"error: experts/001: .*attempt \d+ on island b, host .*, job \w+ has overtaken .* \(exit code 1: "
         assert re.search(line, training.log_tail())
         place = training.place()
         wait_for(lambda: training.place() > place, 60, training.log_tail)

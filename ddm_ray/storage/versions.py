@@ -1,0 +1,21 @@
+"""Versions of what jobs compute with, as their heartbeats name them: islands may differ in these."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from ddm_ray.storage.status import Status
+
+
+def differences(statuses: Iterable[Status]) -> list[str]:
+    """A line for each library of which jobs that are begun have several versions, the commonest first."""
+    jobs: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for status in statuses:
+        versions = status.job.heartbeat.get("versions") if status.job else None
+        for library, version in (versions if isinstance(versions, dict) else {}).items():
+            jobs[library][str(version)].append(status.artifact)
+    return [_line(library, by_version) for library, by_version in jobs.items() if len(by_version) > 1]
+
+
+def _line(library: str, jobs: dict[str, list[str]]) -> str:
+    commonest_first = sorted(jobs.items(), key=lambda item: -len(item[1]))
+    return f"{library}: " + "; ".join(f"{version} ({', '.join(names)})" for version, names in commonest_first)
