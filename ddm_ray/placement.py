@@ -153,7 +153,16 @@ class PreparePlacement(StrictModel):
 class _Site(StrictModel):
     """Site of an island."""
 
-    address: str | None = Field(default=None, description="Ray cluster to join; none: $RAY_ADDRESS, or a private one")
+    address: str | None = Field(
+        default=None,
+        description="Ray cluster to join, as HEAD:6379; none: $RAY_ADDRESS, or a private one. A submitted job joins the"
+        " cluster that it was submitted to instead",
+    )
+    jobs: str | None = Field(
+        default=None,
+        description="URL of the cluster's Jobs API, as http://HEAD:8265, to which `ray job submit` is addressed; for"
+        " launchers, nothing reads it yet",
+    )
     token_file: str | None = Field(
         default=None, description="file that has the cluster's token; none: what RAY_AUTH_TOKEN_PATH names"
     )
@@ -164,6 +173,27 @@ class _Site(StrictModel):
         default=None, ge=0, description="of all its workers together, in any currency; for plans, nothing reads it yet"
     )
 
+    @field_validator("address")
+    @classmethod
+    def _no_url_of_the_jobs_api(cls, given: str | None) -> str | None:
+        if given is not None and given.startswith(("http://", "https://")):
+            raise ValueError(f"is a cluster's own address, as HEAD:6379; {given} goes into jobs")
+        return given
+
+    @field_validator("jobs")
+    @classmethod
+    def _url_of_the_jobs_api(cls, given: str | None) -> str | None:
+        if given is None:
+            return None
+        try:
+            url = urlsplit(given)
+            known = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+        except ValueError:  # no port
+            known = False
+        if not known:
+            raise ValueError(f"is a URL, as http://HEAD:8265, got {given!r:.60}")
+        return given.rstrip("/")
+
 
 class Island(_Site):
     """A Ray cluster, or a slice of one, that trains and prepares by itself; by default this machine."""
@@ -171,6 +201,16 @@ class Island(_Site):
     name: str = ""
     train: TrainPlacement = TrainPlacement()
     prepare: PreparePlacement = PreparePlacement()
+
+    def ray(self, address: str | None = None) -> tuple[str | None, str | None]:
+        """Address of the Ray to join, and the file that has its token, None for what the environment says.
+
+        The `address` that somebody gave goes first, then the cluster of the submitted job that this process is.
+        """
+        if address:
+            return address, self.token_file
+        own = os.environ.get("RAY_ADDRESS") if submitted_job() is not None else None
+        return (own, None) if own else (self.address, self.token_file)
 
     def require_run(self, run_url: str) -> None:
         """Raise ConfigError for a run that isn't below the island's storage."""

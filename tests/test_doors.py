@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 from ddm_ray.cli import main
-from ddm_ray.storage.attempts import claimed
+from ddm_ray.storage.attempts import Attempt, claimed
 from ddm_ray.storage.graph import PARTITION, ROUTER, ROWS, Artifact, evaluation
 from ddm_ray.storage.run import Run
 from tests.conftest import ISLANDS, Island, ddm, submit
@@ -28,8 +28,12 @@ def island_run(island: Island, tmp_path_factory: pytest.TempPathFactory) -> Run:
     submit(island, "prepare", url)
     submit(island, "partition", url)
     jobs = [("expert", "0"), ("router",)]
+    # The file of another island, in which nobody would train: a job stays where it was submitted to.
+    islands = tmp_path_factory.mktemp("elsewhere") / "islands.yaml"
+    other = "address: '127.0.0.1:1', jobs: 'http://127.0.0.1:2', token_file: /nowhere/token"
+    islands.write_text(f"islands: {{north: {{{other}, resources_per_worker: {{CPU: 0.5}}, checkpoint_steps: 50}}}}")
     with ThreadPoolExecutor(len(jobs)) as pool:
-        placed = ("--islands", ISLANDS, "--island", "cpu")
+        placed = ("--islands", str(islands), "--island", "north")
         list(pool.map(lambda job: submit(island, "train", url, *job, *placed), jobs))
     return Run.open(url)
 
@@ -39,6 +43,8 @@ def test_stages_through_their_doors(island_run: Run) -> None:
         assert island_run.finished(artifact), artifact
     assert island_run.require(Artifact("experts/000")).info["rows_seen"] == STEPS * 16
     assert island_run.manifest(Artifact("experts/001")) is None
+    claim_fields = Attempt(island_run.store, ROUTER, 1).claim()
+    assert claim_fields["island"] == "north" and claim_fields["job"].startswith("raysubmit_")
 
 
 def test_sample_and_evaluate_through_their_doors(island: Island, tmp_path: Path) -> None:

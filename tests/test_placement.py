@@ -6,7 +6,15 @@ import pytest
 import yaml
 
 from ddm_ray.errors import ConfigError
-from ddm_ray.placement import ISLAND_FIELDS, Island, PreparePlacement, TrainPlacement, Workers, load_island
+from ddm_ray.placement import (
+    ISLAND_FIELDS,
+    Island,
+    PreparePlacement,
+    TrainPlacement,
+    Workers,
+    load_island,
+    submitted_job,
+)
 from tests.conftest import ROOT
 
 ISLANDS = """
@@ -14,6 +22,7 @@ islands:
   laptop: {}
   lab:
     address: ray://10.0.0.5:10001
+    jobs: https://10.0.0.5:8265/
     token_file: ~/.ddm/lab
     storage: s3://lab
     price_per_hour: 12.5
@@ -60,8 +69,8 @@ def test_without_a_file_it_is_a_laptop() -> None:
 def test_an_island_by_its_name(islands: str) -> None:
     assert load_island(islands, "laptop") == Island(name="laptop")
     lab = load_island(islands, "lab")
-    where = (lab.name, lab.address, lab.token_file, lab.storage, lab.price_per_hour)
-    assert where == ("lab", "ray://10.0.0.5:10001", "~/.ddm/lab", "s3://lab", 12.5)
+    where = (lab.name, lab.address, lab.jobs, lab.token_file, lab.storage, lab.price_per_hour)
+    assert where == ("lab", "ray://10.0.0.5:10001", "https://10.0.0.5:8265", "~/.ddm/lab", "s3://lab", 12.5)
     assert lab.prepare == PreparePlacement(use_gpu=True, embedders=3)
     assert lab.train.slices == ("lab",)
     assert lab.train == TrainPlacement(
@@ -129,6 +138,31 @@ def test_the_number_of_workers_is_one_or_a_range() -> None:
     assert TrainPlacement.model_validate_json(placement.model_dump_json()) == placement
 
 
+@pytest.mark.parametrize(
+    ("job", "own", "given", "joined"),
+    [
+        (None, None, None, ("b:6379", "b.token")),
+        (None, "a:6379", None, ("b:6379", "b.token")),
+        (None, "a:6379", "c:6379", ("c:6379", "b.token")),
+        ('{"metadata": {"job_submission_id": "raysubmit_7"}}', "a:6379", None, ("a:6379", None)),
+        ('{"metadata": {"job_submission_id": "raysubmit_7"}}', "a:6379", "c:6379", ("c:6379", "b.token")),
+        ('{"metadata": {}}', None, None, ("b:6379", "b.token")),
+        ("[]", "a:6379", None, ("a:6379", None)),
+        ("{", "a:6379", None, ("a:6379", None)),
+    ],
+)
+def test_a_submitted_job_joins_the_cluster_that_it_was_submitted_to(
+    monkeypatch: pytest.MonkeyPatch, job: str | None, own: str | None, given: str | None, joined: tuple[str, str | None]
+) -> None:
+    for name, value in (("RAY_JOB_CONFIG_JSON_ENV_VAR", job), ("RAY_ADDRESS", own)):
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    assert Island(name="b", address="b:6379", token_file="b.token").ray(given) == joined
+    assert submitted_job() == (None if job is None else "raysubmit_7" if "raysubmit_7" in job else "")
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "cluster_configs").rglob("islands.yaml")), ids=str)
 def test_files_that_come_along(path: Path) -> None:
     islands = yaml.safe_load(path.read_text())["islands"]
@@ -187,6 +221,14 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ),
         ("islands: {lab: {resources_per_worker: {}}}", "islands.lab: resources_per_worker is empty"),
         ("islands: {lab: {resources_per_worker: {CPU: 1, GPU: 1}}}", "asks for GPU; set use_gpu: true too"),
+        (
+            "islands: {lab: {address: 'http://head:8265'}}",
+            "islands.lab.address: is a cluster's own address, as HEAD:6379; http://head:8265 goes into jobs",
+        ),
+        *(
+            (f"islands: {{lab: {{jobs: '{url}'}}}}", f"islands.lab.jobs: is a URL, as http://HEAD:8265, got '{url}'")
+            for url in ("head:6379", "http://", "http://head:many", "ray://head:10001", "")
+        ),
         ("islands: {lab: {}}\nhead: x", "head: unknown key"),
     ],
 )

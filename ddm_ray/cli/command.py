@@ -77,7 +77,7 @@ ISLAND = click.option("--island", metavar="NAME", help="Name of this island in t
 ADDRESS = click.option(
     "--address",
     metavar="RAY",
-    help="Ray cluster to use. Default: the island's address, else $RAY_ADDRESS, else a private one.",
+    help="Ray cluster to use. Default: a submitted job's own, the island's, $RAY_ADDRESS, or else a private one.",
 )
 
 

@@ -75,7 +75,7 @@ def prepare(
         from ddm_ray.ray_session import ray_session
 
         # Ray starts once there is something to make, so that a mistake is refused without it.
-        ray_data = RayData(site.prepare, partial(ray_session, address or site.address, site.token_file))
+        ray_data = RayData(site.prepare, partial(ray_session, *site.ray(address)))
         preparing.prepare(run, report, site.prepare, source, cluster, max_rejected, execute=ray_data)
 
     make(run_url, artifact, stage, mends=True)
@@ -205,7 +205,7 @@ def train(
 
         report(0.0, "starting a training worker")
 
-        with ray_session(address or site.address, site.token_file) as private:
+        with ray_session(*site.ray(address)) as private:
             train_all(run, [artifact], site.train, watch, may_grow=not private, island=site.name)
 
     make(run_url, artifact, stage)
