@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -175,20 +176,19 @@ def train(
       ddm train runs/digits router
       ddm train s3://bucket/run7 expert 3 --islands islands.yaml --island room-2
     """
-    from ddm_ray.placement import load_island
+    from ddm_ray.placement import Island, load_island, submitted_job
     from ddm_ray.storage.graph import Artifact, expert
+    from ddm_ray.storage.launches import Launch, noted
     from ddm_ray.storage.run import Run
 
     run = Run.open(run_url)
-    site = load_island(islands, island)
-    site.require_run(run.url)
     if (model == "expert") != (index is not None):
         raise ConfigError(f"train {model}: " + ("which one? e.g. expert 0" if model == "expert" else "takes no INDEX"))
     if index is not None and not 0 <= index < len(run.experts):
         raise ConfigError(f"train expert {index}: this run has experts 0 to {len(run.experts) - 1}")
     artifact = expert(index) if index is not None else Artifact(model)
 
-    def stage(run: Any, report: Any) -> None:
+    def stage(run: Any, report: Any, launch: Launch, site: Island) -> None:
         for input_artifact in run.inputs(artifact):
             run.require(input_artifact)
         from ddm_ray.ray_session import ray_session
@@ -206,9 +206,16 @@ def train(
         report(0.0, "starting a training worker")
 
         with ray_session(*site.ray(address)) as private:
-            train_all(run, [artifact], site.train, watch, may_grow=not private, island=site.name)
+            train_all(run, [artifact], site.train, watch, may_grow=not private, launch=launch)
 
-    make(run_url, artifact, stage)
+    def noted_stage(run: Any, report: Any) -> None:
+        # First of all, so that of a job that ends here, for whatever reason, one hears elsewhere.
+        with noted(run.store, Launch(artifact, island=island or "", job=submitted_job() or "")) as launch:
+            site = load_island(islands, island)
+            site.require_run(run.url)
+            stage(run, report, replace(launch, island=site.name), site)
+
+    make(run_url, artifact, noted_stage)
 
 
 @main.command()

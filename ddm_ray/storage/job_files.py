@@ -11,6 +11,8 @@ from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.manifest import NAME
 from ddm_ray.storage.store import Store
 
+BEGUN = "BEGUN-"
+_BEGUN = re.compile(rf"launches/(?P<launch>[^/]+)/{BEGUN}(?P<after>\d+)")
 _COMMITTED = re.compile(rf"attempts/(?P<attempt>\d+)/(?P<kind>weights|state)/step-(?P<step>\d+)/{re.escape(NAME)}")
 
 
@@ -43,6 +45,12 @@ class JobFiles:
     def failed(self, attempt: int) -> bool:
         """True if the attempt has noted why it ended."""
         return self._holds(attempt, FAILED)
+
+    @property
+    def last_launch(self) -> tuple[str, int] | None:
+        """Id of the launch that began last, by the clocks of those who launch, and the newest attempt's number then."""
+        matches = (match for key in self.sizes if (match := _BEGUN.fullmatch(key)))
+        return max(((match["launch"], int(match["after"])) for match in matches), default=None)
 
     @property
     def saved(self) -> tuple[int, int]:

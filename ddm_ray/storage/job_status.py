@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddm_ray.errors import Preempted
-from ddm_ray.storage.attempts import Attempt
+from ddm_ray.storage.attempts import Attempt, read_failure
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_files import JobFiles, list_jobs
-from ddm_ray.storage.launches import has_given_up, place_of
+from ddm_ray.storage.launches import Launch, has_given_up, place_of
 from ddm_ray.storage.store import Store
 
 
@@ -15,6 +15,8 @@ from ddm_ray.storage.store import Store
 class JobStatus:
     """A job that has been begun. `attempt` is its newest; `heartbeat` the last one, with the `attempt` it is of.
 
+    `attempt` is 0 until the first one, and `heartbeat` is then the record of the launch. `in_vain`: why a launch ended
+    that was to go on after the newest attempt, and began none.
     `milestone` and `saved`: steps of the furthest published weights (None: none) and of the state that the next
     attempt goes on from (0: none).
     """
@@ -24,6 +26,7 @@ class JobStatus:
     failure: dict[str, Any] | None
     milestone: int | None
     saved: int
+    in_vain: str = ""
 
     @property
     def beats(self) -> bool:
@@ -80,13 +83,14 @@ class JobStatus:
 
 
 def job_status(store: Store, job: Artifact, files: JobFiles | None = None) -> JobStatus | None:
-    """Progress of the job, from its listed files; None if nobody has begun it.
+    """Progress of the job, from its listed files; None if nobody has launched it.
 
     Raises CorruptArtifact for a damaged heartbeat.
     """
     files = files or list_jobs(store, [job])[job]
+    launch = _last_launch(store, files)
     if not files.attempts:
-        return None
+        return launch
     # One that has just begun has no heartbeat yet: until then the one before it tells of the job.
     beating = [number for number in files.attempts if files.beats(number)]
     return JobStatus(
@@ -95,7 +99,21 @@ def job_status(store: Store, job: Artifact, files: JobFiles | None = None) -> Jo
         failure=_failure(store, files),
         milestone=files.published,
         saved=files.saved[1],
+        in_vain=f"launched again{place_of(launch.heartbeat)}, in vain: {launch.failure['error']}"
+        if launch and launch.failure
+        else "",
     )
+
+
+def _last_launch(store: Store, files: JobFiles) -> JobStatus | None:
+    """The job as the launch that began last left it; None if an attempt has been begun since."""
+    newest = max(files.attempts, default=0)
+    if files.last_launch is None or files.last_launch[1] != newest:
+        return None
+    launch = Launch(files.artifact, files.last_launch[0], after=newest)
+    note = read_failure(store, launch.given_up_key) if has_given_up(files, launch.id) else None
+    failure = {**note, "attempt": newest, "final": True} if note else None
+    return JobStatus(newest, {**launch.begun(store), "attempt": newest}, failure, None, 0)
 
 
 def _failure(store: Store, files: JobFiles) -> dict[str, Any] | None:

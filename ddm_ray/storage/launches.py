@@ -1,20 +1,25 @@
 """Launches: one command's endeavour to finish one training job, by as many attempts as that takes.
 
-What a launch leaves lies below `<artifact>/launches/<id>/`: a record of each failure, and one of having given up.
+What a launch leaves lies below `<artifact>/launches/<id>/`: a record of where it began, one of each failure, and one of
+having given up.
 Its attempts carry its id in their claims. Everything here is derived from a listing, and from small files read once.
 """
 
 import json
+import os
+import socket
+import time
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
 
-from ddm_ray.errors import DDMError, GaveUp, StorageError, TrainingError
-from ddm_ray.storage.attempts import OUT_OF_MEMORY, Attempt, read_failure
+from ddm_ray.errors import DDMError, GaveUp, StorageError, TrainingError, one_line
+from ddm_ray.storage.attempts import OUT_OF_MEMORY, Attempt, claimed, read_failure
 from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.job_files import JobFiles, list_jobs
+from ddm_ray.storage.job_files import BEGUN, JobFiles, list_jobs
 from ddm_ray.storage.store import Store
 
 
@@ -26,7 +31,7 @@ class Launch:
     """
 
     artifact: Artifact
-    id: str = field(default_factory=lambda: uuid4().hex[:12])
+    id: str = field(default_factory=lambda: f"{time.time_ns() // 10**6:011x}{uuid4().hex[:8]}")  # newer ones sort last
     island: str = ""
     job: str = ""
     after: int = 0
@@ -42,9 +47,21 @@ class Launch:
         return f"{self.prefix}/GIVEN_UP"
 
     @property
+    def begun_key(self) -> str:
+        """Key of the record that it has begun, and where."""
+        return f"{self.prefix}/{BEGUN}{self.after:04d}"
+
+    @property
     def place(self) -> dict[str, str]:
         """Island and job, as far as they are known."""
         return {name: value for name, value in {"island": self.island, "job": self.job}.items() if value}
+
+    def begun(self, store: Store) -> dict[str, Any]:
+        """The record that it has begun; empty if it can't be read."""
+        with suppress(FileNotFoundError, ValueError):
+            fields = json.loads(store.read(self.begun_key))
+            return fields if isinstance(fields, dict) else {}
+        return {}
 
     def claim_fields(self) -> dict[str, str]:
         """Fields of the launch in its attempts' claims."""
@@ -81,6 +98,27 @@ def attempts_of(launch_id: str, claims: Mapping[int, Mapping[str, Any]]) -> list
 def _failures(launch_id: str, saved: tuple[int, int]) -> str:
     """Key prefix, below the artifact, of the failures since the state of that attempt and step was committed."""
     return f"launches/{launch_id}/failures/{saved[0]:04d}-{saved[1]:09d}/"
+
+
+@contextmanager
+def noted(store: Store, launch: Launch) -> Iterator[Launch]:
+    """Note on storage that a launch begins, and the error that ends it before its first attempt, for whoever looks.
+
+    Yields the launch with the number of the attempt that it begins after. Nothing is left of one that Ctrl-C ends.
+    """
+    launch = replace(launch, after=max(claimed(store, launch.artifact), default=0))
+    where = {**launch.place, "host": socket.gethostname(), "pid": os.getpid()}
+    store.write(launch.begun_key, json.dumps(where).encode())
+    try:
+        yield launch
+    except KeyboardInterrupt:
+        store.delete_one(launch.begun_key)
+        raise
+    except Exception as error:
+        with suppress(StorageError):
+            if max(claimed(store, launch.artifact), default=0) == launch.after:
+                launch.give_up(store, error if isinstance(error, DDMError) else TrainingError(one_line(error, 500)))
+        raise
 
 
 class FailureBudget:

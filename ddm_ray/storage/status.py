@@ -13,6 +13,7 @@ from ddm_ray.storage.graph import EVALUATIONS, PARTITION, REPORT, Artifact, eval
 from ddm_ray.storage.info import Info, TrainedInfo
 from ddm_ray.storage.job_files import JobFiles, list_jobs
 from ddm_ray.storage.job_status import JobStatus, job_status
+from ddm_ray.storage.launches import place_of
 from ddm_ray.storage.manifest import Manifest
 from ddm_ray.storage.pulse import Pulses
 from ddm_ray.storage.run import Run
@@ -33,9 +34,9 @@ class Status:
     """One artifact of the run at the URL `run`, and its state.
 
     `info` is a finished artifact's record, `rows` the progress of rows that are begun, `job` that of a training job
-    that is begun or failed. A failed job is one whose newest attempt failed: mostly the next one is about to begin. A
-    damaged artifact can't be read or was made otherwise; `error` says why, and what mends it. `silent_seconds`: how
-    long an observer has seen no sign of a job's life, None before `observe`.
+    that is launched, begun or failed. A failed job is one whose newest attempt failed: mostly the next one is about to
+    begin. A damaged artifact can't be read or was made otherwise; `error` says why, and what mends it.
+    `silent_seconds`: how long an observer has seen no sign of a job's life, None before `observe`.
     """
 
     artifact: Artifact
@@ -93,7 +94,8 @@ def status(run: Run, artifact: Artifact, files: JobFiles | None = None) -> Statu
     except (DriftError, CorruptArtifact) as error:
         return in_state("damaged", error=error)
     if job:
-        return in_state("failed" if job.failure and not job.left else "begun", job=job)
+        begun: State = "begun" if job.attempt else "waiting"
+        return in_state("failed" if job.failure and not job.left else begun, job=job)
     return in_state("begun" if rows else "waiting", rows=rows)
 
 
@@ -193,7 +195,10 @@ def describe(status: Status, phrase: Callable[[Fix], str] = str) -> str:
         again = phrase(Resume(status.run, status.artifact, job.saved))
         if status.state == "failed":
             return _failed(job, again, phrase)
-        return _begun(status, job) + (f"; if it died, {again}" if status.may_be_dead else "")
+        if not job.attempt:
+            return f"waiting: launched{place_of(job.heartbeat)}, no attempt yet"
+        if_dead = f"; {job.in_vain}" if job.in_vain else f"; if it died, {again}"
+        return _begun(status, job) + (if_dead if status.may_be_dead else "")
     if rows := status.rows:
         return f"{rows.units_done} of {rows.units} units of the source, {rows.parts} parts"
     return "waiting"
@@ -203,7 +208,8 @@ def _failed(job: JobStatus, again: str, phrase: Callable[[Fix], str]) -> str:
     assert job.failure
     why = DDMError.from_fields(job.failure).text(phrase)
     reached = [f"at step {job.step}/{job.steps}"] if job.steps else []
-    text = ", ".join([f"failed: {why}", f"attempt {job.attempt}{job.place}", *reached])
+    which = f"attempt {job.attempt}{job.place}" if job.attempt else f"launched{place_of(job.heartbeat)}, no attempt"
+    text = ", ".join([f"failed: {why}", which, *reached]) + (f"; {job.in_vain}" if job.in_vain else "")
     return f"{text}; {'once that is mended, ' if job.failure['final'] else ''}{again}"
 
 

@@ -4,6 +4,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -29,14 +30,14 @@ def train_all(
     placement: TrainPlacement | Mapping[str, TrainPlacement],
     watch: Callable[[Mapping[Artifact, JobFiles]], None] | None = None,
     may_grow: bool = False,
-    island: str = "",
+    launch: Launch | None = None,
 ) -> None:
     """Train several artifacts of a run side by side; returns when all are committed, which storage says.
 
     Each has a `placement` of its own where they are given by artifact. `watch` is called about twice a second with the
     files of all artifacts, which are listed together. Raises DDMError as soon as one job has given up, and RayError if
-    the Ray cluster hasn't what a placement asks for, unless it `may_grow`: then that is said, and waited for. Claims
-    name the `island`.
+    the Ray cluster hasn't what a placement asks for, unless it `may_grow`: then that is said, and waited for. `launch`
+    is that of the only artifact, where one has begun.
     """
     unfinished = [artifact for artifact in artifacts if not run.finished(artifact)]
     placements = [placement if isinstance(placement, TrainPlacement) else placement[each] for each in unfinished]
@@ -49,9 +50,8 @@ def train_all(
     files = list_jobs(run.store, artifacts)
     # The id that Ray's commands take; a private Ray's is of no use to anybody.
     cluster_job = submitted_job() or (ray.get_runtime_context().get_job_id() if may_grow else "")
-    launches = [
-        Launch(each, island=island, job=cluster_job, after=max(files[each].attempts, default=0)) for each in unfinished
-    ]
+    launches = [launch or Launch(each, after=max(files[each].attempts, default=0)) for each in unfinished]
+    launches = [replace(each, job=each.job or cluster_job) for each in launches]
     jobs = [_Job(run, *each, files[each[0].artifact]) for each in zip(launches, placements, strict=True)]
     supervisors: dict[str, Any] = {}
     away = False

@@ -1,0 +1,155 @@
+"""A launch is seen on storage before its first attempt, and so is what ended it."""
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from ddm_ray.cli.fixes import phrase
+from ddm_ray.errors import ConfigError, DDMError, Give, RayAway
+from ddm_ray.storage.attempts import claim
+from ddm_ray.storage.graph import expert
+from ddm_ray.storage.launches import Launch, noted
+from ddm_ray.storage.pulse import Pulses
+from ddm_ray.storage.run import Run
+from ddm_ray.storage.status import describe, observe, status
+from ddm_ray.watch.events import Events
+from tests.conftest import ddm
+from tests.storage.jobs import beat, fail
+
+JOB = expert(0)
+AWAY = RayAway("no Ray to join at head:6379: refused", Give("address", "name another Ray"))
+
+
+def launch(run: Run, error: BaseException | None = None, island: str = "north") -> None:
+    """A launch that ends before its first attempt, by an error or as if it were killed."""
+    begun = Launch(JOB, island=island, job="raysubmit_7")
+    if error is None:
+        noted(run.store, begun).__enter__()
+        return
+    with pytest.raises(type(error)), noted(run.store, begun):
+        raise error
+
+
+def assert_matches(pattern: str, text: str) -> None:
+    assert re.search(pattern, text), text
+
+
+def text_of(run: Run) -> tuple[str, str]:
+    seen = status(run, JOB)
+    return seen.state, describe(seen, phrase)
+
+
+def test_a_launch_without_an_attempt_is_named(run: Run) -> None:
+    launch(run)
+    state, text = text_of(run)
+    assert state == "waiting"
+    assert text.startswith("waiting: launched on island north, host ") and text.endswith(
+        ", job raysubmit_7, no attempt yet"
+    )
+
+
+def test_what_ended_it_before_its_first_attempt_is_told_with_what_mends_it(run: Run) -> None:
+    launch(run, ConfigError("islands.yaml: no island 'nroth'"))
+    launch(run, AWAY)
+    state, text = text_of(run)
+    assert state == "failed"
+    assert text.startswith(
+        "failed: no Ray to join at head:6379: refused; name another Ray with --address, launched on "
+    )
+    assert text.endswith(
+        f", no attempt; once that is mended, `ddm train {run.url} expert 0`, with its --islands and"
+        " --island, begins again"
+    )
+    launch(run)
+    assert text_of(run)[0] == "waiting", "one that has begun since may do better"
+    beat(claim(run.store, JOB), 1, 5)
+    assert text_of(run)[0] == "begun"
+
+
+def test_any_error_is_told_but_ctrl_c_leaves_nothing(run: Run) -> None:
+    launch(run, ModuleNotFoundError("No module named 'deepspeed'"))
+    assert text_of(run)[1].startswith("failed: No module named 'deepspeed', launched on island north")
+    run.store.delete(f"{JOB}/launches")
+    launch(run, KeyboardInterrupt())
+    assert text_of(run) == ("waiting", "waiting") and run.store.sizes(JOB) == {}
+
+
+def test_an_error_after_an_attempt_is_the_attempts_to_tell(run: Run) -> None:
+    begun = Launch(JOB)
+
+    def train() -> None:
+        with noted(run.store, begun):
+            fail(claim(run.store, JOB, begun.claim_fields()), "loss nan", final=True)
+            raise DDMError("loss nan")
+
+    with pytest.raises(DDMError):
+        train()
+    assert not run.store.exists(begun.given_up_key)
+    assert text_of(run)[1].startswith("failed: loss nan, attempt 1; once")
+
+
+def test_a_launch_in_vain_after_an_attempt_is_told_unless_that_lives(run: Run) -> None:
+    attempt = claim(run.store, JOB)
+    beat(attempt, 1, 5)
+    launch(run, AWAY, island="south")
+    assert "south" not in text_of(run)[1]
+    silent = observe([status(run, JOB)], pulses := Pulses(), 0.0)
+    (silent,) = observe(silent, pulses, 100.0)
+    in_vain = (
+        "; launched again on island south, host .*, job raysubmit_7, in vain: no Ray to join at head:6379: refused"
+    )
+    assert_matches(in_vain, describe(silent))
+    fail(attempt, "lost")
+    assert_matches(f"failed: lost, attempt 1, at step 5/300{in_vain}; ", text_of(run)[1])
+    claim(run.store, JOB)
+    assert text_of(run) == ("begun", "starting at step 0/300, attempt 2")
+
+
+def test_a_launch_that_dies_unheard_stalls(run: Run) -> None:
+    launch(run)
+    events, pulses = Events(run.url, 60.0), Pulses()
+
+    def seen(now: float) -> list[str]:
+        return [event.event for event in events.seen(observe([status(run, JOB)], pulses, now))]
+
+    assert [seen(now) for now in (0.0, 59.0, 61.0, 300.0)] == [[], [], ["stalled"], []]
+    launch(run, AWAY)
+    assert seen(301.0) == ["failed"]
+
+
+def test_a_record_that_cannot_be_read_still_says_that_there_was_one(run: Run) -> None:
+    launch(run)
+    (record,) = (Path(run.url) / JOB).rglob("BEGUN-0000")
+    record.write_bytes(b"[")
+    assert text_of(run) == ("waiting", "waiting: launched, no attempt yet")
+
+
+def test_a_look_reads_the_newest_launch_alone(run: Run, requests: Counter[str]) -> None:
+    for _ in range(5):
+        launch(run, AWAY)
+    requests.clear()
+    status(run, JOB)
+    assert requests["get"] <= 3, "the artifact's manifest, and two records"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "reason"),
+    [
+        (["--islands", "nowhere.yaml", "--island", "north"], 1, "nowhere.yaml: No such file or directory"),
+        (["--address", "127.0.0.1:1"], 75, "no Ray to join at 127.0.0.1:1"),
+    ],
+)
+def test_train_that_fails_early_is_seen_in_status(
+    partitioned: Run, arguments: list[str], code: int, reason: str, tmp_path: Path
+) -> None:
+    """As a job whose Ray tells it that it was submitted to it."""
+    job = json.dumps({"metadata": {"job_submission_id": "raysubmit_7"}})
+    trained = ddm("train", partitioned.url, "expert", "0", *arguments, where=tmp_path, RAY_JOB_CONFIG_JSON_ENV_VAR=job)
+    assert trained.returncode == code and reason in trained.stderr
+    shown = ddm("status", partitioned.url, where=tmp_path)
+    assert shown.returncode == 0
+    (line,) = (line for line in shown.stdout.splitlines() if line.startswith("  experts/000 "))
+    assert_matches(rf"failed +0%  failed: {reason}.*, launched on (island north, )?host \S+, job raysubmit_7, no", line)
