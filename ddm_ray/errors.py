@@ -4,6 +4,7 @@ Nothing here knows a command or its options: `ddm_ray.cli.fixes` phrases a remed
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -229,6 +230,10 @@ def exit_code(error: BaseException) -> int:
     return EXIT_AGAIN if passes else EXIT_NEVER
 
 
+# A cloud's machines are asked there for a key by who was given none.
+_KEY_SERVICE = re.compile(r"http://(169\.254\.169\.254|metadata\.google\.internal)")
+
+
 def one_line(what: object, limit: int | None = None, *, tail: bool = False) -> str:
     """A text or an error's text as one line of at most `limit` characters, the last ones with `tail`.
 
@@ -270,4 +275,7 @@ def refusal(error: BaseException, where: object = None) -> str:
         text = os.strerror(error.errno) + (f": {name}" if name is not None and str(name) != str(where) else "")
     else:
         text = str(error).split("\n\n")[0] or type(error).__name__
+        if service := _KEY_SERVICE.search(text):
+            keys = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what your storage calls them"
+            text = f"no key: {keys}, where this command and Ray are started (asked in vain: {service[0]})"
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in one_line(text, 500))

@@ -122,3 +122,10 @@ def test_what_storage_refuses() -> None:
     with pytest.raises(KeyError), as_storage_error("/a"):
         raise KeyError
     assert refusal(OSError("When reading\nbucket \x1bx\n\nDebug source:\nabc")) == "When reading bucket \\x1bx"
+
+
+def test_a_missing_key_is_named_not_the_address_that_would_hand_one_out() -> None:
+    refused = OSError("Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token in 1 s\n\nDebug:")
+    text = refusal(refused)
+    assert text.startswith("no key: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or ")
+    assert text.endswith("(asked in vain: http://169.254.169.254)")
