@@ -106,6 +106,8 @@ def test_a_launch_in_vain_after_an_attempt_is_told_unless_that_lives(run: Run) -
     assert_matches(f"failed: lost, attempt 1, at step 5/300{in_vain}; ", text_of(run)[1])
     claim(run.store, JOB)
     assert text_of(run) == ("begun", "starting at step 0/300, attempt 2")
+    fail(claim(run.store, JOB), "lost again")
+    assert "in vain" not in text_of(run)[1], "there was an attempt since"
 
 
 def test_a_launch_that_dies_unheard_stalls(run: Run) -> None:

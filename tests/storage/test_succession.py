@@ -107,6 +107,14 @@ def test_a_launch_begins_no_attempt_over_one_that_took_its_place(store: Store) -
     require_standing(store, Launch(JOB, after=4))
 
 
+def test_a_launch_reads_no_claims_from_before_it(store: Store, requests: Counter[str]) -> None:
+    for _ in range(5):
+        begun(store, Launch(JOB))
+    requests.clear()
+    require_standing(store, Launch(JOB, after=5))
+    assert requests == {"get": 1, "list_with_delimiter": 1}
+
+
 def test_a_launch_that_has_given_up_begins_no_attempt(store: Store) -> None:
     launch = Launch(JOB)
     launch.give_up(store, TrainingError("three times in a row"))
