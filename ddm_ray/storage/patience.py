@@ -40,7 +40,7 @@ class Trouble(Enum):
 
     AWAY = "storage doesn't answer"
     DENIED = "storage denies it"
-    KEYLESS = "no key: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what your storage calls them"
+    KEYLESS = "no key"
     FINAL = "storage refuses"
 
     @classmethod
@@ -57,10 +57,9 @@ class Trouble(Enum):
 def reason(error: BaseError) -> str:
     """Why a store didn't do what it was asked, as one line."""
     text = refusal(error)
-    if isinstance(error, Undecided):
+    trouble = Trouble.of(error)
+    if isinstance(error, Undecided) or trouble is Trouble.KEYLESS:
         return text
-    if (trouble := Trouble.of(error)) is Trouble.KEYLESS:
-        return trouble.value
     # obstore's first line doesn't say why a connection failed; what it prints for debugging does.
     cause = _CAUSE.search(str(error)) if "error sending request" in text else None
     return f"{trouble.value}: {_DETAIL.sub(': ', text)}" + (f" ({cause[1] or 'no answer in time'})" if cause else "")
