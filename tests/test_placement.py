@@ -1,5 +1,6 @@
 """islands.yaml names islands and how each runs; every mistake in it is one line that names it."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,7 @@ islands:
     compile: true
     threads: 2
     checkpoint_steps: 1000
+    checkpoint_minutes: 2.5
     keep_states: 1
     milestone_steps: 5000
     hang_seconds: 0.5
@@ -83,11 +85,19 @@ def test_an_island_by_its_name(islands: str) -> None:
         compile=True,
         threads=2,
         checkpoint_steps=1000,
+        checkpoint_minutes=2.5,
         keep_states=1,
         milestone_steps=5000,
         hang_seconds=0.5,
         max_failures=0,
     )
+
+
+def test_states_are_saved_by_minutes_unless_steps_say_when() -> None:
+    said = {"checkpoint_minutes": 60.0, "checkpoint_steps": 1000}
+    asked = ({}, said, {"checkpoint_minutes": 60.0}, {"checkpoint_steps": 1000})
+    minutes = [TrainPlacement.model_validate(each).minutes_between_states for each in asked]
+    assert minutes == [10.0, 60.0, 60.0, math.inf]
 
 
 def test_the_only_island_may_go_unnamed(tmp_path: Path) -> None:

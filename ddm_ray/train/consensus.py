@@ -16,6 +16,7 @@ class Flags:
     saving: bool = False  # a state is still being written or committed
     refused: bool = False  # storage refused its part of a state
     overtaken: bool = False  # a newer attempt has taken this one's place
+    due: bool = False  # its clock says that a state is to be saved
 
 
 def exchange(loss: Tensor, flags: Flags) -> tuple[float, Flags]:

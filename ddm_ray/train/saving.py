@@ -1,5 +1,6 @@
 """Saving beside training: a state is copied in memory, then written and committed by a thread of its own."""
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +17,8 @@ from ddm_ray.train import state
 from ddm_ray.train.engine import Engine
 
 T = TypeVar("T")
+YOUNG_SECONDS = 5.0
+"""Time after which an attempt's first state is due."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,26 @@ class _Pending:
 
     trained: TrainProgress
     then: Callable[[], object] | None
+
+
+class SaveClock:
+    """Says when a state is due by the clock: `minutes` after the one before, sooner in an attempt's first minutes.
+
+    Then it is due once half of the time up to the last one, and YOUNG_SECONDS, have passed: who stops what has just
+    begun loses a third of it. An infinite number of minutes is none. Times are readings of one clock in seconds.
+    """
+
+    def __init__(self, minutes: float, now: float):
+        self._most, self._began, self._saved = 60 * minutes, now, now
+
+    def due(self, now: float) -> bool:
+        """True if a state is to be saved."""
+        young = max(YOUNG_SECONDS, (self._saved - self._began) / 2)
+        return math.isfinite(self._most) and now - self._saved >= min(self._most, young)
+
+    def saved(self, now: float) -> None:
+        """Note that one is being saved."""
+        self._saved = now
 
 
 class StateSaver:

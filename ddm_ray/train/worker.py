@@ -1,6 +1,7 @@
 """THE training loop: every rank of every job runs `train`, with or without Ray around it."""
 
 import math
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -23,6 +24,7 @@ from ddm_ray.train.job import TrainJob, train_job
 from ddm_ray.train.meter import Meter
 from ddm_ray.train.micro_batch import find_micro_batch
 from ddm_ray.train.publish import Milestones
+from ddm_ray.train.saving import SaveClock
 from ddm_ray.train.watchdog import Watchdog
 
 
@@ -76,13 +78,16 @@ def _train(
         saver, owed = attempt.saver, False
         milestones = Milestones(run, attempt.storage, job, attempt.identity, engine)
         meter = Meter(job, before, engine.device, dist.get_world_size())
+        clock = SaveClock(placement.minutes_between_states, time.monotonic())
         for step in range(before.step, job.train.steps):
             if job.masking(step) != job.masking(step - 1):
                 watchdog.forget()  # how long steps take, and what is compiled for them
+                attempt.phase("compiling", meter.tell())  # it beats meanwhile
             with watchdog.step(), attempt.catch_oom():
                 loss = engine.accumulate(job.objective, batches.at(step, engine.device))
                 norm = engine.step(job.learning_rate(step))
-                flags = Flags(notice(), saver.writing, saver.busy, saver.refused, attempt.overtaken)
+                due = clock.due(time.monotonic())
+                flags = Flags(notice(), saver.writing, saver.busy, saver.refused, attempt.overtaken, due)
                 mean_loss, any_rank = exchange(loss, flags)
             if any_rank.overtaken:
                 attempt.give_way(step + 1)  # before a state is committed that nobody goes on from
@@ -97,10 +102,13 @@ def _train(
                 saver.save_now(engine, meter.trained())
                 raise Preempted(f"{job.artifact}: asked to leave; step {meter.done} is saved")
             milestone = _due(meter.done, placement.milestone_steps)
-            owed = owed or _due(meter.done, placement.checkpoint_steps)
+            owed = owed or any_rank.due or _due(meter.done, placement.checkpoint_steps)
             if meter.done < job.train.steps and (milestone or (owed and not any_rank.saving)):
                 then = partial(milestones.publish, meter.done) if milestone else None
+                if any_rank.saving:
+                    attempt.phase("saving", meter.tell())  # it beats while the state before this one is written
                 saver.save(engine, meter.trained(), then)
+                clock.saved(time.monotonic())
                 owed = False
         attempt.phase("publishing", meter.tell())
         last = meter.trained()
