@@ -11,6 +11,7 @@ from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.graph import MONOLITH, PARTITION, ROUTER, ROWS, Artifact, evaluation
 from ddm_ray.storage.job_files import list_jobs
 from ddm_ray.storage.run import Run
+from ddm_ray.storage.status import status
 from ddm_ray.watch.live_view import LiveView
 
 NAME = "demo"
@@ -31,7 +32,8 @@ def demo(folder: str, recipe: str, settings: tuple[str, ...], phrase: Callable[[
             _make(run, jobs, view)
         for artifact in (ROWS, PARTITION):
             view.show(artifact, 1.0, "done")
-        view.jobs(run, list_jobs(run.store, jobs))
+        files = list_jobs(run.store, jobs)
+        view.jobs([status(run, job, files[job]) for job in jobs])
         from ddm_ray.evaluate.run import evaluate
 
         evaluate(run, NAME, partial(view.stage, last))
@@ -59,4 +61,4 @@ def _make(run: Run, jobs: list[Artifact], view: LiveView) -> None:
         view.stage(PARTITION, 1.0)
         for job in jobs:
             view.show(job, 0.0, "starting a training worker")
-        train_all(run, jobs, placement, lambda files: view.jobs(run, files))
+        train_all(run, jobs, placement, view.jobs)

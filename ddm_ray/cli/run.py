@@ -34,14 +34,16 @@ def status(run_url: str) -> None:
     """Show which artifacts of RUN are finished, begun, failed or waiting, read from storage alone.
 
     For a job that failed it says why, and which command continues. Looks at begun jobs until each gives a sign of life,
-    mostly for a second, at most for a minute. A job without one for 10 seconds is silent: it may be dead. Names where
-    each runs (island, host, Ray job), and warns of islands whose versions differ.
+    mostly for some seconds, at most for a minute. A job without one for 10 seconds, or three times as long as it takes
+    between two of them, is silent: it may be dead. Names where each runs (island, host, Ray job), and warns of islands
+    whose versions differ.
 
     \b
       ddm status runs/digits
     """
+    from ddm_ray.storage.observer import survey_once
     from ddm_ray.storage.run import Run
-    from ddm_ray.storage.status import line, survey_once
+    from ddm_ray.storage.status import line
     from ddm_ray.storage.versions import differences
 
     run = Run.open(run_url)
@@ -58,11 +60,9 @@ def status(run_url: str) -> None:
 @click.option("--once", is_flag=True, help="Print the state once and end.")
 @click.option(
     "--every",
-    default=2.0,
-    show_default=True,
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
-    help="Time between two looks at storage.",
+    help="Time between two looks at storage. Default: 2 on a disk, 15 where each look is paid for.",
 )
 @click.option(
     "--prometheus", type=click.IntRange(1, 65535), metavar="PORT", help="Serve gauges at http://HOST:PORT/metrics."
@@ -85,7 +85,7 @@ def status(run_url: str) -> None:
 def watch(
     run_url: str,
     once: bool,
-    every: float,
+    every: float | None,
     prometheus: int | None,
     host: str,
     webhook: str | None,
@@ -104,8 +104,9 @@ def watch(
     stalled, failed, damaged, resumed or finished. After a failure that isn't final the next attempt begins by itself.
     A job that stays stalled has no process left that could begin one: run its command again.
     """
+    from ddm_ray.storage.observer import survey_once
     from ddm_ray.storage.run import Run
-    from ddm_ray.storage.status import line, survey_once
+    from ddm_ray.storage.status import line
 
     run = Run.open(run_url)
     if once:
@@ -118,6 +119,7 @@ def watch(
     from ddm_ray.watch.events import Event
     from ddm_ray.watch.webhook import Webhook
 
+    every = every or (loop.EVERY_SECONDS if run.store.local else loop.PAID_EVERY_SECONDS)
     hook = Webhook(webhook, warn) if webhook else None
 
     def on_event(event: Event) -> None:

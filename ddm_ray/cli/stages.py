@@ -1,8 +1,6 @@
 """Verbs that make a run's artifacts, stage by stage: prepare, partition, train, evaluate; and demo, all of them."""
 
 import re
-import time
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -192,14 +190,11 @@ def train(
         for input_artifact in run.inputs(artifact):
             run.require(input_artifact)
         from ddm_ray.ray_session import ray_session
-        from ddm_ray.storage.pulse import Pulses
-        from ddm_ray.storage.status import describe, observe, status
+        from ddm_ray.storage.status import describe
         from ddm_ray.train.ray.launch import train_all
 
-        pulses = Pulses()
-
-        def watch(files: Mapping[Artifact, Any]) -> None:
-            (job,) = observe([status(run, artifact, files[artifact])], pulses, time.monotonic())
+        def watch(statuses: list[Any]) -> None:
+            (job,) = statuses
             if job.state != "waiting":
                 report(job.fraction, describe(job, phrase))
 

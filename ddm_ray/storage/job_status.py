@@ -1,6 +1,6 @@
 """Progress of a training job, read from what its attempts left on storage: heartbeats, failures, milestones, states."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ddm_ray.errors import Preempted
@@ -18,7 +18,7 @@ class JobStatus:
     `attempt` is 0 until the first one, and `heartbeat` is then the record of the launch. `in_vain`: why a launch ended
     that was to go on after the newest attempt, and began none.
     `milestone` and `saved`: steps of the furthest published weights (None: none) and of the state that the next
-    attempt goes on from (0: none).
+    attempt goes on from (0: none). `files`: the listing that told of it.
     """
 
     attempt: int
@@ -27,6 +27,7 @@ class JobStatus:
     milestone: int | None
     saved: int
     in_vain: str = ""
+    files: JobFiles | None = field(default=None, compare=False, repr=False)
 
     @property
     def beats(self) -> bool:
@@ -72,9 +73,9 @@ class JobStatus:
         return self.heartbeat.get("steps")
 
     def patience(self, seconds: float) -> float:
-        """Longest silence of a living job: `seconds`, or three of its own steps, since it beats only between steps."""
-        rate = self.value("steps_per_second")
-        return max(seconds, 3 / rate) if rate and rate > 0 else seconds
+        """Longest silence of a living job: `seconds`, or three of its beats, or of its steps, between which it beats."""
+        rate, pause = self.value("steps_per_second"), self.value("beat_seconds") or 0.0
+        return max(seconds, 3 * pause, 3 / rate if rate and rate > 0 else 0.0)
 
     def value(self, name: str) -> float | None:
         """A number of the newest attempt's heartbeat (loss, mfu, world_size ...); None if it has none of that name."""
@@ -102,6 +103,7 @@ def job_status(store: Store, job: Artifact, files: JobFiles | None = None) -> Jo
         in_vain=f"launched again{place_of(launch.heartbeat)}, in vain: {launch.failure['error']}"
         if launch and launch.failure
         else "",
+        files=files,
     )
 
 

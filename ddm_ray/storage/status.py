@@ -1,9 +1,8 @@
 """The state of each artifact of a run, read from storage alone, whatever storage's clock or a job's says."""
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, Fix, Resume
@@ -15,16 +14,13 @@ from ddm_ray.storage.job_files import JobFiles, list_jobs
 from ddm_ray.storage.job_status import JobStatus, job_status
 from ddm_ray.storage.launches import place_of
 from ddm_ray.storage.manifest import Manifest
-from ddm_ray.storage.pulse import Pulses
 from ddm_ray.storage.run import Run
 
 SILENT_SECONDS, BETWEEN_SECONDS = 10.0, 30.0
 """Silence from which a job may be dead, while it trains and between attempts.
 
-It beats once a second, or step by step where steps take longer; while it saves or publishes, storage may hold it up.
+It beats once a second, later each five, or step by step where steps take longer; storage may hold a beat up.
 """
-LOOK_SECONDS, MAX_LOOK_SECONDS = 0.5, 60.0
-"""Pause between looks of an observer that looks at begun jobs for a sign of life, and how long it looks at most."""
 REQUESTS = 8
 State = Literal["finished", "begun", "failed", "waiting", "damaged"]
 
@@ -122,37 +118,14 @@ def survey(run: Run, known: Iterable[Status] = ()) -> list[Status]:
         return [each for each in statuses if (each.artifact, each.state) != (REPORT, "waiting")]
 
 
-def observe(statuses: Iterable[Status], pulses: Pulses, now: float) -> list[Status]:
-    """The statuses, with how long the observer of these `pulses` has seen no sign of each job's life until `now`."""
+def reread(run: Run, statuses: Iterable[Status]) -> list[Status]:
+    """The statuses with the heartbeats of jobs that are begun as they are now; nothing is listed."""
 
-    def silent_seconds(status: Status) -> float | None:
-        return None if status.job is None else pulses.take(status.artifact, status.job.attempt, status.job.beat, now)
+    def look(known: Status) -> Status:
+        return status(run, known.artifact, known.job.files) if known.state == "begun" and known.job else known
 
-    return [replace(status, silent_seconds=silent_seconds(status)) for status in statuses]
-
-
-def survey_once(
-    run: Run, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
-) -> list[Status]:
-    """A survey that also says which jobs live: those that are begun are looked at until each beats, or is silent.
-
-    Takes MAX_LOOK_SECONDS at most, after which a job of slow steps may be unjudged.
-    """
-    pulses, began = Pulses(), clock()
-    statuses = {observed.artifact: observed for observed in observe(survey(run), pulses, began)}
-    undecided = [observed.artifact for observed in statuses.values() if observed.state == "begun" and observed.job]
-    while undecided and clock() - began < MAX_LOOK_SECONDS:
-        sleep(LOOK_SECONDS)
-        files = list_jobs(run.store, undecided)
-        again = [status(run, artifact, files[artifact]) for artifact in undecided]
-        statuses |= {observed.artifact: observed for observed in observe(again, pulses, clock())}
-        undecided = [artifact for artifact in undecided if _undecided(statuses[artifact])]
-    return [replace(observed, unjudged=observed.artifact in undecided) for observed in statuses.values()]
-
-
-def _undecided(status: Status) -> bool:
-    """True if it can't be said yet whether the job lives."""
-    return status.state == "begun" and bool(status.silent_seconds) and not status.silent
+    with ThreadPoolExecutor(REQUESTS) as pool:
+        return list(pool.map(look, statuses))
 
 
 def _with_files(run: Run, status: Status, sizes: Mapping[str, int] | None) -> Status:

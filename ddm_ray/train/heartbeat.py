@@ -1,25 +1,36 @@
 """The heartbeat of an attempt: what it told last is written by a thread, so that training never waits for storage."""
 
 import sys
+import time
 from threading import Condition, Thread
 from typing import Any
 
 from ddm_ray.storage.attempts import Attempt
 
-BEAT_SECONDS = 1.0
+BEAT_SECONDS, MAX_BEAT_SECONDS = 1.0, 5.0
 TRAINING = "training"
 
 
-class Heartbeat:
-    """Beats once for each `tell`, if storage is that fast; and each BEAT_SECONDS in phases that don't tell by steps.
+def beat_seconds(age: float) -> float:
+    """Seconds between two beats of what has gone on for `age` seconds: a fiftieth of that, within limits.
 
-    While training it beats only as steps are done: what hangs falls silent.
+    People look at what has just begun; later each beat is a request that somebody pays for.
+    """
+    return min(MAX_BEAT_SECONDS, max(BEAT_SECONDS, age / 50))
+
+
+class Heartbeat:
+    """Beats once for each `tell`, if storage is that fast; and by itself in phases that don't tell by steps.
+
+    While training it beats only as steps are done: what hangs falls silent. Each beat says in `beat_seconds` when the
+    next one is due, so that readers know from when on it is missing.
     """
 
     def __init__(self, attempt: Attempt, always: dict[str, Any]):
         self._attempt, self._always = attempt, always
         self._progress: dict[str, Any] = {}
         self._beats, self._fresh, self._ended = 0, False, False
+        self._began = time.monotonic()
         self._changed = Condition()
         self._thread = Thread(target=self._work, name="heartbeat", daemon=True)
         self._thread.start()
@@ -40,15 +51,16 @@ class Heartbeat:
     def _work(self) -> None:
         ended = warned = False
         while not ended:
+            pause = beat_seconds(time.monotonic() - self._began)
             with self._changed:
                 if not (self._fresh or self._ended):
-                    self._changed.wait(BEAT_SECONDS)
+                    self._changed.wait(pause)
                 due, ended = self._fresh or self._progress.get("phase", TRAINING) != TRAINING, self._ended
                 progress, self._fresh = self._progress, False
             if due and not (ended and not progress):
                 self._beats += 1
                 try:
-                    self._attempt.beat({"beat": self._beats, **progress, **self._always})
+                    self._attempt.beat({"beat": self._beats, "beat_seconds": pause, **progress, **self._always})
                     warned = False
                 except Exception as error:  # a border: training goes on without it
                     if not warned:

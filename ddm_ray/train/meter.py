@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ddm_ray.train.hardware import mfu, peak_flops
-from ddm_ray.train.heartbeat import BEAT_SECONDS
+from ddm_ray.train.heartbeat import beat_seconds
 from ddm_ray.train.job import TrainJob
 from ddm_ray.train.saving import TrainProgress
 
@@ -32,7 +32,9 @@ class Meter:
         self._curve["loss"].append(loss)
         self._curve["grad_norm"].append(grad_norm)
         self.done += 1
-        return self.done == self._before.step + 1 or time.monotonic() - self._reported_at >= BEAT_SECONDS
+        now = time.monotonic()
+        due = now - self._reported_at >= beat_seconds(now - self._began)
+        return due or self.done == self._before.step + 1
 
     def tell(self) -> dict[str, Any]:
         """Fields of a heartbeat; speeds cover the time since the last call after a step."""

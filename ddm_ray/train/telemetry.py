@@ -20,8 +20,10 @@ FOLDER = "tensorboard"
 FLUSH_SECONDS = 1.0
 UPLOAD_SECONDS = 30.0
 CLOSE_SECONDS = 15.0
-FILE_BYTES = 4 * 2**20
+FILE_BYTES = 2**20
 """Size at which a file ends and the next begins: in an object store each is written whole again as it grows."""
+UPLOAD_RATE = 4 * 2**10
+"""Bytes a second at most, over time: .35 GB a day. A full file is uploaded each 4 minutes."""
 MOST_WAITING = 10_000
 Record = tuple[int, float, dict[str, float]]
 """Step, time of the clock (for display), values by name."""
@@ -30,8 +32,8 @@ Record = tuple[int, float, dict[str, float]]
 class Telemetry:
     """Scalars by step, in event files below `<prefix>/tensorboard/`, written by a thread of its own.
 
-    On a local disk they are there within about a second; an object store gets them every `upload_seconds` and at
-    `close`. What can't be written is warned of once and tried again.
+    On a local disk they are there within about a second; an object store gets them every `upload_seconds`, more rarely
+    as a file grows, and at `close`. What can't be written is warned of once and tried again.
     """
 
     def __init__(self, store: Store, prefix: str, upload_seconds: float = UPLOAD_SECONDS):
@@ -40,6 +42,7 @@ class Telemetry:
         self._records: deque[Record] = deque(maxlen=MOST_WAITING)
         self._closing = threading.Event()
         self._warned = False
+        self._tried_bytes = 0  # of the last upload, also where it was refused
         self._thread = threading.Thread(target=self._work, name="telemetry", daemon=True)
         self._thread.start()
 
@@ -64,12 +67,12 @@ class Telemetry:
                 return
             files = EventFiles(folder)
             stack.callback(files.end_file)
-            uploaded_at = time.monotonic()
+            due = time.monotonic() + self._upload_seconds
             while not self._closing.wait(FLUSH_SECONDS):
                 self._write(files)
-                if time.monotonic() - uploaded_at >= self._upload_seconds:
+                if time.monotonic() >= due:
                     self._upload(files)
-                    uploaded_at = time.monotonic()
+                    due = time.monotonic() + max(self._upload_seconds, self._tried_bytes / UPLOAD_RATE)
             self._write(files)
             if not self._upload(files):
                 self._upload(files)
@@ -94,8 +97,10 @@ class Telemetry:
         """Upload what has changed; True if the object store, if that is what it is, has all that is written."""
         if self._store.local is not None:
             return True
+        self._tried_bytes = 0
         try:
             for path in files.changed():
+                self._tried_bytes += path.stat().st_size
                 self._store.write(f"{self._key}/{path.name}", path)
                 files.uploaded(path)
         except (StorageError, OSError) as error:

@@ -1,7 +1,7 @@
 """The live view: one row a stage or training job, redrawn in a terminal, a line now and then in a log."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -12,11 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddm_ray.errors import Fix
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.job_files import JobFiles
-from ddm_ray.storage.pulse import Pulses
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import Status, describe, observe, status
+from ddm_ray.storage.status import Status, describe
 
 LOG_SECONDS = 10.0
 
@@ -29,7 +25,6 @@ class LiveView:
         self._title, self._clock, self._phrase = title, clock, phrase
         self._rows: dict[str, tuple[float, str]] = dict.fromkeys(names, (0.0, "waiting"))
         self._alarms: set[str] = set()
-        self._pulses = Pulses()
         self._began: dict[str, float] = {}
         self._took: dict[str, float] = {}
         self._logged: dict[str, tuple[float, bool]] = {}
@@ -62,13 +57,10 @@ class LiveView:
         """Show a row, in the form of a stage's progress callback bound to a name."""
         self.show(name, fraction, note or ("done" if fraction >= 1 else "running"))
 
-    def jobs(self, run: Run, files: Mapping[Artifact, JobFiles]) -> None:
-        """Set the rows of training jobs by their files; a row that is finished, or whose job starts, stays as it is."""
+    def jobs(self, statuses: list[Status]) -> None:
+        """Set the rows of training jobs; a row that is finished, or whose job starts, stays as it is."""
         fractions = {artifact: fraction for artifact, (fraction, _) in self._rows.items()}
-        unfinished = [artifact for artifact in files if fractions.get(artifact) != 1]
-        statuses = [status(run, artifact, files[artifact]) for artifact in unfinished]
-        begun = [each for each in statuses if each.state != "waiting"]
-        self.show_statuses(observe(begun, self._pulses, time.monotonic()))
+        self.show_statuses([each for each in statuses if each.state != "waiting" and fractions.get(each.artifact) != 1])
 
     def show_statuses(self, statuses: list[Status]) -> None:
         """Set the rows of artifacts by their statuses."""

@@ -2,14 +2,18 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from ddm_ray.errors import Fix, StorageError
 from ddm_ray.storage.graph import trained_of
-from ddm_ray.storage.pulse import Pulses
+from ddm_ray.storage.observer import Observer
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import Status, observe, survey
+from ddm_ray.storage.status import Status, survey
 from ddm_ray.watch.events import Event, Events
 from ddm_ray.watch.live_view import LiveView
+
+# Time between two looks, on a disk and in a bucket: K = 256 experts there cost half a dollar a day.
+EVERY_SECONDS, PAID_EVERY_SECONDS = 2.0, 15.0
 
 
 def watch(
@@ -26,11 +30,10 @@ def watch(
     `phrase` puts remedies into words. Storage that can't be asked for a while is warned of and asked again;
     StorageError only if it never could.
     """
-    statuses = survey(run)
-    pulses, events = Pulses(), Events(run.url, stalled_after, phrase)
+    observer, events = Observer(run, partial(survey, run)), Events(run.url, stalled_after, phrase)
+    statuses = observer.look(time.monotonic())
     with LiveView(run.url, [status.artifact for status in statuses], clock=False, phrase=phrase) as view:
         while True:
-            statuses = observe(statuses, pulses, time.monotonic())
             view.show_statuses(statuses)
             on_survey(statuses)
             for event in events.seen(statuses):
@@ -38,7 +41,7 @@ def watch(
             if trained(run, statuses):
                 return
             time.sleep(every)
-            statuses = _again(run, statuses, warn, every)
+            statuses = _again(observer, warn, every)
 
 
 def trained(run: Run, statuses: list[Status]) -> bool:
@@ -48,11 +51,11 @@ def trained(run: Run, statuses: list[Status]) -> bool:
     return all(states[job] == "finished" for job in jobs if job.kind != "monolith" or states[job] != "waiting")
 
 
-def _again(run: Run, known: list[Status], warn: Callable[[str], None], every: float) -> list[Status]:
+def _again(observer: Observer, warn: Callable[[str], None], every: float) -> list[Status]:
     warned = False
     while True:
         try:
-            return survey(run, known)
+            return observer.look(time.monotonic())
         except (StorageError, OSError) as error:
             if not warned:
                 warn(f"storage can't be asked, trying on: {error}")

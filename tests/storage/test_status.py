@@ -18,9 +18,10 @@ from ddm_ray.errors import CorruptArtifact
 from ddm_ray.storage.attempts import Attempt, claim
 from ddm_ray.storage.graph import PARTITION, REPORT, ROUTER, ROWS, Artifact, owner_rows, shard
 from ddm_ray.storage.job_files import list_jobs
+from ddm_ray.storage.observer import observe, survey_once
 from ddm_ray.storage.pulse import Pulses
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import describe, duration, observe, status, survey, survey_once
+from ddm_ray.storage.status import describe, duration, status, survey
 from tests.conftest import wait_for
 from tests.storage.artifacts import write_and_commit
 from tests.storage.jobs import age, beat, fail, publish, save
@@ -142,9 +143,9 @@ def test_who_looks_once_sees_who_lives(partitioned: Run) -> None:
     assert looked(both) == (1.5, ["step 80/300", "step 20/300"])
     assert looked({1.0: lambda: beat(live, 3, 90)}) == (10.5, ["step 90/300", "silent for 10 s"])
     assert looked({1.0: lambda: fail(live, "no rows"), 2.0: lambda: beat(other, 3, 30)}) == (
-        2.0,
+        5.0,
         ["failed: no rows", "step 30/300"],
-    )
+    ), "only a listing tells of a failure"
     beat(other, 4, 31, steps_per_second=0.1)
     assert looked({}) == (30.5, ["failed: no rows", "silent for 30 s"]), "three of its steps"
     fail(other, "no rows")

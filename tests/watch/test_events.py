@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from ddm_ray.errors import CorruptArtifact
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_status import JobStatus
+from ddm_ray.storage.observer import observe
 from ddm_ray.storage.pulse import Pulses
-from ddm_ray.storage.status import Status, observe
+from ddm_ray.storage.status import Status
 from ddm_ray.watch.events import Event, Events
 from tests.infos import info_of
 

@@ -7,8 +7,9 @@ import pytest
 from rich.console import Console
 
 from ddm_ray.storage.attempts import claim
+from ddm_ray.storage.observer import observe
 from ddm_ray.storage.pulse import Pulses
-from ddm_ray.storage.status import observe, survey
+from ddm_ray.storage.status import survey
 from ddm_ray.watch.live_view import LiveView
 from tests.random_run import make_data
 from tests.storage.jobs import beat, fail

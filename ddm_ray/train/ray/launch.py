@@ -16,10 +16,13 @@ from ddm_ray.ray_internals import HEAD_RESOURCE
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_files import JobFiles, list_jobs
 from ddm_ray.storage.launches import FailureBudget, Launch, LaunchReader
+from ddm_ray.storage.observer import Observer
 from ddm_ray.storage.run import Run
+from ddm_ray.storage.status import Status, status
 from ddm_ray.train.ray.recovery import environment, forget, innermost, keep_nodes_known, reason, run_id
 
-POLL_SECONDS, AWAY_SECONDS = 0.5, 10.0
+# Pause between looks at storage, first and where nothing has changed for minutes.
+POLL_SECONDS, MAX_POLL_SECONDS, AWAY_SECONDS = 0.5, 5.0, 10.0
 # After how long a job that no worker has begun is said to wait for room; a start takes less.
 ROOM_SECONDS = 45.0
 
@@ -28,16 +31,16 @@ def train_all(
     run: Run,
     artifacts: Sequence[Artifact],
     placement: TrainPlacement | Mapping[str, TrainPlacement],
-    watch: Callable[[Mapping[Artifact, JobFiles]], None] | None = None,
+    watch: Callable[[list[Status]], None] | None = None,
     may_grow: bool = False,
     launch: Launch | None = None,
 ) -> None:
     """Train several artifacts of a run side by side; returns when all are committed, which storage says.
 
-    Each has a `placement` of its own where they are given by artifact. `watch` is called about twice a second with the
-    files of all artifacts, which are listed together. Raises DDMError as soon as one job has given up, and RayError if
-    the Ray cluster hasn't what a placement asks for, unless it `may_grow`: then that is said, and waited for. `launch`
-    is that of the only artifact, where one has begun.
+    Each has a `placement` of its own where they are given by artifact. `watch` is called with the statuses of all
+    artifacts, twice a second at first and each five where nothing changes. `launch` is that of the only artifact, where
+    one has begun. Raises DDMError as soon as one job has given up, and RayError if the Ray cluster hasn't what a
+    placement asks for, unless it `may_grow`: then that is said, and waited for.
     """
     unfinished = [artifact for artifact in artifacts if not run.finished(artifact)]
     placements = [placement if isinstance(placement, TrainPlacement) else placement[each] for each in unfinished]
@@ -53,6 +56,14 @@ def train_all(
     launches = [launch or Launch(each, after=max(files[each].attempts, default=0)) for each in unfinished]
     launches = [replace(each, job=each.job or cluster_job) for each in launches]
     jobs = [_Job(run, *each, files[each[0].artifact]) for each in zip(launches, placements, strict=True)]
+
+    def listing(known: Sequence[Status]) -> list[Status]:
+        nonlocal files
+        files = list_jobs(run.store, artifacts)
+        finished = {each.artifact: each for each in known if each.state == "finished"}
+        return [finished.get(artifact) or status(run, artifact, files[artifact]) for artifact in artifacts]
+
+    observer = Observer(run, listing, least=POLL_SECONDS)
     supervisors: dict[str, Any] = {}
     away = False
     try:
@@ -61,12 +72,17 @@ def train_all(
         waiting = jobs
         while waiting:
             tasks = [job.task for job in waiting]
-            ended, _ = ray.wait(tasks, num_returns=len(waiting), timeout=POLL_SECONDS)
+            pause = min(MAX_POLL_SECONDS, max(POLL_SECONDS, observer.calm_seconds(time.monotonic()) / 50))
+            # The cluster tells at once of a job that ends; storage is asked for all else.
+            ray.wait(tasks, num_returns=1, timeout=pause)
+            ended, _ = ray.wait(tasks, num_returns=len(tasks), timeout=0)
             try:
-                files = list_jobs(run.store, artifacts)
+                if ended:
+                    observer.list_next()
+                statuses = observer.look(time.monotonic())
                 waiting = [job for job in waiting if not job.finished(files)]
                 if watch:
-                    watch(files)
+                    watch(statuses)
                 problems = [job.error(files) or (job.reason() if job.task in ended else None) for job in waiting]
                 away = False
             except StorageError as error:
@@ -76,6 +92,7 @@ def train_all(
                 if not away:
                     print(f"warning: {error}; trying again", file=sys.stderr)
                 problems, away = [], True
+                time.sleep(POLL_SECONDS)
             for problem in filter(None, problems):
                 raise problem
             for job in waiting:

@@ -1,0 +1,103 @@
+"""Observers: who looks at a run again and again, and so sees who lives. What is rarely new is rarely asked for."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from ddm_ray.storage.pulse import Pulses
+from ddm_ray.storage.run import Run
+from ddm_ray.storage.status import Status, reread, survey
+
+LIST_SECONDS = 60.0
+"""Time after which an observer lists anew at the latest. A listing costs as much as a dozen reads a thousand files."""
+LOOK_SECONDS, MAX_LOOK_SECONDS, AGAIN_SECONDS = 0.5, 60.0, 5.0
+"""For who looks once: pause between looks for a sign of life, how long it looks at most, pause between listings."""
+
+
+class Observer:
+    """Looks at artifacts as often as it is asked to. A look reads the heartbeats of jobs that are begun.
+
+    It lists what there is, by `listing` (earlier statuses -> statuses), after a tenth of the time for which nothing has
+    changed, in seconds at least `least` and at most `most`; at once before it tells of a change that it has seen in
+    heartbeats; and after `least` while a job is silent, since another attempt may live.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        listing: Callable[[Sequence[Status]], list[Status]],
+        least: float = 0.0,
+        most: float = LIST_SECONDS,
+    ):
+        self._run, self._listing, self._least, self._most = run, listing, least, most
+        self._pulses, self._known = Pulses(), list[Status]()
+        self._listed_at: float | None = None
+        self._changed_at = 0.0
+
+    def look(self, now: float) -> list[Status]:
+        """All statuses at `now`, a reading of the observer's own clock in seconds, with what it knows of silence."""
+        statuses = self._list(now) if self._due(now) else observe(reread(self._run, self._known), self._pulses, now)
+        if self._listed_at != now and _outline(statuses) != _outline(self._known):
+            statuses = self._list(now)
+        if _outline(statuses) != _outline(self._known):
+            self._changed_at = now
+        self._known = statuses
+        return statuses
+
+    def calm_seconds(self, now: float) -> float:
+        """Time for which nothing has changed but counters and steps."""
+        return now - self._changed_at
+
+    def list_next(self) -> None:
+        """Have the next look list."""
+        self._listed_at = None
+
+    def _due(self, now: float) -> bool:
+        if self._listed_at is None:
+            return True
+        alarmed = any(known.silent for known in self._known)
+        pause = self._least if alarmed else max(self._least, self.calm_seconds(now) / 10)
+        return now - self._listed_at >= min(self._most, pause)
+
+    def _list(self, now: float) -> list[Status]:
+        statuses = observe(self._listing(self._known), self._pulses, now)
+        self._listed_at = now
+        return statuses
+
+
+def _outline(statuses: Iterable[Status]) -> list[tuple[object, ...]]:
+    """Facts by which a look differs from the one before it, if a listing would say more."""
+    jobs = [(known, known.job) for known in statuses]
+    return [(known.artifact, known.state, known.silent, job and (job.attempt, job.phase)) for known, job in jobs]
+
+
+def observe(statuses: Iterable[Status], pulses: Pulses, now: float) -> list[Status]:
+    """The statuses, with how long the observer of these `pulses` has seen no sign of each job's life until `now`."""
+
+    def silent_seconds(status: Status) -> float | None:
+        return None if status.job is None else pulses.take(status.artifact, status.job.attempt, status.job.beat, now)
+
+    return [replace(status, silent_seconds=silent_seconds(status)) for status in statuses]
+
+
+def survey_once(
+    run: Run, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+) -> list[Status]:
+    """A survey that also says which jobs live: those that are begun are looked at until each beats, or is silent.
+
+    Takes MAX_LOOK_SECONDS at most, after which a job of slow steps may be unjudged.
+    """
+    observer, began = Observer(run, partial(survey, run), least=AGAIN_SECONDS, most=AGAIN_SECONDS), clock()
+    statuses = observer.look(began)
+    undecided = {status.artifact for status in statuses if status.state == "begun" and status.job}
+    while undecided and clock() - began < MAX_LOOK_SECONDS:
+        sleep(LOOK_SECONDS)
+        statuses = observer.look(clock())
+        undecided &= {status.artifact for status in statuses if _undecided(status)}
+    return [replace(status, unjudged=status.artifact in undecided) for status in statuses]
+
+
+def _undecided(status: Status) -> bool:
+    """True if it can't be said yet whether the job lives."""
+    return status.state == "begun" and bool(status.silent_seconds) and not status.silent
