@@ -73,7 +73,7 @@ class JobStatus:
         return self.heartbeat.get("steps")
 
     def patience(self, seconds: float) -> float:
-        """Longest silence of a living job: `seconds`, or three of its beats, or of its steps, between which it beats."""
+        """Longest silence of a living job: `seconds`, or three of its beats or steps; it beats between steps."""
         rate, pause = self.value("steps_per_second"), self.value("beat_seconds") or 0.0
         return max(seconds, 3 * pause, 3 / rate if rate and rate > 0 else 0.0)
 

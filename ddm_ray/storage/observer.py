@@ -1,5 +1,6 @@
 """Observers: who looks at a run again and again, and so sees who lives. What is rarely new is rarely asked for."""
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -11,8 +12,10 @@ from ddm_ray.storage.status import Status, reread, survey
 
 LIST_SECONDS = 60.0
 """Time after which an observer lists anew at the latest. A listing costs as much as a dozen reads a thousand files."""
-LOOK_SECONDS, MAX_LOOK_SECONDS, AGAIN_SECONDS = 0.5, 60.0, 5.0
-"""For who looks once: pause between looks for a sign of life, how long it looks at most, pause between listings."""
+LOOK_SECONDS, MAX_PAUSE_SECONDS = 0.5, 5.0
+"""Pause between looks, at first and where nothing has changed for minutes."""
+ONCE_SECONDS, AGAIN_SECONDS = 60.0, 5.0
+"""Time that who looks once takes for it at most, and the pause between its listings."""
 
 
 class Observer:
@@ -33,7 +36,7 @@ class Observer:
         self._run, self._listing, self._least, self._most = run, listing, least, most
         self._pulses, self._known = Pulses(), list[Status]()
         self._listed_at: float | None = None
-        self._changed_at = 0.0
+        self._changed_at = math.inf
 
     def look(self, now: float) -> list[Status]:
         """All statuses at `now`, a reading of the observer's own clock in seconds, with what it knows of silence."""
@@ -45,9 +48,9 @@ class Observer:
         self._known = statuses
         return statuses
 
-    def calm_seconds(self, now: float) -> float:
-        """Time for which nothing has changed but counters and steps."""
-        return now - self._changed_at
+    def pause(self, now: float) -> float:
+        """Seconds until the next look of who has no rhythm of its own: a fiftieth of the time without a change."""
+        return min(MAX_PAUSE_SECONDS, max(LOOK_SECONDS, (now - self._changed_at) / 50))
 
     def list_next(self) -> None:
         """Have the next look list."""
@@ -57,7 +60,7 @@ class Observer:
         if self._listed_at is None:
             return True
         alarmed = any(known.silent for known in self._known)
-        pause = self._least if alarmed else max(self._least, self.calm_seconds(now) / 10)
+        pause = self._least if alarmed else max(self._least, (now - self._changed_at) / 10)
         return now - self._listed_at >= min(self._most, pause)
 
     def _list(self, now: float) -> list[Status]:
@@ -86,12 +89,12 @@ def survey_once(
 ) -> list[Status]:
     """A survey that also says which jobs live: those that are begun are looked at until each beats, or is silent.
 
-    Takes MAX_LOOK_SECONDS at most, after which a job of slow steps may be unjudged.
+    Takes ONCE_SECONDS at most, after which a job of slow steps may be unjudged.
     """
     observer, began = Observer(run, partial(survey, run), least=AGAIN_SECONDS, most=AGAIN_SECONDS), clock()
     statuses = observer.look(began)
     undecided = {status.artifact for status in statuses if status.state == "begun" and status.job}
-    while undecided and clock() - began < MAX_LOOK_SECONDS:
+    while undecided and clock() - began < ONCE_SECONDS:
         sleep(LOOK_SECONDS)
         statuses = observer.look(clock())
         undecided &= {status.artifact for status in statuses if _undecided(status)}

@@ -14,7 +14,7 @@ from ddm_ray.train.saving import YOUNG_SECONDS, SaveClock
     pauses=st.lists(st.floats(0.01, 60), min_size=1, max_size=400),
 )
 def test_what_a_kill_costs_is_bounded(minutes: float, began: float, pauses: list[float]) -> None:
-    """By the minutes, or a third of what was trained; and one step, after which it is asked. Nor is it due too often."""
+    """By the minutes, or a third of what was trained. Nor is a state due too often."""
     clock, now, saved = SaveClock(minutes, began), began, [began]
     for pause in pauses:
         now += pause

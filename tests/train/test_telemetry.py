@@ -124,6 +124,45 @@ def test_large_files_end_and_only_what_changed_is_uploaded(monkeypatch: pytest.M
         assert sizes[-1] < 20_000
 
 
+def test_what_is_uploaded_in_a_day_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much is recorded: a file is written whole again as it grows, and each byte pays for a pause."""
+
+    class Timed(Store):
+        bytes_written = 0
+
+        def write(self, key: str, data: bytes | Path) -> None:
+            assert isinstance(data, Path)
+            self.bytes_written += data.stat().st_size
+
+    now = 0.0
+
+    class Closing:
+        """An event that is waited for in no time, on whose waits the clock moves."""
+
+        def wait(self, seconds: float) -> bool:
+            nonlocal now
+            now += seconds
+            recorder.record(int(now), {f"curve-{number:02d}": now for number in range(20)})
+            return now >= 3600
+
+    class Thread:
+        """A thread that doesn't begin by itself."""
+
+        def __init__(self, **_: Any):
+            pass
+
+        def start(self) -> None:
+            pass
+
+    monkeypatch.setattr(telemetry.threading, "Thread", Thread)
+    monkeypatch.setattr(telemetry.time, "monotonic", lambda: now)
+    store = Timed("memory:///")
+    recorder = Telemetry(store, PREFIX)
+    monkeypatch.setattr(recorder, "_closing", Closing())
+    recorder._work()
+    assert 0.5e9 * 3600 / 86400 > store.bytes_written > 3600 * 20 * 10
+
+
 class Failing(Store):
     """Refuses the first `refusals` writes."""
 

@@ -16,13 +16,12 @@ from ddm_ray.ray_internals import HEAD_RESOURCE
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_files import JobFiles, list_jobs
 from ddm_ray.storage.launches import FailureBudget, Launch, LaunchReader
-from ddm_ray.storage.observer import Observer
+from ddm_ray.storage.observer import LOOK_SECONDS, Observer
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import Status, status
 from ddm_ray.train.ray.recovery import environment, forget, innermost, keep_nodes_known, reason, run_id
 
-# Pause between looks at storage, first and where nothing has changed for minutes.
-POLL_SECONDS, MAX_POLL_SECONDS, AWAY_SECONDS = 0.5, 5.0, 10.0
+AWAY_SECONDS = 10.0
 # After how long a job that no worker has begun is said to wait for room; a start takes less.
 ROOM_SECONDS = 45.0
 
@@ -38,9 +37,9 @@ def train_all(
     """Train several artifacts of a run side by side; returns when all are committed, which storage says.
 
     Each has a `placement` of its own where they are given by artifact. `watch` is called with the statuses of all
-    artifacts, twice a second at first and each five where nothing changes. `launch` is that of the only artifact, where
-    one has begun. Raises DDMError as soon as one job has given up, and RayError if the Ray cluster hasn't what a
-    placement asks for, unless it `may_grow`: then that is said, and waited for.
+    artifacts, twice a second at first and each five seconds where nothing changes. `launch` is that of the only
+    artifact, where one has begun. Raises DDMError as soon as one job has given up, and RayError if the Ray cluster
+    hasn't what a placement asks for, unless it `may_grow`: then that is said, and waited for.
     """
     unfinished = [artifact for artifact in artifacts if not run.finished(artifact)]
     placements = [placement if isinstance(placement, TrainPlacement) else placement[each] for each in unfinished]
@@ -63,7 +62,7 @@ def train_all(
         finished = {each.artifact: each for each in known if each.state == "finished"}
         return [finished.get(artifact) or status(run, artifact, files[artifact]) for artifact in artifacts]
 
-    observer = Observer(run, listing, least=POLL_SECONDS)
+    observer = Observer(run, listing, least=LOOK_SECONDS)
     supervisors: dict[str, Any] = {}
     away = False
     try:
@@ -72,9 +71,8 @@ def train_all(
         waiting = jobs
         while waiting:
             tasks = [job.task for job in waiting]
-            pause = min(MAX_POLL_SECONDS, max(POLL_SECONDS, observer.calm_seconds(time.monotonic()) / 50))
             # The cluster tells at once of a job that ends; storage is asked for all else.
-            ray.wait(tasks, num_returns=1, timeout=pause)
+            ray.wait(tasks, num_returns=1, timeout=observer.pause(time.monotonic()))
             ended, _ = ray.wait(tasks, num_returns=len(tasks), timeout=0)
             try:
                 if ended:
@@ -92,7 +90,7 @@ def train_all(
                 if not away:
                     print(f"warning: {error}; trying again", file=sys.stderr)
                 problems, away = [], True
-                time.sleep(POLL_SECONDS)
+                time.sleep(LOOK_SECONDS)
             for problem in filter(None, problems):
                 raise problem
             for job in waiting:
