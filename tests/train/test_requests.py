@@ -1,8 +1,11 @@
 """What is asked of a real S3 server, counted on the wire: nothing is listed without need."""
 
-from collections.abc import Iterator
+import json
+import sys
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -64,3 +67,20 @@ def test_steps_ask_for_nothing_but_beats(wire: Wire, tmp_path: Path) -> None:
     assert few == many
     assert abs(len(asked[0]) - len(asked[1])) <= 3, "reads"
     assert sum(kind == "LIST" for kind, _ in few) <= 12
+
+
+def test_the_benchmark_counts_looks(
+    benchmark: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "claims.json"
+    sizes = ["--experts", "4", "--training", "2", "--finished", "1"]
+    monkeypatch.setattr(sys, "argv", ["storage_requests.py", "--measure", "look", *sizes, "--json", str(file)])
+    benchmark("storage_requests").main()
+    values = {
+        claim["name"].removeprefix("4 experts, 2 train: "): claim for claim in json.loads(file.read_text())["claims"]
+    }
+    assert values["a look that lists, LIST"]["value"] == 4
+    assert values["a look that lists, all else"]["value"] == values["a look in between"]["value"] == 2
+    day = values["ddm watch each 15 s"]
+    assert day["value"] == pytest.approx(86400 * (4 * 5e-6 / 60 + 2 * 0.4e-6 / 15), rel=0.01)
+    assert all(claim["holds"] is not False for claim in values.values())
