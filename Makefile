@@ -36,6 +36,7 @@ bench: $(READY)
 	@$(BIN)/python benchmarks/sampling.py $(BENCH)
 	@$(BIN)/python benchmarks/data.py $(BENCH)
 	@$(BIN)/python benchmarks/train.py $(BENCH)
+	@$(BIN)/python benchmarks/storage_requests.py $(BENCH)
 
 soak: $(READY)
 	@$(BIN)/pytest tests/data/test_disk_faults.py tests/train/test_rank_faults.py -k write --every-call

@@ -8,7 +8,7 @@ from typing import Any
 from ddm_ray.storage.attempts import Attempt
 
 BEAT_SECONDS, MAX_BEAT_SECONDS = 1.0, 5.0
-TRAINING = "training"
+TRAINING, LEAVING = "training", "leaving"
 
 
 def beat_seconds(age: float) -> float:
@@ -42,8 +42,10 @@ class Heartbeat:
             self._changed.notify()
 
     def close(self) -> None:
-        """Write what was told last, and end."""
+        """Write what was told last, and that it leaves, so that readers look for why; then end."""
         with self._changed:
+            if self._progress:
+                self._progress = {**self._progress, "phase": LEAVING}
             self._ended = True
             self._changed.notify()
         self._thread.join()
