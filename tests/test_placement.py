@@ -94,8 +94,8 @@ def test_an_island_by_its_name(islands: str) -> None:
 
 
 def test_states_are_saved_by_minutes_unless_steps_say_when() -> None:
-    said = {"checkpoint_minutes": 60.0, "checkpoint_steps": 1000}
-    asked = ({}, said, {"checkpoint_minutes": 60.0}, {"checkpoint_steps": 1000})
+    both = {"checkpoint_minutes": 60.0, "checkpoint_steps": 1000}
+    asked = ({}, both, {"checkpoint_minutes": 60.0}, {"checkpoint_steps": 1000})
     minutes = [TrainPlacement.model_validate(each).minutes_between_states for each in asked]
     assert minutes == [10.0, 60.0, 60.0, math.inf]
 
