@@ -122,9 +122,10 @@ def test_another_attempt_is_found_before_its_job_is_called_silent(run: Run) -> N
 def test_one_who_is_told_to_lists(run: Run) -> None:
     job = run.experts[0]
     attempt, observer = claim(run.store, job), observer_of(run, [job])
-    beat(attempt, 1, 75)
     for now in (0, 1000):
+        beat(attempt, now, 75)
         observer.look(now)
+    beat(attempt, 1001, 75)
     fail(attempt, "no space")
     observer.list_next()
     assert observer.look(1001)[0].state == "failed"
