@@ -31,7 +31,7 @@ from ddm_ray.storage.run import Run  # noqa: E402
 from ddm_ray.storage.status import survey  # noqa: E402
 from ddm_ray.watch.loop import PAID_EVERY_SECONDS  # noqa: E402
 from tests.conftest import BIN, wait_for  # noqa: E402
-from tests.counting_proxy import Wire, counting_proxy  # noqa: E402
+from tests.s3_wire import Wire, leading_through  # noqa: E402
 from tests.data.s3 import BUCKET, s3_server, upload  # noqa: E402
 from tests.random_run import make_data  # noqa: E402
 from tests.storage.fleet import ATTEMPTS, make_fleet  # noqa: E402
@@ -58,7 +58,7 @@ def measure_look(args: argparse.Namespace, server: str, report: Report) -> None:
     made = make_fleet(f"s3://{BUCKET}/fleet", args.experts, args.training, args.finished)
     at_work = made.experts[args.finished : args.finished + args.training]
     name = f"{args.experts} experts, {args.training} train"
-    with counting_proxy(server) as wire:
+    with leading_through(server) as wire:
         run = Run.open(made.url)
         observer, beats = Observer(run, partial(survey, run)), 1
 
@@ -67,7 +67,7 @@ def measure_look(args: argparse.Namespace, server: str, report: Report) -> None:
             beats += 1
             for artifact in at_work:  # not through the proxy
                 beat(Attempt(made.store, artifact, ATTEMPTS), beats, beats)
-            since = len(wire.asked)
+            since = len(wire.requests)
             observer.look(now)
             return wire.counts(since)
 
@@ -95,7 +95,7 @@ def measure_train(args: argparse.Namespace, folder: Path, server: str, report: R
     endless = ("expert.train.steps=10000000", "expert.train.global_batch=12")
     url = upload(Path(make_data(str(folder / "run"), settings=endless).url), "train")
     log = folder / "log"
-    with counting_proxy(server) as wire, log.open("wb") as sink:
+    with leading_through(server) as wire, log.open("wb") as sink:
         command = [str(BIN / "ddm"), "train", url, "expert", "0"]
         training = subprocess.Popen(command, stdout=sink, stderr=sink, start_new_session=True)
         try:
@@ -103,7 +103,7 @@ def measure_train(args: argparse.Namespace, folder: Path, server: str, report: R
             wait_for(lambda: (heartbeat(store, expert(0)) or {}).get("phase") == "training", 180, log.read_text, 1.0)
             report.progress(f"it trains; waiting {args.settle} s")
             time.sleep(args.settle)
-            since, began = len(wire.asked), time.monotonic()
+            since, began = len(wire.requests), time.monotonic()
             time.sleep(args.seconds)
             tell_train(wire, since, time.monotonic() - began, report)
         finally:
@@ -118,7 +118,7 @@ def tell_train(wire: Wire, since: int, seconds: float, report: Report) -> None:
         report.add(Claim(f"ddm train, one expert: {kind}", number / seconds, "a second", most))
     report.add(Claim("ddm train, one expert: all requests", counts.total() / seconds, "a second", MOST_RATE))
     report.add(Claim("ddm train, one expert: its price", dollars(counts) * DAY / seconds, "$ a day"))
-    curves = sum(one.sent for one in wire.asked[since:] if "/tensorboard/" in one.key)
+    curves = sum(one.sent for one in wire.requests[since:] if "/tensorboard/" in one.key)
     report.add(Claim("ddm train, one expert: curves", curves / seconds * DAY / 1e9, "GB a day", MOST_CURVES_GB))
 
 

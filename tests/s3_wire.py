@@ -1,8 +1,10 @@
 """A proxy before an S3 server, which counts requests and misbehaves as it is told."""
 
+import os
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ class Fault(Enum):
     UNCONDITIONAL = "If-None-Match isn't heeded"
 
 
+LENGTHS = ("content-length", "transfer-encoding")
 ERRORS = {
     Fault.UNAVAILABLE: (503, "SlowDown"),
     Fault.BROKEN: (500, "InternalError"),
@@ -35,13 +38,24 @@ ERRORS = {
 
 @dataclass(frozen=True)
 class Request:
-    """A request that was made: when, by the monotonic clock, of what, and what happened to it."""
+    """A request that was made: when, by the monotonic clock, of what, its body's bytes, and what happened to it."""
 
     at: float
     method: str
     path: str
     conditional: bool
+    sent: int = 0
     fault: Fault | None = None
+
+    @property
+    def key(self) -> str:
+        """Key in its bucket; empty for a request of the bucket itself."""
+        return self.path.partition("?")[0].strip("/").partition("/")[2]
+
+    @property
+    def kind(self) -> str:
+        """LIST, GET, HEAD, PUT, POST or DELETE, as one pays for them."""
+        return "LIST" if self.method == "GET" and not self.key else self.method
 
     def matches(self, pattern: str) -> bool:
         """True if `METHOD /bucket/key` has the pattern in it."""
@@ -91,10 +105,14 @@ class Wire:
         """The requests that a fault befell."""
         return [request for request in self.requests if request.fault]
 
+    def counts(self, since: int = 0) -> Counter[str]:
+        """Number of requests by kind, from the one numbered `since` on."""
+        return Counter(request.kind for request in self.requests[since:])
+
     def handle(self, handler: BaseHTTPRequestHandler) -> None:
         """Pass a request on, unless its fault says otherwise."""
-        body = handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
-        facts = handler.command, unquote(handler.path), "If-None-Match" in handler.headers
+        body = _body(handler)
+        facts = handler.command, unquote(handler.path), "If-None-Match" in handler.headers, len(body)
         with self._lock:
             now = time.monotonic()
             fault = self.rule(Request(now, *facts))
@@ -117,7 +135,8 @@ class Wire:
     def _forward(
         self, handler: BaseHTTPRequestHandler, body: bytes, conditional: bool
     ) -> tuple[int, dict[str, str], bytes]:
-        headers = dict(handler.headers.items())
+        headers = {name: value for name, value in handler.headers.items() if name.lower() not in LENGTHS}
+        headers["Content-Length"] = str(len(body))
         if not conditional:
             headers = {name: value for name, value in headers.items() if name.lower() != "if-none-match"}
         server = HTTPConnection(self._server, timeout=60)
@@ -131,7 +150,7 @@ class Wire:
     def _answer(self, handler: BaseHTTPRequestHandler, status: int, headers: dict[str, str], body: bytes) -> None:
         handler.send_response_only(status)
         for name, value in headers.items():
-            if name.lower() not in ("connection", "transfer-encoding", "content-length"):
+            if name.lower() not in ("connection", *LENGTHS):
                 handler.send_header(name, value)
         # A HEAD's is that of the object.
         length = next((value for name, value in headers.items() if name.lower() == "content-length"), str(len(body)))
@@ -139,6 +158,17 @@ class Wire:
         handler.end_headers()
         if handler.command != "HEAD":
             handler.wfile.write(body)
+
+
+def _body(handler: BaseHTTPRequestHandler) -> bytes:
+    if handler.headers.get("Transfer-Encoding", "").lower() != "chunked":
+        return handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+    chunks = []
+    while size := int(handler.rfile.readline().split(b";")[0], 16):
+        chunks.append(handler.rfile.read(size))
+        handler.rfile.readline()
+    handler.rfile.readline()
+    return b"".join(chunks)
 
 
 @contextmanager
@@ -149,3 +179,14 @@ def wire(server: str) -> Iterator[Wire]:
         yield opened
     finally:
         opened.close()
+
+
+@contextmanager
+def leading_through(server: str) -> Iterator[Wire]:
+    """A proxy before the server at a URL, which this process's environment leads to meanwhile."""
+    with wire(server) as opened:
+        before, os.environ["AWS_ENDPOINT_URL"] = os.environ["AWS_ENDPOINT_URL"], opened.url
+        try:
+            yield opened
+        finally:
+            os.environ["AWS_ENDPOINT_URL"] = before

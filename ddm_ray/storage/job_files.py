@@ -48,9 +48,13 @@ class JobFiles:
 
     @property
     def last_launch(self) -> tuple[str, int] | None:
-        """Id of the launch that began last, by the clocks of those who launch, and the newest attempt's number then."""
+        """Id of the launch that began last, and the newest attempt's number then.
+
+        Of several that began after the same attempt the last by the clocks of those who launch.
+        """
         matches = (match for key in self.sizes if (match := _BEGUN.fullmatch(key)))
-        return max(((match["launch"], int(match["after"])) for match in matches), default=None)
+        after, launch = max(((int(match["after"]), match["launch"]) for match in matches), default=(0, ""))
+        return (launch, after) if launch else None
 
     @property
     def saved(self) -> tuple[int, int]:

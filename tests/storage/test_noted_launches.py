@@ -12,9 +12,10 @@ from ddm_ray.errors import ConfigError, DDMError, Give, RayAway
 from ddm_ray.storage.attempts import claim
 from ddm_ray.storage.graph import expert
 from ddm_ray.storage.launches import Launch, noted
+from ddm_ray.storage.observer import observe
 from ddm_ray.storage.pulse import Pulses
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import describe, observe, status
+from ddm_ray.storage.status import describe, status
 from ddm_ray.watch.events import Events
 from tests.conftest import ddm
 from tests.storage.jobs import beat, fail
@@ -127,6 +128,14 @@ def test_a_record_that_cannot_be_read_still_says_that_there_was_one(run: Run) ->
     (record,) = (Path(run.url) / JOB).rglob("BEGUN-0000")
     record.write_bytes(b"[")
     assert text_of(run) == ("waiting", "waiting: launched, no attempt yet")
+
+
+def test_a_launch_by_a_clock_a_day_ahead_hides_no_later_one(run: Run) -> None:
+    ahead = Launch(JOB, id=f"{'f' * 11}{'0' * 8}")
+    noted(run.store, ahead).__enter__()
+    fail(claim(run.store, JOB, ahead.claim_fields()), "lost")
+    launch(run, AWAY, island="south")
+    assert_matches("failed: lost, attempt 1.*; launched again on island south", text_of(run)[1])
 
 
 def test_a_look_reads_the_newest_launch_alone(run: Run, requests: Counter[str]) -> None:

@@ -14,7 +14,7 @@ from ddm_ray.storage.attempts import Attempt
 from ddm_ray.storage.observer import Observer
 from ddm_ray.storage.status import survey
 from ddm_ray.train import worker
-from tests.counting_proxy import Wire, counting_proxy
+from tests.s3_wire import Wire, leading_through
 from tests.data.s3 import BUCKET, s3_server, upload
 from tests.random_run import make_data
 from tests.storage.fleet import ATTEMPTS, make_fleet
@@ -26,7 +26,7 @@ TRAINING, FINISHED = 3, 2
 
 @pytest.fixture(scope="module")
 def wire(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
-    with s3_server(tmp_path_factory.mktemp("s3") / "log") as server, counting_proxy(server) as wire:
+    with s3_server(tmp_path_factory.mktemp("s3") / "log") as server, leading_through(server) as wire:
         yield wire
 
 
@@ -40,7 +40,7 @@ def test_a_look_at_a_run(wire: Wire) -> None:
         number += 1
         for artifact in run.experts[FINISHED : FINISHED + TRAINING]:
             beat(Attempt(run.store, artifact, ATTEMPTS), number, 280 + number)
-        since = len(wire.asked)
+        since = len(wire.requests)
         states = [status.state for status in observer.look(now) if status.artifact in run.experts]
         assert states == ["finished"] * FINISHED + ["begun"] * TRAINING + ["waiting"] * 3
         return dict(wire.counts(since))
@@ -59,9 +59,9 @@ def test_steps_ask_for_nothing_but_beats(wire: Wire, tmp_path: Path) -> None:
     for steps in (12, 60):
         made = make_data(str(tmp_path / f"{steps}"), settings=(*SHORT, f"expert.train.steps={steps}"))
         url = upload(Path(made.url), f"steps-{steps}")
-        since = len(wire.asked)
+        since = len(wire.requests)
         worker.train(url, made.experts[0], TrainPlacement(checkpoint_steps=10**6))
-        names = [(one.kind, one.key.replace(f"{steps:09d}", "last").partition("/")[2]) for one in wire.asked[since:]]
+        names = [(one.kind, one.key.replace(f"{steps:09d}", "last").partition("/")[2]) for one in wire.requests[since:]]
         asked.append(sorted(name for name in names if not name[1].endswith("/HEARTBEAT") and "/events." not in name[1]))
     few, many = ([name for name in names if name[0] != "GET"] for names in asked)
     assert few == many
