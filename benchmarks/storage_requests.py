@@ -31,9 +31,9 @@ from ddm_ray.storage.run import Run  # noqa: E402
 from ddm_ray.storage.status import survey  # noqa: E402
 from ddm_ray.watch.loop import PAID_EVERY_SECONDS  # noqa: E402
 from tests.conftest import BIN, wait_for  # noqa: E402
-from tests.s3_wire import Wire, leading_through  # noqa: E402
 from tests.data.s3 import BUCKET, s3_server, upload  # noqa: E402
 from tests.random_run import make_data  # noqa: E402
+from tests.s3_wire import Wire, leading_through  # noqa: E402
 from tests.storage.fleet import ATTEMPTS, make_fleet  # noqa: E402
 from tests.storage.jobs import beat  # noqa: E402
 

@@ -14,9 +14,9 @@ from ddm_ray.storage.attempts import Attempt
 from ddm_ray.storage.observer import Observer
 from ddm_ray.storage.status import survey
 from ddm_ray.train import worker
-from tests.s3_wire import Wire, leading_through
 from tests.data.s3 import BUCKET, s3_server, upload
 from tests.random_run import make_data
+from tests.s3_wire import Wire, leading_through
 from tests.storage.fleet import ATTEMPTS, make_fleet
 from tests.storage.jobs import beat
 from tests.train.conftest import SHORT
