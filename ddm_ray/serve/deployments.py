@@ -26,7 +26,7 @@ from ddm_ray.sampling.run_models import mixture_info, monolith_info
 from ddm_ray.sampling.trajectory import start
 from ddm_ray.serve.computing import Computing, Networks, any_condition
 from ddm_ray.serve.engine import BatchEngine
-from ddm_ray.serve.links import Address, LinkServer
+from ddm_ray.serve.links import ANSWER_S, Address, LinkServer
 from ddm_ray.serve.multiplexed import Multiplexer
 from ddm_ray.serve.scheduler import Scheduler
 from ddm_ray.serve.versions import LOG, Pair, Version, Versions
@@ -151,8 +151,12 @@ class ExpertReplica:
         return _packed_velocity(await asyncio.wrap_future(self._asked(engine, packed)))
 
     async def link(self, weights: Pair) -> AsyncIterator[Address]:
-        """Address of a connection for calls of `velocity`, for as long as it lasts: so Serve knows of it."""
-        await self._used(weights)
+        """Address of a connection for calls of `velocity`, for as long as it lasts: so Serve knows of it.
+
+        None for weights that aren't at hand: a call of `velocity` loads them, if anybody still wants them.
+        """
+        if weights not in self._engines:
+            return
         if self._links is None:
             self._links = LinkServer(get_node_ip_address())
         invitation = self._links.invite(partial(self._linked_velocity, weights))
@@ -169,7 +173,11 @@ class ExpertReplica:
     def _linked_velocity(self, weights: Pair, packed: bytes) -> bytes:
         engine = self._engines[weights]
         self._used_at[weights] = time.monotonic()
-        return _packed_velocity(self._asked(engine, packed).result())
+        future = self._asked(engine, packed)
+        try:
+            return _packed_velocity(future.result(ANSWER_S))
+        finally:
+            future.cancel()  # nobody waits any longer
 
     def _asked(self, engine: BatchEngine, packed: bytes) -> "Future[Tensor]":
         return engine.ask(unpack_call(packed, self._cluster, self._info, self._device))

@@ -11,6 +11,7 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -20,8 +21,12 @@ KEY_BYTES = 32
 LENGTH = struct.Struct("!I")
 MOST_BYTES = 2**28
 """Bytes of a request or answer at most."""
-HANDSHAKE_S, IDLE_S = 5.0, 5.0
-"""Seconds for a proof, and between two requests, after which a server ends a connection."""
+HANDSHAKE_S, ANSWER_S, IDLE_S = 5.0, 10.0, 15.0
+"""Seconds for a proof, for an answer, and between two requests, after which a connection ends.
+
+Idle for longer than an answer may last, so that one slow expert doesn't cost the others' connections.
+"""
+PAUSE_S = 0.1
 MOST_CONNECTIONS = 64
 
 
@@ -53,7 +58,7 @@ class LinkServer:
         self._listener = socket.create_server((host, 0))
         self._host, self._port = host, int(self._listener.getsockname()[1])
         self._invitations: dict[bytes, Invitation] = {}
-        self._free = threading.Semaphore(MOST_CONNECTIONS)
+        self._free, self._closed = threading.Semaphore(MOST_CONNECTIONS), False
         threading.Thread(target=self._accept, name="links", daemon=True).start()
 
     def invite(self, answer: Callable[[bytes], bytes]) -> Invitation:
@@ -69,19 +74,25 @@ class LinkServer:
 
     def close(self) -> None:
         """Let nobody in any more."""
+        self._closed = True
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
     def _accept(self) -> None:
-        while True:
+        while not self._closed:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return
-            if self._free.acquire(blocking=False):
+            except OSError:  # closed, or this process has too much open for now
+                time.sleep(PAUSE_S)
+                continue
+            if not self._free.acquire(blocking=False):
+                connection.close()
+                continue
+            try:
                 threading.Thread(target=self._serve, args=[connection], name="link", daemon=True).start()
-            else:
+            except RuntimeError:  # too many threads for now
+                self._free.release()
                 connection.close()
 
     def _serve(self, connection: socket.socket) -> None:
@@ -121,29 +132,43 @@ class LinkServer:
 class Link:
     """A connection to a server that invited. Not for several threads."""
 
-    def __init__(self, address: Address, seconds: float):
-        """`seconds` for an answer. Raises OSError."""
+    def __init__(self, address: Address):
+        """Raises OSError."""
         self._socket = socket.create_connection((address.host, address.port), HANDSHAKE_S)
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             nonce = _exactly(self._socket, KEY_BYTES)
             self._socket.sendall(hmac.digest(address.key, nonce, "sha256"))
-            self._socket.settimeout(seconds)
         except OSError:
             self.close()
             raise
+        self._waiting = False
 
-    def send(self, request: bytes) -> None:
-        """Send a request, whose answer has to be received before the next. Raises OSError."""
+    def send(self, request: bytes, until: float) -> None:
+        """Send a request, whose answer has to be received before the next, until then by the monotonic clock.
+
+        Raises OSError, also if an answer is still to come: whoever took it for the next one's would be wrong.
+        """
+        if self._waiting:
+            raise ConnectionError("the answer before this one was never received")
+        self._waiting = True
+        self._socket.settimeout(_left(until))
         _send(self._socket, request)
 
-    def receive(self) -> bytes:
-        """The answer to what was sent. Raises OSError, of which TimeoutError for none in time."""
-        return _received(self._socket)
+    def receive(self, until: float) -> bytes:
+        """The answer to what was sent. Raises OSError."""
+        self._socket.settimeout(_left(until))
+        answer = _received(self._socket)
+        self._waiting = False
+        return answer
 
     def close(self) -> None:
         """End the connection."""
         self._socket.close()
+
+
+def _left(until: float) -> float:
+    return max(0.001, until - time.monotonic())
 
 
 def _send(connection: socket.socket, data: bytes) -> None:

@@ -1,6 +1,8 @@
 """Engines of other processes: their methods over Serve's handles, called again where a replica dies."""
 
 import asyncio
+import logging
+import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
@@ -22,7 +24,7 @@ from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo
 from ddm_ray.sampling.state import Trajectories
 from ddm_ray.serve.batch import Segment
 from ddm_ray.serve.engine import AwayError, StartingError
-from ddm_ray.serve.links import Link
+from ddm_ray.serve.links import ANSWER_S, Link
 from ddm_ray.serve.versions import LOG, Pair
 
 ATTEMPTS = 5
@@ -32,8 +34,8 @@ AWAY_S = 10.0
 VELOCITY_S = 30.0
 PATIENCE_S = 1.0
 """Seconds without an answer after which it is asked whether anybody is there to give one."""
-RENEW_S, RETRY_S = 10.0, 1.0
-"""Seconds after which another link is asked for: where there is one, and where there is none."""
+RENEW_S, RETRY_S, MOST_RETRY_S = 10.0, 1.0, 60.0
+"""Seconds after which another link is asked for: where there is one, where there is none, and after many failures."""
 STARTING_S = 5.0
 """Seconds that a request waits for the first replica; then its client hears of it, and the replica starts on."""
 
@@ -113,7 +115,9 @@ class RemoteEngine:
         self._link: Link | None = None
         self._newer: Link | None = None
         self._linking: Future[None] | None = None
-        self._linked_at = -np.inf
+        # Where Ray encrypts, nothing crosses beside it.
+        self._linked_at = np.inf if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true") else -np.inf
+        self._retry_s = RETRY_S
         self._request: object = None
 
     async def run(self, rows: Trajectories, seconds: float | None, until: int | None) -> Segment:
@@ -130,39 +134,33 @@ class RemoteEngine:
             async with asyncio.timeout(VELOCITY_S):
                 return _velocity(await self._called(self._handle.velocity, pack_call(call)))
         except TimeoutError:
-            raise self._silent() from None
+            self._replicas.mark_away(self._name)
+            raise AwayError(f"{self._name} doesn't answer", self.expert) from None
 
-    def ask(self, call: ExpertCall) -> bool:
+    def ask(self, call: ExpertCall, until: float) -> bool:
         """Send a call over a link, whose `answer` has to be taken before the next; False if there is no link yet.
 
-        For one thread, which isn't the event loop's. The link is replaced now and then, so that all replicas have work.
+        `until` is a time of the monotonic clock. For one thread, which isn't the event loop's. The link is replaced now
+        and then, so that all replicas have work.
         """
         if self._newer is not None:
             self._drop_link()
             self._link, self._newer = self._newer, None
-        now = time.monotonic()
-        pause_s = RETRY_S if self._link is None else RENEW_S
-        if now - self._linked_at > pause_s and (self._linking is None or self._linking.done()):
-            self._linked_at = now
+        pause_s = self._retry_s if self._link is None else RENEW_S
+        if time.monotonic() - self._linked_at > pause_s and (self._linking is None or self._linking.done()):
             self._linking = asyncio.run_coroutine_threadsafe(self._connect(), self._loop)
         try:
             if self._link is not None:
-                self._link.send(pack_call(call))
+                self._link.send(pack_call(call), until)
         except OSError:
             self._drop_link()
         return self._link is not None
 
-    def answer(self) -> Tensor | None:
-        """The velocity that was asked for; None if the link has broken, or if the replica can't answer so.
-
-        AwayError after VELOCITY_S without any.
-        """
+    def answer(self, until: float) -> Tensor | None:
+        """The velocity that was asked for; None if none came over the link: Serve knows who is away."""
         assert self._link is not None
         try:
-            answer = self._link.receive()
-        except TimeoutError:
-            self._drop_link()
-            raise self._silent() from None
+            answer = self._link.receive(until)
         except OSError:
             self._drop_link()
             return None
@@ -177,16 +175,17 @@ class RemoteEngine:
         """Have a link to the replica that Serve chooses."""
         response: Any = self._handle.options(method_name="link", stream=True).remote(self._weights)
         try:
-            self._newer = await asyncio.to_thread(Link, await anext(response), VELOCITY_S)
+            self._newer = await asyncio.to_thread(Link, await anext(response))
         except Exception as error:  # calls through Serve go on, and tell what is wrong
-            LOG.info("no link to %s: %s", self._name, one_line(error, 200))
+            # Once: a port that can't be reached stays so.
+            level = logging.WARNING if isinstance(error, OSError) and self._retry_s == RETRY_S else logging.INFO
+            LOG.log(level, "no link to %s, so velocities cross by Serve: %s", self._name, one_line(error, 200))
             response.cancel()
+            self._retry_s = min(2 * self._retry_s, MOST_RETRY_S)
         else:
             self._request = response  # it lasts as long as the link
-
-    def _silent(self) -> AwayError:
-        self._loop.call_soon_threadsafe(self._replicas.mark_away, self._name)
-        return AwayError(f"{self._name} doesn't answer", self.expert)
+            self._retry_s = RETRY_S
+        self._linked_at = time.monotonic()
 
     async def _called(self, method: Any, *arguments: Any) -> Any:
         try:
@@ -267,15 +266,10 @@ def answer_from(
         experts = [call for call in calls if isinstance(call, ExpertCall)]
         if not experts:
             return driver.answers(calls, (), router)
-        asked = [engines[call.expert].ask(call) for call in experts]
-        answers, errors = list[Tensor | None](), list[AwayError]()
-        for call, linked in zip(experts, asked, strict=True):
-            try:
-                answers.append(engines[call.expert].answer() if linked else None)
-            except AwayError as error:
-                errors.append(error)  # once the others' answers are taken
-        if errors:
-            raise errors[0]
+        until = time.monotonic() + ANSWER_S
+        asked = [engines[call.expert].ask(call, until) for call in experts]
+        pairs = zip(experts, asked, strict=True)
+        answers = [engines[call.expert].answer(until) if linked else None for call, linked in pairs]
         rest = [call for call, answer in zip(experts, answers, strict=True) if answer is None]
         on_calls(len(experts) - len(rest), len(rest))
         others = asyncio.run_coroutine_threadsafe(through_serve(rest), loop).result() if rest else []

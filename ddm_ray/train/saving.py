@@ -42,20 +42,29 @@ class SaveClock:
     """Says when a state is due by the clock: `minutes` after the one before, sooner in an attempt's first minutes.
 
     Then it is due once half of the time up to the last one, and YOUNG_SECONDS, have passed: who stops what has just
-    begun loses a third of it. An infinite number of minutes is none. Times are readings of one clock in seconds.
+    begun loses a third of it. A large state is due more seldom then: it is written for a tenth of the time at most. An
+    infinite number of minutes is none. Times are readings of one clock in seconds.
     """
 
     def __init__(self, minutes: float, now: float):
         self._most, self._began, self._saved = 60 * minutes, now, now
+        self._took: float | None = 0.0
 
     def due(self, now: float) -> bool:
-        """True if a state is to be saved."""
-        young = max(YOUNG_SECONDS, (self._saved - self._began) / 2)
+        """True if a state is to be saved; never while one is being written."""
+        if self._took is None:
+            return False
+        young = max(YOUNG_SECONDS, (self._saved - self._began) / 2, 10 * self._took)
         return math.isfinite(self._most) and now - self._saved >= min(self._most, young)
 
     def saved(self, now: float) -> None:
         """Note that one is being saved."""
-        self._saved = now
+        self._saved, self._took = now, None
+
+    def written(self, now: float) -> None:
+        """Note that none is being written."""
+        if self._took is None:
+            self._took = now - self._saved
 
 
 class StateSaver:

@@ -91,6 +91,8 @@ def _train(
                 mean_loss, any_rank = exchange(loss, flags)
             if any_rank.overtaken:
                 attempt.give_way(step + 1)  # before a state is committed that nobody goes on from
+            if not any_rank.saving:
+                clock.written(time.monotonic())
             saver.go_on(any_rank.writing, any_rank.refused)
             if not (math.isfinite(norm) and math.isfinite(mean_loss)):
                 raise TrainingError(

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from ddm_ray.serve.links import KEY_BYTES, LENGTH, MOST_BYTES, Address, Link, LinkServer
 
-HOST, ANSWER_S = "127.0.0.1", 30.0
+HOST, PATIENCE_S = "127.0.0.1", 30.0
 
 
 @pytest.fixture
@@ -20,14 +21,19 @@ def server() -> Iterator[LinkServer]:
     server.close()
 
 
+def soon() -> float:
+    """A time of the monotonic clock that is far off enough."""
+    return time.monotonic() + PATIENCE_S
+
+
 def echo(request: bytes) -> bytes:
     return request[::-1]
 
 
 def raw(address: Address) -> socket.socket:
     """A connection of somebody who speaks for themselves."""
-    connection = socket.create_connection((address.host, address.port), ANSWER_S)
-    connection.settimeout(ANSWER_S)
+    connection = socket.create_connection((address.host, address.port), PATIENCE_S)
+    connection.settimeout(PATIENCE_S)
     assert len(connection.recv(KEY_BYTES, socket.MSG_WAITALL)) == KEY_BYTES
     return connection
 
@@ -43,8 +49,8 @@ def ended(connection: socket.socket) -> bool:
 def refused(link: Link) -> bool:
     """True if a request isn't answered, since the other side ended the connection."""
     try:
-        link.send(b"x")
-        link.receive()
+        link.send(b"x", soon())
+        link.receive(soon())
     except ConnectionError:
         return True
     return False
@@ -54,32 +60,32 @@ def refused(link: Link) -> bool:
 def test_answers_come_in_turn(requests: list[bytes]) -> None:
     server = LinkServer(HOST)
     invitation = server.invite(echo)
-    link = Link(invitation.address, ANSWER_S)
+    link = Link(invitation.address)
     for request in requests:
-        link.send(request)
-        assert link.receive() == request[::-1]
+        link.send(request, soon())
+        assert link.receive(soon()) == request[::-1]
     link.close()
-    invitation.ended.result(ANSWER_S)
+    invitation.ended.result(PATIENCE_S)
     server.close()
 
 
 def test_several_are_answered_at_once(server: LinkServer) -> None:
-    both = threading.Barrier(2, timeout=ANSWER_S)
+    both = threading.Barrier(2, timeout=PATIENCE_S)
 
     def answer(request: bytes) -> bytes:
         both.wait()
         return request
 
-    links = [Link(server.invite(answer).address, ANSWER_S) for _ in range(2)]
+    links = [Link(server.invite(answer).address) for _ in range(2)]
     for link in links:
-        link.send(b"x")
-    assert [link.receive() for link in links] == [b"x", b"x"]
+        link.send(b"x", soon())
+    assert [link.receive(soon()) for link in links] == [b"x", b"x"]
 
 
 def test_strangers_are_told_nothing(server: LinkServer) -> None:
     requests = list[bytes]()
     address = server.invite(lambda request: requests.append(request) or b"").address
-    wrong = Link(Address(address.host, address.port, b"\0" * KEY_BYTES), ANSWER_S)
+    wrong = Link(Address(address.host, address.port, b"\0" * KEY_BYTES))
     assert refused(wrong)
     silent = raw(address)
     silent.sendall(bytes(32))
@@ -88,16 +94,16 @@ def test_strangers_are_told_nothing(server: LinkServer) -> None:
 
 def test_a_key_lets_one_in(server: LinkServer) -> None:
     invitation = server.invite(echo)
-    first, second = (Link(invitation.address, ANSWER_S) for _ in range(2))
-    first.send(b"ab")
-    assert first.receive() == b"ba"
+    first, second = (Link(invitation.address) for _ in range(2))
+    first.send(b"ab", soon())
+    assert first.receive(soon()) == b"ba"
     assert refused(second)
 
 
 def test_who_is_no_longer_invited_stays_out(server: LinkServer) -> None:
     invitation = server.invite(echo)
     server.withdraw(invitation)
-    link = Link(invitation.address, ANSWER_S)
+    link = Link(invitation.address)
     assert refused(link)
     assert not invitation.joined.done()
 
@@ -105,9 +111,9 @@ def test_who_is_no_longer_invited_stays_out(server: LinkServer) -> None:
 def test_whoever_says_nothing_is_let_go_and_keeps_nobody_out() -> None:
     server = LinkServer(HOST, handshake_s=0.2)
     silent = [raw(server.invite(echo).address) for _ in range(8)]
-    link = Link(server.invite(echo).address, ANSWER_S)
-    link.send(b"ab")
-    assert link.receive() == b"ba"
+    link = Link(server.invite(echo).address)
+    link.send(b"ab", soon())
+    assert link.receive(soon()) == b"ba"
     assert all(ended(connection) for connection in silent)
     server.close()
 
@@ -115,26 +121,26 @@ def test_whoever_says_nothing_is_let_go_and_keeps_nobody_out() -> None:
 def test_an_idle_connection_ends() -> None:
     server = LinkServer(HOST, idle_s=0.2)
     invitation = server.invite(echo)
-    link = Link(invitation.address, ANSWER_S)
-    invitation.ended.result(ANSWER_S)
+    link = Link(invitation.address)
+    invitation.ended.result(PATIENCE_S)
     assert refused(link)
     server.close()
 
 
 def test_what_cannot_be_answered_so_is_an_empty_answer(server: LinkServer) -> None:
-    link = Link(server.invite(lambda request: bytes([1 // len(request)])).address, ANSWER_S)
+    link = Link(server.invite(lambda request: bytes([1 // len(request)])).address)
     for request, answer in ((b"", b""), (b"x", b"\1")):
-        link.send(request)
-        assert link.receive() == answer
+        link.send(request, soon())
+        assert link.receive(soon()) == answer
 
 
 def test_too_long_a_request_ends_its_connection(server: LinkServer) -> None:
     invitation = server.invite(echo)
-    link = Link(invitation.address, ANSWER_S)
+    link = Link(invitation.address)
     link._socket.sendall(LENGTH.pack(MOST_BYTES + 1))
-    invitation.ended.result(ANSWER_S)
+    invitation.ended.result(PATIENCE_S)
     with pytest.raises(ConnectionError):
-        link.receive()
+        link.receive(soon())
 
 
 def test_the_key_is_in_no_message() -> None:
@@ -142,3 +148,36 @@ def test_the_key_is_in_no_message() -> None:
     address = server.invite(echo).address
     server.close()
     assert address.key.hex() not in repr(address) and str(address.key) not in repr(address)
+
+
+def test_an_answer_that_was_never_received_is_nobody_elses(server: LinkServer) -> None:
+    link = Link(server.invite(echo).address)
+    link.send(b"ab", soon())
+    with pytest.raises(ConnectionError):
+        link.send(b"cd", soon())
+
+
+def test_who_freezes_is_waited_for_until_then(server: LinkServer) -> None:
+    thawed = threading.Event()
+
+    def answer(request: bytes) -> bytes:
+        thawed.wait(PATIENCE_S)
+        return request
+
+    link = Link(server.invite(answer).address)
+    link.send(b"x", soon())
+    with pytest.raises(TimeoutError):
+        link.receive(time.monotonic() + 0.05)
+    thawed.set()
+
+
+def test_too_many_threads_end_no_server(server: LinkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = Link(server.invite(echo).address)  # it listens
+    monkeypatch.setattr(threading.Thread, "start", lambda _: (_ for _ in ()).throw(RuntimeError("no more threads")))
+    refused_one = socket.create_connection((HOST, server.invite(echo).address.port), PATIENCE_S)
+    refused_one.settimeout(PATIENCE_S)
+    assert ended(refused_one)
+    monkeypatch.undo()
+    for each in (link, Link(server.invite(echo).address)):
+        each.send(b"ab", soon())
+        assert each.receive(soon()) == b"ba"
