@@ -1,5 +1,6 @@
 """When states are due by the clock."""
 
+import itertools
 import math
 
 from hypothesis import given
@@ -50,5 +51,5 @@ def test_a_state_that_takes_long_is_written_for_a_tenth_of_the_time() -> None:
         if clock.due(second):
             clock.saved(second)
             saved.append(second)
-    pauses = [after - before for before, after in zip(saved, saved[1:], strict=False)]
+    pauses = [after - before for before, after in itertools.pairwise(saved)]
     assert pauses[0] == 480 and pauses == sorted(pauses) and 2000 < pauses[-1] <= 3600
