@@ -3,6 +3,7 @@
 Nothing here knows a command or its options: `ddm_ray.cli.fixes` phrases a remedy as these.
 """
 
+import errno
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -74,14 +75,14 @@ class DDMError(Exception):
     """Base of all errors that the command line prints as one line, without a traceback.
 
     `message` says what happened and where, `fix` what mends it; the message may say that itself where it is prose.
-    `passes` is true of kinds that may be over when the same is tried again later, with nothing mended.
+    `passes` is true if it may be over when the same is tried again later, with nothing mended: `KIND_PASSES` of most.
     """
 
-    passes = False
+    KIND_PASSES = False
 
     def __init__(self, message: str, fix: Fix | None = None):
-        super().__init__(message)  # all that unpickling calls this with; `fix` comes with the attributes
-        self.message, self.fix = message, fix
+        super().__init__(message)  # all that unpickling calls this with; the rest comes with the attributes
+        self.message, self.fix, self.passes = message, fix, self.KIND_PASSES
 
     def __str__(self) -> str:
         return self.text()
@@ -95,14 +96,17 @@ class DDMError(Exception):
         fix: Any = self.fix
         if fix is not None and not isinstance(fix, str):
             fix = {"do": type(fix).__name__, **asdict(fix)}
-        return {"kind": type(self).__name__, "error": self.message, "fix": fix}
+        return {"kind": type(self).__name__, "error": self.message, "fix": fix, "passes": self.passes}
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> "DDMError":
         """Read what `to_fields` wrote: an error of its kind, else of this one. A fix that can't be read is left out."""
         kind = globals().get(str(fields.get("kind")))
         known = kind if isinstance(kind, type) and issubclass(kind, DDMError) else cls
-        return known(str(fields["error"]), _read_fix(fields.get("fix")))
+        error = known(str(fields["error"]), _read_fix(fields.get("fix")))
+        if isinstance(passes := fields.get("passes"), bool):
+            error.passes = passes
+        return error
 
 
 def _read_fix(fields: Any) -> Fix | None:
@@ -131,9 +135,13 @@ class RunError(DDMError):
 
 
 class StorageError(DDMError):
-    """Storage that refuses: no permission, no space, no network."""
+    """Storage that refuses: no permission, no space, no network. It passes if nobody has to mend a key or a right."""
 
-    passes = True
+    KIND_PASSES = True
+
+    def __init__(self, message: str, fix: Fix | None = None, passes: bool = True):
+        super().__init__(message, fix)
+        self.passes = passes
 
 
 class MissingArtifact(DDMError):
@@ -183,13 +191,13 @@ class TrainingError(DDMError):
 class Preempted(TrainingError):
     """A training worker's machine is about to be taken away, or its group to grow; the state is saved."""
 
-    passes = True
+    KIND_PASSES = True
 
 
 class GaveUp(TrainingError):
     """A launch that lost its workers, or whatever started them, too often in a row; nobody knows if it is hopeless."""
 
-    passes = True
+    KIND_PASSES = True
 
 
 class Superseded(TrainingError):
@@ -213,7 +221,7 @@ class RayError(DDMError):
 class RayAway(RayError):
     """There is no Ray cluster at the address, it was lost meanwhile, or the nodes of a slice aren't back."""
 
-    passes = True
+    KIND_PASSES = True
 
 
 class ServeError(DDMError):
@@ -232,6 +240,8 @@ def exit_code(error: BaseException) -> int:
 
 # A cloud's machines are asked there for a key by who was given none.
 _KEY_SERVICE = re.compile(r"http://(169\.254\.169\.254|metadata\.google\.internal)")
+# What only a person changes; of errors of obstore the text alone has the number.
+_NO_RIGHT, _NUMBER = (errno.EACCES, errno.EPERM, errno.EROFS), re.compile(r"\(os error (\d+)\)")
 
 
 def one_line(what: object, limit: int | None = None, *, tail: bool = False) -> str:
@@ -262,7 +272,18 @@ def as_storage_error(
         yield
     except kinds as error:
         kind = missing if isinstance(error, FileNotFoundError) else StorageError
-        raise kind(f"{where}: {refusal(error, where)}", fix) from None
+        refused = kind(f"{where}: {refusal(error, where)}", fix)
+        refused.passes = refused.passes and _may_pass(error)
+        raise refused from None
+
+
+def _may_pass(error: BaseException) -> bool:
+    """False for a refusal of a local disk that somebody must mend, or for want of a key."""
+    text = str(error)
+    number = error.errno if isinstance(error, OSError) and error.errno else None
+    if number is None and (found := _NUMBER.search(text)):
+        number = int(found[1])
+    return number not in _NO_RIGHT and not _KEY_SERVICE.search(text)
 
 
 def refusal(error: BaseException, where: object = None) -> str:
@@ -278,4 +299,10 @@ def refusal(error: BaseException, where: object = None) -> str:
         if service := _KEY_SERVICE.search(text):
             keys = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what your storage calls them"
             text = f"no key: {keys}, where this command and Ray are started (asked in vain: {service[0]})"
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in one_line(text, 500))
+    return printable(text, 500)
+
+
+def printable(what: object, limit: int) -> str:
+    """A text of others as one line of at most `limit` characters, which tells a terminal nothing but letters."""
+    text = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in one_line(what, limit))
+    return text[:limit]

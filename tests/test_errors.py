@@ -22,6 +22,7 @@ from ddm_ray.errors import (
     StorageError,
     TrainingError,
     as_storage_error,
+    exit_code,
     one_line,
     refusal,
 )
@@ -84,6 +85,15 @@ def test_an_error_crosses_borders_whole(fix: Fix | None) -> None:
     assert isinstance(by_ray, CorruptArtifact) and by_ray.text(phrase) == error.text(phrase)
 
 
+@pytest.mark.parametrize("passes", [True, False])
+def test_whether_an_error_passes_crosses_borders(passes: bool) -> None:
+    error = StorageError("x", passes=passes)
+    by_ray = RayTaskError("f", "traceback", error).as_instanceof_cause()
+    as_json = DDMError.from_fields(json.loads(json.dumps(error.to_fields())))
+    for again in (pickle.loads(pickle.dumps(error)), cloudpickle.loads(cloudpickle.dumps(error)), as_json, by_ray):
+        assert again.passes is passes and exit_code(again) == (75 if passes else 1)
+
+
 @pytest.mark.parametrize(
     "fix",
     [
@@ -119,6 +129,11 @@ def test_what_storage_refuses() -> None:
             raise PermissionError(errno.EACCES, "whatever", "/a/b")
     with pytest.raises(DataError, match=r"^/a: No such file or directory$"), as_storage_error("/a", missing=DataError):
         raise FileNotFoundError(errno.ENOENT, "whatever", "/a")
+    for number, passes in {errno.ENOSPC: True, errno.EIO: True, errno.EACCES: False, errno.EROFS: False}.items():
+        for refused in (OSError(number, "whatever"), OSError(f"Unable to write to /a: x (os error {number})")):
+            with pytest.raises(StorageError) as caught, as_storage_error("/a"):
+                raise refused
+            assert caught.value.passes is passes
     with pytest.raises(KeyError), as_storage_error("/a"):
         raise KeyError
     assert refusal(OSError("When reading\nbucket \x1bx\n\nDebug source:\nabc")) == "When reading bucket \\x1bx"

@@ -56,6 +56,11 @@ class JobFiles:
         after, launch = max(((int(match["after"]), match["launch"]) for match in matches), default=(0, ""))
         return (launch, after) if launch else None
 
+    def launched_after(self, attempt: int) -> list[str]:
+        """Ids of the launches that began when that attempt was the newest."""
+        matches = (match for key in self.sizes if (match := _BEGUN.fullmatch(key)))
+        return [match["launch"] for match in matches if int(match["after"]) == attempt]
+
     @property
     def saved(self) -> tuple[int, int]:
         """Attempt and step of the state that the next attempt goes on from: the newest attempt's newest; (0, 0): none.

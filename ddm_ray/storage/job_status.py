@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddm_ray.errors import Preempted
+from ddm_ray.errors import DDMError, Preempted
 from ddm_ray.storage.attempts import Attempt, read_failure
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_files import JobFiles, list_jobs
@@ -114,7 +114,7 @@ def _last_launch(store: Store, files: JobFiles) -> JobStatus | None:
         return None
     launch = Launch(files.artifact, files.last_launch[0], after=newest)
     note = read_failure(store, launch.given_up_key) if has_given_up(files, launch.id) else None
-    failure = {**note, "attempt": newest, "final": True} if note else None
+    failure = {**note, "attempt": newest, "final": not DDMError.from_fields(note).passes} if note else None
     return JobStatus(newest, {**launch.begun(store), "attempt": newest}, failure, None, 0)
 
 

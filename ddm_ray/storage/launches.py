@@ -16,10 +16,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
 
-from ddm_ray.errors import DDMError, GaveUp, StorageError, TrainingError, one_line
+from ddm_ray.errors import DDMError, GaveUp, StorageError, TrainingError, one_line, printable
 from ddm_ray.storage.attempts import OUT_OF_MEMORY, Attempt, claimed, read_failure
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_files import BEGUN, JobFiles, list_jobs
+from ddm_ray.storage.patience import ONCE
 from ddm_ray.storage.store import Store
 
 
@@ -74,7 +75,7 @@ class Launch:
 
 def place_of(fields: Mapping[str, Any]) -> str:
     """Words on where an attempt runs, by its claim or heartbeat: ` on island north, host n7, job raysubmit_7`."""
-    words = [f"{name} {fields[name]}" for name in ("island", "host", "job") if fields.get(name)]
+    words = [f"{name} {printable(fields[name], 100)}" for name in ("island", "host", "job") if fields.get(name)]
     return f" on {', '.join(words)}" if words else ""
 
 
@@ -106,19 +107,40 @@ def noted(store: Store, launch: Launch) -> Iterator[Launch]:
 
     Yields the launch with the number of the attempt that it begins after. Nothing is left of one that Ctrl-C ends.
     """
-    launch = replace(launch, after=max(claimed(store, launch.artifact), default=0))
+    files = list_jobs(store, [launch.artifact])[launch.artifact]
+    launch = replace(launch, after=max(files.attempts, default=0))
     where = {**launch.place, "host": socket.gethostname(), "pid": os.getpid()}
     store.write(launch.begun_key, json.dumps(where).encode())
+    _drop_ended(store, files, launch.after, where)
     try:
         yield launch
     except KeyboardInterrupt:
-        store.delete_one(launch.begun_key)
+        with suppress(StorageError):
+            Store(store.url, ONCE).delete_one(launch.begun_key)
         raise
     except Exception as error:
         with suppress(StorageError):
             if max(claimed(store, launch.artifact), default=0) == launch.after:
                 launch.give_up(store, error if isinstance(error, DDMError) else TrainingError(one_line(error, 500)))
         raise
+
+
+def _drop_ended(store: Store, files: JobFiles, after: int, where: Mapping[str, Any]) -> None:
+    """Delete what launches in vain left that began after the same attempt, from the same island, or host without one.
+
+    Else whoever starts a command again and again would leave more, and more. What storage won't delete stays.
+    """
+    with suppress(StorageError):
+        for launch_id in files.launched_after(after):
+            launch = Launch(files.artifact, launch_id, after=after)
+            if has_given_up(files, launch_id) and _site(launch.begun(store)) == _site(where):
+                store.delete(launch.prefix)
+
+
+def _site(fields: Mapping[str, Any]) -> tuple[Any, Any]:
+    """What two launches from the same place have in common."""
+    island = fields.get("island")
+    return island, None if island else fields.get("host")
 
 
 class FailureBudget:
@@ -203,7 +225,7 @@ class LaunchReader:
             if number not in self._failures and files.failed(number):
                 self._failures[number] = Attempt(self._store, artifact, number).failure()
             if (failure := self._failures.get(number)) and failure["final"]:
-                return _error(artifact, failure)
+                return _error(artifact, {**failure, "passes": False})
         return None
 
 

@@ -73,13 +73,14 @@ class Undecided(BaseError):
 class Patience:
     """Time for which a store that doesn't answer is waited for, with pauses in seconds from the first to the longest.
 
-    With `denials` one that denies is waited for, too: a key that was revoked may come back. obstore repeats a request
-    `repeats` times within seconds, in which Ctrl-C isn't heard; the minutes are waited for here, by requests that are
-    signed anew.
+    With `denials` one that denies is waited for, too: a key that was revoked may come back; where nothing was ever
+    allowed for `first_denials` seconds at most. obstore repeats a request `repeats` times within seconds, in which
+    Ctrl-C isn't heard; the minutes are waited for here, by requests that are signed anew.
     """
 
     seconds: float
     denials: bool = False
+    first_denials: float = 60.0
     first_pause: float = 0.5
     longest_pause: float = 5.0
     repeats: int = 3
@@ -103,6 +104,8 @@ class Patience:
 
 PROMPT = Patience(seconds=15)
 """Patience where a person waits, or whoever calls asks again."""
+ONCE = Patience(seconds=0, repeats=0)
+"""Patience of who tries once."""
 PATIENT = Patience(seconds=600, denials=True)
 """Patience where hours of training would be lost."""
 
@@ -124,28 +127,31 @@ class Asker:
                 self._answered()
                 raise
             except BaseError as error:
-                left = began + self._patience.seconds - time.monotonic()
-                if left <= 0 or not self._may_pass(error):
+                left = began + self._longest(error) - time.monotonic()
+                if left <= 0:
                     raise
-                self._warn(error, left)
+                self._warn(error, began, left)
                 time.sleep(min(pause, left))
             else:
                 self._answered()
                 return answer
         raise AssertionError
 
-    def _may_pass(self, error: BaseError) -> bool:
-        passing = {
-            Trouble.AWAY: True,
-            Trouble.DENIED: self._patience.denials,
-            Trouble.KEYLESS: self._patience.denials and self._admitted,
-            Trouble.FINAL: False,
-        }
-        return passing[Trouble.of(error)]
+    def passes(self, error: BaseError) -> bool:
+        """True if the same request may be heeded later, with nothing mended: what was allowed before may be again."""
+        trouble = Trouble.of(error)
+        return trouble is Trouble.AWAY or (self._admitted and trouble is not Trouble.FINAL)
 
-    def _warn(self, error: BaseError, left: float) -> None:
+    def _longest(self, error: BaseError) -> float:
+        """Seconds for which an error is waited for."""
+        patience, trouble = self._patience, Trouble.of(error)
+        if trouble is Trouble.DENIED and not self._admitted:
+            return min(patience.seconds, patience.first_denials) if patience.denials else 0.0
+        return patience.seconds if self.passes(error) and (patience.denials or trouble is Trouble.AWAY) else 0.0
+
+    def _warn(self, error: BaseError, began: float, left: float) -> None:
         """Say it once an outage, and not of one that is over at once."""
-        if not self._warned and self._patience.seconds - left > 2 * self._patience.first_pause:
+        if not self._warned and time.monotonic() - began > 2 * self._patience.first_pause:
             self._warned = True
             print(f"warning: {self._url}: {reason(error)}; trying on for up to {left:.0f} s", file=sys.stderr)
 

@@ -65,7 +65,7 @@ class Store:
         try:
             return self._asker.ask(request)
         except BaseError as error:
-            raise StorageError(f"{where}: {reason(error)}") from None
+            raise StorageError(f"{where}: {reason(error)}", passes=self._asker.passes(error)) from None
 
     def read(self, key: str, most: int | None = None) -> bytes:
         """The object's bytes, no more than the first `most`."""
@@ -167,7 +167,8 @@ class Store:
         if again:
             raise StorageError(
                 f"{self.url}: this storage ignores If-None-Match, so two owners of one job would spoil each other's"
-                " work; choose one that knows conditional writes, as S3, GCS, Azure, R2 and new versions of MinIO do"
+                " work; choose one that knows conditional writes, as S3, GCS, Azure, R2 and new versions of MinIO do",
+                passes=False,
             )
 
     def _sync(self, key: str) -> None:

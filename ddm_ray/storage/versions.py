@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable
 
+from ddm_ray.errors import printable
 from ddm_ray.storage.status import Status
 
 
@@ -12,7 +13,7 @@ def differences(statuses: Iterable[Status]) -> list[str]:
     for status in statuses:
         versions = status.job.heartbeat.get("versions") if status.job else None
         for library, version in (versions if isinstance(versions, dict) else {}).items():
-            jobs[library][str(version)].append(status.artifact)
+            jobs[printable(library, 100)][printable(version, 100)].append(status.artifact)
     return [_line(library, by_version) for library, by_version in jobs.items() if len(by_version) > 1]
 
 

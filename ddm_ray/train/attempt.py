@@ -21,7 +21,6 @@ from ddm_ray.errors import (
     DDMError,
     DriftError,
     OutOfMemory,
-    Preempted,
     StorageError,
     Superseded,
     one_line,
@@ -55,16 +54,16 @@ class TrainAttempt:
         self.searches, self.micro_batch = rows is None, rows or 1
         self.job, self._elastic = job, placement.workers.elastic
         self.storage = Attempt(run.store, job.artifact, number)
-        # What it tells of itself isn't worth minutes of waiting.
+        # What it tells of itself, or deletes, isn't worth minutes of waiting.
         self._prompt_storage = Attempt(Store(run.url, PROMPT), job.artifact, number)
         self._run, self.identity = run, run.identity(job.artifact)
-        self.saver = StateSaver(self.storage, self.identity, placement.keep_states)
+        self.saver = StateSaver(self.storage, self.identity, placement.keep_states, self._prompt_storage)
         self._tried: set[str] = set()
         who = {"host": socket.gethostname(), "pid": os.getpid(), "world_size": self._world, "versions": versions()}
         who |= launch.place if launch else {}
         how = {"zero_stage": placement.zero_stage, "steps": job.train.steps}
         self._heartbeat = Heartbeat(self._prompt_storage, who | how) if self._rank == 0 else None
-        self._telemetry = Telemetry(run.store, self.storage.prefix) if self._rank == 0 else None
+        self._telemetry = Telemetry(self._prompt_storage.store, self.storage.prefix) if self._rank == 0 else None
         self._lookout = Lookout(self.storage) if self._rank == 0 else None
         self._launch = launch
         self.phase("starting")
@@ -105,7 +104,7 @@ class TrainAttempt:
         elif lost_worker(error):
             self._note("another worker of the group was lost, or hangs", "LostWorker", final=False)
         else:
-            mendable = not isinstance(error, DDMError) or isinstance(error, StorageError | Preempted)
+            mendable = not isinstance(error, DDMError) or error.passes
             # Of two launches one goes on; within one, the newer attempt is its next try.
             mendable |= isinstance(error, Superseded) and error.by_its_own_launch
             fix = error.to_fields()["fix"] if isinstance(error, DDMError) else None

@@ -74,8 +74,10 @@ class StateSaver:
     say; rank 0 then commits, in its thread too.
     """
 
-    def __init__(self, attempt: Attempt, identity: Identity, keep: int):
+    def __init__(self, attempt: Attempt, identity: Identity, keep: int, prompt: Attempt | None = None):
+        """`prompt`: the attempt by a store with little patience, which old states are deleted through."""
         self._attempt, self._identity, self._keep = attempt, identity, keep
+        self._prompt, self._told_undeleted = prompt or attempt, False
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
         self._snapshot: state.Snapshot | None = None
         self._pending: _Pending | None = None
@@ -128,9 +130,11 @@ class StateSaver:
     def drop_all_but(self, keep: int) -> None:
         """Delete states but the newest; those that storage won't delete are in nobody's way."""
         try:
-            self._attempt.drop_states(keep)
+            self._prompt.drop_states(keep)
         except StorageError as error:
-            print(f"warning: old states stay: {error}", file=sys.stderr)
+            if not self._told_undeleted:
+                print(f"warning: old states stay: {error}", file=sys.stderr)
+            self._told_undeleted = True
 
     def close(self, wait: bool) -> None:
         """End the thread; `wait` for what it is about."""
@@ -145,13 +149,14 @@ class StateSaver:
         dist.barrier()
 
     def _do_together(self, work: Callable[[], None]) -> None:
-        problem: str | None = None
+        problem: StorageError | None = None
         try:
             work()
         except Exception as error:  # a border: the others wait to hear of it
-            problem = one_line(error)
-        if problems := [text for text in self._gathered(problem) if text]:
-            raise StorageError(problems[0])
+            problem = StorageError(one_line(error), passes=not isinstance(error, StorageError) or error.passes)
+        for refusal in self._gathered(problem):
+            if refusal:
+                raise refusal
 
     def _gathered(self, value: T) -> list[T]:
         """The values of all ranks."""

@@ -46,9 +46,14 @@ def watch(
 
 def trained(run: Run, statuses: list[Status]) -> bool:
     """True if all experts and the router are finished, and the monolith if anyone has begun it."""
-    states = {status.artifact: status.state for status in statuses}
-    jobs = trained_of(run.config)
-    return all(states[job] == "finished" for job in jobs if job.kind != "monolith" or states[job] != "waiting")
+    by_artifact = {status.artifact: status for status in statuses}
+    jobs = [by_artifact[job] for job in trained_of(run.config)]
+    return all(job.state == "finished" for job in jobs if job.artifact.kind != "monolith" or _begun(job))
+
+
+def _begun(status: Status) -> bool:
+    """True once there was an attempt: a launch in vain isn't one."""
+    return status.state != "waiting" and (status.job is None or status.job.attempt > 0)
 
 
 def _again(observer: Observer, warn: Callable[[str], None], every: float) -> list[Status]:

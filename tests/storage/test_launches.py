@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddm_ray.errors import CorruptArtifact, TrainingError
+from ddm_ray.errors import CorruptArtifact, StorageError, TrainingError
 from ddm_ray.storage.attempts import OUT_OF_MEMORY, Attempt, claim
 from ddm_ray.storage.graph import Artifact, expert
 from ddm_ray.storage.job_files import JobFiles, list_jobs
@@ -147,6 +147,9 @@ def test_what_an_attempt_says_is_final_ends_its_launch(store: Store) -> None:
     write_failure(store, 4, final=True)
     error = reader.error(files_of(store))
     assert type(error) is CorruptArtifact and str(error) == f"{JOB}: rows are cut"
+    write_failure(store, 4, final=True, kind="StorageError")
+    refused = LaunchReader(store, launch, JobFiles(JOB, {})).error(files_of(store))
+    assert type(refused) is StorageError and not refused.passes
     write_failure(store, 4, final=True, kind="OutOfMemoryError")
     assert type(LaunchReader(store, launch, JobFiles(JOB, {})).error(files_of(store))) is TrainingError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddm_ray.cli.fixes import phrase
-from ddm_ray.errors import ConfigError, DDMError, Give, RayAway
+from ddm_ray.errors import ConfigError, DDMError, Give, RayAway, StorageError
 from ddm_ray.storage.attempts import claim
 from ddm_ray.storage.graph import expert
 from ddm_ray.storage.launches import Launch, noted
@@ -16,6 +16,7 @@ from ddm_ray.storage.observer import observe
 from ddm_ray.storage.pulse import Pulses
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import describe, status
+from ddm_ray.storage.store import Store
 from ddm_ray.watch.events import Events
 from tests.conftest import ddm
 from tests.storage.jobs import beat, fail
@@ -60,10 +61,9 @@ def test_what_ended_it_before_its_first_attempt_is_told_with_what_mends_it(run: 
     assert text.startswith(
         "failed: no Ray to join at head:6379: refused; name another Ray with --address, launched on "
     )
-    assert text.endswith(
-        f", no attempt; once that is mended, `ddm train {run.url} expert 0`, with its --islands and"
-        " --island, begins again"
-    )
+    assert text.endswith(f", no attempt; `ddm train {run.url} expert 0`, with its --islands and --island, begins again")
+    launch(run, ConfigError("islands.yaml: no island 'nroth'"))
+    assert "no attempt; once that is mended, `ddm train" in text_of(run)[1]
     launch(run)
     assert text_of(run)[0] == "waiting", "one that has begun since may do better"
     beat(claim(run.store, JOB), 1, 5)
@@ -76,6 +76,37 @@ def test_any_error_is_told_but_ctrl_c_leaves_nothing(run: Run) -> None:
     run.store.delete(f"{JOB}/launches")
     launch(run, KeyboardInterrupt())
     assert text_of(run) == ("waiting", "waiting") and run.store.sizes(JOB) == {}
+
+
+def test_ctrl_c_while_storage_is_away_is_ctrl_c(run: Run) -> None:
+    with pytest.raises(KeyboardInterrupt), noted(run.store, Launch(JOB)):
+        folder = Path(run.url) / JOB
+        folder.rename(f"{folder}-aside")
+        folder.symlink_to(folder)  # a loop: nothing below can be asked for
+        raise KeyboardInterrupt
+
+
+def test_launches_in_vain_leave_no_more_than_their_places(run: Run) -> None:
+    living = Launch(JOB, island="north")
+    noted(run.store, living).__enter__()
+    for attempts in (0, 1):
+        for island in 3 * ("north", "south", ""):
+            launch(run, AWAY, island)
+        left = list(run.store.sizes(f"{JOB}/launches"))
+        assert living.begun_key.removeprefix(f"{JOB}/launches/") in left
+        assert len(left) == 1 + 2 * 3 * (attempts + 1)
+        claim(run.store, JOB)
+    assert "attempt 2" in text_of(run)[1]
+
+
+def test_launches_that_storage_will_not_delete_hinder_none(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(store: Store, prefix: str) -> None:
+        raise StorageError(f"{store.url}/{prefix}: AccessDenied")
+
+    monkeypatch.setattr(Store, "delete", refuse)
+    for _ in range(3):
+        launch(run, AWAY)
+    assert len(run.store.sizes(f"{JOB}/launches")) == 6
 
 
 def test_an_error_after_an_attempt_is_the_attempts_to_tell(run: Run) -> None:
@@ -139,8 +170,8 @@ def test_a_launch_by_a_clock_a_day_ahead_hides_no_later_one(run: Run) -> None:
 
 
 def test_a_look_reads_the_newest_launch_alone(run: Run, requests: Counter[str]) -> None:
-    for _ in range(5):
-        launch(run, AWAY)
+    for number in range(5):
+        launch(run, AWAY, island=f"{number}")
     requests.clear()
     status(run, JOB)
     assert requests["get"] <= 3, "the artifact's manifest, and two records"

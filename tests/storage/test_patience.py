@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from ddm_ray.config import load_recipe
 from ddm_ray.errors import RunError, StorageError
 from ddm_ray.storage.attempts import claim, claimed
 from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.patience import PATIENT, PROMPT, Patience
+from ddm_ray.storage.patience import ONCE, PATIENT, PROMPT, Patience
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import Store
 from tests.data.s3 import BUCKET, s3_server
@@ -167,6 +168,40 @@ def test_nobody_waits_for_a_denial_who_waits_for_an_answer(through: Wire, url: s
         assert len(through.requests) == 1
 
 
+def test_a_denial_is_waited_for_as_long_as_it_may_pass(through: Wire, url: str) -> None:
+    """By who has patience: for a moment at first, for long once anything was allowed. A command tried again may too."""
+    eager = replace(LONG, first_denials=0.1)
+    through.rule = lambda _: Fault.DENIED
+    for patience in (eager, PROMPT):
+        with pytest.raises(StorageError, match="storage denies it") as caught:
+            Store(url, patience).read("a")
+        assert not caught.value.passes
+    through.rule = lambda _: None
+    store, prompt = Store(url, eager), Store(url, PROMPT)
+    assert not store.exists("a") and not prompt.exists("a")
+    began = time.monotonic()
+    through.rule = lambda request: Fault.DENIED if request.at < began + 5 * eager.first_denials else None
+    with pytest.raises(StorageError) as caught:
+        prompt.read("a")
+    assert caught.value.passes
+    store.write("a", b"")
+    through.rule = lambda _: Fault.UNAVAILABLE
+    with pytest.raises(StorageError) as caught:
+        Store(url, BRIEF).read("a")
+    assert caught.value.passes
+
+
+def test_a_first_denial_of_a_minute_is_outlived() -> None:
+    assert PATIENT.first_denials >= 60
+
+
+def test_who_tries_once_makes_one_request(through: Wire, url: str) -> None:
+    through.rule = lambda _: Fault.UNAVAILABLE
+    with pytest.raises(StorageError):
+        Store(url, ONCE).delete_one("a")
+    assert len(through.requests) == 1
+
+
 def test_a_refused_request_is_made_less_than_once_a_second(through: Wire, url: str) -> None:
     through.rule = lambda _: Fault.UNAVAILABLE
     scale = 100
@@ -180,8 +215,10 @@ def test_a_refused_request_is_made_less_than_once_a_second(through: Wire, url: s
 
 def test_a_store_without_conditional_writes_is_refused_by_name(through: Wire, url: str) -> None:
     through.rule = lambda _: Fault.UNCONDITIONAL
-    with pytest.raises(StorageError, match=f"^{url}: this storage ignores If-None-Match.*; choose one that knows"):
+    ignores = f"^{url}: this storage ignores If-None-Match.*; choose one that knows"
+    with pytest.raises(StorageError, match=ignores) as caught:
         Run.create(url, load_recipe("tiny"))
+    assert not caught.value.passes
     assert len(through.requests) <= 3
     assert Store(url).sizes("") == {}
 

@@ -24,6 +24,8 @@ def job(artifact: Artifact, versions: object) -> Status:
 def test_versions_that_differ_are_named_with_their_jobs() -> None:
     jobs = [job(expert(0), OLD), job(expert(1), NEW), job(expert(2), NEW), Status(expert(3), "waiting")]
     assert differences(jobs) == ["torch: 2.8.0 (experts/001, experts/002); 2.7.1 (experts/000)"]
+    (line,) = differences([jobs[0], job(expert(1), {"torch": "\x1b[2J" + 200 * "8"})])
+    assert line.isprintable() and len(line) < 200
     assert differences([*jobs[1:], job(expert(4), None), job(expert(5), "2.8")]) == []
 
 
@@ -31,6 +33,7 @@ def test_places_as_far_as_they_are_known() -> None:
     assert place_of({"island": "north", "host": "n7", "job": "raysubmit_7"}) == (
         " on island north, host n7, job raysubmit_7"
     )
+    assert place_of({"island": "\x1b[2J\n" + 200 * "n"}) == " on island \\x1b[2J " + 92 * "n"
     assert place_of({"host": "n7", "job": ""}) == " on host n7" and place_of({}) == ""
 
 

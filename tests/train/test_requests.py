@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -12,11 +13,12 @@ import pytest
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.attempts import Attempt
 from ddm_ray.storage.observer import Observer
+from ddm_ray.storage.patience import PATIENT
 from ddm_ray.storage.status import survey
 from ddm_ray.train import worker
 from tests.data.s3 import BUCKET, s3_server, upload
 from tests.random_run import make_data
-from tests.s3_wire import Wire, leading_through
+from tests.s3_wire import Fault, Wire, leading_through
 from tests.storage.fleet import ATTEMPTS, make_fleet
 from tests.storage.jobs import beat
 from tests.train.conftest import SHORT
@@ -67,6 +69,27 @@ def test_steps_ask_for_nothing_but_beats(wire: Wire, tmp_path: Path) -> None:
     assert few == many
     assert abs(len(asked[0]) - len(asked[1])) <= 3, "reads"
     assert sum(kind == "LIST" for kind, _ in few) <= 12
+
+
+@pytest.mark.usefixtures("world_of_one")
+def test_what_storage_will_not_delete_or_draw_is_waited_for_by_nobody(
+    wire: Wire, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As a bucket denies it whose keeper gave no leave to delete; the curves are denied, too."""
+    made = make_data(str(tmp_path / "run"), settings=SHORT)
+    url = upload(Path(made.url), "denied")
+    wire.rule = lambda one: Fault.DENIED if one.matches("^DELETE |/tensorboard/") else None
+    since = len(wire.requests)
+    try:
+        patience = replace(PATIENT, seconds=30, first_pause=0.01, longest_pause=0.05)
+        worker.train(url, made.experts[0], TrainPlacement(checkpoint_steps=4, keep_states=1), patience=patience)
+    finally:
+        wire.rule = lambda _: None
+    met = [one for one in wire.requests[since:] if one.fault]
+    assert 1 <= sum(one.kind == "DELETE" for one in met) <= 4, "one for each state, and one in the end"
+    assert sum(one.kind == "PUT" for one in met) == 2, "what is left of the curves is tried twice"
+    told = capfd.readouterr().err
+    assert told.count("old states stay") == 1 and told.count("warning: ") == 2
 
 
 def test_the_benchmark_counts_looks(

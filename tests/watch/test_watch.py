@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from ddm_ray.cli import main
 from ddm_ray.storage.attempts import claim
 from ddm_ray.storage.graph import MONOLITH, ROUTER
+from ddm_ray.storage.job_status import JobStatus
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import Status, survey
 from ddm_ray.watch.gauges import Gauges
@@ -156,6 +157,8 @@ def test_what_is_waited_for(tmp_path: Path) -> None:
     assert trained(run, [*finished, Status(MONOLITH, "waiting")])
     for state in ("begun", "failed", "damaged"):
         assert not trained(run, [*finished, Status(MONOLITH, state)])  # type: ignore[arg-type]
+    in_vain = JobStatus(0, {}, {"error": "no such island"}, None, 0)
+    assert trained(run, [*finished, Status(MONOLITH, "failed", job=in_vain)]), "launched, and never begun"
     for lacking in range(len(finished)):
         others = [Status(status.artifact, "begun") if n == lacking else status for n, status in enumerate(finished)]
         assert not trained(run, [*others, Status(MONOLITH, "waiting")])

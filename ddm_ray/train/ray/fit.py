@@ -12,7 +12,7 @@ import ray.train
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from ddm_ray import ray_internals as internals
-from ddm_ray.errors import DDMError, OutOfMemory, Preempted, StorageError, Superseded
+from ddm_ray.errors import DDMError, OutOfMemory, Preempted, Superseded
 from ddm_ray.memory import KEEP_FREED_MEMORY
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.attempts import Attempt, claimed
@@ -194,13 +194,15 @@ def _worker(config: dict[str, Any]) -> None:
         train(store.url, artifact, TrainPlacement.model_validate(config["placement"]), PreemptionNotice(), launch)
     except Preempted:
         raise WorkerDrained(artifact) from None
-    except (StorageError, OutOfMemory):
+    except OutOfMemory:
         raise
     except Superseded as error:
         if not error.by_its_own_launch:
             launch.give_up(store, error)
         raise
     except DDMError as error:
+        if error.passes:
+            raise
         # An attempt notes its own error; before there is one, trying again won't mend it.
         number = max(claimed(store, artifact), default=0)
         if number == before or not Attempt(store, artifact, number).failure():
