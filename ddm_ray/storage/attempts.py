@@ -26,7 +26,7 @@ OUT_OF_MEMORY = "OutOfMemory"
 MOST_RIVALS, RIVAL_SECONDS = 64, 0.2
 """Numbers that a claim loses to others at most, and the longest pause after each."""
 NOTE_BYTES = 2**16
-"""Bytes of a failure's note that are read at most."""
+"""Bytes of a claim, heartbeat or failure's note that are read at most."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Attempt:
 
     def claim(self) -> dict[str, Any]:
         """Fields of its claim; empty if they can't be read."""
-        with suppress(FileNotFoundError, ValueError):
-            claim_fields = json.loads(self.store.read(f"{self.prefix}/{CLAIM}"))
+        with suppress(FileNotFoundError, ValueError, RecursionError):
+            claim_fields = json.loads(self.store.read(f"{self.prefix}/{CLAIM}", NOTE_BYTES))
             return claim_fields if isinstance(claim_fields, dict) else {}
         return {}
 
@@ -66,10 +66,10 @@ class Attempt:
         """The progress of its last heartbeat; empty before the first. Raises CorruptArtifact if that was altered."""
         key = f"{self.prefix}/{HEARTBEAT}"
         try:
-            return {**json.loads(self.store.read(key)), "attempt": self.number}
+            return {**json.loads(self.store.read(key, NOTE_BYTES)), "attempt": self.number}
         except FileNotFoundError:
             return {}
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             raise CorruptArtifact(f"{self.store.url}/{key}: not a heartbeat; delete it") from None
 
     def fail(self, note: dict[str, Any]) -> None:

@@ -10,6 +10,9 @@ from ddm_ray.storage.job_files import JobFiles, list_jobs
 from ddm_ray.storage.launches import Launch, has_given_up, place_of
 from ddm_ray.storage.store import Store
 
+MOST_BEAT_SECONDS = 60.0
+"""Pause between two beats that a heartbeat is believed to announce at most."""
+
 
 @dataclass(frozen=True)
 class JobStatus:
@@ -75,6 +78,7 @@ class JobStatus:
     def patience(self, seconds: float) -> float:
         """Longest silence of a living job: `seconds`, or three of its beats or steps; it beats between steps."""
         rate, pause = self.value("steps_per_second"), self.value("beat_seconds") or 0.0
+        pause = min(max(pause, 0.0), MOST_BEAT_SECONDS) if pause == pause else 0.0
         return max(seconds, 3 * pause, 3 / rate if rate and rate > 0 else 0.0)
 
     def value(self, name: str) -> float | None:

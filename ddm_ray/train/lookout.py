@@ -2,16 +2,17 @@
 
 from threading import Event, Thread
 
-from ddm_ray.errors import StorageError
+from ddm_ray.errors import DDMError
 from ddm_ray.storage.attempts import Attempt
+from ddm_ray.storage.succession import LOOK_SECONDS as LOOK_SECONDS
 from ddm_ray.storage.succession import Succession, Successor
-
-LOOK_SECONDS = 20.0
-"""Pause between looks: two of them and a step pass within a minute of waking, or of a network that is back."""
 
 
 class Lookout:
-    """Looks every LOOK_SECONDS, until there is a `successor`. Storage that refuses is asked again."""
+    """Looks every LOOK_SECONDS, until there is a `successor`.
+
+    Of that it then knows if it lives. What can't be read is read again.
+    """
 
     def __init__(self, attempt: Attempt):
         self.successor: Successor | None = None
@@ -26,6 +27,8 @@ class Lookout:
     def _work(self) -> None:
         while self.successor is None and not self._closing.wait(LOOK_SECONDS):
             try:
-                self.successor = self._succession.look()
-            except StorageError:
+                successor = self._succession.look()
+            except (DDMError, OSError, ValueError, RecursionError):
                 continue
+            if successor and successor.lives is not None:
+                self.successor = successor

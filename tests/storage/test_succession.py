@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ddm_ray.errors import Superseded, TrainingError
+from ddm_ray.errors import CorruptArtifact, Superseded, TrainingError
 from ddm_ray.storage.attempts import Attempt, claim
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.launches import Launch
@@ -53,6 +53,9 @@ def test_one_that_lives_takes_over_at_the_second_look(store: Store) -> None:
     assert number_of(succession) is None, "a first heartbeat may be its last"
     assert number_of(succession) is None, "the same heartbeat is no sign of life"
     beat(newer, 2, 0)
+    beat(newer, 3, 1, phase="fitting")
+    assert number_of(succession) is None, "what trains nothing yet beats by itself"
+    beat(newer, 4, 1)
     assert number_of(succession) == 2
 
 
@@ -79,11 +82,46 @@ def test_the_newest_that_goes_on_is_named_as_its_claim_says(store: Store) -> Non
     error = successor.error(1, "mine", 268)
     host = Attempt(store, JOB, 3).claim()["host"]
     assert str(error) == (
-        f"attempt 1 ends after step 268: attempt 3 on island north, host {host}, job raysubmit_7 has overtaken it and"
-        " trains on; leave the job to that one"
+        f"attempt 1 ends after step 268: attempt 3 on island north, host {host}, job raysubmit_7 has overtaken it;"
+        " leave the job to that one"
     )
-    assert not error.by_its_own_launch
-    assert successor.error(1, "north").by_its_own_launch and not successor.error(1, None).by_its_own_launch
+    assert not vars(error)["by_its_own_launch"]
+    for launch, own in (("north", True), ("west", True), ("south", True), (None, False)):
+        assert vars(successor.error(1, launch))["by_its_own_launch"] is own
+
+
+@pytest.mark.parametrize("end", ["failed", "silent"])
+def test_one_that_saved_a_state_and_ended_leaves_the_job_to_the_next_attempt(store: Store, end: str) -> None:
+    begun(store, launch := Launch(JOB))
+    succession, newer = Succession(Attempt(store, JOB, 1)), claim(store, JOB, Launch(JOB).claim_fields())
+    beat(newer, 1, 5)
+    save(newer, 5)
+    if end == "failed":
+        fail(newer, "no GPU")
+    else:
+        assert (successor := succession.look()) and successor.lives is None
+    successor = succession.look()
+    assert successor and successor.lives is False
+    error = successor.error(1, launch.id)
+    assert error.passes and "trains on" not in str(error)
+    require_standing(store, launch, sleep=lambda _: None)
+
+
+def test_one_that_saved_a_state_and_beats_trains_on(store: Store) -> None:
+    begun(store, launch := Launch(JOB))
+    newer = claim(store, JOB, Launch(JOB).claim_fields())
+    save(newer, 5)
+    with pytest.raises(Superseded, match="trains on"):
+        require_standing(store, launch, sleep=lambda _: beat(newer, 1, 5))
+
+
+def test_a_claim_and_a_heartbeat_too_deep_to_read_are_no_claim_and_damaged(store: Store) -> None:
+    attempt = claim(store, JOB)
+    for name in ("CLAIM", "HEARTBEAT"):
+        store.write(f"{attempt.prefix}/{name}", b"[" * 2**20)
+    assert attempt.claim() == {}
+    with pytest.raises(CorruptArtifact):
+        attempt.last_beat()
 
 
 def begun(store: Store, launch: Launch, saved: bool = False) -> None:
@@ -101,8 +139,9 @@ def test_a_launch_begins_no_attempt_over_one_that_took_its_place(store: Store) -
     begun(store, second := Launch(JOB, after=2, island="north"))
     require_standing(store, first)
     begun(store, second, saved=True)
+    newest = Attempt(store, JOB, 4)
     with pytest.raises(Superseded, match=r"attempt 2: attempt 4 on island north, .* has overtaken it"):
-        require_standing(store, first)
+        require_standing(store, first, sleep=lambda _: beat(newest, 1, 5))
     require_standing(store, second)
     require_standing(store, Launch(JOB, after=4))
 

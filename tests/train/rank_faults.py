@@ -62,7 +62,7 @@ def rank_main(rank: int, world: int, rendezvous: str, url: str, leg: dict[str, A
 def live(attempt: Attempt) -> Iterator[None]:
     """Have an attempt beat once for each item."""
     for number in count(1):
-        yield attempt.beat({"beat": number})
+        yield attempt.beat({"beat": number, "phase": "training", "step": number})
 
 
 def wait_until_overtaken(meanwhile: Iterator[Any]) -> None:
