@@ -13,6 +13,7 @@ from ddm_ray.errors import CorruptArtifact, Preempted, Superseded, TrainingError
 from ddm_ray.storage.attempts import CLAIM, Attempt, claimed, read_failure
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_files import JobFiles
+from ddm_ray.storage.job_status import JobStatus
 from ddm_ray.storage.launches import Launch, attempts_of, place_of
 from ddm_ray.storage.manifest import NAME
 from ddm_ray.storage.store import Store
@@ -20,12 +21,15 @@ from ddm_ray.storage.store import Store
 LOOK_SECONDS = 20.0
 """Pause between looks: two of them and a step pass within a minute of waking, or of a network that is back."""
 
+MOST_PATIENCE_S = 600.0
+"""Longest that an attempt of slow steps is waited for, to see whether it lives."""
+
 
 @dataclass(frozen=True)
 class Successor:
     """A newer attempt that has taken another's place, the fields of its claim, and the ids of all newer launches.
 
-    `lives`: False if it has failed, or its heartbeat stood still between two looks; None before the second.
+    `lives`: False if it has failed, or its heartbeat stands still; None while that can't be said yet.
     """
 
     number: int
@@ -53,10 +57,11 @@ class Successor:
 class Succession:
     """The attempts of a job after one of them, as that one sees them from look to look."""
 
-    def __init__(self, attempt: Attempt):
+    def __init__(self, attempt: Attempt, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
         self._store, self._job, self._number = attempt.store, attempt.job, attempt.number
         self._newest = attempt.number
-        self._beats: dict[int, Any] = {}
+        self._beats: dict[int, tuple[Any, float]] = {}  # and when each was first seen
         self._steps: dict[int, Any] = {}
 
     def look(self) -> Successor | None:
@@ -90,19 +95,33 @@ class Succession:
             fields = {}
         if saved and self._store.exists(f"{self._job}/{NAME}"):
             return True, True  # the job is done
-        seen, beat = number in self._beats, fields.get("beat")
-        before, self._beats[number] = self._beats.get(number), beat
+        lives = self._lives(number, fields)
         trained, step = self._steps.get(number), fields.get("step") if fields.get("phase") == "training" else None
         if step is not None:
             self._steps[number] = step
-        return saved or (None not in (trained, step) and trained != step), before != beat if seen else None
+        return saved or (None not in (trained, step) and trained != step), lives
+
+    def _lives(self, number: int, heartbeat: dict[str, Any]) -> bool | None:
+        """True if it has moved since the last look; False if not for longer than three of its beats and steps."""
+        beat, now = heartbeat.get("beat"), self._clock()
+        seen, (before, since) = number in self._beats, self._beats.get(number, (beat, now))
+        if not seen or before != beat:
+            self._beats[number] = beat, now
+            return True if seen else None
+        patience = JobStatus(number, heartbeat, None, None, 0).patience(0.0)
+        return False if now - since >= min(patience, MOST_PATIENCE_S) else None
 
 
-def require_standing(store: Store, launch: Launch, sleep: Callable[[float], None] = time.sleep) -> None:
+def require_standing(
+    store: Store,
+    launch: Launch,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
     """Raise why a launch begins no further attempt: it has given up, or another's took the place of its newest one.
 
     A launch without an attempt of its own has just begun, and is about to overtake. One whose successor has ended goes
-    on from that one's state; to see that may take LOOK_SECONDS.
+    on from that one's state; to see that may take some LOOK_SECONDS.
     """
     job = launch.artifact
     if note := read_failure(store, launch.given_up_key):
@@ -111,9 +130,8 @@ def require_standing(store: Store, launch: Launch, sleep: Callable[[float], None
     own = attempts_of(launch.id, {attempt.number: attempt.claim() for attempt in attempts})
     if not own or own[-1] == attempts[-1].number:
         return
-    succession = Succession(Attempt(store, job, own[-1]))
-    if (successor := succession.look()) and successor.lives is None:
+    succession = Succession(Attempt(store, job, own[-1]), clock)
+    while (successor := succession.look()) and successor.lives is None:
         sleep(LOOK_SECONDS)
-        successor = succession.look()
     if successor and successor.lives is not False:
         raise successor.error(own[-1], launch.id)

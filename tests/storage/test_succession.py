@@ -1,6 +1,8 @@
 """Which newer attempt has taken an attempt's place: one with a committed state, or one that is seen alive."""
 
 from collections import Counter
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -93,7 +95,8 @@ def test_the_newest_that_goes_on_is_named_as_its_claim_says(store: Store) -> Non
 @pytest.mark.parametrize("end", ["failed", "silent"])
 def test_one_that_saved_a_state_and_ended_leaves_the_job_to_the_next_attempt(store: Store, end: str) -> None:
     begun(store, launch := Launch(JOB))
-    succession, newer = Succession(Attempt(store, JOB, 1)), claim(store, JOB, Launch(JOB).claim_fields())
+    hours = partial(next, count(0.0, 3600.0))
+    succession, newer = Succession(Attempt(store, JOB, 1), hours), claim(store, JOB, Launch(JOB).claim_fields())
     beat(newer, 1, 5)
     save(newer, 5)
     if end == "failed":
@@ -104,7 +107,20 @@ def test_one_that_saved_a_state_and_ended_leaves_the_job_to_the_next_attempt(sto
     assert successor and successor.lives is False
     error = successor.error(1, launch.id)
     assert error.passes and "trains on" not in str(error)
-    require_standing(store, launch, sleep=lambda _: None)
+    require_standing(store, launch, hours, sleep=lambda _: None)
+
+
+def test_one_of_slow_steps_is_not_taken_for_dead(store: Store) -> None:
+    now = [0.0]
+    succession, newer = Succession(claim(store, JOB), lambda: now[0]), claim(store, JOB)
+    save(newer, 5)
+    beat(newer, 1, 5, steps_per_second=0.02)
+    lives = []
+    for now[0] in (0.0, 20.0, 140.0, 160.0):
+        successor = succession.look()
+        assert successor
+        lives.append(successor.lives)
+    assert lives == [None, None, None, False]
 
 
 def test_one_that_saved_a_state_and_beats_trains_on(store: Store) -> None:
