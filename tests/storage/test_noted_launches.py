@@ -79,11 +79,15 @@ def test_any_error_is_told_but_ctrl_c_leaves_nothing(run: Run) -> None:
 
 
 def test_ctrl_c_while_storage_is_away_is_ctrl_c(run: Run) -> None:
-    with pytest.raises(KeyboardInterrupt), noted(run.store, Launch(JOB)):
-        folder = Path(run.url) / JOB
-        folder.rename(f"{folder}-aside")
-        folder.symlink_to(folder)  # a loop: nothing below can be asked for
-        raise KeyboardInterrupt
+    def train() -> None:
+        with noted(run.store, Launch(JOB)):
+            folder = Path(run.url) / JOB
+            folder.rename(f"{folder}-aside")
+            folder.symlink_to(folder)  # a loop: nothing below can be asked for
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train()
 
 
 def test_launches_in_vain_leave_no_more_than_their_places(run: Run) -> None:
