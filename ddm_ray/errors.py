@@ -281,8 +281,8 @@ def _may_pass(error: BaseException) -> bool:
     """False for a refusal of a local disk that somebody must mend, or for want of a key."""
     text = str(error)
     number = error.errno if isinstance(error, OSError) and error.errno else None
-    if number is None and (found := _NUMBER.search(text)):
-        number = int(found[1])
+    if number is None and (match := _NUMBER.search(text)):
+        number = int(match[1])
     return number not in _NO_RIGHT and not _KEY_SERVICE.search(text)
 
 
