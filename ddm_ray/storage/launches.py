@@ -138,7 +138,7 @@ def _drop_ended(store: Store, files: JobFiles, after: int, where: Mapping[str, A
 
 
 def _site(fields: Mapping[str, Any]) -> tuple[Any, Any]:
-    """What two launches from the same place have in common."""
+    """Facts that launches from the same place have in common: the island, or the host without one."""
     island = fields.get("island")
     return island, None if island else fields.get("host")
 
