@@ -66,9 +66,20 @@ class Give:
         return f"{self.advice} ({self.argument}{'=' if self.value else ''}{self.value})"
 
 
-Fix = Make | Resume | Begin | Give | str
+@dataclass(frozen=True)
+class Allow:
+    """Take back the request that nobody trains an artifact of the run at a URL."""
+
+    run: str
+    artifact: str
+
+    def __str__(self) -> str:
+        return f"take back the request that {self.artifact} stops"
+
+
+Fix = Make | Resume | Begin | Give | Allow | str
 """Remedy of an error: data where a command or an option does it, else prose in the imperative."""
-_FIXES: dict[str, Any] = {kind.__name__: kind for kind in (Make, Resume, Begin, Give)}
+_FIXES: dict[str, Any] = {kind.__name__: kind for kind in (Make, Resume, Begin, Give, Allow)}
 
 
 class DDMError(Exception):
@@ -160,6 +171,10 @@ class TruncatedWeights(CorruptArtifact):
     """A file of weights that ends early or isn't one."""
 
 
+class ArchiveError(DDMError):
+    """An archive that isn't byte by byte as packing writes it, or that doesn't fit into the run."""
+
+
 class DataError(DDMError):
     """A data set that can't be read, or is too small for what is asked of it."""
 
@@ -208,6 +223,13 @@ class Superseded(TrainingError):
     """
 
     by_its_own_launch = False
+
+
+class Stopped(TrainingError):
+    """A launch that ends because somebody asked for it on storage; what it had trained is saved.
+
+    It passes where the launch alone was asked to end, and not where nobody is to train the artifact.
+    """
 
 
 class OutOfMemory(TrainingError):

@@ -18,6 +18,7 @@ from ddm_ray.errors import ConfigError, Give
 PREDEFINED = ("CPU", "GPU", "memory", "object_store_memory")
 # Minutes between saved states where nothing is said: a state of 3 billion parameters is 48 GB.
 MINUTES = 10.0
+MOST_JSON = 10_000
 USE_GPU = Field(default=False, description="one GPU a worker; nccl in place of gloo")
 
 
@@ -175,8 +176,8 @@ class _Site(StrictModel):
     )
     jobs: str | None = Field(
         default=None,
-        description="URL of the cluster's Jobs API, as http://HEAD:8265, to which `ray job submit` is addressed; for"
-        " launchers, nothing reads it yet",
+        description="URL of the cluster's Jobs API, as http://HEAD:8265, to which `ray job submit` is addressed, and a"
+        " launcher",
     )
     token_file: str | None = Field(
         default=None, description="file that has the cluster's token; none: what RAY_AUTH_TOKEN_PATH names"
@@ -185,8 +186,22 @@ class _Site(StrictModel):
         default=None, description="folder or URI below which the island's runs lie, any other is refused; none: any"
     )
     price_per_hour: float | None = Field(
-        default=None, ge=0, description="of all its workers together, in any currency; for plans, nothing reads it yet"
+        default=None, ge=0, description="of all its workers together, in any currency; for plans and ledgers"
     )
+    gpu: str | float | None = Field(
+        default=None,
+        description="its GPUs by torch's name, as NVIDIA H100 80GB HBM3, or the peak FLOP/s of one; for plans",
+    )
+
+    @field_validator("gpu")
+    @classmethod
+    def _number_or_name(cls, given: str | float | None) -> str | float | None:
+        number: str | float | None = given
+        with suppress(TypeError, ValueError):  # YAML takes 1e15 for words
+            number = float(given or "")
+        if isinstance(number, float) and not 0 < number < math.inf:
+            raise ValueError(f"is a GPU's name, or FLOP/s above 0, got {given!r:.60}")
+        return number
 
     @field_validator("address")
     @classmethod
@@ -227,6 +242,23 @@ class Island(_Site):
         own = os.environ.get("RAY_ADDRESS") if submitted_job() is not None else None
         return (own, None) if own else (self.address, self.token_file)
 
+    def to_json(self) -> str:
+        """The fields of islands.yaml that a job on this island needs and that aren't default ones, as JSON.
+
+        A job is told no address, token or storage: it is where it is.
+        """
+        site = self.model_dump(include={"price_per_hour"}, exclude_defaults=True)
+        prepare = self.prepare.model_dump(exclude_defaults=True)
+        return json.dumps(site | prepare | self.train.model_dump(exclude_defaults=True), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, name: str, text: str) -> "Island":
+        """The island of this name that `to_json` wrote. Raises ConfigError for anything else."""
+        try:
+            return _IslandFields.model_validate_json(text[:MOST_JSON]).island(name)
+        except ValidationError as error:
+            raise ConfigError(f"placement of island {name}: {invalid_fields(error)}") from None
+
     def require_run(self, run_url: str) -> None:
         """Raise ConfigError for a run that isn't below the island's storage."""
         if self.storage is None:
@@ -257,6 +289,17 @@ class _IslandsFile(StrictModel):
     islands: dict[str, _IslandFields] = Field(min_length=1)
 
 
+def load_islands(path: str) -> dict[str, Island]:
+    """The islands of an islands.yaml, by name. Raises ConfigError for an unreadable file or an unknown key."""
+    try:
+        islands = _IslandsFile.model_validate(read_yaml(Path(path).read_bytes(), path)).islands
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {invalid_fields(error)}") from None
+    return {name: fields.island(name) for name, fields in islands.items()}
+
+
 def load_island(path: str | None, name: str | None) -> Island:
     """The named island of an islands.yaml (its only one may go unnamed); no path: this machine.
 
@@ -266,18 +309,13 @@ def load_island(path: str | None, name: str | None) -> Island:
         if name is not None:
             raise ConfigError(f"island {name}: in which file", Give("islands", "name it", "FILE"))
         return Island()
-    try:
-        islands = _IslandsFile.model_validate(read_yaml(Path(path).read_bytes(), path)).islands
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    except ValidationError as error:
-        raise ConfigError(f"{path}: {invalid_fields(error)}") from None
+    islands = load_islands(path)
     if name is None and len(islands) == 1:
         (name,) = islands
     if name not in islands:
         problem = f"no island {name!r}" if name is not None else f"names {len(islands)} islands"
         raise ConfigError(f"{path}: {problem}", Give("island", f"choose one of {', '.join(islands)}"))
-    return islands[name].island(name)
+    return islands[name]
 
 
 def submitted_job() -> str | None:

@@ -48,18 +48,40 @@ def ray_session(address: str | None = None, token_file: str | None = None) -> It
         tempfile.TemporaryDirectory(prefix="ddm-ray-", dir="/tmp", ignore_cleanup_errors=True) as folder,
     ):
         try:
+            _start(f"{folder}/ray")
+            yield True
+        finally:
+            ray.shutdown()
+
+
+def _start(folder: str) -> None:
+    """Start a private Ray; twice, since Ray gives its parts 30 s, which a busy machine may exceed. RayAway if not."""
+    for last in (False, True):
+        try:
             ray.init(
                 address="local",
                 include_dashboard=False,
                 # Many small jobs on few cores are meant here; Ray would warn of them again and again.
                 _system_config={"worker_maximum_startup_concurrency": 64},
-                _temp_dir=f"{folder}/ray",
+                _temp_dir=folder,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
             )
-            yield True
-        finally:
+            return
+        except Exception as error:
             ray.shutdown()
+            if last:
+                fix = "try again when this machine is less busy"
+                raise RayAway(f"a private Ray doesn't start: {one_line(error, 200)}", fix) from None
+
+
+@contextmanager
+def losses_of_ray() -> Iterator[None]:
+    """Turn what Ray raises in a driver whose cluster is lost into RayAway: it may be there again later."""
+    try:
+        yield
+    except (ray.exceptions.RayError, ConnectionError) as error:
+        raise RayAway(f"Ray was lost: {one_line(error, 200)}") from None
 
 
 def _private() -> dict[str, str]:

@@ -36,10 +36,11 @@ LANES = {
         "test_forked.py",
         "test_cli.py",
         "test_train_benchmark.py",
+        "islands/test_work_command.py",
         "data/prepare/test_prepare.py",
         "data/prepare/test_prepare_kill.py",
     ),
-    "private": ("test_demo.py", "serve/test_http.py", "serve/test_mixture_yaml.py"),
+    "private": ("islands/test_local_islands.py", "test_demo.py", "serve/test_http.py", "serve/test_mixture_yaml.py"),
 }
 _held: list[socket.socket] = []
 
@@ -60,7 +61,8 @@ for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--every-call", action="store_true", help="disk faults at all calls, not at a few: an hour")
+    parser.addoption("--every-call", action="store_true", help="all faults and schedules, not a few: hours")
+    parser.addoption("--island-rounds", type=int, default=0, metavar="N", help="bring islands up and down N times")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,6 +23,7 @@ class Fault(Enum):
     UNAVAILABLE = "503 SlowDown"
     BROKEN = "500 InternalError"
     DENIED = "403 AccessDenied"
+    KEYS_DENIED = "200, and AccessDenied for each key that was to be deleted"
     CONFLICT = "409 ConditionalRequestConflict"
     UNCONDITIONAL = "If-None-Match isn't heeded"
 
@@ -38,7 +39,10 @@ ERRORS = {
 
 @dataclass(frozen=True)
 class Request:
-    """A request that was made: when, by the monotonic clock, of what, its body's bytes, and what happened to it."""
+    """A request that was made: when, by the monotonic clock, of what, its body's bytes, and what happened to it.
+
+    `answered`: bytes of the answer's body, once it is sent.
+    """
 
     at: float
     method: str
@@ -46,6 +50,7 @@ class Request:
     conditional: bool
     sent: int = 0
     fault: Fault | None = None
+    answered: int = 0
 
     @property
     def key(self) -> str:
@@ -116,6 +121,7 @@ class Wire:
         with self._lock:
             now = time.monotonic()
             fault = self.rule(Request(now, *facts))
+            number = len(self.requests)
             self.requests.append(Request(now, *facts, fault))
         if fault is Fault.HANGS:
             self._ended.wait(60)
@@ -126,10 +132,18 @@ class Wire:
             status, code = ERRORS[fault]
             self._answer(handler, status, {}, f"<Error><Code>{code}</Code></Error>".encode())
             return
+        if fault is Fault.KEYS_DENIED:
+            why = b"</Key><Code>AccessDenied</Code><Message>Access Denied</Message>"
+            for asked, answered in ((b"Delete", b"DeleteResult"), (b"Object>", b"Error>"), (b"</Key>", why)):
+                body = body.replace(asked, answered)
+            self._answer(handler, 200, {}, body)
+            return
         status, headers, answer = self._forward(handler, body, fault is not Fault.UNCONDITIONAL)
         if fault is Fault.LOST:
             handler.close_connection = True
             return
+        if handler.command != "HEAD":
+            self.requests[number] = replace(self.requests[number], answered=len(answer))
         self._answer(handler, status, headers, answer)
 
     def _forward(

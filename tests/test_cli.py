@@ -46,6 +46,8 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     DDMPipeline(tiny_components.models("nothing")).save_pretrained(folder / "nothing-known")
     (folder / "file").write_text("not a run")
     (folder / "bad.yaml").write_text("islands: {a: {zero_stag: 1}}")
+    (folder / "away.yaml").write_text(f"islands: {{a: {{jobs: 'http://127.0.0.1:1', token_file: {folder}/none}}}}")
+    (folder / "elsewhere.yaml").write_text("islands: {a: {jobs: 'http://127.0.0.1:1', storage: 's3://lab'}}")
     (folder / "huge.yaml").write_text("islands: {a: {workers: 99, resources_per_worker: {CPU: 0.5}}}")
     return folder
 
@@ -91,6 +93,13 @@ MISTAKES = {
     "serve {d}/data": "no expert of {d}/data has published weights yet; make it with: ddm train",
     "serve {d}/broken": "ema.safetensors: ",
     "serve {d}/whole --port {port}": "port {port} on 127.0.0.1 is in use; choose another with --port",
+    "launch {d}/nothing --islands {d}/bad.yaml": "is not a run: it has no run.json",
+    "launch {d}/data --islands {d}/bad.yaml": "islands.a.zero_stag: unknown key",
+    "launch {d}/data --islands {d}/huge.yaml --island b": "no island 'b'; choose some of a with --island",
+    "launch {d}/data --islands {d}/huge.yaml": "no island of the file names its Jobs API; give one jobs: http://HEAD",
+    "launch {d}/data --islands {d}/away.yaml": "nothing runs on a until what is said above is mended",
+    "launch {d}/data --islands {d}/elsewhere.yaml": "the runs of island a lie below s3://lab",
+    "islands up --local 1 --folder {d}/file": "File exists",
     "status {d}": "is not a run",
     "watch {d}/nothing": "is not a run",
     "watch {d}/data --once --prometheus {port}": "--once looks once: leave out --prometheus",
@@ -216,7 +225,10 @@ def test_every_command_of_the_readme_parses() -> None:
     assert len(lines) >= 10
     for line in lines:
         _, verb, *arguments = shlex.split(line)
-        command = cli.main.commands[verb]
+        command: click.Command = cli.main.commands[verb]
+        if isinstance(command, click.Group):
+            verb, *arguments = arguments
+            command = command.commands[verb]
         context = command.make_context(verb, arguments, parent=click.Context(cli.main))
         assert context.params
 

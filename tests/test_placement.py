@@ -14,6 +14,7 @@ from ddm_ray.placement import (
     TrainPlacement,
     Workers,
     load_island,
+    load_islands,
     submitted_job,
 )
 from tests.conftest import ROOT
@@ -257,3 +258,21 @@ def test_the_table_of_fields_is_that_of_the_code() -> None:
         shown_default = {"workers": "1", "resources_per_worker": "{CPU: 1}"}.get(name, str(default))
         shown_default = {"None": "", "True": "true", "False": "false"}.get(shown_default, shown_default)
         assert f"| `{name}` | {shown_default} | {field.description} |\n" in text
+
+
+def test_a_job_is_told_how_it_trains_and_not_how_to_reach_its_island(islands: str) -> None:
+    lab = load_islands(islands)["lab"]
+    text = lab.to_json()
+    for secret in ("10.0.0.5", ".ddm", "s3://lab"):
+        assert secret not in text
+    here = Island.from_json("lab", text)
+    where = {"address": None, "jobs": None, "token_file": None, "storage": None}
+    assert here == lab.model_copy(update=where)
+    assert (load_islands(islands)["laptop"].to_json(), Island.from_json("a", "{}")) == ("{}", Island(name="a"))
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"zero_stag": 1}', '{"workers": 0}', '{"threads": 1' + " " * 20_000 + "}"])
+def test_a_placement_that_is_none_is_one_line(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^placement of island north: .") as failure:
+        Island.from_json("north", text)
+    assert str(failure.value).isprintable()

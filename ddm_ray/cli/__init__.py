@@ -1,21 +1,40 @@
 """The `ddm` command: a verb parses, opens the run and calls. Heavy imports wait until a verb needs them."""
 
 from ddm_ray.cli.command import main
+from ddm_ray.cli.courier import pack, unpack
 from ddm_ray.cli.inference import export, sample, serve
+from ddm_ray.cli.islands import down, up
+from ddm_ray.cli.launch import launch
+from ddm_ray.cli.ledger import ledger
+from ddm_ray.cli.plan import plan
+from ddm_ray.cli.requests import drain, list_workers, resume, stop
 from ddm_ray.cli.run import init, status, watch
 from ddm_ray.cli.stages import demo, evaluate, partition, prepare, train
+from ddm_ray.cli.work import work
 
 __all__ = [
     "demo",
+    "down",
+    "drain",
     "evaluate",
     "export",
     "init",
+    "launch",
+    "ledger",
+    "list_workers",
     "main",
+    "pack",
     "partition",
+    "plan",
     "prepare",
+    "resume",
     "sample",
     "serve",
     "status",
+    "stop",
     "train",
+    "unpack",
+    "up",
     "watch",
+    "work",
 ]

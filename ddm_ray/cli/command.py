@@ -10,7 +10,7 @@ import click
 from ddm_ray import __version__
 from ddm_ray.cli.fixes import phrase
 from ddm_ray.errors import EXIT_AGAIN, ConfigError, DDMError, Superseded, exit_code
-from ddm_ray.storage.graph import Artifact
+from ddm_ray.storage.graph import Artifact, expert
 
 RECIPE_HELP = (
     "A shipped recipe (digits, tiny, images64, imagenet256-k8, laion256-k8, ddm-24b) or the path of a .yaml file."
@@ -68,6 +68,8 @@ class RunUrl(click.ParamType):
 
 
 RUN = click.argument("run_url", metavar="RUN", type=RunUrl())
+MODEL = click.argument("model", type=click.Choice(["expert", "router", "monolith"]))
+INDEX = click.argument("index", type=int, required=False)
 ISLANDS = click.option(
     "--islands",
     metavar="FILE",
@@ -96,10 +98,20 @@ def main() -> None:
       ddm partition runs/digits                       cluster them into one shard an expert
       ddm train runs/digits expert 0                  train one expert, anywhere
       ddm train runs/digits router                    train the router
+      ddm pack runs/digits expert 1 -o one.tar        an archive for an island that can't see the run
       ddm watch runs/digits                           look on, from any machine that sees the run
       ddm sample runs/digits --class 3 -o three.png   sample images from the mixture
       ddm serve runs/digits                           serve it over HTTP
     """
+
+
+def trained(verb: str, model: str, index: int | None, num_experts: int) -> Artifact:
+    """The artifact that MODEL and INDEX name. Raises ConfigError."""
+    if (model == "expert") != (index is not None):
+        raise ConfigError(f"{verb} {model}: " + ("which one? e.g. expert 0" if model == "expert" else "takes no INDEX"))
+    if index is not None and not 0 <= index < num_experts:
+        raise ConfigError(f"{verb} expert {index}: this run has experts 0 to {num_experts - 1}")
+    return Artifact(model) if index is None else expert(index)
 
 
 def warn(text: str) -> None:

@@ -1,6 +1,6 @@
 """Remedies of errors in the command line's words: the one place that turns data into commands and options."""
 
-from ddm_ray.errors import Begin, Fix, Give, Make, Resume
+from ddm_ray.errors import Allow, Begin, Fix, Give, Make, Resume
 from ddm_ray.storage.graph import Artifact
 
 
@@ -15,6 +15,8 @@ def phrase(fix: Fix) -> str:
             return f"begin one with: ddm init {run} --recipe NAME"
         case Begin(_, field, value):
             return f"begin a run with --set {field}={value}"
+        case Allow(run, artifact):
+            return f"take that back with: ddm islands resume {run} {words(artifact)}"
         case Give(argument, advice, value):
             return f"{advice} with {option(argument)} {value}".rstrip()
     return fix
@@ -31,6 +33,12 @@ def command(run_url: str, artifact: str) -> str:
     if made.kind == "evaluation":
         return f"ddm evaluate {run_url} --name {made.name}"
     if made.trains:
-        return f"ddm train {run_url} {made.kind}" + ("" if made.cluster is None else f" {made.cluster}")
+        return f"ddm train {run_url} {words(artifact)}"
     owner = "" if made.cluster is None else f" --cluster {made.cluster}"
     return f"ddm {made.stage} {run_url}{owner}" + (" --source URI" if owner and made.kind == "rows" else "")
+
+
+def words(artifact: str) -> str:
+    """Words by which a command names an artifact that is trained: `expert 3`, `router`."""
+    made = Artifact(artifact)
+    return made.kind + ("" if made.cluster is None else f" {made.cluster}")

@@ -80,7 +80,8 @@ def status(run_url: str) -> None:
     show_default=True,
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
-    help="A job has stalled after this long, and three of its steps, without a sign of life.",
+    help="A job has stalled after this long, and three of its steps, without a sign of life; a launch that has no"
+    " attempt yet, after 10 minutes at the earliest.",
 )
 def watch(
     run_url: str,
@@ -119,7 +120,7 @@ def watch(
     from ddm_ray.watch.events import Event
     from ddm_ray.watch.webhook import Webhook
 
-    every = every or (loop.EVERY_SECONDS if run.store.local else loop.PAID_EVERY_SECONDS)
+    every = every or loop.pause_of(run)
     hook = Webhook(webhook, warn) if webhook else None
 
     def on_event(event: Event) -> None:

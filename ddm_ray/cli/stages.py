@@ -8,7 +8,20 @@ from typing import Any
 
 import click
 
-from ddm_ray.cli.command import ADDRESS, ISLAND, ISLANDS, RECIPE_HELP, RUN, SET_HELP, main, make, warn
+from ddm_ray.cli.command import (
+    ADDRESS,
+    INDEX,
+    ISLAND,
+    ISLANDS,
+    MODEL,
+    RECIPE_HELP,
+    RUN,
+    SET_HELP,
+    main,
+    make,
+    trained,
+    warn,
+)
 from ddm_ray.cli.fixes import phrase
 from ddm_ray.errors import ConfigError
 from ddm_ray.storage.graph import Artifact
@@ -153,8 +166,8 @@ def partition(run_url: str, cluster: int | None, scratch: str | None) -> None:
 
 @main.command()
 @RUN
-@click.argument("model", type=click.Choice(["expert", "router", "monolith"]))
-@click.argument("index", type=int, required=False)
+@MODEL
+@INDEX
 @ISLANDS
 @ISLAND
 @ADDRESS
@@ -175,16 +188,12 @@ def train(
       ddm train s3://bucket/run7 expert 3 --islands islands.yaml --island room-2
     """
     from ddm_ray.placement import Island, load_island, submitted_job
-    from ddm_ray.storage.graph import Artifact, expert
     from ddm_ray.storage.launches import Launch, noted
     from ddm_ray.storage.run import Run
+    from ddm_ray.storage.stops import StopRequests
 
     run = Run.open(run_url)
-    if (model == "expert") != (index is not None):
-        raise ConfigError(f"train {model}: " + ("which one? e.g. expert 0" if model == "expert" else "takes no INDEX"))
-    if index is not None and not 0 <= index < len(run.experts):
-        raise ConfigError(f"train expert {index}: this run has experts 0 to {len(run.experts) - 1}")
-    artifact = expert(index) if index is not None else Artifact(model)
+    artifact = trained("train", model, index, len(run.experts))
 
     def stage(run: Any, report: Any, launch: Launch, site: Island) -> None:
         for input_artifact in run.inputs(artifact):
@@ -204,6 +213,7 @@ def train(
             train_all(run, [artifact], site.train, watch, may_grow=not private, launch=launch)
 
     def noted_stage(run: Any, report: Any) -> None:
+        StopRequests(run.store, artifact, None).require_none()
         # First of all, so that of a job that ends here, for whatever reason, one hears elsewhere.
         with noted(run.store, Launch(artifact, island=island or "", job=submitted_job() or "")) as launch:
             site = load_island(islands, island)

@@ -11,7 +11,7 @@ from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.manifest import NAME
 from ddm_ray.storage.store import Store
 
-BEGUN = "BEGUN-"
+BEGUN, STOP, TAKES = "BEGUN-", "STOP", "takes"
 _BEGUN = re.compile(rf"launches/(?P<launch>[^/]+)/{BEGUN}(?P<after>\d+)")
 _COMMITTED = re.compile(rf"attempts/(?P<attempt>\d+)/(?P<kind>weights|state)/step-(?P<step>\d+)/{re.escape(NAME)}")
 
@@ -45,6 +45,27 @@ class JobFiles:
     def failed(self, attempt: int) -> bool:
         """True if the attempt has noted why it ended."""
         return self._holds(attempt, FAILED)
+
+    @property
+    def stopped(self) -> bool:
+        """True if nobody is to train it, as somebody asked."""
+        return STOP in self.sizes
+
+    @property
+    def takes(self) -> int:
+        """Number of the newest take of the job by an island's worker; 0: none."""
+        words = (key.split("/") for key in self.sizes)
+        return max((int(word[1]) for word in words if word[0] == TAKES and word[1].isdecimal()), default=0)
+
+    @property
+    def elders(self) -> list[int]:
+        """Numbers of older attempts that may train on beside the newest one, newest first.
+
+        They have beaten and told of no end, and none after them has saved a state: that would have taken their place.
+        """
+        first = self.saved[0]
+        older = [number for number in self.attempts[:-1] if number >= first]
+        return [number for number in reversed(older) if self.beats(number) and not self.failed(number)]
 
     @property
     def last_launch(self) -> tuple[str, int] | None:

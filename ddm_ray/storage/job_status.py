@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddm_ray.errors import DDMError, Preempted
+from ddm_ray.errors import DDMError, Preempted, Stopped
 from ddm_ray.storage.attempts import Attempt, read_failure
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_files import JobFiles, list_jobs
@@ -12,14 +12,17 @@ from ddm_ray.storage.store import Store
 
 MOST_BEAT_SECONDS = 60.0
 """Pause between two beats that a heartbeat is believed to announce at most."""
+START_SECONDS = 600.0
+"""Time for which a launch that lives may have no attempt: Ray starts meanwhile, or nodes do, and nothing beats."""
 
 
 @dataclass(frozen=True)
 class JobStatus:
-    """A job that has been begun. `attempt` is its newest; `heartbeat` the last one, with the `attempt` it is of.
+    """A job as one attempt tells of it, mostly the newest. `heartbeat`: the last, with the `attempt` it is of.
 
     `attempt` is 0 until the first one, and `heartbeat` is then the record of the launch. `in_vain`: why a launch ended
-    that was to go on after the newest attempt, and began none.
+    that was to go on after the newest attempt, and began none. `beside`: the job as its newest attempt tells of it,
+    where `attempt` is an older one, which an observer has seen to train on while the newest gives no sign of life.
     `milestone` and `saved`: steps of the furthest published weights (None: none) and of the state that the next
     attempt goes on from (0: none). `files`: the listing that told of it.
     """
@@ -30,35 +33,47 @@ class JobStatus:
     milestone: int | None
     saved: int
     in_vain: str = ""
+    beside: "JobStatus | None" = None
     files: JobFiles | None = field(default=None, compare=False, repr=False)
 
     @property
     def beats(self) -> bool:
-        """True if the newest attempt has written a heartbeat."""
+        """True if the attempt has written a heartbeat."""
         return self.heartbeat.get("attempt") == self.attempt
 
     @property
     def beat(self) -> int | None:
-        """The counter of the newest attempt's heartbeat; None before its first."""
+        """The counter of the attempt's heartbeat; None before its first."""
         return self.heartbeat.get("beat") if self.beats else None
 
     @property
+    def sign(self) -> int | str | None:
+        """Fact that an observer sees change while it lives: `beat`; before the first attempt the launch's id."""
+        launch = self.files.last_launch if self.files and not self.attempt else None
+        return launch[0] if launch else self.beat
+
+    @property
     def phase(self) -> str:
-        """Phase of the newest attempt: starting, fitting (rows into memory), training, publishing or leaving."""
+        """Phase of the attempt: starting, fitting (rows into memory), training, publishing or leaving."""
         if self.left:
             return "leaving"
         return self.heartbeat.get("phase", "training") if self.beats else "starting"
 
     @property
     def place(self) -> str:
-        """Words on where the newest attempt runs; empty where neither island nor job is known, as on a laptop."""
+        """Words on where the attempt runs; empty where neither island nor job is known, as on a laptop."""
         known = self.beats and not self.heartbeat.keys().isdisjoint(("island", "job"))
         return place_of(self.heartbeat) if known else ""
 
     @property
     def left(self) -> bool:
-        """True if the newest attempt ended because it was asked to, with nothing lost: another one is to follow."""
+        """True if the attempt ended because it was asked to, with nothing lost: another one is to follow."""
         return self.failure is not None and self.failure["kind"] == Preempted.__name__
+
+    @property
+    def stopped(self) -> bool:
+        """True if the attempt ended because somebody asked for it on storage: its launch begins no other."""
+        return self.failure is not None and self.failure["kind"] == Stopped.__name__
 
     @property
     def between(self) -> bool:
@@ -67,24 +82,35 @@ class JobStatus:
 
     @property
     def step(self) -> int:
-        """Steps done by the newest attempt's heartbeat; before its first, those of the state that it goes on from."""
-        return self.heartbeat.get("step", self.saved) if self.beats else self.saved
+        """Steps done by the attempt's heartbeat; before its first, those of the state that it goes on from."""
+        step = _count(self.heartbeat.get("step")) if self.beats else None
+        return self.saved if step is None else step
 
     @property
     def steps(self) -> int | None:
         """Steps of the whole job; None before any attempt's first heartbeat."""
-        return self.heartbeat.get("steps")
+        return _count(self.heartbeat.get("steps"))
 
     def patience(self, seconds: float) -> float:
-        """Longest silence of a living job: `seconds`, or three of its beats or steps; it beats between steps."""
+        """Longest silence of a living job: `seconds`, or three of its beats or steps; it beats between steps.
+
+        A launch is silent from its beginning to its first attempt, for START_SECONDS at least.
+        """
+        if not self.attempt:
+            return max(seconds, START_SECONDS)
         rate, pause = self.value("steps_per_second"), self.value("beat_seconds") or 0.0
         pause = min(max(pause, 0.0), MOST_BEAT_SECONDS) if pause == pause else 0.0
         return max(seconds, 3 * pause, 3 / rate if rate and rate > 0 else 0.0)
 
     def value(self, name: str) -> float | None:
-        """A number of the newest attempt's heartbeat (loss, mfu, world_size ...); None if it has none of that name."""
+        """A number of the attempt's heartbeat (loss, mfu, world_size ...); None if it has none of that name."""
         number = self.heartbeat.get(name) if self.beats else None
-        return number if isinstance(number, int | float) else None
+        return number if isinstance(number, int | float) and not abs(number) > 1e300 else None
+
+
+def _count(given: Any) -> int | None:
+    """A number of steps that a heartbeat tells, if it can be one."""
+    return given if isinstance(given, int) and 0 <= given < 2**53 else None
 
 
 def job_status(store: Store, job: Artifact, files: JobFiles | None = None) -> JobStatus | None:
@@ -119,7 +145,7 @@ def _last_launch(store: Store, files: JobFiles) -> JobStatus | None:
     launch = Launch(files.artifact, files.last_launch[0], after=newest)
     note = read_failure(store, launch.given_up_key) if has_given_up(files, launch.id) else None
     failure = {**note, "attempt": newest, "final": not DDMError.from_fields(note).passes} if note else None
-    return JobStatus(newest, {**launch.begun(store), "attempt": newest}, failure, None, 0)
+    return JobStatus(newest, {**launch.begun(store), "attempt": newest}, failure, None, 0, files=files)
 
 
 def _failure(store: Store, files: JobFiles) -> dict[str, Any] | None:
@@ -127,6 +153,6 @@ def _failure(store: Store, files: JobFiles) -> dict[str, Any] | None:
     newest = files.attempts[-1]
     attempt = Attempt(store, files.artifact, newest)
     failure = attempt.failure() if files.failed(newest) else None
-    if failure and has_given_up(files, str(attempt.claim().get("launch"))):
+    if failure and failure["kind"] != Stopped.__name__ and has_given_up(files, str(attempt.claim().get("launch"))):
         failure |= {"error": f"{failure['error']}; given up", "final": True}
     return {**failure, "attempt": newest} if failure else None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from ddm_ray.storage.elders import Elders
 from ddm_ray.storage.pulse import Pulses
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import Status, reread, survey
@@ -21,6 +22,8 @@ ONCE_SECONDS, AGAIN_SECONDS = 60.0, 5.0
 class Observer:
     """Looks at artifacts as often as it is asked to. A look reads the heartbeats of jobs that are begun.
 
+    A job whose newest attempt gives no sign of life is told by an older one that trains on, if it has one.
+
     It lists what there is, by `listing` (earlier statuses -> statuses), after a tenth of the time for which nothing has
     changed, in seconds at least `least` and at most `most`; at once before it tells of a change that it has seen in
     heartbeats; and after `least` while a job is silent, since another attempt may live.
@@ -34,13 +37,14 @@ class Observer:
         most: float = LIST_SECONDS,
     ):
         self._run, self._listing, self._least, self._most = run, listing, least, most
-        self._pulses, self._known = Pulses(), list[Status]()
+        self._pulses, self._elders = Pulses(), Elders(run.store)
+        self._newest, self._known = list[Status](), list[Status]()  # by the newest attempts alone, and as they are told
         self._listed_at: float | None = None
         self._changed_at = math.inf
 
     def look(self, now: float) -> list[Status]:
         """All statuses at `now`, a reading of the observer's own clock in seconds, with what it knows of silence."""
-        statuses = self._list(now) if self._due(now) else observe(reread(self._run, self._known), self._pulses, now)
+        statuses = self._list(now) if self._due(now) else self._judge(reread(self._run, self._newest), now)
         if self._listed_at != now and _outline(statuses) != _outline(self._known):
             statuses = self._list(now)
         if _outline(statuses) != _outline(self._known):
@@ -64,9 +68,13 @@ class Observer:
         return now - self._listed_at >= min(self._most, pause)
 
     def _list(self, now: float) -> list[Status]:
-        statuses = observe(self._listing(self._known), self._pulses, now)
+        statuses = self._judge(self._listing(self._known), now)
         self._listed_at = now
         return statuses
+
+    def _judge(self, statuses: Iterable[Status], now: float) -> list[Status]:
+        self._newest = observe(statuses, self._pulses, now)
+        return self._elders.look(self._newest, self._pulses, now)
 
 
 def _outline(statuses: Iterable[Status]) -> list[tuple[object, ...]]:
@@ -79,7 +87,7 @@ def observe(statuses: Iterable[Status], pulses: Pulses, now: float) -> list[Stat
     """The statuses, with how long the observer of these `pulses` has seen no sign of each job's life until `now`."""
 
     def silent_seconds(status: Status) -> float | None:
-        return None if status.job is None else pulses.take(status.artifact, status.job.attempt, status.job.beat, now)
+        return None if status.job is None else pulses.take(status.artifact, status.job.attempt, status.job.sign, now)
 
     return [replace(status, silent_seconds=silent_seconds(status)) for status in statuses]
 
@@ -89,18 +97,19 @@ def survey_once(
 ) -> list[Status]:
     """A survey that also says which jobs live: those that are begun are looked at until each beats, or is silent.
 
-    Takes ONCE_SECONDS at most, after which a job of slow steps may be unjudged.
+    Takes ONCE_SECONDS at most, after which a job of slow steps may be unjudged, as is a launch without an attempt.
     """
     observer, began = Observer(run, partial(survey, run), least=AGAIN_SECONDS, most=AGAIN_SECONDS), clock()
     statuses = observer.look(began)
-    undecided = {status.artifact for status in statuses if status.state == "begun" and status.job}
+    undecided = {each.artifact for each in statuses if each.elders or (each.state == "begun" and each.job)}
     while undecided and clock() - began < ONCE_SECONDS:
         sleep(LOOK_SECONDS)
         statuses = observer.look(clock())
         undecided &= {status.artifact for status in statuses if _undecided(status)}
+    undecided |= {each.artifact for each in statuses if each.state == "waiting" and each.job}
     return [replace(status, unjudged=status.artifact in undecided) for status in statuses]
 
 
 def _undecided(status: Status) -> bool:
     """True if it can't be said yet whether the job lives."""
-    return status.state == "begun" and bool(status.silent_seconds) and not status.silent
+    return bool(status.elders) or (status.state == "begun" and bool(status.silent_seconds) and not status.silent)

@@ -28,7 +28,10 @@ T = TypeVar("T")
 _FINAL_KINDS = (InvalidPathError, NotSupportedError, PreconditionError, UnknownConfigurationKeyError)
 # By their text: a refused LIST is an error of no kind. What is at these addresses hands out keys, to who has none.
 _NO_KEY = re.compile(r"//169\.254\.169\.254|//metadata\.google")
-_DENIED = re.compile(r"status code: 4(?!04|08|09|29)\d\d|Received redirect")
+# S3 answers a deletion of several keys, as all are made, by a success that denies each.
+_DENIED = re.compile(
+    r"status code: 4(?!04|08|09|29)\d\d|Received redirect|DeleteObjects request failed .*\(code: AccessDenied\)$"
+)
 # An upload that isn't there any more was finished by a request whose answer was lost.
 _FINAL = re.compile(r"status code: 501|status code: 404(?!.*NoSuchUpload)")
 _CAUSE = re.compile(r'(?:message|error): "([^"]+)"|\bTimedOut\b')

@@ -32,18 +32,19 @@ class Run:
         self.url = store.url
 
     @classmethod
-    def create(cls, url: str, config: RunConfig) -> "Run":
+    def create(cls, url: str, config: RunConfig, sealed: bytes | None = None) -> "Run":
         """Write run.json if it is absent. The same configuration again is a no-op, another raises DriftError.
 
-        Raises RunError where nothing can be written, StorageError for an object store that doesn't answer, or that
-        can't be relied on to create things only once.
+        `sealed`: the bytes of run.json elsewhere, of which the configuration was read. Raises RunError where nothing
+        can be written, StorageError for an object store that doesn't answer, or that can't be relied on to create
+        things only once.
         """
         store = Store(url)
         fields = config.model_dump(mode="json")
-        body = {"schema": SCHEMA, "config": fields}
+        data = sealed or seal({"schema": SCHEMA, "config": fields}, indent=1)
         try:
             store.require_create()
-            created = store.create(RUN_FILE, seal(body, indent=1))
+            created = store.create(RUN_FILE, data)
         except FileNotFoundError:
             raise RunError(f"{store.url}: there is no such bucket; create it, or choose another") from None
         except (StorageError, ValueError) as error:
@@ -73,10 +74,7 @@ class Run:
             if isinstance(error, StorageError) and (store.local is None or store.local.is_dir()):
                 raise  # it may be one, though not for now
             raise RunError(f"{url} is not a run that can be read: {refusal(error)}") from None
-        body = unseal(data, where, ["schema", "config"], fix="restore it, or begin a new run elsewhere")
-        if body["schema"] != SCHEMA:
-            raise RunError(f"{where}: schema {body['schema']}, this version of ddm-ray reads {SCHEMA}")
-        return cls(store, parse_config(body["config"], where))
+        return cls(store, read_config(data, where))
 
     @property
     def experts(self) -> tuple[Artifact, ...]:
@@ -177,6 +175,14 @@ class Run:
         if committed is None:
             raise StorageError(f"{self.url}/{artifact}/{NAME}: was there, and is gone: deleted meanwhile")
         return committed
+
+
+def read_config(data: bytes, where: str) -> RunConfig:
+    """The configuration of a run.json, which is at `where`. Raises CorruptArtifact, RunError, ConfigError."""
+    body = unseal(data, where, ["schema", "config"], fix="restore it, or begin a new run elsewhere")
+    if body["schema"] != SCHEMA:
+        raise RunError(f"{where}: schema {body['schema']}, this version of ddm-ray reads {SCHEMA}")
+    return parse_config(body["config"], where)
 
 
 def _short(lines: list[str], most: int = 4) -> str:

@@ -31,10 +31,10 @@ def unseal(data: bytes, where: str, fields: Iterable[str] = (), fix: Fix | None 
     """
     try:
         body: dict[str, Any] = json.loads(data)
-        checksum = body.pop("checksum")
-    except (ValueError, KeyError, AttributeError, TypeError):
+        checksum, actual = body.pop("checksum"), sha256(canonical(body))
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise CorruptArtifact(f"{where}: not whole", fix) from None
-    if checksum != sha256(canonical(body)):
+    if checksum != actual:
         raise CorruptArtifact(f"{where}: altered since it was written", fix)
     if not body.keys() >= set(fields):
         raise CorruptArtifact(f"{where}: is the record of something else", fix)

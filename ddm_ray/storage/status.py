@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, Fix, Resume
+from ddm_ray.errors import Allow, CorruptArtifact, DDMError, DriftError, Fix, Resume, Stopped
 from ddm_ray.storage import graph
 from ddm_ray.storage.chunk_records import RowsProgress, rows_progress
 from ddm_ray.storage.graph import EVALUATIONS, PARTITION, REPORT, Artifact, evaluation
@@ -22,7 +22,7 @@ SILENT_SECONDS, BETWEEN_SECONDS = 10.0, 30.0
 It beats once a second, later each five, or step by step where steps take longer; storage may hold a beat up.
 """
 REQUESTS = 8
-State = Literal["finished", "begun", "failed", "waiting", "damaged"]
+State = Literal["finished", "begun", "failed", "stopped", "waiting", "damaged"]
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,10 @@ class Status:
 
     `info` is a finished artifact's record, `rows` the progress of rows that are begun, `job` that of a training job
     that is launched, begun or failed. A failed job is one whose newest attempt failed: mostly the next one is about to
-    begin. A damaged artifact can't be read or was made otherwise; `error` says why, and what mends it.
-    `silent_seconds`: how long an observer has seen no sign of a job's life, None before `observe`.
+    begin. A stopped one ended, or waits, because somebody asked for it. A damaged artifact can't be read or was made
+    otherwise; `error` says why, and what mends it.
+    `silent_seconds`: how long an observer has seen no sign of a job's life, None before `observe`. `elders`: numbers of
+    older attempts that may train on beside the newest, as far as the observer can't say so yet.
     """
 
     artifact: Artifact
@@ -42,6 +44,7 @@ class Status:
     job: JobStatus | None = None
     silent_seconds: float | None = None
     unjudged: bool = False
+    elders: tuple[int, ...] = ()
     error: DDMError | None = None
     run: str = ""
 
@@ -56,8 +59,8 @@ class Status:
 
     @property
     def silent(self) -> bool:
-        """True if it is begun and has given no sign for so long that it may be dead."""
-        if self.state != "begun" or self.job is None or self.silent_seconds is None:
+        """True if it is launched or begun and has given no sign for so long that it may be dead."""
+        if self.state not in ("begun", "waiting") or self.job is None or self.silent_seconds is None:
             return False
         return self.silent_seconds > self.job.patience(BETWEEN_SECONDS if self.job.between else SILENT_SECONDS)
 
@@ -90,8 +93,10 @@ def status(run: Run, artifact: Artifact, files: JobFiles | None = None) -> Statu
     except (DriftError, CorruptArtifact) as error:
         return in_state("damaged", error=error)
     if job:
-        begun: State = "begun" if job.attempt else "waiting"
-        return in_state("failed" if job.failure and not job.left else begun, job=job)
+        begun: State = "stopped" if job.stopped else "begun" if job.attempt else "waiting"
+        return in_state("failed" if job.failure and not (job.left or job.stopped) else begun, job=job)
+    if files and files.stopped:
+        return in_state("stopped", error=Stopped(f"{artifact} is stopped", Allow(run.url, artifact)))
     return in_state("begun" if rows else "waiting", rows=rows)
 
 
@@ -166,24 +171,47 @@ def describe(status: Status, phrase: Callable[[Fix], str] = str) -> str:
         return status.error.text(phrase)
     if job := status.job:
         again = phrase(Resume(status.run, status.artifact, job.saved))
-        if status.state == "failed":
-            return _failed(job, again, phrase)
+        if status.state in ("failed", "stopped"):
+            return _failed(status, job, again, phrase)
         if not job.attempt:
-            return f"waiting: launched{place_of(job.heartbeat)}, no attempt yet"
-        if_dead = f"; {job.in_vain}" if job.in_vain else f"; if it died, {again}"
-        return _begun(status, job) + (if_dead if status.may_be_dead else "")
+            return _launched(status, job, again)
+        if_dead = _elders(status) + (f"; {job.in_vain}" if job.in_vain else f"; if it died, {again}")
+        return _begun(status, job) + _beside(job) + (if_dead if status.may_be_dead else "")
     if rows := status.rows:
         return f"{rows.units_done} of {rows.units} units of the source, {rows.parts} parts"
     return "waiting"
 
 
-def _failed(job: JobStatus, again: str, phrase: Callable[[Fix], str]) -> str:
+def _launched(status: Status, job: JobStatus, again: str) -> str:
+    launched = f"launched{place_of(job.heartbeat)}"
+    if status.silent:
+        return f"waiting: no attempt for {duration(status.silent_seconds or 0.0)}, {launched}; if it died, {again}"
+    unsure = f", and no sign of life before one; if it died, {again}" if status.unjudged else ""
+    return f"waiting: {launched}, no attempt yet{unsure}"
+
+
+def _failed(status: Status, job: JobStatus, again: str, phrase: Callable[[Fix], str]) -> str:
     assert job.failure
     why = DDMError.from_fields(job.failure).text(phrase)
     reached = [f"at step {job.step}/{job.steps}"] if job.steps else []
     which = f"attempt {job.attempt}{job.place}" if job.attempt else f"launched{place_of(job.heartbeat)}, no attempt"
-    text = ", ".join([f"failed: {why}", which, *reached]) + (f"; {job.in_vain}" if job.in_vain else "")
+    text = ", ".join([f"{status.state}: {why}", which, *reached]) + (f"; {job.in_vain}" if job.in_vain else "")
+    text += _elders(status)
     return f"{text}; {'once that is mended, ' if job.failure['final'] else ''}{again}"
+
+
+def _elders(status: Status) -> str:
+    """Words on older attempts that may live, where the newest may not."""
+    return f"; attempt {' or '.join(map(str, sorted(status.elders)))} may train on" if status.elders else ""
+
+
+def _beside(job: JobStatus) -> str:
+    """Words on the newest attempt, where an older one trains on."""
+    newest = job.beside
+    if newest is None:
+        return ""
+    how = "left" if newest.left else f"failed: {newest.failure['error']}" if newest.failure else "gives no sign of life"
+    return f"; the newer attempt {newest.attempt}{newest.place} {how}"
 
 
 def _begun(status: Status, job: JobStatus) -> str:

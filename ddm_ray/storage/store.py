@@ -18,10 +18,13 @@ from pyarrow import fs
 
 from ddm_ray.errors import RunError, StorageError, as_storage_error, refusal
 from ddm_ray.storage.patience import PROMPT, Asker, Patience, Undecided, reason
+from ddm_ray.storage.store_meter import meter_of
 
 T = TypeVar("T")
 
 CHUNK = 4 * 2**20
+# obstore's own: bytes from which it uploads in parts, an object and a stream.
+_PART, _STREAM_PART = 5 * 2**20, 10 * 2**20
 
 
 class Store:
@@ -36,6 +39,7 @@ class Store:
         path = unquote(urlsplit(url).path) if url.startswith("file://") else url
         self.local = Path(path).resolve() if "://" not in path else None
         self.url = str(self.local) if self.local else url.rstrip("/")
+        self._meter = meter_of(self.url)
         self._objects: obstore.store.ObjectStore
         self._unrepeated: obstore.store.ObjectStore
         if self.local is not None:
@@ -71,23 +75,34 @@ class Store:
         """The object's bytes, no more than the first `most`."""
 
         def get() -> bytes:
+            self._meter.asks("GET")
             stored = obstore.get(self._objects, self._prefix + key)
             if most is not None and stored.meta["size"] > most:
-                return bytes(obstore.get_range(self._objects, self._prefix + key, start=0, end=most))
-            return bytes(stored.bytes())
+                self._meter.asks("GET")
+                data = bytes(obstore.get_range(self._objects, self._prefix + key, start=0, end=most))
+            else:
+                data = bytes(stored.bytes())
+            self._meter.reads(len(data))
+            return data
 
         return self._ask(key, get)
 
-    def fetch(self, key: str, path: Path) -> str:
+    def fetch(self, key: str, path: Path, at: int = 0) -> str:
         """Copy the object to a local file, a few MiB in memory at a time; the SHA-256 of its bytes, in hex.
 
-        A failed fetch leaves part of it. Raises FileNotFoundError, StorageError, OSError of the local disk.
+        `at`: replace what an existing file has from that byte on. A failed fetch leaves part of it. Raises
+        FileNotFoundError, StorageError, OSError of the local disk.
         """
 
         def get() -> str:
             digest = hashlib.sha256()
-            with path.open("wb") as file:
+            self._meter.asks("GET")
+            with path.open("r+b" if at else "wb") as file:
+                if at:
+                    file.truncate(at)
+                    file.seek(at)
                 for chunk in obstore.get(self._objects, self._prefix + key).stream(min_chunk_size=CHUNK):
+                    self._meter.reads(len(chunk))
                     digest.update(chunk)
                     file.write(chunk)
             return digest.hexdigest()
@@ -96,7 +111,9 @@ class Store:
 
     def write(self, key: str, data: bytes | memoryview | Path) -> None:
         """Create the object or replace it whole, by bytes or by those of a local file."""
-        self._ask(key, lambda: obstore.put(self._objects, self._prefix + key, data))
+        size = data.stat().st_size if isinstance(data, Path) else memoryview(data).nbytes
+        self._ask(key, lambda: obstore.put(self._objects, self._prefix + key, data, chunk_size=_PART))
+        self._meter.writes(size, _PART)
         self._sync(key)
 
     def write_stream(self, key: str, chunks: Callable[[], Iterable[bytes]]) -> None:
@@ -106,10 +123,13 @@ class Store:
         """
 
         def put() -> None:
-            writer = obstore.open_writer(self._objects, self._prefix + key)
+            writer = obstore.open_writer(self._objects, self._prefix + key, buffer_size=_STREAM_PART)
+            size = 0
             for chunk in chunks():
                 self._heed(writer.write, chunk)
+                size += len(chunk)
             self._heed(writer.close)
+            self._meter.writes(size, _STREAM_PART)
 
         self._ask(key, put)
         self._sync(key)
@@ -132,6 +152,7 @@ class Store:
             nonlocal unsure
             try:
                 # Not repeated by obstore: whether a try may have been heeded must be known.
+                self._meter.writes(len(data), part=len(data) + 1)
                 obstore.put(self._unrepeated, self._prefix + key, data, mode="create", use_multipart=False)
                 return True
             except AlreadyExistsError:
@@ -142,9 +163,11 @@ class Store:
                 raise
             # S3 says so, too, while another request for the key is on its way (409), which may come to nothing.
             try:
+                self._meter.asks("GET")
                 stored = obstore.get(self._objects, self._prefix + key).bytes()
             except FileNotFoundError:
                 raise Undecided("storage answers that it exists, and has no such object") from None
+            self._meter.reads(len(stored))
             return unsure and bytes(stored) == data
 
         if not self._ask(key, put):
@@ -190,6 +213,7 @@ class Store:
 
     def exists(self, key: str) -> bool:
         """True if there is an object under this very key."""
+        self._meter.asks("HEAD")
         try:
             self._ask(key, lambda: obstore.head(self._objects, self._prefix + key))
         except FileNotFoundError:
@@ -200,12 +224,14 @@ class Store:
         """Size in bytes of every object below `prefix/`, by key relative to it, in order of the keys."""
         base = f"{self._prefix}{prefix}/"
         listing = self._ask(prefix, lambda: obstore.list(self._objects, prefix=base).collect())
+        self._meter.lists([entry["path"] for entry in listing])
         return {entry["path"].removeprefix(base): entry["size"] for entry in sorted(listing, key=lambda e: e["path"])}
 
     def folders(self, prefix: str) -> list[str]:
         """Names of the folders directly below `prefix/`, in order."""
         base = f"{self._prefix}{prefix}/"
         listing = self._ask(prefix, lambda: obstore.list_with_delimiter(self._objects, prefix=base))
+        self._meter.lists([*listing["common_prefixes"], *(entry["path"] for entry in listing["objects"])])
         return sorted(path.removeprefix(base).rstrip("/") for path in listing["common_prefixes"])
 
     def delete(self, prefix: str) -> None:
@@ -218,6 +244,7 @@ class Store:
 
     def delete_one(self, key: str) -> None:
         """Delete the object under this very key, if there is one."""
+        self._meter.asks("POST")
         with suppress(FileNotFoundError):
             self._ask(key, lambda: obstore.delete(self._objects, self._prefix + key))
 

@@ -21,6 +21,8 @@ from ddm_ray.errors import (
     DDMError,
     DriftError,
     OutOfMemory,
+    Preempted,
+    Stopped,
     StorageError,
     Superseded,
     one_line,
@@ -32,6 +34,7 @@ from ddm_ray.storage.launches import Launch
 from ddm_ray.storage.manifest import NAME, Manifest
 from ddm_ray.storage.patience import PROMPT
 from ddm_ray.storage.run import Run
+from ddm_ray.storage.stops import StopRequests
 from ddm_ray.storage.store import Store
 from ddm_ray.storage.succession import require_standing
 from ddm_ray.train import state
@@ -64,7 +67,7 @@ class TrainAttempt:
         how = {"zero_stage": placement.zero_stage, "steps": job.train.steps}
         self._heartbeat = Heartbeat(self._prompt_storage, who | how) if self._rank == 0 else None
         self._telemetry = Telemetry(self._prompt_storage.store, self.storage.prefix) if self._rank == 0 else None
-        self._lookout = Lookout(self.storage) if self._rank == 0 else None
+        self._lookout = Lookout(self.storage, launch) if self._rank == 0 else None
         self._launch = launch
         self.phase("starting")
 
@@ -132,6 +135,23 @@ class TrainAttempt:
     def _raise_superseded(self, step: int) -> None:
         assert self._lookout and self._lookout.successor
         raise self._lookout.successor.error(self.storage.number, self._launch.id if self._launch else None, step)
+
+    @property
+    def stopped(self) -> bool:
+        """True once rank 0 has seen that somebody asks for the end of its launch."""
+        return bool(self._lookout and self._lookout.stop)
+
+    def leave(self, step: int) -> None:
+        """End after `step` steps, which are saved: raise Stopped or Preempted, on all ranks together."""
+        self._from_first(lambda: self._raise_left(step))
+
+    def _raise_left(self, step: int) -> None:
+        saved = f"step {step} is saved"
+        if self._lookout and (stop := self._lookout.stop):
+            stopped = Stopped(f"{stop.message}; {saved}", stop.fix)
+            stopped.passes = stop.passes
+            raise stopped
+        raise Preempted(f"{self.job.artifact}: asked to leave; {saved}")
 
     def tidy(self) -> None:
         """Keep the last state alone, and end the curves: the job is about to be committed."""
@@ -248,6 +268,7 @@ def _begin(store: Store, job: TrainJob, placement: TrainPlacement, launch: Launc
     """
     if launch:
         require_standing(store, launch)
+    StopRequests(store, job.artifact, launch).require_none()
     world, searched = dist.get_world_size(), placement.micro_batch == "largest"
     share = math.ceil(job.batch / world)
     how = {name: getattr(placement, name) for name in ("zero_stage", "activation_checkpointing", "compile")}

@@ -2,20 +2,30 @@
 
 import math
 from collections.abc import Iterator
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ddm_ray.core.condition import Condition, Text
-from ddm_ray.data.loading.loader import Loader
+from ddm_ray.data.loading.loader import LoadedBatch
 from ddm_ray.train.job import TrainJob
 from ddm_ray.train.objectives import Batch, draw
+
+
+class BatchRows(Protocol):
+    """A loader, or what stands in for one: rows at places of a global batch, and the null text, if there are texts."""
+
+    @property
+    def null_text(self) -> Text | None: ...
+
+    def batch(self, step: int, place_B: Tensor) -> LoadedBatch: ...
 
 
 class RankBatches:
     """Rank `rank`'s micro-batches of a job. Shares are filled up with rows of weight 0 to be of equal size."""
 
-    def __init__(self, job: TrainJob, loader: Loader, rank: int, world: int, micro_batch: int):
+    def __init__(self, job: TrainJob, loader: BatchRows, rank: int, world: int, micro_batch: int):
         self._job, self._loader = job, loader
         share = math.ceil(job.batch / world)
         place = torch.arange(rank * share, (rank + 1) * share)

@@ -1,7 +1,8 @@
 """TrainJob: what tells an expert's, the router's and the monolith's training apart: objective, model, rows."""
 
+import json
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -76,11 +77,17 @@ class TrainJob:
     @cached_property
     def _flops_of_a_row(self) -> tuple[int, int]:
         """With all tokens, and with those that masking keeps."""
-        model, masking = weights.build(self.spec, "meta"), self.masking(0)
-        full = training_flops_per_row(model, self.image_shape, self.text_tokens)
+        spec, masking = json.dumps(self.spec, sort_keys=True), self.masking(0)
+        full = _flops_per_row(spec, self.image_shape, self.text_tokens, None)
         if masking is None:
             return full, full
-        return full, training_flops_per_row(model, self.image_shape, self.text_tokens, masking.num_kept)
+        return full, _flops_per_row(spec, self.image_shape, self.text_tokens, masking.num_kept)
+
+
+@lru_cache(maxsize=16)
+def _flops_per_row(spec: str, image_shape: tuple[int, int, int], text_tokens: int, num_kept: int | None) -> int:
+    """FLOPs of one row of a model by its spec as JSON; experts and monolith are alike."""
+    return training_flops_per_row(weights.build(json.loads(spec), "meta"), image_shape, text_tokens, num_kept)
 
 
 def train_job(run: Run, artifact: Artifact) -> TrainJob:

@@ -1,22 +1,30 @@
-"""The lookout of an attempt: a thread that sees whether a newer attempt has taken over while this one was away."""
+"""The lookout of an attempt: a thread that sees what others do on storage while this one trains.
+
+Whether a newer attempt has taken over while it was away, and whether it is asked to stop.
+"""
 
 from threading import Event, Thread
 
-from ddm_ray.errors import DDMError
+from ddm_ray.errors import DDMError, Stopped
 from ddm_ray.storage.attempts import Attempt
+from ddm_ray.storage.graph import Artifact
+from ddm_ray.storage.launches import Launch
+from ddm_ray.storage.stops import StopRequests
 from ddm_ray.storage.succession import LOOK_SECONDS as LOOK_SECONDS
 from ddm_ray.storage.succession import Succession, Successor
 
 
 class Lookout:
-    """Looks every LOOK_SECONDS, until there is a `successor`.
+    """Looks every LOOK_SECONDS, until there is a `successor`, of which it then knows if it lives, or a `stop`.
 
-    Of that it then knows if it lives. What can't be read is read again.
+    What can't be read is read again.
     """
 
-    def __init__(self, attempt: Attempt):
+    def __init__(self, attempt: Attempt, launch: Launch | None = None):
         self.successor: Successor | None = None
+        self.stop: Stopped | None = None
         self._succession, self._closing = Succession(attempt), Event()
+        self._requests = StopRequests(attempt.store, Artifact(attempt.job), launch)
         self._thread = Thread(target=self._work, name="lookout", daemon=True)
         self._thread.start()
 
@@ -25,10 +33,11 @@ class Lookout:
         self._closing.set()
 
     def _work(self) -> None:
-        while self.successor is None and not self._closing.wait(LOOK_SECONDS):
+        while not (self.successor or self.stop or self._closing.wait(LOOK_SECONDS)):
             try:
-                successor = self._succession.look()
+                successor, stop = self._succession.look(), self._requests.look()
             except (DDMError, OSError, ValueError, RecursionError):
                 continue
             if successor and successor.lives is not None:
                 self.successor = successor
+            self.stop = stop

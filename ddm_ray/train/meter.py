@@ -55,6 +55,7 @@ class Meter:
             "learning_rate": self._job.learning_rate(self.done - 1),
             "steps_per_second": self._rate,
             "samples_per_second": self._rate * self._job.batch,
+            "flops_per_second": self._flops_per_row * self._rate * self._job.batch,
             "mfu": mfu(self._flops_per_row, self._rate * self._job.batch, self._world, self._peak),
         }
 

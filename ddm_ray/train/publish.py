@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import sha256
 from threading import Thread
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +15,14 @@ from ddm_ray.storage.attempts import Attempt, claimed
 from ddm_ray.storage.info import TrainedInfo, WeightsInfo
 from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest
 from ddm_ray.storage.run import Run
-from ddm_ray.train.engine import Engine
 from ddm_ray.train.fragments import EMA
 from ddm_ray.train.job import TrainJob
 from ddm_ray.train.preview import picture
 from ddm_ray.train.saving import TrainProgress
 from ddm_ray.train.state import CURVE, SavedParts
+
+if TYPE_CHECKING:
+    from ddm_ray.train.engine import Engine
 
 RECENT = 100
 # What is painted beside training: weights of at most so many bytes, on a GPU with so many times their size free. For
@@ -69,7 +72,7 @@ def publish_weights(
 class Milestones:
     """Publishes weights of an attempt's states, each with a picture of what they can do, painted beside training."""
 
-    def __init__(self, run: Run, attempt: Attempt, job: TrainJob, identity: Identity, engine: Engine):
+    def __init__(self, run: Run, attempt: Attempt, job: TrainJob, identity: Identity, engine: "Engine"):
         """`identity` is that of the rows that were loaded, whatever lies there by now."""
         self._run, self._attempt, self._job, self._identity = run, attempt, job, identity
         self._device, self._buffers = engine.device, engine.buffers

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
 
@@ -14,7 +14,9 @@ from ddm_ray.storage.attempts import Attempt
 from ddm_ray.storage.info import StateInfo
 from ddm_ray.storage.manifest import FileRecord, Identity
 from ddm_ray.train import state
-from ddm_ray.train.engine import Engine
+
+if TYPE_CHECKING:
+    from ddm_ray.train.engine import Engine
 
 T = TypeVar("T")
 YOUNG_SECONDS = 5.0
@@ -99,7 +101,7 @@ class StateSaver:
         """True if a state is still being written or committed."""
         return self._pending is not None or not self._commits.done()
 
-    def save(self, engine: Engine, trained: TrainProgress, then: Callable[[], object] | None = None) -> None:
+    def save(self, engine: "Engine", trained: TrainProgress, then: Callable[[], object] | None = None) -> None:
         """Copy the state and have it written beside training, and on rank 0, once it is committed, `then` be done.
 
         Waits for the state before it. Every rank must call it. What storage refuses is told on stderr.
@@ -117,7 +119,7 @@ class StateSaver:
         if pending and not refused and self._rank == 0:
             self._commits = self._thread.submit(self._quietly, lambda: self._commit(pending), pending.trained.step)
 
-    def save_now(self, engine: Engine, trained: TrainProgress) -> None:
+    def save_now(self, engine: "Engine", trained: TrainProgress) -> None:
         """Save a state and wait until it is committed. Every rank must call it.
 
         StorageError, on all ranks, if one of them couldn't write or rank 0 not commit.
@@ -164,7 +166,7 @@ class StateSaver:
         dist.all_gather_object(values, value)
         return values
 
-    def _take(self, engine: Engine) -> None:
+    def _take(self, engine: "Engine") -> None:
         self._snapshot = self._snapshot or state.Snapshot(engine.shards.owned())
         self._snapshot.take()
 

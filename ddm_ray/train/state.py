@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import torch
@@ -30,6 +30,7 @@ PART_BYTES = 64 * 2**20
 READERS = 4
 INDEX = "INDEX.json"
 RANK = "rank-{:03d}"
+PART = "{}-{:04d}.safetensors"
 CURVE = "curve.safetensors"
 
 
@@ -51,9 +52,9 @@ class Part:
 
     def __init__(self, record: str, number: int, pieces: list[Piece], pinned: bool):
         self.record, self.pieces = record, pieces
-        self.name = f"{record}-{number:04d}.safetensors"
+        self.name = PART.format(record, number)
         sizes = [piece.numel for piece in pieces]
-        header = safetensors_header({piece.key: (piece.numel,) for piece in pieces})
+        header = part_header(pieces)
         self._bytes = torch.empty(len(header) + 4 * sum(sizes), dtype=torch.uint8, pin_memory=pinned)
         self._bytes[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
         self.views = self._bytes[len(header) :].view(torch.float32).split(sizes)
@@ -72,10 +73,10 @@ class Snapshot:
         self.parts: list[Part] = []
         pinned = bool(fragments) and fragments[0].records[EMA].is_cuda
         for record in RECORDS:
-            for number, cut in enumerate(_cut(fragments)):
-                pieces = [Piece(one.name, one.start, one.numel) for one in cut]
+            for number, group in enumerate(cut(fragments)):
+                pieces = [Piece(one.name, one.start, one.numel) for one in group]
                 self.parts.append(Part(record, number, pieces, pinned))
-                self._sources += [one.records[record] for one in cut]
+                self._sources += [one.records[record] for one in group]
         self._copies = [view for part in self.parts for view in part.views]
 
     @torch.no_grad()
@@ -92,15 +93,29 @@ class Snapshot:
         parts = {}
         for part in self.parts:
             store.write(f"{prefix}/{part.name}", part.data)
-            parts[part.name] = {**vars(FileRecord.of(part.data)), "record": part.record, "pieces": part.pieces}
+            parts[part.name] = index_entry(FileRecord.of(part.data), part.record, part.pieces)
         prints = dict.fromkeys(RECORDS, 0)
         for part in self.parts:
             prints[part.record] += sum(map(fingerprint, part.pieces, part.views))
-        index = {"parts": parts, "fingerprints": {record: value % 2**64 for record, value in prints.items()}}
-        store.write(f"{prefix}/{INDEX}", canonical(index))
+        store.write(f"{prefix}/{INDEX}", index_bytes(parts, prints))
 
 
-def _cut(fragments: list[Fragment]) -> Iterator[list[Fragment]]:
+def part_header(pieces: list[Piece]) -> bytes:
+    """Header of the part that holds these pieces."""
+    return safetensors_header({piece.key: (piece.numel,) for piece in pieces})
+
+
+def index_entry(file: FileRecord, record: str, pieces: list[Piece]) -> dict[str, Any]:
+    """Entry of a rank's index for a part: its file, and what of which record it holds."""
+    return {**vars(file), "record": record, "pieces": pieces}
+
+
+def index_bytes(parts: Mapping[str, Any], prints: Mapping[str, int]) -> bytes:
+    """A rank's index, of its parts' entries by name and of the fingerprints by record."""
+    return canonical({"parts": parts, "fingerprints": {record: value % 2**64 for record, value in prints.items()}})
+
+
+def cut(fragments: list[Fragment]) -> Iterator[list[Fragment]]:
     """Fragments in groups of at most PART_BYTES a record, larger ones cut."""
     most = PART_BYTES // 4
     group: list[Fragment] = []

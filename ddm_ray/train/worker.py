@@ -9,12 +9,14 @@ import torch
 import torch.distributed as dist
 
 from ddm_ray.data.loading.loader import Loader
-from ddm_ray.errors import CorruptArtifact, Preempted, StorageError, TrainingError
+from ddm_ray.errors import CorruptArtifact, StorageError, TrainingError
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.launches import Launch
-from ddm_ray.storage.patience import PATIENT, Patience
+from ddm_ray.storage.ledger import Account
+from ddm_ray.storage.patience import PATIENT, PROMPT, Patience
 from ddm_ray.storage.run import Run
+from ddm_ray.storage.store import Store
 from ddm_ray.train.attempt import TrainAttempt
 from ddm_ray.train.batches import RankBatches
 from ddm_ray.train.consensus import Flags, exchange
@@ -42,7 +44,8 @@ def train(
     save a state and raise Preempted. The attempt's claim names the `launch` that it belongs to, if any. Storage that is
     away is waited for with `patience`.
 
-    Raises Superseded once a newer attempt has taken this one's place, and saves nothing then; TrainingError for a
+    Raises Stopped, once a state is saved, where storage has a request to stop; Superseded once a newer attempt has
+    taken this one's place, and saves nothing then; TrainingError for a
     gradient that isn't finite, OutOfMemory for a micro-batch that memory is too small for, CorruptArtifact or
     MissingArtifact for its rows, DriftError for a job begun under another configuration, StorageError for storage that
     stays away.
@@ -52,10 +55,13 @@ def train(
     if run.finished(artifact):
         return
     job = train_job(run, artifact)
+    rank = dist.get_rank()
     with (
+        Account(Store(run.url, PROMPT), launch.island if launch else "", 1, artifact=artifact, rank=rank) as account,
         TrainAttempt(run, job, placement, launch) as attempt,
         Loader(run, job.shards, job.train.seed, job.batch, placement.rows_gib, placement.cache, ranks_here()) as loader,
     ):
+        account.name = f"{artifact.replace('/', '-')}-{attempt.storage.number:04d}-{rank:03d}"
         _train(run, job, loader, attempt, placement, notice)
 
 
@@ -87,7 +93,8 @@ def _train(
                 loss = engine.accumulate(job.objective, batches.at(step, engine.device))
                 norm = engine.step(job.learning_rate(step))
                 due = clock.due(time.monotonic())
-                flags = Flags(notice(), saver.writing, saver.busy, saver.refused, attempt.overtaken, due)
+                leaving = notice() or attempt.stopped
+                flags = Flags(leaving, saver.writing, saver.busy, saver.refused, attempt.overtaken, due)
                 mean_loss, any_rank = exchange(loss, flags)
             if any_rank.overtaken:
                 attempt.give_way(step + 1)  # before a state is committed that nobody goes on from
@@ -102,7 +109,7 @@ def _train(
                 attempt.tell(meter.tell())
             if any_rank.leaving:
                 saver.save_now(engine, meter.trained())
-                raise Preempted(f"{job.artifact}: asked to leave; step {meter.done} is saved")
+                attempt.leave(meter.done)
             milestone = _due(meter.done, placement.milestone_steps)
             owed = owed or any_rank.due or _due(meter.done, placement.checkpoint_steps)
             if meter.done < job.train.steps and (milestone or (owed and not any_rank.saving)):

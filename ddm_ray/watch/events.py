@@ -51,8 +51,9 @@ class Events:
     """Turns successive surveys of a run, as one observer made them, into events.
 
     A job has stalled when it has been silent for `stalled_after` seconds, and for three of its steps where these take
-    longer. An attempt's failure is told once, its stall once until it beats again. What is finished when watching
-    begins is no news; failures and stalls that stand then are told.
+    longer; a launch without an attempt not before START_SECONDS. An attempt's failure is told once, its stall once
+    until it beats again. What is finished when watching begins is no news; failures and stalls that stand then are
+    told.
     """
 
     run: str
@@ -77,8 +78,8 @@ class Events:
             before, memory.alarm = memory.alarm, ("damaged", 0)
             return None if before == memory.alarm else self._event(status, "damaged")
         job = status.job
-        if job is None:
-            return None
+        if job is None or status.state == "stopped":
+            return None  # as somebody asked
         if memory.beat != (job.attempt, job.beat):
             memory.beat = (job.attempt, job.beat)
             if status.state == "begun" and memory.alarm and job.beat is not None:

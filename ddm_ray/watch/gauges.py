@@ -18,14 +18,14 @@ GAUGES = {
     "ddm_step": "Steps done",
     "ddm_steps": "Steps wanted",
     "ddm_saved_step": "Steps done in the state that the next attempt goes on from; 0: none",
-    "ddm_attempt": "Number of the newest attempt",
-    "ddm_silent_seconds": "Since this watcher last saw a sign of the newest attempt's life",
+    "ddm_attempt": "Number of the attempt that trains, mostly the newest",
+    "ddm_silent_seconds": "Since this watcher last saw a sign of the attempt's life",
     "ddm_loss": "Training loss, mean over recent steps",
     "ddm_grad_norm": "Norm of the gradient before clipping",
     "ddm_learning_rate": "Learning rate of the last step",
     "ddm_samples_per_second": "Rows trained on, over all workers",
     "ddm_mfu": "Model FLOPs utilisation, 0 to 1",
-    "ddm_world_size": "Workers of the newest attempt",
+    "ddm_world_size": "Workers of the attempt",
 }
 RATES = ("loss", "grad_norm", "learning_rate", "samples_per_second", "mfu", "world_size")
 

@@ -16,6 +16,11 @@ from ddm_ray.watch.live_view import LiveView
 EVERY_SECONDS, PAID_EVERY_SECONDS = 2.0, 15.0
 
 
+def pause_of(run: Run) -> float:
+    """Seconds between two looks at a run where nobody says how many."""
+    return EVERY_SECONDS if run.store.local else PAID_EVERY_SECONDS
+
+
 def watch(
     run: Run,
     on_survey: Callable[[list[Status]], None],

@@ -50,3 +50,22 @@ def test_what_the_names_say(store: Store, together: bool) -> None:
     assert flags == [(True, False, True), (True, True, False), (True, False, False), (False, False, False)]
     store.write(f"{job}/{NAME}", b"")
     assert list_jobs(store, JOBS if together else [job])[job].committed
+
+
+def test_older_attempts_that_may_train_on(store: Store) -> None:
+    job = JOBS[1]
+    attempts = [claim(store, job) for _ in range(5)]
+
+    def elders() -> list[int]:
+        return list_jobs(store, [job])[job].elders
+
+    assert elders() == [], "none has beaten"
+    for attempt in attempts:
+        beat(attempt, 1, 5)
+    assert elders() == [4, 3, 2, 1]
+    fail(attempts[2], "lost")
+    assert elders() == [4, 2, 1]
+    save(attempts[1], 5)
+    assert elders() == [4, 2], "attempt 2 has taken the place of attempt 1, not its own"
+    save(attempts[4], 7)
+    assert elders() == []

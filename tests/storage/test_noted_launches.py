@@ -12,7 +12,7 @@ from ddm_ray.errors import ConfigError, DDMError, Give, RayAway, StorageError
 from ddm_ray.storage.attempts import claim
 from ddm_ray.storage.graph import expert
 from ddm_ray.storage.launches import Launch, noted
-from ddm_ray.storage.observer import observe
+from ddm_ray.storage.observer import observe, survey_once
 from ddm_ray.storage.pulse import Pulses
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import describe, status
@@ -146,16 +146,43 @@ def test_a_launch_in_vain_after_an_attempt_is_told_unless_that_lives(run: Run) -
     assert "in vain" not in text_of(run)[1], "there was an attempt since"
 
 
-def test_a_launch_that_dies_unheard_stalls(run: Run) -> None:
+def test_a_launch_that_dies_unheard_stalls_once_it_had_time_to_start(run: Run) -> None:
     launch(run)
     events, pulses = Events(run.url, 60.0), Pulses()
 
-    def seen(now: float) -> list[str]:
-        return [event.event for event in events.seen(observe([status(run, JOB)], pulses, now))]
+    def seen(now: float) -> tuple[bool, list[str]]:
+        (observed,) = observe([status(run, JOB)], pulses, now)
+        return observed.silent, [event.event for event in events.seen([observed])]
 
-    assert [seen(now) for now in (0.0, 59.0, 61.0, 300.0)] == [[], [], ["stalled"], []]
+    seen(0.0)
+    assert [seen(now) for now in (61.0, 599.0, 601.0, 700.0)] == [
+        *2 * [(False, [])],
+        (True, ["stalled"]),
+        (True, []),
+    ]
+    launch(run)
+    assert seen(701.0) == (False, []), "another one starts"
     launch(run, AWAY)
-    assert seen(301.0) == ["failed"]
+    assert seen(702.0) == (False, ["failed"])
+
+
+def test_for_how_long_a_launch_has_been_looked_at_is_told(run: Run) -> None:
+    launch(run)
+    again = f"if it died, `ddm train {run.url} expert 0`, with its --islands and --island, begins again"
+    pulses = Pulses()
+    for now in (0.0, 599.0):
+        (starts,) = observe([status(run, JOB)], pulses, now)
+        assert_matches("^waiting: launched on island north, .*, no attempt yet$", describe(starts, phrase))
+    (silent,) = observe([status(run, JOB)], pulses, 720.0)
+    text = describe(silent, phrase)
+    assert text.startswith("waiting: no attempt for 12 min, launched on island north, ") and text.endswith(f"; {again}")
+    slept: list[float] = []
+    (once,) = [each for each in survey_once(run, lambda: 0.0, slept.append) if each.artifact == JOB]
+    assert not slept, "no sign is to come that were worth waiting for"
+    assert describe(once, phrase).endswith(f", no attempt yet, and no sign of life before one; {again}")
+    fail(claim(run.store, JOB), "lost")
+    launch(run)
+    assert_matches("^failed: lost, attempt 1; ", text_of(run)[1])
 
 
 def test_a_record_that_cannot_be_read_still_says_that_there_was_one(run: Run) -> None:

@@ -168,6 +168,17 @@ def test_nobody_waits_for_a_denial_who_waits_for_an_answer(through: Wire, url: s
         assert len(through.requests) == 1
 
 
+@pytest.mark.parametrize("fault", [Fault.DENIED, Fault.KEYS_DENIED])
+def test_nobody_waits_for_leave_to_delete(through: Wire, url: str, fault: Fault) -> None:
+    store = Store(url, PROMPT)
+    store.write("a", b"")
+    through.rule = lambda request: fault if request.matches("delete") else None
+    with pytest.raises(StorageError, match=rf"^{url}/a: storage denies it: .*AccessDenied"):
+        store.delete_one("a")
+    assert len(through.refused()) == 1
+    assert store.exists("a")
+
+
 def test_a_denial_is_waited_for_as_long_as_it_may_pass(through: Wire, url: str) -> None:
     """By who has patience: for a moment at first, for long once anything was allowed. A command tried again may too."""
     eager = replace(LONG, first_denials=0.1)

@@ -16,6 +16,16 @@ def test_silence_begins_when_an_observer_first_sees_the_counter_as_it_is() -> No
     assert Pulses().take("a", 2, None, 200) == 0, "who has just begun to look knows of no silence"
 
 
+def test_the_first_counter_seen_is_no_movement() -> None:
+    pulses = Pulses()
+    seen = []
+    for attempt, beat in ((1, 7), (1, 7), (1, 8), (1, 8), (2, None), (2, 1), (3, 1)):
+        pulses.take("a", attempt, beat, 0)
+        seen.append(pulses.moved("a"))
+    assert seen == [False, False, True, True, False, True, False]
+    assert not pulses.moved("b")
+
+
 Looks = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 50)), max_size=20)
 
 

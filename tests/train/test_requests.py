@@ -75,10 +75,11 @@ def test_steps_ask_for_nothing_but_beats(wire: Wire, tmp_path: Path) -> None:
 def test_what_storage_will_not_delete_or_draw_is_waited_for_by_nobody(
     wire: Wire, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """As a bucket denies it whose keeper gave no leave to delete; the curves are denied, too."""
+    """As S3 denies it where its keeper gave no leave to delete; the curves are denied, too."""
     made = make_data(str(tmp_path / "run"), settings=SHORT)
     url = upload(Path(made.url), "denied")
-    wire.rule = lambda one: Fault.DENIED if one.matches(r"^DELETE |^POST .*\?delete|/tensorboard/") else None
+    rules = {r"^POST .*\?delete": Fault.KEYS_DENIED, "/tensorboard/": Fault.DENIED}
+    wire.rule = lambda one: next((fault for pattern, fault in rules.items() if one.matches(pattern)), None)
     since = len(wire.requests)
     try:
         patience = replace(PATIENT, seconds=30, first_pause=0.01, longest_pause=0.05)

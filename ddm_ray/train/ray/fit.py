@@ -12,7 +12,7 @@ import ray.train
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from ddm_ray import ray_internals as internals
-from ddm_ray.errors import DDMError, OutOfMemory, Preempted, Superseded
+from ddm_ray.errors import DDMError, OutOfMemory, Preempted, Stopped, Superseded
 from ddm_ray.memory import KEEP_FREED_MEMORY
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.attempts import Attempt, claimed
@@ -130,15 +130,15 @@ class FailureBudgetCallback(ray.train.UserCallback):
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         """Called by the controller for each loss of workers.
 
-        Raises what ends the controller: Superseded, since another launch goes on with the job; StorageError if this one
-        has given up and storage can't be made to say so.
+        Raises what ends the controller: Superseded, since another launch goes on with the job; Stopped, as somebody
+        asked; StorageError if this one has given up and storage can't be made to say so.
         """
         errors = list(worker_exceptions.values())
         causes = [innermost(error) for error in errors]
         if any(isinstance(cause, WorkerDrained) or getattr(cause, "preempted", False) for cause in causes):
             return
         for cause in causes:
-            if isinstance(cause, Superseded) and not cause.by_its_own_launch:
+            if isinstance(cause, Stopped) or (isinstance(cause, Superseded) and not cause.by_its_own_launch):
                 raise cause
         # Where one was killed, the others only lost their connection to it.
         killed = [error for error in errors if isinstance(innermost(error), RayActorError)]
@@ -150,7 +150,7 @@ def fit(run_url: str, launch: Launch, placement: TrainPlacement) -> None:
     """Run one launch's training job to its end on the connected Ray; a record on storage says when it gives up.
 
     Raises what the workers raised last, ControllerError for what went wrong while they started, around a StorageError
-    if that record can't be written, around Superseded, or RayActorError if Ray Train's controller was killed.
+    if that record can't be written, around Superseded or Stopped, or RayActorError if its controller was killed.
     """
     run = Run.open(run_url, PATIENT)
     filesystem, path = run.store.filesystem(f"{launch.prefix}/ray")
@@ -196,8 +196,8 @@ def _worker(config: dict[str, Any]) -> None:
         raise WorkerDrained(artifact) from None
     except OutOfMemory:
         raise
-    except Superseded as error:
-        if not error.by_its_own_launch:
+    except (Stopped, Superseded) as error:
+        if not getattr(error, "by_its_own_launch", False):
             launch.give_up(store, error)
         raise
     except DDMError as error:

@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 
-from ddm_ray.errors import DDMError, GaveUp, RayAway, RayError, StorageError, Superseded
+from ddm_ray.errors import DDMError, GaveUp, RayAway, RayError, Stopped, StorageError, Superseded
 from ddm_ray.placement import PREDEFINED, TrainPlacement, submitted_job
 from ddm_ray.ray_internals import HEAD_RESOURCE
 from ddm_ray.storage.graph import Artifact
@@ -112,7 +112,8 @@ class Supervisor:
     def fit(self, run_url: str, launch: Launch, placement: TrainPlacement) -> None:
         """See `fit`; a controller that is killed or fails is replaced, while the launch's failure budget lasts.
 
-        Raises StorageError where storage can't be made to say that the launch has given up, and Superseded.
+        Raises StorageError that doesn't pass, or where storage can't be made to say that the launch has given up, and
+        Superseded.
         """
         from ray.train import ControllerError
 
@@ -125,12 +126,12 @@ class Supervisor:
             except (RayActorError, ControllerError) as error:
                 again = True
                 refusal = getattr(error, "controller_failure", None)
-                if isinstance(refusal, StorageError | Superseded):
-                    raise refusal from None  # it has given up, and storage doesn't say so; or another goes on
+                if isinstance(refusal, StorageError | Superseded | Stopped):
+                    raise refusal from None  # given up where storage doesn't say so, or left to others
                 if budget.spend(reason(error)):
                     raise budget.refusal or error from None
-            except StorageError:
-                if not again:
+            except StorageError as error:
+                if not again or not error.passes:
                     raise
                 time.sleep(AWAY_SECONDS)  # it was there, and will be
 

@@ -12,7 +12,7 @@ from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.launches import FailureBudget, Launch
 from ddm_ray.storage.store import Store
-from ddm_ray.train.ray import fit
+from ddm_ray.train.ray import fit, launch
 from ddm_ray.train.ray.fit import FailureBudgetCallback, WorkerDrained
 from ddm_ray.train.ray.launch import Supervisor
 from ddm_ray.train.ray.recovery import innermost
@@ -79,3 +79,17 @@ def test_a_supervisor_ends_with_it_too(
     with pytest.raises(StorageError, match=r"no space left|GIVEN_UP"):
         supervisor.fit(unwritable.url, Launch(JOB), TrainPlacement(max_failures=2))
     assert len(calls) == fits
+
+
+def test_a_supervisor_asks_again_for_what_passes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    passing, final = StorageError("no network"), StorageError("no permission", passes=False)
+    answers = iter([RayActorError(error_msg="the process was killed"), passing, passing, final])
+
+    def fail(*_: object) -> None:
+        raise next(answers)
+
+    monkeypatch.setattr(fit, "fit", fail)
+    monkeypatch.setattr(launch, "AWAY_SECONDS", 0.0)
+    supervisor = object.__new__(Supervisor)
+    with pytest.raises(StorageError, match="no permission"):
+        supervisor.fit(str(tmp_path), Launch(JOB), TrainPlacement())

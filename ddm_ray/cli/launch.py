@@ -1,0 +1,150 @@
+"""The verb that starts `ddm work` on islands through their Jobs APIs, and keeps it started."""
+
+import math
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ddm_ray.cli.command import RUN, main, warn
+from ddm_ray.cli.fixes import phrase
+from ddm_ray.errors import ConfigError, Give, RayAway, RayError, StorageError
+from ddm_ray.placement import Island
+from ddm_ray.storage.graph import Artifact, trained_of
+from ddm_ray.storage.run import Run
+from ddm_ray.storage.status import Status
+
+if TYPE_CHECKING:
+    from ddm_ray.islands.conduct import Conductor, IslandJob
+
+# Longest time for a detached launch to hear of every island.
+DETACHED_SECONDS = 120.0
+
+
+@main.command()
+@RUN
+@click.option(
+    "--islands", "file", required=True, metavar="FILE", help="YAML file that names islands with their `jobs`."
+)
+@click.option("--island", "names", multiple=True, metavar="NAME", help="Only this one. May be given many times.")
+@click.option("--monolith", is_flag=True, help="Have the monolith trained too.")
+@click.option("--detach", is_flag=True, help="Submit the jobs, and end.")
+@click.option("--dry-run", is_flag=True, help="Only print the commands that do the same by hand.")
+def launch(run_url: str, file: str, names: tuple[str, ...], monolith: bool, detach: bool, dry_run: bool) -> None:
+    """Start `ddm work RUN` on each island of FILE through its Jobs API, and keep it started until it is done.
+
+    Nothing depends on this command. Kill it, start it again, anywhere, or twice: an island has one such job at a time.
+    It starts a job wherever none lives; later it starts again what was lost or ended with exit code 75, but neither
+    what ended with 1, which somebody must mend, nor what somebody stopped. Shows meanwhile what is trained, and where.
+
+    \b
+      ddm launch s3://lab/run7 --islands islands.yaml
+      ddm launch s3://lab/run7 --islands islands.yaml --island north --detach
+    """
+    from ddm_ray.islands.conduct import Conductor
+
+    run = Run.open(run_url)
+    islands = _chosen(file, names)
+
+    def entrypoint(island: Island) -> str:
+        return work_line(run.url, island, monolith)
+
+    conductor = Conductor(run.url, islands, entrypoint)
+    for apart in islands.keys() - conductor.islands.keys():
+        click.echo(f"{apart} names no Jobs API; start this on it: {work_line(run.url, islands[apart], monolith)}")
+    click.echo("by hand:")
+    for island in conductor.islands.values():
+        click.echo(f"  {submit_line(run.url, island, monolith)}")
+    if not dry_run:
+        artifacts = [each for each in trained_of(run.config) if monolith or each.kind != "monolith"]
+        with conductor:
+            jobs, finished = (_submitted(conductor), False) if detach else _watched(conductor, run, artifacts)
+        if finished:
+            click.echo(f"all that {run.url} trains is finished")
+        else:
+            _report(jobs)
+
+
+def work_line(run_url: str, island: Island, monolith: bool = False) -> str:
+    """The line of shell that works on a run on an island, told how by value: no file of ours is there."""
+    words = ["ddm", "work", run_url, "--island", island.name, "--placement", island.to_json()]
+    return shlex.join([*words, "--monolith"] if monolith else words)
+
+
+def submit_line(run_url: str, island: Island, monolith: bool = False) -> str:
+    """The line of shell that submits that as a job from here, by Ray's own command."""
+    token = ""
+    if island.token_file:
+        token = f"RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={shlex.quote(str(Path(island.token_file).expanduser()))} "
+    address = shlex.quote(island.jobs or "")
+    return f"{token}ray job submit --address {address} --no-wait -- {work_line(run_url, island, monolith)}"
+
+
+def _chosen(file: str, names: tuple[str, ...]) -> Mapping[str, Island]:
+    from ddm_ray.placement import load_islands
+
+    islands = load_islands(file)
+    if unknown := [name for name in names if name not in islands]:
+        raise ConfigError(f"{file}: no island {unknown[0]!r}", Give("island", f"choose some of {', '.join(islands)}"))
+    return {name: island for name, island in islands.items() if not names or name in names}
+
+
+def _submitted(conductor: "Conductor") -> "list[IslandJob]":
+    """The islands' jobs once each island has answered, or it has taken too long."""
+    deadline = time.monotonic() + DETACHED_SECONDS
+    while True:
+        jobs = conductor.look()
+        if all(job.state != "away" for job in jobs) or time.monotonic() > deadline:
+            return jobs
+        time.sleep(0.2)
+
+
+def _watched(conductor: "Conductor", run: Run, artifacts: Sequence[Artifact]) -> "tuple[list[IslandJob], bool]":
+    """The islands' jobs once the run is finished, which is the second, or nothing is left to do; shown meanwhile."""
+    from ddm_ray.islands.conduct import SETTLED
+    from ddm_ray.storage.observer import Observer
+    from ddm_ray.storage.status import survey
+    from ddm_ray.watch.live_view import LiveView
+    from ddm_ray.watch.loop import pause_of
+
+    observer, statuses, looked, warned = Observer(run, partial(survey, run)), list[Status](), -math.inf, False
+    with LiveView(run.url, [*artifacts, *conductor.islands], clock=False, phrase=phrase) as view:
+        while True:
+            if time.monotonic() - looked >= pause_of(run):
+                looked = time.monotonic()
+                try:
+                    statuses, warned = [each for each in observer.look(looked) if each.artifact in artifacts], False
+                except (StorageError, OSError) as error:  # islands are kept at work meanwhile
+                    if not warned:
+                        warn(f"storage can't be asked, trying on: {error}")
+                    warned = True
+                view.show_statuses(statuses)
+            done = sum(each.fraction for each in statuses) / len(artifacts)
+            jobs = conductor.look()
+            for job in jobs:
+                view.show(job.island, min(0.99, done), _words(job), job.state in ("failed", "away"))
+            finished = bool(statuses) and all(each.state == "finished" for each in statuses)
+            if finished or all(job.state in SETTLED for job in jobs):
+                return jobs, finished
+            time.sleep(0.5)
+
+
+def _words(job: "IslandJob") -> str:
+    return " ".join(filter(None, (job.state, job.job))) + (f": {job.text}" if job.text else "")
+
+
+def _report(jobs: "list[IslandJob]") -> None:
+    """Print the islands' jobs. Raises RayError if something must be mended, RayAway if an island didn't answer."""
+    for job in jobs:
+        if job.state in ("failed", "stopped"):
+            warn(f"{job.island}: {_words(job)}")
+        else:
+            click.echo(f"{job.island}: {_words(job)}")
+    if failed := [job.island for job in jobs if job.state == "failed"]:
+        raise RayError(f"nothing runs on {', '.join(failed)} until what is said above is mended")
+    if away := [job.island for job in jobs if job.state == "away"]:
+        raise RayAway(f"no job was submitted to {', '.join(away)}")

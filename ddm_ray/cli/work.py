@@ -1,0 +1,132 @@
+"""The verb of an island: work, which takes what a run has left to train, trains it, and looks again."""
+
+import signal
+from threading import Event
+from typing import Any
+
+import click
+
+from ddm_ray.cli.command import ADDRESS, ISLANDS, RUN, main
+from ddm_ray.cli.fixes import phrase, words
+from ddm_ray.errors import EXIT_AGAIN, ConfigError, Give
+from ddm_ray.storage.graph import Artifact, trained_of
+
+
+@main.command()
+@RUN
+@ISLANDS
+@click.option(
+    "--island",
+    required=True,
+    metavar="NAME",
+    help="Name of this island: one of --islands FILE, or any of one's own with --placement or on a laptop.",
+)
+@click.option(
+    "--placement",
+    metavar="JSON",
+    help='Fields of the island in place of a file, for submitted jobs: \'{"workers": 8, "use_gpu": true}\'.',
+)
+@ADDRESS
+@click.option(
+    "--only", multiple=True, metavar="MODEL", help="Take this alone: expert:3, router. May be given many times."
+)
+@click.option("--monolith", is_flag=True, help="Train the monolith too, that `ddm evaluate` compares the mixture with.")
+@click.option(
+    "--grace",
+    default=60.0,
+    show_default=True,
+    type=click.FloatRange(min=10),
+    metavar="SECONDS",
+    help="Silence after which another island's job is taken over.",
+)
+def work(
+    run_url: str,
+    islands: str | None,
+    island: str,
+    placement: str | None,
+    address: str | None,
+    only: tuple[str, ...],
+    monolith: bool,
+    grace: float,
+) -> None:
+    """Train whatever RUN has left to train, model by model, until all of it is finished.
+
+    Start it on each island, in any order, at any time, as often as you like: as a Ray job, a service, or in a terminal.
+    Islands share nothing but the run's storage. Each looks there, takes a model that nobody trains, or whose island has
+    given no sign for the grace time, trains it, and looks again. One that waits says for what. The same command twice
+    on one island: the second stands by.
+
+    Exits with 0 once all is finished or the island is drained (`ddm islands drain`); with 75 if the same command may
+    work later; with 1 if something must be mended first. After SIGTERM it saves a state and leaves.
+
+    \b
+      ddm work runs/digits --island laptop
+      ddm work s3://bucket/run7 --islands islands.yaml --island room-2
+      ddm work s3://bucket/run7 --island hospital-2 --only expert:2
+    """
+    from ddm_ray.islands.board import Board, work_of
+    from ddm_ray.islands.presence import BEAT_SECONDS, PresenceKeeper, last_speed
+    from ddm_ray.islands.work import IslandWorker
+    from ddm_ray.placement import Island, load_island, submitted_job
+    from ddm_ray.ray_session import losses_of_ray, ray_session
+    from ddm_ray.storage.ledger import Account
+    from ddm_ray.storage.run import Run
+    from ddm_ray.storage.stops import island_prefix
+    from ddm_ray.train.ray.launch import train_all
+    from ddm_ray.watch.live_view import LiveView
+
+    run = Run.open(run_url)
+    if islands and placement:
+        raise ConfigError("--islands and --placement both say how the island trains: leave one out")
+    if placement:
+        site = Island.from_json(island, placement)
+    else:
+        site = load_island(islands, island) if islands else Island(name=island)
+    site.require_run(run.url)
+    chosen = [_artifact(run, text) for text in only]
+    trained = chosen or [each for each in trained_of(run.config) if monolith or each.kind != "monolith"]
+    island_prefix(site.name)
+    job = submitted_job() or ""
+
+    leaving = Event()
+
+    def heed_sigterm() -> None:
+        signal.signal(signal.SIGTERM, lambda *_: leaving.set())
+
+    heed_sigterm()
+    fields: dict[str, Any] = {"job": job, "holds": "", "waits": "", "speed": last_speed(run.store, site.name)}
+    fields["only"] = chosen or None
+    with (
+        Account(run.store, site.name, 0) as account,
+        PresenceKeeper(run.store, site.name, min(BEAT_SECONDS, grace / 6), **fields) as keeper,
+        LiveView(f"{run.url}, island {keeper.id}", [*trained, site.name], clock=False, phrase=phrase) as view,
+    ):
+
+        def train(run: Run, launch: Any, watch: Any) -> None:
+            # A session each: with it end the places that a killed controller would keep, and who waits holds none.
+            with losses_of_ray(), ray_session(*site.ray(address)) as private:
+                heed_sigterm()  # Ray takes it for itself
+                train_all(run, [launch.artifact], site.train, watch, may_grow=not private, launch=launch)
+
+        done = dict.fromkeys(trained, 0.0)
+
+        def report(statuses: list[Any], doing: str) -> None:
+            view.show_statuses(statuses)
+            done.update({each.artifact: each.fraction for each in statuses})
+            # Its row tells of the whole run; only what is committed is wholly done.
+            view.show(site.name, min(0.99, sum(done.values()) / len(done)), doing)
+
+        account.name = f"work-{keeper.id.rpartition('/')[2]}"
+        board = Board(run, trained, grace, work_of(run))
+        end = IslandWorker(run, keeper, board, train, report, leaving.is_set, job, grace).run_to_end()
+    click.echo(f"{site.name}: {end}")
+    if leaving.is_set():
+        click.get_current_context().exit(EXIT_AGAIN)
+
+
+def _artifact(run: Any, text: str) -> Artifact:
+    """The artifact that --only names, as `expert:3`."""
+    known = {words(artifact).replace(" ", ":"): artifact for artifact in trained_of(run.config)}
+    if text not in known:
+        raise ConfigError(f"--only {text!r:.60}", Give("only", f"choose of {', '.join(known)}"))
+    return known[text]

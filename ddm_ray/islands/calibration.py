@@ -1,0 +1,94 @@
+"""A short calibration: real steps of a run's jobs on this machine, on made-up rows. Nothing of the run is touched."""
+
+import math
+import time
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ddm_ray.config import DataConfig
+from ddm_ray.core.condition import Condition, Text
+from ddm_ray.data.loading.loader import LoadedBatch
+from ddm_ray.placement import TrainPlacement
+from ddm_ray.train.batches import RankBatches
+from ddm_ray.train.consensus import Flags, exchange
+from ddm_ray.train.engine import Engine
+from ddm_ray.train.job import TrainJob
+
+WARM_STEPS, LEAST_STEPS, SECONDS = 5, 10, 5.0
+_ROWS = 256
+
+
+class MadeUpRows:
+    """Rows of random numbers in place of a loader's: as many as a batch asks for, of the right shapes."""
+
+    def __init__(self, data: DataConfig, num_clusters: int):
+        random = torch.Generator().manual_seed(0)
+        self._data_NCHW = torch.randn(_ROWS, *data.shape, generator=random)
+        self._label_N = torch.randint(max(1, len(data.class_names)), (_ROWS,), generator=random)
+        self._cluster_N = torch.randint(num_clusters, (_ROWS,), generator=random)
+        self._text = None if data.text is None else _texts(data, random)
+        self.null_text = None if self._text is None else _taken(self._text, torch.zeros(1, dtype=torch.int64))
+
+    def batch(self, step: int, place_B: Tensor) -> LoadedBatch:
+        """Rows for these places of a batch, as `Loader.batch`."""
+        row_B = (place_B + step) % _ROWS
+        condition: Condition = self._label_N[row_B] if self._text is None else _taken(self._text, row_B)
+        return LoadedBatch(self._data_NCHW[row_B], condition, self._cluster_N[row_B])
+
+
+def _texts(data: DataConfig, random: torch.Generator) -> Text:
+    assert data.text is not None
+    tokens_NLE = torch.randn(_ROWS, data.text.tokens, data.text.dim, generator=random)
+    pooled = data.text.pooled_dim
+    pooled_NP = None if pooled is None else torch.randn(_ROWS, pooled, generator=random)
+    return Text(tokens_NLE, torch.ones(_ROWS, data.text.tokens, dtype=torch.bool), pooled_NP)
+
+
+def _taken(text: Text, row_B: Tensor) -> Text:
+    return Text(text.tokens_BLE[row_B], text.mask_BL[row_B], None if text.pooled_BP is None else text.pooled_BP[row_B])
+
+
+def calibrate(
+    jobs: Mapping[str, TrainJob],
+    data: DataConfig,
+    num_clusters: int,
+    placement: TrainPlacement,
+    seconds: float = SECONDS,
+) -> dict[str, float]:
+    """FLOP/s of all the placement's workers together, by the jobs' names, after `seconds` of steps of each.
+
+    In a torch.distributed world of one. One worker's part of a batch is measured, and taken times the workers.
+    """
+    assert dist.get_world_size() == 1
+    torch.set_num_threads(placement.threads)
+    rows = MadeUpRows(data, num_clusters)
+    return {name: _speed(job, rows, placement, seconds) for name, job in jobs.items()}
+
+
+def _speed(job: TrainJob, rows: MadeUpRows, placement: TrainPlacement, seconds: float) -> float:
+    workers = placement.workers.max
+    share = math.ceil(job.batch / workers)
+    given = placement.micro_batch
+    batches = RankBatches(job, rows, 0, workers, min(share, given) if isinstance(given, int) else share)
+    engine = Engine(job.build(), job.train, placement)
+
+    # Steps of which all see as many tokens.
+    alike = job.train.steps - job.train.unmasked_steps
+
+    def take(step: int) -> None:
+        loss = engine.accumulate(job.objective, batches.at(step % alike, engine.device))
+        engine.step(job.learning_rate(step % alike))
+        exchange(loss, Flags())
+
+    for step in range(WARM_STEPS):
+        take(step)
+    began, steps = time.monotonic(), 0
+    while steps < LEAST_STEPS or time.monotonic() - began < seconds:
+        take(WARM_STEPS + steps)
+        steps += 1
+    took = time.monotonic() - began
+    engine.close()
+    return job.training_flops(1) * steps / took

@@ -1,0 +1,193 @@
+"""One island's Jobs API, by the HTTP that Ray documents: jobs are submitted, asked about and stopped.
+
+Ray's own client isn't used: where $RAY_ADDRESS is set it asks that cluster instead, with this one's token, and it waits
+for ever for an island that was cut off. Here a token goes to its island's host and port, and nowhere else.
+"""
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from http.client import BadStatusLine, HTTPConnection, HTTPException, HTTPSConnection, RemoteDisconnected
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+from urllib.parse import quote, urlsplit
+
+from pydantic import BaseModel, ValidationError
+
+from ddm_ray.errors import ConfigError, RayAway, RayError, printable, refusal
+
+SECONDS, SUBMIT_SECONDS = 20.0, 60.0
+"""Longest time for an answer; a submission waits for the island's job agent."""
+MOST_BYTES, MOST_LOG_BYTES = 1 << 20, 16 << 20
+"""Longest answer that is read, and longest log."""
+_MOST_TOKEN = 4096
+_TOKEN_FIX = "name the file that has its token as token_file in the islands' file"
+
+
+@dataclass(frozen=True)
+class SubmittedJob:
+    """A job as its island has it. `seconds`: from its submission to its end, None while it lives or if unknown."""
+
+    id: str
+    status: Literal["PENDING", "RUNNING", "STOPPED", "SUCCEEDED", "FAILED"]
+    message: str = ""
+    exit_code: int | None = None
+    seconds: float | None = None
+
+    @property
+    def ended(self) -> bool:
+        """True once it is over, whyever."""
+        return self.status not in ("PENDING", "RUNNING")
+
+
+class _Details(BaseModel):
+    """Fields of Ray's answer about a job that are of use here. Times are in ms, by the island's clock."""
+
+    status: Literal["PENDING", "RUNNING", "STOPPED", "SUCCEEDED", "FAILED"]
+    message: str | None = None
+    driver_exit_code: int | None = None
+    start_time: int | None = None
+    end_time: int | None = None
+
+    def job(self, submission_id: str) -> SubmittedJob:
+        both = self.start_time is not None and self.end_time is not None
+        seconds = max((self.end_time or 0) - (self.start_time or 0), 0) / 1000 if both else None
+        return SubmittedJob(submission_id, self.status, self.message or "", self.driver_exit_code, seconds)
+
+
+class _Logs(BaseModel):
+    logs: str
+
+
+class _Stopped(BaseModel):
+    stopped: bool
+
+
+AnswerT = TypeVar("AnswerT", bound=BaseModel)
+
+
+class JobsAPI:
+    """The Jobs API at a URL. What it is asked raises RayAway if nobody answers, RayError for what won't pass."""
+
+    def __init__(self, island: str, url: str, token_file: str | None = None, seconds: float = SECONDS):
+        """`token_file` has the island's token, read anew for each question; none: the environment says, as for Ray."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"island {island}: jobs is a URL, as http://HEAD:8265, got {url!r:.60}")
+        self._island, self._url, self._token_file, self._seconds = island, url.rstrip("/"), token_file, seconds
+        self._host, self._port, self._path = parts.hostname, parts.port, parts.path.rstrip("/")
+        self._kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+
+    def submit(
+        self, entrypoint: str, submission_id: str, metadata: dict[str, str] | None = None, seconds: float | None = None
+    ) -> bool:
+        """Submit a job, a line of shell; False if the island has had a job of this id already. Waits for no start."""
+        body = {"entrypoint": entrypoint, "submission_id": submission_id, "metadata": metadata or {}}
+        status, text = self._ask("POST", "/api/jobs/", body, seconds or max(self._seconds, SUBMIT_SECONDS))
+        if status == 200:
+            return True
+        if f"{submission_id} already exists" in text:
+            return False
+        raise self._refused(status, text)
+
+    def job(self, submission_id: str) -> SubmittedJob | None:
+        """The job of this id; None if the island doesn't know it, as after the loss of a head."""
+        status, text = self._ask("GET", f"/api/jobs/{quote(submission_id)}")
+        if status == 404 and "does not exist" in text:
+            return None
+        return self._parse(_Details, status, text).job(submission_id)
+
+    def log_tail(self, submission_id: str, lines: int = 20) -> list[str]:
+        """The last lines that a job printed, each made printable."""
+        status, text = self._ask("GET", f"/api/jobs/{quote(submission_id)}/logs", most=MOST_LOG_BYTES)
+        printed = self._parse(_Logs, status, text).logs.splitlines()[-lines:]
+        return [printable(line, 1000) for line in printed]
+
+    def stop(self, submission_id: str) -> bool:
+        """Stop a job, which is given some seconds after a SIGTERM; False if it was over, or isn't known."""
+        status, text = self._ask("POST", f"/api/jobs/{quote(submission_id)}/stop")
+        if status == 404 and "does not exist" in text:
+            return False
+        return self._parse(_Stopped, status, text).stopped
+
+    def _parse(self, kind: type[AnswerT], status: int, text: str) -> AnswerT:
+        if status != 200:
+            raise self._refused(status, text)
+        try:
+            return kind.model_validate_json(text)
+        except ValidationError:
+            raise RayError(f"{self._where} gives an answer that no Jobs API does: {printable(text, 100)}") from None
+
+    @property
+    def _where(self) -> str:
+        return f"island {self._island}: {self._url}"
+
+    def _refused(self, status: int, text: str) -> RayError:
+        if status in (401, 403):
+            problem = "asks for a token" if status == 401 else "refuses this token"
+            return RayError(f"{self._where} {problem}", _TOKEN_FIX)
+        if "No available agent" in text:
+            return RayAway(f"{self._where} takes no job yet")
+        # Of a traceback the last line says why.
+        reason = printable(next((line for line in reversed(text.splitlines()) if line.strip()), ""), 200)
+        if status >= 500:
+            return RayAway(f"{self._where} answers {status}: {reason}")
+        return RayError(f"{self._where} is no Jobs API: it answers {status}: {reason}", "correct jobs of that island")
+
+    def _ask(
+        self, verb: str, path: str, body: Any = None, seconds: float | None = None, most: int = MOST_BYTES
+    ) -> tuple[int, str]:
+        """Status and text of an answer. Redirects and proxies aren't followed: they would be given the token."""
+        seconds = seconds or self._seconds
+        deadline = time.monotonic() + seconds
+        headers = {"Content-Type": "application/json"}
+        if token := self._token():
+            headers["Authorization"] = f"Bearer {token}"
+        connection = self._kind(self._host, self._port, timeout=seconds)
+        try:
+            connection.request(verb, self._path + path, None if body is None else json.dumps(body), headers)
+            answer = connection.getresponse()
+            data = b""
+            # A read waits for at most `seconds` for some bytes, a slow answer has many reads.
+            while part := answer.read1(1 << 16):
+                data += part
+                if len(data) > most:
+                    raise RayError(f"{self._where} answers more than {most >> 20} MiB")
+                if time.monotonic() > deadline:
+                    raise TimeoutError("timed out")
+            return answer.status, data.decode(errors="replace")
+        except BadStatusLine as error:
+            if isinstance(error, RemoteDisconnected):
+                raise self._away(error) from None
+            raise RayError(f"{self._where} doesn't speak HTTP", "correct jobs of that island") from None
+        except (OSError, HTTPException) as error:
+            raise self._away(error) from None
+        finally:
+            connection.close()
+
+    def _away(self, error: Exception) -> RayAway:
+        return RayAway(f"{self._where} can't be reached: {refusal(error)}")
+
+    def _token(self) -> str:
+        """The token to give, empty for none. Raises ConfigError for a file that has none."""
+        named = self._token_file
+        if named is None:
+            if token := os.environ.get("RAY_AUTH_TOKEN"):
+                return self._printable_token(token, "RAY_AUTH_TOKEN")
+            named = os.environ.get("RAY_AUTH_TOKEN_PATH")
+        if named is None:
+            return ""
+        try:
+            with Path(named).expanduser().open("rb") as file:
+                data = file.read(_MOST_TOKEN + 1)
+        except OSError as error:
+            raise ConfigError(f"island {self._island}: token_file {named}: {error.strerror}") from None
+        return self._printable_token(data.decode(errors="replace"), f"token_file {named}")
+
+    def _printable_token(self, text: str, source: str) -> str:
+        token = text.strip()
+        # Anything else would end the header that it is sent in.
+        if not token or len(token) > _MOST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+            raise ConfigError(f"island {self._island}: {source} has no token: one line of letters and digits")
+        return token

@@ -1,0 +1,113 @@
+"""Needs of a run's trainings: what each model takes wherever it is trained, and how much of each is left."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from torch import nn
+
+from ddm_ray.config import RunConfig
+from ddm_ray.islands.traffic import RowBytes
+from ddm_ray.models import weights
+from ddm_ray.models.flops import num_parameters
+from ddm_ray.placement import TrainPlacement
+from ddm_ray.storage.graph import Artifact, shards_of
+from ddm_ray.storage.manifest import NAME
+from ddm_ray.storage.run import Run
+from ddm_ray.storage.status import status
+from ddm_ray.train.job import TrainJob, train_job
+from ddm_ray.train.sizes import FileSizes
+
+_FP32_RECORDS, _GPU_TEMPORARIES, _GRADIENT = 16, 12, 4
+
+
+@dataclass(frozen=True)
+class ModelNeeds:
+    """The trainings of one kind (expert, router, monolith), all alike; `left`: share of each that isn't done, 0 to 1.
+
+    `rows`: what one of them reads, on the average; None before the run is partitioned. `model` has no memory.
+    """
+
+    kind: str
+    left: Mapping[Artifact, float]
+    config: RunConfig
+    job: TrainJob
+    rows: RowBytes | None
+    model: nn.Module
+    _sizes: dict[tuple[int, int], FileSizes] = field(default_factory=dict, repr=False, compare=False)
+
+    @cached_property
+    def parameters(self) -> int:
+        """Number of parameters."""
+        return num_parameters(self.model)
+
+    @cached_property
+    def flops(self) -> int:
+        """FLOPs of one whole training."""
+        return self.job.training_flops(self.job.train.steps)
+
+    def sizes(self, placement: TrainPlacement | None = None) -> FileSizes:
+        """Sizes of the files of one training; by default of one worker's."""
+        placement = placement or TrainPlacement()
+        how = placement.workers.max, placement.zero_stage
+        if how not in self._sizes:
+            self._sizes[how] = FileSizes(self.config, self.job, self.model, *how)
+        return self._sizes[how]
+
+    @cached_property
+    def state_bytes(self) -> int:
+        """Bytes of a state at the end of a training by one worker; others add little."""
+        return sum(self.sizes().state(self.job.train.steps).values())
+
+    @cached_property
+    def weights_bytes(self) -> int:
+        """Bytes of published weights and what goes with them, but for a picture."""
+        return sum(self.sizes().published(self.job.train.steps).values())
+
+    def memory(self, workers: int, use_gpu: bool) -> list[float | None]:
+        """Bytes of a worker's memory (a GPU's, or a CPU's with its copy of the state), by ZeRO stage 0 to 3.
+
+        Activations, buffers of communication and libraries come on top. None for a stage that can't be.
+        """
+        copy = {"bf16": 2, "fp32": 4}[self.job.train.precision]
+        # An fp32 gradient within the step; on a GPU two more tensors beside it. A CPU's copies of states lie there too.
+        within = _GPU_TEMPORARIES if use_gpu else _GRADIENT
+        sharded = _FP32_RECORDS + within + (0 if use_gpu else _FP32_RECORDS)
+        each = [
+            None if copy == 2 else 4 + sharded - (0 if use_gpu else _FP32_RECORDS * (1 - 1 / workers)),
+            2 * copy + sharded / workers,
+            copy + (copy + sharded) / workers,
+            (2 * copy + sharded) / workers,
+        ]
+        return [None if one is None else one * self.parameters for one in each]
+
+
+def needs_of(run: Run, artifacts: Sequence[Artifact]) -> list[ModelNeeds]:
+    """The needs of these artifacts of a run, by kind in their order; a listing, and a few requests an artifact."""
+    by_kind: dict[str, list[Artifact]] = {}
+    for artifact in artifacts:
+        by_kind.setdefault(artifact.kind, []).append(artifact)
+    sizes = {f"partition/{key}": size for key, size in run.store.sizes("partition").items()}
+    models: dict[str, nn.Module] = {}
+    needs = []
+    for kind, members in by_kind.items():
+        left = {each: 1.0 - status(run, each).fraction for each in members}
+        job = train_job(run, members[0])
+        spec = json.dumps(job.spec, sort_keys=True)
+        if spec not in models:
+            models[spec] = weights.build(job.spec, "meta")
+        needs.append(ModelNeeds(kind, left, run.config, job, _rows(run.config, members, sizes), models[spec]))
+    return needs
+
+
+def _rows(config: RunConfig, members: list[Artifact], sizes: Mapping[str, int]) -> RowBytes | None:
+    """Bytes that one of these artifacts reads on the average; None if a shard is missing."""
+    shards = shards_of(config)
+    if any(f"{shard}/{NAME}" not in sizes for shard in shards):
+        return None
+    rows = sum(size for key, size in sizes.items() if key.rpartition("/")[2].startswith("train-"))
+    manifests = sum(sizes[f"{shard}/{NAME}"] for shard in shards)
+    if members[0].kind == "expert":
+        rows, manifests = rows // len(shards), manifests // len(shards)
+    return RowBytes(rows, manifests)

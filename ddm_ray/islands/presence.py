@@ -1,0 +1,199 @@
+"""Presence: a note that a worker of an island keeps on storage of what it does, and how others read it.
+
+Who lives is judged by counters that move and by the observer's own clock, as with training jobs.
+"""
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import Event, Lock, Thread
+from typing import Any, Self
+
+from ddm_ray.errors import DDMError, StorageError, printable
+from ddm_ray.storage.attempts import CLAIM, MOST_RIVALS, NOTE_BYTES
+from ddm_ray.storage.stops import is_island, island_prefix
+from ddm_ray.storage.store import Store
+
+BEAT_SECONDS, MOST_BEAT_SECONDS = 10.0, 60.0
+"""Pause between two beats, and the longest that a presence is believed to announce."""
+PRESENCE = "PRESENCE"
+_MOST = 1e300
+_REQUESTS = 8
+
+
+@dataclass(frozen=True)
+class Presence:
+    """A worker's note, as it was read: `id` is ISLAND/NUMBER, `beat` a counter that grows each `beat_seconds`.
+
+    `holds` is the artifact that it trains, "" none; `waits` words on what it waits for; `speed` FLOP/s of its last
+    training, None before any; `only` what it may take (None: all), `failed` what it doesn't take again for now. It has
+    `ended` where it said so itself.
+    """
+
+    id: str
+    beat: int | None = None
+    beat_seconds: float = BEAT_SECONDS
+    holds: str = ""
+    waits: str = ""
+    speed: float | None = None
+    only: frozenset[str] | None = None
+    failed: frozenset[str] = frozenset()
+    ended: bool = False
+    host: str = ""
+    job: str = ""
+
+    @property
+    def island(self) -> str:
+        """Name of its island."""
+        return self.id.rpartition("/")[0]
+
+    @property
+    def number(self) -> int:
+        """Number among the workers that its island has had."""
+        return int(self.id.rpartition("/")[2])
+
+    @classmethod
+    def read(cls, store: Store, worker_id: str) -> Self:
+        """The note of the worker of this id, as far as it can be read: others wrote it, maybe of another version.
+
+        Raises ValueError or ConfigError for what is no id.
+        """
+        key, fields = f"{_prefix(worker_id)}/{PRESENCE}", None
+        with suppress(FileNotFoundError, ValueError, RecursionError):
+            fields = json.loads(store.read(key, NOTE_BYTES))
+        return cls.parse(worker_id, fields)
+
+    @classmethod
+    def parse(cls, worker_id: str, fields: Any) -> Self:
+        """The note with these fields, of which those of another type are left out."""
+        known: Mapping[str, Any] = fields if isinstance(fields, dict) else {}
+        beat, only = known.get("beat"), known.get("only")
+        return cls(
+            worker_id,
+            beat if isinstance(beat, int) else None,
+            min(MOST_BEAT_SECONDS, _positive(known.get("beat_seconds")) or BEAT_SECONDS),
+            **{name: printable(known.get(name) or "", 200) for name in ("holds", "waits", "host", "job")},
+            speed=_positive(known.get("speed")),
+            only=None if only is None else _names(only),
+            failed=_names(known.get("failed")),
+            ended=known.get("ended") is True,
+        )
+
+
+def _positive(given: Any) -> float | None:
+    usable = isinstance(given, int | float) and not isinstance(given, bool) and 0 < given < _MOST
+    return float(given) if usable else None
+
+
+def _names(given: Any) -> frozenset[str]:
+    return frozenset(name for name in given if isinstance(name, str)) if isinstance(given, list) else frozenset()
+
+
+def workers(store: Store) -> list[Presence]:
+    """The notes of all workers that any island has on storage: a listing, and a GET each."""
+    ids = []
+    for key in store.sizes("islands"):
+        island, _, rest = key.partition("/workers/")
+        number, _, name = rest.partition("/")
+        if name == PRESENCE and number.isdecimal() and is_island(island):
+            ids.append(f"{island}/{number}")
+    with ThreadPoolExecutor(_REQUESTS) as pool:
+        return list(pool.map(lambda worker_id: Presence.read(store, worker_id), sorted(ids)))
+
+
+def last_speed(store: Store, island: str) -> float | None:
+    """FLOP/s that the island's newest worker with one has left; None: none."""
+    mine = [each for each in workers(store) if each.island == island]
+    return next((each.speed for each in sorted(mine, key=_number, reverse=True) if each.speed), None)
+
+
+def _number(presence: Presence) -> int:
+    return presence.number
+
+
+def forget(store: Store, dead: Presence) -> None:
+    """Delete the note of a worker that lives no more: else each look would read those of all that ever were.
+
+    What storage won't delete stays.
+    """
+    with suppress(StorageError):
+        store.delete_one(f"{_prefix(dead.id)}/{PRESENCE}")
+
+
+def _prefix(worker_id: str) -> str:
+    island, _, number = worker_id.rpartition("/")
+    if not number.isdecimal():
+        raise ValueError(f"{worker_id!r:.80} is no worker")
+    return f"{island_prefix(island)}/workers/{number}"
+
+
+class PresenceKeeper:
+    """Keeps one worker's presence: rewrites it each `beat_seconds`, and at once when told something new.
+
+    A context manager; its end says that the worker has ended. A note that can't be written is written again.
+    """
+
+    def __init__(self, store: Store, island: str, beat_seconds: float = BEAT_SECONDS, **fields: Any):
+        """Claim the next number of the island; `fields` go into the note. Raises StorageError and ConfigError."""
+        who = {"host": socket.gethostname(), "pid": os.getpid()}
+        self._store, self._fields = store, {"beat_seconds": beat_seconds, "island": island, **who, **fields}
+        self.id = f"{island}/{_claim(store, island, who):04d}"
+        self._beats, self._lock, self._closing = 0, Lock(), Event()
+        self._thread = Thread(target=self._work, name="presence", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._write()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.set()
+        self._thread.join()
+        with suppress(DDMError):
+            self.tell(ended=True, holds="", waits="")
+
+    @property
+    def presence(self) -> Presence:
+        """The note as it is."""
+        with self._lock:
+            return Presence.parse(self.id, {**self._fields, "beat": self._beats})
+
+    def tell(self, **fields: Any) -> None:
+        """Change fields of the note, and write it before returning. Raises StorageError."""
+        with self._lock:
+            if fields.items() <= self._fields.items():
+                return
+            self._fields |= fields
+        self._write()
+
+    def _write(self) -> None:
+        with self._lock:
+            self._beats += 1
+            note = {**self._fields, "beat": self._beats}
+            self._store.write(f"{_prefix(self.id)}/{PRESENCE}", json.dumps(note).encode())
+
+    def _work(self) -> None:
+        warned = False
+        while not self._closing.wait(self._fields["beat_seconds"]):
+            try:
+                self._write()
+                warned = False
+            except (DDMError, OSError) as error:
+                if not warned:
+                    print(f"warning: {error}; others may take this island for dead", file=sys.stderr)
+                warned = True
+
+
+def _claim(store: Store, island: str, who: Mapping[str, Any]) -> int:
+    """Number of a new worker of the island, that no other has."""
+    prefix = f"{island_prefix(island)}/workers"
+    first = max((int(name) for name in store.folders(prefix) if name.isdecimal()), default=0) + 1
+    for number in range(first, first + MOST_RIVALS):
+        if store.create(f"{prefix}/{number:04d}/{CLAIM}", json.dumps(who).encode()):
+            return number
+    raise StorageError(f"{store.url}/{prefix}: {MOST_RIVALS} numbers after {first} are taken that weren't listed")

@@ -1,0 +1,55 @@
+"""An island's worker without Ray, which trains in its own process."""
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Event, Thread
+
+from ddm_ray.errors import DDMError
+from ddm_ray.islands import work
+from ddm_ray.islands.board import Board, work_of
+from ddm_ray.islands.presence import PresenceKeeper, last_speed
+from ddm_ray.islands.work import IslandWorker
+from ddm_ray.placement import TrainPlacement
+from ddm_ray.storage.graph import MONOLITH, trained_of
+from ddm_ray.storage.launches import Launch
+from ddm_ray.storage.run import Run
+from ddm_ray.storage.status import Status, status
+from ddm_ray.train import local, lookout, worker
+
+
+def train(run: Run, launch: Launch, watch: Callable[[list[Status]], None]) -> None:
+    """Train in this thread, watched by another one, as Ray's driver watches its workers."""
+    ended = Event()
+
+    def look() -> None:
+        while not ended.wait(0.2):
+            with suppress(DDMError):
+                watch([status(run, launch.artifact)])
+
+    thread = Thread(target=look)
+    thread.start()
+    try:
+        worker.train(run.url, launch.artifact, TrainPlacement(checkpoint_steps=20), launch=launch)
+    finally:
+        ended.set()
+        thread.join()
+
+
+def main(url: str, name: str, grace: float, log: str) -> None:
+    """Work for the island of that name until the run is finished, or it is drained; lines go to a file."""
+    lookout.LOOK_SECONDS = work.LOOK_SECONDS = 1.0
+    with open(log, "a", buffering=1) as sink:
+        os.dup2(sink.fileno(), 1)
+        os.dup2(sink.fileno(), 2)
+    run, printed = Run.open(url), set[str]()
+    artifacts = [artifact for artifact in trained_of(run.config) if artifact != MONOLITH]
+
+    def report(statuses: list[Status], doing: str) -> None:
+        if doing not in printed:
+            print(f"{name} {doing}", flush=True)
+        printed.add(doing)
+
+    with local.world(), PresenceKeeper(run.store, name, grace / 6, speed=last_speed(run.store, name)) as keeper:
+        board = Board(run, artifacts, grace, work_of(run))
+        print(name, IslandWorker(run, keeper, board, train, report, grace=grace).run_to_end(), flush=True)

@@ -1,0 +1,118 @@
+"""Which processes are an island's, and that all of them end and nobody else."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddm_ray.islands.processes import MARKER, Leader, Process, end, lives, members, read_process
+from tests.conftest import wait_for
+from tests.processes import began
+
+MARK = "f" * 32
+LEADER = Leader(MARK, pid=100, start=5000)
+
+
+def table(*processes: Process) -> dict[int, Process]:
+    return {process.pid: process for process in processes}
+
+
+def pids(everything: dict[int, Process], leader: Leader = LEADER) -> set[int]:
+    return {process.pid for process in members(everything, leader)}
+
+
+HEAD = Process(100, 5000, 1, 100, MARK)
+RAYLET = Process(101, 5010, 100, 100, MARK)
+RETITLED = Process(102, 5020, 101, 100)
+DRIVER = Process(103, 5030, 102, 103, MARK)
+CHILD = Process(104, 5040, 103, 104)
+STRANGER = Process(200, 5025, 1, 200)
+OTHERS = Process(201, 5026, 200, 200, "e" * 32)
+
+
+def test_an_islands_processes_are_known_by_mark_session_and_parent() -> None:
+    everything = table(CHILD, DRIVER, HEAD, OTHERS, RAYLET, RETITLED, STRANGER)
+    assert pids(everything) == {100, 101, 102, 103, 104}
+    orphans = table(
+        Process(101, 5010, 1, 100, MARK), Process(102, 5020, 1, 100), Process(103, 5030, 1, 103, MARK), STRANGER
+    )
+    assert pids(orphans) == {101, 102, 103}, "its head and their parents were killed"
+
+
+def test_a_pid_that_came_again_is_somebody_elses() -> None:
+    """Another process leads a session of the same number: it, its session and its children are spared."""
+    everything = table(Process(100, 9000, 1, 100), Process(105, 9010, 100, 100), DRIVER)
+    assert pids(everything) == {103}
+    elder = table(Process(105, 4000, 1, 100))
+    assert pids(elder) == set(), "a session older than the island"
+
+
+def test_without_a_known_leader_the_mark_alone_counts() -> None:
+    everything = table(Process(1, 1, 0, 0), Process(2, 1, 0, 0), HEAD, STRANGER)
+    assert pids(everything, Leader(MARK)) == {100}
+    assert pids(everything, Leader("a" * 32)) == set()
+
+
+# A head whose child ignores SIGTERM, and whose grandchild has a session of its own; both print their pids.
+FAMILY = """
+import os, signal, subprocess, sys, time
+deaf = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+                         " print('deaf', flush=True); time.sleep(600)"], stdout=subprocess.PIPE)
+deaf.stdout.readline()
+apart = subprocess.Popen(["sleep", "600"], start_new_session=True)
+print(deaf.pid, apart.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def kin() -> Iterator[tuple[Leader, list[int]]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", FAMILY],
+        env={**os.environ, MARKER: MARK},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as head:
+        assert head.stdout
+        below = [int(pid) for pid in head.stdout.readline().split()]
+        try:
+            yield Leader(MARK, head.pid, began(head.pid)), [head.pid, *below]
+        finally:
+            for pid in (head.pid, *below):
+                if read_process(pid) is not None:
+                    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("headless", [False, True])
+def test_all_that_began_with_it_ends(kin: tuple[Leader, list[int]], headless: bool) -> None:
+    leader, family = kin
+    stranger = subprocess.Popen(["sleep", "600"], env={**os.environ, MARKER: "e" * 32}, start_new_session=True)
+    try:
+        assert lives(leader) and not lives(Leader(MARK, leader.pid, leader.start + 1))
+        if headless:
+            os.kill(leader.pid, signal.SIGKILL)
+            wait_for(lambda: not lives(leader), 10)
+        assert end(leader, grace=0.3) == (2 if headless else 3, set())
+        assert [read_process(pid) for pid in family] == [None] * 3
+        assert read_process(stranger.pid) is not None
+        assert end(leader) == (0, set())
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_a_process_as_the_system_has_it() -> None:
+    own = read_process(os.getpid())
+    assert own is not None
+    assert (own.start, own.parent, own.session) == (began(os.getpid()), os.getppid(), os.getsid(0))
+    odd = Path("/proc/self/comm").read_text()
+    try:
+        Path("/proc/self/comm").write_text("a) R (b 1 2")
+        assert read_process(os.getpid()) == own
+    finally:
+        Path("/proc/self/comm").write_text(odd.strip())

@@ -1,0 +1,149 @@
+"""Islands that pull, as processes without Ray: they share a folder alone, and leave what one training alone leaves."""
+
+import multiprocessing
+from collections.abc import Iterator
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import pytest
+
+from ddm_ray.islands.presence import workers
+from ddm_ray.storage import stops
+from ddm_ray.storage.attempts import Attempt, claimed
+from ddm_ray.storage.graph import MONOLITH, Artifact, trained_of
+from ddm_ray.storage.run import Run
+from ddm_ray.storage.status import describe, status
+from ddm_ray.train import local
+from tests.conftest import wait_for
+from tests.islands import island
+from tests.random_run import make_data
+
+SETTINGS = ("expert.train.steps=600", "expert.train.global_batch=16", "router.train.steps=600")
+SETTINGS += ("router.train.global_batch=16",)
+GRACE = 6.0
+# Islands are forked from a process that has imported torch, which takes each of them seconds.
+PROCESSES = multiprocessing.get_context("forkserver")
+FIRST = Artifact("experts/000")
+
+
+class Fleet:
+    """Island processes at work on one run, and what they print."""
+
+    def __init__(self, run: Run, folder: Path):
+        self.run, self._folder = run, folder
+        self.processes: dict[str, ForkServerProcess] = {}
+
+    def start(self, *names: str) -> None:
+        PROCESSES.set_forkserver_preload(["tests.train.preloaded", "tests.islands.island"])
+        for name in names:
+            arguments = (self.run.url, name, GRACE, str(self._folder / f"{name}.log"))
+            self.processes[name] = PROCESSES.Process(target=island.main, args=arguments)
+            self.processes[name].start()
+
+    def printed(self) -> str:
+        return "\n".join(log.read_text()[-3000:] for log in self._folder.glob("*.log"))
+
+    def holders(self) -> dict[str, str]:
+        """Artifact by worker, of those who say that they train one."""
+        return {each.id: each.holds for each in workers(self.run.store) if each.holds and not each.ended}
+
+    def trains(self, name: str) -> Artifact | None:
+        """What the island trains, once its attempt has taken steps."""
+        held = next((Artifact(held) for worker, held in self.holders().items() if worker.startswith(f"{name}/")), None)
+        job = status(self.run, held).job if held else None
+        return held if held and job and job.phase == "training" and job.value("loss") else None
+
+    def wait(self, seconds: float = 240) -> None:
+        """Wait until all of them have ended with 0."""
+        for process in self.processes.values():
+            process.join(seconds)
+            assert process.exitcode == 0, self.printed()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    (folder := tmp_path / "logs").mkdir()
+    fleet = Fleet(make_data(str(tmp_path / "run"), settings=SETTINGS), folder)
+    yield fleet
+    for process in fleet.processes.values():
+        process.kill()
+        process.join()
+
+
+def artifacts(run: Run) -> list[Artifact]:
+    return [each for each in trained_of(run.config) if each != MONOLITH]
+
+
+def weights(run: Run) -> dict[str, str]:
+    """Checksums of what was trained, by artifact."""
+    digests = {}
+    for artifact in artifacts(run):
+        manifest = run.manifest(artifact)
+        assert manifest, describe(status(run, artifact))
+        (digests[artifact],) = {
+            record.sha256 for name, record in manifest.files.items() if name.endswith("ema.safetensors")
+        }
+    return digests
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Checksums of the same run trained in one process, job after job."""
+    run = make_data(str(tmp_path_factory.mktemp("alone") / "run"), settings=SETTINGS)
+    PROCESSES.set_forkserver_preload(["tests.train.preloaded", "tests.islands.island"])
+    process = PROCESSES.Process(target=local.train, args=(run.url, artifacts(run)))
+    process.start()
+    process.join(300)
+    assert process.exitcode == 0
+    return weights(run)
+
+
+def test_three_islands_one_of_which_is_lost_for_good(fleet: Fleet, alone: dict[str, str]) -> None:
+    fleet.start("north", "south", "west")
+    wait_for(lambda: fleet.trains("south"), 120, fleet.printed)
+    lost = fleet.trains("south")
+    assert lost
+    fleet.processes.pop("south").kill()
+    fleet.wait()
+    assert weights(fleet.run) == alone
+    attempts = claimed(fleet.run.store, lost)
+    assert len(attempts) == 2, fleet.printed()
+    islands = [Attempt(fleet.run.store, lost, number).claim().get("island") for number in attempts]
+    assert islands[0] == "south" and islands[1] in ("north", "west")
+    for artifact in artifacts(fleet.run):
+        assert artifact == lost or claimed(fleet.run.store, artifact) == [1], f"{artifact} was trained once"
+
+
+def test_drained_and_stopped_ones_save_and_others_go_on(fleet: Fleet, alone: dict[str, str]) -> None:
+    store = fleet.run.store
+    fleet.start("north")
+    wait_for(lambda: fleet.trains("north"), 120, fleet.printed)
+    left = fleet.trains("north")
+    assert left
+    stops.ask(store, stops.stop_key(left), "its rows are looked at")
+    wait_for(lambda: fleet.trains("north") not in (None, left), 120, fleet.printed)
+    stopped = status(fleet.run, left)
+    assert "its rows are looked at" in describe(stopped) and stopped.job and stopped.job.saved, describe(stopped)
+    other = fleet.trains("north")
+    assert other
+    stops.ask(store, stops.drain_key("north"), "the room is cleaned")
+    fleet.wait()
+    assert "north island north is drained: the room is cleaned" in fleet.printed()
+    drained = status(fleet.run, other).job
+    assert drained and drained.saved > 0
+    assert stops.take_back(store, stops.stop_key(left))
+    fleet.start("south")
+    fleet.wait()
+    assert weights(fleet.run) == alone
+
+
+def test_a_second_worker_of_an_island_stands_by(fleet: Fleet) -> None:
+    fleet.start("north")
+    wait_for(lambda: fleet.trains("north"), 120, fleet.printed)
+    first = fleet.processes["north"]
+    fleet.start("north")
+    wait_for(lambda: "north waits: worker north/0001 of this island is at work" in fleet.printed(), 60, fleet.printed)
+    assert set(fleet.holders()) == {"north/0001"}
+    first.kill()
+    first.join()
+    wait_for(lambda: "north/0002" in fleet.holders(), 60, fleet.printed)

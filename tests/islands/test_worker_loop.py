@@ -1,0 +1,127 @@
+"""An island's loop by itself, with trainings that take no time: what ends it, what it outlives, what it asks for."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ddm_ray.errors import GaveUp, Stopped, StorageError, TrainingError
+from ddm_ray.islands import work
+from ddm_ray.islands.board import Board, take_key
+from ddm_ray.islands.presence import PresenceKeeper
+from ddm_ray.islands.work import IslandWorker
+from ddm_ray.storage import stops
+from ddm_ray.storage.attempts import claim
+from ddm_ray.storage.graph import ROUTER, Artifact
+from ddm_ray.storage.launches import Launch
+from ddm_ray.storage.run import Run
+from ddm_ray.storage.status import Status, status
+from tests.storage.jobs import beat, fail, finish
+
+Train = Callable[[Run, Launch, Callable[[list[Status]], None]], None]
+FIRST = Artifact("experts/000")
+
+
+@pytest.fixture
+def keeper(partitioned: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[PresenceKeeper]:
+    for name in ("IDLE_SECONDS", "LOOK_SECONDS", "AGAIN_SECONDS"):
+        monkeypatch.setattr(work, name, 0.01)
+    with PresenceKeeper(partitioned.store, "north") as keeper:
+        yield keeper
+
+
+def worker(run: Run, keeper: PresenceKeeper, train: Train, printed: list[str]) -> IslandWorker:
+    board = Board(run, [*run.experts, ROUTER], 60.0, lambda artifact: 1000.0)
+    return IslandWorker(run, keeper, board, train, lambda statuses, doing: printed.append(doing))
+
+
+def test_it_takes_one_after_another_and_ends(partitioned: Run, keeper: PresenceKeeper) -> None:
+    trained: list[str] = []
+
+    def train(run: Run, launch: Launch, watch: object) -> None:
+        assert launch.island == "north" and run.store.exists(take_key(launch.artifact, 1))
+        assert keeper.presence.holds == launch.artifact
+        trained.append(launch.artifact)
+        finish(run, launch.artifact)
+
+    assert worker(partitioned, keeper, train, []).run_to_end() == "all is finished"
+    assert sorted(trained) == sorted([*partitioned.experts, ROUTER])
+
+
+def test_what_may_pass_is_tried_again_and_what_may_not_ends_it(partitioned: Run, keeper: PresenceKeeper) -> None:
+    """Whoever else is at work: it can do nothing here."""
+    tries: dict[str, int] = {}
+    partitioned.store.write("islands/south/workers/0001/PRESENCE", b'{"beat": 1}')
+
+    def train(run: Run, launch: Launch, watch: object) -> None:
+        tries[launch.artifact] = tries.get(launch.artifact, 0) + 1
+        attempt = claim(run.store, launch.artifact, launch.claim_fields())
+        if launch.artifact == FIRST and tries[FIRST] == 3:
+            finish(run, FIRST)
+            return
+        kind = GaveUp if launch.artifact == FIRST else TrainingError
+        fail(attempt, "no luck", final=kind is TrainingError)
+        raise kind(f"{launch.artifact}: no luck")
+
+    with pytest.raises(TrainingError, match="no luck"):
+        worker(partitioned, keeper, train, printed := []).run_to_end()
+    assert tries == {FIRST: 3} | dict.fromkeys((*partitioned.experts[1:], ROUTER), 1), printed
+
+
+def test_storage_that_is_away_is_waited_for(
+    partitioned: Run, keeper: PresenceKeeper, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for artifact in (*partitioned.experts, ROUTER):
+        finish(partitioned, artifact)
+    looks: list[int] = []
+    sizes = partitioned.store.sizes
+
+    def refuse(prefix: str) -> object:
+        looks.append(1)
+        if len(looks) <= 3:
+            raise StorageError("s3://lab: away")
+        return sizes(prefix)
+
+    monkeypatch.setattr(partitioned.store, "sizes", refuse)
+    assert worker(partitioned, keeper, lambda *_: None, []).run_to_end() == "all is finished"
+    assert capsys.readouterr().err.count("storage can't be asked, trying on: s3://lab: away") == 1
+
+
+def test_a_request_to_leave_that_storage_refuses_is_made_again(partitioned: Run, keeper: PresenceKeeper) -> None:
+    store, refused = partitioned.store, [StorageError("denied")]
+    stops.ask(store, stops.drain_key("north"), "moving day")
+    launch = Launch(FIRST, island="north")
+    beat(claim(store, FIRST, launch.claim_fields()), 1, 10)
+    stopper = work._Stopper(store, launch, take_key(FIRST, 2), lambda: False)
+    create = store.create
+
+    def deny(key: str, data: bytes) -> bool:
+        if refused:
+            raise refused.pop()
+        return create(key, data)
+
+    store.create = deny  # type: ignore[method-assign]
+    known = status(partitioned, FIRST)
+    with pytest.raises(StorageError):
+        look(stopper, known)
+    look(stopper, known)
+    assert stops.asked(store, stops.launch_stop_key(launch)) == "moving day"
+
+
+def test_with_nothing_to_save_it_leaves_at_once(partitioned: Run, keeper: PresenceKeeper) -> None:
+    launch = Launch(FIRST, island="north")
+    stopper = work._Stopper(partitioned.store, launch, take_key(FIRST, 2), lambda: False)
+    waiting = status(partitioned, FIRST)
+    look(stopper, waiting)
+    stops.ask(partitioned.store, stops.stop_key(FIRST), "its rows are wrong")
+    with pytest.raises(Stopped, match="its rows are wrong"):
+        look(stopper, waiting)
+    stops.take_back(partitioned.store, stops.stop_key(FIRST))
+    stops.ask(partitioned.store, stops.drain_key("north"))
+    with pytest.raises(Stopped, match="left with nothing to save, asked by"):
+        look(stopper, waiting)
+
+
+def look(stopper: "work._Stopper", known: Status) -> None:
+    """A look that is due."""
+    stopper._looked -= 100
+    stopper.look(known)

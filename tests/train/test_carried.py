@@ -1,0 +1,43 @@
+"""An expert trained on a machine that shares nothing with ours but an archive each way is the one trained here."""
+
+from pathlib import Path
+
+import pytest
+
+from ddm_ray.placement import TrainPlacement
+from ddm_ray.storage.attempts import claimed
+from ddm_ray.storage.courier import pack, unpack
+from ddm_ray.storage.graph import expert
+from ddm_ray.storage.info import TrainedInfo
+from ddm_ray.storage.published import Weights
+from ddm_ray.storage.run import Run
+from ddm_ray.train import worker
+from tests.random_run import make_data
+from tests.train.conftest import SHORT
+from tests.train.test_worker import train_until
+
+EXPERT = expert(1)
+
+
+@pytest.mark.usefixtures("world_of_one")
+def test_trained_elsewhere_it_has_the_same_bits(tmp_path: Path, short_run: Run) -> None:
+    """Though an attempt that began here has the same number."""
+    archive, away = tmp_path / "carried.tar", str(tmp_path / "away/run")
+    train_until(short_run, 5, EXPERT)
+    pack(short_run, EXPERT, archive)
+    unpack(archive, away)
+    worker.train(away, EXPERT, TrainPlacement())
+    island = Run.open(away)
+    assert claimed(island.store, EXPERT) == claimed(short_run.store, EXPERT) == [1]
+    assert pack(island, EXPERT, archive).holds == "result"
+    unpack(archive, short_run.url)
+
+    control = make_data(str(tmp_path / "control"), settings=SHORT)
+    worker.train(control.url, EXPERT, TrainPlacement())
+    names = ("ema.safetensors", "curve.safetensors", "model.json")
+    files = [Weights.finished(run, EXPERT).read(run, *names) for run in (short_run, island, control)]
+    assert files[0] == files[1] == files[2]
+    assert short_run.require(EXPERT).identity == control.require(EXPERT).identity
+    assert TrainedInfo.of(short_run.require(EXPERT)).step == 12
+    worker.train(short_run.url, EXPERT, TrainPlacement())
+    assert claimed(short_run.store, EXPERT) == [1], "it is finished here"
