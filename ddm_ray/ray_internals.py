@@ -134,6 +134,19 @@ COORDINATOR_ACTOR = Internal(
     (f'name="{COORDINATOR_NAME}"', f'namespace="{COORDINATOR_NAME}"'),
 )
 ACTORS = Internal("ray._private.state", "actors", "ray.util.state.get_actor, which needs a dashboard")
+STATE = Internal(
+    "ray._private.state",
+    "state",
+    "a placement group that is released when the actor that made it dies",
+    ("_connect_and_get_accessor",),
+)
+STATE_ACCESSOR = Internal("ray._raylet", "GlobalStateAccessor", "as above", ("get_placement_group_table",))
+PLACEMENT_GROUP_RECORD = Internal(
+    "ray.core.generated.gcs_pb2",
+    "PlacementGroupTableData",
+    "as above",
+    ("FromString", "REMOVED"),
+)
 HEAD_RESOURCE = Internal(
     "ray._common.constants", "HEAD_NODE_RESOURCE_NAME", "a scheduling strategy for the head's node"
 )

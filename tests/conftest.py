@@ -37,6 +37,7 @@ LANES = {
         "test_cli.py",
         "test_train_benchmark.py",
         "islands/test_work_command.py",
+        "train/ray/test_places.py",
         "data/prepare/test_prepare.py",
         "data/prepare/test_prepare_kill.py",
     ),
@@ -216,9 +217,13 @@ def ddm(
 ) -> subprocess.CompletedProcess[str]:
     """The installed `ddm` command, as a user runs it standing in a folder, with an environment beside the usual one."""
     command, environment = [str(BIN / "ddm"), *arguments], {**os.environ, **environment}
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout, cwd=where, env=environment, check=False
-    )
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout, cwd=where, env=environment, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        printed = (error.stdout or b"") + (error.stderr or b"")
+        raise AssertionError(f"{arguments} after {timeout} s: {printed.decode()[-3000:]}") from None
 
 
 def submit(island: Island, door: str, *arguments: str) -> str:

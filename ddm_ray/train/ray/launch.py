@@ -19,7 +19,7 @@ from ddm_ray.storage.launches import FailureBudget, Launch, LaunchReader
 from ddm_ray.storage.observer import LOOK_SECONDS, Observer
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import Status, status
-from ddm_ray.train.ray.recovery import environment, forget, innermost, keep_nodes_known, reason, run_id
+from ddm_ray.train.ray.recovery import environment, forget, innermost, reason, run_id, tend_cluster
 
 AWAY_SECONDS = 10.0
 # After how long a job that no worker has begun is said to wait for room; a start takes less.
@@ -104,10 +104,10 @@ def train_all(
 
 
 class Supervisor:
-    """An actor whose threads wait for Ray Train and tell it of the nodes: nothing in it revives a controller."""
+    """An actor whose threads wait for Ray Train and tend the cluster for it: nothing in it revives a controller."""
 
     def __init__(self) -> None:
-        threading.Thread(target=keep_nodes_known, daemon=True).start()
+        threading.Thread(target=tend_cluster, daemon=True).start()
 
     def fit(self, run_url: str, launch: Launch, placement: TrainPlacement) -> None:
         """See `fit`; a controller that is killed or fails is replaced, while the launch's failure budget lasts.

@@ -5,11 +5,13 @@ from contextlib import suppress
 from typing import Any
 
 import ray
+from ray import PlacementGroupID
 from ray.exceptions import GetTimeoutError, RayActorError
+from ray.util.placement_group import PlacementGroup, remove_placement_group
 
+from ddm_ray import ray_internals as internals
 from ddm_ray.errors import one_line
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.ray_internals import COORDINATOR_NAME
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.manifest import sha256
 from ddm_ray.storage.run import Run
@@ -61,10 +63,14 @@ def forget(name: str) -> None:
             ray.get(coordinator.cancel_request.remote(f"train-{name}"), timeout=5)
 
 
-def keep_nodes_known() -> None:
-    """Tell Ray's coordinator at once when a node comes or goes, for ever: by itself it looks every 20 s."""
+def tend_cluster() -> None:
+    """Tell Ray's coordinator at once when a node comes or goes, since by itself it looks every 20 s; and free places.
+
+    Never returns.
+    """
     known: set[str] = set()
     while True:
+        free_places_of_the_dead()
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
         if alive != known and (coordinator := _coordinator()):
             coordinator.get_reserved_resources.remote("", recompute=True)
@@ -72,8 +78,20 @@ def keep_nodes_known() -> None:
         time.sleep(NODES_SECONDS)
 
 
+def free_places_of_the_dead() -> None:
+    """Remove placement groups of this Ray job whose controller has died: Ray keeps them until the job itself ends.
+
+    The next controller would wait for their resources for ever.
+    """
+    job = ray.get_runtime_context().get_job_id()
+    for data in internals.STATE.get()._connect_and_get_accessor().get_placement_group_table():
+        group = internals.PLACEMENT_GROUP_RECORD.get().FromString(data)
+        if group.creator_actor_dead and group.state != group.REMOVED and group.creator_job_id.hex() == job:
+            remove_placement_group(PlacementGroup(PlacementGroupID(group.placement_group_id)))
+
+
 def _coordinator() -> Any:
     try:
-        return ray.get_actor(COORDINATOR_NAME, namespace=COORDINATOR_NAME)
+        return ray.get_actor(internals.COORDINATOR_NAME, namespace=internals.COORDINATOR_NAME)
     except ValueError:
         return None  # nobody asked it for anything yet
