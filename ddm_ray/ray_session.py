@@ -127,17 +127,34 @@ def _read_environment() -> None:
     TOKEN_LOADER.get().instance().reset_cache()
 
 
-def _join(address: str) -> None:
-    host, _, port = address.removeprefix("ray://").rpartition(":")
+def require_ray(address: str | None) -> None:
+    """Raise RayAway where nobody listens at the address (none: $RAY_ADDRESS) that a session would join."""
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
     try:
-        if port.isdecimal():
-            # Ray itself would try for many minutes.
-            socket.create_connection((host, int(port)), timeout=10).close()
+        _knock(address)
+    except (OSError, OverflowError) as error:
+        raise _away(address, error) from None
+
+
+def _knock(address: str) -> None:
+    """Connect to a HOST:PORT and leave: Ray itself would try for many minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=10).close()
+
+
+def _away(address: str, error: Exception) -> RayError:
+    fix = Give("address", "check $RAY_ADDRESS, or name another Ray")
+    kind = RayError if isinstance(error, OverflowError | ValueError) else RayAway  # no address, or nobody at it
+    return kind(f"no Ray to join at {address}: {one_line(error, 200)}", fix)
+
+
+def _join(address: str) -> None:
+    try:
+        _knock(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, OverflowError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         # After some seconds of trying all that is left of Ray's reason is a text.
         if ray.exceptions.AuthenticationError.__name__ in f"{error!r} {error.__cause__}":
             raise RayError(f"the Ray at {address} refuses this token; {TOKEN}") from None
-        fix = Give("address", "check $RAY_ADDRESS, or name another Ray")
-        kind = RayError if isinstance(error, OverflowError | ValueError) else RayAway  # no address, or nobody at it
-        raise kind(f"no Ray to join at {address}: {one_line(error, 200)}", fix) from None
+        raise _away(address, error) from None

@@ -70,7 +70,7 @@ class Request:
 class Wire:
     """The proxy. `rule` says what happens to a request; whatever it answers, one at a time asks it."""
 
-    def __init__(self, server: str):
+    def __init__(self, server: str, host: str = "127.0.0.1"):
         self.rule: Callable[[Request], Fault | None] = lambda _: None
         self.requests: list[Request] = []
         self._server = urlsplit(server).netloc
@@ -95,9 +95,9 @@ class Wire:
 
             do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = pass_on
 
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http = ThreadingHTTPServer((host, 0), Handler)
         self._http.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._http.server_port}"
+        self.url = f"http://{host}:{self._http.server_port}"
         threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
 
     def close(self) -> None:
@@ -186,9 +186,9 @@ def _body(handler: BaseHTTPRequestHandler) -> bytes:
 
 
 @contextmanager
-def wire(server: str) -> Iterator[Wire]:
-    """A proxy before the server at a URL."""
-    opened = Wire(server)
+def wire(server: str, host: str = "127.0.0.1") -> Iterator[Wire]:
+    """A proxy before the server at a URL, which listens at an address of this machine."""
+    opened = Wire(server, host)
     try:
         yield opened
     finally:
@@ -196,9 +196,9 @@ def wire(server: str) -> Iterator[Wire]:
 
 
 @contextmanager
-def leading_through(server: str) -> Iterator[Wire]:
+def leading_through(server: str, host: str = "127.0.0.1") -> Iterator[Wire]:
     """A proxy before the server at a URL, which this process's environment leads to meanwhile."""
-    with wire(server) as opened:
+    with wire(server, host) as opened:
         before, os.environ["AWS_ENDPOINT_URL"] = os.environ["AWS_ENDPOINT_URL"], opened.url
         try:
             yield opened

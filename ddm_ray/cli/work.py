@@ -68,7 +68,7 @@ def work(
     from ddm_ray.islands.presence import BEAT_SECONDS, PresenceKeeper, last_speed
     from ddm_ray.islands.work import IslandWorker
     from ddm_ray.placement import Island, load_island, submitted_job
-    from ddm_ray.ray_session import losses_of_ray, ray_session
+    from ddm_ray.ray_session import losses_of_ray, ray_session, require_ray
     from ddm_ray.storage.ledger import Account
     from ddm_ray.storage.run import Run
     from ddm_ray.storage.stops import island_prefix
@@ -108,6 +108,9 @@ def work(
                 heed_sigterm()  # Ray takes it for itself
                 train_all(run, [launch.artifact], site.train, watch, may_grow=not private, launch=launch)
 
+        def require_room() -> None:
+            require_ray(site.ray(address)[0])
+
         done = dict.fromkeys(trained, 0.0)
 
         def report(statuses: list[Any], doing: str) -> None:
@@ -118,7 +121,7 @@ def work(
 
         account.name = f"work-{keeper.id.rpartition('/')[2]}"
         board = Board(run, trained, grace, work_of(run))
-        end = IslandWorker(run, keeper, board, train, report, leaving.is_set, job, grace).run_to_end()
+        end = IslandWorker(run, keeper, board, train, report, require_room, leaving.is_set, job, grace).run_to_end()
     click.echo(f"{site.name}: {end}")
     if leaving.is_set():
         click.get_current_context().exit(EXIT_AGAIN)

@@ -66,7 +66,8 @@ class IslandWorker:
     """Works for one island on one run; `run_to_end` does it.
 
     `train` trains an artifact. `report` is told by each look of all statuses, and in words of what the worker does.
-    `leaving` says that this process is to end: what it trains is saved first. `job` is the Ray job that it is, or "".
+    `require_room` raises RayError where nothing could be trained here now; it is asked before each take. `leaving` says
+    that this process is to end: what it trains is saved first. `job` is the Ray job that it is, or "".
     """
 
     def __init__(
@@ -76,12 +77,14 @@ class IslandWorker:
         board: Board,
         train: Train,
         report: Report,
+        require_room: Callable[[], None] = lambda: None,
         leaving: Callable[[], bool] = lambda: False,
         job: str = "",
         grace: float = GRACE_SECONDS,
     ):
         self._run, self._keeper, self._board, self._train = run, keeper, board, train
-        self._report, self._leaving, self._job = report, leaving, job
+        self._report, self._require_room = report, require_room
+        self._leaving, self._job = leaving, job
         self._failures, self._promises = _Failures(), Promises(grace)
         self._island = keeper.presence.island
         self._idle = IDLE_SECONDS if run.store.local else PAID_IDLE_SECONDS
@@ -127,6 +130,7 @@ class IslandWorker:
             return
         choice = self._promises.choose(view.jobs, view.workers, self._keeper.id, time.monotonic())
         if choice.take is not None:
+            self._require_room()
             self._take(view, choice.take)
             return
         possible = [job for job in view.jobs if not job.obstacle]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ddm_ray.errors import GaveUp, Stopped, StorageError, TrainingError
+from ddm_ray.errors import GaveUp, RayAway, Stopped, StorageError, TrainingError
 from ddm_ray.islands import work
 from ddm_ray.islands.board import Board, take_key
 from ddm_ray.islands.presence import PresenceKeeper
@@ -45,6 +45,17 @@ def test_it_takes_one_after_another_and_ends(partitioned: Run, keeper: PresenceK
 
     assert worker(partitioned, keeper, train, []).run_to_end() == "all is finished"
     assert sorted(trained) == sorted([*partitioned.experts, ROUTER])
+
+
+def test_what_no_ray_is_here_for_is_left_to_others(partitioned: Run, keeper: PresenceKeeper) -> None:
+    def require_room() -> None:
+        raise RayAway("no Ray to join")
+
+    board = Board(partitioned, [*partitioned.experts, ROUTER], 60.0, lambda artifact: 1000.0)
+    idle = IslandWorker(partitioned, keeper, board, lambda *_: pytest.fail("taken"), lambda *_: None, require_room)
+    with pytest.raises(RayAway, match="no Ray to join"):
+        idle.run_to_end()
+    assert not [each for each in partitioned.experts if partitioned.store.exists(take_key(each, 1))]
 
 
 def test_what_may_pass_is_tried_again_and_what_may_not_ends_it(partitioned: Run, keeper: PresenceKeeper) -> None:
