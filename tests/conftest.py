@@ -37,7 +37,7 @@ LANES = {
         "test_cli.py",
         "test_train_benchmark.py",
         "islands/test_work_command.py",
-        "train/ray/test_places.py",
+        "train/ray/test_lost_places.py",
         "data/prepare/test_prepare.py",
         "data/prepare/test_prepare_kill.py",
     ),

@@ -18,7 +18,7 @@ from tests.conftest import wait_for
 from tests.islands import island
 from tests.random_run import make_data
 
-SETTINGS = ("expert.train.steps=600", "expert.train.global_batch=16", "router.train.steps=600")
+SETTINGS = ("expert.train.steps=300", "expert.train.global_batch=16", "router.train.steps=300")
 SETTINGS += ("router.train.global_batch=16",)
 GRACE = 6.0
 # Islands are forked from a process that has imported torch, which takes each of them seconds.
