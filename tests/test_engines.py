@@ -1,0 +1,223 @@
+"""`ddm work` as Slurm and SkyPilot start it, and again while it exits with 75: by what their files run.
+
+Neither is here: what they would do with the files isn't tried.
+"""
+
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from tests.conftest import ROOT, wait_for
+from tests.engines import AGAIN_OR_NOT, Machine, blocks, document, understood, words_of
+from tests.kuberay import fields, misspelt
+
+SKYPILOT = document("skypilot/island.yaml")
+SBATCH = ROOT / "cluster_configs/slurm/island.sbatch"
+DIRECTIVES = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(.*))?$", SBATCH.read_text(), re.MULTILINE))
+AGAIN = str(ROOT / "cluster_configs/again.sh")
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine.at(tmp_path)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "cluster_configs").rglob("*.s[hb]*")), ids=lambda path: path.name)
+def test_scripts_can_be_run(path: Path) -> None:
+    assert os.access(path, os.X_OK)
+    subprocess.run(["bash", "-n", path], check=True)
+
+
+# Again, while it exits with 75.
+
+
+@pytest.mark.parametrize(("ends", "status"), AGAIN_OR_NOT)
+def test_only_75_is_tried_again(machine: Machine, ends: str, status: int) -> None:
+    assert machine.run(AGAIN, "30", "ddm", "work", "s3://lab/run 7", ends=ends) == status
+    assert machine.calls("ddm") == [["work", "s3://lab/run 7"]] * len(ends.split())
+
+
+def test_nothing_is_tried_after_sigterm(machine: Machine) -> None:
+    assert machine.terminate_once_at_work(machine.start(AGAIN, "30", "ddm", "work", ends="75 stay 0")) == 75
+    assert len(machine.calls("ddm")) == 2
+
+
+# Slurm.
+
+
+def island_of_slurm(machine: Machine, ends: str = "0", job: int = 4242) -> "subprocess.Popen[str]":
+    ((_, script, *words),) = words_of("".join(blocks("Slurm")), "sbatch")
+    assert ROOT / script == SBATCH
+    variables = {"JOB_ID": str(job), "JOB_NODELIST": "first,second", "JOB_NUM_NODES": DIRECTIVES["nodes"]}
+    variables["CPUS_PER_TASK"] = DIRECTIVES["cpus-per-task"]
+    return machine.start(script, *words, ends=ends, **{f"SLURM_{name}": value for name, value in variables.items()})
+
+
+def test_slurm_starts_ray_on_all_machines_and_works(machine: Machine) -> None:
+    job = island_of_slurm(machine, "stay")
+    wait_for(lambda: len(machine.rays()) == 2, 60)
+    home = machine.folder / ".ddm/slurm-4242"
+    assert len((home / "token").read_text()) == 64
+    assert machine.terminate_once_at_work(job) == 75
+    (words,) = machine.calls("ddm")
+    assert understood(words)["address"] == "10.0.0.7:24200"
+    head, other = machine.rays()
+    assert (head["head"], head["port"], head["node_ip_address"]) == (True, 24200, "10.0.0.7")
+    assert (other["head"], other["address"]) == (False, "10.0.0.7:24200")
+    for each in (head, other):
+        assert each["block"] and each["num_cpus"] == int(DIRECTIVES["cpus-per-task"])
+    for step in machine.calls("srun"):
+        assert f"--cpus-per-task={DIRECTIVES['cpus-per-task']}" in step
+        assert ("--nodelist=first" in step) != ("--exclude=first" in step)
+    assert (machine.folder / "token_modes").read_text() == "600\n"
+    assert not home.exists()
+
+
+@pytest.mark.parametrize(("ends", "status"), [("0", 0), ("1", 1), ("75", 75), ("137", 137)])
+def test_slurm_queues_again_what_ends_with_75(machine: Machine, ends: str, status: int) -> None:
+    with island_of_slurm(machine, ends) as job:
+        assert job.wait(60) == status
+    again = [call for call in machine.calls("scontrol") if call[0] == "requeue"]
+    assert again == ([["requeue", "4242"]] if status == 75 else [])
+
+
+def test_slurm_has_a_state_saved_and_is_queued_again(machine: Machine) -> None:
+    assert machine.terminate_once_at_work(island_of_slurm(machine, "stay")) == 75
+    assert machine.calls("scontrol")[-1] == ["requeue", "4242"]
+    signal_name, _, seconds = DIRECTIVES["signal"].partition("@")
+    assert signal_name == "B:TERM" and int(seconds) >= 120
+    assert {"requeue", "no-kill"} <= DIRECTIVES.keys() and DIRECTIVES["open-mode"] == "append"
+
+
+def test_jobs_of_slurm_share_no_port(machine: Machine) -> None:
+    ports: list[int] = []
+    for job in (4242, 4243):
+        with island_of_slurm(machine, job=job) as process:
+            assert process.wait(60) == 0
+    for options in (each for each in machine.rays() if each["head"]):
+        named = [value for name, value in options.items() if name.endswith("port") and isinstance(value, int)]
+        assert len(named) >= 11 and len({*named}) == len(named)
+        assert all(options["port"] <= port < options["port"] + 100 for port in named)
+        ports += named
+    assert len({*ports}) == len(ports) > 20 and max(ports) < 32768  # where ports of others begin
+
+
+def test_the_placement_for_slurm_is_of_its_machines() -> None:
+    ((_, _, *words),) = words_of("".join(blocks("Slurm")), "sbatch")
+    workers = understood(["work", *words])["trained"].workers
+    gpus_of_node = int(DIRECTIVES["gpus-per-node"])
+    assert (workers.min, workers.max) == (gpus_of_node, gpus_of_node * int(DIRECTIVES["nodes"]))
+    assert DIRECTIVES["ntasks-per-node"] == "1"
+
+
+def test_a_machine_without_a_token_is_not_started(machine: Machine) -> None:
+    assert machine.run("cluster_configs/machine.sh", "24000", "head") == 1
+    assert machine.calls("ray") == []
+
+
+# SkyPilot.
+
+TEXTS = {"type": "object", "additionalProperties": {"type": ["string", "null"]}}
+# The fields used, as SkyPilot's reference and its own schema have them.
+SKYPILOT_SCHEMA = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        **{name: {"type": "string"} for name in ("name", "workdir", "setup", "run")},
+        "num_nodes": {"type": "integer"},
+        "envs": {"propertyNames": {"pattern": "^[a-zA-Z_][a-zA-Z0-9_]*$"}, **TEXTS},
+        "secrets": TEXTS,
+        "resources": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                "accelerators": {"type": "object", "additionalProperties": {"type": "number"}},
+                "cpus": {"type": "string", "pattern": r"^\d+\+?$"},
+                "disk_size": {"type": "integer"},
+                "use_spot": {"type": "boolean"},
+                "job_recovery": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "properties": {
+                        "max_restarts_on_errors": {"type": "integer", "minimum": 0},
+                        "recover_on_exit_codes": {"type": "array", "items": {"type": "integer", "maximum": 255}},
+                    },
+                },
+            },
+        },
+    },
+}
+
+
+def test_skypilots_schema_knows_each_field() -> None:
+    validator = Draft202012Validator(SKYPILOT_SCHEMA)
+    validator.validate(SKYPILOT)
+    named = ("envs", "secrets", "accelerators")
+    paths = [path for path in fields(SKYPILOT) if not {*path[:-1]} & {*named}]
+    assert len(paths) >= 15
+    assert [path for path in paths if validator.is_valid(misspelt(SKYPILOT, path))] == []
+
+
+def test_skypilot_parses_it() -> None:
+    sky = pytest.importorskip("sky", reason="SkyPilot isn't installed")
+    secrets = dict.fromkeys(SKYPILOT["secrets"], "x")
+    task = sky.Task.from_yaml_config({**SKYPILOT, "secrets": secrets})
+    assert (task.num_nodes, all(each.use_spot for each in task.resources)) == (1, True)
+
+
+def test_skypilot_recovers_from_75_alone() -> None:
+    recovery = SKYPILOT["resources"]["job_recovery"]
+    assert recovery == {"recover_on_exit_codes": [75], "max_restarts_on_errors": 0}
+
+
+def start_by_skypilot(machine: Machine, rank: int, ends: str = "0", **envs: str) -> "subprocess.Popen[str]":
+    """The task on one of two nodes."""
+    nodes = {"SKYPILOT_NODE_RANK": str(rank), "SKYPILOT_NODE_IPS": "10.0.0.7\n10.0.0.8", "RAY_AUTH_TOKEN": "secret"}
+    return machine.start("bash", "-c", SKYPILOT["run"], ends=ends, **(SKYPILOT["envs"] | nodes | envs))
+
+
+def run_by_skypilot(machine: Machine, rank: int, ends: str = "0", **envs: str) -> int:
+    """Its exit status."""
+    with start_by_skypilot(machine, rank, ends, **envs) as process:
+        return process.wait(60)
+
+
+@pytest.mark.parametrize("status", [0, 1, 75])
+def test_the_first_node_of_skypilot_works(machine: Machine, status: int) -> None:
+    assert run_by_skypilot(machine, 0, str(status)) == status
+    (words,) = machine.calls("ddm")
+    options = understood(words)
+    (start,) = machine.rays()
+    assert (start["head"], options["address"]) == (True, f"{start['node_ip_address']}:{start['port']}")
+    assert options["only"] == ("expert:0",)
+    assert {options["trained"].workers.max} == {*SKYPILOT["resources"]["accelerators"].values()}
+
+
+def test_without_a_model_it_takes_what_nobody_trains(machine: Machine) -> None:
+    assert run_by_skypilot(machine, 0, ISLAND="west", ONLY="") == 0
+    options = understood(machine.calls("ddm")[0])
+    assert (options["island"], options["only"]) == ("west", ())
+
+
+def test_another_node_of_skypilot_is_of_the_firsts_ray(machine: Machine) -> None:
+    (machine.folder / "head").touch()
+    with start_by_skypilot(machine, 1) as process:
+        wait_for(machine.rays, 60)
+        (start,) = machine.rays()
+        os.kill(int((machine.folder / "ray").read_text()), signal.SIGTERM)  # as its head ends
+        assert process.wait(60) == 0
+    assert (start["head"], start["address"]) == (False, "10.0.0.7:20000")
+    assert machine.calls("ddm") == []
+
+
+def test_islands_of_skypilot_are_given_what_it_asks_for() -> None:
+    (block,) = blocks("SkyPilot")
+    (words,) = words_of(block.replace("$k", "3"), "sky")
+    for option, names in (("--env", {"ISLAND", "ONLY"}), ("--secret", {*SKYPILOT["secrets"]})):
+        given = {words[index + 1].partition("=")[0] for index, word in enumerate(words) if word == option}
+        assert given == names <= {*SKYPILOT["envs"], *SKYPILOT["secrets"]}
