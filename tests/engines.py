@@ -27,7 +27,7 @@ STANDINS = {
     "ddm": """stat -c '%a' "${RAY_AUTH_TOKEN_PATH:-/dev/null}" >> "$NOTES/token_modes"
 end=$(head -n 1 "$NOTES/ends"); sed -i 1d "$NOTES/ends"
 [ "$end" = stay ] || exit "$end"
-trap 'exit 75' TERM; touch "$NOTES/staying"
+trap '/bin/sleep 0.5; touch "$NOTES/saved"; exit 75' TERM; touch "$NOTES/staying"
 while :; do /bin/sleep 0.05; done
 """,
     # A head is healthy once it was started.
@@ -67,15 +67,14 @@ class Machine:
             path.chmod(0o755)
         return cls(folder)
 
-    def start(self, *command: str, ends: str = "0", **variables: str) -> subprocess.Popen[str]:
+    def start(self, *command: str, ends: str = "0", **variables: str) -> subprocess.Popen[bytes]:
         """Start a command in the project's folder; the ddm's that it calls end as `ends` says, word by word."""
         (self.folder / "ends").write_text("\n".join(ends.split()) + "\n")
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "AWS_"))}
         path = f"{self.folder / 'bin'}:{environment['PATH']}"
         environment |= {"HOME": str(self.folder), "NOTES": str(self.folder), "PATH": path, **variables}
-        return subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
+        with (self.folder / "errors").open("w") as errors:
+            return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=errors)
 
     def run(self, *command: str, ends: str = "0", **variables: str) -> int:
         """Run it to its end; its exit status."""
@@ -85,13 +84,15 @@ class Machine:
             finally:
                 process.kill()
 
-    def terminate_once_at_work(self, process: subprocess.Popen[str]) -> int:
-        """Send SIGTERM to it once a ddm stays; its exit status."""
+    def terminate_once_at_work(self, process: subprocess.Popen[bytes]) -> int:
+        """Send SIGTERM to it once a ddm stays, which takes a while to leave; its exit status after that."""
         with process:
             try:
                 wait_for((self.folder / "staying").exists, 60)
                 process.send_signal(signal.SIGTERM)
-                return process.wait(60)
+                status = process.wait(60)
+                assert (self.folder / "saved").exists()
+                return status
             finally:
                 process.kill()
 

@@ -7,6 +7,8 @@ import os
 import re
 import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -23,8 +25,12 @@ AGAIN = str(ROOT / "cluster_configs/again.sh")
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine.at(tmp_path)
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    machine = Machine.at(tmp_path)
+    yield machine
+    for options in machine.rays():
+        with suppress(OSError):
+            Path(options["temp_dir"]).parent.rmdir()
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "cluster_configs").rglob("*.s[hb]*")), ids=lambda path: path.name)
@@ -45,12 +51,13 @@ def test_only_75_is_tried_again(machine: Machine, ends: str, status: int) -> Non
 def test_nothing_is_tried_after_sigterm(machine: Machine) -> None:
     assert machine.terminate_once_at_work(machine.start(AGAIN, "30", "ddm", "work", ends="75 stay 0")) == 75
     assert len(machine.calls("ddm")) == 2
+    assert (machine.folder / "errors").read_text() == "again.sh: again in 30 s\n"
 
 
 # Slurm.
 
 
-def island_of_slurm(machine: Machine, ends: str = "0", job: int = 4242) -> "subprocess.Popen[str]":
+def island_of_slurm(machine: Machine, ends: str = "0", job: int = 4242) -> "subprocess.Popen[bytes]":
     ((_, script, *words),) = words_of("".join(blocks("Slurm")), "sbatch")
     assert ROOT / script == SBATCH
     variables = {"JOB_ID": str(job), "JOB_NODELIST": "first,second", "JOB_NUM_NODES": DIRECTIVES["nodes"]}
@@ -175,7 +182,7 @@ def test_skypilot_recovers_from_75_alone() -> None:
     assert recovery == {"recover_on_exit_codes": [75], "max_restarts_on_errors": 0}
 
 
-def start_by_skypilot(machine: Machine, rank: int, ends: str = "0", **envs: str) -> "subprocess.Popen[str]":
+def start_by_skypilot(machine: Machine, rank: int, ends: str = "0", **envs: str) -> "subprocess.Popen[bytes]":
     """The task on one of two nodes."""
     nodes = {"SKYPILOT_NODE_RANK": str(rank), "SKYPILOT_NODE_IPS": "10.0.0.7\n10.0.0.8", "RAY_AUTH_TOKEN": "secret"}
     return machine.start("bash", "-c", SKYPILOT["run"], ends=ends, **(SKYPILOT["envs"] | nodes | envs))
