@@ -30,6 +30,14 @@ def free_bytes() -> float:
     return min([free, *(left for group, names in groups if (left := _left(group, *names)) is not None)])
 
 
+def total_bytes() -> float:
+    """Memory of this machine or, if less, this container's or batch job's limit; whoever uses it."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [group / limit for root, kind, limit, *_ in LIMITS for group in _groups(Path(root), kind)]
+    texts = [limit.read_text().strip() for limit in limits if limit.exists()]
+    return min([total, *(int(text) for text in texts if text.isdigit())])
+
+
 def taken_bytes(name: str) -> int:
     """A size of this process by its name in Linux: VmRSS, VmHWM (the peak of VmRSS), VmData. OSError elsewhere."""
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -152,6 +152,11 @@ class TrainPlacement(StrictModel):
         return self.checkpoint_minutes or unasked
 
     @property
+    def asked(self) -> dict[str, float]:
+        """Resources that a worker takes, by their names in Ray."""
+        return ({"GPU": 1.0} if self.use_gpu else {}) | self.resources_per_worker
+
+    @property
     def slices(self) -> tuple[str, ...]:
         """Custom resources that bind its workers to a slice of a cluster: the nodes that were started with them."""
         return tuple(name for name in self.resources_per_worker if name not in PREDEFINED)

@@ -67,6 +67,7 @@ RAY = {
     "train.ray.world",
     "islands.jobs",
     "islands.conduct",
+    "islands.nodes",
     "serve.remote",
     "serve.deployments",
     "serve.api",

@@ -1,5 +1,6 @@
 """The `ddm` command: a verb parses, opens the run and calls. Heavy imports wait until a verb needs them."""
 
+from ddm_ray.cli.check import check, probe
 from ddm_ray.cli.command import main
 from ddm_ray.cli.courier import pack, unpack
 from ddm_ray.cli.inference import export, sample, serve
@@ -13,6 +14,7 @@ from ddm_ray.cli.stages import demo, evaluate, partition, prepare, train
 from ddm_ray.cli.work import work
 
 __all__ = [
+    "check",
     "demo",
     "down",
     "drain",
@@ -27,6 +29,7 @@ __all__ = [
     "partition",
     "plan",
     "prepare",
+    "probe",
     "resume",
     "sample",
     "serve",

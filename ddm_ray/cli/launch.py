@@ -48,7 +48,7 @@ def launch(run_url: str, file: str, names: tuple[str, ...], monolith: bool, deta
     from ddm_ray.islands.conduct import Conductor
 
     run = Run.open(run_url)
-    islands = _chosen(file, names)
+    islands = chosen_islands(file, names)
 
     def entrypoint(island: Island) -> str:
         return work_line(run.url, island, monolith)
@@ -84,7 +84,8 @@ def submit_line(run_url: str, island: Island, monolith: bool = False) -> str:
     return f"{token}ray job submit --address {address} --no-wait -- {work_line(run_url, island, monolith)}"
 
 
-def _chosen(file: str, names: tuple[str, ...]) -> Mapping[str, Island]:
+def chosen_islands(file: str, names: tuple[str, ...]) -> Mapping[str, Island]:
+    """The islands of a file that --island names, all if it names none. Raises ConfigError."""
     from ddm_ray.placement import load_islands
 
     islands = load_islands(file)

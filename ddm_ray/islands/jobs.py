@@ -15,7 +15,7 @@ from urllib.parse import quote, urlsplit
 
 from pydantic import BaseModel, ValidationError
 
-from ddm_ray.errors import ConfigError, RayAway, RayError, printable, refusal
+from ddm_ray.errors import ConfigError, RayAway, RayError, WrongToken, printable, refusal
 
 SECONDS, SUBMIT_SECONDS = 20.0, 60.0
 """Longest time for an answer; a submission waits for the island's job agent."""
@@ -98,11 +98,20 @@ class JobsAPI:
             return None
         return self._parse(_Details, status, text).job(submission_id)
 
-    def log_tail(self, submission_id: str, lines: int = 20) -> list[str]:
-        """The last lines that a job printed, each made printable."""
+    def answers_strangers(self) -> bool:
+        """True if it tells of its jobs who gives no token: whoever reaches it then runs there what he likes."""
+        status, text = self._ask("GET", "/api/jobs/none", stranger=True)
+        if status in (401, 403):
+            return False
+        if status == 200 or (status == 404 and "does not exist" in text):
+            return True
+        raise self._refused(status, text)
+
+    def log_tail(self, submission_id: str, lines: int = 20, length: int = 1000) -> list[str]:
+        """The last lines that a job printed, each made printable, and of at most `length` characters."""
         status, text = self._ask("GET", f"/api/jobs/{quote(submission_id)}/logs", most=MOST_LOG_BYTES)
         printed = self._parse(_Logs, status, text).logs.splitlines()[-lines:]
-        return [printable(line, 1000) for line in printed]
+        return [printable(line, length) for line in printed]
 
     def stop(self, submission_id: str) -> bool:
         """Stop a job, which is given some seconds after a SIGTERM; False if it was over, or isn't known."""
@@ -126,7 +135,7 @@ class JobsAPI:
     def _refused(self, status: int, text: str) -> RayError:
         if status in (401, 403):
             problem = "asks for a token" if status == 401 else "refuses this token"
-            return RayError(f"{self._where} {problem}", _TOKEN_FIX)
+            return WrongToken(f"{self._where} {problem}", _TOKEN_FIX)
         if "No available agent" in text:
             return RayAway(f"{self._where} takes no job yet")
         # Of a traceback the last line says why.
@@ -136,13 +145,19 @@ class JobsAPI:
         return RayError(f"{self._where} is no Jobs API: it answers {status}: {reason}", "correct jobs of that island")
 
     def _ask(
-        self, verb: str, path: str, body: Any = None, seconds: float | None = None, most: int = MOST_BYTES
+        self,
+        verb: str,
+        path: str,
+        body: Any = None,
+        seconds: float | None = None,
+        most: int = MOST_BYTES,
+        stranger: bool = False,
     ) -> tuple[int, str]:
         """Status and text of an answer. Redirects and proxies aren't followed: they would be given the token."""
         seconds = seconds or self._seconds
         deadline = time.monotonic() + seconds
         headers = {"Content-Type": "application/json"}
-        if token := self._token():
+        if not stranger and (token := self._token()):
             headers["Authorization"] = f"Bearer {token}"
         connection = self._kind(self._host, self._port, timeout=seconds)
         try:

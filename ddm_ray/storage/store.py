@@ -180,19 +180,23 @@ class Store:
 
         Creates an object twice, and deletes it; nothing is asked of a local disk.
         """
-        if self.local is not None:
-            return
-        key = f"_probe-{uuid4().hex}"
-        self.create(key, b"first")
-        again = self.create(key, b"second")
-        with suppress(StorageError):  # nobody minds a few bytes
-            self.delete_one(key)
-        if again:
+        if not self.creates_once():
             raise StorageError(
                 f"{self.url}: this storage ignores If-None-Match, so two owners of one job would spoil each other's"
                 " work; choose one that knows conditional writes, as S3, GCS, Azure, R2 and new versions of MinIO do",
                 passes=False,
             )
+
+    def creates_once(self) -> bool:
+        """Whether what exists is not created again; see `require_create`."""
+        if self.local is not None:
+            return True
+        key = f"_probe-{uuid4().hex}"
+        self.create(key, b"first")
+        again = self.create(key, b"second")
+        with suppress(StorageError):  # nobody minds a few bytes
+            self.delete_one(key)
+        return not again
 
     def _sync(self, key: str) -> None:
         """Wait until a local object outlives a power cut: what a manifest names must be there if the manifest is."""

@@ -3,19 +3,16 @@
 import gc
 import math
 import os
-import platform
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from importlib import metadata
 from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from ddm_ray import __version__
 from ddm_ray.errors import (
     CorruptArtifact,
     DDMError,
@@ -37,6 +34,7 @@ from ddm_ray.storage.run import Run
 from ddm_ray.storage.stops import StopRequests
 from ddm_ray.storage.store import Store
 from ddm_ray.storage.succession import require_standing
+from ddm_ray.storage.versions import versions
 from ddm_ray.train import state
 from ddm_ray.train.engine import Engine
 from ddm_ray.train.heartbeat import TRAINING, Heartbeat
@@ -282,15 +280,6 @@ def _begin(store: Store, job: TrainJob, placement: TrainPlacement, launch: Launc
     if searched and most is None and share > 1:
         return number, None
     return number, min(rows for rows in (share, placement.micro_batch, most) if isinstance(rows, int))
-
-
-def versions() -> dict[str, str]:
-    """Versions of what this process computes with; they may make a difference in the last bit."""
-    known = {"ddm_ray": __version__, "python": platform.python_version()}
-    for library in ("torch", "deepspeed", "ray"):
-        with suppress(metadata.PackageNotFoundError):
-            known[library] = metadata.version(library)
-    return known
 
 
 def most_rows(store: Store, job: str, like: dict[str, Any]) -> int | None:

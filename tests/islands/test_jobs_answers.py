@@ -10,7 +10,7 @@ from socket import create_server
 
 import pytest
 
-from ddm_ray.errors import ConfigError, RayAway, RayError
+from ddm_ray.errors import ConfigError, RayAway, RayError, WrongToken
 from ddm_ray.islands.jobs import JobsAPI
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
@@ -60,8 +60,8 @@ def token(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("answer", "kind", "problem"),
     [
-        (says(401, "Unauthorized"), RayError, "asks for a token; name the file"),
-        (says(403, "Forbidden"), RayError, "refuses this token; name the file"),
+        (says(401, "Unauthorized"), WrongToken, "asks for a token; name the file"),
+        (says(403, "Forbidden"), WrongToken, "refuses this token; name the file"),
         (says(500, "No available agent to submit job, please try again later."), RayAway, "takes no job yet"),
         (says(500, "Traceback:\n  x\nValueError: \x1b[31mno\n"), RayAway, r"answers 500: ValueError: \x1b[31mno"),
         (says(502, ""), RayAway, "answers 502"),
@@ -79,6 +79,21 @@ def test_an_odd_answer_is_one_line(answer: Answer, kind: type[RayError], problem
     assert str(failure.value).startswith(f"island north: {url} ") and problem in str(failure.value)
     assert str(failure.value).isprintable() and "secret" not in str(failure.value)
     assert tokens == ["Bearer secret"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "open_to_others"),
+    [
+        (says(401, "Unauthorized"), False),
+        (says(403, "Forbidden"), False),
+        (says(404, "Job none does not exist"), True),
+        (says(200, "{}"), True),
+    ],
+)
+def test_who_has_no_token_is_refused_or_answered(answer: Answer, open_to_others: bool, token: str) -> None:
+    with served(answer) as (url, tokens):
+        assert JobsAPI("north", url, token).answers_strangers() is open_to_others
+    assert tokens == [None]
 
 
 def test_a_token_goes_to_its_island_alone(token: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

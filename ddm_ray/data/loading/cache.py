@@ -31,7 +31,7 @@ def local_files(run: Run, manifest: Manifest, names: Sequence[str], cache: str |
         _each(names, lambda name: _verified(run, manifest, name, folder / name))
         yield [folder / name for name in names]
         return
-    root = Path(cache) if cache else Path(tempfile.gettempdir()) / f"ddm-ray-{os.getuid()}"
+    root = cache_root(cache)
     folder = root / manifest.digest
     with _as_cache_error(folder):
         root.mkdir(parents=True, exist_ok=True)
@@ -40,6 +40,11 @@ def local_files(run: Run, manifest: Manifest, names: Sequence[str], cache: str |
             folder.mkdir(exist_ok=True)
             _each(names, lambda name: _fetched(run, manifest, name, folder / name))
         yield [folder / name for name in names]
+
+
+def cache_root(cache: str | None) -> Path:
+    """The folder below which copies lie, each artifact's in one named by its digest."""
+    return Path(cache) if cache else Path(tempfile.gettempdir()) / f"ddm-ray-{os.getuid()}"
 
 
 def _each(names: Sequence[str], obtain: Callable[[str], None]) -> None:

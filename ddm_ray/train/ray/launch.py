@@ -196,14 +196,9 @@ class _Job:
         return GaveUp(f"{artifact} ended uncommitted", self.run.make(artifact))
 
 
-def _asked(placement: TrainPlacement) -> dict[str, float]:
-    """Resources that a worker takes."""
-    return ({"GPU": 1.0} if placement.use_gpu else {}) | placement.resources_per_worker
-
-
 def _room(placement: TrainPlacement) -> str:
     """Text on the resources that are asked for, and those that are free now."""
-    asked, free = _asked(placement), ray.available_resources()
+    asked, free = placement.asked, ray.available_resources()
     each = " and ".join(f"{amount:g} {name}" for name, amount in asked.items())
     left = ", ".join(f"{free.get(name, 0):g} {name}" for name in asked)
     return f"it asks for {placement.workers.min} x ({each}), free are {left}"
@@ -216,7 +211,7 @@ def _lack(placement: TrainPlacement, may_grow: bool) -> str | None:
     back, or more likely its name is wrong.
     """
     least = placement.workers.min
-    asked = _asked(placement)
+    asked = placement.asked
     resources = ray.cluster_resources()
     for name in set(placement.slices) - resources.keys():
         others = sorted(other for other in resources if other not in PREDEFINED and ":" not in other)
