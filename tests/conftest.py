@@ -36,6 +36,7 @@ LANES = {
         "test_forked.py",
         "test_cli.py",
         "test_train_benchmark.py",
+        "islands/test_check.py",
         "islands/test_work_command.py",
         "train/ray/test_lost_places.py",
         "data/prepare/test_prepare.py",

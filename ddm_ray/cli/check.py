@@ -9,10 +9,12 @@ import click
 from ddm_ray.cli.command import RUN
 from ddm_ray.cli.islands import islands
 from ddm_ray.cli.launch import chosen_islands
-from ddm_ray.errors import ConfigError, RayError
+from ddm_ray.errors import ConfigError, RayError, printable
 from ddm_ray.placement import Island
 from ddm_ray.storage.graph import trained_of
 from ddm_ray.storage.run import Run
+
+MOST_LINE = 2000
 
 
 @islands.command()
@@ -67,8 +69,9 @@ def check(run_url: str, file: str, names: tuple[str, ...], monolith: bool) -> No
         try:
             for each in as_completed(asked):
                 wrong, words = each.result()
-                for line in map(str, wrong) if wrong else [f"ok: {words}"]:
-                    click.echo(f"{asked[each]:{width}}  {line}")
+                for line in [str(fault) for fault in wrong] or [f"ok: {words}"]:
+                    # Much of it is the island's words.
+                    click.echo(f"{asked[each]:{width}}  {printable(line, MOST_LINE)}")
                 faulty += bool(wrong)
         except BaseException:
             interrupted.set()

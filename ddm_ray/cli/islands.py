@@ -22,12 +22,13 @@ FOLDER = click.option(
 
 @main.group()
 def islands() -> None:
-    """Bring up small islands on this machine, and end them.
+    """Look after islands: check them, ask them to leave; bring up small ones on this machine, and end those.
 
     An island is a Ray cluster of its own, with a token of its own, which shares nothing with the others but storage.
 
     \b
       ddm islands up --local 3
+      ddm islands check RUN --islands ~/.ddm/islands/islands.yaml
       ddm launch RUN --islands ~/.ddm/islands/islands.yaml
       ddm islands down
     """

@@ -73,7 +73,7 @@ class Question:
         printed = [line.removeprefix(MARK) for line in log if line.startswith(MARK)]
         report = stored or (ProbeReport.from_json(printed[-1]) if printed else None)
         answer = replace(answer, job=job, log=log, late=not job.ended, report=report, stored=stored is not None)
-        return replace(answer, ahead=self._ahead(report)) if report else answer
+        return replace(answer, ahead=clock_bounds(report.clock, self._bounds)) if report else answer
 
     def _submit(self, deadline: float) -> None:
         while True:
@@ -117,11 +117,12 @@ class Question:
             return None
         return ProbeReport.from_json(data.decode(errors="replace"))
 
-    def _ahead(self, report: ProbeReport) -> tuple[float, float]:
-        """Bounds of the island's clock less the one here, in seconds.
 
-        CLOCK came to be between two readings of either clock: of this one before a look that found none, and after the
-        look that found it.
-        """
-        (before, after), (unseen, seen) = report.clock, self._bounds
-        return before - seen, after - unseen
+def clock_bounds(there_read: tuple[float, float], here_read: tuple[float, float]) -> tuple[float, float]:
+    """Bounds of an island's clock less the one here, in seconds.
+
+    CLOCK came to be between two readings of either: of the island's before and after it created it, of this one before
+    a look that saw none and after the look that saw it.
+    """
+    (before, after), (unseen, seen) = there_read, here_read
+    return before - seen, after - unseen

@@ -23,6 +23,8 @@ LONGEST_PAUSE, STEADY_SECONDS = 60.0, 600.0
 """Longest pause before a job is started again; a job that ran for so long begins the pauses anew."""
 MOST_SHORT = 7
 _METADATA_LENGTH = 1000
+# Ray's own line in every job's log, at times after all others.
+_BEGINNING = "Running entrypoint for job"
 
 T = TypeVar("T")
 IslandState = Literal["submitted", "running", "done", "again", "failed", "stopped", "away"]
@@ -71,7 +73,7 @@ def short_lived(ask: Callable[[int], SubmittedJob | None], number: int) -> int:
 
 def complaint(lines: Sequence[str]) -> str:
     """The last line of a log that tells of an error, else the last one at all, empty if there is none."""
-    lines = [printable(line, 500) for line in lines if line.strip()]
+    lines = [printable(line, 500) for line in lines if line.strip() and not line.startswith(_BEGINNING)]
     errors = [line for line in lines if line.startswith("error: ")]
     return (errors or lines or [""])[-1]
 

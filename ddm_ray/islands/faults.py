@@ -55,7 +55,7 @@ def faults(answer: Answer, island: Island, needs: Sequence[ModelNeeds], here: Ma
 
     `needs`: those of the models that are still to be trained; `here`: the versions of whoever asks.
     """
-    listed = [*_of_api(answer), *_of_job(answer)]
+    listed = [*_of_api(answer, island), *_of_job(answer)]
     if answer.report is not None:
         listed += _of_report(answer.report, answer, island, needs, here)
     named: dict[str, Fault] = {}
@@ -64,23 +64,24 @@ def faults(answer: Answer, island: Island, needs: Sequence[ModelNeeds], here: Ma
     return list(named.values())
 
 
-def _of_api(answer: Answer) -> Iterator[Fault]:
+def _of_api(answer: Answer, island: Island) -> Iterator[Fault]:
     if answer.open:
         what = "its Jobs API answers who gives no token, so whoever reaches it runs there what he likes"
         yield Fault("open to others", what, _OPEN)
+    if answer.refused is None:
+        return
+    why = answer.refused.message.removeprefix(f"island {island.name}: ")
     match answer.refused:
-        case None:
-            pass
         case RayAway() if answer.reached:
-            yield Fault("takes no job", answer.refused.message, "look at its Ray's logs, or start it again")
+            yield Fault("takes no job", why, "look at its Ray's logs, or start it again")
         case RayAway():
             remedy = "start its Ray, correct jobs, or open the way from here to that port"
-            yield Fault("API unreachable", answer.refused.message, remedy)
+            yield Fault("API unreachable", why, remedy)
         case WrongToken() | ConfigError():
             remedy = "name the file that has its token as token_file in the islands' file"
-            yield Fault("wrong token", answer.refused.message, remedy)
-        case error:
-            yield Fault("no Jobs API", error.message, "correct jobs in the islands' file")
+            yield Fault("wrong token", why, remedy)
+        case _:
+            yield Fault("no Jobs API", why, "correct jobs in the islands' file")
 
 
 def _of_job(answer: Answer) -> Iterator[Fault]:

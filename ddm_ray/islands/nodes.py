@@ -38,7 +38,7 @@ class _Scouted:
     report: Any
 
     def finish(self) -> NodeReport:
-        """Its report, with bounds of how far its clock is ahead of this machine's."""
+        """The report of it, with bounds of how far its clock is ahead of this machine's."""
         report: NodeReport = ray.get(self.report, timeout=NODE_SECONDS)
         asked = time.time()
         now = ray.get(self.scout.clock.remote(), timeout=NODE_SECONDS)

@@ -188,7 +188,7 @@ class Store:
             )
 
     def creates_once(self) -> bool:
-        """Whether what exists is not created again; see `require_create`."""
+        """True if what exists is not created again; see `require_create`."""
         if self.local is not None:
             return True
         key = f"_probe-{uuid4().hex}"

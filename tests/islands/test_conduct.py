@@ -74,6 +74,7 @@ def test_the_last_number_takes_few_questions(newest: int, known: int) -> None:
         (["", "  "], ""),
         (["a", "b", ""], "b"),
         (["error: no key", "(raylet) x"], "error: no key"),
+        (["/bin/sh: 1: ddm: not found", "Running entrypoint for job x: ddm work"], "/bin/sh: 1: ddm: not found"),
         (["error: one", "error: two\x1b[0m", "y"], r"error: two\x1b[0m"),
     ],
 )
