@@ -1,5 +1,6 @@
 """What is left of memory, in a container too."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,14 @@ def test_the_tightest_of_nested_groups_counts(monkeypatch: pytest.MonkeyPatch, t
     free_in(monkeypatch, tmp_path / "job", LIMITED | {"memory.stat": "inactive_file 0"})
     assert free_in(monkeypatch, tmp_path, LIMITED, "/job/step") == 500
     assert free_in(monkeypatch, tmp_path, LIMITED, "/another") == 1200
+
+
+def test_all_of_a_containers_memory_is_its_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whatever of it is in use, and no more than the machine has."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit, expected in (("10000", 10_000), ("max", machine), ("9223372036854771712", machine)):
+        free_in(monkeypatch, tmp_path, LIMITED | {"limit": limit, "used": "9000"})
+        assert memory.total_bytes() == expected
 
 
 @pytest.mark.parametrize("limit", ["max", "9223372036854771712"])

@@ -230,7 +230,9 @@ def _of_cache(node: NodeReport, needs: Sequence[ModelNeeds]) -> Iterator[Fault]:
 
 
 def _gb(size: float) -> str:
-    return f"{size / GB:.3g} GB" if size >= GB / 10 else f"{size / 1e6:.3g} MB"
+    if size < GB / 10:
+        return f"{size / 1e6:.0f} MB"
+    return f"{size / GB:,.1f} GB" if size < 100 * GB else f"{size / GB:,.0f} GB"
 
 
 def sound(answer: Answer) -> str:

@@ -10,6 +10,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ddm_ray.errors import printable
 from ddm_ray.islands.probe import MOST_NODES, ClusterReport, NodeReport, look, places_of
 from ddm_ray.placement import TrainPlacement
+from ddm_ray.train.ray.recovery import reason
 
 NODE_SECONDS = 60.0
 """Longest time for a machine's answer: it starts a process for it."""
@@ -63,7 +64,7 @@ def look_at_cluster(run_url: str, check: str, placement: TrainPlacement) -> Clus
                 raise TimeoutError(f"no answer within {NODE_SECONDS:.0f} s")
             reports.append(each.finish())
         except (ray.exceptions.RayError, TimeoutError) as error:
-            silent.append(f"{each.name}: {printable(error, 300)}")
+            silent.append(f"{each.name}: {printable(reason(error), 300)}")
         ray.kill(each.scout)
     return ClusterReport(
         resources={printable(name, 1000): amount for name, amount in list(ray.cluster_resources().items())[:1000]},

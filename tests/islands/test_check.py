@@ -47,8 +47,8 @@ PLANTED = {
     "clock off": r"its clock is (8[5-9]|90) s ahead of the one here; set both by a time server",
     "other versions": r"has deepspeed 0\.0\.1, here \d.*; install the same there and here",
     "too few CPUs": r"64 x 1 CPU asked for, its Ray has 4; change workers or resources_per_worker",
-    "too little memory": r"has .* GB, the state of one expert takes \d+ GB there; choose more workers",
-    "cache disk full": r"has room for .* GB, the rows of one expert are 1e\+06 GB; make room, or name a folder",
+    "too little memory": r"has .* GB, the state of one expert takes [\d.]+ GB there; choose more workers",
+    "cache disk full": r"has room for .* GB, the rows of one expert are 1,000,000 GB; make room, or name a folder",
     "no ddm": r"ddm: not found; install ddm-ray there, and start its Ray with the folder of its commands on PATH",
 }
 
