@@ -22,6 +22,7 @@ from ddm_ray.islands.faults import Answer, Fault, faults
 from ddm_ray.islands.jobs import JobsAPI
 from ddm_ray.islands.needs import ModelNeeds, needs_of
 from ddm_ray.islands.nodes import answers_strangers
+from ddm_ray.islands.probe import MARK
 from ddm_ray.islands.traffic import RowBytes
 from ddm_ray.placement import Island as Site
 from ddm_ray.placement import TrainPlacement, Workers
@@ -36,6 +37,7 @@ from tests.s3_wire import Fault as OnTheWire
 from tests.s3_wire import Wire, wire
 
 Line = Callable[[str], str]
+SLEEP = 4
 
 PLANTED = {
     "API unreachable": r"http://127.0.0.1:1 can't be reached: Connection refused; start its Ray, correct jobs",
@@ -89,8 +91,20 @@ def asked(run: Run, site: Site, line: Line) -> Answer:
 
 
 @pytest.fixture(scope="module")
+def north(island: Island) -> Site:
+    return Site(name="north", jobs=island.jobs, token_file=str(island.token))
+
+
+@pytest.fixture(scope="module")
+def late_answer(north: Site, run: Run) -> Answer:
+    """An answer that shows no fault, of a job that took SLEEP seconds to begin."""
+    return asked(run, north, lambda question: f"sleep {SLEEP}; {probing(run.url)(question)}")
+
+
+@pytest.fixture(scope="module")
 def named(
-    island: Island,
+    north: Site,
+    late_answer: Answer,
     run: Run,
     needs: list[ModelNeeds],
     bucket: tuple[Run, Wire, Wire],
@@ -98,7 +112,6 @@ def named(
 ) -> dict[str, list[Fault]]:
     """The faults of an island for each that was planted; with none planted under the empty name."""
     folder = tmp_path_factory.mktemp("planted")
-    north = Site(name="north", jobs=island.jobs, token_file=str(island.token))
     (folder / "token").write_text("0" * 64)
     (folder / "old" / "deepspeed-0.0.1.dist-info").mkdir(parents=True)
     (folder / "old" / "deepspeed-0.0.1.dist-info" / "METADATA").write_text("Name: deepspeed\nVersion: 0.0.1\n")
@@ -134,15 +147,13 @@ def named(
         return faults(asked(of, site, line), site, wanting, versions())
 
     with served(says(404, "Job none does not exist")) as (stranger, _), ThreadPoolExecutor(4) as pool:
-        sound_answer = pool.submit(asked, run, north, probing(run.url))
         names = [name for name in PLANTED if name not in ("too few CPUs", "too little memory")]
         listed = dict(zip(names, pool.map(lambda name: planted(name, stranger), names), strict=True))
-        answer = sound_answer.result()
     crowded = north.model_copy(update={"train": TrainPlacement(workers=Workers(min=64, max=64))})
     return listed | {
-        "": faults(answer, north, needs, versions()),
-        "too few CPUs": faults(answer, crowded, needs, versions()),
-        "too little memory": faults(answer, north, needs_of(large, [expert(0)]), versions()),
+        "": faults(late_answer, north, needs, versions()),
+        "too few CPUs": faults(late_answer, crowded, needs, versions()),
+        "too little memory": faults(late_answer, north, needs_of(large, [expert(0)]), versions()),
     }
 
 
@@ -157,6 +168,20 @@ def test_a_planted_fault_is_found_by_name_and_remedy(named: dict[str, list[Fault
 def test_where_no_fault_was_planted_none_is_found(named: dict[str, list[Fault]], run: Run) -> None:
     assert named[""] == []
     assert {path.name for path in Path(run.url).iterdir()} == {"partition", "rows", "run.json"}
+
+
+def test_clocks_are_compared_whatever_time_a_job_takes_to_begin(late_answer: Answer) -> None:
+    assert late_answer.ahead
+    low, high = late_answer.ahead
+    assert -SLEEP < low <= 0 <= high < SLEEP
+
+
+def test_a_report_that_comes_by_the_log_alone_is_of_another_storage(north: Site, run: Run, late_answer: Answer) -> None:
+    assert late_answer.stored and late_answer.report
+    printed = shlex.quote(MARK + late_answer.report.to_json())
+    answer = asked(run, north, lambda _: f"echo {printed}")
+    assert answer.report == late_answer.report and not answer.stored
+    assert "storage not shared" in [fault.name for fault in faults(answer, north, [], versions())]
 
 
 def test_a_file_of_islands_is_checked_by_one_command(island: Island, run: Run, tmp_path: Path) -> None:
@@ -200,8 +225,7 @@ def test_a_ray_that_asks_nobody_for_a_token_is_open(island: Island) -> None:
         server.stop(None)
 
 
-def test_a_probe_that_does_not_end_is_ended(island: Island, run: Run) -> None:
-    north = Site(name="north", jobs=island.jobs, token_file=str(island.token))
+def test_a_probe_that_does_not_end_is_ended(north: Site, run: Run) -> None:
     answer = Question(run, north, note_of(run), "sleep 300; echo {}".format, threading.Event()).ask(seconds=1)
     assert (
         answer.late
@@ -212,7 +236,7 @@ def test_a_probe_that_does_not_end_is_ended(island: Island, run: Run) -> None:
             ["takes too long"],
         )
     )
-    jobs, job = JobsAPI("north", island.jobs, str(island.token)), answer.job.id
+    jobs, job = JobsAPI("north", str(north.jobs), north.token_file), answer.job.id
 
     def ended() -> bool:
         seen = jobs.job(job)
