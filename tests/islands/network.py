@@ -150,6 +150,8 @@ def network(names: Sequence[str]) -> Iterator[Network]:
             _ip("netns", "add", machine.namespace)
             stack.callback(_ip, "netns", "del", machine.namespace)
             _ip("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", machine.namespace)
+            # It would go with the namespace, but later than the next network of this name may want it.
+            stack.callback(_ip, "link", "del", port)
             _ip("link", "set", port, "master", switch)
             _ip("link", "set", port, "up")
             # Else each new interface speaks to all by itself.
