@@ -1,9 +1,10 @@
 """Random faults on islands that pull: three Ray clusters in network namespaces, which share an S3 server alone.
 
-Each run is one of `digits`, with longer trainings, kept started by `ddm launch`. At a seeded moment of it an island
-that trains loses its head (which a service starts again), is gone for good, is cut off from all others for a while, or
-is drained; or the launcher is killed and started again, or a second one is started. Once all is finished, what was
-trained is compared, bit by bit, with the same trained alone. Needs root, iproute2 and moto.
+Each run is one of `digits` in two clusters, with longer trainings, kept started by `ddm launch`. One island of the
+three is soon idle, so that it is seen how long a takeover takes, not how long the others are busy. At a seeded moment
+an island that trains loses its head (which a service starts again), is gone for good, is cut off from all others for a
+while, or is drained; or the launcher is killed and started again, or a second one is started. Once all is finished,
+what was trained is compared, bit by bit, with the same trained alone. Needs root, iproute2 and moto.
 """
 
 import json
@@ -35,12 +36,12 @@ from ddm_ray.storage.run import Run  # noqa: E402
 from ddm_ray.storage.status import status  # noqa: E402
 from tests.conftest import BIN, ddm, wait_for  # noqa: E402
 from tests.data.s3 import s3_server, upload  # noqa: E402
-from tests.islands.network import Machine, Network, network  # noqa: E402
+from tests.islands.network import Machine, Network, lacks, network  # noqa: E402
 from tests.processes import command, family  # noqa: E402
 from tests.s3_wire import leading_through  # noqa: E402
 
 NAMES = ("north", "south", "west")
-CHECKPOINT_STEPS = 200
+CHECKPOINT_STEPS = 1000
 GRACE_SECONDS = 60.0
 MOST_SECONDS = 60.0
 """Longest time beyond the grace from a fault to the artifact's next step."""
@@ -236,7 +237,7 @@ def weights(run: Run) -> dict[str, str]:
 def base(folder: Path, steps: int) -> tuple[Path, dict[str, str]]:
     """A run whose training nobody has begun, and the checksums of the same trained alone, in a copy."""
     made, alone = folder / "base", folder / "alone"
-    sets = [f"expert.train.steps={steps}", f"router.train.steps={steps}"]
+    sets = [f"expert.train.steps={steps}", "router.train.steps=500", "partition.num_clusters=2"]
     options = [word for each in sets for word in ("--set", each)]
     for run in (made, alone):
         for words in (
@@ -246,9 +247,8 @@ def base(folder: Path, steps: int) -> tuple[Path, dict[str, str]]:
         ):
             ended = ddm(*words, timeout=1200)
             assert ended.returncode == 0, ended.stderr
-    for model in ("experts", "router"):
-        ended = ddm("train", str(alone), model, timeout=3600)
-        assert ended.returncode == 0, ended.stderr
+    ended = ddm("work", str(alone), "--island", "alone", timeout=3600)
+    assert ended.returncode == 0, ended.stderr
     return made, weights(Run.open(str(alone)))
 
 
@@ -266,7 +266,8 @@ def chaos(seed: int, made: Path, folder: Path, args: Any, note: Callable[[str], 
         wait_for(running.trains, 600, lambda: (folder / "launcher-0.log").read_text()[-2000:])
         causes = list(Cause)
         # Each run begins with another one, so that few runs have all; two islands at most are harmed.
-        order = [causes[seed % len(causes)], *chance.sample(causes, 2)]
+        first = causes[seed % len(causes)]
+        order = [first, *chance.sample([cause for cause in causes if cause is not first], 2)]
         for cause in order[: args.faults]:
             time.sleep(chance.uniform(1, args.every))
             if running.finished() or len(running.harmed) == len(NAMES) - 1:
@@ -285,12 +286,15 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--runs", type=int, default=10, help="how many, each of another seed")
     parser.add_argument("--seed", type=int, default=0, help="of the first; the others follow")
-    parser.add_argument("--steps", type=int, default=4000, help="of each training")
+    parser.add_argument("--steps", type=int, default=10_000, help="of each expert")
     parser.add_argument("--faults", type=int, default=3, help="in a run, at most")
     parser.add_argument("--every", type=float, default=40, help="longest pause in seconds before a fault")
     parser.add_argument("--cut-seconds", type=float, default=300, help="how long an island is cut off")
     parser.add_argument("--film", type=Path, metavar="PATH", help="write what was seen of the last run here, as JSON")
     args = parser.parse_args()
+    if lack := lacks():
+        print(f"island_chaos.py is left out: it {lack}")
+        return
     os.environ.update(OMP_NUM_THREADS="1", RAY_USAGE_STATS_ENABLED="0")
     report, hits = Report(args.device), list[Hit]()
     with tempfile.TemporaryDirectory(prefix="ddm-chaos-", dir="/var/tmp") as name:
