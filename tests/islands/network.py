@@ -1,5 +1,6 @@
 """Machines as network namespaces on one switch, whose frames are counted: who sent how many bytes to whom."""
 
+import errno
 import shutil
 import socket
 import struct
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Self
 
 import pytest
+
+from tests.conftest import BIN, ROOT
 
 STORAGE, EVERYONE = "storage", "everyone"
 IPV4, ARP, EVERY_KIND = 0x0800, 0x0806, 0x0003
@@ -45,7 +48,7 @@ class Meter:
             raw.bind((ports[name], EVERY_KIND))  # before, it hears nothing: with a protocol, all interfaces
             raw.settimeout(0.2)
         self._threads = [threading.Thread(target=self._count, args=(name,), daemon=True) for name in ports]
-        self._ended = False
+        self._ended, self._failed = False, list[OSError]()
 
     def __enter__(self) -> Self:
         for thread in self._threads:
@@ -71,18 +74,34 @@ class Meter:
             if traffic.source in machines and traffic.target != STORAGE and traffic.kind != ARP
         }
 
-    def lost(self) -> int:
-        """Number of frames that were not counted, since they came too fast."""
+    def finish(self) -> None:
+        """Count what has come so far, and no more. Raises OSError where frames weren't all counted."""
+        self._ended = True
+        for thread in self._threads:
+            thread.join()
+        if self._failed:
+            raise self._failed[0]
+        if lost := self._lost():
+            raise OSError(f"{lost} frames came too fast to be counted")
+
+    def _lost(self) -> int:
         return sum(
             struct.unpack("II", each.getsockopt(PACKET_LEVEL, STATISTICS, 8))[1] for each in self._sockets.values()
         )
 
     def _count(self, machine: str) -> None:
         header, raw = bytearray(HEADER.size), self._sockets[machine]
-        while not self._ended:
+        while True:
             try:
                 size, where = raw.recvfrom_into(header, 0, socket.MSG_TRUNC)
             except TimeoutError:
+                if self._ended:
+                    return  # all that came is counted
+                continue
+            except OSError as error:
+                if error.errno != errno.ENETDOWN:  # cut off for a while
+                    self._failed.append(error)
+                    return
                 continue
             if where[2] != OUTGOING:
                 target, _, kind = HEADER.unpack(header)
@@ -101,8 +120,13 @@ class Machine:
     port: str
 
     def command(self, *words: str) -> list[str]:
-        """The command that runs there, with /tmp, shared memory and processes of its own, all of which end with it."""
-        own = 'mount -t tmpfs tmpfs /tmp && mount -t tmpfs tmpfs /dev/shm && exec "$@"'
+        """The command that runs there, with shared memory and processes of its own, all of which end with it.
+
+        It has a /tmp of its own too, unless what it runs lies in that.
+        """
+        own = 'mount -t tmpfs tmpfs /dev/shm && exec "$@"'
+        if not any(path.is_relative_to("/tmp") for path in (ROOT, BIN)):
+            own = f"mount -t tmpfs tmpfs /tmp && {own}"
         unshare = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", own, "sh"]
         return ["ip", "netns", "exec", self.namespace, *unshare, *words]
 
