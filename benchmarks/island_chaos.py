@@ -177,8 +177,8 @@ class Chaos:
         newest = {sight.artifact: sight for sight in self.sights}
         return len(newest) == len(trained_of(self.run.config)) - 1 and all(sight.done for sight in newest.values())
 
-    def hit(self, cause: Cause, chance: random.Random) -> Hit:
-        """Have it happen now, to an island that trains."""
+    def hit(self, cause: Cause, chance: random.Random) -> Hit | None:
+        """Have it happen now, to an island that trains; None if none does any more."""
         if cause in (Cause.LAUNCHER, Cause.TWO):
             hit = Hit(cause.name, self.now())
             if cause is Cause.LAUNCHER:
@@ -187,7 +187,9 @@ class Chaos:
             self.launch()
         else:
             wait_for(lambda: self.trains() or self.finished(), 600)
-            island, sight = chance.choice(sorted(self.trains().items()))
+            if not (able := sorted(self.trains().items())):
+                return None
+            island, sight = chance.choice(able)
             self.harmed.add(island)
             hit = Hit(cause.name, self.now(), island, sight.artifact, sight.attempt, sight.step)
             self._harm(cause, self.network.machines[island], self.islands[island])
@@ -220,7 +222,8 @@ class Chaos:
                 continue
             hit.seconds = first.at - hit.at
             seen = max((s.step for s in later if s.attempt == hit.attempt), default=hit.step)
-            hit.lost = 0 if first.attempt == hit.attempt else max(0, max(seen, hit.step) - first.step)
+            again = first.attempt != hit.attempt and not first.done
+            hit.lost = max(0, max(seen, hit.step) - first.step) if again else 0
 
 
 def weights(run: Run) -> dict[str, str]:
@@ -272,7 +275,8 @@ def chaos(seed: int, made: Path, folder: Path, args: Any, note: Callable[[str], 
             time.sleep(chance.uniform(1, args.every))
             if running.finished() or len(running.harmed) == len(NAMES) - 1:
                 break
-            hit = running.hit(cause, chance)
+            if (hit := running.hit(cause, chance)) is None:
+                break
             note(f"seed {seed}: {hit.at:.0f} s {cause.value} {hit.island} {hit.artifact} at step {hit.step}")
         wait_for(running.finished, 3600, lambda: (folder / "launcher-0.log").read_text()[-2000:], every=0.5)
         note(f"seed {seed}: all finished after {running.now():.0f} s")

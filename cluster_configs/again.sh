@@ -6,7 +6,7 @@ set -uo pipefail
 pause=${1:?usage: again.sh SECONDS COMMAND...}
 shift
 running='' signals=0
-trap 'signals=$((signals + 1)); [ -z "$running" ] || kill -TERM "$running" 2>/dev/null' TERM INT
+trap 'signals=$((signals + 1)); [ -z "$running" ] || kill -TERM "$running" 2>/dev/null || true' TERM INT
 
 # Waits for the child of this id. A signal ends bash's own wait, not the child.
 ended() {

@@ -42,7 +42,8 @@ trap 'exit 0' TERM
 while :; do /bin/sleep 0.05; done
 """,
     "srun": 'while [[ "$1" = --* ]]; do shift; done\nexec "$@"\n',
-    "scontrol": '[ "$1" != show ] || printf "%s\\n" first second\n',
+    "scontrol": '[ "$1 $2" != "show job" ] || echo "JobId=4242 JobState=${JOB_STATE:-RUNNING} Requeue=1"\n'
+    '[ "$1 $2" != "show hostnames" ] || printf "%s\\n" first second\n',
     "python": "echo 10.0.0.7\n",
 }
 SLEEP = "#!/bin/sh\nexec /bin/sleep 0.05\n"

@@ -93,6 +93,12 @@ def test_slurm_queues_again_what_ends_with_75(machine: Machine, ends: str, statu
     assert again == ([["requeue", "4242"]] if status == 75 else [])
 
 
+def test_slurm_does_not_queue_again_what_is_cancelled(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOB_STATE", "CANCELLED")
+    assert machine.terminate_once_at_work(island_of_slurm(machine, "stay")) == 75
+    assert not [call for call in machine.calls("scontrol") if call[0] == "requeue"]
+
+
 def test_slurm_has_a_state_saved_and_is_queued_again(machine: Machine) -> None:
     assert machine.terminate_once_at_work(island_of_slurm(machine, "stay")) == 75
     assert machine.calls("scontrol")[-1] == ["requeue", "4242"]

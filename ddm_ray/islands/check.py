@@ -59,13 +59,16 @@ class Question:
                 store.delete(self._folder)
 
     def _answered(self, answer: Answer, deadline: float) -> Answer:
+        job = None
         try:
             began = time.time()
-            self._submit(deadline)
-            job = self._ended(began, deadline)
-            if not job.ended:
-                with suppress(RayError):
-                    self._jobs.stop(self._job)
+            try:
+                self._submit(deadline)
+                job = self._ended(began, deadline)
+            finally:
+                if job is None or not job.ended:
+                    with suppress(RayError, ConfigError):
+                        self._jobs.stop(self._job)
             stored = self._stored()
             log = [] if stored else self._jobs.log_tail(self._job, _LOG_LINES, MOST_REPORT)
         except (RayError, ConfigError) as error:

@@ -125,8 +125,9 @@ def _of_report(
     yield from _of_versions(nodes, here)
     yield from _of_resources(report, island)
     for node in nodes:
-        yield from _of_memory(node, _workers(report, island), island, needs)
-        yield from _of_cache(node, needs)
+        if node.places:  # else nothing is trained on it; those for that may still be to come
+            yield from _of_memory(node, _workers(report, island), island, needs)
+            yield from _of_cache(node, needs)
     if not nodes and not report.cluster.silent:
         yield Fault("no report", "the probe names no machine", "look at its Ray's logs")
     for text in report.cluster.silent:

@@ -1,5 +1,6 @@
 """Settings and signals by which Ray Train notices a loss within seconds, and the errors it wraps; light to import."""
 
+import sys
 import time
 from contextlib import suppress
 from typing import Any
@@ -68,13 +69,18 @@ def tend_cluster() -> None:
 
     Never returns.
     """
-    known: set[str] = set()
+    known, warned = set[str](), False
     while True:
-        free_places_of_the_dead()
-        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-        if alive != known and (coordinator := _coordinator()):
-            coordinator.get_reserved_resources.remote("", recompute=True)
-            known = alive
+        try:
+            free_places_of_the_dead()
+            alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+            if alive != known and (coordinator := _coordinator()):
+                coordinator.get_reserved_resources.remote("", recompute=True)
+                known = alive
+        except Exception as error:  # whatever a busy GCS answers: the next round may do
+            if not warned:
+                print(f"warning: the cluster can't be asked: {one_line(error, 300)}", file=sys.stderr)
+            warned = True
         time.sleep(NODES_SECONDS)
 
 
@@ -86,7 +92,8 @@ def free_places_of_the_dead() -> None:
     job = ray.get_runtime_context().get_job_id()
     for data in internals.STATE.get()._connect_and_get_accessor().get_placement_group_table():
         group = internals.PLACEMENT_GROUP_RECORD.get().FromString(data)
-        if group.creator_actor_dead and group.state != group.REMOVED and group.creator_job_id.hex() == job:
+        left = group.creator_actor_dead and not group.is_detached and group.state != group.REMOVED
+        if left and group.creator_job_id.hex() == job:
             remove_placement_group(PlacementGroup(PlacementGroupID(group.placement_group_id)))
 
 
