@@ -25,8 +25,8 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_an_island_trains_all_that_is_left_model_by_model(island: Island, run: Run) -> None:
-    """Each on a place that the one before has freed, though its workers take the whole of the island's processors."""
-    placement = json.dumps({"resources_per_worker": {"CPU": 4}})
+    """Each on a place that the one before has freed: the island has none for two. Other tests hold some of it."""
+    placement = json.dumps({"resources_per_worker": {"CPU": 3}})
     work = ("work", run.url, "--island", "north", "--address", island.ray, "--placement", placement)
     done = ddm(*work)
     assert done.returncode == 0, done.stderr[-3000:]
