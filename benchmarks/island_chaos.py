@@ -39,6 +39,7 @@ from tests.data.s3 import s3_server, upload  # noqa: E402
 from tests.islands.network import Machine, Network, lacks, network  # noqa: E402
 from tests.processes import command, family  # noqa: E402
 from tests.s3_wire import leading_through  # noqa: E402
+from tests.train.results import checksums_of  # noqa: E402
 
 NAMES = ("north", "south", "west")
 CHECKPOINT_STEPS = 1000
@@ -226,15 +227,8 @@ class Chaos:
             hit.lost = max(0, max(seen, hit.step) - first.step) if again else 0
 
 
-def weights(run: Run) -> dict[str, str]:
-    """Checksum of what was trained, by artifact."""
-    return {
-        artifact: file.sha256
-        for artifact in trained_of(run.config)
-        if artifact != MONOLITH
-        for name, file in run.require(artifact).files.items()
-        if name.endswith("ema.safetensors")
-    }
+def _checksums(run: Run) -> dict[str, str]:
+    return checksums_of(run, [each for each in trained_of(run.config) if each != MONOLITH])
 
 
 def base(folder: Path, steps: int) -> tuple[Path, dict[str, str]]:
@@ -252,7 +246,7 @@ def base(folder: Path, steps: int) -> tuple[Path, dict[str, str]]:
             assert ended.returncode == 0, ended.stderr
     ended = ddm("work", str(alone), "--island", "alone", timeout=3600)
     assert ended.returncode == 0, ended.stderr
-    return made, weights(Run.open(str(alone)))
+    return made, _checksums(Run.open(str(alone)))
 
 
 def chaos(seed: int, made: Path, folder: Path, args: Any, note: Callable[[str], None]) -> Chaos:
@@ -282,7 +276,7 @@ def chaos(seed: int, made: Path, folder: Path, args: Any, note: Callable[[str], 
         note(f"seed {seed}: all finished after {running.now():.0f} s")
         assert running.launchers[-1].wait(300) == 0
         running.judge()
-        assert weights(run) == args.alone, f"seed {seed}: other bits"
+        assert _checksums(run) == args.alone, f"seed {seed}: other bits"
     return running
 
 

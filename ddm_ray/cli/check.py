@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import click
 
-from ddm_ray.cli.command import RUN
+from ddm_ray.cli.command import ISLAND_NAMES, ISLANDS_WITH_JOBS, RUN
 from ddm_ray.cli.islands import islands
 from ddm_ray.cli.launch import chosen_islands
 from ddm_ray.errors import ConfigError, RayError, printable
@@ -19,10 +19,8 @@ MOST_LINE = 2000
 
 @islands.command()
 @RUN
-@click.option(
-    "--islands", "file", required=True, metavar="FILE", help="YAML file that names islands with their `jobs`."
-)
-@click.option("--island", "names", multiple=True, metavar="NAME", help="Only this one. May be given many times.")
+@ISLANDS_WITH_JOBS
+@ISLAND_NAMES
 @click.option("--monolith", is_flag=True, help="Have it fit the monolith, too.")
 def check(run_url: str, file: str, names: tuple[str, ...], monolith: bool) -> None:
     """Ask each island of FILE, before RUN is trained there, whether it can be; name what is wrong and the remedy.

@@ -76,6 +76,12 @@ ISLANDS = click.option(
     help="YAML file of where and how to run (fields: cluster_configs/README.md). Default: one worker on one CPU.",
 )
 ISLAND = click.option("--island", metavar="NAME", help="Name of this island in that file.")
+ISLANDS_WITH_JOBS = click.option(
+    "--islands", "file", required=True, metavar="FILE", help="YAML file that names islands with their `jobs`."
+)
+ISLAND_NAMES = click.option(
+    "--island", "names", multiple=True, metavar="NAME", help="Only this one. May be given many times."
+)
 ADDRESS = click.option(
     "--address",
     metavar="RAY",

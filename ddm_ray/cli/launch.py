@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddm_ray.cli.command import RUN, main, warn
+from ddm_ray.cli.command import ISLAND_NAMES, ISLANDS_WITH_JOBS, RUN, main, warn
 from ddm_ray.cli.fixes import phrase
 from ddm_ray.errors import ConfigError, Give, RayAway, RayError, StorageError
 from ddm_ray.placement import Island
@@ -27,10 +27,8 @@ DETACHED_SECONDS = 120.0
 
 @main.command()
 @RUN
-@click.option(
-    "--islands", "file", required=True, metavar="FILE", help="YAML file that names islands with their `jobs`."
-)
-@click.option("--island", "names", multiple=True, metavar="NAME", help="Only this one. May be given many times.")
+@ISLANDS_WITH_JOBS
+@ISLAND_NAMES
 @click.option("--monolith", is_flag=True, help="Have the monolith trained too.")
 @click.option("--detach", is_flag=True, help="Submit the jobs, and end.")
 @click.option("--dry-run", is_flag=True, help="Only print the commands that do the same by hand.")

@@ -17,6 +17,7 @@ from ddm_ray.train import local
 from tests.conftest import wait_for
 from tests.islands import island
 from tests.random_run import make_data
+from tests.train.results import checksums_of
 
 SETTINGS = ("expert.train.steps=300", "expert.train.global_batch=16", "router.train.steps=300")
 SETTINGS += ("router.train.global_batch=16",)
@@ -74,18 +75,6 @@ def artifacts(run: Run) -> list[Artifact]:
     return [each for each in trained_of(run.config) if each != MONOLITH]
 
 
-def weights(run: Run) -> dict[str, str]:
-    """Checksums of what was trained, by artifact."""
-    digests = {}
-    for artifact in artifacts(run):
-        manifest = run.manifest(artifact)
-        assert manifest, describe(status(run, artifact))
-        (digests[artifact],) = {
-            record.sha256 for name, record in manifest.files.items() if name.endswith("ema.safetensors")
-        }
-    return digests
-
-
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Checksums of the same run trained in one process, job after job."""
@@ -95,7 +84,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     process.start()
     process.join(300)
     assert process.exitcode == 0
-    return weights(run)
+    return checksums_of(run, artifacts(run))
 
 
 def test_three_islands_one_of_which_is_lost_for_good(fleet: Fleet, alone: dict[str, str]) -> None:
@@ -105,7 +94,7 @@ def test_three_islands_one_of_which_is_lost_for_good(fleet: Fleet, alone: dict[s
     assert lost
     fleet.processes.pop("south").kill()
     fleet.wait()
-    assert weights(fleet.run) == alone
+    assert checksums_of(fleet.run, artifacts(fleet.run)) == alone
     attempts = claimed(fleet.run.store, lost)
     assert len(attempts) == 2, fleet.printed()
     islands = [Attempt(fleet.run.store, lost, number).claim().get("island") for number in attempts]
@@ -134,7 +123,7 @@ def test_drained_and_stopped_ones_save_and_others_go_on(fleet: Fleet, alone: dic
     assert stops.take_back(store, stops.stop_key(left))
     fleet.start("south")
     fleet.wait()
-    assert weights(fleet.run) == alone
+    assert checksums_of(fleet.run, artifacts(fleet.run)) == alone
 
 
 def test_a_second_worker_of_an_island_stands_by(fleet: Fleet) -> None:

@@ -19,6 +19,16 @@ def weights_of(run: Run, artifact: Artifact) -> dict[str, torch.Tensor]:
     return load(run.read(artifact, f"{info['weights']}/ema.safetensors"))
 
 
+def checksums_of(run: Run, artifacts: Sequence[Artifact]) -> dict[str, str]:
+    """SHA-256 of the EMA weights of finished trainings, by artifact."""
+    return {
+        artifact: file.sha256
+        for artifact in artifacts
+        for name, file in run.require(artifact).files.items()
+        if name.endswith("ema.safetensors")
+    }
+
+
 def curve_of(run: Run, artifact: Artifact) -> dict[str, torch.Tensor]:
     """Each step's loss and gradient norm."""
     return load(run.read(artifact, f"{run.require(artifact).info['weights']}/curve.safetensors"))
