@@ -18,12 +18,13 @@ from serving_load import START_S, Client
 
 # Before Ray is imported: every process of the cluster has to have them.
 os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(16), RAY_USAGE_STATS_ENABLED="0")
-os.environ.setdefault("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "1")  # as mixture.yaml advises
+os.environ.setdefault("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "0.5")  # as mixture.yaml advises
 
 import ray
 from ray import serve
 from ray.cluster_utils import Cluster
 
+from ddm_ray.serve.gateway import Gateway, find_haproxy
 from tests.processes import command, family
 
 ROOT = Path(__file__).parents[1]
@@ -79,7 +80,7 @@ def configuration(run: str, port: int, options: Callable[[str], dict[str, Any]],
     names = [f"expert-{k:03d}" for k in range(Run.open(run).config.partition.num_clusters)]
     shared = {"ray_actor_options": {"num_cpus": 0.1}, "max_ongoing_requests": 1000}
     return {
-        "proxy_location": "HeadOnly",
+        "proxy_location": "EveryNode",
         "http_options": {"host": "127.0.0.1", "port": port, "request_timeout_s": 330},
         "logging_config": {"log_level": "ERROR", "enable_access_log": False},
         "applications": [
@@ -94,22 +95,29 @@ def configuration(run: str, port: int, options: Callable[[str], dict[str, Any]],
     }
 
 
-@contextmanager
-def cluster_serving(run: str, options: Callable[[str], dict[str, Any]], num_nodes: int = 2) -> Iterator[ServedCluster]:
-    """`serve run` of a configuration on a cluster of its own, once all is there."""
+def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def cluster_serving(run: str, options: Callable[[str], dict[str, Any]], num_nodes: int = 2) -> Iterator[ServedCluster]:
+    """`serve run` of a configuration on a cluster of its own, behind a gateway, once all is there."""
+    port, proxy_port = _free_port(), _free_port()
     with tempfile.TemporaryDirectory(prefix="ddm", dir="/tmp", ignore_cleanup_errors=True) as folder:
         os.environ["PYTHONPATH"] = str(ROOT)
         served = ServedCluster(Path(folder), num_nodes)
         served.port = port
         config = Path(folder) / "config.yaml"
-        config.write_text(yaml.safe_dump(configuration(run, port, options)))
+        # On one machine the nodes' proxies share a port, and the kernel parts connections among them.
+        config.write_text(yaml.safe_dump(configuration(run, proxy_port, options)))
         env = {**os.environ, "RAY_ADDRESS": served.cluster.address, "OMP_NUM_THREADS": "1"}
         log = (Path(folder) / "log").open("wb")
         serve_run = [str(Path(sys.executable).parent / "serve"), "run", str(config)]
         process = subprocess.Popen(serve_run, env=env, cwd=ROOT, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        gateway = Gateway("127.0.0.1", port, [("127.0.0.1", proxy_port)], find_haproxy() or sys.exit("no HAProxy"))
+        gateway.start()
         try:
             client, until = Client(port), time.monotonic() + START_S
             while client.ask("GET", "/readyz").status != 200:
@@ -118,6 +126,7 @@ def cluster_serving(run: str, options: Callable[[str], dict[str, Any]], num_node
                 time.sleep(0.5)
             yield served
         finally:
+            gateway.close()
             process.send_signal(signal.SIGINT)
             try:
                 process.wait(60)

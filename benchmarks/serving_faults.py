@@ -1,8 +1,8 @@
 """A server under faults: what is lost, for how long, and whether images stay the pipeline's.
 
-Each expert is a deployment of its own, on a Ray cluster of several nodes on this machine. `kills`: an open loop at half
-of capacity while processes are killed. `gone`: an expert's weights are moved away and its replicas killed. `equality`:
-random requests, among kills, beside the pipeline.
+Each expert is a deployment of its own, on a Ray cluster of several nodes on this machine, behind a gateway. `kills`: an
+open loop at half of capacity while processes are killed. `gone`: an expert's weights are moved away and its replicas
+killed. `equality`: random requests, among kills, beside the pipeline.
 """
 
 import base64
@@ -102,6 +102,7 @@ def measure_kills(run: str, args: Any, report: Report) -> None:
                 "controller": lambda: _kill(served, "ServeController"),
                 **({"node": served.kill_node} if num_replicas > 1 else {}),
                 "proxy": lambda: _kill(served, "ProxyActor"),
+                "gateway": lambda: _kill(served, "haproxy"),
             }
             with Load(served.port, capacity / 2) as load:
                 for kind, kill in kinds.items():
@@ -112,7 +113,8 @@ def measure_kills(run: str, args: Any, report: Report) -> None:
                         time.sleep(2 * args.seconds)
                         back = served.until_whole(num_replicas)
                         time.sleep(args.seconds)
-                        _tell(report, f"{kind}, {num_replicas} of each", load, began, time.monotonic(), back)
+                        limit = 5 if kind in ("proxy", "gateway") else 1 if num_replicas > 1 else None
+                        _tell(report, f"{kind}, {num_replicas} of each", limit, load, began, time.monotonic(), back)
             wrong = right.count_wrong(load)
             name = f"{num_replicas} of each"
             report.add(Claim(f"{name}: requests", len(load.answers), f"at {capacity / 2:.3g} a second"))
@@ -121,13 +123,14 @@ def measure_kills(run: str, args: Any, report: Report) -> None:
             report.add(Claim(f"{name}: degraded", degraded, "answers"))
 
 
-def _tell(report: Report, name: str, load: Load, since: float, until: float, back: float) -> None:
+def _tell(report: Report, name: str, limit: float | None, load: Load, since: float, until: float, back: float) -> None:
+    """Claims on a kill; `limit` of the span without an image."""
     lost = load.lost(since, until)
     kinds = sorted({f"{answer.status}" for answer in lost})
-    report.add(Claim(f"SIGKILL, {name}: lost", len(lost), f"requests {' '.join(kinds)}".rstrip(), 0))
+    most = None if name.startswith("gateway") else 0  # what is in flight on it can't be asked again
+    report.add(Claim(f"SIGKILL, {name}: lost", len(lost), f"requests {' '.join(kinds)}".rstrip(), most))
     for body in {answer.body[:200] for answer in lost}:
         report.progress(f"  {body!r}")
-    limit = 5 if name.startswith("proxy") else 1
     report.add(Claim(f"SIGKILL, {name}: without an image", load.hole(since, until), "s", limit))
     report.add(Claim(f"SIGKILL, {name}: whole again after", back, "s"))
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ddm_ray.errors import ConfigError, Give, RayAway, RayError, one_line
-from ddm_ray.ray_internals import CONFIG, TOKEN_LOADER
+from ddm_ray.ray_internals import CONFIG, HEAD_RESOURCE, TOKEN_LOADER
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # The driver asks for no GPU, and workers set their own: keep Ray from hiding or warning about devices.
@@ -73,6 +73,12 @@ def _start(folder: str) -> None:
             if last:
                 fix = "try again when this machine is less busy"
                 raise RayAway(f"a private Ray doesn't start: {one_line(error, 200)}", fix) from None
+
+
+def on_head() -> bool:
+    """True if this process is on the head of the Ray that it is connected to."""
+    here, head = ray.get_runtime_context().get_node_id(), HEAD_RESOURCE.get()
+    return any(node["NodeID"] == here and head in node["Resources"] for node in ray.nodes())
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from ddm_ray.cli.check import check, probe
 from ddm_ray.cli.command import main
 from ddm_ray.cli.courier import pack, unpack
+from ddm_ray.cli.gateway import gateway
 from ddm_ray.cli.inference import export, sample, serve
 from ddm_ray.cli.islands import down, up
 from ddm_ray.cli.launch import launch
@@ -20,6 +21,7 @@ __all__ = [
     "drain",
     "evaluate",
     "export",
+    "gateway",
     "init",
     "launch",
     "ledger",

@@ -1,11 +1,8 @@
 """A finished run as a Serve application: the only place that names and sizes deployments."""
 
-import errno
-import ipaddress
+import logging
 import os
-import signal
-import socket
-import threading
+from contextlib import ExitStack
 from itertools import chain
 from typing import Any, Literal, Self
 
@@ -15,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 os.environ.setdefault("RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", "0")
 os.environ.setdefault("RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP", "0")
 # A proxy that died is missed after three of these: by Serve's own 10 s, half a minute without an answer.
-os.environ.setdefault("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "1")
+os.environ.setdefault("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "0.5")
 
 from ray import serve
 from ray.serve import Application
@@ -24,12 +21,13 @@ from ray.serve.schema import LoggingConfig
 
 from ddm_ray.config import Precision
 from ddm_ray.errors import Give, RunError, ServeError, one_line
-from ddm_ray.ray_session import ray_session
+from ddm_ray.ray_session import on_head, ray_session
 from ddm_ray.serve.answers import expert_name
 from ddm_ray.serve.api import API, DECODER, ENCODER
 from ddm_ray.serve.codec import Decoder, Encoder
 from ddm_ray.serve.computing import Computing
 from ddm_ray.serve.deployments import ExpertReplica
+from ddm_ray.serve.gateway import Gateway, find_haproxy, is_loopback, listening, until_told
 from ddm_ray.serve.generation import DENSE
 from ddm_ray.serve.guard import TOKENS, Limits, read_tokens
 from ddm_ray.serve.versions import Version, Versions
@@ -166,7 +164,7 @@ def require_servable(args: ServeArgs, port: int, host: str = "127.0.0.1") -> Ver
             manifest = run.require(weights.artifact)
             for name in manifest.files:
                 run.read(weights.artifact, name, manifest)
-    _require_free(host, port)
+    listening(host, port).close()  # without this Serve waits long and says little
     return versions[0]
 
 
@@ -188,31 +186,28 @@ def serve_run(
             raise ServeError(
                 "Serve already runs in this Ray cluster; add the run with serve deploy (see serving/mixture.yaml)"
             )
-        _serve_until_stopped(args, port, host, _greeting(args, version, host, port))
+        gateway = find_haproxy() if on_head() else None  # where Serve's proxy is
+        _serve_until_stopped(args, port, host, _greeting(args, version, host, port), gateway)
 
 
-def is_loopback(host: str) -> bool:
-    """True for an address that this machine alone reaches."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _serve_until_stopped(args: ServeArgs, port: int, host: str, greeting: str) -> None:
-    stop = threading.Event()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in before:
-        signal.signal(number, lambda *_: stop.set())
+def _serve_until_stopped(args: ServeArgs, port: int, host: str, greeting: str, gateway: str | None) -> None:
+    """Serve and wait; `gateway`: the program HAProxy, which listens for Serve's proxy then."""
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # it would tell of a proxy that nobody is to ask
     quiet = LoggingConfig(log_level="WARNING", enable_access_log=False)
     own = quiet
     if args.compile:
         own = LoggingConfig(enable_access_log=False)
         print("compiling, which takes minutes; the replicas' logs say how much is done", flush=True)
-    try:
+    with until_told() as wait, ExitStack() as stack:
+        before_proxy, inner = None, (host, port)
+        if gateway is not None:
+            inner = ("127.0.0.1", _free_port())
+            before_proxy = Gateway(host, port, [inner], gateway)
+            stack.callback(before_proxy.close)
+        stack.callback(serve.shutdown)
         serve.start(
             proxy_location="HeadOnly",
-            http_options=HTTPOptions(host=host, port=port, request_timeout_s=REQUEST_TIMEOUT_S),
+            http_options=HTTPOptions(host=inner[0], port=inner[1], request_timeout_s=REQUEST_TIMEOUT_S),
             logging_config=quiet,
         )
         app = build_app(args)
@@ -222,12 +217,15 @@ def _serve_until_stopped(args: ServeArgs, port: int, host: str, greeting: str) -
             parts = serve.status().applications["ddm"].deployments.values()
             reason = next((last_error(part.message) for part in parts if part.message), one_line(error, 300))
             raise ServeError(f"the run can't be served: {reason}") from None
+        if before_proxy is not None:
+            before_proxy.start()
         print(greeting, flush=True)
-        stop.wait()
-    finally:
-        serve.shutdown()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        wait()
+
+
+def _free_port() -> int:
+    with listening("127.0.0.1", 0) as probe:
+        return int(probe.getsockname()[1])
 
 
 def last_error(message: str) -> str:
@@ -257,16 +255,3 @@ def _unfinished(version: Version) -> str:
     parts = [f"{name} is of step {weights['step']}" for name, weights in steps if weights and not weights["final"]]
     parts += [f"{name} isn't trained yet" for name, weights in steps if weights is None]
     return f"Not finished: {', '.join(parts)}; newer weights are served as they are published.\n" if parts else ""
-
-
-def _require_free(host: str, port: int) -> None:
-    """Raises ServeError if nothing could listen there. Without this Serve waits long and says little."""
-    try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-    except (OSError, OverflowError) as error:
-        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            raise ServeError(f"port {port} on {host} is in use", Give("port", "choose another")) from None
-        fix = Give("host", "choose another port, or another host")
-        raise ServeError(f"can't listen on {host} port {port}: {one_line(error)}", fix) from None

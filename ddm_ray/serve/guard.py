@@ -25,6 +25,10 @@ TOKENS = "DDM_SERVE_TOKENS"
 OPEN = {"/healthz", "/readyz", *page_files.FILES}
 """Routes that probes ask, which have no tokens, and the page that one is typed into."""
 
+REPEATS, OWN_FAULT = b"x-ddm-gateway", 599
+"""Header of a gateway, which sends a request again that ended in 500, as what a dead process took with it does; and the
+status that tells it of a fault that the same request would meet again."""
+
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -89,13 +93,15 @@ class Guard:
         """Answer one request; errors that nobody caught are a 500 in OpenAI's form."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        status = 0
+        status, repeated = 0, REPEATS in dict(scope["headers"])
 
         async def noted(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 self._on_answer(scope["path"], status)
+                if status == 500 and repeated:
+                    message = {**message, "status": OWN_FAULT}
             await send(message)
 
         try:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddm_ray.errors import ConfigError
-from ddm_ray.serve.guard import TOKENS, Guard, Limits, read_tokens
+from ddm_ray.serve.guard import OWN_FAULT, REPEATS, TOKENS, Guard, Limits, read_tokens
 from tests.serve.test_http_app import GENERATIONS, Served, error_of, served
 
 __all__ = ["served"]
@@ -123,4 +123,7 @@ def test_an_error_that_nobody_caught_is_in_openais_form(served: Served) -> None:
 
     answer = served.ask("GET", "/anything", Guard(broken))
     assert answer.status_code == 500 and "secret" not in answer.text
+    # A gateway is told so that it doesn't ask again.
+    gateways = served.ask("GET", "/anything", Guard(broken), headers={REPEATS.decode(): "1"})
+    assert gateways.status_code == OWN_FAULT and gateways.json() == answer.json()
     assert error_of(answer)["type"] == "server_error"

@@ -28,7 +28,7 @@ from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import load_models
 from ddm_ray.serve.answers import to_png
 from ddm_ray.storage.run import Run
-from tests.serve.conftest import ROOT, Server
+from tests.serve.conftest import ROOT, Server, command_line, descendants
 
 # Grey levels of 255. The server batches rows otherwise than the pipeline, which moves low bits of float32 and
 # with them the rounding of a pixel now and then: 0 was measured over all images here, 1 is allowed.
@@ -205,8 +205,8 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("server", ["per-expert"], indirect=True)
-def test_killed_experts_cost_no_request(server: Server, tiny_run: Run) -> None:
-    """SIGKILL one expert after the other under load: every request is answered, and with the image that it says."""
+def test_killed_processes_cost_no_request(server: Server, tiny_run: Run) -> None:
+    """SIGKILL expert after expert, ingress and proxy under load: all is answered, and with the image that it says."""
     expected = {
         (strategy, away): image_without(tiny_run, strategy, away)
         for strategy in ("once", "full", "top-1")
@@ -235,6 +235,14 @@ def test_killed_experts_cost_no_request(server: Server, tiny_run: Run) -> None:
             os.kill(before, signal.SIGKILL)
             wait_until(lambda: bool(set(server.replicas(part)) - {before}))  # noqa: B023
             wait_until(lambda: server.ask("GET", "/readyz").status == 200)
+        for process in ("ddm:api", "ProxyActor"):
+            since = len(answered)
+            wait_until(lambda: len(answered) > since + 2 * len(threads))  # noqa: B023
+            (pid,) = [pid for pid in descendants(server.process.pid) if process in command_line(pid)]
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: server.ask("GET", "/readyz").status == 200)
+        since = len(answered)
+        wait_until(lambda: len(answered) > since + 2 * len(threads))
     finally:
         stop.set()
         for thread in threads:

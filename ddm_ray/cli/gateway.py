@@ -1,0 +1,33 @@
+"""`ddm gateway`: what is before Serve's proxies on several machines."""
+
+import click
+
+from ddm_ray.cli.command import main
+from ddm_ray.errors import ConfigError
+
+
+@main.command()
+@click.argument("proxies", metavar="HOST:PORT...", nargs=-1, required=True)
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--port", default=8080, show_default=True, type=click.IntRange(1, 65535))
+@click.option("--insecure", is_flag=True, help="Listen on other addresses though a proxy answers without a token.")
+def gateway(proxies: tuple[str, ...], host: str, port: int, insecure: bool) -> None:
+    """Send requests on to Ray Serve's proxies, HOST:PORT each, and again to another where one is lost, until Ctrl-C.
+
+    `ddm serve` does this by itself. It is for what `serve deploy` runs on several machines: no request is lost there
+    when an ingress, a proxy or a machine dies, since a request that was in flight on it is sent again. A restart of
+    the gateway itself loses those in flight.
+
+    \b
+      ddm gateway node-1:8000 node-2:8000 --host 0.0.0.0 --port 8080
+    """
+    from ddm_ray.serve.gateway import run_gateway
+
+    run_gateway([_address(proxy) for proxy in proxies], host, port, insecure)
+
+
+def _address(proxy: str) -> tuple[str, int]:
+    host, _, port = proxy.removeprefix("http://").rstrip("/").rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(f"{proxy!r} names no proxy: give its host and port, such as node-1:8000")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,211 @@
+"""The gateway by itself: the real HAProxy before small servers that die, answer 500, or aren't there."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from ddm_ray.cli import main
+from ddm_ray.errors import ServeError
+from ddm_ray.serve import gateway
+from ddm_ray.serve.gateway import Gateway, find_haproxy, run_gateway
+from ddm_ray.serve.guard import OWN_FAULT, Limits
+from tests.conftest import wait_for
+from tests.processes import command
+from tests.serve.conftest import free_port
+
+HAPROXY = find_haproxy()
+pytestmark = pytest.mark.skipif(HAPROXY is None, reason="HAProxy isn't installed")
+
+
+class Proxy(ThreadingHTTPServer):
+    """In place of Serve's proxy: answers each request by the next of `acts`, a status or None for its end."""
+
+    daemon_threads = True
+
+    def __init__(self, port: int, *acts: int | None):
+        super().__init__(("127.0.0.1", port), _Handler)
+        self.acts, self.bodies = list(acts), list[bytes]()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def leave(self) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Proxy
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+        self.server.bodies.append(body)
+        act = self.server.acts.pop(0) if self.server.acts else 200
+        if act is None:
+            self.close_connection = True
+            self.connection.close()
+            return
+        self.send_response(act)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def standing(*ports: int) -> Iterator[tuple[Gateway, int]]:
+    assert HAPROXY is not None
+    port = free_port()
+    with closing(Gateway("127.0.0.1", port, [("127.0.0.1", each) for each in ports], HAPROXY)) as own:
+        own.start()
+        yield own, port
+
+
+def ask(port: int, body: bytes = b"a request", connection: HTTPConnection | None = None) -> tuple[int, bytes]:
+    connection = connection or HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("POST", "/v1/images/generations", body)
+    answer = connection.getresponse()
+    return answer.status, answer.read()
+
+
+@pytest.mark.parametrize("acts", [(500, 500), (None,), (None, 500, None)])
+def test_what_a_dead_process_took_with_it_is_asked_again(acts: tuple[int | None, ...]) -> None:
+    """Also the largest body that is allowed, and also by a client that has asked before."""
+    body = os.urandom(Limits().body_bytes)
+    proxy = Proxy(free_port(), 200, *acts)
+    with closing(proxy.socket), standing(proxy.server_port) as (_, port):
+        connection = HTTPConnection("127.0.0.1", port, timeout=60)
+        assert ask(port, b"first", connection) == (200, b"first")
+        assert ask(port, body, connection) == (200, body)
+    assert proxy.bodies == [b"first", *[body] * (len(acts) + 1)]
+
+
+@pytest.mark.parametrize("status", [200, 400, 404, 408, 429, 503])
+def test_any_other_answer_is_passed_on(status: int) -> None:
+    proxy = Proxy(free_port(), status)
+    with closing(proxy.socket), standing(proxy.server_port) as (_, port):
+        assert ask(port) == (status, b"a request")
+    assert len(proxy.bodies) == 1
+
+
+def test_a_fault_that_would_come_again_is_told_at_once() -> None:
+    proxy = Proxy(free_port(), OWN_FAULT)
+    with closing(proxy.socket), standing(proxy.server_port) as (_, port):
+        assert ask(port) == (500, b"a request")
+    assert len(proxy.bodies) == 1
+
+
+def test_of_two_proxies_one_may_die() -> None:
+    proxies = [Proxy(free_port()) for _ in range(2)]
+    with standing(*(each.server_port for each in proxies)) as (_, port):
+        assert [ask(port)[0] for _ in range(4)] == [200] * 4
+        assert all(each.bodies for each in proxies)
+        proxies[0].leave()
+        assert [ask(port)[0] for _ in range(4)] == [200] * 4
+    proxies[1].leave()
+
+
+def test_a_proxy_is_waited_for() -> None:
+    """A request in flight as it dies, by a client that has asked before, waits for the next one."""
+    number = free_port()
+    proxy, later = Proxy(number, 200, None), list[Proxy]()
+    with standing(number) as (_, port):
+        connection = HTTPConnection("127.0.0.1", port, timeout=60)
+        assert ask(port, b"first", connection)[0] == 200
+        proxy.leave()
+        threading.Timer(1.5, lambda: later.append(Proxy(number))).start()
+        assert ask(port, b"second", connection) == (200, b"second")
+    later[0].leave()
+
+
+def test_where_no_proxy_comes_that_is_told_in_openais_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway, "RETRIES", 1)
+    with standing(free_port()) as (_, port):
+        connection = HTTPConnection("127.0.0.1", port, timeout=60)
+        status, body = ask(port, connection=connection)
+    error = json.loads(body)["error"]
+    assert status == 503 and error["type"] == "server_error" and error["code"] == "unavailable"
+
+
+def test_half_a_request_ends_in_408(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So does a connection that sends nothing; and neither holds up anybody."""
+    monkeypatch.setattr(gateway, "LIMITS", Limits(body_seconds=1))
+    proxy = Proxy(free_port())
+    with closing(proxy.socket), standing(proxy.server_port) as (_, port):
+        silent, half = (socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(2))
+        half.sendall(b"POST /v1/images/generations HTTP/1.1\r\nHost: here\r\nContent-Length: 1000\r\n\r\n{")
+        assert ask(port)[0] == 200
+        assert silent.recv(100).startswith(b"HTTP/1.1 408 ")
+        answer = half.recv(1000)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
+    assert proxy.bodies == [b"a request"]
+
+
+def test_haproxy_is_started_again_and_nobody_is_refused() -> None:
+    proxy = Proxy(free_port())
+    with closing(proxy.socket), standing(proxy.server_port) as (own, port):
+        assert ask(port)[0] == 200
+        before = own.pid
+        assert before is not None
+        os.kill(before, signal.SIGKILL)
+        assert ask(port)[0] == 200
+        assert own.pid != before
+    assert own.pid is None
+
+
+PARENT = """
+import sys, time
+from ddm_ray.serve.gateway import Gateway, find_haproxy
+gateway = Gateway("127.0.0.1", int(sys.argv[1]), [("127.0.0.1", 1)], find_haproxy())
+gateway.start()
+while gateway.pid is None: time.sleep(0.01)
+print(gateway.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_it_ends_with_its_parent() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(free_port())], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    assert "haproxy" in command(pid)
+    parent.kill()
+    parent.wait()
+    wait_for(lambda: not command(pid), 30)
+
+
+def test_a_port_in_use_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ServeError, match="is in use"):
+        run_gateway([("127.0.0.1", 1)], "127.0.0.1", taken.getsockname()[1])
+
+
+def test_others_are_let_in_only_where_a_token_is_asked_for() -> None:
+    open_one, closed = Proxy(free_port()), Proxy(free_port(), 401)
+    with closing(open_one.socket), closing(closed.socket):
+        both = [("127.0.0.1", each.server_port) for each in (closed, open_one)]
+        with pytest.raises(ServeError, match="for images without a token"):
+            run_gateway(both, "0.0.0.0", free_port())
+    with pytest.raises(ServeError, match="nobody answers"):
+        run_gateway([("127.0.0.1", free_port())], "0.0.0.0", free_port())
+
+
+@pytest.mark.parametrize("proxy", ["node-1", "node-1:", ":8000", "node-1:0", "node-1:99999", "node-1:http"])
+def test_a_proxy_without_host_or_port_is_refused(proxy: str) -> None:
+    done = CliRunner().invoke(main, ["gateway", proxy])
+    assert done.exit_code == 1 and "give its host and port" in done.output
