@@ -12,8 +12,6 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image
 
 from ddm_ray.pipeline import DDMPipeline
@@ -46,7 +44,9 @@ class Served:
         self.away: list[str] = []
         self.meters = Meters(lambda: self.engine)
         self.live = LiveSampler(Versions(run).newest(), self.sampler, self.engine)
-        service = Service(self.live, run.config, sampling_settings(run), self.meters, self._lacking, **codecs)
+        self.service = service = Service(
+            self.live, run.config, sampling_settings(run), self.meters, self._lacking, **codecs
+        )
         self.app = http_app(service)
 
     async def _lacking(self) -> list[str]:
@@ -146,36 +146,6 @@ def test_refusals_name_the_field(served: Served, body: dict[str, Any], param: st
     assert answer.status_code in (400, 404)
     assert (error["param"], error["type"]) == (param, "invalid_request_error")
     assert words in error["message"]
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=5,
-)
-STRATEGIES = st.from_regex(r"\A(once|full|top|sticky|threshold|nucleus|sample|oracle)(-[0-9.e-]{1,60}){0,3}\Z")
-
-
-@settings(max_examples=150)
-@given(
-    st.dictionaries(
-        st.sampled_from(["n", "size", "seed", "steps", "strategy", "solver", "times", "guidance_scale", "timeout"]),
-        JSON,
-        max_size=3,
-    ),
-    st.none() | STRATEGIES,
-    st.none() | st.sampled_from(["shifted-", "shifted-1e-300", "shifted-1e300", "cosine", "shifted-0.0001"]),
-)
-def test_no_body_is_a_fault_of_the_server(
-    served: Served, fields: dict[str, Any], strategy: str | None, times: str | None
-) -> None:
-    body = {"prompt": "1", "steps": 2} | fields
-    body |= {} if strategy is None else {"strategy": strategy}
-    body |= {} if times is None else {"times": times}
-    answer = served.ask("POST", GENERATIONS, content=json.dumps(body), headers={"content-type": "application/json"})
-    assert answer.status_code in (200, 400, 408), answer.text
-    if answer.status_code != 200:
-        error_of(answer)
 
 
 def events(answer: httpx.Response) -> list[dict[str, Any]]:
