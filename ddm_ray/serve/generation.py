@@ -65,7 +65,8 @@ class GenerationRequest(_Settings):
     prompt: str | None = Field(
         None,
         max_length=MAX_PROMPT,
-        description="a text, or a class name of a run of classes; empty: none, or the class_label's",
+        description="a text, or a class name of a run of classes; empty: none, or the class_label's; of a text too long"
+        " for the run's encoder the rest is cut off, and `truncated` in the answer says so",
     )
     model: str | None = Field(None, description="the run's name, or nothing")
     n: int | None = Field(1, ge=1, le=MAX_IMAGES, strict=True, description="number of images")

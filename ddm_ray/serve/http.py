@@ -122,6 +122,8 @@ def _bare(generation: Generation, sampled: Sampled) -> Response:
         headers["X-Dense"] = sampled.dense
     elif sampled.away:
         headers["X-Degraded"] = ",".join(degraded(sampled)["degraded"])
+    if sampled.cut:
+        headers["X-Truncated"] = "{} of {} tokens".format(*sampled.cut)
     return Response(to_png(result.images_BCHW[0], generation.upscaling), media_type="image/png", headers=headers)
 
 
