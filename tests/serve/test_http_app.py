@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import json
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -17,6 +18,7 @@ from PIL import Image
 from ddm_ray.pipeline import DDMPipeline
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.run_models import load_models, sampling_settings
+from ddm_ray.serve import http
 from ddm_ray.serve.engine import BatchEngine
 from ddm_ray.serve.generation import MAX_WORK
 from ddm_ray.serve.guard import Guard
@@ -241,6 +243,28 @@ def test_documentation_needs_no_other_host(served: Served) -> None:
     answers = schema["paths"][GENERATIONS]["post"]["responses"]
     assert {"200", "400", "401", "404", "408", "413", "429", "500", "503"} <= answers.keys()
     assert "422" not in answers
+
+
+def test_others_are_answered_while_large_images_are_encoded(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoding, others_are_done, encode = threading.Event(), threading.Event(), http.answer
+
+    def slow(*args: Any) -> dict[str, Any]:
+        encoding.set()
+        assert others_are_done.wait(60), "nobody else was answered meanwhile"
+        return encode(*args)
+
+    async def asked() -> int:
+        async with client(Guard(served.app)) as session:
+            body = {"prompt": "1", "steps": 1, "size": "1024x1024"}
+            large = asyncio.ensure_future(session.post(GENERATIONS, json=body))
+            while not encoding.is_set():
+                await asyncio.sleep(0.01)
+            assert (await session.get("/healthz")).status_code == 200
+            others_are_done.set()
+            return (await large).status_code
+
+    monkeypatch.setattr(http, "answer", slow)
+    assert asyncio.run(asked()) == 200
 
 
 def test_an_error_of_an_engine_is_one_of_the_server(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
