@@ -97,7 +97,9 @@ class ServeArgs(BaseModel):
         " and without any everybody is let in",
     )
     per_minute: float | None = Field(
-        default=None, gt=0, description="requests for images a minute and token; none: any"
+        default=None,
+        gt=0,
+        description="requests for images a minute and token, which each replica of `api` counts by itself; none: any",
     )
 
     @model_validator(mode="after")
