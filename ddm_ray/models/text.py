@@ -106,12 +106,20 @@ class TextEncoder:
         tokens_BLE = encoded.last_hidden_state.masked_fill(mask_BL[..., None] == 0, 0)
         return Text(tokens_BLE, mask_BL.bool(), pooled)
 
+    def lengths(self, prompts: Sequence[str]) -> list[int]:
+        """Each prompt's number of tokens, of which `tokens` at most count; those of the other encoder aren't told."""
+        return [len(ids) for ids in self._ids(prompts)]
+
     def null(self) -> Text:
         """The null condition, one row: the empty prompt."""
         return self.encode([""])
 
+    def _ids(self, prompts: Sequence[str]) -> list[list[int]]:
+        """Each prompt's tokens, all of them."""
+        return self.tokenizer(list(prompts), verbose=False)["input_ids"]
+
     def _warn_of_cuts(self, prompts: Sequence[str]) -> None:
-        for ids in self.tokenizer(list(prompts), verbose=False)["input_ids"]:
+        for ids in self._ids(prompts):
             if len(ids) > self.tokens:
                 lost = " ".join(self.tokenizer.decode(ids[self.tokens - 1 : -1]).split())
                 message = f"a prompt of {len(ids)} tokens, of which {self.tokens} count, loses: {lost}"

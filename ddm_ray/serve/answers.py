@@ -60,7 +60,8 @@ def answer(
 
     `routing`: per image the weights of all experts at each step; absent where it isn't asked for. `degraded`: names of
     the experts that had to be left out; absent where none was. `dense`: the network of the dense tier, where it made
-    the images; then there are neither strategy nor experts.
+    the images; then there are neither strategy nor experts. `truncated`: how many tokens the prompt has, and how many
+    of them are kept; absent where all are.
     """
     encoded = [base64_png(image, upscaling) for image in sampled.result.images_BCHW]
     return {
@@ -87,10 +88,16 @@ def experts_of(sampled: Sampled) -> list[list[dict[str, int]]]:
 
 
 def degraded(sampled: Sampled) -> dict[str, Any]:
-    """Fields of what isn't as asked for: experts that had to be left out, or the dense tier's network; mostly none."""
+    """Fields of what isn't as asked for, mostly none: experts left out, or the dense tier's network; a prompt cut."""
+    fields: dict[str, Any] = {}
     if sampled.dense:
-        return {"dense": sampled.dense}
-    return {"degraded": [expert_name(expert) for expert in sorted(sampled.away)]} if sampled.away else {}
+        fields["dense"] = sampled.dense
+    elif sampled.away:
+        fields["degraded"] = [expert_name(expert) for expert in sorted(sampled.away)]
+    if sampled.cut:
+        kept, num_tokens = sampled.cut
+        fields["truncated"] = {"tokens": num_tokens, "kept": kept}
+    return fields
 
 
 def event(kind: str, image_CHW: Tensor, upscaling: int, created: int, **others: Any) -> bytes:

@@ -10,7 +10,7 @@ import torch
 from ray import serve
 from torch import Tensor
 
-from ddm_ray.core.condition import Condition
+from ddm_ray.core.condition import Text
 from ddm_ray.sampling.request import MixtureInfo
 from ddm_ray.sampling.run_models import mixture_info, monolith_info, sampling_settings
 from ddm_ray.serve.answers import expert_name
@@ -55,7 +55,7 @@ class API:
         self._replicas = Replicas(serve.get_replica_context().app_name)
         self._names = [handle.deployment_name for handle in (*experts, *others.values())]
         self._encode, self._decode = self._codecs(run, computing.device, others if experts else None)
-        null = None if self._encode is None else from_arrays(await self._encode(""))
+        null = None if self._encode is None else from_arrays((await self._encode(""))[0])
         self._meters = Meters(lambda: self._mixture.live.engine)
 
         def served(info: MixtureInfo, parts: Sequence[Handle], count: OnSegment) -> ServedMixture:
@@ -110,8 +110,9 @@ class API:
         """Raise ServeError if the engine has stopped: Serve puts another replica in this one's place."""
         self._mixture.live.engine.require_running()
 
-    async def _condition(self, prompt: str) -> Condition:
-        return from_arrays(await self._encode(prompt))
+    async def _condition(self, prompt: str) -> tuple[Text, int]:
+        arrays, length = await self._encode(prompt)
+        return from_arrays(arrays), length
 
     async def _images(self, latents_BCHW: Tensor) -> Tensor:
         images = await asyncio.gather(*(self._decode(latent_CHW.numpy()) for latent_CHW in latents_BCHW))

@@ -13,6 +13,8 @@ os.environ.setdefault("RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", "0")
 os.environ.setdefault("RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP", "0")
 # A proxy that died is missed after three of these: by Serve's own 10 s, half a minute without an answer.
 os.environ.setdefault("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "0.5")
+# A proxy waits for ever for a request that doesn't come.
+os.environ.setdefault("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "ddm_ray.serve.connections.bound_connections")
 
 from ray import serve
 from ray.serve import Application
@@ -93,7 +95,9 @@ class ServeArgs(BaseModel):
         " and without any everybody is let in",
     )
     per_minute: float | None = Field(
-        default=None, gt=0, description="requests for images a minute and token; none: any"
+        default=None,
+        gt=0,
+        description="requests for images a minute and token, which each replica of `api` counts by itself; none: any",
     )
 
     @model_validator(mode="after")

@@ -30,17 +30,17 @@ class Encoder:
         torch.set_num_threads(1)
         self._encoder = TextEncoder.from_config(config).to(device)
 
-    async def encode(self, prompt: str) -> Arrays:
-        """The Text of a prompt, one row, as arrays; what is beyond the encoder's tokens is cut off."""
+    async def encode(self, prompt: str) -> tuple[Arrays, int]:
+        """The Text of a prompt, one row, as arrays, and the prompt's number of tokens: those beyond it are cut off."""
         return await self._batch(prompt)
 
     @serve.batch(max_batch_size=MAX_TEXTS, batch_wait_timeout_s=WAIT_S)
-    async def _batch(self, prompts: list[str]) -> list[Arrays]:
-        text = await asyncio.to_thread(self._encode, prompts)
-        return [to_arrays(text[row : row + 1]) for row in range(len(prompts))]
+    async def _batch(self, prompts: list[str]) -> list[tuple[Arrays, int]]:
+        text, lengths = await asyncio.to_thread(self._encode, prompts)
+        return [(to_arrays(text[row : row + 1]), length) for row, length in enumerate(lengths)]
 
-    def _encode(self, prompts: list[str]) -> Text:
-        return self._encoder.encode(prompts, warn=False).to("cpu")
+    def _encode(self, prompts: list[str]) -> tuple[Text, list[int]]:
+        return self._encoder.encode(prompts, warn=False).to("cpu"), self._encoder.lengths(prompts)
 
 
 class Decoder:

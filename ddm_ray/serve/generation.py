@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 import torch
-from pydantic import Field, create_model, model_validator
+from pydantic import Field, create_model, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from ddm_ray.config import DataConfig, RunConfig, SamplingSettings, StrictModel
@@ -21,9 +21,11 @@ MAX_LISTED = 50
 MAX_PIXELS = 2048  # along one side, after upscaling
 MAX_PROMPT = 4000  # characters
 MAX_SEED = 2**53 - 1  # beyond it, JSON numbers lose digits in many clients
-MAX_PARTIAL_IMAGES = 50
+MANY_PARTIAL_IMAGES = (50, 16, 4)
+"""Most partial images of a stream: the first that have MAX_PARTIAL_PIXELS at most. The largest size has one more than
+OpenAI's three."""
+MAX_PARTIAL_IMAGES = MANY_PARTIAL_IMAGES[0]
 MAX_PARTIAL_PIXELS = 2**24
-"""Pixels of all partial images of a stream: OpenAI's three of the largest size, or 50 of up to 579 x 579."""
 MAX_SECONDS = 300.0
 MAX_WORK = 20_000
 """Rows of networks that a request may need: images x velocities x experts x branches of guidance."""
@@ -63,7 +65,8 @@ class GenerationRequest(_Settings):
     prompt: str | None = Field(
         None,
         max_length=MAX_PROMPT,
-        description="a text, or a class name of a run of classes; empty: none, or the class_label's",
+        description="a text, or a class name of a run of classes; empty: none, or the class_label's; of a text too long"
+        " for the run's encoder the rest is cut off, and `truncated` in the answer says so",
     )
     model: str | None = Field(None, description="the run's name, or nothing")
     n: int | None = Field(1, ge=1, le=MAX_IMAGES, strict=True, description="number of images")
@@ -87,7 +90,8 @@ class GenerationRequest(_Settings):
         ge=0,
         le=MAX_PARTIAL_IMAGES,
         strict=True,
-        description=f"images on their way, of a stream, evenly spread; {MAX_PARTIAL_PIXELS} pixels in all",
+        description="images on their way, of a stream, evenly spread; at most 16 of more than 579x579 pixels, and 4 of"
+        " more than 1024x1024",
     )
     routing: bool | None = Field(
         None,
@@ -101,6 +105,12 @@ class GenerationRequest(_Settings):
     moderation: Literal["auto", "low"] | None = Field(None, description=UNUSED)
     output_format: Literal["png"] | None = Field(None, description="png is all there is")
     output_compression: Literal[100] | None = Field(None, description="png loses nothing")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _integers_as_in_json(cls, value: Any) -> Any:
+        # JSON has one kind of numbers, and its schema calls 2.0 an integer.
+        return int(value) if isinstance(value, float) and value.is_integer() else value
 
     @model_validator(mode="after")
     def _steps_once(self) -> Self:
@@ -177,11 +187,22 @@ def resolve(
     side = config.data.pixel_shape[-1]
     upscaling = _upscaling(request.size, side)
     pixels = (upscaling * side) ** 2
-    if len(stops) * pixels > MAX_PARTIAL_PIXELS:
-        most = f"at most {MAX_PARTIAL_PIXELS // pixels} of this size"
-        raise RequestError(f"{len(stops)} partial images have too many pixels: {most}", "partial_images")
+    most = most_partial_images(upscaling * side)
+    if (request.partial_images or 0) > most:
+        text = f"{request.partial_images} partial images have too many pixels: at most {most} of this size"
+        raise RequestError(text, "partial_images")
     routing = bool(request.routing)
     return Generation(sample, prompt, count * pixels, upscaling, is_png, stream, stops, routing, request.timeout, tiers)
+
+
+def most_partial_images(side: int) -> int:
+    """The most partial images of a stream whose images have so many pixels along a side."""
+    return next((most for most in MANY_PARTIAL_IMAGES if most * side**2 <= MAX_PARTIAL_PIXELS), 0)
+
+
+def largest_side(image_size: int) -> int:
+    """Pixels along a side of the largest multiple of a model's own images that is made."""
+    return max(1, MAX_PIXELS // image_size) * image_size
 
 
 def model_names(config: RunConfig, dense: str | None) -> dict[str, str]:
@@ -251,9 +272,9 @@ def _upscaling(size: str | None, image_size: int) -> int:
     if size in (None, "auto"):
         return 1
     assert size is not None
-    sides = re.fullmatch(r"([0-9]{1,5})x([0-9]{1,5})", size)
+    sides = re.fullmatch(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})", size)
     width, height = (int(side) for side in sides.groups()) if sides else (0, -1)
-    largest = max(1, MAX_PIXELS // image_size) * image_size
+    largest = largest_side(image_size)
     if width != height or not 0 < width <= largest or width % image_size:
         raise RequestError(
             f"size {size[:20]!r} can't be made: use {image_size}x{image_size} or a multiple of it"

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from ddm_ray import __version__
@@ -29,6 +28,7 @@ from ddm_ray.serve.answers import (
     routing,
     to_png,
 )
+from ddm_ray.serve.described import AWAY, IMAGES, OF_ANY_ROUTE, REFUSALS, description
 from ddm_ray.serve.engine import DeadlineError
 from ddm_ray.serve.generation import EXPERTS, Generation, GenerationRequest, RequestError, model_names
 from ddm_ray.serve.page_files import add_page
@@ -41,35 +41,11 @@ SMALL_PIXELS = 128 * 128
 Result = TypeVar("Result")
 
 
-class ErrorAnswer(BaseModel):
-    """OpenAI's error object."""
-
-    error: dict[str, str | None]
-
-
-REFUSALS: dict[int | str, dict[str, Any]] = {
-    400: {"model": ErrorAnswer, "description": "A field that can't be met, or no JSON"},
-    401: {"model": ErrorAnswer, "description": "No token of this server's"},
-    404: {"model": ErrorAnswer, "description": "Another model"},
-    408: {"model": ErrorAnswer, "description": "The body came too slowly, or the request's time is over"},
-    413: {"model": ErrorAnswer, "description": "The body is too large"},
-    429: {"model": ErrorAnswer, "description": "More is asked for than can be made in time; see Retry-After"},
-    500: {"model": ErrorAnswer, "description": "A fault of the server"},
-    503: {"model": ErrorAnswer, "description": "No expert is there; see Retry-After"},
-}
-IMAGES: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "The images; a bare image for response_format png; events for stream",
-        "content": {"application/json": {}, "image/png": {}, "text/event-stream": {}},
-    }
-}
-
-
 def http_app(service: Service) -> FastAPI:
     """The application of a service."""
     config, info = service.config, service.sampler.info
-    # FastAPI's own pages of documentation load scripts from elsewhere.
-    http = FastAPI(title="ddm-ray", version=__version__, docs_url=None, redoc_url=None)
+    # FastAPI's own pages of documentation load scripts from elsewhere, and its redirections aren't OpenAI's errors.
+    http = FastAPI(title="ddm-ray", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     entries = {
         name: model_entry(name, config, info.num_experts if tier == EXPERTS else 0, service.defaults)
         for name, tier in model_names(config, service.dense_network).items()
@@ -94,12 +70,12 @@ def http_app(service: Service) -> FastAPI:
         content = await _drawn(generation, answer, *asked)
         return JSONResponse(content)
 
-    @http.get("/v1/models")
+    @http.get("/v1/models", responses=OF_ANY_ROUTE)
     async def models() -> dict[str, Any]:
         """The models served here, each with its classes, its experts and its defaults of sampling."""
         return {"object": "list", "data": list(entries.values())}
 
-    @http.get("/v1/models/{name:path}", responses={404: REFUSALS[404]})
+    @http.get("/v1/models/{name:path}", responses=OF_ANY_ROUTE | {404: REFUSALS[404]})
     async def model(name: str) -> dict[str, Any]:
         """The model of that name."""
         if name not in entries:
@@ -113,19 +89,19 @@ def http_app(service: Service) -> FastAPI:
         steps = service.sampler.version.steps() | ({} if service.dense is None else service.dense.version.steps())
         return {"status": "ok", "model": config.name, "experts": entries[config.name]["experts"], "weights": steps}
 
-    @http.get("/readyz", responses={503: {"description": "Deployments without a replica are named"}})
+    @http.get("/readyz", responses=AWAY)
     async def readyz() -> Response:
         """The deployments that have no replica: 200 without any, else 503."""
         away = await service.lacking()
         return JSONResponse({"status": "degraded" if away else "ok", "away": away}, 503 if away else 200)
 
-    @http.get("/metrics", response_class=Response)
+    @http.get("/metrics", response_class=Response, responses=OF_ANY_ROUTE)
     async def metrics() -> Response:
         """Counters and gauges for Prometheus."""
         return Response(service.meters.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     add_page(http)
-    http.openapi = partial(_description, http)  # type: ignore[method-assign]
+    http.openapi = partial(description, http, service)  # type: ignore[method-assign]
     return http
 
 
@@ -134,15 +110,6 @@ async def _drawn(generation: Generation, draw: Callable[..., Result], *args: Any
     if generation.num_pixels < SMALL_PIXELS:
         return draw(*args, **others)
     return await asyncio.to_thread(draw, *args, **others)
-
-
-def _description(http: FastAPI) -> dict[str, Any]:
-    """The OpenAPI description, without the status that FastAPI takes for granted and nothing here sends."""
-    description = FastAPI.openapi(http)
-    for path in description["paths"].values():
-        for operation in path.values():
-            operation["responses"].pop("422", None)
-    return description
 
 
 def _bare(generation: Generation, sampled: Sampled) -> Response:
@@ -155,6 +122,8 @@ def _bare(generation: Generation, sampled: Sampled) -> Response:
         headers["X-Dense"] = sampled.dense
     elif sampled.away:
         headers["X-Degraded"] = ",".join(degraded(sampled)["degraded"])
+    if sampled.cut:
+        headers["X-Truncated"] = "{} of {} tokens".format(*sampled.cut)
     return Response(to_png(result.images_BCHW[0], generation.upscaling), media_type="image/png", headers=headers)
 
 

@@ -23,7 +23,11 @@ class Meters:
         self._all = CollectorRegistry()
         counter, gauge = partial(Counter, registry=self._all), partial(Gauge, registry=self._all)
         histogram = partial(Histogram, registry=self._all)
-        self.answers = counter("ddm_answers", "Answers by route and status", ["route", "status"])
+        self.answers = counter(
+            "ddm_answers",
+            "Answers by route and status; as all here, those of the one replica of api that answers",
+            ["route", "status"],
+        )
         self.images = counter("ddm_images", "Images made, by strategy", ["strategy"])
         self.degraded = counter("ddm_degraded", "Requests that an expert was left out of", ["expert"])
         self.seconds = histogram(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ddm_ray.config import RunConfig, SamplingSettings
-from ddm_ray.core.condition import Condition
+from ddm_ray.core.condition import Text
 from ddm_ray.core.names import parse_strategy_name
 from ddm_ray.sampling.request import SampleRequest, SampleResult
 from ddm_ray.serve.answers import expert_name
@@ -32,8 +32,9 @@ Result = TypeVar("Result")
 class Service:
     """A run as the application serves it; `defaults` of sampling where a request says nothing.
 
-    `encode` makes a condition, one row, of a text, and `decode` images of latents; None where the run has none.
-    `lacking` names the deployments that have no replica. `dense` samples what the experts have no time for.
+    `encode` makes a condition, one row, of a text, and counts the text's tokens, and `decode` makes images of latents;
+    None where the run has none. `lacking` names the deployments that have no replica. `dense` samples what the experts
+    have no time for.
     """
 
     sampler: LiveSampler
@@ -41,7 +42,7 @@ class Service:
     defaults: SamplingSettings
     meters: Meters
     lacking: Callable[[], Awaitable[list[str]]]
-    encode: Callable[[str], Awaitable[Condition]] | None = None
+    encode: Callable[[str], Awaitable[tuple[Text, int]]] | None = None
     decode: Callable[[Tensor], Awaitable[Tensor]] | None = None
     dense: LiveSampler | None = None
 
@@ -60,9 +61,12 @@ class Service:
     async def sample(self, generation: Generation, on_stop: OnStop | None = None) -> Sampled:
         """Make a request's images, in pixels; `on_stop` is called with what they are on their way."""
         began, request, decode, seconds = time.monotonic(), generation.sample, self.decode, generation.seconds
+        cut = None
         if generation.prompt is not None:
             assert self.encode is not None
-            text = await _in_time(self.encode(generation.prompt), seconds)
+            text, num_tokens = await _in_time(self.encode(generation.prompt), seconds)
+            kept = int(text.mask_BL.sum())
+            cut = (kept, num_tokens) if kept < num_tokens else None
             seconds = None if seconds is None else seconds - (time.monotonic() - began)
             request = replace(request, condition=text[torch.zeros(len(request.seeds), dtype=torch.int64)])
 
@@ -72,6 +76,7 @@ class Service:
             await on_stop(foreseen if decode is None else replace(foreseen, images_BCHW=await decode(images_BCHW)))
 
         sampled = await self._sampled(generation, request, seconds, None if on_stop is None else decoded)
+        sampled = replace(sampled, cut=cut)
         if decode is not None:
             left = None if generation.seconds is None else generation.seconds - (time.monotonic() - began)
             pixels_BCHW = await _in_time(decode(sampled.result.images_BCHW), left)

@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from ddm_ray.core.condition import Condition
+from ddm_ray.core.condition import Text
 from ddm_ray.models.latents import Latents
 from ddm_ray.models.text import TextEncoder
 from ddm_ray.sampling.trace import HUES
@@ -259,8 +259,8 @@ def test_texts(browser: Browser, site: Site, tmp_path_factory: pytest.TempPathFa
     assert data.text is not None and data.latents is not None
     encoder, latents = TextEncoder.from_config(data.text), Latents.from_config(data.latents)
 
-    async def encode(prompt: str) -> Condition:
-        return await asyncio.to_thread(encoder.encode, [prompt])
+    async def encode(prompt: str) -> tuple[Text, int]:
+        return await asyncio.to_thread(encoder.encode, [prompt]), encoder.lengths([prompt])[0]
 
     async def decode(latents_BCHW: Any) -> Any:
         return await asyncio.to_thread(latents.decode, latents_BCHW)
@@ -278,6 +278,10 @@ def test_texts(browser: Browser, site: Site, tmp_path_factory: pytest.TempPathFa
             assert asked["prompt"] == "a b" and asked["partial_images"] == 5
             right = site.generate(prompt="a b", seed=1)["data"][0]["b64_json"]
             assert page.get_by_role("img", name="“a b”, once, seed 1").get_attribute("src") == PNG + right
+            expect(page.get_by_text("tokens count")).to_have_count(0)
+            page.get_by_label("Prompt").fill("a b c d e f g h")
+            page.keyboard.press("Enter")
+            expect(page.get_by_text("only the first 9 of the prompt's 10 tokens count")).to_be_visible()
     finally:
         site.app = before
         texts.engine.close()

@@ -106,6 +106,35 @@ def test_bodies_have_an_end(served: Served) -> None:
     assert answer.status_code == 413
 
 
+def test_no_more_of_a_body_is_taken_in_than_is_allowed(served: Served) -> None:
+    guard, taken = Guard(served.app), 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal taken
+        while True:
+            taken += 1000
+            yield b" " * 1000
+
+    assert served.ask("POST", GENERATIONS, guard, content=endless()).status_code == 413
+    assert Limits().body_bytes < taken <= Limits().body_bytes + 2000
+    taken = 0
+    announced = {"content-length": "150000000"}
+    assert served.ask("POST", GENERATIONS, guard, content=endless(), headers=announced).status_code == 413
+    assert taken == 0
+
+
+def test_who_has_no_token_is_refused_before_anything_is_read(served: Served, token_file: str) -> None:
+    async def unreached(*_: Any) -> None:
+        raise AssertionError("the routes were asked")
+
+    async def unread() -> AsyncIterator[bytes]:
+        raise AssertionError("the body was read")
+        yield b""
+
+    guard = Guard(unreached, read_tokens(token_file))
+    assert served.ask("POST", GENERATIONS, guard, content=unread()).status_code == 401
+
+
 def test_a_body_that_does_not_come_is_not_waited_for(served: Served) -> None:
     guard = Guard(served.app, limits=Limits(body_seconds=0.05))
 

@@ -148,13 +148,14 @@ def test_unknown_model_and_route_are_not_found(server: Server) -> None:
 
 
 def test_the_printed_curl_command_works(server: Server, tmp_path: Path) -> None:
+    wait_until(lambda: "  curl " in server.log.read_text())  # requests are answered before it is printed
     (command,) = [line.strip() for line in server.log.read_text().splitlines() if line.startswith("  curl ")]
     subprocess.run(shlex.split(command), cwd=tmp_path, capture_output=True, check=True)
     assert pixels((tmp_path / "image.png").read_bytes()).shape == (256, 256)
 
 
 def test_the_page_is_at_the_address_that_is_printed(server: Server) -> None:
-    assert f"Open http://127.0.0.1:{server.port}/ in a browser" in server.log.read_text()
+    wait_until(lambda: f"Open http://127.0.0.1:{server.port}/ in a browser" in server.log.read_text())
     page, style = server.ask("GET", "/"), server.ask("GET", "/page/style.css")
     assert page.status == 200 and b'href="page/style.css"' in page.body
     assert style.status == 200 and style.headers["content-type"] == "text/css; charset=utf-8"
@@ -195,6 +196,20 @@ def test_a_client_that_hangs_up_costs_nothing_more(server: Server, strategy: str
     spent = [before]
     wait_until(lambda: spent.append(server.cpu_seconds()) or time.sleep(0.5) or spent[-1] - spent[-2] < 0.1)
     assert server.cpu_seconds() - before < 0.5 * whole_price
+
+
+@pytest.mark.parametrize("server", ["colocated"], indirect=True)
+def test_half_sent_and_silent_connections_harm_nobody(server: Server) -> None:
+    head = b"POST /v1/images/generations HTTP/1.1\r\nHost: here\r\nContent-Length: 1000\r\n"
+    began = [b""] * 64 + [head] * 128 + [head + b"\r\n{"] * 128
+    waiting = [socket.create_connection(("127.0.0.1", server.port), timeout=120) for _ in began]
+    for connection, sent in zip(waiting, began, strict=True):
+        connection.sendall(sent)
+    assert server.generate(prompt="1").status == 200
+    starts = [connection.recv(12) for connection in waiting]
+    assert starts == [b""] * 64 + [b"HTTP/1.1 408"] * 256
+    for connection in waiting:
+        connection.close()
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

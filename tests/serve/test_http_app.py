@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import json
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -12,13 +13,12 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image
 
 from ddm_ray.pipeline import DDMPipeline
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.run_models import load_models, sampling_settings
+from ddm_ray.serve import http
 from ddm_ray.serve.engine import BatchEngine
 from ddm_ray.serve.generation import MAX_WORK
 from ddm_ray.serve.guard import Guard
@@ -46,7 +46,9 @@ class Served:
         self.away: list[str] = []
         self.meters = Meters(lambda: self.engine)
         self.live = LiveSampler(Versions(run).newest(), self.sampler, self.engine)
-        service = Service(self.live, run.config, sampling_settings(run), self.meters, self._lacking, **codecs)
+        self.service = service = Service(
+            self.live, run.config, sampling_settings(run), self.meters, self._lacking, **codecs
+        )
         self.app = http_app(service)
 
     async def _lacking(self) -> list[str]:
@@ -148,36 +150,6 @@ def test_refusals_name_the_field(served: Served, body: dict[str, Any], param: st
     assert words in error["message"]
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=5,
-)
-STRATEGIES = st.from_regex(r"\A(once|full|top|sticky|threshold|nucleus|sample|oracle)(-[0-9.e-]{1,60}){0,3}\Z")
-
-
-@settings(max_examples=150)
-@given(
-    st.dictionaries(
-        st.sampled_from(["n", "size", "seed", "steps", "strategy", "solver", "times", "guidance_scale", "timeout"]),
-        JSON,
-        max_size=3,
-    ),
-    st.none() | STRATEGIES,
-    st.none() | st.sampled_from(["shifted-", "shifted-1e-300", "shifted-1e300", "cosine", "shifted-0.0001"]),
-)
-def test_no_body_is_a_fault_of_the_server(
-    served: Served, fields: dict[str, Any], strategy: str | None, times: str | None
-) -> None:
-    body = {"prompt": "1", "steps": 2} | fields
-    body |= {} if strategy is None else {"strategy": strategy}
-    body |= {} if times is None else {"times": times}
-    answer = served.ask("POST", GENERATIONS, content=json.dumps(body), headers={"content-type": "application/json"})
-    assert answer.status_code in (200, 400, 408), answer.text
-    if answer.status_code != 200:
-        error_of(answer)
-
-
 def events(answer: httpx.Response) -> list[dict[str, Any]]:
     assert answer.headers["content-type"].startswith("text/event-stream")
     parts = [part.split("\n") for part in answer.text.strip().split("\n\n")]
@@ -271,6 +243,28 @@ def test_documentation_needs_no_other_host(served: Served) -> None:
     answers = schema["paths"][GENERATIONS]["post"]["responses"]
     assert {"200", "400", "401", "404", "408", "413", "429", "500", "503"} <= answers.keys()
     assert "422" not in answers
+
+
+def test_others_are_answered_while_large_images_are_encoded(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoding, others_are_done, encode = threading.Event(), threading.Event(), http.answer
+
+    def slow(*args: Any) -> dict[str, Any]:
+        encoding.set()
+        assert others_are_done.wait(60), "nobody else was answered meanwhile"
+        return encode(*args)
+
+    async def asked() -> int:
+        async with client(Guard(served.app)) as session:
+            body = {"prompt": "1", "steps": 1, "size": "1024x1024"}
+            large = asyncio.ensure_future(session.post(GENERATIONS, json=body))
+            while not encoding.is_set():
+                await asyncio.sleep(0.01)
+            assert (await session.get("/healthz")).status_code == 200
+            others_are_done.set()
+            return (await large).status_code
+
+    monkeypatch.setattr(http, "answer", slow)
+    assert asyncio.run(asked()) == 200
 
 
 def test_an_error_of_an_engine_is_one_of_the_server(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 from collections.abc import Iterator
 
 import numpy as np
@@ -59,6 +60,19 @@ def test_an_image_of_anything_and_one_on_its_way(server: Server, pipeline: DDMPi
     assert answer.body.count(b"event: image_generation.partial_image") == 1
     *_, end = answer.body.decode().strip().split('"b64_json": "')
     assert np.abs(pixels(end.partition('"')[0]) - np.asarray(right).astype(int)).max() <= 1
+
+
+def test_a_prompt_that_is_cut_off_says_so(server: Server) -> None:
+    """Nine tokens are the encoder's, the first and the last of which aren't the prompt's."""
+    fits, longer = ({"prompt": letters, "seed": 3} for letters in ("a b c d e f g", "a b c d e f g h i"))
+    assert "truncated" not in server.generate(**fits).json
+    cut = server.generate(**longer).json
+    assert cut["truncated"] == {"tokens": 11, "kept": 9}
+    assert cut["data"] == server.generate(**fits).json["data"]
+    bare = [server.generate(**body, response_format="png").headers.get("x-truncated") for body in (fits, longer)]
+    assert bare == [None, "9 of 11 tokens"]
+    *_, end = server.generate(**longer, stream=True, partial_images=1).body.decode().strip().split("data: ")
+    assert json.loads(end)["truncated"] == cut["truncated"]
 
 
 def test_labels_are_refused(server: Server) -> None:

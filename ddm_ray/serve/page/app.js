@@ -110,7 +110,9 @@ async function finish(cell, { fields }, control) {
     try {
       const event = await paint(request, signal, (partial) => cell.show(partial));
       cell.show(event);
-      if (event.degraded) cell.say("away", `without ${event.degraded.map(named).join(" and ")}, which cannot be reached now`);
+      const { degraded, truncated } = event;
+      if (truncated) cell.say("away", `only the first ${truncated.kept} of the prompt's ${truncated.tokens} tokens count`);
+      if (degraded) cell.say("away", `without ${degraded.map(named).join(" and ")}, which cannot be reached now`);
       tell(`${cells.filter(({ done }) => done).length} of ${images(cells.length)} done.`);
       return;
     } catch (error) {
