@@ -128,7 +128,8 @@ class API:
         self._meters.serves(version.steps())
 
     async def _lacking(self) -> list[str]:
-        return [name for name in self._names if await self._replicas.lacking(name)]
+        replicas = self._replicas
+        return [name for name in self._names if replicas.is_unable(name) or await replicas.lacking(name)]
 
     def __del__(self) -> None:
         mixture = getattr(self, "_mixture", None)

@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ddm_ray.config import DataConfig, SamplingSettings
-from ddm_ray.errors import ConfigError
+from ddm_ray.errors import ConfigError, CorruptArtifact, DDMError, DriftError
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.offload import OffloadedToHost
 from ddm_ray.sampling.packing import pack, unpack, unpack_call
@@ -36,6 +36,8 @@ from ddm_ray.storage.run import Run
 
 KEEP_S = 60.0
 """Seconds for which weights that no request has any more stay at hand, as long as newer ones are used."""
+RETRY_S = 5.0
+"""Seconds after which weights that couldn't be loaded are tried again, if they are asked for."""
 JOIN_S = 10.0
 """Seconds for whoever asked for a link to come."""
 
@@ -109,7 +111,8 @@ class ExpertReplica:
     ):
         """Loads the newest verified weights of a cluster's expert, or of the monolith (None), if there are any yet.
 
-        Raises as `Networks.of` does.
+        Where they can't be loaded, each call says so: Serve would start one such replica after another, and what it
+        imports each time would slow down all others.
         """
         run, dense = Run.open(run_url), cluster is None
         versions = Versions(run, pin_file, dense)
@@ -117,6 +120,7 @@ class ExpertReplica:
         self._info = monolith_info(run) if dense else mixture_info(run)
         self._networks = Networks(run, self._info, computing)
         self._engines, self._used_at = dict[Pair, BatchEngine](), dict[Pair, float]()
+        self._failed = dict[Pair, tuple[float, DDMError]]()
         self._lock = asyncio.Lock()
         self._links: LinkServer | None = None
 
@@ -128,10 +132,10 @@ class ExpertReplica:
 
         try:
             version = await versions.loadable(load_own, strict=True)
-        except ConfigError as error:  # of pins; each call says which weights it wants
-            LOG.warning("no weights are loaded yet: %s", error)
-        else:
             await self.load(version.pair(self._cluster))
+        # Of pins, or of weights: each call says which it wants.
+        except (ConfigError, CorruptArtifact, DriftError) as error:
+            LOG.warning("no weights are loaded yet: %s", error)
 
     async def run(
         self, packed: bytes, seconds: float | None, until: int | None, weights: Pair
@@ -216,10 +220,23 @@ class ExpertReplica:
         if weights not in self._engines:
             async with self._lock:
                 if weights not in self._engines:
-                    version = Version.of_pair(self._cluster, self._info.num_experts, weights)
-                    parts = (self._info, version, [self._cluster], self._networks, self._data)
-                    self._engines[weights] = await asyncio.to_thread(local_engine, *parts)
+                    self._engines[weights] = await self._loaded(weights)
         return self._engines[weights]
+
+    async def _loaded(self, weights: Pair) -> BatchEngine:
+        """A new engine of these weights. Raises CorruptArtifact, DriftError, for RETRY_S without another look."""
+        at, error = self._failed.get(weights, (-np.inf, None))
+        if error is not None and time.monotonic() - at < RETRY_S:
+            raise error
+        version = Version.of_pair(self._cluster, self._info.num_experts, weights)
+        parts = (self._info, version, [self._cluster], self._networks, self._data)
+        try:
+            engine = await asyncio.to_thread(local_engine, *parts)
+        except (CorruptArtifact, DriftError) as error:
+            self._failed[weights] = time.monotonic(), error
+            raise
+        self._failed.pop(weights, None)
+        return engine
 
     def __del__(self) -> None:
         links: LinkServer | None = getattr(self, "_links", None)

@@ -51,6 +51,7 @@ class Replicas:
         self._deployments: dict[str, Any] = {}
         self._lock = asyncio.Lock()
         self._away_since: dict[str, float] = {}
+        self._unable = set[str]()
         self._watching: asyncio.Task[None] | None = None
 
     async def lacking(self, deployment: str) -> bool:
@@ -76,6 +77,18 @@ class Replicas:
         if self._watching is None or self._watching.done():
             self._watching = asyncio.ensure_future(self._watch())
 
+    def mark(self, deployment: str, able: bool) -> None:
+        """Note whether its replicas could load what they were asked for."""
+        if able:
+            self._unable.discard(deployment)
+        else:
+            self._unable.add(deployment)
+            self.mark_away(deployment)
+
+    def is_unable(self, deployment: str) -> bool:
+        """True if they couldn't, when they were last asked."""
+        return deployment in self._unable
+
     def is_away(self, deployment: str) -> bool:
         """True if nobody answered there, not long ago."""
         since = self._away_since.get(deployment)
@@ -85,7 +98,8 @@ class Replicas:
         while self._away_since:
             await asyncio.sleep(STATUS_S)
             for deployment in list(self._away_since):
-                if not self.is_away(deployment) or not await self._still_lacking(deployment):
+                lacking = self.is_unable(deployment) or await self._still_lacking(deployment)
+                if not lacking or not self.is_away(deployment):
                     del self._away_since[deployment]
 
     async def _still_lacking(self, deployment: str) -> bool:
@@ -189,8 +203,11 @@ class RemoteEngine:
 
     async def _called(self, method: Any, *arguments: Any) -> Any:
         try:
-            return await called(method, self._require_replica, *arguments, self._weights)
+            answer = await called(method, self._require_replica, *arguments, self._weights)
+            self._replicas.mark(self._name, able=True)
+            return answer
         except (CorruptArtifact, DriftError) as error:
+            self._replicas.mark(self._name, able=False)
             raise AwayError(f"{self._name} can't load its weights: {error}", self.expert) from None
 
     @property

@@ -265,6 +265,38 @@ def test_killed_processes_cost_no_request(server: Server, tiny_run: Run) -> None
     assert not wrong, wrong[:3]
 
 
+@pytest.mark.parametrize("server", ["per-expert"], indirect=True)
+def test_weights_that_are_gone_are_left_out_until_they_are_back(server: Server, tiny_run: Run) -> None:
+    """By one replica, which isn't started again and again meanwhile."""
+
+    def degraded() -> bool:
+        answer = server.generate(prompt="1", strategy="full", steps=2)
+        assert answer.status == 200, answer.body
+        return answer.json.get("degraded") == ["expert-001"]
+
+    (weights,) = Path(tiny_run.url).glob("experts/001/attempts/*/weights/*/ema.safetensors")
+    away = weights.rename(weights.with_suffix(".away"))
+    try:
+        (before,) = server.replicas("expert-001")
+        os.kill(before, signal.SIGKILL)
+        wait_until(lambda: bool(set(server.replicas("expert-001")) - {before}))
+        (replica,) = set(server.replicas("expert-001")) - {before}
+        wait_until(lambda: "no weights are loaded yet" in logs_of(replica))
+        wait_until(degraded)
+        assert server.ask("GET", "/readyz").json == {"status": "degraded", "away": ["expert-001"]}
+        assert server.replicas("expert-001") == [replica]
+    finally:
+        away.rename(weights)
+    wait_until(lambda: not degraded())
+    assert server.ask("GET", "/readyz").status == 200 and server.replicas("expert-001") == [replica]
+
+
+def logs_of(pid: int) -> str:
+    """What is in the log files that a process has open."""
+    opened = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()]
+    return "".join(Path(path).read_text(errors="replace") for path in opened if path.endswith(".log"))
+
+
 def linked_calls(server: Server) -> float:
     """Number of calls of experts for a velocity that went over links."""
     match = re.search(r'^ddm_calls_total\{way="link"\} (.+)$', server.ask("GET", "/metrics").body.decode(), re.M)
