@@ -207,8 +207,8 @@ def _trace(routing_BSK: Tensor, planned: np.ndarray, weights_BK: Tensor) -> None
         if planned["starts"][0]:
             routing_BSK[:, planned["step"][0]] = weights_BK
     elif len(rows := np.flatnonzero(planned["starts"])):
-        index, steps = (upload(part, routing_BSK.device) for part in (rows, planned["step"][rows]))
-        routing_BSK[index, steps] = picked(weights_BK, rows)
+        index = upload(rows * routing_BSK.shape[1] + planned["step"][rows], routing_BSK.device)
+        routing_BSK.view(-1, routing_BSK.shape[2]).index_copy_(0, index, picked(weights_BK, rows))
 
 
 def _placed(weights_EK: Tensor, parts: list[Weights]) -> Tensor:
