@@ -61,11 +61,12 @@ def available_prior(prior_CK: Tensor, available_K: Tensor | None = None) -> Tens
 
 def group_rows(used_BK: np.ndarray, device: torch.device | str = "cpu") -> list[ExpertRows]:
     """The rows of each expert that any row uses (bool), experts in ascending order; indices on `device`."""
-    groups = []
-    for expert in np.flatnonzero(used_BK.any(axis=0)).tolist():
-        column_B = used_BK[:, expert]
-        rows_R = None if column_B.all() else upload(np.flatnonzero(column_B), device)
-        groups.append(ExpertRows(expert, rows_R))
+    groups, begin, (_, row_R) = list[ExpertRows](), 0, used_BK.T.nonzero()
+    for expert, count in enumerate(used_BK.sum(axis=0).tolist()):
+        if count:
+            rows_R = None if count == len(used_BK) else upload(row_R[begin : begin + count], device)
+            groups.append(ExpertRows(expert, rows_R))
+        begin += count
     return groups
 
 

@@ -162,8 +162,8 @@ def _chosen(state: Trajectories, turn: Turn, rule: Rule, rows: np.ndarray, probs
 def _layout(state: Trajectories, guided_B: np.ndarray, null_B: np.ndarray, used_EK: np.ndarray) -> Layout:
     """Who computes what; the one before, or what of it is the same still: conditions may be large."""
     old, device = state.layout, state.x_BCHW.device
-    branches = old is not None and np.array_equal(old.guided_B, guided_B) and np.array_equal(old.null_B, null_B)
-    if old is not None and branches and np.array_equal(old.used_EK, used_EK):
+    branches = old is not None and bool(((old.guided_B == guided_B) & (old.null_B == null_B)).all())
+    if old is not None and branches and (old.used_EK == used_EK).all():
         return old
     guided_G = np.flatnonzero(guided_B)
     if old is not None and branches:
@@ -207,8 +207,8 @@ def _trace(routing_BSK: Tensor, planned: np.ndarray, weights_BK: Tensor) -> None
         if planned["starts"][0]:
             routing_BSK[:, planned["step"][0]] = weights_BK
     elif len(rows := np.flatnonzero(planned["starts"])):
-        index, steps = (upload(part, routing_BSK.device) for part in (rows, planned["step"][rows]))
-        routing_BSK[index, steps] = weights_BK[index]
+        index = upload(rows * routing_BSK.shape[1] + planned["step"][rows], routing_BSK.device)
+        routing_BSK.view(-1, routing_BSK.shape[2]).index_copy_(0, index, picked(weights_BK, rows))
 
 
 def _placed(weights_EK: Tensor, parts: list[Weights]) -> Tensor:

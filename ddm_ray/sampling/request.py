@@ -211,9 +211,10 @@ def _validate_condition(request: SampleRequest, info: MixtureInfo) -> None:
     assert info.num_classes is not None
     if condition.ndim != 1 or condition.dtype != torch.int64:
         raise SamplingError(f"labels must be int64 of shape ({num_images},), one a seed")
-    if condition.min() < 0 or condition.max() > info.num_classes:
+    least, most = (int(end) for end in condition.aminmax())
+    if least < 0 or most > info.num_classes:
         raise SamplingError(f"labels must be from 0 to {info.num_classes} ({info.num_classes}: no class)")
-    if bool((condition == info.num_classes).any()):
+    if most == info.num_classes:
         info.null(1)
 
 

@@ -6,7 +6,7 @@ more, without their condition, those that are guided.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,7 @@ from ddm_ray.core.mixture import ExpertRows
 from ddm_ray.core.solvers import moved
 from ddm_ray.core.transfer import each, upload
 from ddm_ray.errors import NotFiniteError
-from ddm_ray.sampling.plan import PLANNED, Plans
+from ddm_ray.sampling.plan import Plans
 from ddm_ray.sampling.request import MixtureInfo, RouterCall, SampleResult
 
 
@@ -121,29 +121,23 @@ class Trajectories:
 
     def changed(self, **others: Any) -> "Trajectories":
         """The same rows with other values of these fields."""
-        # As dataclasses.replace does, in a third of its time: it is twice a velocity.
+        # As dataclasses.replace does, in a tenth of its time: it is twice a velocity.
         after = object.__new__(Trajectories)
-        after.__dict__.update((name, self.__dict__[name]) for name in _FIELDS)
-        after.__dict__.update(others)
+        after.__dict__.update(self.__dict__, **others)
         return after
 
-    @cached_property
+    @property
     def done_B(self) -> np.ndarray:
         """Bool: rows that have had all their velocities, whose x is the image."""
         return np.asarray(self.position_B >= self.plans.lengths[self.plan_B])
 
     def planned(self) -> np.ndarray:
         """The next velocity of each row, (B,) of PLANNED; (1,) where all rows have the same."""
-        first = self.position_B[0]
-        if len(self.plans) == 1:
-            if (self.position_B == first).all():
-                return self.plans[0].velocities[first : first + 1]
-            return self.plans[0].velocities[self.position_B]
-        planned = np.empty(len(self), PLANNED)
-        for number, plan in enumerate(self.plans):
-            rows = self.plan_B == number
-            planned[rows] = plan.velocities[self.position_B[rows]]
-        return planned
+        number_B = self.plans.begins[self.plan_B] + self.position_B
+        first = number_B[0]
+        if (number_B == first).all():
+            return self.plans.velocities[first : first + 1]
+        return self.plans.velocities.take(number_B)
 
     def conditions(self, rows: np.ndarray, null: np.ndarray) -> Condition:
         """The conditions of some rows (by number), the null one where `null` (bool)."""
@@ -157,10 +151,15 @@ class Trajectories:
     def rows(self, rows: np.ndarray) -> "Trajectories":
         """Some of the rows, by number or by bool; they go on as they would have among the others."""
         index_R = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
-        used_P, plan_R = np.unique(self.plan_B[index_R], return_inverse=True)
+        plans, plan_R = self.plans, self.plan_B[index_R]
+        used_P = np.zeros(len(plans), bool)
+        used_P[plan_R] = True
+        if not used_P.all():
+            plans = Plans(plan for plan, used in zip(plans, used_P, strict=True) if used)
+            plan_R = (used_P.cumsum() - 1)[plan_R]
         host_R, device_R = torch.from_numpy(index_R), upload(index_R, self.x_BCHW.device)
         return self.changed(
-            plans=Plans(self.plans[number] for number in used_P),
+            plans=plans,
             plan_B=plan_R,
             seed_B=self.seed_B[index_R],
             position_B=self.position_B[index_R],
@@ -184,7 +183,8 @@ class Trajectories:
         num_steps = max(part.routing_BSK.shape[1] for part in parts)
 
         def padded(routing_BSK: Tensor) -> Tensor:
-            return torch.nn.functional.pad(routing_BSK, (0, 0, 0, num_steps - routing_BSK.shape[1]))
+            more = num_steps - routing_BSK.shape[1]
+            return torch.nn.functional.pad(routing_BSK, (0, 0, 0, more)) if more else routing_BSK
 
         return cls(
             info=parts[0].info,
@@ -230,6 +230,3 @@ def require_finite(result_BCHW: Tensor) -> None:
     """Raise NotFiniteError for what came out of a GPU, where nothing looks at each velocity."""
     if not result_BCHW.is_cpu and not result_BCHW.isfinite().all():
         raise NotFiniteError("an expert or the router gave what isn't finite; on a CPU it is named")
-
-
-_FIELDS = tuple(field.name for field in fields(Trajectories))

@@ -119,10 +119,11 @@ def turned(state: Trajectories) -> Trajectories:
     asks_B = (when_B == AT_VELOCITY) | ((when_B == AT_START) & (held_B == 0))
     # One expert has no weights to ask for within a step.
     asks_B |= (when_B == AT_STEP) & (planned["starts"] | (held_B > 1))
+    asks_R = np.flatnonzero(asks_B)
+    if not len(asks_R):
+        return choose(state, Turn(planned, point_BCHW, asks_R, asks_R), None)
     twice_B = asks_B & state.plans.exact[state.plan_B] & guided(planned)
-    turn = Turn(planned, point_BCHW, np.flatnonzero(asks_B), np.flatnonzero(twice_B))
-    if not len(turn.asks_R):
-        return choose(state, turn, None)
+    turn = Turn(planned, point_BCHW, asks_R, np.flatnonzero(twice_B))
     call, asked = question(state, turn)
     return state.changed(turn=turn.changed(question=call), asked=asked)
 

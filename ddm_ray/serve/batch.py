@@ -44,13 +44,13 @@ class JobRows:
         assert self.began_at is not None
         return Segment(rows, needed_B, self.began_at - self.submitted_at)
 
-    def ran(self, position: int, network_rows: int) -> None:
-        """Note a velocity, after which it is at `position`; those to come are taken to use as many experts."""
+    def ran(self, position_B: np.ndarray, network_rows_B: np.ndarray) -> None:
+        """Note a velocity, after which its rows are there; those to come are taken to use as many experts."""
         self.job.velocities -= 1
         (plan,) = self.rows.plans
         if plan.rule.most > 1 and self.job.velocities:
-            most_N = plan.most_rows_N
-            self.job.rows_each = network_rows * float(most_N[position:].mean() / most_N[position - 1])
+            position, most_N = int(position_B[0]), plan.most_rows_N
+            self.job.rows_each = int(network_rows_B.sum()) * float(most_N[position:].mean() / most_N[position - 1])
 
 
 @dataclass(frozen=True, eq=False)

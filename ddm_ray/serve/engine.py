@@ -267,18 +267,18 @@ class BatchEngine:
                 return None
             batch = staying
         self._batch = batch
-        before = batch.state.expert_rows_B
         after = RowBatch(batch.parts, advance(batch.state, self._answer(needs(batch.state))))
         self._pace.keep(after.state.x_BCHW)
         # From one's end to the other's, so that what happens between them counts.
         self._ended = self._clock()
-        self.scheduler.speed.ran(float((after.state.expert_rows_B - before).sum()), self._ended - began)
+        network_rows_B = after.state.expert_rows_B - batch.state.expert_rows_B
+        self.scheduler.speed.ran(float(network_rows_B.sum()), self._ended - began)
         ended = {part: after.rows(span) for part, span in after.spans() if part.job.velocities == 1}
-        rest = after.only([part for part in after.parts if part not in ended])
+        rest = after.only([part for part in after.parts if part not in ended]) if ended else after
         # Nothing fails from here on: a velocity is had by all or by none.
         self.num_velocities, self._num_failures = self.num_velocities + 1, 0
         for part, span in after.spans():
-            part.ran(int(after.state.position_B[span.start]), int((after.state.expert_rows_B - before)[span].sum()))
+            part.ran(after.state.position_B[span], network_rows_B[span])
         for part, rows in ended.items():
             self._end(part, part.segment(rows, np.full(part.job.rows, -1)))
         return rest

@@ -52,24 +52,29 @@ class Speed:
     def forget(self) -> None:
         """Begin anew."""
         self._n = self._x = self._y = self._xx = self._xy = 0.0
+        self._line = 0.0, 0.0
 
     def ran(self, rows: float, seconds: float) -> None:
         """Learn from one velocity of a batch."""
         kept = self._memory
         self._n, self._x, self._y = kept * self._n + 1, kept * self._x + rows, kept * self._y + seconds
         self._xx, self._xy = kept * self._xx + rows * rows, kept * self._xy + rows * seconds
+        if self._x:
+            self._line = self._fitted()
 
     def seconds(self, rows: float) -> float:
         """Seconds that a velocity of so many rows of networks takes; 0 before any ran."""
-        if self._x == 0:
-            return 0.0
+        fixed, each = self._line
+        return fixed + each * rows
+
+    def _fitted(self) -> tuple[float, float]:
         through_origin = self._y / self._x
         spread = self._n * self._xx - self._x * self._x
         if spread <= 1e-6 * self._x * self._x:
-            return rows * through_origin
+            return 0.0, through_origin
         each = (self._n * self._xy - self._x * self._y) / spread
         fixed = (self._y - each * self._x) / self._n
-        return rows * through_origin if each < 0 or fixed < 0 else fixed + each * rows
+        return (0.0, through_origin) if each < 0 or fixed < 0 else (fixed, each)
 
 
 HOPE = 1.2
@@ -115,9 +120,9 @@ class Scheduler:
         if rows + job.rows > most:
             raise OverloadedError(f"{rows} images are being made or wait, of {most} at most", self._needed(Load(jobs)))
         position = bisect.bisect_right(jobs, job.deadline, key=lambda owned: _deadline(owned[1]))
-        due = Load(jobs[:position])
         with_it = Load([*jobs[:position], (self, job)])
         late = self._margin * self._needed(with_it) - (job.deadline - now)
+        due = Load(jobs[:position] if position < len(jobs) else ())
         for owner, other in jobs[position:]:
             due.add(owner, other)
             with_it.add(owner, other)

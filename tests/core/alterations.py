@@ -268,8 +268,9 @@ def parts_in_their_own_order(parts, order=None):
 
 def numbered_from_one(settings, info):
     plan = PLAN(settings, info)
-    plan.velocities["step"] += 1
-    return plan
+    velocities = plan.velocities.copy()  # those of all plans with these settings
+    velocities["step"] += 1
+    return replace(plan, velocities=velocities)
 
 
 def last_not_reported(solver, times):
@@ -280,8 +281,9 @@ def last_not_reported(solver, times):
 
 def history_of_guidance_kept(settings, info):
     plan = PLAN(settings, info)
-    plan.velocities["jumps"] = False
-    return plan
+    velocities = plan.velocities.copy()
+    velocities["jumps"] = False
+    return replace(plan, velocities=velocities)
 
 
 EVALUATED_A_STEP_LATE = solvers.Solver((solvers.Stage(at=1), solvers.Stage(at=1, this=1 / 2, last=1 / 2)))

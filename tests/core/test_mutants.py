@@ -5,7 +5,7 @@ guidance, solver. The EMA's closed form (G) and its mutant are in tests/train/te
 mutants beside their tests.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -277,6 +277,14 @@ MUTANTS: dict[str, tuple] = {
     "steps reported with numbers from 1": ("steps reported", plans.SamplingPlan, "of", altered.numbered_from_one),
     "the last step not reported": ("steps reported", plans, "schedule", altered.last_not_reported),
 }
+
+
+@pytest.fixture(autouse=True)
+def tables_of_its_own() -> Iterator[None]:
+    """No tables of velocities that were made before a part was replaced, and none for those who come after."""
+    plans._velocities.cache_clear()
+    yield
+    plans._velocities.cache_clear()
 
 
 @pytest.mark.parametrize("oracle", ORACLES)
