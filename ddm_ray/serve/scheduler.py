@@ -39,6 +39,10 @@ class Job:
         return self.velocities * self.rows_each
 
 
+LEAP = 4.0
+"""Times the usual that a velocity counts at most."""
+
+
 class Speed:
     """Seconds that a velocity of a batch takes, `fixed + each * rows` of networks, learnt from those that ran.
 
@@ -55,7 +59,12 @@ class Speed:
         self._line = 0.0, 0.0
 
     def ran(self, rows: float, seconds: float) -> None:
-        """Learn from one velocity of a batch."""
+        """Learn from one velocity of a batch; of one that took far longer than usual, that it took LEAP times as long.
+
+        So one that waited for an expert that died doesn't have requests refused, and a true change is soon learnt.
+        """
+        if self._n:
+            seconds = min(seconds, LEAP * max(self.seconds(rows), self._y / self._n))
         kept = self._memory
         self._n, self._x, self._y = kept * self._n + 1, kept * self._x + rows, kept * self._y + seconds
         self._xx, self._xy = kept * self._xx + rows * rows, kept * self._xy + rows * seconds

@@ -45,6 +45,18 @@ def test_speed_follows_a_machine_that_slows_down() -> None:
     assert speed.seconds(8) == pytest.approx(0.05, rel=0.01)
 
 
+def test_one_velocity_that_waited_for_somebody_is_no_reason_to_refuse() -> None:
+    """Nor is it what many take from then on, which is learnt."""
+    made = scheduler()
+    made.speed.ran(8, 30.0)
+    made.admit(job(1.0), 0.0)
+    made.admit(job(1.0), 0.0)
+    assert made.speed.seconds(8) < 0.12  # of .08 before
+    for _ in range(200):
+        made.speed.ran(8, 30.0)
+    assert made.speed.seconds(8) == pytest.approx(30.0, rel=0.05)
+
+
 def test_the_earliest_deadline_is_first_and_a_batch_has_room_for_so_many_rows() -> None:
     made = scheduler(max_rows=4)
     late, soon, large = job(100.0), job(50.0, rows=2), job(70.0, rows=2)
