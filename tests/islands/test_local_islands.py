@@ -129,7 +129,13 @@ ENTRYPOINTS = {
     "again": "echo 'error: storage is away'; exit 75",
     "never": "echo 'error: nobody made a key'; echo more; exit 1",
     "lives": "sleep 600",
+    "leaves": "sleep 600",
+    "changes": "exit 1",
+    "comes": "exit 0",
 }
+
+
+FIRST = ("done", "again", "never", "lives")
 
 
 def until(conductors: list[Conductor], state: str, island: str, job: int | None = None) -> list[IslandJob]:
@@ -159,7 +165,7 @@ def conduct(pair: Pair) -> Iterator[Callable[..., Conductor]]:
 
 def test_jobs_are_kept_started_by_two_at_once(pair: Pair, conduct: Callable[..., Conductor]) -> None:
     """Two conductors have one job on each island, whose exit code says what to do; the second may be gone meanwhile."""
-    both, api = [conduct(*ENTRYPOINTS), conduct(*ENTRYPOINTS)], pair.jobs("local-0")
+    both, api = [conduct(*FIRST), conduct(*FIRST)], pair.jobs("local-0")
     lives = {job.job for job in until(both, "running", "lives")}
     assert lives == {submission_id(RUN, "lives", 1)}
     done = until(both, "done", "done")
@@ -178,6 +184,24 @@ def test_jobs_are_kept_started_by_two_at_once(pair: Pair, conduct: Callable[...,
     until([newest, *both, later], "running", "lives", 2)
     assert api.job(submission_id(RUN, "lives", 3)) is None
     until([*both, newest], "failed", "never", 2)
+
+
+def test_islands_that_are_new_are_conducted_and_others_left_to_themselves(
+    pair: Pair, conduct: Callable[..., Conductor]
+) -> None:
+    """A job whose island is kept no more goes on; one whose island has changed is started as it is now."""
+    conductor, api = conduct("leaves", "changes"), pair.jobs("local-0")
+    until([conductor], "failed", "changes", 1)
+    (leaves,) = until([conductor], "running", "leaves")
+    now = pair.named("changes", "comes")
+    now["changes"] = now["changes"].model_copy(update={"price_per_hour": 1.0})
+    conductor.keep(now)
+    until([conductor], "failed", "changes", 2)
+    until([conductor], "done", "comes")
+    assert [job.island for job in conductor.look()] == ["changes", "comes"]
+    job = api.job(leaves.job)
+    assert job and job.status == "RUNNING"
+    assert api.stop(leaves.job)
 
 
 def test_the_line_that_does_the_same_by_hand(pair: Pair, tmp_path: Path) -> None:
