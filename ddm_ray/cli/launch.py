@@ -104,7 +104,7 @@ class _File:
     def __init__(self, path: str, names: tuple[str, ...], conductor: "Conductor"):
         """Of the islands in it those that `names` has, all if that is empty, are conducted."""
         self._path, self._names, self._conductor = path, names, conductor
-        self._read, self._told = time.monotonic(), ""
+        self._read, self._problem = time.monotonic(), ""
 
     def keep_as_it_says(self) -> set[str]:
         """Have the islands conducted that the file has now; names of those that it has no longer."""
@@ -118,9 +118,9 @@ class _File:
             self._conductor.keep({name: islands[name] for name in islands if not self._names or name in self._names})
         except ConfigError as error:
             problem = error.text(phrase)
-        if problem not in ("", self._told):
+        if problem not in ("", self._problem):
             warn(f"{problem}; until then the islands stay as they were")
-        self._told = problem
+        self._problem = problem
         return before.keys() - self._conductor.islands.keys()
 
 
