@@ -1,8 +1,8 @@
 """Requests to storage, counted by a proxy before a real S3 server (moto's), and what they cost at S3's prices.
 
-Look: a run whose experts have left what training leaves on storage, some of them at work, some finished. What a first
-look asks for, one that lists, one that only reads heartbeats; and `ddm watch` as it looks by default, on a clock that
-this script moves, once nothing has changed for ten minutes.
+Look: a run whose experts have left what training leaves on storage, some of them at work, some finished, and whose
+islands keep their presence there. What a first look asks for, one that lists, one that only reads heartbeats; and `ddm
+watch` as it looks by default, on a clock that this script moves, once nothing has changed for ten minutes.
 Train: `ddm train` of one expert on a private Ray, once it has trained for so long: requests a second of all processes
 together, and the bytes of curves.
 """
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -24,9 +25,11 @@ sys.path.insert(0, str(ROOT))
 
 from claims import Claim, Report, measuring  # noqa: E402
 
+from ddm_ray.islands.presence import PresenceKeeper  # noqa: E402
+from ddm_ray.islands.roll_call import RollCall  # noqa: E402
 from ddm_ray.storage.attempts import Attempt, heartbeat  # noqa: E402
 from ddm_ray.storage.graph import expert  # noqa: E402
-from ddm_ray.storage.observer import Observer  # noqa: E402
+from ddm_ray.storage.observer import LIST_SECONDS, Observer  # noqa: E402
 from ddm_ray.storage.run import Run  # noqa: E402
 from ddm_ray.storage.status import survey  # noqa: E402
 from ddm_ray.watch.loop import PAID_EVERY_SECONDS  # noqa: E402
@@ -38,8 +41,8 @@ from tests.storage.fleet import ATTEMPTS, make_fleet  # noqa: E402
 from tests.storage.jobs import beat  # noqa: E402
 
 MEASURES = ("look", "train")
-SIZES = {"experts": 256, "training": 64, "finished": 64, "settle": 300, "seconds": 120}
-QUICK = {"experts": 16, "training": 4, "finished": 4, "settle": 60, "seconds": 30}
+SIZES = {"experts": 256, "training": 64, "finished": 64, "islands": 8, "settle": 300, "seconds": 120}
+QUICK = {"experts": 16, "training": 4, "finished": 4, "islands": 2, "settle": 60, "seconds": 30}
 # What issue and design ask for: of a look, of a day of `ddm watch` in dollars, of `ddm train` a second, of curves.
 MOST_LIST, MOST_DOLLARS, MOST_LIST_RATE, MOST_RATE, MOST_CURVES_GB = 15, 1.0, 0.1, 1.5, 0.5
 # Dollars a request of S3's standard class; the others are free.
@@ -57,22 +60,27 @@ def measure_look(args: argparse.Namespace, server: str, report: Report) -> None:
     """What looks at a run of many experts ask for."""
     made = make_fleet(f"s3://{BUCKET}/fleet", args.experts, args.training, args.finished)
     at_work = made.experts[args.finished : args.finished + args.training]
-    name = f"{args.experts} experts, {args.training} train"
+    islands = [PresenceKeeper(made.store, f"island-{number}") for number in range(args.islands)]
+    name = f"{args.experts} experts, {args.training} train, {args.islands} islands"
     with leading_through(server) as wire:
         run = Run.open(made.url)
-        observer, beats = Observer(run, partial(survey, run)), 1
+        observer, calls, beats = Observer(run, partial(survey, run)), RollCall(run.store, LIST_SECONDS), 1
 
-        def look(now: float) -> Counter[str]:
+        def look(now: float, *looks: Callable[[float], object]) -> Counter[str]:
             nonlocal beats
             beats += 1
             for artifact in at_work:  # not through the proxy
                 beat(Attempt(made.store, artifact, ATTEMPTS), beats, beats)
+            for island in islands:
+                island.tell(waits=f"{beats}")
             since = len(wire.requests)
-            observer.look(now)
+            for each in looks or (observer.look, calls.rows):
+                each(now)
             return wire.counts(since)
 
-        first = look(0.0)
-        listing = look(CALM_SECONDS)
+        first = look(0.0, observer.look)
+        listing = look(CALM_SECONDS, observer.look)
+        called = look(CALM_SECONDS, calls.rows)
         reading = look(CALM_SECONDS + PAID_EVERY_SECONDS)
         ticks = int(WATCHED_SECONDS / PAID_EVERY_SECONDS)
         watched = sum((look(CALM_SECONDS + tick * PAID_EVERY_SECONDS) for tick in range(2, ticks + 2)), Counter[str]())
@@ -80,6 +88,7 @@ def measure_look(args: argparse.Namespace, server: str, report: Report) -> None:
         report.add(Claim(f"{name}: first look, {kind}", first[kind], "requests"))
     report.add(Claim(f"{name}: a look that lists, LIST", listing["LIST"], "requests", MOST_LIST))
     report.add(Claim(f"{name}: a look that lists, all else", others(listing), "requests", args.training))
+    report.add(Claim(f"{name}: a look at islands", called.total(), "requests", 1 + args.islands))
     report.add(Claim(f"{name}: a look in between", reading.total(), "requests", args.training))
     price = dollars(watched) * DAY / WATCHED_SECONDS
     report.add(Claim(f"{name}: ddm watch each {PAID_EVERY_SECONDS:g} s", price, "$ a day", MOST_DOLLARS))

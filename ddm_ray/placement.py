@@ -195,7 +195,8 @@ class _Site(StrictModel):
     )
     gpu: str | float | None = Field(
         default=None,
-        description="its GPUs by torch's name, as NVIDIA H100 80GB HBM3, or the peak FLOP/s of one; for plans",
+        description="its GPUs by torch's name or a short one, as H100 (that is the SXM one), or the peak FLOP/s of one;"
+        " for plans",
     )
 
     @field_validator("gpu")

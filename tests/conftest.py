@@ -44,6 +44,8 @@ LANES = {
     ),
     "private": ("islands/test_local_islands.py", "test_demo.py", "serve/test_http.py", "serve/test_mixture_yaml.py"),
 }
+SUBMIT = "ray job submit --working-dir ."
+"""The README's words that submit a door to the Ray at RAY_ADDRESS."""
 _held: list[socket.socket] = []
 
 # How long an example takes is the machine's affair.
@@ -231,9 +233,11 @@ def submit(island: Island, door: str, *arguments: str) -> str:
     """Submit one door as its docstring says and wait for the end of the job; what it printed."""
     text = (ROOT / "jobs" / f"{door}.py").read_text()
     assert f"--working-dir . -- python jobs/{door}.py " in text
-    command = [str(BIN / "ray"), "job", "submit", "--address", island.jobs, "--working-dir", ".", "--"]
-    command += ["python", f"jobs/{door}.py", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=ROOT, check=False)
+    words = ["--", "python", f"jobs/{door}.py", *arguments]
+    where = {**os.environ, "RAY_ADDRESS": island.jobs, "PATH": f"{BIN}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        [*SUBMIT.split(), *words], capture_output=True, text=True, timeout=400, cwd=ROOT, env=where, check=False
+    )
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     return done.stdout
 

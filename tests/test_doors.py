@@ -13,8 +13,9 @@ from ddm_ray.cli import main
 from ddm_ray.storage.attempts import Attempt, claimed
 from ddm_ray.storage.graph import PARTITION, ROUTER, ROWS, Artifact, evaluation
 from ddm_ray.storage.run import Run
-from tests.conftest import ISLANDS, Island, ddm, submit
+from tests.conftest import ISLANDS, SUBMIT, Island, ddm, submit
 from tests.random_run import make_data, make_run
+from tests.readme import section
 
 STEPS = 60
 SETTINGS = ("--set", f"expert.train.steps={STEPS}", "--set", f"router.train.steps={STEPS}")
@@ -45,6 +46,12 @@ def test_stages_through_their_doors(island_run: Run) -> None:
     assert island_run.manifest(Artifact("experts/001")) is None
     claim_fields = Attempt(island_run.store, ROUTER, 1).claim()
     assert claim_fields["island"] == "north" and claim_fields["job"].startswith("raysubmit_")
+
+
+def test_the_readmes_line_is_the_one_that_trained_an_expert_here() -> None:
+    """But for the island's address, which RAY_ADDRESS may say, and the file of islands."""
+    (line,) = re.findall(r"`(ray job submit [^`]+)`", section("A run of your own"))
+    assert line == f"{SUBMIT} -- python jobs/train.py RUN expert 0"
 
 
 def test_sample_and_evaluate_through_their_doors(island: Island, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from tests.conftest import BIN, ROOT, Island, ddm, wait_for
 from tests.data.hub import hub_server
 from tests.data.s3 import s3, s3_server
 from tests.random_run import make_data
+from tests.readme import commands_of
 from tests.sampling import tiny_components
 from tests.storage.jobs import beat, fail, finish
 from tests.watch.hooks import hook_server
@@ -39,12 +40,6 @@ from tests.watch.hooks import hook_server
 VIT = {"embed_dim": 16, "depth": 1, "num_heads": 2, "img_size": 28}
 SIZES = ("data.image_size=8", "partition.num_fine=12", "expert.model.patch_size=4")
 CAPTIONS = ("a red cat", "the blue dog", "a moon on the moon")
-
-
-def commands_of(title: str) -> list[list[str]]:
-    """The commands of each block of a section."""
-    section = (ROOT / "README.md").read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
-    return [block.strip().splitlines() for block in re.findall(r"^```\n(.*?)^```", section, re.MULTILINE | re.DOTALL)]
 
 
 def blocks() -> dict[str, list[str]]:

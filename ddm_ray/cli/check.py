@@ -9,7 +9,7 @@ import click
 from ddm_ray.cli.command import ISLAND_NAMES, ISLANDS_WITH_JOBS, RUN
 from ddm_ray.cli.islands import islands
 from ddm_ray.cli.launch import chosen_islands
-from ddm_ray.errors import ConfigError, RayError, printable
+from ddm_ray.errors import ConfigError, RayError, StorageError, printable
 from ddm_ray.placement import Island
 from ddm_ray.storage.graph import trained_of
 from ddm_ray.storage.run import Run
@@ -30,7 +30,8 @@ def check(run_url: str, file: str, names: tuple[str, ...], monolith: bool) -> No
     the other way round, and created only once; how far the clocks differ; whether versions are the same, and workers,
     memory and the cache's disk large enough for what is still to be trained.
 
-    Writes a few small files beside the run's, and deletes them. Exits with 0 if all islands are sound, else with 1.
+    Writes a few small files beside the run's, and deletes them. Exits with 0 if nothing wrong is found, else with 1. An
+    island whose machines come when they are asked for is unknown until they are there.
 
     \b
       ddm islands check s3://lab/run7 --islands islands.yaml
@@ -46,7 +47,7 @@ def check(run_url: str, file: str, names: tuple[str, ...], monolith: bool) -> No
     run.store.require_create()
     needs = needs_of(run, [each for each in trained_of(run.config) if monolith or each.kind != "monolith"])
     needs = [need for need in needs if any(need.left.values())]
-    note, interrupted = note_of(run), threading.Event()
+    note, interrupted, refusals = note_of(run), threading.Event(), list[StorageError]()
 
     def ask(island: Island) -> tuple[list[Fault], str]:
         try:
@@ -56,9 +57,13 @@ def check(run_url: str, file: str, names: tuple[str, ...], monolith: bool) -> No
         if island.jobs is None:
             return [Fault("no Jobs API", f"{file} names none", "add jobs: http://HEAD:8265 to it")], ""
         question = Question(run, island, note, lambda id_: probe_line(run.url, island, id_), interrupted)
-        answer = question.ask()
+        try:
+            answer = question.ask()
+        except StorageError as error:  # of the run's storage as seen from here: others' answers are told all the same
+            refusals.append(error)
+            return [Fault("storage refuses here", error.message, "mend that, and ask again")], ""
         wrong = faults(answer, island, needs, versions())
-        return wrong, "" if wrong else sound(answer)
+        return wrong, "" if wrong else sound(answer, island)
 
     click.echo(f"asking {', '.join(sites)}; a job looks around on each", err=True)
     width, faulty = max(map(len, sites)), 0
@@ -67,13 +72,15 @@ def check(run_url: str, file: str, names: tuple[str, ...], monolith: bool) -> No
         try:
             for each in as_completed(asked):
                 wrong, words = each.result()
-                for line in [str(fault) for fault in wrong] or [f"ok: {words}"]:
+                for line in [str(fault) for fault in wrong] or [words]:
                     # Much of it is the island's words.
                     click.echo(f"{asked[each]:{width}}  {printable(line, MOST_LINE)}")
                 faulty += bool(wrong)
         except BaseException:
             interrupted.set()
             raise
+    if refusals and faulty == len(refusals):
+        raise refusals[0]
     if faulty:
         raise RayError(f"{faulty} of {len(sites)} islands can't train this run as they are: see above")
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # Longest time for a detached launch to hear of every island.
 DETACHED_SECONDS = 120.0
+# Time between two looks at the islands' file.
+FILE_SECONDS = 5.0
 
 
 @main.command()
@@ -38,6 +40,7 @@ def launch(run_url: str, file: str, names: tuple[str, ...], monolith: bool, deta
     Nothing depends on this command. Kill it, start it again, anywhere, or twice: an island has one such job at a time.
     It starts a job wherever none lives; later it starts again what was lost or ended with exit code 75, but neither
     what ended with 1, which somebody must mend, nor what somebody stopped. Shows meanwhile what is trained, and where.
+    FILE is read again and again: islands that are new in it are started, and those that are gone kept no more.
 
     \b
       ddm launch s3://lab/run7 --islands islands.yaml
@@ -60,7 +63,10 @@ def launch(run_url: str, file: str, names: tuple[str, ...], monolith: bool, deta
     if not dry_run:
         artifacts = [each for each in trained_of(run.config) if monolith or each.kind != "monolith"]
         with conductor:
-            jobs, finished = (_submitted(conductor), False) if detach else _watched(conductor, run, artifacts)
+            if detach:
+                jobs, finished = _submitted(conductor), False
+            else:
+                jobs, finished = _watched(conductor, run, artifacts, _File(file, names, conductor))
         if finished:
             click.echo(f"all that {run.url} trains is finished")
         else:
@@ -92,6 +98,32 @@ def chosen_islands(file: str, names: tuple[str, ...]) -> Mapping[str, Island]:
     return {name: island for name, island in islands.items() if not names or name in names}
 
 
+class _File:
+    """The islands' file, read again each FILE_SECONDS. One that can't be read leaves the islands as they were."""
+
+    def __init__(self, path: str, names: tuple[str, ...], conductor: "Conductor"):
+        """Of the islands in it those that `names` has, all if that is empty, are conducted."""
+        self._path, self._names, self._conductor = path, names, conductor
+        self._read, self._problem = time.monotonic(), ""
+
+    def keep_as_it_says(self) -> set[str]:
+        """Have the islands conducted that the file has now; names of those that it has no longer."""
+        from ddm_ray.placement import load_islands
+
+        if time.monotonic() - self._read < FILE_SECONDS:
+            return set()
+        self._read, before, problem = time.monotonic(), self._conductor.islands, ""
+        try:
+            islands = load_islands(self._path)
+            self._conductor.keep({name: islands[name] for name in islands if not self._names or name in self._names})
+        except ConfigError as error:
+            problem = error.text(phrase)
+        if problem not in ("", self._problem):
+            warn(f"{problem}; until then the islands stay as they were")
+        self._problem = problem
+        return before.keys() - self._conductor.islands.keys()
+
+
 def _submitted(conductor: "Conductor") -> "list[IslandJob]":
     """The islands' jobs once each island has answered, or it has taken too long."""
     deadline = time.monotonic() + DETACHED_SECONDS
@@ -102,7 +134,9 @@ def _submitted(conductor: "Conductor") -> "list[IslandJob]":
         time.sleep(0.2)
 
 
-def _watched(conductor: "Conductor", run: Run, artifacts: Sequence[Artifact]) -> "tuple[list[IslandJob], bool]":
+def _watched(
+    conductor: "Conductor", run: Run, artifacts: Sequence[Artifact], file: "_File"
+) -> "tuple[list[IslandJob], bool]":
     """The islands' jobs once the run is finished, which is the second, or nothing is left to do; shown meanwhile."""
     from ddm_ray.islands.conduct import SETTLED
     from ddm_ray.storage.observer import Observer
@@ -123,6 +157,8 @@ def _watched(conductor: "Conductor", run: Run, artifacts: Sequence[Artifact]) ->
                     warned = True
                 view.show_statuses(statuses)
             done = sum(each.fraction for each in statuses) / len(artifacts)
+            for gone in file.keep_as_it_says():
+                view.show(gone, min(0.99, done), "kept no more: the file has it no longer; its job goes on")
             jobs = conductor.look()
             for job in jobs:
                 view.show(job.island, min(0.99, done), _words(job), job.state in ("failed", "away"))

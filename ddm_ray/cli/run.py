@@ -92,7 +92,7 @@ def watch(
     webhook: str | None,
     stalled_after: float,
 ) -> None:
-    """Show all artifacts of RUN as a live table, until everything that it trains is finished, or Ctrl-C.
+    """Show all artifacts of RUN as a live table, and islands at work on it, until all is trained, or Ctrl-C.
 
     Reads storage alone, as `ddm status` does: it may run anywhere, many times at once, and die at any moment.
 
@@ -105,7 +105,8 @@ def watch(
     stalled, failed, damaged, resumed or finished. After a failure that isn't final the next attempt begins by itself.
     A job that stays stalled has no process left that could begin one: run its command again.
     """
-    from ddm_ray.storage.observer import survey_once
+    from ddm_ray.islands.roll_call import RollCall
+    from ddm_ray.storage.observer import LIST_SECONDS, survey_once
     from ddm_ray.storage.run import Run
     from ddm_ray.storage.status import line
 
@@ -131,8 +132,10 @@ def watch(
         if hook:
             hook.post(event)
 
+    # On a disk nobody counts requests.
+    calls = RollCall(run.store, 0.0 if run.store.local else LIST_SECONDS)
     try:
-        loop.watch(run, _gauges(run.url, host, prometheus), on_event, warn, every, stalled_after, phrase)
+        loop.watch(run, _gauges(run.url, host, prometheus), on_event, warn, every, stalled_after, phrase, calls.rows)
     finally:
         if hook:
             hook.close()

@@ -47,8 +47,12 @@ class Question:
         """
         answer = Answer()
         try:
-            answer = replace(answer, open=self._jobs.answers_strangers(), reached=True)
-        except RayError as error:
+            strangers = self._jobs.answers_strangers()
+            answer = Answer(reached=True, open=strangers is True)
+            if isinstance(strangers, str):
+                self._jobs.job(self._job)  # whether it is a Jobs API to who has the token
+                answer = replace(answer, odd=strangers)
+        except (RayError, ConfigError) as error:
             return replace(answer, refused=error)
         store = self._run.store
         store.write(f"{self._folder}/{NOTE}", self._note.model_dump_json().encode())

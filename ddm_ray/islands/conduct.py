@@ -194,32 +194,44 @@ class Conductor:
     ):
         """Conduct the islands that name their Jobs API; look at each `every` seconds.
 
-        `entrypoint` gives the line of shell that an island's job is. Raises ConfigError if no island has a Jobs API, or
-        one whose runs lie elsewhere.
+        `entrypoint` gives the line of shell that an island's job is. Raises ConfigError as `keep` does.
         """
-        self.islands = {name: island for name, island in islands.items() if island.jobs}
-        if not self.islands:
-            raise ConfigError("no island of the file names its Jobs API", "give one jobs: http://HEAD:8265")
-        for island in self.islands.values():
-            island.require_run(run_url)
-        self._kept = {
-            name: KeptJob(JobsAPI(name, island.jobs or "", island.token_file), run_url, name, entrypoint(island))
-            for name, island in self.islands.items()
-        }
-        self._every = every
+        self.islands: dict[str, Island] = {}
+        self._run_url, self._entrypoint, self._every = run_url, entrypoint, every
+        self._kept: dict[str, KeptJob] = {}
         self._seen: dict[str, IslandJob] = {}
         self._broken: list[BaseException] = []
         self._news = threading.Condition()
-        self._closing = threading.Event()
+        self._begun, self._closing = False, threading.Event()
+        self.keep(islands)
 
     def __enter__(self) -> Self:
-        for name in self._kept:
-            # A daemon: an island that doesn't answer holds up nobody's end.
-            threading.Thread(target=self._watch, args=(name,), name=f"island {name}", daemon=True).start()
+        self._begun = True
+        for name, kept in self._kept.items():
+            self._begin(name, kept)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._closing.set()
+
+    def keep(self, islands: Mapping[str, Island]) -> None:
+        """Conduct these islands from now on: new ones too, changed ones as they are now, and no others.
+
+        A job that runs goes on, whatever has changed. Raises ConfigError, and changes nothing, if no island has a Jobs
+        API, or one whose runs lie elsewhere.
+        """
+        islands = {name: island for name, island in islands.items() if island.jobs}
+        if not islands:
+            raise ConfigError("no island of the file names its Jobs API", "give one jobs: http://HEAD:8265")
+        for island in islands.values():
+            island.require_run(self._run_url)
+        new = {name: self._job(island) for name, island in islands.items() if self.islands.get(name) != island}
+        with self._news:
+            self._kept = {name: new.get(name) or self._kept[name] for name in islands}
+            self._seen = {name: seen for name, seen in self._seen.items() if name in islands and name not in new}
+            self.islands = islands
+        for name, kept in new.items() if self._begun else ():
+            self._begin(name, kept)
 
     def look(self, seconds: float = 10.0) -> list[IslandJob]:
         """The newest state of each island, in order, without asking any; waits at first, for `seconds` at most."""
@@ -230,16 +242,26 @@ class Conductor:
             asked = {name: IslandJob(name, "away", text="no answer yet") for name in self._kept}
             return list((asked | self._seen).values())
 
-    def _watch(self, name: str) -> None:
-        while not self._closing.is_set():
+    def _job(self, island: Island) -> KeptJob:
+        jobs = JobsAPI(island.name, island.jobs or "", island.token_file)
+        return KeptJob(jobs, self._run_url, island.name, self._entrypoint(island))
+
+    def _begin(self, name: str, kept: KeptJob) -> None:
+        # A daemon: an island that doesn't answer holds up nobody's end.
+        threading.Thread(target=self._watch, args=(name, kept), name=f"island {name}", daemon=True).start()
+
+    def _watch(self, name: str, kept: KeptJob) -> None:
+        """Look at the island for as long as it is kept as it was."""
+        while not self._closing.is_set() and self._kept.get(name) is kept:
             try:
-                seen = self._kept[name].look()
+                seen = kept.look()
             except BaseException as error:  # of this program: whoever looks is told
                 with self._news:
                     self._broken.append(error)
                     self._news.notify_all()
                 raise
             with self._news:
-                self._seen[name] = seen
+                if self._kept.get(name) is kept:
+                    self._seen[name] = seen
                 self._news.notify_all()
             self._closing.wait(self._every)

@@ -7,7 +7,7 @@ from ddm_ray.errors import ConfigError, DDMError, RayAway, WrongToken
 from ddm_ray.islands.conduct import complaint
 from ddm_ray.islands.jobs import SubmittedJob
 from ddm_ray.islands.needs import ModelNeeds
-from ddm_ray.islands.probe import NodeReport, ProbeReport, StorageTrouble
+from ddm_ray.islands.probe import ClusterReport, NodeReport, ProbeReport, StorageTrouble
 from ddm_ray.placement import Island
 
 GB = 1e9
@@ -34,13 +34,15 @@ class Fault:
 class Answer:
     """All that was heard of an island that was asked.
 
-    `reached`: its Jobs API answered something; `open`: also who gave no token; `refused`: why it took no job or told
+    `reached`: its Jobs API answered something; `open`: also who gave no token; `odd`: what it answered him that was
+    neither an answer nor a refusal; `refused`: why it took no job or told
     nothing of it; `log`: the job's last lines. `stored`: the report came back by the run's storage. `ahead`: bounds of
     its clock less the one here, in seconds; None without a report. `late`: its job was ended, since it took too long.
     """
 
     reached: bool = False
     open: bool = False
+    odd: str = ""
     refused: DDMError | None = None
     job: SubmittedJob | None = None
     log: Sequence[str] = ()
@@ -68,6 +70,9 @@ def _of_api(answer: Answer, island: Island) -> Iterator[Fault]:
     if answer.open:
         what = "its Jobs API answers who gives no token, so whoever reaches it runs there what he likes"
         yield Fault("open to others", what, _OPEN)
+    if answer.odd:
+        what = f"who gives its Jobs API no token isn't refused, it {answer.odd}"
+        yield Fault("an odd answer", what, "see what stands before its Ray, and that it lets in nobody without a token")
     if answer.refused is None:
         return
     why = answer.refused.message.removeprefix(f"island {island.name}: ")
@@ -188,6 +193,8 @@ def _workers(report: ProbeReport, island: Island) -> int:
 def _of_resources(report: ProbeReport, island: Island) -> Iterator[Fault]:
     least, asked, resources = island.train.workers.min, island.train.asked, report.cluster.resources
     remedy = "change workers or resources_per_worker in the islands' file, or start more nodes"
+    if awaits_machines(report, island):
+        return
     lacking = [name for name, amount in asked.items() if resources.get(name, 0.0) < amount * least]
     for name in lacking:
         what = f"{least} x {asked[name]:g} {name} asked for, its Ray has {resources.get(name, 0.0):g}"
@@ -223,6 +230,9 @@ def _of_memory(node: NodeReport, workers: int, island: Island, needs: Sequence[M
 
 
 def _of_cache(node: NodeReport, needs: Sequence[ModelNeeds]) -> Iterator[Fault]:
+    if node.no_room:
+        remedy = "let its Ray's user read and write there, or name another folder as cache in the islands' file"
+        yield Fault("cache refuses", f"{node.name}: {node.cache}: {node.no_room}", remedy)
     for need in needs:
         if node.room is not None and need.rows is not None and need.rows.files > node.room:
             what = f"{node.name}: {node.cache} has room for {_gb(node.room)}, the rows of one {need.kind} are"
@@ -236,11 +246,23 @@ def _gb(size: float) -> str:
     return f"{size / GB:,.1f} GB" if size < 100 * GB else f"{size / GB:,.0f} GB"
 
 
-def sound(answer: Answer) -> str:
-    """Words on an island without faults: its machines and clock."""
+def awaits_machines(report: ProbeReport, island: Island) -> bool:
+    """True if it has room for fewer workers than asked for, and machines come there when they are asked for."""
+    return report.cluster.grows and report.cluster.places < island.train.workers.min
+
+
+def sound(answer: Answer, island: Island) -> str:
+    """Words on an island without faults: its machines and clock, or that it has none yet, so that nobody knows."""
     report = answer.report
     assert report is not None
     nodes, cluster = report.cluster.nodes, report.cluster
+    if awaits_machines(report, island):
+        so_far = f"has machines for {cluster.places} of {_counted(island.train.workers.min, 'worker')} so far"
+        return f"unknown: {so_far}: whether those to come have memory and room in the cache shows once they are there"
+    return f"ok: {_sound(answer, nodes, cluster)}"
+
+
+def _sound(answer: Answer, nodes: Sequence[NodeReport], cluster: ClusterReport) -> str:
     parts = [_counted(len(nodes), "machine")] if len(nodes) > 1 else []
     parts.append(_counted(cluster.places, "place") + " for workers")
     parts += [

@@ -98,14 +98,17 @@ class JobsAPI:
             return None
         return self._parse(_Details, status, text).job(submission_id)
 
-    def answers_strangers(self) -> bool:
-        """True if it tells of its jobs who gives no token: whoever reaches it then runs there what he likes."""
+    def answers_strangers(self) -> bool | str:
+        """True if it tells of its jobs who gives no token: whoever reaches it then runs there what he likes.
+
+        Words on the answer where it is neither that nor a refusal, as of a proxy that shows a page to log in.
+        """
         status, text = self._ask("GET", "/api/jobs/none", stranger=True)
         if status in (401, 403):
             return False
         if status == 200 or (status == 404 and "does not exist" in text):
             return True
-        raise self._refused(status, text)
+        return f"answers {status}: {_last_line(text)}"
 
     def log_tail(self, submission_id: str, lines: int = 20, length: int = 1000) -> list[str]:
         """The last lines that a job printed, each made printable, and of at most `length` characters."""
@@ -138,8 +141,7 @@ class JobsAPI:
             return WrongToken(f"{self._where} {problem}", _TOKEN_FIX)
         if "No available agent" in text:
             return RayAway(f"{self._where} takes no job yet")
-        # Of a traceback the last line says why.
-        reason = printable(next((line for line in reversed(text.splitlines()) if line.strip()), ""), 200)
+        reason = _last_line(text)
         if status >= 500:
             return RayAway(f"{self._where} answers {status}: {reason}")
         return RayError(f"{self._where} is no Jobs API: it answers {status}: {reason}", "correct jobs of that island")
@@ -206,3 +208,8 @@ class JobsAPI:
         if not token or len(token) > _MOST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
             raise ConfigError(f"island {self._island}: {source} has no token: one line of letters and digits")
         return token
+
+
+def _last_line(text: str) -> str:
+    """The last line of a text that says something, printable: of a traceback it says why."""
+    return printable(next((line for line in reversed(text.splitlines()) if line.strip()), ""), 200)

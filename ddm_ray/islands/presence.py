@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -94,14 +94,18 @@ def _names(given: Any) -> frozenset[str]:
     return frozenset(name for name in given if isinstance(name, str)) if isinstance(given, list) else frozenset()
 
 
-def workers(store: Store) -> list[Presence]:
-    """The notes of all workers that any island has on storage: a listing, and a GET each."""
+def workers(store: Store, known: Container[str] = ()) -> list[Presence]:
+    """The notes of all workers that any island has on storage, but for those `known` by their ids.
+
+    That is a listing, and a GET each.
+    """
     ids = []
     for key in store.sizes("islands"):
         island, _, rest = key.partition("/workers/")
         number, _, name = rest.partition("/")
-        if name == PRESENCE and number.isdecimal() and is_island(island):
-            ids.append(f"{island}/{number}")
+        worker_id = f"{island}/{number}"
+        if name == PRESENCE and number.isdecimal() and is_island(island) and worker_id not in known:
+            ids.append(worker_id)
     with ThreadPoolExecutor(_REQUESTS) as pool:
         return list(pool.map(lambda worker_id: Presence.read(store, worker_id), sorted(ids)))
 

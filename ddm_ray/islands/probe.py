@@ -4,6 +4,7 @@ The job is to find under PREFIX on the run's storage what whoever asks has writt
 report beside it. It prints the report, too: where storage can't be reached, its log says why.
 """
 
+import errno
 import math
 import os
 import shutil
@@ -16,7 +17,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ddm_ray.data.loading.cache import cache_root
-from ddm_ray.errors import StorageError, printable
+from ddm_ray.errors import StorageError, printable, refusal
 from ddm_ray.memory import total_bytes
 from ddm_ray.storage.patience import Trouble
 from ddm_ray.storage.store import Store
@@ -60,8 +61,9 @@ class GPU(_Message):
 class NodeReport(_Message):
     """One machine. Sizes are in bytes: `memory` is all of it; `room` is free in the cache, copies of the run included.
 
-    `room` is None where nothing is copied. `ahead`: bounds of its clock less that of the machine that asked it, in
-    seconds. `places`: number of workers that it has resources for, by what Ray counts.
+    `room` is None where nothing is copied, or the cache can't be used, of which `no_room` says why. `ahead`: bounds of
+    its clock less that of the machine that asked it, in seconds. `places`: number of workers that it has resources for,
+    by what Ray counts.
     """
 
     name: Text
@@ -70,6 +72,7 @@ class NodeReport(_Message):
     gpus: list[GPU] = Field(default=[], max_length=100)
     cache: Text = ""
     room: float | None = None
+    no_room: Text = ""
     trouble: StorageTrouble | None = None
     ahead: tuple[float, float] = (0.0, 0.0)
     places: int = 0
@@ -78,14 +81,15 @@ class NodeReport(_Message):
 class ClusterReport(_Message):
     """A Ray cluster: all it has of each resource, workers that it has room for, and a look at each machine with room.
 
-    `silent`: machines that gave no report, and why. `open`: its own port answers who gives no token; None where
-    that couldn't be asked.
+    `silent`: machines that gave no report, and why. `grows`: more machines come when they are asked for. `open`: its
+    own port answers who gives no token; None where that couldn't be asked.
     """
 
     resources: dict[Text, float] = Field(default={}, max_length=1000)
     places: int = 0
     nodes: list[NodeReport] = Field(default=[], max_length=MOST_NODES)
     silent: list[Text] = Field(default=[], max_length=MOST_NODES)
+    grows: bool = False
     open: bool | None = None
 
 
@@ -117,9 +121,12 @@ def look(run_url: str, check: str, cache: str | None, use_gpu: bool) -> NodeRepo
     """The report of this machine, with what its processes get to see of the note of the question `check`."""
     store = Store(run_url)
     note, trouble = read_note(store, check)
-    root, room = cache_root(cache), None
+    root, room, no_room = cache_root(cache), None, ""
     if store.local is None:
-        room = _room(root, note.digests if note else [])
+        try:
+            room = _room(root, note.digests if note else [])
+        except OSError as error:
+            no_room = printable(refusal(error, root), 1000)
     return NodeReport(
         name=printable(socket.gethostname(), 100),
         versions=versions(),
@@ -127,6 +134,7 @@ def look(run_url: str, check: str, cache: str | None, use_gpu: bool) -> NodeRepo
         gpus=_gpus() if use_gpu else [],
         cache=printable(root, 1000),
         room=room,
+        no_room=no_room,
         trouble=trouble,
     )
 
@@ -177,8 +185,15 @@ def _trouble(store: Store, error: StorageError | FileNotFoundError) -> StorageTr
 
 
 def _room(root: Path, digests: Sequence[str]) -> float:
-    """Free bytes for copies below a folder, those that are copies of these artifacts counted as free."""
+    """Free bytes for copies below a folder, those that are copies of these artifacts counted as free.
+
+    Raises OSError where no copy could be made or read.
+    """
     existing = next(folder for folder in (root, *root.absolute().parents) if folder.exists())
+    if not existing.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(existing))
+    if not os.access(existing, os.R_OK | os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(existing))
     copies = [file for digest in digests for file in (root / digest).glob("*") if file.is_file()]
     return float(shutil.disk_usage(existing).free + sum(file.stat().st_size for file in copies))
 

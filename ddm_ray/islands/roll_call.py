@@ -1,11 +1,17 @@
 """Roll call: which islands are at work on a run, and on what; each is looked at until it gives a sign of life."""
 
+import math
 import time
 from collections.abc import Callable
 
 from ddm_ray.islands.presence import Presence, workers
 from ddm_ray.storage.observer import LOOK_SECONDS
+from ddm_ray.storage.pulse import Pulses
+from ddm_ray.storage.status import duration
 from ddm_ray.storage.store import Store
+
+SILENT_SECONDS = 60.0
+"""Silence from which a worker may be dead: others take its jobs then."""
 
 
 def roll_call(
@@ -27,8 +33,56 @@ def roll_call(
 
 def line(presence: Presence, lives: bool) -> str:
     """One line of a table on a worker: its island, what it does, where it runs."""
+    return f"{presence.island:<16} {'' if lives else 'no sign of life, '}{words(presence)}"
+
+
+def words(presence: Presence) -> str:
+    """Words on what a worker does, and where it runs."""
     doing = f"trains {presence.holds}" if presence.holds else f"waits: {presence.waits or 'starting'}"
-    sign = "" if lives else "no sign of life, "
     speed = f", {presence.speed:.2g} FLOP/s" if presence.speed else ""
     where = " ".join(filter(None, (presence.host, presence.job)))
-    return f"{presence.island:<16} {sign}{doing}{speed} (worker {presence.number}{f' on {where}' if where else ''})"
+    return f"{doing}{speed} (worker {presence.number}{f' on {where}' if where else ''})"
+
+
+class RollCall:
+    """Roll call again and again, as often as it is asked for; storage is asked each `every` seconds at most.
+
+    Nobody is waited for: a worker is silent once its beat has stood still for SILENT_SECONDS in this observer's sight.
+    """
+
+    def __init__(self, store: Store, every: float):
+        self._store, self._every = store, every
+        self._pulses, self._ended, self._seen = Pulses(), set[str](), set[str]()
+        self._rows, self._asked_at = list[tuple[str, str, bool]](), -math.inf
+
+    def rows(self, now: float) -> list[tuple[str, str, bool]]:
+        """A row for each island that is at work, or was since this began: its name, what it does, True if it is silent.
+
+        `now` is a reading of the observer's own clock in seconds.
+        """
+        if now - self._asked_at >= self._every:
+            self._rows, self._asked_at = self._ask(now), now
+        return self._rows
+
+    def _ask(self, now: float) -> list[tuple[str, str, bool]]:
+        notes = workers(self._store, self._ended)
+        self._ended |= {each.id for each in notes if each.ended}
+        by_island: dict[str, list[tuple[float, Presence]]] = {}
+        for each in notes:
+            if not each.ended:
+                silence = self._pulses.take(each.id, 0, each.beat, now)
+                alive = silence <= max(SILENT_SECONDS, 3 * each.beat_seconds)
+                by_island.setdefault(each.island, []).append((0.0 if alive else silence, each))
+        self._seen |= by_island.keys()
+        return [_row(island, by_island.get(island, [])) for island in sorted(self._seen)]
+
+
+def _row(island: str, at_work: list[tuple[float, Presence]]) -> tuple[str, str, bool]:
+    """The row of an island: of its workers that live the oldest works, and others stand by."""
+    if not at_work:
+        return island, "has left", False
+    silence, first = min(at_work, key=lambda pair: (pair[0] > 0, pair[1].number))
+    if silence:
+        return island, f"no sign of life for {duration(silence)}, {words(first)}", True
+    others = sum(not each for each, _ in at_work) - 1
+    return island, words(first) + (f", {others} more stand{'s' if others == 1 else ''} by" if others else ""), False

@@ -15,7 +15,7 @@ from ddm_ray.storage.attempts import Attempt
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_files import list_jobs
 from ddm_ray.storage.run import Run
-from ddm_ray.train.hardware import named_peak
+from ddm_ray.train.hardware import SHORT_NAMES, named_peak, torch_name
 
 MFU = (0.3, 0.5)
 """Shares of the peak that trainings of large models reach on GPUs."""
@@ -39,18 +39,20 @@ class IslandSpeed:
 
 def by_peak(island: Island, precision: str, flops: float | None = None, mfu: tuple[float, float] = MFU) -> IslandSpeed:
     """The speed by the peak of one of its devices, `flops` if given. Raises LookupError, in words, if none is known."""
-    peak, name = flops, island.gpu
+    peak, name, device = flops, island.gpu, None
     if peak is None and isinstance(name, float):
         peak = name
     if peak is None and name is None:
         raise LookupError("no training has left its speed, and it has no gpu in the file")
-    if peak is None:
-        peak = named_peak(str(name), precision)
-    if peak is None:
-        raise LookupError(f"the peak of its gpu {name!r:.60} in {precision} isn't known")
+    if peak is None and (device := torch_name(str(name))) is None:
+        known = f"known are torch's names, numbers of FLOP/s, and {', '.join(SHORT_NAMES)}"
+        raise LookupError(f"its gpu {name!r:.60} isn't known ({known})")
+    if peak is None and (peak := named_peak(str(device), precision)) is None:
+        raise LookupError(f"its gpu {name!r:.60} has no peak in {precision}")
     workers = island.train.workers.max
     slow, fast = (peak * workers * share for share in mfu)
-    source = f"{workers} x {peak / 1e12:.4g} TFLOP/s at {100 * mfu[0]:.0f} to {100 * mfu[1]:.0f} % MFU"
+    which = f" ({device})" if device not in (None, name) else ""
+    source = f"{workers} x {peak / 1e12:.4g} TFLOP/s{which} at {100 * mfu[0]:.0f} to {100 * mfu[1]:.0f} % MFU"
     return IslandSpeed({"expert": (slow, fast)}, source)
 
 

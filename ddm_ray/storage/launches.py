@@ -128,13 +128,27 @@ def noted(store: Store, launch: Launch) -> Iterator[Launch]:
 def _drop_ended(store: Store, files: JobFiles, after: int, where: Mapping[str, Any]) -> None:
     """Delete what launches in vain left that began after the same attempt, from the same island, or host without one.
 
-    Else whoever starts a command again and again would leave more, and more. What storage won't delete stays.
+    In vain: it has given up, or its process was on this machine and is no more. Else whoever starts a command again and
+    again would leave more, and more. What storage won't delete stays.
     """
     with suppress(StorageError):
         for launch_id in files.launched_after(after):
             launch = Launch(files.artifact, launch_id, after=after)
-            if has_given_up(files, launch_id) and _site(launch.begun(store)) == _site(where):
+            begun = launch.begun(store)
+            if (has_given_up(files, launch_id) or _was_killed(begun, where)) and _site(begun) == _site(where):
                 store.delete(launch.prefix)
+
+
+def _was_killed(begun: Mapping[str, Any], where: Mapping[str, Any]) -> bool:
+    """True if a launch that has told no end began on this machine, in a process that is no more."""
+    pid = begun.get("pid")
+    if begun.get("host") != where["host"] or not isinstance(pid, int) or not 0 < pid < 2**31:
+        return False
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return isinstance(error, ProcessLookupError)  # another user's is refused
+    return False
 
 
 def _site(fields: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -9,7 +9,10 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import grpc
 import pytest
@@ -34,7 +37,7 @@ from tests.data.s3 import s3_server, upload
 from tests.islands.test_jobs_answers import says, served
 from tests.random_run import make_data
 from tests.s3_wire import Fault as OnTheWire
-from tests.s3_wire import Wire, wire
+from tests.s3_wire import Request, Wire, wire
 
 Line = Callable[[str], str]
 SLEEP = 4
@@ -182,6 +185,60 @@ def test_a_report_that_comes_by_the_log_alone_is_of_another_storage(north: Site,
     answer = asked(run, north, lambda _: f"echo {printed}")
     assert answer.report == late_answer.report and not answer.stored
     assert "storage not shared" in [fault.name for fault in faults(answer, north, [], versions())]
+
+
+def test_a_door_that_knows_no_stranger_is_named_and_the_island_looked_at(north: Site, run: Run) -> None:
+    """Who gives no token is led elsewhere, as by a proxy with a page to log in; who gives one is answered by Ray."""
+
+    def door(handler: BaseHTTPRequestHandler) -> None:
+        if "Authorization" not in handler.headers:
+            says(302, "log in", Location="http://127.0.0.1:1/")(handler)
+            return
+        body = handler.rfile.read(int(handler.headers.get("Content-Length", 0))) or None
+        connection = HTTPConnection(str(urlsplit(north.jobs).netloc), timeout=60)
+        connection.request(handler.command, handler.path, body, dict(handler.headers))
+        answer = connection.getresponse()
+        says(answer.status, answer.read().decode())(handler)
+        connection.close()
+
+    with served(door) as (url, _):
+        site = north.model_copy(update={"jobs": url})
+        answer = asked(run, site, probing(run.url))
+        assert answer.report and answer.stored
+        (fault,) = faults(answer, site, [], versions())
+        assert fault.name == "an odd answer" and "isn't refused, it answers 302: log in" in fault.what
+
+
+def test_storage_that_refuses_one_question_hides_no_other_answer(
+    bucket: tuple[Run, Wire, Wire], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run, _, _ = bucket
+    refused: list[str] = []
+
+    def rule(request: Request) -> OnTheWire | None:
+        if request.method == "PUT" and re.search("_check-.*/note", request.path):
+            refused.append(request.key)
+            return OnTheWire.DENIED
+        return None
+
+    with (
+        wire(os.environ["AWS_ENDPOINT_URL"]) as denying,
+        served(says(401, "Unauthorized")) as (url, _),
+    ):
+        denying.rule = rule
+        monkeypatch.setenv("AWS_ENDPOINT_URL", denying.url)
+        islands = {"east": {"jobs": url}, "south": {"jobs": "http://127.0.0.1:1"}}
+        (tmp_path / "islands.yaml").write_text(json.dumps({"islands": islands}))
+        command = ["islands", "check", run.url, "--islands", str(tmp_path / "islands.yaml")]
+        both = CliRunner().invoke(main, command)
+        alone = CliRunner().invoke(main, [*command, "--island", "east"])
+    assert len(set(refused)) == 2
+    east, south = sorted(both.stdout.splitlines())
+    assert re.fullmatch("east   storage refuses here: .*/note: storage denies it: .*; mend that, and ask again", east)
+    assert south.startswith("south  API unreachable: ")
+    assert both.stderr.splitlines()[-1] == "error: 2 of 2 islands can't train this run as they are: see above"
+    assert alone.stdout.startswith("east  storage refuses here: ")
+    assert "storage denies it" in alone.stderr.splitlines()[-1] and alone.exit_code == 75
 
 
 def test_a_file_of_islands_is_checked_by_one_command(island: Island, run: Run, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from ddm_ray.islands.check import clock_bounds
 from ddm_ray.islands.faults import Answer, Fault, faults, sound
 from ddm_ray.islands.jobs import SubmittedJob
 from ddm_ray.islands.needs import ModelNeeds, needs_of
-from ddm_ray.islands.probe import MOST_REPORT, ProbeReport, places_of
+from ddm_ray.islands.nodes import grows
+from ddm_ray.islands.probe import MOST_REPORT, ProbeReport, look, places_of
 from ddm_ray.islands.traffic import RowBytes
 from ddm_ray.placement import Island, TrainPlacement, Workers
 from ddm_ray.storage.graph import ROUTER, expert
@@ -59,7 +61,7 @@ def report(node: Mapping[str, Any] = {}, cluster: Mapping[str, Any] = {}, **fiel
     return read
 
 
-def answer(of: ProbeReport | None, **fields: Any) -> Answer:
+def answer(of: ProbeReport | None = None, **fields: Any) -> Answer:
     return Answer(**{"reached": True, "job": JOB, "report": of, "stored": True, "ahead": (-0.5, 0.5)} | fields)
 
 
@@ -70,10 +72,47 @@ def names(judged: Answer, island: Island, needs: list[ModelNeeds]) -> list[str]:
 def test_a_sound_island_in_words(needs: list[ModelNeeds]) -> None:
     judged = answer(report())
     assert faults(judged, EIGHT, needs, HERE) == []
-    assert sound(judged) == (
-        "8 places for workers, 64 CPUs, 8 GPUs (NVIDIA H100 80GB HBM3), 2,000 GB of memory, room for 1,000 GB in the"
-        " cache, Ray 2.60.0, clock within 0.5 s"
+    assert sound(judged, EIGHT) == (
+        "ok: 8 places for workers, 64 CPUs, 8 GPUs (NVIDIA H100 80GB HBM3), 2,000 GB of memory, room for 1,000 GB in"
+        " the cache, Ray 2.60.0, clock within 0.5 s"
     )
+
+
+HEAD = NODE | {"gpus": [], "memory": 4e9, "room": 1e9, "places": 0}
+
+
+def test_what_an_island_will_grow_to_is_unknown(needs: list[ModelNeeds]) -> None:
+    """Its head is no measure of machines that come when they are asked for; those that are there are judged."""
+    growing = {"resources": {}, "places": 0, "nodes": [HEAD], "grows": True}
+    judged = answer(report(cluster=growing))
+    assert faults(judged, EIGHT, needs, HERE) == []
+    assert sound(judged, EIGHT).startswith("unknown: has machines for 0 of 8 workers so far: ")
+    assert names(answer(report(cluster=growing | {"grows": False})), EIGHT, needs) == ["too few GPUs", "too few CPUs"]
+    small = growing | {"resources": {"GPU": 4}, "places": 4, "nodes": [HEAD, NODE | {"places": 4, "room": 1e9}]}
+    assert names(answer(report(cluster=small)), EIGHT, needs) == ["cache disk full"]
+    assert sound(answer(report(cluster={"grows": True})), EIGHT).startswith("ok: 8 places"), "it has grown"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ([({"memory": 1e9}, {})], True),
+        ([({"CPU": 4.0}, {})], False),
+        ([({"CPU": 4.0}, {"ray.io/node-group": "head"})], True),
+        ([({"memory": 1e9}, {}), ({"GPU": 1.0}, {})], False),
+    ],
+)
+def test_a_cluster_whose_machines_come_when_asked_for(nodes: list[tuple[Any, Any]], expected: bool) -> None:
+    assert grows([{"Resources": resources, "Labels": labels} for resources, labels in nodes]) is expected
+
+
+def test_a_cache_that_cannot_be_used_is_the_machines_own_fault(tmp_path: Path) -> None:
+    """Not that of a machine that gives no answer."""
+    (tmp_path / "file").write_text("")
+    for cache, why in ((tmp_path / "file" / "x", "Not a directory: "), (tmp_path / ("c" * 300), "File name too long")):
+        seen = look("memory:///", "0", str(cache), False)
+        assert seen.room is None and seen.no_room.startswith(why) and seen.cache == str(cache)
+    assert (seen := look("memory:///", "0", str(tmp_path / "new"), False)).room and not seen.no_room
 
 
 @pytest.mark.parametrize(
@@ -102,6 +141,11 @@ def test_a_sound_island_in_words(needs: list[ModelNeeds]) -> None:
         ({"node": {"gpus": [H100, H100 | {"memory": 16e9}] * 4}}, "too little memory", "n1: a NVIDIA H100 80GB HBM3 h"),
         ({"node": {"memory": 40e9}}, "too little memory", "n1 has 40.0 GB, the state of one expert takes 4"),
         ({"node": {"room": 3e11}}, "cache disk full", "n1: /cache has room for 300 GB, the rows of one expert are 400"),
+        (
+            {"node": {"room": None, "no_room": "Permission denied"}},
+            "cache refuses",
+            "n1: /cache: Permission denied; let",
+        ),
         ({"cluster": {"silent": ["n2: no answer"]}}, "a silent machine", "n2: no answer; end its Ray"),
         ({"cluster": {"nodes": []}}, "no report", "the probe names no machine"),
     ],
@@ -122,6 +166,7 @@ FAILED = SubmittedJob("x", "FAILED", "Job failed:\nsh: 1: ddm: not found", 127)
         ({"reached": False, "refused": RayAway("island north: http://x can't be reached")}, "API unreachable", "http:"),
         ({"refused": RayAway("island north: http://x takes no job yet")}, "takes no job", "http://x takes no job yet"),
         ({"refused": RayError("island north: http://x is no Jobs API")}, "no Jobs API", "http://x is no Jobs API"),
+        ({"odd": "answers 302: to log in", "report": report()}, "an odd answer", "it answers 302: to log in; see what"),
         ({"job": FAILED}, "no ddm", "sh: 1: ddm: not found; install"),
         ({"job": FAILED, "log": ["sh: ddm: nowhere"]}, "no ddm", "sh: ddm: nowhere; install"),
         ({"job": SubmittedJob("x", "FAILED", "Error: No such command", 2)}, "other versions", "No such command; inst"),
@@ -132,7 +177,7 @@ FAILED = SubmittedJob("x", "FAILED", "Job failed:\nsh: 1: ddm: not found", 127)
     ],
 )
 def test_each_fault_of_a_job_has_its_name(fields: dict[str, Any], name: str, words: str) -> None:
-    (fault,) = faults(answer(None, **fields), EIGHT, [], HERE)
+    (fault,) = faults(answer(**fields), EIGHT, [], HERE)
     assert fault.name == name and words in str(fault) and "island north" not in str(fault)
 
 

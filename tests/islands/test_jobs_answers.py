@@ -88,11 +88,14 @@ def test_an_odd_answer_is_one_line(answer: Answer, kind: type[RayError], problem
         (says(403, "Forbidden"), False),
         (says(404, "Job none does not exist"), True),
         (says(200, "{}"), True),
+        (says(302, "", Location="http://127.0.0.1:1/"), "answers 302: "),
+        (says(500, "Traceback:\nValueError: \x1b[31mno\n"), r"answers 500: ValueError: \x1b[31mno"),
+        (says(404, "nginx"), "answers 404: nginx"),
     ],
 )
-def test_who_has_no_token_is_refused_or_answered(answer: Answer, open_to_others: bool, token: str) -> None:
+def test_who_has_no_token_is_refused_or_answered(answer: Answer, open_to_others: bool | str, token: str) -> None:
     with served(answer) as (url, tokens):
-        assert JobsAPI("north", url, token).answers_strangers() is open_to_others
+        assert JobsAPI("north", url, token).answers_strangers() == open_to_others
     assert tokens == [None]
 
 

@@ -142,9 +142,10 @@ TWO = "islands: {known: {gpu: 1e12, workers: 2, price_per_hour: 36}, unknown: {g
 def test_an_island_of_unknown_speed_is_left_out_by_name(tmp_path: Path) -> None:
     done = ddm_plan(tmp_path, TWO, "--mfu", "50")
     assert done.exit_code == 0, done.output
-    assert "unknown is left out: the peak of its gpu 'MI300X' in fp32 isn't known: give --flops unknown=1e15" in (
+    assert "unknown is left out: its gpu 'MI300X' isn't known (known are torch's names, numbers of FLOP/s, and B2" in (
         done.output
     )
+    assert "V100 PCIe): give --flops unknown=1e15" in done.output
     done = ddm_plan(tmp_path, TWO, "--flops", "unknown=2e12", "--mfu", "50", "--json")
     numbers = json.loads(done.stdout)
     assert numbers["unknown"] == {} and numbers["islands"].keys() == {"known", "unknown"}
@@ -163,7 +164,7 @@ def test_an_island_of_unknown_speed_is_left_out_by_name(tmp_path: Path) -> None:
         (("--mfu", "0"), "write percents as 30-50"),
         (("--mfu", "90-50"), "write percents as 30-50"),
         (("--island", "third"), "choose one of known, unknown with --island"),
-        (("--island", "unknown"), "unknown: the peak of its gpu 'MI300X' in fp32 isn't known"),
+        (("--island", "unknown"), "unknown: its gpu 'MI300X' isn't known (known are"),
         (("--calibrate",), "measures this machine: which island is it; name it with --island NAME"),
     ],
 )
@@ -171,6 +172,16 @@ def test_mistakes_are_named(tmp_path: Path, arguments: tuple[str, ...], expected
     done = ddm_plan(tmp_path, TWO, *arguments)
     assert done.exit_code == 1
     assert expected in done.output and done.output.count("\n") == 1
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_gpu_goes_by_its_short_name(tmp_path: Path) -> None:
+    short, long = (f"islands: {{north: {{gpu: {name}}}}}" for name in ("H100", "NVIDIA H100 80GB HBM3"))
+    done, other = (json.loads(ddm_plan(tmp_path, text, "--json").stdout) for text in (short, long))
+    assert done["seconds"] == other["seconds"]
+    assert "1 x 66.9 TFLOP/s (NVIDIA H100 80GB HBM3) at 30" in done["islands"]["north"]["speed"]
+    with pytest.raises(LookupError, match=r"^its gpu 'V100' has no peak in bf16$"):
+        by_peak(Island(gpu="V100"), "bf16")
 
 
 def test_what_is_trained_already_is_left_out(tiny: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,9 @@
 
 import json
 import re
+import socket
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -101,6 +104,36 @@ def test_launches_in_vain_leave_no_more_than_their_places(run: Run) -> None:
         assert len(left) == 1 + 2 * 3 * (attempts + 1)
         claim(run.store, JOB)
     assert "attempt 2" in text_of(run)[1]
+
+
+KILLED = """
+import os, sys
+from ddm_ray.storage.launches import Launch, noted
+from ddm_ray.storage.run import Run
+with noted(Run.open(sys.argv[1]).store, Launch("experts/000", island="north")):
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_launches_that_are_killed_leave_no_more_than_the_last(run: Run) -> None:
+    """Without a word before their first attempt; one that lives, and one of another machine, stay."""
+    living, elsewhere = Launch(JOB, island="north"), Launch(JOB, island="north")
+    noted(run.store, living).__enter__()
+    run.store.write(elsewhere.begun_key, json.dumps({"island": "north", "host": "n7.other", "pid": 2**22 + 1}).encode())
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", KILLED, run.url], capture_output=True, text=True, check=False)
+        assert done.returncode == -9, done.stderr
+    left = {f"{JOB}/launches/{name}" for name in run.store.sizes(f"{JOB}/launches")}
+    assert {living.begun_key, elsewhere.begun_key} < left and len(left) == 3
+
+
+@pytest.mark.parametrize("pid", [None, "7", -1, 0, 2**40, True])
+def test_a_record_with_no_process_in_it_is_left(run: Run, pid: object) -> None:
+    record = {"island": "north", "host": socket.gethostname(), "pid": pid}
+    old = Launch(JOB, island="north")
+    run.store.write(old.begun_key, json.dumps(record).encode())
+    launch(run)
+    assert run.store.exists(old.begun_key)
 
 
 def test_launches_that_storage_will_not_delete_hinder_none(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

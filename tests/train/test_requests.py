@@ -97,14 +97,14 @@ def test_the_benchmark_counts_looks(
     benchmark: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = tmp_path / "claims.json"
-    sizes = ["--experts", "4", "--training", "2", "--finished", "1"]
+    sizes = ["--experts", "4", "--training", "2", "--finished", "1", "--islands", "1"]
     monkeypatch.setattr(sys, "argv", ["storage_requests.py", "--measure", "look", *sizes, "--json", str(file)])
     benchmark("storage_requests").main()
-    values = {
-        claim["name"].removeprefix("4 experts, 2 train: "): claim for claim in json.loads(file.read_text())["claims"]
-    }
+    claims = json.loads(file.read_text())["claims"]
+    values = {claim["name"].removeprefix("4 experts, 2 train, 1 islands: "): claim for claim in claims}
     assert values["a look that lists, LIST"]["value"] == 4
     assert values["a look that lists, all else"]["value"] == values["a look in between"]["value"] == 2
+    assert values["a look at islands"]["value"] == 2
     day = values["ddm watch each 15 s"]
-    assert day["value"] == pytest.approx(86400 * (4 * 5e-6 / 60 + 2 * 0.4e-6 / 15), rel=0.01)
+    assert day["value"] == pytest.approx(86400 * (5 * 5e-6 / 60 + 0.4e-6 / 60 + 2 * 0.4e-6 / 15), rel=0.01)
     assert all(claim["holds"] is not False for claim in values.values())

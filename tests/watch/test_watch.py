@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from ddm_ray.cli import main
+from ddm_ray.islands.presence import PresenceKeeper
 from ddm_ray.storage.attempts import claim
 from ddm_ray.storage.graph import MONOLITH, ROUTER
 from ddm_ray.storage.job_status import JobStatus
@@ -107,6 +108,28 @@ def test_a_run_is_watched_to_its_end(tmp_path: Path) -> None:
     for body in hook.bodies:
         assert body["text"] in printed
     assert "Traceback" not in printed
+
+
+def test_islands_are_in_the_table_while_they_are_at_work(tmp_path: Path) -> None:
+    """And in the table of a run without any there is no word on them."""
+    run, log = make_data(f"{tmp_path}/run", num_rows=60), tmp_path / "log"
+    finish(run, run.experts[0])
+    watching = start(run, log)
+    try:
+        wait_for(lambda: "experts/000  100%" in log.read_text(), 60, log.read_text)
+        assert "waits" not in log.read_text() and "worker" not in log.read_text()
+        with PresenceKeeper(run.store, "north", holds="experts/001"), PresenceKeeper(run.store, "south", waits="all"):
+            seen = r"^north +33%  trains experts/001 \(worker 1 on .*\)\nsouth +33%  waits: all \(worker 1 on"
+            wait_for(lambda: re.search(seen, log.read_text(), re.MULTILINE), 20, log.read_text)
+        # A row is logged each ten seconds.
+        wait_for(lambda: re.search("^south +33%  has left", log.read_text(), re.MULTILINE), 30, log.read_text)
+        for artifact in (*run.experts[1:], ROUTER):
+            finish(run, artifact)
+        assert watching.wait(20) == 0
+    finally:
+        watching.kill()
+        watching.wait()
+    assert "Traceback" not in log.read_text()
 
 
 def test_a_dead_webhook_and_ctrl_c(tmp_path: Path) -> None:
