@@ -281,10 +281,10 @@ def main() -> None:
     parser = options(__doc__ or "")
     parser.add_argument("run", metavar="RUN", help="a finished run with classes, such as runs/digits of `make demo`")
     parser.add_argument("--measure", nargs="+", default=MEASURES, choices=MEASURES)
+    parser.add_argument("--kills", type=int, help="how often each kind of process is killed; 3, with --quick 1")
     args = parser.parse_args()
-    args.seconds, args.kills, args.requests, args.load_seconds = (
-        (4.0, 1, 100, 40.0) if args.quick else (10.0, 3, 1000, 60.0)
-    )
+    args.seconds, kills, args.requests = (4.0, 1, 100) if args.quick else (10.0, 3, 1000)
+    args.kills = args.kills or kills
     report = Report("cpu")
     measures = {"kills": measure_kills, "gone": measure_gone, "equality": measure_equality}
     for name in args.measure:
