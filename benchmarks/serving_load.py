@@ -151,6 +151,25 @@ def open_loop(port: int, a_second: float, seconds: float, body: Callable[[int], 
     return answers
 
 
+@contextmanager
+def probing(port: int, path: str, every: float = 0.2) -> Iterator[list[Answer]]:
+    """Answers to one client that asks for this every so many seconds; all once the context has ended."""
+    answers, stop = list[Answer](), threading.Event()
+
+    def probe() -> None:
+        client = Client(port)
+        while not stop.wait(every):
+            answers.append(client.ask("GET", path))
+
+    thread = threading.Thread(target=probe)
+    thread.start()
+    try:
+        yield answers
+    finally:
+        stop.set()
+        thread.join()
+
+
 def run_all(threads: Sequence[threading.Thread]) -> None:
     for thread in threads:
         thread.start()
