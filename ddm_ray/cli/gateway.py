@@ -14,9 +14,9 @@ from ddm_ray.errors import ConfigError
 def gateway(proxies: tuple[str, ...], host: str, port: int, insecure: bool) -> None:
     """Send requests on to Ray Serve's proxies, HOST:PORT each, and again to another where one is lost, until Ctrl-C.
 
-    `ddm serve` does this by itself. It is for what `serve deploy` runs on several machines: no request is lost there
-    when an ingress, a proxy or a machine dies, since a request that was in flight on it is sent again. A restart of
-    the gateway itself loses those in flight.
+    `ddm serve` does this by itself. It is for what `serve deploy` runs on several machines: when an ingress, a proxy or
+    a machine dies, a request that was in flight on it is sent again. What has begun to come, such as a stream, isn't;
+    the death of the gateway loses what is in flight on it; and where all of several proxies are away the answer is 503.
 
     \b
       ddm gateway node-1:8000 node-2:8000 --host 0.0.0.0 --port 8080

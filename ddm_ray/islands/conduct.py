@@ -110,6 +110,15 @@ class KeptJob:
         # Of the ended job with this number: when to start the next one.
         self._due: tuple[int, float] = (0, 0.0)
 
+    def with_entrypoint(self, entrypoint: str) -> "KeptJob":
+        """This job with another line of shell from its next start on, which comes at once where the old one failed."""
+        if entrypoint == self._entrypoint:
+            return self
+        other = KeptJob(self._jobs, self._run_url, self._island, entrypoint, self._clock)
+        if self._last.state != "failed":
+            other._number, other._looked, other._stopped = self._number, self._looked, self._stopped
+        return other
+
     def look(self) -> IslandJob:
         """Ask for the newest job, and submit the next one if it is time. Trouble is a state, never an exception."""
         try:
@@ -199,6 +208,7 @@ class Conductor:
         self.islands: dict[str, Island] = {}
         self._run_url, self._entrypoint, self._every = run_url, entrypoint, every
         self._kept: dict[str, KeptJob] = {}
+        self._known: dict[tuple[str, str, str | None], KeptJob] = {}
         self._seen: dict[str, IslandJob] = {}
         self._broken: list[BaseException] = []
         self._news = threading.Condition()
@@ -225,13 +235,13 @@ class Conductor:
             raise ConfigError("no island of the file names its Jobs API", "give one jobs: http://HEAD:8265")
         for island in islands.values():
             island.require_run(self._run_url)
-        new = {name: self._job(island) for name, island in islands.items() if self.islands.get(name) != island}
+        kept = {name: self._job(island) for name, island in islands.items()}
         with self._news:
-            self._kept = {name: new.get(name) or self._kept[name] for name in islands}
-            self._seen = {name: seen for name, seen in self._seen.items() if name in islands and name not in new}
-            self.islands = islands
-        for name, kept in new.items() if self._begun else ():
-            self._begin(name, kept)
+            new = {name: job for name, job in kept.items() if self._kept.get(name) is not job}
+            self._seen = {name: seen for name, seen in self._seen.items() if name in kept and name not in new}
+            self._kept, self.islands = kept, islands
+        for name, job in new.items() if self._begun else ():
+            self._begin(name, job)
 
     def look(self, seconds: float = 10.0) -> list[IslandJob]:
         """The newest state of each island, in order, without asking any; waits at first, for `seconds` at most."""
@@ -243,8 +253,13 @@ class Conductor:
             return list((asked | self._seen).values())
 
     def _job(self, island: Island) -> KeptJob:
-        jobs = JobsAPI(island.name, island.jobs or "", island.token_file)
-        return KeptJob(jobs, self._run_url, island.name, self._entrypoint(island))
+        """The job of an island; of one that was ever conducted here, what is known of it: who stopped it meant it."""
+        key, entrypoint = (island.name, island.jobs or "", island.token_file), self._entrypoint(island)
+        if key in self._known:
+            self._known[key] = self._known[key].with_entrypoint(entrypoint)
+        else:
+            self._known[key] = KeptJob(JobsAPI(*key), self._run_url, island.name, entrypoint)
+        return self._known[key]
 
     def _begin(self, name: str, kept: KeptJob) -> None:
         # A daemon: an island that doesn't answer holds up nobody's end.

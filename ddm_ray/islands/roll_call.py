@@ -44,6 +44,10 @@ def words(presence: Presence) -> str:
     return f"{doing}{speed} (worker {presence.number}{f' on {where}' if where else ''})"
 
 
+RARELY = 10
+"""Times a usual silence that a worker is taken for gone, and looks of which one asks for it again."""
+
+
 class RollCall:
     """Roll call again and again, as often as it is asked for; storage is asked each `every` seconds at most.
 
@@ -53,6 +57,7 @@ class RollCall:
     def __init__(self, store: Store, every: float):
         self._store, self._every = store, every
         self._pulses, self._ended, self._seen = Pulses(), set[str](), set[str]()
+        self._silent, self._number = dict[str, Presence](), 0
         self._rows, self._asked_at = list[tuple[str, str, bool]](), -math.inf
 
     def rows(self, now: float) -> list[tuple[str, str, bool]]:
@@ -65,14 +70,20 @@ class RollCall:
         return self._rows
 
     def _ask(self, now: float) -> list[tuple[str, str, bool]]:
-        notes = workers(self._store, self._ended)
+        # Each read is paid for, and those who were killed never end: after a while they are rarely looked at.
+        known = {} if self._number % RARELY == 0 else self._silent
+        self._number += 1
+        notes = [*workers(self._store, self._ended | known.keys()), *known.values()]
         self._ended |= {each.id for each in notes if each.ended}
+        self._silent = {}
         by_island: dict[str, list[tuple[float, Presence]]] = {}
         for each in notes:
             if not each.ended:
                 silence = self._pulses.take(each.id, 0, each.beat, now)
-                alive = silence <= max(SILENT_SECONDS, 3 * each.beat_seconds)
-                by_island.setdefault(each.island, []).append((0.0 if alive else silence, each))
+                most = max(SILENT_SECONDS, 3 * each.beat_seconds)
+                by_island.setdefault(each.island, []).append((0.0 if silence <= most else silence, each))
+                if silence > RARELY * most:
+                    self._silent[each.id] = each
         self._seen |= by_island.keys()
         return [_row(island, by_island.get(island, [])) for island in sorted(self._seen)]
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import random
 from contextlib import ExitStack
 from itertools import chain
 from typing import Any, Literal, Self
@@ -223,13 +224,20 @@ def _serve_until_stopped(args: ServeArgs, port: int, host: str, greeting: str, g
             raise ServeError(f"the run can't be served: {reason}") from None
         if before_proxy is not None:
             before_proxy.start()
+        else:
+            print("without a gateway (HAProxy, on the head's machine): what dies takes its requests along", flush=True)
         print(greeting, flush=True)
         wait()
 
 
 def _free_port() -> int:
-    with listening("127.0.0.1", 0) as probe:
-        return int(probe.getsockname()[1])
+    """A port that nobody has, of those that aren't given out to whoever connects somewhere meanwhile."""
+    while True:
+        try:
+            with listening("127.0.0.1", random.randrange(20_000, 30_000)) as probe:
+                return int(probe.getsockname()[1])
+        except ServeError:
+            continue
 
 
 def last_error(message: str) -> str:

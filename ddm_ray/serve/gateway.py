@@ -8,37 +8,48 @@ import ctypes
 import errno
 import ipaddress
 import json
+import logging
+import resource
 import signal
 import socket
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
-from ddm_ray.errors import Give, ServeError, one_line
+from ddm_ray.errors import Give, ServeError, one_line, printable
 from ddm_ray.serve.answers import error_body, retry_after
 from ddm_ray.serve.guard import OWN_FAULT, REPEATS, Limits
 
-RETRIES = 12
-"""Times that a request is sent again. To a proxy that isn't there a second passes before each, and a new one is there
-after five."""
+RETRIES = 8
+"""Times that a request is sent again: also one that kills whoever computes it. To the only proxy, where it isn't there,
+a second passes before each, and a new one is there after four; where several are all away nothing passes."""
 SERVER_SECONDS = 340
+MOST_CONNECTIONS = 2000
 LIMITS = Limits()
+PAUSE_S, MOST_PAUSE_S = 0.1, 5.0
+"""Seconds before HAProxy is started again: at first, and at most, twice as long each time that it ends at once."""
+SOUND_S = 10.0
+START_S = 60.0
+READY = "/-/gateway"
+"""Path at which HAProxy itself says that it runs."""
+LOG = logging.getLogger("ray.serve")
 _PR_SET_PDEATHSIG = 1
 
 # A body has to fit into a buffer, with its headers, so that it can be sent again. Each request has a connection of its
 # own to the gateway: a further one on the same isn't sent again where the proxy can't be connected to at once.
 _CONFIG = """
 global
-    maxconn 2000
+    maxconn {most}
     nbthread 1
     tune.bufsize {buffer}
-    hard-stop-after 10s
 defaults
     mode http
     option abortonclose
@@ -46,21 +57,22 @@ defaults
     option http-no-delay
     option redispatch 1
     option http-buffer-request
+    option http-ignore-probes
     timeout client {server_s}s
     timeout http-request {request_s}s
     timeout connect 5s
     timeout server {server_s}s
     retries {retries}
     retry-on conn-failure empty-response junk-response 500
-    http-reuse always
 {errors}
 frontend gateway
     bind fd@{fd}
+    monitor-uri {ready}
     http-request set-header {repeats} 1
     http-response set-status 500 if {{ status {own_fault} }}
     default_backend serve
 backend serve
-    balance leastconn
+    balance roundrobin
 {servers}
 """
 _ERRORS = {
@@ -95,6 +107,8 @@ def write_configuration(folder: Path, fd: int, proxies: Sequence[tuple[str, int]
     path = folder / "haproxy.cfg"
     text = _CONFIG.format(
         fd=fd,
+        ready=READY,
+        most=min(MOST_CONNECTIONS, (resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 40) // 2),
         buffer=LIMITS.body_bytes + 2**15,
         server_s=SERVER_SECONDS,
         request_s=int(LIMITS.body_seconds),
@@ -134,6 +148,7 @@ class Gateway:
         self._proxies, self._program = proxies, program
         self._process: subprocess.Popen[bytes] | None = None
         self._changed, self._closing = threading.Condition(), False
+        self._started = Future[None]()
         self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)
 
     @property
@@ -143,8 +158,13 @@ class Gateway:
         return None if process is None or process.poll() is not None else process.pid
 
     def start(self) -> None:
-        """Let in who waits."""
+        """Let in who waits. Raises ServeError, with what HAProxy says, where it doesn't run."""
         self._thread.start()
+        try:
+            self._started.result()
+        except ServeError:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Stop listening; what is in flight is lost."""
@@ -158,29 +178,64 @@ class Gateway:
         self._socket.close()
 
     def _run(self) -> None:
-        libc: Any = ctypes.CDLL(None)
+        """Keep HAProxy running. In one thread, whose end the kernel takes for the parent's."""
+        pause = PAUSE_S
+        while True:
+            began = time.monotonic()
+            try:
+                self._run_once()
+            except (OSError, ServeError) as error:
+                if not self._started.done():
+                    self._started.set_exception(ServeError(f"the gateway doesn't start: {one_line(error, 300)}"))
+                    return
+                LOG.warning("the gateway doesn't start, trying on: %s", one_line(error, 300))
+            pause = PAUSE_S if time.monotonic() - began > SOUND_S else min(2 * pause, MOST_PAUSE_S)
+            with self._changed:
+                if self._changed.wait_for(lambda: self._closing, pause):
+                    return
 
-        def end_with_parent() -> None:
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    def _run_once(self) -> None:
+        """Run HAProxy to its end. Raises OSError, and ServeError where it ends before it has answered."""
+        # HAProxy reads its files at its start alone.
+        with tempfile.TemporaryDirectory(prefix="ddm-gateway-") as folder, tempfile.TemporaryFile() as log:
+            path = write_configuration(Path(folder), self._socket.fileno(), self._proxies)
+            with self._changed:
+                if self._closing:
+                    return
+                self._process = process = subprocess.Popen(
+                    [self._program, "-db", "-f", str(path)],
+                    pass_fds=[self._socket.fileno()],
+                    start_new_session=True,
+                    preexec_fn=_end_with_parent,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=log,
+                )
+            host, port = self._socket.getsockname()[:2]
+            until = time.monotonic() + START_S
+            while process.poll() is None and _status(_reached(host), port, READY, 1.0) != 200:
+                if time.monotonic() > until:
+                    process.kill()
+                time.sleep(0.02)
+            log.seek(0)
+            said = log.read().decode(errors="replace")
+        if process.poll() is not None and not self._closing:
+            raise ServeError(printable(said, 500) or f"HAProxy ended with {process.returncode}")
+        if not self._started.done():
+            self._started.set_result(None)
+        process.wait()
 
-        fd = self._socket.fileno()
-        with tempfile.TemporaryDirectory(prefix="ddm-gateway-") as folder:
-            path = write_configuration(Path(folder), fd, self._proxies)
-            while True:
-                with self._changed:
-                    if self._closing:
-                        return
-                    # Asked of this thread, which ends with the process: the kernel heeds the thread that forks.
-                    self._process = subprocess.Popen(
-                        [self._program, "-db", "-q", "-f", str(path)],
-                        pass_fds=[fd],
-                        start_new_session=True,
-                        preexec_fn=end_with_parent,
-                        stdin=subprocess.DEVNULL,
-                    )
-                self._process.wait()
-                with self._changed:
-                    self._changed.wait_for(lambda: self._closing, 0.1)
+
+_libc: Any = ctypes.CDLL(None)
+
+
+def _end_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _reached(host: str) -> str:
+    """An address of this machine at which a socket that listens on this one is reached."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -241,19 +296,25 @@ def run_gateway(proxies: Sequence[tuple[str, int]], host: str, port: int, insecu
 
 
 def _require_closed(proxies: Sequence[tuple[str, int]], host: str) -> None:
-    statuses = [_status_without_token(*proxy) for proxy in proxies]
-    fix = Give("insecure", "serve with a token_file, or be insecure on purpose")
-    if 200 in statuses:
-        open_one = _address(*proxies[statuses.index(200)])
-        raise ServeError(f"whoever reaches {host} could ask {open_one} for images without a token", fix)
-    if 401 not in statuses:
-        raise ServeError(f"nobody answers at {', '.join(_address(*proxy) for proxy in proxies)} yet")
+    """Raise ServeError unless each of them refuses who has no token."""
+    for proxy in proxies:
+        status, name = _status(*proxy, "/v1/models"), _address(*proxy)
+        if status == 200:
+            fix = Give("insecure", "serve with a token_file, or be insecure on purpose")
+            raise ServeError(f"whoever reaches {host} could ask {name} for images without a token", fix)
+        if status != 401:
+            what = "doesn't answer" if status is None else f"answers {status}"
+            fix = Give("insecure", "wait until it serves, or be insecure on purpose")
+            raise ServeError(f"{name} {what}, so it isn't known whether it asks for a token", fix)
 
 
-def _status_without_token(host: str, port: int) -> int | None:
+def _status(host: str, port: int, path: str, seconds: float = 10.0) -> int | None:
+    """Status of the answer to a GET without a token; None where there is none within these seconds."""
+    connection = HTTPConnection(host, port, timeout=seconds)
     try:
-        connection = HTTPConnection(host, port, timeout=10)
-        connection.request("GET", "/v1/models")
+        connection.request("GET", path)
         return connection.getresponse().status
     except (OSError, HTTPException):
         return None
+    finally:
+        connection.close()

@@ -73,6 +73,7 @@ class ServedMixture:
                 await called(handle.load, None, version.pair(expert))
         except TimeoutError:  # its replicas have gone: the next will load what they are asked for
             return False
+        self._replicas.mark(handle.deployment_name, able=True)
         return True
 
     async def _put(self, version: Version) -> None:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -109,7 +110,7 @@ def noted(store: Store, launch: Launch) -> Iterator[Launch]:
     """
     files = list_jobs(store, [launch.artifact])[launch.artifact]
     launch = replace(launch, after=max(files.attempts, default=0))
-    where = {**launch.place, "host": socket.gethostname(), "pid": os.getpid()}
+    where = {**launch.place, "host": socket.gethostname(), "pid": os.getpid(), "processes": _processes()}
     store.write(launch.begun_key, json.dumps(where).encode())
     _drop_ended(store, files, launch.after, where)
     try:
@@ -140,15 +141,26 @@ def _drop_ended(store: Store, files: JobFiles, after: int, where: Mapping[str, A
 
 
 def _was_killed(begun: Mapping[str, Any], where: Mapping[str, Any]) -> bool:
-    """True if a launch that has told no end began on this machine, in a process that is no more."""
-    pid = begun.get("pid")
-    if begun.get("host") != where["host"] or not isinstance(pid, int) or not 0 < pid < 2**31:
+    """True if a launch that has told no end began among this machine's processes, of which its own is no more."""
+    pid, processes = begun.get("pid"), where["processes"]
+    if not processes or begun.get("processes") != processes or not isinstance(pid, int) or not 0 < pid < 2**31:
         return False
     try:
         os.kill(pid, 0)
     except OSError as error:
         return isinstance(error, ProcessLookupError)  # another user's is refused
     return False
+
+
+def _processes() -> str:
+    """A name of the processes that have a number of each here: this boot's, this container's; empty if there is none.
+
+    Containers may share a host's name, and number their processes alike.
+    """
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    return ""
 
 
 def _site(fields: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -41,11 +42,17 @@ def watch(
     """
     observer, events = Observer(run, partial(survey, run)), Events(run.url, stalled_after, phrase)
 
-    def look() -> tuple[list[Status], list[tuple[str, str, bool]]]:
-        now = time.monotonic()
-        return observer.look(now), list(islands(now))
+    rows: list[tuple[str, str, bool]] = []
 
-    statuses, rows = look()
+    def look() -> list[Status]:
+        nonlocal rows
+        now = time.monotonic()
+        statuses = observer.look(now)
+        with suppress(StorageError):  # a key to what is trained is enough
+            rows = list(islands(now))
+        return statuses
+
+    statuses = look()
     with LiveView(run.url, [status.artifact for status in statuses], clock=False, phrase=phrase) as view:
         while True:
             view.show_statuses(statuses)
@@ -59,7 +66,7 @@ def watch(
             if trained(run, statuses):
                 return
             time.sleep(every)
-            statuses, rows = _again(look, warn, every)
+            statuses = _again(look, warn, every)
 
 
 def trained(run: Run, statuses: list[Status]) -> bool:

@@ -122,7 +122,7 @@ def conduct(brought: Islands) -> Iterator[Callable[..., Conductor]]:
 
         def begin(*names: str) -> Conductor:
             islands = brought.named(*names)
-            return stack.enter_context(Conductor(RUN, islands, lambda island: ENTRYPOINTS[island.name], every=0.3))
+            return stack.enter_context(Conductor(RUN, islands, entrypoint, every=0.3))
 
         yield begin
 
@@ -150,22 +150,42 @@ def test_jobs_are_kept_started_by_two_at_once(brought: Islands, conduct: Callabl
     until([*both, newest], "failed", "never", 2)
 
 
+def entrypoint(island: Island) -> str:
+    """A line of shell that tells all of an island, as those of the product do."""
+    return f"{ENTRYPOINTS[island.name]} # {island.price_per_hour}"
+
+
+def dearer(island: Island) -> Island:
+    return island.model_copy(update={"price_per_hour": 1.0})
+
+
 def test_islands_that_are_new_are_conducted_and_others_left_to_themselves(
     brought: Islands, conduct: Callable[..., Conductor]
 ) -> None:
-    """A job whose island is kept no more goes on; one whose island has changed is started as it is now."""
+    """A job whose island is kept no more goes on; one that failed is started as its changed island is now.
+
+    What somebody stopped stays so, whatever becomes of its island in the file.
+    """
     conductor, api = conduct("leaves", "changes"), brought.jobs("local-0")
     until([conductor], "failed", "changes", 1)
     (leaves,) = until([conductor], "running", "leaves")
     now = brought.named("changes", "comes")
-    now["changes"] = now["changes"].model_copy(update={"price_per_hour": 1.0})
+    now["changes"] = dearer(now["changes"])
     conductor.keep(now)
     until([conductor], "failed", "changes", 2)
     until([conductor], "done", "comes")
     assert [job.island for job in conductor.look()] == ["changes", "comes"]
     job = api.job(leaves.job)
     assert job and job.status == "RUNNING"
+    both = brought.named("leaves", "comes")
+    conductor.keep(both)
+    until([conductor], "running", "leaves", 1)
     assert api.stop(leaves.job)
+    until([conductor], "stopped", "leaves", 1)
+    conductor.keep({"comes": both["comes"]})
+    conductor.keep({name: dearer(island) for name, island in both.items()})
+    until([conductor], "stopped", "leaves", 1)
+    until([conductor], "done", "comes", 1)
 
 
 def test_the_line_that_does_the_same_by_hand(brought: Islands, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -143,14 +143,14 @@ def test_where_no_proxy_comes_that_is_told_in_openais_form(monkeypatch: pytest.M
 
 
 def test_half_a_request_ends_in_408(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So does a connection that sends nothing; and neither holds up anybody."""
+    """A connection that sends nothing ends without a word, as browsers open some ahead; neither holds up anybody."""
     monkeypatch.setattr(gateway, "LIMITS", Limits(body_seconds=1))
     proxy = Proxy(free_port())
     with closing(proxy.socket), standing(proxy.server_port) as (_, port):
         silent, half = (socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(2))
         half.sendall(b"POST /v1/images/generations HTTP/1.1\r\nHost: here\r\nContent-Length: 1000\r\n\r\n{")
         assert ask(port)[0] == 200
-        assert silent.recv(100).startswith(b"HTTP/1.1 408 ")
+        assert silent.recv(100) == b""
         answer = half.recv(1000)
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
@@ -195,14 +195,45 @@ def test_a_port_in_use_is_told() -> None:
         run_gateway([("127.0.0.1", 1)], "127.0.0.1", taken.getsockname()[1])
 
 
-def test_others_are_let_in_only_where_a_token_is_asked_for() -> None:
-    open_one, closed = Proxy(free_port()), Proxy(free_port(), 401)
-    with closing(open_one.socket), closing(closed.socket):
-        both = [("127.0.0.1", each.server_port) for each in (closed, open_one)]
-        with pytest.raises(ServeError, match="for images without a token"):
-            run_gateway(both, "0.0.0.0", free_port())
-    with pytest.raises(ServeError, match="nobody answers"):
-        run_gateway([("127.0.0.1", free_port())], "0.0.0.0", free_port())
+@pytest.mark.parametrize(
+    ("acts", "words"),
+    [
+        ((401, 200), "could ask .* for images without a token"),
+        ((401, 503), "answers 503, so it isn't known"),
+        ((401, None), "doesn't answer, so it isn't known"),
+        ((401, 401), "is in use"),  # it is, and nothing else is wrong
+    ],
+)
+def test_others_are_let_in_only_where_all_ask_for_a_token(acts: tuple[int | None, ...], words: str) -> None:
+    proxies = [Proxy(free_port(), act) for act in acts]
+    with ExitStack() as stack:
+        for each in proxies:
+            stack.enter_context(closing(each.socket))
+        taken = stack.enter_context(socket.create_server(("0.0.0.0", 0)))
+        with pytest.raises(ServeError, match=words):
+            run_gateway([("127.0.0.1", each.server_port) for each in proxies], "0.0.0.0", taken.getsockname()[1])
+
+
+def test_a_busy_proxy_is_found_among_dead_ones() -> None:
+    """Whoever has least to do may be dead."""
+    proxy = Proxy(free_port())
+    with closing(proxy.socket), standing(free_port(), proxy.server_port, free_port()) as (_, port):
+        answers = [ask(port) for _ in range(6)]
+    assert answers == [(200, b"a request")] * 6
+
+
+@pytest.mark.parametrize(
+    ("proxy", "program", "words"),
+    [
+        (("no.such.host.invalid", 1), HAPROXY, "could not resolve address"),
+        (("127.0.0.1", 1), "/no/haproxy", "No such file"),
+        (("127.0.0.1", 1), "/bin/false", "ended with 1"),
+    ],
+)
+def test_a_gateway_that_cant_run_says_why(proxy: tuple[str, int], program: str, words: str) -> None:
+    gateway = Gateway("127.0.0.1", free_port(), [proxy], program)
+    with pytest.raises(ServeError, match=f"the gateway doesn't start: .*{words}"):
+        gateway.start()
 
 
 @pytest.mark.parametrize("proxy", ["node-1", "node-1:", ":8000", "node-1:0", "node-1:99999", "node-1:http"])

@@ -136,6 +136,16 @@ def test_a_record_with_no_process_in_it_is_left(run: Run, pid: object) -> None:
     assert run.store.exists(old.begun_key)
 
 
+@pytest.mark.parametrize("processes", ["another boot pid:[4026531836]", "", None])
+def test_a_process_of_another_container_is_not_looked_for_here(run: Run, processes: str | None) -> None:
+    """Its host may have the same name, and its number may be nobody's here."""
+    old = Launch(JOB, island="north")
+    record = {"island": "north", "host": socket.gethostname(), "pid": 2**22 + 1, "processes": processes}
+    run.store.write(old.begun_key, json.dumps(record).encode())
+    launch(run)
+    assert run.store.exists(old.begun_key)
+
+
 def test_launches_that_storage_will_not_delete_hinder_none(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(store: Store, prefix: str) -> None:
         raise StorageError(f"{store.url}/{prefix}: AccessDenied")
