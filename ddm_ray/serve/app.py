@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 # Our code leaves a replica's event loop free, so neither it nor Serve's own needs another.
 os.environ.setdefault("RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", "0")
 os.environ.setdefault("RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP", "0")
+# Somebody waits for what a replica does; Ray's own 15 is for work that gives way to all else on the machine.
+os.environ.setdefault("RAY_worker_niceness", "0")
 # A proxy that died is missed after three of these: by Serve's own 10 s, half a minute without an answer.
 os.environ.setdefault("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "0.5")
 # A proxy waits for ever for a request that doesn't come.
