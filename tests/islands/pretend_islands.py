@@ -106,6 +106,8 @@ class Fleet:
         """
         self.hands.clear()
         self.run.missing.clear()
+        for process in self.everybody:
+            process.ends = ""
         nowhere = not any(island.room for island in self.islands)
         for artifact in list(self.stopped):
             self.allow(artifact)
@@ -115,7 +117,6 @@ class Fleet:
             island.only = None
             island.room |= nowhere
             self.wake(index)
-            self.processes[index].ends = ""
             if self.processes[index].gone:
                 self.restart(index)
 
@@ -148,7 +149,7 @@ class Fleet:
             jobs = set(unfinished) - {training.artifact for _, training in self.at_work if training.attempt}
             islands = {island.name for island in self.islands} - {each.island.name for each, _ in self.at_work}
             awake = {each.id: each.ahead for each in self.everybody if each.awake}
-            alone = [name for name, ahead in awake.items() if ahead and ahead not in awake]
+            alone = [name for name, ahead in awake.items() if ahead and ahead not in awake and self.run.unfinished]
             assert not alone or self.now - began < UNSEEN, f"{alone} stand by who is dead"
             idle = {name: idle.get(name, self.now) for name in jobs | islands}
             if jobs and islands:
