@@ -1,0 +1,196 @@
+"""Workers of islands, pretended: what one sees and chooses is the product's: board, observer, promises, the rule.
+
+Each judges by its own clock, up to a day off.
+"""
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf
+
+from ddm_ray.errors import GaveUp, Stopped, Superseded
+from ddm_ray.islands.board import Board, take_key
+from ddm_ray.islands.presence import PRESENCE, Presence
+from ddm_ray.islands.promises import Promises
+from ddm_ray.islands.work import _Failures
+from ddm_ray.storage.graph import Artifact
+from ddm_ray.storage.launches import Launch
+from ddm_ray.storage.stops import StopRequests, asked, drain_key
+from tests.islands.pretend_storage import DAY, TICK, PretendRun, Training
+
+BEAT, LOOK, GRACE = 10.0, 15.0, 60.0
+
+
+@dataclass(eq=False)
+class Island:
+    """What is so whichever worker is at work: its speed, FLOP/s, what it may take, at what it fails, if it has room."""
+
+    name: str
+    speed: float
+    only: frozenset[str] | None = None
+    cursed: set[Artifact] = field(default_factory=set)
+    room: bool = True
+    workers: int = 0
+
+
+@dataclass(frozen=True)
+class Intent:
+    """A job that a worker is about to take, and when it looked."""
+
+    artifact: Artifact
+    looked: float
+
+
+class Process:
+    """A worker. Between what it sees and what it does a tick passes, in which others may do the same."""
+
+    def __init__(
+        self,
+        island: Island,
+        run: PretendRun,
+        chance: random.Random,
+        now: float,
+        taken: Callable[["Process", Intent], None],
+    ):
+        island.workers += 1
+        self.island, self.run, self.id = island, run, f"{island.name}/{island.workers:04d}"
+        self._chance, self._taken, self._offset = chance, taken, chance.uniform(-DAY, DAY)
+        self.ends = ""  # a fault to come: "taking" or "launching", right after its next
+        self.frozen, self.gone, self.reason = False, False, ""
+        self.ahead, self.born, self.woke = "", now, now
+        self.known_speed: float | None = None
+        self.training: Training | None = None
+        self.promises, self._failures = Promises(GRACE), _Failures()
+        self._board = Board(run, list(run.works), GRACE, run.works.__getitem__, lambda: self._own)
+        self._own = self._next_beat = self._next_look = -inf
+        self._intent: Intent | None = None
+        self._beat, self._number, self._ready = 0, 0, 0.0
+
+    @property
+    def awake(self) -> bool:
+        return not self.frozen and not self.gone
+
+    def freeze(self) -> None:
+        self.frozen = True
+        if self.training:
+            self.training.stalled = True
+
+    def step(self, now: float) -> None:
+        """A tick of its life."""
+        if not self.awake:
+            return
+        self._own = now + self._offset
+        if self.training:
+            self.training.clock = self._own
+            self._train(now)
+        elif self._intent:
+            self._take(self._intent, now)
+        if self._own >= self._next_beat:
+            self._speak()
+        if self._own >= self._next_look and not self.gone:
+            self._next_look = self._own + LOOK
+            if self.training:
+                self._stand(self.training)
+            else:
+                self._look(now)
+
+    def _train(self, now: float) -> None:
+        training, artifact = self.training, self.training.artifact
+        if training.attempt is None:
+            if self.island.room and self._own >= self._ready:
+                training.begin(self._own, now)
+        elif artifact in self.island.cursed:
+            if training.fail(final=self._chance.random() < 0.5):
+                self._failures.add(artifact, GaveUp("no luck"), self._own)
+                self._release()
+        elif training.train(self.island.speed):
+            self._release()
+        else:
+            self.known_speed = self.island.speed * self._chance.uniform(0.9, 1.1)
+
+    def _release(self) -> None:
+        self.training = None
+        self._next_look = -inf
+        self._board.list_next()
+        self._speak()
+
+    def _take(self, intent: Intent, now: float) -> None:
+        self._intent = None
+        artifact = intent.artifact
+        millis = int(1000 * (self._own + 2 * DAY))
+        launch = Launch(artifact, f"{millis:011x}{self._chance.getrandbits(32):08x}", self.island.name)
+        self._number = self._board.takes(artifact) + 1
+        self._speak(artifact)
+        if not self.run.take(artifact, self._number, self.id, launch):
+            self._release()
+            return
+        self._taken(self, intent)
+        self.gone = self.ends == "taking"
+        if not self.gone:
+            self.training = Training(self.run, launch, now)
+            self._ready = self._own + TICK * self._chance.randrange(4)
+            self.gone = self.ends == "launching"
+
+    def _note(self, holds: str = "") -> dict[str, object]:
+        holds = self.training.artifact if self.training else holds
+        only, failed = self.island.only, self._failures.now(self._own)
+        return {
+            "beat": self._beat,
+            "beat_seconds": BEAT,
+            "holds": holds,
+            "speed": self.known_speed,
+            "only": None if only is None else sorted(only),
+            "failed": sorted(failed),
+            "ended": self.gone,
+        }
+
+    def _speak(self, holds: str = "") -> None:
+        self._next_beat, self._beat = self._own + BEAT, self._beat + 1
+        island, _, number = self.id.rpartition("/")
+        note = json.dumps(self._note(holds)).encode()
+        self.run.store.write(f"islands/{island}/workers/{number}/{PRESENCE}", note)
+
+    def _stand(self, training: Training) -> None:
+        """End the training where it is to end, or another has its place; as attempts and launches do by themselves."""
+        store, artifact = self.run.store, training.artifact
+        drained = asked(store, drain_key(self.island.name))
+        error = Stopped(f"drained: {drained}") if drained else StopRequests(store, artifact, training.launch).look()
+        if artifact in self.run.committed:
+            error = Superseded("it is done")
+        elif training.attempt is None and store.exists(take_key(artifact, self._number + 1)):
+            error = Superseded("another island has taken it, for nothing trained it here")
+        elif training.succession and (successor := training.succession.look()) and successor.lives is not None:
+            if not successor.lives:
+                training.attempt = training.succession = None
+            else:
+                error = successor.error(0, training.launch.id)
+        if error:
+            if isinstance(error, Stopped):
+                training.save()
+            training.end(error)
+            self._release()
+
+    def _look(self, now: float) -> None:
+        view = self._board.look(Presence.parse(self.id, self._note()))
+        self.ahead = view.ahead.id if view.ahead else ""
+        if view.finished or view.drained is not None:
+            self.gone = True
+            self._speak()
+        elif self.ahead:
+            self.reason = f"stands by {self.ahead}"
+        else:
+            choice = self.promises.choose(view.jobs, view.workers, self.id, self._own)
+            self.reason = choice.reason
+            assert (choice.take is None) == bool(choice.reason)
+            if choice.take is not None:
+                self._intent = Intent(choice.take, now)
+
+
+class Liar(Process):
+    """One that is there, says that it is fast, or nonsense, and never takes anything."""
+
+    def step(self, now: float) -> None:
+        self._own, self.known_speed = now + self._offset, self.island.speed
+        if self._own >= self._next_beat:
+            self._speak()
