@@ -92,7 +92,7 @@ class Plans(tuple[SamplingPlan, ...]):
 
     @cached_property
     def begins(self) -> np.ndarray:
-        """Where those of each begin among `velocities`."""
+        """Index of the first of each among `velocities`."""
         return self.lengths.cumsum() - self.lengths
 
     @cached_property

@@ -218,9 +218,9 @@ class Gateway:
                     process.kill()
                 time.sleep(0.02)
             log.seek(0)
-            said = log.read().decode(errors="replace")
+            heard = log.read().decode(errors="replace")
         if process.poll() is not None and not self._closing:
-            raise ServeError(printable(said, 500) or f"HAProxy ended with {process.returncode}")
+            raise ServeError(printable(heard, 500) or f"HAProxy ended with {process.returncode}")
         if not self._started.done():
             self._started.set_result(None)
         process.wait()
