@@ -40,8 +40,11 @@ class Proxy(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def leave(self) -> None:
-        self.shutdown()
+        self.shutdown()  # first: whoever polls a closed socket never rests
         self.server_close()
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -88,7 +91,7 @@ def test_what_a_dead_process_took_with_it_is_asked_again(acts: tuple[int | None,
     """Also the largest body that is allowed, and also by a client that has asked before."""
     body = os.urandom(Limits().body_bytes)
     proxy = Proxy(free_port(), 200, *acts)
-    with closing(proxy.socket), standing(proxy.server_port) as (_, port):
+    with proxy, standing(proxy.server_port) as (_, port):
         connection = HTTPConnection("127.0.0.1", port, timeout=60)
         assert ask(port, b"first", connection) == (200, b"first")
         assert ask(port, body, connection) == (200, body)
@@ -98,14 +101,14 @@ def test_what_a_dead_process_took_with_it_is_asked_again(acts: tuple[int | None,
 @pytest.mark.parametrize("status", [200, 400, 404, 408, 429, 503])
 def test_any_other_answer_is_passed_on(status: int) -> None:
     proxy = Proxy(free_port(), status)
-    with closing(proxy.socket), standing(proxy.server_port) as (_, port):
+    with proxy, standing(proxy.server_port) as (_, port):
         assert ask(port) == (status, b"a request")
     assert len(proxy.bodies) == 1
 
 
 def test_a_fault_that_would_come_again_is_told_at_once() -> None:
     proxy = Proxy(free_port(), OWN_FAULT)
-    with closing(proxy.socket), standing(proxy.server_port) as (_, port):
+    with proxy, standing(proxy.server_port) as (_, port):
         assert ask(port) == (500, b"a request")
     assert len(proxy.bodies) == 1
 
@@ -146,7 +149,7 @@ def test_half_a_request_ends_in_408(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that sends nothing ends without a word, as browsers open some ahead; neither holds up anybody."""
     monkeypatch.setattr(gateway, "LIMITS", Limits(body_seconds=1))
     proxy = Proxy(free_port())
-    with closing(proxy.socket), standing(proxy.server_port) as (_, port):
+    with proxy, standing(proxy.server_port) as (_, port):
         silent, half = (socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(2))
         half.sendall(b"POST /v1/images/generations HTTP/1.1\r\nHost: here\r\nContent-Length: 1000\r\n\r\n{")
         assert ask(port)[0] == 200
@@ -159,7 +162,7 @@ def test_half_a_request_ends_in_408(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_haproxy_is_started_again_and_nobody_is_refused() -> None:
     proxy = Proxy(free_port())
-    with closing(proxy.socket), standing(proxy.server_port) as (own, port):
+    with proxy, standing(proxy.server_port) as (own, port):
         assert ask(port)[0] == 200
         before = own.pid
         assert before is not None
@@ -208,7 +211,7 @@ def test_others_are_let_in_only_where_all_ask_for_a_token(acts: tuple[int | None
     proxies = [Proxy(free_port(), act) for act in acts]
     with ExitStack() as stack:
         for each in proxies:
-            stack.enter_context(closing(each.socket))
+            stack.enter_context(each)
         taken = stack.enter_context(socket.create_server(("0.0.0.0", 0)))
         with pytest.raises(ServeError, match=words):
             run_gateway([("127.0.0.1", each.server_port) for each in proxies], "0.0.0.0", taken.getsockname()[1])
@@ -217,7 +220,7 @@ def test_others_are_let_in_only_where_all_ask_for_a_token(acts: tuple[int | None
 def test_a_busy_proxy_is_found_among_dead_ones() -> None:
     """Whoever has least to do may be dead."""
     proxy = Proxy(free_port())
-    with closing(proxy.socket), standing(free_port(), proxy.server_port, free_port()) as (_, port):
+    with proxy, standing(free_port(), proxy.server_port, free_port()) as (_, port):
         answers = [ask(port) for _ in range(6)]
     assert answers == [(200, b"a request")] * 6
 
