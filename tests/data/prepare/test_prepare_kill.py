@@ -66,9 +66,9 @@ node = cluster.add_node(num_cpus=2)
 killed = []
 def tell(fraction, note):
     if " rows, " in note and not killed:
-        cluster.add_node(num_cpus=2)
+        os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)  # first: a new one takes seconds to come
         killed.append(len(rows_store(run, ROWS).finished_keys()))
-        os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+        cluster.add_node(num_cpus=2)
 manifest = prepare(run, tell, PreparePlacement(embedders=1), chunk_rows=int(chunk_rows))
 alive = sum(member["Alive"] for member in ray.nodes())
 print(json.dumps({"content": manifest.content, "parts_before": killed[0], "alive": alive}))
