@@ -48,10 +48,12 @@ ray.init(address=address, log_to_driver=False, runtime_env={"env_vars": aws})
 print(prepare(Run.open(url), tell, PreparePlacement(embedders=1), chunk_rows=int(chunk_rows)).content)
 """
 
-# A head without CPUs, so that all work is on the node that is killed once its first part is recorded.
+# A head without CPUs, so that all work is on the node that is killed once its first part is recorded. The other one is
+# there before, its CPUs taken until then: a node takes seconds to come, and far more where others come too.
 NODE_DIES = """
-import json, os, signal, sys, time, ray
+import json, os, signal, sys, ray
 from ray.cluster_utils import Cluster
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ddm_ray.data.prepare.records import rows_store
 from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.placement import PreparePlacement
@@ -62,13 +64,18 @@ run = Run.open(url)
 quick = {"health_check_period_ms": 500, "health_check_timeout_ms": 500, "health_check_failure_threshold": 3}
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "_system_config": quick})
 ray.init(address=cluster.address, log_to_driver=False)  # while there is one node: a driver dies with its own
-node = cluster.add_node(num_cpus=2)
+node, other = [cluster.add_node(num_cpus=2) for _ in range(2)]
+class Holder:
+    pass
+there = NodeAffinitySchedulingStrategy(other.node_id, soft=False)
+holder = ray.remote(num_cpus=2)(Holder).options(scheduling_strategy=there).remote()
+ray.get(holder.__ray_ready__.remote())
 killed = []
 def tell(fraction, note):
     if " rows, " in note and not killed:
-        os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)  # first: a new one takes seconds to come
+        os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
         killed.append(len(rows_store(run, ROWS).finished_keys()))
-        cluster.add_node(num_cpus=2)
+        ray.kill(holder)
 manifest = prepare(run, tell, PreparePlacement(embedders=1), chunk_rows=int(chunk_rows))
 alive = sum(member["Alive"] for member in ray.nodes())
 print(json.dumps({"content": manifest.content, "parts_before": killed[0], "alive": alive}))
