@@ -187,9 +187,7 @@ def export(run_url: str, folder: str, overwrite: bool) -> None:
 @click.option(
     "--resident", default=2, show_default=True, type=click.IntRange(2), help="Multiplexed experts on the device."
 )
-@click.option(
-    "--dense", type=click.Choice(["monolith"]), help="Network that answers what the experts have no time for."
-)
+@click.option("--dense", type=click.Choice(EXTRAS), help="Network that answers what the experts have no time for.")
 @click.option("--device", default="cpu", show_default=True, help="torch's device for experts and router.")
 @click.option("--max-rows", default=32, show_default=True, type=click.IntRange(1), help="Images of a batch; more wait.")
 @click.option(
