@@ -6,7 +6,7 @@ Shapes: B images, C channels, H, W, S steps, K experts.
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, get_args
 
 import torch
 from pydantic import ValidationError
@@ -27,7 +27,7 @@ from ddm_ray.sampling.offload import Offload
 from ddm_ray.sampling.output import DDMOutput, OutputType, images_as
 from ddm_ray.sampling.paris_weights import Reading, TimeDirection
 from ddm_ray.sampling.request import SampleRequest
-from ddm_ray.sampling.run_models import Models, load_models, sampling_settings
+from ddm_ray.sampling.run_models import ModelKind, Models, load_models, sampling_settings
 from ddm_ray.storage.run import Run
 
 Label = int | str | None
@@ -68,7 +68,7 @@ class DDMPipeline:
         cls,
         run: str | os.PathLike[str] | Run,
         device: str = "cpu",
-        model: Literal["mixture", "monolith"] = "mixture",
+        model: ModelKind = "mixture",
         offload: Offload | None = None,
         precision: Precision = "fp32",
     ) -> "DDMPipeline":
@@ -78,14 +78,14 @@ class DDMPipeline:
         is the networks', "bf16" on a GPU mostly; the images' own stays fp32. Raises RunError, MissingArtifact,
         CorruptArtifact, and ConfigError for a text encoder or autoencoder it can't find.
         """
-        if model not in ("mixture", "monolith"):
-            raise SamplingError(f"unknown model {model!r}: use mixture or monolith")
+        if model not in get_args(ModelKind):
+            raise SamplingError(f"unknown model {model!r}: use {', '.join(get_args(ModelKind))}")
         _require_device(device)
         run = run if isinstance(run, Run) else Run.open(os.fspath(run))
         data, models = run.config.data, load_models(run, model, device, offload, precision)
         encoder = None if data.text is None else TextEncoder.from_config(data.text).to(device)
         latents = None if data.latents is None else Latents.from_config(data.latents).to(device)
-        defaults = sampling_settings(run)
+        defaults = sampling_settings(run, model)
         return cls(models, class_names=data.class_names, defaults=defaults, text_encoder=encoder, latents=latents)
 
     @classmethod
@@ -256,7 +256,7 @@ class DDMPipeline:
             raise SamplingError(invalid_fields(error)) from None
         if self.models.router is None and info.num_experts == 1:
             if changes.get("strategy", "once") != "once" or clusters is not None:
-                raise SamplingError("the monolith has no experts to choose from: leave out strategy and clusters")
+                raise SamplingError("a single network has no experts to choose from: leave out strategy and clusters")
             # The one expert is known beforehand: no table and no router has to be asked for it.
             return settings.changed(strategy="oracle"), torch.zeros(num_prompts, dtype=torch.int64)
         name = settings.strategy or "once"

@@ -5,7 +5,7 @@ import math
 import os
 from contextlib import suppress
 from pathlib import Path, PurePath, PurePosixPath
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import unquote, urlsplit
 
 from pydantic import BaseModel, Field, PositiveInt, ValidationError, field_validator, model_validator
@@ -63,6 +63,11 @@ class TrainPlacement(StrictModel):
         default=None,
         description="rows a worker takes through the model at once; none: its whole share; largest: as many as fit,"
         " by trial steps at the start of a launch, which compile each. Halved after running out of memory",
+    )
+    teachers: Annotated[int, Field(ge=2, strict=True)] | Literal["stored"] | None = Field(
+        default=None,
+        description="experts that a student's worker holds at a time, the others in their files; stored: none, their"
+        " predictions are on storage beforehand; none: all of them",
     )
     activation_checkpointing: bool = Field(
         default=False, description="compute a block's activations again in the backward pass: less memory, more time"

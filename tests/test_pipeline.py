@@ -136,7 +136,7 @@ def test_the_monolith_is_one_model_without_router(pipeline: DDMPipeline, monolit
     assert not output.experts_SB.any()
     assert output.num_router_rows == 0
     assert (output.images - pixels(pipeline, LABELS, seeds=3)).abs().mean() > 0.01
-    with pytest.raises(SamplingError, match="the monolith has no experts to choose from"):
+    with pytest.raises(SamplingError, match="a single network has no experts to choose from"):
         monolith(class_labels=["1"], strategy="full")
 
 
@@ -199,8 +199,8 @@ def test_a_run_of_texts_and_latents_brings_its_encoder_and_autoencoder(tmp_path:
 
 
 def test_unknown_model_and_no_run(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(SamplingError, match="unknown model 'student'"):
-        DDMPipeline.from_run(run, model="student")
+    with pytest.raises(SamplingError, match="unknown model 'teacher'"):
+        DDMPipeline.from_run(run, model="teacher")
     with pytest.raises(RunError, match="is not a run"):
         DDMPipeline.from_run(str(tmp_path))
 

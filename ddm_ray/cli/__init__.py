@@ -12,6 +12,7 @@ from ddm_ray.cli.plan import plan
 from ddm_ray.cli.requests import drain, list_workers, resume, stop
 from ddm_ray.cli.run import init, status, watch
 from ddm_ray.cli.stages import demo, evaluate, partition, prepare, train
+from ddm_ray.cli.targets import targets
 from ddm_ray.cli.work import work
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "serve",
     "status",
     "stop",
+    "targets",
     "train",
     "unpack",
     "up",

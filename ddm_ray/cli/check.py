@@ -6,12 +6,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import click
 
-from ddm_ray.cli.command import ISLAND_NAMES, ISLANDS_WITH_JOBS, RUN
+from ddm_ray.cli.command import ISLAND_NAMES, ISLANDS_WITH_JOBS, RUN, with_extras
 from ddm_ray.cli.islands import islands
 from ddm_ray.cli.launch import chosen_islands
 from ddm_ray.errors import ConfigError, RayError, StorageError, printable
 from ddm_ray.placement import Island
-from ddm_ray.storage.graph import trained_of
+from ddm_ray.storage.graph import wanted_of
 from ddm_ray.storage.run import Run
 
 MOST_LINE = 2000
@@ -21,8 +21,8 @@ MOST_LINE = 2000
 @RUN
 @ISLANDS_WITH_JOBS
 @ISLAND_NAMES
-@click.option("--monolith", is_flag=True, help="Have it fit the monolith, too.")
-def check(run_url: str, file: str, names: tuple[str, ...], monolith: bool) -> None:
+@with_extras("Have it fit")
+def check(run_url: str, file: str, names: tuple[str, ...], extras: list[str]) -> None:
     """Ask each island of FILE, before RUN is trained there, whether it can be; name what is wrong and the remedy.
 
     Submits a job to each through its Jobs API, as `ddm launch` does, which looks around for some seconds. Asks whether
@@ -45,7 +45,7 @@ def check(run_url: str, file: str, names: tuple[str, ...], monolith: bool) -> No
     run = Run.open(run_url)
     sites = chosen_islands(file, names)
     run.store.require_create()
-    needs = needs_of(run, [each for each in trained_of(run.config) if monolith or each.kind != "monolith"])
+    needs = needs_of(run, wanted_of(run.config, extras))
     needs = [need for need in needs if any(need.left.values())]
     note, interrupted, refusals = note_of(run), threading.Event(), list[StorageError]()
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import click
 from ddm_ray import __version__
 from ddm_ray.cli.fixes import phrase
 from ddm_ray.errors import EXIT_AGAIN, ConfigError, DDMError, Superseded, exit_code
-from ddm_ray.storage.graph import Artifact, expert
+from ddm_ray.storage.graph import EXTRAS, KINDS, Artifact, expert
 
 RECIPE_HELP = (
     "A shipped recipe (digits, tiny, images64, imagenet256-k8, laion256-k8, ddm-24b) or the path of a .yaml file."
@@ -68,7 +69,8 @@ class RunUrl(click.ParamType):
 
 
 RUN = click.argument("run_url", metavar="RUN", type=RunUrl())
-MODEL = click.argument("model", type=click.Choice(["expert", "router", "monolith"]))
+MODELS = [kind for kind, row in KINDS.items() if row.stage == "train"]
+MODEL = click.argument("model", type=click.Choice(MODELS))
 INDEX = click.argument("index", type=int, required=False)
 ISLANDS = click.option(
     "--islands",
@@ -87,6 +89,26 @@ ADDRESS = click.option(
     metavar="RAY",
     help="Ray cluster to use. Default: a submitted job's own, the island's, $RAY_ADDRESS, or else a private one.",
 )
+
+
+def with_extras(verb: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Options that ask a command for networks which a mixture does without; it is given `extras`, their kinds."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def given(*arguments: Any, **options: Any) -> None:
+            asked = [kind for kind in EXTRAS if options.pop(kind)]
+            command(*arguments, extras=asked, **options)
+
+        helps = {
+            "monolith": f"{verb} the monolith too, that `ddm evaluate` compares the mixture with.",
+            "student": f"{verb} the student too: one network that learns from the experts, once these are finished.",
+        }
+        for kind in reversed(EXTRAS):
+            click.option(f"--{kind}", is_flag=True, help=helps[kind])(given)
+        return given
+
+    return decorate
 
 
 @click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})

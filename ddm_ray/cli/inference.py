@@ -9,6 +9,7 @@ import click
 
 from ddm_ray.cli.command import ADDRESS, RUN, main
 from ddm_ray.errors import ConfigError
+from ddm_ray.storage.graph import EXTRAS
 
 
 class SamplingCommand(click.Command):
@@ -59,7 +60,13 @@ def _setting_options() -> list[click.Parameter]:
     "-n", "--num", default=4, show_default=True, type=click.IntRange(1), help="Images of each class or prompt."
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of the first image; the next ones count up.")
-@click.option("--monolith", is_flag=True, help="Sample the monolith instead of the mixture.")
+@click.option(
+    "--model",
+    default="mixture",
+    show_default=True,
+    type=click.Choice(["mixture", *EXTRAS]),
+    help="What to sample: the mixture, or a network that was trained on all rows.",
+)
 @click.option("-o", "--out", default="samples.png", show_default=True, type=click.Path(dir_okay=False))
 @click.option(
     "--trace", metavar="FILE", help="Also write a .png that shows which expert painted which image, step by step."
@@ -70,7 +77,7 @@ def sample(
     prompts: tuple[str, ...],
     num: int,
     seed: int,
-    monolith: bool,
+    model: Any,
     out: str,
     trace: str | None,
     guidance_alias: float | None,
@@ -104,11 +111,11 @@ def sample(
         require_matplotlib()
 
     if (Path(run_url) / "model_index.json").is_file():
-        if monolith:
-            raise ConfigError(f"--monolith: {run_url} is an exported mixture, it has no monolith")
+        if model != "mixture":
+            raise ConfigError(f"--model {model}: {run_url} is exported, and holds what it holds; leave it out")
         pipeline = DDMPipeline.from_pretrained(run_url)
     else:
-        pipeline = DDMPipeline.from_run(run_url, model="monolith" if monolith else "mixture")
+        pipeline = DDMPipeline.from_run(run_url, model=model)
     names, conditions = _conditions(pipeline, run_url, classes, prompts)
     num_images = num * len(conditions)
     settings["guidance_scale"] = guidance_alias if settings["guidance_scale"] is None else settings["guidance_scale"]
@@ -180,9 +187,7 @@ def export(run_url: str, folder: str, overwrite: bool) -> None:
 @click.option(
     "--resident", default=2, show_default=True, type=click.IntRange(2), help="Multiplexed experts on the device."
 )
-@click.option(
-    "--dense", type=click.Choice(["monolith"]), help="Network that answers what the experts have no time for."
-)
+@click.option("--dense", type=click.Choice(EXTRAS), help="Network that answers what the experts have no time for.")
 @click.option("--device", default="cpu", show_default=True, help="torch's device for experts and router.")
 @click.option("--max-rows", default=32, show_default=True, type=click.IntRange(1), help="Images of a batch; more wait.")
 @click.option(

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddm_ray.cli.command import ISLAND_NAMES, ISLANDS_WITH_JOBS, RUN, main, warn
+from ddm_ray.cli.command import ISLAND_NAMES, ISLANDS_WITH_JOBS, RUN, main, warn, with_extras
 from ddm_ray.cli.fixes import phrase
 from ddm_ray.errors import ConfigError, Give, RayAway, RayError, StorageError
 from ddm_ray.placement import Island
-from ddm_ray.storage.graph import Artifact, trained_of
+from ddm_ray.storage.graph import Artifact, wanted_of
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import Status
 
@@ -31,10 +31,10 @@ FILE_SECONDS = 5.0
 @RUN
 @ISLANDS_WITH_JOBS
 @ISLAND_NAMES
-@click.option("--monolith", is_flag=True, help="Have the monolith trained too.")
+@with_extras("Have them train")
 @click.option("--detach", is_flag=True, help="Submit the jobs, and end.")
 @click.option("--dry-run", is_flag=True, help="Only print the commands that do the same by hand.")
-def launch(run_url: str, file: str, names: tuple[str, ...], monolith: bool, detach: bool, dry_run: bool) -> None:
+def launch(run_url: str, file: str, names: tuple[str, ...], extras: list[str], detach: bool, dry_run: bool) -> None:
     """Start `ddm work RUN` on each island of FILE through its Jobs API, and keep it started until it is done.
 
     Nothing depends on this command. Kill it, start it again, anywhere, or twice: an island has one such job at a time.
@@ -52,16 +52,16 @@ def launch(run_url: str, file: str, names: tuple[str, ...], monolith: bool, deta
     islands = chosen_islands(file, names)
 
     def entrypoint(island: Island) -> str:
-        return work_line(run.url, island, monolith)
+        return work_line(run.url, island, extras)
 
     conductor = Conductor(run.url, islands, entrypoint)
     for apart in islands.keys() - conductor.islands.keys():
-        click.echo(f"{apart} names no Jobs API; start this on it: {work_line(run.url, islands[apart], monolith)}")
+        click.echo(f"{apart} names no Jobs API; start this on it: {work_line(run.url, islands[apart], extras)}")
     click.echo("by hand:")
     for island in conductor.islands.values():
-        click.echo(f"  {submit_line(run.url, island, monolith)}")
+        click.echo(f"  {submit_line(run.url, island, extras)}")
     if not dry_run:
-        artifacts = [each for each in trained_of(run.config) if monolith or each.kind != "monolith"]
+        artifacts = wanted_of(run.config, extras)
         with conductor:
             if detach:
                 jobs, finished = _submitted(conductor), False
@@ -73,19 +73,19 @@ def launch(run_url: str, file: str, names: tuple[str, ...], monolith: bool, deta
             _report(jobs)
 
 
-def work_line(run_url: str, island: Island, monolith: bool = False) -> str:
+def work_line(run_url: str, island: Island, extras: Sequence[str] = ()) -> str:
     """The line of shell that works on a run on an island, told how by value: no file of ours is there."""
     words = ["ddm", "work", run_url, "--island", island.name, "--placement", island.to_json()]
-    return shlex.join([*words, "--monolith"] if monolith else words)
+    return shlex.join([*words, *(f"--{kind}" for kind in extras)])
 
 
-def submit_line(run_url: str, island: Island, monolith: bool = False) -> str:
+def submit_line(run_url: str, island: Island, extras: Sequence[str] = ()) -> str:
     """The line of shell that submits that as a job from here, by Ray's own command."""
     token = ""
     if island.token_file:
         token = f"RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={shlex.quote(str(Path(island.token_file).expanduser()))} "
     address = shlex.quote(island.jobs or "")
-    return f"{token}ray job submit --address {address} --no-wait -- {work_line(run_url, island, monolith)}"
+    return f"{token}ray job submit --address {address} --no-wait -- {work_line(run_url, island, extras)}"
 
 
 def chosen_islands(file: str, names: tuple[str, ...]) -> Mapping[str, Island]:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddm_ray.cli.command import ISLANDS, RUN, main, warn
+from ddm_ray.cli.command import ISLANDS, RUN, main, warn, with_extras
 from ddm_ray.errors import ConfigError, Give
-from ddm_ray.storage.graph import trained_of
+from ddm_ray.storage.graph import wanted_of
 
 if TYPE_CHECKING:
     from ddm_ray.islands.needs import ModelNeeds
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @RUN
 @ISLANDS
 @click.option("--island", metavar="NAME", help="Only this island of FILE. With --calibrate: the one that is here.")
-@click.option("--monolith", is_flag=True, help="Plan for the monolith too, that `ddm evaluate` wants.")
+@with_extras("Plan for")
 @click.option(
     "--flops",
     multiple=True,
@@ -45,7 +45,7 @@ def plan(
     run_url: str,
     islands: str | None,
     island: str | None,
-    monolith: bool,
+    extras: list[str],
     flops: tuple[str, ...],
     mfu: str,
     calibrate: bool,
@@ -78,7 +78,7 @@ def plan(
     if calibrate and len(sites) > 1:
         raise ConfigError("--calibrate measures this machine: which island is it", Give("island", "name it", "NAME"))
     peaks = _peaks(flops, sites)
-    trained = [artifact for artifact in trained_of(run.config) if monolith or artifact.kind != "monolith"]
+    trained = wanted_of(run.config, extras)
     needs = needs_of(run, trained)
     speeds, unknown = _speeds(sites, left_by_trainings(run, trained), peaks, _shares(mfu), run.config)
     if calibrate:

@@ -2,7 +2,7 @@
 
 import click
 
-from ddm_ray.cli.command import RUN
+from ddm_ray.cli.command import MODELS, RUN
 from ddm_ray.cli.fixes import words
 from ddm_ray.cli.islands import islands
 from ddm_ray.errors import ConfigError, Give
@@ -53,7 +53,7 @@ def drain(run_url: str, name: str, why: str) -> None:
 
 @islands.command()
 @RUN
-@click.argument("model", type=click.Choice(["expert", "router", "monolith"]))
+@click.argument("model", type=click.Choice(MODELS))
 @click.argument("index", type=int, required=False)
 @WHY
 def stop(run_url: str, model: str, index: int | None, why: str) -> None:
@@ -87,7 +87,7 @@ def resume(run_url: str, what: tuple[str, ...]) -> None:
 
     run = Run.open(run_url)
     model, *index = what
-    trained = model in ("expert", "router", "monolith")
+    trained = model in MODELS
     if len(index) > 1 or (index and not (trained and index[0].isdecimal())):
         raise ConfigError(f"{' '.join(what)}: an island's name, or a model: expert 3, router")
     artifact = _trained(run, model, int(index[0]) if index else None) if trained else None

@@ -174,7 +174,8 @@ def partition(run_url: str, cluster: int | None, scratch: str | None) -> None:
 def train(
     run_url: str, model: str, index: int | None, islands: str | None, island: str | None, address: str | None
 ) -> None:
-    """Train one model of RUN: `expert INDEX`, the `router`, or the `monolith` that the mixture is compared with.
+    """Train one model of RUN: `expert INDEX`, the `router`, the `monolith` that the mixture is compared with, or a
+    `student`: one ordinary network that learns what the finished experts predict.
 
     An expert needs only run.json and its own shard. Kill this command at any moment; the same command continues from
     the last saved state. If it runs twice at once, the older one ends within a minute; the first to commit counts.
@@ -185,6 +186,7 @@ def train(
     \b
       ddm train runs/digits expert 0
       ddm train runs/digits router
+      ddm train runs/digits student
       ddm train s3://bucket/run7 expert 3 --islands islands.yaml --island room-2
     """
     from ddm_ray.placement import Island, load_island, submitted_job

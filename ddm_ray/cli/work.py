@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from ddm_ray.cli.command import ADDRESS, ISLANDS, RUN, main
+from ddm_ray.cli.command import ADDRESS, ISLANDS, RUN, main, with_extras
 from ddm_ray.cli.fixes import phrase, words
 from ddm_ray.errors import EXIT_AGAIN, ConfigError, Give
-from ddm_ray.storage.graph import Artifact, trained_of
+from ddm_ray.storage.graph import Artifact, trained_of, wanted_of
 
 
 @main.command()
@@ -30,7 +30,7 @@ from ddm_ray.storage.graph import Artifact, trained_of
 @click.option(
     "--only", multiple=True, metavar="MODEL", help="Take this alone: expert:3, router. May be given many times."
 )
-@click.option("--monolith", is_flag=True, help="Train the monolith too, that `ddm evaluate` compares the mixture with.")
+@with_extras("Train")
 @click.option(
     "--grace",
     default=60.0,
@@ -46,7 +46,7 @@ def work(
     placement: str | None,
     address: str | None,
     only: tuple[str, ...],
-    monolith: bool,
+    extras: list[str],
     grace: float,
 ) -> None:
     """Train whatever RUN has left to train, model by model, until all of it is finished.
@@ -84,7 +84,7 @@ def work(
         site = load_island(islands, island) if islands else Island(name=island)
     site.require_run(run.url)
     chosen = [_artifact(run, text) for text in only]
-    trained = chosen or [each for each in trained_of(run.config) if monolith or each.kind != "monolith"]
+    trained = chosen or list(wanted_of(run.config, extras))
     island_prefix(site.name)
     job = submitted_job() or ""
 

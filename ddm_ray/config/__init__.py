@@ -10,6 +10,7 @@ from ddm_ray.config.networks import (
     ModelConfig,
     Precision,
     RouterJob,
+    StudentJob,
     TrainConfig,
 )
 from ddm_ray.config.recipe import load_recipe, read_yaml, recipe_names
@@ -34,6 +35,7 @@ __all__ = [
     "RunConfig",
     "SamplingSettings",
     "StrictModel",
+    "StudentJob",
     "TextConfig",
     "TrainConfig",
     "invalid_fields",

@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from ddm_ray.config.data import DataConfig
 from ddm_ray.config.strict_model import StrictModel
@@ -173,26 +173,69 @@ class TrainConfig(StrictModel):
         return self
 
 
+def _one_kind_by_its_keys(model: Any) -> Any:
+    # Chosen before its fields are checked, since pydantic's findings about a union are those of both kinds.
+    if model is None or isinstance(model, DenoiserConfig | DiffusersConfig):
+        return model
+    foreign = isinstance(model, dict) and model.keys() & DiffusersConfig.model_fields.keys()
+    return (DiffusersConfig if foreign else DenoiserConfig).model_validate(model)
+
+
+def _require_all_tokens(model: DenoiserConfig | DiffusersConfig | None, train: TrainConfig | None) -> None:
+    if train is not None and train.mask_ratio and isinstance(model, DiffusersConfig):
+        fix = f"{model.name} takes all tokens; leave it out, or train a DiT"
+        raise ValueError(f"train.mask_ratio is {train.mask_ratio}, but {fix}")
+
+
+Denoiser = Annotated[DenoiserConfig | DiffusersConfig, BeforeValidator(_one_kind_by_its_keys)]
+
+
 class DenoiserJob(StrictModel):
     """The experts and the monolith: same model, same steps, equal FLOPs in total."""
 
-    model: DenoiserConfig | DiffusersConfig
+    model: Denoiser
     train: TrainConfig
-
-    @field_validator("model", mode="before")
-    @classmethod
-    def _one_kind_by_its_keys(cls, model: Any) -> Any:
-        # Chosen before its fields are checked, since pydantic's findings about a union are those of both kinds.
-        if isinstance(model, DenoiserConfig | DiffusersConfig):
-            return model
-        foreign = isinstance(model, dict) and model.keys() & DiffusersConfig.model_fields.keys()
-        return (DiffusersConfig if foreign else DenoiserConfig).model_validate(model)
 
     @model_validator(mode="after")
     def _can_leave_tokens_out(self) -> Self:
-        if self.train.mask_ratio and isinstance(self.model, DiffusersConfig):
-            fix = f"{self.model.name} takes all tokens; leave it out, or train a DiT"
-            raise ValueError(f"train.mask_ratio is {self.train.mask_ratio}, but {fix}")
+        _require_all_tokens(self.model, self.train)
+        return self
+
+
+class StudentJob(StrictModel):
+    """The student: one network that is trained to predict what the mixture does (paper, section 3.4).
+
+    Beside the teacher's predictions it may learn from the data itself, with a share `data_weight` of the loss.
+    """
+
+    model: Denoiser | None = Field(default=None, description="its network; none: one like an expert")
+    train: TrainConfig | None = Field(
+        default=None, description="its schedule; none: that of experts and monolith, at a quarter of the batch"
+    )
+    teacher: str = Field(
+        default="label",
+        description="who answers for a row: label, the expert of its own cluster (the paper); or the mixture by the"
+        " router: full, top-2 and the like, threshold-0.1, nucleus-0.9",
+    )
+    data_weight: float = Field(default=0.0, ge=0, lt=1, description="share of the loss that is the data's own")
+    guidance_scale: float = Field(
+        default=1.0, description="guidance of the teacher's predictions: the student then needs none of its own"
+    )
+    start: Literal["random", "largest", "average"] = Field(
+        default="random", description="first weights: random ones, the largest cluster's expert's, the experts' average"
+    )
+
+    @model_validator(mode="after")
+    def _can_leave_tokens_out(self) -> Self:
+        _require_all_tokens(self.model, self.train)
+        return self
+
+    @model_validator(mode="after")
+    def _starts_as_its_like(self) -> Self:
+        if self.start != "random" and self.model is not None:
+            raise ValueError(
+                f"start {self.start} takes an expert's weights, which fit an expert's model: leave model out"
+            )
         return self
 
 

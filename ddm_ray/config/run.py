@@ -5,11 +5,22 @@ from typing import Any, Self
 from pydantic import Field, ValidationError, model_validator
 
 from ddm_ray.config.data import DataConfig, EmbedderConfig, PartitionConfig
-from ddm_ray.config.networks import DenoiserConfig, DenoiserJob, DiffusersConfig, FlowConfig, RouterJob
+from ddm_ray.config.networks import (
+    DenoiserConfig,
+    DenoiserJob,
+    DiffusersConfig,
+    FlowConfig,
+    RouterJob,
+    StudentJob,
+    TrainConfig,
+)
 from ddm_ray.config.sampling import EvaluateConfig, SamplingSettings
 from ddm_ray.config.strict_model import StrictModel
 from ddm_ray.core.names import parse_strategy_name
 from ddm_ray.errors import ConfigError, one_line
+
+TEACHERS = ("full", "top", "threshold", "nucleus")
+"""Kinds of strategies that can teach: those that need nothing but the probabilities of a row's experts."""
 
 
 class RunConfig(StrictModel):
@@ -22,8 +33,20 @@ class RunConfig(StrictModel):
     flow: FlowConfig = FlowConfig()
     expert: DenoiserJob
     router: RouterJob
+    student: StudentJob = StudentJob()
     sample: SamplingSettings = SamplingSettings()
     evaluate: EvaluateConfig = EvaluateConfig()
+
+    @property
+    def student_model(self) -> DenoiserConfig | DiffusersConfig:
+        """The student's network: one like an expert unless it says otherwise."""
+        return self.student.model or self.expert.model
+
+    @property
+    def student_train(self) -> TrainConfig:
+        """The student's schedule: its own, or the experts' at a quarter of the batch (paper, section 4)."""
+        train = self.expert.train
+        return self.student.train or train.model_copy(update={"global_batch": max(1, train.global_batch // 4)})
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
@@ -45,13 +68,35 @@ class RunConfig(StrictModel):
             _require_strategy("evaluate.strategies", strategy, clusters)
         if len(set(self.evaluate.strategies)) < len(self.evaluate.strategies):
             raise ValueError("evaluate.strategies: a strategy comes twice")
-        for name, model in (("expert", self.expert.model), ("router", self.router.model)):
+        for name, model in self._models:
             # Of diffusers' arguments only a whole number can be judged here.
             is_size = isinstance(model.patch_size, int) and model.patch_size > 0
             if is_size and self.data.image_size % model.patch_size:
                 raise ValueError(
                     f"{name}.model.patch_size ({model.patch_size}) must divide data.image_size ({self.data.image_size})"
                 )
+        return self
+
+    @property
+    def _models(self) -> list[tuple[str, Any]]:
+        models = [("expert", self.expert.model), ("router", self.router.model), ("student", self.student.model)]
+        return [(name, model) for name, model in models if model is not None]
+
+    @model_validator(mode="after")
+    def _student_can_be_taught(self) -> Self:
+        teacher, clusters = self.student.teacher, self.partition.num_clusters
+        if teacher != "label":
+            _require_strategy("student.teacher", teacher, clusters)
+            if parse_strategy_name(teacher, clusters)[0] not in TEACHERS:
+                raise ValueError(
+                    f"student.teacher: {teacher!r} holds experts along an image's way, and rows have none: use label,"
+                    " full, top-k, threshold-P or nucleus-P"
+                )
+        if self.student.guidance_scale != 1 and self.expert.train.condition_dropout == 0:
+            raise ValueError(
+                f"student.guidance_scale ({self.student.guidance_scale}) needs experts that know the null condition:"
+                " train them with expert.train.condition_dropout above 0"
+            )
         return self
 
     @model_validator(mode="after")
@@ -65,21 +110,21 @@ class RunConfig(StrictModel):
         return self
 
     @model_validator(mode="after")
-    def _expert_fits_flow_and_data(self) -> Self:
-        model, flow = self.expert.model, self.flow
-        if isinstance(model, DiffusersConfig):
-            try:
-                decided = model.shape_arguments(self.data).keys() & model.arguments.keys()
-            except ValueError as error:
-                raise ValueError(f"expert.model: {error}") from None
-            if decided:
-                raise ValueError(f"expert.model.arguments.{min(decided)}: follows from data, leave it out")
-        linear = (flow.path, flow.prediction) == ("linear", "velocity")
-        if isinstance(model, DenoiserConfig) and model.analytic_skip is not None and not linear:
-            raise ValueError(
-                "expert.model.analytic_skip is for the velocity of the linear path: leave it out, or set"
-                " flow.path to linear and flow.prediction to velocity"
-            )
+    def _denoisers_fit_flow_and_data(self) -> Self:
+        linear = (self.flow.path, self.flow.prediction) == ("linear", "velocity")
+        for name, model in self._models:
+            if isinstance(model, DiffusersConfig):
+                try:
+                    decided = model.shape_arguments(self.data).keys() & model.arguments.keys()
+                except ValueError as error:
+                    raise ValueError(f"{name}.model: {error}") from None
+                if decided:
+                    raise ValueError(f"{name}.model.arguments.{min(decided)}: follows from data, leave it out")
+            if isinstance(model, DenoiserConfig) and model.analytic_skip is not None and not linear:
+                raise ValueError(
+                    f"{name}.model.analytic_skip is for the velocity of the linear path: leave it out, or set"
+                    " flow.path to linear and flow.prediction to velocity"
+                )
         return self
 
 

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -11,11 +12,13 @@ from torch import Tensor
 from ddm_ray.config import DataConfig
 from ddm_ray.core.condition import Condition, Text
 from ddm_ray.data.loading.loader import LoadedBatch
+from ddm_ray.models import weights
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.train.batches import RankBatches
 from ddm_ray.train.consensus import Flags, exchange
 from ddm_ray.train.engine import Engine
 from ddm_ray.train.job import TrainJob
+from ddm_ray.train.objectives import Batch
 
 WARM_STEPS, LEAST_STEPS, SECONDS = 5, 10, 5.0
 _ROWS = 256
@@ -37,6 +40,26 @@ class MadeUpRows:
         row_B = (place_B + step) % _ROWS
         condition: Condition = self._label_N[row_B] if self._text is None else _taken(self._text, row_B)
         return LoadedBatch(self._data_NCHW[row_B], condition, self._cluster_N[row_B])
+
+    def cluster_B(self, step: int, place_B: Tensor) -> Tensor:
+        """The clusters of these rows, as `Loader.cluster_B`."""
+        return self._cluster_N[(place_B + step) % _ROWS]
+
+
+class MadeUpTeacher:
+    """Networks of random weights, each asked about every row, as often as a student's job says."""
+
+    by_cluster = False
+
+    def __init__(self, job: TrainJob, device: torch.device):
+        precision = torch.float32 if device.type == "cpu" else torch.bfloat16
+        self._networks = [weights.build(spec).eval().to(device, precision) for spec in job.asked]
+
+    def taught(self, batch: Batch, step: int, place_B: Tensor) -> Batch:
+        """The batch with what its first network, an expert's like, predicts."""
+        with torch.no_grad():
+            answers = [network(batch.data_BCHW, batch.t_B, batch.condition) for network in self._networks]
+        return replace(batch, teacher_BCHW=answers[0].to(batch.data_BCHW))
 
 
 def _texts(data: DataConfig, random: torch.Generator) -> Text:
@@ -72,8 +95,9 @@ def _speed(job: TrainJob, rows: MadeUpRows, placement: TrainPlacement, seconds: 
     workers = placement.workers.max
     share = math.ceil(job.batch / workers)
     given = placement.micro_batch
-    batches = RankBatches(job, rows, 0, workers, min(share, given) if isinstance(given, int) else share)
     engine = Engine(job.build(), job.train, placement)
+    teacher = MadeUpTeacher(job, engine.device) if job.asked else None
+    batches = RankBatches(job, rows, 0, workers, min(share, given) if isinstance(given, int) else share, teacher)
 
     # Steps of which all see as many tokens.
     alike = job.train.steps - job.train.unmasked_steps

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from ddm_ray.config import DiffusersConfig, RunConfig
+from ddm_ray.config import DenoiserConfig, DiffusersConfig, RunConfig
 
 
-def denoiser_spec(config: RunConfig) -> dict[str, Any]:
-    """The spec of one expert, or of the monolith: {"class", "config"}, and "flow" if not linear velocity."""
-    model = config.expert.model
+def denoiser_spec(config: RunConfig, model: DenoiserConfig | DiffusersConfig | None = None) -> dict[str, Any]:
+    """The spec of a denoiser: {"class", "config"}, and "flow" if not linear velocity. No `model`: an expert's."""
+    model = model or config.expert.model
     if isinstance(model, DiffusersConfig):
         arguments = {**model.arguments, **model.shape_arguments(config.data)}
         return _spec("DiffusersTransformer", {"name": model.name, "arguments": arguments}, config)

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from ddm_ray.config import Precision, SamplingSettings
+from ddm_ray.config import Precision, SamplingSettings, TrainConfig
 from ddm_ray.core.flow import Flow
 from ddm_ray.core.snr import MatchedRouter, velocity_field
 from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, SamplingError
@@ -20,10 +20,13 @@ from ddm_ray.sampling import driver
 from ddm_ray.sampling.batches import by_expert, joined
 from ddm_ray.sampling.offload import Offload, Offloaded, resident_experts
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest, SampleResult
-from ddm_ray.storage.graph import EVALUATIONS, MONOLITH, PARTITION, ROUTER, Artifact, evaluation
+from ddm_ray.storage.graph import EVALUATIONS, PARTITION, ROUTER, Artifact, evaluation
 from ddm_ray.storage.info import EvaluationInfo, PartitionInfo
 from ddm_ray.storage.published import Weights
 from ddm_ray.storage.run import Run
+
+ModelKind = Literal["mixture", "monolith", "student"]
+"""Words for what a run can sample with: its mixture, or a network that was trained on all rows."""
 
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -71,7 +74,20 @@ def load_model(run: Run, artifact: Artifact, device: str = "cpu", precision: Pre
 
 
 def load_weights(run: Run, published: Weights, device: str = "cpu", precision: Precision = "fp32") -> nn.Module:
-    """The network of published weights, in eval mode and this precision. Raises CorruptArtifact, DriftError."""
+    """The network of published weights as sampling calls it (`matched`). Raises as `load_network`."""
+    model, flow = _read_network(run, published)
+    return matched(model, flow).to(device, dtype_of(precision))
+
+
+def load_network(run: Run, published: Weights, device: str = "cpu", precision: Precision = "fp32") -> nn.Module:
+    """The network of published weights as it was trained: it predicts what its flow says, on that path.
+
+    In eval mode and this precision. Raises CorruptArtifact, DriftError.
+    """
+    return _read_network(run, published)[0].to(device, dtype_of(precision))
+
+
+def _read_network(run: Run, published: Weights) -> tuple[nn.Module, Flow]:
     where = f"{run.url}/{published.artifact}/{published.prefix}"
     described, tensors = published.read(run, "model.json", "ema.safetensors")
     try:
@@ -79,11 +95,9 @@ def load_weights(run: Run, published: Weights, device: str = "cpu", precision: P
     except ValueError:
         raise CorruptArtifact(f"{where}/model.json: not JSON; train {published.artifact} again") from None
     try:
-        model = weights.load(spec, tensors)
-        flow = Flow(**spec.get("flow", {}))
+        return weights.load(spec, tensors), Flow(**spec.get("flow", {}))
     except (CorruptArtifact, ConfigError, TypeError) as error:
         raise CorruptArtifact(f"{where}: {error}") from None
-    return matched(model, flow).to(device, dtype_of(precision))
 
 
 def dtype_of(precision: str) -> torch.dtype:
@@ -100,13 +114,17 @@ def matched(model: nn.Module, flow: Flow) -> nn.Module:
     return velocity_field(model, flow)
 
 
-def sampling_settings(run: Run) -> SamplingSettings:
+def sampling_settings(run: Run, kind: ModelKind = "mixture") -> SamplingSettings:
     """The run's settings, and where they name no strategy the one that its own evaluation found best.
+
+    A student whose teacher was guided needs no guidance of its own.
 
     Any finished evaluation will do: they differ in name alone. One of other experts, or one that can't be read, doesn't
     count; without any it is `once`.
     """
     settings = run.config.sample
+    if kind == "student" and run.config.student.guidance_scale != 1:
+        settings = settings.changed(guidance_scale=1.0)
     if settings.strategy is not None:
         return settings
     for name in sorted(run.store.folders(EVALUATIONS)):
@@ -125,38 +143,39 @@ def mixture_info(run: Run) -> MixtureInfo:
     counts_CK = torch.tensor([info.rows_K], dtype=torch.float64)
     if run.config.data.num_classes is not None:
         counts_CK = torch.cat([torch.tensor(info.counts_CK, dtype=torch.float64), counts_CK])
-    return _as_configured(MixtureInfo.from_counts(counts_CK, run.config.data.shape), run)
+    return _as_configured(MixtureInfo.from_counts(counts_CK, run.config.data.shape), run, run.config.expert.train)
 
 
-def monolith_info(run: Run) -> MixtureInfo:
-    """The monolith, or any one expert by itself, as a mixture of one: K = 1."""
+def monolith_info(run: Run, kind: ModelKind = "monolith") -> MixtureInfo:
+    """The monolith, the student, or any one expert by itself, as a mixture of one: K = 1."""
     num_classes = run.config.data.num_classes
     prior_CK = torch.ones((num_classes or 0) + 1, 1, dtype=torch.float64)
-    return _as_configured(MixtureInfo(1, run.config.data.shape, num_classes, prior_CK), run)
+    info = MixtureInfo(1, run.config.data.shape, num_classes, prior_CK)
+    return _as_configured(info, run, run.config.student_train if kind == "student" else run.config.expert.train)
 
 
-def _as_configured(info: MixtureInfo, run: Run) -> MixtureInfo:
+def _as_configured(info: MixtureInfo, run: Run, train: TrainConfig) -> MixtureInfo:
     config = run.config
     return replace(
         info,
         num_classes=config.data.num_classes,
-        trained_null=config.expert.train.condition_dropout > 0,
+        trained_null=train.condition_dropout > 0,
     )
 
 
 def load_models(
     run: Run,
-    kind: Literal["mixture", "monolith"] = "mixture",
+    kind: ModelKind = "mixture",
     device: str = "cpu",
     offload: Offload | None = None,
     precision: Precision = "fp32",
 ) -> Models:
-    """All experts, and the router if it is finished; or the monolith. Raises MissingArtifact, CorruptArtifact.
+    """All experts, and the router if it is finished; or one of EXTRAS. Raises MissingArtifact, CorruptArtifact.
 
     `offload`: see `resident_experts`; weights that come from files are verified each time.
     """
-    if kind == "monolith":
-        return Models(monolith_info(run), (load_model(run, MONOLITH, device, precision),), None, device)
+    if kind != "mixture":
+        return Models(monolith_info(run, kind), (load_model(run, Artifact(kind), device, precision),), None, device)
     for artifact in run.experts:
         run.require(artifact)
 

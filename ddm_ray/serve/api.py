@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ddm_ray.core.condition import Text
 from ddm_ray.sampling.request import MixtureInfo
-from ddm_ray.sampling.run_models import mixture_info, monolith_info, sampling_settings
+from ddm_ray.sampling.run_models import ModelKind, mixture_info, monolith_info, sampling_settings
 from ddm_ray.serve.answers import expert_name
 from ddm_ray.serve.codec import Decoder, Encoder, from_arrays
 from ddm_ray.serve.computing import Computing, Networks
@@ -44,10 +44,12 @@ class API:
         limits: Limits,
         experts: Sequence[Handle] = (),
         others: Mapping[str, Handle] | None = None,
+        dense: ModelKind | None = None,
     ):
         """Load all networks of a run, or take deployments: experts by cluster, ENCODER, DECODER and DENSE by name.
 
-        `ServeArgs` has the rest. Raises RunError, CorruptArtifact, DriftError, ConfigError.
+        DENSE is of the network `dense`. `ServeArgs` has the rest. Raises RunError, CorruptArtifact, DriftError,
+        ConfigError.
         """
         self._run = run = Run.open(run_url)
         others = others or {}
@@ -68,9 +70,9 @@ class API:
         self._mixture = served(mixture_info(run), experts, self._count)
         await self._mixture.start(Versions(run, pin_file), refresh_s)
         self._dense = None
-        if DENSE in others:
-            self._dense = served(monolith_info(run), [others[DENSE]], self._count_dense)
-            await self._dense.start(Versions(run, pin_file, dense=True), refresh_s)
+        if dense is not None:
+            self._dense = served(monolith_info(run, dense), [others[DENSE]], self._count_dense)
+            await self._dense.start(Versions(run, pin_file, dense), refresh_s)
 
     @staticmethod
     def _codecs(run: Run, device: str, codecs: Mapping[str, Handle] | None) -> tuple[Any, Any]:

@@ -69,7 +69,7 @@ class ServeArgs(BaseModel):
         " per-expert: a deployment for each expert, which scales by itself",
     )
     resident: int = Field(default=2, ge=2, description="multiplexed: experts on the device at a time")
-    dense: Literal["monolith"] | None = Field(
+    dense: Literal["monolith", "student"] | None = Field(
         default=None,
         description="network of a deployment `dense` of its own, which answers what the experts have no time for,"
         " unless the request names a strategy",
@@ -129,19 +129,19 @@ def build_app(args: ServeArgs) -> Application:
     num_parts = (num_experts + len(codecs) if apart else 1) + (args.dense is not None)
     share = {"num_cpus": NUM_CPUS, "num_gpus": int(1000 / num_parts) / 1000 if on_gpu else 0}
 
-    def replica(name: str, cluster: int | None) -> Application:
+    def replica(name: str, network: int | str) -> Application:
         part = serve.deployment(name=name, ray_actor_options=share, **PART)(ExpertReplica)
-        return part.bind(run.url, cluster, *shared)
+        return part.bind(run.url, network, *shared)
 
-    others = {DENSE: replica(DENSE, None)} if args.dense else {}
+    others = {DENSE: replica(DENSE, args.dense)} if args.dense else {}
     if not apart:
         ingress = serve.deployment(name="api", ray_actor_options=share, **PART)(API)
-        return ingress.bind(*own, (), others)
+        return ingress.bind(*own, (), others, args.dense)
     experts = [replica(expert_name(cluster), cluster) for cluster in range(num_experts)]
     for name, kind, config in codecs:
         others[name] = serve.deployment(name=name, ray_actor_options=share, **PART)(kind).bind(config, args.device)
     ingress = serve.deployment(name="api", ray_actor_options={"num_cpus": NUM_CPUS}, **PART)(API)
-    return ingress.bind(*own, experts, others)
+    return ingress.bind(*own, experts, others, args.dense)
 
 
 def _servable(args: ServeArgs) -> tuple[Run, list[Version]]:
@@ -154,7 +154,7 @@ def _servable(args: ServeArgs) -> tuple[Run, list[Version]]:
         raise
     if run.finished(PARTITION) is None:
         raise ServeError(f"{run.url} has no partition yet", run.make(PARTITION))
-    tiers = (False, True) if args.dense else (False,)
+    tiers = (None, args.dense) if args.dense else (None,)
     return run, [Versions(run, args.pin_file, dense).newest() for dense in tiers]
 
 

@@ -22,7 +22,7 @@ from ddm_ray.sampling import driver
 from ddm_ray.sampling.offload import OffloadedToHost
 from ddm_ray.sampling.packing import pack, unpack, unpack_call
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest
-from ddm_ray.sampling.run_models import mixture_info, monolith_info
+from ddm_ray.sampling.run_models import ModelKind, mixture_info, monolith_info
 from ddm_ray.sampling.trajectory import start
 from ddm_ray.serve.computing import Computing, Networks, any_condition
 from ddm_ray.serve.engine import BatchEngine
@@ -107,17 +107,19 @@ class ExpertReplica:
     """One expert of a run and the router, in an engine for each version that requests have; or the dense tier."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, run_url: str, cluster: int | None, computing: Computing, pin_file: str | None = None
+        self, run_url: str, network: int | ModelKind, computing: Computing, pin_file: str | None = None
     ):
-        """Loads the newest verified weights of a cluster's expert, or of the monolith (None), if there are any yet.
+        """Loads the newest verified weights of a network, if there are any yet: a cluster's expert, or one of EXTRAS.
 
         Where they can't be loaded, each call says so: Serve would start one such replica after another, and what it
         imports each time would slow down all others.
         """
-        run, dense = Run.open(run_url), cluster is None
-        versions = Versions(run, pin_file, dense)
-        self._cluster, self._data, self._device = cluster or 0, run.config.data, computing.device
-        self._info = monolith_info(run) if dense else mixture_info(run)
+        run = Run.open(run_url)
+        self._data, self._device = run.config.data, computing.device
+        if isinstance(network, int):
+            versions, self._cluster, self._info = Versions(run, pin_file), network, mixture_info(run)
+        else:
+            versions, self._cluster, self._info = Versions(run, pin_file, network), 0, monolith_info(run, network)
         self._networks = Networks(run, self._info, computing)
         self._engines, self._used_at = dict[Pair, BatchEngine](), dict[Pair, float]()
         self._failed = dict[Pair, tuple[float, DDMError]]()

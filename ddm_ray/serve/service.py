@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -55,7 +55,7 @@ class Service:
 
     @property
     def dense_network(self) -> str | None:
-        """The network of the dense tier: monolith."""
+        """The network of the dense tier: one of EXTRAS."""
         return None if self.dense is None else next(iter(self.dense.version.steps()))
 
     async def sample(self, generation: Generation, on_stop: OnStop | None = None) -> Sampled:
@@ -114,7 +114,10 @@ class Service:
         assert self.dense is not None
         assert self.dense_network is not None
         seconds = None if seconds is None else seconds - (time.monotonic() - began)
-        sampled = await self.dense.sample(request.changed(strategy="once"), seconds, generation.stops, on_stop)
+        changes: dict[str, Any] = {"strategy": "once"}
+        if self.dense_network == "student" and self.config.student.guidance_scale != 1:
+            changes["guidance_scale"] = 1.0  # its teacher was guided
+        sampled = await self.dense.sample(request.changed(**changes), seconds, generation.stops, on_stop)
         return replace(sampled, dense=self.dense_network)
 
 

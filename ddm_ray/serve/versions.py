@@ -18,7 +18,7 @@ from ddm_ray.serve.answers import expert_name
 from ddm_ray.serve.engine import BatchEngine
 from ddm_ray.serve.multiplexed import Multiplexer
 from ddm_ray.serve.segments import OnStop, Sampled, SegmentSampler
-from ddm_ray.storage.graph import MONOLITH, ROUTER, Artifact, trained_of
+from ddm_ray.storage.graph import EXTRAS, ROUTER, Artifact, trained_of
 from ddm_ray.storage.published import Weights, published
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import Store
@@ -56,8 +56,8 @@ class Version:
         """Steps of the weights of each network, by its name, and whether its training has ended."""
         named = {expert_name(number): weights for number, weights in enumerate(self.experts)}
         named |= {str(ROUTER): self.router}
-        if any(weights.artifact == MONOLITH for weights in self):
-            named = {str(MONOLITH): self.experts[0]}
+        if own := [weights for weights in self if weights.artifact.kind in EXTRAS]:
+            named = {own[0].artifact.kind: own[0]}
         return {
             name: None if weights is None else {"step": weights.step, "final": weights.final}
             for name, weights in named.items()
@@ -71,10 +71,10 @@ Load = Callable[[Version, Weights], Awaitable[bool]]
 class Versions:
     """Looks at a run for the weights to be served: the newest of each network, or those that a file pins."""
 
-    def __init__(self, run: Run, pin_file: str | None = None, dense: bool = False):
-        """`pin_file`: see `read_pins`. `dense`: the monolith, as a mixture of one, in place of the experts."""
+    def __init__(self, run: Run, pin_file: str | None = None, dense: str | None = None):
+        """`pin_file`: see `read_pins`. `dense`: one of EXTRAS, as a mixture of one, in place of the experts."""
         self._run, self._pin_file = run, pin_file
-        self.experts = (MONOLITH,) if dense else run.experts
+        self.experts = run.experts if dense is None else (Artifact(dense),)
         self._jobs = [*self.experts, *({ROUTER} & set(trained_of(run.config)) if not dense else ())]
         self._published: dict[Artifact, list[Weights]] = {}
         self._refused, self._known = set[Weights](), set[Weights]()
@@ -101,8 +101,8 @@ class Versions:
         chosen = {job: self._chosen(job, pins.get(network_name(job))) for job in self._jobs}
         experts = tuple(chosen[expert] for expert in self.experts)
         if not any(experts):
-            what = "monolith" if MONOLITH in self.experts else "expert"
-            raise ServeError(f"no {what} of {self._run.url} has published weights yet", self._run.make(self.experts[0]))
+            kind, missing = self.experts[0].kind, self._run.make(self.experts[0])
+            raise ServeError(f"no {kind} of {self._run.url} has published weights yet", missing)
         return Version(experts, chosen.get(ROUTER))
 
     async def loadable(self, load: "Load", strict: bool = False) -> Version:

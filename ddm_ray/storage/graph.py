@@ -6,7 +6,7 @@ and its derivation in `train/job.py`. A new stage is a name in `Stage` and a ver
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
@@ -23,10 +23,11 @@ from ddm_ray.storage.info import (
     ReportInfo,
     RowsInfo,
     ShardInfo,
+    TargetsInfo,
     TrainedInfo,
 )
 
-Stage = Literal["prepare", "partition", "train", "evaluate"]
+Stage = Literal["prepare", "partition", "train", "targets", "evaluate"]
 _NAME = re.compile(r"[^/]+")
 
 
@@ -114,8 +115,13 @@ def experts_of(config: RunConfig) -> tuple[Artifact, ...]:
 
 def trained_of(config: RunConfig) -> tuple[Artifact, ...]:
     """Everything that training jobs make; what would need all rows in one place isn't made where shards are given."""
-    pooled = () if config.partition.given else (ROUTER, MONOLITH)
+    pooled = () if config.partition.given else (ROUTER, MONOLITH, STUDENT)
     return (*experts_of(config), *pooled)
+
+
+def wanted_of(config: RunConfig, extras: Collection[str] = ()) -> tuple[Artifact, ...]:
+    """The part of that which a mixture needs, and of `EXTRAS` those named."""
+    return tuple(each for each in trained_of(config) if each.kind not in EXTRAS or each.kind in extras)
 
 
 def inputs(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
@@ -176,6 +182,16 @@ def _rows_of_partition(config: RunConfig, artifact: Artifact) -> tuple[Artifact,
 def _shard_of_expert(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
     assert artifact.cluster is not None
     return (shard(artifact.cluster),)
+
+
+def _teachers_of_student(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
+    router = () if config.student.teacher == "label" else (ROUTER,)
+    return (PARTITION, *experts_of(config), *router)
+
+
+def _expert_of_targets(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
+    assert artifact.cluster is not None
+    return (PARTITION, expert(artifact.cluster))
 
 
 def _constant(*names: str) -> Callable[[RunConfig], tuple[str, ...]]:
@@ -242,6 +258,20 @@ KINDS = {
         reads=_constant(*_TRAINED, "expert"),
         inputs=lambda *_: (PARTITION,),
     ),
+    "student": Kind(
+        path="student",
+        stage="train",
+        info=TrainedInfo,
+        reads=_constant(*_TRAINED, "expert", "student"),
+        inputs=_teachers_of_student,
+    ),
+    "targets": Kind(
+        member="targets/cluster={:03d}",
+        stage="targets",
+        info=TargetsInfo,
+        reads=_constant(*_TRAINED, "expert", "student"),
+        inputs=_expert_of_targets,
+    ),
     "evaluation": Kind(
         member="eval/{}",
         stage="evaluate",
@@ -259,6 +289,9 @@ CENTROIDS: Artifact = Artifact("partition/centroids")
 REPORT: Artifact = Artifact("partition/report")
 ROUTER: Artifact = Artifact("router")
 MONOLITH: Artifact = Artifact("monolith")
+STUDENT: Artifact = Artifact("student")
+EXTRAS = ("monolith", "student")
+"""Kinds of networks that a mixture does without."""
 
 
 def owner_rows(cluster: int) -> Artifact:
@@ -274,6 +307,11 @@ def shard(cluster: int) -> Artifact:
 def expert(cluster: int) -> Artifact:
     """One cluster's expert."""
     return _member("expert", cluster)
+
+
+def targets(cluster: int) -> Artifact:
+    """Predictions of one cluster's expert where the student is to learn."""
+    return _member("targets", cluster)
 
 
 def evaluation(name: str) -> Artifact:

@@ -134,6 +134,13 @@ class TrainedInfo(Info):
     attempts: int
 
 
+class TargetsInfo(Info):
+    """Number of a cluster's targets, and the first step of each file's, in the order of their names."""
+
+    rows: int
+    first_steps: tuple[int, ...]
+
+
 class EvaluationInfo(Info):
     """Frechet distance by the name of what was measured, and the strategy with the smallest one."""
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from ddm_ray.core.condition import Condition, Text
 from ddm_ray.data.loading.loader import LoadedBatch
 from ddm_ray.train.job import TrainJob
-from ddm_ray.train.objectives import Batch, draw
+from ddm_ray.train.objectives import Batch, Draws, draw
 
 
 class BatchRows(Protocol):
@@ -21,46 +21,90 @@ class BatchRows(Protocol):
 
     def batch(self, step: int, place_B: Tensor) -> LoadedBatch: ...
 
+    def cluster_B(self, step: int, place_B: Tensor) -> Tensor: ...
+
+
+class Teacher(Protocol):
+    """Says what a student is to learn."""
+
+    @property
+    def by_cluster(self) -> bool:
+        """True if rows of one cluster should come together."""
+        ...
+
+    def taught(self, batch: Batch, step: int, place_B: Tensor) -> Batch:
+        """The batch, which is that of these places of a step, with its teacher's predictions."""
+        ...
+
 
 class RankBatches:
     """Rank `rank`'s micro-batches of a job. Shares are filled up with rows of weight 0 to be of equal size."""
 
-    def __init__(self, job: TrainJob, loader: BatchRows, rank: int, world: int, micro_batch: int):
-        self._job, self._loader = job, loader
+    def __init__(
+        self,
+        job: TrainJob,
+        loader: BatchRows,
+        rank: int,
+        world: int,
+        micro_batch: int,
+        teacher: Teacher | None = None,
+    ):
+        self._job, self._loader, self._teacher = job, loader, teacher
         share = math.ceil(job.batch / world)
         place = torch.arange(rank * share, (rank + 1) * share)
         # Gradients are averaged over ranks, so weights of world / batch give the mean over the global batch.
         self._weight_B = (place < job.batch).float() * world / job.batch
         self._place = place % job.batch
-        self._parts = torch.arange(share).split(micro_batch)
+        self._micro_batch = micro_batch
 
     def at(self, step: int, device: torch.device) -> Iterator[tuple[Batch, Tensor]]:
         """The micro-batches of global step `step`, each with the weight_B that its losses are summed with."""
-        job, train = self._job, self._job.train
-        fields = (job.batch, job.image_shape, train.condition_dropout, job.times, job.flow.path, job.masking(step))
-        draws = draw(train.seed, job.key, step, *fields)
-        for part in self._parts:
-            place = self._place[part]
-            data_BCHW, condition, cluster_B = self._loader.batch(step, place)
-            batch = Batch(
-                data_BCHW=data_BCHW.to(device),
-                noise_BCHW=draws.noise_BCHW[place].to(device),
-                t_B=draws.t_B[place].to(device),
-                condition=self._dropped(condition, draws.drop_B[place]).to(device),
-                cluster_B=cluster_B.to(device),
-                kept_BM=None if draws.kept_BM is None else draws.kept_BM[place].to(device),
-            )
+        draws = draws_of(self._job, step)
+        for part in self._order(step).split(self._micro_batch):
+            place_B = self._place[part]
+            batch = batch_of(self._job, self._loader, step, place_B, draws, device)
+            if self._teacher is not None:
+                batch = self._teacher.taught(batch, step, place_B)
             yield batch, self._weight_B[part].to(device)
 
-    def _dropped(self, condition: Condition, drop_B: Tensor) -> Condition:
-        """The conditions, the null one where they are dropped."""
-        if isinstance(condition, Tensor):
-            assert self._job.null_label is not None
-            return condition.masked_fill(drop_B, self._job.null_label)
-        null = self._loader.null_text
-        assert null is not None
-        pooled = None
-        if condition.pooled_BP is not None and null.pooled_BP is not None:
-            pooled = torch.where(drop_B[:, None], null.pooled_BP, condition.pooled_BP)
-        tokens_BLE = torch.where(drop_B[:, None, None], null.tokens_BLE, condition.tokens_BLE)
-        return Text(tokens_BLE, torch.where(drop_B[:, None], null.mask_BL, condition.mask_BL), pooled)
+    def _order(self, step: int) -> Tensor:
+        """The order in which this rank takes its share's rows."""
+        if self._teacher is None or not self._teacher.by_cluster:
+            return torch.arange(len(self._place))
+        # Back and forth, so that the experts of one step's end are those of the next one's beginning.
+        return self._loader.cluster_B(step, self._place).argsort(stable=True, descending=bool(step % 2))
+
+
+def draws_of(job: TrainJob, step: int) -> Draws:
+    """All that is random about global step `step` of a job."""
+    train = job.train
+    fields = (job.batch, job.image_shape, train.condition_dropout, job.times, job.flow.path, job.masking(step))
+    return draw(train.seed, job.key, step, *fields)
+
+
+def batch_of(
+    job: TrainJob, loader: BatchRows, step: int, place_B: Tensor, draws: Draws, device: torch.device | str
+) -> Batch:
+    """The rows at these places (int64) of global batch `step`, on this device."""
+    data_BCHW, condition, cluster_B = loader.batch(step, place_B)
+    return Batch(
+        data_BCHW=data_BCHW,
+        noise_BCHW=draws.noise_BCHW[place_B],
+        t_B=draws.t_B[place_B],
+        condition=_dropped(job, condition, draws.drop_B[place_B], loader.null_text),
+        cluster_B=cluster_B,
+        kept_BM=None if draws.kept_BM is None else draws.kept_BM[place_B],
+    ).to(device)
+
+
+def _dropped(job: TrainJob, condition: Condition, drop_B: Tensor, null: Text | None) -> Condition:
+    """The conditions, the null one where they are dropped."""
+    if isinstance(condition, Tensor):
+        assert job.null_label is not None
+        return condition.masked_fill(drop_B, job.null_label)
+    assert null is not None
+    pooled = None
+    if condition.pooled_BP is not None and null.pooled_BP is not None:
+        pooled = torch.where(drop_B[:, None], null.pooled_BP, condition.pooled_BP)
+    tokens_BLE = torch.where(drop_B[:, None, None], null.tokens_BLE, condition.tokens_BLE)
+    return Text(tokens_BLE, torch.where(drop_B[:, None], null.mask_BL, condition.mask_BL), pooled)

@@ -99,6 +99,11 @@ class AdamWithEMA(torch.optim.AdamW):
         return norm
 
 
+def own_device() -> torch.device:
+    """The device that an engine of this process computes on."""
+    return torch.device(get_accelerator().current_device_name())
+
+
 class Engine:
     """Optimises `model` on the torch.distributed world it finds itself in.
 

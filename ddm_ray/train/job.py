@@ -1,6 +1,7 @@
-"""TrainJob: what tells an expert's, the router's and the monolith's training apart: objective, model, rows."""
+"""TrainJob: what tells an expert's, the router's, the monolith's and the student's training apart."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -8,26 +9,28 @@ from typing import Any
 import torch
 from torch import nn
 
-from ddm_ray.config import TrainConfig
+from ddm_ray.config import RunConfig, TrainConfig
 from ddm_ray.core.flow import Flow
+from ddm_ray.core.routing import parse_strategy
 from ddm_ray.core.schedules import learning_rate
 from ddm_ray.core.streams import INITIAL, stream
 from ddm_ray.core.times import TimeSampling
 from ddm_ray.errors import TrainingError
 from ddm_ray.models import weights
-from ddm_ray.models.flops import training_flops_per_row
+from ddm_ray.models.flops import forward_flops_per_row, training_flops_per_row
 from ddm_ray.models.spec import denoiser_spec, router_spec
 from ddm_ray.storage import graph
 from ddm_ray.storage.graph import Artifact, shard
 from ddm_ray.storage.run import Run
-from ddm_ray.train.objectives import ExpertLoss, Masking, Objective, RouterLoss
+from ddm_ray.train.objectives import DistillLoss, ExpertLoss, Masking, Objective, RouterLoss
 
 
 @dataclass(frozen=True)
 class TrainJob:
     """One training job of a run, all of it derived from `run.json`; `key` sets its random streams apart.
 
-    Conditions are labels, of which `null_label` is none; or (None) texts of `text_tokens` tokens.
+    Conditions are labels, of which `null_label` is none; or (None) texts of `text_tokens` tokens. `asked`: specs of
+    the networks that are asked about each row beside, one for each time.
     """
 
     artifact: Artifact
@@ -42,6 +45,7 @@ class TrainJob:
     text_tokens: int
     flow: Flow
     times: TimeSampling
+    asked: tuple[dict[str, Any], ...] = ()
 
     def learning_rate(self, step: int) -> float:
         """Learning rate of step `step`, from 0."""
@@ -69,7 +73,10 @@ class TrainJob:
         return Masking.of((model["image_size"] // model["patch_size"]) ** 2, self.train.mask_ratio)
 
     def training_flops(self, steps: int) -> int:
-        """FLOPs of the first `steps` steps' forward and backward passes, over the tokens that each trains on."""
+        """FLOPs of the first `steps` steps' forward and backward passes, over the tokens that each trains on.
+
+        With the forward passes of whoever is asked beside.
+        """
         full, kept = self._flops_of_a_row
         masked = 0 if self.masking(0) is None else min(steps, self.train.steps - self.train.unmasked_steps)
         return (masked * kept + (steps - masked) * full) * self.batch
@@ -77,21 +84,23 @@ class TrainJob:
     @cached_property
     def _flops_of_a_row(self) -> tuple[int, int]:
         """With all tokens, and with those that masking keeps."""
-        spec, masking = json.dumps(self.spec, sort_keys=True), self.masking(0)
-        full = _flops_per_row(spec, self.image_shape, self.text_tokens, None)
-        if masking is None:
-            return full, full
-        return full, _flops_per_row(spec, self.image_shape, self.text_tokens, masking.num_kept)
+        masking, asked = self.masking(0), sum(self._flops(spec, forward_flops_per_row) for spec in self.asked)
+        full = self._flops(self.spec, training_flops_per_row)
+        kept = full if masking is None else self._flops(self.spec, training_flops_per_row, masking.num_kept)
+        return full + asked, kept + asked
+
+    def _flops(self, spec: dict[str, Any], count: Callable[..., int], *kept: int) -> int:
+        return _flops_per_row(json.dumps(spec, sort_keys=True), count, self.image_shape, self.text_tokens, *kept)
 
 
 @lru_cache(maxsize=16)
-def _flops_per_row(spec: str, image_shape: tuple[int, int, int], text_tokens: int, num_kept: int | None) -> int:
+def _flops_per_row(spec: str, count: Callable[..., int], *row: Any) -> int:
     """FLOPs of one row of a model by its spec as JSON; experts and monolith are alike."""
-    return training_flops_per_row(weights.build(json.loads(spec), "meta"), image_shape, text_tokens, num_kept)
+    return count(weights.build(json.loads(spec), "meta"), *row)
 
 
 def train_job(run: Run, artifact: Artifact) -> TrainJob:
-    """The job that makes `artifact` (experts/NNN, router or monolith) of this run.
+    """The job that makes `artifact` (experts/NNN, router, monolith or student) of this run.
 
     TrainingError for what needs all rows in one place where shards are given.
     """
@@ -110,11 +119,30 @@ def train_job(run: Run, artifact: Artifact) -> TrainJob:
     if artifact.kind == "router":
         train, spec = config.router.train, router_spec(config)
         return TrainJob(artifact, (1,), RouterLoss(flow), spec, train, train.global_batch, everything, *rows_form)
+    if artifact.kind == "student":
+        train, spec = config.student_train, denoiser_spec(config, config.student_model)
+        distill = DistillLoss(flow, _patch_size(spec, train), config.student.data_weight)
+        who = (everything, *rows_form, _asked(config))
+        return TrainJob(artifact, (3,), distill, spec, train, train.global_batch, *who)
     train, spec = config.expert.train, denoiser_spec(config)
-    loss = ExpertLoss(flow, spec["config"]["patch_size"] if train.mask_ratio else None)
+    loss = ExpertLoss(flow, _patch_size(spec, train))
     if artifact.kind == "monolith":
         return TrainJob(artifact, (0,), loss, spec, train, train.global_batch, everything, *rows_form)
     # Equal FLOPs: K experts take a K-th of the monolith's batch each, for as many steps (paper, section 4).
     assert artifact.cluster is not None
     batch = train.global_batch // config.partition.num_clusters
     return TrainJob(artifact, (2, artifact.cluster), loss, spec, train, batch, (shard(artifact.cluster),), *rows_form)
+
+
+def _patch_size(spec: dict[str, Any], train: TrainConfig) -> int | None:
+    """The size that the loss needs where tokens are left out."""
+    return spec["config"]["patch_size"] if train.mask_ratio else None
+
+
+def _asked(config: RunConfig) -> tuple[dict[str, Any], ...]:
+    """The networks that a student's teacher asks about a row, at most."""
+    teacher, clusters = config.student.teacher, config.partition.num_clusters
+    asked = [denoiser_spec(config)]
+    if teacher != "label":
+        asked = [denoiser_spec(config)] * parse_strategy(teacher, clusters).most(clusters) + [router_spec(config)]
+    return tuple(asked * (1 if config.student.guidance_scale == 1 else 2))

@@ -15,7 +15,7 @@ from ddm_ray.errors import ConfigError
 from ddm_ray.memory import free_bytes, reset_peak, taken_bytes
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.train.attempt import TrainAttempt
-from ddm_ray.train.batches import RankBatches
+from ddm_ray.train.batches import RankBatches, Teacher
 from ddm_ray.train.engine import Engine
 from ddm_ray.train.hardware import ranks_here
 from ddm_ray.train.job import TrainJob
@@ -34,6 +34,7 @@ def find_micro_batch(
     attempt: TrainAttempt,
     placement: TrainPlacement,
     watchdog: Watchdog,
+    teacher: Teacher | None = None,
 ) -> None:
     """Set the attempt's micro-batch to the most rows that every rank of this world can take at once, in equal parts.
 
@@ -46,7 +47,7 @@ def find_micro_batch(
     snapshot = Snapshot(engine.shards.owned())  # a state takes memory too
     snapshot.take()
     share = math.ceil(job.batch / dist.get_world_size())
-    rows = largest(_trial(job, loader, engine, attempt, memory, watchdog), share)
+    rows = largest(_trial(job, loader, engine, attempt, memory, watchdog, teacher), share)
     engine.close()
     del engine, snapshot
     gc.collect()
@@ -56,7 +57,13 @@ def find_micro_batch(
 
 
 def _trial(
-    job: TrainJob, loader: Loader, engine: Engine, attempt: TrainAttempt, memory: "Memory", watchdog: Watchdog
+    job: TrainJob,
+    loader: Loader,
+    engine: Engine,
+    attempt: TrainAttempt,
+    memory: "Memory",
+    watchdog: Watchdog,
+    teacher: Teacher | None,
 ) -> Callable[[int], float]:
     """Takes a step with so many rows at once; the share of what a rank may take that it took, on the fullest one."""
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -65,7 +72,7 @@ def _trial(
         attempt.micro_batch = rows
         memory.begin()
         # The last step is one of those with the most tokens; the second micro-batch finds the first one's gradients.
-        batches = RankBatches(job, loader, rank, world, rows).at(job.train.steps - 1, engine.device)
+        batches = RankBatches(job, loader, rank, world, rows, teacher).at(job.train.steps - 1, engine.device)
         with attempt.catch_oom(), watchdog.step():
             engine.accumulate(job.objective, islice(batches, 2))
             engine.step(0.0)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +31,14 @@ class Batch:
     condition: Condition  # the null one where it was dropped
     cluster_B: Tensor
     kept_BM: Tensor | None = None  # int64, tokens trained on, row-major numbers, ascending; none: all
+    teacher_BCHW: Tensor | None = None  # a student's teacher's prediction at x_t
+
+    def to(self, device: torch.device | str) -> "Batch":
+        """The batch on this device."""
+        moved: dict[str, Any] = {
+            name: None if value is None else value.to(device) for name, value in vars(self).items()
+        }
+        return Batch(**moved)
 
 
 Objective = Callable[[nn.Module, Batch], Tensor]
@@ -48,20 +57,50 @@ class ExpertLoss:
     patch_size: int | None = None
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
-        data_BCHW, noise_BCHW, t_B = batch.data_BCHW, batch.noise_BCHW, batch.t_B
+        return self._mean(self._data_error(self._output(model, batch), batch), batch)
+
+    def _output(self, model: nn.Module, batch: Batch) -> Tensor:
         kept = () if batch.kept_BM is None else (batch.kept_BM,)
-        output = model(interpolate(data_BCHW, noise_BCHW, t_B, self.flow.path), t_B, batch.condition, *kept)
+        x_BCHW = interpolate(batch.data_BCHW, batch.noise_BCHW, batch.t_B, self.flow.path)
         # Networks answer in bf16 under autocast; the loss is taken in the data's precision.
-        output = output.to(data_BCHW.dtype)
+        return model(x_BCHW, batch.t_B, batch.condition, *kept).to(batch.data_BCHW.dtype)  # type: ignore[no-any-return]
+
+    def _data_error(self, output: Tensor, batch: Batch) -> Tensor:
         if self.flow.prediction == "score":
-            sigma = PATHS[self.flow.path].sigma(append_dims(t_B.to(data_BCHW.dtype), data_BCHW))
-            error = sigma * output + noise_BCHW
-        else:
-            error = output - target(self.flow, data_BCHW, noise_BCHW, t_B)
+            return self._sigma(batch) * output + batch.noise_BCHW
+        return output - target(self.flow, batch.data_BCHW, batch.noise_BCHW, batch.t_B)
+
+    def _sigma(self, batch: Batch) -> Tensor:
+        return PATHS[self.flow.path].sigma(append_dims(batch.t_B.to(batch.data_BCHW.dtype), batch.data_BCHW))
+
+    def _mean(self, error: Tensor, batch: Batch) -> Tensor:
+        """Mean square a row, over the pixels that count."""
         if batch.kept_BM is not None:
             assert self.patch_size is not None
             error = patches(error, self.patch_size, batch.kept_BM)
         return error.square().flatten(1).mean(1)
+
+
+@dataclass(frozen=True)
+class DistillLoss(ExpertLoss):
+    """Mean squared error of the student's prediction against its teacher's, weighed as an expert's, per row.
+
+    With a teacher by the datum's own cluster the minimiser is E[u_k(x_t) | x_t] = u(x_t), the mixture (paper, section
+    3.4). The share `data_weight` of the loss is that of the data itself.
+    """
+
+    data_weight: float = 0.0
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
+        assert batch.teacher_BCHW is not None
+        output = self._output(model, batch)
+        error = output - batch.teacher_BCHW
+        if self.flow.prediction == "score":
+            error = self._sigma(batch) * error
+        loss_B = self._mean(error, batch)
+        if not self.data_weight:
+            return loss_B
+        return torch.lerp(loss_B, self._mean(self._data_error(output, batch), batch), self.data_weight)
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,17 @@ from ddm_ray.storage.patience import PATIENT, PROMPT, Patience
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import Store
 from ddm_ray.train.attempt import TrainAttempt
-from ddm_ray.train.batches import RankBatches
+from ddm_ray.train.batches import RankBatches, Teacher
 from ddm_ray.train.consensus import Flags, exchange
-from ddm_ray.train.engine import Engine
+from ddm_ray.train.engine import Engine, own_device
 from ddm_ray.train.hardware import ranks_here
 from ddm_ray.train.job import TrainJob, train_job
 from ddm_ray.train.meter import Meter
 from ddm_ray.train.micro_batch import find_micro_batch
 from ddm_ray.train.publish import Milestones
 from ddm_ray.train.saving import SaveClock
+from ddm_ray.train.targets import StoredTargets
+from ddm_ray.train.teachers import first_model, load_teachers
 from ddm_ray.train.watchdog import Watchdog
 
 
@@ -74,12 +76,13 @@ def _train(
     notice: Callable[[], bool],
 ) -> None:
     def make() -> Engine:
-        return Engine(job.build(), job.train, placement)
+        return Engine(first_model(run, job), job.train, placement)
 
+    teacher = _teacher(run, job, loader, placement)
     with Watchdog(placement.hang_seconds, attempt.stuck) as watchdog:
         if attempt.searches:
-            find_micro_batch(job, loader, make, attempt, placement, watchdog)
-        batches = RankBatches(job, loader, dist.get_rank(), dist.get_world_size(), attempt.micro_batch)
+            find_micro_batch(job, loader, make, attempt, placement, watchdog, teacher)
+        batches = RankBatches(job, loader, dist.get_rank(), dist.get_world_size(), attempt.micro_batch, teacher)
         engine, before = attempt.resume(make)
         saver, owed = attempt.saver, False
         milestones = Milestones(run, attempt.storage, job, attempt.identity, engine)
@@ -134,6 +137,15 @@ def _train(
         attempt.tidy()
         milestones.commit(manifest, last)
     dist.barrier()
+
+
+def _teacher(run: Run, job: TrainJob, loader: Loader, placement: TrainPlacement) -> Teacher | None:
+    """Whoever says what a student is to learn; None for other jobs."""
+    if job.artifact.kind != "student":
+        return None
+    if placement.teachers == "stored":
+        return StoredTargets(run, job.batch)
+    return load_teachers(run, loader.null_text, own_device(), placement.teachers)
 
 
 def _due(done: int, every: int | None) -> bool:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TypeVar
 
 from ddm_ray.errors import Fix, StorageError
-from ddm_ray.storage.graph import trained_of
+from ddm_ray.storage.graph import EXTRAS, trained_of
 from ddm_ray.storage.observer import Observer
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import Status, survey
@@ -70,15 +70,15 @@ def watch(
 
 
 def trained(run: Run, statuses: list[Status]) -> bool:
-    """True if all experts and the router are finished, and the monolith if anyone has begun it."""
+    """True if all experts and the router are finished, and what else anyone has begun."""
     return all(job.state == "finished" for job in jobs_of(run, statuses))
 
 
 def jobs_of(run: Run, statuses: list[Status]) -> list[Status]:
-    """The statuses of all that has to be trained: experts and router, and the monolith if anyone has begun it."""
+    """The statuses of all that has to be trained: experts and router, and what else anyone has begun."""
     by_artifact = {status.artifact: status for status in statuses}
     jobs = [by_artifact[job] for job in trained_of(run.config)]
-    return [job for job in jobs if job.artifact.kind != "monolith" or _begun(job)]
+    return [job for job in jobs if job.artifact.kind not in EXTRAS or _begun(job)]
 
 
 def _begun(status: Status) -> bool:

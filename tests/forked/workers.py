@@ -26,7 +26,7 @@ MALLOC = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_MAX_": -4, "MALLOC_ARENA_MA
 def request_of_a_fork(listening: socket.socket) -> dict[str, Any]:
     """Returns in each fork, with the command that it is to run; the process itself ends with its parent."""
     parent, forks = os.getppid(), dict[socket.socket, int]()
-    while os.getppid() == parent:
+    while os.getppid() == parent != 1:  # whose parent ended before this line has init's number
         for ready in select.select([listening, *forks], [], [], 0.5)[0]:
             if ready is not listening:
                 signalled = ready.recv(1)

@@ -5,6 +5,7 @@ import base64
 import io
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,7 +18,7 @@ from ddm_ray.config import SamplingSettings
 from ddm_ray.pipeline import DDMPipeline
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.request import SampleRequest
-from ddm_ray.sampling.run_models import Models, load_models, sampling_settings
+from ddm_ray.sampling.run_models import ModelKind, Models, load_model, load_models, sampling_settings
 from ddm_ray.sampling.trajectory import start
 from ddm_ray.serve.engine import BatchEngine
 from ddm_ray.serve.http import http_app
@@ -26,7 +27,9 @@ from ddm_ray.serve.scheduler import OverloadedError, Scheduler
 from ddm_ray.serve.segments import LocalEngine, SegmentSampler
 from ddm_ray.serve.service import Service
 from ddm_ray.serve.versions import LiveSampler, Versions
+from ddm_ray.storage.graph import MONOLITH, STUDENT
 from ddm_ray.storage.run import Run
+from tests.random_run import make_run, publish
 from tests.serve.test_http_app import GENERATIONS, client, error_of, events
 
 
@@ -46,9 +49,9 @@ def live(models: Models, versions: Versions, full: bool) -> LiveSampler:
 class Tiers:
     """A run's application with both tiers, of which the engines of some are full."""
 
-    def __init__(self, run: Run, *full: str):
+    def __init__(self, run: Run, *full: str, kind: ModelKind = "monolith"):
         mixture = live(load_models(run), Versions(run), "mixture" in full)
-        dense = live(load_models(run, "monolith"), Versions(run, dense=True), "monolith" in full)
+        dense = live(load_models(run, kind), Versions(run, dense=kind), kind in full)
         self.engines = [mixture.engine, dense.engine]
         self.meters = Meters(lambda: mixture.engine)
         service = Service(mixture, run.config, sampling_settings(run), self.meters, self._lacking, dense=dense)
@@ -135,6 +138,23 @@ def test_the_monolith_is_a_model_by_itself(idle: Tiers, monolith_image: np.ndarr
     assert (refused.status_code, error_of(refused)["param"]) == (400, "strategy")
     unknown = idle.generate(model="tiny-student")
     assert unknown.status_code == 404 and "'tiny' or 'tiny-monolith'" in error_of(unknown)["message"]
+
+
+def test_a_student_is_a_dense_tier_too(tmp_path: Path) -> None:
+    """One whose teacher was guided isn't guided again, whatever the run does."""
+    guided = ("student.guidance_scale=2.0", "sample.guidance_scale=3.0")
+    run = make_run(f"{tmp_path}/run", settings=guided, num_rows=60)
+    publish(run, STUDENT, load_model(run, MONOLITH), 300, 4)
+    tiers = Tiers(run, "mixture", kind="student")
+    answer = tiers.generate().json()
+    tiers.engines[1].close()
+    assert (answer["dense"], answer["model"]) == ("student", "tiny-student")
+    student = DDMPipeline.from_run(run, model="student")
+    assert student.components.defaults.guidance_scale == 1
+    (image,) = student(["7"], seeds=3).images
+    assert is_image(answer["data"][0]["b64_json"], np.asarray(image).astype(int))
+    (guided_again,) = student(["7"], seeds=3, guidance_scale=3.0).images
+    assert not is_image(answer["data"][0]["b64_json"], np.asarray(guided_again).astype(int))
 
 
 def test_where_both_are_full_it_is_refused(tiny_run: Run) -> None:

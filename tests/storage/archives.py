@@ -80,7 +80,7 @@ def mutants(data: bytes, seed: int) -> Iterator[Mutant]:
             hit[bit // 8] ^= 1 << bit % 8
             yield Mutant(f"bit {bit} of the header at {place}", data[:place] + bytes(hit) + data[place + 512 :])
             yield Mutant(f"cut at the header at {place}", data[:place])
-    yield Mutant("padded as tar does", data + bytes(-len(data) % tarfile.RECORDSIZE))
+    yield Mutant("padded as tar does", data + bytes(-len(data) % tarfile.RECORDSIZE or tarfile.RECORDSIZE))
     yield Mutant("without its end", data[: -len(END)])
     for kind, compress in {"gzip": gzip.compress, "bzip2": bz2.compress, "xz": lzma.compress}.items():
         yield Mutant(kind, compress(data))

@@ -102,7 +102,7 @@ def test_a_damaged_record_still_says_that_it_failed(store: Store, content: bytes
     assert failure(store) == {"error": "for a reason that can't be read", "kind": "", "final": False, "attempt": 1}
 
 
-@pytest.mark.parametrize("artifact", ["student", "experts/1", "", 3, None])
+@pytest.mark.parametrize("artifact", ["teacher", "experts/1", "", 3, None])
 def test_a_fix_for_an_artifact_of_another_version_is_left_out(store: Store, artifact: object) -> None:
     fix = {"do": "Make", "run": "runs/a", "artifact": artifact}
     claim(store, JOB).fail({"error": "no student", "kind": "MissingArtifact", "final": True, "fix": fix})

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from ddm_ray.cli import main
 from ddm_ray.islands.presence import PresenceKeeper
 from ddm_ray.storage.attempts import claim
-from ddm_ray.storage.graph import MONOLITH, ROUTER
+from ddm_ray.storage.graph import MONOLITH, ROUTER, STUDENT
 from ddm_ray.storage.job_status import JobStatus
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import Status, survey
@@ -177,14 +177,17 @@ def test_storage_that_goes_away_is_waited_for(tmp_path: Path) -> None:
 def test_what_is_waited_for(tmp_path: Path) -> None:
     run = make_data(f"{tmp_path}/run", num_rows=60)
     finished = [Status(artifact, "finished") for artifact in (*run.experts, ROUTER)]
-    assert trained(run, [*finished, Status(MONOLITH, "waiting")])
-    for state in ("begun", "failed", "damaged"):
-        assert not trained(run, [*finished, Status(MONOLITH, state)])  # type: ignore[arg-type]
+    extras = [Status(artifact, "waiting") for artifact in (MONOLITH, STUDENT)]
+    assert trained(run, [*finished, *extras])
     in_vain = JobStatus(0, {}, {"error": "no such island"}, None, 0)
-    assert trained(run, [*finished, Status(MONOLITH, "failed", job=in_vain)]), "launched, and never begun"
+    for one, other in (extras, extras[::-1]):
+        for state in ("begun", "failed", "damaged"):
+            assert not trained(run, [*finished, Status(one.artifact, state), other])  # type: ignore[arg-type]
+        launched = Status(one.artifact, "failed", job=in_vain)
+        assert trained(run, [*finished, launched, other]), "launched, and never begun"
     for lacking in range(len(finished)):
         others = [Status(status.artifact, "begun") if n == lacking else status for n, status in enumerate(finished)]
-        assert not trained(run, [*others, Status(MONOLITH, "waiting")])
+        assert not trained(run, [*others, *extras])
     settings = ("partition.method=given",)
     given = make_data(f"{tmp_path}/given", settings=settings, num_rows=60)
     experts = [Status(artifact, "finished") for artifact in given.experts]

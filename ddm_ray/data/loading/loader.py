@@ -189,6 +189,14 @@ class Loader:
         data_BCHW = torch.from_numpy(as_modelled(batch.data_NCHW))
         return LoadedBatch(data_BCHW, batch.condition(), torch.from_numpy(batch.cluster_N))
 
+    def cluster_B(self, step: int, place_B: Tensor) -> Tensor:
+        """Int64 (B,): the clusters of the rows at these places of global batch `step`, of which none is read."""
+        cluster_B = np.empty(len(place_B), np.int64)
+        for part in self._order.locate(step * self._batch + place_B.numpy()):
+            file_M = [self._order.groups[group].file for group in self._order.group(part).tolist()]
+            cluster_B[part.member_M] = [self._paths[file][2] for file in file_M]
+        return torch.from_numpy(cluster_B)
+
     def _window(self, window: Window) -> "_Stored":
         self._read_ahead(window)
         return self._windows[window.epoch, window.number].result()

@@ -99,6 +99,10 @@ class WindowOrder:
             return self.window(window.epoch, window.number + 1)
         return self.window(window.epoch + 1, 0)
 
+    def group(self, part: WindowSlice) -> np.ndarray:
+        """Int64 (M,): the index among all groups of each row's own."""
+        return np.searchsorted(self._first_row_G, self.stored_row(part), side="right") - 1
+
     def stored_row(self, part: WindowSlice) -> np.ndarray:
         """row_M among all groups in the order of their files, for rows that are all in memory."""
         group_G = np.array(part.window.groups)

@@ -1,0 +1,253 @@
+"""Targets: a teacher's predictions at all places of a student's training that are its cluster's, kept on storage.
+
+An island makes them of its own rows by its own expert; the student's island then needs no teacher. Which rows come
+when, and with which noise and time, is a function of the seed and the step alone, so both sides know it. Shapes: M
+places of one cluster in a range of steps, CHW image.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Container, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from ddm_ray.data import OnProgress, no_progress
+from ddm_ray.data.loading.loader import Loader
+from ddm_ray.data.sharded.chunk_store import ChunkRecord, ChunkStore, StoredFile
+from ddm_ray.data.sharded.stage import ShareRead, make_chunks
+from ddm_ray.data.sharded.work import Chunk, Executor
+from ddm_ray.errors import ConfigError
+from ddm_ray.storage.chunk_records import ChunkKey
+from ddm_ray.storage.graph import STUDENT, Artifact, targets
+from ddm_ray.storage.info import TargetsInfo
+from ddm_ray.storage.manifest import Manifest
+from ddm_ray.storage.run import Run
+from ddm_ray.train.batches import batch_of, draws_of
+from ddm_ray.train.job import TrainJob, train_job
+from ddm_ray.train.objectives import Batch
+from ddm_ray.train.teachers import load_teachers
+
+CHUNK_BYTES = 16 * 2**20
+"""Size of a file of targets that is aimed at."""
+HELD_RANGES = 2
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Consecutive steps of a student's training: a unit of work."""
+
+    first: int
+    count: int
+
+    @property
+    def key(self) -> str:
+        return f"steps {self.first} to {self.first + self.count - 1}"
+
+    @property
+    def bytes(self) -> int:
+        return self.count
+
+
+@dataclass(frozen=True)
+class TargetsPlan:
+    """The steps of a student's training, in ranges."""
+
+    units: tuple[Steps, ...]
+
+
+@dataclass(frozen=True)
+class TargetsRecord(ChunkRecord):
+    """The targets of a range of steps: how many, and their file."""
+
+    rows: int
+    part: StoredFile
+
+
+@dataclass(frozen=True)
+class Places:
+    """Positions of a cluster's rows in some steps, step * batch + place of each, ascending; and a batch a step."""
+
+    position_M: Tensor
+    batches: list[Batch]
+
+
+def make_targets(
+    run: Run,
+    cluster: int,
+    execute: Executor[TargetsRecord],
+    on_progress: OnProgress = no_progress,
+    device: str = "cpu",
+    steps_each: int | None = None,
+) -> Manifest:
+    """Make the targets of one cluster's expert for the run's student; a no-op if they are finished.
+
+    Killed at any moment, called again it goes on. `steps_each`: steps of a file; None: those that fill CHUNK_BYTES.
+    Raises ConfigError for a student that isn't taught by its rows' own experts; MissingArtifact, CorruptArtifact,
+    DriftError, StorageError, RayError.
+    """
+    artifact = targets(cluster)
+    require_labelled(run)
+    if finished := run.finished(artifact):
+        return finished
+    for needed in run.inputs(artifact):
+        run.require(needed)
+    job, chunks = train_job(run, STUDENT), ChunkStore(run, artifact, TargetsPlan, TargetsRecord)
+
+    def planned() -> TargetsPlan:
+        each = steps_each or max(1, CHUNK_BYTES * len(run.experts) // (job.batch * _row_bytes(job)))
+        firsts = range(0, job.train.steps, each)
+        return TargetsPlan(tuple(Steps(first, min(each, job.train.steps - first)) for first in firsts))
+
+    plan = chunks.plan(planned)
+    observer = _Observer(plan.units, on_progress)
+    records = make_chunks(chunks, plan, execute, ReadPlaces(run.url, cluster), MakeTargets(chunks, device), observer)
+    chunks.require_complete(plan, records)
+    chunks.delete_strays(records)
+    files = {name: record for each in records for name, record in each.files.items()}
+    info = TargetsInfo(
+        rows=sum(record.rows for record in records), first_steps=tuple(unit.first for unit in plan.units)
+    )
+    return run.commit_records(artifact, files, info)
+
+
+def require_labelled(run: Run) -> None:
+    """Raise ConfigError for a student whose targets can't be made cluster by cluster."""
+    if run.config.student.teacher != "label":
+        raise ConfigError(
+            f"student.teacher is {run.config.student.teacher}, which asks several experts about a row: targets are"
+            " those of a row's own expert (student.teacher label)"
+        )
+
+
+def targets_bytes(run: Run) -> int:
+    """Bytes of all clusters' targets together, in fp32."""
+    job = train_job(run, STUDENT)
+    return job.train.steps * job.batch * _row_bytes(job)
+
+
+def _row_bytes(job: TrainJob) -> int:
+    channels, height, width = job.image_shape
+    return 4 * channels * height * width
+
+
+class _Observer(ShareRead[TargetsRecord]):
+    def __init__(self, units: Sequence[Steps], on_progress: OnProgress):
+        super().__init__(units)
+        self._on_progress = on_progress
+
+    def add(self, record: TargetsRecord, until: float) -> None:
+        self.advance(record.key.unit, until)
+        self._on_progress(self.fraction, "asking the expert")
+
+
+@dataclass(frozen=True)
+class ReadPlaces:
+    """The `ReadUnit` of targets: a cluster's rows in a range of steps, with their noise, times and conditions."""
+
+    url: str
+    cluster: int
+
+    def __call__(self, unit: Steps, done: Container[int]) -> Iterator[Chunk[Places]]:
+        if 0 not in done:
+            job, loader = _loaded(self.url)
+            yield Chunk(0, self._places(unit, job, loader), 1.0)
+
+    def _places(self, unit: Steps, job: TrainJob, loader: Loader) -> Places:
+        place_B, positions, batches = torch.arange(job.batch), [torch.zeros(0, dtype=torch.long)], []
+        for step in range(unit.first, unit.first + unit.count):
+            own_M = place_B[loader.cluster_B(step, place_B) == self.cluster]
+            if len(own_M):
+                positions.append(step * job.batch + own_M)
+                batches.append(batch_of(job, loader, step, own_M, draws_of(job, step), "cpu"))
+        return Places(torch.cat(positions), batches)
+
+
+@lru_cache(maxsize=1)
+def _loaded(url: str) -> tuple[TrainJob, Loader]:
+    """The student's job and its rows, once a process."""
+    run = Run.open(url)
+    job = train_job(run, STUDENT)
+    return job, Loader(run, job.shards, job.train.seed, job.batch)
+
+
+@dataclass(frozen=True)
+class MakeTargets:
+    """The `ChunkMaker` of targets."""
+
+    chunks: ChunkStore[TargetsPlan, TargetsRecord]
+    device: str
+
+    def load(self) -> Callable[[Places], dict[str, Tensor]]:
+        """Load the expert; what it predicts goes to storage in the precision that it computes in."""
+        run, cluster, device = self.chunks.run, self.chunks.artifact.cluster, torch.device(self.device)
+        null_text = _loaded(run.url)[1].null_text if run.config.data.text else None
+        teachers = load_teachers(run, null_text, device, only=cluster)
+        dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+
+        def predict(places: Places) -> dict[str, Tensor]:
+            predicted = [torch.zeros(0, *run.config.data.shape, dtype=dtype)]
+            for batch in places.batches:
+                taught = teachers.taught(batch.to(device)).teacher_BCHW
+                assert taught is not None
+                predicted.append(taught.to("cpu", dtype))
+            return {"position": places.position_M, "target": torch.cat(predicted)}
+
+        return predict
+
+    def store(self, key: ChunkKey, made: dict[str, Tensor]) -> TargetsRecord:
+        """See ChunkMaker."""
+        part = self.chunks.put(key, "targets-", ".safetensors", save(made))
+        return self.chunks.finish(TargetsRecord(key=key, rows=len(made["position"]), part=part))
+
+
+class StoredTargets:
+    """The teacher of a student whose targets are on storage: reads what comes next while it is trained.
+
+    Raises MissingArtifact for a cluster without targets, DriftError for those of another expert; reading raises
+    CorruptArtifact for a file that was altered.
+    """
+
+    by_cluster = False
+
+    def __init__(self, run: Run, batch: int):
+        self._run, self._batch = run, batch
+        self._manifests = [run.require(targets(cluster)) for cluster in range(len(run.experts))]
+        self._files = [sorted(manifest.files) for manifest in self._manifests]
+        (firsts,) = {TargetsInfo.of(manifest).first_steps for manifest in self._manifests}
+        self._firsts = np.array(firsts)
+        self._thread = ThreadPoolExecutor(1, "targets")
+        self._ranges: OrderedDict[int, Future[tuple[Tensor, Tensor]]] = OrderedDict()
+
+    def taught(self, batch: Batch, step: int, place_B: Tensor) -> Batch:
+        """The batch, which is that of these places of a step, with its teacher's predictions."""
+        number = int(np.searchsorted(self._firsts, step, side="right")) - 1
+        position_N, target_NCHW = self._range(number).result()
+        if number + 1 < len(self._firsts):
+            self._range(number + 1)
+        position_B = step * self._batch + place_B
+        index_B = torch.searchsorted(position_N, position_B)
+        assert torch.equal(position_N[index_B], position_B)
+        return replace(batch, teacher_BCHW=target_NCHW[index_B].to(batch.data_BCHW))
+
+    def _range(self, number: int) -> "Future[tuple[Tensor, Tensor]]":
+        """The targets of a range of steps; the one used longest ago makes room."""
+        if number not in self._ranges:
+            while len(self._ranges) >= HELD_RANGES:
+                self._ranges.popitem(last=False)
+            self._ranges[number] = self._thread.submit(self._read, number)
+        self._ranges.move_to_end(number)
+        return self._ranges[number]
+
+    def _read(self, number: int) -> tuple[Tensor, Tensor]:
+        """All clusters' positions, ascending, and targets."""
+        parts = [
+            load(self._run.read(Artifact(manifest.artifact), files[number], manifest))
+            for manifest, files in zip(self._manifests, self._files, strict=True)
+        ]
+        position_N, order_N = torch.cat([part["position"] for part in parts]).sort()
+        return position_N, torch.cat([part["target"] for part in parts])[order_N]

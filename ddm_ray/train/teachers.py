@@ -1,0 +1,140 @@
+"""Teachers of a student: what the run's experts, alone or mixed, predict where the student is to learn.
+
+Shapes: B rows, R rows of one call, CHW image, K experts.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+
+from ddm_ray.config import Precision
+from ddm_ray.core.condition import Condition, Text
+from ddm_ray.core.flow import interpolate
+from ddm_ray.core.mixture import group_rows, mix, posterior
+from ddm_ray.core.routing import Strategy, parse_strategy
+from ddm_ray.sampling.driver import Experts, answers
+from ddm_ray.sampling.offload import Offloaded, OffloadedToDisk
+from ddm_ray.sampling.request import ExpertCall
+from ddm_ray.sampling.run_models import load_network
+from ddm_ray.storage.graph import PARTITION, ROUTER, Artifact
+from ddm_ray.storage.info import PartitionInfo
+from ddm_ray.storage.published import Weights
+from ddm_ray.storage.run import Run
+from ddm_ray.train.job import TrainJob
+from ddm_ray.train.objectives import Batch
+
+
+@dataclass(frozen=True)
+class Teachers:
+    """Predictions of frozen experts, of the kind that they were trained for: those of a mixture are mixed as they are.
+
+    A prediction and its velocity are affine in each other at any (x, t), and weights sum to 1. `strategy` chooses
+    experts by the `router`'s posterior; None: the expert of a row's own cluster. Guidance is as in sampling: `full`
+    mixes each branch by its own posterior, the others have the same weights for both. `null` gives the null condition
+    of so many rows.
+    """
+
+    experts: Experts
+    path: str
+    null: Callable[[int], Condition]
+    strategy: Strategy | None = None
+    router: nn.Module | None = None
+    guidance_scale: float = 1.0
+
+    @property
+    def by_cluster(self) -> bool:
+        """True if it should be asked about one cluster after the other: the others' experts aren't at hand."""
+        return isinstance(self.experts, Offloaded) and self.strategy is None
+
+    def taught(self, batch: Batch, step: int = 0, place_B: Tensor | None = None) -> Batch:
+        """The batch with its teacher's predictions."""
+        x_BCHW = interpolate(batch.data_BCHW, batch.noise_BCHW, batch.t_B, self.path)
+        t_B, condition = batch.t_B, batch.condition
+        with torch.no_grad():
+            weights_BK = self._weights(x_BCHW, t_B, condition, batch.cluster_B)
+            predicted = self._predicted(x_BCHW, t_B, condition, weights_BK)
+            if self.guidance_scale != 1:
+                null = self.null(len(x_BCHW)).to(x_BCHW.device)
+                if self.strategy is not None and self.strategy.when == "velocity":
+                    weights_BK = self._weights(x_BCHW, t_B, null, batch.cluster_B)
+                without = self._predicted(x_BCHW, t_B, null, weights_BK)
+                predicted = torch.lerp(without, predicted, self.guidance_scale)
+        return replace(batch, teacher_BCHW=predicted)
+
+    def _predicted(self, x_BCHW: Tensor, t_B: Tensor, condition: Condition, weights_BK: Tensor) -> Tensor:
+        groups = group_rows((weights_BK > 0).cpu().numpy(), x_BCHW.device)
+        calls = []
+        for group in groups:
+            rows = slice(None) if group.rows_R is None else group.rows_R
+            calls.append(ExpertCall(group.expert, x_BCHW[rows], t_B[rows], condition[rows]))
+        predicted = [answer.to(x_BCHW.dtype) for answer in answers(calls, self.experts, None)]
+        return mix(groups, predicted, weights_BK)
+
+    def _weights(self, x_BCHW: Tensor, t_B: Tensor, condition: Condition, cluster_B: Tensor) -> Tensor:
+        if self.strategy is None:
+            return one_hot(cluster_B, len(self.experts)).to(x_BCHW.dtype)
+        assert self.router is not None
+        probs_BK = posterior(self.router(x_BCHW, t_B, condition).to(x_BCHW.dtype))
+        return self.strategy.route(probs_BK, torch.zeros_like(probs_BK), None)
+
+
+def load_teachers(
+    run: Run,
+    null_text: Text | None,
+    device: torch.device,
+    resident: int | None = None,
+    only: int | None = None,
+) -> Teachers:
+    """The teachers of a run's student, frozen, by their published weights; in bf16 on a GPU.
+
+    `only`: the one cluster whose expert is wanted; None: all. `resident`: how many experts are in memory at a time, 2
+    or more, the others in their files; None: all. Raises MissingArtifact for one that isn't finished, CorruptArtifact
+    if a byte was altered.
+    """
+    config, job = run.config, run.config.student
+    precision: Precision = "fp32" if device.type == "cpu" else "bf16"
+
+    def load(artifact: Artifact) -> nn.Module:
+        return load_network(run, Weights.finished(run, artifact), str(device), precision).requires_grad_(False)
+
+    def fetch(cluster: int) -> nn.Module:
+        return load(run.experts[cluster])
+
+    def null(count: int) -> Condition:
+        if null_text is not None:
+            return null_text[torch.zeros(count, dtype=torch.long)]
+        assert config.data.num_classes is not None
+        return torch.full((count,), config.data.num_classes)
+
+    strategy = None if job.teacher == "label" else parse_strategy(job.teacher, len(run.experts))
+    router = None if strategy is None else load(ROUTER)
+    present = [only in (None, cluster) for cluster in range(len(run.experts))]
+    experts: Experts
+    if resident is None:
+        experts = [fetch(cluster) if here else None for cluster, here in enumerate(present)]
+    else:
+        experts = OffloadedToDisk(fetch, present, resident)
+    return Teachers(experts, config.flow.path, null, strategy, router, job.guidance_scale)
+
+
+def first_model(run: Run, job: TrainJob) -> nn.Module:
+    """The model that a job begins with: its own random weights, or for a student what `student.start` says.
+
+    Raises as `load_teachers`.
+    """
+    model, start = job.build(), run.config.student.start
+    if job.artifact.kind != "student" or start == "random":
+        return model
+    chosen = list(run.experts)
+    if start == "largest":
+        rows_K = PartitionInfo.of(run.require(PARTITION)).rows_K
+        chosen = [chosen[max(range(len(chosen)), key=rows_K.__getitem__)]]
+    state = model.state_dict()
+    for number, artifact in enumerate(chosen, start=1):  # one at a time: they may be large
+        weights = load_network(run, Weights.finished(run, artifact)).state_dict()
+        for name, tensor in state.items():
+            tensor.lerp_(weights[name], 1 / number)
+    return model

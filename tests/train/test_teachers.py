@@ -1,0 +1,216 @@
+"""The student's objective against exact experts, and its training: who taught, in which order, whatever happens."""
+
+from itertools import count
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ddm_ray.config import SamplingSettings
+from ddm_ray.core.flow import Flow
+from ddm_ray.core.routing import parse_strategy
+from ddm_ray.data.sharded.serial import serial
+from ddm_ray.errors import MissingArtifact, Preempted
+from ddm_ray.placement import TrainPlacement
+from ddm_ray.sampling import driver
+from ddm_ray.storage.graph import STUDENT, Artifact, targets
+from ddm_ray.storage.info import PartitionInfo, TargetsInfo
+from ddm_ray.storage.run import Run
+from ddm_ray.train import worker
+from ddm_ray.train.job import train_job
+from ddm_ray.train.objectives import Batch, DistillLoss
+from ddm_ray.train.targets import make_targets
+from ddm_ray.train.teachers import Teachers, first_model
+from tests.core.closed_forms import FiniteData, digits
+from tests.core.oracles import finite_points
+from tests.random_run import make_run
+from tests.train.test_worker import curve_of, difference, weights_of
+
+LINEAR = Flow()
+STUDENT_STEPS = (
+    "expert.train.steps=10",
+    "expert.train.global_batch=48",
+    "student.train={steps: 10, global_batch: 12, learning_rate: 1.0e-3, ema_decay: 0.5}",
+)
+
+
+class Answer(nn.Module):
+    """The same prediction for every row: what a network would say at one x and t."""
+
+    def __init__(self, like_CHW: Tensor) -> None:
+        super().__init__()
+        self.answer_CHW = nn.Parameter(like_CHW.clone())
+
+    def forward(self, x_BCHW: Tensor, t_B: Tensor, label_B: Tensor) -> Tensor:
+        return self.answer_CHW.expand_as(x_BCHW)
+
+
+def all_ways(system: FiniteData, x_CHW: Tensor, t: float) -> tuple[Batch, Tensor]:
+    """Every datum with the noise that takes it to x at t: a batch, and the posterior probability of each."""
+    t_B = torch.full((len(system.points_ND),), t, dtype=torch.float64)
+    data_BCHW = system.points_ND.view(-1, *system.shape)
+    noise_BCHW = (x_CHW - (1 - t) * data_BCHW) / t
+    null_B = torch.full((len(t_B),), system.num_classes)
+    weight_B = system.log_weights(x_CHW.flatten()[None], t_B[:1], null_B[:1], slice(None)).softmax(dim=1)[0]
+    return Batch(data_BCHW, noise_BCHW, t_B, null_B, system.cluster_N), weight_B
+
+
+def gradient_at_the_mixture(teachers: Teachers, t: float, data_weight: float = 0.0) -> float:
+    """Gradient of the expected loss where a student answers as the mixture does, relative to that answer."""
+    system = digits()
+    x_CHW = finite_points(1, t, seed=3)[0][0]
+    batch, weight_B = all_ways(system, x_CHW, t)
+    right_BCHW = system.field_of(None)(x_CHW[None], batch.t_B[:1], batch.condition[:1])
+    student = Answer(right_BCHW[0])
+    loss_B = DistillLoss(LINEAR, data_weight=data_weight)(student, teachers.taught(batch))
+    (loss_B * weight_B).sum().backward()
+    gradient = student.answer_CHW.grad
+    assert gradient is not None
+    return float(gradient.norm() * gradient.numel() / 2 / right_BCHW.norm())
+
+
+def exact_teachers(**fields: Any) -> Teachers:
+    system = digits()
+    return Teachers(system.experts, "linear", lambda count: torch.full((count,), system.num_classes), **fields)
+
+
+@pytest.mark.parametrize("t", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("data_weight", [0.0, 0.3])
+def test_the_best_student_of_labelled_teachers_is_the_mixture(t: float, data_weight: float) -> None:
+    """E[u_label(x_t) | x_t] = u(x_t), to rounding, and data's own velocities have the same mean."""
+    assert gradient_at_the_mixture(exact_teachers(), t, data_weight) < 1e-12
+
+
+@pytest.mark.parametrize("t", [0.1, 0.5, 0.9])
+def test_the_full_ensemble_teaches_the_mixture_row_by_row(t: float) -> None:
+    teachers = exact_teachers(strategy=parse_strategy("full", 4), router=digits().router)
+    assert gradient_at_the_mixture(teachers, t) < 1e-12
+
+
+class ByArgmax(Teachers):
+    def _weights(self, x_BCHW: Tensor, t_B: Tensor, condition: Any, cluster_B: Tensor) -> Tensor:
+        likeliest_B = digits().router(x_BCHW, t_B, condition).argmax(dim=1)
+        return super()._weights(x_BCHW, t_B, condition, likeliest_B)
+
+
+class ByChance(Teachers):
+    def _weights(self, x_BCHW: Tensor, t_B: Tensor, condition: Any, cluster_B: Tensor) -> Tensor:
+        return super()._weights(x_BCHW, t_B, condition, torch.arange(len(cluster_B)) % len(self.experts))
+
+
+class AtAnotherTime(Teachers):
+    def _predicted(self, x_BCHW: Tensor, t_B: Tensor, condition: Any, weights_BK: Tensor) -> Tensor:
+        return super()._predicted(x_BCHW, 1 - t_B, condition, weights_BK)
+
+
+class Unnormalised(Teachers):
+    def _weights(self, x_BCHW: Tensor, t_B: Tensor, condition: Any, cluster_B: Tensor) -> Tensor:
+        return 0.9 * super()._weights(x_BCHW, t_B, condition, cluster_B)
+
+
+@pytest.mark.parametrize("mutant", [ByArgmax, ByChance, AtAnotherTime, Unnormalised])
+def test_other_teachers_are_noticed(mutant: type[Teachers]) -> None:
+    right = exact_teachers()
+    assert gradient_at_the_mixture(mutant(right.experts, "linear", right.null), 0.9) > 0.01
+
+
+@pytest.mark.parametrize("strategy", ["full", "top-2", "threshold-0.2", "nucleus-0.8"])
+@pytest.mark.parametrize("guidance_scale", [1.0, 2.5])
+def test_an_ensemble_predicts_what_the_sampler_does(strategy: str, guidance_scale: float) -> None:
+    system, t = digits(), 0.8
+    x_BCHW, label_B = finite_points(12, t)
+    times_B = torch.full((12,), t, dtype=torch.float64)
+    teachers = exact_teachers(strategy=parse_strategy(strategy, 4), router=system.router, guidance_scale=guidance_scale)
+    batch = Batch(x_BCHW, torch.zeros_like(x_BCHW), torch.zeros(12), label_B, torch.zeros(12, dtype=torch.long))
+    settings = SamplingSettings(strategy=strategy, guidance_scale=guidance_scale)
+    right = driver.velocity(x_BCHW, t, label_B, system.info(), system.experts, system.router, settings=settings)
+    # The batch is clean, so that x_t is x; the networks are told the time that it is at.
+    later = Teachers(
+        [lambda x, _, c, field=field: field(x, times_B[: len(x)], c) for field in system.experts],
+        "linear",
+        teachers.null,
+        teachers.strategy,
+        lambda x, _, c: system.router(x, times_B[: len(x)], c),
+        guidance_scale,
+    )
+    predicted = later.taught(batch).teacher_BCHW
+    assert predicted is not None
+    assert (predicted - right).abs().max() < 1e-10
+
+
+def trained(path: Any, *settings: str, world: Any = None, **placement: Any) -> Run:
+    run = make_run(str(path), settings=(*STUDENT_STEPS, *settings), num_rows=120)
+    worker.train(run.url, STUDENT, TrainPlacement(**placement))
+    return run
+
+
+@pytest.fixture(scope="module")
+def quiet(world_of_one: None, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run whose student was trained without an interruption, all teachers at hand."""
+    return trained(tmp_path_factory.mktemp("student") / "run")
+
+
+def test_a_student_goes_on_to_the_bit(quiet: Run, tmp_path: Any) -> None:
+    run, steps = make_run(str(tmp_path / "run"), settings=STUDENT_STEPS, num_rows=120), count(1)
+    with pytest.raises(Preempted):
+        worker.train(run.url, STUDENT, TrainPlacement(), notice=lambda: next(steps) == 4)
+    worker.train(run.url, STUDENT, TrainPlacement())
+    assert difference(curve_of(quiet, STUDENT), curve_of(run, STUDENT)) == 0
+    assert difference(weights_of(quiet, STUDENT), weights_of(run, STUDENT)) == 0
+
+
+@pytest.mark.parametrize("micro_batch", [None, 5])
+def test_two_teachers_at_a_time_teach_the_same(quiet: Run, tmp_path: Any, micro_batch: int | None) -> None:
+    run = trained(tmp_path / "run", teachers=2, micro_batch=micro_batch)
+    assert 0 <= difference(weights_of(quiet, STUDENT), weights_of(run, STUDENT)) < 1e-5
+    untaught = first_model(run, train_job(run, STUDENT)).state_dict()
+    assert difference(weights_of(quiet, STUDENT), {name: untaught[name] for name in weights_of(quiet, STUDENT)}) > 1e-3
+
+
+@pytest.mark.parametrize("steps_each", [None, 3])
+def test_stored_targets_teach_the_same(quiet: Run, tmp_path: Any, steps_each: int | None) -> None:
+    """Made by each cluster's own expert in a place of its own, also where the making was killed in the middle."""
+    run = make_run(str(tmp_path / "run"), settings=STUDENT_STEPS, num_rows=120)
+    with pytest.raises(MissingArtifact, match="targets/cluster=000"):
+        worker.train(run.url, STUDENT, TrainPlacement(teachers="stored"))
+    for cluster in range(len(run.experts)):
+        manifest = make_targets(run, cluster, serial, steps_each=steps_each)
+        assert len(manifest.files) == (1 if steps_each is None else 4)
+    assert sum(TargetsInfo.of(run.require(targets(cluster))).rows for cluster in range(len(run.experts))) == 10 * 12
+    for artifact in run.experts:  # whoever trains has no expert
+        run.store.delete(f"{artifact}/attempts")
+    worker.train(run.url, STUDENT, TrainPlacement(teachers="stored", micro_batch=5))
+    assert difference(weights_of(quiet, STUDENT), weights_of(run, STUDENT)) < 1e-5
+
+
+def test_teachers_are_part_of_what_a_student_is(quiet: Run, tmp_path: Any) -> None:
+    manifest = quiet.require(STUDENT)
+    assert {"experts/000", "experts/001", "partition"} <= manifest.identity.inputs.keys()
+    run = make_run(str(tmp_path / "run"), settings=STUDENT_STEPS, num_rows=120)
+    run.store.delete(Artifact("experts/001"))
+    with pytest.raises(MissingArtifact, match="experts/001"):
+        worker.train(run.url, STUDENT, TrainPlacement())
+
+
+def test_a_student_costs_what_its_teacher_adds(quiet: Run, tmp_path: Any) -> None:
+    from ddm_ray.models.flops import forward_flops_per_row, training_flops_per_row
+
+    job = train_job(quiet, STUDENT)
+    own, asked = training_flops_per_row(job.build(), (1, 8, 8)), forward_flops_per_row(job.build(), (1, 8, 8))
+    assert job.training_flops(10) == 10 * 12 * (own + asked)
+    assert quiet.require(STUDENT).info["training_flops"] == job.training_flops(10)
+    guided = make_run(str(tmp_path / "run"), settings=(*STUDENT_STEPS, "student.guidance_scale=2.0"), num_rows=120)
+    assert train_job(guided, STUDENT).training_flops(10) == 10 * 12 * (own + 2 * asked)
+
+
+@pytest.mark.parametrize("start", ["largest", "average"])
+def test_a_student_may_begin_as_experts_are(quiet: Run, tmp_path: Any, start: str) -> None:
+    run = make_run(str(tmp_path / "run"), settings=(*STUDENT_STEPS, f"student.start={start}"), num_rows=130)
+    state = first_model(run, train_job(run, STUDENT)).state_dict()
+    experts = [weights_of(run, artifact) for artifact in run.experts]
+    rows_K = PartitionInfo.of(run.require(Artifact("partition"))).rows_K
+    for name in experts[0]:
+        stacked = torch.stack([weights[name] for weights in experts])
+        right = stacked[rows_K.index(max(rows_K))] if start == "largest" else stacked.mean(dim=0)
+        assert torch.allclose(state[name], right, atol=1e-6)
