@@ -56,8 +56,6 @@ hypothesis.settings.load_profile("ddm")
 os.environ.update(OMP_NUM_THREADS="1", RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="token")
 # A node starts as many workers as it has CPUs before anyone asks for one: seconds of a core, each time.
 os.environ["RAY_prestart_worker_first_driver"] = "0"  # noqa: SIM112  (Ray's own spelling)
-# With Ray's own 15 they would starve beside tests that need no Ray, and time out.
-os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
 # Those that it starts are forked from a process that has imported torch: imports took a fifth of the tests' CPU time.
 os.environ["PYTHONPATH"] = f"{ROOT}/tests/forked:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
 TRAINS = {"DDM_TESTS_PRELOAD": "torch._dynamo deepspeed.runtime.zero.muon.muon_optimizer"}

@@ -1,5 +1,6 @@
 """A training's schedule and mask: what they may be, and what doesn't fit."""
 
+import re
 from typing import get_args
 
 import pytest
@@ -80,3 +81,36 @@ def test_every_training_that_is_accepted_has_its_rates(schedule: str, steps: int
     assert max(rates) == 1e-3
     if schedule in ("cosine", "linear"):
         assert rates[-1] == final
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            ("expert.train.condition_dropout=0", "student.train={steps: 3, global_batch: 4}"),
+            "student.train.condition_dropout needs teachers that know the null condition: set expert.train",
+        ),
+        (
+            ("student.teacher=full", "router.train.condition_dropout=0"),
+            "student.train.condition_dropout needs teachers that know the null condition: set router.train",
+        ),
+        (
+            ("student.guidance_scale=2.0", "student.teacher=full", "router.train.condition_dropout=0"),
+            "student.guidance_scale needs teachers that know the null condition: set router.train",
+        ),
+        (
+            ("sample.guidance_scale=3.0", "student.train={steps: 3, global_batch: 4, condition_dropout: 0}"),
+            "student.train.condition_dropout is 0, and sample.guidance_scale 3.0 needs a null condition",
+        ),
+        (("student.teacher=sticky",), "student.teacher: 'sticky' holds experts along an image's way"),
+        (("student.start=average", "student.model={width: 32, depth: 1, heads: 2}"), "start average takes an expert's"),
+    ],
+)
+def test_a_student_that_cannot_be_taught_is_refused(settings: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load_recipe("digits", settings)
+
+
+def test_a_student_of_masked_experts_leaves_tokens_out_only_if_it_can() -> None:
+    with pytest.raises(ConfigError, match=r"student: train.mask_ratio is 0.5, but \w+2DModel takes all tokens"):
+        load_recipe("ddm-24b", ("student.train={steps: 3, global_batch: 4, mask_ratio: 0.5}",))

@@ -181,8 +181,9 @@ def _one_kind_by_its_keys(model: Any) -> Any:
     return (DiffusersConfig if foreign else DenoiserConfig).model_validate(model)
 
 
-def _require_all_tokens(model: DenoiserConfig | DiffusersConfig | None, train: TrainConfig | None) -> None:
-    if train is not None and train.mask_ratio and isinstance(model, DiffusersConfig):
+def require_all_tokens(model: DenoiserConfig | DiffusersConfig, train: TrainConfig) -> None:
+    """Raise ValueError for a network that can't leave out the tokens that its training wants to."""
+    if train.mask_ratio and isinstance(model, DiffusersConfig):
         fix = f"{model.name} takes all tokens; leave it out, or train a DiT"
         raise ValueError(f"train.mask_ratio is {train.mask_ratio}, but {fix}")
 
@@ -198,7 +199,7 @@ class DenoiserJob(StrictModel):
 
     @model_validator(mode="after")
     def _can_leave_tokens_out(self) -> Self:
-        _require_all_tokens(self.model, self.train)
+        require_all_tokens(self.model, self.train)
         return self
 
 
@@ -224,11 +225,6 @@ class StudentJob(StrictModel):
     start: Literal["random", "largest", "average"] = Field(
         default="random", description="first weights: random ones, the largest cluster's expert's, the experts' average"
     )
-
-    @model_validator(mode="after")
-    def _can_leave_tokens_out(self) -> Self:
-        _require_all_tokens(self.model, self.train)
-        return self
 
     @model_validator(mode="after")
     def _starts_as_its_like(self) -> Self:

@@ -13,6 +13,7 @@ from ddm_ray.config.networks import (
     RouterJob,
     StudentJob,
     TrainConfig,
+    require_all_tokens,
 )
 from ddm_ray.config.sampling import EvaluateConfig, SamplingSettings
 from ddm_ray.config.strict_model import StrictModel
@@ -92,12 +93,30 @@ class RunConfig(StrictModel):
                     f"student.teacher: {teacher!r} holds experts along an image's way, and rows have none: use label,"
                     " full, top-k, threshold-P or nucleus-P"
                 )
-        if self.student.guidance_scale != 1 and self.expert.train.condition_dropout == 0:
-            raise ValueError(
-                f"student.guidance_scale ({self.student.guidance_scale}) needs experts that know the null condition:"
-                " train them with expert.train.condition_dropout above 0"
-            )
+        try:
+            require_all_tokens(self.student_model, self.student_train)
+        except ValueError as error:
+            raise ValueError(f"student: {error}") from None
+        self._require_known_null()
         return self
+
+    def _require_known_null(self) -> None:
+        """Raise ValueError where the student, or whoever teaches it, is asked without a condition that it never saw."""
+        guided, dropped = self.student.guidance_scale != 1, self.student_train.condition_dropout
+        asked = "student.guidance_scale" if guided else "student.train.condition_dropout"
+        taught_by = [("expert", self.expert.train)]
+        if self.student.teacher != "label":
+            taught_by.append(("router", self.router.train))
+        for name, train in taught_by:
+            if (guided or dropped) and not train.condition_dropout:
+                raise ValueError(
+                    f"{asked} needs teachers that know the null condition: set {name}.train.condition_dropout above 0"
+                )
+        if not dropped and not guided and self.sample.guidance_scale != 1:
+            raise ValueError(
+                f"student.train.condition_dropout is 0, and sample.guidance_scale {self.sample.guidance_scale} needs a"
+                " null condition: raise it, or set student.guidance_scale"
+            )
 
     @model_validator(mode="after")
     def _classes_make_clusters(self) -> Self:

@@ -55,6 +55,9 @@ class MadeUpTeacher:
         precision = torch.float32 if device.type == "cpu" else torch.bfloat16
         self._networks = [weights.build(spec).eval().to(device, precision) for spec in job.asked]
 
+    def await_step(self, step: int) -> None:
+        """Nothing is waited for."""
+
     def taught(self, batch: Batch, step: int, place_B: Tensor) -> Batch:
         """The batch with what its first network, an expert's like, predicts."""
         with torch.no_grad():

@@ -114,17 +114,19 @@ def matched(model: nn.Module, flow: Flow) -> nn.Module:
     return velocity_field(model, flow)
 
 
-def sampling_settings(run: Run, kind: ModelKind = "mixture") -> SamplingSettings:
-    """The run's settings, and where they name no strategy the one that its own evaluation found best.
+def settings_of(run: Run, kind: ModelKind) -> SamplingSettings:
+    """The run's settings for this; a student whose teacher was guided needs no guidance of its own."""
+    guided = kind == "student" and run.config.student.guidance_scale != 1
+    return run.config.sample.changed(guidance_scale=1.0) if guided else run.config.sample
 
-    A student whose teacher was guided needs no guidance of its own.
+
+def sampling_settings(run: Run, kind: ModelKind = "mixture") -> SamplingSettings:
+    """The settings of `settings_of`, and where they name no strategy the one that the run's evaluation found best.
 
     Any finished evaluation will do: they differ in name alone. One of other experts, or one that can't be read, doesn't
     count; without any it is `once`.
     """
-    settings = run.config.sample
-    if kind == "student" and run.config.student.guidance_scale != 1:
-        settings = settings.changed(guidance_scale=1.0)
+    settings = settings_of(run, kind)
     if settings.strategy is not None:
         return settings
     for name in sorted(run.store.folders(EVALUATIONS)):

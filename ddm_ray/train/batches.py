@@ -32,6 +32,10 @@ class Teacher(Protocol):
         """True if rows of one cluster should come together."""
         ...
 
+    def await_step(self, step: int) -> None:
+        """Wait until it can be asked about this step."""
+        ...
+
     def taught(self, batch: Batch, step: int, place_B: Tensor) -> Batch:
         """The batch, which is that of these places of a step, with its teacher's predictions."""
         ...

@@ -13,7 +13,7 @@ from ddm_ray.models.latents import Latents
 from ddm_ray.pictures.grid import GridRow, grid
 from ddm_ray.pictures.png import to_png
 from ddm_ray.sampling.request import SampleRequest
-from ddm_ray.sampling.run_models import Models, matched, monolith_info
+from ddm_ray.sampling.run_models import ModelKind, Models, matched, monolith_info, settings_of
 from ddm_ray.storage.graph import PARTITION, shard
 from ddm_ray.storage.info import PartitionInfo, ShardInfo
 from ddm_ray.storage.run import Run
@@ -22,11 +22,18 @@ MAX_CLASSES, PER_CLASS = 8, 4
 ROWS_WITHOUT_CLASSES = 4
 
 
-def picture(run: Run, spec: dict, ema: bytes, cluster: int | None, device: torch.device | str) -> bytes:
+def picture(
+    run: Run,
+    spec: dict,
+    ema: bytes,
+    cluster: int | None,
+    device: torch.device | str,
+    kind: ModelKind = "monolith",
+) -> bytes:
     """PNG of samples of one denoiser of labels with these EMA weights, as the run samples.
 
-    Rows are the classes with the most training rows, in its `cluster`, or for None (the monolith) in all; with a
-    single class, rows of that. May run in a thread beside training: torch's generator and threads stay as they are.
+    Rows are the classes with the most training rows, in its `cluster`, or for None (a network of this `kind`) in all;
+    with a single class, rows of that. May run in a thread beside training: torch keeps its generator and threads.
     Raises MissingArtifact without the shard or partition, CorruptArtifact, and ConfigError for latents without their
     autoencoder.
     """
@@ -37,9 +44,9 @@ def picture(run: Run, spec: dict, ema: bytes, cluster: int | None, device: torch
     request = SampleRequest(
         seeds(run.config.evaluate.seed, len(labels) * PER_CLASS, SeedPurpose.PREVIEW),
         torch.tensor(labels).repeat_interleave(PER_CLASS),
-        run.config.sample.changed(strategy="once"),
+        settings_of(run, kind).changed(strategy="once"),
     )
-    images_BCHW = Models(monolith_info(run), (model,), None, str(device)).sample(request).images_BCHW
+    images_BCHW = Models(monolith_info(run, kind), (model,), None, str(device)).sample(request).images_BCHW
     names = ["" if len(set(labels)) == 1 else run.config.data.class_names[label] for label in labels]
     rows = [
         GridRow(name, _decoded(latents, part_BCHW, device))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ddm_ray.models import weights
+from ddm_ray.sampling.run_models import ModelKind
 from ddm_ray.storage.attempts import Attempt, claimed
 from ddm_ray.storage.info import TrainedInfo, WeightsInfo
 from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest
@@ -133,7 +134,8 @@ class Milestones:
             data = run.store.read(f"{prefix}/{WEIGHTS}")
             if self._device.type == "cuda" and torch.cuda.mem_get_info(self._device)[0] < ROOM * len(data):
                 raise MemoryError("training leaves too little of the GPU's memory")
-            png = picture(run, self._job.spec, data, artifact.cluster, self._device)
+            kind: ModelKind = "student" if artifact.kind == "student" else "monolith"
+            png = picture(run, self._job.spec, data, artifact.cluster, self._device, kind)
             run.store.write(f"{prefix}/{PICTURE}", png)
         except Exception as error:  # a border: it must not end the thread of what counts
             print(f"warning: {prefix}: no {PICTURE}: {' '.join(str(error).split())[:300]}", file=sys.stderr)

@@ -5,6 +5,7 @@ when, and with which noise and time, is a function of the seed and the step alon
 places of one cluster in a range of steps, CHW image.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,11 +22,11 @@ from ddm_ray.data.loading.loader import Loader
 from ddm_ray.data.sharded.chunk_store import ChunkRecord, ChunkStore, StoredFile
 from ddm_ray.data.sharded.stage import ShareRead, make_chunks
 from ddm_ray.data.sharded.work import Chunk, Executor
-from ddm_ray.errors import ConfigError
+from ddm_ray.errors import ConfigError, DriftError
 from ddm_ray.storage.chunk_records import ChunkKey
 from ddm_ray.storage.graph import STUDENT, Artifact, targets
 from ddm_ray.storage.info import TargetsInfo
-from ddm_ray.storage.manifest import Manifest
+from ddm_ray.storage.manifest import Identity, Manifest
 from ddm_ray.storage.run import Run
 from ddm_ray.train.batches import batch_of, draws_of
 from ddm_ray.train.job import TrainJob, train_job
@@ -33,7 +34,7 @@ from ddm_ray.train.objectives import Batch
 from ddm_ray.train.teachers import load_teachers
 
 CHUNK_BYTES = 16 * 2**20
-"""Size of a file of targets that is aimed at."""
+"""Size that is aimed at, of the rows whose targets are made into one file: the targets are a third of it at most."""
 HELD_RANGES = 2
 
 
@@ -96,23 +97,23 @@ def make_targets(
         return finished
     for needed in run.inputs(artifact):
         run.require(needed)
+    identity = run.identity(artifact)
     job, chunks = train_job(run, STUDENT), ChunkStore(run, artifact, TargetsPlan, TargetsRecord)
 
     def planned() -> TargetsPlan:
-        each = steps_each or max(1, CHUNK_BYTES * len(run.experts) // (job.batch * _row_bytes(job)))
+        each = steps_each or max(1, CHUNK_BYTES * len(run.experts) // (job.batch * _row_bytes(run, job)))
         firsts = range(0, job.train.steps, each)
         return TargetsPlan(tuple(Steps(first, min(each, job.train.steps - first)) for first in firsts))
 
     plan = chunks.plan(planned)
     observer = _Observer(plan.units, on_progress)
-    records = make_chunks(chunks, plan, execute, ReadPlaces(run.url, cluster), MakeTargets(chunks, device), observer)
+    maker = MakeTargets(chunks, identity, device)
+    records = make_chunks(chunks, plan, execute, ReadPlaces(run.url, cluster), maker, observer)
     chunks.require_complete(plan, records)
     chunks.delete_strays(records)
     files = {name: record for each in records for name, record in each.files.items()}
-    info = TargetsInfo(
-        rows=sum(record.rows for record in records), first_steps=tuple(unit.first for unit in plan.units)
-    )
-    return run.commit_records(artifact, files, info)
+    rows, firsts = sum(record.rows for record in records), tuple(unit.first for unit in plan.units)
+    return run.commit_records(artifact, files, TargetsInfo(rows=rows, first_steps=firsts), identity=identity)
 
 
 def require_labelled(run: Run) -> None:
@@ -127,12 +128,14 @@ def require_labelled(run: Run) -> None:
 def targets_bytes(run: Run) -> int:
     """Bytes of all clusters' targets together, in fp32."""
     job = train_job(run, STUDENT)
-    return job.train.steps * job.batch * _row_bytes(job)
+    return job.train.steps * job.batch * 4 * math.prod(job.image_shape)
 
 
-def _row_bytes(job: TrainJob) -> int:
-    channels, height, width = job.image_shape
-    return 4 * channels * height * width
+def _row_bytes(run: Run, job: TrainJob) -> int:
+    """Bytes of a row on its way: its data, noise and target, and its text, in fp32."""
+    text = run.config.data.text
+    condition = 0 if text is None else text.tokens * text.dim + (text.pooled_dim or 0)
+    return 4 * (3 * math.prod(job.image_shape) + condition)
 
 
 class _Observer(ShareRead[TargetsRecord]):
@@ -172,7 +175,8 @@ def _loaded(url: str) -> tuple[TrainJob, Loader]:
     """The student's job and its rows, once a process."""
     run = Run.open(url)
     job = train_job(run, STUDENT)
-    return job, Loader(run, job.shards, job.train.seed, job.batch)
+    # Streamed: there are as many such processes as cores.
+    return job, Loader(run, job.shards, job.train.seed, job.batch, rows_gib=0)
 
 
 @dataclass(frozen=True)
@@ -180,11 +184,18 @@ class MakeTargets:
     """The `ChunkMaker` of targets."""
 
     chunks: ChunkStore[TargetsPlan, TargetsRecord]
+    identity: Identity
     device: str
 
     def load(self) -> Callable[[Places], dict[str, Tensor]]:
-        """Load the expert; what it predicts goes to storage in the precision that it computes in."""
-        run, cluster, device = self.chunks.run, self.chunks.artifact.cluster, torch.device(self.device)
+        """Load the expert; what it predicts goes to storage in the precision that it computes in.
+
+        Raises DriftError if it isn't the one that these targets were begun with.
+        """
+        run, artifact, device = self.chunks.run, self.chunks.artifact, torch.device(self.device)
+        if lines := run.drift(artifact, self.identity):
+            raise DriftError(f"{run.url}/{artifact} was begun otherwise: {'; '.join(lines)}", run.remake(artifact))
+        cluster = artifact.cluster
         null_text = _loaded(run.url)[1].null_text if run.config.data.text else None
         teachers = load_teachers(run, null_text, device, only=cluster)
         dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
@@ -208,31 +219,43 @@ class MakeTargets:
 class StoredTargets:
     """The teacher of a student whose targets are on storage: reads what comes next while it is trained.
 
-    Raises MissingArtifact for a cluster without targets, DriftError for those of another expert; reading raises
-    CorruptArtifact for a file that was altered.
+    Raises ConfigError for a student that isn't taught by its rows' own experts, MissingArtifact for a cluster without
+    targets, DriftError for those of another expert; reading raises CorruptArtifact for a file that was altered.
     """
 
     by_cluster = False
 
     def __init__(self, run: Run, batch: int):
+        require_labelled(run)
         self._run, self._batch = run, batch
         self._manifests = [run.require(targets(cluster)) for cluster in range(len(run.experts))]
         self._files = [sorted(manifest.files) for manifest in self._manifests]
-        (firsts,) = {TargetsInfo.of(manifest).first_steps for manifest in self._manifests}
-        self._firsts = np.array(firsts)
+        firsts = [TargetsInfo.of(manifest).first_steps for manifest in self._manifests]
+        for cluster, other in enumerate(firsts):
+            if other != firsts[0]:
+                artifact = targets(cluster)
+                raise DriftError(f"{artifact} has other steps in its files than {targets(0)}", run.remake(artifact))
+        self._firsts = np.array(firsts[0])
         self._thread = ThreadPoolExecutor(1, "targets")
         self._ranges: OrderedDict[int, Future[tuple[Tensor, Tensor]]] = OrderedDict()
 
-    def taught(self, batch: Batch, step: int, place_B: Tensor) -> Batch:
-        """The batch, which is that of these places of a step, with its teacher's predictions."""
-        number = int(np.searchsorted(self._firsts, step, side="right")) - 1
-        position_N, target_NCHW = self._range(number).result()
+    def await_step(self, step: int) -> None:
+        """Wait until what this step needs is read; that of the next ones is begun."""
+        number = self._number(step)
+        self._range(number).result()
         if number + 1 < len(self._firsts):
             self._range(number + 1)
+
+    def taught(self, batch: Batch, step: int, place_B: Tensor) -> Batch:
+        """The batch, which is that of these places of a step, with its teacher's predictions."""
+        position_N, target_NCHW = self._range(self._number(step)).result()
         position_B = step * self._batch + place_B
         index_B = torch.searchsorted(position_N, position_B)
         assert torch.equal(position_N[index_B], position_B)
         return replace(batch, teacher_BCHW=target_NCHW[index_B].to(batch.data_BCHW))
+
+    def _number(self, step: int) -> int:
+        return int(np.searchsorted(self._firsts, step, side="right")) - 1
 
     def _range(self, number: int) -> "Future[tuple[Tensor, Tensor]]":
         """The targets of a range of steps; the one used longest ago makes room."""

@@ -49,6 +49,9 @@ class Teachers:
         """True if it should be asked about one cluster after the other: the others' experts aren't at hand."""
         return isinstance(self.experts, Offloaded) and self.strategy is None
 
+    def await_step(self, step: int) -> None:
+        """Nothing is waited for: experts are at hand, or fetched when they are asked."""
+
     def taught(self, batch: Batch, step: int = 0, place_B: Tensor | None = None) -> Batch:
         """The batch with its teacher's predictions."""
         x_BCHW = interpolate(batch.data_BCHW, batch.noise_BCHW, batch.t_B, self.path)

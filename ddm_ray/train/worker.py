@@ -92,6 +92,8 @@ def _train(
             if job.masking(step) != job.masking(step - 1):
                 watchdog.forget()  # how long steps take, and what is compiled for them
                 attempt.phase("compiling", meter.tell())  # it beats meanwhile
+            if teacher is not None:
+                teacher.await_step(step)  # storage may be away for longer than a step may take
             with watchdog.step(), attempt.catch_oom():
                 loss = engine.accumulate(job.objective, batches.at(step, engine.device))
                 norm = engine.step(job.learning_rate(step))

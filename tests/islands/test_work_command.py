@@ -9,7 +9,7 @@ import pytest
 
 from ddm_ray.errors import EXIT_AGAIN
 from ddm_ray.storage.attempts import Attempt
-from ddm_ray.storage.graph import MONOLITH, Artifact, trained_of
+from ddm_ray.storage.graph import EXTRAS, Artifact, trained_of
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import status
 from tests.conftest import BIN, ROOT, Island, ddm, wait_for
@@ -32,7 +32,7 @@ def test_an_island_trains_all_that_is_left_model_by_model(island: Island, run: R
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines()[-1] == "north: all is finished"
     for artifact in trained_of(run.config):
-        assert bool(run.finished(artifact)) == (artifact != MONOLITH)
+        assert bool(run.finished(artifact)) == (artifact.kind not in EXTRAS)
     assert Attempt(run.store, SECOND, 1).claim()["island"] == "north"
     assert "no island is at work" in ddm("islands", "list", run.url).stdout
 

@@ -11,24 +11,26 @@ from ddm_ray.config import SamplingSettings
 from ddm_ray.core.flow import Flow
 from ddm_ray.core.routing import parse_strategy
 from ddm_ray.data.sharded.serial import serial
-from ddm_ray.errors import MissingArtifact, Preempted
+from ddm_ray.errors import DriftError, MissingArtifact, Preempted
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.sampling import driver
+from ddm_ray.sampling.run_models import load_model
 from ddm_ray.storage.graph import STUDENT, Artifact, targets
 from ddm_ray.storage.info import PartitionInfo, TargetsInfo
 from ddm_ray.storage.run import Run
-from ddm_ray.train import worker
+from ddm_ray.train import teachers, worker
 from ddm_ray.train.job import train_job
 from ddm_ray.train.objectives import Batch, DistillLoss
 from ddm_ray.train.targets import make_targets
 from ddm_ray.train.teachers import Teachers, first_model
 from tests.core.closed_forms import FiniteData, digits
 from tests.core.oracles import finite_points
-from tests.random_run import make_run
+from tests.random_run import make_run, publish
 from tests.train.test_worker import curve_of, difference, weights_of
 
 LINEAR = Flow()
 STUDENT_STEPS = (
+    "partition.num_clusters=3",
     "expert.train.steps=10",
     "expert.train.global_batch=48",
     "student.train={steps: 10, global_batch: 12, learning_rate: 1.0e-3, ema_decay: 0.5}",
@@ -139,7 +141,7 @@ def test_an_ensemble_predicts_what_the_sampler_does(strategy: str, guidance_scal
     assert (predicted - right).abs().max() < 1e-10
 
 
-def trained(path: Any, *settings: str, world: Any = None, **placement: Any) -> Run:
+def trained(path: Any, *settings: str, **placement: Any) -> Run:
     run = make_run(str(path), settings=(*STUDENT_STEPS, *settings), num_rows=120)
     worker.train(run.url, STUDENT, TrainPlacement(**placement))
     return run
@@ -161,16 +163,27 @@ def test_a_student_goes_on_to_the_bit(quiet: Run, tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("micro_batch", [None, 5])
-def test_two_teachers_at_a_time_teach_the_same(quiet: Run, tmp_path: Any, micro_batch: int | None) -> None:
+def test_two_teachers_at_a_time_teach_the_same(
+    quiet: Run, tmp_path: Any, micro_batch: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three, so that one is fetched again in each step; the next step begins with those that are there."""
+    fetched, fetch = list[str](), teachers.load_network
+
+    def counted(run: Run, published: Any, *where: Any) -> Any:
+        fetched.append(published.artifact)
+        return fetch(run, published, *where)
+
+    monkeypatch.setattr(teachers, "load_network", counted)
     run = trained(tmp_path / "run", teachers=2, micro_batch=micro_batch)
-    assert 0 <= difference(weights_of(quiet, STUDENT), weights_of(run, STUDENT)) < 1e-5
+    assert len(fetched) == 3 + 9, "three for the first of ten steps, then one each"
+    assert difference(weights_of(quiet, STUDENT), weights_of(run, STUDENT)) < 1e-5
     untaught = first_model(run, train_job(run, STUDENT)).state_dict()
     assert difference(weights_of(quiet, STUDENT), {name: untaught[name] for name in weights_of(quiet, STUDENT)}) > 1e-3
 
 
 @pytest.mark.parametrize("steps_each", [None, 3])
 def test_stored_targets_teach_the_same(quiet: Run, tmp_path: Any, steps_each: int | None) -> None:
-    """Made by each cluster's own expert in a place of its own, also where the making was killed in the middle."""
+    """Made by each cluster's own expert."""
     run = make_run(str(tmp_path / "run"), settings=STUDENT_STEPS, num_rows=120)
     with pytest.raises(MissingArtifact, match="targets/cluster=000"):
         worker.train(run.url, STUDENT, TrainPlacement(teachers="stored"))
@@ -182,6 +195,44 @@ def test_stored_targets_teach_the_same(quiet: Run, tmp_path: Any, steps_each: in
         run.store.delete(f"{artifact}/attempts")
     worker.train(run.url, STUDENT, TrainPlacement(teachers="stored", micro_batch=5))
     assert difference(weights_of(quiet, STUDENT), weights_of(run, STUDENT)) < 1e-5
+
+
+def ended_after_one(*work: Any) -> Any:
+    """An executor that is interrupted."""
+    chunks = serial(*work)
+    yield next(chunks)
+    raise KeyboardInterrupt
+
+
+def test_interrupted_targets_go_on_by_the_same_expert_alone(tmp_path: Any) -> None:
+    run = make_run(str(tmp_path / "run"), settings=STUDENT_STEPS, num_rows=120)
+    undisturbed = make_targets(run, 1, serial, steps_each=3)
+    for number in (0, 2):
+        with pytest.raises(KeyboardInterrupt):
+            make_targets(run, number, ended_after_one, steps_each=3)
+    assert len(make_targets(run, 0, serial).files) == len(undisturbed.files) == 4
+    other = load_model(run, Artifact("experts/001"))
+    run.store.delete(Artifact("experts/002"))
+    publish(run, Artifact("experts/002"), other, 10, 16)
+    with pytest.raises(DriftError, match="targets/cluster=002 was begun otherwise: input experts/002"):
+        make_targets(run, 2, serial)
+
+
+def test_a_score_is_weighed_as_an_experts_and_tokens_that_are_left_out_count_nothing() -> None:
+    generator = torch.Generator().manual_seed(0)
+    data, noise, answer, taught = torch.randn(4, 3, 1, 4, 4, generator=generator, dtype=torch.float64)
+    t_B, where = torch.tensor([0.2, 0.5, 0.9], dtype=torch.float64), (torch.zeros(3), torch.zeros(3, dtype=torch.long))
+    kept_BM = torch.tensor([[0], [3], [1]])
+    batch = Batch(data, noise, t_B, *where, kept_BM=kept_BM, teacher_BCHW=taught)
+
+    class Says(nn.Module):
+        def forward(self, *asked: Tensor) -> Tensor:
+            return answer
+
+    loss_B = DistillLoss(Flow("linear", "score"), patch_size=2)(Says(), batch)
+    error = (answer - taught) * t_B[:, None, None, None]  # sigma is t
+    right = [error[0, 0, :2, :2], error[1, 0, 2:, 2:], error[2, 0, :2, 2:]]
+    assert torch.allclose(loss_B, torch.stack([part.square().mean() for part in right]))
 
 
 def test_teachers_are_part_of_what_a_student_is(quiet: Run, tmp_path: Any) -> None:

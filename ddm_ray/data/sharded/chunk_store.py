@@ -139,8 +139,9 @@ class ChunkStore(Generic[PlanT, RecordT]):
         def to_files() -> tuple[bytes, dict[str, Any]]:
             fields = self._plans.dump_python(make(), mode="json")
             units = pa.Table.from_pylist(fields["units"], schema=self._unit_schema())
-            config = self.run.identity(self.artifact).fields
-            return to_parquet(units), {**fields, "units": units.num_rows, "config": config}
+            identity = self.run.identity(self.artifact)
+            made = {**fields, "units": units.num_rows, "config": identity.fields}
+            return to_parquet(units), made | ({"inputs": identity.inputs} if identity.inputs else {})
 
         return self._plan(*self.write_once(PLAN, ".parquet", to_files))
 
@@ -155,7 +156,7 @@ class ChunkStore(Generic[PlanT, RecordT]):
         except (KeyError, ValidationError):
             fix = self.run.remake(self.artifact)
             raise CorruptArtifact(f"{self.url}/{PLAN}: is the plan of something else", fix) from None
-        if lines := self.run.drift(self.artifact, Identity(config)):
+        if lines := self.run.drift(self.artifact, Identity(config, fields.get("inputs", {}))):
             raise DriftError(f"{self.url} was begun otherwise: {'; '.join(lines)}", self.run.remake(self.artifact))
         return plan
 
