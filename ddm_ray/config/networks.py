@@ -226,6 +226,11 @@ class StudentJob(StrictModel):
         default="random", description="first weights: random ones, the largest cluster's expert's, the experts' average"
     )
 
+    @property
+    def guided(self) -> bool:
+        """True if its teacher is guided, so that it needs no guidance of its own."""
+        return self.guidance_scale != 1
+
     @model_validator(mode="after")
     def _starts_as_its_like(self) -> Self:
         if self.start != "random" and self.model is not None:

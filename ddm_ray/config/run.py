@@ -102,7 +102,7 @@ class RunConfig(StrictModel):
 
     def _require_known_null(self) -> None:
         """Raise ValueError where the student, or whoever teaches it, is asked without a condition that it never saw."""
-        guided, dropped = self.student.guidance_scale != 1, self.student_train.condition_dropout
+        guided, dropped = self.student.guided, self.student_train.condition_dropout
         asked = "student.guidance_scale" if guided else "student.train.condition_dropout"
         taught_by = [("expert", self.expert.train)]
         if self.student.teacher != "label":

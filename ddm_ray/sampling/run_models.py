@@ -116,7 +116,7 @@ def matched(model: nn.Module, flow: Flow) -> nn.Module:
 
 def settings_of(run: Run, kind: ModelKind) -> SamplingSettings:
     """The run's settings for this; a student whose teacher was guided needs no guidance of its own."""
-    guided = kind == "student" and run.config.student.guidance_scale != 1
+    guided = kind == "student" and run.config.student.guided
     return run.config.sample.changed(guidance_scale=1.0) if guided else run.config.sample
 
 

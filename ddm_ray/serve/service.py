@@ -115,7 +115,7 @@ class Service:
         assert self.dense_network is not None
         seconds = None if seconds is None else seconds - (time.monotonic() - began)
         changes: dict[str, Any] = {"strategy": "once"}
-        if self.dense_network == "student" and self.config.student.guidance_scale != 1:
+        if self.dense_network == "student" and self.config.student.guided:
             changes["guidance_scale"] = 1.0  # its teacher was guided
         sampled = await self.dense.sample(request.changed(**changes), seconds, generation.stops, on_stop)
         return replace(sampled, dense=self.dense_network)

@@ -145,4 +145,4 @@ def _asked(config: RunConfig) -> tuple[dict[str, Any], ...]:
     asked = [denoiser_spec(config)]
     if teacher != "label":
         asked = [denoiser_spec(config)] * parse_strategy(teacher, clusters).most(clusters) + [router_spec(config)]
-    return tuple(asked * (1 if config.student.guidance_scale == 1 else 2))
+    return tuple(asked * (2 if config.student.guided else 1))
