@@ -31,7 +31,7 @@ from claims import Claim, Report, options  # noqa: E402
 
 from ddm_ray.errors import DDMError  # noqa: E402
 from ddm_ray.storage.attempts import Attempt, claimed  # noqa: E402
-from ddm_ray.storage.graph import MONOLITH, Artifact, trained_of  # noqa: E402
+from ddm_ray.storage.graph import Artifact, wanted_of  # noqa: E402
 from ddm_ray.storage.run import Run  # noqa: E402
 from ddm_ray.storage.status import status  # noqa: E402
 from tests.conftest import BIN, ddm, wait_for  # noqa: E402
@@ -148,7 +148,7 @@ class Chaos:
 
     def _look(self, ended: threading.Event) -> None:
         islands: dict[tuple[Artifact, int], str] = {}
-        left = [each for each in trained_of(self.run.config) if each != MONOLITH]
+        left = wanted_of(self.run.config)
         while not ended.wait(0.5):
             for artifact in list(left):
                 with suppress(DDMError, OSError):
@@ -176,7 +176,7 @@ class Chaos:
     def finished(self) -> bool:
         """True once all is committed."""
         newest = {sight.artifact: sight for sight in self.sights}
-        return len(newest) == len(trained_of(self.run.config)) - 1 and all(sight.done for sight in newest.values())
+        return len(newest) == len(wanted_of(self.run.config)) and all(sight.done for sight in newest.values())
 
     def hit(self, cause: Cause, chance: random.Random) -> Hit | None:
         """Have it happen now, to an island that trains; None if none does any more."""
@@ -228,7 +228,7 @@ class Chaos:
 
 
 def _checksums(run: Run) -> dict[str, str]:
-    return checksums_of(run, [each for each in trained_of(run.config) if each != MONOLITH])
+    return checksums_of(run, wanted_of(run.config))
 
 
 def base(folder: Path, steps: int) -> tuple[Path, dict[str, str]]:
