@@ -9,7 +9,7 @@ import click
 from ddm_ray.cli.command import ADDRESS, ISLANDS, RUN, main, with_extras
 from ddm_ray.cli.fixes import phrase, words
 from ddm_ray.errors import EXIT_AGAIN, ConfigError, Give
-from ddm_ray.storage.graph import Artifact, trained_of, wanted_of
+from ddm_ray.storage.graph import STUDENT, Artifact, trained_of, wanted_of
 
 
 @main.command()
@@ -73,6 +73,7 @@ def work(
     from ddm_ray.storage.run import Run
     from ddm_ray.storage.stops import island_prefix
     from ddm_ray.train.ray.launch import train_all
+    from ddm_ray.train.targets import require_targets
     from ddm_ray.watch.live_view import LiveView
 
     run = Run.open(run_url)
@@ -103,6 +104,8 @@ def work(
     ):
 
         def train(run: Run, launch: Any, watch: Any) -> None:
+            if launch.artifact == STUDENT and site.train.teachers == "stored":
+                require_targets(run)
             # A session each: with it end the places that a killed controller would keep, and who waits holds none.
             with losses_of_ray(), ray_session(*site.ray(address)) as private:
                 heed_sigterm()  # Ray takes it for itself

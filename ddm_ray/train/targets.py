@@ -22,7 +22,7 @@ from ddm_ray.data.loading.loader import Loader
 from ddm_ray.data.sharded.chunk_store import ChunkRecord, ChunkStore, StoredFile
 from ddm_ray.data.sharded.stage import ShareRead, make_chunks
 from ddm_ray.data.sharded.work import Chunk, Executor
-from ddm_ray.errors import ConfigError, DriftError
+from ddm_ray.errors import ConfigError, DriftError, MissingArtifact
 from ddm_ray.storage.chunk_records import ChunkKey
 from ddm_ray.storage.graph import STUDENT, Artifact, targets
 from ddm_ray.storage.info import TargetsInfo
@@ -123,6 +123,16 @@ def require_labelled(run: Run) -> None:
             f"student.teacher is {run.config.student.teacher}, which asks several experts about a row: targets are"
             " those of a row's own expert (student.teacher label)"
         )
+
+
+def require_targets(run: Run) -> None:
+    """Raise MissingArtifact, which passes, while a cluster has no targets; DriftError for those of another expert."""
+    lacking = [cluster for cluster in range(len(run.experts)) if not run.finished(targets(cluster))]
+    if lacking:
+        message = f"{run.url} has no finished targets yet of cluster {', '.join(map(str, lacking))}"
+        error = MissingArtifact(message, run.make(targets(lacking[0])))
+        error.passes = True  # each expert's island makes its own
+        raise error
 
 
 def targets_bytes(run: Run) -> int:

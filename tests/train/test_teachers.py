@@ -21,7 +21,7 @@ from ddm_ray.storage.run import Run
 from ddm_ray.train import teachers, worker
 from ddm_ray.train.job import train_job
 from ddm_ray.train.objectives import Batch, DistillLoss
-from ddm_ray.train.targets import make_targets
+from ddm_ray.train.targets import make_targets, require_targets
 from ddm_ray.train.teachers import Teachers, first_model
 from tests.core.closed_forms import FiniteData, digits
 from tests.core.oracles import finite_points
@@ -188,9 +188,14 @@ def test_stored_targets_teach_the_same(quiet: Run, tmp_path: Any, steps_each: in
     with pytest.raises(MissingArtifact, match="targets/cluster=000"):
         worker.train(run.url, STUDENT, TrainPlacement(teachers="stored"))
     for cluster in range(len(run.experts)):
+        lacking = ", ".join(map(str, range(cluster, len(run.experts))))
+        with pytest.raises(MissingArtifact, match=f"no finished targets yet of cluster {lacking};") as error:
+            require_targets(run)  # what a worker asks before it takes the student: it looks again later
+        assert error.value.passes
         manifest = make_targets(run, cluster, serial, steps_each=steps_each)
         assert len(manifest.files) == (1 if steps_each is None else 4)
     assert sum(TargetsInfo.of(run.require(targets(cluster))).rows for cluster in range(len(run.experts))) == 10 * 12
+    require_targets(run)
     for artifact in run.experts:  # whoever trains has no expert
         run.store.delete(f"{artifact}/attempts")
     worker.train(run.url, STUDENT, TrainPlacement(teachers="stored", micro_batch=5))
