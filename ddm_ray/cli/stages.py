@@ -229,10 +229,10 @@ def train(
 @RUN
 @click.option("--name", default="default", show_default=True, help="Name of the evaluation: its folder below RUN/eval.")
 def evaluate(run_url: str, name: str) -> None:
-    """Compare the mixture's sampling strategies with the monolith: a report, a picture, and metrics as JSON.
+    """Compare the mixture's sampling strategies with monolith and student: a report, a picture, and metrics as JSON.
 
-    Needs all experts, the router and the monolith. The run samples with the best strategy from then on, unless its
-    recipe names one.
+    Needs all experts. Of router, monolith and student it measures those that are finished, and names the others. The
+    run samples with the best strategy from then on, unless its recipe names one.
 
     \b
       ddm evaluate runs/digits
@@ -255,7 +255,10 @@ def _show_evaluation(run: Any, name: str) -> None:
     from ddm_ray.evaluate.run import read_metrics
     from ddm_ray.storage.graph import evaluation
 
-    click.echo(print_table(read_metrics(run, name)))
+    metrics = read_metrics(run, name)
+    click.echo(print_table(metrics))
+    if since := [lacked for lacked in metrics.get("missing", {}) if run.finished(Artifact(lacked))]:
+        warn(f"{', '.join(since)}: finished since; ddm evaluate --name ANOTHER measures it")
     for file in ("report.html", "grid.png", "metrics.json"):
         click.echo(f"{run.url}/{evaluation(name)}/{file}")
 

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from ddm_ray.storage.graph import MONOLITH, ROUTER, Artifact
+from ddm_ray.storage.graph import MONOLITH, ROUTER, trained_of
 from ddm_ray.storage.info import TrainedInfo
+from ddm_ray.storage.manifest import Manifest
 from ddm_ray.storage.run import Run
 
 
@@ -23,30 +24,37 @@ class JobCost:
 
 @dataclass(frozen=True)
 class TrainingCost:
-    """All jobs, and the paper's promise: experts together cost as much as the monolith, the router a few percent."""
+    """All jobs, and the paper's promise: experts together cost as much as the monolith, the router a few percent.
+
+    None for a share of what isn't trained.
+    """
 
     jobs: list[JobCost]
     experts_flops: float
-    experts_over_monolith: float
-    router_over_experts: float
+    experts_over_monolith: float | None
+    router_over_experts: float | None
 
 
 def training_cost(run: Run) -> TrainingCost:
-    """Costs of experts, router and monolith. Raises MissingArtifact for a job that isn't finished."""
-    jobs = {artifact: _job(run, artifact) for artifact in [*run.experts, ROUTER, MONOLITH]}
-    experts_flops = sum(jobs[artifact].flops for artifact in run.experts)
+    """Costs of the experts and of all else that is finished. Raises MissingArtifact for an expert that isn't."""
+    jobs = {artifact: _job(run.require(artifact)) for artifact in run.experts}
+    experts_flops = sum(job.flops for job in jobs.values())
+    for artifact in trained_of(run.config)[len(jobs) :]:
+        if manifest := run.finished(artifact):
+            jobs[artifact] = _job(manifest)
+    monolith, router = jobs.get(MONOLITH), jobs.get(ROUTER)
     return TrainingCost(
         jobs=list(jobs.values()),
         experts_flops=experts_flops,
-        experts_over_monolith=experts_flops / jobs[MONOLITH].flops,
-        router_over_experts=jobs[ROUTER].flops / experts_flops,
+        experts_over_monolith=experts_flops / monolith.flops if monolith else None,
+        router_over_experts=router.flops / experts_flops if router else None,
     )
 
 
-def _job(run: Run, artifact: Artifact) -> JobCost:
-    info = TrainedInfo.of(run.require(artifact))
+def _job(manifest: Manifest) -> JobCost:
+    info = TrainedInfo.of(manifest)
     return JobCost(
-        job=artifact,
+        job=manifest.artifact,
         parameters=info.parameters,
         steps=info.step,
         rows_seen=info.rows_seen,

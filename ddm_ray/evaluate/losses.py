@@ -1,4 +1,4 @@
-"""Held-out flow-matching loss of monolith and mixture, by strategy, on the same noise and times.
+"""Held-out flow-matching loss of dense models and of the mixture, by strategy, on the same noise and times.
 
 Shapes: N rows, B rows of a chunk, CHW image, K experts, T bins of t.
 """
@@ -68,26 +68,28 @@ class _Noised:
 @torch.inference_mode()
 def heldout_losses(
     mixture: Models,
-    monolith: Models,
+    denses: Mapping[str, Models],
     heldout: Rows,
     strategies: Sequence[str],
     seed: int,
     router_temperature: float = 1.0,
     times_per_row: int = 16,
 ) -> list[Loss]:
-    """Losses of the monolith, of the mixture by these strategies, and of `own cluster`: no router, each row by its
+    """Losses of the dense models, of the mixture by these strategies, and of `own cluster`: no router, each row by its
     cluster's expert.
 
     Strategies without a velocity of their own at (x, t) are left out: those that draw, or keep an expert for longer
-    than a step. Every row is noised `times_per_row` times, at one t from each equal part of [0, 1].
+    than a step; and all of them where the mixture has no router. Every row is noised `times_per_row` times, at one t
+    from each equal part of [0, 1].
     """
-    by_name = {name: parse_strategy(name, mixture.info.num_experts) for name in strategies}
+    routed = strategies if mixture.router is not None else ()
+    by_name = {name: parse_strategy(name, mixture.info.num_experts) for name in routed}
     memoryless = {name: strategy for name, strategy in by_name.items() if _is_memoryless(strategy)}
     calibration = mixture.info.calibration(router_temperature)
     noised = _Noised.of(heldout, seed, times_per_row)
     errors: dict[str, list[Tensor]] = {}
     for chunk_B in torch.arange(len(noised.t_B)).split(CHUNK):
-        for model, error_B in _errors(mixture, monolith, memoryless, calibration, heldout, noised, chunk_B).items():
+        for model, error_B in _errors(mixture, denses, memoryless, calibration, heldout, noised, chunk_B).items():
             errors.setdefault(model, []).append(error_B)
     bin_all = (noised.t_B * BINS).long().clamp(max=BINS - 1)
     return [_summary(model, torch.cat(parts).double(), bin_all, len(heldout)) for model, parts in errors.items()]
@@ -124,7 +126,7 @@ def _is_memoryless(strategy: Strategy) -> bool:
 
 def _errors(
     mixture: Models,
-    monolith: Models,
+    denses: Mapping[str, Models],
     strategies: Mapping[str, Strategy],
     calibration: Calibration,
     heldout: Rows,
@@ -133,11 +135,11 @@ def _errors(
 ) -> dict[str, Tensor]:
     """Squared error of each model's velocity for the rows of a chunk, by the model's name."""
     num_experts = mixture.info.num_experts
-    assert mixture.router is not None
     inputs = [part.to(mixture.device) for part in _inputs(heldout, noised, chunk_B)]
-    velocities = {"monolith": _network(monolith, 0)(*inputs).cpu()}
+    velocities = {name: _network(dense, 0)(*inputs).cpu() for name, dense in denses.items()}
     velocity_BKCHW = torch.stack([_network(mixture, k)(*inputs).cpu() for k in range(num_experts)], dim=1)
-    posterior_BK = posterior(calibration(mixture.router(*inputs).cpu()))
+    # Without a router there is no strategy here.
+    posterior_BK = posterior(calibration(mixture.router(*inputs).cpu())) if mixture.router else torch.empty(0)
     for name, strategy in strategies.items():
         weights_BK = strategy.route(posterior_BK, torch.zeros_like(posterior_BK), None)
         velocities[name] = torch.einsum("bk,bkchw->bchw", weights_BK, velocity_BKCHW)

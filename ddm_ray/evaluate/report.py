@@ -10,6 +10,7 @@ from rich.table import Table
 from ddm_ray.evaluate.features import NUM_FEATURES
 from ddm_ray.pictures.figure import figure_png, line_chart
 from ddm_ray.pictures.page import page
+from ddm_ray.storage.graph import EXTRAS
 
 MODEL_COLUMNS = {
     "model": "model",
@@ -70,22 +71,34 @@ def print_table(metrics: dict[str, Any]) -> str:
 
 def sentences(metrics: dict[str, Any]) -> list[str]:
     """The findings in words, from the numbers alone, with how far they can be trusted."""
-    best = min(metrics["models"], key=lambda row: row["frechet"])
-    monolith = next(row for row in metrics["models"] if row["model"] == "monolith")
-    rivals = [row for row in metrics["models"] if row is not monolith]
+    best = min(metrics["models"], key=_distance)
+    denses = {row["model"]: row for row in metrics["models"] if row["model"] in EXTRAS}
+    rivals = [row for row in metrics["models"] if row["model"] not in EXTRAS]
     lines = [f"Lowest Fréchet distance: {best['model']} ({best['frechet']:.3g})."]
-    if rivals:
-        rival = min(rivals, key=lambda row: row["frechet"])
-        change = rival["frechet"] / monolith["frechet"] - 1
-        noise = (rival["frechet_std"] ** 2 + monolith["frechet_std"] ** 2) ** 0.5
-        lines.append(
-            f"The mixture's best strategy, {rival['model']}, is {abs(change):.0%}"
-            f" {'above' if change > 0 else 'below'} the monolith's {monolith['frechet']:.3g};"
-            f" the difference, {rival['frechet'] - monolith['frechet']:+.2g}, has a standard deviation of"
-            f" {noise:.2g} by resampling."
-        )
+    if rivals and (monolith := denses.get("monolith")):
+        rival = min(rivals, key=_distance)
+        lines.append(_compared(f"The mixture's best strategy, {rival['model']},", rival, monolith))
+    if student := denses.get("student"):
+        others = [denses["monolith"]] if "monolith" in denses else sorted(rivals, key=_distance)[:1]
+        lines += [_compared("The student", student, other) for other in others]
+    lines += [f"Not measured: {line}." for line in metrics.get("missing", {}).values()]
     lines.append("Every model was trained once, with one seed: a difference may be the luck of a training run.")
     return lines
+
+
+def _distance(row: dict[str, Any]) -> float:
+    return row["frechet"]
+
+
+def _compared(subject: str, row: dict[str, Any], other: dict[str, Any]) -> str:
+    change = row["frechet"] / other["frechet"] - 1
+    noise = (row["frechet_std"] ** 2 + other["frechet_std"] ** 2) ** 0.5
+    whose = "the monolith's" if other["model"] == "monolith" else f"that of {other['model']},"
+    return (
+        f"{subject} is {abs(change):.0%} {'above' if change > 0 else 'below'} {whose} {other['frechet']:.3g};"
+        f" the difference, {row['frechet'] - other['frechet']:+.2g}, has a standard deviation of"
+        f" {noise:.2g} by resampling."
+    )
 
 
 def notes(metrics: dict[str, Any]) -> list[str]:
@@ -133,8 +146,9 @@ def _losses_png(losses: list[dict[str, Any]]) -> bytes:
 
 
 def _training_sentence(training: dict[str, Any]) -> str:
-    return (
-        f"Training FLOPs of all experts together: {training['experts_flops']:.3g},"
-        f" {training['experts_over_monolith']:.3f} times the monolith's;"
-        f" the router adds {training['router_over_experts']:.1%}."
-    )
+    parts = [f"Training FLOPs of all experts together: {training['experts_flops']:.3g}"]
+    if training["experts_over_monolith"] is not None:
+        parts.append(f", {training['experts_over_monolith']:.3f} times the monolith's")
+    if training["router_over_experts"] is not None:
+        parts.append(f"; the router adds {training['router_over_experts']:.1%}")
+    return "".join(parts) + "."

@@ -2,20 +2,21 @@
 
 import json
 import platform
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 import ddm_ray
-from ddm_ray.config import RunConfig
+from ddm_ray.config import RunConfig, SamplingSettings
 from ddm_ray.core.routing import parse_strategy
 from ddm_ray.core.streams import SeedPurpose, seeds
 from ddm_ray.data import OnProgress, no_progress
 from ddm_ray.data.loading.loader import Rows, load_rows
 from ddm_ray.data.schema import HELDOUT, TRAIN
-from ddm_ray.errors import ConfigError, DataError
+from ddm_ray.errors import ConfigError, DataError, MissingArtifact
 from ddm_ray.evaluate.costs import training_cost
 from ddm_ray.evaluate.features import see, train_features
 from ddm_ray.evaluate.figures import PER_CLASS, class_request, experts_figure, labels_B, real_images
@@ -26,41 +27,46 @@ from ddm_ray.evaluate.scores import Reference
 from ddm_ray.pictures.grid import GridRow, grid
 from ddm_ray.pictures.png import to_png
 from ddm_ray.sampling.request import SampleRequest, validate
-from ddm_ray.sampling.run_models import Models, load_models
-from ddm_ray.storage.graph import evaluation, shard
+from ddm_ray.sampling.run_models import ModelKind, Models, load_models, settings_of
+from ddm_ray.storage.graph import MONOLITH, ROUTER, Artifact, evaluation, shard, trained_of
 from ddm_ray.storage.info import EvaluationInfo
-from ddm_ray.storage.manifest import Manifest
+from ddm_ray.storage.manifest import FileRecord, Manifest
 from ddm_ray.storage.run import Run
+
+DENSE: tuple[ModelKind, ...] = ("monolith", "student")
+"""Dense models, in the order in which they are shown."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Models under a strategy, which make a line of the table; `cost`, in experts per velocity, weighs its progress."""
+    """Models under settings, which make a line of the table; `cost`, in experts per velocity, weighs its progress."""
 
     name: str
     models: Models
-    strategy: str
+    settings: SamplingSettings
     cost: float
 
 
 def evaluate(run: Run, name: str = "demo", on_progress: OnProgress = no_progress, device: str = "cpu") -> Manifest:
     """Write eval/<name>: metrics.json, grid.png, experts.png and report.html; a no-op if it is finished.
 
+    Experts must be finished. Of router, monolith and student it measures those that are, and names the others.
     Raises MissingArtifact, CorruptArtifact, DriftError; SamplingError for a strategy that doesn't exist; DataError
     without training rows.
     """
     if finished := run.finished(evaluation(name)):
         return finished
     on_progress(0.0, "reading rows and models")
-    for artifact in run.inputs(evaluation(name)):
-        run.require(artifact)
-    mixture, monolith = load_models(run, "mixture", device), load_models(run, "monolith", device)
-    candidates = _candidates(run.config, mixture, monolith)
+    identity, mixture = run.identity(evaluation(name)), load_models(run, "mixture", device)
+    denses = {kind: load_models(run, kind, device) for kind in DENSE if run.finished(Artifact(kind))}
+    candidates, missing = _candidates(run, mixture, denses), _missing(run, mixture, denses)
+    if not candidates:
+        raise MissingArtifact(f"{run.url}: nothing to measure: {'; '.join(missing.values())}", run.make(MONOLITH))
     shards = [shard(cluster) for cluster in range(mixture.info.num_experts)]
     train, heldout = load_rows(run, shards, TRAIN), load_rows(run, shards, HELDOUT)
     request, seed = _request(run.config, train), run.config.evaluate.seed
     for candidate in candidates:
-        validate(request.changed(strategy=candidate.strategy), candidate.models.info)
+        validate(replace(request, settings=candidate.settings), candidate.models.info)
     with one_thread():
         on_progress(0.02, "training the classifier that measures")
         reference = _reference(run.config, mixture, train)
@@ -72,8 +78,12 @@ def evaluate(run: Run, name: str = "demo", on_progress: OnProgress = no_progress
             real.append(_drawn_again(reference, len(heldout)))
             real.append({"model": f"real: {len(heldout)} held out"} | asdict(score))
             strategies, temperature = run.config.evaluate.strategies, request.settings.router_temperature
-            losses = heldout_losses(mixture, monolith, heldout, strategies, seed, temperature)
-            router = asdict(router_score(mixture, heldout, seed))
+            # What a guided teacher says isn't the velocity of the data, nor is what its student learns.
+            fair: dict[str, Models] = {
+                kind: models for kind, models in denses.items() if settings_of(run, kind) == run.config.sample
+            }
+            losses = heldout_losses(mixture, fair, heldout, strategies, seed, temperature)
+            router = asdict(router_score(mixture, heldout, seed)) if mixture.router else None
         on_progress(0.96, "writing the report")
         experts_png = to_png(experts_figure(run, mixture, train))
     metrics = {
@@ -86,6 +96,7 @@ def evaluate(run: Run, name: str = "demo", on_progress: OnProgress = no_progress
         "seed": seed,
         "sampling": request.settings.model_dump(mode="json", exclude={"strategy"}),
         "models": table,
+        "missing": missing,
         "real": real,
         "heldout_loss": [asdict(loss) for loss in losses],
         "router": router,
@@ -104,9 +115,11 @@ def evaluate(run: Run, name: str = "demo", on_progress: OnProgress = no_progress
     for file, data in files.items():
         run.store.write(f"{evaluation(name)}/{file}", data)
     frechet = {row["model"]: row["frechet"] for row in table}
-    best = min(run.config.evaluate.strategies, key=frechet.__getitem__, default="once")
+    measured = [strategy for strategy in run.config.evaluate.strategies if strategy in frechet]
+    best = min(measured, key=frechet.__getitem__, default="once")
     info = EvaluationInfo(num_samples=len(request.seeds), frechet=frechet, best_strategy=best)
-    manifest = run.commit(evaluation(name), list(files), info)
+    records = {file: FileRecord.of(data) for file, data in files.items()}
+    manifest = run.commit_records(evaluation(name), records, info, identity=identity)
     on_progress(1.0, "done")
     return manifest
 
@@ -116,13 +129,28 @@ def read_metrics(run: Run, name: str = "demo") -> dict[str, Any]:
     return json.loads(run.read(evaluation(name), "metrics.json"))
 
 
-def _candidates(config: RunConfig, mixture: Models, monolith: Models) -> list[Candidate]:
-    candidates = [Candidate("monolith", monolith, "once", 1)]
-    for strategy in config.evaluate.strategies:
+def _candidates(run: Run, mixture: Models, denses: Mapping[ModelKind, Models]) -> list[Candidate]:
+    candidates = [
+        Candidate(kind, models, settings_of(run, kind).changed(strategy="once"), 1) for kind, models in denses.items()
+    ]
+    for strategy in run.config.evaluate.strategies:
         chosen = parse_strategy(strategy, mixture.info.num_experts)
-        cost = {"start": 1, "step": 2, "velocity": mixture.info.num_experts}[chosen.when]
-        candidates.append(Candidate(strategy, mixture, strategy, cost))
+        if mixture.router is not None or chosen.when == "start":
+            cost = {"start": 1, "step": 2, "velocity": mixture.info.num_experts}[chosen.when]
+            candidates.append(Candidate(strategy, mixture, run.config.sample.changed(strategy=strategy), cost))
     return candidates
+
+
+def _missing(run: Run, mixture: Models, denses: Collection[str]) -> dict[str, str]:
+    """Words on all that isn't measured and why, by the artifact that it lacks."""
+    routed = [
+        strategy
+        for strategy in run.config.evaluate.strategies
+        if mixture.router is None and parse_strategy(strategy, mixture.info.num_experts).when != "start"
+    ]
+    lacks: dict[str, str] = {ROUTER: f"{', '.join(routed)} (there is no trained router)"} if routed else {}
+    made = [kind for kind in DENSE if Artifact(kind) in trained_of(run.config)]
+    return lacks | {kind: f"{kind} (it isn't trained)" for kind in made if kind not in denses}
 
 
 def _request(config: RunConfig, train: Rows) -> SampleRequest:
@@ -168,7 +196,7 @@ def _table(
             on_progress(before + share * part, f"sampling {num_images} images: {name}")
 
         on_part(0.0)
-        samples = sample(candidate.models, request.changed(strategy=candidate.strategy), on_part)
+        samples = sample(candidate.models, replace(request, settings=candidate.settings), on_part)
         costs = {
             "expert_rows_per_image": samples.sampled.num_expert_rows / num_images,
             "router_rows_per_image": samples.sampled.num_router_rows / num_images,
@@ -176,7 +204,7 @@ def _table(
         }
         score = reference.score(samples.sampled.images_BCHW, labels_B(request))
         table.append({"model": candidate.name} | asdict(score) | costs)
-        few = sample(candidate.models, shown.changed(strategy=candidate.strategy))
+        few = sample(candidate.models, replace(shown, settings=candidate.settings))
         rows.append(GridRow(candidate.name, few.sampled.images_BCHW))
         before += share
     headings = [config.data.class_names[label] for label in labels_B(shown)[::PER_CLASS].tolist()]

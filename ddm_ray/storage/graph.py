@@ -277,7 +277,7 @@ KINDS = {
         stage="evaluate",
         info=EvaluationInfo,
         reads=_constant("evaluate", "sample"),
-        inputs=lambda config, _: (*experts_of(config), ROUTER, MONOLITH),
+        inputs=lambda config, _: trained_of(config),
     ),
 }
 

@@ -1,5 +1,6 @@
 """evaluate() from a finished run to a committed report."""
 
+import html
 import io
 import json
 import shutil
@@ -8,14 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from PIL import Image
 
+from ddm_ray.cli import main
 from ddm_ray.errors import CorruptArtifact, MissingArtifact
 from ddm_ray.evaluate.costs import training_cost
+from ddm_ray.evaluate.report import print_table
 from ddm_ray.evaluate.run import evaluate, read_metrics
 from ddm_ray.sampling.run_models import load_model, sampling_settings
-from ddm_ray.storage.graph import Artifact, evaluation
+from ddm_ray.storage.graph import MONOLITH, ROUTER, ROWS, STUDENT, Artifact, evaluation
 from ddm_ray.storage.run import Run
+from tests.evaluate.conftest import SETTINGS
 from tests.infos import info_of
 from tests.random_run import make_run, publish
 
@@ -128,10 +133,61 @@ def test_the_same_run_gives_the_same_metrics(random_run: Run, evaluated: Path, t
     assert json.dumps(first | {"name": "again"}) == json.dumps(second)
 
 
-def test_an_unfinished_monolith_is_named(random_run: Run, tmp_path: Path) -> None:
+def test_what_is_there_is_measured_and_what_is_missing_is_said(random_run: Run, tmp_path: Path) -> None:
     run = copied(random_run, tmp_path / "run")
-    (tmp_path / "run" / "monolith" / "_MANIFEST.json").unlink()
-    with pytest.raises(MissingArtifact, match=r"monolith yet; make monolith$"):
+    publish(run, STUDENT, load_model(run, MONOLITH), 3, 4)
+    for artifact in (MONOLITH, ROUTER):
+        (tmp_path / "run" / artifact / "_MANIFEST.json").rename(tmp_path / artifact)
+    evaluate(run)
+    metrics, before = read_metrics(run), read_metrics(random_run)
+    rows = {row["model"]: row for row in metrics["models"]}
+    assert list(rows) == ["student", "once"] and [*metrics["missing"]] == ["router", "monolith"]
+    assert rows["student"]["frechet"] == before["models"][0]["frechet"]
+    assert [loss["model"] for loss in metrics["heldout_loss"]] == ["student", "own cluster"]
+    assert metrics["heldout_loss"][1] == before["heldout_loss"][-1] and metrics["router"] is None
+    training = metrics["training"]
+    assert [job["job"] for job in training["jobs"]] == ["experts/000", "experts/001", "student"]
+    assert (training["experts_over_monolith"], training["router_over_experts"]) == (None, None)
+    page, text = (tmp_path / "run/eval/demo/report.html").read_text(), print_table(metrics)
+    for line in ("full, top-1, top-2 (there is no trained router)", "monolith (it isn&#39;t trained)"):
+        assert f"Not measured: {line}." in page and f"Not measured: {html.unescape(line)}." in text
+    assert "beside the monolith" not in page
+    (tmp_path / MONOLITH).rename(tmp_path / "run" / MONOLITH / "_MANIFEST.json")
+    again = CliRunner().invoke(main, ["evaluate", run.url, "--name", "demo"])
+    assert again.exit_code == 0 and "warning: monolith: finished since" in again.stderr
+    assert run.require(evaluation("demo")).identity.inputs.keys() == {"experts/000", "experts/001", "student"}
+
+
+def test_a_guided_students_loss_is_not_set_beside_others(tmp_path: Path) -> None:
+    settings = ("student.guidance_scale=2.0", "sample.guidance_scale=2.0", "evaluate.num_samples=20", "sample.steps=1")
+    run = make_run(str(tmp_path / "run"), settings=(*settings, "expert.train.condition_dropout=0.1"), num_rows=100)
+    publish(run, STUDENT, load_model(run, MONOLITH), 3, 4)
+    evaluate(run)
+    metrics = read_metrics(run)
+    rows = {row["model"]: row for row in metrics["models"]}
+    assert (rows["monolith"]["expert_rows_per_image"], rows["student"]["expert_rows_per_image"]) == (2, 1)
+    assert "student" not in [loss["model"] for loss in metrics["heldout_loss"]]
+
+
+def test_a_run_of_owners_who_pool_nothing_is_evaluated(tmp_path: Path) -> None:
+    settings = (*SETTINGS[1:], "partition.method=given", "evaluate.strategies=[once, top-1]")
+    run = make_run(str(tmp_path / "run"), settings=settings)
+    for artifact in (MONOLITH, ROUTER, ROWS):
+        shutil.rmtree(tmp_path / "run" / artifact)
+    evaluate(run)
+    metrics = read_metrics(run)
+    assert [row["model"] for row in metrics["models"]] == ["once"] and [*metrics["missing"]] == ["router"]
+    assert [loss["model"] for loss in metrics["heldout_loss"]] == ["own cluster"]
+
+
+def test_with_nothing_to_measure_it_is_said(random_run: Run, tmp_path: Path) -> None:
+    settings = ("evaluate.strategies=[top-1]", "evaluate.num_samples=20")
+    run = make_run(str(tmp_path / "run"), settings=settings, num_rows=9)
+    for artifact in (MONOLITH, ROUTER):
+        (tmp_path / "run" / artifact / "_MANIFEST.json").unlink()
+    with pytest.raises(
+        MissingArtifact, match=r"nothing to measure: top-1 \(there is no trained router\); monolith .*;"
+    ):
         evaluate(run)
     assert not (tmp_path / "run" / "eval").exists()
 

@@ -52,7 +52,9 @@ def losses(
     mixture, rows = parts(experts)
     alone = Models(replace(mixture.info, num_experts=1, prior_CK=torch.ones(3, 1)), (monolith,), None)
     mixture = replace(mixture, info=replace(mixture.info, **info))
-    return {loss.model: loss for loss in heldout_losses(mixture, alone, rows, strategies, seed, temperature)}
+    return {
+        loss.model: loss for loss in heldout_losses(mixture, {"monolith": alone}, rows, strategies, seed, temperature)
+    }
 
 
 def test_losses_are_the_squares_of_the_weight_that_is_missing() -> None:

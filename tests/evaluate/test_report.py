@@ -27,18 +27,26 @@ def with_distances(metrics: dict[str, Any], **distances: float) -> dict[str, Any
 
 
 def test_sentences_follow_the_numbers(metrics: dict[str, Any]) -> None:
-    lowest, compared, caution = sentences(with_distances(metrics, monolith=2.0, once=1.5, full=3.0))
+    lowest, compared, missing, caution = sentences(with_distances(metrics, monolith=2.0, once=1.5, full=3.0))
     assert lowest == "Lowest Fréchet distance: once (1.5)."
     assert "once, is 25% below the monolith's 2; the difference, -0.5," in compared
     assert "deviation of 0.42" in compared
-    assert "one seed" in caution
-    lowest, compared, _ = sentences(with_distances(metrics, monolith=2.0, once=4.0, full=3.0))
+    assert missing == "Not measured: student (it isn't trained)." and "one seed" in caution
+    lowest, compared, *_ = sentences(with_distances(metrics, monolith=2.0, once=4.0, full=3.0))
     assert lowest == "Lowest Fréchet distance: monolith (2)."
     assert "full, is 50% above the monolith's 2; the difference, +1," in compared
 
 
 def test_sentences_without_rivals(metrics: dict[str, Any]) -> None:
-    assert len(sentences(with_distances(metrics, monolith=2.0))) == 2
+    assert len(sentences(with_distances(metrics, monolith=2.0))) == 3
+
+
+def test_a_student_is_compared_with_the_monolith_or_with_the_mixture(metrics: dict[str, Any]) -> None:
+    metrics = metrics | {"models": [{"model": "student"}, *metrics["models"]]}
+    _, _, student, *_ = sentences(with_distances(metrics, student=3.0, monolith=2.0, once=1.5))
+    assert student.startswith("The student is 50% above the monolith's 2; the difference, +1, has a")
+    _, student, *_ = sentences(with_distances(metrics, student=3.0, once=6.0, full=8.0))
+    assert student.startswith("The student is 50% below that of once, 6; the difference, -3, has a")
 
 
 def test_table_for_the_terminal(metrics: dict[str, Any]) -> None:

@@ -67,9 +67,10 @@ def test_the_routers_temperature_reaches_images_and_held_out_losses(tmp_path: Pa
             return router(x_BCHW, t_B, condition) / 2
 
     full = {
-        name: {loss.model: loss.loss for loss in heldout_losses(models, monolith, heldout, ["full"], 0, temperature)}[
-            "full"
-        ]
+        name: {
+            loss.model: loss.loss
+            for loss in heldout_losses(models, {"monolith": monolith}, heldout, ["full"], 0, temperature)
+        }["full"]
         for name, models, temperature in (
             ("plain", plain, 1.0),
             ("warm", warm, run.config.sample.router_temperature),
