@@ -1,6 +1,7 @@
 """Verbs that use a finished mixture: sample, export, serve."""
 
 import os
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -156,21 +157,46 @@ def _conditions(
 @main.command()
 @RUN
 @click.argument("folder", type=click.Path(file_okay=False))
+@click.option(
+    "--model",
+    default="mixture",
+    show_default=True,
+    type=click.Choice(["mixture", *EXTRAS]),
+    help="The mixture, which DDMPipeline opens; or one dense network, which diffusers alone opens.",
+)
+@click.option("--license", "license_name", metavar="NAME", help="Licence for a dense model's card, such as cc-by-4.0.")
 @click.option("--overwrite", is_flag=True, help="Replace what an earlier export left in FOLDER.")
-def export(run_url: str, folder: str, overwrite: bool) -> None:
-    """Write the finished mixture to FOLDER in the layout of diffusers pipelines, one folder for each component.
+def export(run_url: str, folder: str, model: Any, license_name: str | None, overwrite: bool) -> None:
+    """Write finished models to FOLDER in the layout of diffusers pipelines, one folder for each component.
 
-    FOLDER needs nothing of the run: open it with `ddm sample FOLDER` or DDMPipeline.from_pretrained(FOLDER).
+    FOLDER needs nothing of the run. The mixture is opened by `ddm sample FOLDER` or DDMPipeline.from_pretrained. The
+    student or the monolith becomes an ordinary pipeline with a model card: diffusers opens it without ddm-ray, and
+    paints the same images for the same seeds.
 
     \b
       ddm export runs/digits exported
+      ddm export runs/digits student --model student --license cc-by-4.0
     """
     from ddm_ray.pipeline import DDMPipeline
     from ddm_ray.sampling.pretrained import require_free
 
+    if license_name is not None and not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", license_name):
+        raise ConfigError(f"--license {license_name!r}: use a name without blanks, such as cc-by-4.0")
+    if license_name and model == "mixture":
+        raise ConfigError("--license is for the card of a dense model: name one with --model")
     require_free(folder, overwrite, "--overwrite")
-    DDMPipeline.from_run(run_url).save_pretrained(folder, overwrite=overwrite)
-    click.echo(f"{folder}: model_index.json and one folder for each component; next: ddm sample {folder}")
+    if model == "mixture":
+        DDMPipeline.from_run(run_url).save_pretrained(folder, overwrite=overwrite)
+        click.echo(f"{folder}: model_index.json and one folder for each component; next: ddm sample {folder}")
+        return
+    from ddm_ray.sampling.card import model_card
+    from ddm_ray.sampling.dense_export import save_dense
+    from ddm_ray.storage.run import Run
+
+    run = Run.open(run_url)
+    components = DDMPipeline.from_run(run, model=model).components
+    save_dense(components, model_card(run, model, license_name), folder, overwrite)
+    click.echo(f"{folder}: a pipeline that diffusers opens without ddm-ray; README.md says how")
 
 
 @main.command()

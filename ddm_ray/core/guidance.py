@@ -1,4 +1,4 @@
-"""Classifier-free guidance of a mixture."""
+"""Classifier-free guidance of a mixture, and the times at which it acts."""
 
 from torch import Tensor
 
@@ -22,3 +22,12 @@ def guide(conditional: Tensor, unconditional: Tensor, scale: float | Tensor) -> 
     """
     by = append_dims(scale, conditional) if isinstance(scale, Tensor) else scale
     return unconditional + by * (conditional - unconditional)
+
+
+def scale_within(interval: tuple[float, float], t: float, scale: float) -> float:
+    """The scale of a step that begins at t: 1 outside of (low, high] (Kynkaanniemi et al. 2024, arXiv 2404.07724).
+
+    The step goes down from t, so it isn't guided at the lower end itself, unless that is 0.
+    """
+    low, high = interval
+    return scale if t <= high and (t > low or low == 0) else 1.0

@@ -5,6 +5,7 @@ Shapes: B prompts, L tokens, E and P channels of the tokens and of the pooled ve
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -13,6 +14,7 @@ from ddm_ray.config import TextConfig
 from ddm_ray.core.condition import Text
 from ddm_ray.errors import Begin, ConfigError
 from ddm_ray.models import third_party
+from ddm_ray.models.text_tokens import encode
 
 MODELS = {"clip": "CLIPTextModel", "clip_text_model": "CLIPTextModel", "t5": "T5EncoderModel"}
 OTHER_HALF = ("vision_model.", "visual_projection.", "text_projection.", "logit_scale")
@@ -90,21 +92,12 @@ class TextEncoder:
             self.pooled.to(device)
         return self
 
-    @torch.no_grad()
     def encode(self, prompts: Sequence[str], warn: bool = True) -> Text:
         """The prompts' Text, padded to `tokens` with zeros. What is beyond them is cut off, and named in a warning."""
-        device = self.model.device
-        ids = self.tokenizer(
-            list(prompts), padding="max_length", max_length=self.tokens, truncation=True, return_tensors="pt"
-        )
         if warn:
             self._warn_of_cuts(prompts)
-        ids_BL, mask_BL = ids["input_ids"].to(device), ids["attention_mask"].to(device)
-        encoded = self.model(input_ids=ids_BL, attention_mask=mask_BL)
-        pooled = self.pooled.encode(prompts, warn).pooled_BP if self.pooled else getattr(encoded, "pooler_output", None)
-        # Zeros beyond the mask: models that look there see the same of a text that was stored without its padding.
-        tokens_BLE = encoded.last_hidden_state.masked_fill(mask_BL[..., None] == 0, 0)
-        return Text(tokens_BLE, mask_BL.bool(), pooled)
+        text = encode(self.tokenizer, self.model, prompts, self.tokens)
+        return replace(text, pooled_BP=self.pooled.encode(prompts, warn).pooled_BP) if self.pooled else text
 
     def lengths(self, prompts: Sequence[str]) -> list[int]:
         """Each prompt's number of tokens, of which `tokens` at most count; those of the other encoder aren't told."""
@@ -123,4 +116,4 @@ class TextEncoder:
             if len(ids) > self.tokens:
                 lost = " ".join(self.tokenizer.decode(ids[self.tokens - 1 : -1]).split())
                 message = f"a prompt of {len(ids)} tokens, of which {self.tokens} count, loses: {lost}"
-                warnings.warn(message, stacklevel=4)
+                warnings.warn(message, stacklevel=3)

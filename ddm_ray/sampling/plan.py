@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ddm_ray.config import SamplingSettings
 from ddm_ray.core.calibration import Calibration
+from ddm_ray.core.guidance import scale_within
 from ddm_ray.core.mixture import posterior
 from ddm_ray.core.routing import Strategy
 from ddm_ray.core.solvers import SOLVERS, VELOCITY, schedule
@@ -135,9 +136,8 @@ def guided(planned: np.ndarray) -> np.ndarray:
 
 
 def scale_at(settings: SamplingSettings, t: float) -> float:
-    """The guidance scale of a step that begins at t: it goes down from there, so not at the lower end itself."""
-    low, high = settings.guidance_interval
-    return settings.guidance_scale if t <= high and (t > low or low == 0) else 1.0
+    """The guidance scale of a step that begins at t."""
+    return scale_within(settings.guidance_interval, t, settings.guidance_scale)
 
 
 @lru_cache(maxsize=64)

@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,19 @@ ABSENT = [None, None]
 
 
 def save(components: Components, folder: str | os.PathLike[str], overwrite: bool = False) -> None:
-    """Write a pipeline beside `folder`, to the disk itself, then rename: killed at any time, it leaves no half one.
+    """Write a pipeline in our layout, as `write_folder` does. SamplingError and StorageError as there."""
+
+    def write(being: Path) -> None:
+        index = {"_class_name": "DDMPipeline", "_ddm_ray_version": __version__, **_write(components, being)}
+        names = sorted(path.relative_to(being).as_posix() for path in being.rglob("*") if path.is_file())
+        index["files"] = {name: asdict(FileRecord.of_file(being / name)) for name in names}
+        (being / INDEX).write_bytes(seal(index, indent=1))
+
+    write_folder(folder, overwrite, write)
+
+
+def write_folder(folder: str | os.PathLike[str], overwrite: bool, write: Callable[[Path], None]) -> None:
+    """Have `write` fill a folder beside `folder`, to the disk itself, then rename: killed at any time, no half one.
 
     SamplingError for a folder that holds anything, unless it is a pipeline of ours and `overwrite` (the old one
     is moved aside first: for an instant there is neither). StorageError if it can't be written.
@@ -57,10 +70,7 @@ def save(components: Components, folder: str | os.PathLike[str], overwrite: bool
     being, old = (target.with_name(f".{target.name}.{secrets.token_hex(4)}.{word}") for word in ("being", "old"))
     try:
         being.mkdir(parents=True)
-        index = {"_class_name": "DDMPipeline", "_ddm_ray_version": __version__, **_write(components, being)}
-        names = sorted(path.relative_to(being).as_posix() for path in being.rglob("*") if path.is_file())
-        index["files"] = {name: asdict(FileRecord.of_file(being / name)) for name in names}
-        (being / INDEX).write_bytes(seal(index, indent=1))
+        write(being)
         for path in [*being.rglob("*"), being]:
             _sync(path)
         _put(being, target, old)
@@ -149,6 +159,10 @@ def _index(root: Path) -> dict[str, Any]:
         data = where.read_bytes()
     except OSError:
         raise MissingArtifact(f"{root} is not a pipeline: it has no {INDEX} that can be read") from None
+    if b'"DensePipeline"' in data:
+        raise RunError(
+            f"{root} is an ordinary pipeline: open it with diffusers' DiffusionPipeline, as its README.md says"
+        )
     index = unseal(data, f"{where}", ["_ddm_ray_version"], fix=REMEDY)
     version = index["_ddm_ray_version"]
     try:
