@@ -1,6 +1,6 @@
 """A whole run of the recipe tiny in one process, without Ray: `python -m tests.train.quiet_run FOLDER SETTINGS`.
 
-SETTINGS is a JSON list of `field=value`. Without an evaluation.
+SETTINGS is a JSON list of `field=value`. Without an evaluation, and without a student.
 """
 
 import json
@@ -14,5 +14,5 @@ from tests.data.rows import commit_rows
 if __name__ == "__main__":
     run = commit_rows(sys.argv[1], tuple(json.loads(sys.argv[2])))
     partition(run)
-    local.train(run.url, graph.trained_of(run.config))
+    local.train(run.url, graph.wanted_of(run.config, [graph.MONOLITH]))
     print(run.url)
