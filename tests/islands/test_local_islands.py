@@ -240,7 +240,8 @@ def test_the_readmes_commands_train_a_run_on_three_islands(brought: Islands) -> 
     wait_for(lambda: run.finished(expert(0)), 240, lambda: say(f"ddm status {run.url}", home))
     claim = Attempt(run.store, expert(0), 1).claim()
     assert claim["island"] == "local-0" and claim["job"].startswith("raysubmit_")
-    assert re.match("local-0 +(trains router|waits: )", by_storage(listing))
+    # What it does now it writes after the expert's end.
+    wait_for(lambda: bool(re.match("local-0 +(trains router|waits: )", by_storage(listing))), 120)
     assert re.search("^ *local-0 ", by_storage(plan), re.MULTILINE)
     assert claimed(run.store, expert(1)) == []
 
