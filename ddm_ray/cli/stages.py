@@ -257,7 +257,7 @@ def _show_evaluation(run: Any, name: str) -> None:
 
     metrics = read_metrics(run, name)
     click.echo(print_table(metrics))
-    if since := [lacked for lacked in metrics.get("missing", {}) if run.finished(Artifact(lacked))]:
+    if since := [lacked for lacked in metrics.get("missing", {}) if run.manifest(Artifact(lacked))]:
         warn(f"{', '.join(since)}: finished since; ddm evaluate --name ANOTHER measures it")
     for file in ("report.html", "grid.png", "metrics.json"):
         click.echo(f"{run.url}/{evaluation(name)}/{file}")

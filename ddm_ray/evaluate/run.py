@@ -80,7 +80,7 @@ def evaluate(run: Run, name: str = "demo", on_progress: OnProgress = no_progress
             strategies, temperature = run.config.evaluate.strategies, request.settings.router_temperature
             # What a guided teacher says isn't the velocity of the data, nor is what its student learns.
             fair: dict[str, Models] = {
-                kind: models for kind, models in denses.items() if settings_of(run, kind) == run.config.sample
+                kind: models for kind, models in denses.items() if kind != "student" or not run.config.student.guided
             }
             losses = heldout_losses(mixture, fair, heldout, strategies, seed, temperature)
             router = asdict(router_score(mixture, heldout, seed)) if mixture.router else None

@@ -124,7 +124,8 @@ class Trunk(nn.Module):
         """
         x_BCHW = x_BCHW.to(self.patch_in.weight.dtype)
         positions = self.positions_1ND if kept_BM is None else self.positions_1ND[0][kept_BM]
-        tokens_BND = self.patch_in(patches(x_BCHW, self.patch_size, kept_BM)) + positions
+        # The buffer stays in fp32 where a loader casts weights alone.
+        tokens_BND = self.patch_in(patches(x_BCHW, self.patch_size, kept_BM)) + positions.to(x_BCHW.dtype)
         if cls_D is not None:
             tokens_BND = torch.cat([cls_D.expand(len(x_BCHW), 1, -1), tokens_BND], dim=1)
         condition_BD = self.time_in(time_features(t_B).to(tokens_BND.dtype))

@@ -19,5 +19,7 @@ def encode(tokenizer: Any, model: Any, prompts: Sequence[str], tokens: int) -> T
     ids_BL, mask_BL = ids["input_ids"].to(model.device), ids["attention_mask"].to(model.device)
     encoded = model(input_ids=ids_BL, attention_mask=mask_BL)
     # Zeros beyond the mask: models that look there see the same of a text that was stored without its padding.
-    tokens_BLE = encoded.last_hidden_state.masked_fill(mask_BL[..., None] == 0, 0)
-    return Text(tokens_BLE, mask_BL.bool(), getattr(encoded, "pooler_output", None))
+    encoded_BLE = encoded.last_hidden_state
+    mask_BL = mask_BL.to(encoded_BLE.device, torch.bool)  # a model that is offloaded answers elsewhere
+    tokens_BLE = encoded_BLE.masked_fill(~mask_BL[..., None], 0)
+    return Text(tokens_BLE, mask_BL, getattr(encoded, "pooler_output", None))

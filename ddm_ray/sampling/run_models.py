@@ -123,8 +123,8 @@ def settings_of(run: Run, kind: ModelKind) -> SamplingSettings:
 def sampling_settings(run: Run, kind: ModelKind = "mixture") -> SamplingSettings:
     """The settings of `settings_of`, and where they name no strategy the one that the run's evaluation found best.
 
-    Any finished evaluation will do: they differ in name alone. One of other experts, or one that can't be read, doesn't
-    count; without any it is `once`.
+    Any finished evaluation that measured all strategies will do. One that lacked the router which is there now, one of
+    other experts, or one that can't be read doesn't count; without any it is `once`.
     """
     settings = settings_of(run, kind)
     if settings.strategy is not None:
@@ -134,7 +134,7 @@ def sampling_settings(run: Run, kind: ModelKind = "mixture") -> SamplingSettings
             manifest = run.finished(evaluation(name))
         except (CorruptArtifact, DriftError):
             continue  # `status` tells of it; models don't depend on a report
-        if manifest:
+        if manifest and (ROUTER in manifest.identity.inputs or run.manifest(ROUTER) is None):
             return settings.changed(strategy=EvaluationInfo.of(manifest).best_strategy)
     return settings.changed(strategy="once")
 

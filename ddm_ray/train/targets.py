@@ -126,7 +126,11 @@ def require_labelled(run: Run) -> None:
 
 
 def require_targets(run: Run) -> None:
-    """Raise MissingArtifact, which passes, while a cluster has no targets; DriftError for those of another expert."""
+    """Raise MissingArtifact, which passes, while a cluster has no targets; DriftError for those of another expert.
+
+    ConfigError for a student that isn't taught by its rows' own experts.
+    """
+    require_labelled(run)
     lacking = [cluster for cluster in range(len(run.experts)) if not run.finished(targets(cluster))]
     if lacking:
         message = f"{run.url} has no finished targets yet of cluster {', '.join(map(str, lacking))}"

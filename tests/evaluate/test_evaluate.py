@@ -156,16 +156,28 @@ def test_what_is_there_is_measured_and_what_is_missing_is_said(random_run: Run, 
     again = CliRunner().invoke(main, ["evaluate", run.url, "--name", "demo"])
     assert again.exit_code == 0 and "warning: monolith: finished since" in again.stderr
     assert run.require(evaluation("demo")).identity.inputs.keys() == {"experts/000", "experts/001", "student"}
+    early = info_of(evaluation("early"), num_samples=2, frechet={"top-1": 1.0}, best_strategy="top-1")
+    run.store.delete(evaluation("demo"))
+    run.commit(evaluation("early"), [], early)
+    assert sampling_settings(run).strategy == "top-1"
+    (tmp_path / ROUTER).rename(tmp_path / "run" / ROUTER / "_MANIFEST.json")
+    assert sampling_settings(run).strategy == "once", "an evaluation without the router no longer says what is best"
 
 
-def test_a_guided_students_loss_is_not_set_beside_others(tmp_path: Path) -> None:
-    settings = ("student.guidance_scale=2.0", "sample.guidance_scale=2.0", "evaluate.num_samples=20", "sample.steps=1")
+@pytest.mark.parametrize("scale", [1, 2])
+def test_a_guided_students_loss_is_not_set_beside_others(tmp_path: Path, scale: int) -> None:
+    settings = (
+        "student.guidance_scale=2.0",
+        "evaluate.num_samples=20",
+        "sample.steps=1",
+        f"sample.guidance_scale={scale}",
+    )
     run = make_run(str(tmp_path / "run"), settings=(*settings, "expert.train.condition_dropout=0.1"), num_rows=100)
     publish(run, STUDENT, load_model(run, MONOLITH), 3, 4)
     evaluate(run)
     metrics = read_metrics(run)
     rows = {row["model"]: row for row in metrics["models"]}
-    assert (rows["monolith"]["expert_rows_per_image"], rows["student"]["expert_rows_per_image"]) == (2, 1)
+    assert (rows["monolith"]["expert_rows_per_image"], rows["student"]["expert_rows_per_image"]) == (scale, 1)
     assert "student" not in [loss["model"] for loss in metrics["heldout_loss"]]
 
 

@@ -50,6 +50,10 @@ for folder, call in json.loads(sys.argv[1]).items():
         drawn = pipeline(**call, generator=torch.manual_seed(3), output_type="pt").images
         assert torch.equal(given, drawn) and not torch.equal(given, images)
     assert pipeline(**call, seeds={SEEDS}, num_inference_steps=1).images[3].size == images.shape[:1:-1]
+    half = DiffusionPipeline.from_pretrained(folder, torch_dtype=torch.bfloat16, trust_remote_code=True)
+    half.set_progress_bar_config(disable=True)
+    rounded = half(**call, seeds={SEEDS}, output_type="pt").images.float()
+    assert 0 < (rounded - images).abs().mean() < 0.05, (rounded - images).abs().mean()
     for wrong in ({{"class_labels": "nobody"}}, {{"prompt": 5}}, {{**call, "seeds": [1]}}, {{"class_labels": 9}}):
         try:
             pipeline(**wrong)
@@ -119,7 +123,7 @@ def test_models_without_a_null_condition_say_so(tmp_path: Path) -> None:
     info = replace(components.models.info, trained_null=False)
     save_dense(replace(components, models=replace(components.models, info=info)), "", tmp_path / "dense")
     assert json.loads((tmp_path / "dense/model_index.json").read_text())["knows_null"] is False
-    pipeline = DensePipeline(components.models.experts[0], num_classes=3, knows_null=False)
+    pipeline = DensePipeline(components.models.experts[0], *[None] * 5, num_classes=3, knows_null=False)
     for call in ({"class_labels": 1, "guidance_scale": 2.0}, {"class_labels": [None]}):
         with pytest.raises(ValueError, match=r"without a null condition|no class None"):
             pipeline(**call)
