@@ -148,7 +148,7 @@ class Chaos:
 
     def _look(self, ended: threading.Event) -> None:
         islands: dict[tuple[Artifact, int], str] = {}
-        left = wanted_of(self.run.config)
+        left = [*wanted_of(self.run.config)]
         while not ended.wait(0.5):
             for artifact in list(left):
                 with suppress(DDMError, OSError):

@@ -45,12 +45,14 @@ class DenseTransformer(ModelMixin, ConfigMixin):
     ) -> Any:
         """Transformer2DModelOutput of the velocity at hidden_states, both (B, C, H, W), and timestep (B,) in [0, 1].
 
-        `class_labels` (B,) int64, the number of classes being the null one; or texts: `encoder_hidden_states`
-        (B, L, E), of which `encoder_attention_mask` (B, L) count, and `pooled_projections` (B, P) where it takes them.
+        `class_labels` (B,) int64, the number of classes being the null one, which is that of labels left out; or texts:
+        `encoder_hidden_states` (B, L, E), of which `encoder_attention_mask` (B, L) count, and `pooled_projections`
+        (B, P) where it takes them.
         """
         condition: Condition
         if encoder_hidden_states is None:
-            condition = hidden_states.new_zeros(len(hidden_states)).long() if class_labels is None else class_labels
+            null = self.config.network.get("num_classes") or 0
+            condition = class_labels if class_labels is not None else timestep.new_full(timestep.shape, null).long()
         else:
             mask_BL = encoder_attention_mask
             if mask_BL is None:

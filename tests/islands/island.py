@@ -11,7 +11,7 @@ from ddm_ray.islands.board import Board, work_of
 from ddm_ray.islands.presence import PresenceKeeper, last_speed
 from ddm_ray.islands.work import IslandWorker
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.storage.graph import wanted_of
+from ddm_ray.storage.graph import MONOLITH, trained_of
 from ddm_ray.storage.launches import Launch
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import Status, status
@@ -43,7 +43,7 @@ def main(url: str, name: str, grace: float, log: str) -> None:
         os.dup2(sink.fileno(), 1)
         os.dup2(sink.fileno(), 2)
     run, printed = Run.open(url), set[str]()
-    artifacts = wanted_of(run.config)
+    artifacts = [artifact for artifact in trained_of(run.config) if artifact != MONOLITH]
 
     def report(statuses: list[Status], doing: str) -> None:
         if doing not in printed:

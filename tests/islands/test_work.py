@@ -10,7 +10,7 @@ import pytest
 from ddm_ray.islands.presence import workers
 from ddm_ray.storage import stops
 from ddm_ray.storage.attempts import Attempt, claimed
-from ddm_ray.storage.graph import Artifact, wanted_of
+from ddm_ray.storage.graph import MONOLITH, Artifact, trained_of
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import describe, status
 from ddm_ray.train import local
@@ -72,7 +72,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 
 def artifacts(run: Run) -> list[Artifact]:
-    return [*wanted_of(run.config)]
+    return [each for each in trained_of(run.config) if each != MONOLITH]
 
 
 @pytest.fixture(scope="module")

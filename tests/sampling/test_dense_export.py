@@ -54,6 +54,11 @@ for folder, call in json.loads(sys.argv[1]).items():
     half.set_progress_bar_config(disable=True)
     rounded = half(**call, seeds={SEEDS}, output_type="pt").images.float()
     assert 0 < (rounded - images).abs().mean() < 0.05, (rounded - images).abs().mean()
+    if pipeline.config.num_classes:
+        x, t = torch.randn(2, *images.shape[1:]), torch.full((2,), 0.5)
+        null = torch.full((2,), pipeline.config.num_classes)
+        assert torch.equal(pipeline.transformer(x, t).sample, pipeline.transformer(x, t, null).sample)
+        assert not torch.equal(pipeline.transformer(x, t).sample, pipeline.transformer(x, t, 0 * null).sample)
     for wrong in ({{"class_labels": "nobody"}}, {{"prompt": 5}}, {{**call, "seeds": [1]}}, {{"class_labels": 9}}):
         try:
             pipeline(**wrong)

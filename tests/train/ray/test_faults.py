@@ -134,6 +134,7 @@ def test_an_expert_is_launched_twice_at_once(site: Site) -> None:
         first = manifest.read_bytes()
         training.wait_for_drivers()
     assert manifest.read_bytes() == first
+    assert len(training.attempts()) > 1
     assert apart(site.undisturbed("long"), training.run, training.artifact) == 0
 
 
