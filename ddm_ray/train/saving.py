@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -83,8 +83,9 @@ class StateSaver:
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
         self._snapshot: state.Snapshot | None = None
         self._pending: _Pending | None = None
-        self._writes, self._commits = _done(), _done()
         self._thread = ThreadPoolExecutor(1, "state")
+        # Starts the thread: later there may be no memory for its stack.
+        self._writes = self._commits = self._thread.submit(bool, True)
 
     @property
     def writing(self) -> bool:
@@ -200,9 +201,3 @@ class StateSaver:
         if pending.then:
             pending.then()
         self.drop_all_but(self._keep)
-
-
-def _done() -> Future[bool]:
-    done: Future[bool] = Future()
-    done.set_result(True)
-    return done

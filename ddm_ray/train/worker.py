@@ -121,7 +121,8 @@ def _train(
                 then = partial(milestones.publish, meter.done) if milestone else None
                 if any_rank.saving:
                     attempt.phase("saving", meter.tell())  # it beats while the state before this one is written
-                saver.save(engine, meter.trained(), then)
+                with attempt.catch_oom():
+                    saver.save(engine, meter.trained(), then)
                 clock.saved(time.monotonic())
                 owed = False
         attempt.phase("publishing", meter.tell())

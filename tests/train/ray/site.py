@@ -22,6 +22,7 @@ islands:
   pair: {workers: 2, resources_per_worker: {CPU: 1, slice-a: 1}, checkpoint_steps: 20, hang_seconds: 3}
   elastic: {workers: {min: 1, max: 2}, resources_per_worker: {CPU: 1, slice-a: 1}, checkpoint_steps: 20}
   a: {resources_per_worker: {CPU: 1, slice-a: 1}, checkpoint_steps: 20}
+  patient: {resources_per_worker: {CPU: 1, slice-a: 1}, checkpoint_steps: 20, hang_seconds: 600}
   b: {resources_per_worker: {CPU: 1, slice-b: 1}, checkpoint_steps: 20}
   c: {resources_per_worker: {CPU: 1, slice-c: 1}}
   wide: {resources_per_worker: {CPU: 2, slice-a: 1}}

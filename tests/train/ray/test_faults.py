@@ -115,7 +115,7 @@ def test_an_elastic_job_shrinks_grows_and_leaves_as_nodes_go_and_come(site: Site
 
 def test_an_expert_is_launched_twice_at_once(site: Site) -> None:
     """From two islands: both commands end well, and what the later one finds finished is as it was."""
-    training = site.training("twice", 1, "a")
+    training = site.training("twice", 1, "patient")
     site.cluster.slice("slice-b", 1)
 
     def islands() -> set[str]:
@@ -127,7 +127,7 @@ def test_an_expert_is_launched_twice_at_once(site: Site) -> None:
         # However fast the machine is, it hasn't finished before the other begins.
         os.kill(first, signal.SIGSTOP)
         training.launch("b")
-        wait_for(lambda: islands() == {"a", "b"}, 120, training.log_tail)
+        wait_for(lambda: islands() == {"patient", "b"}, 120, training.log_tail)
         os.kill(first, signal.SIGCONT)
         training.wait_until_finished()
         manifest = Path(training.run.url) / training.artifact / NAME
