@@ -3,8 +3,15 @@
 Shapes: N real rows, M samples, D features, K clusters.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 from scipy.spatial.distance import cdist
+
+NEIGHBOURS, DENSITY_NEIGHBOURS = 3, 5
+KID_ROWS = 1000
+BLOCK = 512
+"""Rows whose distances to all others are in memory at once."""
 
 
 def frechet(a_ND: np.ndarray, b_MD: np.ndarray) -> float:
@@ -29,23 +36,80 @@ def frechet_std(real_ND: np.ndarray, samples_MD: np.ndarray, seed: int, draws: i
     return float(np.std([frechet(real_ND, rows) for rows in resampled], ddof=1))
 
 
-def precision_recall(real_ND: np.ndarray, samples_MD: np.ndarray, neighbours: int = 3) -> tuple[float, float]:
-    """Improved precision and recall (arXiv 1904.06991), both in [0, 1].
+def kid(real_ND: np.ndarray, samples_MD: np.ndarray, seed: int, subsets: int = 100) -> tuple[float, float]:
+    """Kernel distance (arXiv 1801.01401) and its standard deviation over subsets of at most KID_ROWS rows.
 
-    Precision: the share of samples inside a ball around some real row that reaches its `neighbours`-th
-    nearest real row. Recall: the same with the sets exchanged.
+    Mean of the unbiased estimate of the squared maximum mean discrepancy under (a b / D + 1)^3; may be negative. Unlike
+    the Frechet distance it doesn't grow as sets get smaller.
     """
-    between_NM = cdist(real_ND, samples_MD)
-    real_radius_N = _radius(real_ND, neighbours)
-    sample_radius_M = _radius(samples_MD, neighbours)
-    precision = (between_NM <= real_radius_N[:, None]).any(0).mean()
-    recall = (between_NM <= sample_radius_M[None, :]).any(1).mean()
-    return float(precision), float(recall)
+    random, size = np.random.default_rng(seed), min(KID_ROWS, len(real_ND), len(samples_MD))
+
+    def drawn(rows_ND: np.ndarray) -> np.ndarray:
+        return np.asarray(rows_ND[random.choice(len(rows_ND), size, replace=False)], np.float64)
+
+    values = [_unbiased_mmd(drawn(real_ND), drawn(samples_MD)) for _ in range(subsets)]
+    return float(np.mean(values)), float(np.std(values))
+
+
+@dataclass(frozen=True)
+class Neighbourhood:
+    """Shares of samples and of real rows that are near each other, in [0, 1] but for density.
+
+    `precision`, `recall` (arXiv 1904.06991): samples within some real row's ball, and real rows within some sample's,
+    a ball reaching the NEIGHBOURS-th nearest of its own set. `density`, `coverage` (arXiv 2002.09797): balls of real
+    rows that a sample lies in, over the DENSITY_NEIGHBOURS that they reach; real rows whose ball holds a sample.
+    `copied`: samples nearer to a training row than that one's nearest other training row (1 - authenticity, arXiv
+    2102.08921); about a half for new rows of the same distribution.
+    """
+
+    precision: float
+    recall: float
+    density: float
+    coverage: float
+    copied: float
+
+
+@dataclass(frozen=True)
+class RealNeighbours:
+    """Real rows and their distances to the nearest others: `nearest_N`, and the radii of the two kinds of ball."""
+
+    real_ND: np.ndarray
+    nearest_N: np.ndarray
+    radius_N: np.ndarray
+    density_radius_N: np.ndarray
+
+    @classmethod
+    def of(cls, real_ND: np.ndarray) -> "RealNeighbours":
+        """From at least 2 rows."""
+        return cls(real_ND, *_radii(real_ND, (1, NEIGHBOURS, DENSITY_NEIGHBOURS)))
+
+    def compare(self, samples_MD: np.ndarray) -> Neighbourhood:
+        """Compare samples with the real rows, block by block: memory doesn't grow with N times M."""
+        (sample_radius_M,) = _radii(samples_MD, (NEIGHBOURS,))
+        real_covered_N, real_recalled_N = np.zeros((2, len(self.real_ND)), bool)
+        precise = copied = balls = 0
+        for first in range(0, len(samples_MD), BLOCK):
+            between_BN = cdist(samples_MD[first : first + BLOCK], self.real_ND)
+            precise += int((between_BN <= self.radius_N).any(1).sum())
+            balls += int((between_BN <= self.density_radius_N).sum())
+            real_covered_N |= (between_BN <= self.density_radius_N).any(0)
+            real_recalled_N |= (between_BN <= sample_radius_M[first : first + BLOCK, None]).any(0)
+            nearest_B = between_BN.argmin(axis=1)
+            copied += int((between_BN[np.arange(len(nearest_B)), nearest_B] < self.nearest_N[nearest_B]).sum())
+        num_samples, kept = len(samples_MD), min(DENSITY_NEIGHBOURS, len(self.real_ND) - 1)
+        return Neighbourhood(
+            precision=precise / num_samples,
+            recall=float(real_recalled_N.mean()),
+            density=balls / (kept * num_samples),
+            coverage=float(real_covered_N.mean()),
+            copied=copied / num_samples,
+        )
 
 
 def nearest(real_ND: np.ndarray, samples_MD: np.ndarray) -> np.ndarray:
     """Index (M,) of the real row nearest to each sample."""
-    return cdist(samples_MD, real_ND).argmin(axis=1)
+    blocks = [samples_MD[first : first + BLOCK] for first in range(0, len(samples_MD), BLOCK)]
+    return np.concatenate([cdist(block, real_ND).argmin(axis=1) for block in blocks])
 
 
 def total_variation(p_K: np.ndarray, q_K: np.ndarray) -> float:
@@ -58,7 +122,21 @@ def _square_root(matrix: np.ndarray) -> np.ndarray:
     return (vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T
 
 
-def _radius(rows_ND: np.ndarray, neighbours: int) -> np.ndarray:
+def _radii(rows_ND: np.ndarray, ranks: tuple[int, ...]) -> list[np.ndarray]:
+    """Distances (N,) of each row to its nearest others of these ranks; the last there is where a set is smaller."""
     # Column 0 of the partition is the row itself.
-    kept = min(neighbours, len(rows_ND) - 1)
-    return np.partition(cdist(rows_ND, rows_ND), kept, axis=1)[:, kept]
+    kept = [min(rank, len(rows_ND) - 1) for rank in ranks]
+    blocks = [
+        np.partition(cdist(rows_ND[first : first + BLOCK], rows_ND), kept, axis=1)[:, kept]
+        for first in range(0, len(rows_ND), BLOCK)
+    ]
+    return [*np.concatenate(blocks).T]
+
+
+def _unbiased_mmd(a_MD: np.ndarray, b_MD: np.ndarray) -> float:
+    size, width = a_MD.shape
+    within = 0.0
+    for rows in (a_MD, b_MD):
+        kernel = (rows @ rows.T / width + 1) ** 3
+        within += (kernel.sum() - np.trace(kernel)) / (size * (size - 1))
+    return float(within - 2 * ((a_MD @ b_MD.T / width + 1) ** 3).mean())

@@ -3,6 +3,7 @@
 Shapes: N rows, C channels, H, W, D features.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,17 +72,18 @@ def train_features(
         optimizer.step()
         schedule.step()
     net.eval()
-    variance = np.var(see(net, data_NCHW).features_ND, axis=0).mean()
+    variance = np.var(see(net, [data_NCHW]).features_ND, axis=0).mean()
     net.scale.fill_(float(variance**-0.5))
     return net
 
 
 @torch.inference_mode()
-def see(net: FeatureNet, images_NCHW: Tensor) -> Seen:
-    """Features and classes of images in [-1, 1]; values outside are clipped, as in pictures."""
+def see(net: FeatureNet, parts: Iterable[Tensor]) -> Seen:
+    """Features and classes of images in [-1, 1], parts of (B, C, H, W); values outside are clipped, as in pictures."""
     features, classes = [], []
-    for images in images_NCHW.clamp(-1, 1).split(CHUNK):
-        features_ND, logits = net(images)
-        features.append(features_ND.double())
-        classes.append(logits.argmax(1))
+    for part_BCHW in parts:
+        for images_BCHW in part_BCHW.split(CHUNK):
+            features_BD, logits_BC = net(images_BCHW.clamp(-1, 1))
+            features.append(features_BD.double())
+            classes.append(logits_BC.argmax(1))
     return Seen(torch.cat(features).numpy(), torch.cat(classes).numpy())

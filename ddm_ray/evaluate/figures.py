@@ -12,7 +12,7 @@ from torch import Tensor
 from ddm_ray.config import RunConfig
 from ddm_ray.core.streams import SeedPurpose, seeds
 from ddm_ray.data.loading.loader import Rows
-from ddm_ray.evaluate.samples import sample
+from ddm_ray.evaluate.candidates import Decode
 from ddm_ray.pictures.grid import GridRow, grid
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import Models, monolith_info
@@ -42,8 +42,11 @@ def real_images(train: Rows, request: SampleRequest) -> Tensor:
     return train.data_NCHW[torch.cat(chosen)]
 
 
-def experts_figure(run: Run, mixture: Models, train: Rows) -> Image.Image:
-    """Two lines for each cluster: real rows spread over its classes, and its expert's samples of the same labels."""
+def experts_figure(run: Run, mixture: Models, train: Rows, decode: Decode) -> Image.Image:
+    """Two lines for each cluster: real rows spread over its classes, and its expert's samples of the same labels.
+
+    `train`: training rows whose data are images.
+    """
     config, rows = run.config, []
     for cluster in range(mixture.info.num_experts):
         members = torch.nonzero(train.cluster_N == cluster)[:, 0]
@@ -54,5 +57,5 @@ def experts_figure(run: Run, mixture: Models, train: Rows) -> Image.Image:
         request = SampleRequest(sampled_seeds, train.label_N[spread], config.sample.changed(strategy="once"))
         alone = Models(monolith_info(run), (mixture.experts[cluster],), None, mixture.device)
         rows.append(GridRow(f"cluster {cluster}, real", train.data_NCHW[spread]))
-        rows.append(GridRow(f"expert {cluster}", sample(alone, request).sampled.images_BCHW))
+        rows.append(GridRow(f"expert {cluster}", decode(alone.sample(request).images_BCHW)))
     return grid(rows)

@@ -1,27 +1,186 @@
-"""Many samples of one model, in batches side by side with one CPU thread each: the fastest way for small models."""
+"""Samples of every candidate as chunks on storage, which a killed evaluation goes on from, in bounded memory.
+
+Shapes: B images of a portion, CHW image.
+"""
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
+from safetensors.torch import load, save
+from torch import Tensor
 
-from ddm_ray.sampling.batches import batches, joined
-from ddm_ray.sampling.request import SampleRequest, SampleResult
-from ddm_ray.sampling.run_models import Models
+from ddm_ray.config import RunConfig
+from ddm_ray.core.streams import SeedPurpose, seeds
+from ddm_ray.data import OnProgress
+from ddm_ray.data.sharded.chunk_store import ChunkRecord, ChunkStore, StoredFile
+from ddm_ray.data.sharded.serial import SideBySide
+from ddm_ray.data.sharded.stage import ShareRead
+from ddm_ray.data.sharded.work import Chunk
+from ddm_ray.errors import DriftError
+from ddm_ray.evaluate.candidates import Candidate, Lineup, decoder
+from ddm_ray.pictures.images import to_unit
+from ddm_ray.sampling.request import SampleRequest
+from ddm_ray.storage.chunk_records import ChunkKey
+from ddm_ray.storage.manifest import Identity
 
 BATCH = 256
 
 
 @dataclass(frozen=True)
-class Samples:
-    """Sampled images, and seconds per image: of one CPU core, or elapsed on an accelerator."""
+class Portion:
+    """Consecutive images of one candidate, from number `first` on: a unit of work. `work`: rows of experts, about."""
 
-    sampled: SampleResult
-    seconds_per_image: float
+    candidate: str
+    first: int
+    labels: tuple[int, ...]
+    work: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.candidate}, images {self.first} to {self.first + len(self.labels) - 1}"
+
+    @property
+    def bytes(self) -> int:
+        return self.work
+
+
+@dataclass(frozen=True)
+class SamplesPlan:
+    """The images of all candidates in portions, and the trained artifacts that there were when it was made."""
+
+    units: tuple[Portion, ...]
+    trained: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SamplesRecord(ChunkRecord):
+    """A portion's images: their file, the networks' rows that they cost, and seconds.
+
+    These are of one CPU core, or elapsed on an accelerator.
+    """
+
+    candidate: str
+    images: int
+    expert_rows: int
+    router_rows: int
+    seconds: float
+    part: StoredFile
+
+
+SamplesStore = ChunkStore[SamplesPlan, SamplesRecord]
+
+
+def portions(candidates: Sequence[Candidate], labels: Sequence[int]) -> tuple[Portion, ...]:
+    """All candidates' images of these labels, BATCH at most in a portion."""
+    parts = [(first, tuple(labels[first : first + BATCH])) for first in range(0, len(labels), BATCH)]
+    return tuple(
+        Portion(candidate.name, first, part, candidate.cost * len(part))
+        for candidate in candidates
+        for first, part in parts
+    )
+
+
+def request_of(config: RunConfig, labels: Sequence[int], first: int = 0) -> SampleRequest:
+    """The request for an evaluation's images from number `first` on, the same for every candidate."""
+    every = seeds(config.evaluate.seed, config.evaluate.num_samples, SeedPurpose.EVALUATION)
+    return SampleRequest(every[first : first + len(labels)], torch.tensor(labels), config.sample)
+
+
+class Progress(ShareRead[SamplesRecord]):
+    """An observer that tells how many images there are."""
+
+    def __init__(self, units: Sequence[Portion], on_progress: OnProgress):
+        super().__init__(units)
+        self._all, self._images = sum(len(unit.labels) for unit in units), 0
+        self._on_progress = on_progress
+
+    def begin(self, records: Sequence[SamplesRecord]) -> None:
+        """See ChunkObserver."""
+        super().begin(records)
+        self._images = sum(record.images for record in records)
+        self._tell("all models")
+
+    def add(self, record: SamplesRecord, until: float) -> None:
+        """See ChunkObserver."""
+        self.advance(record.key.unit, until)
+        self._images += record.images
+        self._tell(record.candidate)
+
+    def _tell(self, candidate: str) -> None:
+        self._on_progress(self.fraction, f"{self._images:,} of {self._all:,} images sampled: {candidate}")
+
+
+def read_portion(unit: Portion, done: Container[int]) -> Iterator[Chunk[Portion]]:
+    """The `ReadUnit` of samples: a portion says all that is to be known."""
+    if 0 not in done:
+        yield Chunk(0, unit, 1.0)
+
+
+@dataclass(frozen=True)
+class Made:
+    """What was sampled for a portion: images, uint8 (B, C, H, W), and what a SamplesRecord says of them."""
+
+    candidate: str
+    image_BCHW: Tensor
+    expert_rows: int
+    router_rows: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class MakeSamples:
+    """The `ChunkMaker` of samples. `lineup`: the models, where they are in memory; other processes load theirs."""
+
+    chunks: SamplesStore
+    identity: Identity
+    device: str
+    lineup: Lineup | None = field(default=None, repr=False)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.chunks, self.identity, self.device)
+
+    def load(self) -> Callable[[Portion], Made]:
+        """Load the models. Raises DriftError if they aren't those that this evaluation was begun with."""
+        run, artifact = self.chunks.run, self.chunks.artifact
+        if lines := run.drift(artifact, self.identity):
+            raise DriftError(f"{run.url}/{artifact} was begun otherwise: {'; '.join(lines)}", run.remake(artifact))
+        lineup = self.lineup or Lineup.of(run, self.identity.inputs, self.device)
+        candidates = {candidate.name: candidate for candidate in lineup.candidates}
+        decode, device = decoder(run, self.device), torch.device(self.device)
+        # A thread's own CPU time doesn't count what the other portions, or other programs, take from its core.
+        clock = time.thread_time if device.type == "cpu" else time.perf_counter
+
+        def make(portion: Portion) -> Made:
+            candidate, began = candidates[portion.candidate], clock()
+            request = request_of(run.config, portion.labels, portion.first)
+            sampled = candidate.models.sample(replace(request, settings=candidate.settings))
+            image_BCHW = (to_unit(decode(sampled.images_BCHW)) * 255).round().byte()
+            rows = sampled.num_expert_rows, sampled.num_router_rows
+            return Made(portion.candidate, image_BCHW, *rows, clock() - began)
+
+        return make
+
+    def store(self, key: ChunkKey, made: Made) -> SamplesRecord:
+        """See ChunkMaker."""
+        part = self.chunks.put(key, "samples/", ".safetensors", save({"image": made.image_BCHW}))
+        rows = made.expert_rows, made.router_rows
+        return self.chunks.finish(
+            SamplesRecord(key, made.candidate, len(made.image_BCHW), *rows, made.seconds, part=part)
+        )
+
+
+def images(chunks: SamplesStore, record: SamplesRecord) -> Tensor:
+    """A record's images in [-1, 1], (B, C, H, W), to a 255th as pictures are. Raises CorruptArtifact."""
+    return load(chunks.read(record, record.part[0]))["image"].float() / 127.5 - 1
+
+
+def here(device: str) -> SideBySide:
+    """The executor in this process: a portion a core, of eight at most, or one after another on an accelerator."""
+    return SideBySide(min(os.cpu_count() or 1, 8) if torch.device(device).type == "cpu" else 1)
 
 
 @contextmanager
@@ -33,32 +192,3 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def sample(models: Models, request: SampleRequest, on_progress: Callable[[float], None] | None = None) -> Samples:
-    """Sample the request's images in batches of BATCH; `on_progress` is called with the share done, 0 to 1."""
-    requests = batches(request, BATCH)
-    pool = ThreadPoolExecutor(_num_workers(models.device))
-    try:
-        futures = [pool.submit(_timed, models, batch) for batch in requests]
-        for number, future in enumerate(as_completed(futures), start=1):
-            future.result()
-            if on_progress:
-                on_progress(number / len(futures))
-    finally:
-        # After an error or Ctrl-C the batches that haven't begun are not worth waiting for.
-        pool.shutdown(cancel_futures=True)
-    parts = [future.result() for future in futures]
-    return Samples(joined([sampled for sampled, _ in parts]), sum(seconds for _, seconds in parts) / len(request.seeds))
-
-
-def _num_workers(device: str) -> int:
-    return min(os.cpu_count() or 1, 8) if torch.device(device).type == "cpu" else 1
-
-
-def _timed(models: Models, request: SampleRequest) -> tuple[SampleResult, float]:
-    # A thread's own CPU time doesn't count what the other batches, or other programs, take from its core.
-    clock = time.thread_time if torch.device(models.device).type == "cpu" else time.perf_counter
-    start = clock()
-    sampled = models.sample(request)
-    return sampled, clock() - start

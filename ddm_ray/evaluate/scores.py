@@ -3,30 +3,41 @@
 Shapes: N real training rows, M samples, C classes and the null one, K clusters.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Self
 
 import numpy as np
 from torch import Tensor
 
 from ddm_ray.data.loading.loader import Rows
-from ddm_ray.evaluate.distances import frechet, frechet_std, nearest, precision_recall, total_variation
+from ddm_ray.evaluate.distances import RealNeighbours, frechet, frechet_std, kid, nearest, total_variation
 from ddm_ray.evaluate.features import FeatureNet, Seen, see
+
+NEIGHBOUR_ROWS = 10_000
+"""Samples, and real rows, among which neighbours are looked for, at most; the field's own number."""
 
 
 @dataclass(frozen=True)
 class Score:
     """One row of the table, of `n` images. None: not measured for this row.
 
-    Frechet distance and its bootstrap standard deviation; the classifier's accuracy, precision and recall in
-    [0, 1]; `cluster_tv`: total variation, in [0, 1], between the clusters and those expected from the labels.
+    Frechet distance and its bootstrap standard deviation; kernel distance and its standard deviation over subsets; the
+    classifier's accuracy in [0, 1]; the parts of a `Neighbourhood`; `cluster_tv`: total variation, in [0, 1], between
+    the clusters and those expected from the labels.
     """
 
     n: int
     frechet: float
     frechet_std: float
+    kid: float
+    kid_std: float
     accuracy: float | None
     precision: float | None
     recall: float | None
+    density: float | None
+    coverage: float | None
+    copied: float | None
     cluster_tv: float
 
 
@@ -37,23 +48,30 @@ class Reference:
     net: FeatureNet
     train: Rows
     train_seen: Seen
+    neighbours: RealNeighbours
     prior_CK: np.ndarray
     seed: int
 
-    def score(self, images_MCHW: Tensor, label_M: Tensor) -> Score:
-        """The score of images in [-1, 1] that were sampled with these labels.
+    @classmethod
+    def of(cls, net: FeatureNet, train: Rows, prior_CK: np.ndarray, seed: int) -> Self:
+        """From training rows, whose data are images in [-1, 1]."""
+        seen = see(net, [train.data_NCHW])
+        chosen = np.random.default_rng(seed).permutation(len(train))[:NEIGHBOUR_ROWS]
+        return cls(net, train, seen, RealNeighbours.of(seen.features_ND[np.sort(chosen)]), prior_CK, seed)
 
-        An image counts as of the cluster of its nearest real row in feature space.
+    def score(self, images: Iterable[Tensor], label_M: Tensor) -> Score:
+        """The score of images in [-1, 1], (B, C, H, W) of each part, that were sampled with these labels.
+
+        An image counts as of the cluster of its nearest real row in feature space. Neighbours are those of the first
+        NEIGHBOUR_ROWS images.
         """
-        seen = see(self.net, images_MCHW)
+        seen = see(self.net, images)
         cluster_M = self.train.cluster_N.numpy()[nearest(self.train_seen.features_ND, seen.features_ND)]
-        precision, recall = precision_recall(self.train_seen.features_ND, seen.features_ND)
         return Score(
-            n=len(images_MCHW),
-            **self._frechet(seen.features_ND),
+            n=len(seen.class_N),
+            **self._distances(seen.features_ND),
             accuracy=seen.accuracy(label_M.numpy()),
-            precision=precision,
-            recall=recall,
+            **asdict(self.neighbours.compare(seen.features_ND[:NEIGHBOUR_ROWS])),
             cluster_tv=self._cluster_tv(cluster_M, label_M.numpy()),
         )
 
@@ -61,21 +79,18 @@ class Reference:
         """The score of `n` real rows, drawn with replacement: about the best that a sampler can reach."""
         rows_M = np.random.default_rng(self.seed).integers(len(self.train), size=n)
         label_M, cluster_M = self.train.label_N.numpy()[rows_M], self.train.cluster_N.numpy()[rows_M]
-        distance = self._frechet(self.train_seen.features_ND[rows_M])
-        return Score(
-            n=n,
-            **distance,
-            accuracy=None,
-            precision=None,
-            recall=None,
-            cluster_tv=self._cluster_tv(cluster_M, label_M),
-        )
+        unmeasured: dict[str, Any] = dict.fromkeys(("accuracy", "precision", "recall", "density", "coverage", "copied"))
+        distances = self._distances(self.train_seen.features_ND[rows_M])
+        return Score(n=n, **distances, **unmeasured, cluster_tv=self._cluster_tv(cluster_M, label_M))
 
-    def _frechet(self, features_MD: np.ndarray) -> dict[str, float]:
+    def _distances(self, features_MD: np.ndarray) -> dict[str, Any]:
         real_ND = self.train_seen.features_ND
+        distance, deviation = kid(real_ND, features_MD, self.seed)
         return {
             "frechet": frechet(real_ND, features_MD),
             "frechet_std": frechet_std(real_ND, features_MD, self.seed),
+            "kid": distance,
+            "kid_std": deviation,
         }
 
     def _cluster_tv(self, cluster_M: np.ndarray, label_M: np.ndarray) -> float:

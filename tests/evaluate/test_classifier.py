@@ -26,11 +26,11 @@ def heldout(random_run: Run) -> Rows:
 def reference(random_run: Run, train: Rows) -> Reference:
     net = train_features(train.data_NCHW, train.label_N, 10, seed=0)
     prior_CK = mixture_info(random_run).prior_CK.numpy()
-    return Reference(net, train, see(net, train.data_NCHW), prior_CK, seed=0)
+    return Reference.of(net, train, prior_CK, seed=0)
 
 
 def test_it_reads_digits_that_it_never_saw(reference: Reference, heldout: Rows) -> None:
-    assert see(reference.net, heldout.data_NCHW).accuracy(heldout.label_N.numpy()) > 0.8
+    assert see(reference.net, [heldout.data_NCHW]).accuracy(heldout.label_N.numpy()) > 0.8
 
 
 def test_features_of_training_rows_have_mean_variance_one(reference: Reference) -> None:
@@ -40,20 +40,20 @@ def test_features_of_training_rows_have_mean_variance_one(reference: Reference) 
 def test_the_same_seed_gives_the_same_network(train: Rows) -> None:
     rows = (train.data_NCHW, train.label_N, 10)
     nets = [train_features(*rows, seed=seed, steps=5) for seed in (3, 3, 4)]
-    features = [see(net, train.data_NCHW[:4]).features_ND for net in nets]
+    features = [see(net, [train.data_NCHW[:4]]).features_ND for net in nets]
     assert np.array_equal(features[0], features[1])
     assert not np.allclose(features[0], features[2])
 
 
 def test_what_lies_outside_the_range_counts_as_clipped(reference: Reference, train: Rows) -> None:
-    far = see(reference.net, train.data_NCHW[:8] * 1000)
-    assert np.array_equal(far.features_ND, see(reference.net, train.data_NCHW[:8].sign()).features_ND)
+    far = see(reference.net, [train.data_NCHW[:8] * 1000])
+    assert np.array_equal(far.features_ND, see(reference.net, [train.data_NCHW[:8].sign()]).features_ND)
 
 
 def test_real_rows_score_well_and_noise_badly(reference: Reference, heldout: Rows) -> None:
-    real = reference.score(heldout.data_NCHW, heldout.label_N)
+    real = reference.score([heldout.data_NCHW], heldout.label_N)
     noise = torch.randn(heldout.data_NCHW.shape, generator=torch.Generator().manual_seed(0))
-    noisy = reference.score(noise, heldout.label_N)
+    noisy = reference.score([noise], heldout.label_N)
     assert real.accuracy > 0.8 > 0.4 > noisy.accuracy
     assert real.precision > 0.6 > noisy.precision
     assert real.recall > noisy.recall
@@ -63,15 +63,15 @@ def test_real_rows_score_well_and_noise_badly(reference: Reference, heldout: Row
 
 def test_accuracy_is_that_of_the_labels_asked_for(reference: Reference, heldout: Rows) -> None:
     wrong = (heldout.label_N + 1) % 10
-    assert reference.score(heldout.data_NCHW, wrong).accuracy < 0.1
+    assert reference.score([heldout.data_NCHW], wrong).accuracy < 0.1
 
 
 def test_cluster_tv_sees_a_lost_cluster(reference: Reference, train: Rows) -> None:
     """Rows of one cluster alone are 1 - p(cluster | their labels) off; all rows are at 0."""
-    assert reference.score(train.data_NCHW, train.label_N).cluster_tv == pytest.approx(0, abs=1e-6)
+    assert reference.score([train.data_NCHW], train.label_N).cluster_tv == pytest.approx(0, abs=1e-6)
     only = train.cluster_N == 1
     expected = reference.prior_CK[train.label_N[only].numpy(), 1].mean()
-    score = reference.score(train.data_NCHW[only], train.label_N[only])
+    score = reference.score([train.data_NCHW[only]], train.label_N[only])
     assert score.cluster_tv == pytest.approx(1 - expected)
     assert score.cluster_tv > 0.2
 

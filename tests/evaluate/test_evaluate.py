@@ -25,9 +25,10 @@ from tests.infos import info_of
 from tests.random_run import make_run, publish
 
 
-def test_it_commits_four_files(random_run: Run, evaluated: Path) -> None:
+def test_it_commits_samples_and_four_files(random_run: Run, evaluated: Path) -> None:
     manifest = random_run.require(evaluation("demo"))
-    assert sorted(manifest.files) == ["experts.png", "grid.png", "metrics.json", "report.html"]
+    files = [name for name in manifest.files if not name.startswith("samples/")]
+    assert sorted(files) == ["experts.png", "grid.png", "metrics.json", "report.html"]
     assert manifest.info["num_samples"] == 300
     frechet = {name: distance for name, distance in manifest.info["frechet"].items() if name != "monolith"}
     assert (
@@ -110,12 +111,14 @@ def test_progress_rises_to_one(evaluated: Path, progress_notes: list[tuple[float
 
 
 def test_a_second_call_does_nothing(random_run: Run, evaluated: Path) -> None:
-    before = {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in evaluated.iterdir()}
+    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in evaluated.rglob("*.*") if path.is_file()}
     shares: list[float] = []
     manifest = evaluate(random_run, on_progress=lambda share, note: shares.append(share))
     assert manifest == random_run.require(evaluation("demo"))
     assert shares == []
-    assert before == {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in evaluated.iterdir()}
+    assert before == {
+        path: (path.stat().st_mtime_ns, path.read_bytes()) for path in evaluated.rglob("*.*") if path.is_file()
+    }
 
 
 def copied(run: Run, path: Path) -> Run:

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
 
 from ddm_ray.config import SamplingSettings
 from ddm_ray.core.times import time_grid
 from ddm_ray.data.loading.loader import Rows
 from ddm_ray.evaluate.figures import PER_CLASS, class_request, experts_figure, real_images
-from ddm_ray.evaluate.samples import BATCH, one_thread, sample
+from ddm_ray.evaluate.samples import one_thread
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import Models, load_models
 from ddm_ray.storage.run import Run
@@ -25,27 +24,6 @@ def mixture(random_run: Run) -> Models:
 
 def request(count: int, strategy: str = "once") -> SampleRequest:
     return SampleRequest(tuple(range(count)), torch.arange(count) % 10, SamplingSettings(steps=2, strategy=strategy))
-
-
-@pytest.mark.parametrize("strategy", ["once", "full"])
-def test_batches_side_by_side_give_what_one_batch_gives(mixture: Models, strategy: str) -> None:
-    expected = mixture.sample(request(BATCH + 40, strategy))
-    shares: list[float] = []
-    batched = sample(mixture, request(BATCH + 40, strategy), shares.append)
-    torch.testing.assert_close(batched.sampled.images_BCHW, expected.images_BCHW, atol=1e-5, rtol=1e-5)
-    assert torch.equal(batched.sampled.experts_SB, expected.experts_SB)
-    assert batched.sampled.num_expert_rows == expected.num_expert_rows
-    assert batched.sampled.num_router_rows == expected.num_router_rows
-    assert shares == [0.5, 1.0]
-    assert batched.seconds_per_image > 0
-
-
-def test_an_error_in_one_batch_ends_it(mixture: Models) -> None:
-    def broken(x: Tensor, t: Tensor, label: Tensor) -> Tensor:
-        raise RuntimeError("no memory")
-
-    with pytest.raises(RuntimeError, match="no memory"):
-        sample(replace(mixture, experts=(broken, broken)), request(3 * BATCH))
 
 
 def test_one_thread_is_undone() -> None:
@@ -83,14 +61,14 @@ def test_experts_figure_samples_as_the_run_says(random_run: Run, mixture: Models
     run = Run(random_run.store, random_run.config.model_copy(update={"sample": sample}))
     asked: list[tuple[float, int]] = []
 
-    def watching(x: Tensor, t: Tensor, label: Tensor) -> Tensor:
+    def watching(x: torch.Tensor, t: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
         asked.append((float(t[0]), len(x)))
         return torch.zeros_like(x)
 
     labels, clusters = torch.arange(3), torch.zeros(3, dtype=torch.int64)
     train = Rows(list("abc"), torch.zeros(3, 1, 8, 8), labels, clusters)
     one = replace(mixture.info, num_experts=1, prior_CK=None)
-    experts_figure(run, replace(mixture, info=one, experts=(watching,)), train)
+    experts_figure(run, replace(mixture, info=one, experts=(watching,)), train, lambda data: data)
     times = time_grid("shifted-3", 4)[:-1].tolist()
     assert asked == [(pytest.approx(t), 6 if 0.3 < t <= 0.7 else 3) for t in times]
     assert {rows for _, rows in asked} == {3, 6}
@@ -104,7 +82,7 @@ def test_experts_figure_shows_each_expert_by_itself(random_run: Run, mixture: Mo
 
     labels, clusters = torch.zeros(4, dtype=torch.int64), torch.tensor([0, 1, 0, 1])
     train = Rows(list("abcd"), torch.zeros(4, 1, 8, 8), labels, clusters)
-    picture = experts_figure(random_run, replace(mixture, experts=(towards(-1), towards(1))), train)
+    picture = experts_figure(random_run, replace(mixture, experts=(towards(-1), towards(1))), train, lambda data: data)
     left = picture.width - 8 - 2 * 51
     means = [[tile(picture, column, line, left, 8).mean() for column in (0, 1)] for line in range(4)]
     assert means == [[128, 128], [0, 0], [128, 128], [255, 255]]

@@ -62,19 +62,29 @@ class LoadedBatch(NamedTuple):
     cluster_B: Tensor
 
 
-def load_rows(run: Run, artifacts: Sequence[Artifact], split: str = TRAIN) -> Rows:
+def load_rows(
+    run: Run, artifacts: Sequence[Artifact], split: str = TRAIN, most: int | None = None, seed: int = 0
+) -> Rows:
     """The rows of one or more shards in memory, in an order that doesn't depend on that of `artifacts`.
 
+    Where there are more than `most`, so many of them are drawn, each as likely as the others.
     Raises MissingArtifact, DriftError, and CorruptArtifact for a file whose checksum isn't its manifest's.
     """
     config = run.config.data
-    tables = [shard_schema(config).empty_table().append_column("cluster", pa.array([], pa.int64()))]
-    for artifact in artifacts:
-        manifest = require_shard(run, artifact)
+    manifests = [require_shard(run, artifact) for artifact in sorted(artifacts)]
+    total = sum(getattr(ShardInfo.of(manifest), f"rows_{split}") for manifest in manifests)
+    kept_N = np.ones(total, bool)
+    if most is not None and total > most:
+        kept_N[np.random.default_rng(seed).permutation(total)[most:]] = False
+    tables, first = [shard_schema(config).empty_table().append_column("cluster", pa.array([], pa.int64()))], 0
+    for manifest in manifests:
+        artifact, cluster = Artifact(manifest.artifact), ShardInfo.of(manifest).cluster
         for name in _files(manifest, split):
             table = read_parquet(run.read(artifact, name, manifest), f"{run.url}/{artifact}/{name}")
-            cluster_N = np.full(table.num_rows, ShardInfo.of(manifest).cluster, np.int64)
-            tables.append(table.append_column("cluster", pa.array(cluster_N)))
+            own_N = kept_N[first : first + table.num_rows]
+            first += table.num_rows
+            table = table.filter(pa.array(own_N))
+            tables.append(table.append_column("cluster", pa.array(np.full(table.num_rows, cluster, np.int64))))
     table = pa.concat_tables(tables).sort_by("id")
     stored = _Stored(config, table.num_rows)
     stored.fill(0, table, table["cluster"].to_numpy())

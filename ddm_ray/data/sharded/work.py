@@ -79,18 +79,18 @@ Executor = Callable[
 
 
 class FinishChunks(Generic[RowsT, RecordT]):
-    """Finishes chunks in one process. Calls may overlap: one chunk is stored while the next is made."""
+    """Finishes chunks in one process, `at_once` of them side by side; more calls may overlap: they read and store."""
 
-    def __init__(self, maker: ChunkMaker[RowsT, RecordT]):
+    def __init__(self, maker: ChunkMaker[RowsT, RecordT], at_once: int = 1):
         self._maker = maker
-        # Of the networks: loads them while the first chunk is read, then makes one chunk at a time.
-        self._thread = ThreadPoolExecutor(1)
-        self._make = self._thread.submit(maker.load)
+        # Of the networks: loads them while the first chunk is read, then makes chunks.
+        self._threads = ThreadPoolExecutor(at_once)
+        self._make = self._threads.submit(maker.load)
 
     def __call__(self, unit: int, chunk: Chunk[RowsT]) -> FinishedChunk[RecordT]:
         """Make a chunk of unit number `unit`; one that has a record is left alone. Raises DDMError."""
         key = chunk.key(unit)
         if self._maker.chunks.has(key):
             return FinishedChunk(self._maker.chunks.record(key), chunk.until)
-        made = self._thread.submit(self._make.result(), chunk.rows).result()
+        made = self._threads.submit(self._make.result(), chunk.rows).result()
         return FinishedChunk(self._maker.store(key, made), chunk.until)

@@ -1,0 +1,94 @@
+"""What an evaluation measures: the mixture by each strategy, and the dense models that there are.
+
+Shapes: N rows, CHW data, P pixels of a side.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from ddm_ray.config import SamplingSettings
+from ddm_ray.core.routing import parse_strategy
+from ddm_ray.sampling.run_models import ModelKind, Models, load_models, settings_of
+from ddm_ray.storage.graph import ROUTER, Artifact, trained_of
+from ddm_ray.storage.run import Run
+
+DENSE: tuple[ModelKind, ...] = ("monolith", "student")
+"""Dense models, in the order in which they are shown."""
+DECODED_AT_ONCE = 64
+
+Decode = Callable[[Tensor], Tensor]
+"""Images (N, C, P, P), about [-1, 1], of data (N, C, H, W), on the CPU."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Models under settings, which make a line of the table; `cost`, in experts per velocity, weighs its progress."""
+
+    name: str
+    models: Models
+    settings: SamplingSettings
+    cost: int
+
+
+@dataclass(frozen=True)
+class Lineup:
+    """The mixture, dense models by their kind, the candidates, and words on what is missing by the artifact lacked."""
+
+    mixture: Models
+    denses: dict[ModelKind, Models]
+    candidates: tuple[Candidate, ...]
+    missing: dict[str, str]
+
+    @classmethod
+    def of(cls, run: Run, trained: Collection[str], device: str) -> Self:
+        """Load what is among `trained`, the artifacts that there were when the evaluation was begun.
+
+        Raises MissingArtifact, CorruptArtifact, DriftError.
+        """
+        mixture = load_models(run, "mixture", device)
+        if ROUTER not in trained:
+            mixture = replace(mixture, router=None)
+        denses = {kind: load_models(run, kind, device) for kind in DENSE if kind in trained}
+        return cls(mixture, denses, _candidates(run, mixture, denses), _missing(run, mixture, denses))
+
+
+def _candidates(run: Run, mixture: Models, denses: dict[ModelKind, Models]) -> tuple[Candidate, ...]:
+    candidates = [
+        Candidate(kind, models, settings_of(run, kind).changed(strategy="once"), 1) for kind, models in denses.items()
+    ]
+    for strategy in run.config.evaluate.strategies:
+        chosen = parse_strategy(strategy, mixture.info.num_experts)
+        if mixture.router is not None or chosen.when == "start":
+            cost = {"start": 1, "step": 2, "velocity": mixture.info.num_experts}[chosen.when]
+            candidates.append(Candidate(strategy, mixture, run.config.sample.changed(strategy=strategy), cost))
+    return tuple(candidates)
+
+
+def _missing(run: Run, mixture: Models, denses: Collection[str]) -> dict[str, str]:
+    routed = [
+        strategy
+        for strategy in run.config.evaluate.strategies
+        if mixture.router is None and parse_strategy(strategy, mixture.info.num_experts).when != "start"
+    ]
+    lacks: dict[str, str] = {ROUTER: f"{', '.join(routed)} (there is no trained router)"} if routed else {}
+    made = [kind for kind in DENSE if Artifact(kind) in trained_of(run.config)]
+    return lacks | {kind: f"{kind} (it isn't trained)" for kind in made if kind not in denses}
+
+
+def decoder(run: Run, device: str) -> Decode:
+    """The run's way from data to images: none for pixels, its autoencoder for latents. Raises ConfigError."""
+    config = run.config.data.latents
+    if config is None:
+        return lambda data_NCHW: data_NCHW
+    from ddm_ray.models.latents import Latents  # diffusers, where it is needed
+
+    latents = Latents.from_config(config).to(device)
+
+    def decode(data_NCHW: Tensor) -> Tensor:
+        return torch.cat([latents.decode(part.to(device)).cpu() for part in data_NCHW.split(DECODED_AT_ONCE)])
+
+    return decode
