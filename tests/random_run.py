@@ -11,7 +11,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from ddm_ray.config import load_recipe
+from ddm_ray.config import DataConfig, load_recipe
 from ddm_ray.core.condition import Text
 from ddm_ray.data.order import holdout_fractions, shuffle_keys
 from ddm_ray.data.schema import (
@@ -169,13 +169,24 @@ def _rows(run: Run, num_rows: int) -> tuple[pa.Table, np.ndarray]:
     columns = {
         "id": ids,
         "content_hash": [sha256(pixels_HW.tobytes()) for pixels_HW in pixels_NHW],
-        "data": column(pixels_NHW, data_dtype(run.config.data)),
+        "data": column(_data(run.config.data, pixels_NHW), data_dtype(run.config.data)),
         "label": digits.target[:num_rows],
         "embedding": column(embeddings_ND, EMBEDDING),
         "split": np.where(heldout_N, HELDOUT, TRAIN).tolist(),
     }
+    if run.config.data.latents is not None:
+        columns["thumbnail"] = [b""] * num_rows
     table = pa.table(columns, schema=rows_schema(run.config.data, run.config.embedder.dim))
     return table, rank_N * run.config.partition.num_clusters // num_rows
+
+
+def _data(config: DataConfig, pixels_NHW: np.ndarray) -> np.ndarray:
+    """The pixels as they are; as latents, each a downsampled picture in every channel."""
+    if config.latents is None:
+        return pixels_NHW
+    step = pixels_NHW.shape[1] // config.shape[1]
+    small_N1HW = as_modelled(pixels_NHW)[:, None, ::step, ::step]
+    return np.broadcast_to(small_N1HW, (len(small_N1HW), *config.shape))
 
 
 def write_partition(

@@ -228,22 +228,43 @@ def train(
 @main.command()
 @RUN
 @click.option("--name", default="default", show_default=True, help="Name of the evaluation: its folder below RUN/eval.")
-def evaluate(run_url: str, name: str) -> None:
+@click.option("--ray", "on_ray", is_flag=True, help="Sample on a Ray cluster: --address, or the island's.")
+@ISLANDS
+@ISLAND
+@ADDRESS
+def evaluate(
+    run_url: str, name: str, on_ray: bool, islands: str | None, island: str | None, address: str | None
+) -> None:
     """Compare the mixture's sampling strategies with monolith and student: a report, a picture, and metrics as JSON.
 
     Needs all experts. Of router, monolith and student it measures those that are finished, and names the others. The
-    run samples with the best strategy from then on, unless its recipe names one.
+    run samples with the best strategy from then on, unless its recipe names one. Kill this command at any moment; the
+    same command goes on. Samples are made by this process; with --ray by a cluster, one actor a GPU where the island
+    has some.
 
     \b
       ddm evaluate runs/digits
+      ddm evaluate s3://lab/run7 --name large --ray --islands islands.yaml --island room-2
     """
-
+    from ddm_ray.placement import load_island
     from ddm_ray.storage.graph import evaluation
+
+    if not on_ray and (islands or island or address):
+        raise ConfigError("--islands, --island and --address say where Ray samples: add --ray, or leave them out")
+    site = load_island(islands, island)
 
     def stage(run: Any, report: Any) -> None:
         from ddm_ray.evaluate import run as evaluating
 
-        evaluating.evaluate(run, name, report)
+        if not on_ray:
+            evaluating.evaluate(run, name, report)
+            return
+        from ddm_ray.data.sharded.ray_data import RayData
+        from ddm_ray.ray_session import ray_session
+
+        site.require_run(run.url)
+        ray_data = RayData(site.prepare, partial(ray_session, *site.ray(address)))
+        evaluating.evaluate(run, name, report, execute=ray_data, made_on="cuda" if site.prepare.use_gpu else "cpu")
 
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise ConfigError(f"--name {name!r}: use letters, digits, dots, dashes and underscores")

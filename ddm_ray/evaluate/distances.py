@@ -36,7 +36,7 @@ def frechet_std(real_ND: np.ndarray, samples_MD: np.ndarray, seed: int, draws: i
     return float(np.std([frechet(real_ND, rows) for rows in resampled], ddof=1))
 
 
-def kid(real_ND: np.ndarray, samples_MD: np.ndarray, seed: int, subsets: int = 100) -> tuple[float, float]:
+def kid(real_ND: np.ndarray, samples_MD: np.ndarray, seed: int, subsets: int = 50) -> tuple[float, float]:
     """Kernel distance (arXiv 1801.01401) and its standard deviation over subsets of at most KID_ROWS rows.
 
     Mean of the unbiased estimate of the squared maximum mean discrepancy under (a b / D + 1)^3; may be negative. Unlike
@@ -59,7 +59,7 @@ class Neighbourhood:
     a ball reaching the NEIGHBOURS-th nearest of its own set. `density`, `coverage` (arXiv 2002.09797): balls of real
     rows that a sample lies in, over the DENSITY_NEIGHBOURS that they reach; real rows whose ball holds a sample.
     `copied`: samples nearer to a training row than that one's nearest other training row (1 - authenticity, arXiv
-    2102.08921); about a half for new rows of the same distribution.
+    2102.08921); rather more than a half for new rows of the same distribution.
     """
 
     precision: float
@@ -137,6 +137,10 @@ def _unbiased_mmd(a_MD: np.ndarray, b_MD: np.ndarray) -> float:
     size, width = a_MD.shape
     within = 0.0
     for rows in (a_MD, b_MD):
-        kernel = (rows @ rows.T / width + 1) ** 3
+        kernel = _cube(rows @ rows.T / width + 1)
         within += (kernel.sum() - np.trace(kernel)) / (size * (size - 1))
-    return float(within - 2 * ((a_MD @ b_MD.T / width + 1) ** 3).mean())
+    return float(within - 2 * _cube(a_MD @ b_MD.T / width + 1).mean())
+
+
+def _cube(matrix: np.ndarray) -> np.ndarray:
+    return matrix * matrix * matrix  # its power function takes ten times as long

@@ -12,12 +12,22 @@ from ddm_ray.pictures.figure import figure_png, line_chart
 from ddm_ray.pictures.page import page
 from ddm_ray.storage.graph import EXTRAS
 
+MOSAICS = "mosaics of real rows"
+"""Name of the line of what a measure must find bad."""
+CONFIRMED = 0.8
+"""Share of what held-out rows reach in a measure from which mosaics show that it can't tell."""
+UNDERTRAINED = 0.5
+"""Share of the mosaics' distance from which a model is undertrained."""
 MODEL_COLUMNS = {
     "model": "model",
     "frechet": "Fréchet distance",
     "accuracy": "accuracy",
     "precision": "precision",
     "recall": "recall",
+    "kid": "KID ×1000",
+    "density": "density",
+    "coverage": "coverage",
+    "copied": "copied",
     "cluster_tv": "cluster TV",
     "expert_rows_per_image": "expert rows / image",
     "router_rows_per_image": "router rows / image",
@@ -75,6 +85,7 @@ def sentences(metrics: dict[str, Any]) -> list[str]:
     denses = {row["model"]: row for row in metrics["models"] if row["model"] in EXTRAS}
     rivals = [row for row in metrics["models"] if row["model"] not in EXTRAS]
     lines = [f"Lowest Fréchet distance: {best['model']} ({best['frechet']:.3g})."]
+    lines += _warnings(metrics)
     if rivals and (monolith := denses.get("monolith")):
         rival = min(rivals, key=_distance)
         lines.append(_compared(f"The mixture's best strategy, {rival['model']},", rival, monolith))
@@ -83,6 +94,28 @@ def sentences(metrics: dict[str, Any]) -> list[str]:
         lines += [_compared("The student", student, other) for other in others]
     lines += [f"Not measured: {line}." for line in metrics.get("missing", {}).values()]
     lines.append("Every model was trained once, with one seed: a difference may be the luck of a training run.")
+    return lines
+
+
+def _warnings(metrics: dict[str, Any]) -> list[str]:
+    """Models that paint hardly better than mosaics, and measures that take mosaics for real rows."""
+    real = {row["model"]: row for row in metrics["real"]}
+    if (mosaics := real.get(MOSAICS)) is None:  # an older version's
+        return []
+    lines = [
+        f"{row['model']} is undertrained: its distance is {row['frechet'] / mosaics['frechet']:.0%} of that of mosaics,"
+        f" each of four real rows ({mosaics['frechet']:.3g})."
+        for row in metrics["models"]
+        if row["frechet"] > UNDERTRAINED * mosaics["frechet"]
+    ]
+    heldout = next((row for name, row in real.items() if name.endswith("held out")), None)
+    if heldout:
+        blind = [key for key in ("precision", "density", "coverage") if mosaics[key] > CONFIRMED * heldout[key]]
+        lines += [
+            f"{MODEL_COLUMNS[key].capitalize()} can't tell here: mosaics have {mosaics[key]:.2f}, held-out real rows"
+            f" {heldout[key]:.2f}."
+            for key in blind
+        ]
     return lines
 
 
@@ -104,7 +137,7 @@ def _compared(subject: str, row: dict[str, Any], other: dict[str, Any]) -> str:
 def notes(metrics: dict[str, Any]) -> list[str]:
     """Notes on how each column is measured."""
     count, rows = metrics["num_samples"], metrics["num_real"]
-    heldout = next((row for row in metrics["real"] if row["accuracy"] is not None), None)
+    heldout = next((row for row in metrics["real"] if row["model"].endswith("held out")), None)
     held_out = right_of_held_out = ""
     if heldout:
         held_out = f" Held out: {heldout['n']} rows never trained on; compare with as many drawn again."
@@ -117,7 +150,12 @@ def notes(metrics: dict[str, Any]) -> list[str]:
         f"Real, drawn again: training rows themselves, with replacement; no sampler should be expected below"
         f" {count} of them.{held_out}",
         f"Accuracy: how often that classifier sees the class that was asked for.{right_of_held_out}",
-        "Precision and recall: by balls to the third nearest neighbour in these features (arXiv 1904.06991).",
+        "Precision and recall: by balls to the third nearest neighbour in these features (arXiv 1904.06991); density"
+        " and coverage: to the fifth (arXiv 2002.09797), density may be above 1. Of 10,000 rows each at most.",
+        "KID ×1000: kernel distance (arXiv 1801.01401), which has no such bias; it may be negative.",
+        "Copied: samples nearer to a training row than that row's nearest other one (1 - authenticity, arXiv"
+        " 2102.08921); far above what held-out rows have, a model repeats what it was shown.",
+        f"{MOSAICS.capitalize()}: each quarter is another training row's. A measure that finds them good can't tell.",
         "Cluster TV: total variation between the samples' clusters (that of the nearest training row in these"
         " features) and those which their labels lead to expect, 0 to 1.",
         "Rows per image: evaluations of an expert, and of the router, for one image."
@@ -131,6 +169,8 @@ def _cell(key: str, row: dict[str, Any]) -> str:
         return "–"
     if key == "frechet":
         return f"{value:.3g} ± {row['frechet_std']:.2g}"
+    if key == "kid":
+        return f"{1000 * value:.1f} ± {1000 * row['kid_std']:.1f}"
     if key == "seconds_per_image":
         return f"{1000 * value:.1f}"
     if key.endswith("per_image"):

@@ -22,8 +22,8 @@ from ddm_ray.evaluate.candidates import Decode, Lineup, decoder
 from ddm_ray.evaluate.costs import training_cost
 from ddm_ray.evaluate.features import train_features
 from ddm_ray.evaluate.figures import PER_CLASS, class_request, experts_figure, labels_B, real_images
-from ddm_ray.evaluate.losses import heldout_losses, router_score
-from ddm_ray.evaluate.report import render
+from ddm_ray.evaluate.losses import Loss, heldout_losses, router_score
+from ddm_ray.evaluate.report import MOSAICS, render
 from ddm_ray.evaluate.samples import (
     MakeSamples,
     Progress,
@@ -57,11 +57,13 @@ def evaluate(
     on_progress: OnProgress = no_progress,
     device: str = "cpu",
     execute: Executor[SamplesRecord] | None = None,
+    made_on: str | None = None,
 ) -> Manifest:
     """Write eval/<name>: samples, metrics.json, grid.png, experts.png and report.html; a no-op if it is finished.
 
     Experts must be finished. Of router, monolith and student it measures those that were when it was begun, and names
-    the others. Killed at any moment, called again it goes on. `execute` makes the samples; None: this process does.
+    the others. Killed at any moment, called again it goes on. `execute` makes the samples on devices `made_on`; None:
+    this process does, on `device`, on which all is measured.
     Raises MissingArtifact, CorruptArtifact, DriftError; SamplingError for a strategy that doesn't exist; DataError
     without training rows.
     """
@@ -84,7 +86,7 @@ def evaluate(
     with one_thread():
         plan = chunks.plan(lambda: SamplesPlan(portions(lineup.candidates, labels), tuple(inputs)))
         observer = Progress(plan.units, lambda share, note: on_progress(0.02 + 0.76 * share, note))
-        maker = MakeSamples(chunks, identity, device, lineup)
+        maker = MakeSamples(chunks, identity, made_on or device, lineup if execute is None else None)
         records = make_chunks(chunks, plan, execute or here(device), read_portion, maker, observer)
         chunks.require_complete(plan, records)
         on_progress(0.8, "training the classifier that measures")
@@ -96,21 +98,8 @@ def evaluate(
             on_progress(0.82 + 0.1 * number / len(lineup.candidates), f"measuring: {candidate.name}")
             table.append(_line(chunks, plan, records, candidate.name, reference))
         on_progress(0.92, "real rows and held-out losses")
-        real, losses, router = [_drawn_again(reference, len(labels))], [], None
-        if len(heldout) > 1:
-            score = reference.score([heldout_images.data_NCHW], heldout.label_N)
-            real.append(_drawn_again(reference, len(heldout)))
-            real.append({"model": f"real: {len(heldout)} held out"} | asdict(score))
-            strategies, temperature = run.config.evaluate.strategies, run.config.sample.router_temperature
-            # What a guided teacher says isn't the velocity of the data, nor is what its student learns.
-            fair: dict[str, Models] = {
-                kind: models
-                for kind, models in lineup.denses.items()
-                if kind != "student" or not run.config.student.guided
-            }
-            seed = run.config.evaluate.seed
-            losses = heldout_losses(lineup.mixture, fair, heldout, strategies, seed, temperature)
-            router = asdict(router_score(lineup.mixture, heldout, seed)) if lineup.mixture.router else None
+        real = _real_lines(reference, len(labels), heldout_images)
+        losses, router = _on_held_out(run.config, lineup, heldout)
         on_progress(0.96, "writing the report")
         pictures = _grid(run.config, lineup, train_images, labels, decode)
         experts_png = to_png(experts_figure(run, lineup.mixture, train_images, decode))
@@ -185,8 +174,27 @@ def _reference(config: RunConfig, mixture: Models, train: Rows) -> Reference:
     return Reference.of(net, train, mixture.info.prior_CK.numpy(), seed)
 
 
-def _drawn_again(reference: Reference, count: int) -> dict[str, Any]:
-    return {"model": f"real: {count} drawn again"} | asdict(reference.floor(count))
+def _real_lines(reference: Reference, count: int, heldout: Rows) -> list[dict[str, Any]]:
+    """Lines of the table that say what its numbers mean: rows as good as any sampler's, and mosaics."""
+    scores = {f"real: {count} drawn again": reference.floor(count)}
+    if len(heldout) > 1:
+        scores[f"real: {len(heldout)} drawn again"] = reference.floor(len(heldout))
+        scores[f"real: {len(heldout)} held out"] = reference.score([heldout.data_NCHW], heldout.label_N)
+    scores[MOSAICS] = reference.mosaics(count)
+    return [{"model": name} | asdict(score) for name, score in scores.items()]
+
+
+def _on_held_out(config: RunConfig, lineup: Lineup, heldout: Rows) -> tuple[list[Loss], dict[str, Any] | None]:
+    """Losses of all that has a velocity, and the router's score, on held-out rows if there are any."""
+    if len(heldout) < 2:
+        return [], None
+    # What a guided teacher says isn't the velocity of the data, nor is what its student learns.
+    fair: dict[str, Models] = {
+        kind: models for kind, models in lineup.denses.items() if kind != "student" or not config.student.guided
+    }
+    strategies, seed = config.evaluate.strategies, config.evaluate.seed
+    losses = heldout_losses(lineup.mixture, fair, heldout, strategies, seed, config.sample.router_temperature)
+    return losses, asdict(router_score(lineup.mixture, heldout, seed)) if lineup.mixture.router else None
 
 
 def _line(

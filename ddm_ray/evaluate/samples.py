@@ -166,7 +166,7 @@ class MakeSamples:
 
     def store(self, key: ChunkKey, made: Made) -> SamplesRecord:
         """See ChunkMaker."""
-        part = self.chunks.put(key, "samples/", ".safetensors", save({"image": made.image_BCHW}))
+        part = self.chunks.put(key, "samples/", ".safetensors", save({"image": made.image_BCHW.contiguous()}))
         rows = made.expert_rows, made.router_rows
         return self.chunks.finish(
             SamplesRecord(key, made.candidate, len(made.image_BCHW), *rows, made.seconds, part=part)

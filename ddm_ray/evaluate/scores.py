@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ddm_ray.data.loading.loader import Rows
 from ddm_ray.evaluate.distances import RealNeighbours, frechet, frechet_std, kid, nearest, total_variation
-from ddm_ray.evaluate.features import FeatureNet, Seen, see
+from ddm_ray.evaluate.features import CHUNK, FeatureNet, Seen, see
 
 NEIGHBOUR_ROWS = 10_000
 """Samples, and real rows, among which neighbours are looked for, at most; the field's own number."""
@@ -82,6 +83,21 @@ class Reference:
         unmeasured: dict[str, Any] = dict.fromkeys(("accuracy", "precision", "recall", "density", "coverage", "copied"))
         distances = self._distances(self.train_seen.features_ND[rows_M])
         return Score(n=n, **distances, **unmeasured, cluster_tv=self._cluster_tv(cluster_M, label_M))
+
+    def mosaics(self, n: int) -> Score:
+        """The score of `n` mosaics, whose quarters are of four training rows: a measure that sees finds them bad."""
+        rows_M4 = torch.from_numpy(np.random.default_rng(self.seed).integers(len(self.train), size=(n, 4)))
+        return self.score(
+            (self._mosaic(rows_B4) for rows_B4 in rows_M4.split(CHUNK)), self.train.label_N[rows_M4[:, 0]]
+        )
+
+    def _mosaic(self, rows_B4: Tensor) -> Tensor:
+        images_BCHW = self.train.data_NCHW[rows_B4[:, 0]]
+        middle, half = (side // 2 for side in images_BCHW.shape[2:])
+        quarters = (np.s_[:, :, :middle, half:], np.s_[:, :, middle:, :half], np.s_[:, :, middle:, half:])
+        for number, quarter in enumerate(quarters, start=1):
+            images_BCHW[quarter] = self.train.data_NCHW[rows_B4[:, number]][quarter]
+        return images_BCHW
 
     def _distances(self, features_MD: np.ndarray) -> dict[str, Any]:
         real_ND = self.train_seen.features_ND

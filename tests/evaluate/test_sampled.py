@@ -1,0 +1,139 @@
+"""Samples of an evaluation on storage: whatever happens meanwhile, the figures are those of one that was left alone."""
+
+import json
+import pickle
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from PIL import Image
+
+from ddm_ray.cli import main
+from ddm_ray.data.loading.loader import load_rows
+from ddm_ray.data.sharded.serial import serial
+from ddm_ray.errors import DriftError
+from ddm_ray.evaluate.candidates import Lineup
+from ddm_ray.evaluate.run import evaluate, read_metrics
+from ddm_ray.evaluate.samples import BATCH, MakeSamples, SamplesPlan, SamplesRecord, SamplesStore, images, portions
+from ddm_ray.sampling.run_models import load_model
+from ddm_ray.storage.graph import MONOLITH, STUDENT, Artifact, evaluation, shard
+from ddm_ray.storage.run import Run
+from tests.random_run import make_run, publish
+from tests.sampling import tiny_components
+
+DEMO = evaluation("demo")
+
+
+def copied(run: Run, path: Path) -> Run:
+    shutil.copytree(run.url, path, ignore=shutil.ignore_patterns("eval"))
+    return Run.open(str(path))
+
+
+def figures(run: Run) -> str:
+    """All metrics but the seconds, and but what other jobs there are."""
+    metrics = read_metrics(run)
+    del metrics["training"]
+    for row in metrics["models"]:
+        del row["seconds_per_image"]
+    return json.dumps(metrics)
+
+
+def test_interrupted_three_times_it_goes_on_to_the_same_figures(
+    random_run: Run, evaluated: Path, tmp_path: Path
+) -> None:
+    """Every portion is made once, and what is finished meanwhile isn't measured, which is said."""
+    run, made = copied(random_run, tmp_path / "run"), list[str]()
+
+    def ended_after(count: int) -> Any:
+        def execute(*work: Any) -> Iterator[Any]:
+            for number, chunk in enumerate(serial(*work)):
+                made.append(chunk.record.part[0])
+                yield chunk
+                if number + 1 == count:
+                    raise KeyboardInterrupt
+
+        return execute
+
+    for count in (1, 3, 2):
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(run, execute=ended_after(count))
+    assert run.manifest(DEMO) is None and len(made) == 6
+    publish(run, STUDENT, load_model(run, MONOLITH), 3, 4)
+    shares: list[float] = []
+    manifest = evaluate(run, on_progress=lambda share, _: shares.append(share), execute=ended_after(10**6))
+    # Two portions of each of five candidates.
+    assert len(made) == len({*made}) == 10 and shares == sorted(shares)
+    assert {*made} == {name for name in manifest.files if name.startswith("samples/")}
+    assert STUDENT not in manifest.identity.inputs
+    assert figures(run) == figures(random_run)
+    again = CliRunner().invoke(main, ["evaluate", run.url, "--name", "demo"])
+    assert "warning: student: finished since" in again.stderr
+
+
+def test_it_goes_on_by_the_same_models_alone(random_run: Run, tmp_path: Path) -> None:
+    run = copied(random_run, tmp_path / "run")
+
+    def ended(*work: Any) -> Iterator[Any]:
+        yield next(serial(*work))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(run, execute=ended)
+    other = load_model(run, Artifact("experts/001"))
+    run.store.delete(Artifact("experts/000"))
+    publish(run, Artifact("experts/000"), other, 300, 16)
+    with pytest.raises(DriftError, match="eval/demo was begun otherwise: input experts/000"):
+        evaluate(run)
+
+
+def test_another_process_samples_the_same_images(random_run: Run, evaluated: Path) -> None:
+    """From a pickled maker, which brings no models; a portion's images are those of one batch, to a 255th."""
+    identity = random_run.identity(DEMO)
+    chunks = SamplesStore(random_run, DEMO, SamplesPlan, SamplesRecord)
+    maker = MakeSamples(chunks, identity, "cpu", Lineup.of(random_run, identity.inputs, "cpu"))
+    carried = pickle.dumps(maker)
+    assert len(carried) < 10_000
+    (plan, records) = chunks.begun(), chunks.records(chunks.finished_keys())
+    assert plan is not None
+    last = plan.units[-1]
+    assert (last.candidate, last.first, len(last.labels)) == ("top-2", BATCH, 300 - BATCH)
+    made = pickle.loads(carried).load()(last)
+    assert torch.equal(made.image_BCHW.float() / 127.5 - 1, images(chunks, records[-1]))
+    (own,) = (each for each in maker.lineup.candidates if each.name == "top-2")  # type: ignore[union-attr]
+    assert portions([replace(own, name="a")], [1, 2])[0].work == 2 * own.cost
+
+
+def test_rows_that_are_drawn_are_each_as_likely(random_run: Run) -> None:
+    """Of both shards, the same for a seed, in the order of all rows."""
+    shards = [shard(0), shard(1)]
+    everything = load_rows(random_run, shards)
+    drawn = [load_rows(random_run, shards, most=100, seed=seed) for seed in range(30)]
+    for some in drawn:
+        assert len(some) == 100 and some.ids == sorted(some.ids)
+        place = [everything.ids.index(name) for name in some.ids[:3]]
+        assert torch.equal(some.data_NCHW[:3], everything.data_NCHW[place])
+    again = load_rows(random_run, shards[::-1], most=100, seed=4)
+    assert again.ids == drawn[4].ids != drawn[5].ids
+    times = np.array([sum(name in some.ids for some in drawn) for name in everything.ids])
+    assert times.min() > 0 and times.max() < 22  # 8.3 on average, with a standard deviation of 2.5
+    assert load_rows(random_run, shards, most=10**6).ids == everything.ids
+
+
+def test_latents_are_seen_as_images(tmp_path: Path) -> None:
+    tiny_components.autoencoder().save_pretrained(tmp_path / "vae")
+    latents = f"data.latents={{autoencoder: {tmp_path / 'vae'}, downsampling: 2, scale: 0.5}}"
+    small = ("evaluate.strategies=[once]", "evaluate.num_samples=10", "sample.steps=1")
+    settings = (latents, "data.channels=4", "expert.model.analytic_skip=null", *small)
+    run = make_run(str(tmp_path / "run"), settings=settings, num_rows=60)
+    assert run.config.data.shape == (4, 8, 8)
+    evaluate(run)
+    chunks = SamplesStore(run, DEMO, SamplesPlan, SamplesRecord)
+    (_, record) = chunks.records(chunks.finished_keys())
+    assert images(chunks, record).shape == (10, 3, 16, 16)
+    assert Image.open(f"{run.url}/{DEMO}/grid.png").mode == "RGB"
