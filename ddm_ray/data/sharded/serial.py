@@ -29,7 +29,8 @@ class SideBySide:
         self, read: ReadUnit, maker: ChunkMaker[Any, RecordT], tasks: Sequence[Task[Any]]
     ) -> Generator[FinishedChunk[RecordT], None, None]:
         """An `Executor`. After an error, or once it is closed, units that haven't begun are left."""
-        finish, pool = FinishChunks(maker, self.number), ThreadPoolExecutor(self.number)
+        # One more than are made at once: it stores.
+        finish, pool = FinishChunks(maker, self.number), ThreadPoolExecutor(self.number + 1)
 
         def unit(task: Task[Any]) -> list[FinishedChunk[RecordT]]:
             return [finish(task.number, chunk) for chunk in read(task.unit, task.done)]

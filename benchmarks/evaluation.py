@@ -1,0 +1,148 @@
+"""Evaluation at size: its peak memory by the number of samples, kill -9 in the middle, and what sampling costs beside
+a plain loop.
+
+Memory: two evaluations of one run of small untrained networks, in a process each, of `--few` and of `--many` samples.
+Kill: a third one like the second, killed three times as it samples; then its figures are those of the second.
+Loop: the sampling stage by one thread against a loop that samples the same images in batches and keeps none.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from claims import Claim, Report, interleaved, measuring, median_and_spread  # noqa: E402
+
+from ddm_ray.data.sharded.serial import SideBySide  # noqa: E402
+from ddm_ray.data.sharded.stage import make_chunks  # noqa: E402
+from ddm_ray.evaluate.candidates import Lineup  # noqa: E402
+from ddm_ray.evaluate.run import read_metrics  # noqa: E402
+from ddm_ray.evaluate.samples import (  # noqa: E402
+    BATCH,
+    MakeSamples,
+    Progress,
+    SamplesPlan,
+    SamplesRecord,
+    SamplesStore,
+    one_thread,
+    portions,
+    read_portion,
+    request_of,
+)
+from ddm_ray.sampling.batches import batches  # noqa: E402
+from ddm_ray.storage.chunk_records import recorded_keys  # noqa: E402
+from ddm_ray.storage.graph import evaluation  # noqa: E402
+from ddm_ray.storage.run import Run  # noqa: E402
+from tests.random_run import make_run  # noqa: E402
+
+MEASURES = ("memory", "loop")
+SIZES = {"few": 5000, "many": 50_000, "looped": 10_000, "rounds": 5}
+QUICK = {"few": 1000, "many": 4000, "looped": 2000, "rounds": 2}
+NAME = "demo"
+CHEAP, USUAL = "sample={solver: euler, steps: 2}", "sample={solver: ab2, steps: 25}"
+# What is asked for: memory of many over that of few, and time of the stage over that of a loop.
+MOST_MEMORY, MOST_TIME = 1.2, 1 / 0.95
+EVALUATE = """
+import sys
+from ddm_ray.evaluate.run import evaluate
+from ddm_ray.memory import taken_bytes
+from ddm_ray.storage.run import Run
+evaluate(Run.open(sys.argv[1]))
+print(taken_bytes("VmHWM"))
+"""
+
+
+def made(folder: Path, samples: int, sample: str = CHEAP) -> Run:
+    settings = ("evaluate.strategies=[once, top-1]", f"evaluate.num_samples={samples}", sample)
+    return make_run(str(folder), settings=settings, num_rows=1797)
+
+
+def begin(run: Run) -> "subprocess.Popen[str]":
+    return subprocess.Popen([sys.executable, "-c", EVALUATE, run.url], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def peak(run: Run) -> int:
+    """Bytes that an evaluation takes at most, to its end."""
+    process = begin(run)
+    text, _ = process.communicate()
+    assert process.returncode == 0
+    return int(text)
+
+
+def figures(run: Run) -> dict[str, Any]:
+    """All metrics but the seconds."""
+    metrics = read_metrics(run, NAME)
+    for row in metrics["models"]:
+        del row["seconds_per_image"]
+    return metrics
+
+
+def measure_memory(args: argparse.Namespace, folder: Path, report: Report) -> None:
+    """Peak memory, and figures after kills."""
+    sizes = {"few": args.few, "many": args.many, "killed": args.many}
+    few, many, killed = (made(folder / name, number) for name, number in sizes.items())
+    peaks = [peak(few), peak(many)]
+    for number, bytes_ in zip((args.few, args.many), peaks, strict=True):
+        report.add(Claim(f"peak memory, {number} samples a model", bytes_ / 2**20, "MiB"))
+    report.add(Claim(f"peak memory of {args.many} over {args.few} samples", peaks[1] / peaks[0], "x", MOST_MEMORY))
+    portions_made, total = 0, 3 * -(-args.many // BATCH)
+    for kill in range(3):
+        process, least = begin(killed), (kill + 1) * total // 5
+        while portions_made < least and process.poll() is None:
+            time.sleep(0.05)
+            portions_made = len(recorded_keys(killed.store, evaluation(NAME)))
+        assert process.poll() is None, "it ended before it was killed"
+        process.kill()
+        process.wait()
+        report.progress(f"killed with {portions_made} of {total} portions")
+    peak(killed)
+    same = json.dumps(figures(killed)) == json.dumps(figures(many))
+    report.add(Claim("other figures after three kills", float(not same), "", 0))
+
+
+def measure_loop(args: argparse.Namespace, folder: Path, report: Report) -> None:
+    """The sampling stage, its files included, against a plain loop."""
+    run = made(folder / "looped", args.looped, USUAL)
+    artifact = evaluation(NAME)
+    identity = run.identity(artifact)
+    lineup = Lineup.of(run, identity.inputs, "cpu")
+    once = next(candidate for candidate in lineup.candidates if candidate.name == "once")
+    labels = [number % 10 for number in range(args.looped)]
+    request = request_of(run.config, labels).changed(strategy="once")
+
+    def loop() -> None:
+        for batch in batches(request, BATCH):
+            once.models.sample(batch)
+
+    def stage() -> None:
+        run.store.delete(artifact)
+        chunks = SamplesStore(run, artifact, SamplesPlan, SamplesRecord)
+        plan = chunks.plan(lambda: SamplesPlan(portions([once], labels), tuple(identity.inputs)))
+        maker, observer = MakeSamples(chunks, identity, "cpu", lineup), Progress(plan.units, lambda *_: None)
+        make_chunks(chunks, plan, SideBySide(1), read_portion, maker, observer)
+
+    with one_thread():
+        seconds = interleaved({"stage": stage, "loop": loop}, args.rounds, "cpu")
+    ratio, spread = median_and_spread([a / b for a, b in zip(seconds["stage"], seconds["loop"], strict=True)])
+    report.add(Claim("sampling stage over a plain loop, one thread", ratio, "x", MOST_TIME, spread))
+
+
+def main() -> None:
+    args = measuring(__doc__, MEASURES, SIZES, QUICK)
+    report = Report("cpu")
+    with tempfile.TemporaryDirectory(prefix="ddm-evaluation-") as name:
+        folder = Path(args.folder or name)
+        for measure in args.measure:
+            {"memory": measure_memory, "loop": measure_loop}[measure](args, folder, report)
+    report.finish(args.json)
+
+
+if __name__ == "__main__":
+    main()
