@@ -2,6 +2,7 @@
 
 from ddm_ray.cli.check import check, probe
 from ddm_ray.cli.command import main
+from ddm_ray.cli.compare import compare
 from ddm_ray.cli.courier import pack, unpack
 from ddm_ray.cli.gateway import gateway
 from ddm_ray.cli.inference import export, sample, serve
@@ -17,6 +18,7 @@ from ddm_ray.cli.work import work
 
 __all__ = [
     "check",
+    "compare",
     "demo",
     "down",
     "drain",

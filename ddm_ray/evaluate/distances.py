@@ -10,30 +10,47 @@ from scipy.spatial.distance import cdist
 
 NEIGHBOURS, DENSITY_NEIGHBOURS = 3, 5
 KID_ROWS = 1000
+DRAWS = 200
 BLOCK = 512
 """Rows whose distances to all others are in memory at once."""
 
 
-def frechet(a_ND: np.ndarray, b_MD: np.ndarray) -> float:
-    """Squared Frechet (Wasserstein-2) distance between Gaussians fitted to two sets, the form of FID.
+@dataclass(frozen=True)
+class Gaussian:
+    """Mean, covariance and its root of a set of rows."""
 
-    |mean_a - mean_b|^2 + tr(A + B - 2 (A^1/2 B A^1/2)^1/2). Grows as sets get smaller: compare at equal size.
-    """
-    a_ND, b_MD = np.asarray(a_ND, np.float64), np.asarray(b_MD, np.float64)
-    mean_gap = a_ND.mean(0) - b_MD.mean(0)
-    cov_a, cov_b = (np.atleast_2d(np.cov(rows, rowvar=False)) for rows in (a_ND, b_MD))
-    root_a = _square_root(cov_a)
-    # The trace of (A B)^1/2 by the symmetric form, whose eigenvalues are real also where A is singular.
-    product = root_a @ cov_b @ root_a
-    overlap = np.sqrt(np.clip(np.linalg.eigvalsh((product + product.T) / 2), 0, None)).sum()
-    return float(max(mean_gap @ mean_gap + np.trace(cov_a) + np.trace(cov_b) - 2 * overlap, 0.0))
+    mean_D: np.ndarray
+    covariance_DD: np.ndarray
+    root_DD: np.ndarray
 
+    @classmethod
+    def of(cls, rows_ND: np.ndarray) -> "Gaussian":
+        """Fit to at least 2 rows."""
+        rows_ND = np.asarray(rows_ND, np.float64)
+        covariance_DD = np.atleast_2d(np.cov(rows_ND, rowvar=False))
+        values, vectors = np.linalg.eigh(covariance_DD)
+        return cls(rows_ND.mean(0), covariance_DD, (vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T)
 
-def frechet_std(real_ND: np.ndarray, samples_MD: np.ndarray, seed: int, draws: int = 20) -> float:
-    """Standard deviation of `frechet` when the samples are drawn again with replacement."""
-    random = np.random.default_rng(seed)
-    resampled = (samples_MD[random.integers(len(samples_MD), size=len(samples_MD))] for _ in range(draws))
-    return float(np.std([frechet(real_ND, rows) for rows in resampled], ddof=1))
+    def distance(self, rows_MD: np.ndarray) -> float:
+        """Squared Frechet (Wasserstein-2) distance to a Gaussian fitted to these rows, the form of FID.
+
+        |mean_a - mean_b|^2 + tr(A + B - 2 (A^1/2 B A^1/2)^1/2). Grows as sets get smaller: compare at equal size.
+        """
+        rows_MD = np.asarray(rows_MD, np.float64)
+        gap_D, other_DD = self.mean_D - rows_MD.mean(0), np.atleast_2d(np.cov(rows_MD, rowvar=False))
+        # The trace of (A B)^1/2 by the symmetric form, whose eigenvalues are real also where A is singular.
+        product = self.root_DD @ other_DD @ self.root_DD
+        overlap = np.sqrt(np.clip(np.linalg.eigvalsh((product + product.T) / 2), 0, None)).sum()
+        return float(max(gap_D @ gap_D + np.trace(self.covariance_DD) + np.trace(other_DD) - 2 * overlap, 0.0))
+
+    def draws(self, rows_MD: np.ndarray, seed: int, draws: int = DRAWS) -> np.ndarray:
+        """Distances to the rows when they are drawn again with replacement, `draws` times.
+
+        As many rows with the same seed are drawn alike: where two sets share labels and seeds, their draws are pairs.
+        """
+        random = np.random.default_rng(seed)
+        drawn = (rows_MD[random.integers(len(rows_MD), size=len(rows_MD))] for _ in range(draws))
+        return np.array([self.distance(rows) for rows in drawn])
 
 
 def kid(real_ND: np.ndarray, samples_MD: np.ndarray, seed: int, subsets: int = 50) -> tuple[float, float]:
@@ -115,11 +132,6 @@ def nearest(real_ND: np.ndarray, samples_MD: np.ndarray) -> np.ndarray:
 def total_variation(p_K: np.ndarray, q_K: np.ndarray) -> float:
     """Half the summed differences of two distributions: 0 equal, 1 disjoint."""
     return float(np.abs(np.asarray(p_K) - np.asarray(q_K)).sum() / 2)
-
-
-def _square_root(matrix: np.ndarray) -> np.ndarray:
-    values, vectors = np.linalg.eigh(matrix)
-    return (vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T
 
 
 def _radii(rows_ND: np.ndarray, ranks: tuple[int, ...]) -> list[np.ndarray]:

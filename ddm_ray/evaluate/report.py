@@ -52,7 +52,7 @@ def render(metrics: dict[str, Any], grid_png: bytes, experts_png: bytes) -> str:
         "evaluation",
         metrics=metrics,
         headings=MODEL_COLUMNS,
-        cell=_cell,
+        cell=cell,
         lowest=min(row["frechet"] for row in metrics["models"]),
         sentences=sentences(metrics),
         notes=notes(metrics),
@@ -70,7 +70,7 @@ def print_table(metrics: dict[str, Any]) -> str:
     for key, heading in TERMINAL_COLUMNS.items():
         table.add_column(heading, justify="left" if key == "model" else "right", no_wrap=True)
     for row in [*metrics["models"], *metrics["real"]]:
-        table.add_row(*(_cell(key, row) for key in TERMINAL_COLUMNS))
+        table.add_row(*(cell(key, row) for key in TERMINAL_COLUMNS))
     text = io.StringIO()
     console = Console(file=text, width=100, force_terminal=False, highlight=False)
     console.print(table)
@@ -88,10 +88,10 @@ def sentences(metrics: dict[str, Any]) -> list[str]:
     lines += _warnings(metrics)
     if rivals and (monolith := denses.get("monolith")):
         rival = min(rivals, key=_distance)
-        lines.append(_compared(f"The mixture's best strategy, {rival['model']},", rival, monolith))
+        lines.append(_compared(metrics, f"The mixture's best strategy, {rival['model']},", rival, monolith))
     if student := denses.get("student"):
         others = [denses["monolith"]] if "monolith" in denses else sorted(rivals, key=_distance)[:1]
-        lines += [_compared("The student", student, other) for other in others]
+        lines += [_compared(metrics, "The student", student, other) for other in others]
     lines += [f"Not measured: {line}." for line in metrics.get("missing", {}).values()]
     lines.append("Every model was trained once, with one seed: a difference may be the luck of a training run.")
     return lines
@@ -123,14 +123,22 @@ def _distance(row: dict[str, Any]) -> float:
     return row["frechet"]
 
 
-def _compared(subject: str, row: dict[str, Any], other: dict[str, Any]) -> str:
+def _compared(metrics: dict[str, Any], subject: str, row: dict[str, Any], other: dict[str, Any]) -> str:
     change = row["frechet"] / other["frechet"] - 1
-    noise = (row["frechet_std"] ** 2 + other["frechet_std"] ** 2) ** 0.5
     whose = "the monolith's" if other["model"] == "monolith" else f"that of {other['model']},"
+    text = f"{subject} is {abs(change):.0%} {'above' if change > 0 else 'below'} {whose} {other['frechet']:.3g}"
+    pair = row["model"], other["model"]
+    found = [each for each in metrics.get("differences", ()) if (each["model"], each["against"]) == pair]
+    return f"{text}; {difference_words(found[0])}." if found else f"{text}."  # an older version's have none
+
+
+def difference_words(difference: dict[str, Any]) -> str:
+    """Words on a `Difference`: how large it is, and whether other samples of the same models might turn it round."""
+    low, high = difference["low"], difference["high"]
+    verdict = "which other seeds might turn round" if low < 0 < high else "more than the luck of the seeds"
     return (
-        f"{subject} is {abs(change):.0%} {'above' if change > 0 else 'below'} {whose} {other['frechet']:.3g};"
-        f" the difference, {row['frechet'] - other['frechet']:+.2g}, has a standard deviation of"
-        f" {noise:.2g} by resampling."
+        f"the difference is {difference['frechet']:+.2g}, between {low:+.2g} and {high:+.2g} in 95% of resamplings,"
+        f" {verdict}"
     )
 
 
@@ -163,7 +171,8 @@ def notes(metrics: dict[str, Any]) -> list[str]:
     ]
 
 
-def _cell(key: str, row: dict[str, Any]) -> str:
+def cell(key: str, row: dict[str, Any]) -> str:
+    """The text of a column of MODEL_COLUMNS in a row."""
     value = row.get(key)
     if value is None:
         return "–"

@@ -3,8 +3,8 @@
 import json
 import math
 import platform
-from collections.abc import Sequence
 from dataclasses import asdict, replace
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -27,21 +27,21 @@ from ddm_ray.evaluate.report import MOSAICS, render
 from ddm_ray.evaluate.samples import (
     MakeSamples,
     Progress,
+    Sampled,
     SamplesPlan,
     SamplesRecord,
     SamplesStore,
     here,
-    images,
     one_thread,
     portions,
     read_portion,
     request_of,
 )
-from ddm_ray.evaluate.scores import Reference
+from ddm_ray.evaluate.scores import Difference, Measured, Reference
 from ddm_ray.pictures.grid import GridRow, grid
 from ddm_ray.pictures.png import to_png
 from ddm_ray.sampling.request import validate
-from ddm_ray.sampling.run_models import Models
+from ddm_ray.sampling.run_models import Models, mixture_info
 from ddm_ray.storage.graph import MONOLITH, evaluation, shard
 from ddm_ray.storage.info import EvaluationInfo
 from ddm_ray.storage.manifest import FileRecord, Identity, Manifest
@@ -79,7 +79,7 @@ def evaluate(
         raise MissingArtifact(
             f"{run.url}: nothing to measure: {'; '.join(lineup.missing.values())}", run.make(MONOLITH)
         )
-    train, heldout = (_real_rows(run, split) for split in (TRAIN, HELDOUT))
+    train, heldout = (real_rows(run, split) for split in (TRAIN, HELDOUT))
     labels = _labels(run.config, train)
     for candidate in lineup.candidates:
         validate(replace(request_of(run.config, labels), settings=candidate.settings), candidate.models.info)
@@ -92,11 +92,20 @@ def evaluate(
         on_progress(0.8, "training the classifier that measures")
         decode = decoder(run, device)
         train_images, heldout_images = (replace(rows, data_NCHW=decode(rows.data_NCHW)) for rows in (train, heldout))
-        reference = _reference(run.config, lineup.mixture, train_images)
-        table = []
+        reference = reference_of(run, train_images)
+        measured: dict[str, Measured] = {}
         for number, candidate in enumerate(lineup.candidates):
             on_progress(0.82 + 0.1 * number / len(lineup.candidates), f"measuring: {candidate.name}")
-            table.append(_line(chunks, plan, records, candidate.name, reference))
+            sampled = Sampled(chunks, plan, records, candidate.name)
+            measured[candidate.name] = reference.measure(sampled.images(), sampled.label_M)
+        table = [
+            {"model": name} | asdict(each.score) | Sampled(chunks, plan, records, name).costs()
+            for name, each in measured.items()
+        ]
+        differences = [
+            asdict(Difference.of((name, other), measured[name], measured[other]))
+            for name, other in permutations(measured, 2)
+        ]
         on_progress(0.92, "real rows and held-out losses")
         real = _real_lines(reference, len(labels), heldout_images)
         losses, router = _on_held_out(run.config, lineup, heldout)
@@ -113,6 +122,7 @@ def evaluate(
         "seed": run.config.evaluate.seed,
         "sampling": run.config.sample.model_dump(mode="json", exclude={"strategy"}),
         "models": table,
+        "differences": differences,
         "missing": lineup.missing,
         "real": real,
         "heldout_loss": [asdict(loss) for loss in losses],
@@ -133,8 +143,8 @@ def evaluate(
         run.store.write(f"{artifact}/{file}", data)
     chunks.delete_strays(records)
     frechet = {row["model"]: row["frechet"] for row in table}
-    measured = [strategy for strategy in run.config.evaluate.strategies if strategy in frechet]
-    best = min(measured, key=frechet.__getitem__, default="once")
+    strategies = [strategy for strategy in run.config.evaluate.strategies if strategy in frechet]
+    best = min(strategies, key=frechet.__getitem__, default="once")
     info = EvaluationInfo(num_samples=len(labels), frechet=frechet, best_strategy=best)
     written = {file: FileRecord.of(data) for file, data in files.items()}
     written |= {file: part for record in records for file, part in record.files.items()}
@@ -148,7 +158,7 @@ def read_metrics(run: Run, name: str = "demo") -> dict[str, Any]:
     return json.loads(run.read(evaluation(name), "metrics.json"))
 
 
-def _real_rows(run: Run, split: str) -> Rows:
+def real_rows(run: Run, split: str) -> Rows:
     """The rows of all shards, or as many of them as KEPT_BYTES hold, drawn."""
     shards = [shard(cluster) for cluster in range(run.config.partition.num_clusters)]
     most = max(2, KEPT_BYTES // (4 * math.prod(run.config.data.shape)))
@@ -167,11 +177,12 @@ def _labels(config: RunConfig, train: Rows) -> list[int]:
     return labels
 
 
-def _reference(config: RunConfig, mixture: Models, train: Rows) -> Reference:
-    seed = config.evaluate.seed
-    assert mixture.info.prior_CK is not None
-    net = train_features(train.data_NCHW, train.label_N, config.data.num_classes or 0, seed)
-    return Reference.of(net, train, mixture.info.prior_CK.numpy(), seed)
+def reference_of(run: Run, train: Rows) -> Reference:
+    """The reference that the run's real rows make, as images."""
+    config, prior_CK = run.config, mixture_info(run).prior_CK
+    assert prior_CK is not None
+    net = train_features(train.data_NCHW, train.label_N, config.data.num_classes or 0, config.evaluate.seed)
+    return Reference.of(net, train, prior_CK.numpy(), config.evaluate.seed)
 
 
 def _real_lines(reference: Reference, count: int, heldout: Rows) -> list[dict[str, Any]]:
@@ -195,21 +206,6 @@ def _on_held_out(config: RunConfig, lineup: Lineup, heldout: Rows) -> tuple[list
     strategies, seed = config.evaluate.strategies, config.evaluate.seed
     losses = heldout_losses(lineup.mixture, fair, heldout, strategies, seed, config.sample.router_temperature)
     return losses, asdict(router_score(lineup.mixture, heldout, seed)) if lineup.mixture.router else None
-
-
-def _line(
-    chunks: SamplesStore, plan: SamplesPlan, records: Sequence[SamplesRecord], name: str, reference: Reference
-) -> dict[str, Any]:
-    """A candidate's line of the table."""
-    own = [record for record in records if record.candidate == name]
-    labels = [label for unit in plan.units if unit.candidate == name for label in unit.labels]
-    score = reference.score((images(chunks, record) for record in own), torch.tensor(labels))
-    costs = {
-        "expert_rows_per_image": sum(record.expert_rows for record in own) / len(labels),
-        "router_rows_per_image": sum(record.router_rows for record in own) / len(labels),
-        "seconds_per_image": sum(record.seconds for record in own) / len(labels),
-    }
-    return {"model": name} | asdict(score) | costs
 
 
 def _grid(config: RunConfig, lineup: Lineup, train: Rows, labels: list[int], decode: Decode) -> bytes:

@@ -173,9 +173,38 @@ class MakeSamples:
         )
 
 
-def images(chunks: SamplesStore, record: SamplesRecord) -> Tensor:
-    """A record's images in [-1, 1], (B, C, H, W), to a 255th as pictures are. Raises CorruptArtifact."""
-    return load(chunks.read(record, record.part[0]))["image"].float() / 127.5 - 1
+@dataclass(frozen=True)
+class Sampled:
+    """The finished samples of one candidate, part by part."""
+
+    chunks: SamplesStore
+    plan: SamplesPlan
+    records: Sequence[SamplesRecord]
+    candidate: str
+
+    @property
+    def label_M(self) -> Tensor:
+        """The images' labels, int64 (M,)."""
+        own = (unit.labels for unit in self.plan.units if unit.candidate == self.candidate)
+        return torch.tensor([label for labels in own for label in labels])
+
+    def images(self) -> Iterator[Tensor]:
+        """Images in [-1, 1], (B, C, H, W) of each part, to a 255th as pictures are. Raises CorruptArtifact."""
+        for record in self._own:
+            yield load(self.chunks.read(record, record.part[0]))["image"].float() / 127.5 - 1
+
+    def costs(self) -> dict[str, float]:
+        """Networks' rows and seconds of an image."""
+        count = sum(record.images for record in self._own)
+        return {
+            "expert_rows_per_image": sum(record.expert_rows for record in self._own) / count,
+            "router_rows_per_image": sum(record.router_rows for record in self._own) / count,
+            "seconds_per_image": sum(record.seconds for record in self._own) / count,
+        }
+
+    @property
+    def _own(self) -> list[SamplesRecord]:
+        return [record for record in self.records if record.candidate == self.candidate]
 
 
 def here(device: str) -> SideBySide:

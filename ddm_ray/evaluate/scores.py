@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ddm_ray.data.loading.loader import Rows
-from ddm_ray.evaluate.distances import RealNeighbours, frechet, frechet_std, kid, nearest, total_variation
+from ddm_ray.evaluate.distances import Gaussian, RealNeighbours, kid, nearest, total_variation
 from ddm_ray.evaluate.features import CHUNK, FeatureNet, Seen, see
 
 NEIGHBOUR_ROWS = 10_000
@@ -43,12 +43,38 @@ class Score:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """A score, and the Frechet distances of the images drawn again, which may be pairs (`Gaussian.draws`)."""
+
+    score: Score
+    draws: np.ndarray
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A model's Frechet distance less another's, and the ends of the interval that 95 % of resamplings are in."""
+
+    model: str
+    against: str
+    frechet: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, names: tuple[str, str], model: Measured, against: Measured) -> Self:
+        """From the measures of as many images each."""
+        low, high = np.percentile(model.draws - against.draws, (2.5, 97.5))
+        return cls(*names, model.score.frechet - against.score.frechet, float(low), float(high))
+
+
+@dataclass(frozen=True)
 class Reference:
     """The real rows, as the classifier sees them: everything is compared with these."""
 
     net: FeatureNet
     train: Rows
     train_seen: Seen
+    gaussian: Gaussian
     neighbours: RealNeighbours
     prior_CK: np.ndarray
     seed: int
@@ -58,30 +84,37 @@ class Reference:
         """From training rows, whose data are images in [-1, 1]."""
         seen = see(net, [train.data_NCHW])
         chosen = np.random.default_rng(seed).permutation(len(train))[:NEIGHBOUR_ROWS]
-        return cls(net, train, seen, RealNeighbours.of(seen.features_ND[np.sort(chosen)]), prior_CK, seed)
+        neighbours = RealNeighbours.of(seen.features_ND[np.sort(chosen)])
+        return cls(net, train, seen, Gaussian.of(seen.features_ND), neighbours, prior_CK, seed)
 
     def score(self, images: Iterable[Tensor], label_M: Tensor) -> Score:
-        """The score of images in [-1, 1], (B, C, H, W) of each part, that were sampled with these labels.
+        """The score of `measure`."""
+        return self.measure(images, label_M).score
+
+    def measure(self, images: Iterable[Tensor], label_M: Tensor) -> Measured:
+        """Measure images in [-1, 1], (B, C, H, W) of each part, that were sampled with these labels.
 
         An image counts as of the cluster of its nearest real row in feature space. Neighbours are those of the first
         NEIGHBOUR_ROWS images.
         """
         seen = see(self.net, images)
         cluster_M = self.train.cluster_N.numpy()[nearest(self.train_seen.features_ND, seen.features_ND)]
-        return Score(
+        distances, draws = self._distances(seen.features_ND)
+        score = Score(
             n=len(seen.class_N),
-            **self._distances(seen.features_ND),
+            **distances,
             accuracy=seen.accuracy(label_M.numpy()),
             **asdict(self.neighbours.compare(seen.features_ND[:NEIGHBOUR_ROWS])),
             cluster_tv=self._cluster_tv(cluster_M, label_M.numpy()),
         )
+        return Measured(score, draws)
 
     def floor(self, n: int) -> Score:
         """The score of `n` real rows, drawn with replacement: about the best that a sampler can reach."""
         rows_M = np.random.default_rng(self.seed).integers(len(self.train), size=n)
         label_M, cluster_M = self.train.label_N.numpy()[rows_M], self.train.cluster_N.numpy()[rows_M]
         unmeasured: dict[str, Any] = dict.fromkeys(("accuracy", "precision", "recall", "density", "coverage", "copied"))
-        distances = self._distances(self.train_seen.features_ND[rows_M])
+        distances, _ = self._distances(self.train_seen.features_ND[rows_M])
         return Score(n=n, **distances, **unmeasured, cluster_tv=self._cluster_tv(cluster_M, label_M))
 
     def mosaics(self, n: int) -> Score:
@@ -99,15 +132,15 @@ class Reference:
             images_BCHW[quarter] = self.train.data_NCHW[rows_B4[:, number]][quarter]
         return images_BCHW
 
-    def _distances(self, features_MD: np.ndarray) -> dict[str, Any]:
-        real_ND = self.train_seen.features_ND
-        distance, deviation = kid(real_ND, features_MD, self.seed)
+    def _distances(self, features_MD: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
+        distance, deviation = kid(self.train_seen.features_ND, features_MD, self.seed)
+        draws = self.gaussian.draws(features_MD, self.seed)
         return {
-            "frechet": frechet(real_ND, features_MD),
-            "frechet_std": frechet_std(real_ND, features_MD, self.seed),
+            "frechet": self.gaussian.distance(features_MD),
+            "frechet_std": float(draws.std(ddof=1)),
             "kid": distance,
             "kid_std": deviation,
-        }
+        }, draws
 
     def _cluster_tv(self, cluster_M: np.ndarray, label_M: np.ndarray) -> float:
         num_clusters = self.prior_CK.shape[1]

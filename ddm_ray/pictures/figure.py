@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 COLOURS = ("#7a828f", "#3b7dd8", "#d9822b", "#8a56c2", "#2f9e62", "#c94f6d")
@@ -27,6 +28,20 @@ def figure_png(figure: "Figure", transparent: bool = False) -> bytes:
     return buffer.getvalue()
 
 
+def error_chart(points: Mapping[str, tuple[float, float, float]], x_label: str, y_label: str) -> "Figure":
+    """A point a name at (x, y) with a bar of the third number up and down; x > 0 is on a logarithmic scale."""
+    chart = figure(6.4, 3.0)
+    axes = chart.add_subplot()
+    for number, (name, (x, y, deviation)) in enumerate(points.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        axes.errorbar(x, y, deviation, color=colour, marker="o", linewidth=1.5, capsize=3, label=name)
+    axes.set_xscale("log")
+    axes.set_xlabel(x_label, color=GREY)
+    axes.set_ylabel(y_label, color=GREY)
+    _plain(axes)
+    return chart
+
+
 def line_chart(series: Mapping[str, Sequence[float]]) -> "Figure":
     """One line per name over equal parts of [0, 1], each point in the middle of its part."""
     chart = figure(6.4, 2.6)
@@ -36,8 +51,13 @@ def line_chart(series: Mapping[str, Sequence[float]]) -> "Figure":
         axes.plot(middles, values, color=COLOURS[number % len(COLOURS)], linewidth=2, label=name)
     axes.set_xlim(0, 1)
     axes.set_xticks(np.linspace(0, 1, 5))
+    _plain(axes)
+    return chart
+
+
+def _plain(axes: "Axes") -> None:
+    """Faint lines, no frame, and a legend beside."""
     axes.grid(axis="y", color=GREY, alpha=0.3)
-    axes.tick_params(colors=GREY, length=0)
+    axes.tick_params(which="both", colors=GREY, length=0)
     axes.spines[:].set_visible(False)
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, labelcolor=GREY)
-    return chart

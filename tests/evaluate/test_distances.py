@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ddm_ray.evaluate.distances import RealNeighbours, frechet, frechet_std, nearest, total_variation
+from ddm_ray.evaluate.distances import Gaussian, RealNeighbours, nearest, total_variation
 
 
 def exact(mean: np.ndarray, covariance: np.ndarray, count: int = 200, seed: int = 0) -> np.ndarray:
@@ -13,6 +13,10 @@ def exact(mean: np.ndarray, covariance: np.ndarray, count: int = 200, seed: int 
     rows = rows @ np.linalg.inv(np.linalg.cholesky(np.cov(rows, rowvar=False))).T
     values, vectors = np.linalg.eigh(covariance)
     return rows @ (vectors * np.sqrt(values)).T + mean
+
+
+def frechet(a_ND: np.ndarray, b_MD: np.ndarray) -> float:
+    return Gaussian.of(a_ND).distance(b_MD)
 
 
 def precision_recall(real_ND: np.ndarray, samples_MD: np.ndarray) -> tuple[float, float]:
@@ -57,7 +61,7 @@ def test_frechet_std_is_that_of_the_mean_in_one_dimension() -> None:
     """Far apart, d = gap^2 to first order, so its deviation is 2 gap std / sqrt(n)."""
     random = np.random.default_rng(5)
     a, b = random.normal(size=(400, 1)), 100 + random.normal(size=(400, 1))
-    assert frechet_std(a, b, seed=0, draws=200) == pytest.approx(2 * 100 / np.sqrt(400), rel=0.2)
+    assert Gaussian.of(a).draws(b, seed=0).std() == pytest.approx(2 * 100 / np.sqrt(400), rel=0.2)
 
 
 def test_precision_and_recall_of_equal_and_of_far_sets() -> None:

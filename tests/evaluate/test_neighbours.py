@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.linalg import sqrtm
 from sklearn.metrics.pairwise import euclidean_distances, polynomial_kernel
 
-from ddm_ray.evaluate.distances import BLOCK, KID_ROWS, RealNeighbours, frechet, kid
+from ddm_ray.evaluate.distances import BLOCK, KID_ROWS, Gaussian, RealNeighbours, kid
 
 
 def sets(seed: int, num_real: int, num_samples: int, width: int) -> tuple[np.ndarray, np.ndarray]:
@@ -44,7 +44,7 @@ def test_frechet_is_that_of_the_matrix_root() -> None:
     covs = [np.cov(rows, rowvar=False) for rows in (real, samples)]
     gap = real.mean(0) - samples.mean(0)
     expected = gap @ gap + np.trace(covs[0] + covs[1] - 2 * sqrtm(covs[0] @ covs[1]).real)
-    assert frechet(real, samples) == pytest.approx(expected, rel=1e-9)
+    assert Gaussian.of(real).distance(samples) == pytest.approx(expected, rel=1e-9)
 
 
 def test_kid_is_the_unbiased_estimate_where_a_subset_is_all() -> None:

@@ -23,18 +23,26 @@ def with_distances(metrics: dict[str, Any], **distances: float) -> dict[str, Any
     changed["models"] = [row for row in changed["models"] if row["model"] in distances]
     for row in changed["models"]:
         row |= {"frechet": distances[row["model"]], "frechet_std": 0.3}
+    for row in changed["differences"]:
+        found = distances.get(row["model"], 0) - distances.get(row["against"], 0)
+        row |= {"frechet": found, "low": found - 0.75, "high": found + 0.75}
+    changed["real"] = [row | {"frechet": 100.0, "precision": None} for row in changed["real"]]
+    for row in changed["real"][-2:]:
+        row |= {"precision": 0.9 if "held" in row["model"] else 0.4, "density": 1.0, "coverage": 1.0}
+    changed["real"][-1] |= {"density": 0.7, "coverage": 0.7}
     return changed
 
 
 def test_sentences_follow_the_numbers(metrics: dict[str, Any]) -> None:
     lowest, compared, missing, caution = sentences(with_distances(metrics, monolith=2.0, once=1.5, full=3.0))
     assert lowest == "Lowest Fréchet distance: once (1.5)."
-    assert "once, is 25% below the monolith's 2; the difference, -0.5," in compared
-    assert "deviation of 0.42" in compared
+    assert "once, is 25% below the monolith's 2; the difference is -0.5," in compared
+    assert "between -1.2 and +0.25 in 95% of resamplings, which other seeds might turn round." in compared
     assert missing == "Not measured: student (it isn't trained)." and "one seed" in caution
     lowest, compared, *_ = sentences(with_distances(metrics, monolith=2.0, once=4.0, full=3.0))
     assert lowest == "Lowest Fréchet distance: monolith (2)."
-    assert "full, is 50% above the monolith's 2; the difference, +1," in compared
+    assert "full, is 50% above the monolith's 2; the difference is +1," in compared
+    assert compared.endswith("between +0.25 and +1.8 in 95% of resamplings, more than the luck of the seeds.")
 
 
 def test_sentences_without_rivals(metrics: dict[str, Any]) -> None:
@@ -42,11 +50,26 @@ def test_sentences_without_rivals(metrics: dict[str, Any]) -> None:
 
 
 def test_a_student_is_compared_with_the_monolith_or_with_the_mixture(metrics: dict[str, Any]) -> None:
-    metrics = metrics | {"models": [{"model": "student"}, *metrics["models"]]}
+    pairs = [{"model": "student", "against": other} for other in ("monolith", "once")]
+    metrics = metrics | {
+        "models": [{"model": "student"}, *metrics["models"]],
+        "differences": [*metrics["differences"], *pairs],
+    }
     _, _, student, *_ = sentences(with_distances(metrics, student=3.0, monolith=2.0, once=1.5))
-    assert student.startswith("The student is 50% above the monolith's 2; the difference, +1, has a")
+    assert student.startswith("The student is 50% above the monolith's 2; the difference is +1, between")
     _, student, *_ = sentences(with_distances(metrics, student=3.0, once=6.0, full=8.0))
-    assert student.startswith("The student is 50% below that of once, 6; the difference, -3, has a")
+    assert student.startswith("The student is 50% below that of once, 6; the difference is -3, between")
+
+
+def test_what_paints_like_mosaics_is_undertrained_and_what_takes_them_for_real_is_blind(
+    metrics: dict[str, Any],
+) -> None:
+    metrics = with_distances(metrics, monolith=49.0, once=51.0)
+    assert not [line for line in sentences(metrics) if "monolith is undertrained" in line or "can't tell" in line]
+    (undertrained,) = (line for line in sentences(metrics) if "undertrained" in line)
+    assert undertrained == "once is undertrained: its distance is 51% of that of mosaics, each of four real rows (100)."
+    metrics["real"][-1]["precision"] = 0.73
+    assert "Precision can't tell here: mosaics have 0.73, held-out real rows 0.90." in sentences(metrics)
 
 
 def test_table_for_the_terminal(metrics: dict[str, Any]) -> None:
@@ -99,9 +122,9 @@ def test_page_without_held_out_rows(metrics: dict[str, Any]) -> None:
 
 
 def test_what_is_known_of_held_out_rows_stands_beside_what_it_belongs_to(metrics: dict[str, Any]) -> None:
-    real = [row | {"accuracy": None} for row in metrics["real"]]
+    real = metrics["real"][:1]
     plain = notes(metrics | {"real": real})
-    added = notes(metrics | {"real": [*real, real[0] | {"n": 40, "accuracy": 0.975}]})
+    added = notes(metrics | {"real": [*real, real[0] | {"model": "real: 40 held out", "n": 40, "accuracy": 0.975}]})
     longer = {old.split(" ")[0]: new.removeprefix(old) for old, new in zip(plain, added, strict=True) if old != new}
     assert longer == {
         "Real,": " Held out: 40 rows never trained on; compare with as many drawn again.",

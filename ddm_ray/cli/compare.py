@@ -1,0 +1,84 @@
+"""The verb that sets finished evaluations of several runs side by side."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ddm_ray.cli.command import main
+from ddm_ray.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ddm_ray.evaluate.compare import Side
+
+
+@main.command()
+@click.argument("sides", nargs=-1, required=True, metavar="RUN[@EVALUATION]...")
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    metavar="NAME",
+    help="monolith, student, once ...; repeatable, in the order wanted. Default: all.",
+)
+@click.option("--output", default="compare.html", show_default=True, metavar="FILE", help="The page.")
+@click.option("--json", "as_json", metavar="FILE", help="Also write all numbers here, as JSON.")
+def compare(sides: tuple[str, ...], models: tuple[str, ...], output: str, as_json: str | None) -> None:
+    """Compare models of several runs, or one run's evaluations: a table, a page, and differences with intervals.
+
+    The images are those that `ddm evaluate` left, so nothing is sampled. All are measured anew by one classifier and
+    the first run's real rows, the same number of each; each is compared with the first line. Models that were sampled
+    from the same labels and seeds are compared pair by pair. Runs must have the same data. Where a run has one
+    evaluation, its name may be left out.
+
+    \b
+      ddm compare runs/k4 runs/k8 --model monolith --model once
+      ddm compare runs/digits@before runs/digits@after --output after.html
+    """
+    from ddm_ray.evaluate.compare import compare as compared
+    from ddm_ray.evaluate.compare_report import print_table, render
+
+    for path in filter(None, (output, as_json)):
+        if not Path(path).absolute().parent.is_dir():
+            raise ConfigError(f"{path}: there is no folder {Path(path).parent}")
+    evaluations = _sides(sides)
+    with click.progressbar(length=100, label="measuring", file=sys.stderr) as bar:
+        found = compared(evaluations, models, lambda share, _: bar.update(round(100 * share) - bar.pos))
+    click.echo(print_table(found))
+    Path(output).write_text(render(found))
+    click.echo(output)
+    if as_json:
+        Path(as_json).write_text(json.dumps(found.as_json(), indent=1) + "\n")
+        click.echo(as_json)
+
+
+def _sides(texts: tuple[str, ...]) -> "list[Side]":
+    """The evaluations meant, each under the shortest name that tells them apart."""
+    from ddm_ray.evaluate.compare import Side
+    from ddm_ray.storage.graph import EVALUATIONS, evaluation
+    from ddm_ray.storage.run import Run
+
+    named: list[tuple[Run, str]] = []
+    for text in texts:
+        url, at, name = text.rpartition("@")
+        run = Run.open(url if at else text)
+        if not at:
+            finished = sorted(each for each in run.store.folders(EVALUATIONS) if run.manifest(evaluation(each)))
+            if len(finished) != 1:
+                several = f"has several: name one as {text}@{finished[0]}" if finished else "has none: ddm evaluate it"
+                raise ConfigError(f"{text}: which evaluation? It {several}")
+            (name,) = finished
+        named.append((run, name))
+    if len({(run.url, name) for run, name in named}) < len(named):
+        raise ConfigError("the same evaluation is named twice")
+    runs = {run.url for run, _ in named}
+    last = [run.url.rpartition("/")[2] for run, _ in named]
+    bases = last if len({*last}) == len(runs) else [run.url for run, _ in named]
+    if len(runs) == 1:
+        return [Side(run, name, name) for run, name in named]
+    alone = len(runs) == len(named)
+    return [
+        Side(run, name, base if alone else f"{base}@{name}") for (run, name), base in zip(named, bases, strict=True)
+    ]

@@ -1,0 +1,161 @@
+"""compare(sides): finished evaluations of several runs, measured anew by one reference, with intervals on differences.
+
+Nothing is sampled: the images are those that the evaluations left. Shapes: M images, CHW image, S shown ones.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ddm_ray.data import OnProgress, no_progress
+from ddm_ray.errors import CorruptArtifact, SamplingError
+from ddm_ray.evaluate.candidates import decoder
+from ddm_ray.evaluate.costs import training_cost
+from ddm_ray.evaluate.run import read_metrics, real_rows, reference_of
+from ddm_ray.evaluate.samples import Sampled, SamplesPlan, SamplesRecord, SamplesStore, one_thread
+from ddm_ray.evaluate.scores import Difference, Measured
+from ddm_ray.pictures.grid import GridRow, grid
+from ddm_ray.pictures.png import to_png
+from ddm_ray.storage.graph import EXTRAS, evaluation
+from ddm_ray.storage.run import Run
+
+SHOWN_CLASSES, SHOWN_EACH = 10, 3
+
+
+@dataclass(frozen=True)
+class Side:
+    """One evaluation of a run, under the name that its lines have."""
+
+    run: Run
+    evaluation: str
+    name: str
+
+    @cached_property
+    def metrics(self) -> dict[str, Any]:
+        """Its figures as it wrote them."""
+        return read_metrics(self.run, self.evaluation)
+
+    def sampled(self) -> list[Sampled]:
+        """The samples of its candidates. Raises CorruptArtifact, also for an older version's, which kept none."""
+        artifact = evaluation(self.evaluation)
+        chunks = SamplesStore(self.run, artifact, SamplesPlan, SamplesRecord)
+        self.run.require(artifact)
+        plan = chunks.begun()
+        if plan is None:
+            raise CorruptArtifact(f"{chunks.url}: keeps no samples, as an older version's", self.run.remake(artifact))
+        records = chunks.records(chunks.finished_keys())
+        chunks.require_complete(plan, records)
+        return [Sampled(chunks, plan, records, row["model"]) for row in self.metrics["models"]]
+
+    def training_flops(self, candidate: str) -> float:
+        """FLOPs of all training that a candidate needs; a student's teachers are among it."""
+        cost = training_cost(self.run)
+        flops = {job.job: job.flops for job in cost.jobs}
+        if candidate == "monolith":
+            return flops[candidate]
+        student = flops["student"] if candidate == "student" else 0.0
+        return cost.experts_flops + student + (0.0 if candidate in (*EXTRAS, "once") else flops["router"])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A line a candidate: its name, score, costs and settings; their differences from the first one; a grid as PNG.
+
+    `paired`: names of the lines that share labels and seeds with the first, whose differences are by pairs.
+    """
+
+    num_samples: int
+    lines: list[dict[str, Any]]
+    differences: list[Difference]
+    paired: list[str]
+    grid_png: bytes
+
+    def as_json(self) -> dict[str, Any]:
+        """All but the picture."""
+        differences = [asdict(each) for each in self.differences]
+        return {
+            "num_samples": self.num_samples,
+            "lines": self.lines,
+            "differences": differences,
+            "paired": self.paired,
+        }
+
+
+def compare(
+    sides: Sequence[Side], only: Sequence[str] = (), on_progress: OnProgress = no_progress, device: str = "cpu"
+) -> Comparison:
+    """Measure all candidates, or `only` those of these names in this order, by the first side's real rows.
+
+    Where evaluations have other numbers of samples, the first of each are taken. Raises SamplingError for runs of
+    other data, or where there is nothing to compare; MissingArtifact, CorruptArtifact, DriftError.
+    """
+    first = sides[0].run
+    for side in sides[1:]:
+        if (ours := side.run.config.data) != first.config.data:
+            lines = [name for name, value in ours if value != getattr(first.config.data, name)]
+            raise SamplingError(
+                f"{side.run.url} and {first.url}: data.{lines[0]} differs, so there is no one set of real rows to"
+                " compare with; compare runs of the same data"
+            )
+    chosen = [(side, each) for side in sides for each in side.sampled() if not only or each.candidate in only]
+    if only:
+        chosen.sort(key=lambda pair: only.index(pair[1].candidate))
+    if len(chosen) < 2:
+        names = sorted({row["model"] for side in sides for row in side.metrics["models"]})
+        raise SamplingError(f"{len(chosen)} models to compare: name two or more of {', '.join(names)}, or none of them")
+    count = min(len(each.label_M) for _, each in chosen)
+    with one_thread():
+        on_progress(0.0, "training the classifier that measures")
+        train, decode = real_rows(first, "train"), decoder(first, device)
+        reference = reference_of(first, replace(train, data_NCHW=decode(train.data_NCHW)))
+        measured: dict[str, Measured] = {}
+        lines: list[dict[str, Any]] = []
+        shown, paired = list[GridRow](), list[str]()
+        baseline_side, baseline = chosen[0]
+        for number, (side, sampled) in enumerate(chosen):
+            name = f"{side.name}: {sampled.candidate}" if len(sides) > 1 else sampled.candidate
+            on_progress(0.1 + 0.9 * number / len(chosen), f"measuring {name}")
+            label_M = sampled.label_M[:count]
+            measured[name] = reference.measure(_first(sampled.images(), count), label_M)
+            line = {"model": name} | asdict(measured[name].score) | sampled.costs()
+            line |= {"training_flops": side.training_flops(sampled.candidate), "sampling": side.metrics["sampling"]}
+            lines.append(line)
+            if side.metrics["seed"] == baseline_side.metrics["seed"] and torch.equal(label_M, baseline.label_M[:count]):
+                paired.append(name)
+            shown.append(GridRow(name, _shown(sampled, baseline.label_M[:count])))
+    names = list(measured)
+    differences = [Difference.of((name, names[0]), measured[name], measured[names[0]]) for name in names[1:]]
+    classes = first.config.data.class_names
+    headings = [classes[label] for label in _classes(baseline.label_M[:count])] if len(paired) == len(names) else []
+    return Comparison(count, lines, differences, paired, to_png(grid(shown, headings)))
+
+
+def _first(parts: Iterator[Tensor], count: int) -> Iterator[Tensor]:
+    """The first images, so many."""
+    for part_BCHW in parts:
+        yield part_BCHW[:count]
+        count -= len(part_BCHW)
+        if count <= 0:
+            return
+
+
+def _classes(label_M: Tensor) -> list[int]:
+    labels: list[int] = label_M.unique(sorted=True)[:SHOWN_CLASSES].tolist()
+    return labels
+
+
+def _shown(sampled: Sampled, label_M: Tensor) -> Tensor:
+    """The first images of each class that these labels show, the same places of every candidate."""
+    places = torch.cat([torch.nonzero(label_M == label)[:SHOWN_EACH, 0] for label in _classes(label_M)])
+    found: dict[int, Tensor] = {}
+    first, all_places = 0, {*places.tolist()}
+    for part_BCHW in sampled.images():
+        found |= {place: part_BCHW[place - first] for place in all_places if 0 <= place - first < len(part_BCHW)}
+        first += len(part_BCHW)
+        if len(found) == len(all_places):
+            break
+    return torch.stack([found[place] for place in places.tolist()])
