@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ddm_ray.evaluate.features import NUM_FEATURES
+from ddm_ray.evaluate.router_page import router_page
 from ddm_ray.pictures.figure import figure_png, line_chart
 from ddm_ray.pictures.page import page
 from ddm_ray.storage.graph import EXTRAS
@@ -49,6 +50,7 @@ def render(metrics: dict[str, Any], grid_png: bytes, experts_png: bytes) -> str:
         training_sentence=_training_sentence(metrics["training"]),
         losses=losses,
         losses_png=_losses_png(losses) if losses else None,
+        router=router_page(metrics["router"]) if metrics["router"] else None,
         grid_png=grid_png,
         experts_png=experts_png,
     )

@@ -20,8 +20,9 @@ from ddm_ray.errors import ConfigError, DataError, MissingArtifact
 from ddm_ray.evaluate.costs import training_cost
 from ddm_ray.evaluate.features import see, train_features
 from ddm_ray.evaluate.figures import PER_CLASS, class_request, experts_figure, labels_B, real_images
-from ddm_ray.evaluate.losses import heldout_losses, router_score
+from ddm_ray.evaluate.losses import heldout_losses
 from ddm_ray.evaluate.report import render
+from ddm_ray.evaluate.router import router_diagnostics
 from ddm_ray.evaluate.samples import one_thread, sample
 from ddm_ray.evaluate.scores import Reference
 from ddm_ray.pictures.grid import GridRow, grid
@@ -83,7 +84,7 @@ def evaluate(run: Run, name: str = "demo", on_progress: OnProgress = no_progress
                 kind: models for kind, models in denses.items() if kind != "student" or not run.config.student.guided
             }
             losses = heldout_losses(mixture, fair, heldout, strategies, seed, temperature)
-            router = asdict(router_score(mixture, heldout, seed)) if mixture.router else None
+            router = router_diagnostics(mixture, heldout, request, strategies, reference)
         on_progress(0.96, "writing the report")
         experts_png = to_png(experts_figure(run, mixture, train))
     metrics = {

@@ -46,7 +46,7 @@ class Reference:
         An image counts as of the cluster of its nearest real row in feature space.
         """
         seen = see(self.net, images_MCHW)
-        cluster_M = self.train.cluster_N.numpy()[nearest(self.train_seen.features_ND, seen.features_ND)]
+        cluster_M = self._neighbour_clusters(seen)
         precision, recall = precision_recall(self.train_seen.features_ND, seen.features_ND)
         return Score(
             n=len(images_MCHW),
@@ -56,6 +56,10 @@ class Reference:
             recall=recall,
             cluster_tv=self._cluster_tv(cluster_M, label_M.numpy()),
         )
+
+    def neighbour_clusters(self, images_MCHW: Tensor) -> np.ndarray:
+        """The cluster (M,), int64, of each image's nearest real row in feature space; images in [-1, 1]."""
+        return self._neighbour_clusters(see(self.net, images_MCHW))
 
     def floor(self, n: int) -> Score:
         """The score of `n` real rows, drawn with replacement: about the best that a sampler can reach."""
@@ -70,6 +74,9 @@ class Reference:
             recall=None,
             cluster_tv=self._cluster_tv(cluster_M, label_M),
         )
+
+    def _neighbour_clusters(self, seen: Seen) -> np.ndarray:
+        return self.train.cluster_N.numpy()[nearest(self.train_seen.features_ND, seen.features_ND)]
 
     def _frechet(self, features_MD: np.ndarray) -> dict[str, float]:
         real_ND = self.train_seen.features_ND
