@@ -99,7 +99,7 @@ def router_diagnostics(
     """RouterScore as a dict with the `trajectories` of strategies that use one expert at a time; None without a router.
 
     Followed are the request's first MAX_IMAGES. `heldout_aligned`: share of held-out rows whose neighbour is of their
-    cluster, about the best that a strategy can reach.
+    cluster, to compare with; samples, more typical than rows, may have more.
     """
     if mixture.router is None:
         return None
