@@ -26,8 +26,8 @@ from ddm_ray.evaluate.candidates import Lineup  # noqa: E402
 from ddm_ray.evaluate.run import read_metrics  # noqa: E402
 from ddm_ray.evaluate.samples import (  # noqa: E402
     BATCH,
+    ImagesObserver,
     MakeSamples,
-    Progress,
     SamplesPlan,
     SamplesRecord,
     SamplesStore,
@@ -125,7 +125,7 @@ def measure_loop(args: argparse.Namespace, folder: Path, report: Report) -> None
         run.store.delete(artifact)
         chunks = SamplesStore(run, artifact, SamplesPlan, SamplesRecord)
         plan = chunks.plan(lambda: SamplesPlan(portions([once], labels), tuple(identity.inputs)))
-        maker, observer = MakeSamples(chunks, identity, "cpu", lineup), Progress(plan.units, lambda *_: None)
+        maker, observer = MakeSamples(chunks, identity, "cpu", lineup), ImagesObserver(plan.units, lambda *_: None)
         make_chunks(chunks, plan, SideBySide(1), read_portion, maker, observer)
 
     with one_thread():

@@ -45,12 +45,12 @@ def compare(sides: tuple[str, ...], models: tuple[str, ...], output: str, as_jso
             raise ConfigError(f"{path}: there is no folder {Path(path).parent}")
     evaluations = _sides(sides)
     with click.progressbar(length=100, label="measuring", file=sys.stderr) as bar:
-        found = compared(evaluations, models, lambda share, _: bar.update(round(100 * share) - bar.pos))
-    click.echo(print_table(found))
-    Path(output).write_text(render(found))
+        comparison = compared(evaluations, models, lambda share, _: bar.update(round(100 * share) - bar.pos))
+    click.echo(print_table(comparison))
+    Path(output).write_text(render(comparison))
     click.echo(output)
     if as_json:
-        Path(as_json).write_text(json.dumps(found.as_json(), indent=1) + "\n")
+        Path(as_json).write_text(json.dumps(comparison.as_json(), indent=1) + "\n")
         click.echo(as_json)
 
 

@@ -1,4 +1,4 @@
-"""What an evaluation measures: the mixture by each strategy, and the dense models that there are.
+"""Candidates of an evaluation: the mixture by each strategy, and the dense models that there are.
 
 Shapes: N rows, CHW data, P pixels of a side.
 """

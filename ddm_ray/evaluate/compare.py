@@ -16,7 +16,7 @@ from ddm_ray.errors import CorruptArtifact, SamplingError
 from ddm_ray.evaluate.candidates import decoder
 from ddm_ray.evaluate.costs import training_cost
 from ddm_ray.evaluate.run import read_metrics, real_rows, reference_of
-from ddm_ray.evaluate.samples import Sampled, SamplesPlan, SamplesRecord, SamplesStore, one_thread
+from ddm_ray.evaluate.samples import CandidateSamples, SamplesPlan, SamplesRecord, SamplesStore, one_thread
 from ddm_ray.evaluate.scores import Difference, Measured
 from ddm_ray.pictures.grid import GridRow, grid
 from ddm_ray.pictures.png import to_png
@@ -36,10 +36,10 @@ class Side:
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
-        """Its figures as it wrote them."""
+        """Figures as it wrote them."""
         return read_metrics(self.run, self.evaluation)
 
-    def sampled(self) -> list[Sampled]:
+    def sampled(self) -> list[CandidateSamples]:
         """The samples of its candidates. Raises CorruptArtifact, also for an older version's, which kept none."""
         artifact = evaluation(self.evaluation)
         chunks = SamplesStore(self.run, artifact, SamplesPlan, SamplesRecord)
@@ -49,7 +49,7 @@ class Side:
             raise CorruptArtifact(f"{chunks.url}: keeps no samples, as an older version's", self.run.remake(artifact))
         records = chunks.records(chunks.finished_keys())
         chunks.require_complete(plan, records)
-        return [Sampled(chunks, plan, records, row["model"]) for row in self.metrics["models"]]
+        return [CandidateSamples(chunks, plan, records, row["model"]) for row in self.metrics["models"]]
 
     def training_flops(self, candidate: str) -> float:
         """FLOPs of all training that a candidate needs; a student's teachers are among it."""
@@ -96,9 +96,9 @@ def compare(
     first = sides[0].run
     for side in sides[1:]:
         if (ours := side.run.config.data) != first.config.data:
-            lines = [name for name, value in ours if value != getattr(first.config.data, name)]
+            other = [name for name, value in ours if value != getattr(first.config.data, name)]
             raise SamplingError(
-                f"{side.run.url} and {first.url}: data.{lines[0]} differs, so there is no one set of real rows to"
+                f"{side.run.url} and {first.url}: data.{other[0]} differs, so there is no one set of real rows to"
                 " compare with; compare runs of the same data"
             )
     chosen = [(side, each) for side in sides for each in side.sampled() if not only or each.candidate in only]
@@ -148,14 +148,16 @@ def _classes(label_M: Tensor) -> list[int]:
     return labels
 
 
-def _shown(sampled: Sampled, label_M: Tensor) -> Tensor:
+def _shown(sampled: CandidateSamples, label_M: Tensor) -> Tensor:
     """The first images of each class that these labels show, the same places of every candidate."""
     places = torch.cat([torch.nonzero(label_M == label)[:SHOWN_EACH, 0] for label in _classes(label_M)])
-    found: dict[int, Tensor] = {}
+    image_by_place: dict[int, Tensor] = {}
     first, all_places = 0, {*places.tolist()}
     for part_BCHW in sampled.images():
-        found |= {place: part_BCHW[place - first] for place in all_places if 0 <= place - first < len(part_BCHW)}
+        image_by_place |= {
+            place: part_BCHW[place - first] for place in all_places if 0 <= place - first < len(part_BCHW)
+        }
         first += len(part_BCHW)
-        if len(found) == len(all_places):
+        if len(image_by_place) == len(all_places):
             break
-    return torch.stack([found[place] for place in places.tolist()])
+    return torch.stack([image_by_place[place] for place in places.tolist()])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ddm_ray.core.calibration import Calibration, cross_entropy, fit_temperature
+from ddm_ray.core.calibration import Calibration
 from ddm_ray.core.flow import interpolate, velocity
 from ddm_ray.core.mixture import posterior
 from ddm_ray.core.routing import Sticky, Strategy, parse_strategy
@@ -32,37 +32,29 @@ class Loss:
 
 
 @dataclass(frozen=True)
-class RouterScore:
-    """The router on noised held-out rows with their conditions.
-
-    `accuracy`: share of rows, in [0, 1], whose cluster is the likeliest. `cross_entropy` in nats, as it is and
-    at the `temperature` that fits best; a calibrated router has temperature 1.
-    """
-
-    accuracy: float
-    cross_entropy: float
-    temperature: float
-    fitted_cross_entropy: float
-
-
-@dataclass(frozen=True)
-class _Noised:
+class Noised:
     """Each held-out row `times_per_row` times, at one t from each equal part of [0, 1]; on the linear path."""
 
     rows_B: Tensor
+    label_B: Tensor
     x_BCHW: Tensor
     target_BCHW: Tensor
     t_B: Tensor
 
     @classmethod
-    def of(cls, heldout: Rows, seed: int, times_per_row: int) -> "_Noised":
+    def of(cls, heldout: Rows, seed: int, times_per_row: int) -> "Noised":
         random = torch.Generator().manual_seed(seed)
         strata_B = torch.arange(times_per_row).repeat_interleave(len(heldout))
         t_B = (strata_B + torch.rand(len(strata_B), generator=random)) / times_per_row
         noise_BCHW = torch.randn(len(strata_B), *heldout.data_NCHW.shape[1:], generator=random)
         rows_B = torch.arange(len(strata_B)) % len(heldout)
         data_BCHW = heldout.data_NCHW[rows_B]
-        return cls(rows_B, interpolate(data_BCHW, noise_BCHW, t_B), velocity(data_BCHW, noise_BCHW), t_B)
+        target_BCHW = velocity(data_BCHW, noise_BCHW)
+        return cls(rows_B, heldout.label_N[rows_B], interpolate(data_BCHW, noise_BCHW, t_B), target_BCHW, t_B)
+
+    def inputs(self, chunk_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x, t and labels of the rows of a chunk, as networks take them."""
+        return self.x_BCHW[chunk_B], self.t_B[chunk_B], self.label_B[chunk_B]
 
 
 @torch.inference_mode()
@@ -86,38 +78,13 @@ def heldout_losses(
     by_name = {name: parse_strategy(name, mixture.info.num_experts) for name in routed}
     memoryless = {name: strategy for name, strategy in by_name.items() if _is_memoryless(strategy)}
     calibration = mixture.info.calibration(router_temperature)
-    noised = _Noised.of(heldout, seed, times_per_row)
+    noised = Noised.of(heldout, seed, times_per_row)
     errors: dict[str, list[Tensor]] = {}
     for chunk_B in torch.arange(len(noised.t_B)).split(CHUNK):
         for model, error_B in _errors(mixture, denses, memoryless, calibration, heldout, noised, chunk_B).items():
             errors.setdefault(model, []).append(error_B)
     bin_all = (noised.t_B * BINS).long().clamp(max=BINS - 1)
     return [_summary(model, torch.cat(parts).double(), bin_all, len(heldout)) for model, parts in errors.items()]
-
-
-@torch.inference_mode()
-def router_score(mixture: Models, heldout: Rows, seed: int, times_per_row: int = 16) -> RouterScore:
-    """The router's accuracy and calibration, without the run's `sample.router_temperature`."""
-    noised = _Noised.of(heldout, seed, times_per_row)
-    assert mixture.router is not None
-    logits_BK = torch.cat(
-        [
-            mixture.router(*(part.to(mixture.device) for part in _inputs(heldout, noised, chunk_B))).cpu()
-            for chunk_B in torch.arange(len(noised.t_B)).split(CHUNK)
-        ]
-    )
-    cluster_B = heldout.cluster_N[noised.rows_B].long()
-    temperature = fit_temperature(logits_BK, cluster_B)
-    return RouterScore(
-        accuracy=float((logits_BK.argmax(dim=1) == cluster_B).double().mean()),
-        cross_entropy=cross_entropy(logits_BK, cluster_B),
-        temperature=temperature,
-        fitted_cross_entropy=cross_entropy(logits_BK, cluster_B, temperature),
-    )
-
-
-def _inputs(heldout: Rows, noised: _Noised, chunk_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return noised.x_BCHW[chunk_B], noised.t_B[chunk_B], heldout.label_N[noised.rows_B[chunk_B]]
 
 
 def _is_memoryless(strategy: Strategy) -> bool:
@@ -130,12 +97,12 @@ def _errors(
     strategies: Mapping[str, Strategy],
     calibration: Calibration,
     heldout: Rows,
-    noised: _Noised,
+    noised: Noised,
     chunk_B: Tensor,
 ) -> dict[str, Tensor]:
     """Squared error of each model's velocity for the rows of a chunk, by the model's name."""
     num_experts = mixture.info.num_experts
-    inputs = [part.to(mixture.device) for part in _inputs(heldout, noised, chunk_B)]
+    inputs = [part.to(mixture.device) for part in noised.inputs(chunk_B)]
     velocities = {name: _network(dense, 0)(*inputs).cpu() for name, dense in denses.items()}
     velocity_BKCHW = torch.stack([_network(mixture, k)(*inputs).cpu() for k in range(num_experts)], dim=1)
     # Without a router there is no strategy here.

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ddm_ray.evaluate.features import NUM_FEATURES
+from ddm_ray.evaluate.router_page import router_page
 from ddm_ray.pictures.figure import figure_png, line_chart
 from ddm_ray.pictures.page import page
 from ddm_ray.storage.graph import EXTRAS
@@ -59,6 +60,7 @@ def render(metrics: dict[str, Any], grid_png: bytes, experts_png: bytes) -> str:
         training_sentence=_training_sentence(metrics["training"]),
         losses=losses,
         losses_png=_losses_png(losses) if losses else None,
+        router=router_page(metrics["router"]) if metrics["router"] else None,
         grid_png=grid_png,
         experts_png=experts_png,
     )
@@ -128,8 +130,8 @@ def _compared(metrics: dict[str, Any], subject: str, row: dict[str, Any], other:
     whose = "the monolith's" if other["model"] == "monolith" else f"that of {other['model']},"
     text = f"{subject} is {abs(change):.0%} {'above' if change > 0 else 'below'} {whose} {other['frechet']:.3g}"
     pair = row["model"], other["model"]
-    found = [each for each in metrics.get("differences", ()) if (each["model"], each["against"]) == pair]
-    return f"{text}; {difference_words(found[0])}." if found else f"{text}."  # an older version's have none
+    between = [each for each in metrics.get("differences", ()) if (each["model"], each["against"]) == pair]
+    return f"{text}; {difference_words(between[0])}." if between else f"{text}."  # an older version's have none
 
 
 def difference_words(difference: dict[str, Any]) -> str:

@@ -22,12 +22,13 @@ from ddm_ray.evaluate.candidates import Decode, Lineup, decoder
 from ddm_ray.evaluate.costs import training_cost
 from ddm_ray.evaluate.features import train_features
 from ddm_ray.evaluate.figures import PER_CLASS, class_request, experts_figure, labels_B, real_images
-from ddm_ray.evaluate.losses import Loss, heldout_losses, router_score
+from ddm_ray.evaluate.losses import Loss, heldout_losses
 from ddm_ray.evaluate.report import MOSAICS, render
+from ddm_ray.evaluate.router import router_diagnostics
 from ddm_ray.evaluate.samples import (
+    CandidateSamples,
+    ImagesObserver,
     MakeSamples,
-    Progress,
-    Sampled,
     SamplesPlan,
     SamplesRecord,
     SamplesStore,
@@ -85,7 +86,7 @@ def evaluate(
         validate(replace(request_of(run.config, labels), settings=candidate.settings), candidate.models.info)
     with one_thread():
         plan = chunks.plan(lambda: SamplesPlan(portions(lineup.candidates, labels), tuple(inputs)))
-        observer = Progress(plan.units, lambda share, note: on_progress(0.02 + 0.76 * share, note))
+        observer = ImagesObserver(plan.units, lambda share, note: on_progress(0.02 + 0.76 * share, note))
         maker = MakeSamples(chunks, identity, made_on or device, lineup if execute is None else None)
         records = make_chunks(chunks, plan, execute or here(device), read_portion, maker, observer)
         chunks.require_complete(plan, records)
@@ -96,10 +97,10 @@ def evaluate(
         measured: dict[str, Measured] = {}
         for number, candidate in enumerate(lineup.candidates):
             on_progress(0.82 + 0.1 * number / len(lineup.candidates), f"measuring: {candidate.name}")
-            sampled = Sampled(chunks, plan, records, candidate.name)
+            sampled = CandidateSamples(chunks, plan, records, candidate.name)
             measured[candidate.name] = reference.measure(sampled.images(), sampled.label_M)
         table = [
-            {"model": name} | asdict(each.score) | Sampled(chunks, plan, records, name).costs()
+            {"model": name} | asdict(each.score) | CandidateSamples(chunks, plan, records, name).costs()
             for name, each in measured.items()
         ]
         differences = [
@@ -108,7 +109,9 @@ def evaluate(
         ]
         on_progress(0.92, "real rows and held-out losses")
         real = _real_lines(reference, len(labels), heldout_images)
-        losses, router = _on_held_out(run.config, lineup, heldout)
+        losses = _losses(run.config, lineup, heldout)
+        request = request_of(run.config, labels)
+        router = router_diagnostics(lineup.mixture, heldout, request, run.config.evaluate.strategies, reference, decode)
         on_progress(0.96, "writing the report")
         pictures = _grid(run.config, lineup, train_images, labels, decode)
         experts_png = to_png(experts_figure(run, lineup.mixture, train_images, decode))
@@ -195,17 +198,16 @@ def _real_lines(reference: Reference, count: int, heldout: Rows) -> list[dict[st
     return [{"model": name} | asdict(score) for name, score in scores.items()]
 
 
-def _on_held_out(config: RunConfig, lineup: Lineup, heldout: Rows) -> tuple[list[Loss], dict[str, Any] | None]:
-    """Losses of all that has a velocity, and the router's score, on held-out rows if there are any."""
+def _losses(config: RunConfig, lineup: Lineup, heldout: Rows) -> list[Loss]:
+    """Held-out losses of all that has a velocity, if there are such rows."""
     if len(heldout) < 2:
-        return [], None
+        return []
     # What a guided teacher says isn't the velocity of the data, nor is what its student learns.
     fair: dict[str, Models] = {
         kind: models for kind, models in lineup.denses.items() if kind != "student" or not config.student.guided
     }
     strategies, seed = config.evaluate.strategies, config.evaluate.seed
-    losses = heldout_losses(lineup.mixture, fair, heldout, strategies, seed, config.sample.router_temperature)
-    return losses, asdict(router_score(lineup.mixture, heldout, seed)) if lineup.mixture.router else None
+    return heldout_losses(lineup.mixture, fair, heldout, strategies, seed, config.sample.router_temperature)
 
 
 def _grid(config: RunConfig, lineup: Lineup, train: Rows, labels: list[int], decode: Decode) -> bytes:

@@ -90,7 +90,7 @@ def request_of(config: RunConfig, labels: Sequence[int], first: int = 0) -> Samp
     return SampleRequest(every[first : first + len(labels)], torch.tensor(labels), config.sample)
 
 
-class Progress(ShareRead[SamplesRecord]):
+class ImagesObserver(ShareRead[SamplesRecord]):
     """An observer that tells how many images there are."""
 
     def __init__(self, units: Sequence[Portion], on_progress: OnProgress):
@@ -122,7 +122,7 @@ def read_portion(unit: Portion, done: Container[int]) -> Iterator[Chunk[Portion]
 
 @dataclass(frozen=True)
 class Made:
-    """What was sampled for a portion: images, uint8 (B, C, H, W), and what a SamplesRecord says of them."""
+    """A portion's images, uint8 (B, C, H, W), before they are stored, and what a SamplesRecord says of them."""
 
     candidate: str
     image_BCHW: Tensor
@@ -174,7 +174,7 @@ class MakeSamples:
 
 
 @dataclass(frozen=True)
-class Sampled:
+class CandidateSamples:
     """The finished samples of one candidate, part by part."""
 
     chunks: SamplesStore

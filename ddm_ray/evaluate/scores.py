@@ -98,7 +98,7 @@ class Reference:
         NEIGHBOUR_ROWS images.
         """
         seen = see(self.net, images)
-        cluster_M = self.train.cluster_N.numpy()[nearest(self.train_seen.features_ND, seen.features_ND)]
+        cluster_M = self._neighbour_clusters(seen)
         distances, draws = self._distances(seen.features_ND)
         score = Score(
             n=len(seen.class_N),
@@ -108,6 +108,10 @@ class Reference:
             cluster_tv=self._cluster_tv(cluster_M, label_M.numpy()),
         )
         return Measured(score, draws)
+
+    def neighbour_clusters(self, images_MCHW: Tensor) -> np.ndarray:
+        """The cluster (M,), int64, of each image's nearest real row in feature space; images in [-1, 1]."""
+        return self._neighbour_clusters(see(self.net, [images_MCHW]))
 
     def floor(self, n: int) -> Score:
         """The score of `n` real rows, drawn with replacement: about the best that a sampler can reach."""
@@ -131,6 +135,9 @@ class Reference:
         for number, quarter in enumerate(quarters, start=1):
             images_BCHW[quarter] = self.train.data_NCHW[rows_B4[:, number]][quarter]
         return images_BCHW
+
+    def _neighbour_clusters(self, seen: Seen) -> np.ndarray:
+        return self.train.cluster_N.numpy()[nearest(self.train_seen.features_ND, seen.features_ND)]
 
     def _distances(self, features_MD: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
         distance, deviation = kid(self.train_seen.features_ND, features_MD, self.seed)

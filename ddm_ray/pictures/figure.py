@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 COLOURS = ("#7a828f", "#3b7dd8", "#d9822b", "#8a56c2", "#2f9e62", "#c94f6d")
 GREY = "#8a92a0"  # to be read on light and on dark paper
+MOST_NUMBERED = 16
 
 
 def figure(width: float, height: float) -> "Figure":
@@ -39,6 +40,7 @@ def error_chart(points: Mapping[str, tuple[float, float, float]], x_label: str, 
     axes.set_xlabel(x_label, color=GREY)
     axes.set_ylabel(y_label, color=GREY)
     _plain(axes)
+    _legend_beside(axes)
     return chart
 
 
@@ -46,18 +48,59 @@ def line_chart(series: Mapping[str, Sequence[float]]) -> "Figure":
     """One line per name over equal parts of [0, 1], each point in the middle of its part."""
     chart = figure(6.4, 2.6)
     axes = chart.add_subplot()
+    _lines(axes, series)
+    _legend_beside(axes)
+    return chart
+
+
+def line_charts(charts: Mapping[str, Mapping[str, Sequence[float]]]) -> "Figure":
+    """Charts side by side, each under its title and from 0 upwards, as `line_chart`; a NaN is a gap in its line."""
+    row = figure(3.2 * len(charts), 2.9)
+    for axes, (title, series) in zip(row.subplots(1, len(charts), squeeze=False)[0], charts.items(), strict=True):
+        _lines(axes, series)
+        axes.set_ylim(bottom=0)
+        axes.set_xticks([0, 0.5, 1])
+        axes.tick_params(labelsize=9)
+        axes.set_title(title, color=GREY, fontsize=11)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.08), frameon=False, labelcolor=GREY, fontsize=9)
+    return row
+
+
+def heat_map(share_RC: np.ndarray, row_title: str, column_title: str) -> "Figure":
+    """Shares in [0, 1] as shades, in percent where there are at most MOST_NUMBERED columns; rows numbered downwards."""
+    num_rows, num_columns = share_RC.shape
+    side = 1.4 + 0.55 * min(max(num_rows, num_columns), MOST_NUMBERED)
+    picture = figure(side + 0.6, side)
+    axes = picture.add_subplot()
+    axes.imshow(share_RC, cmap="Blues", vmin=0, vmax=1)
+    axes.set_xlabel(column_title, color=GREY)
+    axes.set_ylabel(row_title, color=GREY)
+    axes.tick_params(colors=GREY, length=0)
+    axes.spines[:].set_visible(False)
+    if num_columns <= MOST_NUMBERED:
+        axes.set_xticks(range(num_columns))
+        axes.set_yticks(range(num_rows))
+        for (row, column), share in np.ndenumerate(share_RC):
+            ink = "white" if share > 0.5 else "#1d1f24"
+            axes.text(column, row, f"{100 * share:.0f}", color=ink, ha="center", va="center", fontsize=9)
+    return picture
+
+
+def _lines(axes: "Axes", series: Mapping[str, Sequence[float]]) -> None:
     for number, (name, values) in enumerate(series.items()):
         middles = (np.arange(len(values)) + 0.5) / len(values)
         axes.plot(middles, values, color=COLOURS[number % len(COLOURS)], linewidth=2, label=name)
     axes.set_xlim(0, 1)
     axes.set_xticks(np.linspace(0, 1, 5))
     _plain(axes)
-    return chart
 
 
 def _plain(axes: "Axes") -> None:
-    """Faint lines, no frame, and a legend beside."""
+    """Faint lines and no frame."""
     axes.grid(axis="y", color=GREY, alpha=0.3)
     axes.tick_params(which="both", colors=GREY, length=0)
     axes.spines[:].set_visible(False)
+
+
+def _legend_beside(axes: "Axes") -> None:
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, labelcolor=GREY)

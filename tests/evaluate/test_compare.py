@@ -40,18 +40,19 @@ def both(random_run: Run, evaluated: Path, other: Run) -> Comparison:
 
 def test_one_run_has_the_figures_of_its_evaluation(random_run: Run, evaluated: Path) -> None:
     notes: list[float] = []
-    found = compare([Side(random_run, "demo", "demo")], on_progress=lambda share, _: notes.append(share))
+    comparison = compare([Side(random_run, "demo", "demo")], on_progress=lambda share, _: notes.append(share))
     metrics = read_metrics(random_run)
     lines = [
-        {key: value for key, value in line.items() if key not in ("training_flops", "sampling")} for line in found.lines
+        {key: value for key, value in line.items() if key not in ("training_flops", "sampling")}
+        for line in comparison.lines
     ]
     assert lines == metrics["models"]
     against = [each for each in metrics["differences"] if each["against"] == "monolith"]
-    assert found.as_json()["differences"] == against and len(against) == 4
-    assert found.paired == [line["model"] for line in found.lines]
+    assert comparison.as_json()["differences"] == against and len(against) == 4
+    assert comparison.paired == [line["model"] for line in comparison.lines]
     jobs = {job["job"]: job["flops"] for job in metrics["training"]["jobs"]}
     experts = jobs["experts/000"] + jobs["experts/001"]
-    assert [line["training_flops"] for line in found.lines] == [
+    assert [line["training_flops"] for line in comparison.lines] == [
         jobs["monolith"],
         experts,
         *3 * [experts + jobs["router"]],

@@ -20,8 +20,8 @@ def frechet(a_ND: np.ndarray, b_MD: np.ndarray) -> float:
 
 
 def precision_recall(real_ND: np.ndarray, samples_MD: np.ndarray) -> tuple[float, float]:
-    found = RealNeighbours.of(real_ND).compare(samples_MD)
-    return found.precision, found.recall
+    neighbourhood = RealNeighbours.of(real_ND).compare(samples_MD)
+    return neighbourhood.precision, neighbourhood.recall
 
 
 def test_frechet_of_a_set_with_itself_is_zero() -> None:

@@ -1,6 +1,5 @@
 """Held-out losses of closed-form fields. Data are 0, so x_t = t noise, and x / t is the exact velocity."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ddm_ray.data.loading.loader import Rows
-from ddm_ray.evaluate.losses import BINS, Loss, heldout_losses, router_score
+from ddm_ray.evaluate.losses import BINS, Loss, heldout_losses
 from ddm_ray.sampling.request import MixtureInfo
 from ddm_ray.sampling.run_models import Models
 
@@ -110,21 +109,3 @@ def test_by_t_tells_where_a_model_is_wrong() -> None:
 def test_the_standard_error_covers_another_draw() -> None:
     first, second = (losses(seed=seed)["monolith"] for seed in (0, 1))
     assert 0 < abs(first.loss - second.loss) < 5 * first.std_error
-
-
-def test_a_router_is_scored_and_the_temperature_that_it_lacks_is_found() -> None:
-    """Rows are in clusters 0, 1, 1 by turns, and the router is `sharpness` times too sure of that."""
-
-    def sure(sharpness: float):
-        logits_K = torch.tensor([1 / 3, 2 / 3, 1e-30]).log() * sharpness
-        return lambda x, t, label: logits_K.expand(len(x), -1)
-
-    mixture, rows = parts(count=60)
-    rows = replace(rows, cluster_N=(torch.arange(60) % 3 > 0).long())
-    entropy = -(math.log(1 / 3) / 3 + math.log(2 / 3) * 2 / 3)
-    for sharpness in (1.0, 2.0, 0.5):
-        score = router_score(replace(mixture, router=sure(sharpness)), rows, seed=0)
-        assert score.accuracy == pytest.approx(2 / 3)
-        assert score.temperature == pytest.approx(sharpness, rel=1e-3)
-        assert score.fitted_cross_entropy == pytest.approx(entropy, rel=1e-4)
-        assert (score.cross_entropy > entropy + 0.01) == (sharpness != 1)

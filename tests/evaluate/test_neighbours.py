@@ -34,9 +34,9 @@ def plain_neighbourhood(real: np.ndarray, samples: np.ndarray) -> tuple[float, .
 @pytest.mark.parametrize(("num_real", "num_samples"), [(2 * BLOCK + 70, 600), (90, BLOCK + 1), (40, 40)])
 def test_neighbourhoods_are_those_of_whole_matrices(num_real: int, num_samples: int) -> None:
     real, samples = sets(1, num_real, num_samples, 5)
-    found = astuple(RealNeighbours.of(real).compare(samples))
-    assert found == pytest.approx(plain_neighbourhood(real, samples), rel=1e-9)
-    assert len({*found}) == 5 and all(0 < value < 1.5 for value in found)
+    shares = astuple(RealNeighbours.of(real).compare(samples))
+    assert shares == pytest.approx(plain_neighbourhood(real, samples), rel=1e-9)
+    assert len({*shares}) == 5 and all(0 < value < 1.5 for value in shares)
 
 
 def test_frechet_is_that_of_the_matrix_root() -> None:
@@ -73,13 +73,13 @@ def test_kid_of_one_distribution_is_zero_within_its_error_at_any_size() -> None:
 def test_order_does_not_matter_and_a_set_is_in_its_own_neighbourhood(seed: int, n: int, m: int, width: int) -> None:
     real, samples = sets(seed, n, m, width)
     order = np.random.default_rng(seed).permutation
-    found = astuple(RealNeighbours.of(real).compare(samples))
-    assert astuple(RealNeighbours.of(real[order(n)]).compare(samples[order(m)])) == pytest.approx(found)
+    shares = astuple(RealNeighbours.of(real).compare(samples))
+    assert astuple(RealNeighbours.of(real[order(n)]).compare(samples[order(m)])) == pytest.approx(shares)
     own = RealNeighbours.of(real).compare(real)
     assert (own.precision, own.recall, own.coverage, own.copied) == (1, 1, 1, 1) and own.density >= 1 - 1e-9
     doubled = RealNeighbours.of(real).compare(np.concatenate([samples, samples]))
     assert (doubled.precision, doubled.density, doubled.coverage, doubled.copied) == pytest.approx(
-        (found[0], found[2], found[3], found[4])
+        (shares[0], shares[2], shares[3], shares[4])
     )
     far = RealNeighbours.of(real).compare(samples + 1e6)
     assert astuple(far) == (0, 0, 0, 0, 0)

@@ -24,8 +24,8 @@ def with_distances(metrics: dict[str, Any], **distances: float) -> dict[str, Any
     for row in changed["models"]:
         row |= {"frechet": distances[row["model"]], "frechet_std": 0.3}
     for row in changed["differences"]:
-        found = distances.get(row["model"], 0) - distances.get(row["against"], 0)
-        row |= {"frechet": found, "low": found - 0.75, "high": found + 0.75}
+        difference = distances.get(row["model"], 0) - distances.get(row["against"], 0)
+        row |= {"frechet": difference, "low": difference - 0.75, "high": difference + 0.75}
     changed["real"] = [row | {"frechet": 100.0, "precision": None} for row in changed["real"]]
     for row in changed["real"][-2:]:
         row |= {"precision": 0.9 if "held" in row["model"] else 0.4, "density": 1.0, "coverage": 1.0}
@@ -104,7 +104,7 @@ def test_page_is_whole_and_holds_its_pictures(evaluated: Path) -> None:
     page = Balanced()
     page.feed((evaluated / "report.html").read_text())
     assert set(page.open) <= {"html"}
-    assert len(page.sources) == 3
+    assert len(page.sources) == 5
     assert all(source.startswith("data:image/png;base64,") for source in page.sources)
 
 
@@ -119,6 +119,12 @@ def test_page_marks_the_lowest_distance_and_escapes_names(metrics: dict[str, Any
 def test_page_without_held_out_rows(metrics: dict[str, Any]) -> None:
     bare = metrics | {"heldout_loss": [], "real": metrics["real"][:1], "num_heldout": 0}
     assert "Held-out loss" not in render(bare, b"", b"")
+
+
+def test_page_without_a_router(metrics: dict[str, Any]) -> None:
+    assert "<h2>The router</h2>" in render(metrics, b"", b"")
+    page = render(metrics | {"router": None}, b"", b"")
+    assert "Held-out loss" in page and "<h2>The router</h2>" not in page
 
 
 def test_what_is_known_of_held_out_rows_stands_beside_what_it_belongs_to(metrics: dict[str, Any]) -> None:

@@ -20,7 +20,15 @@ from ddm_ray.data.sharded.serial import serial
 from ddm_ray.errors import DriftError
 from ddm_ray.evaluate.candidates import Lineup
 from ddm_ray.evaluate.run import evaluate, read_metrics
-from ddm_ray.evaluate.samples import BATCH, MakeSamples, Sampled, SamplesPlan, SamplesRecord, SamplesStore, portions
+from ddm_ray.evaluate.samples import (
+    BATCH,
+    CandidateSamples,
+    MakeSamples,
+    SamplesPlan,
+    SamplesRecord,
+    SamplesStore,
+    portions,
+)
 from ddm_ray.sampling.run_models import load_model
 from ddm_ray.storage.graph import MONOLITH, STUDENT, Artifact, evaluation, shard
 from ddm_ray.storage.run import Run
@@ -104,7 +112,9 @@ def test_another_process_samples_the_same_images(random_run: Run, evaluated: Pat
     last = plan.units[-1]
     assert (last.candidate, last.first, len(last.labels)) == ("top-2", BATCH, 300 - BATCH)
     made = pickle.loads(carried).load()(last)
-    assert torch.equal(made.image_BCHW.float() / 127.5 - 1, [*Sampled(chunks, plan, records, "top-2").images()][-1])
+    assert torch.equal(
+        made.image_BCHW.float() / 127.5 - 1, [*CandidateSamples(chunks, plan, records, "top-2").images()][-1]
+    )
     (own,) = (each for each in maker.lineup.candidates if each.name == "top-2")  # type: ignore[union-attr]
     assert portions([replace(own, name="a")], [1, 2])[0].work == 2 * own.cost
 
@@ -136,6 +146,6 @@ def test_latents_are_seen_as_images(tmp_path: Path) -> None:
     chunks = SamplesStore(run, DEMO, SamplesPlan, SamplesRecord)
     plan, records = chunks.begun(), chunks.records(chunks.finished_keys())
     assert plan is not None
-    (sampled,) = Sampled(chunks, plan, records, "once").images()
+    (sampled,) = CandidateSamples(chunks, plan, records, "once").images()
     assert sampled.shape == (10, 3, 16, 16)
     assert Image.open(f"{run.url}/{DEMO}/grid.png").mode == "RGB"

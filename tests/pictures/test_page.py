@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from ddm_ray.pictures import page as pages
-from ddm_ray.pictures.figure import figure_png, line_chart
+from ddm_ray.pictures.figure import MOST_NUMBERED, figure_png, heat_map, line_chart, line_charts
 from ddm_ray.pictures.page import page
 
 
@@ -32,3 +32,20 @@ def test_a_chart_has_each_point_in_the_middle_of_its_part() -> None:
     assert [text.get_text() for text in chart.axes[0].get_legend().get_texts()] == ["flat", "rising"]
     assert Image.open(io.BytesIO(figure_png(chart))).size == (640, 260)
     assert figure_png(chart) == figure_png(chart)
+
+
+def test_charts_side_by_side_keep_their_gaps_and_begin_at_zero() -> None:
+    row = line_charts({"left": {"gap": [1.0, float("nan"), 3.0]}, "right": {"a": [5.0], "b": [6.0]}})
+    assert [axes.get_title() for axes in row.axes] == ["left", "right"]
+    np.testing.assert_array_equal(row.axes[0].lines[0].get_ydata(), [1, np.nan, 3])
+    assert [axes.get_ylim()[0] for axes in row.axes] == [0, 0]
+    assert [text.get_text() for text in row.axes[1].get_legend().get_texts()] == ["a", "b"]
+
+
+def test_a_heat_map_numbers_its_cells_while_they_are_few() -> None:
+    few = heat_map(np.array([[0.9, 0.1], [0.25, 0.75]]), "true", "likeliest")
+    np.testing.assert_array_equal(few.axes[0].images[0].get_array(), [[0.9, 0.1], [0.25, 0.75]])
+    numbers = {text.get_position(): text.get_text() for text in few.axes[0].texts}
+    assert numbers == {(0, 0): "90", (1, 0): "10", (0, 1): "25", (1, 1): "75"}, "by column and row"
+    many = heat_map(np.eye(MOST_NUMBERED + 1), "true", "likeliest")
+    assert not many.axes[0].texts and many.axes[0].images[0].get_array().sum() == MOST_NUMBERED + 1

@@ -1,0 +1,94 @@
+"""The router's part of the report: its charts, and its findings in words. From the numbers in metrics.json alone."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ddm_ray.pictures.figure import figure_png, heat_map, line_charts
+
+
+@dataclass(frozen=True)
+class RouterPage:
+    """PNG pictures, a sentence for each chart and for the confusion, and the table of shares: headings and lines."""
+
+    by_t_png: bytes
+    by_t_notes: list[str]
+    confusion_png: bytes
+    confusion_note: str
+    share_headings: list[str]
+    share_lines: list[list[float]]
+
+
+def router_page(router: dict[str, Any]) -> RouterPage:
+    """The pictures and words on the router of metrics.json."""
+    shares, trajectories = router["shares"], router["trajectories"]
+    columns = {
+        "training rows": shares["training"],
+        "held-out rows": shares["heldout"],
+        "posterior": shares["posterior"],
+        "likeliest": shares["likeliest"],
+    } | {f"images by {row['strategy']}": row["last"] for row in trajectories}
+    return RouterPage(
+        by_t_png=_by_t_png(router),
+        by_t_notes=_by_t_notes(router),
+        confusion_png=_confusion_png(router["confusion"]),
+        confusion_note=_confusion_note(router["confusion"]),
+        share_headings=list(columns),
+        share_lines=[list(line) for line in zip(*columns.values(), strict=True)],
+    )
+
+
+def _by_t_png(router: dict[str, Any]) -> bytes:
+    by_t = router["by_t"]
+
+    def line(key: str) -> list[float]:
+        return [math.nan if score is None else score[key] for score in by_t]
+
+    def level(value: float) -> list[float]:
+        return [value] * len(by_t)
+
+    charts = {
+        "accuracy": {"without an image": level(router["prior_accuracy"]), "router": line("accuracy")},
+        "entropy, nats": {"without an image": level(router["prior_entropy"]), "router": line("entropy")},
+        "calibration error": {"calibrated, so few rows": line("ece_floor"), "router": line("ece")},
+    }
+    return figure_png(line_charts(charts), transparent=True)
+
+
+def _by_t_notes(router: dict[str, Any]) -> list[str]:
+    clear, *_, noisy = [score["accuracy"] for score in router["by_t"] if score is not None]
+    return [
+        f"Accuracy: how often the cluster that the router holds to be the likeliest is the right one: {clear:.0%} with"
+        f" the least noise, {noisy:.0%} with the most. Grey: {router['prior_accuracy']:.0%}, for naming the largest"
+        " cluster of the image's class without looking. Near t = 1 there is nothing more to see than noise.",
+        "Entropy: how undecided the router is, 0 where it is sure of one cluster. It should rise with the noise,"
+        f" towards {router['prior_entropy']:.2f} (grey), which is what the image's class leaves open.",
+        "Calibration error (ECE): how far the router's certainty is from how often it is right; of all that it calls"
+        " 80% sure, 80% should be right. Grey: about what a router without this fault would show on so few rows, so"
+        " only what is well above it counts.",
+    ]
+
+
+def _confusion_png(confusion: list[list[int]]) -> bytes:
+    chart = heat_map(_of_each_line(confusion), "cluster of the row", "the router's likeliest")
+    return figure_png(chart, transparent=True)
+
+
+def _confusion_note(confusion: list[list[int]]) -> str:
+    share_KK = _of_each_line(confusion)
+    np.fill_diagonal(share_KK, 0)
+    true, likeliest = np.unravel_index(share_KK.argmax(), share_KK.shape)
+    worst = share_KK[true, likeliest]
+    mistake = f" The most frequent mistake: cluster {true}, taken for {likeliest} in {worst:.0%}." if worst > 0 else ""
+    return (
+        "Of 100 noised held-out rows of a cluster (line), how many the router takes for each cluster (column), at all"
+        f" t alike. On the diagonal it is right.{mistake}"
+    )
+
+
+def _of_each_line(confusion: list[list[int]]) -> np.ndarray:
+    """Shares (K, K) of each line's rows; 0 in a line without any."""
+    count_KK = np.array(confusion, dtype=np.float64)
+    return count_KK / count_KK.sum(axis=1, keepdims=True).clip(min=1)
