@@ -91,7 +91,7 @@ class DensePipeline(DiffusionPipeline):
 
     @property
     def interrupt(self) -> bool:
-        """Whether the last call is to end, or has ended, before its next step: set `_interrupt` for that."""
+        """True if the last call is to end, or has ended, before its next step: set `_interrupt` for that."""
         return self._interrupt
 
     @torch.no_grad()
