@@ -1,7 +1,7 @@
-"""The network of one dense model as a component of diffusers. An export has this file beside the weights.
+"""The network of one dense model as a component of diffusers.
 
-So neither it nor what it imports may need more than torch, numpy and diffusers. Shapes: B rows, CHW image, L text
-tokens of E channels, a pooled vector of P.
+An export has it beside the weights, in one file with all that it imports of ours, so none of these may need more than
+torch, numpy and diffusers. Shapes: B rows, CHW image, L text tokens of E channels, a pooled vector of P.
 """
 
 from typing import Any

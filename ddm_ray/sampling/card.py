@@ -19,14 +19,14 @@ tags: [ddm-ray, flow-matching]
 ```python
 from diffusers import DiffusionPipeline
 
-pipeline = DiffusionPipeline.from_pretrained(FOLDER, custom_pipeline=FOLDER, trust_remote_code=True)
+pipeline = DiffusionPipeline.from_pretrained(FOLDER_OR_REPOSITORY, trust_remote_code=True)
 pipeline({call}).images[0].save("image.png")
 ```
 
 {what}
 
-The code beside the weights needs torch, numpy and diffusers{more}; read it before you trust it. Sampling settings that
-a call leaves out are the run's: {settings}.
+The code beside the weights, a file for the pipeline and one for the network, needs torch, numpy and diffusers{more};
+read it before you trust it. Sampling settings that a call leaves out are the run's: {settings}.
 
 ## Training
 

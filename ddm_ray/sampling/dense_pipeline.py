@@ -1,13 +1,14 @@
 """An ordinary pipeline of diffusers for one dense model, the student or the monolith of a run.
 
-An export has this file beside the weights, so neither it nor what it imports may need more than torch, numpy and
-diffusers. Shapes: B images, N prompts or labels, CHW image.
+An export has it beside the weights, in one file with all that it imports of ours (`single_file`), so none of these may
+need more than torch, numpy and diffusers. Shapes: B images, N prompts or labels, CHW image.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
+from diffusers.callbacks import MultiPipelineCallbacks, PipelineCallback
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.models.modeling_utils import ModelMixin
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline, ImagePipelineOutput
@@ -26,10 +27,15 @@ MAX_DECODED = 8
 
 
 class DensePipeline(DiffusionPipeline):
-    """Images of texts or class labels. What a call leaves out is as the run's own settings say, in `config`."""
+    """Images of texts or class labels. What a call leaves out is as the run's own settings say, in `config`.
+
+    There, no setting is a list, which diffusers would take for a component: `id2label` is names of classes by their
+    numbers, and guidance acts at times in (`guidance_low`, `guidance_high`].
+    """
 
     model_cpu_offload_seq = "text_encoder->text_encoder_2->transformer->vae"
     _optional_components = ["text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2", "vae"]  # noqa: RUF012
+    _callback_tensor_inputs = ["latents"]  # noqa: RUF012
 
     def __init__(
         self,
@@ -40,7 +46,7 @@ class DensePipeline(DiffusionPipeline):
         tokenizer_2: Any,
         vae: Any,
         num_classes: int | None = None,
-        class_names: list[str] | None = None,
+        id2label: dict[str, str] | None = None,
         knows_null: bool = True,
         text_tokens: int | None = None,
         text_tokens_2: int | None = None,
@@ -50,7 +56,8 @@ class DensePipeline(DiffusionPipeline):
         times: str = "uniform",
         steps: int = 50,
         guidance_scale: float = 1.0,
-        guidance_interval: list[float] | None = None,
+        guidance_low: float = 0.0,
+        guidance_high: float = 1.0,
     ) -> None:
         super().__init__()
         self.register_modules(
@@ -63,7 +70,7 @@ class DensePipeline(DiffusionPipeline):
         )
         self.register_to_config(
             num_classes=num_classes,
-            class_names=list(class_names or ()),
+            id2label=id2label or {},
             knows_null=knows_null,
             text_tokens=text_tokens,
             text_tokens_2=text_tokens_2,
@@ -73,8 +80,19 @@ class DensePipeline(DiffusionPipeline):
             times=times,
             steps=steps,
             guidance_scale=guidance_scale,
-            guidance_interval=list(guidance_interval or (0.0, 1.0)),
+            guidance_low=guidance_low,
+            guidance_high=guidance_high,
         )
+
+    @property
+    def num_timesteps(self) -> int:
+        """Number of steps of the last call."""
+        return self._num_timesteps
+
+    @property
+    def interrupt(self) -> bool:
+        """True if the last call is to end, or has ended, before its next step: set `_interrupt` for that."""
+        return self._interrupt
 
     @torch.no_grad()
     def __call__(
@@ -91,29 +109,45 @@ class DensePipeline(DiffusionPipeline):
         latents: Tensor | None = None,
         output_type: Literal["pil", "np", "pt", "latent"] = "pil",
         return_dict: bool = True,
+        callback_on_step_end: Callable[[Any, int, float, dict[str, Any]], dict[str, Any]] | None = None,
+        callback_on_step_end_tensor_inputs: Sequence[str] = ("latents",),
     ) -> Any:
         """ImagePipelineOutput of N times `num_images_per_prompt` images, those of a prompt side by side.
 
         `class_labels` are names or numbers of classes, None the null one. Noise is `latents` (B, C, H, W), standard
         normal; else what ddm-ray's own sampling begins at with these `seeds`, one an image; else drawn by `generator`.
+        `callback_on_step_end(self, step, t, tensors)` is called after each step, which began at time t; `tensors` are
+        those that `callback_on_step_end_tensor_inputs` names, latents (B, C, H, W), and what it returns is taken up.
+
         ValueError for what the model doesn't know, and for another number of seeds or latents than of images.
         """
+        if isinstance(callback_on_step_end, PipelineCallback | MultiPipelineCallbacks):
+            callback_on_step_end_tensor_inputs = callback_on_step_end.tensor_inputs
+        if unknown := set(callback_on_step_end_tensor_inputs) - {*self._callback_tensor_inputs}:
+            raise ValueError(f"no tensor {min(unknown)!r} for callbacks: use some of {self._callback_tensor_inputs}")
         settings = self.config
         most = settings.guidance_scale if guidance_scale is None else guidance_scale
         steps = settings.steps if num_inference_steps is None else num_inference_steps
         condition, null = self._conditions(prompt, class_labels, num_images_per_prompt, most)
         x_BCHW = self._noise(len(condition), seeds, generator, latents)
-        last_BCHW, scale = torch.zeros_like(x_BCHW), most
+        last_BCHW, scale, t_start = torch.zeros_like(x_BCHW), most, 1.0
+        self._interrupt, self._num_timesteps = False, steps
         for row in self.progress_bar(schedule(SOLVERS[solver or settings.solver], time_grid(settings.times, steps))):
             scale_before = scale
             if row["starts"]:
-                scale = scale_within(settings.guidance_interval, float(row["t"]), most)
+                if self._interrupt:
+                    break
+                t_start = float(row["t"])
+                scale = scale_within((settings.guidance_low, settings.guidance_high), t_start, most)
             point_BCHW = moved(x_BCHW, last_BCHW, float(row["lean"]))
             velocity_BCHW = self._velocity(point_BCHW, float(row["t"]), condition, null, scale)
             # Two fields don't extrapolate: where guidance sets in or ends, history begins anew.
             this, last = ("this", "last") if scale == scale_before or row["step"] == 0 else ("fresh", "stale")
             x_BCHW = moved(moved(x_BCHW, velocity_BCHW, float(row[this])), last_BCHW, float(row[last]))
             last_BCHW = velocity_BCHW
+            if row["ends"] and callback_on_step_end is not None:
+                tensors = dict.fromkeys(callback_on_step_end_tensor_inputs, x_BCHW)
+                x_BCHW = callback_on_step_end(self, int(row["step"]), t_start, tensors).pop("latents", x_BCHW)
         images = self._pictures(x_BCHW, output_type)
         self.maybe_free_model_hooks()
         return ImagePipelineOutput(images=images) if return_dict else (images,)
@@ -157,7 +191,9 @@ class DensePipeline(DiffusionPipeline):
             if labels is not None or prompt is None:
                 raise ValueError("the model is conditioned on texts: give `prompt`, and no class_labels")
             prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-            condition, nothing = self._texts(prompts), self._texts([""])
+            # At once, so that models that are elsewhere until they are called come only once.
+            texts = self._texts([*prompts, ""])
+            condition, nothing = texts[:-1], texts[-1:]
         else:
             if prompt is not None:
                 raise ValueError("the model knows no texts: give class_labels, by name or number")
@@ -180,14 +216,15 @@ class DensePipeline(DiffusionPipeline):
         return Text(text.tokens_BLE, text.mask_BL, pooled)
 
     def _label(self, label: int | str | None) -> int:
-        names, count = self.config.class_names, self.config.num_classes or 0
+        names, count = self.config.id2label, self.config.num_classes or 0
         if label is None and (self.config.knows_null or not count):
             return count
-        if label in names:
-            return names.index(label)
+        for number, name in names.items():
+            if name == label:
+                return int(number)
         if isinstance(label, int) and 0 <= label < count:
             return label
-        known = ", ".join(map(repr, names)) or f"0 to {count - 1}"
+        known = ", ".join(map(repr, names.values())) or f"0 to {count - 1}"
         raise ValueError(f"no class {label!r}: use one of {known}")
 
     def _pictures(self, x_BCHW: Tensor, output_type: str) -> Any:

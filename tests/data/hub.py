@@ -1,4 +1,4 @@
-"""A Hugging Face hub on loopback, as far as reading files of a data set goes: listing, sizes, ranges of bytes."""
+"""A Hugging Face hub on loopback, as far as reading files of data sets and models goes: listing, sizes, ranges."""
 
 import json
 from collections.abc import Iterator
@@ -9,14 +9,15 @@ from threading import Thread
 from urllib.parse import parse_qs, unquote, urlsplit
 
 COMMIT = "c0ffee" * 6 + "c0ff"
+REVISIONS = ("main", COMMIT)
 
 
 @contextmanager
-def hub_server(datasets: dict[str, dict[str, bytes]], token: str | None = None) -> Iterator[str]:
-    """Files by path of each data set OWNER/NAME, at revision main; the server's URL, for HF_ENDPOINT."""
+def hub_server(repositories: dict[str, dict[str, bytes]], token: str | None = None) -> Iterator[str]:
+    """Files by path of each repository OWNER/NAME, data set or model, at main; the server's URL, for HF_ENDPOINT."""
 
     class Hub(_Hub):
-        files = datasets
+        files = repositories
         wants = token
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
@@ -38,11 +39,12 @@ class _Hub(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         names = unquote(urlsplit(self.path).path).strip("/").split("/")
         if self.wants and self.headers.get("Authorization") != f"Bearer {self.wants}":
-            return self._answer(401, {"error": "Access to this dataset is restricted"}, code="GatedRepo")
-        if names[:2] == ["api", "datasets"]:
+            return self._answer(401, {"error": "Access to this repository is restricted"}, code="GatedRepo")
+        if names[0] == "api" and names[1] in ("datasets", "models"):
             return self._api("/".join(names[2:4]), names[4:])
-        if names[0] == "datasets" and names[3] == "resolve":
-            return self._resolve("/".join(names[1:3]), names[4], "/".join(names[5:]))
+        names = names[names[0] == "datasets" :]  # a model's files have no such word before them
+        if names[2:3] == ["resolve"]:
+            return self._resolve("/".join(names[:2]), names[3], "/".join(names[4:]))
         return self._answer(404, {"error": "Not Found"})
 
     do_HEAD = do_GET
@@ -54,24 +56,24 @@ class _Hub(BaseHTTPRequestHandler):
         entries = self._entries("/".join(names[2:4]), "", recursive=True)
         return self._answer(200, [entry for entry in entries if entry["path"] in paths])
 
-    def _api(self, dataset: str, rest: list[str]) -> None:
-        if dataset not in self.files:
+    def _api(self, repository: str, rest: list[str]) -> None:
+        if repository not in self.files:
             return self._answer(404, {"error": "Repository not found"}, code="RepoNotFound")
-        if rest and rest[1] != "main":
+        if rest and rest[1] not in REVISIONS:
             return self._answer(404, {"error": "Invalid rev id"}, code="RevisionNotFound")
         if not rest or rest[0] == "revision":
-            siblings = [{"rfilename": path} for path in self.files[dataset]]
-            return self._answer(200, {"id": dataset, "sha": COMMIT, "siblings": siblings, "tags": []})
+            siblings = [{"rfilename": path} for path in self.files[repository]]
+            return self._answer(200, {"id": repository, "sha": COMMIT, "siblings": siblings, "tags": []})
         recursive = parse_qs(urlsplit(self.path).query).get("recursive", ["false"])[0].lower() in ("true", "1")
-        entries = self._entries(dataset, "/".join(rest[2:]), recursive)
+        entries = self._entries(repository, "/".join(rest[2:]), recursive)
         if not entries:
             return self._answer(404, {"error": "Entry not found"}, code="EntryNotFound")
         return self._answer(200, entries)
 
-    def _entries(self, dataset: str, below: str, recursive: bool) -> list[dict[str, object]]:
+    def _entries(self, repository: str, below: str, recursive: bool) -> list[dict[str, object]]:
         prefix = f"{below}/" if below else ""
         entries: dict[str, dict[str, object]] = {}
-        for path, content in self.files[dataset].items():
+        for path, content in self.files[repository].items():
             if not path.startswith(prefix):
                 continue
             parts = path[len(prefix) :].split("/")
@@ -84,9 +86,9 @@ class _Hub(BaseHTTPRequestHandler):
                 entries[path] = {"type": "file", "path": path, "size": len(content), "oid": oid}
         return [entries[path] for path in sorted(entries)]
 
-    def _resolve(self, dataset: str, revision: str, path: str) -> None:
-        content = self.files.get(dataset, {}).get(path)
-        if content is None or revision != "main":
+    def _resolve(self, repository: str, revision: str, path: str) -> None:
+        content = self.files.get(repository, {}).get(path)
+        if content is None or revision not in REVISIONS:
             return self._answer(404, {"error": "Entry not found"}, code="EntryNotFound")
         headers = {"ETag": f'"{sha1(content).hexdigest()}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
         if (range_header := self.headers.get("Range")) is None:

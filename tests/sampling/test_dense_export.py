@@ -1,9 +1,6 @@
 """Dense models as ordinary pipelines: diffusers opens them without ddm-ray, and paints our images."""
 
 import json
-import subprocess
-import sys
-import sysconfig
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,60 +10,39 @@ import torch
 from click.testing import CliRunner
 
 from ddm_ray.cli import main
-from ddm_ray.config import SamplingSettings
 from ddm_ray.core.flow import Flow
-from ddm_ray.errors import RunError, SamplingError
-from ddm_ray.models.dit import DiT
-from ddm_ray.pipeline import DDMPipeline
+from ddm_ray.errors import SamplingError
 from ddm_ray.sampling.dense_export import save_dense
-from ddm_ray.sampling.request import MixtureInfo
-from ddm_ray.sampling.run_models import Models, matched
 from ddm_ray.storage.graph import MONOLITH
 from tests.random_run import make_run
-from tests.sampling import tiny_components
+from tests.sampling.exports import LABELS, SEEDS, TEXTS, dense, run_alone
 
-SEEDS = (5, 2**40, 7, 1)
-OPENED = f"""
-import json, sys
-sys.path.append({sysconfig.get_paths()["purelib"]!r})
-try:
-    import ddm_ray
-except ImportError:
-    pass
-else:
-    sys.exit("ddm-ray is there")
-import torch
-from diffusers import DiffusionPipeline
-
-torch.set_num_threads(1)
-for folder, call in json.loads(sys.argv[1]).items():
-    pipeline = DiffusionPipeline.from_pretrained(folder, custom_pipeline=folder, trust_remote_code=True)
-    pipeline.set_progress_bar_config(disable=True)
-    images = pipeline(**call, seeds={SEEDS}, output_type="pt").images
+OPENED = """
+for folder, call in given.items():
+    pipeline = opened(folder)
+    images = pipeline(**call, seeds=SEEDS, output_type="pt").images
     torch.save(images, folder + ".pt")
     noise = torch.randn(4, *images.shape[1:], generator=torch.manual_seed(3)) if pipeline.vae is None else None
     if noise is not None:
-        given = pipeline(**call, latents=noise, output_type="pt").images
+        noised = pipeline(**call, latents=noise, output_type="pt").images
         drawn = pipeline(**call, generator=torch.manual_seed(3), output_type="pt").images
-        assert torch.equal(given, drawn) and not torch.equal(given, images)
-    assert pipeline(**call, seeds={SEEDS}, num_inference_steps=1).images[3].size == images.shape[:1:-1]
-    half = DiffusionPipeline.from_pretrained(folder, torch_dtype=torch.bfloat16, trust_remote_code=True)
-    half.set_progress_bar_config(disable=True)
-    rounded = half(**call, seeds={SEEDS}, output_type="pt").images.float()
+        assert torch.equal(noised, drawn) and not torch.equal(noised, images)
+    assert pipeline(**call, seeds=SEEDS, num_inference_steps=1).images[3].size == images.shape[:1:-1]
+    half = opened(folder, torch_dtype=torch.bfloat16)
+    rounded = half(**call, seeds=SEEDS, output_type="pt").images.float()
     assert 0 < (rounded - images).abs().mean() < 0.05, (rounded - images).abs().mean()
     if pipeline.config.num_classes:
         x, t = torch.randn(2, *images.shape[1:]), torch.full((2,), 0.5)
         null = torch.full((2,), pipeline.config.num_classes)
         assert torch.equal(pipeline.transformer(x, t).sample, pipeline.transformer(x, t, null).sample)
         assert not torch.equal(pipeline.transformer(x, t).sample, pipeline.transformer(x, t, 0 * null).sample)
-    for wrong in ({{"class_labels": "nobody"}}, {{"prompt": 5}}, {{**call, "seeds": [1]}}, {{"class_labels": 9}}):
+    for wrong in ({"class_labels": "nobody"}, {"prompt": 5}, {**call, "seeds": [1]}, {"class_labels": 9}):
         try:
             pipeline(**wrong)
         except (ValueError, TypeError):
             continue
-        sys.exit(f"{{wrong}} is taken")
+        sys.exit(f"{wrong} is taken")
 """
-LABELS: dict[str, Any] = {"class_labels": ["b", 2], "num_images_per_prompt": 2}
 CASES: dict[str, tuple[Flow, dict[str, Any], dict[str, Any]]] = {
     "plain": (Flow(), {"steps": 5}, LABELS),
     "other-path": (Flow("cosine", "noise"), {"steps": 4, "solver": "heun", "guidance_scale": 0.0}, LABELS),
@@ -75,26 +51,8 @@ CASES: dict[str, tuple[Flow, dict[str, Any], dict[str, Any]]] = {
         {"steps": 9, "times": "shifted-2", "guidance_scale": 2.5, "guidance_interval": (0.2, 0.7)},
         LABELS,
     ),
-    "texts": (Flow(), {"steps": 3, "solver": "midpoint", "guidance_scale": 3.0}, {"prompt": ["a b", "c", "", "d e"]}),
+    "texts": (Flow(), {"steps": 3, "solver": "midpoint", "guidance_scale": 3.0}, TEXTS),
 }
-
-
-def dense(folder: Path, flow: Flow, settings: dict[str, Any], texts: bool, experts: int = 1) -> DDMPipeline:
-    """A pipeline of random weights, of texts and latents or of three classes."""
-    sizes: dict[str, Any] = {"image_size": 4, "patch_size": 2, "width": 16, "depth": 2, "heads": 2}
-    sizes |= {"channels": 4, "num_classes": None, "text_dim": tiny_components.TEXT_DIM} if texts else {"channels": 3}
-    if not texts:
-        sizes["num_classes"] = 3
-    models = [matched(tiny_components.random(DiT, seed, **sizes).eval(), flow) for seed in range(experts)]
-    num_classes = sizes["num_classes"]
-    info = MixtureInfo(experts, (sizes["channels"], 4, 4), num_classes, torch.ones((num_classes or 0) + 1, experts))
-    return DDMPipeline(
-        Models(info, models, None),
-        class_names=() if texts else ("a", "b", "c"),
-        defaults=SamplingSettings(**settings),
-        text_encoder=tiny_components.text_encoder(folder / "encoder") if texts else None,
-        latents=tiny_components.latents() if texts else None,
-    )
 
 
 def test_diffusers_alone_paints_the_same_images(tmp_path: Path) -> None:
@@ -105,10 +63,7 @@ def test_diffusers_alone_paints_the_same_images(tmp_path: Path) -> None:
         save_dense(pipeline.components, "a card", folder)
         calls[folder] = call
         images[folder] = pipeline(**call, seeds=SEEDS, output_type="pt").images
-    line = [sys.executable, "-I", "-S", "-c", OPENED, json.dumps(calls)]
-    environment = {"HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1", "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(line, env=environment, cwd="/", capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_alone(OPENED, calls, tmp_path / "home")
     for folder, ours in images.items():
         theirs = torch.load(f"{folder}.pt")
         assert ours.std() > 0.05 and torch.allclose(ours, theirs, atol=2e-6), folder
@@ -151,5 +106,5 @@ def test_a_runs_monolith_is_exported_with_its_card(tmp_path: Path) -> None:
     assert "is a pipeline already: use --overwrite" in say()
     say("--overwrite")
     assert "\nlicense: unknown\n" in (folder / "README.md").read_text()
-    with pytest.raises(RunError, match="is an ordinary pipeline: open it with diffusers"):
-        DDMPipeline.from_pretrained(folder)
+    refused = CliRunner().invoke(main, ["sample", str(folder)])
+    assert refused.exit_code == 1 and "is an ordinary pipeline: open it with diffusers" in refused.output
