@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ddm_ray.evaluate.compare import Comparison
-from ddm_ray.evaluate.report import MODEL_COLUMNS, cell, difference_words
+from ddm_ray.evaluate.report import COST_COLUMNS, MODEL_COLUMNS, cell, difference_words
 from ddm_ray.pictures.figure import error_chart, figure_png
 from ddm_ray.pictures.page import page
 
@@ -28,7 +28,8 @@ def render(comparison: Comparison) -> str:
     return page(
         "compare",
         comparison=comparison,
-        headings=headings | {"training_flops": "training FLOPs"},
+        headings=headings,
+        cost_headings=COST_COLUMNS | {"training_flops": "training FLOPs"},
         cell=_cell,
         lowest=min(line["frechet"] for line in comparison.lines),
         sentences=sentences(comparison),

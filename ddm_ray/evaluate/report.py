@@ -30,6 +30,9 @@ MODEL_COLUMNS = {
     "coverage": "coverage",
     "copied": "copied",
     "cluster_tv": "cluster TV",
+}
+COST_COLUMNS = {
+    "model": "model",
     "expert_rows_per_image": "expert rows / image",
     "router_rows_per_image": "router rows / image",
     "seconds_per_image": "ms / image",
@@ -53,6 +56,7 @@ def render(metrics: dict[str, Any], grid_png: bytes, experts_png: bytes) -> str:
         "evaluation",
         metrics=metrics,
         headings=MODEL_COLUMNS,
+        cost_headings=COST_COLUMNS,
         cell=cell,
         lowest=min(row["frechet"] for row in metrics["models"]),
         sentences=sentences(metrics),
@@ -137,7 +141,7 @@ def _compared(metrics: dict[str, Any], subject: str, row: dict[str, Any], other:
 def difference_words(difference: dict[str, Any]) -> str:
     """Words on a `Difference`: how large it is, and whether other samples of the same models might turn it round."""
     low, high = difference["low"], difference["high"]
-    verdict = "which other seeds might turn round" if low < 0 < high else "more than the luck of the seeds"
+    verdict = "which other seeds might turn round" if low <= 0 <= high else "more than the luck of the seeds"
     return (
         f"the difference is {difference['frechet']:+.2g}, between {low:+.2g} and {high:+.2g} in 95% of resamplings,"
         f" {verdict}"

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#7a828f", "#3b7dd8", "#d9822b", "#8a56c2", "#2f9e62", "#c94f6d")
+LOGARITHMIC_FROM = 20
 GREY = "#8a92a0"  # to be read on light and on dark paper
 MOST_NUMBERED = 16
 
@@ -30,13 +31,17 @@ def figure_png(figure: "Figure", transparent: bool = False) -> bytes:
 
 
 def error_chart(points: Mapping[str, tuple[float, float, float]], x_label: str, y_label: str) -> "Figure":
-    """A point a name at (x, y) with a bar of the third number up and down; x > 0 is on a logarithmic scale."""
+    """A point a name at (x, y) with a bar of the third number up and down; x > 0, logarithmic where it is far apart."""
     chart = figure(6.4, 3.0)
     axes = chart.add_subplot()
     for number, (name, (x, y, deviation)) in enumerate(points.items()):
         colour = COLOURS[number % len(COLOURS)]
         axes.errorbar(x, y, deviation, color=colour, marker="o", linewidth=1.5, capsize=3, label=name)
-    axes.set_xscale("log")
+    positions = [x for x, _, _ in points.values()]
+    if max(positions) > LOGARITHMIC_FROM * min(positions):
+        axes.set_xscale("log")
+    else:
+        axes.set_xlim(0, 1.1 * max(positions))
     axes.set_xlabel(x_label, color=GREY)
     axes.set_ylabel(y_label, color=GREY)
     _plain(axes)
