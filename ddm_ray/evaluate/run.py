@@ -16,7 +16,7 @@ from ddm_ray.core.streams import SeedPurpose, seeds
 from ddm_ray.data import OnProgress, no_progress
 from ddm_ray.data.loading.loader import Rows, load_rows
 from ddm_ray.data.schema import HELDOUT, TRAIN
-from ddm_ray.errors import ConfigError, DataError, MissingArtifact
+from ddm_ray.errors import ConfigError, DataError, DriftError, MissingArtifact
 from ddm_ray.evaluate.costs import training_cost
 from ddm_ray.evaluate.features import see, train_features
 from ddm_ray.evaluate.figures import PER_CLASS, class_request, experts_figure, labels_B, real_images
@@ -50,16 +50,19 @@ class Candidate:
 def evaluate(run: Run, name: str = "demo", on_progress: OnProgress = no_progress, device: str = "cpu") -> Manifest:
     """Write eval/<name>: metrics.json, grid.png, experts.png and report.html; a no-op if it is finished.
 
-    Experts must be finished. Of router, monolith and student it measures those that are, and names the others.
+    Experts must be finished. Of router, monolith and student it measures those that are, and names the others, as it
+    does a monolith or a student that was made otherwise than this run wants it.
     Raises MissingArtifact, CorruptArtifact, DriftError; SamplingError for a strategy that doesn't exist; DataError
     without training rows.
     """
     if finished := run.finished(evaluation(name)):
         return finished
     on_progress(0.0, "reading rows and models")
-    identity, mixture = run.identity(evaluation(name)), load_models(run, "mixture", device)
-    denses = {kind: load_models(run, kind, device) for kind in DENSE if run.finished(Artifact(kind))}
-    candidates, missing = _candidates(run, mixture, denses), _missing(run, mixture, denses)
+    outdated = _outdated(run)
+    identity, mixture = run.identity(evaluation(name)).without(outdated), load_models(run, "mixture", device)
+    current = [kind for kind in DENSE if kind not in outdated and run.finished(Artifact(kind))]
+    denses = {kind: load_models(run, kind, device) for kind in current}
+    candidates, missing = _candidates(run, mixture, denses), _missing(run, mixture, denses) | outdated
     if not candidates:
         raise MissingArtifact(f"{run.url}: nothing to measure: {'; '.join(missing.values())}", run.make(MONOLITH))
     shards = [shard(cluster) for cluster in range(mixture.info.num_experts)]
@@ -100,7 +103,7 @@ def evaluate(run: Run, name: str = "demo", on_progress: OnProgress = no_progress
         "real": real,
         "heldout_loss": [asdict(loss) for loss in losses],
         "router": router,
-        "training": asdict(training_cost(run)),
+        "training": asdict(training_cost(run, outdated)),
         "versions": _versions(),
     }
     files = {
@@ -151,6 +154,17 @@ def _missing(run: Run, mixture: Models, denses: Collection[str]) -> dict[str, st
     lacks: dict[str, str] = {ROUTER: f"{', '.join(routed)} (there is no trained router)"} if routed else {}
     made = [kind for kind in DENSE if Artifact(kind) in trained_of(run.config)]
     return lacks | {kind: f"{kind} (it isn't trained)" for kind in made if kind not in denses}
+
+
+def _outdated(run: Run) -> dict[str, str]:
+    """Words on the dense models that were made otherwise than this run wants them, as by other experts."""
+    outdated: dict[str, str] = {}
+    for kind in DENSE:
+        try:
+            run.finished(Artifact(kind))
+        except DriftError as error:
+            outdated[kind] = f"{kind} ({error.message})"
+    return outdated
 
 
 def _request(config: RunConfig, train: Rows) -> SampleRequest:
