@@ -233,17 +233,20 @@ def test_stored_targets_teach_the_same(quiet: Run, tmp_path: Any, steps_each: in
     assert difference(weights_of(quiet, STUDENT), weights_of(run, STUDENT)) < 1e-5
 
 
-def test_ranks_are_taught_as_one_is(quiet: Run, tmp_path: Path) -> None:
-    """Each rank of two, then of three with unequal shares, asks two experts at a time about its own rows."""
-    legs = [{"world": 2, "stop": 4, "teachers": 2}, {"world": 3, "teachers": 2, "micro_batch": 2}]
-    cases = {"run": {"settings": STUDENT_STEPS, "artifact": STUDENT, "legs": legs}}
+@pytest.mark.usefixtures("world_of_one")
+def test_ranks_are_taught_as_one_is(tmp_path: Path) -> None:
+    """Each rank of two, then of four, the last of which has one row of three, asks two experts at a time."""
+    ten = "student.train.global_batch=10"
+    alone = trained(tmp_path / "alone", ten)
+    legs = [{"world": 2, "stop": 4, "teachers": 2}, {"world": 4, "teachers": 2, "micro_batch": 2}]
+    cases = {"run": {"settings": [*STUDENT_STEPS, ten], "artifact": STUDENT, "legs": legs}}
     command = [sys.executable, str(Path(__file__).parent / "ranks.py"), str(tmp_path), json.dumps(cases)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1000, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     run = Run.open(str(tmp_path / "run"))
     assert claimed(run.store, STUDENT) == [1, 2]
-    assert difference(curve_of(quiet, STUDENT), curve_of(run, STUDENT)) < 1e-5
-    assert difference(weights_of(quiet, STUDENT), weights_of(run, STUDENT)) < 1e-5
+    assert difference(curve_of(alone, STUDENT), curve_of(run, STUDENT)) < 1e-5
+    assert difference(weights_of(alone, STUDENT), weights_of(run, STUDENT)) < 1e-5
 
 
 def ended_after_one(*work: Any) -> Any:
