@@ -136,7 +136,7 @@ def parts(url: str) -> dict[str, float]:
         with Loader(run, job.shards, job.train.seed, job.batch) as loader:
             done("rows")
             with TrainAttempt(run, job, TrainPlacement()) as attempt:
-                engine, before = attempt.resume(build)
+                engine, before = attempt.resume(build, build)
                 done("claim and state")
                 seconds["claim and state"] -= seconds["engine"]
                 batches = RankBatches(job, loader, 0, 1, attempt.micro_batch)

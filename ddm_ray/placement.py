@@ -84,7 +84,9 @@ class TrainPlacement(StrictModel):
         description="GiB of rows a worker may hold; more are streamed. None: a share of what is free",
     )
     cache: str | None = Field(
-        default=None, description="folder for local copies of a shard in an object store; none: a temporary one"
+        default=None,
+        description="folder for local copies of a shard, or of the experts who teach, in an object store; none: a"
+        " temporary one",
     )
     checkpoint_minutes: float | None = Field(
         default=None,

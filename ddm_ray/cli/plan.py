@@ -186,7 +186,9 @@ def _as_json(planned: "RunPlan", unknown: Mapping[str, str], egress_price: float
         }
         for need in planned.needs:
             sites[name]["models"][need.kind] = {
-                "memory_bytes_by_zero_stage": need.memory(island.train.workers.max, island.train.use_gpu),
+                "memory_bytes_by_zero_stage": need.memory(
+                    island.train.workers.max, island.train.use_gpu, island.train.teachers
+                ),
                 **{
                     end: {
                         "flops_per_second": planned.speeds[name].of(need.kind)[number],

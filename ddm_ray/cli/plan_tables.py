@@ -38,11 +38,15 @@ def _models(plan: RunPlan) -> Table:
 def _memory(plan: RunPlan) -> Table:
     title = "memory a worker by ZeRO stage; activations, buffers and libraries come on top"
     table = _table(title, "model", "workers", "ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3", "the islands'")
-    hows = {(each.train.workers.max, each.train.use_gpu): each.train.zero_stage for each in plan.islands.values()}
     for need in plan.needs:
-        for (workers, use_gpu), stage in hows.items():
-            sizes = need.memory(workers, use_gpu)
+        hows = {
+            (each.workers.max, each.use_gpu, each.teachers if need.job.asked else None): each.zero_stage
+            for each in (island.train for island in plan.islands.values())
+        }
+        for (workers, use_gpu, teachers), stage in hows.items():
+            sizes = need.memory(workers, use_gpu, teachers)
             what = f"{workers} GPUs" if use_gpu else f"{workers} on CPUs"
+            what += f", {teachers or 'all'} teachers" if need.job.asked else ""
             table.add_row(need.kind, what, *("-" if size is None else _si(size, "B") for size in sizes), str(stage))
     return table
 

@@ -1,6 +1,7 @@
 """Verbs that make a run's artifacts, stage by stage: prepare, partition, train, evaluate; and demo, all of them."""
 
 import re
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from ddm_ray.cli.command import (
     warn,
 )
 from ddm_ray.cli.fixes import phrase
-from ddm_ray.errors import ConfigError
+from ddm_ray.errors import ConfigError, DriftError
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.info import ReportInfo, RowsInfo
 
@@ -271,6 +272,12 @@ def evaluate(
     _show_evaluation(make(run_url, evaluation(name), stage), name)
 
 
+def _is_finished(run: Any, artifact: Artifact) -> bool:
+    with suppress(DriftError):  # the report says so
+        return run.finished(artifact) is not None
+    return False
+
+
 def _show_evaluation(run: Any, name: str) -> None:
     from ddm_ray.evaluate.report import print_table
     from ddm_ray.evaluate.run import read_metrics
@@ -278,7 +285,7 @@ def _show_evaluation(run: Any, name: str) -> None:
 
     metrics = read_metrics(run, name)
     click.echo(print_table(metrics))
-    if since := [lacked for lacked in metrics.get("missing", {}) if run.manifest(Artifact(lacked))]:
+    if since := [lacked for lacked in metrics.get("missing", {}) if _is_finished(run, Artifact(lacked))]:
         warn(f"{', '.join(since)}: finished since; ddm evaluate --name ANOTHER measures it")
     for file in ("report.html", "grid.png", "metrics.json"):
         click.echo(f"{run.url}/{evaluation(name)}/{file}")

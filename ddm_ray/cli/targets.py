@@ -20,7 +20,7 @@ def targets(run_url: str, cluster: int, islands: str | None, island: str | None,
 
     Each island does this for its own expert. With `teachers: stored` on the student's island, `ddm train RUN student`
     reads these targets and loads no expert; its weights are those of a student beside its teachers, within rounding.
-    Kill this command at any moment; the same command goes on.
+    Kill this command at any moment; the same command goes on. `ddm status RUN` shows how much is made.
 
     \b
       ddm targets s3://lab/run7 --cluster 3

@@ -73,7 +73,7 @@ def work(
     from ddm_ray.storage.run import Run
     from ddm_ray.storage.stops import island_prefix
     from ddm_ray.train.ray.launch import train_all
-    from ddm_ray.train.targets import require_targets
+    from ddm_ray.train.targets import needed_by, require_labelled
     from ddm_ray.watch.live_view import LiveView
 
     run = Run.open(run_url)
@@ -105,7 +105,7 @@ def work(
 
         def train(run: Run, launch: Any, watch: Any) -> None:
             if launch.artifact == STUDENT and site.train.teachers == "stored":
-                require_targets(run)
+                require_labelled(run)
             # A session each: with it end the places that a killed controller would keep, and who waits holds none.
             with losses_of_ray(), ray_session(*site.ray(address)) as private:
                 heed_sigterm()  # Ray takes it for itself
@@ -123,7 +123,7 @@ def work(
             view.show(site.name, min(0.99, sum(done.values()) / len(done)), doing)
 
         account.name = f"work-{keeper.id.rpartition('/')[2]}"
-        board = Board(run, trained, grace, work_of(run))
+        board = Board(run, trained, grace, work_of(run), needs=lambda artifact: needed_by(run, artifact, site.train))
         end = IslandWorker(run, keeper, board, train, report, require_room, leaving.is_set, job, grace).run_to_end()
     click.echo(f"{site.name}: {end}")
     if leaving.is_set():

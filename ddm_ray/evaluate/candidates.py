@@ -3,7 +3,7 @@
 Shapes: N rows, CHW data, P pixels of a side.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ddm_ray.config import SamplingSettings
 from ddm_ray.core.routing import parse_strategy
+from ddm_ray.errors import DriftError
 from ddm_ray.sampling.run_models import ModelKind, Models, load_models, settings_of
 from ddm_ray.storage.graph import ROUTER, Artifact, trained_of
 from ddm_ray.storage.run import Run
@@ -44,8 +45,8 @@ class Lineup:
     missing: dict[str, str]
 
     @classmethod
-    def of(cls, run: Run, trained: Collection[str], device: str) -> Self:
-        """Load what is among `trained`, the artifacts that there were when the evaluation was begun.
+    def of(cls, run: Run, trained: Collection[str], old: Mapping[str, str], device: str) -> Self:
+        """Load what is among `trained`, the artifacts that there were when the evaluation was begun; `old`: `outdated`.
 
         Raises MissingArtifact, CorruptArtifact, DriftError.
         """
@@ -53,7 +54,18 @@ class Lineup:
         if ROUTER not in trained:
             mixture = replace(mixture, router=None)
         denses = {kind: load_models(run, kind, device) for kind in DENSE if kind in trained}
-        return cls(mixture, denses, _candidates(run, mixture, denses), _missing(run, mixture, denses))
+        return cls(mixture, denses, _candidates(run, mixture, denses), _missing(run, mixture, denses) | dict(old))
+
+
+def outdated(run: Run) -> dict[str, str]:
+    """Words on the dense models that were made otherwise than this run wants them, as by other experts."""
+    words: dict[str, str] = {}
+    for kind in DENSE:
+        try:
+            run.finished(Artifact(kind))
+        except DriftError as error:
+            words[kind] = f"{kind} ({error.message})"
+    return words
 
 
 def _candidates(run: Run, mixture: Models, denses: dict[ModelKind, Models]) -> tuple[Candidate, ...]:

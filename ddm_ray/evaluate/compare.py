@@ -14,7 +14,6 @@ from torch import Tensor
 from ddm_ray.data import OnProgress, no_progress
 from ddm_ray.errors import CorruptArtifact, SamplingError
 from ddm_ray.evaluate.candidates import decoder
-from ddm_ray.evaluate.costs import training_cost
 from ddm_ray.evaluate.run import read_metrics, real_rows, reference_of
 from ddm_ray.evaluate.samples import CandidateSamples, SamplesPlan, SamplesRecord, SamplesStore, one_thread
 from ddm_ray.evaluate.scores import Difference, Measured
@@ -53,12 +52,12 @@ class Side:
 
     def training_flops(self, candidate: str) -> float:
         """FLOPs of all training that a candidate needs; a student's teachers are among it."""
-        cost = training_cost(self.run)
-        flops = {job.job: job.flops for job in cost.jobs}
+        training = self.metrics["training"]
+        flops = {job["job"]: job["flops"] for job in training["jobs"]}
         if candidate == "monolith":
-            return flops[candidate]
+            return float(flops[candidate])
         student = flops["student"] if candidate == "student" else 0.0
-        return cost.experts_flops + student + (0.0 if candidate in (*EXTRAS, "once") else flops["router"])
+        return training["experts_flops"] + student + (0.0 if candidate in (*EXTRAS, "once") else flops["router"])
 
 
 @dataclass(frozen=True)

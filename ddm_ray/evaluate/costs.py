@@ -1,5 +1,6 @@
 """Costs of training, from the manifests of the finished jobs."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from ddm_ray.storage.graph import MONOLITH, ROUTER, trained_of
@@ -35,12 +36,15 @@ class TrainingCost:
     router_over_experts: float | None
 
 
-def training_cost(run: Run) -> TrainingCost:
-    """Costs of the experts and of all else that is finished. Raises MissingArtifact for an expert that isn't."""
+def training_cost(run: Run, left_out: Collection[str] = ()) -> TrainingCost:
+    """Costs of the experts and of all else that is finished, but for what is left out.
+
+    Raises MissingArtifact for an expert that isn't finished, DriftError.
+    """
     jobs = {artifact: _job(run.require(artifact)) for artifact in run.experts}
     experts_flops = sum(job.flops for job in jobs.values())
     for artifact in trained_of(run.config)[len(jobs) :]:
-        if manifest := run.finished(artifact):
+        if artifact not in left_out and (manifest := run.finished(artifact)):
             jobs[artifact] = _job(manifest)
     monolith, router = jobs.get(MONOLITH), jobs.get(ROUTER)
     return TrainingCost(

@@ -18,7 +18,7 @@ from ddm_ray.data.schema import HELDOUT, TRAIN
 from ddm_ray.data.sharded.stage import make_chunks
 from ddm_ray.data.sharded.work import Executor
 from ddm_ray.errors import ConfigError, DataError, MissingArtifact
-from ddm_ray.evaluate.candidates import Decode, Lineup, decoder
+from ddm_ray.evaluate.candidates import Decode, Lineup, decoder, outdated
 from ddm_ray.evaluate.costs import training_cost
 from ddm_ray.evaluate.features import train_features
 from ddm_ray.evaluate.figures import PER_CLASS, class_request, experts_figure, labels_B, real_images
@@ -45,7 +45,7 @@ from ddm_ray.sampling.request import validate
 from ddm_ray.sampling.run_models import Models, mixture_info
 from ddm_ray.storage.graph import MONOLITH, evaluation, shard
 from ddm_ray.storage.info import EvaluationInfo
-from ddm_ray.storage.manifest import FileRecord, Identity, Manifest
+from ddm_ray.storage.manifest import FileRecord, Manifest
 from ddm_ray.storage.run import Run
 
 KEPT_BYTES = 2**29
@@ -63,8 +63,9 @@ def evaluate(
     """Write eval/<name>: samples, metrics.json, grid.png, experts.png and report.html; a no-op if it is finished.
 
     Experts must be finished. Of router, monolith and student it measures those that were when it was begun, and names
-    the others. Killed at any moment, called again it goes on. `execute` makes the samples on devices `made_on`; None:
-    this process does, on `device`, on which all is measured.
+    the others, as it does a monolith or a student that was made otherwise than this run wants it. Killed at any moment,
+    called again it goes on. `execute` makes the samples on devices `made_on`; None: this process does, on `device`, on
+    which all is measured.
     Raises MissingArtifact, CorruptArtifact, DriftError; SamplingError for a strategy that doesn't exist; DataError
     without training rows.
     """
@@ -73,9 +74,11 @@ def evaluate(
         return finished
     on_progress(0.0, "reading rows and models")
     chunks = SamplesStore(run, artifact, SamplesPlan, SamplesRecord)
-    begun, now = chunks.begun(), run.identity(artifact)
-    inputs = now.inputs if begun is None else {key: now.inputs[key] for key in begun.trained if key in now.inputs}
-    identity, lineup = Identity(now.fields, inputs), Lineup.of(run, inputs, device)
+    begun, old = chunks.begun(), outdated(run)
+    identity = run.identity(artifact).without(old)
+    if begun is not None:
+        identity = identity.without(identity.inputs.keys() - {*begun.trained})
+    lineup = Lineup.of(run, identity.inputs, old, device)
     if not lineup.candidates:
         raise MissingArtifact(
             f"{run.url}: nothing to measure: {'; '.join(lineup.missing.values())}", run.make(MONOLITH)
@@ -85,7 +88,8 @@ def evaluate(
     for candidate in lineup.candidates:
         validate(replace(request_of(run.config, labels), settings=candidate.settings), candidate.models.info)
     with one_thread():
-        plan = chunks.plan(lambda: SamplesPlan(portions(lineup.candidates, labels), tuple(inputs)))
+        trained = tuple(identity.inputs)
+        plan = chunks.plan(lambda: SamplesPlan(portions(lineup.candidates, labels), trained), identity)
         observer = ImagesObserver(plan.units, lambda share, note: on_progress(0.02 + 0.76 * share, note))
         maker = MakeSamples(chunks, identity, made_on or device, lineup if execute is None else None)
         records = make_chunks(chunks, plan, execute or here(device), read_portion, maker, observer)
@@ -130,7 +134,7 @@ def evaluate(
         "real": real,
         "heldout_loss": [asdict(loss) for loss in losses],
         "router": router,
-        "training": asdict(training_cost(run)),
+        "training": asdict(training_cost(run, old)),
         "versions": _versions(),
     }
     files = {

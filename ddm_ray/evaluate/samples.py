@@ -148,7 +148,7 @@ class MakeSamples:
         run, artifact = self.chunks.run, self.chunks.artifact
         if lines := run.drift(artifact, self.identity):
             raise DriftError(f"{run.url}/{artifact} was begun otherwise: {'; '.join(lines)}", run.remake(artifact))
-        lineup = self.lineup or Lineup.of(run, self.identity.inputs, self.device)
+        lineup = self.lineup or Lineup.of(run, self.identity.inputs, {}, self.device)
         candidates = {candidate.name: candidate for candidate in lineup.candidates}
         decode, device = decoder(run, self.device), torch.device(self.device)
         # A thread's own CPU time doesn't count what the other portions, or other programs, take from its core.

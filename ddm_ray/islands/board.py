@@ -52,7 +52,8 @@ class View:
 class Board:
     """Looks at `artifacts` of a run for one worker, as often as it is asked to.
 
-    `work_of` tells the FLOP of an artifact's whole training.
+    `work_of` tells the FLOP of an artifact's whole training, `needs` what has to be finished before it can be trained
+    by this worker; None: the artifact's inputs.
     """
 
     def __init__(
@@ -62,9 +63,10 @@ class Board:
         grace: float,
         work_of: Callable[[Artifact], float],
         clock: Callable[[], float] = time.monotonic,
+        needs: Callable[[Artifact], Sequence[Artifact]] | None = None,
     ):
         self._run, self._artifacts, self._grace = run, artifacts, grace
-        self._work_of, self._clock = work_of, clock
+        self._work_of, self._clock, self._needs = work_of, clock, needs or run.inputs
         self._files: dict[Artifact, JobFiles] = {}
         self._observer = Observer(run, self._list, least=LIST_SECONDS)
         self._pulses, self._held, self._now = Pulses(), Pulses(), 0.0
@@ -166,7 +168,7 @@ class Board:
         if self._now < until:
             return lack
         lack = ""
-        for needed in self._run.inputs(artifact):
+        for needed in self._needs(artifact):
             try:
                 lack = lack or ("" if self._run.finished(needed) else f"needs {needed}, which isn't finished")
             except (DriftError, CorruptArtifact) as error:

@@ -47,7 +47,7 @@ class MadeUpRows:
 
 
 class MadeUpTeacher:
-    """Networks of random weights, each asked about every row, as often as a student's job says."""
+    """Networks of random weights, each asked about every row, as often as a student's job says; it may have none."""
 
     by_cluster = False
 
@@ -59,10 +59,10 @@ class MadeUpTeacher:
         """Nothing is waited for."""
 
     def taught(self, batch: Batch, step: int, place_B: Tensor) -> Batch:
-        """The batch with what its first network, an expert's like, predicts."""
+        """The batch with what its first network, an expert's like, predicts, or else any numbers."""
         with torch.no_grad():
             answers = [network(batch.data_BCHW, batch.t_B, batch.condition) for network in self._networks]
-        return replace(batch, teacher_BCHW=answers[0].to(batch.data_BCHW))
+        return replace(batch, teacher_BCHW=(answers or [batch.data_BCHW])[0].to(batch.data_BCHW))
 
 
 def _texts(data: DataConfig, random: torch.Generator) -> Text:
@@ -99,7 +99,7 @@ def _speed(job: TrainJob, rows: MadeUpRows, placement: TrainPlacement, seconds: 
     share = math.ceil(job.batch / workers)
     given = placement.micro_batch
     engine = Engine(job.build(), job.train, placement)
-    teacher = MadeUpTeacher(job, engine.device) if job.asked else None
+    teacher = MadeUpTeacher(job.placed(placement), engine.device) if job.asked else None
     batches = RankBatches(job, rows, 0, workers, min(share, given) if isinstance(given, int) else share, teacher)
 
     # Steps of which all see as many tokens.
@@ -118,4 +118,4 @@ def _speed(job: TrainJob, rows: MadeUpRows, placement: TrainPlacement, seconds: 
         steps += 1
     took = time.monotonic() - began
     engine.close()
-    return job.training_flops(1) * steps / took
+    return job.placed(placement).training_flops(1) * steps / took

@@ -212,9 +212,10 @@ def _of_resources(report: ProbeReport, island: Island) -> Iterator[Fault]:
 def _of_memory(node: NodeReport, workers: int, island: Island, needs: Sequence[ModelNeeds]) -> Iterator[Fault]:
     """Memory that the state of a model takes, at least: activations and libraries come on top."""
     placement, own = island.train, max(1, min(workers, node.places))
-    remedy = "choose more workers, a higher zero_stage, or machines with more"
     for need in needs:
-        each = need.memory(workers, placement.use_gpu)[placement.zero_stage]
+        each = need.memory(workers, placement.use_gpu, placement.teachers)[placement.zero_stage]
+        fewer = ", fewer teachers" if need.teachers_bytes(placement.use_gpu, placement.teachers) else ""
+        remedy = f"choose more workers, a higher zero_stage{fewer}, or machines with more"
         if each is None:
             continue
         if placement.use_gpu and node.gpus:

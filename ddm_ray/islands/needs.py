@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, Literal
 
 from torch import nn
 
@@ -11,6 +12,7 @@ from ddm_ray.config import RunConfig
 from ddm_ray.islands.traffic import RowBytes
 from ddm_ray.models import weights
 from ddm_ray.models.flops import num_parameters
+from ddm_ray.models.spec import denoiser_spec, router_spec
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.graph import Artifact, shards_of
 from ddm_ray.storage.manifest import NAME
@@ -44,8 +46,21 @@ class ModelNeeds:
 
     @cached_property
     def flops(self) -> int:
-        """FLOPs of one whole training."""
+        """FLOPs of one whole training, with those of its teachers."""
         return self.job.training_flops(self.job.train.steps)
+
+    def flops_in(self, placement: TrainPlacement) -> int:
+        """FLOPs of one whole training by workers that are placed so."""
+        return self.job.placed(placement).training_flops(self.job.train.steps)
+
+    def teachers_bytes(self, use_gpu: bool, teachers: int | Literal["stored"] | None) -> int:
+        """Bytes of the networks that a student's worker holds beside its own; 0 for other models."""
+        if not self.job.asked or teachers == "stored":
+            return 0
+        num_experts = self.config.partition.num_clusters
+        held = num_experts if teachers is None else min(teachers, num_experts)
+        router = 0 if self.config.student.teacher == "label" else _parameters(router_spec(self.config))
+        return (2 if use_gpu else 4) * (held * _parameters(denoiser_spec(self.config)) + router)
 
     def sizes(self, placement: TrainPlacement | None = None) -> FileSizes:
         """Sizes of the files of one training; by default of one worker's."""
@@ -65,9 +80,12 @@ class ModelNeeds:
         """Bytes of published weights and what goes with them, but for a picture."""
         return sum(self.sizes().published(self.job.train.steps).values())
 
-    def memory(self, workers: int, use_gpu: bool) -> list[float | None]:
+    def memory(
+        self, workers: int, use_gpu: bool, teachers: int | Literal["stored"] | None = None
+    ) -> list[float | None]:
         """Bytes of a worker's memory (a GPU's, or a CPU's with its copy of the state), by ZeRO stage 0 to 3.
 
+        With those of a student's `teachers`, which are as in a placement.
         Activations, buffers of communication and libraries come on top. None for a stage that can't be.
         """
         copy = {"bf16": 2, "fp32": 4}[self.job.train.precision]
@@ -80,7 +98,8 @@ class ModelNeeds:
             copy + (copy + sharded) / workers,
             (2 * copy + sharded) / workers,
         ]
-        return [None if one is None else one * self.parameters for one in each]
+        beside = self.teachers_bytes(use_gpu, teachers)
+        return [None if one is None else one * self.parameters + beside for one in each]
 
 
 def needs_of(run: Run, artifacts: Sequence[Artifact]) -> list[ModelNeeds]:
@@ -99,6 +118,10 @@ def needs_of(run: Run, artifacts: Sequence[Artifact]) -> list[ModelNeeds]:
             models[spec] = weights.build(job.spec, "meta")
         needs.append(ModelNeeds(kind, left, run.config, job, _rows(run.config, members, sizes), models[spec]))
     return needs
+
+
+def _parameters(spec: dict[str, Any]) -> int:
+    return num_parameters(weights.build(spec, "meta"))
 
 
 def _rows(config: RunConfig, members: list[Artifact], sizes: Mapping[str, int]) -> RowBytes | None:

@@ -81,6 +81,10 @@ class OffloadedToDisk(Offloaded):
         self._fetch = fetch
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fetch-expert")
 
+    def close(self) -> None:
+        """End the thread, once what it fetches is there."""
+        self._thread.shutdown(cancel_futures=True)
+
     def _begin(self, expert: int) -> "Future[Field]":
         return self._thread.submit(self._fetch, expert)
 

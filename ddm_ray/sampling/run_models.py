@@ -28,6 +28,8 @@ from ddm_ray.storage.run import Run
 ModelKind = Literal["mixture", "monolith", "student"]
 """Words for what a run can sample with: its mixture, or a network that was trained on all rows."""
 
+NETWORK = "model.json", "ema.safetensors"
+"""Names of the files of published weights: what a network is, and its tensors."""
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -88,12 +90,16 @@ def load_network(run: Run, published: Weights, device: str = "cpu", precision: P
 
 
 def _read_network(run: Run, published: Weights) -> tuple[nn.Module, Flow]:
-    where = f"{run.url}/{published.artifact}/{published.prefix}"
-    described, tensors = published.read(run, "model.json", "ema.safetensors")
+    described, tensors = published.read(run, *NETWORK)
+    return parse_network(described, tensors, f"{run.url}/{published.artifact}/{published.prefix}")
+
+
+def parse_network(described: bytes, tensors: bytes, where: str) -> tuple[nn.Module, Flow]:
+    """The network in the bytes of the files NETWORK of published weights. Raises CorruptArtifact naming `where`."""
     try:
         spec = json.loads(described)
     except ValueError:
-        raise CorruptArtifact(f"{where}/model.json: not JSON; train {published.artifact} again") from None
+        raise CorruptArtifact(f"{where}/model.json: not JSON; train it again") from None
     try:
         return weights.load(spec, tensors), Flow(**spec.get("flow", {}))
     except (CorruptArtifact, ConfigError, TypeError) as error:

@@ -55,19 +55,19 @@ def chunks_done(keys: Iterable[ChunkKey]) -> tuple[dict[int, set[int]], set[int]
 
 
 @dataclass(frozen=True)
-class RowsProgress:
-    """Progress of rows that have been begun: units of the source in all, units done, parts recorded."""
+class ChunksProgress:
+    """Progress of an artifact that has been begun: units of work in all, units done, chunks recorded."""
 
     units: int
     units_done: int
-    parts: int
+    chunks: int
 
 
-def rows_progress(store: Store, artifact: str) -> RowsProgress | None:
-    """The progress of rows; None if they haven't been begun. Raises CorruptArtifact for a damaged plan."""
+def chunks_progress(store: Store, artifact: str) -> ChunksProgress | None:
+    """The progress of an artifact; None if it hasn't been begun. Raises CorruptArtifact for a damaged plan."""
     try:
         plan = unseal(store.read(f"{artifact}/{PLAN}"), f"{store.url}/{artifact}/{PLAN}", ["units"])
     except FileNotFoundError:
         return None
     keys = recorded_keys(store, artifact)
-    return RowsProgress(plan["units"], len(chunks_done(keys)[1]), len(keys))
+    return ChunksProgress(plan["units"], len(chunks_done(keys)[1]), len(keys))

@@ -283,6 +283,8 @@ KINDS = {
 
 EVALUATIONS = "eval"
 """Folder of all evaluations."""
+TARGETS = "targets"
+"""Folder of all targets."""
 ROWS: Artifact = Artifact("rows")
 PARTITION: Artifact = Artifact("partition")
 CENTROIDS: Artifact = Artifact("partition/centroids")

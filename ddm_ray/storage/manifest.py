@@ -3,7 +3,7 @@
 import builtins
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,10 @@ class Identity:
     def fingerprint(self) -> str:
         """16 hex digits of the hash over fields and inputs."""
         return sha256(canonical({"fields": self.fields, "inputs": self.inputs}))[:16]
+
+    def without(self, names: Collection[str]) -> "Identity":
+        """The identity of what is made without these inputs."""
+        return Identity(self.fields, {name: digest for name, digest in self.inputs.items() if name not in names})
 
 
 @dataclass(frozen=True)

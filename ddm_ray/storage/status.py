@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from ddm_ray.errors import Allow, CorruptArtifact, DDMError, DriftError, Fix, Resume, Stopped
 from ddm_ray.storage import graph
-from ddm_ray.storage.chunk_records import RowsProgress, rows_progress
-from ddm_ray.storage.graph import EVALUATIONS, PARTITION, REPORT, Artifact, evaluation
+from ddm_ray.storage.chunk_records import ChunksProgress, chunks_progress
+from ddm_ray.storage.graph import EVALUATIONS, PARTITION, REPORT, STUDENT, TARGETS, Artifact, evaluation, targets
 from ddm_ray.storage.info import Info, TrainedInfo
 from ddm_ray.storage.job_files import JobFiles, list_jobs
 from ddm_ray.storage.job_status import JobStatus, job_status
@@ -22,6 +22,8 @@ SILENT_SECONDS, BETWEEN_SECONDS = 10.0, 30.0
 It beats once a second, later each five, or step by step where steps take longer; storage may hold a beat up.
 """
 REQUESTS = 8
+UNITS = {"rows": "units of the source", "targets": "ranges of steps", "evaluation": "portions of images"}
+"""Kinds that are made chunk by chunk, and words for their units of work."""
 State = Literal["finished", "begun", "failed", "stopped", "waiting", "damaged"]
 
 
@@ -29,10 +31,10 @@ State = Literal["finished", "begun", "failed", "stopped", "waiting", "damaged"]
 class Status:
     """One artifact of the run at the URL `run`, and its state.
 
-    `info` is a finished artifact's record, `rows` the progress of rows that are begun, `job` that of a training job
-    that is launched, begun or failed. A failed job is one whose newest attempt failed: mostly the next one is about to
-    begin. A stopped one ended, or waits, because somebody asked for it. A damaged artifact can't be read or was made
-    otherwise; `error` says why, and what mends it.
+    `info` is a finished artifact's record, `chunks` the progress of rows or targets that are begun, `job` that of a
+    training job that is launched, begun or failed. A failed job is one whose newest attempt failed: mostly the next
+    one is about to begin. A stopped one ended, or waits, because somebody asked for it. A damaged artifact can't be
+    read or was made otherwise; `error` says why, and what mends it.
     `silent_seconds`: how long an observer has seen no sign of a job's life, None before `observe`. `elders`: numbers of
     older attempts that may train on beside the newest, as far as the observer can't say so yet.
     """
@@ -40,7 +42,7 @@ class Status:
     artifact: Artifact
     state: State
     info: Info | None = None
-    rows: RowsProgress | None = None
+    chunks: ChunksProgress | None = None
     job: JobStatus | None = None
     silent_seconds: float | None = None
     unjudged: bool = False
@@ -53,8 +55,8 @@ class Status:
         """Share of it that is done, 0 to 1; only what is committed is wholly done."""
         if self.state == "finished":
             return 1.0
-        if self.rows:
-            return min(0.99, self.rows.units_done / max(1, self.rows.units))
+        if self.chunks:
+            return min(0.99, self.chunks.units_done / max(1, self.chunks.units))
         return min(0.99, self.job.step / self.job.steps) if self.job and self.job.steps else 0.0
 
     @property
@@ -88,7 +90,7 @@ def status(run: Run, artifact: Artifact, files: JobFiles | None = None) -> Statu
         manifest = run.finished(artifact) if files is None or files.committed else None
         if manifest:
             return in_state("finished", info=artifact.info.of(manifest))
-        rows = rows_progress(run.store, artifact) if artifact.kind == "rows" else None
+        chunks = chunks_progress(run.store, artifact) if artifact.kind in UNITS else None
         job = job_status(run.store, artifact, files) if artifact.trains else None
     except (DriftError, CorruptArtifact) as error:
         return in_state("damaged", error=error)
@@ -97,17 +99,20 @@ def status(run: Run, artifact: Artifact, files: JobFiles | None = None) -> Statu
         return in_state("failed" if job.failure and not (job.left or job.stopped) else begun, job=job)
     if files and files.stopped:
         return in_state("stopped", error=Stopped(f"{artifact} is stopped", Allow(run.url, artifact)))
-    return in_state("begun" if rows else "waiting", rows=rows)
+    return in_state("begun" if chunks else "waiting", chunks=chunks)
 
 
 def survey(run: Run, known: Iterable[Status] = ()) -> list[Status]:
     """All artifacts of a run, in the order in which they are made; a file gone or cut short is noticed.
 
     Those that are finished in `known`, an earlier survey, aren't looked at again. The partition's report is one once it
-    is committed: an older version's was part of the partition.
+    is committed: an older version's was part of the partition. Targets of a student are some once any are begun.
     """
     artifacts = [*graph.artifacts(run.config), *map(evaluation, run.store.folders(EVALUATIONS))]
     artifacts.insert(artifacts.index(PARTITION) + 1, REPORT)
+    if STUDENT in artifacts and run.store.folders(TARGETS):
+        place = artifacts.index(STUDENT)
+        artifacts[place:place] = map(targets, range(len(run.experts)))
     finished = {earlier.artifact: earlier for earlier in known if earlier.state == "finished"}
     files = list_jobs(run.store, [each for each in artifacts if each.trains and each not in finished])
 
@@ -139,7 +144,11 @@ def _with_files(run: Run, status: Status, sizes: Mapping[str, int] | None) -> St
     if manifest is None or not _wrong_file(manifest, sizes or {}):
         return status
     sizes = run.store.sizes(status.artifact)  # again: the manifest may have come while they were listed
-    if status.artifact.cluster is not None and not status.artifact.trains and not sizes.keys() & manifest.files.keys():
+    if (
+        status.artifact.kind in ("rows", "shard")
+        and status.artifact.cluster is not None
+        and not sizes.keys() & manifest.files.keys()
+    ):
         return status  # an owner's rows or shard, who gave its manifest alone
     if name := _wrong_file(manifest, sizes):
         error = CorruptArtifact(f"{name} is gone or cut short", run.remake(status.artifact))
@@ -177,8 +186,9 @@ def describe(status: Status, phrase: Callable[[Fix], str] = str) -> str:
             return _launched(status, job, again)
         if_dead = _elders(status) + (f"; {job.in_vain}" if job.in_vain else f"; if it died, {again}")
         return _begun(status, job) + _beside(job) + (if_dead if status.may_be_dead else "")
-    if rows := status.rows:
-        return f"{rows.units_done} of {rows.units} units of the source, {rows.parts} parts"
+    if chunks := status.chunks:
+        parts = f", {chunks.chunks} parts" if status.artifact.kind == "rows" else ""
+        return f"{chunks.units_done} of {chunks.units} {UNITS[status.artifact.kind]}{parts}"
     return "waiting"
 
 

@@ -87,6 +87,19 @@ class Store:
 
         return self._ask(key, get)
 
+    def read_end(self, key: str, size: int) -> bytes:
+        """The last `size` bytes of the object; all of a smaller one."""
+
+        def get() -> bytes:
+            self._meter.asks("HEAD")
+            end = obstore.head(self._objects, self._prefix + key)["size"]
+            self._meter.asks("GET")
+            data = bytes(obstore.get_range(self._objects, self._prefix + key, start=max(0, end - size), end=end))
+            self._meter.reads(len(data))
+            return data
+
+        return self._ask(key, get)
+
     def fetch(self, key: str, path: Path, at: int = 0) -> str:
         """Copy the object to a local file, a few MiB in memory at a time; the SHA-256 of its bytes, in hex.
 

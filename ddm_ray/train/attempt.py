@@ -181,15 +181,17 @@ class TrainAttempt:
             curves = ("loss", "grad_norm", "learning_rate", "samples_per_second", "mfu")
             self._telemetry.record(progress["step"], {name: progress[name] for name in curves})
 
-    def resume(self, make: Callable[[], Engine]) -> tuple[Engine, TrainProgress]:
+    def resume(self, make: Callable[[], Engine], begin: Callable[[], Engine]) -> tuple[Engine, TrainProgress]:
         """An engine, and how far the newest sound state is, which it holds; without one the beginning.
 
+        `make` makes an engine to read a state into, `begin` one that holds what training begins with.
         A damaged state is named on stderr and the one before it used. StorageError if all that there were are gone:
         another attempt deletes what it has overtaken. RuntimeError if the engine doesn't hold what the state says.
         """
-        engine, filled, gone = make(), False, False
+        engine, gone = None, False
         while (prefix := self._from_first(self._next_state)) is not None:
             problem = None
+            engine = engine or make()
             try:
                 saved, trained = self._read(engine, prefix)
             except CorruptArtifact as error:
@@ -199,20 +201,18 @@ class TrainAttempt:
             if not any(problems):
                 self._load(engine, saved, trained.step)
                 return engine, trained
-            filled = True
             if self._from_first(lambda prefix=prefix: self.storage.store.exists(f"{prefix}/{NAME}")):  # type: ignore[misc]
                 self._warn_of_state(next(filter(None, problems)))
             else:
                 gone = True
         if gone:
             raise StorageError(f"{self.job.artifact}: its states were deleted while they were read")
-        if filled:
+        if engine:
             # What was read so far is neither the one nor the other. Not two at once: one may fill the memory.
             engine.close()
             del engine
             gc.collect()
-            engine = make()
-        return engine, TrainProgress(0, 0.0, {"loss": [], "grad_norm": []})
+        return begin(), TrainProgress(0, 0.0, {"loss": [], "grad_norm": []})
 
     def _next_state(self) -> str | None:
         """Of the states there are now the best that wasn't tried. DriftError for one of another configuration."""

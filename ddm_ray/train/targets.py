@@ -5,12 +5,12 @@ when, and with which noise and time, is a function of the seed and the step alon
 places of one cluster in a range of steps, CHW image.
 """
 
+import atexit
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -18,13 +18,14 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from ddm_ray.data import OnProgress, no_progress
-from ddm_ray.data.loading.loader import Loader
+from ddm_ray.data.loading.loader import Loader, null_text_of
 from ddm_ray.data.sharded.chunk_store import ChunkRecord, ChunkStore, StoredFile
 from ddm_ray.data.sharded.stage import ShareRead, make_chunks
 from ddm_ray.data.sharded.work import Chunk, Executor
-from ddm_ray.errors import ConfigError, DriftError, MissingArtifact
+from ddm_ray.errors import ConfigError, DriftError
+from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.chunk_records import ChunkKey
-from ddm_ray.storage.graph import STUDENT, Artifact, targets
+from ddm_ray.storage.graph import STUDENT, Artifact, shard, targets
 from ddm_ray.storage.info import TargetsInfo
 from ddm_ray.storage.manifest import Identity, Manifest
 from ddm_ray.storage.run import Run
@@ -108,7 +109,10 @@ def make_targets(
     plan = chunks.plan(planned)
     observer = _Observer(plan.units, on_progress)
     maker = MakeTargets(chunks, identity, device)
-    records = make_chunks(chunks, plan, execute, ReadPlaces(run.url, cluster), maker, observer)
+    try:
+        records = make_chunks(chunks, plan, execute, ReadPlaces(run.url, cluster), maker, observer)
+    finally:
+        _rows.close()  # what was read in this process; others close theirs when they end
     chunks.require_complete(plan, records)
     chunks.delete_strays(records)
     files = {name: record for each in records for name, record in each.files.items()}
@@ -125,18 +129,13 @@ def require_labelled(run: Run) -> None:
         )
 
 
-def require_targets(run: Run) -> None:
-    """Raise MissingArtifact, which passes, while a cluster has no targets; DriftError for those of another expert.
+def needed_by(run: Run, artifact: Artifact, placement: TrainPlacement) -> tuple[Artifact, ...]:
+    """The artifacts that have to be finished before this one can be trained so: its inputs, and stored targets.
 
-    ConfigError for a student that isn't taught by its rows' own experts.
+    A student that can't have any needs none: its training says so.
     """
-    require_labelled(run)
-    lacking = [cluster for cluster in range(len(run.experts)) if not run.finished(targets(cluster))]
-    if lacking:
-        message = f"{run.url} has no finished targets yet of cluster {', '.join(map(str, lacking))}"
-        error = MissingArtifact(message, run.make(targets(lacking[0])))
-        error.passes = True  # each expert's island makes its own
-        raise error
+    stored = artifact == STUDENT and placement.teachers == "stored" and run.config.student.teacher == "label"
+    return (*run.inputs(artifact), *(map(targets, range(len(run.experts))) if stored else ()))
 
 
 def targets_bytes(run: Run) -> int:
@@ -171,7 +170,7 @@ class ReadPlaces:
 
     def __call__(self, unit: Steps, done: Container[int]) -> Iterator[Chunk[Places]]:
         if 0 not in done:
-            job, loader = _loaded(self.url)
+            job, loader = _rows.of(self.url, self.cluster)
             yield Chunk(0, self._places(unit, job, loader), 1.0)
 
     def _places(self, unit: Steps, job: TrainJob, loader: Loader) -> Places:
@@ -184,13 +183,32 @@ class ReadPlaces:
         return Places(torch.cat(positions), batches)
 
 
-@lru_cache(maxsize=1)
-def _loaded(url: str) -> tuple[TrainJob, Loader]:
-    """The student's job and its rows, once a process."""
-    run = Run.open(url)
-    job = train_job(run, STUDENT)
-    # Streamed: there are as many such processes as cores.
-    return job, Loader(run, job.shards, job.train.seed, job.batch, rows_gib=0)
+class _OpenRows:
+    """The student's job, and its rows of one cluster, as long as a process reads these."""
+
+    def __init__(self) -> None:
+        self._opened: tuple[str, int, TrainJob, Loader] | None = None
+
+    def of(self, url: str, cluster: int) -> tuple[TrainJob, Loader]:
+        """Open those of a cluster of a run, once; what was open before is closed."""
+        if self._opened is None or self._opened[:2] != (url, cluster):
+            self.close()
+            run = Run.open(url)
+            job = train_job(run, STUDENT)
+            # Streamed: there are as many such processes as cores.
+            rows = Loader(run, job.shards, job.train.seed, job.batch, rows_gib=0, only=shard(cluster))
+            self._opened = url, cluster, job, rows
+        return self._opened[2:]
+
+    def close(self) -> None:
+        """End the thread that reads, and remove a temporary copy."""
+        if self._opened is not None:
+            self._opened[3].close()
+        self._opened = None
+
+
+_rows = _OpenRows()
+atexit.register(_rows.close)
 
 
 @dataclass(frozen=True)
@@ -210,7 +228,8 @@ class MakeTargets:
         if lines := run.drift(artifact, self.identity):
             raise DriftError(f"{run.url}/{artifact} was begun otherwise: {'; '.join(lines)}", run.remake(artifact))
         cluster = artifact.cluster
-        null_text = _loaded(run.url)[1].null_text if run.config.data.text else None
+        assert cluster is not None
+        null_text = null_text_of(run, shard(cluster))
         teachers = load_teachers(run, null_text, device, only=cluster)
         dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
 
@@ -252,6 +271,10 @@ class StoredTargets:
         self._firsts = np.array(firsts[0])
         self._thread = ThreadPoolExecutor(1, "targets")
         self._ranges: OrderedDict[int, Future[tuple[Tensor, Tensor]]] = OrderedDict()
+
+    def close(self) -> None:
+        """End the thread that reads."""
+        self._thread.shutdown(cancel_futures=True)
 
     def await_step(self, step: int) -> None:
         """Wait until what this step needs is read; that of the next ones is begun."""

@@ -3,24 +3,28 @@
 Shapes: B rows, R rows of one call, CHW image, K experts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from ddm_ray.config import Precision
 from ddm_ray.core.condition import Condition, Text
 from ddm_ray.core.flow import interpolate
 from ddm_ray.core.mixture import group_rows, mix, posterior
 from ddm_ray.core.routing import Strategy, parse_strategy
+from ddm_ray.data.loading.cache import local_files
+from ddm_ray.errors import as_storage_error
 from ddm_ray.sampling.driver import Experts, answers
 from ddm_ray.sampling.offload import Offloaded, OffloadedToDisk
 from ddm_ray.sampling.request import ExpertCall
-from ddm_ray.sampling.run_models import load_network
+from ddm_ray.sampling.run_models import NETWORK, load_network, parse_network
 from ddm_ray.storage.graph import PARTITION, ROUTER, Artifact
 from ddm_ray.storage.info import PartitionInfo
+from ddm_ray.storage.manifest import FileRecord, Manifest, verify
 from ddm_ray.storage.published import Weights
 from ddm_ray.storage.run import Run
 from ddm_ray.train.job import TrainJob
@@ -84,27 +88,64 @@ class Teachers:
         return self.strategy.route(probs_BK, torch.zeros_like(probs_BK), None)
 
 
-def load_teachers(
-    run: Run,
-    null_text: Text | None,
-    device: torch.device,
-    resident: int | None = None,
-    only: int | None = None,
-) -> Teachers:
+def load_teachers(run: Run, null_text: Text | None, device: torch.device, only: int | None = None) -> Teachers:
     """The teachers of a run's student, frozen, by their published weights; in bf16 on a GPU.
 
-    `only`: the one cluster whose expert is wanted; None: all. `resident`: how many experts are in memory at a time, 2
-    or more, the others in their files; None: all. Raises MissingArtifact for one that isn't finished, CorruptArtifact
-    if a byte was altered.
+    `only`: the one cluster whose expert is wanted; None: all. Raises MissingArtifact for one that isn't finished,
+    CorruptArtifact if a byte was altered.
     """
+    present = [only in (None, cluster) for cluster in range(len(run.experts))]
+    experts = [
+        _load(run, artifact, device) if here else None for artifact, here in zip(run.experts, present, strict=True)
+    ]
+    return _teachers(run, null_text, device, experts)
+
+
+@contextmanager
+def offloaded_teachers(
+    run: Run, null_text: Text | None, device: torch.device, resident: int, cache: str | None = None
+) -> Iterator[Teachers]:
+    """The teachers, of whose experts `resident`, 2 or more, are in memory at a time; the others are in their files.
+
+    Those of a run in an object store are copied, each once, when it is first asked; `cache`: see `local_files`. They
+    are verified each time that they are read. Raises as `load_teachers`, also where an expert is asked.
+    """
+    copies: dict[int, tuple[Manifest, dict[str, Path]]] = {}
+    with ExitStack() as stack:  # of what is on the disk, which goes after the thread that adds to it
+
+        def fetch(cluster: int) -> nn.Module:
+            artifact = run.experts[cluster]
+            if cluster not in copies:
+                manifest, folder = run.require(artifact), Weights.finished(run, artifact).prefix
+                names = [f"{folder}/{name}" for name in NETWORK]
+                paths = stack.enter_context(local_files(run, manifest, names, cache))
+                copies[cluster] = manifest, dict(zip(names, paths, strict=True))
+            manifest, files = copies[cluster]
+            described, tensors = (_read(path, manifest.files[name]) for name, path in files.items())
+            return _frozen(parse_network(described, tensors, f"{run.url}/{artifact}")[0], device)
+
+        for artifact in run.experts:
+            run.require(artifact)
+        with closing(OffloadedToDisk(fetch, [True] * len(run.experts), resident)) as experts:
+            yield _teachers(run, null_text, device, experts)
+
+
+def _read(path: Path, record: FileRecord) -> bytes:
+    with as_storage_error(path):
+        return verify(path.read_bytes(), record, str(path))
+
+
+def _load(run: Run, artifact: Artifact, device: torch.device) -> nn.Module:
+    return _frozen(load_network(run, Weights.finished(run, artifact)), device)
+
+
+def _frozen(network: nn.Module, device: torch.device) -> nn.Module:
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    return network.to(device, dtype).requires_grad_(False)
+
+
+def _teachers(run: Run, null_text: Text | None, device: torch.device, experts: Experts) -> Teachers:
     config, job = run.config, run.config.student
-    precision: Precision = "fp32" if device.type == "cpu" else "bf16"
-
-    def load(artifact: Artifact) -> nn.Module:
-        return load_network(run, Weights.finished(run, artifact), str(device), precision).requires_grad_(False)
-
-    def fetch(cluster: int) -> nn.Module:
-        return load(run.experts[cluster])
 
     def null(count: int) -> Condition:
         if null_text is not None:
@@ -113,13 +154,7 @@ def load_teachers(
         return torch.full((count,), config.data.num_classes)
 
     strategy = None if job.teacher == "label" else parse_strategy(job.teacher, len(run.experts))
-    router = None if strategy is None else load(ROUTER)
-    present = [only in (None, cluster) for cluster in range(len(run.experts))]
-    experts: Experts
-    if resident is None:
-        experts = [fetch(cluster) if here else None for cluster, here in enumerate(present)]
-    else:
-        experts = OffloadedToDisk(fetch, present, resident)
+    router = None if strategy is None else _load(run, ROUTER, device)
     return Teachers(experts, config.flow.path, null, strategy, router, job.guidance_scale)
 
 

@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 
 import torch
@@ -28,7 +29,7 @@ from ddm_ray.train.micro_batch import find_micro_batch
 from ddm_ray.train.publish import Milestones
 from ddm_ray.train.saving import SaveClock
 from ddm_ray.train.targets import StoredTargets
-from ddm_ray.train.teachers import first_model, load_teachers
+from ddm_ray.train.teachers import first_model, load_teachers, offloaded_teachers
 from ddm_ray.train.watchdog import Watchdog
 
 
@@ -76,17 +77,22 @@ def _train(
     notice: Callable[[], bool],
 ) -> None:
     def make() -> Engine:
+        return Engine(job.build(), job.train, placement)
+
+    def begin() -> Engine:
         return Engine(first_model(run, job), job.train, placement)
 
-    teacher = _teacher(run, job, loader, placement)
-    with Watchdog(placement.hang_seconds, attempt.stuck) as watchdog:
+    with (
+        _teacher(run, job, loader, placement) as teacher,
+        Watchdog(placement.hang_seconds, attempt.stuck) as watchdog,
+    ):
         if attempt.searches:
             find_micro_batch(job, loader, make, attempt, placement, watchdog, teacher)
         batches = RankBatches(job, loader, dist.get_rank(), dist.get_world_size(), attempt.micro_batch, teacher)
-        engine, before = attempt.resume(make)
+        engine, before = attempt.resume(make, begin)
         saver, owed = attempt.saver, False
         milestones = Milestones(run, attempt.storage, job, attempt.identity, engine)
-        meter = Meter(job, before, engine.device, dist.get_world_size())
+        meter = Meter(job.placed(placement), before, engine.device, dist.get_world_size())
         clock = SaveClock(placement.minutes_between_states, time.monotonic())
         for step in range(before.step, job.train.steps):
             if job.masking(step) != job.masking(step - 1):
@@ -142,13 +148,19 @@ def _train(
     dist.barrier()
 
 
-def _teacher(run: Run, job: TrainJob, loader: Loader, placement: TrainPlacement) -> Teacher | None:
+@contextmanager
+def _teacher(run: Run, job: TrainJob, loader: Loader, placement: TrainPlacement) -> Iterator[Teacher | None]:
     """Whoever says what a student is to learn; None for other jobs."""
     if job.artifact.kind != "student":
-        return None
-    if placement.teachers == "stored":
-        return StoredTargets(run, job.batch)
-    return load_teachers(run, loader.null_text, own_device(), placement.teachers)
+        yield None
+    elif placement.teachers == "stored":
+        with closing(StoredTargets(run, job.batch)) as stored:
+            yield stored
+    elif placement.teachers is None:
+        yield load_teachers(run, loader.null_text, own_device())
+    else:
+        with offloaded_teachers(run, loader.null_text, own_device(), placement.teachers, placement.cache) as offloaded:
+            yield offloaded
 
 
 def _due(done: int, every: int | None) -> bool:

@@ -167,6 +167,27 @@ def test_what_is_there_is_measured_and_what_is_missing_is_said(random_run: Run, 
     assert sampling_settings(run).strategy == "once", "an evaluation without the router no longer says what is best"
 
 
+def test_a_student_of_other_experts_is_named_and_the_rest_measured(tmp_path: Path) -> None:
+    settings = ("evaluate.num_samples=20", "sample.steps=1", "evaluate.strategies=[once]")
+    run = make_run(str(tmp_path / "run"), settings=settings, num_rows=100)
+    publish(run, STUDENT, load_model(run, MONOLITH), 3, 4)
+    other = load_model(run, Artifact("experts/000"))
+    run.store.delete(Artifact("experts/001"))
+    publish(run, Artifact("experts/001"), other, 300, 16)
+    done = CliRunner().invoke(main, ["evaluate", run.url, "--name", "demo"])
+    assert done.exit_code == 0, done.output
+    metrics = read_metrics(run)
+    assert [row["model"] for row in metrics["models"]] == ["monolith", "once"]
+    assert [*metrics["missing"]] == ["student"]
+    assert "student was made otherwise: input experts/001: " in metrics["missing"]["student"]
+    assert "Not measured: student" in done.output and "finished since" not in done.stderr
+    assert "student" not in [job["job"] for job in metrics["training"]["jobs"]]
+    run.store.delete(STUDENT)
+    publish(run, STUDENT, load_model(run, MONOLITH), 3, 4)
+    again = CliRunner().invoke(main, ["evaluate", run.url, "--name", "demo"])
+    assert again.exit_code == 0 and "warning: student: finished since" in again.stderr
+
+
 @pytest.mark.parametrize("scale", [1, 2])
 def test_a_guided_students_loss_is_not_set_beside_others(tmp_path: Path, scale: int) -> None:
     settings = (

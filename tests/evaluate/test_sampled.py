@@ -104,7 +104,7 @@ def test_another_process_samples_the_same_images(random_run: Run, evaluated: Pat
     """From a pickled maker, which brings no models; a portion's images are those of one batch, to a 255th."""
     identity = random_run.identity(DEMO)
     chunks = SamplesStore(random_run, DEMO, SamplesPlan, SamplesRecord)
-    maker = MakeSamples(chunks, identity, "cpu", Lineup.of(random_run, identity.inputs, "cpu"))
+    maker = MakeSamples(chunks, identity, "cpu", Lineup.of(random_run, identity.inputs, {}, "cpu"))
     carried = pickle.dumps(maker)
     assert len(carried) < 10_000
     (plan, records) = chunks.begun(), chunks.records(chunks.finished_keys())

@@ -19,7 +19,7 @@ from ddm_ray.islands.nodes import grows
 from ddm_ray.islands.probe import MOST_REPORT, ProbeReport, look, places_of
 from ddm_ray.islands.traffic import RowBytes
 from ddm_ray.placement import Island, TrainPlacement, Workers
-from ddm_ray.storage.graph import ROUTER, expert
+from ddm_ray.storage.graph import ROUTER, STUDENT, expert
 from ddm_ray.storage.run import Run
 
 HERE = {"ddm_ray": "0.1.0", "python": "3.11.4", "torch": "2.12.0+cu130", "ray": "2.60.0"}
@@ -197,6 +197,17 @@ def test_memory_is_that_of_the_workers_that_there_would_be(needs: list[ModelNeed
         for memory, expected in ((1.01 * taken, []), (0.99 * taken, ["too little memory"])):
             of = report({"memory": memory, "places": places}, {"places": places})
             assert names(answer(of), island, needs) == expected
+
+
+@pytest.mark.parametrize(("teachers", "expected"), [(None, ["too little memory"]), (2, []), ("stored", [])])
+def test_a_students_teachers_take_memory_of_each_worker(tmp_path: Path, teachers: Any, expected: list[str]) -> None:
+    run = Run.create(str(tmp_path / "run"), load_recipe("ddm-24b"))
+    needs = needs_of(run, [STUDENT])
+    island = Island(train=EIGHT.train.model_copy(update={"teachers": teachers}))
+    gpu = {"name": "small", "memory": 1.01 * (needs[0].memory(8, True, 2)[1] or 0)}
+    judged = faults(answer(report({"gpus": [gpu] * 8})), island, needs, HERE)
+    assert [fault.name for fault in judged] == expected
+    assert all("fewer teachers" in fault.remedy for fault in judged)
 
 
 @given(offset=st.floats(-1e4, 1e4), waits=st.lists(st.floats(0, 30), min_size=5, max_size=5))

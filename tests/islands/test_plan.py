@@ -14,9 +14,10 @@ from ddm_ray.islands.plan import RunPlan, plan, schedule
 from ddm_ray.islands.presence import PresenceKeeper
 from ddm_ray.islands.speeds import by_peak, left_by_trainings
 from ddm_ray.islands.traffic import num_states
+from ddm_ray.models.flops import training_flops_per_row
 from ddm_ray.placement import Island, TrainPlacement
 from ddm_ray.storage.attempts import claim
-from ddm_ray.storage.graph import Artifact, expert, experts_of
+from ddm_ray.storage.graph import ROUTER, STUDENT, Artifact, expert, experts_of
 from ddm_ray.storage.run import Run
 from ddm_ray.train.saving import SaveClock
 from tests.random_run import make_data
@@ -182,6 +183,29 @@ def test_a_gpu_goes_by_its_short_name(tmp_path: Path) -> None:
     assert "1 x 66.9 TFLOP/s (NVIDIA H100 80GB HBM3) at 30" in done["islands"]["north"]["speed"]
     with pytest.raises(LookupError, match=r"^its gpu 'V100' has no peak in bf16$"):
         by_peak(Island(gpu="V100"), "bf16")
+
+
+@pytest.mark.parametrize("teacher", ["label", "top-2"])
+def test_a_students_teachers_take_memory_and_time_where_they_are(tmp_path: Path, teacher: str) -> None:
+    settings = ("partition.num_clusters=5", "expert.train.global_batch=40", f"student.teacher={teacher}")
+    run = make_data(str(tmp_path / "run"), settings=settings, num_rows=60)
+    expert_need, student, router = needs_of(run, [expert(0), STUDENT, ROUTER])
+    assert expert_need.memory(1, False, 2) == expert_need.memory(1, False)
+    asked = 0 if teacher == "label" else router.parameters
+    for use_gpu, size in ((False, 4), (True, 2)):
+        alone = student.memory(1, use_gpu, "stored")
+        for teachers, held in ((None, 5), (2, 2), (9, 5)):
+            beside = size * (held * expert_need.parameters + asked)
+            sizes = student.memory(1, use_gpu, teachers)
+            assert [one and one - beside for one in sizes] == alone
+    stored, resident = (TrainPlacement(teachers=how) for how in ("stored", None))
+    own = training_flops_per_row(student.job.build(), run.config.data.shape)
+    assert student.flops_in(stored) == own * student.job.batch * student.job.train.steps
+    assert student.flops_in(resident) == student.flops > student.flops_in(stored)
+    islands = {"resident": Island(), "stored": Island(train=stored)}
+    seconds = plan([student], islands, dict.fromkeys(islands, by_peak(Island(gpu=1e9), "fp32"))).slow.trainings
+    ratio = seconds["resident"]["student"].seconds / seconds["stored"]["student"].seconds
+    assert ratio == pytest.approx(student.flops / student.flops_in(stored))
 
 
 def test_what_is_trained_already_is_left_out(tiny: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,16 +5,19 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ddm_ray.errors import GaveUp, RayAway, Stopped, StorageError, TrainingError
-from ddm_ray.islands import work
+from ddm_ray.islands import board, work
 from ddm_ray.islands.board import Board, take_key
 from ddm_ray.islands.presence import PresenceKeeper
 from ddm_ray.islands.work import IslandWorker
+from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage import stops
 from ddm_ray.storage.attempts import claim
-from ddm_ray.storage.graph import ROUTER, Artifact
+from ddm_ray.storage.graph import ROUTER, STUDENT, Artifact, targets
+from ddm_ray.storage.info import TargetsInfo
 from ddm_ray.storage.launches import Launch
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import Status, status
+from ddm_ray.train.targets import needed_by
 from tests.storage.jobs import beat, fail, finish
 
 Train = Callable[[Run, Launch, Callable[[list[Status]], None]], None]
@@ -30,8 +33,8 @@ def keeper(partitioned: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[Presen
 
 
 def worker(run: Run, keeper: PresenceKeeper, train: Train, printed: list[str]) -> IslandWorker:
-    board = Board(run, [*run.experts, ROUTER], 60.0, lambda artifact: 1000.0)
-    return IslandWorker(run, keeper, board, train, lambda statuses, doing: printed.append(doing))
+    looks = Board(run, [*run.experts, ROUTER], 60.0, lambda artifact: 1000.0)
+    return IslandWorker(run, keeper, looks, train, lambda statuses, doing: printed.append(doing))
 
 
 def test_it_takes_one_after_another_and_ends(partitioned: Run, keeper: PresenceKeeper) -> None:
@@ -51,11 +54,40 @@ def test_what_no_ray_is_here_for_is_left_to_others(partitioned: Run, keeper: Pre
     def require_room() -> None:
         raise RayAway("no Ray to join")
 
-    board = Board(partitioned, [*partitioned.experts, ROUTER], 60.0, lambda artifact: 1000.0)
-    idle = IslandWorker(partitioned, keeper, board, lambda *_: pytest.fail("taken"), lambda *_: None, require_room)
+    looks = Board(partitioned, [*partitioned.experts, ROUTER], 60.0, lambda artifact: 1000.0)
+    idle = IslandWorker(partitioned, keeper, looks, lambda *_: pytest.fail("taken"), lambda *_: None, require_room)
     with pytest.raises(RayAway, match="no Ray to join"):
         idle.run_to_end()
     assert not [each for each in partitioned.experts if partitioned.store.exists(take_key(each, 1))]
+
+
+def test_a_student_is_taken_once_its_stored_targets_are_made(
+    partitioned: Run, keeper: PresenceKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then the island says what it waits for, and leaves nothing on storage."""
+    monkeypatch.setattr(board, "LACK_SECONDS", 0.01)
+    for artifact in partitioned.experts:
+        finish(partitioned, artifact)
+    placement, printed, trained = TrainPlacement(teachers="stored"), list[str](), list[str]()
+
+    def report(statuses: list[Status], doing: str) -> None:
+        printed.append(doing)
+        made = [each for each in map(targets, range(len(partitioned.experts))) if partitioned.manifest(each)]
+        if len(printed) % 3 == 0 and len(made) < len(partitioned.experts):
+            assert not partitioned.store.sizes(STUDENT)
+            partitioned.commit(targets(len(made)), [], TargetsInfo(rows=0, first_steps=(0,)))
+
+    def train(run: Run, launch: Launch, watch: object) -> None:
+        trained.append(launch.artifact)
+        finish(run, launch.artifact)
+
+    looks = Board(
+        partitioned, [STUDENT], 60.0, lambda _: 1000.0, needs=lambda each: needed_by(partitioned, each, placement)
+    )
+    assert IslandWorker(partitioned, keeper, looks, train, report).run_to_end() == "all is finished"
+    assert trained == [STUDENT]
+    assert printed[0] == f"waits: {STUDENT}: needs {targets(0)}, which isn't finished"
+    assert printed[3] == f"waits: {STUDENT}: needs {targets(1)}, which isn't finished"
 
 
 def test_what_may_pass_is_tried_again_and_what_may_not_ends_it(partitioned: Run, keeper: PresenceKeeper) -> None:

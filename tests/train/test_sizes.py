@@ -8,7 +8,7 @@ from ddm_ray.islands.calibration import calibrate
 from ddm_ray.islands.needs import needs_of
 from ddm_ray.islands.traffic import foresee
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.storage.graph import ROUTER, expert
+from ddm_ray.storage.graph import ROUTER, STUDENT, expert
 from ddm_ray.storage.info import TrainedInfo
 from ddm_ray.storage.ledger import read_ledger
 from ddm_ray.storage.run import Run
@@ -77,9 +77,9 @@ def files(run: Run) -> dict[Path, int]:
 def test_a_calibration_takes_real_steps_and_writes_nothing(tmp_path: Path) -> None:
     made = make_data(str(tmp_path / "run"), settings=SHORT)
     before = files(made)
-    jobs = {need.kind: need.job for need in needs_of(made, [expert(0), ROUTER])}
-    for workers in (1, 2):
-        speeds = calibrate(jobs, made.config.data, 2, TrainPlacement(workers=workers), seconds=0.01)
-        assert speeds.keys() == {"expert", "router"}
+    jobs = {need.kind: need.job for need in needs_of(made, [expert(0), ROUTER, STUDENT])}
+    for placement in (TrainPlacement(), TrainPlacement(workers=2, teachers="stored")):
+        speeds = calibrate(jobs, made.config.data, 2, placement, seconds=0.01)
+        assert speeds.keys() == {"expert", "router", "student"}
         assert all(1e4 < speed < 1e12 for speed in speeds.values())
     assert files(made) == before

@@ -1,6 +1,12 @@
 """The student's objective against exact experts, and its training: who taught, in which order, whatever happens."""
 
+import json
+import subprocess
+import sys
+import tempfile
 from itertools import count
+from pathlib import Path
+from threading import enumerate as enumerate_threads
 from typing import Any
 
 import pytest
@@ -11,18 +17,21 @@ from ddm_ray.config import SamplingSettings
 from ddm_ray.core.flow import Flow
 from ddm_ray.core.routing import parse_strategy
 from ddm_ray.data.sharded.serial import serial
-from ddm_ray.errors import DriftError, MissingArtifact, Preempted
+from ddm_ray.errors import CorruptArtifact, DriftError, MissingArtifact, Preempted
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.run_models import load_model
+from ddm_ray.storage.attempts import claimed
 from ddm_ray.storage.graph import STUDENT, Artifact, targets
 from ddm_ray.storage.info import PartitionInfo, TargetsInfo
 from ddm_ray.storage.run import Run
+from ddm_ray.storage.status import describe, survey
+from ddm_ray.storage.store import Store
 from ddm_ray.train import teachers, worker
 from ddm_ray.train.job import train_job
 from ddm_ray.train.objectives import Batch, DistillLoss
-from ddm_ray.train.targets import make_targets, require_targets
-from ddm_ray.train.teachers import Teachers, first_model
+from ddm_ray.train.targets import make_targets
+from ddm_ray.train.teachers import Teachers, first_model, offloaded_teachers
 from tests.core.closed_forms import FiniteData, digits
 from tests.core.oracles import finite_points
 from tests.random_run import make_run, publish
@@ -153,11 +162,38 @@ def quiet(world_of_one: None, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return trained(tmp_path_factory.mktemp("student") / "run")
 
 
-def test_a_student_goes_on_to_the_bit(quiet: Run, tmp_path: Any) -> None:
+def test_experts_of_an_object_store_are_copied_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often they are fetched; each time the copy is verified, and in the end it is gone."""
+    local, store = make_run(str(tmp_path / "run"), settings=STUDENT_STEPS, num_rows=120), Store("memory:///")
+    for folder in ("partition", "experts"):
+        for key in local.store.sizes(folder):
+            store.write(f"{folder}/{key}", local.store.read(f"{folder}/{key}"))
+    run, right = Run(store, local.config), [load_model(local, artifact) for artifact in local.experts]
+    asked, read, fetch = list[str](), Store.read, Store.fetch
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "copies"))
+    monkeypatch.setattr(Store, "read", lambda self, key, *most: asked.append(key) or read(self, key, *most))
+    monkeypatch.setattr(Store, "fetch", lambda self, key, path: asked.append(key) or fetch(self, key, path))
+    rows = torch.randn(2, 1, 8, 8), torch.rand(2), torch.tensor([1, 2])
+    with offloaded_teachers(run, None, torch.device("cpu"), 2) as loaded:
+        for cluster in (0, 1, 2, 0, 1, 2):
+            expert = loaded.experts[cluster]
+            assert expert is not None and torch.equal(expert(*rows), right[cluster](*rows))
+        assert sorted(key[:11] for key in asked if key.endswith("ema.safetensors")) == sorted(run.experts)
+        for copy in (tmp_path / "copies").rglob("ema.safetensors"):
+            copy.write_bytes(copy.read_bytes()[:-1] + b"?")
+        with pytest.raises(CorruptArtifact, match="checksum"):
+            loaded.experts[0]
+    assert not [*(tmp_path / "copies").rglob("ema.safetensors")]
+
+
+def test_a_student_goes_on_to_the_bit(quiet: Run, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run, steps = make_run(str(tmp_path / "run"), settings=STUDENT_STEPS, num_rows=120), count(1)
+    began: list[Run] = []
+    monkeypatch.setattr(worker, "first_model", lambda *job: began.append(run) or first_model(*job))
     with pytest.raises(Preempted):
         worker.train(run.url, STUDENT, TrainPlacement(), notice=lambda: next(steps) == 4)
     worker.train(run.url, STUDENT, TrainPlacement())
+    assert began == [run], "what goes on from a state reads no weights to begin with"
     assert difference(curve_of(quiet, STUDENT), curve_of(run, STUDENT)) == 0
     assert difference(weights_of(quiet, STUDENT), weights_of(run, STUDENT)) == 0
 
@@ -167,13 +203,13 @@ def test_two_teachers_at_a_time_teach_the_same(
     quiet: Run, tmp_path: Any, micro_batch: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of three, so that one is fetched again in each step; the next step begins with those that are there."""
-    fetched, fetch = list[str](), teachers.load_network
+    fetched, fetch = list[str](), teachers.parse_network
 
-    def counted(run: Run, published: Any, *where: Any) -> Any:
-        fetched.append(published.artifact)
-        return fetch(run, published, *where)
+    def counted(described: bytes, tensors: bytes, where: str) -> Any:
+        fetched.append(where)
+        return fetch(described, tensors, where)
 
-    monkeypatch.setattr(teachers, "load_network", counted)
+    monkeypatch.setattr(teachers, "parse_network", counted)
     run = trained(tmp_path / "run", teachers=2, micro_batch=micro_batch)
     assert len(fetched) == 3 + 9, "three for the first of ten steps, then one each"
     assert difference(weights_of(quiet, STUDENT), weights_of(run, STUDENT)) < 1e-5
@@ -188,18 +224,29 @@ def test_stored_targets_teach_the_same(quiet: Run, tmp_path: Any, steps_each: in
     with pytest.raises(MissingArtifact, match="targets/cluster=000"):
         worker.train(run.url, STUDENT, TrainPlacement(teachers="stored"))
     for cluster in range(len(run.experts)):
-        lacking = ", ".join(map(str, range(cluster, len(run.experts))))
-        with pytest.raises(MissingArtifact, match=f"no finished targets yet of cluster {lacking};") as error:
-            require_targets(run)  # what a worker asks before it takes the student: it looks again later
-        assert error.value.passes
         manifest = make_targets(run, cluster, serial, steps_each=steps_each)
         assert len(manifest.files) == (1 if steps_each is None else 4)
     assert sum(TargetsInfo.of(run.require(targets(cluster))).rows for cluster in range(len(run.experts))) == 10 * 12
-    require_targets(run)
     for artifact in run.experts:  # whoever trains has no expert
         run.store.delete(f"{artifact}/attempts")
     worker.train(run.url, STUDENT, TrainPlacement(teachers="stored", micro_batch=5))
     assert difference(weights_of(quiet, STUDENT), weights_of(run, STUDENT)) < 1e-5
+
+
+@pytest.mark.usefixtures("world_of_one")
+def test_ranks_are_taught_as_one_is(tmp_path: Path) -> None:
+    """Each rank of two, then of four, the last of which has one row of three, asks two experts at a time."""
+    ten = "student.train.global_batch=10"
+    alone = trained(tmp_path / "alone", ten)
+    legs = [{"world": 2, "stop": 4, "teachers": 2}, {"world": 4, "teachers": 2, "micro_batch": 2}]
+    cases = {"run": {"settings": [*STUDENT_STEPS, ten], "artifact": STUDENT, "legs": legs}}
+    command = [sys.executable, str(Path(__file__).parent / "ranks.py"), str(tmp_path), json.dumps(cases)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1000, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    run = Run.open(str(tmp_path / "run"))
+    assert claimed(run.store, STUDENT) == [1, 2]
+    assert difference(curve_of(alone, STUDENT), curve_of(run, STUDENT)) < 1e-5
+    assert difference(weights_of(alone, STUDENT), weights_of(run, STUDENT)) < 1e-5
 
 
 def ended_after_one(*work: Any) -> Any:
@@ -211,10 +258,16 @@ def ended_after_one(*work: Any) -> Any:
 
 def test_interrupted_targets_go_on_by_the_same_expert_alone(tmp_path: Any) -> None:
     run = make_run(str(tmp_path / "run"), settings=STUDENT_STEPS, num_rows=120)
+    assert not [each for each in survey(run) if each.artifact.kind == "targets"]
     undisturbed = make_targets(run, 1, serial, steps_each=3)
     for number in (0, 2):
         with pytest.raises(KeyboardInterrupt):
             make_targets(run, number, ended_after_one, steps_each=3)
+        assert not [thread for thread in enumerate_threads() if thread.name.startswith("windows")], "rows are closed"
+        shown = {each.artifact: each for each in survey(run)}
+        made = shown[targets(number)]
+        assert (made.state, made.fraction, describe(made)) == ("begun", 0.25, "1 of 4 ranges of steps")
+        assert [shown[targets(1)].state, shown[targets(2)].state] == ["finished", "begun" if number else "waiting"]
     assert len(make_targets(run, 0, serial).files) == len(undisturbed.files) == 4
     other = load_model(run, Artifact("experts/001"))
     run.store.delete(Artifact("experts/002"))

@@ -1,5 +1,8 @@
 """Training on texts and latents, from shards to images: experts and router see the rows' texts."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -7,16 +10,20 @@ from ddm_ray.config import SamplingSettings
 from ddm_ray.core.condition import Text
 from ddm_ray.data.loading.loader import load_rows
 from ddm_ray.data.schema import HELDOUT
+from ddm_ray.data.sharded.serial import serial
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import load_model, load_models
-from ddm_ray.storage.graph import ROUTER, expert, shard
+from ddm_ray.storage.graph import ROUTER, STUDENT, expert, shard
 from ddm_ray.storage.manifest import NAME
 from ddm_ray.storage.run import Run
 from ddm_ray.train import worker
+from ddm_ray.train.job import train_job
 from ddm_ray.train.publish import WEIGHTS
 from ddm_ray.train.state import CURVE
+from ddm_ray.train.targets import make_targets
 from tests.random_run import make_texts
+from tests.train.results import difference, weights_of
 
 STEPS = ("expert.train.steps=60", "router.train.steps=60", "router.train.learning_rate=0.01")
 
@@ -69,3 +76,24 @@ def test_models_of_texts_have_no_picture(trained: Run) -> None:
 def test_what_texts_cost_is_counted(trained: Run) -> None:
     info = trained.require(expert(0)).info
     assert info["training_flops"] == info["training_flops_per_row"] * 60 * 4 > 0
+
+
+@pytest.mark.parametrize("guidance_scale", [1.0, 2.0])
+def test_a_student_of_texts_learns_the_same_from_stored_targets(
+    trained: Run, tmp_path: Path, guidance_scale: float
+) -> None:
+    """Two experts at a time or what they have stored: texts, and the null one, are those of the rows."""
+    student = "student.train={steps: 4, global_batch: 8, learning_rate: 1.0e-3, ema_decay: 0.5}"
+    runs = []
+    for name, teachers in (("stored", "stored"), ("offloaded", 2)):
+        run = make_texts(str(tmp_path / name), (*STEPS, student, f"student.guidance_scale={guidance_scale}"))
+        shutil.copytree(f"{trained.url}/experts", tmp_path / name / "experts")
+        if teachers == "stored":
+            for cluster in (0, 1):
+                make_targets(run, cluster, serial, steps_each=3)
+        worker.train(run.url, STUDENT, TrainPlacement(teachers=teachers, micro_batch=3))
+        runs.append(run)
+    assert difference(weights_of(runs[0], STUDENT), weights_of(runs[1], STUDENT)) < 1e-5
+    untaught = train_job(runs[0], STUDENT).build().state_dict()
+    learned = weights_of(runs[0], STUDENT)
+    assert difference(learned, {name: untaught[name] for name in learned}) > 1e-3

@@ -37,7 +37,8 @@ def local_files(run: Run, manifest: Manifest, names: Sequence[str], cache: str |
         root.mkdir(parents=True, exist_ok=True)
     with _in_use(folder, temporary=cache is None):
         with _as_cache_error(folder):
-            folder.mkdir(exist_ok=True)
+            for name in names:
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
             _each(names, lambda name: _fetched(run, manifest, name, folder / name))
         yield [folder / name for name in names]
 
@@ -74,10 +75,10 @@ def _fetched(run: Run, manifest: Manifest, name: str, path: Path) -> None:
         seen = inode(path)
         if seen is not None and FileRecord.of_file(path) == manifest.files[name]:
             return
-        with locked(path.with_name(f"{name}.lock"), fcntl.LOCK_EX):
+        with locked(path.with_name(f"{path.name}.lock"), fcntl.LOCK_EX):
             if inode(path) != seen:
                 continue  # another process made it meanwhile
-            key, part = f"{manifest.artifact}/{name}", path.with_name(f"{name}.part")
+            key, part = f"{manifest.artifact}/{name}", path.with_name(f"{path.name}.part")
             try:
                 digest = run.store.fetch(key, part)
             except FileNotFoundError:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -35,6 +36,8 @@ from ddm_ray.storage.run import Run
 
 SHARE_OF_FREE_MEMORY = 0.25
 HELD_WINDOWS = 3
+FOOTER_BYTES = 64 * 2**10
+"""Bytes from a parquet file's end on that mostly hold its footer."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,8 @@ class Loader:
 
     Rows are held in memory if their files' bytes are within `rows_gib` (None: a quarter of what is free, shared by
     `ranks_here` processes), else streamed through windows, at most three of them at a time. The order is the same.
-    `cache`: folder for copies of shards in an object store, see `local_files`.
+    `cache`: folder for copies of shards in an object store, see `local_files`. `only`: the one shard whose rows are
+    asked for; of the others no more is read than how many rows they have, which the order depends on.
     """
 
     def __init__(
@@ -131,26 +135,38 @@ class Loader:
         cache: str | None = None,
         ranks_here: int = 1,
         window_bytes: int = WINDOW_BYTES,
+        only: Artifact | None = None,
     ):
-        """Verifies all files once. Raises MissingArtifact, DriftError, CorruptArtifact, StorageError, and DataError
-        if there is no row.
+        """Verifies all files once, but for shards that aren't asked for.
+
+        Raises MissingArtifact, DriftError, CorruptArtifact, StorageError, and DataError if there is no row.
         """
-        self._config, self._batch = run.config.data, batch
-        self._paths: list[tuple[Path, str, int]] = []  # with the file's name to a reader, and its cluster
+        self._config, self._batch, self._only = run.config.data, batch, only
+        # Each file's path, None where its rows aren't asked for, its name to a reader, and its cluster.
+        self._paths: list[tuple[Path | None, str, int]] = []
         groups: list[RowGroup] = []
         num_bytes = 0
         with ExitStack() as stack:
             for artifact in sorted(artifacts):
                 manifest = require_shard(run, artifact)
-                names = _files(manifest, TRAIN)
-                num_bytes += sum(manifest.files[name].bytes for name in names)
-                paths = stack.enter_context(local_files(run, manifest, names, cache))
+                names, asked_for = _files(manifest, TRAIN), only in (None, artifact)
+                paths: Sequence[Path | None] = [None] * len(names)
+                if asked_for:
+                    num_bytes += sum(manifest.files[name].bytes for name in names)
+                    paths = stack.enter_context(local_files(run, manifest, names, cache))
+                before = sum(group.rows for group in groups)
                 for name, path in zip(names, paths, strict=True):
-                    self._paths.append((path, f"{run.url}/{artifact}/{name}", ShardInfo.of(manifest).cluster))
-                    groups += self._groups(len(self._paths) - 1)
+                    where = f"{run.url}/{artifact}/{name}"
+                    self._paths.append((path, where, ShardInfo.of(manifest).cluster))
+                    footer = path or pa.BufferReader(_footer(run, f"{artifact}/{name}", where))
+                    groups += _groups(footer, where, len(self._paths) - 1)
+                if sum(group.rows for group in groups) - before != ShardInfo.of(manifest).rows_train:
+                    raise CorruptArtifact(
+                        f"{run.url}/{artifact}: hasn't the rows that its manifest says", run.remake(artifact)
+                    )
             if not groups:
                 raise DataError(f"{run.url}: {', '.join(artifacts)} have no training row; partition more rows")
-            self.null_text = self._null_text(run, min(artifacts))
+            self.null_text = null_text_of(run, min(artifacts))
             self._order = WindowOrder(groups, seed, window_bytes)
             limit = rows_gib * 2**30 if rows_gib is not None else SHARE_OF_FREE_MEMORY * free_bytes() / ranks_here
             self._memory = self._read(range(len(groups))) if num_bytes <= limit else None
@@ -187,6 +203,7 @@ class Loader:
 
         Raises CorruptArtifact for a file that has changed since it was verified.
         """
+        assert self._only is None or self.cluster_B(step, place_B).eq(self._only.cluster or 0).all()
         parts = self._order.locate(step * self._batch + place_B.numpy())
         batch = _Stored(self._config, len(place_B))
         for part in parts:
@@ -194,7 +211,7 @@ class Loader:
                 batch.take(part.member_M, self._memory, self._order.stored_row(part))
             else:
                 batch.take(part.member_M, self._window(part.window), part.row_M)
-        if self._memory is None:
+        if self._memory is None and self._only is None:
             self._read_ahead(self._order.after(parts[-1].window))
         data_BCHW = torch.from_numpy(as_modelled(batch.data_NCHW))
         return LoadedBatch(data_BCHW, batch.condition(), torch.from_numpy(batch.cluster_N))
@@ -225,35 +242,49 @@ class Loader:
         groups = [self._order.groups[number] for number in numbers]
         stored = _Stored(self._config, sum(group.rows for group in groups))
         columns = [name for name in shard_schema(self._config).names if name != "id"]
-        first = 0
-        for group in groups:
+        for first, group in zip(accumulate((group.rows for group in groups), initial=0), groups, strict=False):
             path, where, cluster = self._paths[group.file]
+            if path is None:
+                continue  # nobody asks for these rows: their memory is never touched
             try:
                 with pq.ParquetFile(path, page_checksum_verification=True) as file:
                     table = file.read_row_group(group.number, columns, use_threads=False)
                 stored.fill(first, table, cluster)
             except (pa.ArrowException, OSError, KeyError, ValueError) as error:
                 raise _unreadable(f"{where}, row group {group.number}", error) from None
-            first += group.rows
         return stored
 
-    def _groups(self, file: int) -> list[RowGroup]:
-        path, where, _ = self._paths[file]
-        try:
-            metadata = pq.read_metadata(path)
-        except (pa.ArrowException, OSError) as error:
-            raise _unreadable(where, error) from None
-        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-        return [
-            RowGroup(file, number, group.num_rows, group.total_byte_size)
-            for number, group in enumerate(groups)
-            if group.num_rows
-        ]
 
-    def _null_text(self, run: Run, artifact: Artifact) -> Text | None:
-        if self._config.text is None:
-            return None
-        return read_null_text(run.read(artifact, NULL_TEXT), f"{run.url}/{artifact}/{NULL_TEXT}", self._config.text)
+def null_text_of(run: Run, artifact: Artifact) -> Text | None:
+    """The null text of a run's shards, by any one of them; None where conditions are labels."""
+    text = run.config.data.text
+    if text is None:
+        return None
+    return read_null_text(run.read(artifact, NULL_TEXT), f"{run.url}/{artifact}/{NULL_TEXT}", text)
+
+
+def _groups(source: Path | pa.BufferReader, where: str, file: int) -> list[RowGroup]:
+    """The row groups of file number `file` by its footer."""
+    try:
+        metadata = pq.read_metadata(source)
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable(where, error) from None
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    return [
+        RowGroup(file, number, group.num_rows, group.total_byte_size)
+        for number, group in enumerate(groups)
+        if group.num_rows
+    ]
+
+
+def _footer(run: Run, key: str, where: str) -> bytes:
+    """The end of a parquet file, from its footer on at the latest."""
+    try:
+        data = run.store.read_end(key, FOOTER_BYTES)
+        size = int.from_bytes(data[-8:-4], "little") + 8  # the footer's own, and the magic after it
+        return data if size <= len(data) else run.store.read_end(key, size)
+    except FileNotFoundError:
+        raise CorruptArtifact(f"{where}: gone, though its manifest lists it") from None
 
 
 class _Stored:

@@ -130,8 +130,10 @@ class ChunkStore(Generic[PlanT, RecordT]):
             error.fix = self.run.remake(self.artifact)
             raise
 
-    def plan(self, make: Callable[[], PlanT]) -> PlanT:
+    def plan(self, make: Callable[[], PlanT], identity: Identity | None = None) -> PlanT:
         """The plan that the artifact was begun with, else what `make` makes, once for all.
+
+        It is made under this identity; None: today's.
 
         Raises DriftError if it was made under another configuration, CorruptArtifact.
         """
@@ -139,9 +141,9 @@ class ChunkStore(Generic[PlanT, RecordT]):
         def to_files() -> tuple[bytes, dict[str, Any]]:
             fields = self._plans.dump_python(make(), mode="json")
             units = pa.Table.from_pylist(fields["units"], schema=self._unit_schema())
-            identity = self.run.identity(self.artifact)
-            made = {**fields, "units": units.num_rows, "config": identity.fields}
-            return to_parquet(units), made | ({"inputs": identity.inputs} if identity.inputs else {})
+            under = identity or self.run.identity(self.artifact)
+            made = {**fields, "units": units.num_rows, "config": under.fields}
+            return to_parquet(units), made | ({"inputs": under.inputs} if under.inputs else {})
 
         return self._plan(*self.write_once(PLAN, ".parquet", to_files))
 
