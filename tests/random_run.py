@@ -103,7 +103,8 @@ def make_texts(path: str, settings: tuple[str, ...] = (), num_rows: int = 100, r
         "split": [HELDOUT if number < num_rows // 10 else TRAIN for number in range(num_rows)],
     }
     table = pa.table(columns, schema=shard_schema(data).append(pa.field("split", pa.string())))
-    null = Text(torch.full((1, 1, text.dim), 0.5), torch.ones(1, 1, dtype=torch.bool), torch.full((1, 3), 0.25))
+    pooled_1P = None if text.pooled_dim is None else torch.full((1, text.pooled_dim), 0.25)
+    null = Text(torch.full((1, 1, text.dim), 0.5), torch.ones(1, 1, dtype=torch.bool), pooled_1P)
     write_partition(run, table, cluster_N, null_text_bytes(null), num_files=2, row_group_rows=row_group_rows)
     return run
 

@@ -13,7 +13,7 @@ from tests.random_run import make_texts, publish
 from tests.sampling import tiny_components
 
 
-def make_text_run(folder: Path) -> Run:
+def make_text_run(folder: Path, settings: tuple[str, ...] = ()) -> Run:
     """Two experts and a router of random weights on 4 x 4 latents of four channels; images have 8 x 8 pixels."""
     encoder, autoencoder = folder / "encoder", folder / "autoencoder"
     tiny_components.tokenizer(encoder).save_pretrained(encoder)
@@ -26,6 +26,7 @@ def make_text_run(folder: Path) -> Run:
             f"data.text={{encoder: {encoder}, tokens: {tokens}, dim: {dim}, pooled_dim: {dim}}}",
             f"data.latents={{autoencoder: {autoencoder}, downsampling: 2, scale: 0.5}}",
             "sample={steps: 6}",
+            *settings,
         ),
     )
     data, config = run.config.data, run.config

@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 from ddm_ray.config import SamplingSettings
+from ddm_ray.core.condition import Text
 from ddm_ray.core.routing import parse_strategy
+from ddm_ray.data.loading.loader import null_text_of
 from ddm_ray.errors import DriftError
+from ddm_ray.sampling.request import SampleRequest, SampleResult
 from ddm_ray.sampling.run_models import ModelKind, Models, load_models, settings_of
-from ddm_ray.storage.graph import ROUTER, Artifact, trained_of
+from ddm_ray.storage.graph import ROUTER, Artifact, shard, trained_of
 from ddm_ray.storage.run import Run
 
 DENSE: tuple[ModelKind, ...] = ("monolith", "student")
@@ -33,6 +36,16 @@ class Candidate:
     models: Models
     settings: SamplingSettings
     cost: int
+
+    def sample(self, request: SampleRequest) -> SampleResult:
+        """The request's images, under this one's settings."""
+        return self.models.sample(self.request(request))
+
+    def request(self, request: SampleRequest) -> SampleRequest:
+        """The request as this one is asked: a single network is known beforehand, no table or router says which."""
+        alone = self.models.info.num_experts == 1
+        cluster_B = torch.zeros(len(request.seeds), dtype=torch.int64) if alone else None
+        return replace(request, settings=self.settings, cluster_B=cluster_B)
 
 
 @dataclass(frozen=True)
@@ -54,7 +67,13 @@ class Lineup:
         if ROUTER not in trained:
             mixture = replace(mixture, router=None)
         denses = {kind: load_models(run, kind, device) for kind in DENSE if kind in trained}
+        null_text = null_text_of(run, shard(0))
+        mixture, denses = _with_null(mixture, null_text), {k: _with_null(each, null_text) for k, each in denses.items()}
         return cls(mixture, denses, _candidates(run, mixture, denses), _missing(run, mixture, denses) | dict(old))
+
+
+def _with_null(models: Models, null_text: Text | None) -> Models:
+    return replace(models, info=replace(models.info, null_text=null_text))
 
 
 def outdated(run: Run) -> dict[str, str]:
@@ -70,21 +89,27 @@ def outdated(run: Run) -> dict[str, str]:
 
 def _candidates(run: Run, mixture: Models, denses: dict[ModelKind, Models]) -> tuple[Candidate, ...]:
     candidates = [
-        Candidate(kind, models, settings_of(run, kind).changed(strategy="once"), 1) for kind, models in denses.items()
+        Candidate(kind, models, settings_of(run, kind).changed(strategy="oracle"), 1) for kind, models in denses.items()
     ]
     for strategy in run.config.evaluate.strategies:
         chosen = parse_strategy(strategy, mixture.info.num_experts)
-        if mixture.router is not None or chosen.when == "start":
+        if mixture.router is not None or not _asks_router(strategy, mixture):
             cost = {"start": 1, "step": 2, "velocity": mixture.info.num_experts}[chosen.when]
             candidates.append(Candidate(strategy, mixture, run.config.sample.changed(strategy=strategy), cost))
     return tuple(candidates)
+
+
+def _asks_router(strategy: str, mixture: Models) -> bool:
+    """True for all that isn't drawn once; and for that, too, where conditions are texts, which no table has."""
+    parsed = parse_strategy(strategy, mixture.info.num_experts)
+    return parsed.when != "start" or mixture.info.num_classes is None
 
 
 def _missing(run: Run, mixture: Models, denses: Collection[str]) -> dict[str, str]:
     routed = [
         strategy
         for strategy in run.config.evaluate.strategies
-        if mixture.router is None and parse_strategy(strategy, mixture.info.num_experts).when != "start"
+        if mixture.router is None and _asks_router(strategy, mixture)
     ]
     lacks: dict[str, str] = {ROUTER: f"{', '.join(routed)} (there is no trained router)"} if routed else {}
     made = [kind for kind in DENSE if Artifact(kind) in trained_of(run.config)]

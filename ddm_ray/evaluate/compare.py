@@ -14,7 +14,8 @@ from torch import Tensor
 from ddm_ray.data import OnProgress, no_progress
 from ddm_ray.errors import CorruptArtifact, SamplingError
 from ddm_ray.evaluate.candidates import decoder
-from ddm_ray.evaluate.run import read_metrics, real_rows, reference_of
+from ddm_ray.evaluate.prompts import real_rows
+from ddm_ray.evaluate.run import read_metrics, reference_of
 from ddm_ray.evaluate.samples import CandidateSamples, SamplesPlan, SamplesRecord, SamplesStore, one_thread
 from ddm_ray.evaluate.scores import Difference, Measured
 from ddm_ray.pictures.grid import GridRow, grid
@@ -106,7 +107,7 @@ def compare(
     if len(chosen) < 2:
         names = sorted({row["model"] for side in sides for row in side.metrics["models"]})
         raise SamplingError(f"{len(chosen)} models to compare: name two or more of {', '.join(names)}, or none of them")
-    count = min(len(each.label_M) for _, each in chosen)
+    count = min(len(each.number_M) for _, each in chosen)
     with one_thread():
         on_progress(0.0, "training the classifier that measures")
         train, decode = real_rows(first, "train"), decoder(first, device)
@@ -118,18 +119,21 @@ def compare(
         for number, (side, sampled) in enumerate(chosen):
             name = f"{side.name}: {sampled.candidate}" if len(sides) > 1 else sampled.candidate
             on_progress(0.1 + 0.9 * number / len(chosen), f"measuring {name}")
-            label_M = sampled.label_M[:count]
-            measured[name] = reference.measure(_first(sampled.images(), count), label_M)
+            number_M = sampled.number_M[:count]
+            measured[name] = reference.measure(_first(sampled.images(), count), number_M)
             line = {"model": name} | asdict(measured[name].score) | sampled.costs()
             line |= {"training_flops": side.training_flops(sampled.candidate), "sampling": side.metrics["sampling"]}
             lines.append(line)
-            if side.metrics["seed"] == baseline_side.metrics["seed"] and torch.equal(label_M, baseline.label_M[:count]):
+            if side.metrics["seed"] == baseline_side.metrics["seed"] and torch.equal(
+                number_M, baseline.number_M[:count]
+            ):
                 paired.append(name)
-            shown.append(GridRow(name, _shown(sampled, baseline.label_M[:count])))
+            shown.append(GridRow(name, _shown(sampled, baseline.number_M[:count])))
     names = list(measured)
     differences = [Difference.of((name, names[0]), measured[name], measured[names[0]]) for name in names[1:]]
     classes = first.config.data.class_names
-    headings = [classes[label] for label in _classes(baseline.label_M[:count])] if len(paired) == len(names) else []
+    alike = first.config.data.num_classes and len(paired) == len(names)
+    headings = [classes[label] for label in _classes(baseline.number_M[:count])] if alike else []
     return Comparison(count, lines, differences, paired, to_png(grid(shown, headings)))
 
 
@@ -142,14 +146,14 @@ def _first(parts: Iterator[Tensor], count: int) -> Iterator[Tensor]:
             return
 
 
-def _classes(label_M: Tensor) -> list[int]:
-    labels: list[int] = label_M.unique(sorted=True)[:SHOWN_CLASSES].tolist()
+def _classes(number_M: Tensor) -> list[int]:
+    labels: list[int] = number_M.unique(sorted=True)[:SHOWN_CLASSES].tolist()
     return labels
 
 
-def _shown(sampled: CandidateSamples, label_M: Tensor) -> Tensor:
-    """The first images of each class that these labels show, the same places of every candidate."""
-    places = torch.cat([torch.nonzero(label_M == label)[:SHOWN_EACH, 0] for label in _classes(label_M)])
+def _shown(sampled: CandidateSamples, number_M: Tensor) -> Tensor:
+    """The first images of each condition that these numbers show, the same places of every candidate."""
+    places = torch.cat([torch.nonzero(number_M == label)[:SHOWN_EACH, 0] for label in _classes(number_M)])
     image_by_place: dict[int, Tensor] = {}
     first, all_places = 0, {*places.tolist()}
     for part_BCHW in sampled.images():

@@ -21,41 +21,50 @@ from ddm_ray.storage.run import Run
 MAX_CLASSES, PER_CLASS, PER_CLUSTER = 10, 3, 16
 
 
-def labels_B(request: SampleRequest) -> Tensor:
-    """The request's class labels, int64 (B,)."""
-    assert isinstance(request.condition, Tensor)
-    return request.condition
+def shown_beside(
+    config: RunConfig, rows: Rows, request: SampleRequest
+) -> tuple[SampleRequest, Tensor, list[str] | None]:
+    """Request like `request` for PER_CLASS images of each of a few conditions, real images, and headings.
 
-
-def class_request(config: RunConfig, train: Rows, request: SampleRequest) -> SampleRequest:
-    """Request like `request` for PER_CLASS images of each of the first MAX_CLASSES classes with training rows."""
-    label_B = train.label_N.unique(sorted=True)[:MAX_CLASSES].repeat_interleave(PER_CLASS)
-    return replace(request, seeds=seeds(config.evaluate.seed, len(label_B), SeedPurpose.GRID), condition=label_B)
-
-
-def real_images(train: Rows, request: SampleRequest) -> Tensor:
-    """The first training rows of each class of a `class_request`, repeated if a class has fewer than PER_CLASS."""
-    chosen = []
-    for label in labels_B(request)[::PER_CLASS]:
-        rows = torch.nonzero(train.label_N == label)[:, 0]
-        chosen.append(rows[torch.arange(PER_CLASS) % len(rows)])
-    return train.data_NCHW[torch.cat(chosen)]
-
-
-def experts_figure(run: Run, mixture: Models, train: Rows, decode: Decode) -> Image.Image:
-    """Two lines for each cluster: real rows spread over its classes, and its expert's samples of the same labels.
-
-    `train`: training rows whose data are images.
+    These are the first MAX_CLASSES classes that rows have, each beside its first rows, over again where there are too
+    few; or the first rows' texts, each beside its own row and without a heading.
     """
-    config, rows = run.config, []
+    chosen, classes = [], rows.label_N.unique(sorted=True)[:MAX_CLASSES]
+    if rows.text is None:
+        for label in classes:
+            own = torch.nonzero(rows.label_N == label)[:, 0]
+            chosen.append(own[torch.arange(PER_CLASS) % len(own)])
+        headings = [config.data.class_names[label] for label in classes.tolist()] if config.data.num_classes else None
+    else:
+        chosen = [*torch.arange(min(MAX_CLASSES, len(rows))).repeat_interleave(PER_CLASS).split(PER_CLASS)]
+        headings = None
+    row_B = torch.cat(chosen)
+    shown = seeds(config.evaluate.seed, len(row_B), SeedPurpose.GRID)
+    return replace(request, seeds=shown, condition=rows.condition[row_B]), rows.data_NCHW[row_B], headings
+
+
+def experts_figure(run: Run, mixture: Models, rows: Rows, decode: Decode) -> Image.Image:
+    """Two lines for each cluster: real rows spread over its classes, and its expert's samples of the same conditions.
+
+    `rows`: rows whose data are images. A cluster without any is left out.
+    """
+    config, lines = run.config, []
     for cluster in range(mixture.info.num_experts):
-        members = torch.nonzero(train.cluster_N == cluster)[:, 0]
-        members = members[train.label_N[members].argsort(stable=True)]
+        members = torch.nonzero(rows.cluster_N == cluster)[:, 0]
+        if not len(members):
+            continue
+        members = members[rows.label_N[members].argsort(stable=True)]
         count = min(PER_CLUSTER, len(members))
         spread = members[torch.linspace(0, len(members) - 1, count).round().long()]
         sampled_seeds = seeds(config.evaluate.seed, count, SeedPurpose.EXPERTS)
-        request = SampleRequest(sampled_seeds, train.label_N[spread], config.sample.changed(strategy="once"))
-        alone = Models(monolith_info(run), (mixture.experts[cluster],), None, mixture.device)
-        rows.append(GridRow(f"cluster {cluster}, real", train.data_NCHW[spread]))
-        rows.append(GridRow(f"expert {cluster}", decode(alone.sample(request).images_BCHW)))
-    return grid(rows)
+        settings, cluster_B = config.sample.changed(strategy="oracle"), torch.zeros(count, dtype=torch.int64)
+        request = SampleRequest(sampled_seeds, rows.condition[spread], settings, cluster_B)
+        alone = Models(
+            replace(monolith_info(run), null_text=mixture.info.null_text),
+            (mixture.experts[cluster],),
+            None,
+            mixture.device,
+        )
+        lines.append(GridRow(f"cluster {cluster}, real", rows.data_NCHW[spread]))
+        lines.append(GridRow(f"expert {cluster}", decode(alone.sample(request).images_BCHW)))
+    return grid(lines)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ddm_ray.core.calibration import Calibration
+from ddm_ray.core.condition import Condition
 from ddm_ray.core.flow import interpolate, velocity
 from ddm_ray.core.mixture import posterior
 from ddm_ray.core.routing import Sticky, Strategy, parse_strategy
@@ -35,8 +36,8 @@ class Loss:
 class Noised:
     """Each held-out row `times_per_row` times, at one t from each equal part of [0, 1]; on the linear path."""
 
+    condition_N: Condition
     rows_B: Tensor
-    label_B: Tensor
     x_BCHW: Tensor
     target_BCHW: Tensor
     t_B: Tensor
@@ -50,11 +51,13 @@ class Noised:
         rows_B = torch.arange(len(strata_B)) % len(heldout)
         data_BCHW = heldout.data_NCHW[rows_B]
         target_BCHW = velocity(data_BCHW, noise_BCHW)
-        return cls(rows_B, heldout.label_N[rows_B], interpolate(data_BCHW, noise_BCHW, t_B), target_BCHW, t_B)
+        return cls(heldout.condition, rows_B, interpolate(data_BCHW, noise_BCHW, t_B), target_BCHW, t_B)
 
-    def inputs(self, chunk_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x, t and labels of the rows of a chunk, as networks take them."""
-        return self.x_BCHW[chunk_B], self.t_B[chunk_B], self.label_B[chunk_B]
+    def inputs(self, chunk_B: Tensor, device: str) -> tuple[Tensor, Tensor, Condition]:
+        """x, t and conditions of the rows of a chunk, as networks take them."""
+        # Texts are many times a row's data, which is why they aren't repeated before.
+        condition_B = self.condition_N[self.rows_B[chunk_B]]
+        return self.x_BCHW[chunk_B].to(device), self.t_B[chunk_B].to(device), condition_B.to(device)
 
 
 @torch.inference_mode()
@@ -102,7 +105,7 @@ def _errors(
 ) -> dict[str, Tensor]:
     """Squared error of each model's velocity for the rows of a chunk, by the model's name."""
     num_experts = mixture.info.num_experts
-    inputs = [part.to(mixture.device) for part in noised.inputs(chunk_B)]
+    inputs = noised.inputs(chunk_B, mixture.device)
     velocities = {name: _network(dense, 0)(*inputs).cpu() for name, dense in denses.items()}
     velocity_BKCHW = torch.stack([_network(mixture, k)(*inputs).cpu() for k in range(num_experts)], dim=1)
     # Without a router there is no strategy here.

@@ -155,7 +155,8 @@ def notes(metrics: dict[str, Any]) -> list[str]:
     held_out = right_of_held_out = ""
     if heldout:
         held_out = f" Held out: {heldout['n']} rows never trained on; compare with as many drawn again."
-        right_of_held_out = f" On held-out real rows it is right in {heldout['accuracy']:.1%}."
+        if heldout["accuracy"] is not None:
+            right_of_held_out = f" On held-out real rows it is right in {heldout['accuracy']:.1%}."
     return [
         f"Fréchet distance: between {count} samples and the {rows} training rows, in the {NUM_FEATURES}"
         " features (of mean variance 1) of a small classifier fitted to those rows; ± is the standard"

@@ -16,7 +16,6 @@ from ddm_ray.core.calibration import cross_entropy, fit_temperature
 from ddm_ray.core.routing import parse_strategy
 from ddm_ray.data.loading.loader import Rows
 from ddm_ray.evaluate.candidates import Decode
-from ddm_ray.evaluate.figures import labels_B
 from ddm_ray.evaluate.losses import BINS, CHUNK, Noised
 from ddm_ray.evaluate.scores import Reference
 from ddm_ray.sampling.request import SampleRequest
@@ -113,7 +112,9 @@ def router_diagnostics(
         return None
     score = router_score(mixture, heldout, reference.seed)
     few, num_experts, trajectories = request.rows(slice(MAX_IMAGES)), mixture.info.num_experts, []
-    prior_BK = reference.prior_CK[labels_B(few)]
+    # Of a text nothing is known but p(k), the only row.
+    label_B = few.condition if isinstance(few.condition, Tensor) else torch.zeros(len(few.seeds), dtype=torch.int64)
+    prior_BK = reference.prior_CK[label_B]
     for strategy in strategies:
         if parse_strategy(strategy, num_experts).most(num_experts) == 1:
             sampled = mixture.sample(few.changed(strategy=strategy))
@@ -131,12 +132,12 @@ def router_score(mixture: Models, heldout: Rows, seed: int, times_per_row: int =
     assert mixture.info.prior_CK is not None
     logits_BK = torch.cat(
         [
-            mixture.router(*(part.to(mixture.device) for part in noised.inputs(chunk_B))).cpu()
+            mixture.router(*noised.inputs(chunk_B, mixture.device)).cpu()
             for chunk_B in torch.arange(len(noised.t_B)).split(CHUNK)
         ]
     )
     cluster_B = heldout.cluster_N[noised.rows_B].long()
-    return score_of(logits_BK, cluster_B, noised.t_B, mixture.info.prior_CK, noised.label_B)
+    return score_of(logits_BK, cluster_B, noised.t_B, mixture.info.prior_CK, heldout.label_N[noised.rows_B])
 
 
 def score_of(logits_BK: Tensor, cluster_B: Tensor, t_B: Tensor, prior_CK: Tensor, label_B: Tensor) -> RouterScore:

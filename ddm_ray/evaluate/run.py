@@ -1,7 +1,6 @@
 """evaluate(run): sample every model on the same labels and seeds, score, and write the report."""
 
 import json
-import math
 import platform
 from dataclasses import asdict, replace
 from itertools import permutations
@@ -13,16 +12,17 @@ import torch
 import ddm_ray
 from ddm_ray.config import RunConfig
 from ddm_ray.data import OnProgress, no_progress
-from ddm_ray.data.loading.loader import Rows, load_rows
+from ddm_ray.data.loading.loader import Rows
 from ddm_ray.data.schema import HELDOUT, TRAIN
 from ddm_ray.data.sharded.stage import make_chunks
 from ddm_ray.data.sharded.work import Executor
-from ddm_ray.errors import ConfigError, DataError, MissingArtifact
+from ddm_ray.errors import MissingArtifact
 from ddm_ray.evaluate.candidates import Decode, Lineup, decoder, outdated
 from ddm_ray.evaluate.costs import training_cost
 from ddm_ray.evaluate.features import train_features
-from ddm_ray.evaluate.figures import PER_CLASS, class_request, experts_figure, labels_B, real_images
+from ddm_ray.evaluate.figures import experts_figure, shown_beside
 from ddm_ray.evaluate.losses import Loss, heldout_losses
+from ddm_ray.evaluate.prompts import captioned_rows, numbers_of, prompts, real_rows
 from ddm_ray.evaluate.report import MOSAICS, render
 from ddm_ray.evaluate.router import router_diagnostics
 from ddm_ray.evaluate.samples import (
@@ -41,15 +41,12 @@ from ddm_ray.evaluate.samples import (
 from ddm_ray.evaluate.scores import Difference, Measured, Reference
 from ddm_ray.pictures.grid import GridRow, grid
 from ddm_ray.pictures.png import to_png
-from ddm_ray.sampling.request import validate
+from ddm_ray.sampling.request import SampleRequest, validate
 from ddm_ray.sampling.run_models import Models, mixture_info
-from ddm_ray.storage.graph import MONOLITH, evaluation, shard
+from ddm_ray.storage.graph import MONOLITH, evaluation
 from ddm_ray.storage.info import EvaluationInfo
 from ddm_ray.storage.manifest import FileRecord, Manifest
 from ddm_ray.storage.run import Run
-
-KEPT_BYTES = 2**29
-"""Bytes of real rows in memory, at most; of a larger set so many are drawn."""
 
 
 def evaluate(
@@ -84,12 +81,15 @@ def evaluate(
             f"{run.url}: nothing to measure: {'; '.join(lineup.missing.values())}", run.make(MONOLITH)
         )
     train, heldout = (real_rows(run, split) for split in (TRAIN, HELDOUT))
-    labels = _labels(run.config, train)
+    captioned = None if run.config.data.text is None else heldout if len(heldout) else captioned_rows(run)
+    prompts_N = prompts(run, captioned)
+    numbers = numbers_of(run, train, prompts_N)
+    request = request_of(run.config, prompts_N, numbers)
     for candidate in lineup.candidates:
-        validate(replace(request_of(run.config, labels), settings=candidate.settings), candidate.models.info)
+        validate(candidate.request(request), candidate.models.info)
     with one_thread():
         trained = tuple(identity.inputs)
-        plan = chunks.plan(lambda: SamplesPlan(portions(lineup.candidates, labels), trained), identity)
+        plan = chunks.plan(lambda: SamplesPlan(portions(lineup.candidates, numbers), trained), identity)
         observer = ImagesObserver(plan.units, lambda share, note: on_progress(0.02 + 0.76 * share, note))
         maker = MakeSamples(chunks, identity, made_on or device, lineup if execute is None else None)
         records = make_chunks(chunks, plan, execute or here(device), read_portion, maker, observer)
@@ -102,7 +102,7 @@ def evaluate(
         for number, candidate in enumerate(lineup.candidates):
             on_progress(0.82 + 0.1 * number / len(lineup.candidates), f"measuring: {candidate.name}")
             sampled = CandidateSamples(chunks, plan, records, candidate.name)
-            measured[candidate.name] = reference.measure(sampled.images(), sampled.label_M)
+            measured[candidate.name] = reference.measure(sampled.images(), sampled.number_M)
         table = [
             {"model": name} | asdict(each.score) | CandidateSamples(chunks, plan, records, name).costs()
             for name, each in measured.items()
@@ -112,17 +112,17 @@ def evaluate(
             for name, other in permutations(measured, 2)
         ]
         on_progress(0.92, "real rows and held-out losses")
-        real = _real_lines(reference, len(labels), heldout_images)
+        real = _real_lines(reference, len(numbers), heldout_images)
         losses = _losses(run.config, lineup, heldout)
-        request = request_of(run.config, labels)
         router = router_diagnostics(lineup.mixture, heldout, request, run.config.evaluate.strategies, reference, decode)
         on_progress(0.96, "writing the report")
-        pictures = _grid(run.config, lineup, train_images, labels, decode)
-        experts_png = to_png(experts_figure(run, lineup.mixture, train_images, decode))
+        shown = train_images if captioned is None else replace(captioned, data_NCHW=decode(captioned.data_NCHW))
+        pictures = _grid(run.config, lineup, shown, request, decode)
+        experts_png = to_png(experts_figure(run, lineup.mixture, shown, decode))
     metrics = {
         "run": run.config.name,
         "name": name,
-        "num_samples": len(labels),
+        "num_samples": len(numbers),
         "num_real": len(train),
         "num_heldout": len(heldout),
         "num_clusters": run.config.partition.num_clusters,
@@ -152,7 +152,7 @@ def evaluate(
     frechet = {row["model"]: row["frechet"] for row in table}
     strategies = [strategy for strategy in run.config.evaluate.strategies if strategy in frechet]
     best = min(strategies, key=frechet.__getitem__, default="once")
-    info = EvaluationInfo(num_samples=len(labels), frechet=frechet, best_strategy=best)
+    info = EvaluationInfo(num_samples=len(numbers), frechet=frechet, best_strategy=best)
     written = {file: FileRecord.of(data) for file, data in files.items()}
     written |= {file: part for record in records for file, part in record.files.items()}
     manifest = run.commit_records(artifact, written, info, identity=identity)
@@ -165,31 +165,13 @@ def read_metrics(run: Run, name: str = "demo") -> dict[str, Any]:
     return json.loads(run.read(evaluation(name), "metrics.json"))
 
 
-def real_rows(run: Run, split: str) -> Rows:
-    """The rows of all shards, or as many of them as KEPT_BYTES hold, drawn."""
-    shards = [shard(cluster) for cluster in range(run.config.partition.num_clusters)]
-    most = max(2, KEPT_BYTES // (4 * math.prod(run.config.data.shape)))
-    return load_rows(run, shards, split, most, run.config.evaluate.seed)
-
-
-def _labels(config: RunConfig, train: Rows) -> list[int]:
-    """Labels of the images, the same for every model, drawn as frequent as in training rows."""
-    count = config.evaluate.num_samples
-    if config.data.num_classes is None:
-        raise ConfigError("data.text: only class-conditional runs can be evaluated so far")
-    if len(train) < 2:
-        raise DataError(f"{len(train)} training rows in the run's shards: an evaluation needs 2 or more")
-    row_B = np.random.default_rng(config.evaluate.seed).integers(len(train), size=count)
-    labels: list[int] = train.label_N[torch.from_numpy(row_B)].tolist()
-    return labels
-
-
 def reference_of(run: Run, train: Rows) -> Reference:
     """The reference that the run's real rows make, as images."""
     config, prior_CK = run.config, mixture_info(run).prior_CK
     assert prior_CK is not None
-    net = train_features(train.data_NCHW, train.label_N, config.data.num_classes or 0, config.evaluate.seed)
-    return Reference.of(net, train, prior_CK.numpy(), config.evaluate.seed)
+    known = (train.label_N, classes) if (classes := config.data.num_classes) else (train.cluster_N, len(run.experts))
+    net = train_features(train.data_NCHW, *known, config.evaluate.seed)
+    return Reference.of(net, train, prior_CK.numpy(), config.evaluate.seed, labelled=bool(classes))
 
 
 def _real_lines(reference: Reference, count: int, heldout: Rows) -> list[dict[str, Any]]:
@@ -214,15 +196,14 @@ def _losses(config: RunConfig, lineup: Lineup, heldout: Rows) -> list[Loss]:
     return heldout_losses(lineup.mixture, fair, heldout, strategies, seed, config.sample.router_temperature)
 
 
-def _grid(config: RunConfig, lineup: Lineup, train: Rows, labels: list[int], decode: Decode) -> bytes:
-    """A few samples of each candidate below real rows, as PNG."""
-    shown = class_request(config, train, request_of(config, labels))
-    rows = [GridRow("real", real_images(train, shown))]
+def _grid(config: RunConfig, lineup: Lineup, rows: Rows, request: SampleRequest, decode: Decode) -> bytes:
+    """A few samples of each candidate below real rows of their classes, or with their texts, as PNG."""
+    shown, real, headings = shown_beside(config, rows, request)
+    lines = [GridRow("real", real)]
     for candidate in lineup.candidates:
-        few = candidate.models.sample(replace(shown, settings=candidate.settings))
-        rows.append(GridRow(candidate.name, decode(few.images_BCHW)))
-    headings = [config.data.class_names[label] for label in labels_B(shown)[::PER_CLASS].tolist()]
-    return to_png(grid(rows, headings))
+        few = candidate.sample(shown)
+        lines.append(GridRow(candidate.name, decode(few.images_BCHW)))
+    return to_png(grid(lines, headings))
 
 
 def _versions() -> dict[str, str]:

@@ -7,13 +7,14 @@ import os
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
 from ddm_ray.config import RunConfig
+from ddm_ray.core.condition import Condition
 from ddm_ray.core.streams import SeedPurpose, seeds
 from ddm_ray.data import OnProgress
 from ddm_ray.data.sharded.chunk_store import ChunkRecord, ChunkStore, StoredFile
@@ -22,6 +23,7 @@ from ddm_ray.data.sharded.stage import ShareRead
 from ddm_ray.data.sharded.work import Chunk
 from ddm_ray.errors import DriftError
 from ddm_ray.evaluate.candidates import Candidate, Lineup, decoder
+from ddm_ray.evaluate.prompts import prompts
 from ddm_ray.pictures.images import to_unit
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.storage.chunk_records import ChunkKey
@@ -32,16 +34,19 @@ BATCH = 256
 
 @dataclass(frozen=True)
 class Portion:
-    """Consecutive images of one candidate, from number `first` on: a unit of work. `work`: rows of experts, about."""
+    """Consecutive images of one candidate, from the `first` on: a unit of work.
+
+    `numbers`: those of their conditions among `prompts`; `work`: rows of experts, about.
+    """
 
     candidate: str
     first: int
-    labels: tuple[int, ...]
+    numbers: tuple[int, ...]
     work: int
 
     @property
     def key(self) -> str:
-        return f"{self.candidate}, images {self.first} to {self.first + len(self.labels) - 1}"
+        return f"{self.candidate}, images {self.first} to {self.first + len(self.numbers) - 1}"
 
     @property
     def bytes(self) -> int:
@@ -74,9 +79,9 @@ class SamplesRecord(ChunkRecord):
 SamplesStore = ChunkStore[SamplesPlan, SamplesRecord]
 
 
-def portions(candidates: Sequence[Candidate], labels: Sequence[int]) -> tuple[Portion, ...]:
-    """All candidates' images of these labels, BATCH at most in a portion."""
-    parts = [(first, tuple(labels[first : first + BATCH])) for first in range(0, len(labels), BATCH)]
+def portions(candidates: Sequence[Candidate], numbers: Sequence[int]) -> tuple[Portion, ...]:
+    """All candidates' images of the conditions of these numbers, BATCH at most in a portion."""
+    parts = [(first, tuple(numbers[first : first + BATCH])) for first in range(0, len(numbers), BATCH)]
     return tuple(
         Portion(candidate.name, first, part, candidate.cost * len(part))
         for candidate in candidates
@@ -84,10 +89,11 @@ def portions(candidates: Sequence[Candidate], labels: Sequence[int]) -> tuple[Po
     )
 
 
-def request_of(config: RunConfig, labels: Sequence[int], first: int = 0) -> SampleRequest:
-    """The request for an evaluation's images from number `first` on, the same for every candidate."""
+def request_of(config: RunConfig, prompts_N: Condition, numbers: Sequence[int], first: int = 0) -> SampleRequest:
+    """The request for an evaluation's images from the `first` on, the same for every candidate."""
     every = seeds(config.evaluate.seed, config.evaluate.num_samples, SeedPurpose.EVALUATION)
-    return SampleRequest(every[first : first + len(labels)], torch.tensor(labels), config.sample)
+    condition = prompts_N[torch.tensor(numbers)]
+    return SampleRequest(every[first : first + len(numbers)], condition, config.sample)
 
 
 class ImagesObserver(ShareRead[SamplesRecord]):
@@ -95,7 +101,7 @@ class ImagesObserver(ShareRead[SamplesRecord]):
 
     def __init__(self, units: Sequence[Portion], on_progress: OnProgress):
         super().__init__(units)
-        self._all, self._images = sum(len(unit.labels) for unit in units), 0
+        self._all, self._images = sum(len(unit.numbers) for unit in units), 0
         self._on_progress = on_progress
 
     def begin(self, records: Sequence[SamplesRecord]) -> None:
@@ -150,14 +156,14 @@ class MakeSamples:
             raise DriftError(f"{run.url}/{artifact} was begun otherwise: {'; '.join(lines)}", run.remake(artifact))
         lineup = self.lineup or Lineup.of(run, self.identity.inputs, {}, self.device)
         candidates = {candidate.name: candidate for candidate in lineup.candidates}
-        decode, device = decoder(run, self.device), torch.device(self.device)
+        decode, prompts_N, device = decoder(run, self.device), prompts(run), torch.device(self.device)
         # A thread's own CPU time doesn't count what the other portions, or other programs, take from its core.
         clock = time.thread_time if device.type == "cpu" else time.perf_counter
 
         def make(portion: Portion) -> Made:
             candidate, began = candidates[portion.candidate], clock()
-            request = request_of(run.config, portion.labels, portion.first)
-            sampled = candidate.models.sample(replace(request, settings=candidate.settings))
+            request = request_of(run.config, prompts_N, portion.numbers, portion.first)
+            sampled = candidate.sample(request)
             image_BCHW = (to_unit(decode(sampled.images_BCHW)) * 255).round().byte()
             rows = sampled.num_expert_rows, sampled.num_router_rows
             return Made(portion.candidate, image_BCHW, *rows, clock() - began)
@@ -183,10 +189,10 @@ class CandidateSamples:
     candidate: str
 
     @property
-    def label_M(self) -> Tensor:
-        """The images' labels, int64 (M,)."""
-        own = (unit.labels for unit in self.plan.units if unit.candidate == self.candidate)
-        return torch.tensor([label for labels in own for label in labels])
+    def number_M(self) -> Tensor:
+        """Numbers of the images' conditions, int64 (M,): their labels where these are classes."""
+        own = (unit.numbers for unit in self.plan.units if unit.candidate == self.candidate)
+        return torch.tensor([number for numbers in own for number in numbers])
 
     def images(self) -> Iterator[Tensor]:
         """Images in [-1, 1], (B, C, H, W) of each part, to a 255th as pictures are. Raises CorruptArtifact."""

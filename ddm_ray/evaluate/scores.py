@@ -78,14 +78,18 @@ class Reference:
     neighbours: RealNeighbours
     prior_CK: np.ndarray
     seed: int
+    labelled: bool
 
     @classmethod
-    def of(cls, net: FeatureNet, train: Rows, prior_CK: np.ndarray, seed: int) -> Self:
-        """From training rows, whose data are images in [-1, 1]."""
+    def of(cls, net: FeatureNet, train: Rows, prior_CK: np.ndarray, seed: int, labelled: bool = True) -> Self:
+        """From training rows, whose data are images in [-1, 1]; `labelled`: the classifier knows their labels.
+
+        Else it knows their clusters, and labels are taken for 0, the row of p(k).
+        """
         seen = see(net, [train.data_NCHW])
         chosen = np.random.default_rng(seed).permutation(len(train))[:NEIGHBOUR_ROWS]
         neighbours = RealNeighbours.of(seen.features_ND[np.sort(chosen)])
-        return cls(net, train, seen, Gaussian.of(seen.features_ND), neighbours, prior_CK, seed)
+        return cls(net, train, seen, Gaussian.of(seen.features_ND), neighbours, prior_CK, seed, labelled)
 
     def score(self, images: Iterable[Tensor], label_M: Tensor) -> Score:
         """The score of `measure`."""
@@ -98,12 +102,13 @@ class Reference:
         NEIGHBOUR_ROWS images.
         """
         seen = see(self.net, images)
+        label_M = label_M if self.labelled else torch.zeros_like(label_M)
         cluster_M = self._neighbour_clusters(seen)
         distances, draws = self._distances(seen.features_ND)
         score = Score(
             n=len(seen.class_N),
             **distances,
-            accuracy=seen.accuracy(label_M.numpy()),
+            accuracy=seen.accuracy(label_M.numpy()) if self.labelled else None,
             **asdict(self.neighbours.compare(seen.features_ND[:NEIGHBOUR_ROWS])),
             cluster_tv=self._cluster_tv(cluster_M, label_M.numpy()),
         )

@@ -10,7 +10,7 @@ from PIL import Image
 from ddm_ray.config import SamplingSettings
 from ddm_ray.core.times import time_grid
 from ddm_ray.data.loading.loader import Rows
-from ddm_ray.evaluate.figures import PER_CLASS, class_request, experts_figure, real_images
+from ddm_ray.evaluate.figures import PER_CLASS, experts_figure, shown_beside
 from ddm_ray.evaluate.samples import one_thread
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import Models, load_models
@@ -46,13 +46,13 @@ def tile(picture: Image.Image, column: int, line: int, left: int, top: int) -> n
     return np.asarray(picture)[y : y + 48, x : x + 48]
 
 
-def test_class_request_shows_every_class_that_has_rows(random_run: Run) -> None:
+def test_every_class_that_has_rows_is_shown(random_run: Run) -> None:
     labels = torch.tensor([7, 2, 2, 2, 2, 7])
     train = Rows(list("abcdef"), torch.arange(6.0).view(6, 1, 1, 1), labels, torch.zeros(6, dtype=torch.int64))
-    shown = class_request(random_run.config, train, request(1))
+    shown, real, headings = shown_beside(random_run.config, train, request(1))
     assert shown.condition.tolist() == [2] * PER_CLASS + [7] * PER_CLASS
     assert len(set(shown.seeds)) == 2 * PER_CLASS
-    assert real_images(train, shown).flatten().tolist() == [1, 2, 3, 0, 5, 0]
+    assert real.flatten().tolist() == [1, 2, 3, 0, 5, 0] and headings == ["2", "7"]
 
 
 def test_experts_figure_samples_as_the_run_says(random_run: Run, mixture: Models) -> None:

@@ -15,10 +15,12 @@ from click.testing import CliRunner
 from PIL import Image
 
 from ddm_ray.cli import main
+from ddm_ray.core.streams import SeedPurpose, seeds
 from ddm_ray.data.loading.loader import load_rows
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.errors import DriftError
 from ddm_ray.evaluate.candidates import Lineup
+from ddm_ray.evaluate.compare import Side, compare
 from ddm_ray.evaluate.run import evaluate, read_metrics
 from ddm_ray.evaluate.samples import (
     BATCH,
@@ -29,11 +31,14 @@ from ddm_ray.evaluate.samples import (
     SamplesStore,
     portions,
 )
+from ddm_ray.models.latents import Latents
+from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import load_model
 from ddm_ray.storage.graph import MONOLITH, STUDENT, Artifact, evaluation, shard
 from ddm_ray.storage.run import Run
 from tests.random_run import make_run, publish
 from tests.sampling import tiny_components
+from tests.text_run import make_text_run
 
 DEMO = evaluation("demo")
 
@@ -110,7 +115,7 @@ def test_another_process_samples_the_same_images(random_run: Run, evaluated: Pat
     (plan, records) = chunks.begun(), chunks.records(chunks.finished_keys())
     assert plan is not None
     last = plan.units[-1]
-    assert (last.candidate, last.first, len(last.labels)) == ("top-2", BATCH, 300 - BATCH)
+    assert (last.candidate, last.first, len(last.numbers)) == ("top-2", BATCH, 300 - BATCH)
     made = pickle.loads(carried).load()(last)
     assert torch.equal(
         made.image_BCHW.float() / 127.5 - 1, [*CandidateSamples(chunks, plan, records, "top-2").images()][-1]
@@ -149,3 +154,43 @@ def test_latents_are_seen_as_images(tmp_path: Path) -> None:
     (sampled,) = CandidateSamples(chunks, plan, records, "once").images()
     assert sampled.shape == (10, 3, 16, 16)
     assert Image.open(f"{run.url}/{DEMO}/grid.png").mode == "RGB"
+
+
+def test_a_run_of_texts_is_asked_for_the_texts_of_held_out_rows(tmp_path: Path) -> None:
+    """Guided by the empty text; clusters stand for classes where something has to be told apart."""
+    small = (
+        "evaluate.strategies=[once, full, top-1]",
+        "evaluate.num_samples=24",
+        "sample={steps: 2, guidance_scale: 2}",
+    )
+    run = make_text_run(tmp_path, small)
+    config = run.config
+    heldout = load_rows(run, [shard(0), shard(1)], "heldout")
+    assert heldout.text is not None and len(heldout) == 10
+    evaluate(run)
+    metrics = read_metrics(run)
+    assert [row["model"] for row in metrics["models"]] == ["once", "full", "top-1"] and [*metrics["missing"]] == [
+        "monolith",
+        "student",
+    ]
+    assert {row["accuracy"] for row in [*metrics["models"], *metrics["real"]]} == {None}
+    assert [loss["model"] for loss in metrics["heldout_loss"]] == ["full", "top-1", "own cluster"]
+    assert metrics["router"]["trajectories"][0]["n"] == 24
+    chunks = SamplesStore(run, DEMO, SamplesPlan, SamplesRecord)
+    plan, records = chunks.begun(), chunks.records(chunks.finished_keys())
+    assert plan is not None
+    once = CandidateSamples(chunks, plan, records, "once")
+    counts = np.bincount(once.number_M.numpy(), minlength=10)
+    assert sorted(counts) == [2] * 6 + [3] * 4, "every text in turn"
+    lineup = Lineup.of(run, run.identity(DEMO).inputs, {}, "cpu")
+    request = SampleRequest(
+        seeds(config.evaluate.seed, 24, SeedPurpose.EVALUATION),
+        heldout.text[once.number_M],
+        config.sample.changed(strategy="once"),
+    )
+    latents = lineup.mixture.sample(request).images_BCHW
+    decoded = Latents.from_config(config.data.latents).decode(latents).clamp(-1, 1)
+    (stored,) = once.images()
+    assert (stored - decoded).abs().max() < 1 / 127
+    comparison = compare([Side(run, "demo", "demo")], ["once", "full"])
+    assert comparison.paired == ["once", "full"]

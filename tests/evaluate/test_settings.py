@@ -107,6 +107,6 @@ def test_an_evaluation_samples_as_the_run_says(tmp_path: Path, monkeypatch: pyte
     evaluate(run)
     # For the table and for the grid, of the monolith and of the mixture; then each expert by itself.
     used = [request.settings.strategy for request in requests]
-    assert (sorted(used[:2]), used[2:]) == (["full", "once"], ["once", "full", "once", "once"])
+    assert (sorted(used[:2]), used[2:]) == (["full", "oracle"], ["oracle", "full", "oracle", "oracle"])
     for request in requests:
         assert request.settings == run.config.sample.changed(strategy=request.settings.strategy)

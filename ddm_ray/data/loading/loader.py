@@ -44,7 +44,7 @@ FOOTER_BYTES = 64 * 2**10
 class Rows:
     """Rows of one split, sorted by id: data_NCHW float32 (pixels in [-1, 1]), label_N and cluster_N int64.
 
-    Where conditions are texts there are `text`, and no labels.
+    Where conditions are texts there is `text`, if it was asked for, and every label is 0.
     """
 
     ids: list[str]
@@ -56,6 +56,11 @@ class Rows:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def condition(self) -> Condition:
+        """The rows' conditions: texts, or labels."""
+        return self.label_N if self.text is None else self.text
+
 
 class LoadedBatch(NamedTuple):
     """Rows of a batch: data_BCHW float32, their labels (int64) or texts, and cluster_B int64."""
@@ -66,14 +71,22 @@ class LoadedBatch(NamedTuple):
 
 
 def load_rows(
-    run: Run, artifacts: Sequence[Artifact], split: str = TRAIN, most: int | None = None, seed: int = 0
+    run: Run,
+    artifacts: Sequence[Artifact],
+    split: str = TRAIN,
+    most: int | None = None,
+    seed: int = 0,
+    with_texts: bool = True,
 ) -> Rows:
     """The rows of one or more shards in memory, in an order that doesn't depend on that of `artifacts`.
 
-    Where there are more than `most`, so many of them are drawn, each as likely as the others.
+    Where there are more than `most`, so many of them are drawn, each as likely as the others. Texts take far more
+    memory than latents: they are left out unless `with_texts`.
     Raises MissingArtifact, DriftError, and CorruptArtifact for a file whose checksum isn't its manifest's.
     """
     config = run.config.data
+    if config.text is not None and not with_texts:
+        config = config.model_copy(update={"text": None})
     manifests = [require_shard(run, artifact) for artifact in sorted(artifacts)]
     total = sum(getattr(ShardInfo.of(manifest), f"rows_{split}") for manifest in manifests)
     kept_N = np.ones(total, bool)
@@ -86,16 +99,24 @@ def load_rows(
             table = read_parquet(run.read(artifact, name, manifest), f"{run.url}/{artifact}/{name}")
             own_N = kept_N[first : first + table.num_rows]
             first += table.num_rows
-            table = table.filter(pa.array(own_N))
+            table = _spelled(table.filter(pa.array(own_N)), config)
             tables.append(table.append_column("cluster", pa.array(np.full(table.num_rows, cluster, np.int64))))
     table = pa.concat_tables(tables).sort_by("id")
     stored = _Stored(config, table.num_rows)
     stored.fill(0, table, table["cluster"].to_numpy())
-    labels_N = stored.condition() if config.text is None else torch.zeros(0, dtype=torch.int64)
-    text = stored.condition() if config.text is not None else None
-    assert isinstance(labels_N, Tensor) and not isinstance(text, Tensor)
+    condition = stored.condition()
+    labels_N, text = (
+        (condition, None) if isinstance(condition, Tensor) else (torch.zeros(len(table), dtype=torch.int64), condition)
+    )
     data_NCHW = torch.from_numpy(as_modelled(stored.data_NCHW))
     return Rows(table["id"].to_pylist(), data_NCHW, labels_N, torch.from_numpy(stored.cluster_N), text)
+
+
+def _spelled(table: pa.Table, config: DataConfig) -> pa.Table:
+    """A shard's table with the columns of this configuration: label 0 where a text was left out."""
+    if config.text is None and "label" not in table.column_names:
+        table = table.append_column("label", pa.array(np.zeros(table.num_rows, np.int64)))
+    return table.select(shard_schema(config).names)
 
 
 def require_shard(run: Run, artifact: Artifact) -> Manifest:

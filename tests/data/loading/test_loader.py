@@ -83,7 +83,10 @@ def test_one_shard_is_one_cluster_and_shards_come_in_any_order(run: Run) -> None
 
 def test_texts_come_back_with_their_rows(texts_run: Run) -> None:
     rows = load_rows(texts_run, SHARDS)
-    assert rows.text is not None and len(rows.label_N) == 0
+    assert rows.text is not None and rows.condition is rows.text and not rows.label_N.any()
+    bare = load_rows(texts_run, SHARDS, with_texts=False)
+    assert (bare.ids, bare.text) == (rows.ids, None) and torch.equal(bare.data_NCHW, rows.data_NCHW)
+    assert torch.equal(bare.condition, torch.zeros(len(rows), dtype=torch.int64))
     number_N = torch.tensor([int(row_id.removeprefix("texts/")) for row_id in rows.ids])
     assert number_N.tolist() == list(range(10, 100))
     assert torch.equal(rows.text.mask_BL.sum(1), number_N % 5 + 1)
