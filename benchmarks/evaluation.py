@@ -23,7 +23,7 @@ from claims import Claim, Report, interleaved, measuring, median_and_spread  # n
 from ddm_ray.data.sharded.serial import SideBySide  # noqa: E402
 from ddm_ray.data.sharded.stage import make_chunks  # noqa: E402
 from ddm_ray.evaluate.candidates import Lineup  # noqa: E402
-from ddm_ray.evaluate.prompts import prompts  # noqa: E402
+from ddm_ray.evaluate.prompts import prompts_of  # noqa: E402
 from ddm_ray.evaluate.run import read_metrics  # noqa: E402
 from ddm_ray.evaluate.samples import (  # noqa: E402
     BATCH,
@@ -116,7 +116,7 @@ def measure_loop(args: argparse.Namespace, folder: Path, report: Report) -> None
     lineup = Lineup.of(run, identity.inputs, {}, "cpu")
     once = next(candidate for candidate in lineup.candidates if candidate.name == "once")
     labels = [number % 10 for number in range(args.looped)]
-    request = request_of(run.config, prompts(run), labels).changed(strategy="once")
+    request = request_of(run.config, prompts_of(run), labels).changed(strategy="once")
 
     def loop() -> None:
         for batch in batches(request, BATCH):

@@ -68,6 +68,7 @@ class RunUrl(click.ParamType):
         return value
 
 
+EVALUATION_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 RUN = click.argument("run_url", metavar="RUN", type=RunUrl())
 MODELS = [kind for kind, row in KINDS.items() if row.stage == "train"]
 MODEL = click.argument("model", type=click.Choice(MODELS))

@@ -1,13 +1,14 @@
 """The verb that sets finished evaluations of several runs side by side."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ddm_ray.cli.command import main
+from ddm_ray.cli.command import EVALUATION_NAME, main
 from ddm_ray.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ def compare(sides: tuple[str, ...], models: tuple[str, ...], output: str, as_jso
     from ddm_ray.evaluate.compare_report import print_table, render
 
     for path in filter(None, (output, as_json)):
+        if Path(path).is_dir():
+            raise ConfigError(f"{path}: is a folder; name a file")
         if not Path(path).absolute().parent.is_dir():
             raise ConfigError(f"{path}: there is no folder {Path(path).parent}")
     evaluations = _sides(sides)
@@ -63,6 +66,8 @@ def _sides(texts: tuple[str, ...]) -> "list[Side]":
     named: list[tuple[Run, str]] = []
     for text in texts:
         url, at, name = text.rpartition("@")
+        if at and not re.fullmatch(EVALUATION_NAME, name):
+            raise ConfigError(f"{text}: {name!r} isn't the name of an evaluation")
         run = Run.open(url if at else text)
         if not at:
             finished = sorted(each for each in run.store.folders(EVALUATIONS) if run.manifest(evaluation(each)))

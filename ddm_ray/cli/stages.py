@@ -11,6 +11,7 @@ import click
 
 from ddm_ray.cli.command import (
     ADDRESS,
+    EVALUATION_NAME,
     INDEX,
     ISLAND,
     ISLANDS,
@@ -267,7 +268,7 @@ def evaluate(
         ray_data = RayData(site.prepare, partial(ray_session, *site.ray(address)))
         evaluating.evaluate(run, name, report, execute=ray_data, made_on="cuda" if site.prepare.use_gpu else "cpu")
 
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+    if not re.fullmatch(EVALUATION_NAME, name):
         raise ConfigError(f"--name {name!r}: use letters, digits, dots, dashes and underscores")
     _show_evaluation(make(run_url, evaluation(name), stage), name)
 

@@ -22,7 +22,7 @@ from ddm_ray.storage.run import Run
 
 DENSE: tuple[ModelKind, ...] = ("monolith", "student")
 """Dense models, in the order in which they are shown."""
-DECODED_AT_ONCE = 64
+DECODED_AT_ONCE = 8
 
 Decode = Callable[[Tensor], Tensor]
 """Images (N, C, P, P), about [-1, 1], of data (N, C, H, W), on the CPU."""
@@ -113,7 +113,9 @@ def _missing(run: Run, mixture: Models, denses: Collection[str]) -> dict[str, st
     ]
     lacks: dict[str, str] = {ROUTER: f"{', '.join(routed)} (there is no trained router)"} if routed else {}
     made = [kind for kind in DENSE if Artifact(kind) in trained_of(run.config)]
-    return lacks | {kind: f"{kind} (it isn't trained)" for kind in made if kind not in denses}
+    reasons = {True: "it was finished after this had begun", False: "it isn't trained"}
+    lacking = [kind for kind in made if kind not in denses]
+    return lacks | {kind: f"{kind} ({reasons[run.manifest(Artifact(kind)) is not None]})" for kind in lacking}
 
 
 def decoder(run: Run, device: str) -> Decode:

@@ -4,7 +4,7 @@ Nothing is sampled: the images are those that the evaluations left. Shapes: M im
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -14,8 +14,9 @@ from torch import Tensor
 from ddm_ray.data import OnProgress, no_progress
 from ddm_ray.errors import CorruptArtifact, SamplingError
 from ddm_ray.evaluate.candidates import decoder
-from ddm_ray.evaluate.prompts import real_rows
-from ddm_ray.evaluate.run import read_metrics, reference_of
+from ddm_ray.evaluate.measure import reference_of
+from ddm_ray.evaluate.prompts import RealRows
+from ddm_ray.evaluate.run import read_metrics
 from ddm_ray.evaluate.samples import CandidateSamples, SamplesPlan, SamplesRecord, SamplesStore, one_thread
 from ddm_ray.evaluate.scores import Difference, Measured
 from ddm_ray.pictures.grid import GridRow, grid
@@ -50,6 +51,10 @@ class Side:
         records = chunks.records(chunks.finished_keys())
         chunks.require_complete(plan, records)
         return [CandidateSamples(chunks, plan, records, row["model"]) for row in self.metrics["models"]]
+
+    def sampling(self, candidate: str) -> dict[str, Any]:
+        """The settings under which a candidate was sampled."""
+        return next(row["sampling"] for row in self.metrics["models"] if row["model"] == candidate)
 
     def training_flops(self, candidate: str) -> float:
         """FLOPs of all training that a candidate needs; a student's teachers are among it."""
@@ -101,17 +106,18 @@ def compare(
                 f"{side.run.url} and {first.url}: data.{other[0]} differs, so there is no one set of real rows to"
                 " compare with; compare runs of the same data"
             )
+    names = sorted({row["model"] for side in sides for row in side.metrics["models"]})
+    if unknown := [name for name in only if name not in names]:
+        raise SamplingError(f"no model {unknown[0]!r} among these evaluations: there are {', '.join(names)}")
     chosen = [(side, each) for side in sides for each in side.sampled() if not only or each.candidate in only]
     if only:
         chosen.sort(key=lambda pair: only.index(pair[1].candidate))
     if len(chosen) < 2:
-        names = sorted({row["model"] for side in sides for row in side.metrics["models"]})
         raise SamplingError(f"{len(chosen)} models to compare: name two or more of {', '.join(names)}, or none of them")
     count = min(len(each.number_M) for _, each in chosen)
     with one_thread():
         on_progress(0.0, "training the classifier that measures")
-        train, decode = real_rows(first, "train"), decoder(first, device)
-        reference = reference_of(first, replace(train, data_NCHW=decode(train.data_NCHW)))
+        reference = reference_of(first, RealRows.of(first).decoded(decoder(first, device)).train)
         measured: dict[str, Measured] = {}
         lines: list[dict[str, Any]] = []
         shown, paired = list[GridRow](), list[str]()
@@ -122,17 +128,20 @@ def compare(
             number_M = sampled.number_M[:count]
             measured[name] = reference.measure(_first(sampled.images(), count), number_M)
             line = {"model": name} | asdict(measured[name].score) | sampled.costs()
-            line |= {"training_flops": side.training_flops(sampled.candidate), "sampling": side.metrics["sampling"]}
+            line |= {
+                "training_flops": side.training_flops(sampled.candidate),
+                "sampling": side.sampling(sampled.candidate),
+            }
             lines.append(line)
             if side.metrics["seed"] == baseline_side.metrics["seed"] and torch.equal(
                 number_M, baseline.number_M[:count]
             ):
                 paired.append(name)
             shown.append(GridRow(name, _shown(sampled, baseline.number_M[:count])))
-    names = list(measured)
-    differences = [Difference.of((name, names[0]), measured[name], measured[names[0]]) for name in names[1:]]
+    lined = list(measured)
+    differences = [Difference.of((name, lined[0]), measured[name], measured[lined[0]]) for name in lined[1:]]
     classes = first.config.data.class_names
-    alike = first.config.data.num_classes and len(paired) == len(names)
+    alike = first.config.data.num_classes and len(paired) == len(lined)
     headings = [classes[label] for label in _classes(baseline.number_M[:count])] if alike else []
     return Comparison(count, lines, differences, paired, to_png(grid(shown, headings)))
 

@@ -88,7 +88,7 @@ class Neighbourhood:
 
 @dataclass(frozen=True)
 class RealNeighbours:
-    """Real rows and their distances to the nearest others: `nearest_N`, and the radii of the two kinds of ball."""
+    """Real rows, their distances to the nearest row that isn't equal, and the radii of the two kinds of ball."""
 
     real_ND: np.ndarray
     nearest_N: np.ndarray
@@ -98,7 +98,7 @@ class RealNeighbours:
     @classmethod
     def of(cls, real_ND: np.ndarray) -> "RealNeighbours":
         """From at least 2 rows."""
-        return cls(real_ND, *_radii(real_ND, (1, NEIGHBOURS, DENSITY_NEIGHBOURS)))
+        return cls(real_ND, _to_another(real_ND), *_radii(real_ND, (NEIGHBOURS, DENSITY_NEIGHBOURS)))
 
     def compare(self, samples_MD: np.ndarray) -> Neighbourhood:
         """Compare samples with the real rows, block by block: memory doesn't grow with N times M."""
@@ -143,6 +143,16 @@ def _radii(rows_ND: np.ndarray, ranks: tuple[int, ...]) -> list[np.ndarray]:
         for first in range(0, len(rows_ND), BLOCK)
     ]
     return [*np.concatenate(blocks).T]
+
+
+def _to_another(rows_ND: np.ndarray) -> np.ndarray:
+    """Distance (N,) of each row to the nearest that isn't equal to it; infinite where there is none."""
+    blocks = []
+    for first in range(0, len(rows_ND), BLOCK):
+        between_BN = cdist(rows_ND[first : first + BLOCK], rows_ND)
+        between_BN[between_BN == 0] = np.inf
+        blocks.append(between_BN.min(axis=1))
+    return np.concatenate(blocks)
 
 
 def _unbiased_mmd(a_MD: np.ndarray, b_MD: np.ndarray) -> float:

@@ -1,72 +1,103 @@
 """Real rows of a run as an evaluation needs them: to compare with, and for the conditions that it asks for.
 
-Shapes: N rows, M images.
+Shapes: N rows, M images, CHW data.
 """
 
 import math
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
 
-from ddm_ray.config import DataConfig
+from ddm_ray.config import DataConfig, EvaluateConfig
 from ddm_ray.core.condition import Condition
 from ddm_ray.data.loading.loader import Rows, load_rows
 from ddm_ray.data.schema import HELDOUT, TRAIN
 from ddm_ray.errors import DataError
-from ddm_ray.storage.graph import shard
+from ddm_ray.evaluate.candidates import Decode
+from ddm_ray.storage.graph import Artifact, shard
 from ddm_ray.storage.run import Run
 
-KEPT_BYTES = 2**29
-"""Bytes of real rows in memory, at most; of a larger set so many are drawn."""
+KEPT_BYTES = 2**30
+"""Bytes of real rows in memory, at most, as images and with their texts; of a larger set so many are drawn."""
+HELDOUT_ROWS = 2000
+"""Held-out rows, at most: each is noised, and given to every network, many times."""
 FLOAT_BYTES = 4
 
 
-def real_rows(run: Run, split: str) -> Rows:
-    """The rows of all shards, or as many of them as KEPT_BYTES hold, drawn; training rows without texts.
+@dataclass(frozen=True)
+class RealRows:
+    """Training rows without texts, held-out rows, and the rows shown, whose texts are asked for.
 
-    Raises DataError for less than 2 training rows, MissingArtifact, DriftError, CorruptArtifact.
+    These are the training rows where conditions are classes, else held-out ones, or training rows with texts where none
+    is held out. `elsewhere`: clusters whose rows are at their owners'.
     """
-    with_texts = split == HELDOUT
-    rows = _rows(run, split, with_texts)
-    if split == TRAIN and len(rows) < 2:
-        raise DataError(f"{len(rows)} training rows in the run's shards: an evaluation needs 2 or more")
-    return rows
+
+    train: Rows
+    heldout: Rows
+    shown: Rows
+    elsewhere: list[int]
+
+    @classmethod
+    def of(cls, run: Run) -> Self:
+        """Load them. Raises DataError for less than 2 training rows, MissingArtifact, DriftError, CorruptArtifact."""
+        every = [shard(cluster) for cluster in range(run.config.partition.num_clusters)]
+        here = [artifact for artifact in every if not run.config.partition.given or _is_here(run, artifact)]
+        elsewhere = [cluster for cluster, artifact in enumerate(every) if artifact not in here]
+        train, heldout = _rows(run, here, TRAIN, with_texts=False), _rows(run, here, HELDOUT, with_texts=True)
+        if len(train) < 2:
+            where = f"; those of clusters {elsewhere} are at their owners'" if elsewhere else ""
+            raise DataError(f"{len(train)} training rows in the run's shards{where}: an evaluation needs 2 or more")
+        shown = train
+        if run.config.data.text is not None:
+            shown = heldout if len(heldout) else _rows(run, here, TRAIN, with_texts=True)
+        return cls(train, heldout, shown, elsewhere)
+
+    def decoded(self, decode: Decode) -> Self:
+        """The same rows with images for data."""
+        train, heldout = (replace(rows, data_NCHW=decode(rows.data_NCHW)) for rows in (self.train, self.heldout))
+        if self.shown is self.train or self.shown is self.heldout:
+            shown = train if self.shown is self.train else heldout
+        else:
+            shown = replace(self.shown, data_NCHW=decode(self.shown.data_NCHW))
+        return replace(self, train=train, heldout=heldout, shown=shown)
+
+    def numbers(self, config: EvaluateConfig, prompts_N: Condition) -> list[int]:
+        """The numbers (M) of the conditions asked for, the same for every model.
+
+        Classes are drawn as frequent as in training rows; texts come one after the other in an order of their own,
+        again and again.
+        """
+        count, random = config.num_samples, np.random.default_rng(config.seed)
+        if self.shown.text is None:
+            drawn: list[int] = self.train.label_N[
+                torch.from_numpy(random.integers(len(self.train), size=count))
+            ].tolist()
+            return drawn
+        order = random.permutation(len(prompts_N))
+        return [int(order[place % len(order)]) for place in range(count)]
 
 
-def captioned_rows(run: Run) -> Rows:
-    """Rows whose texts an evaluation asks for: held-out ones, or training rows where none is held out."""
-    heldout = _rows(run, HELDOUT, with_texts=True)
-    return heldout if len(heldout) else _rows(run, TRAIN, with_texts=True)
-
-
-def prompts(run: Run, captioned: Rows | None = None) -> Condition:
-    """Conditions that an evaluation's numbers stand for: all classes and none, or the texts of `captioned_rows`."""
+def prompts_of(run: Run, rows: RealRows | None = None) -> Condition:
+    """Conditions that an evaluation's numbers stand for: all classes and none, or the texts of the rows shown."""
     if run.config.data.text is None:
         return torch.arange((run.config.data.num_classes or 0) + 1)
-    return (captioned or captioned_rows(run)).condition
+    return (rows or RealRows.of(run)).shown.condition
 
 
-def numbers_of(run: Run, train: Rows, prompts_N: Condition) -> list[int]:
-    """The numbers (M) of the conditions asked for, the same for every model.
-
-    Classes are drawn as frequent as in training rows, texts one after the other in an order of their own, again and
-    again.
-    """
-    count, random = run.config.evaluate.num_samples, np.random.default_rng(run.config.evaluate.seed)
-    if run.config.data.text is None:
-        drawn: list[int] = train.label_N[torch.from_numpy(random.integers(len(train), size=count))].tolist()
-        return drawn
-    order = random.permutation(len(prompts_N))
-    return [int(order[place % len(order)]) for place in range(count)]
-
-
-def _rows(run: Run, split: str, with_texts: bool) -> Rows:
-    shards = [shard(cluster) for cluster in range(run.config.partition.num_clusters)]
+def _rows(run: Run, shards: list[Artifact], split: str, with_texts: bool) -> Rows:
     most = max(2, KEPT_BYTES // _row_bytes(run.config.data, with_texts))
+    most = min(most, HELDOUT_ROWS) if split == HELDOUT else most
     return load_rows(run, shards, split, most, run.config.evaluate.seed, with_texts)
+
+
+def _is_here(run: Run, artifact: Artifact) -> bool:
+    """False for the shard of an owner who gave its manifest alone."""
+    return bool(run.store.sizes(artifact).keys() & run.require(artifact).files.keys())
 
 
 def _row_bytes(config: DataConfig, with_texts: bool) -> int:
     text = config.text if with_texts else None
     condition = 0 if text is None else text.tokens * text.dim + (text.pooled_dim or 0)
-    return FLOAT_BYTES * (math.prod(config.shape) + condition)
+    return FLOAT_BYTES * (math.prod(config.pixel_shape) + condition)

@@ -98,6 +98,16 @@ def sentences(metrics: dict[str, Any]) -> list[str]:
     if student := denses.get("student"):
         others = [denses["monolith"]] if "monolith" in denses else sorted(rivals, key=_distance)[:1]
         lines += [_compared(metrics, "The student", student, other) for other in others]
+    for row in metrics["models"]:
+        other = {key: value for key, value in row.get("sampling", {}).items() if value != metrics["sampling"][key]}
+        if other:
+            lines.append(
+                f"{row['model']} was sampled with {', '.join(f'{key} {value}' for key, value in other.items())}."
+            )
+    if elsewhere := metrics.get("rows_elsewhere"):
+        lines.append(
+            f"Real rows are those that are here: clusters {', '.join(map(str, elsewhere))} are at their owners'."
+        )
     lines += [f"Not measured: {line}." for line in metrics.get("missing", {}).values()]
     lines.append("Every model was trained once, with one seed: a difference may be the luck of a training run.")
     return lines
@@ -143,7 +153,7 @@ def difference_words(difference: dict[str, Any]) -> str:
     low, high = difference["low"], difference["high"]
     verdict = "which other seeds might turn round" if low <= 0 <= high else "more than the luck of the seeds"
     return (
-        f"the difference is {difference['frechet']:+.2g}, between {low:+.2g} and {high:+.2g} in 95% of resamplings,"
+        f"the difference is {difference['frechet']:+.2g}, between {low:+.2g} and {high:+.2g} by resampling (95%),"
         f" {verdict}"
     )
 
@@ -158,7 +168,7 @@ def notes(metrics: dict[str, Any]) -> list[str]:
         if heldout["accuracy"] is not None:
             right_of_held_out = f" On held-out real rows it is right in {heldout['accuracy']:.1%}."
     return [
-        f"Fréchet distance: between {count} samples and the {rows} training rows, in the {NUM_FEATURES}"
+        f"Fréchet distance: between {count} samples and {rows} training rows, in the {NUM_FEATURES}"
         " features (of mean variance 1) of a small classifier fitted to those rows; ± is the standard"
         " deviation when the samples are drawn again. It shrinks as the number of samples grows:"
         " compare equal numbers only.",
@@ -169,7 +179,8 @@ def notes(metrics: dict[str, Any]) -> list[str]:
         " and coverage: to the fifth (arXiv 2002.09797), density may be above 1. Of 10,000 rows each at most.",
         "KID ×1000: kernel distance (arXiv 1801.01401), which has no such bias; it may be negative.",
         "Copied: samples nearer to a training row than that row's nearest other one (1 - authenticity, arXiv"
-        " 2102.08921); far above what held-out rows have, a model repeats what it was shown.",
+        " 2102.08921), measured where all training rows are at hand; far above what held-out rows have, a model repeats"
+        " what it was shown.",
         f"{MOSAICS.capitalize()}: each quarter is another training row's. A measure that finds them good can't tell.",
         "Cluster TV: total variation between the samples' clusters (that of the nearest training row in these"
         " features) and those which their labels lead to expect, 0 to 1.",

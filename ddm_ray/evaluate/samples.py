@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -21,9 +22,9 @@ from ddm_ray.data.sharded.chunk_store import ChunkRecord, ChunkStore, StoredFile
 from ddm_ray.data.sharded.serial import SideBySide
 from ddm_ray.data.sharded.stage import ShareRead
 from ddm_ray.data.sharded.work import Chunk
-from ddm_ray.errors import DriftError
+from ddm_ray.errors import CorruptArtifact, DriftError
 from ddm_ray.evaluate.candidates import Candidate, Lineup, decoder
-from ddm_ray.evaluate.prompts import prompts
+from ddm_ray.evaluate.prompts import prompts_of
 from ddm_ray.pictures.images import to_unit
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.storage.chunk_records import ChunkKey
@@ -73,6 +74,7 @@ class SamplesRecord(ChunkRecord):
     expert_rows: int
     router_rows: int
     seconds: float
+    device: str
     part: StoredFile
 
 
@@ -135,6 +137,7 @@ class Made:
     expert_rows: int
     router_rows: int
     seconds: float
+    device: str
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,11 @@ class MakeSamples:
             raise DriftError(f"{run.url}/{artifact} was begun otherwise: {'; '.join(lines)}", run.remake(artifact))
         lineup = self.lineup or Lineup.of(run, self.identity.inputs, {}, self.device)
         candidates = {candidate.name: candidate for candidate in lineup.candidates}
-        decode, prompts_N, device = decoder(run, self.device), prompts(run), torch.device(self.device)
+        decode, prompts_N, device = (
+            decoder(run, self.device),
+            prompts_of(run),
+            torch.device(self.device),
+        )
         # A thread's own CPU time doesn't count what the other portions, or other programs, take from its core.
         clock = time.thread_time if device.type == "cpu" else time.perf_counter
 
@@ -166,7 +173,7 @@ class MakeSamples:
             sampled = candidate.sample(request)
             image_BCHW = (to_unit(decode(sampled.images_BCHW)) * 255).round().byte()
             rows = sampled.num_expert_rows, sampled.num_router_rows
-            return Made(portion.candidate, image_BCHW, *rows, clock() - began)
+            return Made(portion.candidate, image_BCHW, *rows, clock() - began, device.type)
 
         return make
 
@@ -175,7 +182,7 @@ class MakeSamples:
         part = self.chunks.put(key, "samples/", ".safetensors", save({"image": made.image_BCHW.contiguous()}))
         rows = made.expert_rows, made.router_rows
         return self.chunks.finish(
-            SamplesRecord(key, made.candidate, len(made.image_BCHW), *rows, made.seconds, part=part)
+            SamplesRecord(key, made.candidate, len(made.image_BCHW), *rows, made.seconds, made.device, part=part)
         )
 
 
@@ -196,16 +203,27 @@ class CandidateSamples:
 
     def images(self) -> Iterator[Tensor]:
         """Images in [-1, 1], (B, C, H, W) of each part, to a 255th as pictures are. Raises CorruptArtifact."""
+        shape = self.chunks.run.config.data.pixel_shape
         for record in self._own:
-            yield load(self.chunks.read(record, record.part[0]))["image"].float() / 127.5 - 1
+            name = record.part[0]
+            try:
+                image_BCHW = load(self.chunks.read(record, name))["image"]
+            except (SafetensorError, KeyError):
+                image_BCHW = torch.empty(0)
+            if image_BCHW.dtype != torch.uint8 or image_BCHW.shape != (record.images, *shape):
+                raise CorruptArtifact(
+                    f"{self.chunks.url}/{name}: isn't {record.images} images of {shape}", self.chunks.remake(record.key)
+                )
+            yield image_BCHW.float() / 127.5 - 1
 
-    def costs(self) -> dict[str, float]:
-        """Networks' rows and seconds of an image."""
+    def costs(self) -> dict[str, float | None]:
+        """Networks' rows and seconds of an image; these are None where some were made on another kind of device."""
         count = sum(record.images for record in self._own)
+        alike = len({record.device for record in self._own}) == 1
         return {
             "expert_rows_per_image": sum(record.expert_rows for record in self._own) / count,
             "router_rows_per_image": sum(record.router_rows for record in self._own) / count,
-            "seconds_per_image": sum(record.seconds for record in self._own) / count,
+            "seconds_per_image": sum(record.seconds for record in self._own) / count if alike else None,
         }
 
     @property

@@ -5,7 +5,7 @@ C classes, K clusters. The order of fields is that of the manifest's bytes.
 
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ddm_ray.errors import CorruptArtifact
 from ddm_ray.storage.manifest import Manifest
@@ -123,7 +123,7 @@ class TrainedInfo(Info):
     `seconds` are those of training, over all `attempts`.
     """
 
-    weights: str
+    weights: str = Field(pattern=r"^[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*$", max_length=200)
     step: int
     rows_seen: int
     training_flops: float

@@ -15,7 +15,7 @@ from ddm_ray.evaluate.compare import Comparison, Side, compare
 from ddm_ray.evaluate.compare_report import print_table, render, sentences
 from ddm_ray.evaluate.distances import Gaussian
 from ddm_ray.evaluate.run import evaluate, read_metrics
-from ddm_ray.evaluate.scores import Difference
+from ddm_ray.evaluate.scores import Difference, Measured, Score
 from ddm_ray.storage.graph import evaluation
 from ddm_ray.storage.run import Run
 from tests.evaluate.conftest import SETTINGS
@@ -42,10 +42,7 @@ def test_one_run_has_the_figures_of_its_evaluation(random_run: Run, evaluated: P
     notes: list[float] = []
     comparison = compare([Side(random_run, "demo", "demo")], on_progress=lambda share, _: notes.append(share))
     metrics = read_metrics(random_run)
-    lines = [
-        {key: value for key, value in line.items() if key not in ("training_flops", "sampling")}
-        for line in comparison.lines
-    ]
+    lines = [{key: value for key, value in line.items() if key != "training_flops"} for line in comparison.lines]
     assert lines == metrics["models"]
     against = [each for each in metrics["differences"] if each["against"] == "monolith"]
     assert comparison.as_json()["differences"] == against and len(against) == 4
@@ -97,6 +94,26 @@ def test_pairs_know_a_difference_that_two_errors_would_hide() -> None:
     assert (other_seed - draws[0]).std() == pytest.approx(apart, rel=0.3)
 
 
+def test_an_interval_covers_the_estimate_and_no_difference_where_there_is_none() -> None:
+    """Two models as far from the real rows, one of more variety: the bias of sets drawn again isn't theirs."""
+    random, covered = np.random.default_rng(3), 0
+    gaussian = Gaussian(np.zeros(12), np.eye(12), np.eye(12))
+    for trial in range(40):
+        wide, narrow = (scale * random.normal(size=(300, 12)) for scale in (1.1, 0.9))
+        measures = [
+            Measured(scored(gaussian.distance(rows)), gaussian.draws(rows, seed=trial)) for rows in (wide, narrow)
+        ]
+        difference = Difference.of(("wide", "narrow"), *measures)
+        assert difference.low < difference.frechet < difference.high
+        covered += difference.low <= 0 <= difference.high
+    assert covered >= 36
+
+
+def scored(frechet: float) -> Score:
+    fields = dict.fromkeys(Score.__dataclass_fields__, 0.0)
+    return Score(**fields | {"frechet": frechet})  # type: ignore[arg-type]
+
+
 def test_runs_of_other_data_and_too_few_models_are_refused(random_run: Run, evaluated: Path, tmp_path: Path) -> None:
     run = make_run(str(tmp_path / "run"), settings=("evaluate.num_samples=20", "data.heldout=0.2", "sample.steps=1"))
     evaluate(run)
@@ -128,4 +145,10 @@ def test_the_command_writes_a_page_and_names_what_is_missing(
     shutil.rmtree(tmp_path / "second/eval")
     assert "which evaluation? It has none: ddm evaluate it" in ddm(str(tmp_path / "second")).output
     assert "named twice" in ddm(random_run.url, random_run.url).output
+    assert (
+        "no model 'twice' among these evaluations: there are full, monolith"
+        in ddm(random_run.url, "--model", "once", "--model", "twice").output
+    )
+    assert "isn't the name of an evaluation" in ddm(f"{random_run.url}@").output
+    assert "is a folder; name a file" in ddm(random_run.url, "--output", str(tmp_path)).output
     assert "there is no folder" in ddm(random_run.url, "--output", str(tmp_path / "none/page.html")).output

@@ -18,7 +18,7 @@ from ddm_ray.cli import main
 from ddm_ray.core.streams import SeedPurpose, seeds
 from ddm_ray.data.loading.loader import load_rows
 from ddm_ray.data.sharded.serial import serial
-from ddm_ray.errors import DriftError
+from ddm_ray.errors import DriftError, MissingArtifact
 from ddm_ray.evaluate.candidates import Lineup
 from ddm_ray.evaluate.compare import Side, compare
 from ddm_ray.evaluate.run import evaluate, read_metrics
@@ -51,10 +51,16 @@ def copied(run: Run, path: Path) -> Run:
 def figures(run: Run) -> str:
     """All metrics but the seconds, and but what other jobs there are."""
     metrics = read_metrics(run)
-    del metrics["training"]
+    del metrics["training"], metrics["missing"]
     for row in metrics["models"]:
         del row["seconds_per_image"]
     return json.dumps(metrics)
+
+
+def ended(*work: Any) -> Iterator[Any]:
+    """An executor that is interrupted after a chunk."""
+    yield next(serial(*work))
+    raise KeyboardInterrupt
 
 
 def test_interrupted_three_times_it_goes_on_to_the_same_figures(
@@ -85,16 +91,13 @@ def test_interrupted_three_times_it_goes_on_to_the_same_figures(
     assert {*made} == {name for name in manifest.files if name.startswith("samples/")}
     assert STUDENT not in manifest.identity.inputs
     assert figures(run) == figures(random_run)
+    assert read_metrics(run)["missing"] == {STUDENT: "student (it was finished after this had begun)"}
     again = CliRunner().invoke(main, ["evaluate", run.url, "--name", "demo"])
     assert "warning: student: finished since" in again.stderr
 
 
 def test_it_goes_on_by_the_same_models_alone(random_run: Run, tmp_path: Path) -> None:
     run = copied(random_run, tmp_path / "run")
-
-    def ended(*work: Any) -> Iterator[Any]:
-        yield next(serial(*work))
-        raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         evaluate(run, execute=ended)
@@ -103,6 +106,49 @@ def test_it_goes_on_by_the_same_models_alone(random_run: Run, tmp_path: Path) ->
     publish(run, Artifact("experts/000"), other, 300, 16)
     with pytest.raises(DriftError, match="eval/demo was begun otherwise: input experts/000"):
         evaluate(run)
+
+
+def test_a_model_that_is_gone_is_asked_for_and_one_that_another_command_lacked_is_left_out(
+    random_run: Run, tmp_path: Path
+) -> None:
+    run, gone = copied(random_run, tmp_path / "run"), tmp_path / "gone"
+    manifest = tmp_path / "run" / MONOLITH / "_MANIFEST.json"
+    loaded = Lineup.of
+
+    def meanwhile(*arguments: Any) -> Lineup:
+        """Another command begins the same evaluation before the monolith is finished, once."""
+        lineup = loaded(*arguments)
+        if not gone.exists():
+            gone.touch()
+            manifest.rename(tmp_path / "kept")
+            with pytest.raises(KeyboardInterrupt):
+                evaluate(run, execute=ended)
+            (tmp_path / "kept").rename(manifest)
+        return lineup
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Lineup, "of", meanwhile)
+        finished = evaluate(run)
+    assert MONOLITH not in finished.identity.inputs
+    assert [row["model"] for row in read_metrics(run)["models"]] == ["once", "full", "top-1", "top-2"]
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(run, "later", execute=ended)
+    manifest.unlink()
+    with pytest.raises(MissingArtifact, match="no finished monolith"):
+        evaluate(run, "later")
+
+
+def test_two_commands_that_measure_at_once_leave_the_same_files(
+    random_run: Run, evaluated: Path, tmp_path: Path
+) -> None:
+    """The second writes again what the first has committed, byte by byte, whatever it would have measured."""
+    shutil.copytree(random_run.url, tmp_path / "run")
+    run = Run.open(str(tmp_path / "run"))
+    before = run.require(DEMO)
+    (tmp_path / "run/eval/demo/_MANIFEST.json").unlink()
+    (tmp_path / "run/eval/demo/report.html").write_text("half of")
+    assert evaluate(run).files == before.files
+    assert run.read(DEMO, "report.html")
 
 
 def test_another_process_samples_the_same_images(random_run: Run, evaluated: Path) -> None:

@@ -89,9 +89,7 @@ def load_rows(
         config = config.model_copy(update={"text": None})
     manifests = [require_shard(run, artifact) for artifact in sorted(artifacts)]
     total = sum(getattr(ShardInfo.of(manifest), f"rows_{split}") for manifest in manifests)
-    kept_N = np.ones(total, bool)
-    if most is not None and total > most:
-        kept_N[np.random.default_rng(seed).permutation(total)[most:]] = False
+    kept_N = np.random.default_rng(seed).permutation(total) < (total if most is None else most)
     tables, first = [shard_schema(config).empty_table().append_column("cluster", pa.array([], pa.int64()))], 0
     for manifest in manifests:
         artifact, cluster = Artifact(manifest.artifact), ShardInfo.of(manifest).cluster
@@ -99,24 +97,19 @@ def load_rows(
             table = read_parquet(run.read(artifact, name, manifest), f"{run.url}/{artifact}/{name}")
             own_N = kept_N[first : first + table.num_rows]
             first += table.num_rows
-            table = _spelled(table.filter(pa.array(own_N)), config)
+            table = table.filter(pa.array(own_N))
+            if config.text is None and run.config.data.text is not None:
+                table = table.append_column("label", pa.array(np.zeros(len(table), np.int64)))
+            table = table.select(shard_schema(config).names)
             tables.append(table.append_column("cluster", pa.array(np.full(table.num_rows, cluster, np.int64))))
     table = pa.concat_tables(tables).sort_by("id")
     stored = _Stored(config, table.num_rows)
     stored.fill(0, table, table["cluster"].to_numpy())
     condition = stored.condition()
-    labels_N, text = (
-        (condition, None) if isinstance(condition, Tensor) else (torch.zeros(len(table), dtype=torch.int64), condition)
-    )
+    text = None if isinstance(condition, Tensor) else condition
+    labels_N = condition if isinstance(condition, Tensor) else torch.zeros(len(table), dtype=torch.int64)
     data_NCHW = torch.from_numpy(as_modelled(stored.data_NCHW))
     return Rows(table["id"].to_pylist(), data_NCHW, labels_N, torch.from_numpy(stored.cluster_N), text)
-
-
-def _spelled(table: pa.Table, config: DataConfig) -> pa.Table:
-    """A shard's table with the columns of this configuration: label 0 where a text was left out."""
-    if config.text is None and "label" not in table.column_names:
-        table = table.append_column("label", pa.array(np.zeros(table.num_rows, np.int64)))
-    return table.select(shard_schema(config).names)
 
 
 def require_shard(run: Run, artifact: Artifact) -> Manifest:

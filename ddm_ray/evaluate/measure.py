@@ -1,0 +1,143 @@
+"""Measures of an evaluation: what its samples, held-out rows and training say of each model.
+
+Shapes: N rows, CHW image.
+"""
+
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import torch
+
+import ddm_ray
+from ddm_ray.config import RunConfig
+from ddm_ray.data import OnProgress
+from ddm_ray.data.loading.loader import Rows
+from ddm_ray.evaluate.candidates import Decode, Lineup, outdated
+from ddm_ray.evaluate.costs import training_cost
+from ddm_ray.evaluate.features import train_features
+from ddm_ray.evaluate.figures import experts_figure, shown_beside
+from ddm_ray.evaluate.losses import Loss, heldout_losses
+from ddm_ray.evaluate.prompts import RealRows
+from ddm_ray.evaluate.report import MOSAICS
+from ddm_ray.evaluate.router import router_diagnostics
+from ddm_ray.evaluate.samples import CandidateSamples
+from ddm_ray.evaluate.scores import Difference, Measured, Reference
+from ddm_ray.pictures.grid import GridRow, grid
+from ddm_ray.pictures.png import to_png
+from ddm_ray.sampling.request import SampleRequest
+from ddm_ray.sampling.run_models import Models, mixture_info
+from ddm_ray.storage.graph import PARTITION
+from ddm_ray.storage.info import PartitionInfo
+from ddm_ray.storage.run import Run
+
+
+def measure(
+    run: Run,
+    name: str,
+    lineup: Lineup,
+    rows: RealRows,
+    request: SampleRequest,
+    samples: Sequence[CandidateSamples],
+    decode: Decode,
+    on_progress: OnProgress,
+) -> tuple[dict[str, Any], bytes, bytes]:
+    """The metrics of an evaluation, and as PNG a grid of a few samples of each model and each expert's own.
+
+    `request`: that for all images; `samples`: those of each candidate.
+    """
+    on_progress(0.8, "training the classifier that measures")
+    seen = rows.decoded(decode)
+    reference = reference_of(run, seen.train)
+    measured: dict[str, Measured] = {}
+    for number, each in enumerate(samples):
+        on_progress(0.82 + 0.1 * number / len(samples), f"measuring: {each.candidate}")
+        measured[each.candidate] = reference.measure(each.images(), each.number_M)
+    table = [
+        {"model": candidate.name}
+        | asdict(measured[candidate.name].score)
+        | each.costs()
+        | {"sampling": candidate.settings.model_dump(mode="json", exclude={"strategy"})}
+        for candidate, each in zip(lineup.candidates, samples, strict=True)
+    ]
+    differences = [Difference.of(names, *(measured[one] for one in names)) for names in permutations(measured, 2)]
+    on_progress(0.92, "real rows and held-out losses")
+    config, strategies = run.config, run.config.evaluate.strategies
+    metrics = {
+        "run": config.name,
+        "name": name,
+        "num_samples": len(request.seeds),
+        "num_real": len(rows.train),
+        "num_heldout": len(rows.heldout),
+        "rows_elsewhere": rows.elsewhere,
+        "num_clusters": config.partition.num_clusters,
+        "seed": config.evaluate.seed,
+        "sampling": config.sample.model_dump(mode="json", exclude={"strategy"}),
+        "models": table,
+        "differences": [asdict(each) for each in differences],
+        "missing": lineup.missing,
+        "real": _real_lines(reference, len(request.seeds), seen.heldout),
+        "heldout_loss": [asdict(loss) for loss in _losses(config, lineup, rows.heldout)],
+        "router": router_diagnostics(lineup.mixture, rows.heldout, request, strategies, reference, decode),
+        "training": asdict(training_cost(run, outdated(run))),
+        "versions": _versions(),
+    }
+    on_progress(0.96, "writing the report")
+    pictures = _grid(config, lineup, seen.shown, request, decode)
+    return metrics, pictures, to_png(experts_figure(run, lineup.mixture, seen.shown, decode))
+
+
+def reference_of(run: Run, train: Rows) -> Reference:
+    """The reference that the run's real rows make, as images."""
+    config, prior_CK = run.config, mixture_info(run).prior_CK
+    assert prior_CK is not None
+    known = (train.label_N, classes) if (classes := config.data.num_classes) else (train.cluster_N, len(run.experts))
+    net = train_features(train.data_NCHW, *known, config.evaluate.seed)
+    every = sum(PartitionInfo.of(run.require(PARTITION)).rows_K)
+    return Reference.of(
+        net, train, prior_CK.numpy(), config.evaluate.seed, labelled=bool(classes), whole_set=len(train) == every
+    )
+
+
+def _real_lines(reference: Reference, count: int, heldout: Rows) -> list[dict[str, Any]]:
+    """Lines of the table that say what its numbers mean: rows as good as any sampler's, and mosaics."""
+    scores = {f"real: {count} drawn again": reference.floor(count)}
+    if len(heldout) > 1:
+        scores[f"real: {len(heldout)} drawn again"] = reference.floor(len(heldout))
+        scores[f"real: {len(heldout)} held out"] = reference.score([heldout.data_NCHW], heldout.label_N)
+    scores[MOSAICS] = reference.mosaics(count)
+    return [{"model": name} | asdict(score) for name, score in scores.items()]
+
+
+def _losses(config: RunConfig, lineup: Lineup, heldout: Rows) -> list[Loss]:
+    """Held-out losses of all that has a velocity, if there are such rows."""
+    if len(heldout) < 2:
+        return []
+    # What a guided teacher says isn't the velocity of the data, nor is what its student learns.
+    fair: dict[str, Models] = {
+        kind: models for kind, models in lineup.denses.items() if kind != "student" or not config.student.guided
+    }
+    strategies, seed = config.evaluate.strategies, config.evaluate.seed
+    return heldout_losses(lineup.mixture, fair, heldout, strategies, seed, config.sample.router_temperature)
+
+
+def _grid(config: RunConfig, lineup: Lineup, rows: Rows, request: SampleRequest, decode: Decode) -> bytes:
+    """A few samples of each candidate below real rows of their classes, or with their texts, as PNG."""
+    shown, real, headings = shown_beside(config, rows, request)
+    lines = [GridRow("real", real)]
+    for candidate in lineup.candidates:
+        few = candidate.sample(shown)
+        lines.append(GridRow(candidate.name, decode(few.images_BCHW)))
+    return to_png(grid(lines, headings))
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "ddm_ray": ddm_ray.__version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
