@@ -23,7 +23,7 @@ from claims import Claim, Report, interleaved, measuring, median_and_spread  # n
 from ddm_ray.data.sharded.serial import SideBySide  # noqa: E402
 from ddm_ray.data.sharded.stage import make_chunks  # noqa: E402
 from ddm_ray.evaluate.candidates import Lineup  # noqa: E402
-from ddm_ray.evaluate.prompts import prompts_of  # noqa: E402
+from ddm_ray.evaluate.real_rows import prompts_of  # noqa: E402
 from ddm_ray.evaluate.run import read_metrics  # noqa: E402
 from ddm_ray.evaluate.samples import (  # noqa: E402
     BATCH,

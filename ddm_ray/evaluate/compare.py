@@ -15,7 +15,7 @@ from ddm_ray.data import OnProgress, no_progress
 from ddm_ray.errors import CorruptArtifact, SamplingError
 from ddm_ray.evaluate.candidates import decoder
 from ddm_ray.evaluate.measure import reference_of
-from ddm_ray.evaluate.prompts import RealRows
+from ddm_ray.evaluate.real_rows import RealRows
 from ddm_ray.evaluate.run import read_metrics
 from ddm_ray.evaluate.samples import CandidateSamples, SamplesPlan, SamplesRecord, SamplesStore, one_thread
 from ddm_ray.evaluate.scores import Difference, Measured

@@ -21,7 +21,7 @@ from ddm_ray.evaluate.costs import training_cost
 from ddm_ray.evaluate.features import train_features
 from ddm_ray.evaluate.figures import experts_figure, shown_beside
 from ddm_ray.evaluate.losses import Loss, heldout_losses
-from ddm_ray.evaluate.prompts import RealRows
+from ddm_ray.evaluate.real_rows import RealRows
 from ddm_ray.evaluate.report import MOSAICS
 from ddm_ray.evaluate.router import router_diagnostics
 from ddm_ray.evaluate.samples import CandidateSamples

@@ -12,7 +12,7 @@ from ddm_ray.data.sharded.work import Executor
 from ddm_ray.errors import MissingArtifact
 from ddm_ray.evaluate.candidates import Lineup, decoder, outdated
 from ddm_ray.evaluate.measure import measure
-from ddm_ray.evaluate.prompts import RealRows, prompts_of
+from ddm_ray.evaluate.real_rows import RealRows, prompts_of
 from ddm_ray.evaluate.report import render
 from ddm_ray.evaluate.samples import (
     CandidateSamples,

@@ -22,9 +22,9 @@ from ddm_ray.data.sharded.chunk_store import ChunkRecord, ChunkStore, StoredFile
 from ddm_ray.data.sharded.serial import SideBySide
 from ddm_ray.data.sharded.stage import ShareRead
 from ddm_ray.data.sharded.work import Chunk
-from ddm_ray.errors import CorruptArtifact, DriftError
+from ddm_ray.errors import CorruptArtifact
 from ddm_ray.evaluate.candidates import Candidate, Lineup, decoder
-from ddm_ray.evaluate.prompts import prompts_of
+from ddm_ray.evaluate.real_rows import prompts_of
 from ddm_ray.pictures.images import to_unit
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.storage.chunk_records import ChunkKey
@@ -154,9 +154,8 @@ class MakeSamples:
 
     def load(self) -> Callable[[Portion], Made]:
         """Load the models. Raises DriftError if they aren't those that this evaluation was begun with."""
-        run, artifact = self.chunks.run, self.chunks.artifact
-        if lines := run.drift(artifact, self.identity):
-            raise DriftError(f"{run.url}/{artifact} was begun otherwise: {'; '.join(lines)}", run.remake(artifact))
+        run = self.chunks.run
+        self.chunks.require_same(self.identity)
         lineup = self.lineup or Lineup.of(run, self.identity.inputs, {}, self.device)
         candidates = {candidate.name: candidate for candidate in lineup.candidates}
         decode, prompts_N, device = (

@@ -224,10 +224,8 @@ class MakeTargets:
 
         Raises DriftError if it isn't the one that these targets were begun with.
         """
-        run, artifact, device = self.chunks.run, self.chunks.artifact, torch.device(self.device)
-        if lines := run.drift(artifact, self.identity):
-            raise DriftError(f"{run.url}/{artifact} was begun otherwise: {'; '.join(lines)}", run.remake(artifact))
-        cluster = artifact.cluster
+        run, cluster, device = self.chunks.run, self.chunks.artifact.cluster, torch.device(self.device)
+        self.chunks.require_same(self.identity)
         assert cluster is not None
         null_text = null_text_of(run, shard(cluster))
         teachers = load_teachers(run, null_text, device, only=cluster)

@@ -158,9 +158,13 @@ class ChunkStore(Generic[PlanT, RecordT]):
         except (KeyError, ValidationError):
             fix = self.run.remake(self.artifact)
             raise CorruptArtifact(f"{self.url}/{PLAN}: is the plan of something else", fix) from None
-        if lines := self.run.drift(self.artifact, Identity(config, fields.get("inputs", {}))):
-            raise DriftError(f"{self.url} was begun otherwise: {'; '.join(lines)}", self.run.remake(self.artifact))
+        self.require_same(Identity(config, fields.get("inputs", {})))
         return plan
+
+    def require_same(self, begun: Identity) -> None:
+        """Raise DriftError unless this identity, which it was begun under, is that of today."""
+        if lines := self.run.drift(self.artifact, begun):
+            raise DriftError(f"{self.url} was begun otherwise: {'; '.join(lines)}", self.run.remake(self.artifact))
 
     def _unit_schema(self) -> pa.Schema:
         unit_type = get_type_hints(self._types[0])["units"].__args__[0]
