@@ -19,6 +19,11 @@ class TextConfig(StrictModel):
     pooled_dim: PositiveInt | None = None
     pooled_encoder: str | None = Field(default=None, min_length=1)
 
+    @property
+    def channels(self) -> int:
+        """Channels of all tokens of one text and of its pooled vector together."""
+        return self.tokens * self.dim + (self.pooled_dim or 0)
+
     @model_validator(mode="after")
     def _pooled_has_a_size(self) -> Self:
         if self.pooled_encoder is not None and self.pooled_dim is None:

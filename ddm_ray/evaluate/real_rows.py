@@ -99,5 +99,5 @@ def _is_here(run: Run, artifact: Artifact) -> bool:
 
 def _row_bytes(config: DataConfig, with_texts: bool) -> int:
     text = config.text if with_texts else None
-    condition = 0 if text is None else text.tokens * text.dim + (text.pooled_dim or 0)
+    condition = 0 if text is None else text.channels
     return FLOAT_BYTES * (math.prod(config.pixel_shape) + condition)

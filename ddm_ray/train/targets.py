@@ -147,7 +147,7 @@ def targets_bytes(run: Run) -> int:
 def _row_bytes(run: Run, job: TrainJob) -> int:
     """Bytes of a row on its way: its data, noise and target, and its text, in fp32."""
     text = run.config.data.text
-    condition = 0 if text is None else text.tokens * text.dim + (text.pooled_dim or 0)
+    condition = 0 if text is None else text.channels
     return 4 * (3 * math.prod(job.image_shape) + condition)
 
 
