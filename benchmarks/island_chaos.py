@@ -84,7 +84,11 @@ class Sight:
 
 @dataclass
 class Hit:
-    """A fault, what the island held then, and what became of that: seconds until its next step, steps lost."""
+    """A fault, what the island held then, and what became of that.
+
+    `seconds` until its next step, counted from when an island that nothing harmed had nothing else to train, which came
+    `waited` seconds after the fault; `lost` steps.
+    """
 
     cause: str
     at: float
@@ -92,6 +96,7 @@ class Hit:
     artifact: str = ""
     attempt: int = 0
     step: int = 0
+    waited: float = 0.0
     seconds: float | None = None
     lost: int | None = None
 
@@ -214,6 +219,15 @@ class Chaos:
             done = ddm("islands", "drain", self.run.url, machine.name)
             assert done.returncode == 0, done.stderr
 
+    def _free_at(self, hit: Hit, end: float) -> float:
+        """The moment since when, until the hit's artifact is trained again, an unharmed island had nothing else."""
+        harmed = {each.island for each in self.hits if each.at < end}
+        moments = []
+        for island in set(NAMES) - harmed:
+            other = [s.at for s in self.sights if s.island == island and s.artifact != hit.artifact and not s.done]
+            moments.append(max([hit.at, *(at for at in other if at <= end)]))
+        return min(moments, default=hit.at)
+
     def judge(self) -> None:
         """Say of each hit when its artifact's next step came, and how many steps were done again."""
         for hit in self.hits:
@@ -221,7 +235,8 @@ class Chaos:
             first = next((s for s in later if s.done or (s.attempt > hit.attempt and s.step)), None)
             if first is None:
                 continue
-            hit.seconds = first.at - hit.at
+            hit.waited = self._free_at(hit, first.at) - hit.at
+            hit.seconds = first.at - hit.at - hit.waited
             seen = max((s.step for s in later if s.attempt == hit.attempt), default=hit.step)
             again = first.attempt != hit.attempt and not first.done
             hit.lost = max(0, max(seen, hit.step) - first.step) if again else 0
@@ -315,7 +330,9 @@ def main() -> None:
         if seconds:
             high = statistics.quantiles(seconds, n=20, method="inclusive")[-1] if len(seconds) > 1 else seconds[0]
             most = MOST_SECONDS + GRACE_SECONDS
-            report.add(Claim(f"{cause.value}: to the next step, 95th percentile", high, "s", most))
+            report.add(Claim(f"{cause.value}: from an idle island to the next step, 95th percentile", high, "s", most))
+            waited = max(hit.waited for hit in met)
+            report.add(Claim(f"{cause.value}: longest wait for an idle island before", waited, "s"))
             report.add(Claim(f"{cause.value}: most steps done again", max(lost), "steps", CHECKPOINT_STEPS))
     report.finish(args.json)
 

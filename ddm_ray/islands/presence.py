@@ -31,8 +31,8 @@ class Presence:
     """A worker's note, as it was read: `id` is ISLAND/NUMBER, `beat` a counter that grows each `beat_seconds`.
 
     `holds` is the artifact that it trains, "" none; `waits` words on what it waits for; `speed` FLOP/s of its last
-    training, None before any; `only` what it may take (None: all), `failed` what it doesn't take again for now. It has
-    `ended` where it said so itself.
+    training but of a router, None before any; `only` what it may take (None: all), `failed` what it doesn't take again
+    for now. It has `ended` where it said so itself.
     """
 
     id: str

@@ -177,7 +177,8 @@ class IslandWorker:
     def _watch(self, stopper: "_Stopper", statuses: list[Status]) -> None:
         (known,) = statuses
         job = known.job if known.state == "begun" else None
-        if job and (flops := job.value("flops_per_second")):
+        # A router is light: it is trained at few FLOP/s where an expert is trained at many.
+        if job and known.artifact.kind != "router" and (flops := job.value("flops_per_second")):
             self._keeper.tell(speed=float(f"{flops:.1g}"))  # roughly: each change is a request
         self._report(statuses, f"trains {known.artifact}")
         stopper.look(known)

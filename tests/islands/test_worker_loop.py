@@ -50,6 +50,20 @@ def test_it_takes_one_after_another_and_ends(partitioned: Run, keeper: PresenceK
     assert sorted(trained) == sorted([*partitioned.experts, ROUTER])
 
 
+def test_a_routers_training_tells_no_speed(partitioned: Run, keeper: PresenceKeeper) -> None:
+    def train(run: Run, launch: Launch, watch: Callable[[list[Status]], None]) -> None:
+        attempt = claim(run.store, launch.artifact, launch.claim_fields())
+        beat(attempt, 1, 10, flops_per_second=1e6 if launch.artifact == ROUTER else 7e9)
+        watch([status(run, launch.artifact)])
+        assert keeper.presence.speed == (None if launch.artifact == ROUTER else 7e9)
+        finish(run, launch.artifact)
+
+    for artifacts in ([ROUTER], [FIRST]):
+        looks = Board(partitioned, artifacts, 60.0, lambda artifact: 1000.0)
+        IslandWorker(partitioned, keeper, looks, train, lambda *_: None).run_to_end()
+    assert keeper.presence.speed == 7e9
+
+
 def test_what_no_ray_is_here_for_is_left_to_others(partitioned: Run, keeper: PresenceKeeper) -> None:
     def require_room() -> None:
         raise RayAway("no Ray to join")
