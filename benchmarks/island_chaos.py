@@ -43,6 +43,7 @@ from tests.train.results import checksums_of  # noqa: E402
 
 NAMES = ("north", "south", "west")
 CHECKPOINT_STEPS = 1000
+LOOK_SECONDS = 0.5
 GRACE_SECONDS = 60.0
 MOST_SECONDS = 60.0
 """Longest time beyond the grace from a fault to the artifact's next step."""
@@ -87,7 +88,7 @@ class Hit:
     """A fault, what the island held then, and what became of that.
 
     `seconds` until its next step, counted from when an island that nothing harmed had nothing else to train, which came
-    `waited` seconds after the fault; `lost` steps.
+    `waited` seconds after the fault; None: all were busy until then, or nothing was held. `lost` steps.
     """
 
     cause: str
@@ -154,7 +155,7 @@ class Chaos:
     def _look(self, ended: threading.Event) -> None:
         islands: dict[tuple[Artifact, int], str] = {}
         left = [*wanted_of(self.run.config)]
-        while not ended.wait(0.5):
+        while not ended.wait(LOOK_SECONDS):
             for artifact in list(left):
                 with suppress(DDMError, OSError):
                     known = status(self.run, artifact)
@@ -236,7 +237,8 @@ class Chaos:
             if first is None:
                 continue
             hit.waited = self._free_at(hit, first.at) - hit.at
-            hit.seconds = first.at - hit.at - hit.waited
+            if (seconds := first.at - hit.at - hit.waited) > LOOK_SECONDS:
+                hit.seconds = seconds
             seen = max((s.step for s in later if s.attempt == hit.attempt), default=hit.step)
             again = first.attempt != hit.attempt and not first.done
             hit.lost = max(0, max(seen, hit.step) - first.step) if again else 0
@@ -333,6 +335,7 @@ def main() -> None:
             report.add(Claim(f"{cause.value}: from an idle island to the next step, 95th percentile", high, "s", most))
             waited = max(hit.waited for hit in met)
             report.add(Claim(f"{cause.value}: longest wait for an idle island before", waited, "s"))
+        if lost:
             report.add(Claim(f"{cause.value}: most steps done again", max(lost), "steps", CHECKPOINT_STEPS))
     report.finish(args.json)
 

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 def compare(sides: tuple[str, ...], models: tuple[str, ...], output: str, as_json: str | None) -> None:
     """Compare models of several runs, or one run's evaluations: a table, a page, and differences with intervals.
 
-    The images are those that `ddm evaluate` left, so nothing is sampled. All are measured anew by one classifier and
-    the first run's real rows, the same number of each; each is compared with the first line. Models that were sampled
-    from the same labels and seeds are compared pair by pair. Runs must have the same data. Where a run has one
-    evaluation, its name may be left out.
+    The images are those that `ddm evaluate` left, so nothing is sampled. All are measured anew, in one set of features
+    and against one set of real rows, the first run's, the same number of each; each is compared with the first line.
+    Models that were sampled from the same labels and seeds are compared pair by pair. Runs must have the same data.
+    Where a run has one evaluation, its name may be left out.
 
     \b
       ddm compare runs/k4 runs/k8 --model monolith --model once

@@ -100,7 +100,7 @@ class DataConfig(StrictModel):
 
 
 class EmbedderConfig(StrictModel):
-    """The embedder of images into the vectors that are clustered: PCA of pixels, or the pooled features of a network.
+    """An embedder of images into vectors, to be clustered or compared: PCA of pixels, or a network's pooled features.
 
     `model`: a timm model's name; or a folder of transformers' or a name of its hub. Images are resized and normalised
     as the network's own configuration says.

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, AliasChoices, Field, field_validator
 
+from ddm_ray.config.data import EmbedderConfig
 from ddm_ray.config.strict_model import StrictModel
 from ddm_ray.core.names import GuidanceKind, SolverName, parse_strategy_name, parse_time_grid
 
@@ -79,3 +80,14 @@ class EvaluateConfig(StrictModel):
     strategies: tuple[str, ...] = ("once", "full", "top-1", "top-2")
     num_samples: int = Field(default=2000, ge=2)
     seed: int = Field(default=0, ge=0)
+    features: EmbedderConfig | None = Field(
+        default=None,
+        description="network in whose features images are compared, e.g. DINOv2; none: a small classifier of the rows",
+    )
+
+    @field_validator("features")
+    @classmethod
+    def _network(cls, features: EmbedderConfig | None) -> EmbedderConfig | None:
+        if features is not None and features.kind == "pixels":
+            raise ValueError("kind pixels compares no looks: choose timm or transformers")
+        return features

@@ -14,6 +14,7 @@ from torch import Tensor
 from ddm_ray.data import OnProgress, no_progress
 from ddm_ray.errors import CorruptArtifact, SamplingError
 from ddm_ray.evaluate.candidates import decoder
+from ddm_ray.evaluate.features import features_in_words, load_embedder
 from ddm_ray.evaluate.measure import reference_of
 from ddm_ray.evaluate.real_rows import RealRows
 from ddm_ray.evaluate.run import read_metrics
@@ -74,6 +75,7 @@ class Comparison:
     """
 
     num_samples: int
+    features: str
     lines: list[dict[str, Any]]
     differences: list[Difference]
     paired: list[str]
@@ -84,6 +86,7 @@ class Comparison:
         differences = [asdict(each) for each in self.differences]
         return {
             "num_samples": self.num_samples,
+            "features": self.features,
             "lines": self.lines,
             "differences": differences,
             "paired": self.paired,
@@ -117,7 +120,8 @@ def compare(
     count = min(len(each.number_M) for _, each in chosen)
     with one_thread():
         on_progress(0.0, "training the classifier that measures")
-        reference = reference_of(first, RealRows.of(first).decoded(decoder(first, device)).train)
+        embedder = load_embedder(first.config.evaluate.features, device)
+        reference = reference_of(first, RealRows.of(first).decoded(decoder(first, device)).train, embedder)
         measured: dict[str, Measured] = {}
         lines: list[dict[str, Any]] = []
         shown, paired = list[GridRow](), list[str]()
@@ -138,12 +142,13 @@ def compare(
             ):
                 paired.append(name)
             shown.append(GridRow(name, _shown(sampled, baseline.number_M[:count])))
+    features = features_in_words(first.config.evaluate.features, reference.num_features)
     lined = list(measured)
     differences = [Difference.of((name, lined[0]), measured[name], measured[lined[0]]) for name in lined[1:]]
     classes = first.config.data.class_names
     alike = first.config.data.num_classes and len(paired) == len(lined)
     headings = [classes[label] for label in _classes(baseline.number_M[:count])] if alike else []
-    return Comparison(count, lines, differences, paired, to_png(grid(shown, headings)))
+    return Comparison(count, features, lines, differences, paired, to_png(grid(shown, headings)))
 
 
 def _first(parts: Iterator[Tensor], count: int) -> Iterator[Tensor]:

@@ -1,15 +1,20 @@
-"""A small classifier, fitted to the run's own real images; its features and its classes measure samples.
+"""Features by which samples are measured: those of a small classifier of the run's own rows, or of a network.
 
 Shapes: N rows, C channels, H, W, D features.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from ddm_ray.config import EmbedderConfig
+from ddm_ray.models.embedders import Embedder, make_embedder
+from ddm_ray.pictures.images import to_bytes, to_unit
 
 NUM_FEATURES = 32
 CHUNK = 512
@@ -44,7 +49,7 @@ class FeatureNet(nn.Module):
 
 @dataclass(frozen=True)
 class Seen:
-    """The classifier's view of images: float64 features, and the likeliest class (int64)."""
+    """View of images: float64 features, and the classifier's likeliest class (int64)."""
 
     features_ND: np.ndarray
     class_N: np.ndarray
@@ -78,12 +83,34 @@ def train_features(
 
 
 @torch.inference_mode()
-def see(net: FeatureNet, parts: Iterable[Tensor]) -> Seen:
-    """Features and classes of images in [-1, 1], parts of (B, C, H, W); values outside are clipped, as in pictures."""
+def see(net: FeatureNet, parts: Iterable[Tensor], embedder: Embedder | None = None) -> Seen:
+    """Features and classes of images in [-1, 1], parts of (B, C, H, W); values outside are clipped, as in pictures.
+
+    Features are those of the `embedder`, if there is one, of images as they are stored: in 256 steps.
+    """
     features, classes = [], []
     for part_BCHW in parts:
         for images_BCHW in part_BCHW.split(CHUNK):
             features_BD, logits_BC = net(images_BCHW.clamp(-1, 1))
+            if embedder is not None:
+                features_BD = torch.from_numpy(embedder(to_bytes(to_unit(images_BCHW))))
             features.append(features_BD.double())
             classes.append(logits_BC.argmax(1))
     return Seen(torch.cat(features).numpy(), torch.cat(classes).numpy())
+
+
+def load_embedder(config: EmbedderConfig | None, device: str) -> Embedder | None:
+    """The network whose features are compared; None: the classifier's are.
+
+    Raises DataError, ConfigError or CorruptArtifact if it can't be loaded.
+    """
+    return make_embedder(config, None, device, "evaluate.features") if config else None
+
+
+def features_in_words(config: EmbedderConfig | None, num_features: int) -> str:
+    """Words on the features that images are compared by, and on the weights of their network."""
+    if config is None:
+        return f"the {num_features} features (of mean variance 1) of a small classifier fitted to those rows"
+    name = Path(config.model).name if Path(config.model).is_dir() else config.model
+    weights = f" with the weights {Path(config.checkpoint).name}" if config.checkpoint else ""
+    return f"the {num_features} features of {name}{weights}"

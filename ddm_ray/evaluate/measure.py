@@ -18,7 +18,7 @@ from ddm_ray.data import OnProgress
 from ddm_ray.data.loading.loader import Rows
 from ddm_ray.evaluate.candidates import Decode, Lineup, outdated
 from ddm_ray.evaluate.costs import training_cost
-from ddm_ray.evaluate.features import train_features
+from ddm_ray.evaluate.features import features_in_words, train_features
 from ddm_ray.evaluate.figures import experts_figure, shown_beside
 from ddm_ray.evaluate.losses import Loss, heldout_losses
 from ddm_ray.evaluate.real_rows import RealRows
@@ -26,6 +26,7 @@ from ddm_ray.evaluate.report import MOSAICS
 from ddm_ray.evaluate.router import router_diagnostics
 from ddm_ray.evaluate.samples import CandidateSamples
 from ddm_ray.evaluate.scores import Difference, Measured, Reference
+from ddm_ray.models.embedders import Embedder
 from ddm_ray.pictures.grid import GridRow, grid
 from ddm_ray.pictures.png import to_png
 from ddm_ray.sampling.request import SampleRequest
@@ -43,15 +44,16 @@ def measure(
     request: SampleRequest,
     samples: Sequence[CandidateSamples],
     decode: Decode,
+    embedder: Embedder | None,
     on_progress: OnProgress,
 ) -> tuple[dict[str, Any], bytes, bytes]:
     """The metrics of an evaluation, and as PNG a grid of a few samples of each model and each expert's own.
 
-    `request`: that for all images; `samples`: those of each candidate.
+    `request`: that for all images; `samples`: those of each candidate; `embedder`: as `Reference` has it.
     """
     on_progress(0.8, "training the classifier that measures")
     seen = rows.decoded(decode)
-    reference = reference_of(run, seen.train)
+    reference = reference_of(run, seen.train, embedder)
     measured: dict[str, Measured] = {}
     for number, each in enumerate(samples):
         on_progress(0.82 + 0.1 * number / len(samples), f"measuring: {each.candidate}")
@@ -73,6 +75,7 @@ def measure(
         "num_real": len(rows.train),
         "num_heldout": len(rows.heldout),
         "rows_elsewhere": rows.elsewhere,
+        "features": features_in_words(config.evaluate.features, reference.num_features),
         "num_clusters": config.partition.num_clusters,
         "seed": config.evaluate.seed,
         "sampling": config.sample.model_dump(mode="json", exclude={"strategy"}),
@@ -90,7 +93,7 @@ def measure(
     return metrics, pictures, to_png(experts_figure(run, lineup.mixture, seen.shown, decode))
 
 
-def reference_of(run: Run, train: Rows) -> Reference:
+def reference_of(run: Run, train: Rows, embedder: Embedder | None) -> Reference:
     """The reference that the run's real rows make, as images."""
     config, prior_CK = run.config, mixture_info(run).prior_CK
     assert prior_CK is not None
@@ -98,7 +101,13 @@ def reference_of(run: Run, train: Rows) -> Reference:
     net = train_features(train.data_NCHW, *known, config.evaluate.seed)
     every = sum(PartitionInfo.of(run.require(PARTITION)).rows_K)
     return Reference.of(
-        net, train, prior_CK.numpy(), config.evaluate.seed, labelled=bool(classes), whole_set=len(train) == every
+        net,
+        train,
+        prior_CK.numpy(),
+        config.evaluate.seed,
+        labelled=bool(classes),
+        whole_set=len(train) == every,
+        embedder=embedder,
     )
 
 

@@ -7,7 +7,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from ddm_ray.evaluate.features import NUM_FEATURES
+from ddm_ray.evaluate.features import NUM_FEATURES, features_in_words
 from ddm_ray.evaluate.router_page import router_page
 from ddm_ray.pictures.figure import figure_png, line_chart
 from ddm_ray.pictures.page import page
@@ -163,18 +163,19 @@ def notes(metrics: dict[str, Any]) -> list[str]:
     count, rows = metrics["num_samples"], metrics["num_real"]
     heldout = next((row for row in metrics["real"] if row["model"].endswith("held out")), None)
     held_out = right_of_held_out = ""
+    features = metrics.get("features") or features_in_words(None, NUM_FEATURES)  # an older version's had no others
     if heldout:
         held_out = f" Held out: {heldout['n']} rows never trained on; compare with as many drawn again."
         if heldout["accuracy"] is not None:
             right_of_held_out = f" On held-out real rows it is right in {heldout['accuracy']:.1%}."
     return [
-        f"Fréchet distance: between {count} samples and {rows} training rows, in the {NUM_FEATURES}"
-        " features (of mean variance 1) of a small classifier fitted to those rows; ± is the standard"
+        f"Fréchet distance: between {count} samples and {rows} training rows, in {features}; ± is the standard"
         " deviation when the samples are drawn again. It shrinks as the number of samples grows:"
         " compare equal numbers only.",
         f"Real, drawn again: training rows themselves, with replacement; no sampler should be expected below"
         f" {count} of them.{held_out}",
-        f"Accuracy: how often that classifier sees the class that was asked for.{right_of_held_out}",
+        f"Accuracy: how often a small classifier fitted to the training rows sees the class that was asked"
+        f" for.{right_of_held_out}",
         "Precision and recall: by balls to the third nearest neighbour in these features (arXiv 1904.06991); density"
         " and coverage: to the fifth (arXiv 2002.09797), density may be above 1. Of 10,000 rows each at most.",
         "KID ×1000: kernel distance (arXiv 1801.01401), which has no such bias; it may be negative.",

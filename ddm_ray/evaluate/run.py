@@ -11,6 +11,7 @@ from ddm_ray.data.sharded.stage import make_chunks
 from ddm_ray.data.sharded.work import Executor
 from ddm_ray.errors import MissingArtifact
 from ddm_ray.evaluate.candidates import Lineup, decoder, outdated
+from ddm_ray.evaluate.features import load_embedder
 from ddm_ray.evaluate.measure import measure
 from ddm_ray.evaluate.real_rows import RealRows, prompts_of
 from ddm_ray.evaluate.report import render
@@ -52,7 +53,7 @@ def evaluate(
     called again it goes on. `execute` makes the samples on devices `made_on`; None: this process does, on `device`, on
     which all is measured.
     Raises MissingArtifact, CorruptArtifact, DriftError; SamplingError for a strategy that doesn't exist; DataError
-    without training rows.
+    without training rows; and what `load_embedder` raises.
     """
     artifact = evaluation(name)
     if finished := run.finished(artifact):
@@ -69,6 +70,7 @@ def evaluate(
     if not lineup.candidates:
         lacks = "; ".join(lineup.missing.values())
         raise MissingArtifact(f"{run.url}: nothing to measure: {lacks}", run.make(MONOLITH))
+    embedder = load_embedder(run.config.evaluate.features, device)  # before hours of sampling
     rows = RealRows.of(run)
     prompts_N = prompts_of(run, rows)
     numbers = rows.numbers(run.config.evaluate, prompts_N)
@@ -87,7 +89,7 @@ def evaluate(
 
         def measured() -> tuple[bytes, dict[str, Any]]:
             metrics, grid_png, experts_png = measure(
-                run, name, lineup, rows, request, samples, decoder(run, device), on_progress
+                run, name, lineup, rows, request, samples, decoder(run, device), embedder, on_progress
             )
             page = render(metrics, grid_png, experts_png).encode()
             text = json.dumps(metrics, indent=1).encode() + b"\n"

@@ -14,6 +14,7 @@ from torch import Tensor
 from ddm_ray.data.loading.loader import Rows
 from ddm_ray.evaluate.distances import Gaussian, RealNeighbours, kid, nearest, total_variation
 from ddm_ray.evaluate.features import CHUNK, FeatureNet, Seen, see
+from ddm_ray.models.embedders import Embedder
 
 NEIGHBOUR_ROWS = 10_000
 """Samples, and real rows, among which neighbours are looked for, at most; the field's own number."""
@@ -75,7 +76,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Reference:
-    """The real rows, as the classifier sees them: everything is compared with these."""
+    """The real rows, as the classifier or an embedder sees them: everything is compared with these."""
 
     net: FeatureNet
     train: Rows
@@ -86,6 +87,7 @@ class Reference:
     seed: int
     labelled: bool
     whole_set: bool
+    embedder: Embedder | None = None
 
     @classmethod
     def of(
@@ -96,16 +98,23 @@ class Reference:
         seed: int,
         labelled: bool = True,
         whole_set: bool = True,
+        embedder: Embedder | None = None,
     ) -> Self:
         """From training rows, whose data are images in [-1, 1]; `labelled`: the classifier knows their labels.
 
         Else it knows their clusters, and labels are taken for 0, the row of p(k). `whole_set`: no training row is left
-        out; only then copies can be told.
+        out; only then copies can be told. `embedder`: whose features are compared; None: the classifier's.
         """
-        seen = see(net, [train.data_NCHW])
+        seen = see(net, [train.data_NCHW], embedder)
         chosen = np.random.default_rng(seed).permutation(len(train))[:NEIGHBOUR_ROWS]
         neighbours = RealNeighbours.of(seen.features_ND[np.sort(chosen)])
-        return cls(net, train, seen, Gaussian.of(seen.features_ND), neighbours, prior_CK, seed, labelled, whole_set)
+        gaussian = Gaussian.of(seen.features_ND)
+        return cls(net, train, seen, gaussian, neighbours, prior_CK, seed, labelled, whole_set, embedder)
+
+    @property
+    def num_features(self) -> int:
+        """D."""
+        return int(self.train_seen.features_ND.shape[1])
 
     def score(self, images: Iterable[Tensor], label_M: Tensor) -> Score:
         """The score of `measure`."""
@@ -117,7 +126,7 @@ class Reference:
         An image counts as of the cluster of its nearest real row in feature space. Neighbours are those of the first
         NEIGHBOUR_ROWS images.
         """
-        seen = see(self.net, images)
+        seen = see(self.net, images, self.embedder)
         label_M = label_M if self.labelled else torch.zeros_like(label_M)
         cluster_M = self._neighbour_clusters(seen)
         distances, draws = self._distances(seen.features_ND)
@@ -135,7 +144,7 @@ class Reference:
 
     def neighbour_clusters(self, images_MCHW: Tensor) -> np.ndarray:
         """The cluster (M,), int64, of each image's nearest real row in feature space; images in [-1, 1]."""
-        return self._neighbour_clusters(see(self.net, [images_MCHW]))
+        return self._neighbour_clusters(see(self.net, [images_MCHW], self.embedder))
 
     def floor(self, n: int) -> Score:
         """The score of `n` real rows, drawn with replacement: about the best that a sampler can reach."""

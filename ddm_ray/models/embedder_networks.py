@@ -31,13 +31,13 @@ class TimmEmbedder:
     Images are resized whole to the network's size and normalised as it was trained: they are cropped already.
     """
 
-    def __init__(self, config: EmbedderConfig, device: str = "cpu"):
+    def __init__(self, config: EmbedderConfig, device: str = "cpu", field: str = "embedder"):
         """Load `config.checkpoint`, or timm's own weights. DataError if they are missing or don't fit."""
         import timm
 
         if config.checkpoint is not None and not Path(config.checkpoint).is_file():
             raise DataError(
-                f"embedder.checkpoint {config.checkpoint}: no such file; put it there, or begin a run with another"
+                f"{field}.checkpoint {config.checkpoint}: no such file; put it there, or begin a run with another"
             )
         # As pretrained weights, a file is fitted to image size and classes as the network's own weights would be.
         own = {"file": config.checkpoint, "custom_load": False, "source": ""} if config.checkpoint else None
@@ -54,11 +54,11 @@ class TimmEmbedder:
             self._std_C11 = torch.tensor(expects["std"], device=device)[:, None, None]
             self.dim = _probe(self)
         except Exception as error:  # timm passes on whatever its hub, readers and models raise
-            mend = "begin a run whose embedder.model_args fit the file"
+            mend = f"begin a run whose {field}.model_args fit the file"
             if config.checkpoint is None:
-                mend = "without a network, begin a run with embedder.checkpoint set to a file of its weights"
+                mend = f"without a network, begin a run with {field}.checkpoint set to a file of its weights"
             raise DataError(
-                f"embedder {config.model} with {config.checkpoint or 'pretrained weights'}:"
+                f"{field} {config.model} with {config.checkpoint or 'pretrained weights'}:"
                 f" {third_party.brief(error)}; {mend}"
             ) from error
 
@@ -83,7 +83,7 @@ class TransformersEmbedder:
     The pooled vector is the model's, of CLIP the projected one; else the mean of its tokens.
     """
 
-    def __init__(self, config: EmbedderConfig, device: str = "cpu"):
+    def __init__(self, config: EmbedderConfig, device: str = "cpu", field: str = "embedder"):
         """Load the folder or name of the hub `config.model`; a folder needs no network.
 
         ConfigError if it holds no image model, CorruptArtifact or TruncatedWeights if that isn't whole.
@@ -92,16 +92,16 @@ class TransformersEmbedder:
             import transformers
         except ImportError:
             raise ConfigError(
-                "embedder.kind transformers needs transformers: install it with: pip install 'ddm-ray[text]'"
+                f"{field}.kind transformers needs transformers: install it with: pip install 'ddm-ray[text]'"
             ) from None
-        name, what = config.model, "embedder"
+        name, what = config.model, field
         third_party.require_config(name, what)
         about = third_party.load(transformers.AutoConfig, name, what)
         saved = (about.architectures or [""])[0]
         kind_name, ignored = IMAGE_MODELS.get(saved, (None, ()))
         kind: Any = getattr(transformers, kind_name) if kind_name else transformers.MODEL_MAPPING.get(type(about), None)
         if getattr(kind, "main_input_name", None) != "pixel_values":
-            raise ConfigError(f"embedder {name}: is a {about.model_type}, no image model; begin a run with one")
+            raise ConfigError(f"{field} {name}: is a {about.model_type}, no image model; begin a run with one")
         arguments: dict[str, Any] = {"dtype": torch.float32, **config.model_args}
         if saved.endswith("ForImageClassification"):
             # Its head is of no use here, and the pooling that a bare ViT has was never trained.
@@ -114,7 +114,7 @@ class TransformersEmbedder:
         try:
             self.dim = _probe(self)
         except Exception as error:  # a border: a folder may hold any model and processor
-            raise DataError(f"embedder {name}: embeds no image ({third_party.brief(error)})") from error
+            raise DataError(f"{field} {name}: embeds no image ({third_party.brief(error)})") from error
 
     @torch.inference_mode()
     def __call__(self, pixels_NHWC: np.ndarray) -> np.ndarray:

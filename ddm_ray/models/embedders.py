@@ -29,8 +29,10 @@ class Embedder(Protocol):
     def __call__(self, pixels_NHWC: np.ndarray) -> np.ndarray: ...
 
 
-def make_embedder(config: EmbedderConfig, pixel_embedder: "PixelEmbedder | None", device: str = "cpu") -> Embedder:
-    """The embedder of a run; `pixel_embedder` is the fitted one if it embeds pixels.
+def make_embedder(
+    config: EmbedderConfig, pixel_embedder: "PixelEmbedder | None", device: str = "cpu", field: str = "embedder"
+) -> Embedder:
+    """The embedder that this `field` of a run's configuration describes; `pixel_embedder` is the fitted one of pixels.
 
     Raises DataError, ConfigError or CorruptArtifact if its network can't be loaded.
     """
@@ -40,8 +42,8 @@ def make_embedder(config: EmbedderConfig, pixel_embedder: "PixelEmbedder | None"
     from ddm_ray.models import embedder_networks  # torch, which pixels do without
 
     if config.kind == "timm":
-        return embedder_networks.TimmEmbedder(config, device)
-    return embedder_networks.TransformersEmbedder(config, device)
+        return embedder_networks.TimmEmbedder(config, device, field)
+    return embedder_networks.TransformersEmbedder(config, device, field)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,103 @@
+"""Features of a network that a run names: images are compared in them, classes are still the classifier's."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+import timm
+import torch
+
+from ddm_ray.config import EmbedderConfig, load_recipe
+from ddm_ray.data.loading.loader import load_rows
+from ddm_ray.errors import ConfigError, DataError
+from ddm_ray.evaluate.compare import Side, compare
+from ddm_ray.evaluate.compare_report import render
+from ddm_ray.evaluate.features import features_in_words
+from ddm_ray.evaluate.run import evaluate, read_metrics
+from ddm_ray.evaluate.samples import CandidateSamples
+from ddm_ray.models.embedder_networks import TimmEmbedder
+from ddm_ray.storage.graph import evaluation, shard
+from ddm_ray.storage.run import Run
+from tests.random_run import make_run
+
+MODEL = "vit_small_patch14_dinov2"
+SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 2, "img_size": 28}
+SETTINGS = ("evaluate.strategies=[once]", "evaluate.num_samples=60", "sample.steps=2")
+
+
+@pytest.fixture(scope="module")
+def features(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("features") / "vit.pt"
+    tensors = timm.create_model(MODEL, num_classes=0, **SMALL).state_dict()
+    # As they are drawn, the layers of DINOv2 scale what they see of an image to nearly nothing.
+    torch.save({name: torch.ones_like(each) if "gamma" in name else each for name, each in tensors.items()}, path)
+    return {"kind": "timm", "model": MODEL, "checkpoint": str(path), "model_args": SMALL}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, features: dict[str, Any]) -> Run:
+    path = tmp_path_factory.mktemp("network") / "run"
+    run = make_run(str(path), settings=(*SETTINGS, f"evaluate.features={json.dumps(features)}"))
+    evaluate(run)
+    return run
+
+
+def stored(samples: CandidateSamples) -> np.ndarray:
+    images_MCHW = torch.cat([*samples.images()])
+    return ((images_MCHW.numpy() + 1) * 127.5).round().astype(np.uint8).transpose(0, 2, 3, 1)
+
+
+def test_distances_are_those_of_its_features(run: Run, features: dict[str, Any]) -> None:
+    embedder = TimmEmbedder(EmbedderConfig(**features))
+    samples = next(each for each in Side(run, "demo", "run").sampled() if each.candidate == "once")
+    train_NCHW = load_rows(run, [shard(0), shard(1)]).data_NCHW
+    real_NHWC = ((train_NCHW.numpy() + 1) * 127.5).round().astype(np.uint8).transpose(0, 2, 3, 1)
+    real_ND, once_MD = (embedder(pixels).astype(np.float64) for pixels in (real_NHWC, stored(samples)))
+    covariances = [np.cov(rows, rowvar=False) for rows in (real_ND, once_MD)]
+    root = scipy.linalg.sqrtm(covariances[0] @ covariances[1]).real
+    gap = real_ND.mean(0) - once_MD.mean(0)
+    expected = gap @ gap + np.trace(covariances[0] + covariances[1] - 2 * root)
+    (once,) = (row for row in read_metrics(run)["models"] if row["model"] == "once")
+    assert once["frechet"] == pytest.approx(expected, rel=1e-3)
+    assert expected > 0.01
+
+
+def test_classes_are_the_classifiers(run: Run, tmp_path: Path) -> None:
+    """The same models and seeds in the classifier's own features: other distances, the same accuracy."""
+    plain = make_run(str(tmp_path / "run"), settings=SETTINGS)
+    evaluate(plain)
+    ours, theirs = ({row["model"]: row for row in read_metrics(each)["models"]} for each in (run, plain))
+    assert {name: row["accuracy"] for name, row in ours.items()} == {
+        name: row["accuracy"] for name, row in theirs.items()
+    }
+    assert ours["once"]["frechet"] != pytest.approx(theirs["once"]["frechet"], rel=0.1)
+
+
+def test_reports_name_the_network_and_its_weights(run: Run) -> None:
+    words = f"the 32 features of {MODEL} with the weights vit.pt"
+    assert read_metrics(run)["features"] == words
+    assert words in run.read(evaluation("demo"), "report.html").decode()
+    compared = compare([Side(run, "demo", "run")])
+    assert compared.as_json()["features"] == words and words in render(compared)
+    rows = {row["model"]: row["frechet"] for row in read_metrics(run)["models"]}
+    assert {line["model"]: line["frechet"] for line in compared.lines} == rows
+    assert "small classifier" in features_in_words(None, 32)
+
+
+def test_weights_that_are_not_there_are_missed_before_anything_is_sampled(
+    tmp_path: Path, features: dict[str, Any]
+) -> None:
+    lost = json.dumps(features | {"checkpoint": "/no/such.pt"})
+    run = make_run(str(tmp_path / "run"), settings=(*SETTINGS, f"evaluate.features={lost}"))
+    with pytest.raises(DataError, match=r"^evaluate\.features\.checkpoint /no/such\.pt: no such file"):
+        evaluate(run)
+    assert not run.store.sizes("eval")
+
+
+def test_pixels_are_refused() -> None:
+    with pytest.raises(ConfigError, match="choose timm or transformers"):
+        load_recipe("tiny", ("evaluate.features={kind: pixels}",))
