@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from pydantic import ValidationError
 
 from ddm_ray.cli.command import EVALUATION_NAME, main
 from ddm_ray.errors import ConfigError
 
 if TYPE_CHECKING:
+    from ddm_ray.config import EmbedderConfig
     from ddm_ray.evaluate.compare import Side
 
 
@@ -24,9 +26,16 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="monolith, student, once ...; repeatable, in the order wanted. Default: all.",
 )
+@click.option(
+    "--features",
+    metavar="MAPPING",
+    help="Network in whose features to measure, as a run's evaluate.features has it. Default: the first run's.",
+)
 @click.option("--output", default="compare.html", show_default=True, metavar="FILE", help="The page.")
 @click.option("--json", "as_json", metavar="FILE", help="Also write all numbers here, as JSON.")
-def compare(sides: tuple[str, ...], models: tuple[str, ...], output: str, as_json: str | None) -> None:
+def compare(
+    sides: tuple[str, ...], models: tuple[str, ...], features: str | None, output: str, as_json: str | None
+) -> None:
     """Compare models of several runs, or one run's evaluations: a table, a page, and differences with intervals.
 
     The images are those that `ddm evaluate` left, so nothing is sampled. All are measured anew, in one set of features
@@ -37,6 +46,7 @@ def compare(sides: tuple[str, ...], models: tuple[str, ...], output: str, as_jso
     \b
       ddm compare runs/k4 runs/k8 --model monolith --model once
       ddm compare runs/digits@before runs/digits@after --output after.html
+      ddm compare runs/k8 --features '{kind: timm, model: vit_small_patch14_dinov2.lvd142m}'
     """
     from ddm_ray.evaluate.compare import compare as compared
     from ddm_ray.evaluate.compare_report import print_table, render
@@ -46,15 +56,32 @@ def compare(sides: tuple[str, ...], models: tuple[str, ...], output: str, as_jso
             raise ConfigError(f"{path}: is a folder; name a file")
         if not Path(path).absolute().parent.is_dir():
             raise ConfigError(f"{path}: there is no folder {Path(path).parent}")
+    network = _features(features) if features is not None else None
     evaluations = _sides(sides)
     with click.progressbar(length=100, label="measuring", file=sys.stderr) as bar:
-        comparison = compared(evaluations, models, lambda share, _: bar.update(round(100 * share) - bar.pos))
+        comparison = compared(
+            evaluations, models, lambda share, _: bar.update(round(100 * share) - bar.pos), features=network
+        )
     click.echo(print_table(comparison))
     Path(output).write_text(render(comparison))
     click.echo(output)
     if as_json:
         Path(as_json).write_text(json.dumps(comparison.as_json(), indent=1) + "\n")
         click.echo(as_json)
+
+
+def _features(text: str) -> "EmbedderConfig":
+    """The network that a mapping of the command line names."""
+    from ddm_ray.config import EvaluateConfig, invalid_fields, read_yaml
+
+    where = f"--features {text}"
+    try:
+        network = EvaluateConfig(features=read_yaml(text, where)).features
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {invalid_fields(error)}") from None
+    if network is None:
+        raise ConfigError(f"{where}: names no network")
+    return network
 
 
 def _sides(texts: tuple[str, ...]) -> "list[Side]":

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ddm_ray.config import EmbedderConfig
 from ddm_ray.data import OnProgress, no_progress
 from ddm_ray.errors import CorruptArtifact, SamplingError
 from ddm_ray.evaluate.candidates import decoder
@@ -94,12 +95,17 @@ class Comparison:
 
 
 def compare(
-    sides: Sequence[Side], only: Sequence[str] = (), on_progress: OnProgress = no_progress, device: str = "cpu"
+    sides: Sequence[Side],
+    only: Sequence[str] = (),
+    on_progress: OnProgress = no_progress,
+    device: str = "cpu",
+    features: EmbedderConfig | None = None,
 ) -> Comparison:
     """Measure all candidates, or `only` those of these names in this order, by the first side's real rows.
 
-    Where evaluations have other numbers of samples, the first of each are taken. Raises SamplingError for runs of
-    other data, or where there is nothing to compare; MissingArtifact, CorruptArtifact, DriftError.
+    `features`: the network in whose features; None: as the first run's evaluations were. Where evaluations have other
+    numbers of samples, the first of each are taken. Raises SamplingError for runs of other data, or where there is
+    nothing to compare; MissingArtifact, CorruptArtifact, DriftError.
     """
     first = sides[0].run
     for side in sides[1:]:
@@ -120,7 +126,8 @@ def compare(
     count = min(len(each.number_M) for _, each in chosen)
     with one_thread():
         on_progress(0.0, "training the classifier that measures")
-        embedder = load_embedder(first.config.evaluate.features, device)
+        features = features or first.config.evaluate.features
+        embedder = load_embedder(features, device)
         reference = reference_of(first, RealRows.of(first).decoded(decoder(first, device)).train, embedder)
         measured: dict[str, Measured] = {}
         lines: list[dict[str, Any]] = []
@@ -142,13 +149,13 @@ def compare(
             ):
                 paired.append(name)
             shown.append(GridRow(name, _shown(sampled, baseline.number_M[:count])))
-    features = features_in_words(first.config.evaluate.features, reference.num_features)
     lined = list(measured)
     differences = [Difference.of((name, lined[0]), measured[name], measured[lined[0]]) for name in lined[1:]]
     classes = first.config.data.class_names
     alike = first.config.data.num_classes and len(paired) == len(lined)
     headings = [classes[label] for label in _classes(baseline.number_M[:count])] if alike else []
-    return Comparison(count, features, lines, differences, paired, to_png(grid(shown, headings)))
+    words = features_in_words(features, reference.num_features)
+    return Comparison(count, words, lines, differences, paired, to_png(grid(shown, headings)))
 
 
 def _first(parts: Iterator[Tensor], count: int) -> Iterator[Tensor]:

@@ -9,7 +9,9 @@ import pytest
 import scipy.linalg
 import timm
 import torch
+from click.testing import CliRunner
 
+from ddm_ray.cli import main
 from ddm_ray.config import EmbedderConfig, load_recipe
 from ddm_ray.data.loading.loader import load_rows
 from ddm_ray.errors import ConfigError, DataError
@@ -86,6 +88,25 @@ def test_reports_name_the_network_and_its_weights(run: Run) -> None:
     rows = {row["model"]: row["frechet"] for row in read_metrics(run)["models"]}
     assert {line["model"]: line["frechet"] for line in compared.lines} == rows
     assert "small classifier" in features_in_words(None, 32)
+
+
+def test_a_comparison_may_name_a_network_of_its_own(tmp_path: Path, run: Run, features: dict[str, Any]) -> None:
+    plain = make_run(str(tmp_path / "plain"), settings=SETTINGS)
+    evaluate(plain)
+    words = ["compare", plain.url, "--output", str(tmp_path / "page.html"), "--json", str(tmp_path / "all.json")]
+    named = CliRunner().invoke(main, [*words, "--features", json.dumps(features)])
+    assert named.exit_code == 0, named.output
+    compared = json.loads((tmp_path / "all.json").read_text())
+    expected = {row["model"]: row["frechet"] for row in read_metrics(run)["models"]}
+    assert {line["model"]: line["frechet"] for line in compared["lines"]} == pytest.approx(expected, rel=1e-6)
+    for bad, why in (
+        ("{kind: pixels}", "features: kind pixels compares no looks: choose timm or transformers"),
+        ("", "names no network"),
+        ("{kind: timm, mdoel: vit}", "mdoel"),
+        ("{kind: [", "not YAML"),
+    ):
+        refused = CliRunner().invoke(main, [*words, "--features", bad])
+        assert refused.exit_code == 1 and why in refused.output and "Traceback" not in refused.output
 
 
 def test_weights_that_are_not_there_are_missed_before_anything_is_sampled(

@@ -23,7 +23,7 @@ def train(run: Run, launch: Launch, watch: Callable[[list[Status]], None]) -> No
     ended = Event()
 
     def look() -> None:
-        while not ended.wait(0.2):
+        while not ended.wait(0.05):
             with suppress(DDMError):
                 watch([status(run, launch.artifact)])
 
@@ -38,7 +38,7 @@ def train(run: Run, launch: Launch, watch: Callable[[list[Status]], None]) -> No
 
 def main(url: str, name: str, grace: float, log: str) -> None:
     """Work for the island of that name until the run is finished, or it is drained; lines go to a file."""
-    lookout.LOOK_SECONDS = work.LOOK_SECONDS = 1.0
+    lookout.LOOK_SECONDS = work.LOOK_SECONDS = 0.1  # a tiny training ends within seconds
     with open(log, "a", buffering=1) as sink:
         os.dup2(sink.fileno(), 1)
         os.dup2(sink.fileno(), 2)
