@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.linalg
-import timm
 import torch
 from click.testing import CliRunner
 
@@ -19,25 +18,18 @@ from ddm_ray.evaluate.compare import Side, compare
 from ddm_ray.evaluate.compare_report import render
 from ddm_ray.evaluate.features import features_in_words
 from ddm_ray.evaluate.run import evaluate, read_metrics
-from ddm_ray.evaluate.samples import CandidateSamples
 from ddm_ray.models.embedder_networks import TimmEmbedder
 from ddm_ray.storage.graph import evaluation, shard
 from ddm_ray.storage.run import Run
 from tests.random_run import make_run
+from tests.small_vit import MODEL, write_small_vit
 
-MODEL = "vit_small_patch14_dinov2"
-SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 2, "img_size": 28}
 SETTINGS = ("evaluate.strategies=[once]", "evaluate.num_samples=60", "sample.steps=2")
 
 
 @pytest.fixture(scope="module")
 def features(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    torch.manual_seed(0)
-    path = tmp_path_factory.mktemp("features") / "vit.pt"
-    tensors = timm.create_model(MODEL, num_classes=0, **SMALL).state_dict()
-    # As they are drawn, the layers of DINOv2 scale what they see of an image to nearly nothing.
-    torch.save({name: torch.ones_like(each) if "gamma" in name else each for name, each in tensors.items()}, path)
-    return {"kind": "timm", "model": MODEL, "checkpoint": str(path), "model_args": SMALL}
+    return write_small_vit(tmp_path_factory.mktemp("features") / "vit.pt")
 
 
 @pytest.fixture(scope="module")
@@ -48,17 +40,15 @@ def run(tmp_path_factory: pytest.TempPathFactory, features: dict[str, Any]) -> R
     return run
 
 
-def stored(samples: CandidateSamples) -> np.ndarray:
-    images_MCHW = torch.cat([*samples.images()])
-    return ((images_MCHW.numpy() + 1) * 127.5).round().astype(np.uint8).transpose(0, 2, 3, 1)
+def pixels(images_NCHW: torch.Tensor) -> np.ndarray:
+    return ((images_NCHW.numpy() + 1) * 127.5).round().astype(np.uint8).transpose(0, 2, 3, 1)
 
 
 def test_distances_are_those_of_its_features(run: Run, features: dict[str, Any]) -> None:
     embedder = TimmEmbedder(EmbedderConfig(**features))
     samples = next(each for each in Side(run, "demo", "run").sampled() if each.candidate == "once")
-    train_NCHW = load_rows(run, [shard(0), shard(1)]).data_NCHW
-    real_NHWC = ((train_NCHW.numpy() + 1) * 127.5).round().astype(np.uint8).transpose(0, 2, 3, 1)
-    real_ND, once_MD = (embedder(pixels).astype(np.float64) for pixels in (real_NHWC, stored(samples)))
+    sets = load_rows(run, [shard(0), shard(1)]).data_NCHW, torch.cat([*samples.images()])
+    real_ND, once_MD = (embedder(pixels(images_NCHW)).astype(np.float64) for images_NCHW in sets)
     covariances = [np.cov(rows, rowvar=False) for rows in (real_ND, once_MD)]
     root = scipy.linalg.sqrtm(covariances[0] @ covariances[1]).real
     gap = real_ND.mean(0) - once_MD.mean(0)

@@ -15,9 +15,8 @@ from ddm_ray.config import EmbedderConfig
 from ddm_ray.errors import ConfigError, CorruptArtifact, DataError, TruncatedWeights
 from ddm_ray.models.embedder_networks import TimmEmbedder, TransformersEmbedder
 from ddm_ray.models.embedders import PixelEmbedder, make_embedder
+from tests.small_vit import MODEL, SMALL, write_small_vit
 
-MODEL = "vit_small_patch14_dinov2"
-SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 2, "img_size": 28}
 VISION = {
     "hidden_size": 24,
     "intermediate_size": 32,
@@ -43,14 +42,8 @@ def photos_NHWC() -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
-    torch.manual_seed(0)
     path = tmp_path_factory.mktemp("timm") / "vit.pt"
-    weights = timm.create_model(MODEL, num_classes=0, **SMALL).state_dict()
-    # As they are drawn, the layers of DINOv2 scale what they see of an image to nearly nothing.
-    for name in (name for name in weights if "gamma" in name):
-        weights[name] = torch.ones_like(weights[name])
-    torch.save(weights, path)
-    return str(path)
+    return str(write_small_vit(path)["checkpoint"])
 
 
 def config(checkpoint: str | None, **changes) -> EmbedderConfig:
