@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import ray
@@ -107,6 +108,9 @@ class Supervisor:
     """An actor whose threads wait for Ray Train and tend the cluster for it: nothing in it revives a controller."""
 
     def __init__(self) -> None:
+        # Pandas and Ray Data, which the driver can do without. Before there are threads: their modules import each
+        # other in circles, and of two threads that begin at different ends each would wait for the other.
+        import_module("ddm_ray.train.ray.fit")
         threading.Thread(target=tend_cluster, daemon=True).start()
 
     def fit(self, run_url: str, launch: Launch, placement: TrainPlacement) -> None:
@@ -117,7 +121,7 @@ class Supervisor:
         """
         from ray.train import ControllerError
 
-        from ddm_ray.train.ray.fit import fit  # pandas, which the driver can do without
+        from ddm_ray.train.ray.fit import fit
 
         budget, again = FailureBudget(run_url, launch, placement.max_failures), False
         while True:

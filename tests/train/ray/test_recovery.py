@@ -1,6 +1,8 @@
 """Which losses of workers count as failures, whose error is told, and what ends a launch on storage that refuses."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,3 +95,16 @@ def test_a_supervisor_asks_again_for_what_passes_alone(tmp_path: Path, monkeypat
     supervisor = object.__new__(Supervisor)
     with pytest.raises(StorageError, match="no permission"):
         supervisor.fit(str(tmp_path), Launch(JOB), TrainPlacement())
+
+
+def test_a_supervisor_loads_all_before_it_has_threads() -> None:
+    """Two threads that import Ray Data's modules at once may each wait for the other: Python ends one of them."""
+    code = """
+import sys, threading
+from ddm_ray.train.ray.launch import Supervisor
+names = "ddm_ray.train.ray.fit", "ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator"
+threading.Thread.start = lambda thread: print([name in sys.modules for name in names])
+Supervisor()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[True, True]\n"
