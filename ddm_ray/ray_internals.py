@@ -154,5 +154,14 @@ CONFIG = Internal("ray._raylet", "Config", "a second ray.init that heeds a chang
 TOKEN_LOADER = Internal(
     "ray._raylet", "AuthenticationTokenLoader", "ray.init with a token", ("instance", "reset_cache")
 )
+SERVE_CLIENT = Internal(
+    "ray.serve.context",
+    "_get_global_client",
+    "an API that tells where replicas listen; Serve's REST API does, which needs a dashboard",
+)
+SERVE_CLIENT_FIELDS = Internal("ray.serve._private.client", "ServeControllerClient", "as above", ("_controller",))
+SERVE_CONTROLLER = Internal(
+    "ray.serve._private.controller", "ServeController", "as above", ("get_target_groups", "app_name")
+)
 
 INTERNALS = {name: value for name, value in globals().items() if isinstance(value, Internal)}

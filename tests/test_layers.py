@@ -45,7 +45,7 @@ BELOW: dict[str, set[str]] = {
     "sampling": BESIDE | {"core", "models", "pictures"},
     "data": SAMPLING | {"memory"},
     "train": SAMPLING | {"data", "memory", "ray_internals"},
-    "serve": SAMPLING | {"data", "ray_session"},
+    "serve": SAMPLING | {"data", "ray_session", "ray_internals"},
     "islands": SAMPLING | {"data", "memory", "train"},
     "evaluate": SAMPLING | {"data"},
     "pipeline": SAMPLING,
@@ -66,12 +66,7 @@ RAY = {
     "train.ray.recovery",
     "train.ray.world",
     "islands.nodes",
-    "serve.remote",
-    "serve.deployments",
-    "serve.api",
-    "serve.mixture",
-    "serve.codec",
-    "serve.app",
+    *(f"serve.{name}" for name in ("remote", "deployments", "api", "mixture", "codec", "app", "direct")),
 }
 ABOVE = {"tests", "jobs", "serving", "benchmarks"}
 

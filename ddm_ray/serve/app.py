@@ -9,6 +9,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
+from ddm_ray.serve.haproxy import find_haproxy
+
 # Our code leaves a replica's event loop free, so neither it nor Serve's own needs another.
 os.environ.setdefault("RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", "0")
 os.environ.setdefault("RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP", "0")
@@ -16,6 +18,11 @@ os.environ.setdefault("RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")
 # A proxy that died is missed after three of these: by Serve's own 10 s, half a minute without an answer.
 os.environ.setdefault("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "0.5")
+# Replicas of the ingress listen themselves, for a gateway that leads to them: a proxy and its way to a replica cost
+# more than a small image. One that leaves stays until the gateway knows; Serve's own 30 s are for clouds' balancers.
+if find_haproxy() is not None:
+    os.environ.setdefault("RAY_SERVE_ENABLE_DIRECT_INGRESS", "1")
+    os.environ.setdefault("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "2")
 # A proxy waits for ever for a request that doesn't come.
 os.environ.setdefault("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "ddm_ray.serve.connections.bound_connections")
 
@@ -32,7 +39,8 @@ from ddm_ray.serve.api import API, DECODER, ENCODER
 from ddm_ray.serve.codec import Decoder, Encoder
 from ddm_ray.serve.computing import Computing
 from ddm_ray.serve.deployments import ExpertReplica
-from ddm_ray.serve.gateway import Gateway, find_haproxy, is_loopback, listening, until_told
+from ddm_ray.serve.direct import local_replicas
+from ddm_ray.serve.gateway import Gateway, is_loopback, listening, until_told
 from ddm_ray.serve.generation import DENSE
 from ddm_ray.serve.guard import TOKENS, Limits, read_tokens
 from ddm_ray.serve.versions import Version, Versions
@@ -225,7 +233,7 @@ def _serve_until_stopped(args: ServeArgs, port: int, host: str, greeting: str, g
             reason = next((last_error(part.message) for part in parts if part.message), one_line(error, 300))
             raise ServeError(f"the run can't be served: {reason}") from None
         if before_proxy is not None:
-            before_proxy.start()
+            before_proxy.start(local_replicas("ddm", inner[1]))
         else:
             print("without a gateway (HAProxy, on the head's machine): what dies takes its requests along", flush=True)
         print(greeting, flush=True)

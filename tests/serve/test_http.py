@@ -199,6 +199,16 @@ def test_a_client_that_hangs_up_costs_nothing_more(server: Server, strategy: str
 
 
 @pytest.mark.parametrize("server", ["colocated"], indirect=True)
+def test_no_image_waits_for_serves_proxy(server: Server) -> None:
+    """The gateway leads to the replica itself, once it knows of it."""
+    (proxy,) = (pid for pid in descendants(server.process.pid) if "ProxyActor" in command_line(pid))
+    os.kill(proxy, signal.SIGSTOP)
+    try:
+        assert server.generate(prompt="3", size="8x8", n=1).status == 200
+    finally:
+        os.kill(proxy, signal.SIGCONT)
+
+
 def test_half_sent_and_silent_connections_harm_nobody(server: Server) -> None:
     head = b"POST /v1/images/generations HTTP/1.1\r\nHost: here\r\nContent-Length: 1000\r\n"
     began = [b""] * 64 + [head] * 128 + [head + b"\r\n{"] * 128
