@@ -1,8 +1,9 @@
 """Direct ingress: Serve's replicas of the ingress listen themselves, and its controller tells where."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import ray
+from ray.serve.schema import TargetGroup
 
 from ddm_ray.ray_internals import SERVE_CLIENT
 from ddm_ray.serve.haproxy import Address
@@ -11,21 +12,29 @@ ANSWER_S = 5.0
 
 
 def local_replicas(application: str, proxy_port: int) -> Callable[[], list[Address]]:
-    """A function that tells where the replicas of an application's ingress listen, on the loopback of this machine.
+    """A function that tells where the replicas of an application's ingress listen, as `on_loopback` has it.
 
-    It gives none where one of them is on another machine: Serve's proxies then part requests among all. It raises
-    what Ray raises where the controller doesn't answer. Call both while Serve runs; the controller may die meanwhile.
+    It raises what Ray raises where the controller doesn't answer. Call it while Serve runs; the controller may die
+    meanwhile, and is asked again when it is back.
     """
     controller = SERVE_CLIENT.get()()._controller
     here = ray.util.get_node_ip_address()
 
     def addresses() -> list[Address]:
         groups = ray.get(controller.get_target_groups.remote(application), timeout=ANSWER_S)
-        # Where there is no replica, or Serve doesn't have them listen, they are the proxies'.
-        targets = [each for group in groups for each in group.targets if group.protocol == "HTTP"]
-        targets = [each for each in targets if each.port != proxy_port]
-        if any(each.ip != here for each in targets):
-            return []
-        return [("127.0.0.1", each.port) for each in targets]
+        return on_loopback(groups, proxy_port, here)
 
     return addresses
+
+
+def on_loopback(groups: Sequence[TargetGroup], proxy_port: int, here: str) -> list[Address]:
+    """The addresses of replicas that listen on the loopback of this machine, whose address for others is `here`.
+
+    None where one is on another machine: Serve's proxies part requests among all. None where the controller names
+    proxies, as it does while there is no replica, or where Serve doesn't have them listen.
+    """
+    targets = [target for group in groups if group.protocol == "HTTP" for target in group.targets]
+    targets = [target for target in targets if target.port != proxy_port]
+    if any(target.ip != here for target in targets):
+        return []
+    return [("127.0.0.1", target.port) for target in targets]

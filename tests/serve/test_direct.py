@@ -1,0 +1,28 @@
+"""Which of the addresses that Serve's controller names are led to."""
+
+import pytest
+from ray.serve._private.common import RequestProtocol
+from ray.serve.schema import Target, TargetGroup
+
+from ddm_ray.serve.direct import on_loopback
+
+PROXY_PORT = 8000
+
+
+def group(*targets: tuple[str, int], protocol: RequestProtocol = RequestProtocol.HTTP) -> TargetGroup:
+    named = [Target(ip=host, port=port, instance_id="", name="") for host, port in targets]
+    return TargetGroup(targets=named, route_prefix="/", protocol=protocol)
+
+
+@pytest.mark.parametrize(
+    ("targets", "ports"),
+    [
+        ([("10.0.0.1", 30000), ("10.0.0.1", 30007)], [30000, 30007]),
+        ([("10.0.0.1", 30000), ("10.0.0.2", 30000)], []),  # one that proxies alone reach
+        ([("10.0.0.1", PROXY_PORT)], []),
+        ([], []),
+    ],
+)
+def test_replicas_of_this_machine_are_led_to(targets: list[tuple[str, int]], ports: list[int]) -> None:
+    groups = [group(*targets), group(("10.0.0.3", 40000), protocol=RequestProtocol.GRPC)]
+    assert on_loopback(groups, PROXY_PORT, "10.0.0.1") == [("127.0.0.1", port) for port in ports]
