@@ -43,5 +43,6 @@ soak: $(READY)
 	@$(BIN)/pytest tests/islands --every-call
 	@$(BIN)/python benchmarks/storage_faults.py
 	@$(BIN)/pytest tests/islands/test_island_rounds.py -s --island-rounds 10
+	@$(BIN)/python benchmarks/overtaken.py
 	@$(BIN)/python benchmarks/island_chaos.py
 	@$(BIN)/python benchmarks/soak.py $(SOAK)

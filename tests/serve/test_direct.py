@@ -1,7 +1,6 @@
 """Which of the addresses that Serve's controller names are led to."""
 
 import pytest
-from ray.serve._private.common import RequestProtocol
 from ray.serve.schema import Target, TargetGroup
 
 from ddm_ray.serve.direct import on_loopback
@@ -9,7 +8,7 @@ from ddm_ray.serve.direct import on_loopback
 PROXY_PORT = 8000
 
 
-def group(*targets: tuple[str, int], protocol: RequestProtocol = RequestProtocol.HTTP) -> TargetGroup:
+def group(*targets: tuple[str, int], protocol: str = "HTTP") -> TargetGroup:
     named = [Target(ip=host, port=port, instance_id="", name="") for host, port in targets]
     return TargetGroup(targets=named, route_prefix="/", protocol=protocol)
 
@@ -24,5 +23,5 @@ def group(*targets: tuple[str, int], protocol: RequestProtocol = RequestProtocol
     ],
 )
 def test_replicas_of_this_machine_are_led_to(targets: list[tuple[str, int]], ports: list[int]) -> None:
-    groups = [group(*targets), group(("10.0.0.3", 40000), protocol=RequestProtocol.GRPC)]
+    groups = [group(*targets), group(("10.0.0.3", 40000), protocol="gRPC")]
     assert on_loopback(groups, PROXY_PORT, "10.0.0.1") == [("127.0.0.1", port) for port in ports]
