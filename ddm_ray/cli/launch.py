@@ -3,7 +3,7 @@
 import math
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,9 +54,16 @@ def launch(run_url: str, file: str, names: tuple[str, ...], extras: list[str], d
     def entrypoint(island: Island) -> str:
         return work_line(run.url, island, extras)
 
+    named = set[str]()
+
+    def tell_of_others(islands: Mapping[str, Island]) -> None:
+        for name, island in islands.items():
+            if not island.jobs and name not in named:
+                named.add(name)
+                click.echo(f"{name} names no Jobs API; start this on it: {work_line(run.url, island, extras)}")
+
     conductor = Conductor(run.url, islands, entrypoint)
-    for apart in islands.keys() - conductor.islands.keys():
-        click.echo(f"{apart} names no Jobs API; start this on it: {work_line(run.url, islands[apart], extras)}")
+    tell_of_others(islands)
     click.echo("by hand:")
     for island in conductor.islands.values():
         click.echo(f"  {submit_line(run.url, island, extras)}")
@@ -66,7 +73,7 @@ def launch(run_url: str, file: str, names: tuple[str, ...], extras: list[str], d
             if detach:
                 jobs, finished = _submitted(conductor), False
             else:
-                jobs, finished = _watched(conductor, run, artifacts, _File(file, names, conductor))
+                jobs, finished = _watched(conductor, run, artifacts, _File(file, names, conductor, tell_of_others))
         if finished:
             click.echo(f"all that {run.url} trains is finished")
         else:
@@ -101,9 +108,18 @@ def chosen_islands(file: str, names: tuple[str, ...]) -> Mapping[str, Island]:
 class _File:
     """The islands' file, read again each FILE_SECONDS. One that can't be read leaves the islands as they were."""
 
-    def __init__(self, path: str, names: tuple[str, ...], conductor: "Conductor"):
-        """Of the islands in it those that `names` has, all if that is empty, are conducted."""
-        self._path, self._names, self._conductor = path, names, conductor
+    def __init__(
+        self,
+        path: str,
+        names: tuple[str, ...],
+        conductor: "Conductor",
+        tell_of_others: Callable[[Mapping[str, Island]], None],
+    ):
+        """Of the islands in it those that `names` has, all if that is empty, are conducted.
+
+        `tell_of_others` is told of them, since some may have no Jobs API.
+        """
+        self._path, self._names, self._conductor, self._tell_of_others = path, names, conductor, tell_of_others
         self._read, self._problem = time.monotonic(), ""
 
     def keep_as_it_says(self) -> set[str]:
@@ -115,7 +131,9 @@ class _File:
         self._read, before, problem = time.monotonic(), self._conductor.islands, ""
         try:
             islands = load_islands(self._path)
-            self._conductor.keep({name: islands[name] for name in islands if not self._names or name in self._names})
+            chosen = {name: islands[name] for name in islands if not self._names or name in self._names}
+            self._conductor.keep(chosen)
+            self._tell_of_others(chosen)
         except ConfigError as error:
             problem = error.text(phrase)
         if problem not in ("", self._problem):
