@@ -23,6 +23,10 @@ os.environ.setdefault("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "0.5")
 if find_haproxy() is not None:
     os.environ.setdefault("RAY_SERVE_ENABLE_DIRECT_INGRESS", "1")
     os.environ.setdefault("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "2")
+    # A hundred ports of its own: where a replica died, nobody else's is to be found until that is known.
+    first_port = 100 * random.randrange(200, 300)
+    os.environ.setdefault("RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT", str(first_port))
+    os.environ.setdefault("RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT", str(first_port + 99))
 # A proxy waits for ever for a request that doesn't come.
 os.environ.setdefault("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "ddm_ray.serve.connections.bound_connections")
 
