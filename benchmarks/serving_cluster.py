@@ -25,7 +25,8 @@ import ray
 from ray import serve
 from ray.cluster_utils import Cluster
 
-from ddm_ray.serve.gateway import Gateway, find_haproxy
+from ddm_ray.serve.gateway import Gateway
+from ddm_ray.serve.haproxy import find_haproxy
 from tests.processes import command, family
 
 ROOT = Path(__file__).parents[1]

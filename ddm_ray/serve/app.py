@@ -23,10 +23,11 @@ os.environ.setdefault("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "0.5")
 if find_haproxy() is not None:
     os.environ.setdefault("RAY_SERVE_ENABLE_DIRECT_INGRESS", "1")
     os.environ.setdefault("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "2")
-    # A hundred ports of its own: where a replica died, nobody else's is to be found until that is known.
-    first_port = 100 * random.randrange(200, 300)
-    os.environ.setdefault("RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT", str(first_port))
-    os.environ.setdefault("RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT", str(first_port + 99))
+    # Some ports of its own: where a replica died, nobody else's is to be found until that is known.
+    _ports = [f"RAY_SERVE_DIRECT_INGRESS_{which}_HTTP_PORT" for which in ("MIN", "MAX")]
+    if not any(name in os.environ for name in _ports):
+        _first = 100 * random.randrange(300, 327)
+        os.environ.update(zip(_ports, (str(_first), str(_first + 100)), strict=True))
 # A proxy waits for ever for a request that doesn't come.
 os.environ.setdefault("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "ddm_ray.serve.connections.bound_connections")
 

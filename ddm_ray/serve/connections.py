@@ -1,6 +1,6 @@
-"""Connections to Serve's proxy: one that sends no whole head of a request in time is ended.
+"""Connections to Serve's proxy, and to replicas that listen: one that sends no whole head of a request in time is ended.
 
-The proxy itself waits for ever. It loads this file and nothing else of ours, so neither torch nor Ray is imported.
+They themselves wait for ever. The proxy loads this file and nothing else of ours, so neither torch nor Ray is imported.
 """
 
 import asyncio
@@ -73,6 +73,6 @@ class BoundedConnection(HttpToolsProtocol):
 
 
 def bound_connections() -> list[Any]:
-    """Have this process's uvicorn make connections of this kind. Serve's proxy calls it; no middlewares."""
+    """Have this process's uvicorn make connections of this kind. Serve calls it; no middlewares."""
     HTTP_PROTOCOLS["auto"] = f"{__name__}:{BoundedConnection.__name__}"
     return []

@@ -21,20 +21,21 @@ def local_replicas(application: str, proxy_port: int) -> Callable[[], list[Addre
     here = ray.util.get_node_ip_address()
 
     def addresses() -> list[Address]:
-        groups = ray.get(controller.get_target_groups.remote(application), timeout=ANSWER_S)
-        return on_loopback(groups, proxy_port, here)
+        groups = ray.get(controller.get_target_groups.remote(), timeout=ANSWER_S)
+        return on_loopback(groups, application, (here, proxy_port))
 
     return addresses
 
 
-def on_loopback(groups: Sequence[TargetGroup], proxy_port: int, here: str) -> list[Address]:
-    """The addresses of replicas that listen on the loopback of this machine, whose address for others is `here`.
+def on_loopback(groups: Sequence[TargetGroup], application: str, proxy: Address) -> list[Address]:
+    """The addresses of an application's replicas that listen on the loopback of this machine, which has the proxy.
 
-    None where one is on another machine: Serve's proxies part requests among all. None where the controller names
-    proxies, as it does while there is no replica, or where Serve doesn't have them listen.
+    None where one is on another machine, or where there are other applications: the proxy parts requests among all.
+    None where the controller names proxies, as it does while there is no replica, or where none is to listen.
     """
-    targets = [target for group in groups if group.protocol == "HTTP" for target in group.targets]
-    targets = [target for target in targets if target.port != proxy_port]
-    if any(target.ip != here for target in targets):
+    groups = [group for group in groups if group.protocol == "HTTP"]
+    targets = [(target.ip, target.port) for group in groups for target in group.targets]
+    targets = [target for target in targets if target != proxy]
+    if {group.app_name for group in groups} != {application} or any(host != proxy[0] for host, _ in targets):
         return []
-    return [("127.0.0.1", target.port) for target in targets]
+    return [("127.0.0.1", port) for _, port in targets]

@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from ddm_ray.errors import Give, ServeError, one_line, printable
-from ddm_ray.serve.haproxy import ADMIN, READY, Address, find_haproxy, take_places, write_configuration, written
+from ddm_ray.serve.haproxy import ADMIN, READY, Address, find_haproxy, take_place, write_configuration, written
 
 PAUSE_S, MOST_PAUSE_S = 0.1, 5.0
 """Seconds before HAProxy is started again: at first, and at most, twice as long each time that it ends at once."""
 SOUND_S = 10.0
 START_S = 60.0
 MOST_REPLICAS = 64
-"""Replicas of the ingress that are led to; what more there are is asked by proxies alone."""
+"""Replicas of the ingress that are led to; where there are more, proxies part requests among all."""
 FOLLOW_S = 0.5
 """Seconds between two looks for where replicas are."""
 LOG = logging.getLogger("ray.serve")
@@ -50,6 +50,8 @@ class Gateway:
         self._proxies, self._program = proxies, program
         self._replicas: Callable[[], Sequence[Address]] | None = None
         self._places: list[Address | None] = []
+        # What HAProxy knows of them; None where it isn't known.
+        self._known: list[tuple[Address | None] | None] = []
         self._admin: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._changed, self._closing = threading.Condition(), False
@@ -103,20 +105,22 @@ class Gateway:
                 self._changed.wait_for(lambda: self._closing, FOLLOW_S)
 
     def _lead_to(self, replicas: Sequence[Address]) -> None:
-        """Give each replica a place, the same as long as it is there."""
+        """Give each replica a place, the same as long as it is there. Raises OSError: the next look tries again."""
+        if len(replicas) > MOST_REPLICAS:
+            replicas = ()
         with self._changed:
-            places = dict[int, Address | None]()
-            for number, address in enumerate(self._places):
-                if address is not None and address not in replicas:
-                    places[number] = None
-            free = [number for number, address in enumerate(self._places) if address is None or number in places]
-            new = [address for address in replicas if address not in self._places]
-            places.update(zip(free, new, strict=False))
+            places = [each if each in replicas else None for each in self._places]
+            for address in replicas:
+                if address not in places:
+                    places[places.index(None)] = address
+            self._places = places
             if self._admin is None:
-                return  # HAProxy starts again: the next look finds the same
-            take_places(self._admin, places)
-            for number, address in places.items():
-                self._places[number] = address
+                return  # HAProxy starts anew, and reads them then
+            for number, taker in enumerate(places):
+                if self._known[number] != (taker,):
+                    self._known[number] = None
+                    take_place(self._admin, number, taker)
+                    self._known[number] = (taker,)
 
     def _run(self) -> None:
         """Keep HAProxy running. In one thread, whose end the kernel takes for the parent's."""
@@ -142,6 +146,7 @@ class Gateway:
                 if self._closing:
                     return
                 path = write_configuration(Path(folder), self._socket.fileno(), self._proxies, self._places)
+                self._known = [(each,) for each in self._places]
                 self._process = process = subprocess.Popen(
                     [self._program, "-db", "-f", str(path)],
                     pass_fds=[self._socket.fileno()],

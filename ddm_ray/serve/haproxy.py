@@ -3,7 +3,7 @@
 import json
 import resource
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
 from pathlib import Path
 
@@ -24,6 +24,10 @@ ADMIN = "admin"
 """Name of the socket for commands, in the configuration's folder."""
 ANSWER_S = 5.0
 NOWHERE = ("127.0.0.1", 1)
+HEALTH = "/-/healthz"
+"""Path at which a replica of Serve's says whether it is to be asked."""
+# One that can't be connected to is left at once, so that what it was asked goes to others, or to a proxy.
+_CHECKED = "check inter 1s fall 2 rise 1 observe layer4 error-limit 1 on-error mark-down"
 
 # A body has to fit into a buffer, with its headers, so that it can be sent again. Each request has a connection of its
 # own to the gateway: a further one on the same isn't sent again where the proxy can't be connected to at once.
@@ -31,7 +35,7 @@ _CONFIG = """
 global
     maxconn {most}
     nbthread 1
-    stats socket {admin} mode 600 level admin
+{admin}
     tune.bufsize {buffer}
 defaults
     mode http
@@ -44,6 +48,7 @@ defaults
     timeout client {server_s}s
     timeout http-request {request_s}s
     timeout connect 5s
+    timeout check 5s
     timeout server {server_s}s
     retries {retries}
     retry-on conn-failure empty-response junk-response 500
@@ -57,6 +62,7 @@ frontend gateway
 backend serve
     balance roundrobin
     option allbackups
+    option httpchk GET {health}
 {servers}
 """
 _ERRORS = {
@@ -93,15 +99,19 @@ def write_configuration(
         path = folder / f"{status}.http"
         path.write_bytes(_answer(status, message, code))
         errors.append(f"    errorfile {status} {path}")
-    servers = [f"    server {_place(number)} {written(each or NOWHERE)}" for number, each in enumerate(replicas)]
-    servers = [line if each else f"{line} disabled" for line, each in zip(servers, replicas, strict=True)]
-    rank = " backup" if replicas else ""
-    servers += [f"    server proxy-{number} {written(proxy)}{rank}" for number, proxy in enumerate(proxies)]
+    servers, rank = list[str](), " backup" if replicas else ""
+    for number, each in enumerate(replicas):
+        servers.append(
+            f"    server {_place(number)} {written(each or NOWHERE)} {_CHECKED}{'' if each else ' disabled'}"
+        )
+    for number, proxy in enumerate(proxies):
+        servers.append(f"    server proxy-{number} {written(proxy)}{rank}")
     path = folder / "haproxy.cfg"
     text = _CONFIG.format(
         fd=fd,
         ready=READY,
-        admin=folder / ADMIN,
+        admin=f"    stats socket {folder / ADMIN} mode 600 level admin" if replicas else "",
+        health=HEALTH,
         most=min(MOST_CONNECTIONS, (resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 40) // 2),
         buffer=LIMITS.body_bytes + 2**15,
         server_s=SERVER_SECONDS,
@@ -136,18 +146,17 @@ def _place(number: int) -> str:
     return f"replica-{number}"
 
 
-def take_places(admin: Path, replicas: Mapping[int, Address | None]) -> None:
-    """Tell the HAProxy at its socket for commands who has these places now.
+def take_place(admin: Path, number: int, address: Address | None) -> None:
+    """Tell the HAProxy at its socket for commands who has a place now; who leaves one still answers what it was asked.
 
-    What is in flight where one is left is still answered. Raises OSError where HAProxy doesn't answer, or refuses.
+    Raises OSError where HAProxy doesn't answer, or refuses.
     """
-    for number, address in replicas.items():
-        server = f"serve/{_place(number)}"
-        _tell(admin, f"set server {server} state maint")
-        if address is not None:
-            host, port = address
-            _tell(admin, f"set server {server} addr {host} port {port}")
-            _tell(admin, f"set server {server} state ready")
+    server = f"serve/{_place(number)}"
+    _tell(admin, f"set server {server} state maint")
+    if address is not None:
+        host, port = address
+        _tell(admin, f"set server {server} addr {host} port {port}")
+        _tell(admin, f"set server {server} state ready")
 
 
 def _tell(admin: Path, command: str) -> None:

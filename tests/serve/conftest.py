@@ -115,7 +115,9 @@ def descendants(root: int) -> list[int]:
 def serving(command: list[str], port: int, folder: Path) -> Iterator[Server]:
     """Runs the command until its /healthz answers; then SIGINT must end it in good order."""
     log = folder / "server.log"
-    env = {**os.environ, **fresh_token(), "PYTHONPATH": f"{ROOT}:{os.environ['PYTHONPATH']}"}
+    # Each server has ports of its own.
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("RAY_SERVE_DIRECT_INGRESS_")}
+    env = {**ours, **fresh_token(), "PYTHONPATH": f"{ROOT}:{os.environ['PYTHONPATH']}"}
     with log.open("wb") as sink:
         process = subprocess.Popen(
             command, stdout=sink, stderr=sink, env=env, cwd=ROOT, start_new_session=True, preexec_fn=heed_ctrl_c

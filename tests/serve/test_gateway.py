@@ -31,13 +31,16 @@ pytestmark = pytest.mark.skipif(HAPROXY is None, reason="HAProxy isn't installed
 
 
 class Proxy(ThreadingHTTPServer):
-    """In place of Serve's proxy: answers each request by the next of `acts`, a status or None for its end."""
+    """In place of Serve's proxy or a replica: answers each request by the next of `acts`, a status or None for its end.
+
+    With `ends` it ends itself there, and not the connection alone.
+    """
 
     daemon_threads = True
 
-    def __init__(self, port: int, *acts: int | None):
+    def __init__(self, port: int, *acts: int | None, ends: bool = False):
         super().__init__(("127.0.0.1", port), _Handler)
-        self.acts, self.bodies = list(acts), list[bytes]()
+        self.acts, self.ends, self.bodies = list(acts), ends, list[bytes]()
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def leave(self) -> None:
@@ -53,14 +56,21 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
+        if self.path == haproxy.HEALTH:
+            return self._answer(200, b"")
         body = self.rfile.read(int(self.headers["Content-Length"] or 0))
         self.server.bodies.append(body)
         act = self.server.acts.pop(0) if self.server.acts else 200
         if act is None:
+            if self.server.ends:
+                self.server.leave()
             self.close_connection = True
             self.connection.close()
-            return
-        self.send_response(act)
+            return None
+        return self._answer(act, body)
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -210,18 +220,20 @@ def test_it_leads_to_replicas_and_to_proxies_only_while_there_is_none(monkeypatc
         wait_for(lambda: asked(proxy), 30)
 
 
-def test_what_was_in_flight_on_the_only_replica_goes_by_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once it is known to be gone: Serve's proxy waits for the next one."""
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_was_in_flight_on_replicas_that_die_goes_by_the_proxy(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, also where all die of it and nobody knows yet that they are gone: the proxy waits for the next one."""
     monkeypatch.setattr(gateway, "FOLLOW_S", 0.05)
-    proxy, replica = Proxy(free_port()), Proxy(free_port(), 200, None)
-    listen = [("127.0.0.1", replica.server_port)]
+    proxy, replicas = Proxy(free_port()), [Proxy(free_port(), ends=True) for _ in range(count)]
+    listen = [("127.0.0.1", each.server_port) for each in replicas]
     with proxy, standing(proxy.server_port, replicas=lambda: listen) as (_, port):
-        wait_for(lambda: ask(port)[0] == 200 and replica.bodies, 30)
-        replica.leave()
-        threading.Timer(0.5, listen.clear).start()
+        wait_for(lambda: ask(port)[0] == 200 and all(each.bodies for each in replicas), 30)
         proxy.bodies.clear()
+        for each in replicas:
+            each.acts = [None]
         assert ask(port, b"in flight") == (200, b"in flight")
-        assert proxy.bodies == [b"in flight"]
+        assert [each.bodies[-1] for each in (*replicas, proxy)] == [b"in flight"] * (count + 1)
+        assert ask(port, b"later") == (200, b"later")
 
 
 PARENT = """

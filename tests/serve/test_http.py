@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from http.client import HTTPConnection
 from pathlib import Path
 
 import numpy as np
@@ -201,14 +202,25 @@ def test_a_client_that_hangs_up_costs_nothing_more(server: Server, strategy: str
 @pytest.mark.parametrize("server", ["colocated"], indirect=True)
 def test_no_image_waits_for_serves_proxy(server: Server) -> None:
     """The gateway leads to the replica itself, once it knows of it."""
-    (proxy,) = (pid for pid in descendants(server.process.pid) if "ProxyActor" in command_line(pid))
-    os.kill(proxy, signal.SIGSTOP)
-    try:
-        assert server.generate(prompt="3", size="8x8", n=1).status == 200
-    finally:
-        os.kill(proxy, signal.SIGCONT)
+
+    def answers_without() -> bool:
+        (proxy,) = (pid for pid in descendants(server.process.pid) if "ProxyActor" in command_line(pid))
+        connection = HTTPConnection("127.0.0.1", server.port, timeout=5)
+        os.kill(proxy, signal.SIGSTOP)
+        try:
+            body = json.dumps({"prompt": "3", "size": "8x8"})
+            connection.request("POST", "/v1/images/generations", body, {"Content-Type": "application/json"})
+            return connection.getresponse().status == 200
+        except TimeoutError:
+            return False
+        finally:
+            os.kill(proxy, signal.SIGCONT)
+            connection.close()
+
+    wait_until(answers_without)
 
 
+@pytest.mark.parametrize("server", ["colocated"], indirect=True)
 def test_half_sent_and_silent_connections_harm_nobody(server: Server) -> None:
     head = b"POST /v1/images/generations HTTP/1.1\r\nHost: here\r\nContent-Length: 1000\r\n"
     began = [b""] * 64 + [head] * 128 + [head + b"\r\n{"] * 128
