@@ -1,4 +1,4 @@
-"""Connections to Serve's proxy, and to replicas that listen: one that sends no whole head of a request in time is ended.
+"""Connections to Serve's proxy, and to replicas that listen: one that sends no whole head in time is ended.
 
 They themselves wait for ever. The proxy loads this file and nothing else of ours, so neither torch nor Ray is imported.
 """
