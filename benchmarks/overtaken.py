@@ -9,19 +9,22 @@ there is one manifest.
 import json
 import os
 import signal
+import sys
 import tempfile
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from claims import Claim, Report, options
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from ddm_ray.storage.manifest import NAME
-from ddm_ray.storage.run import Run
-from tests.processes import family
-from tests.train.background import Background
-from tests.train.ray.site import Site
-from tests.train.results import apart
+from claims import Claim, Report, options  # noqa: E402
+
+from ddm_ray.storage.manifest import NAME  # noqa: E402
+from ddm_ray.storage.run import Run  # noqa: E402
+from tests.processes import family  # noqa: E402
+from tests.train.background import Background  # noqa: E402
+from tests.train.ray.site import Site  # noqa: E402
+from tests.train.results import apart  # noqa: E402
 
 STEPS = ["expert.train.steps=3000", "expert.train.global_batch=12"]
 MOST_SECONDS = 60.0
