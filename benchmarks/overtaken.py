@@ -17,16 +17,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from claims import Claim, Report, options  # noqa: E402
+from claims import Claim, Report, options
 
-from ddm_ray.storage.manifest import NAME  # noqa: E402
-from ddm_ray.storage.run import Run  # noqa: E402
-from tests.processes import family  # noqa: E402
-from tests.train.background import Background  # noqa: E402
-from tests.train.ray.site import Site  # noqa: E402
-from tests.train.results import apart  # noqa: E402
+from ddm_ray.storage.manifest import NAME
+from ddm_ray.storage.run import Run
+from tests.processes import family
+from tests.train.background import Background
+from tests.train.ray.site import Site
+from tests.train.results import apart
 
-STEPS = ["expert.train.steps=3000", "expert.train.global_batch=12"]
+# So many that the owner looks while the other one still trains.
+STEPS = ["expert.train.steps=8000", "expert.train.global_batch=12"]
 MOST_SECONDS = 60.0
 
 
