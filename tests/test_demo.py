@@ -7,10 +7,11 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
 import torch
 from click.testing import CliRunner
 
-from ddm_ray.cli import main
+from ddm_ray.cli import main, stages
 from ddm_ray.sampling.run_models import load_model
 from ddm_ray.storage.attempts import claimed, heartbeat
 from ddm_ray.storage.graph import MONOLITH, ROUTER, evaluation, expert
@@ -87,3 +88,13 @@ def test_demo_survives_ctrl_c_and_a_killed_worker(tmp_path: Path) -> None:
     for name in ("report.html", "grid.png", "metrics.json"):
         for output in (log.read_text(), again.output):
             assert f"{run.url}/{report}/{name}" in output
+
+
+def test_the_first_command_after_it_makes_the_others_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(BIN))
+    assert stages._activation() is None
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    line = stages._activation()
+    assert line is not None
+    found = subprocess.run(f"{line} && command -v ddm", shell=True, capture_output=True, text=True, check=True)
+    assert Path(found.stdout.strip()) == BIN / "ddm"

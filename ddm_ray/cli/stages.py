@@ -1,6 +1,9 @@
 """Verbs that make a run's artifacts, stage by stage: prepare, partition, train, evaluate; and demo, all of them."""
 
+import os
 import re
+import shutil
+import sys
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -311,5 +314,13 @@ def demo(run_url: str | None, recipe: str, settings: tuple[str, ...]) -> None:
     run = demonstration.demo(folder, recipe, settings, phrase)
     _show_evaluation(run, demonstration.NAME)
     click.echo("\nnext:")
+    if activation := _activation():
+        click.echo(f"  {activation}")
     for command in (f"sample {folder} --class 3", f"serve {folder}", f"status {folder}", "--help"):
         click.echo(f"  ddm {command}")
+
+
+def _activation() -> str | None:
+    """The line of shell after which this environment's commands are found; None where they are."""
+    script = Path(sys.prefix, "bin", "activate")
+    return f". {os.path.relpath(script)}" if shutil.which("ddm") is None and script.exists() else None
