@@ -96,5 +96,5 @@ def test_the_first_command_after_it_makes_the_others_known(monkeypatch: pytest.M
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     line = stages._activation()
     assert line is not None
-    found = subprocess.run(f"{line} && command -v ddm", shell=True, capture_output=True, text=True, check=True)
-    assert Path(found.stdout.strip()) == BIN / "ddm"
+    located = subprocess.run(f"{line} && command -v ddm", shell=True, capture_output=True, text=True, check=True)
+    assert Path(located.stdout.strip()) == BIN / "ddm"
