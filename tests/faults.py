@@ -18,7 +18,7 @@ from ddm_ray.storage.graph import expert
 from ddm_ray.storage.manifest import NAME
 from ddm_ray.storage.run import Run
 from tests.conftest import BIN, wait_for
-from tests.processes import began
+from tests.processes import began, family
 from tests.train.ray.nodes import Node, Nodes
 
 REFUSED_BYTES = 2**14
@@ -78,6 +78,17 @@ class Training:
             self.drivers.append(
                 subprocess.Popen(command, stdout=sink, stderr=sink, env=environment, start_new_session=True)
             )
+
+    def overtake(self, island: str) -> None:
+        """Freeze its workers, which have saved a state, until another island has taken over and saved one, too."""
+        frozen = [pid for worker in self.workers() for pid in reversed(family(worker))]
+        for pid in frozen:
+            os.kill(pid, signal.SIGSTOP)
+        self.launch(island)
+        self.wait_for_state(2)
+        for pid in frozen:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
     def workers(self) -> list[int]:
         """Processes that train this expert, rank 0 first, by its heartbeat."""

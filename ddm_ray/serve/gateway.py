@@ -50,8 +50,8 @@ class Gateway:
         self._proxies, self._program = proxies, program
         self._replicas: Callable[[], Sequence[Address]] | None = None
         self._places: list[Address | None] = []
-        # What HAProxy knows of them; None where it isn't known.
-        self._known: list[tuple[Address | None] | None] = []
+        # Who HAProxy takes to have them; without those of which that isn't known.
+        self._known: dict[int, Address | None] = {}
         self._admin: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._changed, self._closing = threading.Condition(), False
@@ -117,10 +117,10 @@ class Gateway:
             if self._admin is None:
                 return  # HAProxy starts anew, and reads them then
             for number, taker in enumerate(places):
-                if self._known[number] != (taker,):
-                    self._known[number] = None
+                if number not in self._known or self._known[number] != taker:
+                    self._known.pop(number, None)
                     take_place(self._admin, number, taker)
-                    self._known[number] = (taker,)
+                    self._known[number] = taker
 
     def _run(self) -> None:
         """Keep HAProxy running. In one thread, whose end the kernel takes for the parent's."""
@@ -146,7 +146,7 @@ class Gateway:
                 if self._closing:
                     return
                 path = write_configuration(Path(folder), self._socket.fileno(), self._proxies, self._places)
-                self._known = [(each,) for each in self._places]
+                self._known = dict(enumerate(self._places))
                 self._process = process = subprocess.Popen(
                     [self._program, "-db", "-f", str(path)],
                     pass_fds=[self._socket.fileno()],
@@ -225,7 +225,7 @@ def until_told() -> Iterator[Callable[[], object]]:
             signal.signal(number, handler)
 
 
-def run_gateway(proxies: Sequence[tuple[str, int]], host: str, port: int, insecure: bool = False) -> None:
+def run_gateway(proxies: Sequence[Address], host: str, port: int, insecure: bool = False) -> None:
     """Send requests on to these proxies until SIGINT or SIGTERM.
 
     Raises ServeError where HAProxy isn't installed or the port can't be had, and, for a host that others reach, unless
@@ -244,7 +244,7 @@ def run_gateway(proxies: Sequence[tuple[str, int]], host: str, port: int, insecu
         wait()
 
 
-def _require_closed(proxies: Sequence[tuple[str, int]], host: str) -> None:
+def _require_closed(proxies: Sequence[Address], host: str) -> None:
     """Raise ServeError unless each of them refuses who has no token."""
     for proxy in proxies:
         status, name = _status(*proxy, "/v1/models"), written(proxy)

@@ -10,7 +10,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from ddm_ray.storage.manifest import NAME
 from ddm_ray.storage.run import Run
 from tests.conftest import wait_for
 from tests.faults import Fault, Training, inject
-from tests.processes import command, family
+from tests.processes import command
 from tests.train.ray.site import ENDLESS, Site, curve_so_far
 from tests.train.results import apart, difference, files, final_weights, touched
 
@@ -193,14 +193,7 @@ def test_an_owner_that_was_frozen_ends_once_it_wakes(site: Site) -> None:
     site.cluster.slice("slice-b", 1)
     with launched(site, training):
         training.wait_for_state(1)
-        frozen = [pid for worker in training.workers() for pid in reversed(family(worker))]
-        for pid in frozen:
-            os.kill(pid, signal.SIGSTOP)
-        training.launch("b")
-        training.wait_for_state(2)
-        for pid in frozen:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+        training.overtake("b")
         assert training.drivers[0].wait(120) == 1, training.log_tail()
         line = r"error: experts/001: .*attempt \d+ on island b, host .*, job \w+ has overtaken .* \(exit code 1: "
         assert re.search(line, training.log_tail())
