@@ -1,13 +1,15 @@
-"""Links: an expert's velocities over a connection of their own, without Serve in between. No Ray.
+"""Links: calls of an expert over a connection of their own, without Serve in between. No Ray.
 
-A strategy that mixes experts asks each of them at every velocity, and a call through Serve takes longer than most
-networks do. On the wire: the server's nonce, a proof that the client knows the key of its invitation, then requests
-and answers in turn, each after its length. An empty answer says: ask through Serve, whose error tells what is wrong.
+A call through Serve takes longer than most networks do. On the wire: the server's nonce, a proof that the client knows
+the key of its invitation, then requests and answers in turn, each after its length. An empty answer says: ask through
+Serve, whose error tells what is wrong. A client that hangs up wants its answer no more.
 """
 
+import asyncio
 import hashlib
 import hmac
 import secrets
+import selectors
 import socket
 import struct
 import threading
@@ -16,6 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 KEY_BYTES = 32
 LENGTH = struct.Struct("!I")
@@ -27,6 +30,7 @@ HANDSHAKE_S, ANSWER_S, IDLE_S = 5.0, 10.0, 15.0
 Idle for longer than an answer may last, so that one slow expert doesn't cost the others' connections.
 """
 PAUSE_S = 0.1
+GONE = "the other side has gone"
 MOST_CONNECTIONS = 64
 
 
@@ -39,12 +43,18 @@ class Address:
     key: bytes = field(repr=False)
 
 
+Wait = Callable[["Future[Any]"], Any]
+"""The result of a future, as soon as there is one; if the client hangs up before, the future is cancelled."""
+Answer = Callable[[bytes, Wait], bytes]
+"""The answer to a request, which waits for nothing but by what it is given."""
+
+
 @dataclass(frozen=True, eq=False)
 class Invitation:
     """One connection that may come: what answers its requests, and when it came (`joined`) and went (`ended`)."""
 
     address: Address
-    answer: Callable[[bytes], bytes]
+    answer: Answer
     joined: "Future[None]" = field(default_factory=Future)
     ended: "Future[None]" = field(default_factory=Future)
 
@@ -61,7 +71,7 @@ class LinkServer:
         self._free, self._closed = threading.Semaphore(MOST_CONNECTIONS), False
         threading.Thread(target=self._accept, name="links", daemon=True).start()
 
-    def invite(self, answer: Callable[[bytes], bytes]) -> Invitation:
+    def invite(self, answer: Answer) -> Invitation:
         """Let one connection in, whose requests `answer` answers."""
         key = secrets.token_bytes(KEY_BYTES)
         invitation = Invitation(Address(self._host, self._port, key), answer)
@@ -108,13 +118,16 @@ class LinkServer:
                     return
                 invitation.joined.set_result(None)
                 connection.settimeout(self._idle_s)
-                while True:
-                    request = _received(connection)
-                    try:
-                        answer = invitation.answer(request)
-                    except Exception:  # whatever it is, the same call through Serve tells of it
-                        answer = b""
-                    _send(connection, answer)
+                with _Client(connection) as client:
+                    while True:
+                        request = _received(connection)
+                        try:
+                            answer = invitation.answer(request, client.wait)
+                        except ConnectionError:
+                            raise
+                        except Exception:  # whatever it is, the same call through Serve tells of it
+                            answer = b""
+                        _send(connection, answer)
         except OSError:
             pass  # gone, idle or a stranger
         finally:
@@ -127,6 +140,37 @@ class LinkServer:
             if hmac.compare_digest(hmac.digest(key, nonce, "sha256"), proof):
                 return self._invitations.pop(key, None)
         return None
+
+
+class _Client(selectors.DefaultSelector):
+    """The client at the other end of a connection: has it gone, or is what it asked for there?"""
+
+    def __init__(self, connection: socket.socket):
+        super().__init__()
+        self._ready, self._tell = socket.socketpair()
+        self._tell.setblocking(False)
+        self.register(connection, selectors.EVENT_READ)
+        self.register(self._ready, selectors.EVENT_READ)
+
+    def wait(self, future: "Future[Any]") -> Any:
+        """The result of a future. ConnectionError if the client has gone, or says something, before it is there."""
+        future.add_done_callback(self._wake)
+        while not future.done():
+            if any(key.fileobj is not self._ready for key, _ in self.select()):
+                future.cancel()
+                raise ConnectionError("the client wants no answer any more")
+        self._ready.recv(1)
+        return future.result()
+
+    def _wake(self, _: "Future[Any]") -> None:
+        with suppress(OSError):  # closed, since the client had gone
+            self._tell.send(b".")
+
+    def close(self) -> None:
+        """Wait for nothing any more."""
+        super().close()
+        self._ready.close()
+        self._tell.close()
 
 
 class Link:
@@ -162,6 +206,32 @@ class Link:
         self._waiting = False
         return answer
 
+    async def exchanged(self, request: bytes) -> bytes:
+        """The answer to a request, for an event loop. Raises OSError; then, or cancelled, the connection ends."""
+        loop = asyncio.get_running_loop()
+        self._socket.setblocking(False)
+        try:
+            await loop.sock_sendall(self._socket, LENGTH.pack(len(request)) + request)
+            return await self._arriving(_length(await self._arriving(LENGTH.size)))
+        except BaseException:
+            self.close()
+            raise
+
+    async def _arriving(self, count: int) -> bytes:
+        data, loop = bytearray(count), asyncio.get_running_loop()
+        view, done = memoryview(data), 0
+        while done < count:
+            num_bytes = await loop.sock_recv_into(self._socket, view[done:])
+            if not num_bytes:
+                raise ConnectionError(GONE)
+            done += num_bytes
+        return bytes(data)
+
+    def hang_up(self) -> None:
+        """End the connection for whoever waits for an answer in another thread, who then closes it."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """End the connection."""
         self._socket.close()
@@ -176,10 +246,14 @@ def _send(connection: socket.socket, data: bytes) -> None:
 
 
 def _received(connection: socket.socket) -> bytes:
-    (length,) = LENGTH.unpack(_exactly(connection, LENGTH.size))
+    return _exactly(connection, _length(_exactly(connection, LENGTH.size)))
+
+
+def _length(packed: bytes) -> int:
+    (length,) = LENGTH.unpack(packed)
     if length > MOST_BYTES:
         raise ConnectionError(f"{length} bytes at once")
-    return _exactly(connection, length)
+    return int(length)
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:
@@ -188,6 +262,6 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
     while done < count:
         num_bytes = connection.recv_into(view[done:])
         if not num_bytes:
-            raise ConnectionError("the other side has gone")
+            raise ConnectionError(GONE)
         done += num_bytes
     return bytes(data)

@@ -1,11 +1,9 @@
 """Engines of other processes: their methods over Serve's handles, called again where a replica dies."""
 
 import asyncio
-import logging
-import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,16 +14,18 @@ from ray.serve.handle import DeploymentHandle
 from safetensors.torch import load
 from torch import Tensor
 
-from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, ServeError, one_line
+from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, ServeError
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.driver import Field
-from ddm_ray.sampling.packing import pack, pack_call, unpack
+from ddm_ray.sampling.packing import pack, pack_call
 from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo
 from ddm_ray.sampling.state import Trajectories
 from ddm_ray.serve.batch import Segment
 from ddm_ray.serve.engine import AwayError, StartingError
+from ddm_ray.serve.kept_link import KeptLink
 from ddm_ray.serve.links import ANSWER_S, Link
-from ddm_ray.serve.versions import LOG, Pair
+from ddm_ray.serve.packed import pack_asked, unpack_segment
+from ddm_ray.serve.versions import Pair
 
 ATTEMPTS = 5
 FIRST_WAIT_S = 0.1
@@ -34,8 +34,6 @@ AWAY_S = 10.0
 VELOCITY_S = 30.0
 PATIENCE_S = 1.0
 """Seconds without an answer after which it is asked whether anybody is there to give one."""
-RENEW_S, RETRY_S, MOST_RETRY_S = 10.0, 1.0, 60.0
-"""Seconds after which another link is asked for: where there is one, where there is none, and after many failures."""
 STARTING_S = 5.0
 """Seconds that a request waits for the first replica; then its client hears of it, and the replica starts on."""
 
@@ -117,30 +115,44 @@ class Replicas:
         return self._deployments[deployment]
 
 
+OnCalls = Callable[[str, int, int], None]
+"""Called with a method of experts, and how many calls of it went over links, and through Serve."""
+
+
 class RemoteEngine:
     """The engine of an expert's replicas, by these weights of the expert and of the router."""
 
     def __init__(
-        self, handle: DeploymentHandle[Any], expert: int, info: MixtureInfo, replicas: Replicas, weights: Pair
+        self,
+        handle: DeploymentHandle[Any],
+        expert: int,
+        info: MixtureInfo,
+        replicas: Replicas,
+        weights: Pair,
+        on_calls: OnCalls,
     ):
         self.expert, self._handle, self._info, self._replicas = expert, handle, info, replicas
+        self._on_calls = on_calls
         self._name, self._weights = handle.deployment_name, weights
-        self._loop = asyncio.get_running_loop()
-        self._link: Link | None = None
-        self._newer: Link | None = None
-        self._linking: Future[None] | None = None
-        # Where Ray encrypts, nothing crosses beside it.
-        self._linked_at = np.inf if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true") else -np.inf
-        self._retry_s = RETRY_S
-        self._request: object = None
+        linked = handle.options(method_name="link", stream=True)
+        self._velocities = KeptLink(self._name, partial(linked.remote, weights, "velocity"))
+        self._segments = KeptLink(self._name, partial(linked.remote, weights, "run"))
+        self._asked: Link | None = None
+        self._is_running = False
 
     async def run(self, rows: Trajectories, seconds: float | None, until: int | None) -> Segment:
         """The segment that `BatchEngine.submit` promises. AwayError if the expert has no replica and expects none.
 
-        StartingError if its first one is on its way for some seconds.
+        StartingError if its first one is on its way for some seconds. One at a time takes a link, which is quicker;
+        the others are Serve's to count, and to spread over replicas.
         """
-        packed, needed_B, waited_s = await self._called(self._handle.run, pack(rows), seconds, until)
-        return Segment(unpack(packed, self._info), needed_B, waited_s)
+        packed, began = pack(rows), time.monotonic()
+        answer = await self._over_link(pack_asked(packed, seconds, until))
+        self._on_calls("run", int(bool(answer)), int(not answer))
+        if not answer:
+            left = None if seconds is None else seconds - (time.monotonic() - began)
+            answer = await self._called(self._handle.run, pack_asked(packed, left, until))
+        return unpack_segment(answer, self._info)
 
     async def velocity(self, call: ExpertCall) -> Tensor:
         """The answer to a call of this expert. Raises as above, and AwayError after VELOCITY_S without one."""
@@ -154,52 +166,42 @@ class RemoteEngine:
     def ask(self, call: ExpertCall, until: float) -> bool:
         """Send a call over a link, whose `answer` has to be taken before the next; False if there is no link yet.
 
-        `until` is a time of the monotonic clock. For one thread, which isn't the event loop's. The link is replaced now
-        and then, so that all replicas have work.
+        `until` is a time of the monotonic clock. For one thread, which isn't the event loop's.
         """
-        if self._newer is not None:
-            self._drop_link()
-            self._link, self._newer = self._newer, None
-        pause_s = self._retry_s if self._link is None else RENEW_S
-        if time.monotonic() - self._linked_at > pause_s and (self._linking is None or self._linking.done()):
-            self._linking = asyncio.run_coroutine_threadsafe(self._connect(), self._loop)
+        self._asked = self._velocities.current()
         try:
-            if self._link is not None:
-                self._link.send(pack_call(call), until)
+            if self._asked is not None:
+                self._asked.send(pack_call(call), until)
         except OSError:
-            self._drop_link()
-        return self._link is not None
+            self._velocities.drop()
+            self._asked = None
+        return self._asked is not None
 
     def answer(self, until: float) -> Tensor | None:
         """The velocity that was asked for; None if none came over the link: Serve knows who is away."""
-        assert self._link is not None
+        assert self._asked is not None
         try:
-            answer = self._link.receive(until)
+            answer = self._asked.receive(until)
         except OSError:
-            self._drop_link()
+            self._velocities.drop()
             return None
         return _velocity(answer) if answer else None
 
-    def _drop_link(self) -> None:
-        if self._link is not None:
-            self._link.close()
-        self._link = None
-
-    async def _connect(self) -> None:
-        """Have a link to the replica that Serve chooses."""
-        response: Any = self._handle.options(method_name="link", stream=True).remote(self._weights)
+    async def _over_link(self, packed: bytes) -> bytes:
+        """The answer to a segment that is asked for; empty if none came over a link, or it is another's by now."""
+        link = None if self._is_running else self._segments.current()
+        if link is None:
+            return b""
+        self._is_running = True
         try:
-            self._newer = await asyncio.to_thread(Link, await anext(response))
-        except Exception as error:  # calls through Serve go on, and tell what is wrong
-            # Once: a port that can't be reached stays so.
-            level = logging.WARNING if isinstance(error, OSError) and self._retry_s == RETRY_S else logging.INFO
-            LOG.log(level, "no link to %s, so velocities cross by Serve: %s", self._name, one_line(error, 200))
-            response.cancel()
-            self._retry_s = min(2 * self._retry_s, MOST_RETRY_S)
-        else:
-            self._request = response  # it lasts as long as the link
-            self._retry_s = RETRY_S
-        self._linked_at = time.monotonic()
+            return await link.exchanged(packed)
+        except BaseException as error:
+            self._segments.drop()
+            if isinstance(error, OSError):
+                return b""
+            raise
+        finally:
+            self._is_running = False
 
     async def _called(self, method: Any, *arguments: Any) -> Any:
         try:
@@ -263,10 +265,6 @@ async def _awaited(response: Any) -> Any:
     return await response
 
 
-OnCalls = Callable[[int, int], None]
-"""Called with how many calls of experts went over links, and through Serve."""
-
-
 def answer_from(
     engines: Sequence[RemoteEngine], router: Field | None, on_calls: OnCalls
 ) -> Callable[[Sequence[Call]], list[Tensor]]:
@@ -288,7 +286,7 @@ def answer_from(
         pairs = zip(experts, asked, strict=True)
         answers = [engines[call.expert].answer(until) if linked else None for call, linked in pairs]
         rest = [call for call, answer in zip(experts, answers, strict=True) if answer is None]
-        on_calls(len(experts) - len(rest), len(rest))
+        on_calls("velocity", len(experts) - len(rest), len(rest))
         others = asyncio.run_coroutine_threadsafe(through_serve(rest), loop).result() if rest else []
         late = iter(others)
         return [next(late) if answer is None else answer for answer in answers]

@@ -1,15 +1,17 @@
 """Links: who is let in, what crosses, and how a connection ends. Without Ray."""
 
+import asyncio
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddm_ray.serve.links import KEY_BYTES, LENGTH, MOST_BYTES, Address, Link, LinkServer
+from ddm_ray.serve.links import KEY_BYTES, LENGTH, MOST_BYTES, Address, Link, LinkServer, Wait
 
 HOST, PATIENCE_S = "127.0.0.1", 30.0
 
@@ -26,7 +28,7 @@ def soon() -> float:
     return time.monotonic() + PATIENCE_S
 
 
-def echo(request: bytes) -> bytes:
+def echo(request: bytes, wait: Wait) -> bytes:
     return request[::-1]
 
 
@@ -72,7 +74,7 @@ def test_answers_come_in_turn(requests: list[bytes]) -> None:
 def test_several_are_answered_at_once(server: LinkServer) -> None:
     both = threading.Barrier(2, timeout=PATIENCE_S)
 
-    def answer(request: bytes) -> bytes:
+    def answer(request: bytes, wait: Wait) -> bytes:
         both.wait()
         return request
 
@@ -84,7 +86,7 @@ def test_several_are_answered_at_once(server: LinkServer) -> None:
 
 def test_strangers_are_told_nothing(server: LinkServer) -> None:
     requests = list[bytes]()
-    address = server.invite(lambda request: requests.append(request) or b"").address
+    address = server.invite(lambda request, wait: requests.append(request) or b"").address
     wrong = Link(Address(address.host, address.port, b"\0" * KEY_BYTES))
     assert refused(wrong)
     silent = raw(address)
@@ -126,7 +128,7 @@ def test_an_idle_connection_ends() -> None:
 
 
 def test_what_cannot_be_answered_so_is_an_empty_answer(server: LinkServer) -> None:
-    link = Link(server.invite(lambda request: bytes([1 // len(request)])).address)
+    link = Link(server.invite(lambda request, wait: bytes([1 // len(request)])).address)
     for request, answer in ((b"", b""), (b"x", b"\1")):
         link.send(request, soon())
         assert link.receive(soon()) == answer
@@ -158,7 +160,7 @@ def test_an_answer_that_was_never_received_is_nobody_elses(server: LinkServer) -
 def test_who_freezes_is_waited_for_until_then(server: LinkServer) -> None:
     thawed = threading.Event()
 
-    def answer(request: bytes) -> bytes:
+    def answer(request: bytes, wait: Wait) -> bytes:
         thawed.wait(PATIENCE_S)
         return request
 
@@ -179,3 +181,76 @@ def test_too_many_threads_end_no_server(server: LinkServer, monkeypatch: pytest.
     for each in (link, Link(server.invite(echo).address)):
         each.send(b"ab", soon())
         assert each.receive(soon()) == b"ba"
+
+
+async def waited_for(future: "Future[bytes]") -> None:
+    """Return once somebody waits for it."""
+    while not future._done_callbacks:  # type: ignore[attr-defined]  # a future tells nobody else
+        await asyncio.sleep(0.01)
+
+
+@given(requests=st.lists(st.binary(max_size=2**17), min_size=1, max_size=5))
+def test_answers_come_in_turn_in_an_event_loop(requests: list[bytes]) -> None:
+    server = LinkServer(HOST)
+    link = Link(server.invite(echo).address)
+
+    async def exchange() -> list[bytes]:
+        return [await link.exchanged(request) for request in requests]
+
+    assert asyncio.run(exchange()) == [request[::-1] for request in requests]
+    link.close()
+    server.close()
+
+
+@pytest.mark.parametrize("num_before", [0, 2])
+def test_who_hangs_up_is_computed_for_no_more(server: LinkServer, num_before: int) -> None:
+    done, long = Future[bytes](), Future[bytes]()
+    done.set_result(b"done")
+    invitation = server.invite(lambda request, wait: wait(done if request == b"short" else long))
+    link = Link(invitation.address)
+
+    async def hang_up() -> None:
+        for _ in range(num_before):
+            assert await link.exchanged(b"short") == b"done"
+        exchange = asyncio.ensure_future(link.exchanged(b"long"))
+        await waited_for(long)
+        exchange.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await exchange
+
+    asyncio.run(hang_up())
+    invitation.ended.result(PATIENCE_S)
+    assert long.cancelled()
+
+
+def test_an_answer_that_comes_after_the_client_has_gone_hurts_nobody(
+    server: LinkServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = Future[bytes]()
+    running.set_running_or_notify_cancel()  # so it can't be cancelled
+    invitation = server.invite(lambda request, wait: wait(running))
+    link = Link(invitation.address)
+    link.send(b"x", soon())
+    asyncio.run(waited_for(running))
+    link.close()
+    invitation.ended.result(PATIENCE_S)
+    running.set_result(b"late")
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("ends", ["the replica's side", "ours"])
+def test_a_link_that_ends_ends_the_wait_for_its_answer(server: LinkServer, ends: str) -> None:
+    never = Future[bytes]()
+    link = Link(server.invite(lambda request, wait: wait(never)).address)
+
+    async def exchange() -> None:
+        answer = asyncio.ensure_future(link.exchanged(b"x"))
+        await waited_for(never)
+        if ends == "ours":
+            link.hang_up()
+        else:
+            never.set_exception(ConnectionError("the process ends"))
+        with pytest.raises(ConnectionError):
+            await asyncio.wait_for(answer, PATIENCE_S)
+
+    asyncio.run(exchange())
