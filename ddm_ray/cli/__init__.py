@@ -10,6 +10,7 @@ from ddm_ray.cli.islands import down, up
 from ddm_ray.cli.launch import launch
 from ddm_ray.cli.ledger import ledger
 from ddm_ray.cli.plan import plan
+from ddm_ray.cli.replay import replay
 from ddm_ray.cli.requests import drain, list_workers, resume, stop
 from ddm_ray.cli.run import init, status, watch
 from ddm_ray.cli.stages import demo, evaluate, partition, prepare, train
@@ -35,6 +36,7 @@ __all__ = [
     "plan",
     "prepare",
     "probe",
+    "replay",
     "resume",
     "sample",
     "serve",

@@ -241,10 +241,20 @@ class StudentJob(StrictModel):
 
 
 class RouterJob(StrictModel):
-    """The router: a light transformer trained on all rows to tell p(k | x_t, t, condition)."""
+    """The router: a light transformer trained on all rows to tell p(k | x_t, t, condition).
+
+    Or on images that the experts sample, so that no row leaves its owner (generative replay).
+    """
 
     model: ModelConfig
     train: TrainConfig
+    replay: int = Field(
+        default=0,
+        ge=0,
+        le=10**8,
+        description="images of all experts together that it is trained on in place of rows; 0: it is trained on the"
+        " rows",
+    )
 
     @model_validator(mode="after")
     def _sees_all_tokens(self) -> Self:

@@ -119,6 +119,20 @@ class RunConfig(StrictModel):
             )
 
     @model_validator(mode="after")
+    def _replay_has_classes(self) -> Self:
+        if self.router.replay and self.data.text is not None:
+            raise ValueError(
+                f"router.replay is {self.router.replay}, and images are asked for by texts, which are their owners':"
+                " leave it out, or condition on classes"
+            )
+        if 0 < self.router.replay < self.partition.num_clusters:
+            raise ValueError(
+                f"router.replay ({self.router.replay}) is less than an image for each of"
+                f" {self.partition.num_clusters} experts: raise it"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _classes_make_clusters(self) -> Self:
         if self.partition.method == "label" and len(self.data.class_names) < self.partition.num_clusters:
             held = f"{len(self.data.class_names)} classes" if self.data.class_names else "texts"

@@ -4,7 +4,7 @@ from enum import IntEnum
 
 import numpy as np
 
-NOISE, ROUTING, ORDER, BATCH, INITIAL = range(5)
+NOISE, ROUTING, ORDER, BATCH, INITIAL, REPLAY = range(6)
 """First keys of streams: what the numbers are drawn for."""
 
 
@@ -15,6 +15,7 @@ class SeedPurpose(IntEnum):
     GRID = 1
     EXPERTS = 2
     PREVIEW = 3
+    REPLAY = 4
 
 
 def stream(seed: int, *key: int) -> np.random.Generator:

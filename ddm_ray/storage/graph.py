@@ -27,7 +27,7 @@ from ddm_ray.storage.info import (
     TrainedInfo,
 )
 
-Stage = Literal["prepare", "partition", "train", "targets", "evaluate"]
+Stage = Literal["prepare", "partition", "train", "targets", "replay", "evaluate"]
 _NAME = re.compile(r"[^/]+")
 
 
@@ -95,7 +95,8 @@ class Kind:
 def artifacts(config: RunConfig) -> tuple[Artifact, ...]:
     """All artifacts that a run needs, in the order in which they are made; evaluations come on top by name."""
     shards = shards_of(config) if config.partition.given else ()
-    return (*rows_of(config), *shards, PARTITION, *trained_of(config))
+    others = (each for each in trained_of(config) if each.kind != "expert")
+    return (*rows_of(config), *shards, PARTITION, *experts_of(config), *replays_of(config), *others)
 
 
 def rows_of(config: RunConfig) -> tuple[Artifact, ...]:
@@ -113,10 +114,16 @@ def experts_of(config: RunConfig) -> tuple[Artifact, ...]:
     return tuple(expert(cluster) for cluster in _clusters(config))
 
 
+def replays_of(config: RunConfig) -> tuple[Artifact, ...]:
+    """The images that a router is trained on in place of rows, by cluster; none where it is trained on these."""
+    return tuple(replay(cluster) for cluster in _clusters(config)) if config.router.replay else ()
+
+
 def trained_of(config: RunConfig) -> tuple[Artifact, ...]:
     """Everything that training jobs make; what would need all rows in one place isn't made where shards are given."""
-    pooled = () if config.partition.given else (ROUTER, MONOLITH, STUDENT)
-    return (*experts_of(config), *pooled)
+    if config.partition.given:
+        return (*experts_of(config), *((ROUTER,) if config.router.replay else ()))
+    return (*experts_of(config), ROUTER, MONOLITH, STUDENT)
 
 
 def wanted_of(config: RunConfig, extras: Collection[str] = ()) -> tuple[Artifact, ...]:
@@ -189,7 +196,11 @@ def _teachers_of_student(config: RunConfig, artifact: Artifact) -> tuple[Artifac
     return (PARTITION, *experts_of(config), *router)
 
 
-def _expert_of_targets(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
+def _examples_of_router(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
+    return (PARTITION, *replays_of(config))
+
+
+def _expert_of(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
     assert artifact.cluster is not None
     return (PARTITION, expert(artifact.cluster))
 
@@ -249,7 +260,7 @@ KINDS = {
         stage="train",
         info=TrainedInfo,
         reads=_constant(*_TRAINED, "router"),
-        inputs=lambda *_: (PARTITION,),
+        inputs=_examples_of_router,
     ),
     "monolith": Kind(
         path="monolith",
@@ -270,7 +281,14 @@ KINDS = {
         stage="targets",
         info=TargetsInfo,
         reads=_constant(*_TRAINED, "expert", "student"),
-        inputs=_expert_of_targets,
+        inputs=_expert_of,
+    ),
+    "replay": Kind(
+        member="replay/cluster={:03d}",
+        stage="replay",
+        info=ShardInfo,
+        reads=_constant(*_TRAINED, "expert", "sample", "router.replay"),
+        inputs=_expert_of,
     ),
     "evaluation": Kind(
         member="eval/{}",
@@ -314,6 +332,11 @@ def expert(cluster: int) -> Artifact:
 def targets(cluster: int) -> Artifact:
     """Predictions of one cluster's expert where the student is to learn."""
     return _member("targets", cluster)
+
+
+def replay(cluster: int) -> Artifact:
+    """Images that one cluster's expert samples, for the router to be trained on."""
+    return _member("replay", cluster)
 
 
 def evaluation(name: str) -> Artifact:

@@ -22,7 +22,12 @@ SILENT_SECONDS, BETWEEN_SECONDS = 10.0, 30.0
 It beats once a second, later each five, or step by step where steps take longer; storage may hold a beat up.
 """
 REQUESTS = 8
-UNITS = {"rows": "units of the source", "targets": "ranges of steps", "evaluation": "portions of images"}
+UNITS = {
+    "rows": "units of the source",
+    "targets": "ranges of steps",
+    "replay": "portions of images",
+    "evaluation": "portions of images",
+}
 """Kinds that are made chunk by chunk, and words for their units of work."""
 State = Literal["finished", "begun", "failed", "stopped", "waiting", "damaged"]
 

@@ -15,7 +15,7 @@ from ddm_ray.core.routing import parse_strategy
 from ddm_ray.core.schedules import learning_rate
 from ddm_ray.core.streams import INITIAL, stream
 from ddm_ray.core.times import TimeSampling
-from ddm_ray.errors import TrainingError
+from ddm_ray.errors import Begin, TrainingError
 from ddm_ray.models import weights
 from ddm_ray.models.flops import forward_flops_per_row, training_flops_per_row
 from ddm_ray.models.spec import denoiser_spec, router_spec
@@ -114,7 +114,8 @@ def train_job(run: Run, artifact: Artifact) -> TrainJob:
     if artifact not in graph.trained_of(config):
         raise TrainingError(
             f"{run.url}: no {artifact} can be trained, for rows of given shards are never pooled: sample with the"
-            " strategy once, which needs no router"
+            " strategy once, which needs no router",
+            Begin(run.url, "router.replay", "N") if artifact.kind == "router" else None,
         )
     everything = graph.shards_of(config)
     flow = Flow(config.flow.path, config.flow.prediction)
@@ -123,7 +124,8 @@ def train_job(run: Run, artifact: Artifact) -> TrainJob:
     rows_form = (config.data.shape, config.data.num_classes, 0 if text is None else text.tokens, flow, times)
     if artifact.kind == "router":
         train, spec = config.router.train, router_spec(config)
-        return TrainJob(artifact, (1,), RouterLoss(flow), spec, train, train.global_batch, everything, *rows_form)
+        examples = graph.replays_of(config) or everything
+        return TrainJob(artifact, (1,), RouterLoss(flow), spec, train, train.global_batch, examples, *rows_form)
     if artifact.kind == "student":
         train, spec = config.student_train, denoiser_spec(config, config.student_model)
         distill = DistillLoss(flow, _patch_size(spec, train), config.student.data_weight)

@@ -113,12 +113,12 @@ def load_rows(
 
 
 def require_shard(run: Run, artifact: Artifact) -> Manifest:
-    """The manifest of a finished shard that is of the partition, where there is one.
+    """The manifest of a finished shard that is of the partition, where there is one; or of images in its place.
 
     Raises MissingArtifact, CorruptArtifact, and DriftError for a shard that another partition made.
     """
     manifest, partition = run.require(artifact), run.manifest(PARTITION)
-    if partition is not None:
+    if partition is not None and artifact.kind == "shard":
         data = run.store.read(f"{artifact}/{NAME}")
         listed = partition.files.get(manifest_key(artifact))
         if listed != FileRecord.of(data):

@@ -1,0 +1,56 @@
+"""The verb that samples images from experts, for a router that is trained without rows."""
+
+from functools import partial
+from typing import Any
+
+import click
+
+from ddm_ray.cli.command import ADDRESS, ISLAND, ISLANDS, RUN, main, make
+from ddm_ray.errors import ConfigError
+
+
+@main.command()
+@RUN
+@click.option("--cluster", type=int, metavar="K", help="The cluster whose expert samples. Default: all, in turn.")
+@ISLANDS
+@ISLAND
+@ADDRESS
+def replay(run_url: str, cluster: int | None, islands: str | None, island: str | None, address: str | None) -> None:
+    """Sample images from finished experts, which the router is trained on in place of rows.
+
+    So that rows needn't be where the router is trained: with partition.method=given no row leaves its owner, and the
+    run has a router all the same. The run says how many images there are (router.replay), each expert samples as many
+    of them as its rows are of all. Of the rows no more is known than the partition's counts by class; but an expert may
+    have learnt some of its images by heart (`ddm evaluate` measures it as `copied`), and would sample these.
+    Kill this command at any moment; the same command goes on. `ddm status RUN` shows how much is made.
+
+    \b
+      ddm init centre --recipe images64 --set partition.method=given --set partition.num_clusters=2 \\
+        --set data.num_classes=1 --set router.replay=20000
+      ...                                   shards and experts as README's "Your own images" shows
+      ddm replay centre
+      ddm train centre router
+    """
+    from ddm_ray.placement import load_island
+    from ddm_ray.storage.graph import replay as replay_of
+    from ddm_ray.storage.run import Run
+    from ddm_ray.train.replay import images_of, make_replay, require_replay
+
+    run = Run.open(run_url)
+    site = load_island(islands, island)
+    site.require_run(run.url)
+    if cluster is not None and not 0 <= cluster < len(run.experts):
+        raise ConfigError(f"--cluster {cluster}: this run has clusters 0 to {len(run.experts) - 1}")
+    require_replay(run)
+    for number in range(len(run.experts)) if cluster is None else [cluster]:
+
+        def stage(run: Any, report: Any, number: int = number) -> None:
+            from ddm_ray.data.sharded.ray_data import RayData
+            from ddm_ray.ray_session import ray_session
+
+            click.echo(f"{len(images_of(run, number))} images of expert {number}")
+            ray_data = RayData(site.prepare, partial(ray_session, *site.ray(address)))
+            make_replay(run, number, ray_data, report, "cuda" if site.prepare.use_gpu else "cpu")
+
+        make(run_url, replay_of(number), stage)
+    click.echo(f"next: ddm train {run_url} router")

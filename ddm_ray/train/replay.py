@@ -1,0 +1,196 @@
+"""Replay: images that an expert samples, which the router is trained on in place of rows that stay with their owner.
+
+Generative replay (Shin et al. 2017, arXiv 1705.08690): an expert's samples stand for its cluster. Of the rows no more
+is used than the partition's counts. Shapes: B images of a portion, CHW image, C classes.
+"""
+
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from ddm_ray.config import RunConfig
+from ddm_ray.core.streams import REPLAY, SeedPurpose, seeds, stream
+from ddm_ray.data import OnProgress, no_progress
+from ddm_ray.data.schema import TRAIN, column, data_dtype, shard_schema, to_parquet
+from ddm_ray.data.sharded.chunk_store import ChunkRecord, ChunkStore, StoredFile
+from ddm_ray.data.sharded.stage import ShareRead, make_chunks
+from ddm_ray.data.sharded.work import Chunk, Executor
+from ddm_ray.errors import Begin, ConfigError
+from ddm_ray.sampling import driver
+from ddm_ray.sampling.request import SampleRequest
+from ddm_ray.sampling.run_models import load_model, monolith_info
+from ddm_ray.storage.chunk_records import ChunkKey
+from ddm_ray.storage.graph import PARTITION, expert, replay
+from ddm_ray.storage.info import PartitionInfo, ShardInfo
+from ddm_ray.storage.manifest import Identity, Manifest
+from ddm_ray.storage.run import Run
+
+PORTION, BATCH = 1024, 256
+"""Images of a file, and of those sampled at once."""
+
+
+@dataclass(frozen=True)
+class ReplayPortion:
+    """Consecutive images of one expert, of these classes, from the `first` on: a unit of work."""
+
+    first: int
+    labels: tuple[int, ...]
+
+    @property
+    def key(self) -> str:
+        return f"images {self.first} to {self.first + len(self.labels) - 1}"
+
+    @property
+    def bytes(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class ReplayPlan:
+    """The images of one expert, in portions."""
+
+    units: tuple[ReplayPortion, ...]
+
+
+@dataclass(frozen=True)
+class ReplayRecord(ChunkRecord):
+    """A portion's images: how many, and their file."""
+
+    images: int
+    part: StoredFile
+
+
+ReplayStore = ChunkStore[ReplayPlan, ReplayRecord]
+
+
+def make_replay(
+    run: Run, cluster: int, execute: Executor[ReplayRecord], on_progress: OnProgress = no_progress, device: str = "cpu"
+) -> Manifest:
+    """Sample the images of one cluster's expert for the run's router; a no-op if they are finished.
+
+    They are as large a part of all as the cluster's rows are, and of the classes of these. Killed at any moment, called
+    again it goes on. Raises ConfigError for a run whose router is trained on rows; MissingArtifact, CorruptArtifact,
+    DriftError, StorageError, RayError.
+    """
+    artifact = replay(cluster)
+    require_replay(run)
+    if finished := run.finished(artifact):
+        return finished
+    for needed in run.inputs(artifact):
+        run.require(needed)
+    identity, chunks = run.identity(artifact), ChunkStore(run, artifact, ReplayPlan, ReplayRecord)
+    plan = chunks.plan(lambda: _planned(run, cluster))
+    maker = MakeReplay(chunks, identity, device)
+    records = make_chunks(chunks, plan, execute, read_portion, maker, _Observer(plan.units, on_progress))
+    chunks.require_complete(plan, records)
+    chunks.delete_strays(records)
+    labels_N = [label for unit in plan.units for label in unit.labels]
+    counts_C = np.bincount(np.array(labels_N, np.int64), minlength=len(run.config.data.class_names))
+    info = ShardInfo(
+        cluster=cluster,
+        rows=len(labels_N),
+        rows_train=len(labels_N),
+        rows_heldout=0,
+        counts_C=tuple(counts_C.tolist()),
+        data_std=None,
+        centroids=None,
+    )
+    files = {name: file for record in records for name, file in record.files.items()}
+    return run.commit_records(artifact, files, info, identity=identity)
+
+
+def require_replay(run: Run) -> None:
+    """Raise ConfigError for a run whose router is trained on rows."""
+    if not run.config.router.replay:
+        raise ConfigError(
+            f"{run.url}: its router is trained on rows (router.replay is 0, not a number of images)",
+            Begin(run.url, "router.replay", "N"),
+        )
+
+
+def images_of(run: Run, cluster: int) -> range:
+    """Numbers of a cluster's images among those of all experts: by the clusters' shares of the rows."""
+    rows_K = np.array(PartitionInfo.of(run.require(PARTITION)).rows_K)
+    ends_K = np.rint(run.config.router.replay * rows_K.cumsum() / max(1, rows_K.sum())).astype(int)
+    return range(int(ends_K[cluster - 1]) if cluster else 0, int(ends_K[cluster]))
+
+
+def _planned(run: Run, cluster: int) -> ReplayPlan:
+    numbers = images_of(run, cluster)
+    counts_C = np.array(PartitionInfo.of(run.require(PARTITION)).counts_CK)[:, cluster]
+    draws = stream(run.config.router.train.seed, REPLAY, cluster)
+    label_N = draws.choice(len(counts_C), len(numbers), p=counts_C / counts_C.sum()).tolist() if numbers else []
+    firsts = range(0, len(numbers), PORTION)
+    return ReplayPlan(tuple(ReplayPortion(numbers[first], tuple(label_N[first : first + PORTION])) for first in firsts))
+
+
+def request_of(config: RunConfig, portion: ReplayPortion) -> SampleRequest:
+    """The request for a portion's images: by the expert alone, without guidance, which would sharpen its classes."""
+    settings = config.sample.changed(strategy="once", guidance_scale=1.0)
+    (begin,) = seeds(config.router.train.seed, 1, SeedPurpose.REPLAY)
+    first = begin + portion.first
+    return SampleRequest(tuple(range(first, first + len(portion.labels))), torch.tensor(portion.labels), settings)
+
+
+def read_portion(unit: ReplayPortion, done: Container[int]) -> Iterator[Chunk[ReplayPortion]]:
+    """The `ReadUnit` of replay: a portion says all that is to be known."""
+    if 0 not in done:
+        yield Chunk(0, unit, 1.0)
+
+
+class _Observer(ShareRead[ReplayRecord]):
+    def __init__(self, units: Sequence[ReplayPortion], on_progress: OnProgress):
+        super().__init__(units)
+        self._on_progress = on_progress
+
+    def add(self, record: ReplayRecord, until: float) -> None:
+        self.advance(record.key.unit, until)
+        self._on_progress(self.fraction, "asking the expert")
+
+
+@dataclass(frozen=True)
+class MakeReplay:
+    """The `ChunkMaker` of replay."""
+
+    chunks: ReplayStore
+    identity: Identity
+    device: str
+
+    def load(self) -> Callable[[ReplayPortion], pa.Table]:
+        """Load the expert. Raises DriftError if it isn't the one that these images were begun with."""
+        run, cluster = self.chunks.run, self.chunks.artifact.cluster
+        self.chunks.require_same(self.identity)
+        assert cluster is not None
+        info, network = monolith_info(run), load_model(run, expert(cluster), self.device)
+
+        def sample(portion: ReplayPortion) -> pa.Table:
+            request, parts = request_of(run.config, portion), list[Tensor]()
+            for first in range(0, len(portion.labels), BATCH):
+                rows = slice(first, first + BATCH)
+                part = SampleRequest(request.seeds[rows], request.condition[rows], request.settings)
+                parts.append(driver.sample(part, info, (network,), None, self.device).images_BCHW.cpu())
+            return _table(run.config, cluster, portion, torch.cat(parts))
+
+        return sample
+
+    def store(self, key: ChunkKey, made: pa.Table) -> ReplayRecord:
+        """See ChunkMaker."""
+        part = self.chunks.put(key, f"{TRAIN}-", ".parquet", to_parquet(made))
+        return self.chunks.finish(ReplayRecord(key=key, images=made.num_rows, part=part))
+
+
+def _table(config: RunConfig, cluster: int, portion: ReplayPortion, image_BCHW: Tensor) -> pa.Table:
+    """Images as a shard stores its rows."""
+    dtype = data_dtype(config.data)
+    if dtype == np.uint8:
+        image_BCHW = ((image_BCHW + 1) * 127.5).round().clamp(0, 255)
+    columns = {
+        "id": [f"replay/{cluster:03d}/{portion.first + place:09d}" for place in range(len(image_BCHW))],
+        "data": column(image_BCHW.numpy(), dtype),
+        "label": list(portion.labels),
+    }
+    return pa.table(columns, schema=shard_schema(config.data))
