@@ -70,6 +70,8 @@ MISTAKES = {
     "train {d}/data router --island a": "island a: in which file; name it with --islands FILE",
     "train {d}/data router --islands {d}/none.yaml": "none.yaml: No such file",
     "train {d}/data router --islands {d}/bad.yaml": "islands.a.zero_stag: unknown key",
+    "replay {d}/data": "its router is trained on rows (router.replay is 0, not a number of images); begin a run with",
+    "replay {d}/data --cluster 2": "--cluster 2: this run has clusters 0 to 1",
     "sample {d}/data": "has no finished experts/000 yet; make it with: ddm train",
     "sample {d}/broken -o {d}/x.png": "experts/001/attempts/0001/weights/step-000000300/ema.safetensors: ",
     "sample {d}/whole --class zebra -o {d}/x.png": "zebra",
