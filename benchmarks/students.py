@@ -75,7 +75,7 @@ def one_seed(data: Data, folder: Path, seed: int, args: argparse.Namespace) -> d
     own = settings_of(seed, args.steps)
     experts = experts_of(made(folder / "base", data, own, ()).config)
     base = made(folder / "base", data, own, [*experts, ROUTER, MONOLITH])
-    found: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
     if "students" in args.measure:
         shared = (*experts, ROUTER, MONOLITH)
         for name, change in SETTINGS.items():
@@ -83,8 +83,8 @@ def one_seed(data: Data, folder: Path, seed: int, args: argparse.Namespace) -> d
                 continue
             where = folder / name.replace(" ", "-").replace("'", "").replace(",", "")
             run = variant(base, where, data, [*own, *student_of(change, seed, args.steps)], shared)
-            found[name] = _against_monolith(metrics(trained(run, [STUDENT])))
-            found[name]["flops"] = flops(run, STUDENT) / flops(run, MONOLITH)
+            measured[name] = _against_monolith(metrics(trained(run, [STUDENT])))
+            measured[name]["flops"] = flops(run, STUDENT) / flops(run, MONOLITH)
     if "replay" in args.measure:
         every = [*own[:-1], f"evaluate.strategies=[{', '.join(ROUTED)}]"]
         real = variant(base, folder / "real", data, every, (*experts, ROUTER))
@@ -93,29 +93,29 @@ def one_seed(data: Data, folder: Path, seed: int, args: argparse.Namespace) -> d
         for cluster in range(len(experts)):
             make_replay(replayed, cluster, serial)
         for name, run in {"rows": real, "samples": trained(replayed, [ROUTER])}.items():
-            measured = metrics(run)
-            found[f"router of {name}"] = {
-                row["model"]: row["frechet"] for row in measured["models"] if row["model"] in ROUTED
+            evaluated = metrics(run)
+            measured[f"router of {name}"] = {
+                row["model"]: row["frechet"] for row in evaluated["models"] if row["model"] in ROUTED
             }
-            found[f"router of {name}"]["accuracy"] = measured["router"]["accuracy"]
-    return found
+            measured[f"router of {name}"]["accuracy"] = evaluated["router"]["accuracy"]
+    return measured
 
 
-def _against_monolith(measured: dict[str, Any]) -> dict[str, float]:
+def _against_monolith(evaluated: dict[str, Any]) -> dict[str, float]:
     """Ratios of the student's distance and held-out loss, and of `once`'s distance, to the monolith's."""
-    distance = {row["model"]: row["frechet"] for row in measured["models"]}
-    loss = {row["model"]: row["loss"] for row in measured["heldout_loss"]}
+    distance = {row["model"]: row["frechet"] for row in evaluated["models"]}
+    loss = {row["model"]: row["loss"] for row in evaluated["heldout_loss"]}
     ratios = {name: distance[name] / distance["monolith"] for name in ("student", "once")}
     if "student" in loss:
         ratios["loss"] = loss["student"] / loss["monolith"]
     return ratios
 
 
-def tell(report: Report, data: str, found: list[dict[str, Any]]) -> None:
+def tell(report: Report, data: str, measured: list[dict[str, Any]]) -> None:
     """Claims of a data set, over its seeds."""
-    for name in found[0]:
-        for what in found[0][name]:
-            values = [each[name][what] for each in found]
+    for name in measured[0]:
+        for what in measured[0][name]:
+            values = [each[name][what] for each in measured]
             over = "" if "router" in name else " over the monolith's"
             spread = f", {min(values):.3g} to {max(values):.3g}" if len(values) > 1 else ""
             target = 1.0 if what == "student" and "router" not in name else None
@@ -146,14 +146,14 @@ def main() -> None:
         def run(pair: tuple[str, int]) -> dict[str, Any]:
             process = subprocess.run([*command, pair[0], str(pair[1])], stdout=subprocess.PIPE, check=True, text=True)
             report.progress(f"{pair[0]}, seed {pair[1]}: done")
-            found: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
-            return found
+            measured: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+            return measured
 
         pairs = [(data, seed) for data in args.data for seed in range(args.seeds)]
         with ThreadPoolExecutor(args.jobs) as pool:
-            found = dict(zip(pairs, pool.map(run, pairs), strict=True))
+            measured = dict(zip(pairs, pool.map(run, pairs), strict=True))
     for data in args.data:
-        tell(report, data, [found[data, seed] for seed in range(args.seeds)])
+        tell(report, data, [measured[data, seed] for seed in range(args.seeds)])
     report.finish(args.json)
 
 

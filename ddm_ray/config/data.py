@@ -103,15 +103,24 @@ class EmbedderConfig(StrictModel):
     """An embedder of images into vectors, to be clustered or compared: PCA of pixels, or a network's pooled features.
 
     `model`: a timm model's name; or a folder of transformers' or a name of its hub. Images are resized and normalised
-    as the network's own configuration says.
+    as the network's own configuration says. `inception` is the network of the FID, as torch-fidelity has it, whose
+    features are comparable with published ones.
     """
 
-    kind: Literal["pixels", "timm", "transformers"] = "pixels"
+    kind: Literal["pixels", "timm", "transformers", "inception"] = "pixels"
     dim: PositiveInt = Field(default=32, description="PCA components (pixels)")
     model: str = Field(default="vit_small_patch14_dinov2.lvd142m", min_length=1)
-    checkpoint: str | None = Field(default=None, description="file of weights; none: timm's pretrained ones (timm)")
+    checkpoint: str | None = Field(
+        default=None,
+        description="file of weights; none: those that timm or torch-fidelity download (timm, inception)",
+    )
     model_args: dict[str, Any] = Field(default_factory=dict, description="more arguments of the model's constructor")
     batch_size: PositiveInt = 256
+
+    @property
+    def network(self) -> str:
+        """Name of the network, or its folder."""
+        return "Inception-v3" if self.kind == "inception" else self.model
 
 
 class PartitionConfig(StrictModel):

@@ -111,6 +111,6 @@ def features_in_words(config: EmbedderConfig | None, num_features: int) -> str:
     """Words on the features that images are compared by, and on the weights of their network."""
     if config is None:
         return f"the {num_features} features (of mean variance 1) of a small classifier fitted to those rows"
-    name = Path(config.model).name if Path(config.model).is_dir() else config.model
+    name = Path(config.network).name if Path(config.network).is_dir() else config.network
     weights = f" with the weights {Path(config.checkpoint).name}" if config.checkpoint else ""
     return f"the {num_features} features of {name}{weights}"

@@ -1,8 +1,9 @@
-"""Embedders that are networks: pooled features of timm's and of transformers' image models.
+"""Embedders that are networks: pooled features of timm's and of transformers' image models, and the FID's Inception.
 
 Images are uint8 NHWC, grey (C = 1) or RGB: N rows, B of them in a batch; D dimensions of an embedding.
 """
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,7 @@ class TimmEmbedder:
         """Load `config.checkpoint`, or timm's own weights. DataError if they are missing or don't fit."""
         import timm
 
-        if config.checkpoint is not None and not Path(config.checkpoint).is_file():
-            raise DataError(
-                f"{field}.checkpoint {config.checkpoint}: no such file; put it there, or begin a run with another"
-            )
+        _require_file(config, field)
         # As pretrained weights, a file is fitted to image size and classes as the network's own weights would be.
         own = {"file": config.checkpoint, "custom_load": False, "source": ""} if config.checkpoint else None
         self._batch_size, self._device = config.batch_size, device
@@ -133,6 +131,58 @@ class TransformersEmbedder:
             pooled = outputs.last_hidden_state.mean(dim=1)
         # Convolutional networks keep two sides of one pixel.
         return pooled.flatten(1).float().cpu().numpy()
+
+
+class InceptionEmbedder:
+    """Features of the FID (arXiv 1706.08500): the 2,048 of the last pooling of Inception-v3, by torch-fidelity.
+
+    It resizes images to 299 pixels as TensorFlow 1 did, so that distances are those of the field's own code.
+    """
+
+    dim = 2048
+
+    def __init__(self, config: EmbedderConfig, device: str = "cpu", field: str = "embedder"):
+        """Load `config.checkpoint`, or what torch-fidelity downloads. DataError if that is missing or doesn't fit.
+
+        ConfigError without torch-fidelity.
+        """
+        try:
+            from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+        except ImportError:
+            raise ConfigError(
+                f"{field}.kind inception needs torch-fidelity: install it with: pip install 'ddm-ray[fid]'"
+            ) from None
+        _require_file(config, field)
+        self._batch_size, self._device = config.batch_size, device
+        try:
+            weights = None if config.checkpoint is None else io.BytesIO(Path(config.checkpoint).read_bytes())
+            if weights is not None:
+                torch.load(weights, weights_only=True)  # refuses code, which torch-fidelity would run
+                weights.seek(0)
+            network = FeatureExtractorInceptionV3(field, [str(self.dim)], feature_extractor_weights_path=weights)
+            self._model = network.to(device)
+        except Exception as error:  # a border: a file may hold anything, and a download may fail in any way
+            mend = "put the weights of torch-fidelity there"
+            if config.checkpoint is None:
+                mend = f"without a network, begin a run with {field}.checkpoint set to a file of its weights"
+            weights_of = config.checkpoint or "downloaded weights"
+            raise DataError(f"{field} inception with {weights_of}: {third_party.brief(error)}; {mend}") from error
+
+    @torch.inference_mode()
+    def __call__(self, pixels_NHWC: np.ndarray) -> np.ndarray:
+        """features_ND float32; grey images are taken as RGB."""
+        features = []
+        for rows in batches(len(pixels_NHWC), self._batch_size):
+            pixels_BCHW = torch.tensor(_rgb(pixels_NHWC[rows])).permute(0, 3, 1, 2).to(self._device)
+            features.append(self._model(pixels_BCHW)[0].float().cpu().numpy())
+        return np.concatenate(features)
+
+
+def _require_file(config: EmbedderConfig, field: str) -> None:
+    if config.checkpoint is not None and not Path(config.checkpoint).is_file():
+        raise DataError(
+            f"{field}.checkpoint {config.checkpoint}: no such file; put it there, or begin a run with another"
+        )
 
 
 def _probe(embedder: Embedder) -> int:

@@ -43,6 +43,8 @@ def make_embedder(
 
     if config.kind == "timm":
         return embedder_networks.TimmEmbedder(config, device, field)
+    if config.kind == "inception":
+        return embedder_networks.InceptionEmbedder(config, device, field)
     return embedder_networks.TransformersEmbedder(config, device, field)
 
 

@@ -90,7 +90,7 @@ def _facts(config: RunConfig) -> dict[str, str]:
     facts: dict[str, str] = {"method": partition.method}
     if not partition.given:  # of owners' sources nothing is told
         facts = {"source": config.data.source, **facts}
-        name = f"PCA of pixels, {embedder.dim} components" if embedder.kind == "pixels" else embedder.model
+        name = f"PCA of pixels, {embedder.dim} components" if embedder.kind == "pixels" else embedder.network
         facts["embedder"] = name if embedder.kind == "pixels" else f"{name} ({embedder.kind})"
     if partition.by_kmeans:
         facts |= {

@@ -89,7 +89,7 @@ class Embed:
         if self._embedder is not None:
             embeddings_ND = self._embedder(decoded.pixels_NHWC)
             kind = self.config.embedder.kind
-            name = kind if kind == "pixels" else f"{kind} {self.config.embedder.model}"
+            name = kind if kind == "pixels" else f"{kind} {self.config.embedder.network}"
             numbers.check(embeddings_ND, f"embedder {name}")
             columns["embedding"] = column(embeddings_ND, EMBEDDING)
         table, rejected = numbers.split(pa.table(columns, schema=schema))
