@@ -47,7 +47,7 @@ BELOW: dict[str, set[str]] = {
     "train": SAMPLING | {"data", "memory", "ray_internals"},
     "serve": SAMPLING | {"data", "ray_session", "ray_internals"},
     "islands": SAMPLING | {"data", "memory", "train"},
-    "evaluate": SAMPLING | {"data"},
+    "evaluate": SAMPLING | {"data", "train"},
     "pipeline": SAMPLING,
     "demo": RIM | {"pipeline"},
     "cli": RIM | {"pipeline", "demo"},

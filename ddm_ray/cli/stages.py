@@ -233,22 +233,31 @@ def train(
 @main.command()
 @RUN
 @click.option("--name", default="default", show_default=True, help="Name of the evaluation: its folder below RUN/eval.")
+@click.option(
+    "--at",
+    type=click.IntRange(1),
+    metavar="STEP",
+    help="Measure all models by their newest weights of so many steps at most. Default: as they are now.",
+)
 @click.option("--ray", "on_ray", is_flag=True, help="Sample on a Ray cluster: --address, or the island's.")
 @ISLANDS
 @ISLAND
 @ADDRESS
 def evaluate(
-    run_url: str, name: str, on_ray: bool, islands: str | None, island: str | None, address: str | None
+    run_url: str, name: str, at: int | None, on_ray: bool, islands: str | None, island: str | None, address: str | None
 ) -> None:
     """Compare the mixture's sampling strategies with monolith and student: a report, a picture, and metrics as JSON.
 
-    Needs all experts. Of router, monolith and student it measures those that are finished, and names the others. The
-    run samples with the best strategy from then on, unless its recipe names one. Kill this command at any moment; the
+    Of router, monolith and student it measures those that there are, and names the others. What still trains is
+    measured by the weights that it published last; every expert has to have some. With --at several evaluations of one
+    run tell how it came on (`ddm compare RUN@NAME ...` shows them over FLOPs). Once all has finished the run samples
+    with the best strategy, unless its recipe names one. Kill this command at any moment; the
     same command goes on. Samples are made by this process; with --ray by a cluster, one actor a GPU where the island
     has some.
 
     \b
       ddm evaluate runs/digits
+      ddm evaluate runs/digits --name early --at 400
       ddm evaluate s3://lab/run7 --name large --ray --islands islands.yaml --island room-2
     """
     from ddm_ray.placement import load_island
@@ -262,14 +271,15 @@ def evaluate(
         from ddm_ray.evaluate import run as evaluating
 
         if not on_ray:
-            evaluating.evaluate(run, name, report)
+            evaluating.evaluate(run, name, report, at=at)
             return
         from ddm_ray.data.sharded.ray_data import RayData
         from ddm_ray.ray_session import ray_session
 
         site.require_run(run.url)
         ray_data = RayData(site.prepare, partial(ray_session, *site.ray(address)))
-        evaluating.evaluate(run, name, report, execute=ray_data, made_on="cuda" if site.prepare.use_gpu else "cpu")
+        device = "cuda" if site.prepare.use_gpu else "cpu"
+        evaluating.evaluate(run, name, report, execute=ray_data, made_on=device, at=at)
 
     if not re.fullmatch(EVALUATION_NAME, name):
         raise ConfigError(f"--name {name!r}: use letters, digits, dots, dashes and underscores")
@@ -291,6 +301,8 @@ def _show_evaluation(run: Any, name: str) -> None:
     click.echo(print_table(metrics))
     if since := [lacked for lacked in metrics.get("missing", {}) if _is_finished(run, Artifact(lacked))]:
         warn(f"{', '.join(since)}: finished since; ddm evaluate --name ANOTHER measures it")
+    if begun := [artifact for artifact in metrics.get("milestones", {}) if _is_finished(run, Artifact(artifact))]:
+        warn(f"{', '.join(begun)}: measured by earlier weights; ddm evaluate --name ANOTHER measures them as they are")
     for file in ("report.html", "grid.png", "metrics.json"):
         click.echo(f"{run.url}/{evaluation(name)}/{file}")
 

@@ -14,10 +14,11 @@ from ddm_ray.config import SamplingSettings
 from ddm_ray.core.condition import Text
 from ddm_ray.core.routing import parse_strategy
 from ddm_ray.data.loading.loader import null_text_of
-from ddm_ray.errors import DriftError
+from ddm_ray.errors import DriftError, MissingArtifact
 from ddm_ray.sampling.request import SampleRequest, SampleResult
 from ddm_ray.sampling.run_models import ModelKind, Models, load_models, settings_of
 from ddm_ray.storage.graph import ROUTER, Artifact, shard, trained_of
+from ddm_ray.storage.published import Weights, published
 from ddm_ray.storage.run import Run
 
 DENSE: tuple[ModelKind, ...] = ("monolith", "student")
@@ -58,15 +59,24 @@ class Lineup:
     missing: dict[str, str]
 
     @classmethod
-    def of(cls, run: Run, trained: Collection[str], old: Mapping[str, str], device: str) -> Self:
-        """Load what is among `trained`, the artifacts that there were when the evaluation was begun; `old`: `outdated`.
+    def of(
+        cls,
+        run: Run,
+        trained: Collection[str],
+        old: Mapping[str, str],
+        device: str,
+        milestones: Mapping[Artifact, Weights] | None = None,
+    ) -> Self:
+        """Load what is among `trained`, the artifacts that there were when the evaluation was begun, and `milestones`.
 
-        Raises MissingArtifact, CorruptArtifact, DriftError.
+        `old`: `outdated`. Raises MissingArtifact, CorruptArtifact, DriftError.
         """
-        mixture = load_models(run, "mixture", device)
-        if ROUTER not in trained:
+        earlier = milestones or {}
+        mixture = load_models(run, "mixture", device, milestones=earlier)
+        if ROUTER not in trained and ROUTER not in earlier:
             mixture = replace(mixture, router=None)
-        denses = {kind: load_models(run, kind, device) for kind in DENSE if kind in trained}
+        kinds = [kind for kind in DENSE if kind in trained or kind in earlier]
+        denses = {kind: load_models(run, kind, device, milestones=earlier) for kind in kinds}
         null_text = null_text_of(run, shard(0))
         mixture, denses = _with_null(mixture, null_text), {k: _with_null(each, null_text) for k, each in denses.items()}
         return cls(mixture, denses, _candidates(run, mixture, denses), _missing(run, mixture, denses) | dict(old))
@@ -74,6 +84,33 @@ class Lineup:
 
 def _with_null(models: Models, null_text: Text | None) -> Models:
     return replace(models, info=replace(models.info, null_text=null_text))
+
+
+def newest_milestones(run: Run, at: int | None = None) -> dict[Artifact, Weights]:
+    """The newest weights of all that still trains, of those that have published any; or those at a step, of all.
+
+    `at`: the most steps that they have had. Raises MissingArtifact for an expert that has published none so early,
+    DriftError, CorruptArtifact.
+    """
+    jobs = [artifact for artifact in trained_of(run.config) if at is not None or not run.manifest(artifact)]
+    milestones: dict[Artifact, Weights] = {}
+    for artifact, every in published(run, jobs).items():
+        fitting = [each for each in every if at is None or each.step <= at]
+        if not fitting and at is not None and artifact.kind == "expert":
+            raise MissingArtifact(f"{run.url}: there are no weights of {artifact} after {at} steps or fewer")
+        if fitting and not (newest := max(fitting, key=lambda each: each.step)).final:
+            milestones[artifact] = newest
+    return milestones
+
+
+def later_than(run: Run, at: int | None) -> dict[str, str]:
+    """Words on what isn't an expert, is finished, and has no weights of so few steps."""
+    if at is None:
+        return {}
+    others = [artifact for artifact in trained_of(run.config) if artifact.kind != "expert"]
+    every = published(run, [artifact for artifact in others if run.manifest(artifact)])
+    late = [artifact for artifact, own in every.items() if all(each.step > at for each in own)]
+    return {str(artifact): f"{artifact} (there are no weights of it after {at} steps or fewer)" for artifact in late}
 
 
 def outdated(run: Run) -> dict[str, str]:

@@ -1,26 +1,33 @@
-"""Costs of training, from the manifests of the finished jobs."""
+"""Costs of training, from the manifests of the finished jobs, and of others as far as they have come."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from ddm_ray.storage.graph import MONOLITH, ROUTER, trained_of
+from ddm_ray.models.flops import num_parameters
+from ddm_ray.models.weights import build
+from ddm_ray.storage.graph import MONOLITH, ROUTER, Artifact, trained_of
 from ddm_ray.storage.info import TrainedInfo
 from ddm_ray.storage.manifest import Manifest
+from ddm_ray.storage.published import Weights
 from ddm_ray.storage.run import Run
+from ddm_ray.train.job import train_job
 
 
 @dataclass(frozen=True)
 class JobCost:
-    """One training job. `flops`: forward and backward of all rows seen; `seconds`: its loop's wall time."""
+    """One training job. `flops`: forward and backward of all rows seen; `seconds`: its loop's wall time.
+
+    None for what a job tells at its end alone.
+    """
 
     job: str
     parameters: int
     steps: int
     rows_seen: int
     flops: float
-    seconds: float
-    attempts: int
-    loss: float
+    seconds: float | None
+    attempts: int | None
+    loss: float | None
 
 
 @dataclass(frozen=True)
@@ -36,16 +43,22 @@ class TrainingCost:
     router_over_experts: float | None
 
 
-def training_cost(run: Run, left_out: Collection[str] = ()) -> TrainingCost:
-    """Costs of the experts and of all else that is finished, but for what is left out.
+def training_cost(
+    run: Run, left_out: Collection[str] = (), milestones: Mapping[Artifact, Weights] | None = None
+) -> TrainingCost:
+    """Costs of the experts and of all else that is finished, or measured by a milestone, but for what is left out.
 
-    Raises MissingArtifact for an expert that isn't finished, DriftError.
+    Raises MissingArtifact for an expert that is neither, DriftError.
     """
-    jobs = {artifact: _job(run.require(artifact)) for artifact in run.experts}
-    experts_flops = sum(job.flops for job in jobs.values())
-    for artifact in trained_of(run.config)[len(jobs) :]:
-        if artifact not in left_out and (manifest := run.finished(artifact)):
+    earlier, jobs = milestones or {}, dict[Artifact, JobCost]()
+    for artifact in trained_of(run.config):
+        if artifact in earlier:
+            jobs[artifact] = _begun(run, earlier[artifact])
+        elif artifact.kind == "expert":
+            jobs[artifact] = _job(run.require(artifact))
+        elif artifact not in left_out and (manifest := run.finished(artifact)):
             jobs[artifact] = _job(manifest)
+    experts_flops = sum(job.flops for artifact, job in jobs.items() if artifact.kind == "expert")
     monolith, router = jobs.get(MONOLITH), jobs.get(ROUTER)
     return TrainingCost(
         jobs=list(jobs.values()),
@@ -53,6 +66,14 @@ def training_cost(run: Run, left_out: Collection[str] = ()) -> TrainingCost:
         experts_over_monolith=experts_flops / monolith.flops if monolith else None,
         router_over_experts=router.flops / experts_flops if router else None,
     )
+
+
+def _begun(run: Run, weights: Weights) -> JobCost:
+    """The cost of a job up to a milestone."""
+    job = train_job(run, weights.artifact)
+    size = num_parameters(build(job.spec, "meta"))
+    steps, flops = weights.step, float(job.training_flops(weights.step))
+    return JobCost(weights.artifact, size, steps, steps * job.batch, flops, None, None, None)
 
 
 def _job(manifest: Manifest) -> JobCost:

@@ -4,7 +4,7 @@ Shapes: N rows, CHW image.
 """
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import permutations
 from typing import Any
@@ -16,7 +16,7 @@ import ddm_ray
 from ddm_ray.config import RunConfig
 from ddm_ray.data import OnProgress
 from ddm_ray.data.loading.loader import Rows
-from ddm_ray.evaluate.candidates import Decode, Lineup, outdated
+from ddm_ray.evaluate.candidates import Decode, Lineup
 from ddm_ray.evaluate.costs import training_cost
 from ddm_ray.evaluate.features import features_in_words, train_features
 from ddm_ray.evaluate.figures import experts_figure, shown_beside
@@ -31,9 +31,11 @@ from ddm_ray.pictures.grid import GridRow, grid
 from ddm_ray.pictures.png import to_png
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import Models, mixture_info
-from ddm_ray.storage.graph import PARTITION
+from ddm_ray.storage.graph import PARTITION, Artifact
 from ddm_ray.storage.info import PartitionInfo
+from ddm_ray.storage.published import Weights
 from ddm_ray.storage.run import Run
+from ddm_ray.train.job import train_job
 
 
 def measure(
@@ -46,10 +48,12 @@ def measure(
     decode: Decode,
     embedder: Embedder | None,
     on_progress: OnProgress,
+    milestones: Mapping[Artifact, Weights],
 ) -> tuple[dict[str, Any], bytes, bytes]:
     """The metrics of an evaluation, and as PNG a grid of a few samples of each model and each expert's own.
 
-    `request`: that for all images; `samples`: those of each candidate; `embedder`: as `Reference` has it.
+    `request`: that for all images; `samples`: those of each candidate; `embedder`: as `Reference` has it; `milestones`:
+    weights of what still trains.
     """
     on_progress(0.8, "training the classifier that measures")
     seen = rows.decoded(decode)
@@ -85,7 +89,11 @@ def measure(
         "real": _real_lines(reference, len(request.seeds), seen.heldout),
         "heldout_loss": [asdict(loss) for loss in _losses(config, lineup, rows.heldout)],
         "router": router_diagnostics(lineup.mixture, rows.heldout, request, strategies, reference, decode),
-        "training": asdict(training_cost(run, outdated(run))),
+        "training": asdict(training_cost(run, lineup.missing, milestones)),
+        "milestones": {
+            str(artifact): {"step": weights.step, "of": train_job(run, artifact).train.steps}
+            for artifact, weights in milestones.items()
+        },
         "versions": _versions(),
     }
     on_progress(0.96, "writing the report")

@@ -104,6 +104,8 @@ def sentences(metrics: dict[str, Any]) -> list[str]:
             lines.append(
                 f"{row['model']} was sampled with {', '.join(f'{key} {value}' for key, value in other.items())}."
             )
+    if milestones := metrics.get("milestones"):
+        lines.append(f"By weights of models on their way: {milestones_in_words(milestones)}.")
     if elsewhere := metrics.get("rows_elsewhere"):
         lines.append(
             f"Real rows are those that are here: clusters {', '.join(map(str, elsewhere))} are at their owners'."
@@ -111,6 +113,14 @@ def sentences(metrics: dict[str, Any]) -> list[str]:
     lines += [f"Not measured: {line}." for line in metrics.get("missing", {}).values()]
     lines.append("Every model was trained once, with one seed: a difference may be the luck of a training run.")
     return lines
+
+
+def milestones_in_words(milestones: dict[str, dict[str, int]]) -> str:
+    """Words on the steps of models that weren't finished, those of equal ones together."""
+    by_step: dict[tuple[int, int], list[str]] = {}
+    for artifact, each in milestones.items():
+        by_step.setdefault((each["step"], each["of"]), []).append(artifact)
+    return "; ".join(f"{', '.join(names)} after {step:,} of {of:,} steps" for (step, of), names in by_step.items())
 
 
 def _warnings(metrics: dict[str, Any]) -> list[str]:

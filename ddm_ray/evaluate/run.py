@@ -10,7 +10,7 @@ from ddm_ray.data import OnProgress, no_progress
 from ddm_ray.data.sharded.stage import make_chunks
 from ddm_ray.data.sharded.work import Executor
 from ddm_ray.errors import MissingArtifact
-from ddm_ray.evaluate.candidates import Lineup, decoder, outdated
+from ddm_ray.evaluate.candidates import Lineup, decoder, later_than, newest_milestones, outdated
 from ddm_ray.evaluate.features import load_embedder
 from ddm_ray.evaluate.measure import measure
 from ddm_ray.evaluate.real_rows import RealRows, prompts_of
@@ -19,6 +19,7 @@ from ddm_ray.evaluate.samples import (
     CandidateSamples,
     ImagesObserver,
     MakeSamples,
+    Milestone,
     SamplesPlan,
     SamplesRecord,
     SamplesStore,
@@ -45,13 +46,15 @@ def evaluate(
     device: str = "cpu",
     execute: Executor[SamplesRecord] | None = None,
     made_on: str | None = None,
+    at: int | None = None,
 ) -> Manifest:
     """Write eval/<name>: samples, metrics.json, grid.png, experts.png and report.html; a no-op if it is finished.
 
-    Experts must be finished. Of router, monolith and student it measures those that were when it was begun, and names
-    the others, as it does a monolith or a student that was made otherwise than this run wants it. Killed at any moment,
-    called again it goes on. `execute` makes the samples on devices `made_on`; None: this process does, on `device`, on
-    which all is measured.
+    Of router, monolith and student it measures those that there were when it was begun, and names the others, as it
+    does a monolith or a student that was made otherwise than this run wants it. What still trained then is measured by
+    its newest milestone; every expert needs one. `at`: measure all by their newest weights of so many steps at most.
+    Killed at any moment, called again it goes on. `execute` makes the samples on devices `made_on`; None: this process
+    does, on `device`, on which all is measured.
     Raises MissingArtifact, CorruptArtifact, DriftError; SamplingError for a strategy that doesn't exist; DataError
     without training rows; and what `load_embedder` raises.
     """
@@ -60,13 +63,14 @@ def evaluate(
         return finished
     on_progress(0.0, "reading rows and models")
     chunks = SamplesStore(run, artifact, SamplesPlan, SamplesRecord)
-    begun, old = chunks.begun(), outdated(run)
-    identity = run.identity(artifact).without(old)
+    begun, old = chunks.begun(), outdated(run) | later_than(run, at)
+    earlier = newest_milestones(run, at) if begun is None else begun.earlier
+    identity = run.identity(artifact).without({*old, *earlier})
     if begun is not None:
         for trained in begun.trained:
             run.require(Artifact(trained))
         identity = identity.without(identity.inputs.keys() - {*begun.trained})
-    lineup = Lineup.of(run, identity.inputs, old, device)
+    lineup = Lineup.of(run, identity.inputs, old, device, earlier)
     if not lineup.candidates:
         lacks = "; ".join(lineup.missing.values())
         raise MissingArtifact(f"{run.url}: nothing to measure: {lacks}", run.make(MONOLITH))
@@ -78,9 +82,11 @@ def evaluate(
     for candidate in lineup.candidates:
         validate(candidate.request(request), candidate.models.info)
     with one_thread():
-        plan = chunks.plan(lambda: SamplesPlan(portions(lineup.candidates, numbers), tuple(identity.inputs)), identity)
-        if {*plan.trained} != {*identity.inputs}:  # another command has begun it meanwhile, with what there was then
-            return evaluate(run, name, on_progress, device, execute, made_on)
+        units, milestones = portions(lineup.candidates, numbers), tuple(map(Milestone.of, earlier.values()))
+        plan = chunks.plan(lambda: SamplesPlan(units, tuple(identity.inputs), milestones), identity)
+        if {*plan.trained} != {*identity.inputs} or plan.earlier != earlier:
+            # Another command has begun it meanwhile, with what there was then.
+            return evaluate(run, name, on_progress, device, execute, made_on, at)
         observer = ImagesObserver(plan.units, lambda share, note: on_progress(0.02 + 0.76 * share, note))
         maker = MakeSamples(chunks, identity, made_on or device, lineup if execute is None else None)
         records = make_chunks(chunks, plan, execute or here(device), read_portion, maker, observer)
@@ -89,7 +95,7 @@ def evaluate(
 
         def measured() -> tuple[bytes, dict[str, Any]]:
             metrics, grid_png, experts_png = measure(
-                run, name, lineup, rows, request, samples, decoder(run, device), embedder, on_progress
+                run, name, lineup, rows, request, samples, decoder(run, device), embedder, on_progress, earlier
             )
             page = render(metrics, grid_png, experts_png).encode()
             text = json.dumps(metrics, indent=1).encode() + b"\n"

@@ -8,8 +8,10 @@ import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Annotated, Self
 
 import torch
+from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -28,7 +30,9 @@ from ddm_ray.evaluate.real_rows import prompts_of
 from ddm_ray.pictures.images import to_unit
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.storage.chunk_records import ChunkKey
+from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.manifest import Identity
+from ddm_ray.storage.published import Weights
 
 BATCH = 256
 
@@ -55,11 +59,37 @@ class Portion:
 
 
 @dataclass(frozen=True)
+class Milestone:
+    """Weights of a job on its way, which an evaluation takes in place of finished ones."""
+
+    artifact: str
+    prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*$", max_length=200)]
+    step: int
+
+    @classmethod
+    def of(cls, weights: Weights) -> Self:
+        return cls(str(weights.artifact), weights.prefix, weights.step)
+
+    @property
+    def weights(self) -> Weights:
+        return Weights(Artifact(self.artifact), self.prefix, self.step, final=False)
+
+
+@dataclass(frozen=True)
 class SamplesPlan:
-    """The images of all candidates in portions, and the trained artifacts that there were when it was made."""
+    """The images of all candidates in portions, and the trained artifacts that there were when it was made.
+
+    `milestones`: the weights of those on their way.
+    """
 
     units: tuple[Portion, ...]
     trained: tuple[str, ...]
+    milestones: tuple[Milestone, ...] = ()
+
+    @property
+    def earlier(self) -> dict[Artifact, Weights]:
+        """The weights of what was on its way, by artifact."""
+        return {each.weights.artifact: each.weights for each in self.milestones}
 
 
 @dataclass(frozen=True)
@@ -156,7 +186,10 @@ class MakeSamples:
         """Load the models. Raises DriftError if they aren't those that this evaluation was begun with."""
         run = self.chunks.run
         self.chunks.require_same(self.identity)
-        lineup = self.lineup or Lineup.of(run, self.identity.inputs, {}, self.device)
+        lineup = self.lineup
+        if lineup is None:
+            plan = self.chunks.begun()
+            lineup = Lineup.of(run, self.identity.inputs, {}, self.device, plan.earlier if plan else {})
         candidates = {candidate.name: candidate for candidate in lineup.candidates}
         decode, prompts_N, device = (
             decoder(run, self.device),

@@ -4,6 +4,7 @@ Shapes: B images, CHW image, S steps, K experts, C classes.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -130,7 +131,7 @@ def sampling_settings(run: Run, kind: ModelKind = "mixture") -> SamplingSettings
     """The settings of `settings_of`, and where they name no strategy the one that the run's evaluation found best.
 
     Any finished evaluation that measured all strategies will do. One that lacked the router which is there now, one of
-    other experts, or one that can't be read doesn't count; without any it is `once`.
+    other experts or of their milestones, or one that can't be read doesn't count; without any it is `once`.
     """
     settings = settings_of(run, kind)
     if settings.strategy is not None:
@@ -140,7 +141,8 @@ def sampling_settings(run: Run, kind: ModelKind = "mixture") -> SamplingSettings
             manifest = run.finished(evaluation(name))
         except (CorruptArtifact, DriftError):
             continue  # `status` tells of it; models don't depend on a report
-        if manifest and (ROUTER in manifest.identity.inputs or run.manifest(ROUTER) is None):
+        inputs = manifest.identity.inputs if manifest else {}
+        if manifest and {*run.experts} <= {*inputs} and (ROUTER in inputs or run.manifest(ROUTER) is None):
             return settings.changed(strategy=EvaluationInfo.of(manifest).best_strategy)
     return settings.changed(strategy="once")
 
@@ -177,19 +179,25 @@ def load_models(
     device: str = "cpu",
     offload: Offload | None = None,
     precision: Precision = "fp32",
+    milestones: Mapping[Artifact, Weights] | None = None,
 ) -> Models:
     """All experts, and the router if it is finished; or one of EXTRAS. Raises MissingArtifact, CorruptArtifact.
 
-    `offload`: see `resident_experts`; weights that come from files are verified each time.
+    `offload`: see `resident_experts`; weights that come from files are verified each time. `milestones`: weights of
+    artifacts that are taken in place of finished ones.
     """
+    earlier = milestones or {}
+
+    def load(artifact: Artifact, where: str) -> nn.Module:
+        return load_weights(run, earlier.get(artifact) or Weights.finished(run, artifact), where, precision)
+
     if kind != "mixture":
-        return Models(monolith_info(run, kind), (load_model(run, Artifact(kind), device, precision),), None, device)
+        return Models(monolith_info(run, kind), (load(Artifact(kind), device),), None, device)
     for artifact in run.experts:
-        run.require(artifact)
-
-    def fetch(expert: int, where: str) -> nn.Module:
-        return load_model(run, run.experts[expert], where, precision)
-
-    experts = resident_experts(fetch, [True] * len(run.experts), offload, device)
-    router = load_model(run, ROUTER, device, precision) if run.finished(ROUTER) else None
+        if artifact not in earlier:
+            run.require(artifact)
+    experts = resident_experts(
+        lambda expert, where: load(run.experts[expert], where), [True] * len(run.experts), offload, device
+    )
+    router = load(ROUTER, device) if ROUTER in earlier or run.finished(ROUTER) else None
     return Models(mixture_info(run), experts, router, device)

@@ -140,7 +140,7 @@ def test_what_is_there_is_measured_and_what_is_missing_is_said(random_run: Run, 
     run = copied(random_run, tmp_path / "run")
     publish(run, STUDENT, load_model(run, MONOLITH), 3, 4)
     for artifact in (MONOLITH, ROUTER):
-        (tmp_path / "run" / artifact / "_MANIFEST.json").rename(tmp_path / artifact)
+        (tmp_path / "run" / artifact).rename(tmp_path / artifact)
     evaluate(run)
     metrics, before = read_metrics(run), read_metrics(random_run)
     rows = {row["model"]: row for row in metrics["models"]}
@@ -155,7 +155,7 @@ def test_what_is_there_is_measured_and_what_is_missing_is_said(random_run: Run, 
     for line in ("full, top-1, top-2 (there is no trained router)", "monolith (it isn&#39;t trained)"):
         assert f"Not measured: {line}." in page and f"Not measured: {html.unescape(line)}." in text
     assert "beside the monolith" not in page
-    (tmp_path / MONOLITH).rename(tmp_path / "run" / MONOLITH / "_MANIFEST.json")
+    (tmp_path / MONOLITH).rename(tmp_path / "run" / MONOLITH)
     again = CliRunner().invoke(main, ["evaluate", run.url, "--name", "demo"])
     assert again.exit_code == 0 and "warning: monolith: finished since" in again.stderr
     assert run.require(evaluation("demo")).identity.inputs.keys() == {"experts/000", "experts/001", "student"}
@@ -163,7 +163,7 @@ def test_what_is_there_is_measured_and_what_is_missing_is_said(random_run: Run, 
     run.store.delete(evaluation("demo"))
     run.commit(evaluation("early"), [], early)
     assert sampling_settings(run).strategy == "top-1"
-    (tmp_path / ROUTER).rename(tmp_path / "run" / ROUTER / "_MANIFEST.json")
+    (tmp_path / ROUTER).rename(tmp_path / "run" / ROUTER)
     assert sampling_settings(run).strategy == "once", "an evaluation without the router no longer says what is best"
 
 
@@ -220,7 +220,7 @@ def test_with_nothing_to_measure_it_is_said(random_run: Run, tmp_path: Path) -> 
     settings = ("evaluate.strategies=[top-1]", "evaluate.num_samples=20")
     run = make_run(str(tmp_path / "run"), settings=settings, num_rows=9)
     for artifact in (MONOLITH, ROUTER):
-        (tmp_path / "run" / artifact / "_MANIFEST.json").unlink()
+        shutil.rmtree(tmp_path / "run" / artifact)
     with pytest.raises(
         MissingArtifact, match=r"nothing to measure: top-1 \(there is no trained router\); monolith .*;"
     ):

@@ -112,7 +112,7 @@ def test_a_model_that_is_gone_is_asked_for_and_one_that_another_command_lacked_i
     random_run: Run, tmp_path: Path
 ) -> None:
     run, gone = copied(random_run, tmp_path / "run"), tmp_path / "gone"
-    manifest = tmp_path / "run" / MONOLITH / "_MANIFEST.json"
+    monolith = tmp_path / "run" / MONOLITH
     loaded = Lineup.of
 
     def meanwhile(*arguments: Any) -> Lineup:
@@ -120,10 +120,10 @@ def test_a_model_that_is_gone_is_asked_for_and_one_that_another_command_lacked_i
         lineup = loaded(*arguments)
         if not gone.exists():
             gone.touch()
-            manifest.rename(tmp_path / "kept")
+            monolith.rename(tmp_path / "kept")
             with pytest.raises(KeyboardInterrupt):
                 evaluate(run, execute=ended)
-            (tmp_path / "kept").rename(manifest)
+            (tmp_path / "kept").rename(monolith)
         return lineup
 
     with pytest.MonkeyPatch.context() as patch:
@@ -133,7 +133,7 @@ def test_a_model_that_is_gone_is_asked_for_and_one_that_another_command_lacked_i
     assert [row["model"] for row in read_metrics(run)["models"]] == ["once", "full", "top-1", "top-2"]
     with pytest.raises(KeyboardInterrupt):
         evaluate(run, "later", execute=ended)
-    manifest.unlink()
+    shutil.rmtree(monolith)
     with pytest.raises(MissingArtifact, match="no finished monolith"):
         evaluate(run, "later")
 
