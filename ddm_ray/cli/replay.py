@@ -1,5 +1,7 @@
 """The verb that samples images from experts, for a router that is trained without rows."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -42,15 +44,26 @@ def replay(run_url: str, cluster: int | None, islands: str | None, island: str |
     if cluster is not None and not 0 <= cluster < len(run.experts):
         raise ConfigError(f"--cluster {cluster}: this run has clusters 0 to {len(run.experts) - 1}")
     require_replay(run)
-    for number in range(len(run.experts)) if cluster is None else [cluster]:
+    numbers = range(len(run.experts)) if cluster is None else [cluster]
+    missing = [number for number in numbers if not run.finished(replay_of(number))]
+    for needed in [needed for number in missing for needed in run.inputs(replay_of(number))]:
+        run.require(needed)  # before Ray is started
 
-        def stage(run: Any, report: Any, number: int = number) -> None:
-            from ddm_ray.data.sharded.ray_data import RayData
-            from ddm_ray.ray_session import ray_session
+    def stage(run: Any, report: Any, number: int, execute: Any) -> None:
+        click.echo(f"{len(images_of(run, number))} images of expert {number}")
+        make_replay(run, number, execute, report, "cuda" if site.prepare.use_gpu else "cpu")
 
-            click.echo(f"{len(images_of(run, number))} images of expert {number}")
-            ray_data = RayData(site.prepare, partial(ray_session, *site.ray(address)))
-            make_replay(run, number, ray_data, report, "cuda" if site.prepare.use_gpu else "cpu")
-
-        make(run_url, replay_of(number), stage)
+    with _ray_data(site, address) if missing else nullcontext() as execute:
+        for number in numbers:
+            make(run_url, replay_of(number), partial(stage, number=number, execute=execute))
     click.echo(f"next: ddm train {run_url} router")
+
+
+@contextmanager
+def _ray_data(site: Any, address: str | None) -> Iterator[Any]:
+    """Open one Ray for all clusters."""
+    from ddm_ray.data.sharded.ray_data import RayData
+    from ddm_ray.ray_session import ray_session
+
+    with ray_session(*site.ray(address)):
+        yield RayData(site.prepare)
