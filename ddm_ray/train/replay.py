@@ -4,7 +4,7 @@ Generative replay (Shin et al. 2017, arXiv 1705.08690): an expert's samples stan
 is used than the partition's counts. Shapes: B images of a portion, CHW image, C classes.
 """
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from ddm_ray.core.streams import REPLAY, SeedPurpose, seeds, stream
 from ddm_ray.data import OnProgress, no_progress
 from ddm_ray.data.schema import TRAIN, column, data_dtype, shard_schema, to_parquet
 from ddm_ray.data.sharded.chunk_store import ChunkRecord, ChunkStore, StoredFile
-from ddm_ray.data.sharded.stage import ShareRead, make_chunks
+from ddm_ray.data.sharded.stage import ShareTold, make_chunks
 from ddm_ray.data.sharded.work import Chunk, Executor
 from ddm_ray.errors import Begin, ConfigError
 from ddm_ray.sampling import driver
@@ -85,7 +85,9 @@ def make_replay(
     identity, chunks = run.identity(artifact), ChunkStore(run, artifact, ReplayPlan, ReplayRecord)
     plan = chunks.plan(lambda: _planned(run, cluster))
     maker = MakeReplay(chunks, identity, device)
-    records = make_chunks(chunks, plan, execute, read_portion, maker, _Observer(plan.units, on_progress))
+    records = make_chunks(
+        chunks, plan, execute, read_portion, maker, ShareTold(plan.units, on_progress, "asking the expert")
+    )
     chunks.require_complete(plan, records)
     chunks.delete_strays(records)
     labels_N = [label for unit in plan.units for label in unit.labels]
@@ -140,16 +142,6 @@ def read_portion(unit: ReplayPortion, done: Container[int]) -> Iterator[Chunk[Re
     """The `ReadUnit` of replay: a portion says all that is to be known."""
     if 0 not in done:
         yield Chunk(0, unit, 1.0)
-
-
-class _Observer(ShareRead[ReplayRecord]):
-    def __init__(self, units: Sequence[ReplayPortion], on_progress: OnProgress):
-        super().__init__(units)
-        self._on_progress = on_progress
-
-    def add(self, record: ReplayRecord, until: float) -> None:
-        self.advance(record.key.unit, until)
-        self._on_progress(self.fraction, "asking the expert")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ places of one cluster in a range of steps, CHW image.
 import atexit
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from ddm_ray.data import OnProgress, no_progress
 from ddm_ray.data.loading.loader import Loader, null_text_of
 from ddm_ray.data.sharded.chunk_store import ChunkRecord, ChunkStore, StoredFile
-from ddm_ray.data.sharded.stage import ShareRead, make_chunks
+from ddm_ray.data.sharded.stage import ShareTold, make_chunks
 from ddm_ray.data.sharded.work import Chunk, Executor
 from ddm_ray.errors import ConfigError, DriftError
 from ddm_ray.placement import TrainPlacement
@@ -107,7 +107,7 @@ def make_targets(
         return TargetsPlan(tuple(Steps(first, min(each, job.train.steps - first)) for first in firsts))
 
     plan = chunks.plan(planned)
-    observer = _Observer(plan.units, on_progress)
+    observer = ShareTold[TargetsRecord](plan.units, on_progress, "asking the expert")
     maker = MakeTargets(chunks, identity, device)
     try:
         records = make_chunks(chunks, plan, execute, ReadPlaces(run.url, cluster), maker, observer)
@@ -149,16 +149,6 @@ def _row_bytes(run: Run, job: TrainJob) -> int:
     text = run.config.data.text
     condition = 0 if text is None else text.channels
     return 4 * (3 * math.prod(job.image_shape) + condition)
-
-
-class _Observer(ShareRead[TargetsRecord]):
-    def __init__(self, units: Sequence[Steps], on_progress: OnProgress):
-        super().__init__(units)
-        self._on_progress = on_progress
-
-    def add(self, record: TargetsRecord, until: float) -> None:
-        self.advance(record.key.unit, until)
-        self._on_progress(self.fraction, "asking the expert")
 
 
 @dataclass(frozen=True)

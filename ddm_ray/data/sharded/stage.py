@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import Any, Generic, Protocol, TypeVar
 
+from ddm_ray.data import OnProgress
 from ddm_ray.data.sharded.chunk_store import ChunkRecord, ChunkStore, PlanT, RecordT, WorkUnit
 from ddm_ray.data.sharded.work import ChunkMaker, Executor, ReadUnit, Task
 from ddm_ray.storage.chunk_records import chunks_done
@@ -79,3 +80,16 @@ class ShareRead(Generic[RecordT]):
     def expected(self, rows: int) -> float:
         """About how many rows there will be, `rows` being those of the share that is read."""
         return rows / self.fraction if self.fraction else math.inf
+
+
+class ShareTold(ShareRead[RecordT]):
+    """An observer that tells the share after each chunk, with the same words."""
+
+    def __init__(self, units: Sequence[WorkUnit], on_progress: OnProgress, words: str):
+        super().__init__(units)
+        self._on_progress, self._words = on_progress, words
+
+    def add(self, record: RecordT, until: float) -> None:
+        """See ChunkObserver."""
+        self.advance(record.key.unit, until)
+        self._on_progress(self.fraction, self._words)
