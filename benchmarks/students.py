@@ -39,6 +39,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "3 times as many steps, from the largest": {"steps": 3, "student": ["student.start=largest"]},
     "taught by full": {"student": ["student.teacher=full"]},
     "taught by guidance 1.5": {"student": ["student.guidance_scale=1.5"]},
+    "taught by guidance 1.5, from the largest": {"student": ["student.guidance_scale=1.5", "student.start=largest"]},
+    "taught by guidance 1.5, from the largest, twice as many steps": {
+        "steps": 2,
+        "student": ["student.guidance_scale=1.5", "student.start=largest"],
+    },
     "slower average of weights, 3 times as many steps": {"steps": 3, "ema": 0.999},
 }
 QUICK_SETTINGS = ("as it is", "3 times as many steps")
