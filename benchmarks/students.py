@@ -83,9 +83,8 @@ def one_seed(data: Data, folder: Path, seed: int, args: argparse.Namespace) -> d
     measured: dict[str, Any] = {}
     if "students" in args.measure:
         shared = (*experts, ROUTER, MONOLITH)
-        for name, change in SETTINGS.items():
-            if args.quick and name not in QUICK_SETTINGS:
-                continue
+        for name in args.settings:
+            change = SETTINGS[name]
             where = folder / name.replace(" ", "-").replace("'", "").replace(",", "")
             run = variant(base, where, data, [*own, *student_of(change, seed, args.steps)], shared)
             measured[name] = _against_monolith(metrics(trained(run, [STUDENT])))
@@ -132,13 +131,14 @@ def main() -> None:
     parser.add_argument("--measure", nargs="+", default=MEASURES, choices=MEASURES)
     parser.add_argument("--data", nargs="+", default=list(BY_NAME), choices=list(BY_NAME))
     parser.add_argument("--folder", type=Path, help="keeps the runs, to go on from; a temporary one where not given")
+    parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS), metavar="NAME")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--jobs", type=int, default=2, help="data sets and seeds at once, each by one thread")
     parser.add_argument("--only", nargs=2, metavar=("DATA", "SEED"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.quick:
-        args.seeds, args.steps = 1, min(args.steps, 60)
+        args.seeds, args.steps, args.settings = 1, min(args.steps, 60), QUICK_SETTINGS
     if args.only:
         data, seed = BY_NAME[args.only[0]], int(args.only[1])
         print(json.dumps(one_seed(data, args.folder / data.name / str(seed), seed, args)))
