@@ -11,7 +11,8 @@ def test_seeds_are_consecutive_and_purposes_lie_apart() -> None:
 
 def test_purposes_keep_their_numbers() -> None:
     """Pictures of runs made before are of these seeds."""
-    assert [seeds(0, 1, purpose)[0] for purpose in SeedPurpose] == [2968811710, 3964924996, 3141116543, 2613022947]
+    numbers = [2968811710, 3964924996, 3141116543, 2613022947, 1874364848]
+    assert [seeds(0, 1, purpose)[0] for purpose in SeedPurpose] == numbers
 
 
 def test_every_bit_of_a_seed_and_every_part_of_a_key_counts() -> None:
