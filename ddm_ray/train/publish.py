@@ -91,8 +91,13 @@ class Milestones:
         elif self._painting.is_alive():
             print(f"warning: step {step}: no {PICTURE}, while that of an earlier step is painted", file=sys.stderr)
         else:
-            self._painting = Thread(target=self._paint, args=(step,), name="picture", daemon=True)
-            self._painting.start()
+            painting = Thread(target=self._paint, args=(step,), name="picture", daemon=True)
+            try:
+                painting.start()
+            except RuntimeError as error:  # no memory for its stack, for one
+                print(f"warning: step {step}: no {PICTURE}: {error}", file=sys.stderr)
+            else:
+                self._painting = painting
         return manifest
 
     def wait(self) -> None:
