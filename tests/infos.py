@@ -52,6 +52,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "TargetsInfo": {"rows": 3, "first_steps": (0, 2)},
     "EvaluationInfo": {"num_samples": 3, "frechet": {"once": 1.0}, "best_strategy": "once"},
+    "ReferenceInfo": {"rows": 3, "features": 2},
 }
 
 

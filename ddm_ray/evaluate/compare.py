@@ -19,7 +19,7 @@ from ddm_ray.evaluate.features import features_in_words, load_embedder
 from ddm_ray.evaluate.measure import reference_of
 from ddm_ray.evaluate.real_rows import RealRows
 from ddm_ray.evaluate.run import read_metrics
-from ddm_ray.evaluate.samples import CandidateSamples, SamplesPlan, SamplesRecord, SamplesStore, one_thread
+from ddm_ray.evaluate.samples import CandidateSamples, SamplesPlan, SamplesRecord, SamplesStore, here, one_thread
 from ddm_ray.evaluate.scores import Difference, Measured
 from ddm_ray.pictures.grid import GridRow, grid
 from ddm_ray.pictures.png import to_png
@@ -104,8 +104,9 @@ def compare(
     """Measure all candidates, or `only` those of these names in this order, by the first side's real rows.
 
     `features`: the network in whose features; None: as the first run's evaluations were. Where evaluations have other
-    numbers of samples, the first of each are taken. Raises SamplingError for runs of other data, or where there is
-    nothing to compare; MissingArtifact, CorruptArtifact, DriftError.
+    numbers of samples, the first of each are taken. Real rows in these features are kept in the first run. Raises
+    SamplingError for runs of other data, or where there is nothing to compare; MissingArtifact, CorruptArtifact,
+    DriftError.
     """
     first = sides[0].run
     for side in sides[1:]:
@@ -125,10 +126,15 @@ def compare(
         raise SamplingError(f"{len(chosen)} models to compare: name two or more of {', '.join(names)}, or none of them")
     count = min(len(each.number_M) for _, each in chosen)
     with one_thread():
-        on_progress(0.0, "training the classifier that measures")
+        on_progress(0.0, "reading real rows")
         features = features or first.config.evaluate.features
         embedder = load_embedder(features, device)
-        reference = reference_of(first, RealRows.of(first).decoded(decoder(first, device)).train, embedder)
+        seen = RealRows.of(first).decoded(decoder(first, device))
+        evaluating = first.config.evaluate.model_copy(update={"features": features})
+        measuring = Run(first.store, first.config.model_copy(update={"evaluate": evaluating}))
+        reference = reference_of(
+            measuring, seen, embedder, here(device), lambda share, note: on_progress(0.1 * share, note), device
+        )
         measured: dict[str, Measured] = {}
         lines: list[dict[str, Any]] = []
         shown, paired = list[GridRow](), list[str]()

@@ -3,6 +3,7 @@
 Shapes: N real rows, M samples, D features, K clusters.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,10 +27,13 @@ class Gaussian:
     @classmethod
     def of(cls, rows_ND: np.ndarray) -> "Gaussian":
         """Fit to at least 2 rows."""
-        rows_ND = np.asarray(rows_ND, np.float64)
-        covariance_DD = np.atleast_2d(np.cov(rows_ND, rowvar=False))
+        return cls.of_moments(*moments([rows_ND]))
+
+    @classmethod
+    def of_moments(cls, mean_D: np.ndarray, covariance_DD: np.ndarray) -> "Gaussian":
+        """From a mean and a covariance, float64."""
         values, vectors = np.linalg.eigh(covariance_DD)
-        return cls(rows_ND.mean(0), covariance_DD, (vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T)
+        return cls(mean_D, covariance_DD, (vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T)
 
     def distance(self, rows_MD: np.ndarray) -> float:
         """Squared Frechet (Wasserstein-2) distance to a Gaussian fitted to these rows, the form of FID.
@@ -51,6 +55,24 @@ class Gaussian:
         random = np.random.default_rng(seed)
         drawn = (rows_MD[random.integers(len(rows_MD), size=len(rows_MD))] for _ in range(draws))
         return np.array([self.distance(rows) for rows in drawn])
+
+
+def moments(parts: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and unbiased covariance, float64, of at least 2 rows that come in parts (B, D), of which one is in memory.
+
+    Parts are joined as Chan, Golub and LeVeque (1979) join sums of squares: about their own means.
+    """
+    count, mean_D, scatter_DD = 0, np.zeros(1), np.zeros((1, 1))
+    for part_BD in parts:
+        rows_BD = np.asarray(part_BD, np.float64)
+        if not len(rows_BD):
+            continue
+        own_D = rows_BD.mean(0)
+        centred_BD, gap_D, total = rows_BD - own_D, own_D - mean_D, count + len(rows_BD)
+        between_DD = np.outer(gap_D, gap_D) * (count * len(rows_BD) / total)
+        scatter_DD = scatter_DD + centred_BD.T @ centred_BD + between_DD
+        mean_D, count = mean_D + gap_D * (len(rows_BD) / total), total
+    return mean_D, scatter_DD / (count - 1)
 
 
 def kid(real_ND: np.ndarray, samples_MD: np.ndarray, seed: int, subsets: int = 50) -> tuple[float, float]:

@@ -16,12 +16,14 @@ import ddm_ray
 from ddm_ray.config import RunConfig
 from ddm_ray.data import OnProgress
 from ddm_ray.data.loading.loader import Rows
+from ddm_ray.data.sharded.work import Executor
 from ddm_ray.evaluate.candidates import Decode, Lineup
 from ddm_ray.evaluate.costs import training_cost
-from ddm_ray.evaluate.features import features_in_words, train_features
+from ddm_ray.evaluate.features import features_in_words
 from ddm_ray.evaluate.figures import experts_figure, shown_beside
 from ddm_ray.evaluate.losses import Loss, heldout_losses
 from ddm_ray.evaluate.real_rows import RealRows
+from ddm_ray.evaluate.reference import ReferenceRecord, make_reference
 from ddm_ray.evaluate.report import MOSAICS
 from ddm_ray.evaluate.router import router_diagnostics
 from ddm_ray.evaluate.samples import CandidateSamples
@@ -47,17 +49,20 @@ def measure(
     samples: Sequence[CandidateSamples],
     decode: Decode,
     embedder: Embedder | None,
+    execute: Executor[ReferenceRecord],
+    device: str,
     on_progress: OnProgress,
     milestones: Mapping[Artifact, Weights],
 ) -> tuple[dict[str, Any], bytes, bytes]:
     """The metrics of an evaluation, and as PNG a grid of a few samples of each model and each expert's own.
 
-    `request`: that for all images; `samples`: those of each candidate; `embedder`: as `Reference` has it; `milestones`:
-    weights of what still trains.
+    `request`: that for all images; `samples`: those of each candidate; `embedder`: as `Reference` has it; `execute`
+    embeds real rows on `device`; `milestones`: weights of what still trains.
     """
-    on_progress(0.8, "training the classifier that measures")
     seen = rows.decoded(decode)
-    reference = reference_of(run, seen.train, embedder)
+    reference = reference_of(
+        run, seen, embedder, execute, lambda share, note: on_progress(0.78 + 0.04 * share, note), device
+    )
     measured: dict[str, Measured] = {}
     for number, each in enumerate(samples):
         on_progress(0.82 + 0.1 * number / len(samples), f"measuring: {each.candidate}")
@@ -76,7 +81,7 @@ def measure(
         "run": config.name,
         "name": name,
         "num_samples": len(request.seeds),
-        "num_real": len(rows.train),
+        "num_real": reference.real.rows,
         "num_heldout": len(rows.heldout),
         "rows_elsewhere": rows.elsewhere,
         "features": features_in_words(config.evaluate.features, reference.num_features),
@@ -101,20 +106,27 @@ def measure(
     return metrics, pictures, to_png(experts_figure(run, lineup.mixture, seen.shown, decode))
 
 
-def reference_of(run: Run, train: Rows, embedder: Embedder | None) -> Reference:
-    """The reference that the run's real rows make, as images."""
+def reference_of(
+    run: Run,
+    seen: RealRows,
+    embedder: Embedder | None,
+    execute: Executor[ReferenceRecord],
+    on_progress: OnProgress,
+    device: str,
+) -> Reference:
+    """The reference that the run's real rows make, made now if none is kept; `seen`: those in memory, as images."""
     config, prior_CK = run.config, mixture_info(run).prior_CK
     assert prior_CK is not None
-    known = (train.label_N, classes) if (classes := config.data.num_classes) else (train.cluster_N, len(run.experts))
-    net = train_features(train.data_NCHW, *known, config.evaluate.seed)
+    net, real = make_reference(run, seen.train, seen.elsewhere, execute, on_progress, device)
     every = sum(PartitionInfo.of(run.require(PARTITION)).rows_K)
     return Reference.of(
         net,
-        train,
+        real,
+        seen.train,
         prior_CK.numpy(),
         config.evaluate.seed,
-        labelled=bool(classes),
-        whole_set=len(train) == every,
+        labelled=bool(config.data.num_classes),
+        whole_set=len(real.label_M) == every,
         embedder=embedder,
     )
 

@@ -44,7 +44,7 @@ def evaluate(
     name: str = "demo",
     on_progress: OnProgress = no_progress,
     device: str = "cpu",
-    execute: Executor[SamplesRecord] | None = None,
+    execute: Executor[Any] | None = None,
     made_on: str | None = None,
     at: int | None = None,
 ) -> Manifest:
@@ -53,8 +53,8 @@ def evaluate(
     Of router, monolith and student it measures those that there were when it was begun, and names the others, as it
     does a monolith or a student that was made otherwise than this run wants it. What still trained then is measured by
     its newest milestone; every expert needs one. `at`: measure all by their newest weights of so many steps at most.
-    Killed at any moment, called again it goes on. `execute` makes the samples on devices `made_on`; None: this process
-    does, on `device`, on which all is measured.
+    Killed at any moment, called again it goes on. `execute` makes the samples, and embeds real rows, on devices
+    `made_on`; None: this process does, on `device`, on which all is measured.
     Raises MissingArtifact, CorruptArtifact, DriftError; SamplingError for a strategy that doesn't exist; DataError
     without training rows; and what `load_embedder` raises.
     """
@@ -81,6 +81,7 @@ def evaluate(
     request = request_of(run.config, prompts_N, numbers)
     for candidate in lineup.candidates:
         validate(candidate.request(request), candidate.models.info)
+    executor: Executor[Any] = execute or here(device)
     with one_thread():
         units, milestones = portions(lineup.candidates, numbers), tuple(map(Milestone.of, earlier.values()))
         plan = chunks.plan(lambda: SamplesPlan(units, tuple(identity.inputs), milestones), identity)
@@ -89,13 +90,24 @@ def evaluate(
             return evaluate(run, name, on_progress, device, execute, made_on, at)
         observer = ImagesObserver(plan.units, lambda share, note: on_progress(0.02 + 0.76 * share, note))
         maker = MakeSamples(chunks, identity, made_on or device, lineup if execute is None else None)
-        records = make_chunks(chunks, plan, execute or here(device), read_portion, maker, observer)
+        records = make_chunks(chunks, plan, executor, read_portion, maker, observer)
         chunks.require_complete(plan, records)
         samples = [CandidateSamples(chunks, plan, records, candidate.name) for candidate in lineup.candidates]
 
         def measured() -> tuple[bytes, dict[str, Any]]:
             metrics, grid_png, experts_png = measure(
-                run, name, lineup, rows, request, samples, decoder(run, device), embedder, on_progress, earlier
+                run,
+                name,
+                lineup,
+                rows,
+                request,
+                samples,
+                decoder(run, device),
+                embedder,
+                executor,
+                made_on or device,
+                on_progress,
+                earlier,
             )
             page = render(metrics, grid_png, experts_png).encode()
             text = json.dumps(metrics, indent=1).encode() + b"\n"

@@ -1,6 +1,6 @@
 """Scores of one model's samples, measured against the run's real rows.
 
-Shapes: N real training rows, M samples, C classes and the null one, K clusters.
+Shapes: M samples, C classes and the null one, K clusters.
 """
 
 from collections.abc import Iterable
@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from ddm_ray.data.loading.loader import Rows
-from ddm_ray.evaluate.distances import Gaussian, RealNeighbours, kid, nearest, total_variation
+from ddm_ray.evaluate.distances import RealNeighbours, kid, nearest, total_variation
 from ddm_ray.evaluate.features import CHUNK, FeatureNet, Seen, see
+from ddm_ray.evaluate.reference import RealFeatures
 from ddm_ray.models.embedders import Embedder
 
 NEIGHBOUR_ROWS = 10_000
@@ -76,13 +77,17 @@ class Difference:
 
 @dataclass(frozen=True)
 class Reference:
-    """The real rows, as the classifier or an embedder sees them: everything is compared with these."""
+    """The real rows, as the classifier or an embedder sees them: everything is compared with these.
+
+    `train`: rows in memory, whose data are images in [-1, 1]. `labelled`: the classifier knows labels; else it knows
+    clusters, and labels are taken for 0, the row of p(k). `whole_set`: all training rows' features are kept; only then
+    copies can be told. `embedder`: whose features are compared; None: the classifier's.
+    """
 
     net: FeatureNet
-    train: Rows
-    train_seen: Seen
-    gaussian: Gaussian
+    real: RealFeatures
     neighbours: RealNeighbours
+    train: Rows
     prior_CK: np.ndarray
     seed: int
     labelled: bool
@@ -93,6 +98,7 @@ class Reference:
     def of(
         cls,
         net: FeatureNet,
+        real: RealFeatures,
         train: Rows,
         prior_CK: np.ndarray,
         seed: int,
@@ -100,21 +106,15 @@ class Reference:
         whole_set: bool = True,
         embedder: Embedder | None = None,
     ) -> Self:
-        """From training rows, whose data are images in [-1, 1]; `labelled`: the classifier knows their labels.
-
-        Else it knows their clusters, and labels are taken for 0, the row of p(k). `whole_set`: no training row is left
-        out; only then copies can be told. `embedder`: whose features are compared; None: the classifier's.
-        """
-        seen = see(net, [train.data_NCHW], embedder)
-        chosen = np.random.default_rng(seed).permutation(len(train))[:NEIGHBOUR_ROWS]
-        neighbours = RealNeighbours.of(seen.features_ND[np.sort(chosen)])
-        gaussian = Gaussian.of(seen.features_ND)
-        return cls(net, train, seen, gaussian, neighbours, prior_CK, seed, labelled, whole_set, embedder)
+        """From features of real rows and the fields above."""
+        chosen = np.sort(np.random.default_rng(seed).permutation(len(real.label_M))[:NEIGHBOUR_ROWS])
+        neighbours = RealNeighbours.of(real.features_MD[chosen])
+        return cls(net, real, neighbours, train, prior_CK, seed, labelled, whole_set, embedder)
 
     @property
     def num_features(self) -> int:
         """D."""
-        return int(self.train_seen.features_ND.shape[1])
+        return int(self.real.features_MD.shape[1])
 
     def score(self, images: Iterable[Tensor], label_M: Tensor) -> Score:
         """The score of `measure`."""
@@ -131,7 +131,7 @@ class Reference:
         cluster_M = self._neighbour_clusters(seen)
         distances, draws = self._distances(seen.features_ND)
         neighbourhood = asdict(self.neighbours.compare(seen.features_ND[:NEIGHBOUR_ROWS]))
-        if not self.whole_set or len(self.train) > NEIGHBOUR_ROWS:
+        if not self.whole_set or self.real.rows > NEIGHBOUR_ROWS:
             neighbourhood["copied"] = None
         score = Score(
             n=len(seen.class_N),
@@ -148,9 +148,9 @@ class Reference:
 
     def floor(self, n: int) -> Score:
         """The score of `n` real rows, drawn with replacement: about the best that a sampler can reach."""
-        rows_M = np.random.default_rng(self.seed).integers(len(self.train), size=n)
-        label_M, cluster_M = self.train.label_N.numpy()[rows_M], self.train.cluster_N.numpy()[rows_M]
-        distances, _ = self._distances(self.train_seen.features_ND[rows_M])
+        rows_M = np.random.default_rng(self.seed).integers(len(self.real.label_M), size=n)
+        label_M, cluster_M = self.real.label_M[rows_M], self.real.cluster_M[rows_M]
+        distances, _ = self._distances(self.real.features_MD[rows_M])
         # A kernel distance of the same rows would be below none; neighbours would be the rows themselves.
         names = ("kid", "kid_std", "accuracy", "precision", "recall", "density", "coverage", "copied")
         unmeasured: dict[str, Any] = dict.fromkeys(names)
@@ -172,13 +172,13 @@ class Reference:
         return images_BCHW
 
     def _neighbour_clusters(self, seen: Seen) -> np.ndarray:
-        return self.train.cluster_N.numpy()[nearest(self.train_seen.features_ND, seen.features_ND)]
+        return self.real.cluster_M[nearest(self.real.features_MD, seen.features_ND)]
 
     def _distances(self, features_MD: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
-        distance, deviation = kid(self.train_seen.features_ND, features_MD, self.seed)
-        draws = self.gaussian.draws(features_MD, self.seed)
+        distance, deviation = kid(self.real.features_MD, features_MD, self.seed)
+        draws = self.real.gaussian.draws(features_MD, self.seed)
         return {
-            "frechet": self.gaussian.distance(features_MD),
+            "frechet": self.real.gaussian.distance(features_MD),
             "frechet_std": float(draws.std(ddof=1)),
             "kid": distance,
             "kid_std": deviation,

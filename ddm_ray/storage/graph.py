@@ -7,12 +7,8 @@ and its derivation in `train/job.py`. A new stage is a name in `Stage` and a ver
 
 import re
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from dataclasses import dataclass
-from operator import attrgetter
-from typing import Any, Literal, Self
-
-from pydantic import BaseModel, ValidationError
+from typing import Literal, Self
 
 from ddm_ray.config import RunConfig
 from ddm_ray.storage.info import (
@@ -20,6 +16,7 @@ from ddm_ray.storage.info import (
     EvaluationInfo,
     Info,
     PartitionInfo,
+    ReferenceInfo,
     ReportInfo,
     RowsInfo,
     ShardInfo,
@@ -34,7 +31,7 @@ _NAME = re.compile(r"[^/]+")
 class Artifact(str):
     """One artifact of a run, equal to its path there: `Artifact("experts/003")`. Raises ValueError for another path.
 
-    `kind` names its row of `KINDS`. Where a kind has many, `cluster` tells which, or `name` of an evaluation.
+    `kind` names its row of `KINDS`. Where a kind has many, `cluster` tells which, or `name`.
     """
 
     kind: str
@@ -140,32 +137,6 @@ def committed_by_stage(config: RunConfig, artifact: Artifact) -> Artifact:
     """The artifact whose stage is to be run for this one: the partition for its parts, except for shards of owners."""
     part = artifact.stage == "partition" and not (config.partition.given and artifact.kind == "shard")
     return PARTITION if part else artifact
-
-
-def fields(config: RunConfig, artifact: Artifact) -> dict[str, Any]:
-    """The fields of the configuration that an artifact's stage reads: what its identity holds, by their last names."""
-    everything = config.model_dump(mode="json")
-    return {path.rpartition(".")[2]: _at(everything, path) for path in KINDS[artifact.kind].reads(config)}
-
-
-def completed(config: RunConfig, artifact: Artifact, fields: dict[str, Any]) -> dict[str, Any]:
-    """Fields of an identity as today's configuration spells them, what has been added since at its default.
-
-    Fields that it can't read any more are left as they are, so that they drift.
-    """
-    spelled = dict(fields)
-    for path in KINDS[artifact.kind].reads(config):
-        name, part = path.rpartition(".")[2], attrgetter(path)(config)
-        if isinstance(part, BaseModel) and name in fields:
-            with suppress(ValidationError):
-                spelled[name] = type(part).model_validate(fields[name]).model_dump(mode="json")
-    return spelled
-
-
-def _at(value: Any, path: str) -> Any:
-    for name in path.split("."):
-        value = value[name]
-    return value
 
 
 def _clusters(config: RunConfig) -> range:
@@ -297,6 +268,13 @@ KINDS = {
         reads=_constant("evaluate", "sample"),
         inputs=lambda config, _: trained_of(config),
     ),
+    "reference": Kind(
+        member="references/{}",
+        stage="evaluate",
+        info=ReferenceInfo,
+        reads=_constant("data", "partition.num_clusters", "evaluate.features", "evaluate.seed"),
+        inputs=lambda *_: (PARTITION,),
+    ),
 }
 
 EVALUATIONS = "eval"
@@ -342,6 +320,11 @@ def replay(cluster: int) -> Artifact:
 def evaluation(name: str) -> Artifact:
     """One evaluation."""
     return _member("evaluation", name)
+
+
+def reference(name: str) -> Artifact:
+    """Real rows as some features see them, for evaluations to compare with."""
+    return _member("reference", name)
 
 
 def _member(kind: str, which: int | str) -> Artifact:

@@ -149,6 +149,13 @@ class EvaluationInfo(Info):
     best_strategy: str
 
 
+class ReferenceInfo(Info):
+    """Training rows whose features are a reference, and how many features each has."""
+
+    rows: int
+    features: int
+
+
 class StateInfo(Info):
     """A training state: steps that are done, seconds that they took, and the world size that wrote it."""
 

@@ -6,6 +6,7 @@ from ddm_ray.config import RunConfig, parse_config
 from ddm_ray.errors import Begin, CorruptArtifact, DriftError, Make, MissingArtifact, RunError, StorageError, refusal
 from ddm_ray.storage import graph
 from ddm_ray.storage.graph import Artifact
+from ddm_ray.storage.identity import completed, fields_of
 from ddm_ray.storage.info import Info
 from ddm_ray.storage.manifest import (
     NAME,
@@ -85,7 +86,7 @@ class Run:
         """Identity to make the artifact under now; inputs that aren't here (another site's) are left out."""
         manifests = {name: self.manifest(name) for name in self.inputs(artifact)}
         digests = {str(name): manifest.digest for name, manifest in manifests.items() if manifest}
-        return Identity(graph.fields(self.config, artifact), digests)
+        return Identity(fields_of(self.config, artifact), digests)
 
     def inputs(self, artifact: Artifact) -> tuple[Artifact, ...]:
         """The artifacts that an artifact is made from."""
@@ -116,7 +117,7 @@ class Run:
 
         The expected one is today's unless given. A field that an older version didn't have counts as its default.
         """
-        spelled = Identity(graph.completed(self.config, artifact, made.fields), made.inputs)
+        spelled = Identity(completed(self.config, artifact, made.fields), made.inputs)
         return drift(expected or self.identity(artifact), spelled)
 
     def require(self, artifact: Artifact) -> Manifest:

@@ -10,6 +10,7 @@ from torch import nn
 
 from ddm_ray.config import RunConfig
 from ddm_ray.storage import graph
+from ddm_ray.storage.identity import fields_of
 from ddm_ray.storage.info import Info, StateInfo, WeightsInfo
 from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest
 from ddm_ray.train import state
@@ -28,7 +29,7 @@ class FileSizes:
         """`model` is the job's, on any device."""
         self._job = job
         inputs = {str(name): _DIGEST for name in graph.inputs(config, job.artifact)}
-        self._identity = Identity(graph.fields(config, job.artifact), inputs)
+        self._identity = Identity(fields_of(config, job.artifact), inputs)
         self._attempt = f"{job.artifact}/attempts/0001"
         self._weights = _safetensors_bytes(model)
         self._shards: dict[str, FileRecord] = {}

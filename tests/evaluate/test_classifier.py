@@ -6,6 +6,7 @@ import torch
 
 from ddm_ray.data.loading.loader import Rows, load_rows
 from ddm_ray.evaluate.features import see, train_features
+from ddm_ray.evaluate.reference import RealFeatures
 from ddm_ray.evaluate.scores import Reference
 from ddm_ray.sampling.run_models import mixture_info
 from ddm_ray.storage.graph import shard
@@ -26,7 +27,7 @@ def heldout(random_run: Run) -> Rows:
 def reference(random_run: Run, train: Rows) -> Reference:
     net = train_features(train.data_NCHW, train.label_N, 10, seed=0)
     prior_CK = mixture_info(random_run).prior_CK.numpy()
-    return Reference.of(net, train, prior_CK, seed=0)
+    return Reference.of(net, RealFeatures.of(net, train), train, prior_CK, seed=0)
 
 
 def test_it_reads_digits_that_it_never_saw(reference: Reference, heldout: Rows) -> None:
@@ -34,7 +35,7 @@ def test_it_reads_digits_that_it_never_saw(reference: Reference, heldout: Rows) 
 
 
 def test_features_of_training_rows_have_mean_variance_one(reference: Reference) -> None:
-    assert reference.train_seen.features_ND.var(axis=0).mean() == pytest.approx(1, rel=1e-4)
+    assert reference.real.features_MD.var(axis=0).mean() == pytest.approx(1, rel=1e-4)
 
 
 def test_the_same_seed_gives_the_same_network(train: Rows) -> None:

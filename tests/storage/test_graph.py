@@ -18,12 +18,12 @@ from ddm_ray.storage.graph import (
     artifacts,
     evaluation,
     expert,
-    fields,
     inputs,
     owner_rows,
     shard,
     trained_of,
 )
+from ddm_ray.storage.identity import fields_of
 from ddm_ray.storage.info import Info
 from ddm_ray.storage.manifest import Identity, Manifest
 from tests.infos import info_of
@@ -81,14 +81,16 @@ def test_every_kind_names_fields_that_there_are(config):
     for kind, row in KINDS.items():
         artifact = Artifact(row.path or (row.member or "").format(0))
         assert artifact.kind == kind
-        assert fields(config, artifact)
+        assert fields_of(config, artifact)
 
 
 def test_an_identity_reads_what_its_stage_reads_and_no_more(config):
     """A change elsewhere must not make an artifact drift."""
     other = load_recipe("tiny", ("router.train.steps=7", *(GIVEN if config.partition.given else ())))
     changed = [
-        artifact for artifact in (*artifacts(config), ROUTER) if fields(config, artifact) != fields(other, artifact)
+        artifact
+        for artifact in (*artifacts(config), ROUTER)
+        if fields_of(config, artifact) != fields_of(other, artifact)
     ]
     assert set(changed) == {ROUTER}
 

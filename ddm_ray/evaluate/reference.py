@@ -1,0 +1,256 @@
+"""A run's real rows as the features of its evaluations see them: all training rows, embedded once, in bounded memory.
+
+Shapes: N rows, of which M are kept, CHW data, D features.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Container, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import torch
+from safetensors.numpy import load, save
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+
+from ddm_ray.config import RunConfig
+from ddm_ray.data import OnProgress
+from ddm_ray.data.loading.loader import Rows, require_shard
+from ddm_ray.data.schema import TRAIN, array, as_modelled, data_dtype, read_parquet
+from ddm_ray.data.sharded.chunk_store import ChunkRecord, ChunkStore, StoredFile
+from ddm_ray.data.sharded.stage import ShareTold, make_chunks
+from ddm_ray.data.sharded.work import Chunk, Executor
+from ddm_ray.evaluate.candidates import decoder
+from ddm_ray.evaluate.distances import Gaussian, moments
+from ddm_ray.evaluate.features import CHUNK, FeatureNet, load_embedder, see, train_features
+from ddm_ray.models.embedders import Embedder
+from ddm_ray.storage.chunk_records import ChunkKey
+from ddm_ray.storage.graph import Artifact, reference, shard
+from ddm_ray.storage.info import ReferenceInfo
+from ddm_ray.storage.manifest import Identity
+from ddm_ray.storage.run import Run
+
+KEPT_BYTES = 2**28
+"""Bytes of features (float32) in memory, at most: of a larger set so many rows are drawn, beside all rows' moments."""
+CLASSIFIER, STATISTICS = "_classifier/CLASSIFIER.json", "_statistics/STATISTICS.json"
+"""Name the files of the classifier, and of what is kept of all features."""
+
+
+@dataclass(frozen=True)
+class RealFeatures:
+    """Features of real rows: the Gaussian of all `rows`, and of M that are kept the features, labels and clusters."""
+
+    features_MD: np.ndarray
+    label_M: np.ndarray
+    cluster_M: np.ndarray
+    gaussian: Gaussian
+    rows: int
+
+    @classmethod
+    def of(cls, net: FeatureNet, rows: Rows, embedder: Embedder | None = None) -> Self:
+        """Features of all rows, whose data are images in [-1, 1]."""
+        features_MD = see(net, [rows.data_NCHW], embedder).features_ND
+        return cls(features_MD, rows.label_N.numpy(), rows.cluster_N.numpy(), Gaussian.of(features_MD), len(rows))
+
+    def to_bytes(self) -> bytes:
+        """A safetensors file, of features in float32, as networks give them."""
+        every = {
+            "features": self.features_MD.astype(np.float32),
+            "label": self.label_M,
+            "cluster": self.cluster_M,
+            "mean": self.gaussian.mean_D,
+            "covariance": self.gaussian.covariance_DD,
+        }
+        return save({name: np.ascontiguousarray(values) for name, values in every.items()})
+
+    @classmethod
+    def from_bytes(cls, data: bytes, rows: int) -> Self:
+        """Read what `to_bytes` made."""
+        every = load(data)
+        features_MD = every["features"].astype(np.float64)
+        gaussian = Gaussian.of_moments(every["mean"], every["covariance"])
+        return cls(features_MD, every["label"], every["cluster"], gaussian, rows)
+
+
+@dataclass(frozen=True)
+class RowsFile:
+    """A file of training rows of a shard: a unit of work."""
+
+    cluster: int
+    file: str
+    size: int
+
+    @property
+    def key(self) -> str:
+        return f"{shard(self.cluster)}/{self.file}"
+
+    @property
+    def bytes(self) -> int:
+        return self.size
+
+
+@dataclass(frozen=True)
+class ReferencePlan:
+    """The files of all shards that are here."""
+
+    units: tuple[RowsFile, ...]
+
+
+@dataclass(frozen=True)
+class ReferenceRecord(ChunkRecord):
+    """A file's rows: how many, and the file of their features, labels and clusters."""
+
+    rows: int
+    part: StoredFile
+
+
+ReferenceStore = ChunkStore[ReferencePlan, ReferenceRecord]
+
+
+def named(config: RunConfig, elsewhere: Iterable[int]) -> Artifact:
+    """The reference in the features of a configuration, by the shards that aren't `elsewhere`."""
+    features = config.evaluate.features
+    described = [features.model_dump(mode="json") if features else None, sorted(elsewhere)]
+    digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+    return reference(f"{features.kind if features else 'classifier'}-{digest[:12]}")
+
+
+def make_reference(
+    run: Run,
+    train: Rows,
+    elsewhere: Iterable[int],
+    execute: Executor[ReferenceRecord],
+    on_progress: OnProgress,
+    device: str,
+) -> tuple[FeatureNet, RealFeatures]:
+    """Embed all training rows of the shards that aren't `elsewhere`, once: the classifier, and what is kept of them.
+
+    `train`: rows in memory, as images, that the classifier is fitted to. `execute` embeds on `device`.
+    Killed at any moment, called again it goes on. Raises MissingArtifact, CorruptArtifact, DriftError, StorageError,
+    RayError, and what `load_embedder` raises.
+    """
+    artifact = named(run.config, elsewhere)
+    chunks = ReferenceStore(run, artifact, ReferencePlan, ReferenceRecord)
+    if run.finished(artifact) is None:
+        _make(chunks, train, sorted(elsewhere), execute, on_progress, device)
+    data, fields = chunks.read_once(STATISTICS)
+    return _classifier(chunks), RealFeatures.from_bytes(data, fields["rows"])
+
+
+def _make(
+    chunks: ReferenceStore,
+    train: Rows,
+    elsewhere: list[int],
+    execute: Executor[ReferenceRecord],
+    on_progress: OnProgress,
+    device: str,
+) -> None:
+    run, artifact = chunks.run, chunks.artifact
+    identity = run.identity(artifact)
+
+    def planned() -> ReferencePlan:
+        manifests = [require_shard(run, shard(each)) for each in range(len(run.experts)) if each not in elsewhere]
+        files = [(Artifact(each.artifact).cluster or 0, file) for each in manifests for file in each.files.items()]
+        units = (RowsFile(each, name, file.bytes) for each, (name, file) in files if name.startswith(f"{TRAIN}-"))
+        return ReferencePlan(tuple(sorted(units, key=lambda unit: unit.key)))
+
+    def fitted() -> tuple[bytes, dict[str, Any]]:
+        on_progress(0.0, "training the classifier that measures")
+        classes = run.config.data.num_classes
+        label_N = train.label_N if classes else train.cluster_N
+        net = train_features(train.data_NCHW, label_N, classes or len(run.experts), run.config.evaluate.seed)
+        return save_tensors({name: tensor.contiguous() for name, tensor in net.state_dict().items()}), {}
+
+    plan = chunks.plan(planned, identity)
+    chunks.write_once(CLASSIFIER, ".safetensors", fitted)
+    observer = ShareTold[ReferenceRecord](plan.units, on_progress, "features of real rows")
+    maker = MakeReference(chunks, identity, device)
+    records = make_chunks(chunks, plan, execute, ReadFile(run), maker, observer)
+    chunks.require_complete(plan, records)
+    data, fields = chunks.write_once(STATISTICS, ".safetensors", lambda: _statistics(chunks, records))
+    chunks.delete_strays(records)
+    files = {name: file for record in records for name, file in record.files.items()}
+    info = ReferenceInfo(rows=fields["rows"], features=load(data)["features"].shape[1])
+    run.commit_records(artifact, files, info, identity=identity)
+
+
+def _statistics(chunks: ReferenceStore, records: list[ReferenceRecord]) -> tuple[bytes, dict[str, Any]]:
+    """File of what is kept of all features, and the number of rows."""
+    total = sum(record.rows for record in records)
+    kept = list[dict[str, np.ndarray]]()
+
+    def parts() -> Iterator[np.ndarray]:
+        first, kept_N = 0, np.ones(total, bool)
+        for record in records:
+            part = load(chunks.read(record, record.part[0]))
+            if not first:
+                most = max(2, KEPT_BYTES // (4 * part["features"].shape[1]))
+                kept_N = np.random.default_rng(chunks.run.config.evaluate.seed).permutation(total) < most
+            own_B = kept_N[first : first + record.rows]
+            kept.append({name: values[own_B] for name, values in part.items()})
+            first += record.rows
+            yield part["features"]
+
+    gaussian = Gaussian.of_moments(*moments(parts()))
+    every = {name: np.concatenate([part[name] for part in kept]) for name in kept[0]}
+    real = RealFeatures(every["features"], every["label"], every["cluster"], gaussian, total)
+    return real.to_bytes(), {"rows": total}
+
+
+def _classifier(chunks: ReferenceStore) -> FeatureNet:
+    config = chunks.run.config
+    net = FeatureNet(config.data.pixel_shape[0], config.data.num_classes or len(chunks.run.experts))
+    net.load_state_dict(load_tensors(chunks.read_once(CLASSIFIER)[0]))
+    return net.eval()
+
+
+@dataclass(frozen=True)
+class ReadFile:
+    """The `ReadUnit` of a reference: the data, labels and clusters of a file's rows."""
+
+    run: Run
+
+    def __call__(self, unit: RowsFile, done: Container[int]) -> Iterator[Chunk[pa.Table]]:
+        if 0 not in done:
+            data = self.run.read(shard(unit.cluster), unit.file)
+            columns = ["data", *(["label"] if self.run.config.data.text is None else [])]
+            table = read_parquet(data, f"{self.run.url}/{unit.key}", columns)
+            clusters = pa.array(np.full(table.num_rows, unit.cluster, np.int64))
+            yield Chunk(0, table.append_column("cluster", clusters), 1.0)
+
+
+@dataclass(frozen=True)
+class MakeReference:
+    """The `ChunkMaker` of a reference."""
+
+    chunks: ReferenceStore
+    identity: Identity
+    device: str
+
+    def load(self) -> Callable[[pa.Table], dict[str, np.ndarray]]:
+        """Load the networks. Raises DriftError if it was begun otherwise, and what `load_embedder` raises."""
+        self.chunks.require_same(self.identity)
+        run, net = self.chunks.run, _classifier(self.chunks)
+        embedder, decode = load_embedder(run.config.evaluate.features, self.device), decoder(run, self.device)
+
+        def embed(table: pa.Table) -> dict[str, np.ndarray]:
+            data_NCHW = array(table["data"], data_dtype(run.config.data), run.config.data.shape)
+            parts = (
+                decode(torch.from_numpy(as_modelled(data_NCHW[first : first + CHUNK])))
+                for first in range(0, len(data_NCHW), CHUNK)
+            )
+            cluster_B = table["cluster"].to_numpy()
+            label_B = table["label"].to_numpy() if "label" in table.column_names else np.zeros_like(cluster_B)
+            features_BD = see(net, parts, embedder).features_ND.astype(np.float32)
+            return {"features": features_BD, "label": label_B.astype(np.int64), "cluster": cluster_B}
+
+        return embed
+
+    def store(self, key: ChunkKey, made: dict[str, np.ndarray]) -> ReferenceRecord:
+        """See ChunkMaker."""
+        data = save({name: np.ascontiguousarray(values) for name, values in made.items()})
+        part = self.chunks.put(key, "features/", ".safetensors", data)
+        return self.chunks.finish(ReferenceRecord(key=key, rows=len(made["label"]), part=part))
