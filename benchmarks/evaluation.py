@@ -3,6 +3,7 @@ a plain loop.
 
 Memory: two evaluations of one run of small untrained networks, in a process each, of `--few` and of `--many` samples.
 Kill: a third one like the second, killed three times as it samples; then its figures are those of the second.
+Rows: evaluations of few samples beside `--few-rows` and `--many-rows` real ones.
 Loop: the sampling stage by one thread against a loop that samples the same images in batches and keeps none.
 """
 
@@ -43,9 +44,9 @@ from ddm_ray.storage.graph import evaluation  # noqa: E402
 from ddm_ray.storage.run import Run  # noqa: E402
 from tests.random_run import make_run  # noqa: E402
 
-MEASURES = ("memory", "loop")
-SIZES = {"few": 5000, "many": 50_000, "looped": 10_000, "rounds": 5}
-QUICK = {"few": 1000, "many": 4000, "looped": 2000, "rounds": 2}
+MEASURES = ("memory", "rows", "loop")
+SIZES = {"few": 5000, "many": 50_000, "few_rows": 20_000, "many_rows": 1_000_000, "looped": 10_000, "rounds": 5}
+QUICK = {"few": 1000, "many": 4000, "few_rows": 2000, "many_rows": 20_000, "looped": 2000, "rounds": 2}
 NAME = "demo"
 CHEAP, USUAL = "sample={solver: euler, steps: 2}", "sample={solver: ab2, steps: 25}"
 # What is asked for: memory of many over that of few, and time of the stage over that of a loop.
@@ -60,9 +61,9 @@ print(taken_bytes("VmHWM"))
 """
 
 
-def made(folder: Path, samples: int, sample: str = CHEAP) -> Run:
+def made(folder: Path, samples: int, sample: str = CHEAP, rows: int = 1797, files: int = 1) -> Run:
     settings = ("evaluate.strategies=[once, top-1]", f"evaluate.num_samples={samples}", sample)
-    return make_run(str(folder), settings=settings, num_rows=1797)
+    return make_run(str(folder), settings=settings, num_rows=rows, num_files=files)
 
 
 def begin(run: Run) -> "subprocess.Popen[str]":
@@ -108,6 +109,17 @@ def measure_memory(args: argparse.Namespace, folder: Path, report: Report) -> No
     report.add(Claim("other figures after three kills", float(not same), "", 0))
 
 
+def measure_rows(args: argparse.Namespace, folder: Path, report: Report) -> None:
+    """Peak memory by the number of real rows, digits again and again, and the time that they take once and again."""
+    for number in (args.few_rows, args.many_rows):
+        run = made(folder / f"rows-{number}", args.few, rows=number, files=max(1, number // 20_000))
+        first, began = peak(run), time.perf_counter()
+        report.add(Claim(f"peak memory beside {number} real rows", first / 2**20, "MiB"))
+        run.store.delete(evaluation(NAME))
+        peak(run)
+        report.add(Claim(f"evaluated again beside {number} real rows", time.perf_counter() - began, "s"))
+
+
 def measure_loop(args: argparse.Namespace, folder: Path, report: Report) -> None:
     """The sampling stage, its files included, against a plain loop."""
     run = made(folder / "looped", args.looped, USUAL)
@@ -141,7 +153,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="ddm-evaluation-") as name:
         folder = Path(args.folder or name)
         for measure in args.measure:
-            {"memory": measure_memory, "loop": measure_loop}[measure](args, folder, report)
+            {"memory": measure_memory, "rows": measure_rows, "loop": measure_loop}[measure](args, folder, report)
     report.finish(args.json)
 
 

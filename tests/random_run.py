@@ -50,7 +50,8 @@ def make_data(
 ) -> Run:
     """Rows, shards and partition of a new run at `path`, nothing trained; the same at every call.
 
-    Rows are real digits, clusters are equal ranges of left-right imbalance, one row in ten is held out.
+    Rows are real digits, again and again if need be; one in ten is held out. Clusters are equal ranges of left-right
+    imbalance.
     """
     run = Run.create(str(path), load_recipe(recipe, settings))
     table, cluster_N = _rows(run, num_rows)
@@ -110,13 +111,18 @@ def make_texts(path: str, settings: tuple[str, ...] = (), num_rows: int = 100, r
 
 
 def make_run(
-    path: str, recipe: str = "tiny", settings: tuple[str, ...] = (), num_rows: int = 400, spread: float = 0.05
+    path: str,
+    recipe: str = "tiny",
+    settings: tuple[str, ...] = (),
+    num_rows: int = 400,
+    spread: float = 0.05,
+    num_files: int = 1,
 ) -> Run:
     """`make_data`, and experts, router and monolith as if trained: the same at every call.
 
     Models have seeded random weights: all of a fresh model's parameters plus `spread` times N(0, 1).
     """
-    run = make_data(path, recipe, settings, num_rows)
+    run = make_data(path, recipe, settings, num_rows, num_files)
     data, steps, num_clusters = (
         run.config.data,
         run.config.expert.train.steps,
@@ -161,7 +167,8 @@ def publish(run: Run, artifact: Artifact, model: nn.Module, steps: int, batch: i
 
 def _rows(run: Run, num_rows: int) -> tuple[pa.Table, np.ndarray]:
     digits = load_digits()
-    pixels_NHW = np.rint(digits.images[:num_rows] * (255 / 16)).astype(np.uint8)
+    digit_N = np.arange(num_rows) % len(digits.images)
+    pixels_NHW = np.rint(digits.images * (255 / 16)).astype(np.uint8)[digit_N]
     imbalance_N = pixels_NHW[:, :, :4].mean((1, 2)) - pixels_NHW[:, :, 4:].mean((1, 2))
     rank_N = np.argsort(np.argsort(imbalance_N, kind="stable"), kind="stable")
     ids = [f"digits/{number:04d}" for number in range(num_rows)]
@@ -171,7 +178,7 @@ def _rows(run: Run, num_rows: int) -> tuple[pa.Table, np.ndarray]:
         "id": ids,
         "content_hash": [sha256(pixels_HW.tobytes()) for pixels_HW in pixels_NHW],
         "data": column(_data(run.config.data, pixels_NHW), data_dtype(run.config.data)),
-        "label": digits.target[:num_rows],
+        "label": digits.target[digit_N],
         "embedding": column(embeddings_ND, EMBEDDING),
         "split": np.where(heldout_N, HELDOUT, TRAIN).tolist(),
     }

@@ -114,8 +114,17 @@ class EmbedderConfig(StrictModel):
         default=None,
         description="file of weights; none: those that timm or torch-fidelity download (timm, inception)",
     )
+    image_size: PositiveInt | None = Field(
+        default=None, description="side in pixels that images are resized to; none: the network's own (timm)"
+    )
     model_args: dict[str, Any] = Field(default_factory=dict, description="more arguments of the model's constructor")
     batch_size: PositiveInt = 256
+
+    @model_validator(mode="after")
+    def _size_is_of_timm(self) -> Self:
+        if self.image_size is not None and self.kind != "timm":
+            raise ValueError(f"image_size is for kind timm; {self.kind} has a size of its own: leave it out")
+        return self
 
     @property
     def network(self) -> str:

@@ -33,8 +33,8 @@ from ddm_ray.storage.info import ReferenceInfo
 from ddm_ray.storage.manifest import Identity
 from ddm_ray.storage.run import Run
 
-KEPT_BYTES = 2**28
-"""Bytes of features (float32) in memory, at most: of a larger set so many rows are drawn, beside all rows' moments."""
+KEPT_ROWS = 30_000
+"""Rows whose features are kept, at most: of a larger set so many are drawn, beside the moments of all."""
 CLASSIFIER, STATISTICS = "_classifier/CLASSIFIER.json", "_statistics/STATISTICS.json"
 """Name the files of the classifier, and of what is kept of all features."""
 
@@ -180,15 +180,13 @@ def _make(
 def _statistics(chunks: ReferenceStore, records: list[ReferenceRecord]) -> tuple[bytes, dict[str, Any]]:
     """File of what is kept of all features, and the number of rows."""
     total = sum(record.rows for record in records)
+    kept_N = np.random.default_rng(chunks.run.config.evaluate.seed).permutation(total) < KEPT_ROWS
     kept = list[dict[str, np.ndarray]]()
 
     def parts() -> Iterator[np.ndarray]:
-        first, kept_N = 0, np.ones(total, bool)
+        first = 0
         for record in records:
             part = load(chunks.read(record, record.part[0]))
-            if not first:
-                most = max(2, KEPT_BYTES // (4 * part["features"].shape[1]))
-                kept_N = np.random.default_rng(chunks.run.config.evaluate.seed).permutation(total) < most
             own_B = kept_N[first : first + record.rows]
             kept.append({name: values[own_B] for name, values in part.items()})
             first += record.rows

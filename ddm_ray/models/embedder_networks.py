@@ -41,11 +41,17 @@ class TimmEmbedder:
         own = {"file": config.checkpoint, "custom_load": False, "source": ""} if config.checkpoint else None
         self._batch_size, self._device = config.batch_size, device
         try:
-            model = timm.create_model(
-                config.model, pretrained=True, pretrained_cfg_overlay=own, num_classes=0, **config.model_args
-            )
+            own_size = {} if config.image_size is None else {"img_size": config.image_size}
+            sized = {**config.model_args, **own_size}
+            arguments = {"pretrained": True, "pretrained_cfg_overlay": own, "num_classes": 0}
+            try:
+                model = timm.create_model(config.model, **arguments, **sized)
+            except TypeError as error:  # a convolutional network takes any size, and isn't told
+                if not own_size or "'img_size'" not in str(error):
+                    raise
+                model = timm.create_model(config.model, **arguments, **config.model_args)
             self._model = model.eval().to(device)
-            expects = timm.data.resolve_data_config(config.model_args, model=model)
+            expects = timm.data.resolve_data_config(sized, model=model)
             self._size: tuple[int, int] = tuple(expects["input_size"][1:])
             self._mode = "bilinear" if expects["interpolation"] == "bilinear" else "bicubic"
             self._mean_C11 = torch.tensor(expects["mean"], device=device)[:, None, None]

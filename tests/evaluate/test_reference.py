@@ -101,7 +101,7 @@ def test_evaluations_of_a_run_share_it(run: Run, monkeypatch: pytest.MonkeyPatch
 def test_of_more_rows_than_are_kept_some_are_drawn_and_all_counted(
     run: Run, train: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(references, "KEPT_BYTES", 50 * 32 * 4)
+    monkeypatch.setattr(references, "KEPT_ROWS", 50)
     net, real = made(run, train)
     every = RealFeatures.of(net, train)
     assert real.features_MD.shape == (50, 32) and real.rows == len(train)

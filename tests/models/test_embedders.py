@@ -102,6 +102,35 @@ def test_components_are_saved_and_read_whole(digits_NHWC: np.ndarray, checkpoint
         PixelEmbedder.from_bytes(PixelEmbedder(embedder.mean_P[:9], embedder.components_DP).to_bytes(), "here")
 
 
+@pytest.mark.parametrize("size", [14, 42])
+def test_a_size_of_its_own_is_what_images_are_resized_to(
+    checkpoint: str, photos_NHWC: np.ndarray, size: int, tmp_path: Path
+) -> None:
+    """Of a transformer, whose positions are fitted to it, and of a convolutional network, which takes any."""
+    transformer = {**SMALL, "img_size": size}
+    by_arguments = TimmEmbedder(config(checkpoint, model_args=transformer))(photos_NHWC)
+    assert np.array_equal(TimmEmbedder(config(checkpoint, image_size=size))(photos_NHWC), by_arguments)
+    assert not np.allclose(TimmEmbedder(config(checkpoint))(photos_NHWC), by_arguments, rtol=1e-3)
+
+    net = timm.create_model("test_resnet", num_classes=0).eval()
+    torch.save(net.state_dict(), tmp_path / "net.pt")
+    convolutions = EmbedderConfig(
+        kind="timm", model="test_resnet", checkpoint=str(tmp_path / "net.pt"), image_size=size
+    )
+    images_NCHW = torch.from_numpy(photos_NHWC).permute(0, 3, 1, 2).float() / 255
+    mode = net.pretrained_cfg["interpolation"]
+    small_NCHW = torch.nn.functional.interpolate(images_NCHW, (size, size), mode=mode, antialias=True).clamp(0, 1)
+    mean_C11, std_C11 = (torch.tensor(net.pretrained_cfg[name])[:, None, None] for name in ("mean", "std"))
+    with torch.inference_mode():
+        expected = net((small_NCHW - mean_C11) / std_C11).numpy()
+    np.testing.assert_allclose(TimmEmbedder(convolutions)(photos_NHWC), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_size_is_refused_where_the_network_has_its_own() -> None:
+    with pytest.raises(ValueError, match="image_size is for kind timm; pixels has a size of its own"):
+        EmbedderConfig(image_size=28)
+
+
 @pytest.mark.parametrize(("num_rows", "dim", "most"), [(20, 21, 20), (200, 65, 64)])
 def test_more_components_than_the_data_allow(digits_NHWC: np.ndarray, num_rows: int, dim: int, most: int) -> None:
     with pytest.raises(DataError, match=f"embedder.dim {dim} .* begin a run with embedder.dim={most}$"):
