@@ -1,6 +1,7 @@
 """A finished run in the real layout whose models were never trained: for whatever only reads a run."""
 
 from collections.abc import Callable
+from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from ddm_ray.data.schema import (
     data_dtype,
     images,
     rows_schema,
-    shard_schema,
+    shard_file_schema,
     to_parquet,
 )
 from ddm_ray.data.texts import null_text_bytes
@@ -101,9 +102,10 @@ def make_texts(path: str, settings: tuple[str, ...] = (), num_rows: int = 100, r
         "data": column(latents_NCHW, data_dtype(data)),
         "text_tokens": [tokens_LE.tobytes() for tokens_LE in tokens],
         "text_pooled": column(pooled_NP, TEXT),
+        "text": [" ".join(ascii_lowercase[: number % text.tokens + 1]) for number in range(num_rows)],
         "split": [HELDOUT if number < num_rows // 10 else TRAIN for number in range(num_rows)],
     }
-    table = pa.table(columns, schema=shard_schema(data).append(pa.field("split", pa.string())))
+    table = pa.table(columns, schema=shard_file_schema(data).append(pa.field("split", pa.string())))
     pooled_1P = None if text.pooled_dim is None else torch.full((1, text.pooled_dim), 0.25)
     null = Text(torch.full((1, 1, text.dim), 0.5), torch.ones(1, 1, dtype=torch.bool), pooled_1P)
     write_partition(run, table, cluster_N, null_text_bytes(null), num_files=2, row_group_rows=row_group_rows)
@@ -216,7 +218,7 @@ def write_partition(
         parts = {split: mine.filter(pc.equal(mine["split"], split)) for split in (TRAIN, HELDOUT)}
         files = {} if null_text is None else {"null_text.safetensors": null_text}
         for split, rows in parts.items():
-            rows = rows.select(shard_schema(data).names)
+            rows = rows.select(shard_file_schema(data).names)
             for number, index in enumerate(np.array_split(np.arange(len(rows)), num_files)):
                 if len(index):
                     files[f"{split}-{number:05d}.parquet"] = to_parquet(rows.take(pa.array(index)), row_group_rows)

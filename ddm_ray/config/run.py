@@ -133,6 +133,12 @@ class RunConfig(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def _clip_has_texts(self) -> Self:
+        if self.evaluate.clip is not None and self.data.text is None:
+            raise ValueError("evaluate.clip compares images with texts, and data.text is none: leave it out")
+        return self
+
+    @model_validator(mode="after")
     def _classes_make_clusters(self) -> Self:
         if self.partition.method == "label" and len(self.data.class_names) < self.partition.num_clusters:
             held = f"{len(self.data.class_names)} classes" if self.data.class_names else "texts"

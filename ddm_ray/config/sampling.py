@@ -85,6 +85,12 @@ class EvaluateConfig(StrictModel):
         description="network in whose features images are compared, e.g. DINOv2; none: a small classifier of the rows",
     )
 
+    clip: str | None = Field(
+        default=None,
+        min_length=1,
+        description="CLIP (a folder, or a name of the hub) that tells how images fit their texts; none: nothing does",
+    )
+
     @field_validator("features")
     @classmethod
     def _network(cls, features: EmbedderConfig | None) -> EmbedderConfig | None:

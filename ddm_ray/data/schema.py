@@ -41,6 +41,15 @@ def shard_schema(config: DataConfig) -> pa.Schema:
     return pa.schema(fields)
 
 
+def shard_file_schema(config: DataConfig) -> pa.Schema:
+    """Columns of a shard's files: those of `shard_schema`, and the caption `text` where rows have one.
+
+    Training reads no caption, evaluations do.
+    """
+    schema = shard_schema(config)
+    return schema if config.text is None else schema.append(pa.field("text", pa.string()))
+
+
 def rows_schema(config: DataConfig, embedding_dim: int) -> pa.Schema:
     """A row of the artifact `rows`: the shard's columns, and what the partition and its report look at.
 

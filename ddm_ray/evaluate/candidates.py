@@ -13,7 +13,7 @@ from torch import Tensor
 from ddm_ray.config import SamplingSettings
 from ddm_ray.core.condition import Text
 from ddm_ray.core.routing import parse_strategy
-from ddm_ray.data.loading.loader import null_text_of
+from ddm_ray.data.loading.shard_files import null_text_of
 from ddm_ray.errors import DriftError, MissingArtifact
 from ddm_ray.sampling.request import SampleRequest, SampleResult
 from ddm_ray.sampling.run_models import ModelKind, Models, load_models, settings_of

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ddm_ray.evaluate.compare import Comparison
-from ddm_ray.evaluate.report import COST_COLUMNS, MODEL_COLUMNS, cell, difference_words
+from ddm_ray.evaluate.report import COST_COLUMNS, MODEL_COLUMNS, cell, difference_words, measured
 from ddm_ray.pictures.figure import error_chart, figure_png
 from ddm_ray.pictures.page import page
 
@@ -20,7 +20,7 @@ TERMINAL_COLUMNS = ("frechet", "accuracy", "precision", "coverage", "expert_rows
 
 def render(comparison: Comparison) -> str:
     """The page, with its pictures inside."""
-    headings = {key: heading for key, heading in MODEL_COLUMNS.items() if key not in LEFT_OUT}
+    headings = measured({key: each for key, each in MODEL_COLUMNS.items() if key not in LEFT_OUT}, comparison.lines)
     points = {
         line["model"]: (line["training_flops"], line["frechet"], line["frechet_std"]) for line in comparison.lines
     }

@@ -18,6 +18,7 @@ from ddm_ray.data import OnProgress
 from ddm_ray.data.loading.loader import Rows
 from ddm_ray.data.sharded.work import Executor
 from ddm_ray.evaluate.candidates import Decode, Lineup
+from ddm_ray.evaluate.captions import CaptionScore
 from ddm_ray.evaluate.costs import training_cost
 from ddm_ray.evaluate.features import features_in_words
 from ddm_ray.evaluate.figures import experts_figure, shown_beside
@@ -49,6 +50,7 @@ def measure(
     samples: Sequence[CandidateSamples],
     decode: Decode,
     embedder: Embedder | None,
+    captions: CaptionScore | None,
     execute: Executor[ReferenceRecord],
     device: str,
     on_progress: OnProgress,
@@ -56,8 +58,8 @@ def measure(
 ) -> tuple[dict[str, Any], bytes, bytes]:
     """The metrics of an evaluation, and as PNG a grid of a few samples of each model and each expert's own.
 
-    `request`: that for all images; `samples`: those of each candidate; `embedder`: as `Reference` has it; `execute`
-    embeds real rows on `device`; `milestones`: weights of what still trains.
+    `request`: that for all images; `samples`: those of each candidate; `embedder`: as `Reference` has it; `captions`:
+    how images fit their texts; `execute` embeds real rows on `device`; `milestones`: weights of what still trains.
     """
     seen = rows.decoded(decode)
     reference = reference_of(
@@ -70,6 +72,7 @@ def measure(
     table = [
         {"model": candidate.name}
         | asdict(measured[candidate.name].score)
+        | ({} if captions is None else captions.score(each.images(), each.number_M))
         | each.costs()
         | {"sampling": candidate.settings.model_dump(mode="json", exclude={"strategy"})}
         for candidate, each in zip(lineup.candidates, samples, strict=True)
@@ -90,8 +93,9 @@ def measure(
         "sampling": config.sample.model_dump(mode="json", exclude={"strategy"}),
         "models": table,
         "differences": [asdict(each) for each in differences],
-        "missing": lineup.missing,
-        "real": _real_lines(reference, len(request.seeds), seen.heldout),
+        "missing": lineup.missing | _without_captions(config, captions),
+        "clip": None if captions is None else config.evaluate.clip,
+        "real": _real_lines(reference, len(request.seeds), seen, captions),
         "heldout_loss": [asdict(loss) for loss in _losses(config, lineup, rows.heldout)],
         "router": router_diagnostics(lineup.mixture, rows.heldout, request, strategies, reference, decode),
         "training": asdict(training_cost(run, lineup.missing, milestones)),
@@ -131,14 +135,27 @@ def reference_of(
     )
 
 
-def _real_lines(reference: Reference, count: int, heldout: Rows) -> list[dict[str, Any]]:
+def _real_lines(
+    reference: Reference, count: int, seen: RealRows, captions: CaptionScore | None
+) -> list[dict[str, Any]]:
     """Lines of the table that say what its numbers mean: rows as good as any sampler's, and mosaics."""
+    heldout = seen.heldout
     scores = {f"real: {count} drawn again": reference.floor(count)}
     if len(heldout) > 1:
         scores[f"real: {len(heldout)} drawn again"] = reference.floor(len(heldout))
         scores[f"real: {len(heldout)} held out"] = reference.score([heldout.data_NCHW], heldout.label_N)
     scores[MOSAICS] = reference.mosaics(count)
-    return [{"model": name} | asdict(score) for name, score in scores.items()]
+    lines = [{"model": name} | asdict(score) for name, score in scores.items()]
+    if captions is not None and seen.shown is heldout and len(heldout) > 1:
+        fit = captions.score([heldout.data_NCHW], torch.arange(len(heldout)))
+        lines = [line | fit if line["model"].endswith("held out") else line for line in lines]
+    return lines
+
+
+def _without_captions(config: RunConfig, captions: CaptionScore | None) -> dict[str, str]:
+    if config.evaluate.clip is None or captions is not None:
+        return {}
+    return {"clip": "CLIP score (the shards, of an older version, keep no captions: partition the run again)"}
 
 
 def _losses(config: RunConfig, lineup: Lineup, heldout: Rows) -> list[Loss]:

@@ -18,7 +18,8 @@ from safetensors.torch import save as save_tensors
 
 from ddm_ray.config import RunConfig
 from ddm_ray.data import OnProgress
-from ddm_ray.data.loading.loader import Rows, require_shard
+from ddm_ray.data.loading.loader import Rows
+from ddm_ray.data.loading.shard_files import files_of, require_shard
 from ddm_ray.data.schema import TRAIN, array, as_modelled, data_dtype, read_parquet
 from ddm_ray.data.sharded.chunk_store import ChunkRecord, ChunkStore, StoredFile
 from ddm_ray.data.sharded.stage import ShareTold, make_chunks
@@ -153,9 +154,12 @@ def _make(
 
     def planned() -> ReferencePlan:
         manifests = [require_shard(run, shard(each)) for each in range(len(run.experts)) if each not in elsewhere]
-        files = [(Artifact(each.artifact).cluster or 0, file) for each in manifests for file in each.files.items()]
-        units = (RowsFile(each, name, file.bytes) for each, (name, file) in files if name.startswith(f"{TRAIN}-"))
-        return ReferencePlan(tuple(sorted(units, key=lambda unit: unit.key)))
+        units = (
+            RowsFile(Artifact(manifest.artifact).cluster or 0, name, manifest.files[name].bytes)
+            for manifest in manifests
+            for name in files_of(manifest, TRAIN)
+        )
+        return ReferencePlan(tuple(units))
 
     def fitted() -> tuple[bytes, dict[str, Any]]:
         on_progress(0.0, "training the classifier that measures")

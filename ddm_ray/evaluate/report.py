@@ -1,6 +1,7 @@
 """The report: metrics as one self-contained HTML page, or as a table for the terminal."""
 
 import io
+from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE
@@ -23,6 +24,7 @@ MODEL_COLUMNS = {
     "model": "model",
     "frechet": "Fréchet distance",
     "accuracy": "accuracy",
+    "clip": "CLIP score",
     "precision": "precision",
     "recall": "recall",
     "kid": "KID ×1000",
@@ -41,6 +43,7 @@ TERMINAL_COLUMNS = {
     "model": "model",
     "frechet": "distance",
     "accuracy": "accuracy",
+    "clip": "CLIP",
     "precision": "precis.",
     "recall": "recall",
     "cluster_tv": "TV",
@@ -55,7 +58,7 @@ def render(metrics: dict[str, Any], grid_png: bytes, experts_png: bytes) -> str:
     return page(
         "evaluation",
         metrics=metrics,
-        headings=MODEL_COLUMNS,
+        headings=measured(MODEL_COLUMNS, [*metrics["models"], *metrics["real"]]),
         cost_headings=COST_COLUMNS,
         cell=cell,
         lowest=min(row["frechet"] for row in metrics["models"]),
@@ -72,17 +75,23 @@ def render(metrics: dict[str, Any], grid_png: bytes, experts_png: bytes) -> str:
 
 def print_table(metrics: dict[str, Any]) -> str:
     """The table of models and what follows from it, as text at most 100 characters wide."""
-    table = Table(box=SIMPLE, pad_edge=False)
-    for key, heading in TERMINAL_COLUMNS.items():
+    table, rows = Table(box=SIMPLE, pad_edge=False), [*metrics["models"], *metrics["real"]]
+    columns = measured(TERMINAL_COLUMNS, rows)
+    for key, heading in columns.items():
         table.add_column(heading, justify="left" if key == "model" else "right", no_wrap=True)
-    for row in [*metrics["models"], *metrics["real"]]:
-        table.add_row(*(cell(key, row) for key in TERMINAL_COLUMNS))
+    for row in rows:
+        table.add_row(*(cell(key, row) for key in columns))
     text = io.StringIO()
     console = Console(file=text, width=100, force_terminal=False, highlight=False)
     console.print(table)
     for sentence in [*sentences(metrics), _training_sentence(metrics["training"])]:
         console.print(sentence, markup=False)
     return text.getvalue()
+
+
+def measured(columns: dict[str, str], rows: list[dict[str, Any]]) -> dict[str, str]:
+    """Columns, by key, in which some row has a value."""
+    return {key: heading for key, heading in columns.items() if any(row.get(key) is not None for row in rows)}
 
 
 def sentences(metrics: dict[str, Any]) -> list[str]:
@@ -186,6 +195,7 @@ def notes(metrics: dict[str, Any]) -> list[str]:
         f" {count} of them.{held_out}",
         f"Accuracy: how often a small classifier fitted to the training rows sees the class that was asked"
         f" for.{right_of_held_out}",
+        *_clip_note(metrics.get("clip")),
         "Precision and recall: by balls to the third nearest neighbour in these features (arXiv 1904.06991); density"
         " and coverage: to the fifth (arXiv 2002.09797), density may be above 1. Of 10,000 rows each at most.",
         "KID ×1000: kernel distance (arXiv 1801.01401), which has no such bias; it may be negative.",
@@ -200,6 +210,16 @@ def notes(metrics: dict[str, Any]) -> list[str]:
     ]
 
 
+def _clip_note(clip: str | None) -> list[str]:
+    if clip is None:
+        return []
+    return [
+        f"CLIP score: 100 times the cosine between an image and its text as {Path(clip).name} sees them (arXiv"
+        " 2104.08718), 0 where it is below; ± is the standard error over images. That of held-out rows is by their own"
+        " texts."
+    ]
+
+
 def cell(key: str, row: dict[str, Any]) -> str:
     """The text of a column of MODEL_COLUMNS in a row."""
     value = row.get(key)
@@ -207,6 +227,8 @@ def cell(key: str, row: dict[str, Any]) -> str:
         return "–"
     if key == "frechet":
         return f"{value:.3g} ± {row['frechet_std']:.2g}"
+    if key == "clip":
+        return f"{value:.2f} ± {row['clip_std']:.2g}"
     if key == "kid":
         return f"{1000 * value:.1f} ± {1000 * row['kid_std']:.1f}"
     if key == "seconds_per_image":

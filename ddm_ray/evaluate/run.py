@@ -11,6 +11,7 @@ from ddm_ray.data.sharded.stage import make_chunks
 from ddm_ray.data.sharded.work import Executor
 from ddm_ray.errors import MissingArtifact
 from ddm_ray.evaluate.candidates import Lineup, decoder, later_than, newest_milestones, outdated
+from ddm_ray.evaluate.captions import CaptionScore
 from ddm_ray.evaluate.features import load_embedder
 from ddm_ray.evaluate.measure import measure
 from ddm_ray.evaluate.real_rows import RealRows, prompts_of
@@ -29,6 +30,7 @@ from ddm_ray.evaluate.samples import (
     read_portion,
     request_of,
 )
+from ddm_ray.models.clip import Clip
 from ddm_ray.sampling.request import validate
 from ddm_ray.storage.graph import MONOLITH, Artifact, evaluation
 from ddm_ray.storage.info import EvaluationInfo
@@ -74,10 +76,14 @@ def evaluate(
     if not lineup.candidates:
         lacks = "; ".join(lineup.missing.values())
         raise MissingArtifact(f"{run.url}: nothing to measure: {lacks}", run.make(MONOLITH))
-    embedder = load_embedder(run.config.evaluate.features, device)  # before hours of sampling
+    config = run.config.evaluate
+    # Before hours of sampling.
+    embedder = load_embedder(config.features, device)
+    clip = None if config.clip is None else Clip.from_pretrained(config.clip, device)
     rows = RealRows.of(run)
+    captions = None if clip is None else CaptionScore.of(clip, rows)
     prompts_N = prompts_of(run, rows)
-    numbers = rows.numbers(run.config.evaluate, prompts_N)
+    numbers = rows.numbers(config, prompts_N)
     request = request_of(run.config, prompts_N, numbers)
     for candidate in lineup.candidates:
         validate(candidate.request(request), candidate.models.info)
@@ -104,6 +110,7 @@ def evaluate(
                 samples,
                 decoder(run, device),
                 embedder,
+                captions,
                 executor,
                 made_on or device,
                 on_progress,
@@ -121,7 +128,7 @@ def evaluate(
         run.store.write(f"{artifact}/{file}", data)
     chunks.delete_strays(records)
     frechet = {row["model"]: row["frechet"] for row in json.loads(files["metrics.json"])["models"]}
-    strategies = [strategy for strategy in run.config.evaluate.strategies if strategy in frechet]
+    strategies = [strategy for strategy in config.strategies if strategy in frechet]
     best = min(strategies, key=frechet.__getitem__, default="once")
     info = EvaluationInfo(num_samples=len(numbers), frechet=frechet, best_strategy=best)
     written = {file: FileRecord.of(data) for file, data in files.items()}

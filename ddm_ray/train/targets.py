@@ -18,7 +18,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from ddm_ray.data import OnProgress, no_progress
-from ddm_ray.data.loading.loader import Loader, null_text_of
+from ddm_ray.data.loading.loader import Loader
+from ddm_ray.data.loading.shard_files import null_text_of
 from ddm_ray.data.sharded.chunk_store import ChunkRecord, ChunkStore, StoredFile
 from ddm_ray.data.sharded.stage import ShareTold, make_chunks
 from ddm_ray.data.sharded.work import Chunk, Executor

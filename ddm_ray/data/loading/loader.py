@@ -22,16 +22,14 @@ from torch import Tensor
 from ddm_ray.config import DataConfig
 from ddm_ray.core.condition import Condition, Text
 from ddm_ray.data.loading.cache import local_files
+from ddm_ray.data.loading.shard_files import files_of, null_text_of, require_shard
 from ddm_ray.data.loading.windows import WINDOW_BYTES, RowGroup, Window, WindowOrder
-from ddm_ray.data.partition.state import manifest_key
 from ddm_ray.data.schema import TEXT, TRAIN, array, as_modelled, data_dtype, read_parquet, shard_schema
-from ddm_ray.data.texts import read_null_text, texts
-from ddm_ray.errors import CorruptArtifact, DataError, DriftError
+from ddm_ray.data.texts import texts
+from ddm_ray.errors import CorruptArtifact, DataError
 from ddm_ray.memory import free_bytes
-from ddm_ray.models.null_text import NULL_TEXT
-from ddm_ray.storage.graph import PARTITION, Artifact
+from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.info import ShardInfo
-from ddm_ray.storage.manifest import NAME, FileRecord, Manifest
 from ddm_ray.storage.run import Run
 
 SHARE_OF_FREE_MEMORY = 0.25
@@ -44,7 +42,8 @@ FOOTER_BYTES = 64 * 2**10
 class Rows:
     """Rows of one split, sorted by id: data_NCHW float32 (pixels in [-1, 1]), label_N and cluster_N int64.
 
-    Where conditions are texts there is `text`, if it was asked for, and every label is 0.
+    Where conditions are texts there is `text`, if it was asked for, with the `captions` that were encoded (an older
+    version's shards have none), and every label is 0.
     """
 
     ids: list[str]
@@ -52,6 +51,7 @@ class Rows:
     label_N: Tensor
     cluster_N: Tensor
     text: Text | None = None
+    captions: list[str] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -90,17 +90,19 @@ def load_rows(
     manifests = [require_shard(run, artifact) for artifact in sorted(artifacts)]
     total = sum(getattr(ShardInfo.of(manifest), f"rows_{split}") for manifest in manifests)
     kept_N = np.random.default_rng(seed).permutation(total) < (total if most is None else most)
-    tables, first = [shard_schema(config).empty_table().append_column("cluster", pa.array([], pa.int64()))], 0
+    schema = shard_schema(config).append(pa.field("text", pa.string())).append(pa.field("cluster", pa.int64()))
+    tables, first = [schema.empty_table()], 0
     for manifest in manifests:
         artifact, cluster = Artifact(manifest.artifact), ShardInfo.of(manifest).cluster
-        for name in _files(manifest, split):
+        for name in files_of(manifest, split):
             table = read_parquet(run.read(artifact, name, manifest), f"{run.url}/{artifact}/{name}")
             own_N = kept_N[first : first + table.num_rows]
             first += table.num_rows
             table = table.filter(pa.array(own_N))
             if config.text is None and run.config.data.text is not None:
                 table = table.append_column("label", pa.array(np.zeros(len(table), np.int64)))
-            table = table.select(shard_schema(config).names)
+            captions = table["text"] if "text" in table.column_names else pa.nulls(table.num_rows, pa.string())
+            table = table.select(shard_schema(config).names).append_column("text", captions)
             tables.append(table.append_column("cluster", pa.array(np.full(table.num_rows, cluster, np.int64))))
     table = pa.concat_tables(tables).sort_by("id")
     stored = _Stored(config, table.num_rows)
@@ -109,25 +111,8 @@ def load_rows(
     text = None if isinstance(condition, Tensor) else condition
     labels_N = condition if isinstance(condition, Tensor) else torch.zeros(len(table), dtype=torch.int64)
     data_NCHW = torch.from_numpy(as_modelled(stored.data_NCHW))
-    return Rows(table["id"].to_pylist(), data_NCHW, labels_N, torch.from_numpy(stored.cluster_N), text)
-
-
-def require_shard(run: Run, artifact: Artifact) -> Manifest:
-    """The manifest of a finished shard that is of the partition, where there is one; or of images in its place.
-
-    Raises MissingArtifact, CorruptArtifact, and DriftError for a shard that another partition made.
-    """
-    manifest, partition = run.require(artifact), run.manifest(PARTITION)
-    if partition is not None and artifact.kind == "shard":
-        data = run.store.read(f"{artifact}/{NAME}")
-        listed = partition.files.get(manifest_key(artifact))
-        if listed != FileRecord.of(data):
-            raise DriftError(f"{run.url}/{artifact} isn't the shard that {PARTITION} lists", run.remake(PARTITION))
-    return manifest
-
-
-def _files(manifest: Manifest, split: str) -> list[str]:
-    return sorted(name for name in manifest.files if name.startswith(f"{split}-"))
+    captions = table["text"].to_pylist() if text is not None and not table["text"].null_count else None
+    return Rows(table["id"].to_pylist(), data_NCHW, labels_N, torch.from_numpy(stored.cluster_N), text, captions)
 
 
 class Loader:
@@ -163,7 +148,7 @@ class Loader:
         with ExitStack() as stack:
             for artifact in sorted(artifacts):
                 manifest = require_shard(run, artifact)
-                names, asked_for = _files(manifest, TRAIN), only in (None, artifact)
+                names, asked_for = files_of(manifest, TRAIN), only in (None, artifact)
                 paths: Sequence[Path | None] = [None] * len(names)
                 if asked_for:
                     num_bytes += sum(manifest.files[name].bytes for name in names)
@@ -267,14 +252,6 @@ class Loader:
             except (pa.ArrowException, OSError, KeyError, ValueError) as error:
                 raise _unreadable(f"{where}, row group {group.number}", error) from None
         return stored
-
-
-def null_text_of(run: Run, artifact: Artifact) -> Text | None:
-    """The null text of a run's shards, by any one of them; None where conditions are labels."""
-    text = run.config.data.text
-    if text is None:
-        return None
-    return read_null_text(run.read(artifact, NULL_TEXT), f"{run.url}/{artifact}/{NULL_TEXT}", text)
 
 
 def _groups(source: Path | pa.BufferReader, where: str, file: int) -> list[RowGroup]:

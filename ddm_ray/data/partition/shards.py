@@ -19,7 +19,17 @@ import pyarrow.parquet as pq
 from ddm_ray.config import DataConfig
 from ddm_ray.data.order import shuffle_keys
 from ddm_ray.data.partition.state import ExpectedShard
-from ddm_ray.data.schema import HELDOUT, TEXT, TRAIN, array, as_modelled, data_dtype, shard_schema, trains
+from ddm_ray.data.schema import (
+    HELDOUT,
+    TEXT,
+    TRAIN,
+    array,
+    as_modelled,
+    data_dtype,
+    shard_file_schema,
+    shard_schema,
+    trains,
+)
 from ddm_ray.data.scratch import OTHER_SCRATCH, as_scratch_error
 from ddm_ray.errors import DataError, StorageError
 from ddm_ray.models.null_text import NULL_TEXT
@@ -71,7 +81,7 @@ class ShardWriter:
         self.run = run
         self.scratch = scratch
         self._data = run.config.data
-        self._schema = shard_schema(self._data)
+        self._schema = shard_file_schema(self._data)
         self._flush_bytes = max(file_bytes // 4, 1)
         # Of the stage's start: rows that are replaced while it runs must not look as if these shards came from them.
         self._identity = {cluster: run.identity(shard(cluster)) for cluster in clusters}
