@@ -62,8 +62,9 @@ print(taken_bytes("VmHWM"))
 
 
 def made(folder: Path, samples: int, sample: str = CHEAP, rows: int = 1797, files: int = 1) -> Run:
-    settings = ("evaluate.strategies=[once, top-1]", f"evaluate.num_samples={samples}", sample)
-    return make_run(str(folder), settings=settings, num_rows=rows, num_files=files)
+    settings = ["evaluate.strategies=[once, top-1]", f"evaluate.num_samples={samples}", sample]
+    settings.append(f"evaluate.real_rows={rows}")
+    return make_run(str(folder), settings=tuple(settings), num_rows=rows, num_files=files)
 
 
 def begin(run: Run) -> "subprocess.Popen[str]":

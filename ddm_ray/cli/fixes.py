@@ -32,6 +32,8 @@ def command(run_url: str, artifact: str) -> str:
     made = Artifact(artifact)
     if made.kind == "evaluation":
         return f"ddm evaluate {run_url} --name {made.name}"
+    if made.kind == "reference":
+        return "the same command again"
     if made.trains:
         return f"ddm train {run_url} {words(artifact)}"
     owner = "" if made.cluster is None else f" --cluster {made.cluster}"

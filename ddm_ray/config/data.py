@@ -120,6 +120,17 @@ class EmbedderConfig(StrictModel):
     model_args: dict[str, Any] = Field(default_factory=dict, description="more arguments of the model's constructor")
     batch_size: PositiveInt = 256
 
+    @model_validator(mode="before")
+    @classmethod
+    def _size_by_its_name(cls, fields: Any) -> Any:
+        """Take timm's own name for `image_size`, which runs were begun with before it was one."""
+        arguments = fields.get("model_args") if isinstance(fields, dict) else None
+        if fields and fields.get("kind") == "timm" and fields.get("image_size") is None and isinstance(arguments, dict):
+            others = {name: value for name, value in arguments.items() if name != "img_size"}
+            if isinstance(arguments.get("img_size"), int):
+                return {**fields, "image_size": arguments["img_size"], "model_args": others}
+        return fields
+
     @model_validator(mode="after")
     def _size_is_of_timm(self) -> Self:
         if self.image_size is not None and self.kind != "timm":

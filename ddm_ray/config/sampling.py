@@ -85,6 +85,11 @@ class EvaluateConfig(StrictModel):
         description="network in whose features images are compared, e.g. DINOv2; none: a small classifier of the rows",
     )
 
+    real_rows: int = Field(
+        default=50_000,
+        ge=2,
+        description="training rows, at most, that samples are compared with; drawn of more",
+    )
     clip: str | None = Field(
         default=None,
         min_length=1,

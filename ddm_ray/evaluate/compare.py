@@ -129,11 +129,12 @@ def compare(
         on_progress(0.0, "reading real rows")
         features = features or first.config.evaluate.features
         embedder = load_embedder(features, device)
-        seen = RealRows.of(first).decoded(decoder(first, device))
+        decode = decoder(first, device)
+        seen = RealRows.of(first).decoded(decode)
         evaluating = first.config.evaluate.model_copy(update={"features": features})
         measuring = Run(first.store, first.config.model_copy(update={"evaluate": evaluating}))
         reference = reference_of(
-            measuring, seen, embedder, here(device), lambda share, note: on_progress(0.1 * share, note), device
+            measuring, seen, embedder, decode, here(device), lambda share, note: on_progress(0.1 * share, note), device
         )
         measured: dict[str, Measured] = {}
         lines: list[dict[str, Any]] = []

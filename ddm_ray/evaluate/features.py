@@ -17,7 +17,8 @@ from ddm_ray.models.embedders import Embedder, make_embedder
 from ddm_ray.pictures.images import to_bytes, to_unit
 
 NUM_FEATURES = 32
-CHUNK = 512
+CHUNK, CHUNK_PIXELS = 512, 2**22
+"""Images, and pixels of them, that go through the classifier at once, at most: a GiB in its widest layers."""
 
 
 class FeatureNet(nn.Module):
@@ -82,6 +83,11 @@ def train_features(
     return net
 
 
+def at_once(images_BCHW: Tensor) -> int:
+    """Number of these images that go through a network at once."""
+    return max(1, min(CHUNK, CHUNK_PIXELS // (images_BCHW.shape[2] * images_BCHW.shape[3])))
+
+
 @torch.inference_mode()
 def see(net: FeatureNet, parts: Iterable[Tensor], embedder: Embedder | None = None) -> Seen:
     """Features and classes of images in [-1, 1], parts of (B, C, H, W); values outside are clipped, as in pictures.
@@ -90,7 +96,7 @@ def see(net: FeatureNet, parts: Iterable[Tensor], embedder: Embedder | None = No
     """
     features, classes = [], []
     for part_BCHW in parts:
-        for images_BCHW in part_BCHW.split(CHUNK):
+        for images_BCHW in part_BCHW.split(at_once(part_BCHW)):
             features_BD, logits_BC = net(images_BCHW.clamp(-1, 1))
             if embedder is not None:
                 features_BD = torch.from_numpy(embedder(to_bytes(to_unit(images_BCHW))))
@@ -110,7 +116,7 @@ def load_embedder(config: EmbedderConfig | None, device: str) -> Embedder | None
 def features_in_words(config: EmbedderConfig | None, num_features: int) -> str:
     """Words on the features that images are compared by, and on the weights of their network."""
     if config is None:
-        return f"the {num_features} features (of mean variance 1) of a small classifier fitted to those rows"
+        return f"the {num_features} features (of mean variance 1) of a small classifier fitted to such rows"
     name = Path(config.network).name if Path(config.network).is_dir() else config.network
     weights = f" with the weights {Path(config.checkpoint).name}" if config.checkpoint else ""
     return f"the {num_features} features of {name}{weights}"

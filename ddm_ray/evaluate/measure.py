@@ -63,7 +63,7 @@ def measure(
     """
     seen = rows.decoded(decode)
     reference = reference_of(
-        run, seen, embedder, execute, lambda share, note: on_progress(0.78 + 0.04 * share, note), device
+        run, seen, embedder, decode, execute, lambda share, note: on_progress(0.78 + 0.04 * share, note), device
     )
     measured: dict[str, Measured] = {}
     for number, each in enumerate(samples):
@@ -85,6 +85,7 @@ def measure(
         "name": name,
         "num_samples": len(request.seeds),
         "num_real": reference.real.rows,
+        "num_kept": len(reference.real.label_M),
         "num_heldout": len(rows.heldout),
         "rows_elsewhere": rows.elsewhere,
         "features": features_in_words(config.evaluate.features, reference.num_features),
@@ -114,6 +115,7 @@ def reference_of(
     run: Run,
     seen: RealRows,
     embedder: Embedder | None,
+    decode: Decode,
     execute: Executor[ReferenceRecord],
     on_progress: OnProgress,
     device: str,
@@ -121,7 +123,7 @@ def reference_of(
     """The reference that the run's real rows make, made now if none is kept; `seen`: those in memory, as images."""
     config, prior_CK = run.config, mixture_info(run).prior_CK
     assert prior_CK is not None
-    net, real = make_reference(run, seen.train, seen.elsewhere, execute, on_progress, device)
+    net, real = make_reference(run, seen.train, seen.elsewhere, embedder, decode, execute, on_progress, device)
     every = sum(PartitionInfo.of(run.require(PARTITION)).rows_K)
     return Reference.of(
         net,
@@ -155,7 +157,7 @@ def _real_lines(
 def _without_captions(config: RunConfig, captions: CaptionScore | None) -> dict[str, str]:
     if config.evaluate.clip is None or captions is not None:
         return {}
-    return {"clip": "CLIP score (the shards, of an older version, keep no captions: partition the run again)"}
+    return {"clip": "CLIP score (the shards, of an older version, keep no captions; those of a new run do)"}
 
 
 def _losses(config: RunConfig, lineup: Lineup, heldout: Rows) -> list[Loss]:

@@ -1,4 +1,4 @@
-"""A run's real rows as the features of its evaluations see them: all training rows, embedded once, in bounded memory.
+"""A run's real rows as the features of its evaluations see them: embedded once, chunk by chunk.
 
 Shapes: N rows, of which M are kept, CHW data, D features.
 """
@@ -24,18 +24,26 @@ from ddm_ray.data.schema import TRAIN, array, as_modelled, data_dtype, read_parq
 from ddm_ray.data.sharded.chunk_store import ChunkRecord, ChunkStore, StoredFile
 from ddm_ray.data.sharded.stage import ShareTold, make_chunks
 from ddm_ray.data.sharded.work import Chunk, Executor
-from ddm_ray.evaluate.candidates import decoder
+from ddm_ray.errors import DriftError
+from ddm_ray.evaluate.candidates import Decode, decoder
 from ddm_ray.evaluate.distances import Gaussian, moments
-from ddm_ray.evaluate.features import CHUNK, FeatureNet, load_embedder, see, train_features
+from ddm_ray.evaluate.features import FeatureNet, load_embedder, see, train_features
 from ddm_ray.models.embedders import Embedder
+from ddm_ray.pictures.images import to_bytes, to_unit
 from ddm_ray.storage.chunk_records import ChunkKey
 from ddm_ray.storage.graph import Artifact, reference, shard
-from ddm_ray.storage.info import ReferenceInfo
+from ddm_ray.storage.info import ReferenceInfo, ShardInfo
 from ddm_ray.storage.manifest import Identity
 from ddm_ray.storage.run import Run
 
-KEPT_ROWS = 30_000
+CHUNK_ROWS = 1024
+"""Rows of a chunk: what a kill costs, at most."""
+AT_ONCE = 64
+"""Images that are in memory at once."""
+KEPT_ROWS = 50_000
 """Rows whose features are kept, at most: of a larger set so many are drawn, beside the moments of all."""
+PROBE_TOLERANCE = 0.02
+"""Relative difference of a probe's features, at most: that of precisions and devices, not of weights."""
 CLASSIFIER, STATISTICS = "_classifier/CLASSIFIER.json", "_statistics/STATISTICS.json"
 """Name the files of the classifier, and of what is kept of all features."""
 
@@ -78,11 +86,14 @@ class RealFeatures:
 
 @dataclass(frozen=True)
 class RowsFile:
-    """A file of training rows of a shard: a unit of work."""
+    """The first `rows` training rows of a file of a shard, or all: a unit of work.
+
+    A file's rows lie in the order of a hash of their ids, so the first are as good as drawn.
+    """
 
     cluster: int
     file: str
-    size: int
+    rows: int
 
     @property
     def key(self) -> str:
@@ -90,7 +101,7 @@ class RowsFile:
 
     @property
     def bytes(self) -> int:
-        return self.size
+        return self.rows
 
 
 @dataclass(frozen=True)
@@ -123,28 +134,34 @@ def make_reference(
     run: Run,
     train: Rows,
     elsewhere: Iterable[int],
+    embedder: Embedder | None,
+    decode: Decode,
     execute: Executor[ReferenceRecord],
     on_progress: OnProgress,
     device: str,
 ) -> tuple[FeatureNet, RealFeatures]:
-    """Embed all training rows of the shards that aren't `elsewhere`, once: the classifier, and what is kept of them.
+    """Embed `evaluate.real_rows` of the shards that aren't `elsewhere`, once: the classifier, and what is kept of them.
 
-    `train`: rows in memory, as images, that the classifier is fitted to. `execute` embeds on `device`.
+    `train`: rows in memory, as images, that the classifier is fitted to. `embedder`, `decode`: the networks of samples,
+    which are to see as those of the rows did. `execute` embeds on `device`.
     Killed at any moment, called again it goes on. Raises MissingArtifact, CorruptArtifact, DriftError, StorageError,
     RayError, and what `load_embedder` raises.
     """
     artifact = named(run.config, elsewhere)
     chunks = ReferenceStore(run, artifact, ReferencePlan, ReferenceRecord)
     if run.finished(artifact) is None:
-        _make(chunks, train, sorted(elsewhere), execute, on_progress, device)
+        _make(chunks, train, sorted(elsewhere), embedder, decode, execute, on_progress, device)
+    net = _classifier(chunks, embedder, decode)
     data, fields = chunks.read_once(STATISTICS)
-    return _classifier(chunks), RealFeatures.from_bytes(data, fields["rows"])
+    return net, RealFeatures.from_bytes(data, fields["rows"])
 
 
 def _make(
     chunks: ReferenceStore,
     train: Rows,
     elsewhere: list[int],
+    embedder: Embedder | None,
+    decode: Decode,
     execute: Executor[ReferenceRecord],
     on_progress: OnProgress,
     device: str,
@@ -154,11 +171,13 @@ def _make(
 
     def planned() -> ReferencePlan:
         manifests = [require_shard(run, shard(each)) for each in range(len(run.experts)) if each not in elsewhere]
-        units = (
-            RowsFile(Artifact(manifest.artifact).cluster or 0, name, manifest.files[name].bytes)
-            for manifest in manifests
-            for name in files_of(manifest, TRAIN)
-        )
+        infos = [ShardInfo.of(manifest) for manifest in manifests]
+        share, units = run.config.evaluate.real_rows / max(1, sum(info.rows_train for info in infos)), list[RowsFile]()
+        for manifest, info in zip(manifests, infos, strict=True):
+            names = files_of(manifest, TRAIN)
+            rows = max(1, int(min(1.0, share) * info.rows_train / max(1, len(names))))
+            # Files of a shard are equally long but for chance: of all its rows, take whole ones.
+            units += [RowsFile(info.cluster, name, rows if share < 1 else info.rows_train) for name in names]
         return ReferencePlan(tuple(units))
 
     def fitted() -> tuple[bytes, dict[str, Any]]:
@@ -166,7 +185,8 @@ def _make(
         classes = run.config.data.num_classes
         label_N = train.label_N if classes else train.cluster_N
         net = train_features(train.data_NCHW, label_N, classes or len(run.experts), run.config.evaluate.seed)
-        return save_tensors({name: tensor.contiguous() for name, tensor in net.state_dict().items()}), {}
+        weights = save_tensors({name: tensor.contiguous() for name, tensor in net.state_dict().items()})
+        return weights, {"probe": _probe(run.config, net, embedder, decode)}
 
     plan = chunks.plan(planned, identity)
     chunks.write_once(CLASSIFIER, ".safetensors", fitted)
@@ -202,26 +222,43 @@ def _statistics(chunks: ReferenceStore, records: list[ReferenceRecord]) -> tuple
     return real.to_bytes(), {"rows": total}
 
 
-def _classifier(chunks: ReferenceStore) -> FeatureNet:
+def _probe(config: RunConfig, net: FeatureNet, embedder: Embedder | None, decode: Decode) -> list[float]:
+    """Features of an image of noise: other ones are of other networks."""
+    noise_1CHW = torch.randn((1, *config.data.shape), generator=torch.Generator().manual_seed(0))
+    features: list[float] = see(net, [decode(noise_1CHW)], embedder).features_ND[0].tolist()
+    return features
+
+
+def _classifier(chunks: ReferenceStore, embedder: Embedder | None, decode: Decode) -> FeatureNet:
+    """The classifier that was fitted. Raises DriftError where a network isn't the one that the rows were seen by."""
     config = chunks.run.config
     net = FeatureNet(config.data.pixel_shape[0], config.data.num_classes or len(chunks.run.experts))
-    net.load_state_dict(load_tensors(chunks.read_once(CLASSIFIER)[0]))
-    return net.eval()
+    weights, fields = chunks.read_once(CLASSIFIER)
+    net.load_state_dict(load_tensors(weights))
+    ours, theirs = np.array(_probe(config, net.eval(), embedder, decode)), np.array(fields["probe"])
+    if ours.shape != theirs.shape or np.abs(ours - theirs).max() > PROBE_TOLERANCE * np.abs(theirs).max():
+        raise DriftError(
+            f"{chunks.url}: was made by another network, or other weights, than evaluate.features or data.latents"
+            " name now",
+            chunks.run.remake(chunks.artifact),
+        )
+    return net
 
 
 @dataclass(frozen=True)
 class ReadFile:
-    """The `ReadUnit` of a reference: the data, labels and clusters of a file's rows."""
+    """The `ReadUnit` of a reference: the data, labels and clusters of a file's rows, CHUNK_ROWS at a time."""
 
     run: Run
 
     def __call__(self, unit: RowsFile, done: Container[int]) -> Iterator[Chunk[pa.Table]]:
-        if 0 not in done:
-            data = self.run.read(shard(unit.cluster), unit.file)
-            columns = ["data", *(["label"] if self.run.config.data.text is None else [])]
-            table = read_parquet(data, f"{self.run.url}/{unit.key}", columns)
-            clusters = pa.array(np.full(table.num_rows, unit.cluster, np.int64))
-            yield Chunk(0, table.append_column("cluster", clusters), 1.0)
+        data = self.run.read(shard(unit.cluster), unit.file)
+        columns = ["data", *(["label"] if self.run.config.data.text is None else [])]
+        table = read_parquet(data, f"{self.run.url}/{unit.key}", columns).slice(0, unit.rows)
+        table = table.append_column("cluster", pa.array(np.full(table.num_rows, unit.cluster, np.int64)))
+        for number, first in enumerate(range(0, table.num_rows, CHUNK_ROWS)):
+            if number not in done:
+                yield Chunk(number, table.slice(first, CHUNK_ROWS), min(1.0, (first + CHUNK_ROWS) / table.num_rows))
 
 
 @dataclass(frozen=True)
@@ -235,18 +272,22 @@ class MakeReference:
     def load(self) -> Callable[[pa.Table], dict[str, np.ndarray]]:
         """Load the networks. Raises DriftError if it was begun otherwise, and what `load_embedder` raises."""
         self.chunks.require_same(self.identity)
-        run, net = self.chunks.run, _classifier(self.chunks)
+        run = self.chunks.run
         embedder, decode = load_embedder(run.config.evaluate.features, self.device), decoder(run, self.device)
+        net = _classifier(self.chunks, embedder, decode)
 
         def embed(table: pa.Table) -> dict[str, np.ndarray]:
             data_NCHW = array(table["data"], data_dtype(run.config.data), run.config.data.shape)
             parts = (
-                decode(torch.from_numpy(as_modelled(data_NCHW[first : first + CHUNK])))
-                for first in range(0, len(data_NCHW), CHUNK)
+                decode(torch.from_numpy(as_modelled(data_NCHW[first : first + AT_ONCE])))
+                for first in range(0, len(data_NCHW), AT_ONCE)
             )
             cluster_B = table["cluster"].to_numpy()
             label_B = table["label"].to_numpy() if "label" in table.column_names else np.zeros_like(cluster_B)
-            features_BD = see(net, parts, embedder).features_ND.astype(np.float32)
+            if embedder is None:
+                features_BD = see(net, parts).features_ND.astype(np.float32)
+            else:
+                features_BD = np.concatenate([embedder(to_bytes(to_unit(part_BCHW))) for part_BCHW in parts])
             return {"features": features_BD, "label": label_B.astype(np.int64), "cluster": cluster_B}
 
         return embed

@@ -191,8 +191,7 @@ def notes(metrics: dict[str, Any]) -> list[str]:
         f"Fréchet distance: between {count} samples and {rows} training rows, in {features}; ± is the standard"
         " deviation when the samples are drawn again. It shrinks as the number of samples grows:"
         " compare equal numbers only.",
-        f"Real, drawn again: training rows themselves, with replacement; no sampler should be expected below"
-        f" {count} of them.{held_out}",
+        f"Real, drawn again: training rows themselves, with replacement{_floor_words(metrics)}.{held_out}",
         f"Accuracy: how often a small classifier fitted to the training rows sees the class that was asked"
         f" for.{right_of_held_out}",
         *_clip_note(metrics.get("clip")),
@@ -208,6 +207,13 @@ def notes(metrics: dict[str, Any]) -> list[str]:
         "Rows per image: evaluations of an expert, and of the router, for one image."
         " ms / image: time of one CPU core (on an accelerator: elapsed time), experts and router together.",
     ]
+
+
+def _floor_words(metrics: dict[str, Any]) -> str:
+    count, kept = metrics["num_samples"], metrics.get("num_kept", metrics["num_real"])
+    if kept < metrics["num_real"]:
+        return f", of {kept} that were drawn of them; a good sampler may be below"
+    return f"; no sampler should be expected below {count} of them"
 
 
 def _clip_note(clip: str | None) -> list[str]:

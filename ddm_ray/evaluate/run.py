@@ -15,6 +15,7 @@ from ddm_ray.evaluate.captions import CaptionScore
 from ddm_ray.evaluate.features import load_embedder
 from ddm_ray.evaluate.measure import measure
 from ddm_ray.evaluate.real_rows import RealRows, prompts_of
+from ddm_ray.evaluate.reference import named
 from ddm_ray.evaluate.report import render
 from ddm_ray.evaluate.samples import (
     CandidateSamples,
@@ -81,6 +82,7 @@ def evaluate(
     embedder = load_embedder(config.features, device)
     clip = None if config.clip is None else Clip.from_pretrained(config.clip, device)
     rows = RealRows.of(run)
+    run.finished(named(run.config, rows.elsewhere))  # made otherwise, it is told now
     captions = None if clip is None else CaptionScore.of(clip, rows)
     prompts_N = prompts_of(run, rows)
     numbers = rows.numbers(config, prompts_N)

@@ -272,7 +272,7 @@ KINDS = {
         member="references/{}",
         stage="evaluate",
         info=ReferenceInfo,
-        reads=_constant("data", "partition.num_clusters", "evaluate.features", "evaluate.seed"),
+        reads=_constant("data", "partition.num_clusters", "evaluate.features", "evaluate.real_rows", "evaluate.seed"),
         inputs=lambda *_: (PARTITION,),
     ),
 }

@@ -6,13 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddm_ray.cli.fixes import phrase
 from ddm_ray.data import no_progress
 from ddm_ray.data.loading.loader import Rows, load_rows
 from ddm_ray.data.sharded.serial import serial
-from ddm_ray.errors import DriftError
+from ddm_ray.errors import CorruptArtifact, DriftError
 from ddm_ray.evaluate import reference as references
 from ddm_ray.evaluate.distances import Gaussian, moments
 from ddm_ray.evaluate.features import FeatureNet
@@ -36,7 +38,11 @@ def train(run: Run) -> Rows:
 
 
 def made(run: Run, train: Rows, execute: Any = serial, elsewhere: tuple[int, ...] = ()) -> tuple[FeatureNet, Any]:
-    return make_reference(run, train, elsewhere, execute, no_progress, "cpu")
+    return make_reference(run, train, elsewhere, None, plain, execute, no_progress, "cpu")
+
+
+def plain(data_NCHW: torch.Tensor) -> torch.Tensor:
+    return data_NCHW
 
 
 def nobody(*_: Any) -> Iterator[Any]:
@@ -66,17 +72,21 @@ def test_it_is_what_all_rows_give_in_memory(run: Run, train: Rows) -> None:
     np.testing.assert_allclose(real.gaussian.covariance_DD, expected.gaussian.covariance_DD, rtol=1e-4, atol=1e-6)
 
 
-def test_interrupted_it_goes_on_and_is_made_once(run: Run, train: Rows, tmp_path: Path) -> None:
+def test_interrupted_it_goes_on_and_is_made_once(
+    run: Run, train: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def ended(*work: Any) -> Iterator[Any]:
         yield next(serial(*work))
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(references, "CHUNK_ROWS", 100)
     with pytest.raises(KeyboardInterrupt):
         made(run, train, ended)
     parts = {*(tmp_path / "run").glob("references/*/features/*")}
     assert len(parts) == 1
     net, real = made(run, train)
-    assert parts < {*(tmp_path / "run").glob("references/*/features/*")}
+    every = {*(tmp_path / "run").glob("references/*/features/*")}
+    assert parts < every and len(every) == 4, "180 rows a cluster"
     again, same = made(run, train, nobody)
     np.testing.assert_array_equal(real.features_MD, same.features_MD)
     np.testing.assert_array_equal(real.gaussian.root_DD, same.gaussian.root_DD)
@@ -123,4 +133,29 @@ def test_other_shards_are_another_one_and_other_rows_drift(run: Run, train: Rows
     other = Run(run.store, run.config.model_copy(update={"evaluate": seeded}))
     with pytest.raises(DriftError, match=r"references/classifier-\w+ was made otherwise: .*seed") as refused:
         made(other, train)
-    assert str(refused.value.fix) != "None"
+    assert phrase(refused.value.fix).endswith("then: the same command again")
+    evaluate(run)
+    damaged = next(Path(run.url).glob("references/*/_statistics/*.safetensors"))
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    with pytest.raises(CorruptArtifact, match=r"_statistics/\w+\.safetensors") as corrupt:
+        evaluate(run, "another")
+    assert phrase(corrupt.value.fix).endswith("then: the same command again")
+
+
+def test_a_network_that_sees_otherwise_than_it_did_is_refused(run: Run, train: Rows) -> None:
+    """As where a file of weights was replaced: samples would be in another space than rows."""
+    made(run, train)
+    nearly = (run, train, (), None, lambda data_NCHW: data_NCHW * 1.0001, serial, no_progress, "cpu")
+    make_reference(*nearly)
+    with pytest.raises(DriftError, match="was made by another network, or other weights"):
+        make_reference(run, train, (), None, lambda data_NCHW: -data_NCHW, serial, no_progress, "cpu")
+
+
+@pytest.mark.parametrize("files", [1, 3])
+def test_of_more_rows_than_are_asked_for_each_cluster_gives_its_share(tmp_path: Path, files: int) -> None:
+    run = make_run(str(tmp_path / "run"), settings=(*SETTINGS, "evaluate.real_rows=90"), num_files=files)
+    _, real = made(run, load_rows(run, [shard(0), shard(1)]))
+    assert 84 <= real.rows == len(real.label_M) <= 90
+    assert np.abs(np.diff(np.bincount(real.cluster_M))) <= files
+    evaluate(run)
+    assert read_metrics(run)["num_real"] == real.rows

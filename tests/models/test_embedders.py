@@ -126,6 +126,13 @@ def test_a_size_of_its_own_is_what_images_are_resized_to(
     np.testing.assert_allclose(TimmEmbedder(convolutions)(photos_NHWC), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_timms_own_name_for_the_size_means_the_same() -> None:
+    """Runs were begun with it, and are to be found unchanged."""
+    named = EmbedderConfig(kind="timm", model_args={"img_size": 224, "depth": 2})
+    assert named == EmbedderConfig(kind="timm", image_size=224, model_args={"depth": 2})
+    assert EmbedderConfig.model_validate_json(named.model_dump_json()) == named
+
+
 def test_a_size_is_refused_where_the_network_has_its_own() -> None:
     with pytest.raises(ValueError, match="image_size is for kind timm; pixels has a size of its own"):
         EmbedderConfig(image_size=28)
