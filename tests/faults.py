@@ -144,10 +144,12 @@ class Training:
             assert driver.wait(90) in {0, -signal.SIGKILL} | overtaken, self.log_tail()
 
     def lost_steps(self, attempt: int) -> int:
-        """Steps that an attempt told of and saved no state after."""
-        states = [int(path.name.removeprefix("step-")) for path in self.states() if int(path.parts[-3]) == attempt]
-        beat = json.loads(self.run.store.read(f"{self.artifact}/attempts/{attempt:04d}/HEARTBEAT"))
-        return max(0, beat["step"] - max(states))
+        """Steps that an attempt told of and the next one, which has begun, did again."""
+        before, after = (
+            json.loads(self.run.store.read(f"{self.artifact}/attempts/{number:04d}/HEARTBEAT"))
+            for number in (attempt, attempt + 1)
+        )
+        return max(0, before["step"] - after["first"])
 
     def stop(self) -> None:
         """Kill its `ddm train`, whatever it is about."""
