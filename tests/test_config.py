@@ -96,6 +96,12 @@ def test_a_config_never_changes() -> None:
         (["data.num_classes=9", "data.class_names=[a, b]"], "data: num_classes is 9, but 2 class_names are given"),
         (["data.num_classes=ten"], "data.num_classes: Input should be a valid integer"),
         (["data.class_names=5"], "data.class_names: Input should be a valid tuple, got 5"),
+        (["embedder=5"], "embedder: Input should be a valid dictionary or instance of EmbedderConfig, got 5"),
+        (
+            ["evaluate.features=[1]"],
+            "evaluate.features: Input should be a valid dictionary or instance of EmbedderConfig",
+        ),
+        (["embedder={kind: timm, model_args: 3}"], "embedder.model_args: Input should be a valid dictionary, got 3"),
         (["data.channels=17"], "data.channels: Input should be less than or equal to 16, got 17"),
         (["data.latents={autoencoder: vae}"], "data.latents.scale: Field required"),
         (

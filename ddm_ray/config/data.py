@@ -124,12 +124,13 @@ class EmbedderConfig(StrictModel):
     @classmethod
     def _size_by_its_name(cls, fields: Any) -> Any:
         """Take timm's own name for `image_size`, which runs were begun with before it was one."""
-        arguments = fields.get("model_args") if isinstance(fields, dict) else None
-        if fields and fields.get("kind") == "timm" and fields.get("image_size") is None and isinstance(arguments, dict):
-            others = {name: value for name, value in arguments.items() if name != "img_size"}
-            if isinstance(arguments.get("img_size"), int):
-                return {**fields, "image_size": arguments["img_size"], "model_args": others}
-        return fields
+        if not isinstance(fields, dict) or fields.get("kind") != "timm" or fields.get("image_size") is not None:
+            return fields
+        arguments = fields.get("model_args")
+        if not isinstance(arguments, dict) or not isinstance(arguments.get("img_size"), int):
+            return fields
+        others = {name: value for name, value in arguments.items() if name != "img_size"}
+        return {**fields, "image_size": arguments["img_size"], "model_args": others}
 
     @model_validator(mode="after")
     def _size_is_of_timm(self) -> Self:

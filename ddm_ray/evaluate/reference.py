@@ -113,7 +113,7 @@ class ReferencePlan:
 
 @dataclass(frozen=True)
 class ReferenceRecord(ChunkRecord):
-    """A file's rows: how many, and the file of their features, labels and clusters."""
+    """A chunk's rows: how many, and the file of their features, labels and clusters."""
 
     rows: int
     part: StoredFile

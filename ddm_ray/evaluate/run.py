@@ -59,7 +59,7 @@ def evaluate(
     Killed at any moment, called again it goes on. `execute` makes the samples, and embeds real rows, on devices
     `made_on`; None: this process does, on `device`, on which all is measured.
     Raises MissingArtifact, CorruptArtifact, DriftError; SamplingError for a strategy that doesn't exist; DataError
-    without training rows; and what `load_embedder` raises.
+    without training rows; and what `load_embedder` and `Clip.from_pretrained` raise.
     """
     artifact = evaluation(name)
     if finished := run.finished(artifact):

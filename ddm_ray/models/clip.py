@@ -10,6 +10,7 @@ from torch.nn.functional import normalize
 
 from ddm_ray.errors import ConfigError
 from ddm_ray.models import third_party
+from ddm_ray.models.embedder_networks import rgb
 from ddm_ray.models.embedders import batches
 
 BATCH = 64
@@ -56,9 +57,8 @@ class Clip:
         """Unit vectors (N, D), float32, on the CPU, of uint8 images; grey ones are taken as RGB."""
         parts = []
         for rows in batches(len(pixels_NHWC), BATCH):
-            pixels_BHWC = pixels_NHWC[rows]
-            rgb_BHWC = pixels_BHWC if pixels_BHWC.shape[3] == 3 else pixels_BHWC[..., :1].repeat(3, axis=3)
-            inputs = self._processor(images=list(rgb_BHWC), return_tensors="pt", input_data_format="channels_last")
+            images = list(rgb(pixels_NHWC[rows]))
+            inputs = self._processor(images=images, return_tensors="pt", input_data_format="channels_last")
             values = inputs["pixel_values"].to(self._device, torch.float32)
             parts.append(_unit(self._model.get_image_features(pixel_values=values)))
         return torch.cat(parts)

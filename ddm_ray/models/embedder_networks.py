@@ -70,7 +70,7 @@ class TimmEmbedder:
     def __call__(self, pixels_NHWC: np.ndarray) -> np.ndarray:
         """embeddings_ND float32; grey images are taken as RGB."""
         return np.concatenate(
-            [self._embed(torch.tensor(_rgb(pixels_NHWC[rows]))) for rows in batches(len(pixels_NHWC), self._batch_size)]
+            [self._embed(torch.tensor(rgb(pixels_NHWC[rows]))) for rows in batches(len(pixels_NHWC), self._batch_size)]
         )
 
     def _embed(self, pixels_BHWC: Tensor) -> np.ndarray:
@@ -124,7 +124,7 @@ class TransformersEmbedder:
     def __call__(self, pixels_NHWC: np.ndarray) -> np.ndarray:
         """embeddings_ND float32; grey images are taken as RGB."""
         return np.concatenate(
-            [self._embed(_rgb(pixels_NHWC[rows])) for rows in batches(len(pixels_NHWC), self._batch_size)]
+            [self._embed(rgb(pixels_NHWC[rows])) for rows in batches(len(pixels_NHWC), self._batch_size)]
         )
 
     def _embed(self, pixels_BHWC: np.ndarray) -> np.ndarray:
@@ -179,7 +179,7 @@ class InceptionEmbedder:
         """features_ND float32; grey images are taken as RGB."""
         features = []
         for rows in batches(len(pixels_NHWC), self._batch_size):
-            pixels_BCHW = torch.tensor(_rgb(pixels_NHWC[rows])).permute(0, 3, 1, 2).to(self._device)
+            pixels_BCHW = torch.tensor(rgb(pixels_NHWC[rows])).permute(0, 3, 1, 2).to(self._device)
             features.append(self._model(pixels_BCHW)[0].float().cpu().numpy())
         return np.concatenate(features)
 
@@ -198,5 +198,6 @@ def _probe(embedder: Embedder) -> int:
     return int(embeddings_ND.shape[1])
 
 
-def _rgb(pixels_BHWC: np.ndarray) -> np.ndarray:
+def rgb(pixels_BHWC: np.ndarray) -> np.ndarray:
+    """Images of three channels, of grey ones three times the same."""
     return pixels_BHWC if pixels_BHWC.shape[3] == 3 else pixels_BHWC.repeat(3, axis=3)
