@@ -77,9 +77,20 @@ class Allow:
         return f"take back the request that {self.artifact} stops"
 
 
-Fix = Make | Resume | Begin | Give | Allow | str
+@dataclass(frozen=True)
+class Accept:
+    """Accept an artifact of the run at a URL, which others have trained."""
+
+    run: str
+    artifact: str
+
+    def __str__(self) -> str:
+        return f"accept {self.artifact}"
+
+
+Fix = Make | Resume | Begin | Give | Allow | Accept | str
 """Remedy of an error: data where a command or an option does it, else prose in the imperative."""
-_FIXES: dict[str, Any] = {kind.__name__: kind for kind in (Make, Resume, Begin, Give, Allow)}
+_FIXES: dict[str, Any] = {kind.__name__: kind for kind in (Make, Resume, Begin, Give, Allow, Accept)}
 
 
 class DDMError(Exception):

@@ -1,5 +1,6 @@
 """The `ddm` command: a verb parses, opens the run and calls. Heavy imports wait until a verb needs them."""
 
+from ddm_ray.cli.accept import accept
 from ddm_ray.cli.check import check, probe
 from ddm_ray.cli.command import main
 from ddm_ray.cli.compare import compare
@@ -18,6 +19,7 @@ from ddm_ray.cli.targets import targets
 from ddm_ray.cli.work import work
 
 __all__ = [
+    "accept",
     "check",
     "compare",
     "demo",

@@ -1,6 +1,6 @@
 """Remedies of errors in the command line's words: the one place that turns data into commands and options."""
 
-from ddm_ray.errors import Allow, Begin, Fix, Give, Make, Resume
+from ddm_ray.errors import Accept, Allow, Begin, Fix, Give, Make, Resume
 from ddm_ray.storage.graph import Artifact
 
 
@@ -17,6 +17,8 @@ def phrase(fix: Fix) -> str:
             return f"begin a run with --set {field}={value}"
         case Allow(run, artifact):
             return f"take that back with: ddm islands resume {run} {words(artifact)}"
+        case Accept(run, artifact):
+            return f"accept it with: ddm accept {run} {words(artifact)}"
         case Give(argument, advice, value):
             return f"{advice} with {option(argument)} {value}".rstrip()
     return fix

@@ -1,6 +1,6 @@
 """RunConfig, the whole of a configuration, and its mistakes told in one line."""
 
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -25,7 +25,11 @@ TEACHERS = ("full", "top", "threshold", "nucleus")
 
 
 class RunConfig(StrictModel):
-    """All that makes a run the run it is; `run.json` holds one of these for ever."""
+    """All that makes a run the run it is; `run.json` holds one of these for ever.
+
+    `acceptance`: when what islands have trained counts for whoever builds on it, samples or serves it: once it is
+    finished, or once somebody who may write below `accepted/` has accepted it.
+    """
 
     name: str = Field(min_length=1)
     data: DataConfig
@@ -37,6 +41,7 @@ class RunConfig(StrictModel):
     student: StudentJob = StudentJob()
     sample: SamplingSettings = SamplingSettings()
     evaluate: EvaluateConfig = EvaluateConfig()
+    acceptance: Literal["at_once", "by_hand"] = "at_once"
 
     @property
     def student_model(self) -> DenoiserConfig | DiffusersConfig:

@@ -92,7 +92,9 @@ def newest_milestones(run: Run, at: int | None = None) -> dict[Artifact, Weights
     `at`: the most steps that they have had. Raises MissingArtifact for an expert that has published none so early,
     DriftError, CorruptArtifact.
     """
-    jobs = [artifact for artifact in trained_of(run.config) if at is not None or not run.manifest(artifact)]
+    jobs = [
+        artifact for artifact in trained_of(run.config) if at is not None or not run.manifest(artifact, accepted=True)
+    ]
     milestones: dict[Artifact, Weights] = {}
     for artifact, every in published(run, jobs).items():
         fitting = [each for each in every if at is None or each.step <= at]
@@ -108,7 +110,7 @@ def later_than(run: Run, at: int | None) -> dict[str, str]:
     if at is None:
         return {}
     others = [artifact for artifact in trained_of(run.config) if artifact.kind != "expert"]
-    every = published(run, [artifact for artifact in others if run.manifest(artifact)])
+    every = published(run, [artifact for artifact in others if run.manifest(artifact, accepted=True)])
     late = [artifact for artifact, own in every.items() if all(each.step > at for each in own)]
     return {str(artifact): f"{artifact} (there are no weights of it after {at} steps or fewer)" for artifact in late}
 
@@ -150,9 +152,13 @@ def _missing(run: Run, mixture: Models, denses: Collection[str]) -> dict[str, st
     ]
     lacks: dict[str, str] = {ROUTER: f"{', '.join(routed)} (there is no trained router)"} if routed else {}
     made = [kind for kind in DENSE if Artifact(kind) in trained_of(run.config)]
-    reasons = {True: "it was finished after this had begun", False: "it isn't trained"}
-    lacking = [kind for kind in made if kind not in denses]
-    return lacks | {kind: f"{kind} ({reasons[run.manifest(Artifact(kind)) is not None]})" for kind in lacking}
+    for kind in (kind for kind in made if kind not in denses):
+        counts = run.manifest(Artifact(kind), accepted=True) is not None
+        reason = "it was finished after this had begun" if counts else "it isn't trained"
+        if not counts and run.manifest(Artifact(kind)):
+            reason = "nobody has accepted it"
+        lacks[kind] = f"{kind} ({reason})"
+    return lacks
 
 
 def decoder(run: Run, device: str) -> Decode:

@@ -56,7 +56,7 @@ def training_cost(
             jobs[artifact] = _begun(run, earlier[artifact])
         elif artifact.kind == "expert":
             jobs[artifact] = _job(run.require(artifact))
-        elif artifact not in left_out and (manifest := run.finished(artifact)):
+        elif artifact not in left_out and (manifest := run.finished(artifact, accepted=True)):
             jobs[artifact] = _job(manifest)
     experts_flops = sum(job.flops for artifact, job in jobs.items() if artifact.kind == "expert")
     monolith, router = jobs.get(MONOLITH), jobs.get(ROUTER)

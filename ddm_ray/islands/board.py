@@ -170,7 +170,9 @@ class Board:
         lack = ""
         for needed in self._needs(artifact):
             try:
-                lack = lack or ("" if self._run.finished(needed) else f"needs {needed}, which isn't finished")
+                if not lack and not self._run.finished(needed, accepted=True):
+                    wait = "accepted" if self._run.by_hand(needed) else "finished"
+                    lack = f"needs {needed}, which isn't {wait}"
             except (DriftError, CorruptArtifact) as error:
                 lack = f"needs {needed}, which is damaged: {error}"
         if lack:

@@ -142,7 +142,11 @@ def sampling_settings(run: Run, kind: ModelKind = "mixture") -> SamplingSettings
         except (CorruptArtifact, DriftError):
             continue  # `status` tells of it; models don't depend on a report
         inputs = manifest.identity.inputs if manifest else {}
-        if manifest and {*run.experts} <= {*inputs} and (ROUTER in inputs or run.manifest(ROUTER) is None):
+        if (
+            manifest
+            and {*run.experts} <= {*inputs}
+            and (ROUTER in inputs or run.manifest(ROUTER, accepted=True) is None)
+        ):
             return settings.changed(strategy=EvaluationInfo.of(manifest).best_strategy)
     return settings.changed(strategy="once")
 
@@ -199,5 +203,5 @@ def load_models(
     experts = resident_experts(
         lambda expert, where: load(run.experts[expert], where), [True] * len(run.experts), offload, device
     )
-    router = load(ROUTER, device) if ROUTER in earlier or run.finished(ROUTER) else None
+    router = load(ROUTER, device) if ROUTER in earlier or run.finished(ROUTER, accepted=True) else None
     return Models(mixture_info(run), experts, router, device)

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from pydantic import PositiveInt, TypeAdapter, ValidationError
 
-from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, ServeError, one_line
+from ddm_ray.errors import Accept, ConfigError, CorruptArtifact, DriftError, ServeError, one_line
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest
 from ddm_ray.serve.answers import expert_name
 from ddm_ray.serve.engine import BatchEngine
@@ -101,8 +101,10 @@ class Versions:
         chosen = {job: self._chosen(job, pins.get(network_name(job))) for job in self._jobs}
         experts = tuple(chosen[expert] for expert in self.experts)
         if not any(experts):
-            kind, missing = self.experts[0].kind, self._run.make(self.experts[0])
-            raise ServeError(f"no {kind} of {self._run.url} has published weights yet", missing)
+            first, run = self.experts[0], self._run
+            if run.by_hand(first):
+                raise ServeError(f"nobody has accepted any {first.kind} of {run.url} yet", Accept(run.url, first))
+            raise ServeError(f"no {first.kind} of {run.url} has published weights yet", run.make(first))
         return Version(experts, chosen.get(ROUTER))
 
     async def loadable(self, load: "Load", strict: bool = False) -> Version:

@@ -100,7 +100,7 @@ def _read_parts(run: Run, artifact: Artifact, holds: Holds) -> tuple[list[Archiv
         for part in parts:
             _require_listed(run, part, partition)
         return parts, {}
-    manifest = run.require(artifact)
+    manifest = run.finished(artifact) or run.require(artifact)
     brought = by_content(manifest)
     # Called the same but for the folder, so in the same order.
     names = zip(sorted(brought.files), sorted(manifest.files), strict=True)

@@ -52,12 +52,15 @@ class Weights:
 def published(run: Run, artifacts: Iterable[Artifact]) -> dict[Artifact, list[Weights]]:
     """All published weights of each job, the best first: those of its end, then by their steps. None is read.
 
-    Raises DriftError, CorruptArtifact for a job that has finished otherwise than this run wants it.
+    Of what is accepted by hand only that. Raises DriftError, CorruptArtifact for a job that has finished otherwise than
+    this run wants it.
     """
     return {artifact: _of(run, artifact, files) for artifact, files in list_jobs(run.store, artifacts).items()}
 
 
 def _of(run: Run, artifact: Artifact, files: JobFiles) -> list[Weights]:
+    if run.by_hand(artifact):
+        return [Weights.finished(run, artifact)] if run.finished(artifact, accepted=True) else []
     last = [Weights.finished(run, artifact)] if files.committed else []
     by_step = sorted(files.weights, key=lambda each: (each[1], each[0]), reverse=True)
     others = [

@@ -3,7 +3,18 @@
 from dataclasses import replace
 
 from ddm_ray.config import RunConfig, parse_config
-from ddm_ray.errors import Begin, CorruptArtifact, DriftError, Make, MissingArtifact, RunError, StorageError, refusal
+from ddm_ray.errors import (
+    Accept,
+    Begin,
+    CorruptArtifact,
+    DriftError,
+    Give,
+    Make,
+    MissingArtifact,
+    RunError,
+    StorageError,
+    refusal,
+)
 from ddm_ray.storage import graph
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.identity import completed, fields_of
@@ -22,6 +33,8 @@ from ddm_ray.storage.sealed import seal, unseal
 from ddm_ray.storage.store import Store
 
 RUN_FILE = "run.json"
+ACCEPTED = "accepted"
+"""Folder of copies of the manifests that were accepted, which islands may read and not write."""
 
 
 class Run:
@@ -84,7 +97,7 @@ class Run:
 
     def identity(self, artifact: Artifact) -> Identity:
         """Identity to make the artifact under now; inputs that aren't here (another site's) are left out."""
-        manifests = {name: self.manifest(name) for name in self.inputs(artifact)}
+        manifests = {name: self.manifest(name, accepted=True) for name in self.inputs(artifact)}
         digests = {str(name): manifest.digest for name, manifest in manifests.items() if manifest}
         return Identity(fields_of(self.config, artifact), digests)
 
@@ -92,9 +105,18 @@ class Run:
         """The artifacts that an artifact is made from."""
         return graph.inputs(self.config, artifact)
 
-    def manifest(self, artifact: Artifact) -> Manifest | None:
-        """The artifact's manifest, or None if it isn't finished. Raises CorruptArtifact, also for another's."""
+    def by_hand(self, artifact: Artifact) -> bool:
+        """True for what counts once somebody has accepted it, for all but who trains it: trained, and so configured."""
+        return artifact.trains and self.config.acceptance == "by_hand"
+
+    def manifest(self, artifact: Artifact, accepted: bool = False) -> Manifest | None:
+        """The artifact's manifest, or None if it isn't finished. Raises CorruptArtifact, also for another's.
+
+        `accepted`: as it was accepted, None if it wasn't, of what is accepted by hand.
+        """
         key = f"{artifact}/{NAME}"
+        if accepted and self.by_hand(artifact):
+            key = f"{ACCEPTED}/{key}"
         try:
             data = self.store.read(key)
         except FileNotFoundError:
@@ -105,9 +127,12 @@ class Run:
         artifact.info.of(manifest)
         return manifest
 
-    def finished(self, artifact: Artifact) -> Manifest | None:
-        """The manifest if the artifact is finished as this run wants it. Raises DriftError if otherwise."""
-        manifest = self.manifest(artifact)
+    def finished(self, artifact: Artifact, accepted: bool = False) -> Manifest | None:
+        """The manifest if the artifact is finished as this run wants it. Raises DriftError if otherwise.
+
+        `accepted`: see `manifest`.
+        """
+        manifest = self.manifest(artifact, accepted)
         if manifest and (lines := self.drift(artifact, manifest.identity)):
             raise DriftError(f"{self.url}/{artifact} was made otherwise: {_short(lines)}", self.remake(artifact))
         return manifest
@@ -121,8 +146,14 @@ class Run:
         return drift(expected or self.identity(artifact), spelled)
 
     def require(self, artifact: Artifact) -> Manifest:
-        """The manifest of a finished artifact. Raises DriftError, MissingArtifact."""
-        manifest = self.finished(artifact)
+        """The manifest of a finished artifact, of what is accepted by hand the accepted one.
+
+        Raises DriftError, MissingArtifact.
+        """
+        manifest = self.finished(artifact, accepted=True)
+        if manifest is None and self.by_hand(artifact) and self.finished(artifact):
+            fix = Accept(self.url, artifact)
+            raise MissingArtifact(f"{self.url}/{artifact} is finished, and nobody has accepted it yet", fix)
         if manifest is None:
             raise MissingArtifact(f"{self.url} has no finished {artifact} yet", self.make(artifact))
         return manifest
@@ -140,6 +171,22 @@ class Run:
         except CorruptArtifact as error:
             error.fix = self.remake(artifact)
             raise
+
+    def accept(self, manifest: Manifest, replace: bool = False) -> None:
+        """Have a trained artifact's manifest count from now on; `replace`: also in place of one accepted before.
+
+        Raises DriftError if another one was accepted.
+        """
+        artifact, data = Artifact(manifest.artifact), manifest.to_json()
+        key = f"{ACCEPTED}/{artifact}/{NAME}"
+        if replace:
+            self.store.write(key, data)
+        elif not self.store.create(key, data):
+            before = self.manifest(artifact, accepted=True)
+            if before is None or before.digest != manifest.digest:
+                was = f"another one was accepted before ({before.digest if before else 'since deleted'})"
+                fix = Give("replace", "if this one is to count, accept it")
+                raise DriftError(f"{self.url}/{artifact} is {manifest.digest}, and {was}", fix)
 
     def make(self, artifact: Artifact) -> Make:
         """The remedy for an artifact that isn't there."""

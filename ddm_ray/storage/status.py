@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ddm_ray.errors import Allow, CorruptArtifact, DDMError, DriftError, Fix, Resume, Stopped
+from ddm_ray.errors import Accept, Allow, CorruptArtifact, DDMError, DriftError, Fix, Resume, Stopped
 from ddm_ray.storage import graph
 from ddm_ray.storage.chunk_records import ChunksProgress, chunks_progress
 from ddm_ray.storage.graph import EVALUATIONS, PARTITION, REPORT, STUDENT, TARGETS, Artifact, evaluation, targets
@@ -39,7 +39,8 @@ class Status:
     `info` is a finished artifact's record, `chunks` the progress of rows or targets that are begun, `job` that of a
     training job that is launched, begun or failed. A failed job is one whose newest attempt failed: mostly the next
     one is about to begin. A stopped one ended, or waits, because somebody asked for it. A damaged artifact can't be
-    read or was made otherwise; `error` says why, and what mends it.
+    read or was made otherwise; `error` says why, and what mends it. A finished one is `unaccepted` while it isn't what
+    this run has accepted, where that is done by hand.
     `silent_seconds`: how long an observer has seen no sign of a job's life, None before `observe`. `elders`: numbers of
     older attempts that may train on beside the newest, as far as the observer can't say so yet.
     """
@@ -52,6 +53,7 @@ class Status:
     silent_seconds: float | None = None
     unjudged: bool = False
     elders: tuple[int, ...] = ()
+    unaccepted: bool = False
     error: DDMError | None = None
     run: str = ""
 
@@ -94,7 +96,9 @@ def status(run: Run, artifact: Artifact, files: JobFiles | None = None) -> Statu
     try:
         manifest = run.finished(artifact) if files is None or files.committed else None
         if manifest:
-            return in_state("finished", info=artifact.info.of(manifest))
+            accepted = run.finished(artifact, accepted=True) if run.by_hand(artifact) else manifest
+            unaccepted = accepted is None or accepted.digest != manifest.digest
+            return in_state("finished", info=artifact.info.of(manifest), unaccepted=unaccepted)
         chunks = chunks_progress(run.store, artifact) if artifact.kind in UNITS else None
         job = job_status(run.store, artifact, files) if artifact.trains else None
     except (DriftError, CorruptArtifact) as error:
@@ -118,7 +122,9 @@ def survey(run: Run, known: Iterable[Status] = ()) -> list[Status]:
     if STUDENT in artifacts and run.store.folders(TARGETS):
         place = artifacts.index(STUDENT)
         artifacts[place:place] = map(targets, range(len(run.experts)))
-    finished = {earlier.artifact: earlier for earlier in known if earlier.state == "finished"}
+    finished = {
+        earlier.artifact: earlier for earlier in known if earlier.state == "finished" and not earlier.unaccepted
+    }
     files = list_jobs(run.store, [each for each in artifacts if each.trains and each not in finished])
 
     def look(artifact: Artifact) -> Status:
@@ -177,7 +183,8 @@ def describe(status: Status, phrase: Callable[[Fix], str] = str) -> str:
     """
     info = status.info
     if isinstance(info, TrainedInfo):
-        return f"{info.step} steps, loss {info.loss:.4f}, {info.training_flops / 1e9:.1f} GFLOP"
+        waits = f"; {phrase(Accept(status.run, status.artifact))}" if status.unaccepted else ""
+        return f"{info.step} steps, loss {info.loss:.4f}, {info.training_flops / 1e9:.1f} GFLOP{waits}"
     if info:
         facts = {key: f"{value:.3g}" if isinstance(value, float) else value for key, value in info}
         return ", ".join(f"{key} {value}" for key, value in facts.items() if isinstance(value, int | str))

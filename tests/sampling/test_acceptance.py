@@ -1,0 +1,129 @@
+"""Acceptance by hand: what an island has trained counts once somebody has looked at it, and then by its bytes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ddm_ray.cli import main
+from ddm_ray.errors import CorruptArtifact, DriftError, MissingArtifact, ServeError
+from ddm_ray.evaluate.candidates import newest_milestones
+from ddm_ray.sampling.acceptance import accept
+from ddm_ray.sampling.run_models import load_models
+from ddm_ray.serve.versions import Versions
+from ddm_ray.storage.graph import MONOLITH, ROUTER, STUDENT, Artifact
+from ddm_ray.storage.info import TrainedInfo
+from ddm_ray.storage.manifest import NAME, FileRecord, Manifest
+from ddm_ray.storage.run import Run
+from ddm_ray.storage.status import status
+from tests.random_run import make_run
+
+EXPERT = Artifact("experts/001")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """A finished run of which nothing is accepted yet."""
+    return make_run(str(tmp_path / "run"), settings=("acceptance=by_hand",))
+
+
+def rewrite(run: Run, change: Callable[[bytes], bytes]) -> None:
+    """Change the expert's weights, and the manifest with them, as only its island can."""
+    manifest = run.manifest(EXPERT)
+    assert manifest
+    name = f"{TrainedInfo.of(manifest).weights}/ema.safetensors"
+    tensors = change(run.read(EXPERT, name, manifest))
+    run.store.write(f"{EXPERT}/{name}", tensors)
+    files = {**manifest.files, name: FileRecord.of(tensors)}
+    forged = Manifest(manifest.artifact, manifest.identity, files, manifest.info, manifest.content)
+    run.store.write(f"{EXPERT}/{NAME}", forged.to_json())
+
+
+def negated_last(tensors: bytes) -> bytes:
+    """The same tensors with the sign of the last number changed."""
+    return tensors[:-1] + bytes([tensors[-1] ^ 0x80])
+
+
+def test_nothing_counts_before_it_is_accepted(run: Run) -> None:
+    with pytest.raises(
+        MissingArtifact, match=r"experts/000 is finished, and nobody has accepted it yet; accept experts"
+    ):
+        load_models(run)
+    with pytest.raises(ServeError, match="nobody has accepted any expert"):
+        Versions(run, None).newest()
+    assert run.identity(STUDENT).inputs.keys() == {"partition"}
+    assert newest_milestones(run) == {}
+    for artifact in run.experts:
+        accept(run, artifact)
+    assert load_models(run).router is None
+    accept(run, ROUTER)
+    assert load_models(run).router is not None
+    assert {*run.identity(STUDENT).inputs} == {"partition", *run.experts}
+    assert all(weights.final for weights in Versions(run, None).newest() if weights)
+
+
+def test_what_counts_is_what_was_accepted_whatever_its_island_writes(run: Run) -> None:
+    for artifact in (*run.experts, ROUTER):
+        accept(run, artifact)
+    accepted = run.require(EXPERT).digest
+    rewrite(run, negated_last)
+    assert run.require(EXPERT).digest == accepted
+    with pytest.raises(CorruptArtifact, match=r"experts/001/.*ema.safetensors: checksum differs"):
+        load_models(run)
+    assert status(run, EXPERT).unaccepted
+    with pytest.raises(DriftError, match=r"another one was accepted before.*accept it \(replace\)"):
+        accept(run, EXPERT)
+    accept(run, EXPERT, replace=True)
+    assert run.require(EXPERT).digest != accepted
+    assert not status(run, EXPERT).unaccepted
+    load_models(run)
+
+
+def test_accepting_again_is_harmless(run: Run) -> None:
+    first = accept(run, EXPERT)
+    assert accept(run, EXPERT) == first
+
+
+@pytest.mark.parametrize("change", [lambda tensors: tensors[:-8], lambda _: b"{}"])
+def test_what_is_no_network_is_not_accepted(run: Run, change: Callable[[bytes], bytes]) -> None:
+    rewrite(run, change)
+    with pytest.raises(CorruptArtifact, match="experts/001"):
+        accept(run, EXPERT)
+    assert run.manifest(EXPERT, accepted=True) is None
+
+
+def test_an_altered_acceptance_is_named(run: Run) -> None:
+    accept(run, EXPERT)
+    key = f"accepted/{EXPERT}/{NAME}"
+    fields = json.loads(run.store.read(key))
+    run.store.write(key, json.dumps({**fields, "info": {}}).encode())
+    with pytest.raises(CorruptArtifact, match=f"{key}: altered"):
+        run.require(EXPERT)
+    assert status(run, EXPERT).state == "damaged"
+
+
+def test_the_command_accepts_and_status_tells_what_waits(run: Run) -> None:
+    def ddm(*words: str) -> str:
+        ended = CliRunner().invoke(main, [words[0], run.url, *words[1:]])
+        assert ended.exit_code == 0, ended.output
+        return ended.output
+
+    waits = f"accept it with: ddm accept {run.url} expert 1"
+    assert waits in ddm("status")
+    assert "experts/001: accepted as " in ddm("accept", "expert", "1")
+    assert waits not in ddm("status")
+    assert "accept it with" in ddm("status")
+    assert f"{MONOLITH}: accepted as " in ddm("accept", "--all")
+    assert "accept it with" not in ddm("status")
+    assert "nothing waits for acceptance" in ddm("accept", "--all")
+
+
+def test_a_run_that_accepts_at_once_needs_none(tmp_path: Path) -> None:
+    run = make_run(str(tmp_path / "run"))
+    assert not status(run, EXPERT).unaccepted
+    ended = CliRunner().invoke(main, ["accept", run.url, "--all"])
+    assert ended.exit_code == 1
+    assert "accepts all that is finished at once" in ended.output
+    load_models(run)
