@@ -28,6 +28,7 @@ class Fault(Enum):
     UNCONDITIONAL = "If-None-Match isn't heeded"
 
 
+_SIGNED, _DELETED = re.compile("Credential=([^/]+)/"), re.compile("<Key>([^<]*)</Key>")
 LENGTHS = ("content-length", "transfer-encoding")
 ERRORS = {
     Fault.UNAVAILABLE: (503, "SlowDown"),
@@ -41,6 +42,7 @@ ERRORS = {
 class Request:
     """A request that was made: when, by the monotonic clock, of what, its body's bytes, and what happened to it.
 
+    `who`: the id of the key that it is signed with. `deletes`: keys that a request of the bucket is to delete.
     `answered`: bytes of the answer's body, once it is sent.
     """
 
@@ -51,6 +53,8 @@ class Request:
     sent: int = 0
     fault: Fault | None = None
     answered: int = 0
+    who: str = ""
+    deletes: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -118,11 +122,13 @@ class Wire:
         """Pass a request on, unless its fault says otherwise."""
         body = _body(handler)
         facts = handler.command, unquote(handler.path), "If-None-Match" in handler.headers, len(body)
+        signed = _SIGNED.search(handler.headers.get("Authorization", ""))
+        deletes = tuple(_DELETED.findall(body.decode())) if handler.path.endswith("?delete") else ()
         with self._lock:
-            now = time.monotonic()
-            fault = self.rule(Request(now, *facts))
+            request = Request(time.monotonic(), *facts, who=signed[1] if signed else "", deletes=deletes)
+            fault = self.rule(request)
             number = len(self.requests)
-            self.requests.append(Request(now, *facts, fault))
+            self.requests.append(replace(request, fault=fault))
         if fault is Fault.HANGS:
             self._ended.wait(60)
         if fault in (Fault.DROPPED, Fault.HANGS):

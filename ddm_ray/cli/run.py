@@ -47,7 +47,7 @@ def status(run_url: str) -> None:
     from ddm_ray.storage.versions import differences
 
     run = Run.open(run_url)
-    click.echo(f"run {run.config.name!r} at {run.url}")
+    click.echo(f"run {run.config.name!r} at {run.url}, configuration {run.fingerprint}")
     statuses = survey_once(run)
     for each in statuses:
         click.echo(f"  {line(each, phrase)}")

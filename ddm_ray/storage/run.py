@@ -91,6 +91,11 @@ class Run:
         return cls(store, read_config(data, where))
 
     @property
+    def fingerprint(self) -> str:
+        """16 hex digits of the hash over the configuration: two who see the same one have the same run."""
+        return Identity(self.config.model_dump(mode="json")).fingerprint
+
+    @property
     def experts(self) -> tuple[Artifact, ...]:
         """All expert artifacts, by cluster."""
         return graph.experts_of(self.config)

@@ -1,7 +1,8 @@
 """Training on an S3 server that misbehaves for a while, by seeded schedules, in processes without Ray.
 
 As a program, `python -m tests.train.s3_faults`, it is what trains: for each line of JSON on its input it forks a
-process that trains an expert, and prints how that ended. It only forks: storage's threads don't survive it.
+process that trains an artifact, an expert unless it says otherwise, and prints how that ended. It only forks: storage's
+threads don't survive it.
 """
 
 import json
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.attempts import claimed
+from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.info import TrainedInfo
 from ddm_ray.storage.patience import PATIENT, Patience
 from ddm_ray.storage.run import Run
@@ -179,7 +181,8 @@ def main() -> None:
         if pid == 0:
             os.environ.update(task["environment"])
             print(f"{time.strftime('%X')} {task['url']}", file=sys.stderr, flush=True)
-            local.train(task["url"], [EXPERT], PLACEMENT, Patience(**task["patience"]))
+            artifact, patience = Artifact(task.get("artifact", EXPERT)), Patience(**task["patience"])
+            local.train(task["url"], [artifact], PLACEMENT, patience)
             sys.exit(0)
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 
