@@ -27,7 +27,7 @@ from ddm_ray.sampling.offload import Offload
 from ddm_ray.sampling.output import DDMOutput, OutputType, images_as
 from ddm_ray.sampling.paris_weights import Reading, TimeDirection
 from ddm_ray.sampling.request import SampleRequest
-from ddm_ray.sampling.run_models import ModelKind, Models, load_models, sampling_settings
+from ddm_ray.sampling.run_models import ModelKind, Models, load_models, row_networks, sampling_settings
 from ddm_ray.storage.run import Run
 
 Label = int | str | None
@@ -83,8 +83,11 @@ class DDMPipeline:
         _require_device(device)
         run = run if isinstance(run, Run) else Run.open(os.fspath(run))
         data, models = run.config.data, load_models(run, model, device, offload, precision)
-        encoder = None if data.text is None else TextEncoder.from_config(data.text).to(device)
-        latents = None if data.latents is None else Latents.from_config(data.latents).to(device)
+        known, encoder, latents = row_networks(run), None, None
+        if data.text is not None:
+            encoder = TextEncoder.from_config(data.text, known.get("text encoder")).to(device)
+        if data.latents is not None:
+            latents = Latents.from_config(data.latents, known.get("autoencoder")).to(device)
         defaults = sampling_settings(run, model)
         return cls(models, class_names=data.class_names, defaults=defaults, text_encoder=encoder, latents=latents)
 

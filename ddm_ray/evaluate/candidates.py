@@ -16,7 +16,7 @@ from ddm_ray.core.routing import parse_strategy
 from ddm_ray.data.loading.shard_files import null_text_of
 from ddm_ray.errors import DriftError, MissingArtifact
 from ddm_ray.sampling.request import SampleRequest, SampleResult
-from ddm_ray.sampling.run_models import ModelKind, Models, load_models, settings_of
+from ddm_ray.sampling.run_models import ModelKind, Models, load_models, row_networks, settings_of
 from ddm_ray.storage.graph import ROUTER, Artifact, shard, trained_of
 from ddm_ray.storage.published import Weights, published
 from ddm_ray.storage.run import Run
@@ -168,7 +168,7 @@ def decoder(run: Run, device: str) -> Decode:
         return lambda data_NCHW: data_NCHW
     from ddm_ray.models.latents import Latents  # diffusers, where it is needed
 
-    latents = Latents.from_config(config).to(device)
+    latents = Latents.from_config(config, row_networks(run).get("autoencoder")).to(device)
 
     def decode(data_NCHW: Tensor) -> Tensor:
         return torch.cat([latents.decode(part.to(device)).cpu() for part in data_NCHW.split(DECODED_AT_ONCE)])

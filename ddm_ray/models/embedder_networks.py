@@ -15,6 +15,7 @@ from ddm_ray.config import EmbedderConfig
 from ddm_ray.errors import ConfigError, DataError
 from ddm_ray.models import third_party
 from ddm_ray.models.embedders import Embedder, batches
+from ddm_ray.models.fingerprints import fingerprint_of
 
 OTHER_HALF = ("text_model.", "text_projection.", "logit_scale", "logit_bias")
 """Beginnings of the tensors that a model of images and texts has and its image model doesn't."""
@@ -56,6 +57,8 @@ class TimmEmbedder:
             self._mode = "bilinear" if expects["interpolation"] == "bilinear" else "bicubic"
             self._mean_C11 = torch.tensor(expects["mean"], device=device)[:, None, None]
             self._std_C11 = torch.tensor(expects["std"], device=device)[:, None, None]
+            about = [self._size, self._mode, expects["mean"], expects["std"]]
+            self.fingerprint = fingerprint_of(self._model, about)
             self.dim = _probe(self)
         except Exception as error:  # timm passes on whatever its hub, readers and models raise
             mend = f"begin a run whose {field}.model_args fit the file"
@@ -115,6 +118,7 @@ class TransformersEmbedder:
         self._model = third_party.load_model(kind, name, what, ignored, arguments).eval().to(device)
         self._processor = third_party.load(transformers.AutoImageProcessor, name, what)
         self._batch_size, self._device = config.batch_size, device
+        self.fingerprint = fingerprint_of(self._model, self._processor.to_json_string())
         try:
             self.dim = _probe(self)
         except Exception as error:  # a border: a folder may hold any model and processor
@@ -166,6 +170,7 @@ class InceptionEmbedder:
                 torch.load(weights, weights_only=True)  # refuses code, which torch-fidelity would run
                 weights.seek(0)
             network = FeatureExtractorInceptionV3(field, [str(self.dim)], feature_extractor_weights_path=weights)
+            self.fingerprint = fingerprint_of(network)
             self._model = network.to(device)
         except Exception as error:  # a border: a file may hold anything, and a download may fail in any way
             mend = "put the weights of torch-fidelity there"

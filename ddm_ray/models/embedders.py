@@ -21,10 +21,16 @@ BLOCK_VALUES = 2**22
 
 
 class Embedder(Protocol):
-    """An embedder: pixels_NHWC uint8 -> embeddings_ND float32."""
+    """An embedder: pixels_NHWC uint8 -> embeddings_ND float32.
+
+    `fingerprint`: 16 hex digits that another network would change; empty for one that the run itself has fitted.
+    """
 
     @property
     def dim(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> str: ...
 
     def __call__(self, pixels_NHWC: np.ndarray) -> np.ndarray: ...
 
@@ -88,6 +94,8 @@ class PixelEmbedder:
     def to_bytes(self) -> bytes:
         """A safetensors file; equal components give equal bytes."""
         return save({"mean_P": self.mean_P, "components_DP": np.ascontiguousarray(self.components_DP)})
+
+    fingerprint = ""
 
     @property
     def dim(self) -> int:

@@ -8,6 +8,7 @@ from torch import Tensor
 from ddm_ray.config import LatentsConfig
 from ddm_ray.errors import Begin, ConfigError
 from ddm_ray.models import third_party
+from ddm_ray.models.fingerprints import fingerprint_of, require_same_network
 
 
 class Latents:
@@ -32,8 +33,11 @@ class Latents:
         return cls(autoencoder, scale, (own.shift_factor or 0.0) if shift is None else shift)
 
     @classmethod
-    def from_config(cls, config: LatentsConfig) -> Self:
-        """The autoencoder of a run. ConfigError as `from_pretrained`, and for another downsampling than the run's."""
+    def from_config(cls, config: LatentsConfig, known: str | None = None) -> Self:
+        """The autoencoder of a run, whose fingerprint is `known` if it has made rows already.
+
+        ConfigError as `from_pretrained`, and for another downsampling than the run's; DriftError for another network.
+        """
         latents = cls.from_pretrained(config.autoencoder, config.scale, config.shift)
         if latents.downsampling != config.downsampling:
             downsampling = latents.downsampling
@@ -42,6 +46,8 @@ class Latents:
                 f" {config.downsampling}",
                 Begin(field="data.latents.downsampling", value=f"{downsampling}"),
             )
+        if known is not None:
+            require_same_network(f"autoencoder {config.autoencoder}", latents.fingerprint(), known)
         return latents
 
     @property
@@ -53,6 +59,10 @@ class Latents:
     def downsampling(self) -> int:
         """Pixels per latent, along each side."""
         return 2 ** (len(self.autoencoder.config.block_out_channels) - 1)
+
+    def fingerprint(self) -> str:
+        """16 hex digits that other weights, another scale or shift would change."""
+        return fingerprint_of(self.autoencoder, [self.scale, self.shift])
 
     def to(self, device: torch.device | str) -> Self:
         """Moves the autoencoder."""

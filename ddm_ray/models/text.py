@@ -14,6 +14,7 @@ from ddm_ray.config import TextConfig
 from ddm_ray.core.condition import Text
 from ddm_ray.errors import Begin, ConfigError
 from ddm_ray.models import third_party
+from ddm_ray.models.fingerprints import fingerprint_of, require_same_network
 from ddm_ray.models.text_tokens import encode
 
 MODELS = {"clip": "CLIPTextModel", "clip_text_model": "CLIPTextModel", "t5": "T5EncoderModel"}
@@ -67,8 +68,11 @@ class TextEncoder:
         return cls(tokenizer, model, tokens, pooled)
 
     @classmethod
-    def from_config(cls, config: TextConfig) -> Self:
-        """The encoder (or two) of a run. ConfigError as `from_pretrained`, and for other sizes than the run's."""
+    def from_config(cls, config: TextConfig, known: str | None = None) -> Self:
+        """The encoder (or two) of a run, whose fingerprint is `known` if it has made rows already.
+
+        ConfigError as `from_pretrained`, and for other sizes than the run's; DriftError for another network.
+        """
         pooled = None
         if config.pooled_encoder is not None:
             pooled = cls.from_pretrained(config.pooled_encoder, None)
@@ -83,7 +87,14 @@ class TextEncoder:
                 f"text encoder {config.encoder}: its pooled vector has size {pooled_dim}, data.text.pooled_dim"
                 f" is {config.pooled_dim}"
             )
+        if known is not None:
+            require_same_network(f"text encoder {config.encoder}", encoder.fingerprint(), known)
         return encoder
+
+    def fingerprint(self) -> str:
+        """16 hex digits that other weights or another vocabulary would change, also of the pooled one's."""
+        pooled = self.pooled.fingerprint() if self.pooled else None
+        return fingerprint_of(self.model, [sorted(self.tokenizer.get_vocab().items()), self.tokens, pooled])
 
     def to(self, device: torch.device | str) -> Self:
         """Moves the model, and the pooled one's."""

@@ -160,6 +160,12 @@ def mixture_info(run: Run) -> MixtureInfo:
     return _as_configured(MixtureInfo.from_counts(counts_CK, run.config.data.shape), run, run.config.expert.train)
 
 
+def row_networks(run: Run) -> dict[str, str]:
+    """Fingerprints of the networks that made the run's rows, by their parts, as far as its partition knows them."""
+    partition = run.manifest(PARTITION)
+    return PartitionInfo.of(partition).networks if partition else {}
+
+
 def monolith_info(run: Run, kind: ModelKind = "monolith") -> MixtureInfo:
     """The monolith, the student, or any one expert by itself, as a mixture of one: K = 1."""
     num_classes = run.config.data.num_classes

@@ -39,6 +39,7 @@ from ray.serve.schema import LoggingConfig
 from ddm_ray.config import Precision
 from ddm_ray.errors import Give, RunError, ServeError, one_line
 from ddm_ray.ray_session import on_head, ray_session
+from ddm_ray.sampling.run_models import row_networks
 from ddm_ray.serve.answers import expert_name
 from ddm_ray.serve.api import API, DECODER, ENCODER
 from ddm_ray.serve.codec import Decoder, Encoder
@@ -136,7 +137,10 @@ def build_app(args: ServeArgs) -> Application:
     shared = (Computing(args.device, args.max_rows, args.precision, args.compile, resident), args.pin_file)
     own = (run.url, *shared, args.refresh_s, read_tokens(args.token_file), limits)
     data, num_experts = run.config.data, run.config.partition.num_clusters
-    codecs = [each for each in ((ENCODER, Encoder, data.text), (DECODER, Decoder, data.latents)) if each[2]]
+    known = row_networks(run)
+    encoder = (ENCODER, Encoder, data.text, known.get("text encoder"))
+    decoder = (DECODER, Decoder, data.latents, known.get("autoencoder"))
+    codecs = [each for each in (encoder, decoder) if each[2]]
     apart = args.placement == "per-expert"
     # Rounded down, so that the shares of all parts never need more than one GPU.
     num_parts = (num_experts + len(codecs) if apart else 1) + (args.dense is not None)
@@ -151,8 +155,9 @@ def build_app(args: ServeArgs) -> Application:
         ingress = serve.deployment(name="api", ray_actor_options=share, **PART)(API)
         return ingress.bind(*own, (), others, args.dense)
     experts = [replica(expert_name(cluster), cluster) for cluster in range(num_experts)]
-    for name, kind, config in codecs:
-        others[name] = serve.deployment(name=name, ray_actor_options=share, **PART)(kind).bind(config, args.device)
+    for name, kind, config, fingerprint in codecs:
+        part = serve.deployment(name=name, ray_actor_options=share, **PART)(kind)
+        others[name] = part.bind(config, args.device, fingerprint)
     ingress = serve.deployment(name="api", ray_actor_options={"num_cpus": NUM_CPUS}, **PART)(API)
     return ingress.bind(*own, experts, others, args.dense)
 

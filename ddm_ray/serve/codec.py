@@ -25,10 +25,10 @@ Arrays = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 class Encoder:
     """The text encoder of a run."""
 
-    def __init__(self, config: TextConfig, device: str):
-        """Loads it by its name or folder. ConfigError if there is none, CorruptArtifact if it isn't whole."""
+    def __init__(self, config: TextConfig, device: str, known: str | None = None):
+        """Loads it by its name or folder; `known`: its fingerprint. Raises as `TextEncoder.from_config`."""
         torch.set_num_threads(1)
-        self._encoder = TextEncoder.from_config(config).to(device)
+        self._encoder = TextEncoder.from_config(config, known).to(device)
 
     async def encode(self, prompt: str) -> tuple[Arrays, int]:
         """The Text of a prompt, one row, as arrays, and the prompt's number of tokens: those beyond it are cut off."""
@@ -46,10 +46,10 @@ class Encoder:
 class Decoder:
     """The autoencoder of a run, which makes images of latents."""
 
-    def __init__(self, config: LatentsConfig, device: str):
-        """Loads it by its name or folder. ConfigError if there is none, CorruptArtifact if it isn't whole."""
+    def __init__(self, config: LatentsConfig, device: str, known: str | None = None):
+        """Loads it by its name or folder; `known`: its fingerprint. Raises as `Latents.from_config`."""
         torch.set_num_threads(1)
-        self._latents, self._device = Latents.from_config(config).to(device), device
+        self._latents, self._device = Latents.from_config(config, known).to(device), device
 
     async def decode(self, latent_CHW: NDArray[np.float32]) -> NDArray[np.float32]:
         """The image (C, H, W), about [-1, 1], of one latent."""

@@ -9,11 +9,15 @@ from pydantic import BaseModel, ValidationError
 from ddm_ray.config import RunConfig
 from ddm_ray.storage.graph import KINDS, Artifact
 
+PLACEMENT = {"data": ("source",), "embedder": ("batch_size",), "features": ("batch_size",)}
+"""Fields, by their section, that say where something lies or runs, and nothing of what is made."""
+
 
 def fields_of(config: RunConfig, artifact: Artifact) -> dict[str, Any]:
     """The fields of the configuration that an artifact's stage reads: what its identity holds, by their last names."""
     everything = config.model_dump(mode="json")
-    return {path.rpartition(".")[2]: _at(everything, path) for path in KINDS[artifact.kind].reads(config)}
+    fields = {path.rpartition(".")[2]: _at(everything, path) for path in KINDS[artifact.kind].reads(config)}
+    return _without_placement(fields)
 
 
 def completed(config: RunConfig, artifact: Artifact, fields: dict[str, Any]) -> dict[str, Any]:
@@ -27,7 +31,18 @@ def completed(config: RunConfig, artifact: Artifact, fields: dict[str, Any]) -> 
         if isinstance(part, BaseModel) and name in fields:
             with suppress(ValidationError):
                 spelled[name] = type(part).model_validate(fields[name]).model_dump(mode="json")
-    return spelled
+    return _without_placement(spelled)
+
+
+def _without_placement(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields without PLACEMENT, in sections of sections, too."""
+    kept = {}
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            section = {each: inner for each, inner in value.items() if each not in PLACEMENT.get(name, ())}
+            value = _without_placement(section)
+        kept[name] = value
+    return kept
 
 
 def _at(value: Any, path: str) -> Any:

@@ -46,7 +46,8 @@ class RowsInfo(Info):
     """Counts of rows (usable, for training, held out), of rejected and equal images; what labels mean.
 
     `duplicates` are images equal to an earlier one, of which `dropped` were left out. `classes`: names by folder.
-    `ignored`: files that aren't read, by their ending. `reasons`: the commonest ones.
+    `ignored`: files that aren't read, by their ending. `reasons`: the commonest ones. `networks`: fingerprints of the
+    embedder, autoencoder and text encoder that made them, of those that aren't the run's own. `versions`: of libraries.
     """
 
     rows: int
@@ -60,6 +61,8 @@ class RowsInfo(Info):
     classes: tuple[str, ...] | None
     ignored: dict[str, int]
     reasons: tuple[Reason, ...]
+    networks: dict[str, str] = {}
+    versions: dict[str, str] = {}
 
 
 class CentroidsInfo(Info):
@@ -72,7 +75,7 @@ class CentroidsInfo(Info):
 class ShardInfo(Info):
     """Counts of a cluster's rows, of its training rows by class, and the standard deviation of their data.
 
-    `centroids` is the digest of the centroids that made the cluster, None where none did.
+    `centroids` is the digest of the centroids that made the cluster, None where none did. `networks`: see RowsInfo.
     """
 
     cluster: int
@@ -82,13 +85,18 @@ class ShardInfo(Info):
     counts_C: tuple[int, ...]
     data_std: float | None
     centroids: str | None
+    networks: dict[str, str] = {}
+
+    def as_json(self) -> dict[str, Any]:
+        """Fields that a manifest holds: made again, a shard of an older version has the bytes that it had."""
+        return {name: value for name, value in super().as_json().items() if name != "networks" or value}
 
 
 class PartitionInfo(Info):
     """Counts of training rows by class and cluster, and of held-out rows.
 
     `imbalance`: largest over smallest cluster; `entropy` of the shares, 1 for equal ones; `ari`: adjusted Rand index
-    with the classes. None where there is no such number.
+    with the classes. None where there is no such number. `networks`: see RowsInfo.
     """
 
     counts_CK: tuple[tuple[int, ...], ...]
@@ -98,6 +106,7 @@ class PartitionInfo(Info):
     entropy: float
     ari: float | None
     num_fine: int | None
+    networks: dict[str, str] = {}
 
 
 class ReportInfo(Info):
@@ -120,7 +129,7 @@ class ReportInfo(Info):
 class TrainedInfo(Info):
     """A finished training job: the folder of its EMA weights, steps, cost, and the mean loss of the last steps.
 
-    `seconds` are those of training, over all `attempts`.
+    `seconds` are those of training, over all `attempts`. `versions`: of what the last one computed with.
     """
 
     weights: str = Field(pattern=r"^[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*$", max_length=200)
@@ -132,6 +141,7 @@ class TrainedInfo(Info):
     seconds: float
     loss: float
     attempts: int
+    versions: dict[str, str] = {}
 
 
 class TargetsInfo(Info):

@@ -13,7 +13,7 @@ from ddm_ray.models.latents import Latents
 from ddm_ray.pictures.grid import GridRow, grid
 from ddm_ray.pictures.png import to_png
 from ddm_ray.sampling.request import SampleRequest
-from ddm_ray.sampling.run_models import ModelKind, Models, matched, monolith_info, settings_of
+from ddm_ray.sampling.run_models import ModelKind, Models, matched, monolith_info, row_networks, settings_of
 from ddm_ray.storage.graph import PARTITION, shard
 from ddm_ray.storage.info import PartitionInfo, ShardInfo
 from ddm_ray.storage.run import Run
@@ -40,7 +40,8 @@ def picture(
     labels = _labels(run, cluster)
     model = matched(weights.load(spec, ema), Flow(**spec.get("flow", {}))).to(device)
     config = run.config.data.latents
-    latents = None if config is None else Latents.from_config(config).to(device)
+    known = row_networks(run).get("autoencoder")
+    latents = None if config is None else Latents.from_config(config, known).to(device)
     request = SampleRequest(
         seeds(run.config.evaluate.seed, len(labels) * PER_CLASS, SeedPurpose.PREVIEW),
         torch.tensor(labels).repeat_interleave(PER_CLASS),

@@ -16,6 +16,7 @@ from ddm_ray.storage.attempts import Attempt, claimed
 from ddm_ray.storage.info import TrainedInfo, WeightsInfo
 from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest
 from ddm_ray.storage.run import Run
+from ddm_ray.storage.versions import versions
 from ddm_ray.train.fragments import EMA
 from ddm_ray.train.job import TrainJob
 from ddm_ray.train.preview import picture
@@ -121,6 +122,7 @@ class Milestones:
             seconds=last.seconds,
             loss=sum(losses) / len(losses),
             attempts=self._attempt.number,
+            versions=versions(),
         )
         records = {f"{prefix}/{name}": record for name, record in manifest.files.items()}
         self._run.commit_records(job.artifact, records, info, identity=self._identity)

@@ -34,7 +34,7 @@ from ddm_ray.data.scratch import OTHER_SCRATCH, as_scratch_error
 from ddm_ray.errors import DataError, StorageError
 from ddm_ray.models.null_text import NULL_TEXT
 from ddm_ray.storage.graph import ROWS, Artifact, owner_rows, shard
-from ddm_ray.storage.info import ShardInfo
+from ddm_ray.storage.info import RowsInfo, ShardInfo
 from ddm_ray.storage.manifest import NAME, FileRecord, Manifest
 from ddm_ray.storage.run import Run
 
@@ -156,8 +156,8 @@ class ShardWriter:
                 name = f"{split}-{number:05d}.parquet"
                 store.write(f"{artifact}/{name}", path)
                 files[name] = record
+        rows = owner_rows(cluster) if self.run.config.partition.given else ROWS
         if self._data.text is not None:
-            rows = owner_rows(cluster) if self.run.config.partition.given else ROWS
             data = self.run.read(rows, NULL_TEXT)
             store.write(f"{artifact}/{NULL_TEXT}", data)
             files[NULL_TEXT] = FileRecord.of(data)
@@ -173,6 +173,7 @@ class ShardWriter:
             counts_C=tuple(tally.counts()),
             data_std=tally.std(artifact),
             centroids=centroids,
+            networks=RowsInfo.of(self.run.require(rows)).networks,
         )
         return self.run.commit_records(artifact, files, info, identity=self._identity[cluster])
 

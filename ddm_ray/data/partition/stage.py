@@ -164,7 +164,9 @@ def partition_info(shards: Sequence[ShardInfo], centroids: CentroidsInfo | None)
     counts_CK = np.array([info.counts_C for info in shards], np.int64).T
     train_K = np.array([info.rows_train for info in shards], np.int64)
     heldout_K = np.array([info.rows_heldout for info in shards], np.int64)
-    return PartitionInfo(**sizes(counts_CK, train_K, heldout_K), num_fine=centroids.num_fine if centroids else None)
+    networks = {part: fingerprint for info in shards for part, fingerprint in info.networks.items()}
+    num_fine = centroids.num_fine if centroids else None
+    return PartitionInfo(**sizes(counts_CK, train_K, heldout_K), num_fine=num_fine, networks=networks)
 
 
 def _own(run: Run, cluster: int, on_progress: OnProgress, scratch: str | None) -> Manifest:
@@ -207,8 +209,17 @@ def _collect(run: Run, on_progress: OnProgress) -> Manifest:
         return finished
     manifests = {artifact: run.require(artifact) for artifact in shards}
     num_classes = len(run.config.data.class_names)
+    networks: dict[str, str] = {}
     for artifact, manifest in manifests.items():
-        counted = len(ShardInfo.of(manifest).counts_C)
+        info = ShardInfo.of(manifest)
+        for part, own in info.networks.items():
+            if networks.setdefault(part, own) != own:
+                raise DataError(
+                    f"{run.url}/{artifact}: its rows were made with another {part} ({own}) than another owner's"
+                    f" ({networks[part]}): all need the same files",
+                    run.make(artifact),
+                )
+        counted = len(info.counts_C)
         if counted != num_classes:
             raise DataError(
                 f"{run.url}/{artifact}: counts {counted} classes, this run has {num_classes}; its owner makes it"

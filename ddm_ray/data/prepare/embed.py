@@ -66,6 +66,15 @@ class Embed:
         """D; 0 where shards are given and nothing is clustered."""
         return 0 if self._embedder is None else self._embedder.dim
 
+    def fingerprints(self) -> dict[str, str]:
+        """Fingerprints of the networks by their parts in a run: embedder, autoencoder, text encoder."""
+        parts = {
+            "embedder": self._embedder.fingerprint if self._embedder else "",
+            "autoencoder": self._images.fingerprint() if self._images else "",
+            "text encoder": self._texts.fingerprint() if self._texts else "",
+        }
+        return {part: fingerprint for part, fingerprint in parts.items() if fingerprint}
+
     def null_text(self) -> bytes | None:
         """The file of the empty prompt's text (`texts.null_text_bytes`), for runs conditioned on texts."""
         return None if self._texts is None else self._texts.null_text()

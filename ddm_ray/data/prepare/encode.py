@@ -21,6 +21,10 @@ class EncodeImages:
         self._latents = Latents.from_config(config).to(device)
         self._batch_size, self._device = batch_size, device
 
+    def fingerprint(self) -> str:
+        """The autoencoder's."""
+        return self._latents.fingerprint()
+
     @property
     def channels(self) -> int:
         """C of the latents."""
@@ -42,6 +46,10 @@ class EncodeTexts:
         """Load the text encoders. ConfigError, CorruptArtifact if they can't be, or aren't the run's."""
         self._encoder = TextEncoder.from_config(config).to(device)
         self._batch_size, self._pooled = batch_size, config.pooled_dim is not None
+
+    def fingerprint(self) -> str:
+        """The text encoders'."""
+        return self._encoder.fingerprint()
 
     def null_text(self) -> bytes:
         """The file of the empty prompt's text (`texts.null_text_bytes`)."""

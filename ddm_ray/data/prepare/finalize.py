@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from ddm_ray.data.prepare.make_rows import NULL
+from ddm_ray.data.prepare.make_rows import NULL, networks_of
 from ddm_ray.data.prepare.records import REJECTED, RowsRecord, RowsStore, SourcePlan, read_rows
 from ddm_ray.data.read_ahead import read_ahead
 from ddm_ray.data.reasons import commonest
@@ -16,6 +16,7 @@ from ddm_ray.data.schema import DUPLICATES, TRAIN, to_parquet
 from ddm_ray.errors import DataError, Give
 from ddm_ray.storage.info import Reason, RowsInfo
 from ddm_ray.storage.manifest import FileRecord, Manifest, canonical, sha256
+from ddm_ray.storage.versions import versions
 
 EXAMPLES = 3
 PREFETCH_PARTS = 4
@@ -95,6 +96,8 @@ def commit(chunks: RowsStore, plan: SourcePlan, records: Sequence[RowsRecord]) -
         classes=plan.classes,
         ignored=plan.ignored,
         reasons=_reasons(records),
+        networks=networks_of(chunks),
+        versions=versions(),
     )
     manifest = run.commit_records(artifact, files, info, sha256(canonical(content)), identity)
     chunks.delete_strays(records)

@@ -1,14 +1,28 @@
 """Decoded chunks made into parts of the rows. No Ray."""
 
+import json
 from dataclasses import dataclass
 
 from ddm_ray.data.prepare.embed import Embed
 from ddm_ray.data.prepare.fit_embedder import fitted
 from ddm_ray.data.prepare.records import EmbeddedRows, RowsRecord, RowsStore, store_rows
 from ddm_ray.storage.chunk_records import ChunkKey
+from ddm_ray.storage.sealed import canonical
 
 NULL = "_null_text/NULL_TEXT.json"
 """Names the encoded empty prompt, of runs conditioned on texts."""
+
+
+NETWORKS = "_networks/NETWORKS.json"
+"""Names the fingerprints of the networks that rows are made with."""
+
+
+def networks_of(chunks: RowsStore) -> dict[str, str]:
+    """Fingerprints of the networks that a run's rows are made with, by their parts; none of one that it has fitted."""
+    if not chunks.store.exists(f"{chunks.artifact}/{NETWORKS}"):
+        return {}
+    networks: dict[str, str] = json.loads(chunks.read_once(NETWORKS)[0])
+    return networks
 
 
 @dataclass(frozen=True)
@@ -19,8 +33,18 @@ class MakeRows:
     device: str
 
     def load(self) -> Embed:
-        """Load the networks; the first process to do so stores the empty prompt's text."""
+        """Load the networks; the first process to do so stores their fingerprints and the empty prompt's text.
+
+        Raises DriftError where another process has made rows with other networks, and as Embed.
+        """
         embed = Embed(self.chunks.run.config, fitted(self.chunks), self.device)
+        if own := embed.fingerprints():
+            from ddm_ray.models.fingerprints import require_same_network  # torch, which rows of pixels do without
+
+            self.chunks.write_once(NETWORKS, ".json", lambda: (canonical(own), {}))
+            known = networks_of(self.chunks)
+            for part, fingerprint in own.items():
+                require_same_network(part, fingerprint, known.get(part, fingerprint))
         if (text := embed.null_text()) is not None:
             self.chunks.write_once(NULL, ".safetensors", lambda: (text, {}))
         return embed

@@ -38,6 +38,7 @@ from ddm_ray.storage.graph import ROWS, owner_rows
 from ddm_ray.storage.manifest import Manifest
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import describe, status
+from ddm_ray.storage.versions import versions
 from tests.data.rows import commit_rows, commit_tables, flip_byte, read_artifact, table
 from tests.models.test_text import tokenizer
 
@@ -112,6 +113,8 @@ def test_a_chunk_is_a_part_and_parts_are_in_the_sources_order(tmp_path: Path) ->
         "classes": None,
         "ignored": {},
         "reasons": [],
+        "networks": {},
+        "versions": versions(),
     }
 
 
