@@ -112,7 +112,9 @@ class Soak:
         islands.write_text("islands:" + "".join(each))
         cluster = self.cluster()
         for index, name in enumerate("ab"):
-            training = Training(run, index, cluster, islands, name, f"slice-{name}", [], room=2)
+            training = Training(
+                run, index, cluster, islands, name, f"slice-{name}", self.folder / f"{name}.log", [], room=2
+            )
             self.stack.callback(training.stop)
             self.trainings.append(training)
         self.launch_all()

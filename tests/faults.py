@@ -39,9 +39,20 @@ class Fault(Enum):
     SECOND_LAUNCH = "the same expert launched a second time"
 
 
+@dataclass(frozen=True)
+class SavedName:
+    """A state by its attempt's number and its name there."""
+
+    number: int
+    name: str
+
+
 @dataclass
 class Training:
-    """One expert that `ddm train` trains on a slice: `nodes`, which have `room` for so many workers each."""
+    """One expert that `ddm train` trains on a slice: `nodes`, which have `room` for so many workers each.
+
+    `log`: what `ddm train` prints.
+    """
 
     run: Run
     index: int
@@ -49,6 +60,7 @@ class Training:
     islands: Path
     island: str
     resource: str
+    log: Path
     nodes: list[Node]
     drivers: list[subprocess.Popen[bytes]] = field(default_factory=list)
     room: int = 1
@@ -57,12 +69,8 @@ class Training:
     def artifact(self) -> str:
         return expert(self.index)
 
-    @property
-    def log(self) -> Path:
-        """What its `ddm train` printed."""
-        return Path(f"{self.run.url}-expert-{self.index}.log")
-
     def log_tail(self) -> str:
+        """The end of what its `ddm train` printed."""
         return self.log.read_text()[-3000:]
 
     def add_node(self) -> None:
@@ -112,10 +120,12 @@ class Training:
     def attempts(self) -> list[int]:
         return claimed(self.run.store, self.artifact)
 
-    def states(self, committed: bool = True) -> list[Path]:
-        """Folders of its states, the best last; or of those that are being written."""
-        folders = sorted((Path(self.run.url) / self.artifact / "attempts").glob("*/state/*"))
-        return [folder for folder in folders if (folder / NAME).exists() is committed]
+    def states(self, committed: bool = True) -> list[SavedName]:
+        """Its states, the best last; or those that are being written."""
+        names = self.run.store.sizes(f"{self.artifact}/attempts")
+        parts = sorted({tuple(name.split("/")[:3]) for name in names if name.count("/") > 2})
+        states = [SavedName(int(part[0]), part[2]) for part in parts if part[1] == "state"]
+        return [each for each in states if (f"{each.number:04d}/state/{each.name}/{NAME}" in names) is committed]
 
     def finished(self) -> bool:
         return self.run.manifest(self.artifact) is not None
@@ -131,7 +141,7 @@ class Training:
 
     def wait_for_state(self, attempt: int = 1, seconds: float = 180) -> None:
         """Wait until this attempt, or a later one, has committed a state."""
-        wait_for(lambda: any(int(path.parts[-3]) >= attempt for path in self.states()), seconds, self.log_tail)
+        wait_for(lambda: any(state.number >= attempt for state in self.states()), seconds, self.log_tail)
 
     def wait_until_finished(self, seconds: float = 300) -> None:
         """Wait for the artifact; `ddm train` takes a while longer to end."""
@@ -211,18 +221,20 @@ def cut_state(training: Training, chance: random.Random) -> None:
 
 
 def alter_state(training: Training, chance: random.Random) -> None:
+    store = training.run.store
     if states := training.states():
-        files = [path for path in states[-1].rglob("*") if path.is_file()]
-        with suppress(FileNotFoundError):  # dropped meanwhile
-            flip(chance.choice(files), chance)
+        folder = f"{training.artifact}/attempts/{states[-1].number:04d}/state/{states[-1].name}"
+        with suppress(FileNotFoundError, IndexError):  # dropped meanwhile
+            key = f"{folder}/{chance.choice([*store.sizes(folder)])}"
+            store.write(key, flipped(store.read(key), chance))
     send(training, chance, signal.SIGKILL)
 
 
-def flip(path: Path, chance: random.Random) -> None:
-    """Alter a bit of a file."""
-    data = bytearray(path.read_bytes())
-    data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
-    path.write_bytes(data)
+def flipped(data: bytes, chance: random.Random) -> bytes:
+    """The bytes with one bit altered."""
+    altered = bytearray(data)
+    altered[chance.randrange(len(altered))] ^= 1 << chance.randrange(8)
+    return bytes(altered)
 
 
 def refuse_storage(training: Training, chance: random.Random) -> None:

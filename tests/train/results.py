@@ -3,14 +3,16 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import obstore
+import obstore.store
 import torch
 from safetensors.torch import load
 
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.run import Run
 
-Files = Mapping[str, Sequence[int]]
-"""Inode and time of change by path."""
+Files = Mapping[str, Sequence[object]]
+"""Inode, or tag in a bucket, and time of change by path."""
 
 
 def weights_of(run: Run, artifact: Artifact) -> dict[str, torch.Tensor]:
@@ -45,6 +47,14 @@ def apart(a: Run, b: Run, artifact: Artifact) -> float:
     for run in (a, b):
         assert len(curve_of(run, artifact)["loss"]) == run.require(artifact).info["step"]
     return max(difference(of(a, artifact), of(b, artifact)) for of in (curve_of, weights_of))
+
+
+def stored(run: Run, artifact: Artifact) -> dict[str, list[object]]:
+    """All objects of an artifact, by whatever their storage tells them apart; what is replaced is another one."""
+    if run.store.local:
+        return {**files(run.store.local / artifact)}
+    objects = obstore.list(obstore.store.from_url(f"{run.url}/{artifact}")).collect()
+    return {entry["path"]: [entry["e_tag"], entry["last_modified"]] for entry in objects}
 
 
 def files(folder: Path) -> dict[str, list[int]]:

@@ -10,7 +10,8 @@ from safetensors.torch import load
 
 from ddm_ray.storage.attempts import SavedState, saved_states
 from ddm_ray.storage.graph import expert
-from ddm_ray.storage.run import Run
+from ddm_ray.storage.run import RUN_FILE, Run
+from ddm_ray.storage.store import Store
 from ddm_ray.train.state import CURVE
 from tests.faults import Training
 from tests.random_run import make_data
@@ -38,10 +39,14 @@ QUIET = {
 
 @dataclass
 class Site:
-    """A folder for runs, the Ray cluster that is used now, and the undisturbed runs, which train beside."""
+    """Where runs are, the Ray cluster that is used now, and the undisturbed runs, which train beside.
+
+    `runs`: a folder, or a prefix in a bucket. `folder`: all else.
+    """
 
     folder: Path
     stack: ExitStack
+    runs: str
     clusters: list[Nodes] = field(default_factory=list)
     leaving: list[Training] = field(default_factory=list)
 
@@ -70,10 +75,11 @@ class Site:
 
     def training(self, name: str, index: int, island: str, num_nodes: int = 1, steps: list[str] = LONG) -> Training:
         """An expert of the run of this name, not begun yet, and the nodes of its slice, exactly so many."""
-        url, resource = self.folder / name, "slice-b" if island == "b" else "slice-a"
-        run = Run.open(str(url)) if url.exists() else make_data(str(url), settings=tuple(steps))
-        nodes = self.cluster.slice(resource, num_nodes)
-        return Training(run, index, self.cluster, self.folder / "islands.yaml", island, resource, nodes)
+        resource = "slice-b" if island == "b" else "slice-a"
+        url = f"{self.runs}/{name}"
+        run = Run.open(url) if Store(url).exists(RUN_FILE) else make_data(url, settings=tuple(steps))
+        log, nodes = self.folder / f"{name}-expert-{index}.log", self.cluster.slice(resource, num_nodes)
+        return Training(run, index, self.cluster, self.folder / "islands.yaml", island, resource, log, nodes)
 
     def see_off(self) -> None:
         """Wait for what has finished its work to end, and well."""

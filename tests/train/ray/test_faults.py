@@ -11,7 +11,6 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +21,7 @@ from tests.conftest import wait_for
 from tests.faults import Fault, Training, inject
 from tests.processes import command
 from tests.train.ray.site import ENDLESS, Site, curve_so_far
-from tests.train.results import apart, difference, files, final_weights, touched
+from tests.train.results import Files, apart, difference, final_weights, stored, touched
 
 
 @pytest.fixture
@@ -49,19 +48,18 @@ def launched(site: Site, *trainings: Training) -> Iterator[None]:
 
 def test_a_worker_is_lost_then_one_freezes_then_the_driver_is_lost(site: Site, chance: random.Random) -> None:
     training = site.training("pair", 1, "pair", 2)
-    folder = Path(training.run.url) / training.artifact
-    seen: dict[str, list[int]] = {}
+    seen: Files = {}
     with launched(site, training):
         for number, fault in enumerate((Fault.WORKER_KILLED, Fault.WORKER_STOPPED, Fault.DRIVER_KILLED), 1):
             training.wait_for_state(number)
             assert len(training.workers()) == 2
             inject(fault, training, chance)
             training.wait_for_step((number, 0))
-            assert touched(seen, files(folder), range(1, number)) == []
-            seen = files(folder)
+            assert touched(seen, now := stored(training.run, training.artifact), range(1, number)) == []
+            seen = now
         training.wait_until_finished()
     assert training.attempts() == [1, 2, 3, 4]
-    assert touched(seen, files(folder), [1, 2, 3]) == []
+    assert touched(seen, stored(training.run, training.artifact), [1, 2, 3]) == []
     assert apart(site.undisturbed("long-2"), training.run, training.artifact) == 0
     assert len(final_weights(training.run, training.artifact)) == 1
 
@@ -130,10 +128,10 @@ def test_an_expert_is_launched_twice_at_once(site: Site) -> None:
         wait_for(lambda: islands() == {"patient", "b"}, 120, training.log_tail)
         os.kill(first, signal.SIGCONT)
         training.wait_until_finished()
-        manifest = Path(training.run.url) / training.artifact / NAME
-        first = manifest.read_bytes()
+        manifest = f"{training.artifact}/{NAME}"
+        committed = training.run.store.read(manifest)
         training.wait_for_drivers()
-    assert manifest.read_bytes() == first
+    assert training.run.store.read(manifest) == committed
     assert len(training.attempts()) > 1
     assert apart(site.undisturbed("long"), training.run, training.artifact) == 0
 
@@ -177,11 +175,11 @@ def test_the_head_is_lost_and_storage_alone_remains(site: Site) -> None:
     with launched(site, again):
         again.wait_until_finished()
     wait_for(lambda: not command(again.beat()["pid"]), 120)  # it beats once more after its last commit
-    seen = files(Path(again.run.url) / again.artifact)
+    seen = stored(again.run, again.artifact)
     for pid in frozen:
         os.kill(pid, signal.SIGCONT)
     wait_for(lambda: not command(worker), 120)
-    after = files(Path(again.run.url) / again.artifact)
+    after = stored(again.run, again.artifact)
     assert seen[NAME] == after[NAME] and touched(seen, after, [number + 1]) == []
     assert again.run.require(again.artifact).info["attempts"] == number + 1
     assert apart(site.undisturbed("long"), again.run, again.artifact) == 0
