@@ -5,6 +5,7 @@ from ddm_ray.cli.check import check, probe
 from ddm_ray.cli.command import main
 from ddm_ray.cli.compare import compare
 from ddm_ray.cli.courier import pack, unpack
+from ddm_ray.cli.doctor import doctor
 from ddm_ray.cli.gateway import gateway
 from ddm_ray.cli.inference import export, sample, serve
 from ddm_ray.cli.islands import down, up
@@ -23,6 +24,7 @@ __all__ = [
     "check",
     "compare",
     "demo",
+    "doctor",
     "down",
     "drain",
     "evaluate",

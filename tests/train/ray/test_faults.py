@@ -55,8 +55,8 @@ def test_a_worker_is_lost_then_one_freezes_then_the_driver_is_lost(site: Site, c
             assert len(training.workers()) == 2
             inject(fault, training, chance)
             training.wait_for_step((number, 0))
-            assert touched(seen, now := stored(training.run, training.artifact), range(1, number)) == []
-            seen = now
+            before, seen = seen, stored(training.run, training.artifact)
+            assert touched(before, seen, range(1, number)) == []
         training.wait_until_finished()
     assert training.attempts() == [1, 2, 3, 4]
     assert touched(seen, stored(training.run, training.artifact), [1, 2, 3]) == []

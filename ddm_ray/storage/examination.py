@@ -1,0 +1,74 @@
+"""Examination of a run: whether its storage keeps its word, and its artifacts are what their manifests say."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from uuid import uuid4
+
+from ddm_ray.errors import CorruptArtifact, DDMError, StorageError
+from ddm_ray.storage.graph import Artifact
+from ddm_ray.storage.run import Run
+from ddm_ray.storage.status import survey
+from ddm_ray.storage.store import Store
+
+BYTES = b"what was written first"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at, by its name, and what is wrong with it; None where it is sound."""
+
+    name: str
+    error: DDMError | None
+
+
+def examine(run: Run, deep: bool = False) -> Iterator[Finding]:
+    """Findings on the storage, and on each artifact that is finished or damaged; one by one, since files take a while.
+
+    `deep`: every byte of finished artifacts is read and compared with its checksum, not sizes alone. Raises
+    StorageError where nothing can be read.
+    """
+    word = _broken_word(run.store)
+    yield Finding("storage", StorageError(f"{run.url}: {word}", passes=False) if word else None)
+    for status in survey(run):
+        if status.state == "damaged":
+            yield Finding(status.artifact, status.error)
+        elif status.state == "finished":
+            yield Finding(status.artifact, _altered_file(run, status.artifact) if deep else None)
+
+
+def _broken_word(store: Store) -> str:
+    """Words on what a run rests on, and the storage doesn't do: to create only once, and to show what was written."""
+    folder = f"_probe-{uuid4().hex}"
+    key = f"{folder}/object"
+    try:
+        if not store.create(key, BYTES):
+            return "it says that a new object exists already"
+        if store.create(key, b"a rival's"):
+            return "it creates an object twice (it ignores If-None-Match), so two owners of a job would spoil it"
+        if store.read(key) != BYTES:
+            return "it answers other bytes than were written"
+        if store.sizes(folder) != {"object": len(BYTES)}:
+            return "its listings lack what was written"
+        store.delete(folder)
+        return "it shows what was deleted" if store.exists(key) else ""
+    except FileNotFoundError:
+        return "it doesn't find what was written"
+    except StorageError as error:
+        return error.message
+    finally:
+        with suppress(StorageError):  # nobody minds a few bytes
+            store.delete(folder)
+
+
+def _altered_file(run: Run, artifact: Artifact) -> CorruptArtifact | None:
+    """A file of a finished artifact that isn't what its manifest says, as an error; files of owners aren't here."""
+    manifest, sizes = run.finished(artifact), run.store.sizes(artifact)
+    assert manifest
+    for name in manifest.files:
+        if name in sizes:
+            try:
+                run.read(artifact, name, manifest)
+            except CorruptArtifact as error:
+                return error
+    return None
