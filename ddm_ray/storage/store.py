@@ -100,18 +100,18 @@ class Store:
 
         return self._ask(key, get)
 
-    def fetch(self, key: str, path: Path, at: int = 0) -> str:
+    def fetch(self, key: str, path: Path | int, at: int = 0) -> str:
         """Copy the object to a local file, a few MiB in memory at a time; the SHA-256 of its bytes, in hex.
 
-        `at`: replace what an existing file has from that byte on. A failed fetch leaves part of it. Raises
-        FileNotFoundError, StorageError, OSError of the local disk.
+        `path`: the file's, or its open descriptor. `at`: replace what an existing file has from that byte on. A failed
+        fetch leaves part of it. Raises FileNotFoundError, StorageError, OSError of the local disk.
         """
 
         def get() -> str:
             digest = hashlib.sha256()
             self._meter.asks("GET")
-            with path.open("r+b" if at else "wb") as file:
-                if at:
+            with open(path, "r+b" if at else "wb", closefd=not isinstance(path, int)) as file:
+                if at or isinstance(path, int):
                     file.truncate(at)
                     file.seek(at)
                 for chunk in obstore.get(self._objects, self._prefix + key).stream(min_chunk_size=CHUNK):
