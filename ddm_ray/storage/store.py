@@ -15,8 +15,8 @@ import obstore.store
 from obstore.exceptions import AlreadyExistsError, BaseError, GenericError
 from pyarrow import fs
 
-from ddm_ray.errors import RunError, StorageError, as_storage_error, refusal
-from ddm_ray.storage.disk import put, require_key
+from ddm_ray.errors import CorruptArtifact, RunError, StorageError, as_storage_error, refusal
+from ddm_ray.storage.disk import put, read_back, require_key
 from ddm_ray.storage.patience import PROMPT, Asker, Patience, Undecided, reason
 from ddm_ray.storage.store_meter import meter_of
 
@@ -121,6 +121,12 @@ class Store:
             return digest.hexdigest()
 
         return self._ask(key, get)
+
+    def read_back(self, key: str) -> str:
+        """The SHA-256, in hex, of an object as the local disk has it, not memory. CorruptArtifact if it is gone."""
+        assert self.local is not None
+        with as_storage_error(f"{self.url}/{key}", missing=CorruptArtifact):
+            return read_back(self.local / key)
 
     def write(self, key: str, data: bytes | memoryview | Path) -> None:
         """Create the object or replace it whole, by bytes or by those of a local file."""
