@@ -132,6 +132,20 @@ class Attempt:
         """Commit EMA weights whose files are written, by their manifest."""
         return self._commit(self.weights_prefix(step), identity, records, info)
 
+    def drop_weights(self, keep: int) -> None:
+        """Delete the weights that this attempt and those before it have published, but for the `keep` furthest steps.
+
+        All attempts' weights of one step stay, or go, together: the job's manifest names the last step's of one.
+        """
+        numbers = [number for number in claimed(self.store, self.job) if number <= self.number]
+        bases = [f"{Attempt(self.store, self.job, number).prefix}/weights" for number in numbers]
+        folders = [(name, f"{base}/{name}") for base in bases for name in self.store.folders(base)]
+        dropped = sorted({name for name, _ in folders})[:-keep]
+        for name, prefix in folders:
+            if name in dropped:
+                self.store.delete_one(f"{prefix}/{NAME}")  # first, as of a state
+                self.store.delete(prefix)
+
     def _commit(self, prefix: str, identity: Identity, records: dict[str, FileRecord], info: Info) -> Manifest:
         manifest = Manifest(prefix, identity, records, info.as_json())
         self.store.write(f"{prefix}/{NAME}", manifest.to_json())

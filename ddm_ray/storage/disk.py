@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -58,6 +59,18 @@ def is_unfinished(name: str) -> bool:
     """True if a file of this name is one that `put` began; obstore's own leftovers count, too."""
     _, mark, digits = name.partition("#")
     return bool(mark) and digits.isascii() and digits.isdigit()
+
+
+def unfinished_below(root: Path, seconds: float) -> list[tuple[Path, int]]:
+    """Paths and bytes of files below a folder that never got their names, and weren't written for so many seconds."""
+    left = list[tuple[Path, int]]()
+    for folder, _, names in os.walk(root):
+        for path in (Path(folder, name) for name in sorted(names) if is_unfinished(name)):
+            with suppress(FileNotFoundError):
+                state = path.lstat()
+                if time.time() - state.st_mtime >= seconds:
+                    left.append((path, state.st_size))
+    return left
 
 
 def require_key(key: str) -> None:

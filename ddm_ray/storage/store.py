@@ -16,7 +16,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, GenericError
 from pyarrow import fs
 
 from ddm_ray.errors import CorruptArtifact, RunError, StorageError, as_storage_error, refusal
-from ddm_ray.storage.disk import put, read_back, require_key
+from ddm_ray.storage.disk import is_unfinished, put, read_back, require_key
 from ddm_ray.storage.patience import PROMPT, Asker, Patience, Undecided, reason
 from ddm_ray.storage.store_meter import meter_of
 
@@ -270,6 +270,12 @@ class Store:
         self._meter.asks("POST")
         with suppress(FileNotFoundError):
             self._ask(key, lambda: obstore.delete(self._objects, self._prefix + key))
+
+    def delete_unfinished(self, key: str) -> None:
+        """Delete a file that a killed writer left on the local disk, which no other method takes for an object."""
+        assert self.local is not None and is_unfinished(key.rpartition("/")[2])
+        with as_storage_error(f"{self.url}/{key}"):
+            (self.local / key).unlink(missing_ok=True)
 
     def filesystem(self, key: str) -> tuple[fs.FileSystem, str]:
         """A pyarrow file system and the key's path on it, for libraries that write by themselves."""

@@ -223,6 +223,19 @@ def test_a_claim_that_cannot_be_read_says_nothing(store: Store) -> None:
     assert claim(store, JOB).number == 6
 
 
+def test_the_weights_of_the_furthest_steps_are_kept(store: Store) -> None:
+    """Whichever attempt published them: an older one may have ended the job."""
+    first, second, third = (claim(store, JOB) for _ in range(3))
+    for attempt, steps in ((first, (100, 200, 1000)), (second, (200, 300, 1000)), (third, (50,))):
+        for step in steps:
+            publish_weights(attempt, step, IDENTITY, {"ema.safetensors": b"x"})
+    second.drop_weights(2)
+    kept = [store.folders(f"{attempt.prefix}/weights") for attempt in (first, second, third)]
+    assert kept == [["step-000001000"], ["step-000000300", "step-000001000"], ["step-000000050"]]
+    second.drop_weights(2)
+    assert kept == [store.folders(f"{attempt.prefix}/weights") for attempt in (first, second, third)]
+
+
 def test_weights_are_published_below_the_attempt(store: Store) -> None:
     attempt = claim(store, JOB)
     prefix, manifest = publish_weights(attempt, 300, IDENTITY, {"ema.safetensors": b"ema"})

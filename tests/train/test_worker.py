@@ -219,7 +219,8 @@ def test_the_newest_states_are_kept_and_milestones_are_published(quiet: Run, sho
     attempt = Attempt(short_run.store, EXPERT, 1)
     assert short_run.store.folders(f"{attempt.prefix}/weights") == ["step-000000006", "step-000000012"]
     half = make_data(str(tmp_path / "half"), settings=(*SHORT, "expert.train.steps=6"))
-    worker.train(half.url, EXPERT, TrainPlacement())
+    worker.train(half.url, EXPERT, TrainPlacement(milestone_steps=2, keep_milestones=2))
+    assert half.store.folders(f"{attempt.prefix}/weights") == ["step-000000004", "step-000000006"]
     milestone = load(short_run.store.read(f"{attempt.weights_prefix(6)}/ema.safetensors"))
     assert difference(milestone, weights_of(half, EXPERT)) == 0
 

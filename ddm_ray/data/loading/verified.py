@@ -35,7 +35,7 @@ class VerifiedFile:
 
     @contextmanager
     def open(self) -> Iterator[BufferedReader]:
-        """Its bytes, to be read. Raises CorruptArtifact if they differ, also by what happens meanwhile, OSError."""
+        """Open it to be read. Raises CorruptArtifact if they differ, also by what happens meanwhile, OSError."""
         # A pipe of that name would wait for its writer.
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if self._follow else os.O_NOFOLLOW)
         with open(os.open(self.path, flags), "rb") as file:
