@@ -56,15 +56,17 @@ def publish_weights(
 ) -> Manifest:
     """Commit the EMA weights, and the curve up to there, of the attempt's committed state after `step` steps.
 
-    `buffers` are those that the model keeps beside its parameters and doesn't train.
+    `buffers` are those that the model keeps beside its parameters and doesn't train. Raises CorruptArtifact for a state
+    whose bytes aren't those that were saved.
     """
     store, source, prefix = attempt.store, attempt.state_prefix(step), attempt.weights_prefix(step)
     manifest = Manifest.from_json(store.read(f"{source}/{NAME}"), f"{store.url}/{source}/{NAME}")
     shapes = {name: tuple(parameter.shape) for name, parameter in _model(job).named_parameters()}
-    counted = _Counted(lambda: SavedParts(store, source, manifest).consolidated(EMA, shapes, buffers))
+    saved = SavedParts(store, source, manifest)
+    counted = _Counted(lambda: saved.consolidated(EMA, shapes, buffers))
     store.write_stream(f"{prefix}/{WEIGHTS}", lambda: counted)
     files = {"model.json": json.dumps(job.spec, indent=2, sort_keys=True).encode()}
-    files[CURVE] = store.read(f"{source}/{CURVE}")
+    files[CURVE] = saved.read(CURVE)
     for name, data in files.items():
         store.write(f"{prefix}/{name}", data)
     records = {WEIGHTS: counted.record} | {name: FileRecord.of(data) for name, data in files.items()}
