@@ -104,6 +104,9 @@ class TrainPlacement(StrictModel):
         default=None,
         description="steps between published weights, to sample from meanwhile; none: only the last",
     )
+    keep_milestones: PositiveInt | None = Field(
+        default=None, description="newest of those kept, the last included; none: all, each 4 bytes a parameter"
+    )
     hang_seconds: float = Field(
         default=10,
         gt=0,

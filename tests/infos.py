@@ -4,6 +4,8 @@ from typing import Any
 
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.info import Info
+from ddm_ray.storage.manifest import FileRecord, Manifest
+from ddm_ray.storage.run import Run
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "RowsInfo": {
@@ -59,3 +61,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 def info_of(artifact: Artifact, **fields: Any) -> Info:
     """The record of an artifact of this kind."""
     return artifact.info(**{**DEFAULTS[artifact.info.__name__], **fields})
+
+
+def commit_written(run: Run, artifact: Artifact, names: list[str], info: Info) -> Manifest:
+    """Commit the files `names`, which lie below the artifact already, as they are."""
+    records = {name: FileRecord.of(run.store.read(f"{artifact}/{name}")) for name in sorted(names)}
+    return run.commit_records(artifact, records, info)

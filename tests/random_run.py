@@ -37,7 +37,7 @@ from ddm_ray.storage.attempts import claim
 from ddm_ray.storage.graph import CENTROIDS, MONOLITH, PARTITION, REPORT, ROUTER, ROWS, Artifact, shard
 from ddm_ray.storage.manifest import NAME, Manifest, sha256
 from ddm_ray.storage.run import Run
-from tests.infos import info_of
+from tests.infos import commit_written, info_of
 from tests.published import publish_weights
 
 
@@ -164,7 +164,7 @@ def publish(run: Run, artifact: Artifact, model: nn.Module, steps: int, batch: i
         "loss": 0.25,
         "attempts": 1,
     }
-    run.commit(artifact, [f"{prefix}/{name}" for name in files], info_of(artifact, **info))
+    commit_written(run, artifact, [f"{prefix}/{name}" for name in files], info_of(artifact, **info))
 
 
 def _rows(run: Run, num_rows: int) -> tuple[pa.Table, np.ndarray]:
@@ -243,7 +243,7 @@ def write_partition(
     }
     parts_of_it = [shard(cluster) for cluster in range(num_clusters)] + ([CENTROIDS] if centroids else [])
     listed = [f"{artifact.removeprefix(f'{PARTITION}/')}/{NAME}" for artifact in parts_of_it]
-    run.commit(PARTITION, listed, info_of(PARTITION, **info))
+    commit_written(run, PARTITION, listed, info_of(PARTITION, **info))
     _commit(run, REPORT, {"report.html": b"<!doctype html>"}, {})
 
 
@@ -260,4 +260,4 @@ def _perturbed(build: Callable[[], nn.Module], seed: int, spread: float) -> nn.M
 def _commit(run: Run, artifact: Artifact, files: dict[str, bytes], info: dict[str, Any]) -> Manifest:
     for name, data in files.items():
         run.store.write(f"{artifact}/{name}", data)
-    return run.commit(artifact, list(files), info_of(artifact, **info))
+    return commit_written(run, artifact, list(files), info_of(artifact, **info))

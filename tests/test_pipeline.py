@@ -22,7 +22,7 @@ from ddm_ray.sampling.run_models import Models, load_model, mixture_info, monoli
 from ddm_ray.storage.attempts import claim
 from ddm_ray.storage.graph import MONOLITH, Artifact
 from ddm_ray.storage.run import Run
-from tests.infos import info_of
+from tests.infos import commit_written, info_of
 from tests.published import publish_weights
 from tests.random_run import make_run
 from tests.sampling import tiny_components
@@ -190,7 +190,7 @@ def test_a_run_of_texts_and_latents_brings_its_encoder_and_autoencoder(tmp_path:
     tensors, text = weights.to_bytes(weights.build(spec), spec)
     files = {"ema.safetensors": tensors, "model.json": text.encode()}
     prefix, _ = publish_weights(claim(run.store, "monolith"), 1, run.identity(MONOLITH), files)
-    run.commit(Artifact("monolith"), [f"{prefix}/{name}" for name in files], info_of(MONOLITH, weights=prefix))
+    commit_written(run, Artifact("monolith"), [f"{prefix}/{name}" for name in files], info_of(MONOLITH, weights=prefix))
     pipeline = DDMPipeline.from_run(run, model="monolith")
     output = pipeline(["a cat", ""], seeds=1, guidance_scale=3.0)
     assert [(image.mode, image.size) for image in output.images] == [("RGB", (16, 16))] * 2

@@ -41,6 +41,7 @@ islands:
     checkpoint_minutes: 2.5
     keep_states: 1
     milestone_steps: 5000
+    keep_milestones: 3
     hang_seconds: 0.5
     max_failures: 0
 """
@@ -89,6 +90,7 @@ def test_an_island_by_its_name(islands: str) -> None:
         checkpoint_minutes=2.5,
         keep_states=1,
         milestone_steps=5000,
+        keep_milestones=3,
         hang_seconds=0.5,
         max_failures=0,
     )

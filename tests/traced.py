@@ -90,10 +90,17 @@ class _Registers:
         _ptrace(SETREGSET, self.thread, NT_PRSTATUS, ctypes.addressof(self.vector))
 
 
-def traced(work: Callable[[], object], below: str, fault: DiskFault | None = None, at: int = 0) -> Outcome:
+def traced(
+    work: Callable[[], object],
+    below: str,
+    fault: DiskFault | None = None,
+    at: int = 0,
+    watch: Callable[[str, str], object] = lambda name, where: None,
+) -> Outcome:
     """Run `work` in a forked process; with a fault, at its `at`-th call (from 1) on files below a folder.
 
-    A full disk stays full: from that call on all that need space fail.
+    A full disk stays full: from that call on all that need space fail. `watch` is told each call and its first file as
+    it begins; the thread that makes it waits meanwhile.
     """
     child = os.fork()
     if child == 0:
@@ -108,12 +115,14 @@ def traced(work: Callable[[], object], below: str, fault: DiskFault | None = Non
         os._exit(0)
     os.waitpid(child, 0)
     _ptrace(SETOPTIONS, child, 0, CLONE | SECCOMP | EXITKILL)
-    return _Tracer(child, below, fault, at).run()
+    return _Tracer(child, below, fault, at, watch).run()
 
 
 class _Tracer:
-    def __init__(self, child: int, below: str, fault: DiskFault | None, at: int) -> None:
-        self.child, self.below, self.fault, self.at = child, below, fault, at
+    def __init__(
+        self, child: int, below: str, fault: DiskFault | None, at: int, watch: Callable[[str, str], object]
+    ) -> None:
+        self.child, self.below, self.fault, self.at, self.watch = child, below, fault, at, watch
         self.calls: list[str] = []
 
     def run(self) -> Outcome:
@@ -134,10 +143,11 @@ class _Tracer:
     def begins(self, thread: int) -> None:
         """A call of the filter's is about to be made."""
         registers = _Registers(thread)
-        name = self.concerned(thread, registers)
-        if name is None:
+        name, where = self.concerned(thread, registers)
+        if not where.startswith(self.below):
             return
         self.calls.append(name)
+        self.watch(name, where)
         if self.fault is DiskFault.KILL and len(self.calls) == self.at:
             os.kill(self.child, signal.SIGKILL)
         elif self.fault is DiskFault.FULL and len(self.calls) >= self.at and name in TAKES_SPACE:
@@ -146,8 +156,8 @@ class _Tracer:
             registers.values[RESULT] = ctypes.c_uint64(-errno.ENOSPC).value
             registers.save()
 
-    def concerned(self, thread: int, registers: _Registers) -> str | None:
-        """The call's name if it changes what is below the folder."""
+    def concerned(self, thread: int, registers: _Registers) -> tuple[str, str]:
+        """The call's name, and the file that it changes; of two names the one before."""
         number, first, second = (registers.values[place] for place in (NUMBER, FIRST, SECOND))
         where = ""
         with suppress(OSError):
@@ -157,4 +167,4 @@ class _Tracer:
                 with open(f"/proc/{thread}/mem", "rb", buffering=0) as memory:
                     memory.seek(first if number in ON_NAMES else second)
                     where = memory.read(4096).partition(b"\0")[0].decode(errors="replace")
-        return (ON_FILES | ON_NAMES | ON_NAMES_AT)[number] if where.startswith(self.below) else None
+        return (ON_FILES | ON_NAMES | ON_NAMES_AT)[number], where

@@ -17,6 +17,7 @@ from ddm_ray.cli.requests import drain, list_workers, resume, stop
 from ddm_ray.cli.run import init, status, watch
 from ddm_ray.cli.stages import demo, evaluate, partition, prepare, train
 from ddm_ray.cli.targets import targets
+from ddm_ray.cli.tidy import tidy
 from ddm_ray.cli.work import work
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "status",
     "stop",
     "targets",
+    "tidy",
     "train",
     "unpack",
     "up",

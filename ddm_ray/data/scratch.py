@@ -4,17 +4,19 @@ import fcntl
 import os
 import platform
 import shutil
+import stat
 import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from ddm_ray.errors import Give, as_storage_error
+from ddm_ray.errors import Give, StorageError, as_storage_error
 
 # Locks of a folder that hosts share may not be: each removes its own leftovers alone.
 PREFIX = f"ddm-scratch-{platform.node()}-"
 OTHER_SCRATCH = Give("scratch", "choose another folder")
+OTHER_CACHE = "choose another folder with `cache`"
 
 
 @contextmanager
@@ -25,8 +27,10 @@ def scratch_folder(below: str | None) -> Iterator[Path]:
     """
     where = Path(below or tempfile.gettempdir())
     for lock in where.glob(f"{PREFIX}*.lock"):
-        with suppress(OSError), locked(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
-            _remove(lock)
+        with suppress(OSError):
+            if lock.lstat().st_uid == os.geteuid():
+                with locked(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                    _remove(lock)
     lock = where / f"{PREFIX}{uuid.uuid4().hex}.lock"
     with ExitStack() as held:
         with as_scratch_error(where):
@@ -53,10 +57,10 @@ def _remove(lock: Path) -> None:
 def locked(path: Path, kind: int) -> Iterator[int]:
     """Hold a lock file, which is the process's own to lose: a kill frees it. `kind`: flags of flock.
 
-    Yields its descriptor. Raises BlockingIOError if another holds it and `kind` has LOCK_NB, OSError.
+    Yields its descriptor. Raises BlockingIOError if another holds it and `kind` has LOCK_NB, OSError, also for a link.
     """
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, kind)
             # Whoever held it before may have removed it: then a newcomer would make and lock another one.
@@ -68,8 +72,36 @@ def locked(path: Path, kind: int) -> Iterator[int]:
 
 
 def inode(path: Path) -> int | None:
-    """The number of the file that a path names; None if it names none."""
+    """The number of the file, or of the link, that a path names; None if it names none."""
     try:
-        return path.stat().st_ino
+        return path.lstat().st_ino
     except FileNotFoundError:
         return None
+
+
+def own_folder(path: Path, shared: bool = False) -> None:
+    """Make a folder for this user alone, if it isn't there. Raises StorageError for a link, or for another's folder.
+
+    `shared`: it may be another's, by the user's choice. Raises OSError.
+    """
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    state = path.lstat()
+    if not stat.S_ISDIR(state.st_mode):
+        raise StorageError(f"{path}: isn't a folder, but a link or a file; delete it", OTHER_CACHE, passes=False)
+    if shared:
+        return
+    if state.st_uid != os.geteuid():
+        raise StorageError(f"{path}: belongs to another user (uid {state.st_uid})", OTHER_CACHE, passes=False)
+    close_to_others(path)
+
+
+def close_to_others(path: Path) -> None:
+    """Take the rights to a file or folder of ours from other users; nothing is done to a link, or to another's."""
+    state = path.lstat()
+    if stat.S_IMODE(state.st_mode) & 0o077 and state.st_uid == os.geteuid() and not stat.S_ISLNK(state.st_mode):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            os.fchmod(descriptor, stat.S_IMODE(state.st_mode) & 0o700)
+        finally:
+            os.close(descriptor)

@@ -88,19 +88,39 @@ class Attempt:
         """Commit a training state whose files are written, by its manifest."""
         self._commit(self.state_prefix(step), identity, records, info)
 
-    def drop_states(self, keep: int) -> None:
-        """Delete all but the newest `keep` states of this attempt and of those before it, which it has overtaken."""
-        kept = 0
+    def drop_states(self, keep: int) -> list[CorruptArtifact]:
+        """Delete all but the newest `keep` sound states of this attempt and of those before it, which it has overtaken.
+
+        Damaged ones don't count, and newer ones than all `keep` stay, as many. Before anything goes, the newest of them
+        is read back from a local disk; an object store is asked for sizes alone, as it checks what it takes, and
+        tens of GB would come back by the network each time. Returns the damage that reading back met.
+        """
+        damages, kept = list[CorruptArtifact](), list[str]()
+        for state in saved_states(self.store, self.job):
+            if isinstance(state, CorruptArtifact) or int(state.prefix.split("/")[-3]) > self.number:
+                continue
+            if not kept and (damage := _damage(self.store, state)):
+                damages.append(damage)
+                continue
+            kept.append(state.prefix)
+            if len(kept) == keep:
+                break
+        passed = committed = damaged = 0
         for number in [number for number in reversed(claimed(self.store, self.job)) if number <= self.number]:
             base = f"{Attempt(self.store, self.job, number).prefix}/state"
             for name in reversed(self.store.folders(base)):
-                committed = self.store.exists(f"{base}/{name}/{NAME}")
-                if kept == 0 and not committed and number == self.number:
+                if f"{base}/{name}" in kept:
+                    passed, committed = passed + 1, committed + 1
+                    continue
+                if self.store.exists(f"{base}/{name}/{NAME}"):
+                    committed, damaged = committed + 1, damaged + 1
+                    if passed < keep and damaged <= keep:
+                        continue
+                elif committed == 0 and number == self.number:
                     continue  # being written
-                kept += committed
-                if kept > keep or not committed:
-                    self.store.delete_one(f"{base}/{name}/{NAME}")  # first: without it the rest isn't a state
-                    self.store.delete(f"{base}/{name}")
+                self.store.delete_one(f"{base}/{name}/{NAME}")  # first: without it the rest isn't a state
+                self.store.delete(f"{base}/{name}")
+        return damages
 
     def weights_prefix(self, step: int) -> str:
         """Key prefix of the EMA weights after `step` steps."""
@@ -111,6 +131,20 @@ class Attempt:
     ) -> Manifest:
         """Commit EMA weights whose files are written, by their manifest."""
         return self._commit(self.weights_prefix(step), identity, records, info)
+
+    def drop_weights(self, keep: int) -> None:
+        """Delete the weights that this attempt and those before it have published, but for the `keep` furthest steps.
+
+        All attempts' weights of one step stay, or go, together: the job's manifest names the last step's of one.
+        """
+        numbers = [number for number in claimed(self.store, self.job) if number <= self.number]
+        bases = [f"{Attempt(self.store, self.job, number).prefix}/weights" for number in numbers]
+        folders = [(name, f"{base}/{name}") for base in bases for name in self.store.folders(base)]
+        dropped = sorted({name for name, _ in folders})[:-keep]
+        for name, prefix in folders:
+            if name in dropped:
+                self.store.delete_one(f"{prefix}/{NAME}")  # first, as of a state
+                self.store.delete(prefix)
 
     def _commit(self, prefix: str, identity: Identity, records: dict[str, FileRecord], info: Info) -> Manifest:
         manifest = Manifest(prefix, identity, records, info.as_json())
@@ -168,6 +202,18 @@ def heartbeat(store: Store, job: str) -> dict[str, Any] | None:
     for number in reversed(claimed(store, job)):
         if beat := Attempt(store, job, number).last_beat():
             return beat
+    return None
+
+
+def _damage(store: Store, state: SavedState) -> CorruptArtifact | None:
+    """The error of a state whose bytes a local disk doesn't give back as they were written."""
+    for name, record in state.manifest.files.items() if store.local else ():
+        key = f"{state.prefix}/{name}"
+        try:
+            if store.read_back(key) != record.sha256:
+                return CorruptArtifact(f"{store.url}/{key}: the disk has other bytes than were written")
+        except CorruptArtifact as error:
+            return error
     return None
 
 

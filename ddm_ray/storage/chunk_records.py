@@ -11,6 +11,7 @@ from ddm_ray.storage.store import Store
 PLAN = "_plan/PLAN.json"
 RECORDS = "_parts"
 _NAME = re.compile(r"(\d{6,})-(\d{6,})(-last)?\.json")
+_FILE = re.compile(r"(?:.*[-/])?(\d{6,}-\d{6,})-[0-9a-f]{8}\.\w+")
 
 
 @dataclass(frozen=True, order=True)
@@ -36,6 +37,12 @@ class ChunkKey:
         """The key in the file name of a record; None for other files."""
         match = _NAME.fullmatch(name)
         return cls(int(match[1]), int(match[2]), match[3] is not None) if match else None
+
+
+def stem_of_file(name: str) -> str | None:
+    """The stem of the chunk that a file of this name belongs to; None for other files."""
+    match = _FILE.fullmatch(name)
+    return match[1] if match else None
 
 
 def recorded_keys(store: Store, artifact: str) -> list[ChunkKey]:

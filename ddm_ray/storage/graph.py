@@ -279,6 +279,8 @@ KINDS = {
 
 EVALUATIONS = "eval"
 """Folder of all evaluations."""
+REFERENCES = "references"
+"""Folder of all references."""
 TARGETS = "targets"
 """Folder of all targets."""
 ROWS: Artifact = Artifact("rows")

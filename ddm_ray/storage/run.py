@@ -201,17 +201,6 @@ class Run:
         """The remedy for a damaged artifact: delete it, or one file of it at the URL `delete`, and make it again."""
         return replace(self.make(artifact), delete=delete or f"{self.url}/{artifact}")
 
-    def commit(self, artifact: Artifact, names: list[str], info: Info, content: str | None = None) -> Manifest:
-        """Checksum the files `names`, already written below the artifact, and create its manifest, last.
-
-        `content`: see Manifest. Where a rival committed first, theirs counts and is returned.
-        """
-        records = {}
-        for name in sorted(names):
-            data = self.store.read(f"{artifact}/{name}")
-            records[name] = FileRecord.of(data)
-        return self.commit_records(artifact, records, info, content)
-
     def commit_records(
         self,
         artifact: Artifact,
@@ -220,7 +209,11 @@ class Run:
         content: str | None = None,
         identity: Identity | None = None,
     ) -> Manifest:
-        """Commit files whose checksums are known; `identity` is that of the stage's start, if not now's."""
+        """Create the artifact's manifest, last, of files that are written; `records` are what was meant to be there.
+
+        `identity` is that of the stage's start, if not now's; `content`: see Manifest. Where a rival committed first,
+        theirs counts and is returned.
+        """
         manifest = Manifest(artifact, identity or self.identity(artifact), records, info.as_json(), content)
         if self.store.create(f"{artifact}/{NAME}", manifest.to_json()):
             return manifest

@@ -2,9 +2,8 @@
 
 import errno
 import hashlib
-import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +15,8 @@ import obstore.store
 from obstore.exceptions import AlreadyExistsError, BaseError, GenericError
 from pyarrow import fs
 
-from ddm_ray.errors import RunError, StorageError, as_storage_error, refusal
+from ddm_ray.errors import CorruptArtifact, RunError, StorageError, as_storage_error, refusal
+from ddm_ray.storage.disk import is_unfinished, put, read_back, require_key
 from ddm_ray.storage.patience import PROMPT, Asker, Patience, Undecided, reason
 from ddm_ray.storage.store_meter import meter_of
 
@@ -100,18 +100,18 @@ class Store:
 
         return self._ask(key, get)
 
-    def fetch(self, key: str, path: Path, at: int = 0) -> str:
+    def fetch(self, key: str, path: Path | int, at: int = 0) -> str:
         """Copy the object to a local file, a few MiB in memory at a time; the SHA-256 of its bytes, in hex.
 
-        `at`: replace what an existing file has from that byte on. A failed fetch leaves part of it. Raises
-        FileNotFoundError, StorageError, OSError of the local disk.
+        `path`: the file's, or its open descriptor. `at`: replace what an existing file has from that byte on. A failed
+        fetch leaves part of it. Raises FileNotFoundError, StorageError, OSError of the local disk.
         """
 
         def get() -> str:
             digest = hashlib.sha256()
             self._meter.asks("GET")
-            with path.open("r+b" if at else "wb") as file:
-                if at:
+            with open(path, "r+b" if at else "wb", closefd=not isinstance(path, int)) as file:
+                if at or isinstance(path, int):
                     file.truncate(at)
                     file.seek(at)
                 for chunk in obstore.get(self._objects, self._prefix + key).stream(min_chunk_size=CHUNK):
@@ -122,20 +122,31 @@ class Store:
 
         return self._ask(key, get)
 
+    def read_back(self, key: str) -> str:
+        """The SHA-256, in hex, of an object as the local disk has it, not memory. CorruptArtifact if it is gone."""
+        assert self.local is not None
+        with as_storage_error(f"{self.url}/{key}", missing=CorruptArtifact):
+            return read_back(self.local / key)
+
     def write(self, key: str, data: bytes | memoryview | Path) -> None:
         """Create the object or replace it whole, by bytes or by those of a local file."""
         size = data.stat().st_size if isinstance(data, Path) else memoryview(data).nbytes
-        self._ask(key, lambda: obstore.put(self._objects, self._prefix + key, data, chunk_size=_PART))
+        if self.local is not None:
+            self._put(key, _chunks(data) if isinstance(data, Path) else [data])
+        else:
+            self._ask(key, lambda: obstore.put(self._objects, self._prefix + key, data, chunk_size=_PART))
         self._meter.writes(size, _PART)
-        self._sync(key)
 
     def write_stream(self, key: str, chunks: Callable[[], Iterable[bytes]]) -> None:
         """Write an object chunk by chunk, with a few MiB in memory; write nothing if `chunks` raises.
 
         `chunks` is called again where storage took only some of them.
         """
+        if self.local is not None:
+            self._put(key, self._counted(chunks()))
+            return
 
-        def put() -> None:
+        def upload() -> None:
             writer = obstore.open_writer(self._objects, self._prefix + key, buffer_size=_STREAM_PART)
             size = 0
             for chunk in chunks():
@@ -144,15 +155,28 @@ class Store:
             self._heed(writer.close)
             self._meter.writes(size, _STREAM_PART)
 
-        self._ask(key, put)
-        self._sync(key)
+        self._ask(key, upload)
 
     def _heed(self, write: Callable[..., object], *chunk: bytes) -> None:
         """Call a writer's method. Raises GenericError for what an object store refuses, as other requests do."""
         try:
             write(*chunk)
         except OSError as error:
-            raise error if self.local is not None else GenericError(str(error)) from None
+            raise GenericError(str(error)) from None
+
+    def _counted(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        size = 0
+        for chunk in chunks:
+            yield chunk
+            size += len(chunk)
+        self._meter.writes(size, _STREAM_PART)
+
+    def _put(self, key: str, chunks: Iterable[bytes | memoryview], replace: bool = True) -> bool:
+        """Write an object on the local disk; False if it exists and isn't to be replaced."""
+        assert self.local is not None
+        require_key(self._prefix + key)
+        with as_storage_error(f"{self.url}/{key}"):
+            return put(self.local / key, chunks, replace)
 
     def create(self, key: str, data: bytes) -> bool:
         """Create the object if it is absent; False if it exists. Of many who try, the store lets one win.
@@ -160,8 +184,11 @@ class Store:
         Where an answer was lost, an object of the same bytes is taken for ours: rivals write different ones.
         """
         unsure = False
+        if self.local is not None:
+            self._meter.writes(len(data), part=len(data) + 1)
+            return self._put(key, [data], replace=False)
 
-        def put() -> bool:
+        def ask() -> bool:
             nonlocal unsure
             try:
                 # Not repeated by obstore: whether a try may have been heeded must be known.
@@ -169,8 +196,7 @@ class Store:
                 obstore.put(self._unrepeated, self._prefix + key, data, mode="create", use_multipart=False)
                 return True
             except AlreadyExistsError:
-                if self.local is not None:
-                    return False
+                pass
             except BaseError:
                 unsure = True
                 raise
@@ -183,10 +209,7 @@ class Store:
             self._meter.reads(len(stored))
             return unsure and bytes(stored) == data
 
-        if not self._ask(key, put):
-            return False
-        self._sync(key)
-        return True
+        return self._ask(key, ask)
 
     def require_create(self) -> None:
         """Raise StorageError if `create` can't be relied on: in a store that replaces what is to be created only once.
@@ -210,23 +233,6 @@ class Store:
         with suppress(StorageError):  # nobody minds a few bytes
             self.delete_one(key)
         return not again
-
-    def _sync(self, key: str) -> None:
-        """Wait until a local object outlives a power cut: what a manifest names must be there if the manifest is."""
-        if self.local is None:
-            return
-        path = self.local / key
-        for place in (path, path.parent):
-            try:
-                opened = os.open(place, os.O_RDONLY)
-            except FileNotFoundError:
-                return  # another writer deleted it meanwhile
-            try:
-                os.fsync(opened)
-            except OSError as error:
-                raise StorageError(f"{place}: {error.strerror}") from None
-            finally:
-                os.close(opened)
 
     def exists(self, key: str) -> bool:
         """True if there is an object under this very key."""
@@ -265,11 +271,23 @@ class Store:
         with suppress(FileNotFoundError):
             self._ask(key, lambda: obstore.delete(self._objects, self._prefix + key))
 
+    def delete_unfinished(self, key: str) -> None:
+        """Delete a file that a killed writer left on the local disk, which no other method takes for an object."""
+        assert self.local is not None and is_unfinished(key.rpartition("/")[2])
+        with as_storage_error(f"{self.url}/{key}"):
+            (self.local / key).unlink(missing_ok=True)
+
     def filesystem(self, key: str) -> tuple[fs.FileSystem, str]:
         """A pyarrow file system and the key's path on it, for libraries that write by themselves."""
         if self.local is not None:
             return fs.LocalFileSystem(), str(self.local / key)
         return fs.FileSystem.from_uri(f"{self.url}/{key}")
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            yield chunk
 
 
 def _unless_concurrent(_: object, where: str, info: tuple[type, BaseException, object]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from ddm_ray.storage.attempts import Attempt
 
 BEAT_SECONDS, MAX_BEAT_SECONDS = 1.0, 5.0
+CLOSE_SECONDS = 15.0
 TRAINING, LEAVING = "training", "leaving"
 
 
@@ -23,7 +24,8 @@ class Heartbeat:
     """Beats once for each `tell`, if storage is that fast; and by itself in phases that don't tell by steps.
 
     While training it beats only as steps are done: what hangs falls silent. Each beat says in `beat_seconds` when the
-    next one is due, so that readers know from when on it is missing.
+    next one is due, so that readers know from when on it is missing. Of beats that fail, the first, second, fourth and
+    so on are warned of.
     """
 
     def __init__(self, attempt: Attempt, always: dict[str, Any]):
@@ -42,16 +44,22 @@ class Heartbeat:
             self._changed.notify()
 
     def close(self) -> None:
-        """Write what was told last, and that it leaves, so that readers look for why; then end."""
+        """Write what was told last, and that it leaves, so that readers look for why; then end.
+
+        Waits CLOSE_SECONDS at most. Never raises.
+        """
         with self._changed:
             if self._progress:
                 self._progress = {**self._progress, "phase": LEAVING}
             self._ended = True
             self._changed.notify()
-        self._thread.join()
+        self._thread.join(CLOSE_SECONDS)
+        if self._thread.is_alive():
+            where = f"{self._attempt.store.url}/{self._attempt.prefix}"
+            print(f"warning: {where}: storage is slow, the last heartbeat may be missing", file=sys.stderr)
 
     def _work(self) -> None:
-        ended = warned = False
+        ended, failed = False, 0
         while not ended:
             pause = beat_seconds(time.monotonic() - self._began)
             with self._changed:
@@ -63,8 +71,8 @@ class Heartbeat:
                 self._beats += 1
                 try:
                     self._attempt.beat({"beat": self._beats, "beat_seconds": pause, **progress, **self._always})
-                    warned = False
                 except Exception as error:  # a border: training goes on without it
-                    if not warned:
-                        print(f"warning: {error}", file=sys.stderr)
-                    warned = True
+                    failed += 1
+                    if failed.bit_count() == 1:
+                        times = f" ({failed} heartbeats failed)" if failed > 1 else ""
+                        print(f"warning: {error}{times}", file=sys.stderr)

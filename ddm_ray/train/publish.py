@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from ddm_ray.errors import StorageError
 from ddm_ray.models import weights
 from ddm_ray.sampling.run_models import ModelKind
 from ddm_ray.storage.attempts import Attempt, claimed
@@ -56,15 +57,17 @@ def publish_weights(
 ) -> Manifest:
     """Commit the EMA weights, and the curve up to there, of the attempt's committed state after `step` steps.
 
-    `buffers` are those that the model keeps beside its parameters and doesn't train.
+    `buffers` are those that the model keeps beside its parameters and doesn't train. Raises CorruptArtifact for a state
+    whose bytes aren't those that were saved.
     """
     store, source, prefix = attempt.store, attempt.state_prefix(step), attempt.weights_prefix(step)
     manifest = Manifest.from_json(store.read(f"{source}/{NAME}"), f"{store.url}/{source}/{NAME}")
     shapes = {name: tuple(parameter.shape) for name, parameter in _model(job).named_parameters()}
-    counted = _Counted(lambda: SavedParts(store, source, manifest).consolidated(EMA, shapes, buffers))
+    saved = SavedParts(store, source, manifest)
+    counted = _Counted(lambda: saved.consolidated(EMA, shapes, buffers))
     store.write_stream(f"{prefix}/{WEIGHTS}", lambda: counted)
     files = {"model.json": json.dumps(job.spec, indent=2, sort_keys=True).encode()}
-    files[CURVE] = store.read(f"{source}/{CURVE}")
+    files[CURVE] = saved.read(CURVE)
     for name, data in files.items():
         store.write(f"{prefix}/{name}", data)
     records = {WEIGHTS: counted.record} | {name: FileRecord.of(data) for name, data in files.items()}
@@ -74,16 +77,26 @@ def publish_weights(
 class Milestones:
     """Publishes weights of an attempt's states, each with a picture of what they can do, painted beside training."""
 
-    def __init__(self, run: Run, attempt: Attempt, job: TrainJob, identity: Identity, engine: "Engine"):
-        """`identity` is that of the rows that were loaded, whatever lies there by now."""
-        self._run, self._attempt, self._job, self._identity = run, attempt, job, identity
+    def __init__(
+        self, run: Run, attempt: Attempt, job: TrainJob, identity: Identity, engine: "Engine", keep: int | None
+    ):
+        """`identity` is that of the rows that were loaded, whatever lies there by now; `keep`: see `publish`."""
+        self._run, self._attempt, self._job, self._identity, self._keep = run, attempt, job, identity, keep
         self._device, self._buffers = engine.device, engine.buffers
         self._painting = Thread()
 
     def publish(self, step: int) -> Manifest:
-        """Publish the EMA weights after `step` steps; they get no picture if the last one is still being painted."""
+        """Publish the EMA weights after `step` steps; they get no picture if the last one is still being painted.
+
+        Of weights that were published before, all but `keep`, these included, are deleted.
+        """
         tried = self._was_published(step)
         manifest = publish_weights(self._attempt, self._job, self._identity, step, self._buffers)
+        if self._keep is not None:
+            try:
+                self._attempt.drop_weights(self._keep)
+            except StorageError as error:
+                print(f"warning: old milestones stay: {error}", file=sys.stderr)
         # Painting may be what ended the attempt that published it before; nobody paints texts or routers.
         if tried or self._job.artifact.kind == "router" or self._run.config.data.text is not None:
             return manifest

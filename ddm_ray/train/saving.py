@@ -133,7 +133,8 @@ class StateSaver:
     def drop_all_but(self, keep: int) -> None:
         """Delete states but the newest; those that storage won't delete are in nobody's way."""
         try:
-            self._prompt.drop_states(keep)
+            for damage in self._prompt.drop_states(keep):
+                print(f"warning: {damage}; the sound state before it stays", file=sys.stderr)
         except StorageError as error:
             if not self._told_undeleted:
                 print(f"warning: old states stay: {error}", file=sys.stderr)

@@ -6,7 +6,6 @@ Shapes: B rows, R rows of one call, CHW image, K experts.
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from ddm_ray.core.flow import interpolate
 from ddm_ray.core.mixture import group_rows, mix, posterior
 from ddm_ray.core.routing import Strategy, parse_strategy
 from ddm_ray.data.loading.cache import local_files
+from ddm_ray.data.loading.verified import VerifiedFile
 from ddm_ray.errors import as_storage_error
 from ddm_ray.sampling.driver import Experts, answers
 from ddm_ray.sampling.offload import Offloaded, OffloadedToDisk
@@ -24,7 +24,7 @@ from ddm_ray.sampling.request import ExpertCall
 from ddm_ray.sampling.run_models import NETWORK, load_network, parse_network
 from ddm_ray.storage.graph import PARTITION, ROUTER, Artifact
 from ddm_ray.storage.info import PartitionInfo
-from ddm_ray.storage.manifest import FileRecord, Manifest, verify
+from ddm_ray.storage.manifest import verify
 from ddm_ray.storage.published import Weights
 from ddm_ray.storage.run import Run
 from ddm_ray.train.job import TrainJob
@@ -110,7 +110,7 @@ def offloaded_teachers(
     Those of a run in an object store are copied, each once, when it is first asked; `cache`: see `local_files`. They
     are verified each time that they are read. Raises as `load_teachers`, also where an expert is asked.
     """
-    copies: dict[int, tuple[Manifest, dict[str, Path]]] = {}
+    copies: dict[int, list[VerifiedFile]] = {}
     with ExitStack() as stack:  # of what is on the disk, which goes after the thread that adds to it
 
         def fetch(cluster: int) -> nn.Module:
@@ -118,10 +118,8 @@ def offloaded_teachers(
             if cluster not in copies:
                 manifest, folder = run.require(artifact), Weights.finished(run, artifact).prefix
                 names = [f"{folder}/{name}" for name in NETWORK]
-                paths = stack.enter_context(local_files(run, manifest, names, cache))
-                copies[cluster] = manifest, dict(zip(names, paths, strict=True))
-            manifest, files = copies[cluster]
-            described, tensors = (_read(path, manifest.files[name]) for name, path in files.items())
+                copies[cluster] = stack.enter_context(local_files(run, manifest, names, cache))
+            described, tensors = map(_read, copies[cluster])
             return _frozen(parse_network(described, tensors, f"{run.url}/{artifact}")[0], device)
 
         for artifact in run.experts:
@@ -130,9 +128,9 @@ def offloaded_teachers(
             yield _teachers(run, null_text, device, experts)
 
 
-def _read(path: Path, record: FileRecord) -> bytes:
-    with as_storage_error(path):
-        return verify(path.read_bytes(), record, str(path))
+def _read(file: VerifiedFile) -> bytes:
+    with as_storage_error(file.path), file.open() as opened:
+        return verify(opened.read(), file.record, str(file.path))
 
 
 def _load(run: Run, artifact: Artifact, device: torch.device) -> nn.Module:

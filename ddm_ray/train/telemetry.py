@@ -1,7 +1,6 @@
 """Curves of a training attempt as TensorBoard's event files. Whatever storage does, training isn't held up."""
 
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
@@ -13,6 +12,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.summary_pb2 import Summary
 
+from ddm_ray.data.scratch import scratch_folder
 from ddm_ray.errors import StorageError
 from ddm_ray.storage.store import Store
 
@@ -20,10 +20,10 @@ FOLDER = "tensorboard"
 FLUSH_SECONDS = 1.0
 UPLOAD_SECONDS = 30.0
 CLOSE_SECONDS = 15.0
-FILE_BYTES = 2**20
+FILE_BYTES = 256 * 2**10
 """Size at which a file ends and the next begins: in an object store each is written whole again as it grows."""
 UPLOAD_RATE = 4 * 2**10
-"""Bytes a second at most, over time: .35 GB a day. A full file is uploaded each 4 minutes."""
+"""Bytes a second at most, over time: .35 GB a day. A full file takes a minute of that."""
 MOST_WAITING = 10_000
 Record = tuple[int, float, dict[str, float]]
 """Step, time of the clock (for display), values by name."""
@@ -62,7 +62,7 @@ class Telemetry:
         with ExitStack() as stack:
             try:
                 folder = self._folder(stack)
-            except OSError as error:
+            except (StorageError, OSError) as error:
                 self._warn(f"no curves: {error}")
                 return
             files = EventFiles(folder)
@@ -80,7 +80,7 @@ class Telemetry:
     def _folder(self, stack: ExitStack) -> Path:
         if self._store.local is not None:
             return self._store.local / self._key
-        return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ddm-tensorboard-")))
+        return stack.enter_context(scratch_folder(None))
 
     def _write(self, files: "EventFiles") -> None:
         try:

@@ -91,7 +91,7 @@ def _train(
         batches = RankBatches(job, loader, dist.get_rank(), dist.get_world_size(), attempt.micro_batch, teacher)
         engine, before = attempt.resume(make, begin)
         saver, owed = attempt.saver, False
-        milestones = Milestones(run, attempt.storage, job, attempt.identity, engine)
+        milestones = Milestones(run, attempt.storage, job, attempt.identity, engine, placement.keep_milestones)
         meter = Meter(job.placed(placement), before, engine.device, dist.get_world_size())
         clock = SaveClock(placement.minutes_between_states, time.monotonic())
         for step in range(before.step, job.train.steps):

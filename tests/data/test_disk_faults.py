@@ -30,3 +30,21 @@ def test_a_fault_at_any_write_leaves_the_old_or_the_new(
     assert {"write", "fsync", "rename", "link"} <= set(kinds)
     assert int(num_calls) > 30
     assert int(num_states) > (3 if fault is DiskFault.FULL else 9)
+
+
+@pytest.mark.parametrize("writer", ["states", "prepare", "partition"])
+def test_a_power_cut_at_any_moment_leaves_the_old_or_the_new(
+    tmp_path: Path, request: pytest.FixtureRequest, writer: str
+) -> None:
+    """No file has a name before its bytes are on the disk, and what is done stays, in new folders, too."""
+    thorough = request.config.getoption("--every-call")
+    if writer == "partition" and not thorough:
+        pytest.skip("make soak cuts the power there, too")
+    runs, scratch = tmp_path / "runs", tmp_path / "scratch"
+    runs.mkdir()
+    scratch.mkdir()
+    command = [sys.executable, "-m", "tests.data.power_cuts", writer, str(runs), "200" if thorough else "5"]
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=6000, env=environment)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    assert int(done.stdout.splitlines()[-1]) >= 10

@@ -20,7 +20,7 @@ from ddm_ray.storage.graph import evaluation
 from ddm_ray.storage.run import Run
 from tests.evaluate.conftest import SETTINGS
 from tests.evaluate.test_report import Balanced
-from tests.infos import info_of
+from tests.infos import commit_written, info_of
 from tests.random_run import make_run
 
 
@@ -139,7 +139,7 @@ def test_the_command_writes_a_page_and_names_what_is_missing(
     assert "second: once against run: once" in done.output and page.stat().st_size > 10_000
     shutil.copytree(other.url, tmp_path / "second")
     again = info_of(evaluation("again"), num_samples=2, frechet={"once": 1.0}, best_strategy="once")
-    Run.open(str(tmp_path / "second")).commit(evaluation("again"), [], again)
+    commit_written(Run.open(str(tmp_path / "second")), evaluation("again"), [], again)
     several = ddm(str(tmp_path / "second"))
     assert several.exit_code == 1 and "which evaluation? It has several: name one as" in several.output
     shutil.rmtree(tmp_path / "second/eval")

@@ -21,7 +21,7 @@ from ddm_ray.sampling.run_models import load_model, sampling_settings
 from ddm_ray.storage.graph import MONOLITH, ROUTER, ROWS, STUDENT, Artifact, evaluation
 from ddm_ray.storage.run import Run
 from tests.evaluate.conftest import SETTINGS
-from tests.infos import info_of
+from tests.infos import commit_written, info_of
 from tests.random_run import make_run, publish
 
 
@@ -161,7 +161,7 @@ def test_what_is_there_is_measured_and_what_is_missing_is_said(random_run: Run, 
     assert run.require(evaluation("demo")).identity.inputs.keys() == {"experts/000", "experts/001", "student"}
     early = info_of(evaluation("early"), num_samples=2, frechet={"top-1": 1.0}, best_strategy="top-1")
     run.store.delete(evaluation("demo"))
-    run.commit(evaluation("early"), [], early)
+    commit_written(run, evaluation("early"), [], early)
     assert sampling_settings(run).strategy == "top-1"
     (tmp_path / ROUTER).rename(tmp_path / "run" / ROUTER)
     assert sampling_settings(run).strategy == "once", "an evaluation without the router no longer says what is best"
@@ -257,7 +257,9 @@ def test_the_best_strategy_is_the_runs_until_an_expert_is_another(random_run: Ru
     run.store.delete(evaluation("demo"))
     assert sampling_settings(run).strategy == "once"
     run.store.write(f"{evaluation('other')}/metrics.json", b"{}")
-    run.commit(evaluation("other"), ["metrics.json"], info_of(evaluation("other"), **{**info, "best_strategy": best}))
+    commit_written(
+        run, evaluation("other"), ["metrics.json"], info_of(evaluation("other"), **{**info, "best_strategy": best})
+    )
     assert sampling_settings(run).strategy == best != "once"
     retrained = load_model(run, Artifact("experts/000"))
     run.store.delete("experts/001")

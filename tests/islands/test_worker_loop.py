@@ -18,6 +18,7 @@ from ddm_ray.storage.launches import Launch
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import Status, status
 from ddm_ray.train.targets import needed_by
+from tests.infos import commit_written
 from tests.storage.jobs import beat, fail, finish
 
 Train = Callable[[Run, Launch, Callable[[list[Status]], None]], None]
@@ -89,7 +90,7 @@ def test_a_student_is_taken_once_its_stored_targets_are_made(
         made = [each for each in map(targets, range(len(partitioned.experts))) if partitioned.manifest(each)]
         if len(printed) % 3 == 0 and len(made) < len(partitioned.experts):
             assert not partitioned.store.sizes(STUDENT)
-            partitioned.commit(targets(len(made)), [], TargetsInfo(rows=0, first_steps=(0,)))
+            commit_written(partitioned, targets(len(made)), [], TargetsInfo(rows=0, first_steps=(0,)))
 
     def train(run: Run, launch: Launch, watch: object) -> None:
         trained.append(launch.artifact)

@@ -7,14 +7,14 @@ from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.info import StateInfo
 from ddm_ray.storage.manifest import FileRecord, Identity
 from ddm_ray.storage.run import Run
-from tests.infos import info_of
+from tests.infos import commit_written, info_of
 
 
 def write_and_commit(run: Run, artifact: Artifact, files: dict[str, bytes]) -> None:
     """Finish an artifact of `run` that holds these files."""
     for name, content in files.items():
         run.store.write(f"{artifact}/{name}", content)
-    run.commit(artifact, list(files), info_of(artifact))
+    commit_written(run, artifact, list(files), info_of(artifact))
 
 
 def save_state(attempt: Attempt, step: int, identity: Identity, files: dict[str, bytes], keep: int) -> None:

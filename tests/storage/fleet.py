@@ -8,7 +8,7 @@ from ddm_ray.storage.attempts import Attempt, claim
 from ddm_ray.storage.graph import PARTITION, REPORT, ROWS, Artifact, shard
 from ddm_ray.storage.manifest import FileRecord, Identity, Manifest
 from ddm_ray.storage.run import Run
-from tests.infos import info_of
+from tests.infos import commit_written, info_of
 from tests.storage.artifacts import write_and_commit
 from tests.storage.jobs import beat, fail
 
@@ -42,7 +42,7 @@ def make_fleet(url: str, experts: int, training: int, finished: int) -> Run:
             weights = f"attempts/{attempt.number:04d}/weights/step-000000300/ema.safetensors"
             run.store.write(f"{artifact}/{weights}", b"weights")
             info = {"step": 300, "loss": 0.25, "training_flops": 1e9, "attempts": ATTEMPTS}
-            run.commit(artifact, [weights], info_of(artifact, **info))
+            commit_written(run, artifact, [weights], info_of(artifact, **info))
 
     _each(lambda cluster: run.experts[cluster], finished + training, train)
     return run

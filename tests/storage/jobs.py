@@ -9,7 +9,7 @@ from ddm_ray.storage.attempts import Attempt
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.manifest import NAME, Identity, Manifest
 from ddm_ray.storage.run import Run
-from tests.infos import info_of
+from tests.infos import commit_written, info_of
 from tests.published import publish_weights
 
 TOLD = {
@@ -55,7 +55,7 @@ def finish(run: Run, artifact: Artifact) -> None:
     """The commit of a job, of whatever was trained."""
     run.store.write(f"{artifact}/attempts/0001/weights/x", b"x")
     info = {"step": 300, "loss": 0.25, "training_flops": 1e9, "attempts": 1}
-    run.commit(artifact, ["attempts/0001/weights/x"], info_of(artifact, **info))
+    commit_written(run, artifact, ["attempts/0001/weights/x"], info_of(artifact, **info))
 
 
 def age(folder: Path, seconds: float) -> None:

@@ -13,7 +13,7 @@ from ddm_ray.storage.manifest import NAME
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.sealed import seal
 from tests.data.damage import is_line
-from tests.infos import info_of
+from tests.infos import commit_written, info_of
 from tests.storage.archives import RUN, another_result, listing, mutants, put_together, reseal, smuggled, take_apart
 from tests.storage.test_courier import train
 
@@ -26,7 +26,7 @@ def packed(partitioned: Run, tmp_path: Path) -> Archives:
     train(partitioned, expert(1))
     partitioned.store.delete_one(f"{PARTITION}/{NAME}")
     shards = [f"shards/cluster={cluster:03d}/{NAME}" for cluster in (0, 1)]
-    partitioned.commit(PARTITION, shards, info_of(PARTITION))
+    commit_written(partitioned, PARTITION, shards, info_of(PARTITION))
     kinds: list[tuple[Artifact, Holds]] = [(expert(1), "inputs"), (expert(1), "result"), (ROUTER, "inputs")]
     path, archives = tmp_path / "sound.tar", {}
     for artifact, holds in kinds:

@@ -9,7 +9,7 @@ from ddm_ray.errors import CorruptArtifact, StorageError
 from ddm_ray.storage.attempts import Attempt, SavedState, claim, claimed, heartbeat, saved_states
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.info import StateInfo
-from ddm_ray.storage.manifest import Identity, Manifest
+from ddm_ray.storage.manifest import FileRecord, Identity, Manifest
 from ddm_ray.storage.store import Store
 from tests.published import publish_weights
 from tests.storage.artifacts import flip_bit, save_state
@@ -154,6 +154,47 @@ def test_damage_yields_the_error_and_then_the_state_before(store: Store, tmp_pat
     assert steps_found(store) == [f"0001/state/step-000000200/{name}", 100]
 
 
+def is_intact(store: Store, state: SavedState | CorruptArtifact) -> bool:
+    if isinstance(state, CorruptArtifact):
+        return False
+    return all(
+        record == FileRecord.of(store.read(f"{state.prefix}/{name}")) for name, record in state.manifest.files.items()
+    )
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+@pytest.mark.parametrize("every", [1, 2, 3])
+@pytest.mark.parametrize("damage", ["flipped", "cut short", "manifest"])
+def test_a_sound_state_is_there_at_every_moment_after_the_first(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str, every: int, keep: int
+) -> None:
+    """A disk may damage each state but the first, or each second or third: nothing sound is given up for it."""
+    write, delete, damaging = Store.write, Store.delete_one, False
+
+    def damaged(self: Store, key: str, data: bytes) -> None:
+        write(self, key, data)
+        path = tmp_path / "run" / key
+        if damaging and key.endswith("_MANIFEST.json" if damage == "manifest" else "optimizer"):
+            path.write_bytes(path.read_bytes()[:-1]) if damage == "cut short" else flip_bit(path, position=3)
+
+    def watched(self: Store, key: str) -> None:
+        delete(self, key)
+        assert any(is_intact(store, state) for state in saved_states(store, JOB))
+
+    monkeypatch.setattr(Store, "write", damaged)
+    monkeypatch.setattr(Store, "delete_one", watched)
+    for number in (1, 2):  # the second goes on from what the first one left
+        attempt = claim(store, JOB)
+        for step in range(1, 10):
+            damaging = (number, step) != (1, 1) and step % every == 0
+            save_state(attempt, 100 * number + step, IDENTITY, files_of(step), keep)
+            states = list(saved_states(store, JOB))
+            sound = [state for state in states if is_intact(store, state)]
+            assert sound and len(states) <= 2 * keep
+            if not damaging:
+                assert sound[0].step == 100 * number + step
+
+
 def test_a_state_without_its_manifest_was_never_finished(store: Store, tmp_path: Path) -> None:
     first, second = claim(store, JOB), claim(store, JOB)
     save_state(first, 100, IDENTITY, files_of(100), keep=2)
@@ -180,6 +221,19 @@ def test_a_claim_that_cannot_be_read_says_nothing(store: Store) -> None:
         assert Attempt(store, JOB, number).claim() == {}
     (Path(store.url) / JOB / "attempts/0005").mkdir()
     assert claim(store, JOB).number == 6
+
+
+def test_the_weights_of_the_furthest_steps_are_kept(store: Store) -> None:
+    """Whichever attempt published them: an older one may have ended the job."""
+    first, second, third = (claim(store, JOB) for _ in range(3))
+    for attempt, steps in ((first, (100, 200, 1000)), (second, (200, 300, 1000)), (third, (50,))):
+        for step in steps:
+            publish_weights(attempt, step, IDENTITY, {"ema.safetensors": b"x"})
+    second.drop_weights(2)
+    kept = [store.folders(f"{attempt.prefix}/weights") for attempt in (first, second, third)]
+    assert kept == [["step-000001000"], ["step-000000300", "step-000001000"], ["step-000000050"]]
+    second.drop_weights(2)
+    assert kept == [store.folders(f"{attempt.prefix}/weights") for attempt in (first, second, third)]
 
 
 def test_weights_are_published_below_the_attempt(store: Store) -> None:

@@ -22,7 +22,7 @@ from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import CHUNK
 from tests.conftest import ROOT
 from tests.data.s3 import s3_server, upload
-from tests.infos import info_of
+from tests.infos import commit_written, info_of
 from tests.published import publish_weights
 from tests.storage.archives import listing
 from tests.storage.artifacts import flip_bit, write_and_commit
@@ -81,7 +81,7 @@ def test_what_trains_on_all_rows_gets_all(partitioned: Run, archive: Path, away:
     parts = {name: partitioned.store.read(f"{PARTITION}/{name}") for name in partitioned.store.sizes(PARTITION)}
     partitioned.store.delete_one(f"{PARTITION}/{NAME}")
     listed = [name for name in parts if name.endswith(f"/{NAME}")]
-    partitioned.commit(PARTITION, listed, info_of(PARTITION))
+    commit_written(partitioned, PARTITION, listed, info_of(PARTITION))
     pack(partitioned, artifact, archive)
     unpack(archive, away)
     island = Run.open(away)

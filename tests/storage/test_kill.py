@@ -16,7 +16,7 @@ from ddm_ray.storage.manifest import sha256
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import Store
 from tests.conftest import wait_for
-from tests.infos import info_of
+from tests.infos import commit_written, info_of
 from tests.storage.artifacts import save_state
 
 NUM_KILLS = 20
@@ -45,7 +45,7 @@ def write_for_ever(url: str, began: Event) -> None:
         artifact = evaluation(f"{attempt.number}-{step}")
         for name in ("grid.png", "metrics.json"):
             run.store.write(f"{artifact}/{name}", tagged(step, 30_000))
-        run.commit(artifact, ["grid.png", "metrics.json"], info_of(artifact, num_samples=step))
+        commit_written(run, artifact, ["grid.png", "metrics.json"], info_of(artifact, num_samples=step))
 
 
 def finished_evaluations(run: Run) -> int:

@@ -14,7 +14,7 @@ from ddm_ray.placement import ISLAND_FIELDS
 from ddm_ray.storage.graph import MONOLITH, PARTITION, ROUTER, ROWS, evaluation, expert, shard
 from ddm_ray.storage.manifest import SCHEMA, FileRecord, canonical, sha256
 from ddm_ray.storage.run import Run
-from tests.infos import info_of
+from tests.infos import commit_written, info_of
 from tests.storage.artifacts import flip_bit, write_and_commit
 
 ALL = (ROWS, PARTITION, shard(1), expert(1), ROUTER, MONOLITH, evaluation("demo"))
@@ -266,7 +266,7 @@ def test_reading_verifies(partitioned: Run) -> None:
 
 def test_the_first_commit_counts(run: Run) -> None:
     run.store.write(f"{ROWS}/part-0.parquet", b"rows")
-    first = run.commit(ROWS, ["part-0.parquet"], info_of(ROWS, rows=1))
+    first = commit_written(run, ROWS, ["part-0.parquet"], info_of(ROWS, rows=1))
     assert first.files == {"part-0.parquet": FileRecord(4, sha256(b"rows"))}
     assert first == run.require(ROWS)
     again = Run.open(run.url).commit_records(
@@ -280,4 +280,4 @@ def test_committing_beside_a_rival_of_another_configuration_is_drift(tmp_path: P
     write_and_commit(other, ROWS, {"part-0.parquet": b"rows"})
     shutil.copytree(Path(other.url) / ROWS, Path(run.url) / ROWS)
     with pytest.raises(DriftError, match=r"rows was made otherwise: embedder\.dim: 4 -> 8"):
-        run.commit(ROWS, ["part-0.parquet"], info_of(ROWS))
+        commit_written(run, ROWS, ["part-0.parquet"], info_of(ROWS))

@@ -1,11 +1,14 @@
 """How often an attempt beats, and what it says of it."""
 
+from itertools import count
 from pathlib import Path
+from threading import Event
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddm_ray.errors import StorageError
 from ddm_ray.storage.attempts import Attempt, claim
 from ddm_ray.storage.store import Store
 from ddm_ray.train import heartbeat
@@ -48,3 +51,44 @@ def test_phases_without_steps_beat_by_themselves_and_training_does_not(
         beating.tell("training")
     beating.close()
     assert 1 <= beats.count("training") <= 4 and beats[-1] == "leaving"
+
+
+def test_beats_that_fail_are_warned_of_ever_more_rarely(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tries = count()
+
+    class Refusing(Attempt):
+        def beat(self, progress: dict) -> None:
+            if next(tries) % 3:  # storage that comes and goes is no news each time
+                raise StorageError("storage is away")
+
+    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.001)
+    beating = Heartbeat(Refusing(Store(str(tmp_path)), "experts/000", 1), {})
+    beating.tell("starting")
+    wait_for(lambda: next(tries) > 100, 60)
+    beating.close()
+    failed = [line for line in capfd.readouterr().err.splitlines() if "storage is away" in line]
+    assert failed[:3] == [
+        "warning: storage is away",
+        "warning: storage is away (2 heartbeats failed)",
+        "warning: storage is away (4 heartbeats failed)",
+    ]
+    assert len(failed) < 12
+
+
+def test_storage_that_hangs_does_not_hold_up_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    answered = Event()
+
+    class Hanging(Attempt):
+        def beat(self, progress: dict) -> None:
+            answered.wait(60)
+
+    monkeypatch.setattr(heartbeat, "CLOSE_SECONDS", 0.05)
+    beating = Heartbeat(Hanging(Store(str(tmp_path)), "experts/000", 1), {})
+    beating.tell("training")
+    beating.close()
+    answered.set()
+    assert "experts/000/attempts/0001: storage is slow" in capfd.readouterr().err

@@ -27,6 +27,7 @@ from ddm_ray.storage.store import Store
 from ddm_ray.train import worker
 from ddm_ray.train.attempt import TrainAttempt
 from tests.conftest import wait_for
+from tests.infos import commit_written
 from tests.random_run import make_data
 from tests.train.conftest import SHORT
 
@@ -89,7 +90,7 @@ def test_rows_changed_during_training_are_drift(world_of_one: None, short_run: R
             info = ShardInfo.of(short_run.require(shard(1)))
             short_run.store.delete(shard(1))
             short_run.store.write(f"{shard(1)}/train-00000.parquet", b"other rows")
-            short_run.commit(shard(1), ["train-00000.parquet"], info)
+            commit_written(short_run, shard(1), ["train-00000.parquet"], info)
         return False
 
     worker.train(short_run.url, EXPERT, TrainPlacement(checkpoint_steps=8), notice=notice)
@@ -219,7 +220,8 @@ def test_the_newest_states_are_kept_and_milestones_are_published(quiet: Run, sho
     attempt = Attempt(short_run.store, EXPERT, 1)
     assert short_run.store.folders(f"{attempt.prefix}/weights") == ["step-000000006", "step-000000012"]
     half = make_data(str(tmp_path / "half"), settings=(*SHORT, "expert.train.steps=6"))
-    worker.train(half.url, EXPERT, TrainPlacement())
+    worker.train(half.url, EXPERT, TrainPlacement(milestone_steps=2, keep_milestones=2))
+    assert half.store.folders(f"{attempt.prefix}/weights") == ["step-000000004", "step-000000006"]
     milestone = load(short_run.store.read(f"{attempt.weights_prefix(6)}/ema.safetensors"))
     assert difference(milestone, weights_of(half, EXPERT)) == 0
 

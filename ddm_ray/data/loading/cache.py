@@ -6,10 +6,13 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from uuid import uuid4
 
-from ddm_ray.data.scratch import inode, locked
+from ddm_ray.data.loading.verified import Stamp, VerifiedFile, stamp_of
+from ddm_ray.data.scratch import OTHER_CACHE, close_to_others, inode, locked, own_folder
 from ddm_ray.errors import CorruptArtifact, StorageError, as_storage_error
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.manifest import FileRecord, Manifest
@@ -19,97 +22,127 @@ SIDE_BY_SIDE = 4
 
 
 @contextmanager
-def local_files(run: Run, manifest: Manifest, names: Sequence[str], cache: str | None) -> Iterator[list[Path]]:
-    """Paths of an artifact's files, each read or fetched once to verify it, for as long as the context lasts.
+def local_files(run: Run, manifest: Manifest, names: Sequence[str], cache: str | None) -> Iterator[list[VerifiedFile]]:
+    """An artifact's files, each read or fetched once to verify it, for as long as the context lasts.
 
-    Copies go to a folder of the artifact's digest below `cache`, where they stay and are used again; without one,
-    below the system's temporary folder, until the last process here that uses them is done. Processes that want
-    the same copy at once make one. Raises CorruptArtifact naming the file, StorageError.
+    Copies are for this user alone. They go to a folder of the artifact's digest below `cache`, where they stay and are
+    used again; without one, below the system's temporary folder, until the last process here that uses them is done.
+    Processes that want the same copy at once make one. Raises CorruptArtifact naming the file, StorageError.
     """
     if run.store.local is not None:
         folder = run.store.local / manifest.artifact
-        _each(names, lambda name: _verified(run, manifest, name, folder / name))
-        yield [folder / name for name in names]
+        yield _each(names, lambda name: _verified(run, manifest, name, folder / name))
         return
     root = cache_root(cache)
     folder = root / manifest.digest
     with _as_cache_error(folder):
-        root.mkdir(parents=True, exist_ok=True)
+        (root if cache else root.parent).mkdir(parents=True, exist_ok=True)
+        if not cache:
+            own_folder(root)
     with _in_use(folder, temporary=cache is None):
         with _as_cache_error(folder):
-            for name in names:
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            _each(names, lambda name: _fetched(run, manifest, name, folder / name))
-        yield [folder / name for name in names]
+            for parent in sorted({parent for name in names for parent in (folder / name).parents}):
+                if parent.is_relative_to(folder):
+                    own_folder(parent, shared=cache is not None)
+            files = _each(names, lambda name: _fetched(run, manifest, name, folder / name))
+        yield files
 
 
 def cache_root(cache: str | None) -> Path:
     """The folder below which copies lie, each artifact's in one named by its digest."""
-    return Path(cache) if cache else Path(tempfile.gettempdir()) / f"ddm-ray-{os.getuid()}"
+    return Path(cache) if cache else Path(tempfile.gettempdir()) / f"ddm-ray-{os.geteuid()}"
 
 
-def _each(names: Sequence[str], obtain: Callable[[str], None]) -> None:
+def _each(names: Sequence[str], obtain: Callable[[str], VerifiedFile]) -> list[VerifiedFile]:
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
         futures = [pool.submit(obtain, name) for name in names]
         try:
-            for future in futures:
-                future.result()
+            return [future.result() for future in futures]
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def _verified(run: Run, manifest: Manifest, name: str, path: Path) -> None:
-    where = f"{run.url}/{manifest.artifact}/{name}"
+def _verified(run: Run, manifest: Manifest, name: str, path: Path) -> VerifiedFile:
+    file = VerifiedFile(path, manifest.files[name], partial(_differing, run, manifest, name))
     try:
-        record = FileRecord.of_file(path)
+        file.verify()
     except FileNotFoundError:
-        raise _gone(run, manifest, where) from None
+        raise _gone(run, manifest, name) from None
     except OSError as error:
-        raise StorageError(f"{where}: {error.strerror}") from None
-    _compare(run, manifest, name, record)
+        raise StorageError(f"{run.url}/{manifest.artifact}/{name}: {error.strerror}") from None
+    return file
 
 
-def _fetched(run: Run, manifest: Manifest, name: str, path: Path) -> None:
-    """Make `path` the verified copy, if it isn't yet."""
+def _fetched(run: Run, manifest: Manifest, name: str, path: Path) -> VerifiedFile:
+    """The verified copy at `path`, which is made if it isn't there."""
+    refuse = partial(_differing, run, manifest, name)
     while True:
         seen = inode(path)
-        if seen is not None and FileRecord.of_file(path) == manifest.files[name]:
-            return
+        if seen is not None:
+            copy = VerifiedFile(path, manifest.files[name], refuse, follow=False)
+            with suppress(CorruptArtifact, OSError):
+                close_to_others(path)
+                copy.verify()
+                return copy
         with locked(path.with_name(f"{path.name}.lock"), fcntl.LOCK_EX):
             if inode(path) != seen:
                 continue  # another process made it meanwhile
-            key, part = f"{manifest.artifact}/{name}", path.with_name(f"{path.name}.part")
-            try:
-                digest = run.store.fetch(key, part)
-            except FileNotFoundError:
-                raise _gone(run, manifest, f"{run.url}/{key}") from None
-            _compare(run, manifest, name, FileRecord(part.stat().st_size, digest))
-            part.replace(path)
-            return
+            for left in path.parent.glob(f"{path.name}.*.part"):  # of a kill
+                left.unlink()
+            stamp = _fetch(run, manifest, name, path)
+            return VerifiedFile(path, manifest.files[name], refuse, follow=False, stamp=stamp)
 
 
-def _compare(run: Run, manifest: Manifest, name: str, record: FileRecord) -> None:
+def _fetch(run: Run, manifest: Manifest, name: str, path: Path) -> Stamp:
+    """Make the copy, under its name once it is verified."""
+    part = path.with_name(f"{path.name}.{uuid4().hex}.part")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            digest = run.store.fetch(f"{manifest.artifact}/{name}", descriptor)
+        except FileNotFoundError:
+            raise _gone(run, manifest, name) from None
+        record = FileRecord(os.fstat(descriptor).st_size, digest)
+        if record != manifest.files[name]:
+            raise _differing(run, manifest, name, record)
+        part.replace(path)
+        return stamp_of(descriptor)
+    finally:
+        os.close(descriptor)
+        part.unlink(missing_ok=True)
+
+
+def _differing(run: Run, manifest: Manifest, name: str, record: FileRecord | None) -> CorruptArtifact:
+    """The error of a file with this record; None if it is none."""
     expected = manifest.files[name]
-    if record == expected:
-        return
-    what = "checksum differs from its manifest's"
-    if record.bytes != expected.bytes:
+    if record is None:
+        what = "isn't a file"
+    elif record.bytes != expected.bytes:
         what = f"{record.bytes} bytes, its manifest says {expected.bytes}"
-    raise CorruptArtifact(f"{run.url}/{manifest.artifact}/{name}: {what}", run.remake(Artifact(manifest.artifact)))
+    else:
+        what = "checksum differs from its manifest's"
+    return CorruptArtifact(f"{run.url}/{manifest.artifact}/{name}: {what}", run.remake(Artifact(manifest.artifact)))
 
 
-def _gone(run: Run, manifest: Manifest, where: str) -> CorruptArtifact:
+def _gone(run: Run, manifest: Manifest, name: str) -> CorruptArtifact:
+    where = f"{run.url}/{manifest.artifact}/{name}"
     return CorruptArtifact(f"{where}: gone, though its manifest lists it", run.remake(Artifact(manifest.artifact)))
 
 
 @contextmanager
 def _in_use(folder: Path, temporary: bool) -> Iterator[None]:
-    """A temporary folder is removed by whoever is the last to leave it."""
+    """A temporary folder is removed by whoever is the last to leave it; by the next to come if that one was killed."""
     if not temporary:
         yield
         return
     lock = folder.with_name(f"{folder.name}.lock")
-    with locked(lock, fcntl.LOCK_SH) as descriptor:
+    with ExitStack() as held:
+        with _as_cache_error(folder):
+            for other in {*folder.parent.glob("*.lock")} - {lock}:
+                with suppress(OSError), locked(other, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                    shutil.rmtree(other.with_suffix(""), ignore_errors=True)
+                    other.unlink()
+            descriptor = held.enter_context(locked(lock, fcntl.LOCK_SH))
         try:
             yield
         finally:
@@ -120,4 +153,4 @@ def _in_use(folder: Path, temporary: bool) -> Iterator[None]:
 
 
 def _as_cache_error(folder: Path) -> AbstractContextManager[None]:
-    return as_storage_error(folder, "choose another folder with `cache`")
+    return as_storage_error(folder, OTHER_CACHE)

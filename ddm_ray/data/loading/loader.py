@@ -6,12 +6,11 @@ N rows, B rows of a batch, M of them in one window, C channels, H x W pixels or 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +22,7 @@ from ddm_ray.config import DataConfig
 from ddm_ray.core.condition import Condition, Text
 from ddm_ray.data.loading.cache import local_files
 from ddm_ray.data.loading.shard_files import files_of, null_text_of, require_shard
+from ddm_ray.data.loading.verified import VerifiedFile
 from ddm_ray.data.loading.windows import WINDOW_BYTES, RowGroup, Window, WindowOrder
 from ddm_ray.data.schema import TEXT, TRAIN, array, as_modelled, data_dtype, read_parquet, shard_schema
 from ddm_ray.data.texts import texts
@@ -141,24 +141,24 @@ class Loader:
         Raises MissingArtifact, DriftError, CorruptArtifact, StorageError, and DataError if there is no row.
         """
         self._config, self._batch, self._only = run.config.data, batch, only
-        # Each file's path, None where its rows aren't asked for, its name to a reader, and its cluster.
-        self._paths: list[tuple[Path | None, str, int]] = []
+        # Each file, None where its rows aren't asked for, its name to a reader, and its cluster.
+        self._files: list[tuple[VerifiedFile | None, str, int]] = []
         groups: list[RowGroup] = []
         num_bytes = 0
         with ExitStack() as stack:
             for artifact in sorted(artifacts):
                 manifest = require_shard(run, artifact)
                 names, asked_for = files_of(manifest, TRAIN), only in (None, artifact)
-                paths: Sequence[Path | None] = [None] * len(names)
+                files: Sequence[VerifiedFile | None] = [None] * len(names)
                 if asked_for:
                     num_bytes += sum(manifest.files[name].bytes for name in names)
-                    paths = stack.enter_context(local_files(run, manifest, names, cache))
+                    files = stack.enter_context(local_files(run, manifest, names, cache))
                 before = sum(group.rows for group in groups)
-                for name, path in zip(names, paths, strict=True):
+                for name, file in zip(names, files, strict=True):
                     where = f"{run.url}/{artifact}/{name}"
-                    self._paths.append((path, where, ShardInfo.of(manifest).cluster))
-                    footer = path or pa.BufferReader(_footer(run, f"{artifact}/{name}", where))
-                    groups += _groups(footer, where, len(self._paths) - 1)
+                    self._files.append((file, where, ShardInfo.of(manifest).cluster))
+                    footer = None if file else pa.BufferReader(_footer(run, f"{artifact}/{name}", where))
+                    groups += _groups(file.opened() if file else nullcontext(footer), where, len(self._files) - 1)
                 if sum(group.rows for group in groups) - before != ShardInfo.of(manifest).rows_train:
                     raise CorruptArtifact(
                         f"{run.url}/{artifact}: hasn't the rows that its manifest says", run.remake(artifact)
@@ -220,7 +220,7 @@ class Loader:
         cluster_B = np.empty(len(place_B), np.int64)
         for part in self._order.locate(step * self._batch + place_B.numpy()):
             file_M = [self._order.groups[group].file for group in self._order.group(part).tolist()]
-            cluster_B[part.member_M] = [self._paths[file][2] for file in file_M]
+            cluster_B[part.member_M] = [self._files[file][2] for file in file_M]
         return torch.from_numpy(cluster_B)
 
     def _window(self, window: Window) -> "_Stored":
@@ -242,22 +242,23 @@ class Loader:
         stored = _Stored(self._config, sum(group.rows for group in groups))
         columns = [name for name in shard_schema(self._config).names if name != "id"]
         for first, group in zip(accumulate((group.rows for group in groups), initial=0), groups, strict=False):
-            path, where, cluster = self._paths[group.file]
-            if path is None:
+            file, where, cluster = self._files[group.file]
+            if file is None:
                 continue  # nobody asks for these rows: their memory is never touched
             try:
-                with pq.ParquetFile(path, page_checksum_verification=True) as file:
-                    table = file.read_row_group(group.number, columns, use_threads=False)
+                with file.opened() as path, pq.ParquetFile(path, page_checksum_verification=True) as parquet:
+                    table = parquet.read_row_group(group.number, columns, use_threads=False)
                 stored.fill(first, table, cluster)
             except (pa.ArrowException, OSError, KeyError, ValueError) as error:
                 raise _unreadable(f"{where}, row group {group.number}", error) from None
         return stored
 
 
-def _groups(source: Path | pa.BufferReader, where: str, file: int) -> list[RowGroup]:
+def _groups(source: AbstractContextManager[Any], where: str, file: int) -> list[RowGroup]:
     """The row groups of file number `file` by its footer."""
     try:
-        metadata = pq.read_metadata(source)
+        with source as opened:
+            metadata = pq.read_metadata(opened)
     except (pa.ArrowException, OSError) as error:
         raise _unreadable(where, error) from None
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]

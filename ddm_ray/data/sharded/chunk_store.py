@@ -3,7 +3,6 @@
 Concurrent commands and kills are harmless: a plan or record is created if absent, after the files that it names.
 """
 
-import re
 from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -18,7 +17,7 @@ from pydantic import Field, PlainSerializer, PlainValidator, TypeAdapter, Valida
 
 from ddm_ray.data.schema import read_parquet, to_parquet
 from ddm_ray.errors import CorruptArtifact, DriftError, Make
-from ddm_ray.storage.chunk_records import PLAN, RECORDS, ChunkKey, chunks_done, recorded_keys
+from ddm_ray.storage.chunk_records import PLAN, RECORDS, ChunkKey, chunks_done, recorded_keys, stem_of_file
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.manifest import FileRecord, Identity, verify
 from ddm_ray.storage.run import Run
@@ -26,7 +25,6 @@ from ddm_ray.storage.sealed import seal, unseal
 
 MAX_READERS = 16
 HASH = np.dtype("<u8")
-_OF_A_CHUNK = re.compile(r"(?:.*[-/])?\d{6,}-\d{6,}-[0-9a-f]{8}\.\w+")
 _COLUMNS = {str: pa.string(), int: pa.int64(), tuple[str, ...]: pa.list_(pa.string())}
 _COLUMNS[tuple[int, ...]] = pa.list_(pa.int64())
 
@@ -247,7 +245,7 @@ class ChunkStore(Generic[PlanT, RecordT]):
         """Delete chunk files that none of the records names: of a kill, or of a writer that came second."""
         named = {name for record in records for name in record.files}
         for name in self.store.sizes(self.artifact):
-            if _OF_A_CHUNK.fullmatch(name) and name not in named:
+            if stem_of_file(name) and name not in named:
                 self.store.delete_one(f"{self.artifact}/{name}")
 
     def remake(self, key: ChunkKey) -> Make:

@@ -1,5 +1,6 @@
 """Rows come back from shards: all at once for evaluation, and batch by batch, in memory or streamed."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -194,8 +195,43 @@ def test_a_file_that_is_cut_while_it_is_read_is_named(run: Run, tmp_path: Path, 
         if rows_gib:
             loader.batch(0, torch.arange(400))
         else:
-            with pytest.raises(CorruptArtifact, match=r"train-00002\.parquet, row group \d+: can't be read"):
+            with pytest.raises(CorruptArtifact, match=r"train-00002\.parquet: \d+ bytes, its manifest says"):
                 loader.batch(0, torch.arange(400))
+
+
+def swap(path: Path) -> None:
+    """Another file of rows, as good as the one that was verified, takes its name."""
+    other = path.with_name("train-00001.parquet")
+    shutil.copy(other, path.with_name("other"))
+    path.with_name("other").rename(path)
+
+
+def flip_unseen(path: Path) -> None:
+    before = path.stat()
+    flip_byte(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("change", [swap, flip_unseen])
+def test_a_file_that_is_another_than_the_one_verified_is_not_read(run: Run, tmp_path: Path, change) -> None:
+    shutil.copytree(run.url, tmp_path / "run")
+    copied = Run.open(str(tmp_path / "run"))
+    with Loader(copied, [shard(0)], 0, 400, rows_gib=0, window_bytes=SMALL) as loader:
+        change(tmp_path / "run" / shard(0) / "train-00002.parquet")
+        with pytest.raises(CorruptArtifact, match=r"train-00002\.parquet: .* its manifest"):
+            loader.batch(0, torch.arange(400))
+
+
+def test_a_copy_or_another_link_of_a_file_is_the_same(run: Run, tmp_path: Path) -> None:
+    shutil.copytree(run.url, tmp_path / "run")
+    copied = Run.open(str(tmp_path / "run"))
+    with Loader(copied, [shard(0)], 0, 400, rows_gib=0, window_bytes=SMALL) as loader:
+        before = loader.batch(0, torch.arange(400))
+        path = tmp_path / "run" / shard(0) / "train-00002.parquet"
+        shutil.copy(path, tmp_path / "copy")
+        (tmp_path / "copy").rename(path)
+        os.link(path.with_name("train-00001.parquet"), tmp_path / "link")
+        assert same(before, loader.batch(0, torch.arange(400)))
 
 
 def test_a_shard_of_another_partition_is_never_read(run: Run, tmp_path: Path) -> None:

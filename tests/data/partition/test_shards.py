@@ -24,7 +24,7 @@ from ddm_ray.models.null_text import NULL_TEXT
 from ddm_ray.storage.graph import ROWS, shard
 from ddm_ray.storage.manifest import NAME, Manifest, sha256
 from ddm_ray.storage.run import Run
-from tests.infos import info_of
+from tests.infos import commit_written, info_of
 
 EMBEDDING_DIM = 4
 TEXTS = {
@@ -45,7 +45,7 @@ def made_run(folder: Path, num_clusters: int = 3, **data: object) -> Run:
     run = Run.create(str(folder), RunConfig.model_validate(fields))
     null = {"tokens_LE": np.zeros((2, 3), np.float16), "pooled_P": np.ones(5, np.float16)}
     run.store.write(f"{ROWS}/{NULL_TEXT}", safetensors.numpy.save(null))
-    run.commit(ROWS, [NULL_TEXT], info_of(ROWS))
+    commit_written(run, ROWS, [NULL_TEXT], info_of(ROWS))
     return run
 
 

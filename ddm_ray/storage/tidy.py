@@ -1,0 +1,132 @@
+"""Tidying: what of a run no artifact needs any more. Of a job, or a stage, that has only begun, all is left alone."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ddm_ray.errors import CorruptArtifact, DriftError
+from ddm_ray.storage import graph
+from ddm_ray.storage.chunk_records import PLAN, RECORDS, stem_of_file
+from ddm_ray.storage.disk import unfinished_below
+from ddm_ray.storage.graph import EVALUATIONS, REFERENCES, REPORT, TARGETS, Artifact
+from ddm_ray.storage.manifest import NAME, Manifest
+from ddm_ray.storage.run import Run
+
+UNFINISHED_SECONDS = 86400.0
+"""Age from which on a file that has no name yet is one that nobody will finish."""
+STATES, MILESTONES, WEIGHTS = "states", "milestones", "weights without a manifest"
+CHUNKS, UNFINISHED = "chunk files without a record", "unfinished files"
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """Objects below one artifact, or below the run (""), of which `what` says what they are; `places`: their keys.
+
+    A place that ends in "/" is all below it. `files` is the number of objects, `bytes` their size.
+    """
+
+    artifact: str
+    what: str
+    places: tuple[str, ...]
+    files: int
+    bytes: int
+
+
+def leftovers(run: Run, milestones: bool = False) -> list[Leftover]:
+    """Leftovers of a run, artifact by artifact; `milestones`: weights that were published on the way are some, too.
+
+    They aren't while an evaluation is under way, which may measure them. Uploads in parts that a kill left in a bucket
+    aren't listed: no listing shows them. Raises StorageError.
+    """
+    artifacts = _artifacts(run)
+    finished = {artifact: manifest for artifact in artifacts if (manifest := _finished(run, artifact))}
+    underway = {artifact for artifact in artifacts if artifact not in finished}
+    measured = any(each.kind == "evaluation" and run.store.exists(f"{each}/{PLAN}") for each in underway)
+    left = list[Leftover]()
+    for artifact, manifest in finished.items():
+        sizes = run.store.sizes(artifact)
+        if artifact.trains:
+            left += _of_job(artifact, manifest, sizes, milestones and not measured)
+        else:
+            strays = [name for name in sizes if _is_stray(run, artifact, manifest, name)]
+            places = tuple(f"{artifact}/{name}" for name in strays)
+            left += [Leftover(artifact, CHUNKS, places, len(strays), sum(sizes[name] for name in strays))]
+    return [each for each in (*left, _unfinished(run, underway)) if each.files]
+
+
+def delete(run: Run, left: Iterable[Leftover]) -> None:
+    """Delete leftovers. Raises StorageError; what is gone already is passed over."""
+    for each in left:
+        for place in each.places:
+            if place.endswith("/"):
+                run.store.delete_one(f"{place}{NAME}")  # first: without it the rest is none
+                run.store.delete(place.rstrip("/"))
+            elif each.what == UNFINISHED:
+                run.store.delete_unfinished(place)
+            else:
+                run.store.delete_one(place)
+
+
+def _artifacts(run: Run) -> list[Artifact]:
+    """All that a run has, or may have."""
+    artifacts = [*graph.artifacts(run.config), REPORT]
+    artifacts += map(graph.evaluation, run.store.folders(EVALUATIONS))
+    artifacts += map(graph.reference, run.store.folders(REFERENCES))
+    return artifacts + (list(map(graph.targets, range(len(run.experts)))) if run.store.folders(TARGETS) else [])
+
+
+def _finished(run: Run, artifact: Artifact) -> Manifest | None:
+    """The manifest of an artifact that is finished, and undamaged as far as that tells."""
+    with suppress(DriftError, CorruptArtifact):
+        return run.finished(artifact)
+    return None
+
+
+def _of_job(artifact: Artifact, manifest: Manifest, sizes: Mapping[str, int], milestones: bool) -> list[Leftover]:
+    """Leftovers below the attempts of a finished job; what its manifest names isn't one, nor what lies beside that."""
+    folders: dict[str, list[str]] = defaultdict(list)
+    for key in sizes:
+        words = key.split("/")
+        if words[0] == "attempts" and len(words) > 4 and words[2] in ("state", "weights"):
+            folders["/".join(words[:4])].append(key)
+    for name in manifest.files:
+        folders.pop("/".join(name.split("/")[:4]), None)
+    places: dict[str, list[str]] = {STATES: [], WEIGHTS: [], MILESTONES: []}
+    for folder in folders:
+        published = f"{folder}/{NAME}" in sizes
+        places[STATES if folder.split("/")[2] == "state" else MILESTONES if published else WEIGHTS].append(folder)
+    if not milestones:
+        places[MILESTONES].clear()
+    return [
+        Leftover(
+            artifact,
+            what,
+            tuple(f"{artifact}/{folder}/" for folder in members),
+            sum(len(folders[folder]) for folder in members),
+            sum(sizes[key] for folder in members for key in folders[folder]),
+        )
+        for what, members in places.items()
+    ]
+
+
+def _is_stray(run: Run, artifact: Artifact, manifest: Manifest, name: str) -> bool:
+    """True for a chunk's file that neither the manifest nor the chunk's record names."""
+    stem = stem_of_file(name)
+    if stem is None or name in manifest.files:
+        return False
+    for record in (f"{stem}.json", f"{stem}-last.json"):
+        with suppress(FileNotFoundError):
+            if f'"{name}"'.encode() in run.store.read(f"{artifact}/{RECORDS}/{record}"):
+                return False
+    return True
+
+
+def _unfinished(run: Run, underway: Iterable[Artifact]) -> Leftover:
+    """Files that kills left on a local disk, but for those of what is under way."""
+    root = run.store.local
+    files = unfinished_below(root, UNFINISHED_SECONDS) if root else []
+    sizes = {path.relative_to(root).as_posix(): size for path, size in files if root}
+    kept = tuple(f"{artifact}/" for artifact in underway)
+    places = tuple(key for key in sizes if not key.startswith(kept))
+    return Leftover("", UNFINISHED, places, len(places), sum(sizes[key] for key in places))
