@@ -232,6 +232,9 @@ SETTINGS = (
     Setting("RAY_AUTH_MODE", CORE, "a Ray answers whoever reaches it"),
     Setting("RAY_AUTH_TOKEN", CORE, "a Ray doesn't start"),
     Setting("RAY_AUTH_TOKEN_PATH", CORE, "a Ray doesn't start"),
+    Setting("RAY_enable_metrics_collection", CORE, "counters are told without a token"),
+    Setting("DASHBOARD_METRIC_PORT", "ray.dashboard.consts", "counters are told without a token"),
+    Setting("AUTOSCALER_METRIC_PORT", "ray.autoscaler._private.constants", "counters are told without a token"),
     Setting("RAY_health_check_period_ms", CORE, _SLOW),
     Setting("RAY_health_check_failure_threshold", CORE, _SLOW),
     Setting("RAY_health_check_timeout_ms", CORE, _SLOW),
@@ -248,3 +251,6 @@ SETTINGS = (
     Setting("RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT", _SERVE_CONSTANTS, "requests meet another server's replicas"),
     Setting("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", _SERVE_CONSTANTS, "half-sent requests are waited for"),
 )
+
+NO_COUNTERS = {"RAY_enable_metrics_collection": "0", "AUTOSCALER_METRIC_PORT": "-1", "DASHBOARD_METRIC_PORT": "-1"}
+"""Environment of a Ray that tells no counters: on all addresses it would tell them to whoever asks, with no token."""
