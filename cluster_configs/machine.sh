@@ -19,6 +19,9 @@ if [ ! -O "$temp" ]; then
 fi
 chmod 700 "$temp"
 export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0
+# Counters would be told to whoever asks, with no token: RAY_enable_metrics_collection=1 for those who scrape them.
+export RAY_enable_metrics_collection="${RAY_enable_metrics_collection:-0}"
+export DASHBOARD_METRIC_PORT="${DASHBOARD_METRIC_PORT:--1}" AUTOSCALER_METRIC_PORT="${AUTOSCALER_METRIC_PORT:--1}"
 ports=(
   --node-manager-port $((base + 3)) --object-manager-port $((base + 4)) --metrics-export-port $((base + 5))
   --dashboard-agent-listen-port $((base + 6)) --dashboard-agent-grpc-port $((base + 7))

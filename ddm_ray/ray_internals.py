@@ -1,7 +1,8 @@
-"""Every name that Ray doesn't promise to keep and that this package uses, with the public behaviour it stands in for.
+"""Every name that Ray and DeepSpeed don't promise to keep and that this package uses, with what it stands in for.
 
-Written for Ray 2.60. Nothing is imported before it is asked for. `tests/test_ray_internals.py` names what a new Ray has
-moved.
+Written for Ray 2.60 and DeepSpeed 0.19. Nothing is imported before it is asked for. `tests/test_ray_internals.py` names
+what a new version has moved: objects (INTERNALS), and the variables and options that would be ignored without a word
+(SETTINGS).
 """
 
 import inspect
@@ -19,7 +20,7 @@ _COORDINATOR = "ray.data._internal.cluster_autoscaler.default_autoscaling_coordi
 
 @dataclass(frozen=True)
 class Internal:
-    """The object `name` of a module of Ray's; `uses` are the methods, fields, parameters or texts of it relied on."""
+    """The object `name` of a module of theirs; `uses` are the methods, fields, parameters or texts of it relied on."""
 
     module: str
     name: str
@@ -27,17 +28,16 @@ class Internal:
     uses: tuple[str, ...] = ()
 
     def get(self) -> Any:
-        """The object. Raises RayError where this Ray has it no longer."""
+        """The object. Raises RayError where the library that is installed has it no longer."""
         try:
             return attrgetter(self.name)(import_module(self.module))
         except (ImportError, AttributeError):
-            version = import_module("ray").__version__
-            raise RayError(
-                f"Ray {version} has no {self.module}.{self.name}; install the version in constraints.txt"
-            ) from None
+            library = self.module.partition(".")[0]
+            name = f"{library} {import_module(library).__version__}"
+            raise RayError(f"{name} has no {self.module}.{self.name}; install the version in constraints.txt") from None
 
     def lacks(self) -> list[str]:
-        """Names of `uses` that the object doesn't have in this Ray. Raises RayError if it is gone itself."""
+        """Names of `uses` that the object doesn't have any more. Raises RayError if it is gone itself."""
         ray_object = self.get()
         missing = [use for use in self.uses if not hasattr(ray_object, use)]
         if not missing:
@@ -164,4 +164,93 @@ SERVE_CONTROLLER = Internal(
     "ray.serve._private.controller", "ServeController", "as above", ("get_target_groups", "app_name")
 )
 
+_STAGE_1_2 = "deepspeed.runtime.zero.stage_1_and_2"
+ZERO_1_2 = Internal(
+    _STAGE_1_2,
+    "DeepSpeedZeroOptimizer",
+    "shards of values, moments and EMA as DeepSpeed holds them, with which a state has no other layout",
+    ("single_partition_of_fp32_groups", "update_lp_params", "_hp_mapping"),
+)
+ZERO_3 = Internal(
+    "deepspeed.runtime.zero.stage3",
+    "DeepSpeedZeroOptimizer_Stage3",
+    "as above",
+    (
+        *("fp32_partitioned_groups_flat", "fp16_partitioned_groups_flat", "grad_position", "get_param_id"),
+        *("checkpoint_event_prologue", "checkpoint_event_epilogue", "_unflatten_partitioned_parameters"),
+    ),
+)
+FRAGMENT = Internal(
+    "deepspeed.utils.tensor_fragment",
+    "tensor_fragment",
+    "as above",
+    ("lp_fragment_address", "hp_fragment_address", "param_group_index"),
+)
+FORWARD_STACK = Internal(
+    "deepspeed.runtime.zero.parameter_offload", "FWD_MODULE_STACK", "an engine that lets go of its model when destroyed"
+)
+COMPATIBLE_OPS = Internal("deepspeed.ops", "__compatible_ops__", "a setting not to compile an operator")
+SHM_COMM = Internal("deepspeed.ops.op_builder.cpu.comm", "ShareMemCommBuilder", "as above", ("deepspeed_shm_comm",))
+COMPILE = Internal("deepspeed.runtime.compiler", "compile", "kernels of Muon that are compiled when they are used")
+MUON = Internal("deepspeed.runtime.zero.muon.original_muon", "Muon", "as above")
+
 INTERNALS = {name: value for name, value in globals().items() if isinstance(value, Internal)}
+
+
+CORE = "core"
+"""In place of a module: Ray's programs that aren't Python."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A variable of the environment, or an option, that `module` reads; `without` it, were it renamed: what happens."""
+
+    name: str
+    module: str
+    without: str
+
+
+_TRAIN_CONSTANTS, _SERVE_CONSTANTS = f"{_TRAIN}.constants", "ray.serve._private.constants"
+_SLOW = "losses are noticed later"
+_SLOW_SERVE = "requests cost more"
+SETTINGS = (
+    Setting("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", _TRAIN_CONSTANTS, _SLOW),
+    Setting("RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", _TRAIN_CONSTANTS, _SLOW),
+    Setting("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", _TRAIN_CONSTANTS, _SLOW),
+    Setting("RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S", _TRAIN_CONSTANTS, "a preemption is heard of later"),
+    Setting("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", _TRAIN_CONSTANTS, "a private Ray's jobs start seconds later"),
+    Setting("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "ray._private.accelerators.accelerator", "drivers see no GPU"),
+    Setting("RAY_JOB_CONFIG_JSON_ENV_VAR", "ray._private.runtime_env.constants", "a relative RUN is accepted in a job"),
+    Setting("RAY_JOB_STOP_WAIT_TIME_S", "ray.dashboard.modules.job.job_supervisor", "a stopped job saves no state"),
+    Setting("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "ray._private.ray_constants", "a stopped node saves no state"),
+    Setting("RAY_USAGE_STATS_ENABLED", "ray._common.usage.usage_constants", "usage is reported"),
+    Setting("RAY_NAMESPACE", "ray._private.ray_constants", "an island's jobs have the namespace of its shell"),
+    Setting("RAY_API_SERVER_ADDRESS", "ray._private.ray_constants", "an island's jobs go where its shell's go"),
+    Setting("RAY_ADDRESS", "ray._private.ray_constants", "a command starts a private Ray"),
+    Setting("RAY_HEAD_IP", "ray.autoscaler._private.util", "a cluster of Ray's launcher doesn't start"),
+    Setting("RAY_USE_TLS", CORE, "links between replicas are without TLS"),
+    Setting("RAY_AUTH_MODE", CORE, "a Ray answers whoever reaches it"),
+    Setting("RAY_AUTH_TOKEN", CORE, "a Ray doesn't start"),
+    Setting("RAY_AUTH_TOKEN_PATH", CORE, "a Ray doesn't start"),
+    Setting("RAY_enable_metrics_collection", CORE, "counters are told without a token"),
+    Setting("DASHBOARD_METRIC_PORT", "ray.dashboard.consts", "counters are told without a token"),
+    Setting("AUTOSCALER_METRIC_PORT", "ray.autoscaler._private.constants", "counters are told without a token"),
+    Setting("RAY_health_check_period_ms", CORE, _SLOW),
+    Setting("RAY_health_check_failure_threshold", CORE, _SLOW),
+    Setting("RAY_health_check_timeout_ms", CORE, _SLOW),
+    Setting("RAY_worker_niceness", CORE, "replicas give way to all else on the machine"),
+    Setting("worker_maximum_startup_concurrency", CORE, "many small jobs start one after another, with warnings"),
+    Setting("_system_config", "ray._private.worker", "a private Ray doesn't start"),
+    Setting("_temp_dir", "ray._private.worker", "a private Ray's files are everybody's"),
+    Setting("RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", _SERVE_CONSTANTS, _SLOW_SERVE),
+    Setting("RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP", _SERVE_CONSTANTS, _SLOW_SERVE),
+    Setting("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", _SERVE_CONSTANTS, "a dead proxy is missed later"),
+    Setting("RAY_SERVE_ENABLE_DIRECT_INGRESS", _SERVE_CONSTANTS, _SLOW_SERVE),
+    Setting("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", _SERVE_CONSTANTS, "a replica that leaves stays for 30 s"),
+    Setting("RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT", _SERVE_CONSTANTS, "requests meet another server's replicas"),
+    Setting("RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT", _SERVE_CONSTANTS, "requests meet another server's replicas"),
+    Setting("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", _SERVE_CONSTANTS, "half-sent requests are waited for"),
+)
+
+NO_COUNTERS = {"RAY_enable_metrics_collection": "0", "AUTOSCALER_METRIC_PORT": "-1", "DASHBOARD_METRIC_PORT": "-1"}
+"""Environment of a Ray that tells no counters: on all addresses it would tell them to whoever asks, with no token."""

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ddm_ray.errors import ConfigError, Give, RayAway, RayError, one_line
-from ddm_ray.ray_internals import CONFIG, HEAD_RESOURCE, TOKEN_LOADER
+from ddm_ray.ray_internals import CONFIG, HEAD_RESOURCE, NO_COUNTERS, TOKEN_LOADER
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # The driver asks for no GPU, and workers set their own: keep Ray from hiding or warning about devices.
@@ -95,6 +95,7 @@ def _private() -> dict[str, str]:
     # Its one node is this machine: nobody announces its end, and a watcher a job costs seconds to start.
     watcher = os.environ.get("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     return {
+        **{name: os.environ.get(name, value) for name, value in NO_COUNTERS.items()},
         "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": watcher,
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),

@@ -1,10 +1,13 @@
 """Who listens on this machine, and what a stranger gets to hear from them: Ray's own services, asked one by one."""
 
 import importlib
+import json
 import os
 import pkgutil
 import socket
-from collections.abc import Iterable
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -12,8 +15,10 @@ from pathlib import Path
 import grpc
 import ray.core.generated
 
+ROOT = Path(__file__).parent.parent
 LISTENING = "0A"
 HTTP = (
+    ("GET", "/metrics", None),
     ("GET", "/api/version", None),
     ("GET", "/api/v0/nodes", None),
     ("GET", "/api/jobs/", None),
@@ -21,10 +26,10 @@ HTTP = (
     ("POST", "/api/job_agent/jobs/", b'{"entrypoint": "true"}'),
     ("POST", "/get_or_create_runtime_env", b""),
 )
+WRONG = "0" * 64
+"""Nobody's token."""
 # What the GCS tells to who has the token.
 KNOWN = "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo"
-# Counters for Prometheus are everybody's to read.
-COUNTERS = "text/plain; version="
 
 
 def listeners(pids: Iterable[int]) -> set[tuple[str, int]]:
@@ -62,9 +67,9 @@ def ask(address: tuple[str, int], token: str | None = None) -> dict[str, str]:
     """What each question is answered by who listens there, given this token or none.
 
     Status by verb and path for HTTP, else the code by gRPC method. What isn't known there, or has just ended, is left
-    out.
+    out. With a token other than WRONG, only what alters nothing is asked.
     """
-    header = {"authorization": f"Bearer {token}"} if token else {}
+    header = _header(token)
     answers = {}
     for verb, path, body in HTTP:
         connection = HTTPConnection(*address, timeout=60)
@@ -75,16 +80,18 @@ def ask(address: tuple[str, int], token: str | None = None) -> dict[str, str]:
             return _ask_grpc(address, header)
         finally:
             connection.close()
-        counters = answer.getheader("Content-Type", "").startswith(COUNTERS)
-        answers[f"{verb} {path}"] = "counters" if counters else str(answer.status)
+        answers[f"{verb} {path}"] = str(answer.status)
     return answers
+
+
+def _header(token: str | None) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"} if token else {}
 
 
 def _ask_grpc(address: tuple[str, int], header: dict[str, str]) -> dict[str, str]:
     answers = {}
     with grpc.insecure_channel("{}:{}".format(*address)) as channel:
-        # With a token, only what alters nothing.
-        for method in [KNOWN] if header else methods():
+        for method in [KNOWN] if header not in ({}, _header(WRONG)) else methods():
             try:
                 channel.unary_unary(method)(b"", timeout=60, metadata=list(header.items()))
                 answers[method] = "OK"
@@ -95,9 +102,29 @@ def _ask_grpc(address: tuple[str, int], header: dict[str, str]) -> dict[str, str
 
 def is_refused(answer: str) -> bool:
     """Whether an answer says nothing of Ray's, and does nothing."""
-    return answer in ("UNAUTHENTICATED", "401", "405", "counters")
+    return answer in ("UNAUTHENTICATED", "401", "403", "405")
 
 
 def services(answers: dict[str, str]) -> set[str]:
     """The gRPC services that answered."""
     return {question.split("/")[1].rpartition(".")[2] for question in answers if question.startswith("/")}
+
+
+def asked_by(prefix: Sequence[str], addresses: Iterable[tuple[str, int]], user: int = 0) -> dict[str, str]:
+    """`ask` by a process of its own, which the words `prefix` start elsewhere, and which becomes this user first."""
+    names = [f"{host}:{port}" for host, port in sorted(addresses)]
+    command = [*prefix, sys.executable, "-m", "tests.listeners", str(user), *names]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+if __name__ == "__main__":
+    os.setuid(int(sys.argv[1]))
+    heard: dict[str, str] = {}
+    for name in sys.argv[2:]:
+        host, _, port = name.rpartition(":")
+        with suppress(OSError):  # it listens to its own machine alone
+            heard |= {f"{name} {question}": answer for question, answer in ask((host, int(port))).items()}
+    print(json.dumps(heard))

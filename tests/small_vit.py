@@ -5,6 +5,7 @@ from typing import Any
 
 import timm
 import torch
+from safetensors.torch import save_file
 
 MODEL = "vit_small_patch14_dinov2"
 SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 2, "img_size": 28}
@@ -17,5 +18,5 @@ def write_small_vit(path: Path) -> dict[str, Any]:
     # As they are drawn, the layers of DINOv2 scale what they see of an image to nearly nothing.
     for name in (name for name in weights if "gamma" in name):
         weights[name] = torch.ones_like(weights[name])
-    torch.save(weights, path)
+    save_file(weights, path)
     return {"kind": "timm", "model": MODEL, "checkpoint": str(path), "model_args": SMALL}

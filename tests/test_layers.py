@@ -46,7 +46,7 @@ BELOW: dict[str, set[str]] = {
     "data": SAMPLING | {"memory"},
     "train": SAMPLING | {"data", "memory", "ray_internals"},
     "serve": SAMPLING | {"data", "ray_session", "ray_internals"},
-    "islands": SAMPLING | {"data", "memory", "train"},
+    "islands": SAMPLING | {"data", "memory", "train", "ray_internals"},
     "evaluate": SAMPLING | {"data", "train"},
     "pipeline": SAMPLING,
     "demo": RIM | {"pipeline"},

@@ -1,12 +1,15 @@
-"""Ray's private names that are built upon: a new Ray that has moved one is told of by that name."""
+"""Ray's and DeepSpeed's private names that are built upon: a version that has moved one is told of by that name."""
 
+import mmap
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import ray
 
 from ddm_ray.errors import RayError
-from ddm_ray.ray_internals import INTERNALS, Internal
+from ddm_ray.ray_internals import CORE, INTERNALS, SETTINGS, Internal, Setting
 from ddm_ray.train.ray.fit import ElasticResizeCallback
 
 PACKAGE = Path(__file__).parent.parent / "ddm_ray"
@@ -19,12 +22,55 @@ def test_it_is_where_it_was(name: str) -> None:
 
 
 def test_one_that_has_moved_is_named() -> None:
-    with pytest.raises(RayError, match=r"has no ray\._raylet\.Gone; install the version in constraints\.txt"):
+    with pytest.raises(RayError, match=r"^ray \S+ has no ray\._raylet\.Gone; install the version in constraints\.txt"):
         Internal("ray._raylet", "Gone", "nothing").get()
     with pytest.raises(RayError, match=r"has no ray\.gone\.Config"):
         Internal("ray.gone", "Config", "nothing").lacks()
     callback = INTERNALS["CONTROLLER_CALLBACK"]
     assert Internal(callback.module, callback.name, "nothing", ("after_the_end",)).lacks() == ["after_the_end"]
+
+
+def is_read(setting: Setting) -> bool:
+    """Whether what reads a setting still has its name: in the text of a module, or among a program's strings."""
+    package = Path(ray.__file__).parent
+    if setting.module != CORE:
+        try:
+            spec = find_spec(setting.module)
+        except ModuleNotFoundError:
+            return False
+        return bool(spec and spec.origin and re.search(rf"\b{setting.name}\b", Path(spec.origin).read_text()))
+    name = setting.name if setting.name.startswith("RAY_AUTH") else setting.name.removeprefix("RAY_")
+    for program in ("core/src/ray/gcs/gcs_server", "core/src/ray/raylet/raylet"):
+        with (package / program).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            if re.search(rb"(?<![\w])%s(?![A-Z_])" % name.encode(), data):
+                return True
+    return False
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_a_setting_is_still_read(setting: Setting) -> None:
+    assert is_read(setting), f"{setting.module} has no {setting.name}: {setting.without}"
+
+
+def test_a_setting_that_has_moved_is_named() -> None:
+    for module in (CORE, "ray._private.worker", "ray.gone.worker"):
+        assert not is_read(Setting("RAY_of_another_time", module, "nothing"))
+
+
+def test_all_settings_of_ray_are_in_the_table() -> None:
+    known = {setting.name for setting in SETTINGS}
+    used = set[str]()
+    for folder in (PACKAGE, *(PACKAGE.parent / name for name in ("cluster_configs", "serving", "jobs"))):
+        for path in folder.rglob("*"):
+            if path.suffix in (".py", ".sh", ".yaml", ".sbatch") and path.name != "ray_internals.py":
+                used |= set(
+                    re.findall(r"\b(?:RAY_\w+|[A-Z]+_METRIC_PORT|_system_config|_temp_dir)\b", path.read_text())
+                )
+    # One name is put together from a beginning.
+    begun = {name for name in used if name.endswith("_")}
+    assert not used - known - begun
+    assert begun == {"RAY_SERVE_DIRECT_INGRESS_"}
+    assert not {name for name in known - used if name.startswith("RAY_") and not name.startswith(tuple(begun))}
 
 
 def test_a_resize_is_heard_of_by_hooks_that_ray_calls() -> None:

@@ -21,6 +21,7 @@ import timm
 import torch
 from click.testing import CliRunner
 from PIL import Image
+from safetensors.torch import save_file
 
 from ddm_ray.cli import main
 from ddm_ray.data.images import png
@@ -69,9 +70,9 @@ def dino(here: Path) -> tuple[str, ...]:
     """Settings for a DINOv2 of 16 channels with random weights."""
     torch.manual_seed(0)
     model = timm.create_model("vit_small_patch14_dinov2", num_classes=0, **VIT)
-    torch.save(model.state_dict(), here / "dino.pt")
+    save_file(model.state_dict(), here / "dino.safetensors")
     arguments = ", ".join(f"{name}: {value}" for name, value in VIT.items())
-    checkpoint = f"embedder.checkpoint={here / 'dino.pt'}"
+    checkpoint = f"embedder.checkpoint={here / 'dino.safetensors'}"
     return ("embedder.model=vit_small_patch14_dinov2", checkpoint, f"embedder.model_args={{{arguments}}}")
 
 

@@ -14,7 +14,8 @@ import pytest
 
 from ddm_ray import ray_session
 from tests.conftest import BIN, ROOT, Island, wait_for
-from tests.listeners import KNOWN, ask, is_refused, listeners, services
+from tests.islands.network import lacks, network
+from tests.listeners import KNOWN, WRONG, ask, asked_by, is_refused, listeners, services
 from tests.processes import command, family
 from tests.random_run import make_data
 
@@ -45,6 +46,7 @@ with ray_session(sys.argv[1], sys.argv[2]):
 report(eight=eight)
 """
 WITHOUT = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+NOBODY = 65534
 # Of the services of every Ray.
 SERVICES = {"NodeInfoGcsService", "InternalKVGcsService", "NodeManagerService", "ObjectManagerService"}
 SERVICES |= {"ReporterService"}
@@ -83,13 +85,17 @@ def private(island: Island, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def heard(pid: int) -> set[str]:
-    """Ask all that a process and those below it listen to, without a token; the services, which refused to answer."""
+    """Ask all that a process and those below it listen to, without a token and with another one's.
+
+    The services, which refused to answer.
+    """
     refused: set[str] = set()
     for address in sorted(listeners(family(pid))):
-        with suppress(ConnectionError):  # gone meanwhile
-            answers = ask(address)
-            assert all(map(is_refused, answers.values())), (address, answers)
-            refused |= services(answers)
+        for token in (None, WRONG):
+            with suppress(ConnectionError):  # gone meanwhile
+                answers = ask(address, token)
+                assert all(map(is_refused, answers.values())), (address, token, answers)
+                refused |= services(answers)
     return refused
 
 
@@ -97,9 +103,27 @@ def require_closed(pid: int, gcs: str, token: str, others: set[str]) -> None:
     """Nobody of a Ray's processes answers a stranger, and the GCS answers who has the token, which no `ps` shows."""
     wait_for(lambda: heard(pid) >= SERVICES | others, 200)
     host, _, port = gcs.rpartition(":")
-    assert ask((host, int(port)), "0" * 64) == {KNOWN: "UNAUTHENTICATED"}
+    assert ask((host, int(port)), WRONG)[KNOWN] == "UNAUTHENTICATED"
     assert ask((host, int(port)), token) == {KNOWN: "OK"}
     assert not [line for line in map(command, family(pid)) if token in line]
+
+
+def require_closed_to_others(pid: int, files: list[Path]) -> None:
+    """Neither another machine nor another user of this one gets an answer; the user reads none of these files."""
+    addresses = listeners(family(pid))
+    if os.getuid():
+        return  # nobody here can become somebody else
+    heard = asked_by([], addresses, NOBODY)
+    if not lacks():
+        with network(["stranger"]) as net:
+            prefix = ["ip", "netns", "exec", net.machines["stranger"].namespace]
+            from_outside = asked_by(prefix, {(net.storage, port) for _, port in addresses})
+        assert from_outside, "Ray listens on all addresses"
+        heard |= from_outside
+    assert heard and not {question: answer for question, answer in heard.items() if not is_refused(answer)}
+    for path in files:
+        reading = subprocess.run(["cat", str(path)], user=NOBODY, capture_output=True, check=False)
+        assert reading.returncode and b"Permission denied" in reading.stderr
 
 
 def require_private(folder: Path, token: str) -> None:
@@ -122,6 +146,7 @@ def test_an_island_answers_nobody_without_its_token(island: Island, tmp_path: Pa
         modes = [stat.S_IMODE(path.stat().st_mode) for path in (home, island.token)]
         assert (modes, island.token.stat().st_uid) == ([0o700, 0o600], os.getuid())
         require_private((home / "ray").resolve(), token)
+        require_closed_to_others(island.process.pid, [island.token, *(home / "ray").glob("session_latest/logs/gcs*")])
         job = [str(BIN / "ray"), "job", "submit", "--address", island.jobs, "--", "true"]
         refused = subprocess.run(job, env=WITHOUT, capture_output=True, text=True, check=False)
         assert refused.returncode and "Missing authentication token" in refused.stderr
@@ -139,6 +164,7 @@ def test_a_private_ray_has_a_token_of_its_own_while_it_lasts(private: Private, i
     require_closed(private.process.pid, up["gcs"], token, {"CoreWorkerService"})
     folder = next(path for path in Path(up["folder"]).parents if path.parent.parent == Path("/tmp"))
     require_private(folder, token)
+    require_closed_to_others(private.process.pid, [*folder.glob("session_latest/logs/gcs*")])
     joining = [str(BIN / "ray"), "start", "--address", up["gcs"]]
     stranger = subprocess.run(joining, env=WITHOUT, capture_output=True, text=True, check=False, timeout=120)
     assert stranger.returncode and "InvalidAuthToken" in stranger.stdout + stranger.stderr

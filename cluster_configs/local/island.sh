@@ -28,6 +28,9 @@ temp=$(mktemp -d "/tmp/ddm-island-$number.XXXXXX")/ray
 ln -sfn "$temp" "$home/ray"
 
 export RAY_USAGE_STATS_ENABLED=0
+# Counters would be told to whoever asks, with no token: RAY_enable_metrics_collection=1 for those who scrape them.
+export RAY_enable_metrics_collection="${RAY_enable_metrics_collection:-0}"
+export DASHBOARD_METRIC_PORT="${DASHBOARD_METRIC_PORT:--1}" AUTOSCALER_METRIC_PORT="${AUTOSCALER_METRIC_PORT:--1}"
 # One node, whose end nobody announces: a watcher for it would cost each training job seconds to start.
 export RAY_TRAIN_ENABLE_PREEMPTION_WATCHER=0
 export RAY_health_check_period_ms=1000 RAY_health_check_failure_threshold=3

@@ -18,6 +18,7 @@ from ddm_ray.islands import ports
 from ddm_ray.islands.jobs import JobsAPI
 from ddm_ray.islands.local_files import IslandFolder, LocalIsland
 from ddm_ray.islands.processes import MARKER, boot, end, lives, read_process, require_proc
+from ddm_ray.ray_internals import NO_COUNTERS
 
 TRIES = 3
 """Starts of an island: Ray gives a node 30 seconds to register, and has no option for more."""
@@ -217,7 +218,7 @@ def environment(names: Mapping[str, str], island: LocalIsland, token: Path) -> d
         # One node, whose end nobody announces: a watcher for it would cost each training seconds to start.
         "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     }
-    return kept | own | ports.environment(island.base)
+    return NO_COUNTERS | kept | own
 
 
 def _ray() -> str:

@@ -22,20 +22,13 @@ FIXED = (
 )
 """Options of `ray start` that take a port, in the order of a block: Ray's address is the first, the Jobs API next."""
 HELD = len(FIXED)
-COUNTERS = ("AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT")
-"""Environment variables of Ray with a port each, for which it has no option; in a block after the held one."""
-FIRST_WORKER = HELD + 1 + len(COUNTERS)
+FIRST_WORKER = HELD + 1
 
 
 def options(base: int) -> dict[str, int]:
     """Options of `ray start` by which all that a cluster of one node listens to lies in the block at `base`."""
     fixed = {name: base + place for place, name in enumerate(FIXED)}
     return fixed | {"min-worker-port": base + FIRST_WORKER, "max-worker-port": base + SIZE - 1}
-
-
-def environment(base: int) -> dict[str, str]:
-    """Environment variables of Ray that go with `options`."""
-    return {name: str(base + HELD + 1 + place) for place, name in enumerate(COUNTERS)}
 
 
 def in_use(base: int) -> list[int]:

@@ -19,7 +19,12 @@ from ddm_ray.models.fingerprints import fingerprint_of
 
 OTHER_HALF = ("text_model.", "text_projection.", "logit_scale", "logit_bias")
 """Beginnings of the tensors that a model of images and texts has and its image model doesn't."""
-IMAGE_MODELS = {
+IMAGE_MODELS = frozenset(
+    {"clip", "clip_vision_model", "convnext", "convnextv2", "dinov2", "dinov2_with_registers", "dinov3_vit"}
+    | {"siglip", "siglip_vision_model", "vit"}
+)
+"""Kinds of transformers' models that embed images."""
+IMAGE_CLASSES = {
     "CLIPModel": ("CLIPVisionModelWithProjection", OTHER_HALF),
     "CLIPVisionModelWithProjection": ("CLIPVisionModelWithProjection", ()),
     "SiglipModel": ("SiglipVisionModel", OTHER_HALF),
@@ -38,6 +43,13 @@ class TimmEmbedder:
         import timm
 
         _require_file(config, field)
+        if config.checkpoint is not None and Path(config.checkpoint).suffix != ".safetensors":
+            raise DataError(
+                f"{field}.checkpoint {config.checkpoint}: only safetensors are read; write its tensors anew with"
+                " safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'FILE.safetensors')"
+            )
+        if ":" in config.model:
+            raise DataError(f"{field}.model {config.model}: use the name of a network of timm's own")
         # As pretrained weights, a file is fitted to image size and classes as the network's own weights would be.
         own = {"file": config.checkpoint, "custom_load": False, "source": ""} if config.checkpoint else None
         self._batch_size, self._device = config.batch_size, device
@@ -105,10 +117,13 @@ class TransformersEmbedder:
         third_party.require_config(name, what)
         about = third_party.load(transformers.AutoConfig, name, what)
         saved = (about.architectures or [""])[0]
-        kind_name, ignored = IMAGE_MODELS.get(saved, (None, ()))
+        kind_name, ignored = IMAGE_CLASSES.get(saved, (None, ()))
         kind: Any = getattr(transformers, kind_name) if kind_name else transformers.MODEL_MAPPING.get(type(about), None)
-        if getattr(kind, "main_input_name", None) != "pixel_values":
-            raise ConfigError(f"{field} {name}: is a {about.model_type}, no image model; begin a run with one")
+        if about.model_type not in IMAGE_MODELS or getattr(kind, "main_input_name", None) != "pixel_values":
+            raise ConfigError(
+                f"{field} {name}: is a {about.model_type}, no image model of those known; begin a run with one:"
+                f" {', '.join(sorted(IMAGE_MODELS))}"
+            )
         arguments: dict[str, Any] = {"dtype": torch.float32, **config.model_args}
         if saved.endswith("ForImageClassification"):
             # Its head is of no use here, and the pooling that a bare ViT has was never trained.

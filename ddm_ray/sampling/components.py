@@ -1,7 +1,6 @@
 """The components of a pipeline, and the loading of those of other libraries: text encoders and autoencoders."""
 
-import importlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,18 +9,18 @@ from torch import nn
 
 from ddm_ray.config import SamplingSettings
 from ddm_ray.core.snr import MatchedRouter, VelocityField
-from ddm_ray.errors import ConfigError, CorruptArtifact, ExpertCountError, MissingArtifact, SamplingError
+from ddm_ray.errors import ConfigError, CorruptArtifact, ExpertCountError, MissingArtifact, SamplingError, printable
 from ddm_ray.models import third_party
 from ddm_ray.models.latents import Latents
-from ddm_ray.models.text import OTHER_HALF, TextEncoder
+from ddm_ray.models.text import MODELS, OTHER_HALF, TextEncoder
 from ddm_ray.models.third_party import brief
 from ddm_ray.sampling.offload import Offloaded
 from ddm_ray.sampling.request import MixtureInfo
 from ddm_ray.sampling.run_models import Models
 
 INDEX, CONFIG = "model_index.json", "config.json"
-LIBRARIES = {"transformers": "text", "diffusers": "diffusers"}
-"""Libraries of components that aren't ours, and the extra that installs each."""
+MOST_POSITIONS = 1 << 28
+"""Numbers in the table of positions of a network: its patches times its width."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +81,19 @@ def require_fit(info: MixtureInfo, experts: Sequence[dict[str, Any] | None], rou
             raise SamplingError(f"{name} knows {config['num_classes']} classes, the mixture {info.num_classes}")
 
 
+def require_modest(config: dict[str, Any], where: object) -> None:
+    """CorruptArtifact for the config of a network of ours, of somebody else, that would take no end of memory or time.
+
+    Its positions are made before its weights are seen, so their size is bounded here.
+    """
+    values = (config.get(name) for name in ("depth", "image_size", "patch_size", "width"))
+    depth, side, patch, width = (value if isinstance(value, int) else 0 for value in values)
+    positions = (side // max(1, patch)) ** 2 * width
+    for name, count, most in (("depth", depth, third_party.MOST_LAYERS), ("positions", positions, MOST_POSITIONS)):
+        if count > most:
+            raise CorruptArtifact(f"{where}: has {count} numbers of {name}, {most} is the most; fetch it again")
+
+
 def _require_text_dim(given: int, configs: Sequence[dict[str, Any] | None]) -> None:
     for config in configs:
         if config is not None and config.get("text_dim") not in (None, given):
@@ -104,9 +116,11 @@ def config_of(model: Any) -> dict[str, Any] | None:
 
 
 def text_encoder_of(root: Path, kinds: dict[str, Any], tokens: int | None, suffix: str = "") -> TextEncoder:
-    """From the folders text_encoder and tokenizer, each of the (library, class) that `kinds` says."""
+    """From the folders text_encoder and tokenizer, each of the (library, class) that `kinds`, the index, says."""
+    third_party.require_plain(kinds, root / INDEX)
     model, tokenizer = f"text_encoder{suffix}", f"tokenizer{suffix}"
-    model_class, tokenizer_class = _foreign_class(root, model, kinds), _foreign_class(root, tokenizer, kinds)
+    model_class = _foreign_class(root, model, kinds, MODELS.values())
+    tokenizer_class = _foreign_class(root, tokenizer, kinds, third_party.TOKENIZERS)
     encoder = TextEncoder.from_components(
         third_party.load(tokenizer_class, str(root / tokenizer), "tokenizer"),
         third_party.load_model(model_class, _with_config(root, model), "text encoder", OTHER_HALF),
@@ -125,21 +139,20 @@ def latents_of(root: Path, scale: float | None = None, shift: float | None = Non
     return Latents.from_pretrained(_with_config(root, "vae"), scale, shift)
 
 
-def _foreign_class(root: Path, name: str, kinds: dict[str, Any]) -> Any:
-    try:
-        library, kind = kinds[name]
-        extra = LIBRARIES[library]
-    except (KeyError, TypeError, ValueError):
-        raise CorruptArtifact(f"{root / INDEX}: says {kinds.get(name)} of {name}, not a library and a class") from None
+def _foreign_class(root: Path, name: str, kinds: dict[str, Any], allowed: Collection[str]) -> Any:
+    """The class of transformers that the index says a component is of, one of those allowed."""
+    named = kinds.get(name)
+    if not isinstance(named, list) or named not in [["transformers", kind] for kind in allowed]:
+        known = ", ".join(sorted(set(allowed)))
+        raise CorruptArtifact(
+            f"{root / INDEX}: {name} is {printable(repr(named), 60)}; of transformers, use one of {known}"
+        )
     _require_folder(root, name)
     try:
-        module = importlib.import_module(library)
+        import transformers
     except ImportError:
-        raise ConfigError(f"{name} needs {library}: install it with: pip install 'ddm-ray[{extra}]'") from None
-    component_class: Any = getattr(module, kind, None) if isinstance(kind, str) else None
-    if not hasattr(component_class, "from_pretrained"):
-        raise CorruptArtifact(f"{root / INDEX}: {library} has no {kind} that {name} could be")
-    return component_class
+        raise ConfigError(f"{name} needs transformers: install it with: pip install 'ddm-ray[text]'") from None
+    return getattr(transformers, named[1])
 
 
 def _with_config(root: Path, name: str) -> str:

@@ -11,7 +11,6 @@ one of those differs the import succeeds and the images are wrong: look at them.
 Shapes: C conditions, K experts.
 """
 
-import json
 import math
 import os
 from collections.abc import Sequence
@@ -24,12 +23,14 @@ from torch import nn
 from ddm_ray.config import Precision, SamplingSettings
 from ddm_ray.errors import CorruptArtifact, ExpertCountError, MissingArtifact
 from ddm_ray.models import weights
+from ddm_ray.models.third_party import read_json
 from ddm_ray.sampling.components import (
     CONFIG,
     INDEX,
     Components,
     latents_of,
     require_fit,
+    require_modest,
     text_encoder_of,
 )
 from ddm_ray.sampling.offload import Offload, resident_experts
@@ -37,14 +38,16 @@ from ddm_ray.sampling.paris_weights import Reading, load_network
 from ddm_ray.sampling.request import MixtureInfo
 from ddm_ray.sampling.run_models import Models, dtype_of
 
+MOST = 1 << 20
+"""Of any number that says a size."""
 EXPERT_WEIGHTS, ROUTER_WEIGHTS = "diffusion_pytorch_model.safetensors", "pytorch_model.safetensors"
 
 
 def is_paris(folder: str | os.PathLike[str]) -> bool:
     """True for a folder with the layout: its config.json has num_experts. One of ours has none."""
     try:
-        return "num_experts" in json.loads((Path(folder) / CONFIG).read_bytes())
-    except (OSError, ValueError, TypeError):
+        return "num_experts" in read_json(Path(folder) / CONFIG)
+    except (OSError, CorruptArtifact):
         return False
 
 
@@ -134,6 +137,7 @@ def _trunk(config: dict[str, Any], path: Path, image_size: int) -> dict[str, Any
 
 
 def _checked(spec: dict[str, Any], path: Path) -> dict[str, Any]:
+    require_modest(spec["config"], path)
     try:
         weights.build(spec, "meta")
     except CorruptArtifact as error:
@@ -147,14 +151,9 @@ def _num_folders(root: Path) -> int:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        fields = json.loads(path.read_bytes())
+        return read_json(path)
     except OSError:
         raise MissingArtifact(f"{path} is missing or can't be read: fetch it again") from None
-    except ValueError:
-        raise CorruptArtifact(f"{path}: not JSON; fetch it again") from None
-    if not isinstance(fields, dict):
-        raise CorruptArtifact(f"{path}: not an object; fetch it again")
-    return fields
 
 
 def _field(config: dict[str, Any], name: str, path: Path) -> Any:
@@ -165,6 +164,6 @@ def _field(config: dict[str, Any], name: str, path: Path) -> Any:
 
 def _positive_int(config: dict[str, Any], name: str, path: Path) -> int:
     value = _field(config, name, path)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise CorruptArtifact(f"{path}: {name} is {value!r:.60}, not a whole number of 1 or more; fetch it again")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST:
+        raise CorruptArtifact(f"{path}: {name} is {value!r:.60}, not a whole number from 1 to {MOST}; fetch it again")
     return value

@@ -77,10 +77,10 @@ class Reading:
 def load_network(path: Path, spec: dict[str, Any], reading: Reading | None = None) -> nn.Module:
     """A DiT or Router of this spec from a file of theirs, in eval mode; every tensor of it is used or refused."""
     reading = reading or Reading()
+    if not path.is_file():
+        raise MissingArtifact(f"{path} is missing: fetch it again")
     try:
         tensors = load_file(path)
-    except FileNotFoundError:
-        raise MissingArtifact(f"{path} is missing: fetch it again") from None
     except (SafetensorError, OSError) as error:
         raise TruncatedWeights(f"{path}: not whole safetensors ({brief(error)}); fetch it again") from None
     expected_state = weights.build(spec, "meta").state_dict()
@@ -176,11 +176,14 @@ def _reverse_time(state: dict[str, Tensor], kind: str) -> None:
 
 def _require_positions(tensor: Tensor, spec: dict[str, Any], where: str) -> None:
     config = spec["config"]
-    table_1ND = position_table(config["image_size"] // config["patch_size"], config["width"])
-    if spec["class"] == "Router" and tensor.ndim == 3 and tensor.shape[1] == table_1ND.shape[1] + 1:
-        # With a row for the CLS token, which is at position zero here.
+    grid, width = config["image_size"] // config["patch_size"], config["width"]
+    # With a row for the CLS token, which is at position zero here.
+    with_cls = spec["class"] == "Router" and tuple(tensor.shape) == (1, grid**2 + 1, width)
+    # Before the table is made: whoever wrote the file named its size.
+    if not with_cls and tuple(tensor.shape) != (1, grid**2, width):
+        raise CorruptArtifact(f"{where} has shape {tuple(tensor.shape)}, expected {(1, grid**2, width)}")
+    table_1ND = position_table(grid, width)
+    if with_cls:
         table_1ND = torch.cat([torch.zeros_like(table_1ND[:, :1]), table_1ND], dim=1)
-    if tensor.shape != table_1ND.shape:
-        raise CorruptArtifact(f"{where} has shape {tuple(tensor.shape)}, expected {tuple(table_1ND.shape)}")
     if (difference := float((tensor.float() - table_1ND).abs().max())) > 1e-4:
         raise CorruptArtifact(f"{where} differs by {difference:.2g} from the fixed sine-cosine table: not importable")

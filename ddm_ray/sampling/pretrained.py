@@ -25,7 +25,7 @@ from ddm_ray.models import null_text, weights
 from ddm_ray.models.latents import Latents
 from ddm_ray.models.null_text import NULL_TEXT
 from ddm_ray.models.text import TextEncoder
-from ddm_ray.models.third_party import brief
+from ddm_ray.models.third_party import MOST_BYTES, brief, parse_json, require_size
 from ddm_ray.sampling.components import (
     CONFIG,
     INDEX,
@@ -34,6 +34,7 @@ from ddm_ray.sampling.components import (
     config_of,
     latents_of,
     require_fit,
+    require_modest,
     text_encoder_of,
 )
 from ddm_ray.sampling.offload import Offload, resident_experts
@@ -106,8 +107,9 @@ def _put(being: Path, target: Path, old: Path) -> None:
 
 
 def is_ours(folder: str | os.PathLike[str]) -> bool:
-    """True for a folder that `save` wrote, sound or not."""
+    """True for a folder that `save` wrote, sound or not. CorruptArtifact for an index too large for one."""
     try:
+        require_size(Path(folder) / INDEX)
         return b'"_ddm_ray_version"' in (Path(folder) / INDEX).read_bytes()
     except OSError:
         return False
@@ -156,6 +158,7 @@ def load(
 def _index(root: Path) -> dict[str, Any]:
     where = root / INDEX
     try:
+        require_size(where)
         data = where.read_bytes()
     except OSError:
         raise MissingArtifact(f"{root} is not a pipeline: it has no {INDEX} that can be read") from None
@@ -194,15 +197,16 @@ def _info(index: dict[str, Any], num_experts: int) -> MixtureInfo:
 
 def _spec(saved: VerifiedFolder, name: str) -> dict[str, Any]:
     """The spec of a network, from its config.json: also what it was trained on, under "flow"."""
-    data = saved.read(f"{name}/{CONFIG}")
+    path = saved.root / name / CONFIG
+    config = parse_json(saved.read(f"{name}/{CONFIG}", MOST_BYTES), path)
+    require_modest(config, path)
     try:
-        config = json.loads(data)
         kind, flow = config.pop("_class_name"), Flow(**config.pop("flow"))
         config.pop("_ddm_ray_version")
         spec = {"class": kind, "config": config, "flow": flow}
         weights.build(spec, "meta")
     except (ValueError, KeyError, TypeError, AttributeError, ConfigError, CorruptArtifact) as error:
-        raise CorruptArtifact(f"{saved.root / name / CONFIG}: {brief(error)}") from None
+        raise CorruptArtifact(f"{path}: {brief(error)}") from None
     return spec
 
 

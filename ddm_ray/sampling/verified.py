@@ -1,10 +1,12 @@
 """A folder whose files are known by size and checksum: nothing of it is used that isn't as it was written."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ddm_ray.errors import CorruptArtifact, MissingArtifact, TruncatedWeights
+from ddm_ray.models.third_party import require_size
 from ddm_ray.storage.manifest import FileRecord, verify
 
 REMEDY = "save or fetch the pipeline again"
@@ -17,12 +19,15 @@ class VerifiedFolder:
     root: Path
     files: Mapping[str, FileRecord]
 
-    def read(self, name: str) -> bytes:
-        """A file's bytes. MissingArtifact; TruncatedWeights for safetensors that end early; CorruptArtifact."""
+    def read(self, name: str, most: int = sys.maxsize) -> bytes:
+        """A file's bytes, `most` of them. MissingArtifact; TruncatedWeights for safetensors that end early;
+        CorruptArtifact.
+        """
         path = self.root / name
         if name not in self.files:
             raise CorruptArtifact(f"{self.root}: its index says nothing of {name}", REMEDY)
         try:
+            require_size(path, most)
             data = path.read_bytes()
         except OSError:
             raise MissingArtifact(f"{path} is missing or can't be read", REMEDY) from None

@@ -29,7 +29,7 @@ SETTINGS = ("evaluate.strategies=[once]", "evaluate.num_samples=60", "sample.ste
 
 @pytest.fixture(scope="module")
 def features(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return write_small_vit(tmp_path_factory.mktemp("features") / "vit.pt")
+    return write_small_vit(tmp_path_factory.mktemp("features") / "vit.safetensors")
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_classes_are_the_classifiers(run: Run, tmp_path: Path) -> None:
 
 
 def test_reports_name_the_network_and_its_weights(run: Run) -> None:
-    words = f"the 32 features of {MODEL} with the weights vit.pt"
+    words = f"the 32 features of {MODEL} with the weights vit.safetensors"
     assert read_metrics(run)["features"] == words
     assert words in run.read(evaluation("demo"), "report.html").decode()
     compared = compare([Side(run, "demo", "run")])

@@ -42,7 +42,7 @@ def photos_NHWC() -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("timm") / "vit.pt"
+    path = tmp_path_factory.mktemp("timm") / "vit.safetensors"
     return str(write_small_vit(path)["checkpoint"])
 
 
@@ -113,9 +113,9 @@ def test_a_size_of_its_own_is_what_images_are_resized_to(
     assert not np.allclose(TimmEmbedder(config(checkpoint))(photos_NHWC), by_arguments, rtol=1e-3)
 
     net = timm.create_model("test_resnet", num_classes=0).eval()
-    torch.save(net.state_dict(), tmp_path / "net.pt")
+    save_file(net.state_dict(), tmp_path / "net.safetensors")
     convolutions = EmbedderConfig(
-        kind="timm", model="test_resnet", checkpoint=str(tmp_path / "net.pt"), image_size=size
+        kind="timm", model="test_resnet", checkpoint=str(tmp_path / "net.safetensors"), image_size=size
     )
     images_NCHW = torch.from_numpy(photos_NHWC).permute(0, 3, 1, 2).float() / 255
     mode = net.pretrained_cfg["interpolation"]
@@ -147,7 +147,7 @@ def test_more_components_than_the_data_allow(digits_NHWC: np.ndarray, num_rows: 
 
 def test_timm_features_are_the_networks_own(checkpoint: str, photos_NHWC: np.ndarray) -> None:
     model = timm.create_model(MODEL, num_classes=0, **SMALL).eval()
-    model.load_state_dict(torch.load(checkpoint, weights_only=True))
+    model.load_state_dict(load_file(checkpoint))
     expects = timm.data.resolve_data_config(SMALL, model=model)
     assert expects["input_size"] == (3, 28, 28)
     transform = timm.data.create_transform(**expects)
@@ -193,7 +193,7 @@ def test_small_grey_images_are_seen_as_rgb(digits_NHWC: np.ndarray, checkpoint: 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "other shape", "unknown model", "unknown argument"])
 def test_a_network_that_cannot_be_loaded_says_so_in_one_line(checkpoint: str, tmp_path: Path, damage: str) -> None:
-    path = tmp_path / "vit.pt"
+    path = tmp_path / "vit.safetensors"
     changes = {
         "other shape": {"model_args": {**SMALL, "depth": 3}},
         "unknown model": {"model": "no_such_net"},
@@ -288,6 +288,6 @@ def test_a_folder_without_an_image_model_is_refused(tmp_path: Path) -> None:
     tf.BitImageProcessor(do_resize=False, crop_size={"height": 5, "width": 5}).save_pretrained(tmp_path)
     refused(DataError, "embeds no image")
     tf.BertModel(tf.BertConfig(**WORDS)).save_pretrained(tmp_path)
-    refused(ConfigError, "is a bert, no image model; begin a run with one")
+    refused(ConfigError, "is a bert, no image model of those known; begin a run with one")
     (tmp_path / "config.json").unlink()
     refused(ConfigError, "has no config.json")

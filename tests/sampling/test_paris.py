@@ -283,7 +283,7 @@ FAULTS: list[tuple[Callable[[Path], Any], type[DDMError], str]] = [
     (
         lambda root: edit_json(root / "model_index.json", tokenizer=["transformers", "Nonesuch"]),
         CorruptArtifact,
-        "transformers has no Nonesuch",
+        r"tokenizer is \['transformers', 'Nonesuch'\]; of transformers, use one of CLIPTokenizer",
     ),
 ]
 

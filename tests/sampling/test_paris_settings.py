@@ -92,7 +92,11 @@ FAULTS: list[tuple[Callable[[Path], Any], type[DDMError], str]] = [
     (field("router/config.json", num_clusters=None), CorruptArtifact, r"router/config\.json: num_clusters is None"),
     (empty_tokenizer, CorruptArtifact, r"tokenizer .*/tokenizer: can't be loaded \(KeyError"),
     (field("model_index.json", tokenizer=["transformers", "T5Tokenizer"]), CorruptArtifact, "tokenizer .* can't be"),
-    (field("model_index.json", tokenizer=["transformers", 3]), CorruptArtifact, "transformers has no 3 that tokenizer"),
+    (
+        field("model_index.json", tokenizer=["transformers", 3]),
+        CorruptArtifact,
+        r"tokenizer is \['transformers', 3\]; of",
+    ),
     (text("text_encoder/config.json", "[]"), CorruptArtifact, r"text_encoder/config\.json: not an object"),
     (text("text_encoder/config.json", "{"), CorruptArtifact, r"text_encoder/config\.json: not JSON"),
     (text("vae/config.json", "[]"), CorruptArtifact, r"vae/config\.json: not an object"),

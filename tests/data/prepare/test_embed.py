@@ -11,6 +11,7 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from transformers import T5Config, T5EncoderModel
 
 from ddm_ray.config import RunConfig, load_recipe, parse_config
@@ -189,23 +190,23 @@ def test_a_networks_embedding_is_a_column(tmp_path: Path) -> None:
     size = {"embed_dim": 16, "depth": 1, "num_heads": 2, "img_size": 16}
     torch.manual_seed(0)
     weights = timm.create_model("vit_tiny_patch16_224", num_classes=0, **size).state_dict()
-    torch.save(weights, tmp_path / "good.pt")
-    torch.save(weights | {"norm.bias": torch.full((16,), float("nan"))}, tmp_path / "broken.pt")
+    save_file(weights, tmp_path / "good.safetensors")
+    save_file(weights | {"norm.bias": torch.full((16,), float("nan"))}, tmp_path / "broken.safetensors")
 
     def embed(name: str, num_rows: int) -> EmbeddedRows:
         changes = {"checkpoint": str(tmp_path / name), "model": "vit_tiny_patch16_224", "model_args": size}
         run = config({"kind": "timm", "batch_size": 2, **changes})
         return Embed(run, None)(decoded(run, num_rows))
 
-    table = embed("good.pt", 5).table
+    table = embed("good.safetensors", 5).table
     assert array(table["embedding"], EMBEDDING).shape == (5, 16)
-    np.testing.assert_allclose(embeddings(embed("good.pt", 1).table)[0], embeddings(table)[0], atol=1e-5)
+    np.testing.assert_allclose(embeddings(embed("good.safetensors", 1).table)[0], embeddings(table)[0], atol=1e-5)
     reason = "embedder timm vit_tiny_patch16_224: gives NaN or infinity"
-    few = embed("broken.pt", 2)
+    few = embed("broken.safetensors", 2)
     assert few.table.num_rows == 0
     assert few.rejected == [{"id": "row-0", "reason": reason}, {"id": "row-1", "reason": reason}]
     with pytest.raises(DataError, match=rf"^{reason} for any of 8 rows, e\.g\. row-0; use another"):
-        embed("broken.pt", 8)
+        embed("broken.safetensors", 8)
 
 
 @pytest.mark.parametrize("damage", ["latents", "tokens"])
