@@ -21,7 +21,7 @@ from ddm_ray.sampling import driver
 from ddm_ray.sampling.batches import by_expert, joined
 from ddm_ray.sampling.offload import Offload, Offloaded, resident_experts
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest, SampleResult
-from ddm_ray.storage.graph import EVALUATIONS, PARTITION, ROUTER, Artifact, evaluation
+from ddm_ray.storage.graph import PARTITION, ROUTER, Artifact
 from ddm_ray.storage.info import EvaluationInfo, PartitionInfo
 from ddm_ray.storage.published import Weights
 from ddm_ray.storage.run import Run
@@ -136,9 +136,9 @@ def sampling_settings(run: Run, kind: ModelKind = "mixture") -> SamplingSettings
     settings = settings_of(run, kind)
     if settings.strategy is not None:
         return settings
-    for name in sorted(run.store.folders(EVALUATIONS)):
+    for artifact in run.evaluations():
         try:
-            manifest = run.finished(evaluation(name))
+            manifest = run.finished(artifact)
         except (CorruptArtifact, DriftError):
             continue  # `status` tells of it; models don't depend on a report
         inputs = manifest.identity.inputs if manifest else {}

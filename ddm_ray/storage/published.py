@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ddm_ray.errors import CorruptArtifact, DriftError
+from ddm_ray.errors import CorruptArtifact, DriftError, one_line
 from ddm_ray.storage.attempts import Attempt
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.info import TrainedInfo
 from ddm_ray.storage.job_files import JobFiles, list_jobs
-from ddm_ray.storage.manifest import NAME, Manifest, verify
+from ddm_ray.storage.manifest import read_manifest, read_verified
 from ddm_ray.storage.run import Run
 
 
@@ -38,15 +38,14 @@ class Weights:
         folder = f"{self.artifact}/{self.prefix}"
         where = f"{run.url}/{folder}"
         try:
-            manifest = Manifest.from_json(run.store.read(f"{folder}/{NAME}"), f"{where}/{NAME}")
-            read = {name: run.store.read(f"{folder}/{name}") for name in names}
+            manifest = read_manifest(run.store, folder)
+            if lines := run.drift(self.artifact, manifest.identity):
+                raise DriftError(f"{where} was made otherwise: {lines[0]}", run.remake(self.artifact))
+            if unlisted := set(names) - manifest.files.keys():
+                raise CorruptArtifact(f"{where}/{min(unlisted)}: its manifest doesn't list it")
+            return [read_verified(run.store, f"{folder}/{name}", manifest.files[name]) for name in names]
         except FileNotFoundError as error:
-            raise CorruptArtifact(f"{where}: not whole any more: {error}") from None
-        if lines := run.drift(self.artifact, manifest.identity):
-            raise DriftError(f"{where} was made otherwise: {lines[0]}", run.remake(self.artifact))
-        if unlisted := read.keys() - manifest.files.keys():
-            raise CorruptArtifact(f"{where}/{min(unlisted)}: its manifest doesn't list it")
-        return [verify(data, manifest.files[name], f"{where}/{name}") for name, data in read.items()]
+            raise CorruptArtifact(f"{where}: not whole any more: {one_line(error, 300)}") from None
 
 
 def published(run: Run, artifacts: Iterable[Artifact]) -> dict[Artifact, list[Weights]]:

@@ -1,9 +1,22 @@
 """Run: a directory or prefix that holds one training of one mixture, laid out as `graph.py` says."""
 
+import re
+from contextlib import suppress
 from dataclasses import replace
 
 from ddm_ray.config import RunConfig, parse_config
-from ddm_ray.errors import Begin, CorruptArtifact, DriftError, Make, MissingArtifact, RunError, StorageError, refusal
+from ddm_ray.errors import (
+    Begin,
+    CorruptArtifact,
+    DDMError,
+    DriftError,
+    Make,
+    MissingArtifact,
+    RunError,
+    StorageError,
+    printable,
+    refusal,
+)
 from ddm_ray.storage import graph
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.identity import completed, fields_of
@@ -15,10 +28,11 @@ from ddm_ray.storage.manifest import (
     Identity,
     Manifest,
     drift,
-    verify,
+    read_manifest,
+    read_verified,
 )
 from ddm_ray.storage.patience import PROMPT, Patience
-from ddm_ray.storage.sealed import seal, unseal
+from ddm_ray.storage.sealed import RECORD_BYTES, seal, unseal
 from ddm_ray.storage.store import Store
 
 RUN_FILE = "run.json"
@@ -68,7 +82,7 @@ class Run:
         store = Store(url, patience)
         where = f"{store.url}/{RUN_FILE}"
         try:
-            data = store.read(RUN_FILE)
+            data = store.read(RUN_FILE, RECORD_BYTES, cut=False)
         except FileNotFoundError:
             raise RunError(f"{url} is not a run: it has no {RUN_FILE}", Begin(url)) from None
         except (StorageError, ValueError) as error:
@@ -82,10 +96,21 @@ class Run:
         """All expert artifacts, by cluster."""
         return graph.experts_of(self.config)
 
-    def identity(self, artifact: Artifact) -> Identity:
-        """Identity to make the artifact under now; inputs that aren't here (another site's) are left out."""
-        manifests = {name: self.manifest(name) for name in self.inputs(artifact)}
-        digests = {str(name): manifest.digest for name, manifest in manifests.items() if manifest}
+    def evaluations(self) -> list[Artifact]:
+        """Artifacts of all evaluations that are begun, by name; a folder that can't be one's is passed over."""
+        names = self.store.folders(graph.EVALUATIONS)
+        return [graph.evaluation(name) for name in names if re.fullmatch(graph.NAME_PATTERN, name)]
+
+    def identity(self, artifact: Artifact, unread: tuple[type[DDMError], ...] = ()) -> Identity:
+        """Identity to make the artifact under now; inputs that aren't here (another site's) are left out.
+
+        Likewise those whose manifests can't be read for an error of the kinds `unread`.
+        """
+        digests = {}
+        for name in self.inputs(artifact):
+            with suppress(*unread):
+                if manifest := self.manifest(name):
+                    digests[str(name)] = manifest.digest
         return Identity(fields_of(self.config, artifact), digests)
 
     def inputs(self, artifact: Artifact) -> tuple[Artifact, ...]:
@@ -94,14 +119,14 @@ class Run:
 
     def manifest(self, artifact: Artifact) -> Manifest | None:
         """The artifact's manifest, or None if it isn't finished. Raises CorruptArtifact, also for another's."""
-        key = f"{artifact}/{NAME}"
         try:
-            data = self.store.read(key)
+            manifest = read_manifest(self.store, artifact)
         except FileNotFoundError:
             return None
-        manifest = Manifest.from_json(data, f"{self.url}/{key}")
         if manifest.artifact != artifact:
-            raise CorruptArtifact(f"{self.url}/{key}: is that of {manifest.artifact}; put the right folder there")
+            raise CorruptArtifact(
+                f"{self.url}/{artifact}/{NAME}: is that of {manifest.artifact}; put the right folder there"
+            )
         artifact.info.of(manifest)
         return manifest
 
@@ -115,10 +140,11 @@ class Run:
     def drift(self, artifact: Artifact, made: Identity, expected: Identity | None = None) -> list[str]:
         """A line for each difference between the identity that an artifact was made under and the `expected` one.
 
-        The expected one is today's unless given. A field that an older version didn't have counts as its default.
+        The expected one is today's unless given, as far as its inputs can be read: one that can't is no fault of this
+        artifact. A field that an older version didn't have counts as its default.
         """
         spelled = Identity(completed(self.config, artifact, made.fields), made.inputs)
-        return drift(expected or self.identity(artifact), spelled)
+        return drift(expected or self.identity(artifact, unread=(CorruptArtifact,)), spelled)
 
     def require(self, artifact: Artifact) -> Manifest:
         """The manifest of a finished artifact. Raises DriftError, MissingArtifact."""
@@ -131,12 +157,12 @@ class Run:
         """One verified file of a finished artifact. Raises CorruptArtifact if it is gone or altered."""
         manifest = manifest or self.require(artifact)
         where = f"{self.url}/{artifact}/{name}"
+        if name not in manifest.files:
+            raise CorruptArtifact(f"{where}: its manifest doesn't list it", self.remake(artifact))
         try:
-            data = self.store.read(f"{artifact}/{name}")
+            return read_verified(self.store, f"{artifact}/{name}", manifest.files[name])
         except FileNotFoundError:
             raise CorruptArtifact(f"{where}: gone, though its manifest lists it", self.remake(artifact)) from None
-        try:
-            return verify(data, manifest.files[name], where)
         except CorruptArtifact as error:
             error.fix = self.remake(artifact)
             raise
@@ -182,7 +208,7 @@ def read_config(data: bytes, where: str) -> RunConfig:
     """The configuration of a run.json, which is at `where`. Raises CorruptArtifact, RunError, ConfigError."""
     body = unseal(data, where, ["schema", "config"], fix="restore it, or begin a new run elsewhere")
     if body["schema"] != SCHEMA:
-        raise RunError(f"{where}: schema {body['schema']}, this version of ddm-ray reads {SCHEMA}")
+        raise RunError(f"{where}: schema {printable(body['schema'], 20)}, this version of ddm-ray reads {SCHEMA}")
     return parse_config(body["config"], where)
 
 
