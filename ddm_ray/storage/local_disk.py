@@ -69,10 +69,11 @@ def sizes(root: Path) -> dict[str, int]:
     itself. A name that no object can have, or of a file that is being written, is left out.
     """
     listed: dict[str, int] = {}
-    linked = {_inode(folder) for folder in (root, *root.parents) if folder.is_dir()}
-    folders = [(root, "")]
-    while folders:
-        folder, prefix = folders.pop()
+    above = {_inode(folder) for folder in root.parents if folder.is_dir()}
+    if root.is_dir() and _inode(root) in above:
+        return {"": 0}  # a link up
+    linked, pending = above | ({_inode(root)} if root.is_dir() else set()), [(root, "")]
+    for folder, prefix in pending:  # grows meanwhile
         try:
             entries = _entries(folder)
         except FileNotFoundError:
@@ -90,7 +91,7 @@ def sizes(root: Path) -> dict[str, int]:
                         if (inode := _inode(Path(entry.path))) in linked:
                             continue
                         linked.add(inode)
-                    folders.append((Path(entry.path), f"{prefix}{entry.name}/"))
+                    pending.append((Path(entry.path), f"{prefix}{entry.name}/"))
                 elif not _UNFINISHED.fullmatch(entry.name):
                     listed[f"{prefix}{entry.name}"] = entry.stat().st_size
             except FileNotFoundError:
@@ -114,9 +115,9 @@ def folders(root: Path) -> list[str]:
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """Entries of a folder, but for names that no object can have."""
+    """Entries of a folder, by name, but for names that no object can have."""
     with os.scandir(folder) as entries:
-        return [entry for entry in entries if _is_name(entry.name)]
+        return sorted((entry for entry in entries if _is_name(entry.name)), key=lambda entry: entry.name)
 
 
 def _is_name(name: str) -> bool:

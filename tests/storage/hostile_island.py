@@ -87,7 +87,9 @@ def files_of(run: Run) -> list[Path]:
 
 def mutate(run: Run, random: Random) -> str:
     """Change something below the island's prefixes; words on what it was."""
-    path = random.choice(files_of(run))
+    if not (files := files_of(run)):
+        return "nothing is left"
+    path = random.choice(files)
     change = random.choice(CHANGES)
     change(run, path, random)
     return f"{change.__name__} {path.relative_to(run.url)}"
