@@ -110,8 +110,8 @@ class DDMError(Exception):
         return self.text()
 
     def text(self, phrase: Callable[[Fix], str] = str) -> str:
-        """Message and fix as one line; `phrase` puts the fix into words."""
-        return self.message if self.fix is None else f"{self.message}; {phrase(self.fix)}"
+        """Message and fix as one line, which others may have written; `phrase` puts the fix into words."""
+        return spelled_out(self.message if self.fix is None else f"{self.message}; {phrase(self.fix)}")
 
     def to_fields(self) -> dict[str, Any]:
         """The error as JSON, for a border that no exception crosses."""
@@ -277,8 +277,9 @@ def exit_code(error: BaseException) -> int:
 
 # A cloud's machines are asked there for a key by who was given none.
 _KEY_SERVICE = re.compile(r"http://(169\.254\.169\.254|metadata\.google\.internal)")
-# What only a person changes; of errors of obstore the text alone has the number.
-_NO_RIGHT, _NUMBER = (errno.EACCES, errno.EPERM, errno.EROFS), re.compile(r"\(os error (\d+)\)")
+# What only a person changes. Of errors of obstore the text alone has the number.
+_LASTING = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG)
+_NUMBER = re.compile(r"\(os error (\d+)\)")
 
 
 def one_line(what: object, limit: int | None = None, *, tail: bool = False) -> str:
@@ -320,7 +321,7 @@ def _may_pass(error: BaseException) -> bool:
     number = error.errno if isinstance(error, OSError) and error.errno else None
     if number is None and (match := _NUMBER.search(text)):
         number = int(match[1])
-    return number not in _NO_RIGHT and not _KEY_SERVICE.search(text)
+    return number not in _LASTING and not _KEY_SERVICE.search(text)
 
 
 def refusal(error: BaseException, where: object = None) -> str:
@@ -341,5 +342,14 @@ def refusal(error: BaseException, where: object = None) -> str:
 
 def printable(what: object, limit: int) -> str:
     """A text of others as one line of at most `limit` characters, which tells a terminal nothing but letters."""
-    text = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in one_line(what, limit))
-    return text[:limit]
+    return spelled_out(one_line(what, limit))[:limit]
+
+
+def spelled_out(text: str) -> str:
+    """A text of others, which tells a terminal nothing but letters and blanks: what does more is shown by its code.
+
+    That is what Unicode doesn't call printable: controls of C0 and C1, ends of lines, and what turns text around.
+    """
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

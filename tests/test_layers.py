@@ -35,7 +35,7 @@ BELOW: dict[str, set[str]] = {
     "config": {"errors"},
     "placement": {"errors", "config"},
     "memory": set(),
-    "pictures": set(),
+    "pictures": {"errors"},
     "storage": {"errors", "config"},
     "ray_internals": {"errors"},
     "ray_session": BESIDE | {"ray_internals"},

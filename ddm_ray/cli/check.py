@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import click
 
-from ddm_ray.cli.command import ISLAND_NAMES, ISLANDS_WITH_JOBS, RUN, with_extras
+from ddm_ray.cli.command import ISLAND_NAMES, ISLANDS_WITH_JOBS, RUN, say, with_extras
 from ddm_ray.cli.islands import islands
 from ddm_ray.cli.launch import chosen_islands
 from ddm_ray.errors import ConfigError, RayError, StorageError, printable
@@ -65,7 +65,7 @@ def check(run_url: str, file: str, names: tuple[str, ...], extras: list[str]) ->
         wrong = faults(answer, island, needs, versions())
         return wrong, "" if wrong else sound(answer, island)
 
-    click.echo(f"asking {', '.join(sites)}; a job looks around on each", err=True)
+    say(f"asking {', '.join(sites)}; a job looks around on each", err=True)
     width, faulty = max(map(len, sites)), 0
     with ThreadPoolExecutor(len(sites)) as pool:
         asked = {pool.submit(ask, island): name for name, island in sites.items()}
@@ -74,7 +74,7 @@ def check(run_url: str, file: str, names: tuple[str, ...], extras: list[str]) ->
                 wrong, words = each.result()
                 for line in [str(fault) for fault in wrong] or [words]:
                     # Much of it is the island's words.
-                    click.echo(f"{asked[each]:{width}}  {printable(line, MOST_LINE)}")
+                    say(f"{asked[each]:{width}}  {printable(line, MOST_LINE)}")
                 faulty += bool(wrong)
         except BaseException:
             interrupted.set()

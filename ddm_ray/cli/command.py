@@ -10,7 +10,7 @@ import click
 
 from ddm_ray import __version__
 from ddm_ray.cli.fixes import phrase
-from ddm_ray.errors import EXIT_AGAIN, ConfigError, DDMError, Superseded, exit_code
+from ddm_ray.errors import EXIT_AGAIN, ConfigError, DDMError, Superseded, exit_code, spelled_out
 from ddm_ray.storage.graph import EXTRAS, KINDS, Artifact, expert
 
 RECIPE_HELP = (
@@ -29,7 +29,7 @@ class OneLineErrors(click.Group):
             raise  # click ends quietly where nobody reads on, as of `| head`
         except (DDMError, OSError, ModuleNotFoundError) as error:
             code = exit_code(error)
-            click.echo(f"error: {_text(error)}{_again(error, code)}", err=True)
+            say(f"error: {_text(error)}{_again(error, code)}", err=True)
             ctx.exit(code)
         except KeyboardInterrupt:
             click.echo("\nstopped; the same command continues from where it was", err=True)
@@ -68,7 +68,6 @@ class RunUrl(click.ParamType):
         return value
 
 
-EVALUATION_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 RUN = click.argument("run_url", metavar="RUN", type=RunUrl())
 MODELS = [kind for kind, row in KINDS.items() if row.stage == "train"]
 MODEL = click.argument("model", type=click.Choice(MODELS))
@@ -143,9 +142,14 @@ def trained(verb: str, model: str, index: int | None, num_experts: int) -> Artif
     return Artifact(model) if index is None else expert(index)
 
 
+def say(text: str, err: bool = False) -> None:
+    """Print a line, on stdout or stderr. Whoever wrote a part of it, it says nothing else to the terminal."""
+    click.echo(spelled_out(text), err=err)
+
+
 def warn(text: str) -> None:
     """Print a line on stderr that stands out."""
-    click.secho(f"warning: {text}", fg="yellow", bold=True, err=True)
+    click.secho(spelled_out(f"warning: {text}"), fg="yellow", bold=True, err=True)
 
 
 def make(run_url: str, artifact: Artifact, stage: Callable[[Any, Any], None], mends: bool = False) -> Any:
@@ -167,5 +171,5 @@ def make(run_url: str, artifact: Artifact, stage: Callable[[Any, Any], None], me
             view.stage(artifact, 1.0)
     elif mends:
         stage(run, None)
-    click.echo(f"{artifact}: {describe(status(run, artifact), phrase)}")
+    say(f"{artifact}: {describe(status(run, artifact), phrase)}")
     return run

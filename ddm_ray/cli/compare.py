@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from pydantic import ValidationError
 
-from ddm_ray.cli.command import EVALUATION_NAME, main
+from ddm_ray.cli.command import main, say
 from ddm_ray.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,9 +62,10 @@ def compare(
         comparison = compared(
             evaluations, models, lambda share, _: bar.update(round(100 * share) - bar.pos), features=network
         )
-    click.echo(print_table(comparison))
+    for text in print_table(comparison).split("\n"):
+        say(text)
     Path(output).write_text(render(comparison))
-    click.echo(output)
+    say(output)
     if as_json:
         Path(as_json).write_text(json.dumps(comparison.as_json(), indent=1) + "\n")
         click.echo(as_json)
@@ -87,17 +88,17 @@ def _features(text: str) -> "EmbedderConfig":
 def _sides(texts: tuple[str, ...]) -> "list[Side]":
     """The evaluations meant, each under the shortest name that tells them apart."""
     from ddm_ray.evaluate.compare import Side
-    from ddm_ray.storage.graph import EVALUATIONS, evaluation
+    from ddm_ray.storage.graph import NAME_PATTERN
     from ddm_ray.storage.run import Run
 
     named: list[tuple[Run, str]] = []
     for text in texts:
         url, at, name = text.rpartition("@")
-        if at and not re.fullmatch(EVALUATION_NAME, name):
+        if at and not re.fullmatch(NAME_PATTERN, name):
             raise ConfigError(f"{text}: {name!r} isn't the name of an evaluation")
         run = Run.open(url if at else text)
         if not at:
-            finished = sorted(each for each in run.store.folders(EVALUATIONS) if run.manifest(evaluation(each)))
+            finished = [str(each.name) for each in run.evaluations() if run.manifest(each)]
             if len(finished) != 1:
                 several = f"has several: name one as {text}@{finished[0]}" if finished else "has none: ddm evaluate it"
                 raise ConfigError(f"{text}: which evaluation? It {several}")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from ddm_ray.cli.command import INDEX, MODEL, RUN, main, trained
+from ddm_ray.cli.command import INDEX, MODEL, RUN, main, say, trained
 from ddm_ray.cli.fixes import command, phrase
 from ddm_ray.errors import ConfigError
 
@@ -47,8 +47,8 @@ def pack(run_url: str, model: str, index: int | None, out: Path, inputs: bool, r
         packed = courier.pack(run, artifact, out, holds, partial(view.stage, artifact))
         view.stage(artifact, 1.0)
     content = "what it is trained from" if packed.holds == "inputs" else "what was trained"
-    click.echo(f"{out}: {artifact}, {content}: {_count(packed.files)}, {_size(packed.bytes)}")
-    click.echo(f"next, where it is brought: ddm unpack {out.name} RUN")
+    say(f"{out}: {artifact}, {content}: {_count(packed.files)}, {_size(packed.bytes)}")
+    say(f"next, where it is brought: ddm unpack {out.name} RUN")
 
 
 @main.command()
@@ -76,11 +76,11 @@ def unpack(archive: Path, run_url: str) -> None:
     run = Run.open(run_url)
     content = "what it is trained from" if unpacked.holds == "inputs" else "what was trained"
     written = f"{_count(unpacked.written)} of {unpacked.files} written" if unpacked.written else "all there already"
-    click.echo(f"{unpacked.artifact}, {content}: {_size(unpacked.bytes)}, {written}, in {run.url}")
+    say(f"{unpacked.artifact}, {content}: {_size(unpacked.bytes)}, {written}, in {run.url}")
     if unpacked.holds == "inputs":
-        click.echo(f"next: {command(run_url, unpacked.artifact)}")
+        say(f"next: {command(run_url, unpacked.artifact)}")
     else:
-        click.echo(f"{unpacked.artifact}: {describe(status(run, unpacked.artifact), phrase)}")
+        say(f"{unpacked.artifact}: {describe(status(run, unpacked.artifact), phrase)}")
 
 
 def _count(files: int) -> str:

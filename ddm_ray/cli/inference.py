@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import click
 
-from ddm_ray.cli.command import ADDRESS, RUN, main
+from ddm_ray.cli.command import ADDRESS, RUN, main, say
 from ddm_ray.errors import ConfigError
 from ddm_ray.storage.graph import EXTRAS
 
@@ -127,10 +127,10 @@ def sample(
     assert isinstance(output.images, Tensor)
     rows = [GridRow(name, 2 * output.images[i * num : (i + 1) * num] - 1) for i, name in enumerate(names)]
     grid(rows).save(out)
-    click.echo(f"{out}: {num_images} images, seeds {seed} to {seed + num_images - 1}")
+    say(f"{out}: {num_images} images, seeds {seed} to {seed + num_images - 1}")
     if trace is not None:
         output.plot_routing(trace)
-        click.echo(f"{trace}: which expert painted them, step by step")
+        say(f"{trace}: which expert painted them, step by step")
 
 
 def _conditions(
@@ -187,7 +187,7 @@ def export(run_url: str, folder: str, model: Any, license_name: str | None, over
     require_free(folder, overwrite, "--overwrite")
     if model == "mixture":
         DDMPipeline.from_run(run_url).save_pretrained(folder, overwrite=overwrite)
-        click.echo(f"{folder}: model_index.json and one folder for each component; next: ddm sample {folder}")
+        say(f"{folder}: model_index.json and one folder for each component; next: ddm sample {folder}")
         return
     from ddm_ray.sampling.card import model_card
     from ddm_ray.sampling.dense_export import save_dense
@@ -196,7 +196,7 @@ def export(run_url: str, folder: str, model: Any, license_name: str | None, over
     run = Run.open(run_url)
     components = DDMPipeline.from_run(run, model=model).components
     save_dense(components, model_card(run, model, license_name), folder, overwrite)
-    click.echo(f"{folder}: a pipeline that diffusers opens without ddm-ray; README.md says how")
+    say(f"{folder}: a pipeline that diffusers opens without ddm-ray; README.md says how")
 
 
 @main.command()
@@ -266,5 +266,5 @@ def serve(run_url: str, host: str, port: int, address: str | None, insecure: boo
         path = others[name]
         others[name] = path if path is None or "://" in path else os.path.abspath(path)
     args = ServeArgs(run=Run.open(run_url).url, **others)
-    click.echo("starting Ray and Serve ...")
+    say("starting Ray and Serve ...")
     serve_run(args, port, host, address, insecure)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddm_ray.cli.command import main
+from ddm_ray.cli.command import main, say
 
 if TYPE_CHECKING:
     from ddm_ray.islands.local import LocalIslands
@@ -64,7 +64,7 @@ def up(number: int, cpus: int | None, folder: str) -> None:
     from ddm_ray.islands.local import usable_cpus
 
     path = _local(folder).up(number, cpus or max(1, usable_cpus() // number))
-    click.echo(f"{path} names them; next: ddm launch RUN --islands {path}")
+    say(f"{path} names them; next: ddm launch RUN --islands {path}")
 
 
 @islands.command()
@@ -80,11 +80,11 @@ def down(folder: str) -> None:
       ddm islands down --folder ~/.ddm/pair
     """
     if not _local(folder).down():
-        click.echo(f"no islands in {folder}")
+        say(f"no islands in {folder}")
 
 
 def _local(folder: str) -> "LocalIslands":
     from ddm_ray.islands.local import LocalIslands
 
     path = Path(os.path.expanduser(folder)).absolute()
-    return LocalIslands(path, lambda name, text: click.echo(f"{name} {text}"))
+    return LocalIslands(path, lambda name, text: say(f"{name} {text}"))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddm_ray.cli.command import ISLAND_NAMES, ISLANDS_WITH_JOBS, RUN, main, warn, with_extras
+from ddm_ray.cli.command import ISLAND_NAMES, ISLANDS_WITH_JOBS, RUN, main, say, warn, with_extras
 from ddm_ray.cli.fixes import phrase
 from ddm_ray.errors import ConfigError, Give, RayAway, RayError, StorageError
 from ddm_ray.placement import Island
@@ -60,13 +60,13 @@ def launch(run_url: str, file: str, names: tuple[str, ...], extras: list[str], d
         for name, island in islands.items():
             if not island.jobs and name not in named:
                 named.add(name)
-                click.echo(f"{name} names no Jobs API; start this on it: {work_line(run.url, island, extras)}")
+                say(f"{name} names no Jobs API; start this on it: {work_line(run.url, island, extras)}")
 
     conductor = Conductor(run.url, islands, entrypoint)
     tell_of_others(islands)
-    click.echo("by hand:")
+    say("by hand:")
     for island in conductor.islands.values():
-        click.echo(f"  {submit_line(run.url, island, extras)}")
+        say(f"  {submit_line(run.url, island, extras)}")
     if not dry_run:
         artifacts = wanted_of(run.config, extras)
         with conductor:
@@ -75,7 +75,7 @@ def launch(run_url: str, file: str, names: tuple[str, ...], extras: list[str], d
             else:
                 jobs, finished = _watched(conductor, run, artifacts, _File(file, names, conductor, tell_of_others))
         if finished:
-            click.echo(f"all that {run.url} trains is finished")
+            say(f"all that {run.url} trains is finished")
         else:
             _report(jobs)
 
@@ -196,7 +196,7 @@ def _report(jobs: "list[IslandJob]") -> None:
         if job.state in ("failed", "stopped"):
             warn(f"{job.island}: {_words(job)}")
         else:
-            click.echo(f"{job.island}: {_words(job)}")
+            say(f"{job.island}: {_words(job)}")
     if failed := [job.island for job in jobs if job.state == "failed"]:
         raise RayError(f"nothing runs on {', '.join(failed)} until what is said above is mended")
     if away := [job.island for job in jobs if job.state == "away"]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddm_ray.cli.command import ISLANDS, RUN, main, warn
+from ddm_ray.cli.command import ISLANDS, RUN, main, say, warn
 
 if TYPE_CHECKING:
     from ddm_ray.placement import Island
@@ -39,7 +39,7 @@ def ledger(run_url: str, islands: str | None, as_json: bool) -> None:
         lines = {each.island: {**asdict(each), "price": prices[each.island]} for each in sums}
         click.echo(json.dumps({"islands": lines, "unread": unread}, indent=1))
     elif not sums:
-        click.echo("no process has left an account yet")
+        say("no process has left an account yet")
     else:
         _show(sums, prices)
     if unread:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddm_ray.cli.command import ISLANDS, RUN, main, warn, with_extras
+from ddm_ray.cli.command import ISLANDS, RUN, main, say, warn, with_extras
 from ddm_ray.errors import ConfigError, Give
 from ddm_ray.storage.graph import wanted_of
 
@@ -91,7 +91,8 @@ def plan(
         click.echo(json.dumps(_as_json(planned, unknown, egress_price), indent=1))
         return
     for table in tables(planned, egress_price):
-        click.echo(table)
+        for text in table.split("\n"):
+            say(text)
     for name, why in unknown.items():
         warn(f"{name} is left out: {why}: {_remedy([name])}")
     if needs[0].rows is None:
@@ -156,7 +157,7 @@ def _calibrated(needs: "list[ModelNeeds]", site: "Island") -> "IslandSpeed":
     from ddm_ray.train import local
 
     config = needs[0].config
-    click.echo(f"calibrating, {SECONDS * len(needs):.0f} s ...", err=True)
+    say(f"calibrating, {SECONDS * len(needs):.0f} s ...", err=True)
     with local.world():
         jobs = {need.kind: need.job for need in needs}
         speeds = calibrate(jobs, config.data, config.partition.num_clusters, site.train)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ddm_ray.cli.command import ADDRESS, ISLAND, ISLANDS, RUN, main, make
+from ddm_ray.cli.command import ADDRESS, ISLAND, ISLANDS, RUN, main, make, say
 from ddm_ray.errors import ConfigError
 
 
@@ -50,13 +50,13 @@ def replay(run_url: str, cluster: int | None, islands: str | None, island: str |
         run.require(needed)  # before Ray is started
 
     def stage(run: Any, report: Any, number: int, execute: Any) -> None:
-        click.echo(f"{len(images_of(run, number))} images of expert {number}")
+        say(f"{len(images_of(run, number))} images of expert {number}")
         make_replay(run, number, execute, report, "cuda" if site.prepare.use_gpu else "cpu")
 
     with _ray_data(site, address) if missing else nullcontext() as execute:
         for number in numbers:
             make(run_url, replay_of(number), partial(stage, number=number, execute=execute))
-    click.echo(f"next: ddm train {run_url} router")
+    say(f"next: ddm train {run_url} router")
 
 
 @contextmanager

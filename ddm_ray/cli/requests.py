@@ -2,7 +2,7 @@
 
 import click
 
-from ddm_ray.cli.command import MODELS, RUN
+from ddm_ray.cli.command import MODELS, RUN, say
 from ddm_ray.cli.fixes import words
 from ddm_ray.cli.islands import islands
 from ddm_ray.errors import ConfigError, Give
@@ -27,9 +27,9 @@ def list_workers(run_url: str) -> None:
     run = Run.open(run_url)
     calls = roll_call(run.store)
     for presence, lives in sorted(calls.items(), key=lambda call: call[0].id):
-        click.echo(line(presence, lives))
+        say(line(presence, lives))
     if not calls:
-        click.echo(f"no island is at work on {run.url}; start one: ddm work {run_url} --island NAME")
+        say(f"no island is at work on {run.url}; start one: ddm work {run_url} --island NAME")
 
 
 @islands.command()
@@ -48,7 +48,7 @@ def drain(run_url: str, name: str, why: str) -> None:
 
     run = Run.open(run_url)
     asked = ask(run.store, drain_key(name), why)
-    click.echo(f"island {name} " + ("is asked to leave" if asked else "was asked already") + _back(run_url, name))
+    say(f"island {name} " + ("is asked to leave" if asked else "was asked already") + _back(run_url, name))
 
 
 @islands.command()
@@ -70,7 +70,7 @@ def stop(run_url: str, model: str, index: int | None, why: str) -> None:
         raise ConfigError(f"{artifact} is finished: nothing is left to stop")
     asked = ask(run.store, stop_key(artifact), why)
     done = "is asked to stop" if asked else "was asked to already"
-    click.echo(f"{artifact} {done}{_back(run_url, words(artifact))}")
+    say(f"{artifact} {done}{_back(run_url, words(artifact))}")
 
 
 @islands.command()
@@ -93,9 +93,9 @@ def resume(run_url: str, what: tuple[str, ...]) -> None:
     artifact = _trained(run, model, int(index[0]) if index else None) if trained else None
     key = stop_key(artifact) if artifact else drain_key(model)
     if not take_back(run.store, key):
-        click.echo(f"nobody has asked {artifact or f'island {model}'} to stop")
+        say(f"nobody has asked {artifact or f'island {model}'} to stop")
         return
-    click.echo(f"{artifact} may be trained again" if artifact else f"island {model} may work again: start `ddm work`")
+    say(f"{artifact} may be trained again" if artifact else f"island {model} may work again: start `ddm work`")
 
 
 def _back(run_url: str, what: str) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from ddm_ray.cli.command import RECIPE_HELP, RUN, SET_HELP, main, warn
+from ddm_ray.cli.command import RECIPE_HELP, RUN, SET_HELP, main, say, warn
 from ddm_ray.cli.fixes import phrase
 from ddm_ray.errors import ConfigError
 
@@ -25,7 +25,7 @@ def init(run_url: str, recipe: str, settings: tuple[str, ...]) -> None:
     from ddm_ray.storage.run import Run
 
     run = Run.create(run_url, load_recipe(recipe, settings))
-    click.echo(f"run {run.config.name!r} at {run.url}; next: ddm prepare {run_url}")
+    say(f"run {run.config.name!r} at {run.url}; next: ddm prepare {run_url}")
 
 
 @main.command()
@@ -47,10 +47,10 @@ def status(run_url: str) -> None:
     from ddm_ray.storage.versions import differences
 
     run = Run.open(run_url)
-    click.echo(f"run {run.config.name!r} at {run.url}, configuration {run.fingerprint}")
+    say(f"run {run.config.name!r} at {run.url}, configuration {run.fingerprint}")
     statuses = survey_once(run)
     for each in statuses:
-        click.echo(f"  {line(each, phrase)}")
+        say(f"  {line(each, phrase)}")
     for difference in differences(statuses):
         warn(f"jobs have different versions of {difference}")
 
@@ -115,7 +115,7 @@ def watch(
         if prometheus is not None:
             raise ConfigError("--once looks once: leave out --prometheus")
         for each in survey_once(run):
-            click.echo(line(each, phrase))
+            say(line(each, phrase))
         return
     from ddm_ray.watch import loop
     from ddm_ray.watch.events import Event
@@ -128,7 +128,7 @@ def watch(
         if event.alarm:
             warn(event.text)
         else:
-            click.echo(event.text, err=True)
+            say(event.text, err=True)
         if hook:
             hook.post(event)
 
@@ -139,7 +139,7 @@ def watch(
     finally:
         if hook:
             hook.close()
-    click.echo(f"all that {run.url} trains is finished")
+    say(f"all that {run.url} trains is finished")
 
 
 def _gauges(run_url: str, host: str, port: int | None) -> Callable[[list[Any]], None]:
@@ -150,5 +150,5 @@ def _gauges(run_url: str, host: str, port: int | None) -> Callable[[list[Any]], 
 
     gauges = Gauges(run_url)
     serve(gauges, host, port)
-    click.echo(f"gauges at http://{host}:{port}/metrics", err=True)
+    say(f"gauges at http://{host}:{port}/metrics", err=True)
     return gauges.update

@@ -14,7 +14,6 @@ import click
 
 from ddm_ray.cli.command import (
     ADDRESS,
-    EVALUATION_NAME,
     INDEX,
     ISLAND,
     ISLANDS,
@@ -24,12 +23,13 @@ from ddm_ray.cli.command import (
     SET_HELP,
     main,
     make,
+    say,
     trained,
     warn,
 )
 from ddm_ray.cli.fixes import phrase
 from ddm_ray.errors import ConfigError, DriftError
-from ddm_ray.storage.graph import Artifact
+from ddm_ray.storage.graph import NAME_PATTERN, Artifact
 from ddm_ray.storage.info import ReportInfo, RowsInfo
 
 
@@ -97,7 +97,7 @@ def prepare(
 
     make(run_url, artifact, stage, mends=True)
     _show_rows(run, artifact)
-    click.echo(f"next: ddm partition {run_url}" + (f" --cluster {cluster}" if cluster is not None else ""))
+    say(f"next: ddm partition {run_url}" + (f" --cluster {cluster}" if cluster is not None else ""))
 
 
 def _show_rows(run: Any, artifact: Artifact) -> None:
@@ -109,15 +109,15 @@ def _show_rows(run: Any, artifact: Artifact) -> None:
     info = RowsInfo.of(run.require(artifact))
     if info.rejected:
         where = f"{run.url}/{artifact}/{REJECTED}"
-        click.echo(f"{info.rejected} images can't be used and are left out; {where} says why")
+        say(f"{info.rejected} images can't be used and are left out; {where} says why")
         for reason in info.reasons:
             line = f"{reason.rows:>8} {reason.reason}, e.g. {reason.id}"
             if reason.reason.startswith(CUT):
                 warn(line.strip())
             else:
-                click.echo(line)
+                say(line)
         if others := info.rejected - sum(reason.rows for reason in info.reasons):
-            click.echo(f"{others:>8} for other reasons")
+            say(f"{others:>8} for other reasons")
     if info.ignored:
         counts = sorted(info.ignored.items(), key=lambda ending: -ending[1])
         endings = ", ".join(f"{count} {ending}" for ending, count in counts)
@@ -126,10 +126,10 @@ def _show_rows(run: Any, artifact: Artifact) -> None:
         warn(f"no row is held out (data.heldout {run.config.data.heldout}): evaluation will have no held-out losses")
     if info.classes:
         names = [f"{label} {name}" for label, name in enumerate(info.classes)]
-        click.echo(f"classes by folder: {', '.join(names[:10])}{', ...' if names[10:] else ''}")
+        say(f"classes by folder: {', '.join(names[:10])}{', ...' if names[10:] else ''}")
     if info.duplicates:
         what = "left out" if info.dropped else "kept; data.duplicates=drop would leave them out"
-        click.echo(f"{info.duplicates} images are byte by byte equal to an earlier one: {what}")
+        say(f"{info.duplicates} images are byte by byte equal to an earlier one: {what}")
 
 
 @main.command()
@@ -162,11 +162,11 @@ def partition(run_url: str, cluster: int | None, scratch: str | None) -> None:
     if cluster is None:
         if info := ReportInfo.of_either(run.manifest(REPORT), run.manifest(PARTITION)):
             if info.silhouette is not None:
-                click.echo(f"silhouette of the clusters: {info.silhouette:.3f} (1: far apart, 0: no borders)")
+                say(f"silhouette of the clusters: {info.silhouette:.3f} (1: far apart, 0: no borders)")
             for warning in info.warnings:
                 warn(warning)
-        click.echo(f"look at it: {run.url}/{REPORT}/report.html")
-    click.echo(f"next: ddm train {run_url} expert {cluster or 0}")
+        say(f"look at it: {run.url}/{REPORT}/report.html")
+    say(f"next: ddm train {run_url} expert {cluster or 0}")
 
 
 @main.command()
@@ -281,7 +281,7 @@ def evaluate(
         device = "cuda" if site.prepare.use_gpu else "cpu"
         evaluating.evaluate(run, name, report, execute=ray_data, made_on=device, at=at)
 
-    if not re.fullmatch(EVALUATION_NAME, name):
+    if not re.fullmatch(NAME_PATTERN, name):
         raise ConfigError(f"--name {name!r}: use letters, digits, dots, dashes and underscores")
     _show_evaluation(make(run_url, evaluation(name), stage), name)
 
@@ -298,13 +298,14 @@ def _show_evaluation(run: Any, name: str) -> None:
     from ddm_ray.storage.graph import evaluation
 
     metrics = read_metrics(run, name)
-    click.echo(print_table(metrics))
+    for text in print_table(metrics).split("\n"):
+        say(text)
     if since := [lacked for lacked in metrics.get("missing", {}) if _is_finished(run, Artifact(lacked))]:
         warn(f"{', '.join(since)}: finished since; ddm evaluate --name ANOTHER measures it")
     if begun := [artifact for artifact in metrics.get("milestones", {}) if _is_finished(run, Artifact(artifact))]:
         warn(f"{', '.join(begun)}: measured by earlier weights; ddm evaluate --name ANOTHER measures them as they are")
     for file in ("report.html", "grid.png", "metrics.json"):
-        click.echo(f"{run.url}/{evaluation(name)}/{file}")
+        say(f"{run.url}/{evaluation(name)}/{file}")
 
 
 @main.command()
@@ -325,11 +326,12 @@ def demo(run_url: str | None, recipe: str, settings: tuple[str, ...]) -> None:
     folder = run_url or f"runs/{Path(recipe).stem}"
     run = demonstration.demo(folder, recipe, settings, phrase)
     _show_evaluation(run, demonstration.NAME)
-    click.echo("\nnext:")
+    say("")
+    say("next:")
     if activation := _activation():
-        click.echo(f"  {activation}")
+        say(f"  {activation}")
     for command in (f"sample {folder} --class 3", f"serve {folder}", f"status {folder}", "--help"):
-        click.echo(f"  ddm {command}")
+        say(f"  ddm {command}")
 
 
 def _activation() -> str | None:

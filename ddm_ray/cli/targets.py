@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from ddm_ray.cli.command import ADDRESS, ISLAND, ISLANDS, RUN, main, make
+from ddm_ray.cli.command import ADDRESS, ISLAND, ISLANDS, RUN, main, make, say
 from ddm_ray.errors import ConfigError
 
 
@@ -38,7 +38,7 @@ def targets(run_url: str, cluster: int, islands: str | None, island: str | None,
         raise ConfigError(f"--cluster {cluster}: this run has clusters 0 to {len(run.experts) - 1}")
     require_labelled(run)
     size = targets_bytes(run) / len(run.experts)
-    click.echo(f"about {size / 2**20:.3g} MiB of targets, in fp32; half of that where a GPU makes them")
+    say(f"about {size / 2**20:.3g} MiB of targets, in fp32; half of that where a GPU makes them")
 
     def stage(run: Any, report: Any) -> None:
         from ddm_ray.data.sharded.ray_data import RayData

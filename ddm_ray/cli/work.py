@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ddm_ray.cli.command import ADDRESS, ISLANDS, RUN, main, with_extras
+from ddm_ray.cli.command import ADDRESS, ISLANDS, RUN, main, say, with_extras
 from ddm_ray.cli.fixes import phrase, words
 from ddm_ray.errors import EXIT_AGAIN, ConfigError, Give
 from ddm_ray.storage.graph import STUDENT, Artifact, trained_of, wanted_of
@@ -125,7 +125,7 @@ def work(
         account.name = f"work-{keeper.id.rpartition('/')[2]}"
         board = Board(run, trained, grace, work_of(run), needs=lambda artifact: needed_by(run, artifact, site.train))
         end = IslandWorker(run, keeper, board, train, report, require_room, leaving.is_set, job, grace).run_to_end()
-    click.echo(f"{site.name}: {end}")
+    say(f"{site.name}: {end}")
     if leaving.is_set():
         click.get_current_context().exit(EXIT_AGAIN)
 

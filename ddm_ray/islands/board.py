@@ -3,7 +3,6 @@
 Who lives is judged by this observer's own clock. What it hasn't seen moving for longer than the grace time is free.
 """
 
-import json
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -13,9 +12,10 @@ from dataclasses import dataclass
 from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError
 from ddm_ray.islands.choose import OpenJob, Worker
 from ddm_ray.islands.presence import Presence, forget, workers
-from ddm_ray.storage.attempts import NOTE_BYTES, Attempt
+from ddm_ray.storage.attempts import Attempt
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_files import TAKES, JobFiles, list_jobs
+from ddm_ray.storage.notes import Take, read_note
 from ddm_ray.storage.observer import Observer
 from ddm_ray.storage.pulse import Pulses
 from ddm_ray.storage.run import Run
@@ -148,12 +148,12 @@ class Board:
         store, files = self._run.store, self._files[artifact]
         if not files.takes:
             return False
-        with suppress(FileNotFoundError, ValueError, KeyError, TypeError, AttributeError, RecursionError, ConfigError):
-            take = json.loads(store.read(take_key(artifact, files.takes), NOTE_BYTES))
+        with suppress(ValueError, ConfigError, CorruptArtifact):
+            take = read_note(store, take_key(artifact, files.takes), Take) or {}
             newest, last = self._newest_attempt(files), files.last_launch
-            if take["launch"] != (newest.claim().get("launch") if newest else last and last[0]):
+            if take.get("launch", "") != (newest.claim().get("launch") if newest else last and last[0]):
                 return False  # somebody else's
-            presence = Presence.read(store, str(take.get("worker")))
+            presence = Presence.read(store, take.get("worker", ""))
             return presence.ended or presence.beat is None or presence.holds != artifact or newest is None
         return False
 

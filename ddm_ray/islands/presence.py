@@ -5,6 +5,7 @@ Who lives is judged by counters that move and by the observer's own clock, as wi
 
 import json
 import os
+import re
 import socket
 import sys
 from collections.abc import Container, Mapping
@@ -14,8 +15,10 @@ from dataclasses import dataclass
 from threading import Event, Lock, Thread
 from typing import Any, Self
 
-from ddm_ray.errors import DDMError, StorageError, printable
-from ddm_ray.storage.attempts import CLAIM, MOST_RIVALS, NOTE_BYTES
+from ddm_ray.errors import CorruptArtifact, DDMError, StorageError, printable
+from ddm_ray.storage.attempts import CLAIM, MOST_RIVALS
+from ddm_ray.storage.notes import NOTE_BYTES
+from ddm_ray.storage.sealed import parse_object, read_some
 from ddm_ray.storage.stops import is_island, island_prefix
 from ddm_ray.storage.store import Store
 
@@ -23,6 +26,7 @@ BEAT_SECONDS, MOST_BEAT_SECONDS = 10.0, 60.0
 """Pause between two beats, and the longest that a presence is believed to announce."""
 PRESENCE = "PRESENCE"
 _MOST = 1e300
+_NUMBER = re.compile(r"[0-9]{1,9}")
 _REQUESTS = 8
 
 
@@ -64,8 +68,8 @@ class Presence:
         Raises ValueError or ConfigError for what is no id.
         """
         key, fields = f"{_prefix(worker_id)}/{PRESENCE}", None
-        with suppress(FileNotFoundError, ValueError, RecursionError):
-            fields = json.loads(store.read(key, NOTE_BYTES))
+        with suppress(FileNotFoundError, ValueError, CorruptArtifact):
+            fields = parse_object(read_some(store, key, NOTE_BYTES))
         return cls.parse(worker_id, fields)
 
     @classmethod
@@ -104,7 +108,7 @@ def workers(store: Store, known: Container[str] = ()) -> list[Presence]:
         island, _, rest = key.partition("/workers/")
         number, _, name = rest.partition("/")
         worker_id = f"{island}/{number}"
-        if name == PRESENCE and number.isdecimal() and is_island(island) and worker_id not in known:
+        if name == PRESENCE and _NUMBER.fullmatch(number) and is_island(island) and worker_id not in known:
             ids.append(worker_id)
     with ThreadPoolExecutor(_REQUESTS) as pool:
         return list(pool.map(lambda worker_id: Presence.read(store, worker_id), sorted(ids)))
@@ -131,7 +135,7 @@ def forget(store: Store, dead: Presence) -> None:
 
 def _prefix(worker_id: str) -> str:
     island, _, number = worker_id.rpartition("/")
-    if not number.isdecimal():
+    if not _NUMBER.fullmatch(number):
         raise ValueError(f"{worker_id!r:.80} is no worker")
     return f"{island_prefix(island)}/workers/{number}"
 
@@ -196,7 +200,7 @@ class PresenceKeeper:
 def _claim(store: Store, island: str, who: Mapping[str, Any]) -> int:
     """Number of a new worker of the island, that no other has."""
     prefix = f"{island_prefix(island)}/workers"
-    first = max((int(name) for name in store.folders(prefix) if name.isdecimal()), default=0) + 1
+    first = max((int(name) for name in store.folders(prefix) if _NUMBER.fullmatch(name)), default=0) + 1
     for number in range(first, first + MOST_RIVALS):
         if store.create(f"{prefix}/{number:04d}/{CLAIM}", json.dumps(who).encode()):
             return number

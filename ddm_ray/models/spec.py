@@ -5,6 +5,13 @@ from typing import Any
 from ddm_ray.config import DenoiserConfig, DiffusersConfig, RunConfig
 
 
+def spec_of(config: RunConfig, kind: str) -> dict[str, Any]:
+    """The spec of the network that an artifact of this kind is: expert, monolith, student or router."""
+    if kind == "router":
+        return router_spec(config)
+    return denoiser_spec(config, config.student_model if kind == "student" else None)
+
+
 def denoiser_spec(config: RunConfig, model: DenoiserConfig | DiffusersConfig | None = None) -> dict[str, Any]:
     """The spec of a denoiser: {"class", "config"}, and "flow" if not linear velocity. No `model`: an expert's."""
     model = model or config.expert.model

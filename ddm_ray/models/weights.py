@@ -6,6 +6,7 @@ A spec may say under "flow" which path and prediction its network was trained fo
 import importlib
 import json
 from collections.abc import Mapping
+from inspect import Parameter, signature
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +25,12 @@ MODELS = {
     "Router": "ddm_ray.models.router",
     "DiffusersTransformer": "ddm_ray.models.diffusers_transformer",
 }
+
+
+LINEAR = {"path": "linear", "prediction": "velocity"}
+"""The flow of a spec that names none."""
+# Bytes of a number, and of a tensor's entry in the header of safetensors with its name, at most.
+_WIDEST, _HEADER = 8, 2**12
 
 
 class Configured(Protocol):
@@ -45,7 +52,7 @@ def build(spec: dict[str, Any], device: str = "cpu") -> nn.Module:
     name, config = spec.get("class"), spec.get("config")
     if name not in MODELS or not isinstance(config, dict):
         raise CorruptArtifact(f"model spec: class {name!r} with a config is not one of {sorted(MODELS)}")
-    model_class: type[nn.Module] = getattr(importlib.import_module(MODELS[name]), name)
+    model_class = _class_of(name)
     try:
         with torch.device("meta"), _Unfilled():
             model = model_class(**config)
@@ -58,6 +65,29 @@ def build(spec: dict[str, Any], device: str = "cpu") -> nn.Module:
     # Outside: running out of memory says nothing about the spec.
     with torch.device(device):
         return model_class(**config)
+
+
+def completed(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The spec as JSON has it, with all that it leaves to its class, and the flow that it leaves out."""
+    config = spec.get("config")
+    if spec.get("class") not in MODELS or not isinstance(config, dict):
+        return dict(spec)
+    takes = dict(signature(_class_of(spec["class"])).parameters)
+    takes = {**signature(Trunk).parameters, **takes} if "trunk" in takes else takes
+    defaults = {name: each.default for name, each in takes.items() if each.default is not Parameter.empty}
+    full: dict[str, Any] = json.loads(json.dumps({"flow": LINEAR, **spec, "config": {**defaults, **config}}))
+    return full
+
+
+def _class_of(name: str) -> type[nn.Module]:
+    model_class: type[nn.Module] = getattr(importlib.import_module(MODELS[name]), name)
+    return model_class
+
+
+def most_bytes(spec: dict[str, Any]) -> int:
+    """Bytes that a file of the weights of this spec has at most, whatever the numbers are kept in."""
+    tensors = build(spec, "meta").state_dict()
+    return sum(_WIDEST * tensor.numel() for tensor in tensors.values()) + _HEADER * (len(tensors) + 1)
 
 
 class _Unfilled(TorchFunctionMode):
@@ -95,6 +125,7 @@ def from_state(spec: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
     model = build(spec, "meta")
     expected = model.state_dict()
     _check(expected, tensors, spec["class"])
+    require_finite(tensors)
     # Copied into memory aligned as torch's own, so that a loaded model computes to the bit what the saved one did.
     state = {name: tensors.pop(name).to(tensor.dtype, copy=True) for name, tensor in expected.items()}
     for module in model.modules():
@@ -104,6 +135,13 @@ def from_state(spec: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
         model = build(spec)
     model.load_state_dict(state, assign=True)
     return model.eval()
+
+
+def require_finite(tensors: Mapping[str, Tensor]) -> None:
+    """Raise CorruptArtifact for a tensor with a number that isn't finite."""
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise CorruptArtifact(f"weights: tensor {name} has numbers that aren't finite")
 
 
 def _check(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor], name_of_class: str) -> None:

@@ -7,9 +7,11 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from ddm_ray.errors import spelled_out
+
 
 def page(template: str, **values: Any) -> str:
-    """The page that `templates/TEMPLATE.html` makes of the values, all of which it escapes."""
+    """The page that `templates/TEMPLATE.html` makes of the values, all of which it escapes and spells out."""
     return _environment().get_template(f"{template}.html").render(values)
 
 
@@ -22,9 +24,17 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        finalize=_finalized,
     )
     environment.filters["data_url"] = _data_url
     return environment
+
+
+def _finalized(value: Any) -> Any:
+    """The value, a text of others without what turns text around; markup of our own stays."""
+    if not isinstance(value, str) or hasattr(value, "__html__"):
+        return value
+    return "\n".join(map(spelled_out, value.split("\n")))
 
 
 def _data_url(png: bytes) -> str:

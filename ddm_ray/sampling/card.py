@@ -3,7 +3,7 @@
 from ddm_ray import __version__
 from ddm_ray.errors import CorruptArtifact, DriftError
 from ddm_ray.sampling.run_models import ModelKind
-from ddm_ray.storage.graph import EVALUATIONS, PARTITION, ROWS, Artifact, evaluation
+from ddm_ray.storage.graph import PARTITION, ROWS, Artifact
 from ddm_ray.storage.info import EvaluationInfo, PartitionInfo, RowsInfo, TrainedInfo
 from ddm_ray.storage.run import Run
 
@@ -97,14 +97,14 @@ def _rows(run: Run) -> str:
 
 def _measured(run: Run, kind: str) -> str:
     tables = []
-    for name in sorted(run.store.folders(EVALUATIONS)):
+    for artifact in run.evaluations():
         try:
-            manifest = run.finished(evaluation(name))
+            manifest = run.finished(artifact)
         except (CorruptArtifact, DriftError):
             continue  # of other models, or not whole: no figure of this one
         if manifest is None or kind not in (info := EvaluationInfo.of(manifest)).frechet:
             continue
         lines = [f"| {model} | {distance:.3g} |" for model, distance in info.frechet.items()]
-        head = f"Evaluation `{name}`: Fréchet distance of {info.num_samples:,} samples, smaller is better."
+        head = f"Evaluation `{artifact.name}`: Fréchet distance of {info.num_samples:,} samples, smaller is better."
         tables.append("\n".join([head, "", "| model | distance |", "|---|---|", *lines]))
     return "\n\n".join(tables) or "No finished evaluation of the run has measured this model."

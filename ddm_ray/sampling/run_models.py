@@ -3,10 +3,9 @@
 Shapes: B images, CHW image, S steps, K experts, C classes.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -14,23 +13,27 @@ from torch import nn
 from ddm_ray.config import Precision, SamplingSettings, TrainConfig
 from ddm_ray.core.flow import Flow
 from ddm_ray.core.snr import MatchedRouter, velocity_field
-from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, SamplingError
+from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, SamplingError, printable
 from ddm_ray.models import weights
 from ddm_ray.models.router import Router
+from ddm_ray.models.spec import spec_of
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.batches import by_expert, joined
 from ddm_ray.sampling.offload import Offload, Offloaded, resident_experts
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest, SampleResult
-from ddm_ray.storage.graph import EVALUATIONS, PARTITION, ROUTER, Artifact, evaluation
+from ddm_ray.storage.graph import PARTITION, ROUTER, Artifact
 from ddm_ray.storage.info import EvaluationInfo, PartitionInfo
+from ddm_ray.storage.manifest import Identity, drift
 from ddm_ray.storage.published import Weights
 from ddm_ray.storage.run import Run
+from ddm_ray.storage.sealed import parse_object
 
 ModelKind = Literal["mixture", "monolith", "student"]
 """Words for what a run can sample with: its mixture, or a network that was trained on all rows."""
 
 NETWORK = "model.json", "ema.safetensors"
 """Names of the files of published weights: what a network is, and its tensors."""
+SPEC_BYTES = 2**20
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -91,16 +94,27 @@ def load_network(run: Run, published: Weights, device: str = "cpu", precision: P
 
 
 def _read_network(run: Run, published: Weights) -> tuple[nn.Module, Flow]:
-    described, tensors = published.read(run, *NETWORK)
-    return parse_network(described, tensors, f"{run.url}/{published.artifact}/{published.prefix}")
+    spec = spec_of(run.config, published.artifact.kind)
+    described, tensors = published.read(run, network_bytes(spec))
+    return parse_network(described, tensors, f"{run.url}/{published.artifact}/{published.prefix}", spec)
 
 
-def parse_network(described: bytes, tensors: bytes, where: str) -> tuple[nn.Module, Flow]:
-    """The network in the bytes of the files NETWORK of published weights. Raises CorruptArtifact naming `where`."""
+def network_bytes(spec: dict[str, Any]) -> dict[str, int]:
+    """Bytes of each of the files NETWORK at most, of a network of this spec."""
+    return dict(zip(NETWORK, (SPEC_BYTES, weights.most_bytes(spec)), strict=True))
+
+
+def parse_network(described: bytes, tensors: bytes, where: str, spec: dict[str, Any]) -> tuple[nn.Module, Flow]:
+    """The network in the bytes of the files NETWORK of published weights, which has to be that of a spec.
+
+    Raises CorruptArtifact naming `where`, and what differs, before anything is built.
+    """
     try:
-        spec = json.loads(described)
+        actual = parse_object(described)
     except ValueError:
         raise CorruptArtifact(f"{where}/model.json: not JSON; train it again") from None
+    if lines := drift(Identity(weights.completed(spec)), Identity(weights.completed(actual))):
+        raise CorruptArtifact(f"{where}/model.json: isn't the run's network: {printable(lines[0], 200)}")
     try:
         return weights.load(spec, tensors), Flow(**spec.get("flow", {}))
     except (CorruptArtifact, ConfigError, TypeError) as error:
@@ -136,9 +150,9 @@ def sampling_settings(run: Run, kind: ModelKind = "mixture") -> SamplingSettings
     settings = settings_of(run, kind)
     if settings.strategy is not None:
         return settings
-    for name in sorted(run.store.folders(EVALUATIONS)):
+    for artifact in run.evaluations():
         try:
-            manifest = run.finished(evaluation(name))
+            manifest = run.finished(artifact)
         except (CorruptArtifact, DriftError):
             continue  # `status` tells of it; models don't depend on a report
         inputs = manifest.identity.inputs if manifest else {}

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddm_ray.errors import CorruptArtifact, MissingArtifact, TruncatedWeights
-from ddm_ray.models.third_party import require_size
+from ddm_ray.errors import CorruptArtifact, MissingArtifact, StorageError, TruncatedWeights
+from ddm_ray.storage import local_disk
 from ddm_ray.storage.manifest import FileRecord, verify
 
 REMEDY = "save or fetch the pipeline again"
@@ -27,9 +27,10 @@ class VerifiedFolder:
         if name not in self.files:
             raise CorruptArtifact(f"{self.root}: its index says nothing of {name}", REMEDY)
         try:
-            require_size(path, most)
-            data = path.read_bytes()
-        except OSError:
+            if self.files[name].bytes > most:
+                raise CorruptArtifact(f"{path}: has {self.files[name].bytes} bytes, {most} are allowed", REMEDY)
+            data = local_disk.read(path, lambda size: range(min(size, self.files[name].bytes + 1)))
+        except (FileNotFoundError, StorageError):
             raise MissingArtifact(f"{path} is missing or can't be read", REMEDY) from None
         if len(data) < self.files[name].bytes and path.suffix == ".safetensors":
             raise TruncatedWeights(f"{path}: {len(data)} bytes of {self.files[name].bytes}", REMEDY)

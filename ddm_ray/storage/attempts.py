@@ -6,8 +6,10 @@ The next attempt goes on from the newest one's states; the first to commit the j
 import json
 import os
 import random
+import re
 import socket
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,15 +20,27 @@ from uuid import uuid4
 from ddm_ray.errors import CorruptArtifact, StorageError, one_line
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.info import Info, StateInfo, WeightsInfo
-from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest
+from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest, read_manifest
+from ddm_ray.storage.notes import Beat, Claim, Failure, read_note
 from ddm_ray.storage.store import Store
 
 CLAIM, HEARTBEAT, FAILED = "CLAIM", "HEARTBEAT", "FAILED"
 OUT_OF_MEMORY = "OutOfMemory"
+MOST_ATTEMPTS = 10**9
+_ATTEMPT, _STEP = re.compile(r"[0-9]{4,9}"), re.compile(r"step-([0-9]{9,15})")
 MOST_RIVALS, RIVAL_SECONDS = 64, 0.2
 """Numbers that a claim loses to others at most, and the longest pause after each."""
-NOTE_BYTES = 2**16
-"""Bytes of a claim, heartbeat or failure's note that are read at most."""
+
+
+def attempt_number(name: str) -> int | None:
+    """The number of the attempt whose folder has this name; None for any other name."""
+    return int(name) if _ATTEMPT.fullmatch(name) and name == f"{int(name):04d}" else None
+
+
+def step_of(name: str) -> int | None:
+    """The step of the state or weights whose folder has this name; None for any other name."""
+    match = _STEP.fullmatch(name)
+    return int(match[1]) if match and name == f"step-{int(match[1]):09d}" else None
 
 
 @dataclass(frozen=True)
@@ -53,9 +67,8 @@ class Attempt:
 
     def claim(self) -> dict[str, Any]:
         """Fields of its claim; empty if they can't be read."""
-        with suppress(FileNotFoundError, ValueError, RecursionError):
-            claim_fields = json.loads(self.store.read(f"{self.prefix}/{CLAIM}", NOTE_BYTES))
-            return claim_fields if isinstance(claim_fields, dict) else {}
+        with suppress(CorruptArtifact):
+            return read_note(self.store, f"{self.prefix}/{CLAIM}", Claim) or {}
         return {}
 
     def beat(self, progress: dict[str, Any]) -> None:
@@ -64,13 +77,8 @@ class Attempt:
 
     def last_beat(self) -> dict[str, Any]:
         """The progress of its last heartbeat; empty before the first. Raises CorruptArtifact if that was altered."""
-        key = f"{self.prefix}/{HEARTBEAT}"
-        try:
-            return {**json.loads(self.store.read(key, NOTE_BYTES)), "attempt": self.number}
-        except FileNotFoundError:
-            return {}
-        except (ValueError, TypeError, RecursionError):
-            raise CorruptArtifact(f"{self.store.url}/{key}: not a heartbeat; delete it") from None
+        fields = read_note(self.store, f"{self.prefix}/{HEARTBEAT}", Beat)
+        return {} if fields is None else {**fields, "attempt": self.number}
 
     def fail(self, note: dict[str, Any]) -> None:
         """Say why this attempt ended, if nobody has: `error`, its `kind`, and if trying again is in vain (`final`)."""
@@ -155,12 +163,11 @@ class Attempt:
 def read_failure(store: Store, key: str) -> dict[str, Any] | None:
     """The note of a failure, as far as it can be read: another version may have written it. None if there is none."""
     try:
-        note = json.loads(store.read(key, NOTE_BYTES))
-    except FileNotFoundError:
+        known = read_note(store, key, Failure)
+    except CorruptArtifact:
+        known = {}  # that it failed is known even if the reason can't be read
+    if known is None:
         return None
-    except (ValueError, RecursionError):
-        note = {}  # that it failed is known even if the reason can't be read
-    known = note if isinstance(note, dict) else {}
     fix = known.get("fix")
     if isinstance(fix, dict) and "artifact" in fix and not _is_artifact(fix["artifact"]):
         known["fix"] = None
@@ -181,6 +188,10 @@ def claim(store: Store, job: str, about: Mapping[str, Any] = MappingProxyType({}
     """
     fields = {**about, "host": socket.gethostname(), "pid": os.getpid(), "id": uuid4().hex}
     first = max(claimed(store, job), default=0) + 1
+    if first + MOST_RIVALS > MOST_ATTEMPTS:
+        raise StorageError(
+            f"{store.url}/{job}/attempts/{first - 1:04d}: no number is left after it; delete it", passes=False
+        )
     for number in range(first, first + MOST_RIVALS):
         if store.create(f"{job}/attempts/{number:04d}/{CLAIM}", json.dumps(fields).encode()):
             return Attempt(store, job, number)
@@ -191,7 +202,8 @@ def claim(store: Store, job: str, about: Mapping[str, Any] = MappingProxyType({}
 
 def claimed(store: Store, job: str) -> list[int]:
     """Numbers of a job's attempts, ascending."""
-    return sorted(int(name) for name in store.folders(f"{job}/attempts") if name.isdecimal())
+    numbers = map(attempt_number, store.folders(f"{job}/attempts"))
+    return sorted(number for number in numbers if number is not None)
 
 
 def heartbeat(store: Store, job: str) -> dict[str, Any] | None:
@@ -218,26 +230,43 @@ def _damage(store: Store, state: SavedState) -> CorruptArtifact | None:
 
 
 def saved_states(store: Store, job: str) -> Iterator[SavedState | CorruptArtifact]:
-    """A job's training states, best first: highest attempt, then highest step. A damaged one as its error.
+    """A job's training states, best first: highest attempt, then highest step. A damaged one as its error, and one
+    that isn't called as states are, as a copy is that somebody made.
 
-    Sizes are compared with the manifest's; checksums are whose who reads the files.
+    Sizes are compared with the manifest's; checksums are whose who reads the files. All are listed at once.
     """
-    for number in reversed(claimed(store, job)):
-        base = f"{job}/attempts/{number:04d}/state"
-        for name in reversed(store.folders(base)):
-            prefix = f"{base}/{name}"
-            try:
-                manifest = Manifest.from_json(store.read(f"{prefix}/{NAME}"), f"{store.url}/{prefix}/{NAME}")
-            except FileNotFoundError:
-                continue  # without a manifest: never finished, or being dropped
-            except CorruptArtifact as error:
-                yield error
-                continue
-            sizes = store.sizes(prefix)
-            wrong = [file for file, record in manifest.files.items() if sizes.get(file) != record.bytes]
-            if wrong:
-                yield CorruptArtifact(
-                    f"{store.url}/{prefix}/{wrong[0]}: gone or cut short, its manifest says otherwise"
-                )
-            else:
-                yield SavedState(int(name.removeprefix("step-")), prefix, manifest)
+    for (number, name), sizes in sorted(_states(store, job).items(), key=_by_step, reverse=True):
+        prefix, step = f"{Attempt(store, job, number).prefix}/state/{name}", step_of(name)
+        if NAME not in sizes:
+            continue  # never finished, or being dropped
+        if step is None:
+            yield CorruptArtifact(f"{store.url}/{prefix}: isn't called as a state is, so it isn't taken for one")
+            continue
+        try:
+            manifest = read_manifest(store, prefix)
+        except FileNotFoundError:
+            continue  # dropped meanwhile
+        except CorruptArtifact as error:
+            yield error
+            continue
+        wrong = [file for file, record in manifest.files.items() if sizes.get(file) != record.bytes]
+        if wrong:
+            yield CorruptArtifact(f"{store.url}/{prefix}/{wrong[0]}: gone or cut short, its manifest says otherwise")
+        else:
+            yield SavedState(step, prefix, manifest)
+
+
+def _by_step(state: tuple[tuple[int, str], Mapping[str, int]]) -> tuple[int, int, str]:
+    (number, name), _ = state
+    return number, step_of(name) or 0, name
+
+
+def _states(store: Store, job: str) -> dict[tuple[int, str], dict[str, int]]:
+    """Sizes of the files of each folder of a training state, by the attempt's number and the folder's name."""
+    states: dict[tuple[int, str], dict[str, int]] = defaultdict(dict)
+    for key, size in store.sizes(f"{job}/attempts").items():
+        attempt, _, rest = key.partition("/state/")
+        name, _, file = rest.partition("/")
+        if file and (number := attempt_number(attempt)) is not None:
+            states[number, name][file] = size
+    return states

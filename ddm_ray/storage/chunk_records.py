@@ -5,13 +5,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
-from ddm_ray.storage.sealed import unseal
+from ddm_ray.errors import CorruptArtifact
+from ddm_ray.storage.sealed import read_sealed, unseal
 from ddm_ray.storage.store import Store
 
 PLAN = "_plan/PLAN.json"
 RECORDS = "_parts"
-_NAME = re.compile(r"(\d{6,})-(\d{6,})(-last)?\.json")
-_FILE = re.compile(r"(?:.*[-/])?(\d{6,}-\d{6,})-[0-9a-f]{8}\.\w+")
+_NAME = re.compile(r"([0-9]{6,12})-([0-9]{6,12})(-last)?\.json")
+_FILE = re.compile(r"(?:.*[-/])?([0-9]{6,12}-[0-9]{6,12})-[0-9a-f]{8}\.\w+")
 
 
 @dataclass(frozen=True, order=True)
@@ -73,8 +74,10 @@ class ChunksProgress:
 def chunks_progress(store: Store, artifact: str) -> ChunksProgress | None:
     """The progress of an artifact; None if it hasn't been begun. Raises CorruptArtifact for a damaged plan."""
     try:
-        plan = unseal(store.read(f"{artifact}/{PLAN}"), f"{store.url}/{artifact}/{PLAN}", ["units"])
+        plan = unseal(read_sealed(store, f"{artifact}/{PLAN}"), f"{store.url}/{artifact}/{PLAN}", ["units"])
     except FileNotFoundError:
         return None
+    if type(plan["units"]) is not int or not 0 <= plan["units"] < 2**53:
+        raise CorruptArtifact(f"{store.url}/{artifact}/{PLAN}: its number of units is none")
     keys = recorded_keys(store, artifact)
     return ChunksProgress(plan["units"], len(chunks_done(keys)[1]), len(keys))

@@ -25,7 +25,10 @@ from ddm_ray.storage.info import (
 )
 
 Stage = Literal["prepare", "partition", "train", "targets", "replay", "evaluate"]
-_NAME = re.compile(r"[^/]+")
+_NUMBER = re.compile(r"[0-9]{3,9}")
+NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}"
+"""Pattern of the names of evaluations and references."""
+_NAME = re.compile(NAME_PATTERN)
 
 
 class Artifact(str):
@@ -47,7 +50,7 @@ class Artifact(str):
                 return cls._build(path, kind)
             if member and suffix == "}" and _NAME.fullmatch(member):
                 return cls._build(path, kind, name=member)
-            if member and member.isdecimal() and row.member and path == row.member.format(int(member)):
+            if member and _NUMBER.fullmatch(member) and row.member and path == row.member.format(int(member)):
                 return cls._build(path, kind, cluster=int(member))
         raise ValueError(f"{path!r:.200} is no artifact of a run")
 

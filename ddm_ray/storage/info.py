@@ -3,12 +3,15 @@
 C classes, K clusters. The order of fields is that of the manifest's bytes.
 """
 
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ddm_ray.errors import CorruptArtifact
+from ddm_ray.errors import CorruptArtifact, printable
 from ddm_ray.storage.manifest import Manifest
+
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Info(BaseModel):
@@ -23,9 +26,9 @@ class Info(BaseModel):
             return cls.model_validate(manifest.info)
         except ValidationError as error:
             problem = error.errors()[0]
-            field = ".".join(map(str, problem["loc"]))
+            field = printable(".".join(map(str, ("info", *problem["loc"]))), 200)
             raise CorruptArtifact(
-                f"{manifest.artifact}: its manifest's info.{field} isn't as a {cls.__name__}'s: {problem['msg']};"
+                f"{manifest.artifact}: its manifest's {field} isn't as a {cls.__name__}'s: {problem['msg']};"
                 " delete it and run the stage again"
             ) from None
 
@@ -39,7 +42,7 @@ class Reason(Info):
 
     id: str
     reason: str
-    rows: int
+    rows: Count
 
 
 class RowsInfo(Info):
@@ -50,16 +53,16 @@ class RowsInfo(Info):
     embedder, autoencoder and text encoder that made them, of those that aren't the run's own. `versions`: of libraries.
     """
 
-    rows: int
-    rows_train: int
-    rows_heldout: int
-    rejected: int
-    duplicates: int
-    dropped: int
-    embedding_dim: int
+    rows: Count
+    rows_train: Count
+    rows_heldout: Count
+    rejected: Count
+    duplicates: Count
+    dropped: Count
+    embedding_dim: Count
     source: str
     classes: tuple[str, ...] | None
-    ignored: dict[str, int]
+    ignored: dict[str, Count]
     reasons: tuple[Reason, ...]
     networks: dict[str, str] = {}
     versions: dict[str, str] = {}
@@ -68,8 +71,8 @@ class RowsInfo(Info):
 class CentroidsInfo(Info):
     """Numbers of the rows that k-means saw and of its fine centroids."""
 
-    rows_sampled: int
-    num_fine: int
+    rows_sampled: Count
+    num_fine: Count
 
 
 class ShardInfo(Info):
@@ -78,18 +81,24 @@ class ShardInfo(Info):
     `centroids` is the digest of the centroids that made the cluster, None where none did. `networks`: see RowsInfo.
     """
 
-    cluster: int
-    rows: int
-    rows_train: int
-    rows_heldout: int
-    counts_C: tuple[int, ...]
-    data_std: float | None
+    cluster: Count
+    rows: Count
+    rows_train: Count
+    rows_heldout: Count
+    counts_C: tuple[Count, ...]
+    data_std: Finite | None
     centroids: str | None
     networks: dict[str, str] = {}
 
     def as_json(self) -> dict[str, Any]:
         """Fields that a manifest holds: made again, a shard of an older version has the bytes that it had."""
         return {name: value for name, value in super().as_json().items() if name != "networks" or value}
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        if self.rows != self.rows_train + self.rows_heldout or sum(self.counts_C) not in (0, self.rows_train):
+            raise ValueError("rows, rows_train, rows_heldout and counts_C don't add up")
+        return self
 
 
 class PartitionInfo(Info):
@@ -99,13 +108,13 @@ class PartitionInfo(Info):
     with the classes. None where there is no such number. `networks`: see RowsInfo.
     """
 
-    counts_CK: tuple[tuple[int, ...], ...]
-    rows_K: tuple[int, ...]
-    rows_heldout_K: tuple[int, ...]
-    imbalance: float | None
-    entropy: float
-    ari: float | None
-    num_fine: int | None
+    counts_CK: tuple[tuple[Count, ...], ...]
+    rows_K: tuple[Count, ...]
+    rows_heldout_K: tuple[Count, ...]
+    imbalance: Finite | None
+    entropy: Finite
+    ari: Finite | None
+    num_fine: Count | None
     networks: dict[str, str] = {}
 
 
@@ -133,28 +142,28 @@ class TrainedInfo(Info):
     """
 
     weights: str = Field(pattern=r"^[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*$", max_length=200)
-    step: int
-    rows_seen: int
-    training_flops: float
-    training_flops_per_row: float
-    parameters: int
-    seconds: float
-    loss: float
-    attempts: int
+    step: Count
+    rows_seen: Count
+    training_flops: Finite
+    training_flops_per_row: Finite
+    parameters: Count
+    seconds: Finite
+    loss: Finite
+    attempts: Count
     versions: dict[str, str] = {}
 
 
 class TargetsInfo(Info):
     """Number of a cluster's targets, and the first step of each file's, in the order of their names."""
 
-    rows: int
-    first_steps: tuple[int, ...]
+    rows: Count
+    first_steps: tuple[Count, ...]
 
 
 class EvaluationInfo(Info):
     """Frechet distance by the name of what was measured, and the strategy with the smallest one."""
 
-    num_samples: int
+    num_samples: Count
     frechet: dict[str, float]
     best_strategy: str
 
@@ -162,19 +171,19 @@ class EvaluationInfo(Info):
 class ReferenceInfo(Info):
     """Training rows whose features are a reference, and how many features each has."""
 
-    rows: int
-    features: int
+    rows: Count
+    features: Count
 
 
 class StateInfo(Info):
     """A training state: steps that are done, seconds that they took, and the world size that wrote it."""
 
-    step: int
-    seconds: float
-    world_size: int
+    step: Count
+    seconds: Finite
+    world_size: Count
 
 
 class WeightsInfo(Info):
     """Published EMA weights: the steps that are done."""
 
-    step: int
+    step: Count

@@ -6,14 +6,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from ddm_ray.storage.attempts import CLAIM, FAILED, HEARTBEAT
+from ddm_ray.storage.attempts import CLAIM, FAILED, HEARTBEAT, attempt_number, step_of
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.manifest import NAME
 from ddm_ray.storage.store import Store
 
 BEGUN, STOP, TAKES = "BEGUN-", "STOP", "takes"
-_BEGUN = re.compile(rf"launches/(?P<launch>[^/]+)/{BEGUN}(?P<after>\d+)")
-_COMMITTED = re.compile(rf"attempts/(?P<attempt>\d+)/(?P<kind>weights|state)/step-(?P<step>\d+)/{re.escape(NAME)}")
+_BEGUN = re.compile(rf"launches/(?P<launch>[A-Za-z0-9._-]{{1,100}})/{BEGUN}(?P<after>[0-9]{{4,9}})")
+_COMMITTED = re.compile(rf"attempts/(?P<attempt>[^/]+)/(?P<kind>weights|state)/(?P<step>[^/]+)/{re.escape(NAME)}")
+_TAKE = re.compile(rf"{TAKES}/([0-9]{{4,9}})")
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,11 @@ class JobFiles:
     sizes: Mapping[str, int]
 
     @property
+    def unlisted(self) -> bool:
+        """True if the artifact's own folder can't be listed, or isn't one."""
+        return "" in self.sizes
+
+    @property
     def committed(self) -> bool:
         """True if the artifact has its manifest; only `Run.finished` knows whether it is this run's."""
         return NAME in self.sizes
@@ -32,7 +38,8 @@ class JobFiles:
     def attempts(self) -> list[int]:
         """Numbers of the attempts, ascending."""
         words = (key.split("/") for key in self.sizes)
-        return sorted({int(word[1]) for word in words if word[0] == "attempts" and word[1].isdecimal()})
+        numbers = {attempt_number(word[1]) for word in words if word[0] == "attempts" and len(word) > 2}
+        return sorted(number for number in numbers if number is not None)
 
     def claimed(self, attempt: int) -> bool:
         """True if the attempt's claim is there."""
@@ -54,8 +61,7 @@ class JobFiles:
     @property
     def takes(self) -> int:
         """Number of the newest take of the job by an island's worker; 0: none."""
-        words = (key.split("/") for key in self.sizes)
-        return max((int(word[1]) for word in words if word[0] == TAKES and word[1].isdecimal()), default=0)
+        return max((int(match[1]) for key in self.sizes if (match := _TAKE.fullmatch(key))), default=0)
 
     @property
     def elders(self) -> list[int]:
@@ -105,8 +111,9 @@ class JobFiles:
 
     def _steps(self, kind: str) -> list[tuple[int, int]]:
         """(attempt, step) of all that is committed of a kind."""
-        matches = (match for key in self.sizes if (match := _COMMITTED.fullmatch(key)))
-        return [(int(match["attempt"]), int(match["step"])) for match in matches if match["kind"] == kind]
+        matches = (match for key in self.sizes if (match := _COMMITTED.fullmatch(key)) and match["kind"] == kind)
+        steps = [(attempt_number(match["attempt"]), step_of(match["step"])) for match in matches]
+        return [(number, step) for number, step in steps if number is not None and step is not None]
 
 
 def list_jobs(store: Store, artifacts: Iterable[Artifact]) -> dict[Artifact, JobFiles]:

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from ddm_ray.errors import DDMError, GaveUp, StorageError, TrainingError, one_line, printable
-from ddm_ray.storage.attempts import NOTE_BYTES, OUT_OF_MEMORY, Attempt, claimed, read_failure
+from ddm_ray.errors import CorruptArtifact, DDMError, GaveUp, StorageError, TrainingError, one_line, printable
+from ddm_ray.storage.attempts import OUT_OF_MEMORY, Attempt, claimed, read_failure
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_files import BEGUN, JobFiles, list_jobs
+from ddm_ray.storage.notes import Begun, read_note
 from ddm_ray.storage.patience import ONCE
 from ddm_ray.storage.store import Store
 
@@ -60,9 +61,8 @@ class Launch:
 
     def begun(self, store: Store) -> dict[str, Any]:
         """The record that it has begun; empty if it can't be read."""
-        with suppress(FileNotFoundError, ValueError, RecursionError):
-            fields = json.loads(store.read(self.begun_key, NOTE_BYTES))
-            return fields if isinstance(fields, dict) else {}
+        with suppress(CorruptArtifact):
+            return read_note(store, self.begun_key, Begun) or {}
         return {}
 
     def claim_fields(self) -> dict[str, str]:

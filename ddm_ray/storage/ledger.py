@@ -16,7 +16,9 @@ from threading import Event, Thread
 from typing import Any, Self
 from uuid import uuid4
 
-from ddm_ray.storage.attempts import NOTE_BYTES
+from ddm_ray.errors import CorruptArtifact
+from ddm_ray.storage.notes import NOTE_BYTES
+from ddm_ray.storage.sealed import parse_object, read_some
 from ddm_ray.storage.stops import is_island
 from ddm_ray.storage.store import Store
 from ddm_ray.storage.store_meter import Counted, meter_of
@@ -130,12 +132,12 @@ def _sum(island: str, accounts: list[Mapping[str, Any]]) -> IslandLedger:
 def _read(store: Store, key: str) -> Mapping[str, Any] | None:
     """An account's numbers; None if they can't be read: anybody may have written it."""
     try:
-        fields = json.loads(store.read(key, NOTE_BYTES))
+        fields = parse_object(read_some(store, key, NOTE_BYTES))
         numbers = {name: _number(fields[name]) for name in ("read", "written", "workers")}
         requests = {kind: _number(fields["requests"].get(kind, 0)) for kind in KINDS}
         seconds = float(min(max(fields["seconds"], 0.0), 1e12))
         return {**numbers, "requests": requests, "seconds": seconds, "ended": fields["ended"] is True}
-    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError, CorruptArtifact):
         return None
 
 

@@ -6,12 +6,17 @@ import json
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
-from ddm_ray.errors import CorruptArtifact, TruncatedWeights
-from ddm_ray.storage.sealed import canonical, seal, sha256, unseal
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from ddm_ray.errors import CorruptArtifact, TruncatedWeights, printable
+from ddm_ray.storage.sealed import canonical, read_sealed, seal, sha256, unseal
+from ddm_ray.storage.store import Store
 
 SCHEMA = 5
+NAME_LETTERS = 1024
+"""Letters of a file's path below its artifact, at most: as an object store allows."""
 NAME = "_MANIFEST.json"
 AGAIN = "delete it and run the stage again"
 
@@ -20,6 +25,7 @@ AGAIN = "delete it and run the stage again"
 class Identity:
     """The circumstances of an artifact: the configuration fields that its stage reads, and its inputs' digests."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
     fields: dict[str, Any]
     inputs: dict[str, str] = field(default_factory=dict)
 
@@ -37,8 +43,9 @@ class Identity:
 class FileRecord:
     """Size in bytes and SHA-256 of one file of an artifact."""
 
-    bytes: int
-    sha256: str
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+    bytes: Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
     @classmethod
     def of(cls, data: builtins.bytes | memoryview) -> "FileRecord":
@@ -50,6 +57,30 @@ class FileRecord:
         """The record of a file on a local disk, which is read a piece at a time."""
         with path.open("rb") as file:
             return cls(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
+
+
+def _checked_name(name: str) -> str:
+    parts = name.split("/")
+    if not name.isprintable() or any(part in ("", ".", "..") or len(part.encode()) > 255 for part in parts):
+        raise ValueError("no file is called so")
+    return name
+
+
+FileName = Annotated[str, Field(max_length=NAME_LETTERS), AfterValidator(_checked_name)]
+"""A path below an artifact, without `..` and letters that no terminal prints, of parts that any file system takes."""
+
+
+class _Body(BaseModel):
+    """The fields of a manifest, beside those that follow from others."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    number: Annotated[int, Field(alias="schema")]
+    artifact: FileName
+    identity: Identity
+    files: dict[FileName, FileRecord]
+    info: dict[str, Any]
+    content: Annotated[str, Field(max_length=128)] | None
 
 
 @dataclass(frozen=True)
@@ -78,20 +109,23 @@ class Manifest:
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> "Manifest":
-        """Parse and verify. Raises CorruptArtifact naming `where` if altered, or of another schema."""
+        """Parse by type and verify. Raises CorruptArtifact naming `where` if altered, or of another schema."""
         body = unseal(data, where, fix=AGAIN)
+        if body.get("schema", SCHEMA) != SCHEMA:
+            raise CorruptArtifact(f"{where}: schema {printable(body['schema'], 20)}, this version reads {SCHEMA}")
         try:
-            if body["schema"] != SCHEMA:
-                raise CorruptArtifact(f"{where}: schema {body['schema']}, this version reads {SCHEMA}")
-            return cls(
-                artifact=body["artifact"],
-                identity=Identity(**body["identity"]),
-                files={name: FileRecord(**record) for name, record in body["files"].items()},
-                info=body["info"],
-                content=body["content"],
-            )
-        except (KeyError, AttributeError, TypeError):
-            raise CorruptArtifact(f"{where}: not whole", AGAIN) from None
+            fields = _Body.model_validate(body)
+        except ValidationError as error:
+            problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            field = printable(".".join(map(str, problem["loc"])), 200)
+            raise CorruptArtifact(f"{where}: not whole, {field}: {problem['msg']}", AGAIN) from None
+        return cls(fields.artifact, fields.identity, fields.files, fields.info, fields.content)
+
+
+def read_manifest(store: Store, prefix: str) -> Manifest:
+    """The manifest of what lies below `prefix/`. Raises FileNotFoundError if there is none, CorruptArtifact."""
+    key = f"{prefix}/{NAME}"
+    return Manifest.from_json(read_sealed(store, key), f"{store.url}/{key}")
 
 
 def verify(data: bytes, record: FileRecord, where: str) -> bytes:
@@ -104,6 +138,11 @@ def verify(data: bytes, record: FileRecord, where: str) -> bytes:
     if sha256(data) != record.sha256:
         raise CorruptArtifact(f"{where}: checksum differs from its manifest's")
     return data
+
+
+def read_verified(store: Store, key: str, record: FileRecord) -> bytes:
+    """A file as `verify` returns it, of which no more is read than it may have. Raises FileNotFoundError, too."""
+    return verify(store.read(key, record.bytes, cut=False), record, f"{store.url}/{key}")
 
 
 def drift(expected: Identity, actual: Identity) -> list[str]:

@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
 
 from ddm_ray.errors import ArchiveError, CorruptArtifact, printable
 from ddm_ray.storage.archive import AGAIN, NAME_LETTERS
@@ -16,7 +15,6 @@ from ddm_ray.storage.sealed import canonical, sha256
 BROUGHT = "unpacked"
 """Folder of a trained artifact for what came in an archive: no attempt of any store writes there."""
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]*(/[A-Za-z0-9][A-Za-z0-9._=-]*)*")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -68,12 +66,9 @@ def parse_part(artifact: Artifact, data: bytes, where: object) -> ArchivePart:
     key = f"{artifact}/{NAME}"
     try:
         manifest = Manifest.from_json(data, key)
-        typed = _are_typed(manifest)
-        altered = typed and manifest.to_json() != data
+        altered = manifest.to_json() != data
     except CorruptArtifact as error:
         raise ArchiveError(f"{where}: {printable(error.message, 200)}", AGAIN) from None
-    if not typed:
-        raise ArchiveError(f"{where}: {key}: a field of it is of another type", AGAIN)
     if altered:
         raise ArchiveError(f"{where}: {key}: isn't spelled as it was written", AGAIN)
     if manifest.artifact != artifact:
@@ -124,22 +119,3 @@ def by_content(manifest: Manifest) -> Manifest:
 
 def _is_manifest(name: str) -> bool:
     return name.endswith(f"/{NAME}")
-
-
-def _are_typed(manifest: Manifest) -> bool:
-    identity = manifest.identity
-    return (
-        isinstance(manifest.artifact, str)
-        and isinstance(identity.fields, dict)
-        and isinstance(identity.inputs, dict)
-        and all(isinstance(digest, str) for digest in identity.inputs.values())
-        and isinstance(manifest.content, str | None)
-        and isinstance(manifest.info, dict)
-        and all(map(_is_record, manifest.files.values()))
-    )
-
-
-def _is_record(record: Any) -> bool:
-    if type(record.bytes) is not int or not isinstance(record.sha256, str):
-        return False
-    return 0 <= record.bytes < 2**63 and _SHA256.fullmatch(record.sha256) is not None

@@ -1,14 +1,14 @@
 """Weights: what training jobs have published, at their end and on their way there."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ddm_ray.errors import CorruptArtifact, DriftError
+from ddm_ray.errors import CorruptArtifact, DriftError, one_line
 from ddm_ray.storage.attempts import Attempt
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.info import TrainedInfo
 from ddm_ray.storage.job_files import JobFiles, list_jobs
-from ddm_ray.storage.manifest import NAME, Manifest, verify
+from ddm_ray.storage.manifest import FileRecord, read_manifest, read_verified
 from ddm_ray.storage.run import Run
 
 
@@ -30,23 +30,35 @@ class Weights:
         info = TrainedInfo.of(run.require(artifact))
         return cls(artifact, info.weights, info.step, final=True)
 
-    def read(self, run: Run, *names: str) -> list[bytes]:
-        """Read verified files of them. Raises CorruptArtifact, and DriftError for weights of another configuration."""
+    def read(self, run: Run, most: Mapping[str, int]) -> list[bytes]:
+        """Read verified files of them by name, each of no more bytes than `most` says.
+
+        Raises CorruptArtifact, and DriftError for weights of another configuration.
+        """
         if self.final:
             finished = run.require(self.artifact)
-            return [run.read(self.artifact, f"{self.prefix}/{name}", finished) for name in names]
+            records = {name: finished.files.get(f"{self.prefix}/{name}") for name in most}
+            self.require_small(run, records, most)
+            return [run.read(self.artifact, f"{self.prefix}/{name}", finished) for name in most]
         folder = f"{self.artifact}/{self.prefix}"
         where = f"{run.url}/{folder}"
         try:
-            manifest = Manifest.from_json(run.store.read(f"{folder}/{NAME}"), f"{where}/{NAME}")
-            read = {name: run.store.read(f"{folder}/{name}") for name in names}
+            manifest = read_manifest(run.store, folder)
+            if lines := run.drift(self.artifact, manifest.identity):
+                raise DriftError(f"{where} was made otherwise: {lines[0]}", run.remake(self.artifact))
+            if unlisted := most.keys() - manifest.files.keys():
+                raise CorruptArtifact(f"{where}/{min(unlisted)}: its manifest doesn't list it")
+            self.require_small(run, manifest.files, most)
+            return [read_verified(run.store, f"{folder}/{name}", manifest.files[name]) for name in most]
         except FileNotFoundError as error:
-            raise CorruptArtifact(f"{where}: not whole any more: {error}") from None
-        if lines := run.drift(self.artifact, manifest.identity):
-            raise DriftError(f"{where} was made otherwise: {lines[0]}", run.remake(self.artifact))
-        if unlisted := read.keys() - manifest.files.keys():
-            raise CorruptArtifact(f"{where}/{min(unlisted)}: its manifest doesn't list it")
-        return [verify(data, manifest.files[name], f"{where}/{name}") for name, data in read.items()]
+            raise CorruptArtifact(f"{where}: not whole any more: {one_line(error, 300)}") from None
+
+    def require_small(self, run: Run, records: Mapping[str, FileRecord | None], most: Mapping[str, int]) -> None:
+        """Raise CorruptArtifact for a file that is to be larger than it can be."""
+        for name, limit in most.items():
+            if (record := records.get(name)) and record.bytes > limit:
+                where = f"{run.url}/{self.artifact}/{self.prefix}/{name}"
+                raise CorruptArtifact(f"{where}: has {record.bytes} bytes, and the run's network {limit} at most")
 
 
 def published(run: Run, artifacts: Iterable[Artifact]) -> dict[Artifact, list[Weights]]:

@@ -1,5 +1,7 @@
 """Run: a directory or prefix that holds one training of one mixture, laid out as `graph.py` says."""
 
+import re
+from contextlib import suppress
 from dataclasses import replace
 
 from ddm_ray.config import RunConfig, parse_config
@@ -7,12 +9,14 @@ from ddm_ray.errors import (
     Accept,
     Begin,
     CorruptArtifact,
+    DDMError,
     DriftError,
     Give,
     Make,
     MissingArtifact,
     RunError,
     StorageError,
+    printable,
     refusal,
 )
 from ddm_ray.storage import graph
@@ -26,10 +30,11 @@ from ddm_ray.storage.manifest import (
     Identity,
     Manifest,
     drift,
-    verify,
+    read_manifest,
+    read_verified,
 )
 from ddm_ray.storage.patience import PROMPT, Patience
-from ddm_ray.storage.sealed import seal, unseal
+from ddm_ray.storage.sealed import RECORD_BYTES, seal, unseal
 from ddm_ray.storage.store import Store
 
 RUN_FILE = "run.json"
@@ -81,7 +86,7 @@ class Run:
         store = Store(url, patience)
         where = f"{store.url}/{RUN_FILE}"
         try:
-            data = store.read(RUN_FILE)
+            data = store.read(RUN_FILE, RECORD_BYTES, cut=False)
         except FileNotFoundError:
             raise RunError(f"{url} is not a run: it has no {RUN_FILE}", Begin(url)) from None
         except (StorageError, ValueError) as error:
@@ -100,10 +105,21 @@ class Run:
         """All expert artifacts, by cluster."""
         return graph.experts_of(self.config)
 
-    def identity(self, artifact: Artifact) -> Identity:
-        """Identity to make the artifact under now; inputs that aren't here (another site's) are left out."""
-        manifests = {name: self.manifest(name, accepted=True) for name in self.inputs(artifact)}
-        digests = {str(name): manifest.digest for name, manifest in manifests.items() if manifest}
+    def evaluations(self) -> list[Artifact]:
+        """Artifacts of all evaluations that are begun, by name; a folder that can't be one's is passed over."""
+        names = self.store.folders(graph.EVALUATIONS)
+        return [graph.evaluation(name) for name in names if re.fullmatch(graph.NAME_PATTERN, name)]
+
+    def identity(self, artifact: Artifact, unread: tuple[type[DDMError], ...] = ()) -> Identity:
+        """Identity to make the artifact under now; inputs that aren't here (another site's) are left out.
+
+        Likewise those whose manifests can't be read for an error of the kinds `unread`.
+        """
+        digests = {}
+        for name in self.inputs(artifact):
+            with suppress(*unread):
+                if manifest := self.manifest(name, accepted=True):
+                    digests[str(name)] = manifest.digest
         return Identity(fields_of(self.config, artifact), digests)
 
     def inputs(self, artifact: Artifact) -> tuple[Artifact, ...]:
@@ -119,16 +135,15 @@ class Run:
 
         `accepted`: as it was accepted, None if it wasn't, of what is accepted by hand.
         """
-        key = f"{artifact}/{NAME}"
-        if accepted and self.by_hand(artifact):
-            key = f"{ACCEPTED}/{key}"
+        place = f"{ACCEPTED}/{artifact}" if accepted and self.by_hand(artifact) else artifact
         try:
-            data = self.store.read(key)
+            manifest = read_manifest(self.store, place)
         except FileNotFoundError:
             return None
-        manifest = Manifest.from_json(data, f"{self.url}/{key}")
         if manifest.artifact != artifact:
-            raise CorruptArtifact(f"{self.url}/{key}: is that of {manifest.artifact}; put the right folder there")
+            raise CorruptArtifact(
+                f"{self.url}/{place}/{NAME}: is that of {manifest.artifact}; put the right folder there"
+            )
         artifact.info.of(manifest)
         return manifest
 
@@ -145,10 +160,11 @@ class Run:
     def drift(self, artifact: Artifact, made: Identity, expected: Identity | None = None) -> list[str]:
         """A line for each difference between the identity that an artifact was made under and the `expected` one.
 
-        The expected one is today's unless given. A field that an older version didn't have counts as its default.
+        The expected one is today's unless given, as far as its inputs can be read: one that can't is no fault of this
+        artifact. A field that an older version didn't have counts as its default.
         """
         spelled = Identity(completed(self.config, artifact, made.fields), made.inputs)
-        return drift(expected or self.identity(artifact), spelled)
+        return drift(expected or self.identity(artifact, unread=(CorruptArtifact,)), spelled)
 
     def require(self, artifact: Artifact) -> Manifest:
         """The manifest of a finished artifact, of what is accepted by hand the accepted one.
@@ -167,12 +183,12 @@ class Run:
         """One verified file of a finished artifact. Raises CorruptArtifact if it is gone or altered."""
         manifest = manifest or self.require(artifact)
         where = f"{self.url}/{artifact}/{name}"
+        if name not in manifest.files:
+            raise CorruptArtifact(f"{where}: its manifest doesn't list it", self.remake(artifact))
         try:
-            data = self.store.read(f"{artifact}/{name}")
+            return read_verified(self.store, f"{artifact}/{name}", manifest.files[name])
         except FileNotFoundError:
             raise CorruptArtifact(f"{where}: gone, though its manifest lists it", self.remake(artifact)) from None
-        try:
-            return verify(data, manifest.files[name], where)
         except CorruptArtifact as error:
             error.fix = self.remake(artifact)
             raise
@@ -227,7 +243,7 @@ def read_config(data: bytes, where: str) -> RunConfig:
     """The configuration of a run.json, which is at `where`. Raises CorruptArtifact, RunError, ConfigError."""
     body = unseal(data, where, ["schema", "config"], fix="restore it, or begin a new run elsewhere")
     if body["schema"] != SCHEMA:
-        raise RunError(f"{where}: schema {body['schema']}, this version of ddm-ray reads {SCHEMA}")
+        raise RunError(f"{where}: schema {printable(body['schema'], 20)}, this version of ddm-ray reads {SCHEMA}")
     return parse_config(body["config"], where)
 
 

@@ -5,7 +5,30 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from ddm_ray.errors import CorruptArtifact, Fix
+from ddm_ray.errors import CorruptArtifact, Fix, StorageError
+from ddm_ray.storage.store import Store
+
+RECORD_BYTES = 2**26
+"""Bytes of a manifest, a plan, a chunk's record and of run.json that are read at most."""
+MOST_DEPTH = 64
+"""Levels of objects and lists in an object that is read."""
+
+
+def parse_object(data: bytes) -> dict[str, Any]:
+    """The JSON object in these bytes. Raises ValueError for anything else, and for one that is nested too deeply."""
+    try:
+        value = json.loads(data)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")
+    level: list[Any] = [value]
+    for _ in range(MOST_DEPTH):
+        members = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [child for each in members for child in each if isinstance(child, dict | list)]
+        if not level:
+            return value
+    raise ValueError("nested too deeply")
 
 
 def sha256(data: bytes | memoryview) -> str:
@@ -25,14 +48,29 @@ def seal(body: dict[str, Any], indent: int | None = None) -> bytes:
     return (canonical(sealed) if indent is None else json.dumps(sealed, indent=indent).encode()) + b"\n"
 
 
+def read_some(store: Store, key: str, most: int, cut: bool = True) -> bytes:
+    """An object as `Store.read` reads it. Raises CorruptArtifact also where a disk refuses this one, not for now."""
+    try:
+        return store.read(key, most, cut)
+    except StorageError as error:
+        if error.passes:
+            raise
+        raise CorruptArtifact(error.message, error.fix) from None
+
+
+def read_sealed(store: Store, key: str) -> bytes:
+    """The bytes of an object that was sealed. Raises CorruptArtifact for one that is too large, FileNotFoundError."""
+    return read_some(store, key, RECORD_BYTES, cut=False)
+
+
 def unseal(data: bytes, where: str, fields: Iterable[str] = (), fix: Fix | None = None) -> dict[str, Any]:
     """The object that was sealed. Raises CorruptArtifact naming `where`, with this `fix`, if it is cut short, was
     altered, or lacks `fields`, being something else.
     """
     try:
-        body: dict[str, Any] = json.loads(data)
+        body = parse_object(data)
         checksum, actual = body.pop("checksum"), sha256(canonical(body))
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+    except (ValueError, KeyError):
         raise CorruptArtifact(f"{where}: not whole", fix) from None
     if checksum != actual:
         raise CorruptArtifact(f"{where}: altered since it was written", fix)

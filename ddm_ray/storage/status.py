@@ -5,16 +5,27 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ddm_ray.errors import Accept, Allow, CorruptArtifact, DDMError, DriftError, Fix, Resume, Stopped
+from ddm_ray.errors import (
+    Accept,
+    Allow,
+    CorruptArtifact,
+    DDMError,
+    DriftError,
+    Fix,
+    Resume,
+    Stopped,
+    StorageError,
+    spelled_out,
+)
 from ddm_ray.storage import graph
 from ddm_ray.storage.chunk_records import ChunksProgress, chunks_progress
-from ddm_ray.storage.graph import EVALUATIONS, PARTITION, REPORT, STUDENT, TARGETS, Artifact, evaluation, targets
+from ddm_ray.storage.graph import PARTITION, REPORT, STUDENT, TARGETS, Artifact, targets
 from ddm_ray.storage.info import Info, TrainedInfo
 from ddm_ray.storage.job_files import JobFiles, list_jobs
 from ddm_ray.storage.job_status import JobStatus, job_status
 from ddm_ray.storage.launches import place_of
 from ddm_ray.storage.manifest import Manifest
-from ddm_ray.storage.run import Run
+from ddm_ray.storage.run import RUN_FILE, Run
 
 SILENT_SECONDS, BETWEEN_SECONDS = 10.0, 30.0
 """Silence from which a job may be dead, while it trains and between attempts.
@@ -88,21 +99,37 @@ class Status:
 
 
 def status(run: Run, artifact: Artifact, files: JobFiles | None = None) -> Status:
-    """The status of one artifact; of a training job by its `files`, if they are listed already."""
+    """The status of one artifact; of a training job by its `files`, if they are listed already.
 
+    Whatever is wrong with that artifact alone makes it damaged. Raises StorageError for trouble of the whole storage.
+    """
+    return _or_damaged(run, artifact, lambda: _status(run, artifact, files))
+
+
+def _or_damaged(run: Run, artifact: Artifact, look: Callable[[], Status]) -> Status:
+    """The status that `look` finds; damaged for its error, if other things can be read."""
+    for last in (False, True):
+        try:
+            return look()
+        except (StorageError, CorruptArtifact, DriftError) as error:
+            run.store.exists(RUN_FILE)  # raises where nothing can be read
+            # An outage may have ended meanwhile.
+            if last or not isinstance(error, StorageError):
+                return Status(artifact, "damaged", error=error, run=run.url)
+    raise AssertionError
+
+
+def _status(run: Run, artifact: Artifact, files: JobFiles | None) -> Status:
     def in_state(state: State, **facts: Any) -> Status:
         return Status(artifact, state, run=run.url, **facts)
 
-    try:
-        manifest = run.finished(artifact) if files is None or files.committed else None
-        if manifest:
-            accepted = run.finished(artifact, accepted=True) if run.by_hand(artifact) else manifest
-            unaccepted = accepted is None or accepted.digest != manifest.digest
-            return in_state("finished", info=artifact.info.of(manifest), unaccepted=unaccepted)
-        chunks = chunks_progress(run.store, artifact) if artifact.kind in UNITS else None
-        job = job_status(run.store, artifact, files) if artifact.trains else None
-    except (DriftError, CorruptArtifact) as error:
-        return in_state("damaged", error=error)
+    manifest = run.finished(artifact) if files is None or files.committed or files.unlisted else None
+    if manifest:
+        accepted = run.finished(artifact, accepted=True) if run.by_hand(artifact) else manifest
+        unaccepted = accepted is None or accepted.digest != manifest.digest
+        return in_state("finished", info=artifact.info.of(manifest), unaccepted=unaccepted)
+    chunks = chunks_progress(run.store, artifact) if artifact.kind in UNITS else None
+    job = job_status(run.store, artifact, files) if artifact.trains else None
     if job:
         begun: State = "stopped" if job.stopped else "begun" if job.attempt else "waiting"
         return in_state("failed" if job.failure and not (job.left or job.stopped) else begun, job=job)
@@ -117,7 +144,7 @@ def survey(run: Run, known: Iterable[Status] = ()) -> list[Status]:
     Those that are finished in `known`, an earlier survey, aren't looked at again. The partition's report is one once it
     is committed: an older version's was part of the partition. Targets of a student are some once any are begun.
     """
-    artifacts = [*graph.artifacts(run.config), *map(evaluation, run.store.folders(EVALUATIONS))]
+    artifacts = [*graph.artifacts(run.config), *run.evaluations()]
     artifacts.insert(artifacts.index(PARTITION) + 1, REPORT)
     if STUDENT in artifacts and run.store.folders(TARGETS):
         place = artifacts.index(STUDENT)
@@ -131,7 +158,8 @@ def survey(run: Run, known: Iterable[Status] = ()) -> list[Status]:
         if artifact in finished:
             return finished[artifact]
         job = files.get(artifact)
-        return _with_files(run, status(run, artifact, job), job.sizes if job else None)
+        sizes = job.sizes if job else None
+        return _or_damaged(run, artifact, lambda: _with_files(run, _status(run, artifact, job), sizes))
 
     # Side by side: in a bucket each look is a few requests, which mostly wait.
     with ThreadPoolExecutor(REQUESTS) as pool:
@@ -179,8 +207,12 @@ def line(status: Status, phrase: Callable[[Fix], str] = str) -> str:
 def describe(status: Status, phrase: Callable[[Fix], str] = str) -> str:
     """One line on an artifact: for a training job its step, loss, speed and time left, or why it failed.
 
-    `phrase` puts what mends it into words.
+    `phrase` puts what mends it into words. Whatever others wrote of it is spelled out.
     """
+    return spelled_out(_described(status, phrase))
+
+
+def _described(status: Status, phrase: Callable[[Fix], str]) -> str:
     info = status.info
     if isinstance(info, TrainedInfo):
         waits = f"; {phrase(Accept(status.run, status.artifact))}" if status.unaccepted else ""

@@ -12,11 +12,11 @@ import re
 import socket
 from contextlib import suppress
 
-from ddm_ray.errors import Allow, ConfigError, Stopped, printable
-from ddm_ray.storage.attempts import NOTE_BYTES
+from ddm_ray.errors import Allow, ConfigError, CorruptArtifact, Stopped, printable
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_files import STOP
 from ddm_ray.storage.launches import Launch
+from ddm_ray.storage.notes import Request, read_note
 from ddm_ray.storage.store import Store
 
 _ISLAND = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -65,12 +65,11 @@ def take_back(store: Store, key: str) -> bool:
 def asked(store: Store, key: str) -> str | None:
     """Words on who made the request of that key, and why; None if nobody did."""
     try:
-        fields = json.loads(store.read(key, NOTE_BYTES))
-    except FileNotFoundError:
+        known = read_note(store, key, Request)
+    except CorruptArtifact:
+        known = {}
+    if known is None:
         return None
-    except (ValueError, RecursionError):
-        fields = {}
-    known = fields if isinstance(fields, dict) else {}
     if known.get("why"):
         return printable(known["why"], 200)
     return f"asked by {printable(known.get('user', '?'), 60)} on {printable(known.get('host', '?'), 100)}"

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
@@ -16,6 +16,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, GenericError
 from pyarrow import fs
 
 from ddm_ray.errors import CorruptArtifact, RunError, StorageError, as_storage_error, refusal
+from ddm_ray.storage import local_disk
 from ddm_ray.storage.disk import is_unfinished, put, read_back, require_key
 from ddm_ray.storage.patience import PROMPT, Asker, Patience, Undecided, reason
 from ddm_ray.storage.store_meter import meter_of
@@ -71,13 +72,29 @@ class Store:
         except BaseError as error:
             raise StorageError(f"{where}: {reason(error)}", passes=self._asker.passes(error)) from None
 
-    def read(self, key: str, most: int | None = None) -> bytes:
-        """The object's bytes, no more than the first `most`."""
+    def read(self, key: str, most: int | None = None, cut: bool = True) -> bytes:
+        """The object's bytes, no more than the first `most`; a larger one is refused unless it is to be `cut`.
+
+        That is by CorruptArtifact, as what isn't a regular file, where a local disk has that under the key.
+        """
+
+        def within(size: int) -> int:
+            if most is None or size <= most:
+                return size
+            if not cut:
+                raise CorruptArtifact(f"{self.url}/{key}: has {size} bytes, and may have {most}")
+            return most
+
+        if self.local is not None:
+            self._meter.asks("GET")
+            data = local_disk.read(self._path(key), lambda size: range(within(size)))
+            self._meter.reads(len(data))
+            return data
 
         def get() -> bytes:
             self._meter.asks("GET")
             stored = obstore.get(self._objects, self._prefix + key)
-            if most is not None and stored.meta["size"] > most:
+            if within(stored.meta["size"]) < stored.meta["size"]:
                 self._meter.asks("GET")
                 data = bytes(obstore.get_range(self._objects, self._prefix + key, start=0, end=most))
             else:
@@ -89,6 +106,11 @@ class Store:
 
     def read_end(self, key: str, size: int) -> bytes:
         """The last `size` bytes of the object; all of a smaller one."""
+        if self.local is not None:
+            self._meter.asks("GET")
+            data = local_disk.read(self._path(key), lambda end: range(max(0, end - size), end))
+            self._meter.reads(len(data))
+            return data
 
         def get() -> bytes:
             self._meter.asks("HEAD")
@@ -114,7 +136,7 @@ class Store:
                 if at or isinstance(path, int):
                     file.truncate(at)
                     file.seek(at)
-                for chunk in obstore.get(self._objects, self._prefix + key).stream(min_chunk_size=CHUNK):
+                for chunk in self._chunks(key):
                     self._meter.reads(len(chunk))
                     digest.update(chunk)
                     file.write(chunk)
@@ -127,6 +149,19 @@ class Store:
         assert self.local is not None
         with as_storage_error(f"{self.url}/{key}", missing=CorruptArtifact):
             return read_back(self.local / key)
+
+    def _chunks(self, key: str) -> Iterable[Any]:
+        """The object's bytes, a few MiB at a time."""
+        if self.local is not None:
+            return local_disk.chunks(self._path(key), CHUNK)
+        return obstore.get(self._objects, self._prefix + key).stream(min_chunk_size=CHUNK)
+
+    def _path(self, key: str) -> Path:
+        """The place of an object on a local disk. Raises StorageError for what is no key."""
+        assert self.local is not None
+        if any(part in ("", ".", "..") for part in key.split("/")) or "\0" in key:
+            raise StorageError(f"{self.url}: {key!r:.200} is no key", passes=False)
+        return self.local / key
 
     def write(self, key: str, data: bytes | memoryview | Path) -> None:
         """Create the object or replace it whole, by bytes or by those of a local file."""
@@ -237,6 +272,8 @@ class Store:
     def exists(self, key: str) -> bool:
         """True if there is an object under this very key."""
         self._meter.asks("HEAD")
+        if self.local is not None:
+            return local_disk.exists(self._path(key))
         try:
             self._ask(key, lambda: obstore.head(self._objects, self._prefix + key))
         except FileNotFoundError:
@@ -245,6 +282,10 @@ class Store:
 
     def sizes(self, prefix: str) -> Mapping[str, int]:
         """Size in bytes of every object below `prefix/`, by key relative to it, in order of the keys."""
+        if self.local is not None:
+            listed = local_disk.sizes(self._path(prefix))
+            self._meter.lists([f"{prefix}/{name}" for name in listed])
+            return listed
         base = f"{self._prefix}{prefix}/"
         listing = self._ask(prefix, lambda: obstore.list(self._objects, prefix=base).collect())
         self._meter.lists([entry["path"] for entry in listing])
@@ -252,6 +293,10 @@ class Store:
 
     def folders(self, prefix: str) -> list[str]:
         """Names of the folders directly below `prefix/`, in order."""
+        if self.local is not None:
+            names = local_disk.folders(self._path(prefix))
+            self._meter.lists([f"{prefix}/{name}" for name in names])
+            return names
         base = f"{self._prefix}{prefix}/"
         listing = self._ask(prefix, lambda: obstore.list_with_delimiter(self._objects, prefix=base))
         self._meter.lists([*listing["common_prefixes"], *(entry["path"] for entry in listing["objects"])])

@@ -28,7 +28,7 @@ from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.attempts import OUT_OF_MEMORY, Attempt, claim, claimed, saved_states
 from ddm_ray.storage.info import StateInfo
 from ddm_ray.storage.launches import Launch
-from ddm_ray.storage.manifest import NAME, Manifest
+from ddm_ray.storage.manifest import NAME, read_manifest
 from ddm_ray.storage.patience import PROMPT
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.stops import StopRequests
@@ -237,7 +237,7 @@ class TrainAttempt:
         """Read this rank's part into the engine's shards."""
         store, where = self.storage.store, f"{self.storage.store.url}/{prefix}/{NAME}"
         try:
-            manifest = Manifest.from_json(store.read(f"{prefix}/{NAME}"), where)
+            manifest = read_manifest(store, prefix)
         except FileNotFoundError:
             raise CorruptArtifact(f"{where}: gone") from None
         saved = state.SavedParts(store, prefix, manifest)
@@ -293,7 +293,7 @@ def most_rows(store: Store, job: str, like: dict[str, Any]) -> int | None:
         return None
     failure = attempt.failure()
     if failure is not None and failure["kind"] == OUT_OF_MEMORY:
-        return max(1, failure["micro_batch"] // 2)
+        return max(1, failure.get("micro_batch", 1) // 2)
     most = claim_fields.get("most_rows")
     if most is None and "launch" in like:
         with suppress(CorruptArtifact):

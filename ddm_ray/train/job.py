@@ -18,7 +18,7 @@ from ddm_ray.core.times import TimeSampling
 from ddm_ray.errors import Begin, TrainingError
 from ddm_ray.models import weights
 from ddm_ray.models.flops import forward_flops_per_row, training_flops_per_row
-from ddm_ray.models.spec import denoiser_spec, router_spec
+from ddm_ray.models.spec import denoiser_spec, router_spec, spec_of
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage import graph
 from ddm_ray.storage.graph import Artifact, shard
@@ -122,16 +122,17 @@ def train_job(run: Run, artifact: Artifact) -> TrainJob:
     sampled = config.flow
     times = TimeSampling(sampled.times, sampled.mean, sampled.std, sampled.num_times, sampled.shift)
     rows_form = (config.data.shape, config.data.num_classes, 0 if text is None else text.tokens, flow, times)
+    spec = spec_of(config, artifact.kind)
     if artifact.kind == "router":
-        train, spec = config.router.train, router_spec(config)
+        train = config.router.train
         examples = graph.replays_of(config) or everything
         return TrainJob(artifact, (1,), RouterLoss(flow), spec, train, train.global_batch, examples, *rows_form)
     if artifact.kind == "student":
-        train, spec = config.student_train, denoiser_spec(config, config.student_model)
+        train = config.student_train
         distill = DistillLoss(flow, _patch_size(spec, train), config.student.data_weight)
         who = (everything, *rows_form, _asked(config))
         return TrainJob(artifact, (3,), distill, spec, train, train.global_batch, *who)
-    train, spec = config.expert.train, denoiser_spec(config)
+    train = config.expert.train
     loss = ExpertLoss(flow, _patch_size(spec, train))
     if artifact.kind == "monolith":
         return TrainJob(artifact, (0,), loss, spec, train, train.global_batch, everything, *rows_form)

@@ -15,7 +15,7 @@ from ddm_ray.models import weights
 from ddm_ray.sampling.run_models import ModelKind
 from ddm_ray.storage.attempts import Attempt, claimed
 from ddm_ray.storage.info import TrainedInfo, WeightsInfo
-from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest
+from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest, read_manifest
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.versions import versions
 from ddm_ray.train.fragments import EMA
@@ -61,7 +61,7 @@ def publish_weights(
     whose bytes aren't those that were saved.
     """
     store, source, prefix = attempt.store, attempt.state_prefix(step), attempt.weights_prefix(step)
-    manifest = Manifest.from_json(store.read(f"{source}/{NAME}"), f"{store.url}/{source}/{NAME}")
+    manifest = read_manifest(store, source)
     shapes = {name: tuple(parameter.shape) for name, parameter in _model(job).named_parameters()}
     saved = SavedParts(store, source, manifest)
     counted = _Counted(lambda: saved.consolidated(EMA, shapes, buffers))

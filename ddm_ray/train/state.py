@@ -247,7 +247,11 @@ class SavedParts:
             at = 0
             for piece, part in sorted(holders[name], key=lambda holder: holder[0].start):
                 if piece.start == at:
-                    yield read(part.name)[piece.key].numpy().tobytes()
+                    values = read(part.name)[piece.key]
+                    if not bool(torch.isfinite(values).all()):
+                        where = f"{self._store.url}/{self._prefix}"
+                        raise CorruptArtifact(f"{where}: {record} of {name} has numbers that aren't finite")
+                    yield values.numpy().tobytes()
                     at += piece.numel
             if at != prod(shape):
                 raise self._lacks(record, name)

@@ -18,10 +18,11 @@ from ddm_ray.core.routing import Strategy, parse_strategy
 from ddm_ray.data.loading.cache import local_files
 from ddm_ray.data.loading.verified import VerifiedFile
 from ddm_ray.errors import as_storage_error
+from ddm_ray.models.spec import spec_of
 from ddm_ray.sampling.driver import Experts, answers
 from ddm_ray.sampling.offload import Offloaded, OffloadedToDisk
 from ddm_ray.sampling.request import ExpertCall
-from ddm_ray.sampling.run_models import NETWORK, load_network, parse_network
+from ddm_ray.sampling.run_models import NETWORK, load_network, network_bytes, parse_network
 from ddm_ray.storage.graph import PARTITION, ROUTER, Artifact
 from ddm_ray.storage.info import PartitionInfo
 from ddm_ray.storage.manifest import verify
@@ -110,17 +111,20 @@ def offloaded_teachers(
     Those of a run in an object store are copied, each once, when it is first asked; `cache`: see `local_files`. They
     are verified each time that they are read. Raises as `load_teachers`, also where an expert is asked.
     """
+    spec = spec_of(run.config, "expert")
+    most = network_bytes(spec)
     copies: dict[int, list[VerifiedFile]] = {}
     with ExitStack() as stack:  # of what is on the disk, which goes after the thread that adds to it
 
         def fetch(cluster: int) -> nn.Module:
             artifact = run.experts[cluster]
             if cluster not in copies:
-                manifest, folder = run.require(artifact), Weights.finished(run, artifact).prefix
-                names = [f"{folder}/{name}" for name in NETWORK]
+                manifest, published = run.require(artifact), Weights.finished(run, artifact)
+                names = [f"{published.prefix}/{name}" for name in NETWORK]
+                published.require_small(run, dict(zip(NETWORK, map(manifest.files.get, names), strict=True)), most)
                 copies[cluster] = stack.enter_context(local_files(run, manifest, names, cache))
             described, tensors = map(_read, copies[cluster])
-            return _frozen(parse_network(described, tensors, f"{run.url}/{artifact}")[0], device)
+            return _frozen(parse_network(described, tensors, f"{run.url}/{artifact}", spec)[0], device)
 
         for artifact in run.experts:
             run.require(artifact)

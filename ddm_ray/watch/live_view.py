@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ddm_ray.errors import Fix
+from ddm_ray.errors import Fix, spelled_out
 from ddm_ray.storage.status import Status, describe
 
 LOG_SECONDS = 10.0
@@ -44,6 +44,7 @@ class LiveView:
     def show(self, name: str, fraction: float, note: str, alarm: bool = False) -> None:
         """Set a row's state; `fraction` in [0, 1], 1 meaning finished; an `alarm` is red."""
         now = time.monotonic()
+        note = spelled_out(note)
         self._rows[name] = (fraction, note)
         (self._alarms.add if alarm else self._alarms.discard)(name)
         if note != "waiting":

@@ -174,7 +174,7 @@ def test_weights_of_another_configuration_arent_served(run: Run, tmp_path: Path)
     publish_weights(claim(run.store, SECOND), 20, changed, parts)
     assert run.store.exists(key) and loadable(Versions(run), run).experts[1] == weights
     with pytest.raises(DriftError, match="num_clusters"):
-        Weights(SECOND, chosen(run).experts[1].prefix, 20, final=False).read(run, "model.json")
+        Weights(SECOND, chosen(run).experts[1].prefix, 20, final=False).read(run, {"model.json": 2**20})
 
 
 def sampled(run: Run, version: Version, request: SampleRequest = REQUEST) -> Tensor:

@@ -1,15 +1,15 @@
 """A run of recipe tiny on the local disk, new or partitioned."""
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import obstore
 import pytest
 
 from ddm_ray.config import RunConfig, load_recipe
 from ddm_ray.storage.graph import PARTITION, ROWS, shard
 from ddm_ray.storage.run import Run
+from ddm_ray.storage.store_meter import StoreMeter
 from tests.storage.artifacts import write_and_commit
 
 
@@ -37,14 +37,16 @@ def partitioned(run: Run) -> Run:
 def requests(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often the store was asked, by kind of request."""
     counts: Counter[str] = Counter()
+    asks, lists = StoreMeter.asks, StoreMeter.lists
 
-    def count(name: str, ask: Any) -> Any:
-        def asked(*arguments: object, **named: object) -> object:
-            counts[name] += 1
-            return ask(*arguments, **named)
+    def asked(meter: StoreMeter, kind: str, requests: int = 1) -> None:
+        counts[kind.lower()] += requests
+        asks(meter, kind, requests)
 
-        return asked
+    def listed(meter: StoreMeter, paths: Sequence[str]) -> None:
+        counts["list"] += 1
+        lists(meter, paths)
 
-    for name in ("list", "list_with_delimiter", "get", "head", "put", "delete"):
-        monkeypatch.setattr(obstore, name, count(name, getattr(obstore, name)))
+    monkeypatch.setattr(StoreMeter, "asks", asked)
+    monkeypatch.setattr(StoreMeter, "lists", listed)
     return counts

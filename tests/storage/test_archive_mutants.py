@@ -137,7 +137,9 @@ def test_a_shard_of_another_partition_is_refused(packed: Archives, partitioned: 
     path, home = tmp_path / "x.tar", Path(partitioned.url)
     path.write_bytes(packed[expert(1), "inputs"])
     shard_manifest = home / f"{PARTITION}/shards/cluster=001/{NAME}"
-    shard_manifest.write_bytes(reseal(shard_manifest.read_bytes(), lambda body: body["info"].update(rows=4)))
+    shard_manifest.write_bytes(
+        reseal(shard_manifest.read_bytes(), lambda body: body["info"].update(rows=4, rows_heldout=1))
+    )
     with pytest.raises(ArchiveError, match=r"cluster=001/_MANIFEST.json: is there already, and another"):
         unpack(path, str(home))
     shard_manifest.unlink()

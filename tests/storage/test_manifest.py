@@ -18,12 +18,14 @@ value = st.recursive(
     scalar, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3), max_leaves=8
 )
 fields = st.dictionaries(text, value, max_size=4)
+part = st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters="/"), min_size=1, max_size=8)
+name = st.lists(part.filter(lambda text: text not in (".", "..")), min_size=1, max_size=3).map("/".join)
 record = st.builds(FileRecord, bytes=st.integers(0, 2**60), sha256=st.binary(max_size=4).map(sha256))
 manifests = st.builds(
     Manifest,
-    artifact=text,
+    artifact=name,
     identity=st.builds(Identity, fields=fields, inputs=st.dictionaries(text, text, max_size=3)),
-    files=st.dictionaries(text, record, max_size=3),
+    files=st.dictionaries(name, record, max_size=3),
     info=fields,
 )
 EXPERT = Manifest(
@@ -95,6 +97,20 @@ def test_an_overwritten_stretch_is_noticed(manifest: Manifest, cut: int, junk: b
         lambda body: body.update(files=["ema.safetensors"]),
         lambda body: body["files"].update({"model.json": {"bytes": 3}}),
         lambda body: body["files"].update({"model.json": None}),
+        lambda body: body["files"].update({"model.json": {"bytes": -1, "sha256": "0" * 64}}),
+        lambda body: body["files"].update({"model.json": {"bytes": True, "sha256": "0" * 64}}),
+        lambda body: body["files"].update({"model.json": {"bytes": "3", "sha256": "0" * 64}}),
+        lambda body: body["files"].update({"model.json": {"bytes": 3, "sha256": "0" * 64 + "\n"}}),
+        *(
+            lambda body, name=name: body["files"].update({name: {"bytes": 3, "sha256": "0" * 64}})
+            for name in ("", "..", "../x", "a/../b", "/a", "a//b", "a/", "./a", "a\x1b[2J", "a\u202eb", "x" * 256)
+        ),
+        lambda body: body.update(artifact=7),
+        lambda body: body.update(artifact="../run"),
+        lambda body: body.update(info=[]),
+        lambda body: body.update(content=["x"]),
+        lambda body: body["identity"].update(fields=[]),
+        lambda body: body["identity"].update(inputs={"rows": 5}),
     ],
 )
 def test_a_rightly_signed_manifest_of_another_form_is_refused(
@@ -104,7 +120,7 @@ def test_a_rightly_signed_manifest_of_another_form_is_refused(
     del body["checksum"]
     change(body)
     signed = json.dumps({**body, "checksum": sha256(canonical(body))}).encode()
-    with pytest.raises(CorruptArtifact, match=f"{WHERE}: not whole; delete it"):
+    with pytest.raises(CorruptArtifact, match=f"{WHERE}: not whole, [^\n]*; delete it"):
         Manifest.from_json(signed, WHERE)
 
 

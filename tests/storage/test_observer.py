@@ -60,7 +60,7 @@ def test_who_looks_each_15_seconds_lists_each_minute(run: Run, requests: Counter
             requests.clear()
         statuses = observer.look(15.0 * tick)
         assert [each.state for each in statuses] == ["begun"] * len(jobs.attempts)
-    assert requests["list"] == 10 and not requests["list_with_delimiter"] + requests["head"]
+    assert requests["list"] == 10 and not requests["head"]
     assert requests["get"] == 40 * len(jobs.attempts)
 
 

@@ -167,7 +167,7 @@ def test_a_launch_reads_no_claims_from_before_it(store: Store, requests: Counter
         begun(store, Launch(JOB))
     requests.clear()
     require_standing(store, Launch(JOB, after=5))
-    assert requests == {"get": 1, "list_with_delimiter": 1}
+    assert requests == {"get": 1, "list": 1}
 
 
 def test_a_launch_that_has_given_up_begins_no_attempt(store: Store) -> None:

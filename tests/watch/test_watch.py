@@ -158,14 +158,13 @@ def test_storage_that_goes_away_is_waited_for(tmp_path: Path) -> None:
     folder = Path(run.url)
     try:
         wait_for(lambda: "step 75/300" in log.read_text(), 60, log.read_text)
-        attempts = folder / "experts/000/attempts"
-        attempts.rename(tmp_path / "aside")
-        attempts.symlink_to(attempts)  # a loop: nothing below can be asked for
+        folder.rename(tmp_path / "aside")
+        folder.symlink_to(folder)  # a loop: nothing below can be asked for
         wait_for(lambda: "storage can't be asked, trying on: " in log.read_text(), 20, log.read_text)
         then = scrape(port, run, "experts/000")["ddm_silent_seconds"]
         wait_for(lambda: scrape(port, run, "experts/000")["ddm_silent_seconds"] > then + 1, 10)
-        attempts.unlink()
-        (tmp_path / "aside").rename(attempts)
+        folder.unlink()
+        (tmp_path / "aside").rename(folder)
         for artifact in (*run.experts, ROUTER):
             finish(run, artifact)
         assert watching.wait(20) == 0

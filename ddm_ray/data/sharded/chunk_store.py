@@ -19,20 +19,21 @@ from ddm_ray.data.schema import read_parquet, to_parquet
 from ddm_ray.errors import CorruptArtifact, DriftError, Make
 from ddm_ray.storage.chunk_records import PLAN, RECORDS, ChunkKey, chunks_done, recorded_keys, stem_of_file
 from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.manifest import FileRecord, Identity, verify
+from ddm_ray.storage.manifest import FileName, FileRecord, Identity, read_verified
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.sealed import seal, unseal
+from ddm_ray.storage.sealed import read_sealed, seal, unseal
 
 MAX_READERS = 16
 HASH = np.dtype("<u8")
 _COLUMNS = {str: pa.string(), int: pa.int64(), tuple[str, ...]: pa.list_(pa.string())}
 _COLUMNS[tuple[int, ...]] = pa.list_(pa.int64())
 
-StoredFile = tuple[str, FileRecord]
+StoredFile = tuple[FileName, FileRecord]
 """A file's name below the artifact, and its size and checksum."""
+_FILE = TypeAdapter(StoredFile)
 Hashes = Annotated[
     np.ndarray,
-    PlainValidator(lambda text: np.frombuffer(b64decode(text), HASH)),
+    PlainValidator(lambda text: np.frombuffer(b64decode(str(text)), HASH)),
     PlainSerializer(lambda hash_N: b64encode(hash_N.astype(HASH).tobytes()).decode(), return_type=str),
 ]
 """Eight bytes a row, as a field of a record."""
@@ -118,10 +119,14 @@ class ChunkStore(Generic[PlanT, RecordT]):
         """Read what `write_once` left. Raises CorruptArtifact if it is gone or altered."""
         where = f"{self.url}/{pointer}"
         try:
-            fields = unseal(self.store.read(f"{self.artifact}/{pointer}"), where, ["file", "file_record"])
-            name, record = fields.pop("file"), FileRecord(**fields.pop("file_record"))
-            where = f"{where.rpartition('/')[0]}/{name}"
-            return verify(self.store.read(where.removeprefix(f"{self.run.url}/")), record, where), fields
+            fields = unseal(read_sealed(self.store, f"{self.artifact}/{pointer}"), where, ["file", "file_record"])
+            try:
+                name, record = _FILE.validate_python([fields.pop("file"), fields.pop("file_record")])
+            except ValidationError:
+                raise CorruptArtifact(f"{where}: its file or file_record is of another type") from None
+            key = f"{self.artifact}/{pointer.rpartition('/')[0]}/{name}"
+            where = f"{self.run.url}/{key}"
+            return read_verified(self.store, key, record), fields
         except FileNotFoundError:
             raise CorruptArtifact(f"{where}: gone", self.run.remake(self.artifact)) from None
         except CorruptArtifact as error:
@@ -175,7 +180,7 @@ class ChunkStore(Generic[PlanT, RecordT]):
     def record(self, key: ChunkKey) -> RecordT:
         """A finished chunk's record. Raises CorruptArtifact naming it, FileNotFoundError if there is none."""
         where = f"{self.url}/{RECORDS}/{key.record_name}"
-        data = self.store.read(f"{self.artifact}/{RECORDS}/{key.record_name}")
+        data = read_sealed(self.store, f"{self.artifact}/{RECORDS}/{key.record_name}")
         body = unseal(data, where, fix=self.remake(key))
         try:
             record = self._records.validate_python(body)
@@ -218,7 +223,7 @@ class ChunkStore(Generic[PlanT, RecordT]):
         """One file of a finished chunk. Raises CorruptArtifact if it is gone or altered."""
         where = f"{self.url}/{name}"
         try:
-            return verify(self.store.read(f"{self.artifact}/{name}"), record.files[name], where)
+            return read_verified(self.store, f"{self.artifact}/{name}", record.files[name])
         except FileNotFoundError:
             raise CorruptArtifact(f"{where}: gone", self.remake(record.key)) from None
         except CorruptArtifact as error:

@@ -1,0 +1,173 @@
+"""Whatever one island writes ends no look at the run, hides nobody else's work, and tells a terminal nothing."""
+
+import re
+import resource
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from prometheus_client import CollectorRegistry, generate_latest
+
+from ddm_ray.cli import main
+from ddm_ray.errors import DDMError
+from ddm_ray.islands.board import Board
+from ddm_ray.islands.presence import Presence
+from ddm_ray.islands.roll_call import RollCall
+from ddm_ray.islands.speeds import left_by_trainings
+from ddm_ray.sampling.run_models import mixture_info, sampling_settings
+from ddm_ray.serve.versions import Versions
+from ddm_ray.storage import observer
+from ddm_ray.storage.attempts import claimed, saved_states
+from ddm_ray.storage.graph import ROUTER
+from ddm_ray.storage.run import Run
+from ddm_ray.storage.sealed import RECORD_BYTES
+from ddm_ray.storage.status import Status
+from ddm_ray.storage.store_meter import meter_of
+from ddm_ray.watch.events import Events
+from ddm_ray.watch.gauges import Gauges
+from tests.storage.hostile_island import ISLAND, VICTIM, make_hostile_run, mutate
+
+FEW, MANY = 200, 10_000
+SECONDS, RSS_BYTES = 5.0, 300 * 2**20
+# What no text of others may hold once it is printed; the command's own colours are taken out before.
+NOT_PRINTED = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+OWN_STYLE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class Site:
+    """The run, and copies of what the island may write, to begin anew with."""
+
+    def __init__(self, root: Path):
+        self.run = make_hostile_run(root / "run")
+        self._written = {folder: root / "kept" / folder for folder in (VICTIM, ISLAND)}
+        for folder, kept in self._written.items():
+            shutil.copytree(Path(self.run.url) / folder, kept)
+
+    def restore(self) -> None:
+        """Put back what the island had written."""
+        for folder, kept in self._written.items():
+            place = Path(self.run.url) / folder
+            if place.is_dir() and not place.is_symlink():
+                shutil.rmtree(place)
+            elif place.is_symlink() or place.exists():
+                place.unlink()
+            shutil.copytree(kept, place, copy_function=shutil.copyfile)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    return Site(tmp_path_factory.mktemp("hostile"))
+
+
+@pytest.fixture(autouse=True)
+def surveyed(monkeypatch: pytest.MonkeyPatch) -> list[Status]:
+    """The statuses that a command has looked at last. Its clock is moved by sleepers alone."""
+    look, now, statuses = observer.survey_once, [0.0], list[Status]()
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    def survey_once(run: Run) -> list[Status]:
+        statuses[:] = look(run, lambda: now[0], sleep)
+        return statuses
+
+    monkeypatch.setattr(observer, "survey_once", survey_once)
+    return statuses
+
+
+def looked_on(run: Run, statuses: list[Status], verb: str) -> dict[str, str]:
+    """The lines of all artifacts, after all that looks at a run without doing anything has looked."""
+    printed = commanded("status", run.url)[1:] if verb == "status" else commanded("watch", run.url, "--once")
+    lines = {text.split(maxsplit=1)[0]: text.strip() for text in printed if not text.startswith("warning: ")}
+    assert [*lines] == [status.artifact for status in statuses]
+    events = Events(run.url, 1.0).seen(statuses)
+    gauges, registry = Gauges(run.url), CollectorRegistry()
+    gauges.update(statuses)
+    registry.register(gauges)
+    generate_latest(registry)
+    board = Board(run, [*run.experts, ROUTER], 60.0, lambda artifact: 1e3)
+    view = board.look(Presence("me/0001", beat=1))
+    rows = RollCall(run.store, 0.0).rows(0.0)
+    claimed(run.store, VICTIM)
+    list(saved_states(run.store, VICTIM))
+    left_by_trainings(run, run.experts)
+    assert {job.artifact for job in view.jobs} <= {each.artifact for each in view.statuses}
+    for text in [*printed, *map(str, rows), *(event.text for event in events), *(job.obstacle for job in view.jobs)]:
+        assert not NOT_PRINTED.search(text), text
+    return lines
+
+
+def commanded(*arguments: str) -> list[str]:
+    """The lines that a command prints, as a terminal gets them."""
+    done = CliRunner().invoke(main, arguments, color=True)
+    assert done.exception is None, repr(done.exception)
+    text = OWN_STYLE.sub("", done.output)
+    assert not NOT_PRINTED.search(text), text
+    return text.splitlines()
+
+
+def served(run: Run) -> None:
+    """What a server does before it starts; an error of ours is an answer."""
+
+    def ask(what: Callable[[], Any]) -> None:
+        text = ""
+        try:
+            what()
+        except DDMError as error:
+            text = error.text()
+        assert not NOT_PRINTED.search(text), text
+
+    def read_finished() -> None:
+        for weights in Versions(run).newest():
+            if weights.final:
+                manifest = run.require(weights.artifact)
+                for name in manifest.files:
+                    run.read(weights.artifact, name, manifest)
+
+    ask(read_finished)
+    ask(lambda: mixture_info(run))
+    ask(lambda: sampling_settings(run))
+
+
+def test_whatever_an_island_writes(site: Site, surveyed: list[Status], request: pytest.FixtureRequest) -> None:
+    every = request.config.getoption("--every-call")
+    before = looked_on(site.run, surveyed, "status")
+    uses_it = {each.artifact for each in surveyed if VICTIM in site.run.inputs(each.artifact)}
+    slowest, at_first = 0.0, _peak()
+    for seed in range(MANY if every else FEW):
+        random = Random(seed)
+        changes = [mutate(site.run, random) for _ in range(random.choice((1, 1, 1, 2, 3)))]
+        read, began = meter_of(site.run.url).counted.read, time.thread_time()
+        try:
+            after = looked_on(site.run, surveyed, ("status", "watch")[seed % 2])
+            served(site.run)
+            # What another expert was part of was made otherwise.
+            spared = {VICTIM, *(uses_it if another(site.run) else ())}
+            assert after.keys() == before.keys()
+            assert [text for name, text in after.items() if name not in spared and text != before[name]] == []
+        except BaseException as error:
+            error.add_note(f"seed {seed}: {', '.join(changes)}")
+            raise
+        finally:
+            site.restore()
+        slowest = max(slowest, time.thread_time() - began)
+        assert meter_of(site.run.url).counted.read - read < RECORD_BYTES, changes
+    assert slowest < SECONDS
+    assert _peak() - at_first < RSS_BYTES
+
+
+def another(run: Run) -> bool:
+    """True if the island has put a manifest there that can be read."""
+    with suppress(DDMError):
+        return run.manifest(VICTIM) is not None
+    return False
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
