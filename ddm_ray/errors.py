@@ -265,16 +265,6 @@ class ServeError(DDMError):
     """Serving can't start: a port in use, an unfinished run."""
 
 
-EXIT_DONE, EXIT_NEVER, EXIT_AGAIN = 0, 1, os.EX_TEMPFAIL
-"""Exit codes of a command: done; in vain until something is mended; to be tried again later (75)."""
-
-
-def exit_code(error: BaseException) -> int:
-    """The exit code of a command that this error ended."""
-    passes = error.passes if isinstance(error, DDMError) else isinstance(error, ConnectionError | TimeoutError)
-    return EXIT_AGAIN if passes else EXIT_NEVER
-
-
 # A cloud's machines are asked there for a key by who was given none.
 _KEY_SERVICE = re.compile(r"http://(169\.254\.169\.254|metadata\.google\.internal)")
 # What only a person changes. Of errors of obstore the text alone has the number.

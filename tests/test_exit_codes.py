@@ -7,7 +7,8 @@ import pytest
 
 from ddm_ray import errors
 from ddm_ray.config import load_recipe
-from ddm_ray.errors import DDMError, exit_code
+from ddm_ray.errors import DDMError
+from ddm_ray.exit_codes import exit_code
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.run import Run
 from tests.conftest import ddm

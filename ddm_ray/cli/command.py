@@ -10,7 +10,8 @@ import click
 
 from ddm_ray import __version__
 from ddm_ray.cli.fixes import phrase
-from ddm_ray.errors import EXIT_AGAIN, ConfigError, DDMError, Superseded, exit_code, spelled_out
+from ddm_ray.errors import ConfigError, DDMError, Superseded, spelled_out
+from ddm_ray.exit_codes import EXIT_AGAIN, exit_code
 from ddm_ray.storage.graph import EXTRAS, KINDS, Artifact, expert
 
 RECIPE_HELP = (

@@ -8,7 +8,8 @@ import click
 
 from ddm_ray.cli.command import ADDRESS, ISLANDS, RUN, main, say, with_extras
 from ddm_ray.cli.fixes import phrase, words
-from ddm_ray.errors import EXIT_AGAIN, ConfigError, Give
+from ddm_ray.errors import ConfigError, Give
+from ddm_ray.exit_codes import EXIT_AGAIN
 from ddm_ray.storage.graph import STUDENT, Artifact, trained_of, wanted_of
 
 

@@ -16,9 +16,10 @@ from threading import Event, Lock, Thread
 from typing import Any, Self
 
 from ddm_ray.errors import CorruptArtifact, DDMError, StorageError, printable
+from ddm_ray.parsing import parse_object
 from ddm_ray.storage.attempts import CLAIM, MOST_RIVALS
 from ddm_ray.storage.notes import NOTE_BYTES
-from ddm_ray.storage.sealed import parse_object, read_some
+from ddm_ray.storage.sealed import read_some
 from ddm_ray.storage.stops import is_island, island_prefix
 from ddm_ray.storage.store import Store
 

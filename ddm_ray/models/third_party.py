@@ -14,6 +14,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from ddm_ray.errors import ConfigError, CorruptArtifact, TruncatedWeights, printable
+from ddm_ray.parsing import parse_object
 
 CONFIG = "config.json"
 TOKENIZERS = frozenset(
@@ -38,8 +39,8 @@ CODE = frozenset(
 """Fields by which these libraries run or fetch code, or kernels."""
 VOCABULARIES = frozenset({"tokenizer.json", "vocab.json", "merges.txt", "spiece.model"})
 ADAPTER = "adapter_config.json"
-MOST_BYTES, MOST_TEXT, MOST_DEPTH, MOST_LAYERS = 1 << 24, 1 << 26, 32, 1000
-"""Of JSON, of a vocabulary; how deep JSON may be nested; layers of a model, and items of a list in its config."""
+MOST_BYTES, MOST_TEXT, MOST_LAYERS = 1 << 24, 1 << 26, 1000
+"""Of JSON, of a vocabulary; layers of a model, and items of a list in its config."""
 
 
 def load_model(
@@ -173,25 +174,11 @@ def read_json(path: Path) -> dict[str, Any]:
 def parse_json(data: bytes, where: object) -> dict[str, Any]:
     """The object that JSON of somebody else holds. CorruptArtifact, which begins with `where`, for anything else."""
     try:
-        fields = json.loads(data)
-    except RecursionError:
-        raise CorruptArtifact(f"{where}: nested too deeply; fetch it again") from None
-    except ValueError:
+        return parse_object(data)
+    except json.JSONDecodeError:
         raise CorruptArtifact(f"{where}: not JSON; fetch it again") from None
-    if not isinstance(fields, dict):
-        raise CorruptArtifact(f"{where}: not an object; fetch it again")
-    level: list[Any] = [fields]
-    for _ in range(MOST_DEPTH):
-        level = [inner for value in level for inner in _inner(value)]
-    if level:
-        raise CorruptArtifact(f"{where}: nested too deeply; fetch it again")
-    return fields
-
-
-def _inner(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return list(value.values())
-    return value if isinstance(value, list) else []
+    except ValueError as error:
+        raise CorruptArtifact(f"{where}: {error}; fetch it again") from None
 
 
 def require_size(path: Path, most: int = MOST_BYTES) -> None:

@@ -17,6 +17,7 @@ from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, SamplingErr
 from ddm_ray.models import weights
 from ddm_ray.models.router import Router
 from ddm_ray.models.spec import spec_of
+from ddm_ray.parsing import parse_object
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.batches import by_expert, joined
 from ddm_ray.sampling.offload import Offload, Offloaded, resident_experts
@@ -26,7 +27,6 @@ from ddm_ray.storage.info import EvaluationInfo, PartitionInfo
 from ddm_ray.storage.manifest import Identity, drift
 from ddm_ray.storage.published import Weights
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.sealed import parse_object
 
 ModelKind = Literal["mixture", "monolith", "student"]
 """Words for what a run can sample with: its mixture, or a network that was trained on all rows."""

@@ -17,8 +17,9 @@ from typing import Any, Self
 from uuid import uuid4
 
 from ddm_ray.errors import CorruptArtifact
+from ddm_ray.parsing import parse_object
 from ddm_ray.storage.notes import NOTE_BYTES
-from ddm_ray.storage.sealed import parse_object, read_some
+from ddm_ray.storage.sealed import read_some
 from ddm_ray.storage.stops import is_island
 from ddm_ray.storage.store import Store
 from ddm_ray.storage.store_meter import Counted, meter_of

@@ -8,7 +8,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ddm_ray.errors import CorruptArtifact
-from ddm_ray.storage.sealed import parse_object, read_some
+from ddm_ray.parsing import parse_object
+from ddm_ray.storage.sealed import read_some
 from ddm_ray.storage.store import Store
 
 NOTE_BYTES = 2**16

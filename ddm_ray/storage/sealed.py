@@ -6,29 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from ddm_ray.errors import CorruptArtifact, Fix, StorageError
+from ddm_ray.parsing import parse_object
 from ddm_ray.storage.store import Store
 
 RECORD_BYTES = 2**26
 """Bytes of a manifest, a plan, a chunk's record and of run.json that are read at most."""
-MOST_DEPTH = 64
-"""Levels of objects and lists in an object that is read."""
-
-
-def parse_object(data: bytes) -> dict[str, Any]:
-    """The JSON object in these bytes. Raises ValueError for anything else, and for one that is nested too deeply."""
-    try:
-        value = json.loads(data)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    if not isinstance(value, dict):
-        raise ValueError("not a JSON object")
-    level: list[Any] = [value]
-    for _ in range(MOST_DEPTH):
-        members = (each.values() if isinstance(each, dict) else each for each in level)
-        level = [child for each in members for child in each if isinstance(child, dict | list)]
-        if not level:
-            return value
-    raise ValueError("nested too deeply")
 
 
 def sha256(data: bytes | memoryview) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddm_ray.errors import EXIT_AGAIN
+from ddm_ray.exit_codes import EXIT_AGAIN
 from ddm_ray.storage.attempts import Attempt
 from ddm_ray.storage.graph import EXTRAS, Artifact, trained_of
 from ddm_ray.storage.run import Run

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from ddm_ray.errors import CorruptArtifact
+from ddm_ray.parsing import MOST_DEPTH, parse_object
 from ddm_ray.storage.attempts import Attempt, claim, claimed, saved_states
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_files import list_jobs
 from ddm_ray.storage.launches import Launch
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.sealed import MOST_DEPTH, parse_object
 from ddm_ray.storage.status import describe, status, survey
 from ddm_ray.storage.store_meter import meter_of
 from ddm_ray.watch.gauges import values_of
@@ -29,7 +29,7 @@ def test_a_field_of_a_heartbeat_of_another_type_is_absent(partitioned: Run, fiel
     for value in ODD:
         attempt.beat({**BEAT, field: value})
         known = attempt.last_beat()
-        assert known.items() >= {name: told for name, told in BEAT.items() if name != field}.items()
+        assert known.items() >= {name: words for name, words in BEAT.items() if name != field}.items()
         assert field not in known or known[field] is value or known[field] == value
         observed = status(partitioned, JOB)
         assert observed.state == "begun" and "\n" not in describe(observed)

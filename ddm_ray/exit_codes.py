@@ -1,0 +1,14 @@
+"""Exit codes of a command, by which whoever starts commands knows what to do."""
+
+import os
+
+from ddm_ray.errors import DDMError
+
+EXIT_DONE, EXIT_NEVER, EXIT_AGAIN = 0, 1, os.EX_TEMPFAIL
+"""Exit codes of a command: done; in vain until something is mended; to be tried again later (75)."""
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code of a command that this error ended."""
+    passes = error.passes if isinstance(error, DDMError) else isinstance(error, ConnectionError | TimeoutError)
+    return EXIT_AGAIN if passes else EXIT_NEVER
