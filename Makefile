@@ -39,7 +39,7 @@ bench: $(READY)
 	@$(BIN)/python benchmarks/storage_requests.py $(BENCH)
 
 soak: $(READY)
-	@$(BIN)/pytest tests/data/test_disk_faults.py tests/train/test_rank_faults.py -k write --every-call
+	@$(BIN)/pytest tests/data/test_disk_faults.py tests/train/test_rank_faults.py -k "write or power" --every-call
 	@$(BIN)/pytest tests/islands --every-call
 	@$(BIN)/pytest tests/train/ray --in-bucket
 	@$(BIN)/python benchmarks/storage_faults.py

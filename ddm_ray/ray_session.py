@@ -1,16 +1,19 @@
 """The Ray that a command runs on: the one at its address, the one whose job it is, or a private one of its own."""
 
+import fcntl
 import logging
 import os
 import secrets
+import shutil
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ddm_ray.errors import ConfigError, Give, RayAway, RayError, one_line
 from ddm_ray.ray_internals import CONFIG, HEAD_RESOURCE, NO_COUNTERS, TOKEN_LOADER
+from ddm_ray.storage.disk import locked
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # The driver asks for no GPU, and workers set their own: keep Ray from hiding or warning about devices.
@@ -18,6 +21,7 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 import ray
 
+PREFIX, LOCK = "ddm-ray-", "lock"
 TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file that has its token"
 
 
@@ -42,16 +46,29 @@ def ray_session(address: str | None = None, token_file: str | None = None) -> It
             finally:
                 ray.shutdown()
         return
-    # Short names, since sockets live below; a folder within, since Ray opens what it is given to everybody.
-    with (
-        _environment(_private()),
-        tempfile.TemporaryDirectory(prefix="ddm-ray-", dir="/tmp", ignore_cleanup_errors=True) as folder,
-    ):
+    # A folder within, since Ray opens what it is given to everybody.
+    with _environment(_private()), private_folder() as folder:
         try:
             _start(f"{folder}/ray")
             yield True
         finally:
             ray.shutdown()
+
+
+@contextmanager
+def private_folder() -> Iterator[str]:
+    """A new folder for a private Ray, removed in the end; those that killed commands left are removed first."""
+    for lock in Path("/tmp").glob(f"{PREFIX}*/{LOCK}"):
+        with suppress(OSError):
+            if {lock.lstat().st_uid, lock.parent.lstat().st_uid} == {os.geteuid()}:
+                with locked(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                    shutil.rmtree(lock.parent, ignore_errors=True)
+    # Short names, since sockets lie below.
+    with tempfile.TemporaryDirectory(prefix=PREFIX, dir="/tmp", ignore_cleanup_errors=True) as folder:
+        held = Path(folder, "held")
+        with locked(held, fcntl.LOCK_EX):
+            held.rename(held.with_name(LOCK))  # locked before it is seen
+            yield folder
 
 
 def _start(folder: str) -> None:

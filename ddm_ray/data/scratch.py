@@ -1,4 +1,4 @@
-"""Locks on a local disk, and folders for what a stage makes on its way, which the next one removes after a kill."""
+"""Folders for this user alone on a local disk, and for what a stage makes on its way; the next removes killed ones'."""
 
 import fcntl
 import os
@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from pathlib import Path
 
 from ddm_ray.errors import Give, StorageError, as_storage_error
+from ddm_ray.storage.disk import locked
 
 # Locks of a folder that hosts share may not be: each removes its own leftovers alone.
 PREFIX = f"ddm-scratch-{platform.node()}-"
@@ -51,32 +52,6 @@ def _remove(lock: Path) -> None:
         if lock.with_suffix("").exists():
             shutil.rmtree(lock.with_suffix(""))
         lock.unlink(missing_ok=True)
-
-
-@contextmanager
-def locked(path: Path, kind: int) -> Iterator[int]:
-    """Hold a lock file, which is the process's own to lose: a kill frees it. `kind`: flags of flock.
-
-    Yields its descriptor. Raises BlockingIOError if another holds it and `kind` has LOCK_NB, OSError, also for a link.
-    """
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, kind)
-            # Whoever held it before may have removed it: then a newcomer would make and lock another one.
-            if os.fstat(descriptor).st_ino == inode(path):
-                yield descriptor
-                return
-        finally:
-            os.close(descriptor)
-
-
-def inode(path: Path) -> int | None:
-    """The number of the file, or of the link, that a path names; None if it names none."""
-    try:
-        return path.lstat().st_ino
-    except FileNotFoundError:
-        return None
 
 
 def own_folder(path: Path, shared: bool = False) -> None:

@@ -1,10 +1,11 @@
-"""Files on a local disk that readers see complete or not at all, and that outlive a power cut once they have a name."""
+"""Files on a local disk that readers see complete or not at all, and that outlive a power cut once named; and locks."""
 
+import fcntl
 import hashlib
 import os
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -80,6 +81,32 @@ def require_key(key: str) -> None:
         raise ValueError(f"{key!r}: not the key of an object")
     if is_unfinished(parts[-1]):
         raise StorageError(f"{key}: ends as unfinished files do", "choose another name", passes=False)
+
+
+@contextmanager
+def locked(path: Path, kind: int) -> Iterator[int]:
+    """Hold a lock file, which is the process's own to lose: a kill frees it. `kind`: flags of flock.
+
+    Yields its descriptor. Raises BlockingIOError if another holds it and `kind` has LOCK_NB, OSError, also for a link.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, kind)
+            # Whoever held it before may have removed it: then a newcomer would make and lock another one.
+            if os.fstat(descriptor).st_ino == inode(path):
+                yield descriptor
+                return
+        finally:
+            os.close(descriptor)
+
+
+def inode(path: Path) -> int | None:
+    """The number of the file, or of the link, that a path names; None if it names none."""
+    try:
+        return path.lstat().st_ino
+    except FileNotFoundError:
+        return None
 
 
 def _begin(folder: Path) -> tuple[int, Path, list[Path]]:

@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from ddm_ray.data.scratch import PREFIX, locked, scratch_folder
+from ddm_ray.data.scratch import PREFIX, scratch_folder
 from ddm_ray.errors import StorageError
+from ddm_ray.storage.disk import locked
 
 
 def test_a_folder_in_use_is_nobodys_leftover(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -248,3 +249,38 @@ def test_a_stream_becomes_one_object_or_none(stores: Callable[[str], Store]) -> 
     with pytest.raises(ValueError, match="the source is damaged"):
         store.write_stream("broken", broken)
     assert not store.exists("broken") and store.exists("whole")
+
+
+def test_a_disk_that_is_full_is_told_and_nothing_is_left(tmp_path: Path) -> None:
+    store, data = Store(str(tmp_path)), b"x" * 100_000
+    store.write("kept", b"before")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    try:
+        for write in (store.write, store.create, lambda key, data: store.write_stream(key, lambda: [data[:9], data])):
+            for key in ("kept", "new"):
+                if (write, key) != (store.create, "kept"):
+                    with pytest.raises(StorageError, match=f"^{tmp_path}/{key}: File too large$"):
+                        write(key, data)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert os.listdir(tmp_path) == ["kept"] and store.read("kept") == b"before"
+
+
+@pytest.mark.parametrize("key", ["../x", "a/../../x", "a/./x", "/x", "a//x", "", "a\0b", "a\nb"])
+def test_no_key_leads_out_of_the_store(tmp_path: Path, key: str) -> None:
+    store = Store(str(tmp_path / "run"))
+    for write in (store.write, store.create, lambda key, data: store.write_stream(key, lambda: [data])):
+        with pytest.raises(ValueError, match="not the key of an object"):
+            write(key, b"x")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["new#1", "ema.safetensors#20"])
+def test_files_that_were_never_finished_are_no_objects(tmp_path: Path, name: str) -> None:
+    store = Store(str(tmp_path))
+    store.write("a/object", b"x")
+    (tmp_path / "a" / name).write_bytes(b"half")
+    assert store.sizes("a") == {"object": 1}
+    with pytest.raises(StorageError, match="choose another name"):
+        store.write(f"a/{name}", b"x")

@@ -11,7 +11,7 @@ from pathlib import Path
 from ddm_ray.errors import CorruptArtifact
 from ddm_ray.storage.manifest import FileRecord
 
-Stamp = tuple[int, int, int, int, int]
+Stamp = tuple[int, int, int, int]
 
 
 class VerifiedFile:
@@ -74,4 +74,5 @@ def stamp_of(descriptor: int) -> Stamp:
 
 
 def _stamp(state: os.stat_result) -> Stamp:
-    return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
+    # Not the inode's number, which some network file systems give anew at each opening: taking a name changes ctime.
+    return state.st_dev, state.st_size, state.st_mtime_ns, state.st_ctime_ns

@@ -11,8 +11,9 @@ import pytest
 
 from ddm_ray.config import load_recipe
 from ddm_ray.data.loading.cache import cache_root, local_files
-from ddm_ray.data.scratch import locked, scratch_folder
+from ddm_ray.data.scratch import scratch_folder
 from ddm_ray.errors import StorageError
+from ddm_ray.storage.disk import locked
 from ddm_ray.storage.graph import ROWS
 from ddm_ray.storage.manifest import FileRecord, Identity, Manifest
 from ddm_ray.storage.run import Run
