@@ -42,6 +42,7 @@ soak: $(READY)
 	@$(BIN)/pytest tests/data/test_disk_faults.py tests/train/test_rank_faults.py -k "write or power" --every-call
 	@$(BIN)/pytest tests/islands --every-call
 	@$(BIN)/pytest tests/train/ray --in-bucket
+	@$(BIN)/pytest tests/serve/test_any_request.py tests/serve/test_many_bodies.py --every-call
 	@$(BIN)/python benchmarks/storage_faults.py
 	@$(BIN)/pytest tests/islands/test_island_rounds.py -s --island-rounds 10
 	@$(BIN)/python benchmarks/overtaken.py

@@ -112,7 +112,7 @@ class EmbedderConfig(StrictModel):
     model: str = Field(default="vit_small_patch14_dinov2.lvd142m", min_length=1)
     checkpoint: str | None = Field(
         default=None,
-        description="file of weights; none: those that timm or torch-fidelity download (timm, inception)",
+        description="file of weights, for timm safetensors; none: those that either downloads (timm, inception)",
     )
     image_size: PositiveInt | None = Field(
         default=None, description="side in pixels that images are resized to; none: the network's own (timm)"

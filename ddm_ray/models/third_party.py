@@ -5,6 +5,7 @@ safetensors, and a folder by which code would be run or fetched is refused befor
 """
 
 import json
+import math
 import re
 import stat
 from collections.abc import Mapping, Sequence
@@ -39,6 +40,8 @@ CODE = frozenset(
 """Fields by which these libraries run or fetch code, or kernels."""
 VOCABULARIES = frozenset({"tokenizer.json", "vocab.json", "merges.txt", "spiece.model"})
 ADAPTER = "adapter_config.json"
+MOST_DRAWN = 1 << 27
+"""Numbers that are drawn at random where files lack them, to tell which are lacking."""
 MOST_BYTES, MOST_TEXT, MOST_LAYERS = 1 << 24, 1 << 26, 1000
 """Of JSON, of a vocabulary; layers of a model, and items of a list in its config."""
 
@@ -53,7 +56,7 @@ def load_model(
     """
     require_config(name, what)
     if Path(name).is_dir():
-        _require_whole(Path(name))
+        _require_modest(kind, name, what, _numbers_of(Path(name)))
     # Sizes are compared here, since the libraries' own errors don't say which tensor it is.
     settings = {"output_loading_info": True, "ignore_mismatched_sizes": True, "use_safetensors": True}
     model, report = load(kind, name, what, **{**(arguments or {}), **settings})
@@ -202,10 +205,34 @@ def _use(kind: Any) -> str:
     return f"use one of {', '.join(sorted(NAMED[kind.__name__][2]))}"
 
 
-def _require_whole(folder: Path) -> None:
+def _numbers_of(folder: Path) -> int:
+    """Numbers in all tensors of a folder, as the safetensors' headers have it. TruncatedWeights."""
+    numbers = 0
     for file in sorted(folder.glob("*.safetensors")):
         try:
-            with safe_open(file, "pt"):
-                pass
+            with safe_open(file, "pt") as tensors:
+                numbers += sum(math.prod(tensors.get_slice(key).get_shape()) for key in tensors.keys())  # noqa: SIM118
         except SafetensorError as error:
             raise TruncatedWeights(f"{file}: not whole safetensors ({brief(error)}); fetch it again") from None
+    return numbers
+
+
+def _require_modest(kind: Any, name: str, what: str, held: int) -> None:
+    """CorruptArtifact for a config of far more numbers than the files hold, which would be drawn in their place."""
+    import torch
+
+    try:
+        with torch.device("meta"):
+            if hasattr(kind, "load_config"):
+                model = kind.from_config(kind.load_config(name, local_files_only=True))
+            else:
+                model = kind(kind.config_class.from_pretrained(name, local_files_only=True))
+        numbers = sum(parameter.numel() for parameter in model.parameters())
+    except RuntimeError as error:  # of sizes that no tensor has
+        raise CorruptArtifact(f"{what} {name}: can't be loaded ({brief(error)}); fetch it again") from error
+    except Exception:  # loading it says what is wrong
+        return
+    if numbers > 2 * held + MOST_DRAWN:
+        raise CorruptArtifact(
+            f"{what} {name}: is of {numbers} numbers by its {CONFIG}, and its files hold {held}; fetch it again"
+        )

@@ -116,6 +116,11 @@ class ServeArgs(BaseModel):
         gt=0,
         description="requests for images a minute and token, which each replica of `api` counts by itself; none: any",
     )
+    local: bool = Field(
+        default=False,
+        description="answer only who asks by localhost or an IP address: where there are no tokens, any page in a"
+        " browser on the machine could ask otherwise, by a name of its own that leads here",
+    )
 
     @model_validator(mode="after")
     def _compiled_where_weights_stay(self) -> Self:
@@ -132,7 +137,7 @@ def build_app(args: ServeArgs) -> Application:
     be read.
     """
     run = _servable(args)[0]
-    on_gpu, limits = args.device.startswith("cuda"), Limits(per_minute=args.per_minute)
+    on_gpu, limits = args.device.startswith("cuda"), Limits(per_minute=args.per_minute, local=args.local)
     resident = args.resident if args.placement == "multiplexed" else None
     shared = (Computing(args.device, args.max_rows, args.precision, args.compile, resident), args.pin_file)
     own = (run.url, *shared, args.refresh_s, read_tokens(args.token_file), limits)
@@ -203,9 +208,12 @@ def serve_run(
     meant (`insecure`); before anything starts.
     """
     version = require_servable(args, port, host)
-    if not read_tokens(args.token_file) and not insecure and not is_loopback(host):
-        fix = Give("token_file", f"set ${TOKENS}, be insecure on purpose, or name who may ask")
-        raise ServeError(f"whoever reaches {host} could ask for images without a token", fix)
+    if not read_tokens(args.token_file):
+        if is_loopback(host):
+            args = args.model_copy(update={"local": True})
+        elif not insecure:
+            fix = Give("token_file", f"set ${TOKENS}, be insecure on purpose, or name who may ask")
+            raise ServeError(f"whoever reaches {host} could ask for images without a token", fix)
     with ray_session(address):
         if serve.status().proxies:
             raise ServeError(

@@ -39,11 +39,12 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     404: _refusal("Another model"),
     408: _refusal("The body came too slowly, or the request's time is over"),
     413: _refusal("The body is too large"),
+    421: _refusal("Another host's name, where only this machine may ask"),
     429: _refusal("More is asked for than can be made in time; see Retry-After"),
     500: _refusal("A fault of the server"),
     503: _refusal("No expert is there; see Retry-After"),
 }
-OF_ANY_ROUTE: dict[int | str, dict[str, Any]] = {status: REFUSALS[status] for status in (401, 408, 413, 500)}
+OF_ANY_ROUTE: dict[int | str, dict[str, Any]] = {status: REFUSALS[status] for status in (401, 408, 413, 421, 500)}
 IMAGES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The images; a bare image for response_format png; events for stream",

@@ -6,9 +6,11 @@ Plain ASGI, so that what is refused costs next to nothing.
 import asyncio
 import hashlib
 import hmac
+import ipaddress
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass
@@ -37,11 +39,15 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of every request. `per_minute`: requests for images a token, or in all where there are none; None: any."""
+    """Bounds of every request. `per_minute`: requests for images a token, or in all where there are none; None: any.
+
+    `local`: only requests to localhost or to an IP address are answered.
+    """
 
     body_bytes: int = 64 * 1024
     body_seconds: float = 10.0
     per_minute: float | None = None
+    local: bool = False
 
 
 def read_tokens(path: str | None) -> frozenset[bytes]:
@@ -117,9 +123,13 @@ class Guard:
         return None
 
     def _admit(self, scope: Message) -> None:
+        headers = dict(scope["headers"])
+        # A page of somebody else's can have a name of its own lead here, and so ask as if it were this server's.
+        if self._limits.local and not is_own_name(headers.get(b"host", b"").decode("latin-1")):
+            message = "ask by localhost or by an IP address: this server, which wants no token, has no other name"
+            raise RefusedError(421, message, "unknown_host")
         if scope["path"] in OPEN:
             return
-        headers = dict(scope["headers"])
         who = b""
         if self._tokens:
             scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
@@ -165,6 +175,18 @@ class Guard:
         except TimeoutError:
             text = f"the body wasn't here within {self._limits.body_seconds:g} s"
             raise RefusedError(408, text, "request_timeout") from None
+
+
+def is_own_name(host: str) -> bool:
+    """True for a Host header that no other machine's name is in: localhost or an IP address, or nothing."""
+    match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([\w.-]*))(?::\d+)?", host, re.ASCII)
+    if match is None:
+        return False
+    try:
+        ipaddress.ip_address(match[1] or match[2])
+    except ValueError:
+        return (match[2] or "").lower() == "localhost" or not host
+    return True
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

@@ -231,5 +231,5 @@ async def _malformed(request: Request, error: Exception) -> JSONResponse:
 
 async def _no_such_route(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path[:100]}: {error.detail}; the routes are listed at /openapi.json"
+    message = f"{request.method} {request.url.path[:60]}: {error.detail}; the routes are listed at /openapi.json"
     return JSONResponse(error_body(message, None, None), error.status_code, error.headers)

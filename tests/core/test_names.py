@@ -18,6 +18,10 @@ def test_a_number_of_too_many_digits_is_no_name() -> None:
     for parse, name in (
         (names.parse_strategy_name, "top-" + "9" * 5000),
         (names.parse_strategy_name, "nucleus-0.9-" + "9" * 5000),
+        (names.parse_strategy_name, "sample-" + "1" * 5000),
+        # In float32 they would be 0, and no expert would have a weight.
+        (names.parse_strategy_name, "nucleus-0.9-0." + "0" * 39 + "1"),
+        (names.parse_strategy_name, "nucleus-0." + "0" * 45 + "1"),
         (names.parse_time_grid, "shifted-" + "9" * 5000),
     ):
         with pytest.raises(ValueError, match="unknown") as refused:

@@ -193,6 +193,7 @@ TEXT_FAULTS: dict[str, Change] = {
     "no tokenizer's name": fields("tokenizer_config.json", tokenizer_class=["evil", "Tokenizer"]),
     "a type elsewhere": fields("config.json", model_type="../../evil"),
     "layers without end": fields("config.json", num_hidden_layers=10**7),
+    "words without end": fields("config.json", vocab_size=10**10),
     "a list without end": fields("config.json", architectures=["Evil"] * 10**5),
 }
 VAE_FAULTS: dict[str, Change] = {
@@ -201,6 +202,7 @@ VAE_FAULTS: dict[str, Change] = {
     "auto_map": fields("config.json", auto_map={"AutoModel": "evil.Evil"}),
     "pickled weights": pickled("diffusion_pytorch_model.bin"),
     "layers without end": fields("config.json", layers_per_block=10**7),
+    "channels without end": fields("config.json", latent_channels=10**9),
     "an index out": renamed("", weight="../outside.safetensors"),
 }
 IMAGE_FAULTS: dict[str, Change] = {

@@ -6,6 +6,7 @@ Without --every-call a small draw of them.
 import asyncio
 import gzip
 import json
+import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -188,6 +189,27 @@ TO_ANYWHERE = st.builds(
 WELL_SENT = BODIES.map(lambda body: Asked("POST", GENERATIONS, ((b"content-type", b"application/json"),), body))
 
 
+# Of the server's machine: files, processes, addresses, Python's own words.
+LEAK = re.compile(
+    rb"/(tmp|home|root|usr|work|var|proc)/|site-packages|Traceback|File \\?\"|\.py\b|0x[0-9a-f]{6,}|\bpid\b"
+    rb"|(?<![\d.])\d{1,3}(\.\d{1,3}){3}(?![\d.])|ray::|Ray[A-Z]\w+Error"
+)
+
+
+def leaks(asked: Asked, answered: Answered) -> list[bytes]:
+    """What an answer tells of the server's machine, but for what was said to it."""
+    answer = b"\n".join([*(value for each in answered.headers.items() for value in each), answered.body])
+    heard = b"\n".join([asked.path.encode(), *(value for _, value in asked.headers), asked.body])
+    return [match[0] for match in LEAK.finditer(answer) if match[0] not in heard]
+
+
+def test_what_would_be_a_leak_is_seen() -> None:
+    asked = Asked("GET", "/v1/models", (), b"")
+    for text in (b"no /tmp/x", b'File "x"', b"node 10.0.0.7 died", b"pid 77", b"ray::api", b"<object at 0x7f00aa12>"):
+        assert leaks(asked, Answered(200, {}, text)) and leaks(asked, Answered(200, {b"x": text}, b""))
+    assert not leaks(asked, Answered(200, {b"etag": b"0.1.0"}, b"2.5.1 of 1024x1024, 0.123456"))
+
+
 def require_openais(answered: Answered) -> None:
     """An error in OpenAI's form, and short."""
     assert answered.headers[b"content-type"] == b"application/json"
@@ -209,6 +231,8 @@ def test_no_request_is_a_fault_of_the_server(served: Served, request: pytest.Fix
         answered = asyncio.run(ask(guard, asked))
         statuses[answered.status] += 1
         assert answered.status < 500, answered.body
+        if answered.headers.get(b"content-type", b"") not in (b"image/png", b"text/javascript; charset=utf-8"):
+            assert not leaks(asked, answered)
         if answered.status == 304:
             assert answered.body == b""
         elif answered.status >= 300:

@@ -146,6 +146,43 @@ def test_a_body_that_does_not_come_is_not_waited_for(served: Served) -> None:
     assert answer.status_code == 408 and error_of(answer)["code"] == "request_timeout"
 
 
+def test_a_body_that_comes_byte_by_byte_is_waited_for_no_longer(served: Served) -> None:
+    """However steadily they come."""
+    guard, taken = Guard(served.app, limits=Limits(body_seconds=0.3)), 0
+
+    async def drip() -> AsyncIterator[bytes]:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield b" "
+            await asyncio.sleep(0.01)
+
+    assert served.ask("POST", GENERATIONS, guard, content=drip()).status_code == 408
+    assert 0 < taken < 1000
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        *(
+            (host, 200)
+            for host in ("localhost", "LocalHost:8000", "127.0.0.1:8000", "127.0.0.1", "10.0.0.7", "[::1]:1")
+        ),
+        *((host, 421) for host in ("evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil")),
+        *((host, 421) for host in ("[::1].evil:8", "evil]", "[evil]:1", "\xff", "localhost@evil.example", "x" * 4000)),
+    ],
+)
+def test_by_a_name_of_somebody_elses_nobody_asks(served: Served, host: str, status: int) -> None:
+    """Whose browser was led to this machine by that name: nor for the page, which could then be read there."""
+    local = Guard(served.app, limits=Limits(local=True))
+    for route in ("/v1/models", "/", "/healthz"):
+        answer = served.ask("GET", route, local, headers={"host": host.encode("latin-1")})
+        assert answer.status_code == status
+        if status == 421:
+            assert error_of(answer)["code"] == "unknown_host" and "x" * 61 not in answer.text
+    assert served.ask("GET", "/v1/models", Guard(served.app), headers={"host": "evil.example"}).status_code == 200
+
+
 def test_an_error_that_nobody_caught_is_in_openais_form(served: Served) -> None:
     async def broken(*_: Any) -> None:
         raise RuntimeError("secret")

@@ -146,6 +146,9 @@ def test_unknown_model_and_route_are_not_found(server: Server) -> None:
     assert model.status == 404 and model.json["error"]["code"] == "model_not_found"
     route = server.ask("GET", "/v1/nothing")
     assert route.status == 404 and "/openapi.json" in route.json["error"]["message"]
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=120)
+    connection.request("GET", "/v1/models", headers={"Host": "evil.example"})  # a page's, whose name leads here
+    assert connection.getresponse().status == 421
 
 
 def test_the_printed_curl_command_works(server: Server, tmp_path: Path) -> None:
@@ -189,7 +192,7 @@ def test_a_client_that_hangs_up_costs_nothing_more(server: Server, strategy: str
     assert server.generate(**body).status == 200
     whole_price = server.cpu_seconds() - before
     data = json.dumps(body)
-    head = f"POST /v1/images/generations HTTP/1.1\r\nHost: here\r\nContent-Length: {len(data)}\r\n"
+    head = f"POST /v1/images/generations HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n"
 
     def hangs_up_early() -> bool:
         """False if this process was so slow that nothing can be told by what was spent."""
@@ -229,7 +232,7 @@ def test_no_image_waits_for_serves_proxy(server: Server) -> None:
 
 @pytest.mark.parametrize("server", ["colocated"], indirect=True)
 def test_half_sent_and_silent_connections_harm_nobody(server: Server) -> None:
-    head = b"POST /v1/images/generations HTTP/1.1\r\nHost: here\r\nContent-Length: 1000\r\n"
+    head = b"POST /v1/images/generations HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n"
     began = [b""] * 64 + [head] * 128 + [head + b"\r\n{"] * 128
     waiting = [socket.create_connection(("127.0.0.1", server.port), timeout=120) for _ in began]
     for connection, sent in zip(waiting, began, strict=True):

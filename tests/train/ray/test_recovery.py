@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RaySystemError
 from ray.train import ControllerError
 
 from ddm_ray.errors import StorageError
@@ -14,7 +14,7 @@ from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.launches import FailureBudget, Launch
 from ddm_ray.storage.store import Store
-from ddm_ray.train.ray import fit, launch
+from ddm_ray.train.ray import fit, launch, recovery
 from ddm_ray.train.ray.fit import FailureBudgetCallback, WorkerDrained
 from ddm_ray.train.ray.launch import Supervisor
 from ddm_ray.train.ray.recovery import innermost
@@ -40,6 +40,23 @@ def test_the_innermost_error_is_told() -> None:
     group = RuntimeError("group")
     group.worker_failures = {3: outer}  # type: ignore[attr-defined]
     assert innermost(group) is innermost(inner) is inner
+
+
+def test_whoever_tends_the_cluster_outlives_what_ray_raises(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rounds = 0
+
+    def fail() -> None:
+        nonlocal rounds
+        rounds += 1
+        raise SystemExit if rounds == 4 else RaySystemError("the GCS is away")
+
+    monkeypatch.setattr(recovery, "free_places_of_the_dead", fail)
+    monkeypatch.setattr(recovery, "NODES_SECONDS", 0)
+    with pytest.raises(SystemExit):
+        recovery.tend_cluster()
+    assert capsys.readouterr().err.count("warning: the cluster can't be asked: ") == 1
 
 
 @pytest.fixture
