@@ -1,5 +1,5 @@
 # make demo: see the whole thing work.  make test: lint, types, all tests.  make bench: measure the claims.
-# make soak: half an hour of faults, after those of disks at every write, of islands and of an object store.
+# make soak: half an hour of faults, after those of disks at every write, of images, islands and an object store.
 # Each makes the environment it needs.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -40,6 +40,7 @@ bench: $(READY)
 
 soak: $(READY)
 	@$(BIN)/pytest tests/data/test_disk_faults.py tests/train/test_rank_faults.py -k "write or power" --every-call
+	@$(BIN)/pytest tests/data/test_bombs.py --every-call
 	@$(BIN)/pytest tests/islands --every-call
 	@$(BIN)/pytest tests/train/ray --in-bucket
 	@$(BIN)/pytest tests/serve/test_any_request.py tests/serve/test_many_bodies.py --every-call

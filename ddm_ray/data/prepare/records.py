@@ -24,13 +24,14 @@ REJECTED = "_rejected"
 
 @dataclass(frozen=True)
 class SourcePlan:
-    """A source as it was when the rows were begun; see Listing."""
+    """A source as it was when the rows were begun; see Listing, and Source for `by_values`: not so in older plans."""
 
     source: str
     chunk_rows: int
     classes: tuple[str, ...] | None
     units: tuple[Unit, ...]
     ignored: dict[str, int] = field(default_factory=dict)
+    by_values: bool = False
 
 
 @dataclass(frozen=True)

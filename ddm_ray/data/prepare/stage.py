@@ -61,7 +61,7 @@ def prepare(
         plan = chunks.plan(partial(list_source, run.config, name, opened, rows))
         if plan.source != name:  # a concurrent command began them
             raise _other_source(run, artifact, plan.source, name)
-    opened = opened.planned(plan.chunk_rows, plan.classes)
+    opened = opened.planned(plan.chunk_rows, plan.classes, plan.by_values)
     on_progress(0.0, "fitting the embedder")
     fit(chunks, plan, opened, on_progress)
     if execute is None:
@@ -128,7 +128,7 @@ def list_source(config: RunConfig, name: str, source: Source, chunk_rows: int) -
             f"source {name}: data.num_classes only counts the classes, and owners' folders would mean other classes at"
             " each; begin the run anew and name them with data.class_names"
         )
-    return SourcePlan(name, chunk_rows, listing.classes, listing.units, listing.ignored)
+    return SourcePlan(name, chunk_rows, listing.classes, listing.units, listing.ignored, by_values=True)
 
 
 class _Observer:

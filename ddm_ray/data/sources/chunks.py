@@ -9,6 +9,8 @@ from ddm_ray.data.sharded.work import CHUNK_BYTES, Chunk
 
 CHUNK_FILE_BYTES = 128 * 2**20
 """Encoded images, as they are in the source, at which a chunk is full whatever its number of rows."""
+IMAGE_BYTES = 256 * 2**20
+"""Maximum size of an image as it is in the source; a larger one isn't read."""
 MIN_ROWS, MAX_ROWS = 32, 4096
 
 
@@ -62,8 +64,11 @@ class Source(Protocol):
         """List all units. Raises DataError, StorageError."""
         ...
 
-    def planned(self, chunk_rows: int, classes: tuple[str, ...] | None) -> Self:
-        """The source as a plan has it: read in chunks of `chunk_rows` rows, with a listing's `classes`."""
+    def planned(self, chunk_rows: int, classes: tuple[str, ...] | None, by_values: bool = True) -> Self:
+        """The source as a plan has it: read in chunks of `chunk_rows` rows, with a listing's `classes`.
+
+        Not `by_values`: chunks of parquet files end after so many rows, however large the values are.
+        """
         ...
 
     def read(self, unit: Unit, skip: Container[int] = ()) -> Iterator[EncodedChunk]:
@@ -101,19 +106,20 @@ def cuts(sizes: Iterable[int], max_rows: int) -> Iterator[int]:
 
 
 def chunked(
-    rows: Iterable[tuple[Encoded, float]], max_rows: int, skip: Container[int], by_bytes: bool = True
+    rows: Iterable[tuple[Encoded, float]], max_rows: int, skip: Container[int], max_bytes: float | None = None
 ) -> Iterator[EncodedChunk]:
     """Rows, each with the share of the unit that is read after it, as chunks but those in `skip`.
 
-    They end as `cuts` says; with not `by_bytes` after `max_rows` rows.
+    They end as `cuts` says, or where they fill `max_bytes` in place of CHUNK_FILE_BYTES.
     """
+    max_bytes = CHUNK_FILE_BYTES if max_bytes is None else max_bytes
     number, held, until, total = 0, list[Encoded](), 0.0, 0
     for row, share in rows:
-        if len(held) == max_rows or total >= CHUNK_FILE_BYTES:
+        if len(held) == max_rows or total >= max_bytes:
             if number not in skip:
                 yield Chunk(number, held, min(until, _BEFORE_THE_END))
             number, held, total = number + 1, [], 0
-        total += len(row.image or b"") if by_bytes else 0
+        total += len(row.image or b"")
         held.append(row if number not in skip else UNREAD)
         until = share
     if number not in skip:

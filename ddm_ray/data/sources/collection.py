@@ -12,7 +12,7 @@ from ddm_ray.data.sources.files import Files
 from ddm_ray.errors import Begin, DataError
 
 KINDS = {"folder": EXTENSIONS, "webdataset": frozenset({"tar"}), "parquet": frozenset({"parquet"})}
-_READERS = {"folder": folder.read, "webdataset": webdataset.read, "parquet": parquet.read}
+_READERS = {"folder": folder.read, "webdataset": webdataset.read}
 _PLURALS = {"folder": "images", "webdataset": "tars", "parquet": "parquet files"}
 MAX_ENDINGS = 9
 _COMPRESSED = "compressed tars aren't read: unpack them"
@@ -40,6 +40,8 @@ class Collection(Conditioned):
     def read(self, unit: Unit, skip: Container[int] = ()) -> Iterator[EncodedChunk]:
         """See Source."""
         kind = next(kind for kind, extensions in KINDS.items() if extension(unit.files[0]) in extensions)
+        if kind == "parquet":
+            return parquet.read(self.files, unit, self.chunk_rows, skip, self.conditions, self.by_values)
         return _READERS[kind](self.files, unit, self.chunk_rows, skip, self.conditions)
 
     def _sniff(self, sizes: dict[str, int]) -> str:

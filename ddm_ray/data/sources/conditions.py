@@ -1,9 +1,12 @@
 """From what a source states of an image to its condition: a label of the run's classes, or a caption."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from ddm_ray.config import DataConfig
+
+MAX_LETTERS = 2**16
+"""Maximum length of a caption."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class Conditions:
         if self.captions:
             if not isinstance(stated, str) or not stated.strip():
                 raise ValueError("no caption" if stated is None or isinstance(stated, str) else "caption is not a text")
+            if len(stated) > MAX_LETTERS:
+                raise ValueError(f"caption has {len(stated)} letters, more than {MAX_LETTERS}")
             return _in_utf8(stated.strip())
         if not self.needed:
             return 0
@@ -65,14 +70,16 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Conditioned:
-    """Base of sources: the conditions of their rows, and how many rows a chunk has."""
+    """Base of sources: the conditions of their rows, and where chunks end."""
 
     conditions: Conditions
     chunk_rows: int
+    by_values: bool = field(default=True, kw_only=True)
 
-    def planned(self, chunk_rows: int, classes: tuple[str, ...] | None) -> Self:
+    def planned(self, chunk_rows: int, classes: tuple[str, ...] | None, by_values: bool = True) -> Self:
         """See Source."""
-        return replace(self, chunk_rows=chunk_rows, conditions=replace(self.conditions, classes=classes))
+        conditions = replace(self.conditions, classes=classes)
+        return replace(self, chunk_rows=chunk_rows, conditions=conditions, by_values=by_values)
 
 
 def _in_utf8(caption: str) -> str:

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from ddm_ray.data.images import rejection
 from ddm_ray.data.sharded.work import Chunk
-from ddm_ray.data.sources.chunks import Encoded, EncodedChunk, Unit, cuts
+from ddm_ray.data.sources.chunks import IMAGE_BYTES, Encoded, EncodedChunk, Unit, cuts
 from ddm_ray.data.sources.conditions import Conditions
 from ddm_ray.data.sources.files import MISNAMED, THREADS, Files, as_source_error
 from ddm_ray.errors import Begin, DataError
@@ -106,6 +106,8 @@ class _Unreadable(Exception):
 
 
 def _bytes(files: Files, path: str, size: int) -> bytes:
+    if size > IMAGE_BYTES:
+        raise _Unreadable(f"has {size} bytes, more than {IMAGE_BYTES}")
     try:
         content = files.read(path, size)
     except FileNotFoundError:

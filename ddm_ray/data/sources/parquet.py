@@ -1,5 +1,6 @@
 """Parquet files in the Hugging Face layout: a column of encoded images, and one of labels or texts."""
 
+import math
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 
@@ -8,7 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ddm_ray.data.sources import chunks
-from ddm_ray.data.sources.chunks import UNREAD, Encoded, EncodedChunk, Unit, chunked
+from ddm_ray.data.sources.chunks import IMAGE_BYTES, UNREAD, Encoded, EncodedChunk, Unit, chunked
 from ddm_ray.data.sources.conditions import Conditions
 from ddm_ray.data.sources.files import Files, refusals
 from ddm_ray.errors import Begin, DataError, refusal
@@ -16,14 +17,20 @@ from ddm_ray.errors import Begin, DataError, refusal
 IMAGES = ("image", "img", "jpg", "png")
 CLASSES = ("label", "labels", "fine_label", "class", "cls")
 TEXTS = ("text", "caption", "prompt")
-BATCH_ROWS = 64
+BATCH_ROWS, BATCH_BYTES = 64, 32 * 2**20
+"""Maximum rows that are read at once, and size of their values."""
+MORE_BY_VALUES = 1.5
+"""Share of CHUNK_FILE_BYTES at which a chunk is full by its values, though it isn't by the footer's mean of them."""
 _BUFFER = 2**22
 
 
 def read(
-    files: Files, unit: Unit, chunk_rows: int, skip: Container[int], conditions: Conditions
+    files: Files, unit: Unit, chunk_rows: int, skip: Container[int], conditions: Conditions, by_values: bool = True
 ) -> Iterator[EncodedChunk]:
-    """The chunks of one file; row groups whose every row is skipped aren't read."""
+    """The chunks of one file, read from its beginning.
+
+    Not `by_values`: they end by the footer alone, and row groups whose every row is skipped aren't read.
+    """
     (path,), (size,) = unit.files, unit.sizes
     files.check(path, size)
     where = files.where(path)
@@ -37,8 +44,10 @@ def read(
             image, condition = _columns(file.schema_arrow, conditions, where)
             _check_counts(file.metadata, where)
             chunk_rows = min(chunk_rows, _rows_that_fill(file.metadata))
-        rows = _rows(file, path, where, (image, condition), chunk_rows, skip, conditions)
-        yield from chunked(rows, chunk_rows, skip, by_bytes=False)
+        unread = () if by_values else skip
+        rows = _rows(file, path, where, (image, condition), chunk_rows, unread, conditions)
+        max_bytes = MORE_BY_VALUES * chunks.CHUNK_FILE_BYTES if by_values else math.inf
+        yield from chunked(rows, chunk_rows, skip, max_bytes)
 
 
 def _rows(
@@ -53,16 +62,22 @@ def _rows(
     columns = [name for name in names if name is not None]
     row, num_rows = 0, file.metadata.num_rows
     for group in range(file.num_row_groups):
-        stop = row + file.metadata.row_group(group).num_rows
+        metadata = file.metadata.row_group(group)
+        stop = row + metadata.num_rows
         if all(number in skip for number in range(row // chunk_rows, -(-stop // chunk_rows))):
             yield from ((UNREAD, index / num_rows) for index in range(row + 1, stop + 1))
             row = stop
             continue
         with _as_data_error(f"{where}, row group {group}"):
-            for batch in file.iter_batches(min(BATCH_ROWS, chunk_rows), [group], columns):
+            # A dictionary has a value once, which may be as large as the group, and rows have it again and again.
+            batch_rows = max(1, min(BATCH_ROWS, chunk_rows, BATCH_BYTES // max(1, metadata.total_byte_size)))
+            for batch in file.iter_batches(batch_rows, [group], columns):
                 for encoded in _encoded(batch, *names, f"{path}/", row, conditions):
                     row += 1
                     yield encoded, row / num_rows
+                if batch.nbytes > _BUFFER:
+                    del batch
+                    pa.default_memory_pool().release_unused()
         if row != stop:
             raise DataError(f"{where}, row group {group}: has fewer rows than its footer says; fetch it again")
 
@@ -102,11 +117,13 @@ def _encoded(
     stated = batch.column(condition) if condition is not None else pa.nulls(len(batch))
     for index in range(len(batch)):
         row_id = f"{prefix}{first + index:08d}"
-        content = images[index].as_py()
+        content = images[index]
         try:
-            if content is None:
+            if not content.is_valid:
                 raise ValueError("no image: its bytes are null")
-            yield Encoded(row_id, content, conditions.of(_value(stated[index])))
+            if (size := content.as_buffer().size) > IMAGE_BYTES:
+                raise ValueError(f"its image has {size} bytes, more than {IMAGE_BYTES}")
+            yield Encoded(row_id, content.as_py(), conditions.of(_value(stated[index])))
         except ValueError as problem:
             yield Encoded(row_id, None, None, str(problem))
 

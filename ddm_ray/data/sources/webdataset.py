@@ -10,13 +10,24 @@ from pyarrow import NativeFile
 
 from ddm_ray.data.images import EXTENSIONS, rejection
 from ddm_ray.data.reasons import CUT
-from ddm_ray.data.sources.chunks import Encoded, EncodedChunk, Unit, chunked
+from ddm_ray.data.sources.chunks import IMAGE_BYTES, Encoded, EncodedChunk, Unit, chunked
 from ddm_ray.data.sources.conditions import Conditions
 from ddm_ray.data.sources.files import Files, as_source_error
 from ddm_ray.errors import refusal
 
 TEXT_KEYS = ("caption", "text")
 CLASS_KEYS = ("label", "cls", "class")
+STATED_BYTES = 4 * 2**20
+"""Maximum size of a member that states a condition."""
+HEADER_BYTES = 2**18
+"""Maximum size of what may precede a member's header: a long name, or pax fields."""
+_BEFORE_MEMBERS = {
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+}
 _PIECE = 2**18
 # Raised by tarfile at odd headers, beside its own errors.
 _ODD = (ValueError, OverflowError, KeyError, RecursionError)
@@ -45,18 +56,26 @@ class _Counted:
         return piece
 
 
+@dataclass(frozen=True)
+class _Refused:
+    """A member that isn't read, and why."""
+
+    problem: str
+
+
 @dataclass
 class _Sample:
     key: str
     members: dict[str, bytes | None] = field(default_factory=dict)  # no content: not needed, or none
+    problem: str | None = None
 
 
 def _rows(stream: _Counted, path: str, size: int, conditions: Conditions) -> Iterator[tuple[Encoded, float]]:
     counts: dict[str, int] = {}
     try:
-        for sample in _samples(stream, conditions):
+        for sample in _samples(stream, size, conditions):
             counts[sample.key] = counts.get(sample.key, 0) + 1
-            row = _row(f"{path}/{sample.key}", sample.members, conditions)
+            row = _row(f"{path}/{sample.key}", sample, conditions)
             if counts[sample.key] > 1:
                 # No other row has this id: a key's last name has no dot in it.
                 row = Encoded(f"{row.id}….{counts[sample.key]}", None, None, "its key comes twice in the tar")
@@ -66,15 +85,17 @@ def _rows(stream: _Counted, path: str, size: int, conditions: Conditions) -> Ite
         yield Encoded(f"{path}/….end", None, None, problem), 1.0
 
 
-def _samples(stream: _Counted, conditions: Conditions) -> Iterator[_Sample]:
+def _samples(stream: _Counted, size: int, conditions: Conditions) -> Iterator[_Sample]:
     """Samples in the tar's order. A tar that ends early gives its whole samples, then raises tarfile.TarError."""
     sample: _Sample | None = None
     try:
-        for key, extension, content in _members(stream, conditions):
+        for key, extension, content in _members(stream, size, conditions):
             if sample is not None and (sample.key != key or extension in sample.members):
                 yield sample
                 sample = None
             sample = sample or _Sample(key)
+            if isinstance(content, _Refused):
+                sample.problem, content = sample.problem or content.problem, None
             sample.members[extension] = content
     except tarfile.TarError:
         if sample is not None:
@@ -84,8 +105,9 @@ def _samples(stream: _Counted, conditions: Conditions) -> Iterator[_Sample]:
         yield sample
 
 
-def _members(stream: _Counted, conditions: Conditions) -> Iterator[tuple[str, str, bytes | None]]:
+def _members(stream: _Counted, size: int, conditions: Conditions) -> Iterator[tuple[str, str, bytes | _Refused | None]]:
     """Key, extension and content of all files in a tar; no content for links, devices and what isn't needed."""
+    key, key_bytes, misnamed = "", 0, False
     try:
         with tarfile.open(
             fileobj=cast(IO[bytes], stream),
@@ -96,30 +118,56 @@ def _members(stream: _Counted, conditions: Conditions) -> Iterator[tuple[str, st
             errors="backslashreplace",
         ) as tar:
             while (member := tar.next()) is not None:
-                tar.members = []  # type: ignore[attr-defined]  # it would remember them all
+                # It would remember them all.
+                tar.members, tar.pax_headers = [], {}  # type: ignore[attr-defined]
+                if member.too_long:  # type: ignore[attr-defined]
+                    misnamed = True
+                    continue
                 folder, _, name = member.name.removeprefix("./").rpartition("/")
                 base, _, extension = name.partition(".")
+                base = base or ("…" if misnamed else "")
                 # WebDataset's own rule: __something__ is about the tar.
                 if member.isdir() or not base or (base.startswith("__") and base.endswith("__")):
                     continue
-                needed = member.isfile() and _needed(extension.lower(), conditions)
-                opened = tar.extractfile(member) if needed else None
-                yield (
-                    _utf8(f"{folder}/{base}" if folder else base),
-                    extension.lower(),
-                    opened.read() if opened else None,
-                )
+                before, key, extension = key, _utf8(f"{folder}/{base}" if folder else base), extension.lower()
+                key_bytes = key_bytes if key == before else 0
+                content: bytes | _Refused | None = None
+                if misnamed:
+                    content, misnamed = _Refused(f"its name or header has more than {HEADER_BYTES} bytes"), False
+                elif member.isfile() and _needed(extension, conditions):
+                    key_bytes += member.size
+                    limit = IMAGE_BYTES if _is_image(extension, conditions) else STATED_BYTES
+                    content = _content(tar, member, extension, limit, IMAGE_BYTES - key_bytes, size)
+                yield key, extension, content
             _nothing_follows(tar)
     except _ODD as error:
         raise tarfile.ReadError(f"{type(error).__name__}: {error}") from None
 
 
+def _content(
+    tar: tarfile.TarFile, member: tarfile.TarInfo, extension: str, limit: int, left: int, size: int
+) -> bytes | _Refused | None:
+    """Content of a member of a tar of `size` bytes, if it has at most `limit` and leaves its sample some."""
+    if member.issparse():
+        return _Refused(f"its {extension} is a sparse file, which isn't read; pack it without holes")
+    if not 0 <= member.size <= size - member.offset_data:
+        raise tarfile.ReadError("unexpected end of data")
+    if member.size > limit:
+        return _Refused(f"its {extension} has {member.size} bytes, more than {limit}")
+    if left < 0:
+        return _Refused(f"its members have more than {IMAGE_BYTES} bytes")
+    opened = tar.extractfile(member)
+    return opened.read() if opened else None
+
+
 def _needed(extension: str, conditions: Conditions) -> bool:
     """True if a member of this extension may hold a sample's image or condition."""
-    image = conditions.config.image_column
-    if extension == image.lower() if image else extension in EXTENSIONS:
-        return True
-    return conditions.needed and extension in (_plain(conditions), "json")
+    return _is_image(extension, conditions) or (conditions.needed and extension in (_plain(conditions), "json"))
+
+
+def _is_image(extension: str, conditions: Conditions) -> bool:
+    chosen = conditions.config.image_column
+    return extension == chosen.lower() if chosen else extension in EXTENSIONS
 
 
 def _plain(conditions: Conditions) -> str:
@@ -143,19 +191,45 @@ def _nothing_follows(tar: tarfile.TarFile) -> None:
 
 
 class _Header(tarfile.TarInfo):
-    """A member's header; a damaged or missing one is an error rather than the end of the tar."""
+    """A member's header; a damaged or missing one is an error rather than the end of the tar.
+
+    Nothing that is as long as it says itself is taken into memory: `too_long` ones of names and fields are members.
+    """
+
+    too_long = False
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_Header":
         try:
-            return super().frombuf(buf, encoding, errors)
+            header = super().frombuf(buf, encoding, errors)
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
             raise
         except tarfile.HeaderError as error:
             raise tarfile.ReadError(f"{error} where a member or the end should be") from None
+        if header.type in _BEFORE_MEMBERS and header.size > HEADER_BYTES:
+            header.type, header.too_long = tarfile.REGTYPE, True
+        return header
+
+    def _proc_sparse(self, tar: Any) -> "_Header":
+        """Pass over the map of the file's parts, without keeping it."""
+        _, goes_on, _ = self._sparse_structs  # type: ignore[attr-defined]
+        while goes_on:
+            block = tar.fileobj.read(tarfile.BLOCKSIZE)
+            goes_on = len(block) == tarfile.BLOCKSIZE and block[504]
+        self.sparse = b""
+        self.offset_data = tar.fileobj.tell()
+        tar.offset = self.offset_data + self._block(self.size)  # type: ignore[attr-defined]
+        return self
+
+    def _proc_gnusparse_10(self, following: "_Header", fields: object, tar: object) -> None:
+        """Leave the map, which begins the content, to be skipped with it."""
+        following.sparse = b""
 
 
-def _row(row_id: str, members: dict[str, bytes | None], conditions: Conditions) -> Encoded:
+def _row(row_id: str, sample: _Sample, conditions: Conditions) -> Encoded:
+    members = sample.members
+    if sample.problem is not None:
+        return Encoded(row_id, None, None, sample.problem)
     try:
         return Encoded(row_id, _image(members, conditions), conditions.of(_stated(members, conditions)))
     except ValueError as problem:
@@ -163,8 +237,7 @@ def _row(row_id: str, members: dict[str, bytes | None], conditions: Conditions) 
 
 
 def _image(members: dict[str, bytes | None], conditions: Conditions) -> bytes:
-    chosen = conditions.config.image_column
-    names = [name for name in members if (name == chosen.lower() if chosen else name in EXTENSIONS)]
+    names = [name for name in members if _is_image(name, conditions)]
     if len(names) > 1:
         raise ValueError(f"several images: {', '.join(names)}; data.image_column chooses one")
     image = members[names[0]] if names else None

@@ -1,6 +1,7 @@
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -37,6 +38,7 @@ from ddm_ray.storage.chunk_records import ChunkKey
 from ddm_ray.storage.graph import ROWS, owner_rows
 from ddm_ray.storage.manifest import Manifest
 from ddm_ray.storage.run import Run
+from ddm_ray.storage.sealed import seal, unseal
 from ddm_ray.storage.status import describe, status
 from ddm_ray.storage.versions import versions
 from tests.data.rows import commit_rows, commit_tables, flip_byte, read_artifact, table
@@ -215,10 +217,19 @@ def test_a_damaged_part_isnt_read(chunks: RowsStore) -> None:
 
 def test_a_plan_is_made_once_and_holds_the_units(chunks: RowsStore) -> None:
     units = (Unit("b", 3, ("x", "y"), (1, 2)), Unit("a", 0))
-    plan = SourcePlan("somewhere", 32, ("cats", "dogs"), units, {".txt": 7})
+    plan = SourcePlan("somewhere", 32, ("cats", "dogs"), units, {".txt": 7}, by_values=True)
     assert chunks.plan(lambda: plan) == plan
     assert chunks.plan(lambda: pytest.fail("listed again")) == plan
     assert json.loads(chunks.store.read(PLAN))["source"] == "somewhere"
+
+
+def test_a_plan_of_old_reads_parquet_as_it_was_begun(chunks: RowsStore) -> None:
+    plan = SourcePlan("somewhere", 32, None, (Unit("a", 1),), by_values=True)
+    chunks.plan(lambda: plan)
+    fields = unseal(chunks.store.read(PLAN), PLAN)
+    assert fields.pop("by_values") is True
+    chunks.store.write(PLAN, seal(fields))
+    assert chunks.begun() == replace(plan, by_values=False)
 
 
 def test_a_rivals_plan_counts(chunks: RowsStore) -> None:

@@ -5,11 +5,13 @@ import os
 import shutil
 import tarfile
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
 from ddm_ray.config import DataConfig
-from ddm_ray.data.sources import Source, chunks, open_source
+from ddm_ray.data.sources import Source, chunks, open_source, webdataset
 from ddm_ray.errors import DataError
 from tests.data.s3 import BUCKET, s3, s3_server, upload
 from tests.data.sources.test_sources import (
@@ -187,10 +189,66 @@ def test_captions_that_no_file_can_hold(tmp_path):
     assert problems(open_source(CAPTIONED, str(path))) == {"x.tar/a": "caption is not UTF-8"}
 
 
-@pytest.mark.parametrize(
-    "pax", [{"GNU.sparse.map": "x,y", "GNU.sparse.size": "1"}, {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}]
-)
-def test_odd_headers_end_a_tar_in_a_row_that_says_so(tmp_path, pax):
+def test_a_caption_without_end(tmp_path):
+    path = tar_of(tmp_path / "x.tar", ("a.png", picture(0)), ("a.txt", b"x" * 70_000), ("b.png", picture(0)))
+    assert problems(open_source(CAPTIONED, str(path))) == {
+        "x.tar/a": "caption has 70000 letters, more than 65536",
+        "x.tar/b": "no caption",
+    }
+
+
+def test_members_of_more_bytes_than_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(webdataset, "IMAGE_BYTES", 3_000)
+    monkeypatch.setattr(webdataset, "STATED_BYTES", 100)
+    names = ("a.png", "a.mp4", "b.txt", "b.png", "c.png", "c.jpg", "d.bin", "e.png")
+    path = tar_of(tmp_path / "x.tar", *((name, bytes(3_001 if name == "e.png" else 2_000)) for name in names))
+    assert problems(open_source(ANY, str(path))) == {
+        "x.tar/a": None,
+        "x.tar/b": None,
+        "x.tar/c": "its members have more than 3000 bytes",
+        "x.tar/d": "no image among bin",
+        "x.tar/e": "its png has 3001 bytes, more than 3000",
+    }
+    chosen = DataConfig(num_classes=1, image_column="BIN")
+    assert problems(open_source(chosen, str(path)))["x.tar/d"] is None
+    assert problems(open_source(CAPTIONED, str(path)))["x.tar/b"] == "its txt has 2000 bytes, more than 100"
+
+
+def test_an_image_of_more_bytes_than_are_read(tmp_path):
+    write_folder(tmp_path, 3)
+    (tmp_path / "red" / "huge.png").touch()
+    os.truncate(tmp_path / "red" / "huge.png", chunks.IMAGE_BYTES + 1)
+    problem_by_id = problems(open_source(CONFIG, str(tmp_path)))
+    assert problem_by_id.pop("red/huge.png") == "has 268435457 bytes, more than 268435456"
+    assert set(problem_by_id.values()) == {None} and len(problem_by_id) == 3
+
+
+def test_values_end_a_chunk_of_parquet_where_the_footer_does_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(chunks, "CHUNK_FILE_BYTES", 8_000)
+    image = picture(0) + bytes(1_000)
+    table = pa.table({"image": [image] * 90, "label": [1] * 90})
+    ends = {}
+    for kind, dictionary in (("once", ["image"]), ("each", False)):
+        (tmp_path / kind).mkdir()
+        pq.write_table(table, tmp_path / kind / "x.parquet", row_group_size=30, use_dictionary=dictionary)
+        source = open_source(CONFIG, str(tmp_path / kind))
+        (unit,) = source.list().units
+        by_values, by_footer = source, source.planned(source.chunk_rows, None, by_values=False)
+        ends[kind] = [[len(chunk.rows) for chunk in plan.read(unit)] for plan in (by_values, by_footer)]
+        for plan in (by_values, by_footer):
+            made = list(plan.read(unit))
+            assert [row.image for chunk in made for row in chunk.rows] == [image] * 90
+            for skip in ({0}, set(range(len(made) - 1)), {1, 2, 3, 4, 5}):
+                assert list(plan.read(unit, skip)) == [chunk for chunk in made if chunk.number not in skip]
+    full = -(-12_000 // len(image))
+    assert ends["once"][0] == [full] * (90 // full) + [90 % full]
+    assert max(ends["once"][1]) > 5 * full
+    # An honest footer's chunks are those of plans that didn't look at values.
+    assert ends["each"][0] == ends["each"][1] and len(ends["each"][0]) > 10
+
+
+def test_odd_headers_end_a_tar_in_a_row_that_says_so(tmp_path):
+    pax = {"GNU.sparse.map": "x,y", "GNU.sparse.size": "1"}
     with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.PAX_FORMAT) as tar:
         for name, headers in (("a.png", {}), ("b.png", pax), ("c.png", {})):
             member = tarfile.TarInfo(name)
