@@ -110,8 +110,9 @@ def _status(run: Run, artifact: Artifact, files: JobFiles | None) -> Status:
     def in_state(state: State, **facts: Any) -> Status:
         return Status(artifact, state, run=run.url, **facts)
 
-    manifest = run.finished(artifact) if files is None or files.committed or files.unlisted else None
-    if manifest:
+    # An input that is damaged has a line of its own.
+    known = files is None or files.committed or files.unlisted
+    if manifest := run.finished(artifact, unread=(CorruptArtifact,)) if known else None:
         return in_state("finished", info=artifact.info.of(manifest))
     chunks = chunks_progress(run.store, artifact) if artifact.kind in UNITS else None
     job = job_status(run.store, artifact, files) if artifact.trains else None

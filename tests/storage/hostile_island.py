@@ -81,7 +81,8 @@ def make_hostile_run(path: Path) -> Run:
 def files_of(run: Run) -> list[Path]:
     """All that the island may write, in order; not what its links lead to."""
     own = [Path(run.url).resolve() / folder for folder in (VICTIM, ISLAND)]
-    files = [path for folder in own for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    walked = [path for folder in own if not folder.is_symlink() for path in folder.rglob("*")]
+    files = [path for path in walked if path.is_file() and not path.is_symlink()]
     return sorted(path for path in files if any(path.resolve().is_relative_to(folder) for folder in own))
 
 
