@@ -1,6 +1,6 @@
 """The state of each artifact of a run, read from storage alone, whatever storage's clock or a job's says."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,7 +9,7 @@ from ddm_ray.errors import Allow, CorruptArtifact, DDMError, DriftError, Fix, Re
 from ddm_ray.storage import graph
 from ddm_ray.storage.chunk_records import ChunksProgress, chunks_progress
 from ddm_ray.storage.graph import PARTITION, REPORT, STUDENT, TARGETS, Artifact, targets
-from ddm_ray.storage.info import Info, TrainedInfo
+from ddm_ray.storage.info import Info, PartitionInfo, TrainedInfo
 from ddm_ray.storage.job_files import JobFiles, list_jobs
 from ddm_ray.storage.job_status import JobStatus, job_status
 from ddm_ray.storage.launches import place_of
@@ -22,6 +22,8 @@ SILENT_SECONDS, BETWEEN_SECONDS = 10.0, 30.0
 It beats once a second, later each five, or step by step where steps take longer; storage may hold a beat up.
 """
 REQUESTS = 8
+MOST_SHARES = 8
+"""Clusters of which a line tells their shares."""
 UNITS = {
     "rows": "units of the source",
     "targets": "ranges of steps",
@@ -202,7 +204,8 @@ def _described(status: Status, phrase: Callable[[Fix], str]) -> str:
         return f"{info.step} steps, loss {info.loss:.4f}, {info.training_flops / 1e9:.1f} GFLOP"
     if info:
         facts = {key: f"{value:.3g}" if isinstance(value, float) else value for key, value in info}
-        return ", ".join(f"{key} {value}" for key, value in facts.items() if isinstance(value, int | str))
+        words = [f"{key} {value}" for key, value in facts.items() if isinstance(value, int | str)]
+        return ", ".join([*words, *(_shares(info.rows_K) if isinstance(info, PartitionInfo) else ())])
     if status.error:
         return status.error.text(phrase)
     if job := status.job:
@@ -217,6 +220,15 @@ def _described(status: Status, phrase: Callable[[Fix], str]) -> str:
         parts = f", {chunks.chunks} parts" if status.artifact.kind == "rows" else ""
         return f"{chunks.units_done} of {chunks.units} {UNITS[status.artifact.kind]}{parts}"
     return "waiting"
+
+
+def _shares(rows_K: Sequence[int]) -> list[str]:
+    """Words on each cluster's share of the training rows, which is its expert's in a mixture; the largest first."""
+    if not (total := sum(rows_K)):
+        return []
+    largest = sorted(range(len(rows_K)), key=lambda cluster: -rows_K[cluster])
+    words = [f"cluster {cluster} {rows_K[cluster] / total:.0%}" for cluster in largest[:MOST_SHARES]]
+    return [*words, *([f"{len(rows_K) - MOST_SHARES} others less"] if len(rows_K) > MOST_SHARES else [])]
 
 
 def _launched(status: Status, job: JobStatus, again: str) -> str:

@@ -225,7 +225,7 @@ def _odd_name(_: Run, path: Path, random: Random) -> None:
     if random.random() < 0.3:
         source.rename(place)
     else:
-        shutil.copytree(source, place) if source.is_dir() else shutil.copy(source, place)
+        shutil.copytree(source, place, symlinks=True) if source.is_dir() else shutil.copy(source, place)
 
 
 def _swapped(run: Run, path: Path, random: Random) -> None:
@@ -233,14 +233,16 @@ def _swapped(run: Run, path: Path, random: Random) -> None:
     manifests = [Path(run.url) / artifact / NAME for artifact in (expert(1), ROUTER, "partition", "rows")]
     other = random.choice([*manifests, *files_of(run)])
     if other != path:
+        path.unlink()
         shutil.copy(other, path)
 
 
 def _finished(run: Run, path: Path, random: Random) -> None:
     """A final manifest, rightly signed, that says something odd."""
     manifest = Path(run.url) / VICTIM / NAME
-    if manifest.is_dir():
+    if not manifest.parent.is_dir() or (manifest.is_dir() and not manifest.is_symlink()):
         return
+    manifest.unlink(missing_ok=True)
     shutil.copy(Path(run.url) / expert(1) / NAME, manifest)
 
     def change(body: Any) -> None:
