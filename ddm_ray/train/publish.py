@@ -14,7 +14,7 @@ from ddm_ray.models import weights
 from ddm_ray.sampling.run_models import ModelKind
 from ddm_ray.storage.attempts import Attempt, claimed
 from ddm_ray.storage.info import TrainedInfo, WeightsInfo
-from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest, read_manifest
+from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest, read_manifest, read_verified
 from ddm_ray.storage.run import Run
 from ddm_ray.train.fragments import EMA
 from ddm_ray.train.job import TrainJob
@@ -63,7 +63,7 @@ def publish_weights(
     counted = _Counted(lambda: SavedParts(store, source, manifest).consolidated(EMA, shapes, buffers))
     store.write_stream(f"{prefix}/{WEIGHTS}", lambda: counted)
     files = {"model.json": json.dumps(job.spec, indent=2, sort_keys=True).encode()}
-    files[CURVE] = store.read(f"{source}/{CURVE}")
+    files[CURVE] = read_verified(store, f"{source}/{CURVE}", manifest.files[CURVE])
     for name, data in files.items():
         store.write(f"{prefix}/{name}", data)
     records = {WEIGHTS: counted.record} | {name: FileRecord.of(data) for name, data in files.items()}

@@ -57,10 +57,11 @@ ODD_NAMES = (
 
 
 def make_hostile_run(path: Path) -> Run:
-    """A run with finished artifacts of each kind, and an expert with all that its jobs may leave."""
+    """A run with finished artifacts of each kind, but for an expert, with all that its jobs may leave."""
     run = make_run(str(path), num_rows=60)
     for artifact in (evaluation("demo"), targets(1)):
         write_and_commit(run, artifact, {"part": b"x"})
+    run.store.delete_one(f"{VICTIM}/{NAME}")
     for number in range(2, 4):
         launch = Launch(VICTIM, id=f"{number:011x}abcdef01", island="north", job="raysubmit_7", after=number - 1)
         run.store.write(launch.begun_key, json.dumps({"host": "n7", "island": "north", "pid": 7}).encode())
