@@ -134,7 +134,7 @@ def rewrite(path: Path, change: Callable[[Any], None]) -> None:
     """Replace JSON by what a change makes of it, with a right checksum if it had one; leave other files alone."""
     try:
         body = json.loads(path.read_bytes())
-    except ValueError:
+    except (ValueError, RecursionError):  # by the change before this one
         return
     if not isinstance(body, dict):
         return

@@ -184,8 +184,8 @@ def test_a_terminal_gets_no_escape(site: Site, arguments: tuple[str, ...]) -> No
         site.run.store.delete("eval/a\u202eb")
     lines = text.decode().split("\r\n")
     assert status == 0 and not any(NOT_PRINTED.search(line) for line in lines)
-    told = [line for line in lines if f"{VICTIM} " in line]
-    assert len(told) == 1 and "\\x1b" in told[0] and "\\x9b" in told[0]
+    row = [line for line in lines if f"{VICTIM} " in line]
+    assert len(row) == 1 and "\\x1b" in row[0] and "\\x9b" in row[0]
     names = [line.split()[0] for line in lines[verb == "status" :] if line]
     assert len({*names}) == len(names) >= 6
 
