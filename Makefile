@@ -1,5 +1,6 @@
 # make demo: see the whole thing work.  make test: lint, types, all tests.  make bench: measure the claims.
-# make soak: half an hour of faults, after those of disks at every write, of images, islands and an object store.
+# make soak: half an hour of faults, after those of disks at every write, of images, of islands, also of one that means
+# ill, and of an object store.
 # Each makes the environment it needs.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -43,6 +44,7 @@ soak: $(READY)
 	@$(BIN)/pytest tests/data/test_bombs.py --every-call
 	@$(BIN)/pytest tests/islands --every-call
 	@$(BIN)/pytest tests/train/ray --in-bucket
+	@$(BIN)/pytest tests/storage/test_hostile_island.py --every-call
 	@$(BIN)/pytest tests/serve/test_any_request.py tests/serve/test_many_bodies.py --every-call
 	@$(BIN)/python benchmarks/storage_faults.py
 	@$(BIN)/pytest tests/islands/test_island_rounds.py -s --island-rounds 10

@@ -73,7 +73,8 @@ def completed(spec: Mapping[str, Any]) -> dict[str, Any]:
     if spec.get("class") not in MODELS or not isinstance(config, dict):
         return dict(spec)
     takes = dict(signature(_class_of(spec["class"])).parameters)
-    takes = {**signature(Trunk).parameters, **takes} if "trunk" in takes else takes
+    if "trunk" in takes:
+        takes |= signature(Trunk).parameters
     defaults = {name: each.default for name, each in takes.items() if each.default is not Parameter.empty}
     full: dict[str, Any] = json.loads(json.dumps({"flow": LINEAR, **spec, "config": {**defaults, **config}}))
     return full

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -35,6 +36,8 @@ from ddm_ray.serve.page_files import add_page
 from ddm_ray.serve.scheduler import OverloadedError
 from ddm_ray.serve.segments import Sampled
 from ddm_ray.serve.service import Service
+
+LOG = logging.getLogger("ray.serve")
 
 _SOON = {"Retry-After": retry_after(5)}
 SMALL_PIXELS = 128 * 128
@@ -189,7 +192,12 @@ async def _stream(service: Service, generation: Generation) -> Response:
 
 
 def _error_of(error: DDMError) -> tuple[int, dict[str, Any], dict[str, str]]:
-    """Status, body and headers of an answer that says this error."""
+    """Status, body and headers of an answer that says this error; of storage and files it doesn't say where they are.
+
+    One that comes from another process may be an exception of Ray's, too, whose own text is a traceback.
+    """
+    cause = getattr(error, "cause", None)
+    error = cause if isinstance(cause, DDMError) else error
     if isinstance(error, RequestError):
         return error.status, error_body(str(error), error.param, error.code), {}
     if isinstance(error, SamplingError) and not isinstance(error, NotFiniteError | ExpertCountError):
@@ -200,7 +208,10 @@ def _error_of(error: DDMError) -> tuple[int, dict[str, Any], dict[str, str]]:
         return 408, error_body(str(error), None, "deadline_exceeded"), _SOON
     if isinstance(error, ServeError):
         return 503, error_body(str(error), None, "unavailable", server=True), _SOON
-    return 500, error_body(str(error), None, "sampling_failed", server=True), {}
+    if isinstance(error, SamplingError):
+        return 500, error_body(str(error), None, "sampling_failed", server=True), {}
+    LOG.error("%s: %s", type(error).__name__, error)
+    return 500, internal_error(error), {}
 
 
 async def _failed(_: Request, error: Exception) -> JSONResponse:

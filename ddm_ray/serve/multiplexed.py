@@ -3,6 +3,7 @@
 No Ray, no HTTP. Shapes: K experts.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +18,8 @@ from ddm_ray.sampling.request import Call
 from ddm_ray.serve.batch import Pace
 from ddm_ray.serve.engine import STOPS, BatchEngine, ExpertError
 from ddm_ray.serve.turns import MIXING, SharedScheduler, Turns
+
+LOG = logging.getLogger("ray.serve")
 
 
 class Multiplexer:
@@ -164,4 +167,5 @@ class _NamedFailures:
         except DDMError:
             raise
         except Exception as error:
-            raise ExpertError(f"the weights of expert {expert} don't come: {one_line(error)}", expert) from error
+            LOG.warning("the weights of expert %d don't come: %s", expert, one_line(error, 500))
+            raise ExpertError(f"the weights of expert {expert} don't come: {type(error).__name__}", expert) from error

@@ -1,6 +1,7 @@
 """Engines of other processes: their methods over Serve's handles, called again where a replica dies."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -26,6 +27,8 @@ from ddm_ray.serve.kept_link import KeptLink
 from ddm_ray.serve.links import ANSWER_S, Link
 from ddm_ray.serve.packed import pack_asked, unpack_segment
 from ddm_ray.serve.versions import Pair
+
+LOG = logging.getLogger("ray.serve")
 
 ATTEMPTS = 5
 FIRST_WAIT_S = 0.1
@@ -210,7 +213,8 @@ class RemoteEngine:
             return answer
         except (CorruptArtifact, DriftError) as error:
             self._replicas.mark(self._name, able=False)
-            raise AwayError(f"{self._name} can't load its weights: {error}", self.expert) from None
+            LOG.warning("%s can't load its weights: %s", self._name, error)
+            raise AwayError(f"{self._name} can't load its weights", self.expert) from None
 
     @property
     def away(self) -> bool:

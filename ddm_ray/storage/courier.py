@@ -28,7 +28,7 @@ from ddm_ray.storage.graph import PARTITION, Artifact
 from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest, drift
 from ddm_ray.storage.parts import BROUGHT, ArchivePart, by_content, files_of, parse_part, parts_below
 from ddm_ray.storage.run import RUN_FILE, Run, read_config
-from ddm_ray.storage.sealed import seal, unseal
+from ddm_ray.storage.sealed import read_sealed, seal, unseal
 from ddm_ray.storage.store import Store
 
 Holds = Literal["inputs", "result"]
@@ -94,7 +94,7 @@ def _read_parts(run: Run, artifact: Artifact, holds: Holds) -> tuple[list[Archiv
 
         def read(each: Artifact) -> bytes:
             run.require(each)
-            return run.store.read(f"{each}/{NAME}")
+            return read_sealed(run.store, f"{each}/{NAME}")
 
         parts, partition = list(parts_below(run.inputs(artifact), read, run.url)), run.manifest(PARTITION)
         for part in parts:

@@ -117,6 +117,13 @@ class PartitionInfo(Info):
     num_fine: Count | None
     networks: dict[str, str] = {}
 
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        by_cluster_K = [sum(counts) for counts in zip(*self.counts_CK, strict=True)] if self.counts_CK else []
+        if len(self.rows_K) != len(self.rows_heldout_K) or (any(by_cluster_K) and by_cluster_K != list(self.rows_K)):
+            raise ValueError("rows_K, rows_heldout_K and counts_CK don't add up")
+        return self
+
 
 class ReportInfo(Info):
     """Separation of the clusters, by the embeddings of a sample, and what to look at before training.

@@ -147,24 +147,25 @@ class Run:
         artifact.info.of(manifest)
         return manifest
 
-    def finished(self, artifact: Artifact, accepted: bool = False) -> Manifest | None:
+    def finished(
+        self, artifact: Artifact, accepted: bool = False, unread: tuple[type[DDMError], ...] = ()
+    ) -> Manifest | None:
         """The manifest if the artifact is finished as this run wants it. Raises DriftError if otherwise.
 
-        `accepted`: see `manifest`.
+        `accepted`: see `manifest`. Inputs that can't be read for an error of the kinds `unread` aren't compared.
         """
         manifest = self.manifest(artifact, accepted)
-        if manifest and (lines := self.drift(artifact, manifest.identity)):
+        if manifest and (lines := self.drift(artifact, manifest.identity, self.identity(artifact, unread))):
             raise DriftError(f"{self.url}/{artifact} was made otherwise: {_short(lines)}", self.remake(artifact))
         return manifest
 
     def drift(self, artifact: Artifact, made: Identity, expected: Identity | None = None) -> list[str]:
         """A line for each difference between the identity that an artifact was made under and the `expected` one.
 
-        The expected one is today's unless given, as far as its inputs can be read: one that can't is no fault of this
-        artifact. A field that an older version didn't have counts as its default.
+        The expected one is today's unless given. A field that an older version didn't have counts as its default.
         """
         spelled = Identity(completed(self.config, artifact, made.fields), made.inputs)
-        return drift(expected or self.identity(artifact, unread=(CorruptArtifact,)), spelled)
+        return drift(expected or self.identity(artifact), spelled)
 
     def require(self, artifact: Artifact) -> Manifest:
         """The manifest of a finished artifact, of what is accepted by hand the accepted one.

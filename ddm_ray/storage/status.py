@@ -1,6 +1,6 @@
 """The state of each artifact of a run, read from storage alone, whatever storage's clock or a job's says."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from ddm_ray.errors import (
 from ddm_ray.storage import graph
 from ddm_ray.storage.chunk_records import ChunksProgress, chunks_progress
 from ddm_ray.storage.graph import PARTITION, REPORT, STUDENT, TARGETS, Artifact, targets
-from ddm_ray.storage.info import Info, TrainedInfo
+from ddm_ray.storage.info import Info, PartitionInfo, TrainedInfo
 from ddm_ray.storage.job_files import JobFiles, list_jobs
 from ddm_ray.storage.job_status import JobStatus, job_status
 from ddm_ray.storage.launches import place_of
@@ -33,6 +33,8 @@ SILENT_SECONDS, BETWEEN_SECONDS = 10.0, 30.0
 It beats once a second, later each five, or step by step where steps take longer; storage may hold a beat up.
 """
 REQUESTS = 8
+MOST_SHARES = 8
+"""Clusters of which a line tells their shares."""
 UNITS = {
     "rows": "units of the source",
     "targets": "ranges of steps",
@@ -123,9 +125,10 @@ def _status(run: Run, artifact: Artifact, files: JobFiles | None) -> Status:
     def in_state(state: State, **facts: Any) -> Status:
         return Status(artifact, state, run=run.url, **facts)
 
-    manifest = run.finished(artifact) if files is None or files.committed or files.unlisted else None
-    if manifest:
-        accepted = run.finished(artifact, accepted=True) if run.by_hand(artifact) else manifest
+    # An input that is damaged has a line of its own.
+    known = files is None or files.committed or files.unlisted
+    if manifest := run.finished(artifact, unread=(CorruptArtifact,)) if known else None:
+        accepted = run.manifest(artifact, accepted=True) if run.by_hand(artifact) else manifest
         unaccepted = accepted is None or accepted.digest != manifest.digest
         return in_state("finished", info=artifact.info.of(manifest), unaccepted=unaccepted)
     chunks = chunks_progress(run.store, artifact) if artifact.kind in UNITS else None
@@ -219,7 +222,8 @@ def _described(status: Status, phrase: Callable[[Fix], str]) -> str:
         return f"{info.step} steps, loss {info.loss:.4f}, {info.training_flops / 1e9:.1f} GFLOP{waits}"
     if info:
         facts = {key: f"{value:.3g}" if isinstance(value, float) else value for key, value in info}
-        return ", ".join(f"{key} {value}" for key, value in facts.items() if isinstance(value, int | str))
+        words = [f"{key} {value}" for key, value in facts.items() if isinstance(value, int | str)]
+        return ", ".join([*words, *(_shares(info.rows_K) if isinstance(info, PartitionInfo) else ())])
     if status.error:
         return status.error.text(phrase)
     if job := status.job:
@@ -234,6 +238,15 @@ def _described(status: Status, phrase: Callable[[Fix], str]) -> str:
         parts = f", {chunks.chunks} parts" if status.artifact.kind == "rows" else ""
         return f"{chunks.units_done} of {chunks.units} {UNITS[status.artifact.kind]}{parts}"
     return "waiting"
+
+
+def _shares(rows_K: Sequence[int]) -> list[str]:
+    """Words on each cluster's share of the training rows, which is its expert's in a mixture; the largest first."""
+    if not (total := sum(rows_K)):
+        return []
+    largest = sorted(range(len(rows_K)), key=lambda cluster: -rows_K[cluster])
+    words = [f"cluster {cluster} {rows_K[cluster] / total:.0%}" for cluster in largest[:MOST_SHARES]]
+    return [*words, *([f"{len(rows_K) - MOST_SHARES} others less"] if len(rows_K) > MOST_SHARES else [])]
 
 
 def _launched(status: Status, job: JobStatus, again: str) -> str:

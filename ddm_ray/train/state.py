@@ -22,7 +22,8 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from ddm_ray.errors import CorruptArtifact, StorageError
-from ddm_ray.storage.manifest import FileRecord, Manifest, canonical, verify
+from ddm_ray.storage.manifest import FileRecord, Manifest, canonical, read_verified
+from ddm_ray.storage.sealed import parse_object
 from ddm_ray.storage.store import Store
 from ddm_ray.train.fragments import EMA, RECORDS, Fragment
 
@@ -180,18 +181,29 @@ class SavedParts:
         for name in manifest.files:
             if not name.endswith(f"/{INDEX}"):
                 continue
-            index = json.loads(self.read(name))
-            for part, entry in index["parts"].items():
-                pieces = [Piece(*piece) for piece in entry["pieces"]]
-                self.parts.append(StatePart(f"{name.removesuffix(INDEX)}{part}", entry["record"], pieces))
-            for kind, value in index["fingerprints"].items():
-                self.fingerprints[kind] = (self.fingerprints[kind] + value) % 2**64
+            try:
+                self._add(name.removesuffix(INDEX), parse_object(self.read(name)))
+            except (ValueError, KeyError, TypeError, AttributeError):
+                where = f"{store.url}/{prefix}/{name}"
+                raise CorruptArtifact(f"{where}: isn't the index of a rank's part of a state") from None
+
+    def _add(self, folder: str, index: dict[str, Any]) -> None:
+        """Add what a rank's index names. Raises ValueError and the like for one of another form."""
+        for part, entry in index["parts"].items():
+            pieces = [Piece(*piece) for piece in entry["pieces"]]
+            if any(type(each.start) is not int or type(each.numel) is not int for each in pieces):
+                raise ValueError("a piece's place is none")
+            self.parts.append(StatePart(f"{folder}{part}", entry["record"], pieces))
+        for kind, value in index["fingerprints"].items():
+            self.fingerprints[kind] = (self.fingerprints[kind] + value) % 2**64
 
     def read(self, name: str) -> bytes:
         """A file of the state, verified."""
         where = f"{self._store.url}/{self._prefix}/{name}"
+        if name not in self._files:
+            raise CorruptArtifact(f"{where}: its manifest doesn't list it")
         try:
-            return verify(self._store.read(f"{self._prefix}/{name}"), self._files[name], where)
+            return read_verified(self._store, f"{self._prefix}/{name}", self._files[name])
         except FileNotFoundError:
             raise CorruptArtifact(f"{where}: gone, though its manifest lists it") from None
 

@@ -1,6 +1,7 @@
 """A network is built only as the run's configuration says, whatever its files say of themselves."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,6 @@ def resign(run: Run, manifest: Manifest, key: str, record: FileRecord) -> None:
 
 @pytest.fixture
 def run(made: Run, tmp_path: Path) -> Run:
-    import shutil
-
     shutil.copytree(made.url, tmp_path / "run")
     return Run.open(str(tmp_path / "run"))
 
@@ -81,9 +80,9 @@ def test_another_network_is_refused_before_it_is_built(
 def test_what_a_spec_leaves_to_its_class_is_no_difference(run: Run) -> None:
     def shortened(data: bytes) -> bytes:
         spec = json.loads(data)
-        return json.dumps(
-            {**spec, "config": {k: v for k, v in spec["config"].items() if v not in (None, False)}}
-        ).encode()
+        config = {name: value for name, value in spec["config"].items() if value is not None}
+        assert config != spec["config"]
+        return json.dumps({**spec, "config": config}).encode()
 
     before = load_model(run, expert(0)).state_dict()
     alter(run, expert(0), "model.json", shortened)

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import json
+import re
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -14,7 +15,9 @@ import httpx
 import numpy as np
 import pytest
 from PIL import Image
+from ray.exceptions import RayTaskError
 
+from ddm_ray.errors import CorruptArtifact, NotFiniteError, StorageError
 from ddm_ray.pipeline import DDMPipeline
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.run_models import load_models, sampling_settings
@@ -275,3 +278,23 @@ def test_an_error_of_an_engine_is_one_of_the_server(served: Served, monkeypatch:
     answer = served.generate(prompt="1")
     assert answer.status_code == 500 and "secret" not in answer.text
     assert error_of(answer)["code"] == "internal_error"
+
+
+def test_an_answer_says_nothing_of_where_things_are(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of a replica comes as an exception of Ray's, whose text is a traceback."""
+
+    def raised(error: Exception, code: str) -> str:
+        def broken(*_: Any, **__: Any) -> None:
+            raise error
+
+        monkeypatch.setattr(served.engine, "submit", broken)
+        answer = served.generate(prompt="1")
+        assert answer.status_code == 500 and error_of(answer)["code"] == code
+        message: str = error_of(answer)["message"]
+        assert not re.search("Traceback|/srv|pid=|10[.]0|\n", message)
+        return message
+
+    remote = RayTaskError("velocity", "Traceback: /srv/run.py\n (pid=7, ip=10.0.0.7)", NotFiniteError("expert 1: NaN"))
+    assert raised(remote.as_instanceof_cause(), "sampling_failed") == "expert 1: NaN"
+    for error in (CorruptArtifact("/srv/run/experts/001: gone"), StorageError("s3://x at 10.0.0.7: denied")):
+        assert raised(error, "internal_error").endswith(type(error).__name__)

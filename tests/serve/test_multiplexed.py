@@ -138,7 +138,7 @@ def test_a_fetch_that_fails_ends_those_that_need_that_expert(monkeypatch: pytest
             right = driver.sample(each, INFO, EXPERTS, router)
             if bool(right.routing_SBK[:, :, 2].any()):
                 assert isinstance(result, ExpertError) and result.expert == 2
-                assert "the weights of expert 2 don't come: CUDA error" in str(result)
+                assert str(result) == "the weights of expert 2 don't come: RuntimeError"
             else:
                 assert isinstance(result, Sampled)
                 assert_the_pipelines(each, result.result.images_BCHW)

@@ -57,10 +57,11 @@ ODD_NAMES = (
 
 
 def make_hostile_run(path: Path) -> Run:
-    """A run with finished artifacts of each kind, and an expert with all that its jobs may leave."""
+    """A run with finished artifacts of each kind, but for an expert, with all that its jobs may leave."""
     run = make_run(str(path), num_rows=60)
     for artifact in (evaluation("demo"), targets(1)):
         write_and_commit(run, artifact, {"part": b"x"})
+    run.store.delete_one(f"{VICTIM}/{NAME}")
     for number in range(2, 4):
         launch = Launch(VICTIM, id=f"{number:011x}abcdef01", island="north", job="raysubmit_7", after=number - 1)
         run.store.write(launch.begun_key, json.dumps({"host": "n7", "island": "north", "pid": 7}).encode())
@@ -81,7 +82,8 @@ def make_hostile_run(path: Path) -> Run:
 def files_of(run: Run) -> list[Path]:
     """All that the island may write, in order; not what its links lead to."""
     own = [Path(run.url).resolve() / folder for folder in (VICTIM, ISLAND)]
-    files = [path for folder in own for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    walked = [path for folder in own if not folder.is_symlink() for path in folder.rglob("*")]
+    files = [path for path in walked if path.is_file() and not path.is_symlink()]
     return sorted(path for path in files if any(path.resolve().is_relative_to(folder) for folder in own))
 
 
@@ -132,7 +134,7 @@ def rewrite(path: Path, change: Callable[[Any], None]) -> None:
     """Replace JSON by what a change makes of it, with a right checksum if it had one; leave other files alone."""
     try:
         body = json.loads(path.read_bytes())
-    except ValueError:
+    except (ValueError, RecursionError):  # by the change before this one
         return
     if not isinstance(body, dict):
         return
@@ -224,7 +226,7 @@ def _odd_name(_: Run, path: Path, random: Random) -> None:
     if random.random() < 0.3:
         source.rename(place)
     else:
-        shutil.copytree(source, place) if source.is_dir() else shutil.copy(source, place)
+        shutil.copytree(source, place, symlinks=True) if source.is_dir() else shutil.copy(source, place)
 
 
 def _swapped(run: Run, path: Path, random: Random) -> None:
@@ -232,14 +234,16 @@ def _swapped(run: Run, path: Path, random: Random) -> None:
     manifests = [Path(run.url) / artifact / NAME for artifact in (expert(1), ROUTER, "partition", "rows")]
     other = random.choice([*manifests, *files_of(run)])
     if other != path:
+        path.unlink()
         shutil.copy(other, path)
 
 
 def _finished(run: Run, path: Path, random: Random) -> None:
     """A final manifest, rightly signed, that says something odd."""
     manifest = Path(run.url) / VICTIM / NAME
-    if manifest.is_dir():
+    if not manifest.parent.is_dir() or (manifest.is_dir() and not manifest.is_symlink()):
         return
+    manifest.unlink(missing_ok=True)
     shutil.copy(Path(run.url) / expert(1) / NAME, manifest)
 
     def change(body: Any) -> None:

@@ -1,8 +1,11 @@
 """Whatever one island writes ends no look at the run, hides nobody else's work, and tells a terminal nothing."""
 
+import json
+import os
 import re
 import resource
 import shutil
+import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,7 +26,7 @@ from ddm_ray.islands.speeds import left_by_trainings
 from ddm_ray.sampling.run_models import mixture_info, sampling_settings
 from ddm_ray.serve.versions import Versions
 from ddm_ray.storage import observer
-from ddm_ray.storage.attempts import claimed, saved_states
+from ddm_ray.storage.attempts import claim, claimed, saved_states
 from ddm_ray.storage.graph import ROUTER
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.sealed import RECORD_BYTES
@@ -31,7 +34,8 @@ from ddm_ray.storage.status import Status
 from ddm_ray.storage.store_meter import meter_of
 from ddm_ray.watch.events import Events
 from ddm_ray.watch.gauges import Gauges
-from tests.storage.hostile_island import ISLAND, VICTIM, make_hostile_run, mutate
+from tests.conftest import BIN
+from tests.storage.hostile_island import CONTROLS, ISLAND, VICTIM, make_hostile_run, mutate
 
 FEW, MANY = 200, 10_000
 SECONDS, RSS_BYTES = 5.0, 300 * 2**20
@@ -160,6 +164,43 @@ def test_whatever_an_island_writes(site: Site, surveyed: list[Status], request: 
         assert meter_of(site.run.url).counted.read - read < RECORD_BYTES, changes
     assert slowest < SECONDS
     assert _peak() - at_first < RSS_BYTES
+
+
+@pytest.mark.parametrize("arguments", [("status",), ("watch", "--once")])
+def test_a_terminal_gets_no_escape(site: Site, arguments: tuple[str, ...]) -> None:
+    """Its clipboard, title and screen are nobody else's, and each artifact has one line."""
+    verb, *options = arguments
+    note = {"error": CONTROLS, "kind": "TrainingError", "final": True, "fix": CONTROLS}
+    attempt = claim(site.run.store, VICTIM)
+    attempt.beat(
+        {"beat": 1, "step": 3, "steps": 9, "host": CONTROLS, "island": CONTROLS, "versions": {"ray": CONTROLS}}
+    )
+    site.run.store.write(f"{attempt.prefix}/FAILED", json.dumps(note).encode())
+    site.run.store.write("eval/a\u202eb/y", b"")
+    try:
+        text, status = on_a_terminal(str(BIN / "ddm"), verb, site.run.url, *options)
+    finally:
+        site.restore()
+        site.run.store.delete("eval/a\u202eb")
+    lines = text.decode().split("\r\n")
+    assert status == 0 and not any(NOT_PRINTED.search(line) for line in lines)
+    row = [line for line in lines if f"{VICTIM} " in line]
+    assert len(row) == 1 and "\\x1b" in row[0] and "\\x9b" in row[0]
+    names = [line.split()[0] for line in lines[verb == "status" :] if line]
+    assert len({*names}) == len(names) >= 6
+
+
+def on_a_terminal(*command: str) -> tuple[bytes, int]:
+    """All that a command writes to its terminal, and its exit status."""
+    ours, its = os.openpty()
+    process = subprocess.Popen(command, stdin=its, stdout=its, stderr=its, close_fds=True)
+    os.close(its)
+    written = b""
+    with suppress(OSError):  # at its end
+        while piece := os.read(ours, 2**16):
+            written += piece
+    os.close(ours)
+    return written, process.wait()
 
 
 def another(run: Run) -> bool:

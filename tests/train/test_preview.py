@@ -105,7 +105,7 @@ def test_a_single_class_fills_the_picture(tmp_path: Path) -> None:
     settings = ("data.class_names=[thing]", "partition.num_clusters=1")
     run = Run.create(str(tmp_path / "run"), load_recipe("tiny", settings))
     run.store.write(f"{shard(0)}/x", b"rows")
-    commit_written(run, shard(0), ["x"], info_of(shard(0), counts_C=(7,)))
+    commit_written(run, shard(0), ["x"], info_of(shard(0), rows=7, rows_train=7, counts_C=(7,)))
     sizes = run.config.expert.model.model_dump()
     spec = {"class": "DiT", "config": {"image_size": 8, "channels": 1, "num_classes": 1, "text_dim": None, **sizes}}
     torch.manual_seed(0)
@@ -121,7 +121,7 @@ def test_latents_are_decoded_to_pixels(tmp_path: Path) -> None:
     settings = (latents, "data.channels=4", "data.class_names=[cat, dog]", "partition.num_clusters=1", "sample.steps=2")
     run = Run.create(str(tmp_path / "run"), load_recipe("tiny", settings))
     run.store.write(f"{shard(0)}/x", b"rows")
-    commit_written(run, shard(0), ["x"], info_of(shard(0), counts_C=(7, 5)))
+    commit_written(run, shard(0), ["x"], info_of(shard(0), rows=12, rows_train=12, counts_C=(7, 5)))
     sizes = run.config.expert.model.model_dump()
     spec = {"class": "DiT", "config": {"image_size": 8, "channels": 4, "num_classes": 2, "text_dim": None, **sizes}}
     torch.manual_seed(0)

@@ -84,6 +84,15 @@ def test_any_layout_is_read_by_any_other(data: st.DataObject) -> None:
             assert torch.equal(tensors[name], uncut[record][name].reshape(shape))
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_numbers_that_are_not_finite_are_not_published(number: float) -> None:
+    store, uncut = Store("memory:///run"), values()
+    uncut["ema"]["trunk.in.bias"][3] = number
+    saved = SavedParts(store, PREFIX, save(store, [fragments({name: [] for name in SIZES}, 0, uncut)]))
+    with pytest.raises(CorruptArtifact, match=r"ema of trunk\.in\.bias has numbers that aren't finite"):
+        b"".join(saved.consolidated("ema", SHAPES))
+
+
 def test_a_rank_reads_only_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a state that two ranks wrote in small parts, one of four reads about a quarter."""
     uncut = {record: {"w": torch.randn(4096)} for record in RECORDS}
@@ -93,7 +102,9 @@ def test_a_rank_reads_only_what_it_needs(tmp_path: Path, monkeypatch: pytest.Mon
     saved = SavedParts(store, PREFIX, manifest)
     seen: list[str] = []
     read = Store.read
-    monkeypatch.setattr(Store, "read", lambda self, key: (seen.append(key), read(self, key))[1])
+    monkeypatch.setattr(
+        Store, "read", lambda self, key, *how, **cut: (seen.append(key), read(self, key, *how, **cut))[1]
+    )
     saved.fill(fragments({"w": [1000, 2024, 3048]}, 1, uncut))
     sizes = [manifest.files[key.removeprefix(f"{PREFIX}/")].bytes for key in seen]
     assert len(set(seen)) == len(seen)

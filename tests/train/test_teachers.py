@@ -171,7 +171,9 @@ def test_experts_of_an_object_store_are_copied_once(tmp_path: Path, monkeypatch:
     run, right = Run(store, local.config), [load_model(local, artifact) for artifact in local.experts]
     asked, read, fetch = list[str](), Store.read, Store.fetch
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "copies"))
-    monkeypatch.setattr(Store, "read", lambda self, key, *most: asked.append(key) or read(self, key, *most))
+    monkeypatch.setattr(
+        Store, "read", lambda self, key, *most, **how: asked.append(key) or read(self, key, *most, **how)
+    )
     monkeypatch.setattr(Store, "fetch", lambda self, key, path: asked.append(key) or fetch(self, key, path))
     rows = torch.randn(2, 1, 8, 8), torch.rand(2), torch.tensor([1, 2])
     with offloaded_teachers(run, None, torch.device("cpu"), 2) as loaded:
@@ -209,9 +211,9 @@ def test_two_teachers_at_a_time_teach_the_same(
     """Of three, so that one is fetched again in each step; the next step begins with those that are there."""
     fetched, fetch = list[str](), teachers.parse_network
 
-    def counted(described: bytes, tensors: bytes, where: str) -> Any:
+    def counted(described: bytes, tensors: bytes, where: str, spec: dict[str, Any]) -> Any:
         fetched.append(where)
-        return fetch(described, tensors, where)
+        return fetch(described, tensors, where, spec)
 
     monkeypatch.setattr(teachers, "parse_network", counted)
     run = trained(tmp_path / "run", teachers=2, micro_batch=micro_batch)

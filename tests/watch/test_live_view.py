@@ -1,6 +1,7 @@
 """The live view: names and shares survive a narrow terminal, notes survive what looks like markup."""
 
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,14 @@ def test_a_long_note_takes_no_room_from_the_rest() -> None:
     for width in (60, 80, 150):
         (row,) = [line for line in drawn(view, width) if "experts/000" in line]
         assert " 13%  " in row and "silent" in row and "…" in row
+
+
+def test_notes_of_others_tell_the_terminal_nothing() -> None:
+    view, controls = LiveView("title", ["router"], clock=False), "".join(map(chr, [*range(32), *range(0x7F, 0xA0)]))
+    view.show("router", 0.5, f"failed: {controls}\u202e")
+    (row,) = [line for line in drawn(view, 400) if "router" in line]
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", row)
+    assert plain.isprintable() and "\\x1b" in plain and "\\u202e" in plain
 
 
 def test_what_is_wrong_is_red(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from ddm_ray.models.null_text import NULL_TEXT
 from ddm_ray.storage.graph import PARTITION, Artifact
 from ddm_ray.storage.manifest import NAME, FileRecord, Manifest
 from ddm_ray.storage.run import Run
+from ddm_ray.storage.sealed import read_sealed
 
 
 def require_shard(run: Run, artifact: Artifact) -> Manifest:
@@ -17,7 +18,7 @@ def require_shard(run: Run, artifact: Artifact) -> Manifest:
     """
     manifest, partition = run.require(artifact), run.manifest(PARTITION)
     if partition is not None and artifact.kind == "shard":
-        data = run.store.read(f"{artifact}/{NAME}")
+        data = read_sealed(run.store, f"{artifact}/{NAME}")
         listed = partition.files.get(manifest_key(artifact))
         if listed != FileRecord.of(data):
             raise DriftError(f"{run.url}/{artifact} isn't the shard that {PARTITION} lists", run.remake(PARTITION))

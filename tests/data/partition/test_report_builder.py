@@ -125,7 +125,7 @@ def of_clusters(report: Report) -> list[str]:
 
 def test_classes_without_rows_are_warned_of() -> None:
     config = made_config(method="given")
-    assert "2 of 10 classes have no training row: 0, 9" in given_warnings(config, [(100, 9, [0, *[10] * 8, 0])] * 4)
+    assert "2 of 10 classes have no training row: 0, 9" in given_warnings(config, [(80, 9, [0, *[10] * 8, 0])] * 4)
     assert given_warnings(config, [(100, 9, [10] * 10)] * 4) == []
 
 
