@@ -230,6 +230,7 @@ def test_a_phrase_of_the_command_line_would_be_found(source: str) -> None:
             "pipeline": ("ray", "deepspeed"),
             "evaluate.run": ("ray", "deepspeed"),
             "data.prepare.decoding": ("torch", "ray"),
+            "data.prepare.decoder": ("torch", "ray", "pyarrow", "pydantic"),
             "data.prepare.stage": ("torch", "ray"),
             "data.sharded.ray_data": ("torch",),
             "train.ray.fit": ("torch",),

@@ -1,13 +1,16 @@
 """Encoded images to pixels and back; a line of reason for files that can't be decoded. H x W pixels, C channels."""
 
 import io
+import math
 import re
 import struct
 import warnings
 import zlib
+from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.JpegImagePlugin import JpegImageFile
 
 from ddm_ray.errors import one_line
 from ddm_ray.pictures.png import to_png
@@ -23,6 +26,8 @@ EXTENSIONS = (
 MODES = {1: "L", 3: "RGB"}
 MAX_PIXELS = 89_478_485
 """Maximum pixels of an image: where Pillow begins to warn of a decompression bomb."""
+MAX_SCANS = 100
+"""Maximum scans of a JPEG, each of which is a pass over all of its pixels; encoders write up to a dozen."""
 DECODER_ERRORS = (
     OSError,
     SyntaxError,
@@ -51,7 +56,14 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+_SIDEWAYS = {5, 6, 7, 8}
 _MAX_LETTERS = 200
+# Pixels from which on an image is converted and shrunk in bands, and those of a band.
+_LARGE, _BAND = 2**24, 2**21
+_SCAN = b"\xff\xda"
+# Neither a byte of pixels that is escaped, nor a mark to resume at.
+_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
+_END = b"\xff\xd9"
 
 # `decode` refuses bombs itself; Pillow's other warnings would come once for each of millions of files.
 warnings.filterwarnings("ignore", module="PIL")
@@ -60,18 +72,32 @@ warnings.filterwarnings("ignore", module="PIL")
 def decode(encoded: bytes | None, shape: tuple[int, int, int]) -> np.ndarray:
     """pixels_HWC uint8 of `shape` (C, H, W): the first frame, upright, over white, its centre cropped and resized.
 
-    Pixels of an image that has the size already are untouched. Raises one of DECODER_ERRORS, also for a file that
-    ends early and for more than MAX_PIXELS; `rejection` puts it into a line.
+    Pixels of an image that has the size already are untouched. A JPEG, or an image of more than 2^24 pixels, is first
+    shrunk to no less than twice the size. Raises one of DECODER_ERRORS, also for a file that ends early, for more than
+    MAX_PIXELS and for more than MAX_SCANS; `rejection` puts it into a line.
     """
     if not encoded:
         raise ValueError("empty file")
     num_channels, height, width = shape
+    mode = MODES[num_channels]
     with Image.open(io.BytesIO(encoded), formats=FORMATS) as opened:
         if opened.width * opened.height > MAX_PIXELS:
             raise Image.DecompressionBombError(f"{opened.width} x {opened.height} pixels are more than {MAX_PIXELS}")
+        extent: Sequence[float] | None = None  # if it isn't the number of pixels
+        if isinstance(opened, JpegImageFile):
+            _check_scans(encoded)
+            drafted = opened.draft(None, (2 * max(width, height),) * 2)
+            extent = drafted[1][2:] if drafted and drafted[1][2:] != opened.size else None
         opened.load()
-        image = _plain(opened, MODES[num_channels])
-        image = image.transpose(_UPRIGHT[turn]) if (turn := _orientation(opened)) in _UPRIGHT else image
+        turn = _orientation(opened)
+        size = (height, width) if turn in _SIDEWAYS else (width, height)
+        if opened.width * opened.height > _LARGE:
+            image = _shrunk(opened, extent or opened.size, mode, size)
+        else:
+            image = _plain(opened, mode, opened.format)
+            if extent:
+                image = image.resize(size, Image.Resampling.BICUBIC, _centre(extent, size))
+    image = image.transpose(_UPRIGHT[turn]) if turn in _UPRIGHT else image
     if image.size != (width, height):
         image = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
     return np.asarray(image, np.uint8).reshape(height, width, num_channels)
@@ -105,9 +131,46 @@ def _image(pixels: np.ndarray) -> Image.Image:
     return Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels)
 
 
-def _plain(image: Image.Image, mode: str) -> Image.Image:
-    """A loaded image in mode L or RGB."""
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+def _check_scans(encoded: bytes) -> None:
+    """Raises ValueError for a JPEG of more than MAX_SCANS."""
+    if encoded.count(_SCAN) <= MAX_SCANS:
+        return
+    # Some are no scans but bytes of metadata, or of a film that follows the picture.
+    scans, place = 0, 0
+    while (match := _MARKER.search(encoded, place)) and match[0] != _END:
+        scans += match[0] == _SCAN
+        if scans > MAX_SCANS:
+            raise ValueError(f"a JPEG of more than {MAX_SCANS} scans")
+        place = match.end() + int.from_bytes(encoded[match.end() : match.end() + 2])
+
+
+def _centre(extent: Sequence[float], size: tuple[int, int]) -> tuple[float, float, float, float]:
+    """The largest box in the middle of an image of this width and height that has the proportions of `size`."""
+    scale = min(length / side for length, side in zip(extent, size, strict=True))
+    margins = [max(0.0, length - scale * side) / 2 for length, side in zip(extent, size, strict=True)]
+    return margins[0], margins[1], extent[0] - margins[0], extent[1] - margins[1]
+
+
+def _shrunk(image: Image.Image, extent: Sequence[float], mode: str, size: tuple[int, int]) -> Image.Image:
+    """The centre of a loaded image of many pixels, in mode L or RGB, resized to `size`; `extent`: its exact size.
+
+    Its pixels exist a second time in bands alone, each of which is averaged down to no less than twice the size.
+    """
+    left, top, right, bottom = _centre(extent, size)
+    factor = max(1, int((right - left) / size[0] / 2))
+    x, y, end_x, end_y = int(left), int(top), math.ceil(right), math.ceil(bottom)
+    reduced = Image.new(mode, (-(-(end_x - x) // factor), -(-(end_y - y) // factor)))
+    rows = factor * max(1, _BAND // (factor * (end_x - x)))
+    for start in range(y, end_y, rows):
+        band = _plain(image.crop((x, start, end_x, min(start + rows, end_y))), mode, image.format)
+        reduced.paste(band.reduce(factor), (0, (start - y) // factor))
+    box = ((left - x) / factor, (top - y) / factor, (right - x) / factor, (bottom - y) / factor)
+    return reduced.resize(size, Image.Resampling.BICUBIC, box)
+
+
+def _plain(image: Image.Image, mode: str, form: str | None) -> Image.Image:
+    """A loaded image, or a part of one, of a file of format `form`, in mode L or RGB."""
+    if image.mode.startswith("I;16") or (image.mode == "I" and form in ("PNG", "PPM")):
         # Pillow's own conversion to 8 bits clips instead of scaling.
         scaled = np.rint(np.asarray(image).astype(np.float32).clip(0, 65535) / 257)
         return Image.fromarray(scaled.astype(np.uint8)).convert(mode)

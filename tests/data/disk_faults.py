@@ -10,8 +10,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from ddm_ray.config import load_recipe
 from ddm_ray.data.partition.stage import partition
+from ddm_ray.data.prepare.decoder_process import decode_apart
 from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.errors import DDMError
@@ -67,6 +70,8 @@ def main(stage: str, root: Path, fault: DiskFault, stride: int) -> None:
 
     Prints the number of calls, that of the states they left, and the kinds of calls.
     """
+    # All that are forked have it: none of their own could start, as its calls stop too, and nobody lets them go on.
+    decode_apart([b""], [np.empty((1, 1, 3), np.uint8)])
     work, artifact = STAGES[stage]
     base = root / "base"
     if stage == "partition":

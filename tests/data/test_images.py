@@ -4,11 +4,23 @@ import re
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.JpegImagePlugin import JpegImageFile
 
 from ddm_ray.data import images
 from ddm_ray.data.images import DECODER_ERRORS, EXTENSIONS, MAX_PIXELS, decode, png, rejection, thumbnail
 from tests.data import broken
-from tests.data.broken import BROKEN, GOOD, encoded, header_only, picture, rotated, sixteen_bit, translucent
+from tests.data.bombs import scans
+from tests.data.broken import (
+    BROKEN,
+    GOOD,
+    encoded,
+    header_only,
+    palette_with_alpha,
+    picture,
+    rotated,
+    sixteen_bit,
+    translucent,
+)
 
 RGB = (3, 16, 16)
 GREY = (1, 16, 16)
@@ -213,3 +225,71 @@ def test_images_are_found_by_all_names_of_the_formats_that_are_decoded():
     for kind in ("AVIF", "JPEG2000"):
         pixels_HWC = decode(encoded(flat((10, 200, 30)), kind), RGB)
         assert pixels_HWC.reshape(-1, 3).mean(axis=0) == pytest.approx((10, 200, 30), abs=3)
+
+
+def smooth(width: int, height: int, mode: str) -> Image.Image:
+    """Colours, and transparency where the mode has any, that change from side to side."""
+    generator = np.random.default_rng(0)
+    coarse = [generator.integers(0, 256, (4, 5), dtype=np.uint8) for _ in Image.new(mode, (1, 1)).getbands()]
+    bands = [Image.fromarray(band).resize((width, height), Image.Resampling.BICUBIC) for band in coarse]
+    return Image.merge(mode, bands)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        encoded(smooth(641, 402, "RGBA"), "PNG"),
+        encoded(smooth(401, 642, "LA"), "PNG"),
+        encoded(smooth(500, 500, "RGB"), "TIFF"),
+        palette_with_alpha(smooth(400, 400, "RGB")),
+        sixteen_bit(smooth(650, 400, "L")),
+        rotated(smooth(402, 641, "RGB")),
+    ],
+    ids=["RGBA", "LA", "TIFF", "palette", "16 bits", "rotated"],
+)
+@pytest.mark.parametrize("shape", [(3, 16, 16), (1, 40, 24), (3, 300, 200)])
+def test_large_images_are_converted_in_bands(content, shape, monkeypatch):
+    at_once = decode(content, shape)
+    monkeypatch.setattr(images, "_LARGE", 10_000)
+    monkeypatch.setattr(images, "_BAND", 5_000)
+    in_bands = decode(content, shape)
+    assert np.abs(at_once.astype(int) - in_bands).max() <= 12
+    assert np.abs(at_once.astype(int) - in_bands).mean() < 1
+
+
+def test_a_large_image_of_the_right_size_is_untouched(monkeypatch):
+    content = encoded(smooth(120, 80, "RGBA"), "PNG")
+    at_once = decode(content, (3, 80, 120))
+    monkeypatch.setattr(images, "_LARGE", 1_000)
+    monkeypatch.setattr(images, "_BAND", 500)
+    assert (decode(content, (3, 80, 120)) == at_once).all()
+
+
+@pytest.mark.parametrize(("orientation", "size"), [(1, (1030, 771)), (6, (771, 1030)), (3, (1201, 1203))])
+def test_a_jpeg_that_is_drafted_is_as_good_as_one_that_is_not(orientation, size, monkeypatch):
+    content = rotated(smooth(*size, "RGB"), orientation)
+    drafted = decode(content, (3, 60, 64))
+    calls = []
+    monkeypatch.setattr(JpegImageFile, "draft", lambda image, mode, size: calls.append(size))
+    complete = decode(content, (3, 60, 64))
+    assert calls == [(128, 128)]
+    assert not (drafted == complete).all()
+    assert np.abs(drafted.astype(int) - complete).max() <= 4
+    assert np.abs(drafted.astype(int) - complete).mean() < 0.7
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_jpeg_that_is_hardly_larger_is_not_drafted(channels, monkeypatch):
+    content = encoded(smooth(127, 127, "RGB"), "JPEG")
+    decoded = decode(content, (channels, 32, 32))
+    monkeypatch.setattr(JpegImageFile, "draft", lambda image, mode, size: None)
+    assert (decode(content, (channels, 32, 32)) == decoded).all()
+
+
+def test_scans_are_counted_where_they_are():
+    with pytest.raises(ValueError, match="a JPEG of more than 100 scans"):
+        decode(scans(101 - 10), RGB)
+    assert decode(scans(100 - 10), RGB).shape == (16, 16, 3)
+    content = encoded(flat((10, 200, 30)), "JPEG", progressive=True, comment=b"\xff\xda" * 300)
+    for more in (b"", b"\xff\xda" * 300):  # as of a film after the picture
+        assert mean(content + more) == pytest.approx((10, 200, 30), abs=3)

@@ -3,7 +3,7 @@
 N rows of a chunk, C channels, H x W pixels.
 """
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 
 from ddm_ray.config import DataConfig
-from ddm_ray.data.images import DECODER_ERRORS, decode, rejection
+from ddm_ray.data.prepare.decoder_process import decode_apart
 from ddm_ray.data.sharded.work import Chunk
 from ddm_ray.data.sources import Encoded, Source, Unit
 from ddm_ray.storage.manifest import sha256
+
+BATCH_ROWS, BATCH_BYTES = 64, 4 * 2**20
+"""Rows and encoded bytes that go to the process that decodes at once."""
 
 
 @dataclass(frozen=True)
@@ -30,38 +33,46 @@ class DecodedRows:
 
 
 def decode_rows(rows: list[Encoded], config: DataConfig, pool: Executor | None = None) -> DecodedRows:
-    """Decode rows, in the threads of `pool` if there is one; the result is the same."""
+    """Decode rows, by the threads of `pool` if there is one; the result is the same. Raises as `decode_apart`."""
     channels, height, width = config.pixel_shape
     pixels_NHWC = np.empty((len(rows), height, width, channels), np.uint8)
-    usable: list[Encoded] = []
-    hashes: list[str] = []
-    rejected: list[dict[str, str]] = []
-    decode_one = partial(_decode, config=config)
-    decoded: Iterable[tuple[np.ndarray, str] | str] = pool.map(decode_one, rows) if pool else map(decode_one, rows)
-    for row, result in zip(rows, decoded, strict=True):
-        if isinstance(result, str):
-            rejected.append({"id": row.id, "reason": result})
-            continue
-        pixels_NHWC[len(usable)], content_hash = result
-        usable.append(row)
-        hashes.append(content_hash)
-    conditions: list[Any] = [row.condition for row in usable]
-    return DecodedRows([row.id for row in usable], hashes, conditions, pixels_NHWC[: len(usable)], rejected)
+    batches = list(_batches(rows))
+    decode_batch = partial(_decode, rows, pixels_NHWC)
+    decoded = pool.map(decode_batch, batches) if pool else map(decode_batch, batches)
+    reasons = [reason for batch in decoded for reason in batch]
+    usable = [place for place, reason in enumerate(reasons) if not reason]
+    conditions: list[Any] = [rows[place].condition for place in usable]
+    return DecodedRows(
+        ids=[rows[place].id for place in usable],
+        content_hashes=[sha256(rows[place].image or b"") for place in usable],
+        conditions=conditions,
+        pixels_NHWC=pixels_NHWC if len(usable) == len(rows) else pixels_NHWC[usable],
+        rejected=[{"id": row.id, "reason": reason} for row, reason in zip(rows, reasons, strict=True) if reason],
+    )
 
 
-def _decode(row: Encoded, config: DataConfig) -> tuple[np.ndarray, str] | str:
-    """A row's pixels_HWC and hex SHA-256; or the reason why it can't be used."""
-    if row.problem is not None:
-        return row.problem
-    try:
-        pixels_HWC = decode(row.image, config.pixel_shape)
-    except DECODER_ERRORS as error:
-        return rejection(error)
-    assert row.image is not None
-    return pixels_HWC, sha256(row.image)
+def _batches(rows: list[Encoded]) -> Iterator[range]:
+    """Ranges of at most BATCH_ROWS rows, which end where their images fill BATCH_BYTES."""
+    start, total = 0, 0
+    for place, row in enumerate(rows, 1):
+        total += len(row.image or b"")
+        if place - start == BATCH_ROWS or total >= BATCH_BYTES or place == len(rows):
+            yield range(start, place)
+            start, total = place, 0
+
+
+def _decode(rows: list[Encoded], pixels_NHWC: np.ndarray, batch: range) -> list[str]:
+    """Decode a batch into its places; why each row can't be used, empty if it can."""
+    reasons = {place: problem for place in batch if (problem := rows[place].problem) is not None}
+    asked = [place for place in batch if place not in reasons]
+    images = [rows[place].image or b"" for place in asked]
+    reasons |= zip(asked, decode_apart(images, [pixels_NHWC[place] for place in asked]), strict=True)
+    return [reasons[place] for place in batch]
 
 
 def read_decoded(unit: Unit, skip: Container[int], source: Source, config: DataConfig) -> Iterator[Chunk[DecodedRows]]:
     """A unit's missing chunks, decoded; once source and config are bound, a `ReadUnit`."""
     for chunk in source.read(unit, skip):
-        yield Chunk(chunk.number, decode_rows(chunk.rows, config), chunk.until)
+        number, until, decoded = chunk.number, chunk.until, decode_rows(chunk.rows, config)
+        del chunk  # else its files stay in memory until the next ones are read
+        yield Chunk(number, decoded, until)

@@ -1,0 +1,146 @@
+"""Images decoded in a process of its own (`decoder`), which may die of one: that is the image's reason then."""
+
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import IO
+
+import numpy as np
+
+from ddm_ray.data.prepare.decoder import ENVIRONMENT, HEADER, MEMORY, NOT_FRESH, OUT_OF_MEMORY, READY, SECONDS, SIZE
+from ddm_ray.errors import DataError, as_storage_error
+
+TOO_LARGE = f"needs more than {MEMORY >> 20} MiB to be decoded"
+TOO_SLOW = f"needs more than {SECONDS} s to be decoded"
+# By people, and by systems that are short of memory: no image's fault.
+_KILLS = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+_MAX_KILLS = 3
+_MAX_IDLE = 4
+_idle: list["_Decoder"] = []
+
+
+def decode_apart(images: Sequence[bytes], pixels: Sequence[np.ndarray]) -> list[str]:
+    """Decode images into contiguous `pixels`, each HWC uint8; the reason why each can't be used, empty if it can.
+
+    Calls of several threads have a process each. Some wait for the next call, and end with this process, however it
+    does. Raises DataError if one can't be started, or is killed time and again; StorageError.
+    """
+    reasons: dict[int, str] = {}
+    left, suspect, kills = list(range(len(images))), None, 0
+    while left:
+        # What an image is refused for mustn't depend on those before it: it is alone with a fresh process then.
+        used = _idle_one() if suspect is None else None
+        decoder, asked = (used, left) if used else (_Decoder(), left[:1])
+        suspect = None
+        try:
+            decoder.ask([images[place] for place in asked], pixels[0].shape)
+            for place in asked:
+                reasons[place] = decoder.answer(pixels[place])
+        except (EOFError, BrokenPipeError):
+            suspect = asked[decoder.place]
+            status, reason = decoder.end()
+            kills += -status in _KILLS
+            if kills == _MAX_KILLS:
+                raise DataError(f"the process that decodes images was killed {kills} times; free memory") from None
+            if reason and (not used or reason == TOO_SLOW):
+                reasons[suspect], suspect = reason, None
+        except BaseException:
+            decoder.close()  # else these answers would be those to the next question
+            raise
+        else:
+            _keep(decoder)
+        left = sorted((place for place in left if place not in reasons), key=lambda place: place != suspect)
+    return [reasons[place] for place in range(len(images))]
+
+
+def _idle_one() -> "_Decoder | None":
+    with suppress(IndexError):
+        return _idle.pop()
+    return None
+
+
+def _keep(decoder: "_Decoder") -> None:
+    if len(_idle) < _MAX_IDLE:
+        _idle.append(decoder)
+    else:
+        decoder.close()
+
+
+class _Decoder:
+    """A running `decoder`."""
+
+    def __init__(self) -> None:
+        """Start it. Raises DataError if it ends at once, StorageError if there is no place for its file."""
+        path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
+        with as_storage_error(tempfile.gettempdir()), tempfile.TemporaryFile() as shared:
+            shared.write(bytes(SIZE.size))  # else it were a hole, which no full disk could fill later
+            shared.flush()
+            self._place = mmap.mmap(shared.fileno(), SIZE.size)
+            self._process = subprocess.Popen(
+                # Without the current folder, whose files may be named as modules are.
+                [sys.executable, "-P", "-m", "ddm_ray.data.prepare.decoder", str(shared.fileno())],
+                pass_fds=[shared.fileno()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, **ENVIRONMENT, "PYTHONPATH": path},
+                process_group=0,  # Ctrl-C is for the process that asks
+            )
+        assert self._process.stdin and self._process.stdout
+        self._questions: IO[bytes] = self._process.stdin
+        self._answers: IO[bytes] = self._process.stdout
+        self.close = weakref.finalize(self, _end, self._process)
+        if self._answers.read(1) != READY:
+            self.end()
+            raise DataError(f"the process that decodes images can't be started: {self._process.returncode}")
+
+    def ask(self, images: Sequence[bytes], shape_HWC: Sequence[int]) -> None:
+        """Send images. Raises BrokenPipeError if the process is dead."""
+        height, width, num_channels = shape_HWC
+        SIZE.pack_into(self._place, 0, 0)
+        self._questions.write(HEADER.pack(num_channels, height, width, len(images)))
+        self._questions.write(b"".join(SIZE.pack(len(encoded)) for encoded in images))
+        for encoded in images:
+            self._questions.write(encoded)
+        self._questions.flush()
+
+    @property
+    def place(self) -> int:
+        """Place in the question of the image that is decoded, or was last."""
+        return int(SIZE.unpack(self._place[:])[0])
+
+    def answer(self, pixels_HWC: np.ndarray) -> str:
+        """Read the next image into `pixels_HWC`, or the reason. Raises EOFError if the process dies."""
+        (size,) = SIZE.unpack(self._read(SIZE.size))
+        if size:
+            return self._read(size).decode()
+        memory = pixels_HWC.reshape(-1).data
+        if self._answers.readinto(memory) < len(memory):  # type: ignore[attr-defined]
+            raise EOFError
+        return ""
+
+    def end(self) -> tuple[int, str]:
+        """Wait for the end of a process that died; its status, and the reason why its image can't be used, if it is."""
+        status = self._process.wait()
+        self.close()
+        if status == NOT_FRESH or -status in _KILLS:
+            return status, ""
+        known = {OUT_OF_MEMORY: TOO_LARGE, -signal.SIGPROF: TOO_SLOW}
+        return status, known.get(status, f"crashes its decoder ({status})")
+
+    def _read(self, size: int) -> bytes:
+        data = self._answers.read(size)
+        if len(data) < size:
+            raise EOFError
+        return data
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    process.communicate()
