@@ -14,7 +14,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if not isinstance(value, dict):
-        raise ValueError("not a JSON object")
+        raise ValueError("not an object")
     level: list[Any] = [value]
     for _ in range(MOST_DEPTH):
         members = (each.values() if isinstance(each, dict) else each for each in level)

@@ -67,10 +67,12 @@ def sizes(root: Path) -> dict[str, int]:
     itself. A name that no object can have, or of a file that is being written, is left out.
     """
     listed: dict[str, int] = {}
-    above = {_inode(folder) for folder in root.parents if folder.is_dir()}
-    if root.is_dir() and _inode(root) in above:
+    with _refusals(root):
+        above = {_inode(folder) for folder in root.parents if folder.is_dir()}
+        own = {_inode(root)} if root.is_dir() else set()
+    if own & above:
         return {"": 0}  # a link up
-    linked, pending = above | ({_inode(root)} if root.is_dir() else set()), [(root, "")]
+    linked, pending = above | own, [(root, "")]
     for folder, prefix in pending:  # grows meanwhile
         try:
             entries = _entries(folder)

@@ -14,7 +14,7 @@ from typing import IO
 import numpy as np
 
 from ddm_ray.data.prepare.decoder import ENVIRONMENT, HEADER, MEMORY, NOT_FRESH, OUT_OF_MEMORY, READY, SECONDS, SIZE
-from ddm_ray.errors import DataError
+from ddm_ray.errors import DataError, as_storage_error
 
 TOO_LARGE = f"needs more than {MEMORY >> 20} MiB to be decoded"
 TOO_SLOW = f"needs more than {SECONDS} s to be decoded"
@@ -29,7 +29,7 @@ def decode_apart(images: Sequence[bytes], pixels: Sequence[np.ndarray]) -> list[
     """Decode images into contiguous `pixels`, each HWC uint8; the reason why each can't be used, empty if it can.
 
     Calls of several threads have a process each. Some wait for the next call, and end with this process, however it
-    does. Raises DataError if one can't be started, or is killed time and again.
+    does. Raises DataError if one can't be started, or is killed time and again; StorageError.
     """
     reasons: dict[int, str] = {}
     left, suspect, kills = list(range(len(images))), None, 0
@@ -76,10 +76,11 @@ class _Decoder:
     """A running `decoder`."""
 
     def __init__(self) -> None:
-        """Start it. Raises DataError if it ends at once."""
+        """Start it. Raises DataError if it ends at once, StorageError if there is no place for its file."""
         path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
-        with tempfile.TemporaryFile() as shared:
-            shared.truncate(SIZE.size)
+        with as_storage_error(tempfile.gettempdir()), tempfile.TemporaryFile() as shared:
+            shared.write(bytes(SIZE.size))  # else it were a hole, which no full disk could fill later
+            shared.flush()
             self._place = mmap.mmap(shared.fileno(), SIZE.size)
             self._process = subprocess.Popen(
                 # Without the current folder, whose files may be named as modules are.
