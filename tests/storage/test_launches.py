@@ -72,6 +72,7 @@ def test_running_out_of_memory_does_not_count_while_fewer_rows_can_be_taken(stor
 
 
 def test_nothing_counts_while_storage_is_away(store: Store) -> None:
+    Path(store.url).mkdir(exist_ok=True)
     budget = FailureBudget(f"{store.url}/{'x' * 300}", Launch(JOB), 0)  # no disk takes such a name
     assert not any(budget.spend("lost") for _ in range(3))
 
