@@ -72,7 +72,7 @@ def test_there_and_back(partitioned: Run, archive: Path, away: str) -> None:
     folder = TrainedInfo.of(partitioned.require(EXPERT)).weights
     files = {f"{EXPERT}/{folder}/{name}" for name in ("ema.safetensors", "model.json")}
     assert new == {f"{EXPERT}/{NAME}", *files, f"{EXPERT}/unpacked", f"{EXPERT}/{folder}"}
-    assert Weights.finished(partitioned, EXPERT).read(partitioned, "ema.safetensors") == [b"from the island"]
+    assert Weights.finished(partitioned, EXPERT).read(partitioned, {"ema.safetensors": 2**20}) == [b"from the island"]
 
 
 @pytest.mark.parametrize("artifact", [ROUTER, MONOLITH])
@@ -200,7 +200,7 @@ def test_in_buckets(tmp_path: Path, partitioned: Run, archive: Path) -> None:
         train(Run.open(island), EXPERT, b"trained there")
         pack(Run.open(island), EXPERT, archive)
         unpack(archive, home.url)
-        assert Weights.finished(home, EXPERT).read(home, "ema.safetensors") == [b"trained there"]
+        assert Weights.finished(home, EXPERT).read(home, {"ema.safetensors": 2**20}) == [b"trained there"]
 
 
 def test_large_files_come_in_pieces(partitioned: Run, archive: Path, away: str) -> None:
@@ -209,7 +209,7 @@ def test_large_files_come_in_pieces(partitioned: Run, archive: Path, away: str) 
     pack(partitioned, EXPERT, archive)
     unpack(archive, away)
     island = Run.open(away)
-    assert Weights.finished(island, EXPERT).read(island, "ema.safetensors") == [weights]
+    assert Weights.finished(island, EXPERT).read(island, {"ema.safetensors": 2**30}) == [weights]
     record = island.require(EXPERT).files[f"{TrainedInfo.of(island.require(EXPERT)).weights}/ema.safetensors"]
     with read_archive(archive) as reader:
         pieces = list(reader.chunks("ema.safetensors", archive.read_bytes().index(weights), record))
