@@ -89,8 +89,9 @@ def files_of(run: Run) -> list[Path]:
 
 def mutate(run: Run, random: Random) -> str:
     """Change something below the island's prefixes; words on what it was."""
-    if not (files := files_of(run)):
-        return "nothing is left"
+    files = files_of(run)
+    if not files or any(path.stat().st_size >= HUGE for path in files):
+        return "nothing is left to be changed, or copied"
     path = random.choice(files)
     change = random.choice(CHANGES)
     change(run, path, random)

@@ -28,7 +28,7 @@ from tests.storage.archives import listing
 from tests.storage.artifacts import flip_bit, write_and_commit
 
 EXPERT = expert(1)
-EMA = {"ema.safetensors": 2**26}
+EMA = {"ema.safetensors": 2**30}
 """A name, and bytes that it has at most."""
 
 
