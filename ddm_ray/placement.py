@@ -105,7 +105,8 @@ class TrainPlacement(StrictModel):
         description="steps between published weights, to sample from meanwhile; none: only the last",
     )
     keep_milestones: PositiveInt | None = Field(
-        default=None, description="newest of those kept, the last included; none: all, each 4 bytes a parameter"
+        default=None,
+        description="newest of those kept, even where an evaluation measures older ones; none: all of them",
     )
     hang_seconds: float = Field(
         default=10,

@@ -1,37 +1,40 @@
 """The verb that has what an island trained count: for runs whose islands aren't trusted with more than their own."""
 
+from typing import Any
+
 import click
 
-from ddm_ray.cli.command import INDEX, MODELS, RUN, main, trained
+from ddm_ray.cli.command import INDEX, MODELS, RUN, main, say, trained, warn
 from ddm_ray.cli.fixes import phrase
-from ddm_ray.errors import ConfigError
+from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError
+from ddm_ray.storage.graph import Artifact, replay, targets
 
 
 @main.command()
 @RUN
-@click.argument("model", type=click.Choice(MODELS), required=False)
+@click.argument("model", type=click.Choice([*MODELS, "targets", "replay"]), required=False)
 @INDEX
 @click.option("--all", "every", is_flag=True, help="Accept all that is finished and hasn't been accepted.")
 @click.option("--replace", is_flag=True, help="Accept it also in place of another one that was accepted before.")
 def accept(run_url: str, model: str | None, index: int | None, every: bool, replace: bool) -> None:
-    """Accept what an island has trained, by content, in a run that was begun with acceptance=by_hand.
+    """Accept what an island has made, by content, in a run that was begun with acceptance=by_hand.
 
     Its manifest is copied below RUN/accepted, where islands can't write (cluster_configs/README.md has the rights for a
     bucket). What samples, serves, evaluates or learns from it takes these very bytes from then on, or names what was
-    altered; until then it waits. Before, each file is compared with its checksum, and the network with run.json.
-    `ddm status` shows what waits.
+    altered; until then it waits. Before, each file is compared with its checksum, and a network with run.json.
+    `ddm status` shows what waits. With --all one that is refused is named, and the others are accepted.
 
     \b
       ddm init s3://lab/run7 --recipe imagenet256-k8 --set acceptance=by_hand
       ddm accept s3://lab/run7 expert 3
+      ddm accept s3://lab/run7 targets 3          a student's, where its teachers are stored
       ddm accept s3://lab/run7 --all
     """
     from functools import partial
 
     from ddm_ray.sampling.acceptance import accept as accept_artifact
-    from ddm_ray.storage.graph import trained_of
     from ddm_ray.storage.run import Run
-    from ddm_ray.storage.status import describe, status
+    from ddm_ray.storage.status import describe, status, survey
     from ddm_ray.watch.live_view import LiveView
 
     run = Run.open(run_url)
@@ -39,18 +42,36 @@ def accept(run_url: str, model: str | None, index: int | None, every: bool, repl
         raise ConfigError(f"{run.url} accepts all that is finished at once: its configuration says acceptance=at_once")
     if every == (model is not None):
         raise ConfigError("name what to accept, e.g. expert 3, or say --all" if model is None else "--all: or a model")
+    statuses = survey(run) if every else []
+    chosen = [each.artifact for each in statuses if each.unaccepted]
     if model is not None:
-        chosen = [trained("accept", model, index, len(run.experts))]
-    else:
-        chosen = [each for each in trained_of(run.config) if status(run, each).unaccepted]
+        chosen = [_named(run, model, index)]
+    refused = [each.error.text(phrase) for each in statuses if each.error and run.by_hand(each.artifact)]
+    accepted = []
     with LiveView(run.url, [*map(str, chosen)], phrase=phrase) as view:
         for artifact in chosen:
             report = partial(view.stage, artifact)
             report(0.0, "reading")
-            accept_artifact(run, artifact, replace)
+            try:
+                accepted.append((artifact, accept_artifact(run, artifact, replace).digest))
+            except (CorruptArtifact, DriftError) as error:
+                if not every:
+                    raise
+                refused.append(error.text(phrase))
             report(1.0)
-    for artifact in chosen:
-        digest = run.require(artifact).digest
-        click.echo(f"{artifact}: accepted as {digest}: {describe(status(run, artifact), phrase)}")
+    for artifact, digest in accepted:
+        say(f"{artifact}: accepted as {digest}: {describe(status(run, artifact), phrase)}")
+    for text in refused:
+        warn(f"not accepted: {text}")
+    if refused:
+        raise SystemExit(1)
     if not chosen:
         click.echo(f"nothing waits for acceptance in {run.url}")
+
+
+def _named(run: Any, model: str, index: int | None) -> Artifact:
+    if model in MODELS:
+        return trained("accept", model, index, len(run.experts))
+    if index is None or not 0 <= index < len(run.experts):
+        raise ConfigError(f"accept {model}: of which cluster? 0 to {len(run.experts) - 1}")
+    return targets(index) if model == "targets" else replay(index)

@@ -240,7 +240,12 @@ def export(run_url: str, folder: str, model: Any, license_name: str | None, over
     help="Bearer tokens that may ask, one a line. Default: those in $DDM_SERVE_TOKENS; without any, everybody may.",
 )
 @click.option("--per-minute", type=click.FloatRange(0, min_open=True), help="Requests for images a minute and token.")
-@click.option("--insecure", is_flag=True, help="Listen on other addresses than this machine's own without a token.")
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="Listen on other addresses than this machine's own without a token; on its own, answer also by other names"
+    " than localhost and IP addresses, as where a proxy stands before it.",
+)
 @ADDRESS
 def serve(run_url: str, host: str, port: int, address: str | None, insecure: bool, **others: Any) -> None:
     """Serve the mixture over HTTP until Ctrl-C: as OpenAI's POST /v1/images/generations, and as a page at /.

@@ -288,7 +288,7 @@ def evaluate(
 
 def _is_finished(run: Any, artifact: Artifact) -> bool:
     with suppress(DriftError):  # the report says so
-        return run.finished(artifact) is not None
+        return run.finished(artifact, accepted=True) is not None
     return False
 
 

@@ -69,12 +69,12 @@ _END = b"\xff\xd9"
 warnings.filterwarnings("ignore", module="PIL")
 
 
-def decode(encoded: bytes | None, shape: tuple[int, int, int]) -> np.ndarray:
+def decode(encoded: bytes | None, shape: tuple[int, int, int], shrink: bool = True) -> np.ndarray:
     """pixels_HWC uint8 of `shape` (C, H, W): the first frame, upright, over white, its centre cropped and resized.
 
-    Pixels of an image that has the size already are untouched. A JPEG, or an image of more than 2^24 pixels, is first
-    shrunk to no less than twice the size. Raises one of DECODER_ERRORS, also for a file that ends early, for more than
-    MAX_PIXELS and for more than MAX_SCANS; `rejection` puts it into a line.
+    Pixels of an image that has the size already are untouched. With `shrink` a JPEG, or an image of more than 2^24
+    pixels, is first shrunk to no less than twice the size. Raises one of DECODER_ERRORS, also for a file that ends
+    early, for more than MAX_PIXELS and for more than MAX_SCANS; `rejection` puts it into a line.
     """
     if not encoded:
         raise ValueError("empty file")
@@ -86,12 +86,12 @@ def decode(encoded: bytes | None, shape: tuple[int, int, int]) -> np.ndarray:
         extent: Sequence[float] | None = None  # if it isn't the number of pixels
         if isinstance(opened, JpegImageFile):
             _check_scans(encoded)
-            drafted = opened.draft(None, (2 * max(width, height),) * 2)
+            drafted = opened.draft(None, (2 * max(width, height),) * 2) if shrink else None
             extent = drafted[1][2:] if drafted and drafted[1][2:] != opened.size else None
         opened.load()
         turn = _orientation(opened)
         size = (height, width) if turn in _SIDEWAYS else (width, height)
-        if opened.width * opened.height > _LARGE:
+        if shrink and opened.width * opened.height > _LARGE:
             image = _shrunk(opened, extent or opened.size, mode, size)
         else:
             image = _plain(opened, mode, opened.format)

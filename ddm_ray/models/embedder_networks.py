@@ -43,15 +43,17 @@ class TimmEmbedder:
         import timm
 
         _require_file(config, field)
-        if config.checkpoint is not None and Path(config.checkpoint).suffix != ".safetensors":
+        # Beside an older run's file of another kind, which may hold code, its tensors may lie as safetensors.
+        checkpoint = config.checkpoint and Path(config.checkpoint).with_suffix(".safetensors")
+        if checkpoint and not checkpoint.is_file():
             raise DataError(
-                f"{field}.checkpoint {config.checkpoint}: only safetensors are read; write its tensors anew with"
-                " safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'FILE.safetensors')"
+                f"{field}.checkpoint {config.checkpoint}: only safetensors are read; write its tensors to {checkpoint}"
+                " with safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'FILE.safetensors')"
             )
         if ":" in config.model:
             raise DataError(f"{field}.model {config.model}: use the name of a network of timm's own")
         # As pretrained weights, a file is fitted to image size and classes as the network's own weights would be.
-        own = {"file": config.checkpoint, "custom_load": False, "source": ""} if config.checkpoint else None
+        own = {"file": str(checkpoint), "custom_load": False, "source": ""} if checkpoint else None
         self._batch_size, self._device = config.batch_size, device
         try:
             own_size = {} if config.image_size is None else {"img_size": config.image_size}

@@ -1,4 +1,7 @@
-"""Acceptance of what islands have trained: looked at byte by byte, then it counts for whoever builds on it."""
+"""Acceptance of what islands have made: looked at byte by byte, then it counts for whoever builds on it."""
+
+import os
+from pathlib import Path
 
 from ddm_ray.errors import CorruptArtifact
 from ddm_ray.models.spec import spec_of
@@ -11,21 +14,31 @@ from ddm_ray.storage.run import Run
 
 
 def accept(run: Run, artifact: Artifact, replace: bool = False) -> Manifest:
-    """Accept a finished training job by content: all its files as its manifest says, and a network of finite weights.
+    """Accept what an island made by content: all files as the manifest says, and of a job a network of finite weights.
 
     From then on the run's readers take these very bytes or none, whatever its island writes. `replace`: also in place
     of another one that was accepted before. Raises MissingArtifact, CorruptArtifact, DriftError.
     """
     manifest = run.finished(artifact) or run.require(artifact)
-    folder = TrainedInfo.of(manifest).weights
-    spec = spec_of(run.config, artifact.kind)
-    published = Weights(artifact, folder, TrainedInfo.of(manifest).step, final=True)
-    named = {name: manifest.files.get(f"{folder}/{name}") for name in NETWORK}
-    if None in named.values():
-        raise CorruptArtifact(f"{run.url}/{artifact}: its manifest lists no network", run.remake(artifact))
-    published.require_small(run, named, network_bytes(spec))
-    read = {name: run.read(artifact, name, manifest) for name in manifest.files}
-    described, tensors = (read[f"{folder}/{name}"] for name in NETWORK)
-    parse_network(described, tensors, f"{run.url}/{artifact}/{folder}", spec)
+    if artifact.trains:
+        _require_network(run, artifact, manifest)
+    for name, record in manifest.files.items():
+        where = f"{run.url}/{artifact}/{name}"
+        try:
+            digest = run.store.fetch(f"{artifact}/{name}", Path(os.devnull))  # however large they are
+        except FileNotFoundError:
+            raise CorruptArtifact(f"{where}: gone, though its manifest lists it", run.remake(artifact)) from None
+        if digest != record.sha256:
+            raise CorruptArtifact(f"{where}: checksum differs from its manifest's", run.remake(artifact))
     run.accept(manifest, replace)
     return manifest
+
+
+def _require_network(run: Run, artifact: Artifact, manifest: Manifest) -> None:
+    info, spec = TrainedInfo.of(manifest), spec_of(run.config, artifact.kind)
+    named = {name: manifest.files.get(f"{info.weights}/{name}") for name in NETWORK}
+    if None in named.values():
+        raise CorruptArtifact(f"{run.url}/{artifact}: its manifest lists no network", run.remake(artifact))
+    Weights(artifact, info.weights, info.step, final=True).require_small(run, named, network_bytes(spec))
+    described, tensors = (run.read(artifact, f"{info.weights}/{name}", manifest) for name in NETWORK)
+    parse_network(described, tensors, f"{run.url}/{artifact}/{info.weights}", spec)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ddm_ray.core.condition import Text
 from ddm_ray.sampling.request import MixtureInfo
-from ddm_ray.sampling.run_models import ModelKind, mixture_info, monolith_info, sampling_settings
+from ddm_ray.sampling.run_models import ModelKind, mixture_info, monolith_info, row_networks, sampling_settings
 from ddm_ray.serve.answers import expert_name
 from ddm_ray.serve.codec import Decoder, Encoder, from_arrays
 from ddm_ray.serve.computing import Computing, Networks
@@ -81,10 +81,11 @@ class API:
             encoder, decoder = codecs.get(ENCODER), codecs.get(DECODER)
             encode = None if encoder is None else partial(called, encoder.encode, None)
             return encode, None if decoder is None else partial(called, decoder.decode, None)
-        data = run.config.data
+        data, known = run.config.data, row_networks(run)
+        text, autoencoder = known.get("text encoder"), known.get("autoencoder")
         return (
-            None if data.text is None else Encoder(data.text, device).encode,
-            None if data.latents is None else Decoder(data.latents, device).decode,
+            None if data.text is None else Encoder(data.text, device, text).encode,
+            None if data.latents is None else Decoder(data.latents, device, autoencoder).decode,
         )
 
     def __serve_build_asgi_app__(self) -> Guard:

@@ -209,7 +209,7 @@ def serve_run(
     """
     version = require_servable(args, port, host)
     if not read_tokens(args.token_file):
-        if is_loopback(host):
+        if is_loopback(host) and not insecure:
             args = args.model_copy(update={"local": True})
         elif not insecure:
             fix = Give("token_file", f"set ${TOKENS}, be insecure on purpose, or name who may ask")

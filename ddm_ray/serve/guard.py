@@ -125,7 +125,7 @@ class Guard:
     def _admit(self, scope: Message) -> None:
         headers = dict(scope["headers"])
         # A page of somebody else's can have a name of its own lead here, and so ask as if it were this server's.
-        if self._limits.local and not is_own_name(headers.get(b"host", b"").decode("latin-1")):
+        if self._limits.local and not self._tokens and not is_own_name(headers.get(b"host", b"").decode("latin-1")):
             message = "ask by localhost or by an IP address: this server, which wants no token, has no other name"
             raise RefusedError(421, message, "unknown_host")
         if scope["path"] in OPEN:

@@ -267,6 +267,11 @@ def _states(store: Store, job: str) -> dict[tuple[int, str], dict[str, int]]:
     for key, size in store.sizes(f"{job}/attempts").items():
         attempt, _, rest = key.partition("/state/")
         name, _, file = rest.partition("/")
-        if file and (number := attempt_number(attempt)) is not None:
+        number = attempt_number(attempt)
+        if key == attempt and number is not None:  # its states may be the best
+            raise StorageError(
+                f"{store.url}/{job}/attempts/{key}: can't be listed; let this user read it", passes=False
+            )
+        if file and number is not None:
             states[number, name][file] = size
     return states

@@ -93,8 +93,8 @@ def _read_parts(run: Run, artifact: Artifact, holds: Holds) -> tuple[list[Archiv
     if holds == "inputs":
 
         def read(each: Artifact) -> bytes:
-            run.require(each)
-            return read_sealed(run.store, f"{each}/{NAME}")
+            manifest = run.require(each)
+            return manifest.to_json() if run.by_hand(each) else read_sealed(run.store, f"{each}/{NAME}")
 
         parts, partition = list(parts_below(run.inputs(artifact), read, run.url)), run.manifest(PARTITION)
         for part in parts:
@@ -219,6 +219,8 @@ class _Opened:
                 if existing is None:
                     raise StorageError(f"{store.url}/{part.key}: was there, and is gone: deleted meanwhile")
                 self._require_same(part, existing)
+            if self._holds == "inputs" and self._run.by_hand(part.artifact):
+                self._run.accept(part.manifest)  # as it was where it was packed
         return Packed(self._artifact, self._holds, len(self._records), _bytes(self._records), len(keys))
 
     def _require_same(self, part: ArchivePart, existing: Manifest) -> None:

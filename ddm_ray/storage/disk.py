@@ -74,13 +74,12 @@ def unfinished_below(root: Path, seconds: float) -> list[tuple[Path, int]]:
     return left
 
 
-def require_key(key: str) -> None:
-    """Raise ValueError for a key whose file would be elsewhere or that no listing would show, as obstore does."""
+def require_key(key: str, where: str) -> None:
+    """Raise StorageError, which begins with `where`, for a key whose file would be elsewhere, or in no listing."""
     parts = key.split("/")
-    if not {"", ".", ".."}.isdisjoint(parts) or any(ord(letter) < 32 or ord(letter) == 127 for letter in key):
-        raise ValueError(f"{key!r}: not the key of an object")
-    if is_unfinished(parts[-1]):
-        raise StorageError(f"{key}: ends as unfinished files do", "choose another name", passes=False)
+    odd = not {"", ".", ".."}.isdisjoint(parts) or any(ord(letter) < 32 or ord(letter) == 127 for letter in key)
+    if odd or is_unfinished(parts[-1]):
+        raise StorageError(f"{where}: {key!r:.200} is no key", passes=False)
 
 
 @contextmanager

@@ -79,7 +79,7 @@ def sizes(root: Path) -> dict[str, int]:
         except FileNotFoundError:
             continue
         except OSError as error:
-            if not prefix and error.errno not in _OF_ITSELF:
+            if error.errno not in _OF_ITSELF:
                 with as_storage_error(folder):
                     raise
             listed[prefix.rstrip("/")] = 0

@@ -9,13 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ddm_ray.errors import CorruptArtifact
 from ddm_ray.parsing import parse_object
+from ddm_ray.storage.info import Count
 from ddm_ray.storage.sealed import read_some
 from ddm_ray.storage.store import Store
 
 NOTE_BYTES = 2**16
 """Bytes of a note that are read at most."""
 
-Count = Annotated[int, Field(ge=0, lt=2**53)]
 Number = Annotated[float, Field(gt=-1e300, lt=1e300)]
 Text = Annotated[str, Field(max_length=NOTE_BYTES)]
 

@@ -127,8 +127,8 @@ class Run:
         return graph.inputs(self.config, artifact)
 
     def by_hand(self, artifact: Artifact) -> bool:
-        """True for what counts once somebody has accepted it, for all but who trains it: trained, and so configured."""
-        return artifact.trains and self.config.acceptance == "by_hand"
+        """True for what counts once somebody has accepted it, for all but who makes it: what islands make of rows."""
+        return artifact.stage in ("train", "targets", "replay") and self.config.acceptance == "by_hand"
 
     def manifest(self, artifact: Artifact, accepted: bool = False) -> Manifest | None:
         """The artifact's manifest, or None if it isn't finished. Raises CorruptArtifact, also for another's.
@@ -195,7 +195,7 @@ class Run:
             raise
 
     def accept(self, manifest: Manifest, replace: bool = False) -> None:
-        """Have a trained artifact's manifest count from now on; `replace`: also in place of one accepted before.
+        """Have the manifest of what an island made count from now on; `replace`: also in place of another one.
 
         Raises DriftError if another one was accepted.
         """

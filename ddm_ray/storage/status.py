@@ -212,14 +212,14 @@ def describe(status: Status, phrase: Callable[[Fix], str] = str) -> str:
 
     `phrase` puts what mends it into words. Whatever others wrote of it is spelled out.
     """
-    return spelled_out(_described(status, phrase))
+    waits = f"; {phrase(Accept(status.run, status.artifact))}" if status.unaccepted else ""
+    return spelled_out(_described(status, phrase) + waits)
 
 
 def _described(status: Status, phrase: Callable[[Fix], str]) -> str:
     info = status.info
     if isinstance(info, TrainedInfo):
-        waits = f"; {phrase(Accept(status.run, status.artifact))}" if status.unaccepted else ""
-        return f"{info.step} steps, loss {info.loss:.4f}, {info.training_flops / 1e9:.1f} GFLOP{waits}"
+        return f"{info.step} steps, loss {info.loss:.4f}, {info.training_flops / 1e9:.1f} GFLOP"
     if info:
         facts = {key: f"{value:.3g}" if isinstance(value, float) else value for key, value in info}
         words = [f"{key} {value}" for key, value in facts.items() if isinstance(value, int | str)]

@@ -146,9 +146,9 @@ class Store:
 
     def read_back(self, key: str) -> str:
         """The SHA-256, in hex, of an object as the local disk has it, not memory. CorruptArtifact if it is gone."""
-        assert self.local is not None
+        path = self._path(key)
         with as_storage_error(f"{self.url}/{key}", missing=CorruptArtifact):
-            return read_back(self.local / key)
+            return read_back(path)
 
     def _chunks(self, key: str) -> Iterable[Any]:
         """The object's bytes, a few MiB at a time."""
@@ -159,8 +159,7 @@ class Store:
     def _path(self, key: str) -> Path:
         """The place of an object on a local disk. Raises StorageError for what is no key."""
         assert self.local is not None
-        if any(part in ("", ".", "..") for part in key.split("/")) or "\0" in key:
-            raise StorageError(f"{self.url}: {key!r:.200} is no key", passes=False)
+        require_key(key, self.url)
         return self.local / key
 
     def write(self, key: str, data: bytes | memoryview | Path) -> None:
@@ -208,10 +207,9 @@ class Store:
 
     def _put(self, key: str, chunks: Iterable[bytes | memoryview], replace: bool = True) -> bool:
         """Write an object on the local disk; False if it exists and isn't to be replaced."""
-        assert self.local is not None
-        require_key(self._prefix + key)
+        path = self._path(key)
         with as_storage_error(f"{self.url}/{key}"):
-            return put(self.local / key, chunks, replace)
+            return put(path, chunks, replace)
 
     def create(self, key: str, data: bytes) -> bool:
         """Create the object if it is absent; False if it exists. Of many who try, the store lets one win.

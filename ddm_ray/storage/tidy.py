@@ -1,5 +1,6 @@
 """Tidying: what of a run no artifact needs any more. Of a job, or a stage, that has only begun, all is left alone."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -9,7 +10,7 @@ from ddm_ray.errors import CorruptArtifact, DriftError
 from ddm_ray.storage import graph
 from ddm_ray.storage.chunk_records import PLAN, RECORDS, stem_of_file
 from ddm_ray.storage.disk import unfinished_below
-from ddm_ray.storage.graph import EVALUATIONS, REFERENCES, REPORT, TARGETS, Artifact
+from ddm_ray.storage.graph import NAME_PATTERN, REFERENCES, REPORT, TARGETS, Artifact
 from ddm_ray.storage.manifest import NAME, Manifest
 from ddm_ray.storage.run import Run
 
@@ -47,7 +48,9 @@ def leftovers(run: Run, milestones: bool = False) -> list[Leftover]:
     for artifact, manifest in finished.items():
         sizes = run.store.sizes(artifact)
         if artifact.trains:
-            left += _of_job(artifact, manifest, sizes, milestones and not measured)
+            accepted = run.manifest(artifact, accepted=True)
+            named = [*manifest.files, *(accepted.files if accepted else ())]
+            left += _of_job(artifact, named, sizes, milestones and not measured)
         else:
             strays = [name for name in sizes if _is_stray(run, artifact, manifest, name)]
             places = tuple(f"{artifact}/{name}" for name in strays)
@@ -71,8 +74,9 @@ def delete(run: Run, left: Iterable[Leftover]) -> None:
 def _artifacts(run: Run) -> list[Artifact]:
     """All that a run has, or may have."""
     artifacts = [*graph.artifacts(run.config), REPORT]
-    artifacts += map(graph.evaluation, run.store.folders(EVALUATIONS))
-    artifacts += map(graph.reference, run.store.folders(REFERENCES))
+    artifacts += run.evaluations()
+    names = run.store.folders(REFERENCES)
+    artifacts += [graph.reference(name) for name in names if re.fullmatch(NAME_PATTERN, name)]
     return artifacts + (list(map(graph.targets, range(len(run.experts)))) if run.store.folders(TARGETS) else [])
 
 
@@ -83,14 +87,14 @@ def _finished(run: Run, artifact: Artifact) -> Manifest | None:
     return None
 
 
-def _of_job(artifact: Artifact, manifest: Manifest, sizes: Mapping[str, int], milestones: bool) -> list[Leftover]:
-    """Leftovers below the attempts of a finished job; what its manifest names isn't one, nor what lies beside that."""
+def _of_job(artifact: Artifact, named: Iterable[str], sizes: Mapping[str, int], milestones: bool) -> list[Leftover]:
+    """Leftovers below the attempts of a finished job; what a manifest has `named` isn't one, nor what lies beside."""
     folders: dict[str, list[str]] = defaultdict(list)
     for key in sizes:
         words = key.split("/")
         if words[0] == "attempts" and len(words) > 4 and words[2] in ("state", "weights"):
             folders["/".join(words[:4])].append(key)
-    for name in manifest.files:
+    for name in named:
         folders.pop("/".join(name.split("/")[:4]), None)
     places: dict[str, list[str]] = {STATES: [], WEIGHTS: [], MILESTONES: []}
     for folder in folders:

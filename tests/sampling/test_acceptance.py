@@ -8,16 +8,19 @@ import pytest
 from click.testing import CliRunner
 
 from ddm_ray.cli import main
+from ddm_ray.cli.fixes import phrase
 from ddm_ray.errors import CorruptArtifact, DriftError, MissingArtifact, ServeError
 from ddm_ray.evaluate.candidates import newest_milestones
 from ddm_ray.sampling.acceptance import accept
 from ddm_ray.sampling.run_models import load_models
 from ddm_ray.serve.versions import Versions
-from ddm_ray.storage.graph import MONOLITH, ROUTER, STUDENT, Artifact
-from ddm_ray.storage.info import TrainedInfo
+from ddm_ray.storage.courier import pack, unpack
+from ddm_ray.storage.graph import MONOLITH, ROUTER, STUDENT, Artifact, targets
+from ddm_ray.storage.info import TargetsInfo, TrainedInfo
 from ddm_ray.storage.manifest import NAME, FileRecord, Manifest
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import status
+from ddm_ray.storage.status import describe, status
+from ddm_ray.storage.tidy import leftovers
 from tests.random_run import make_run
 
 EXPERT = Artifact("experts/001")
@@ -118,6 +121,53 @@ def test_the_command_accepts_and_status_tells_what_waits(run: Run) -> None:
     assert f"{MONOLITH}: accepted as " in ddm("accept", "--all")
     assert "accept it with" not in ddm("status")
     assert "nothing waits for acceptance" in ddm("accept", "--all")
+
+
+def test_all_accepts_what_it_can_and_names_what_is_refused(run: Run) -> None:
+    accept(run, EXPERT)
+    rewrite(run, negated_last)
+    ended = CliRunner().invoke(main, ["accept", run.url, "--all"])
+    assert ended.exit_code == 1
+    assert "warning: not accepted: " in ended.output and "another one was accepted before" in ended.output
+    assert all(run.require(artifact) for artifact in (*run.experts, ROUTER, MONOLITH))
+    load = [run.experts[0], ROUTER]
+    assert not any(status(run, artifact).unaccepted for artifact in load) and status(run, EXPERT).unaccepted
+
+
+def test_tidying_and_packing_go_by_what_was_accepted(run: Run, tmp_path: Path) -> None:
+    for artifact in run.experts:
+        accept(run, artifact)
+    accepted = run.require(EXPERT)
+    rewrite(run, negated_last)
+    assert not [each for each in leftovers(run, milestones=True) if each.artifact == EXPERT]
+    run.store.write(f"{EXPERT}/{TrainedInfo.of(accepted).weights}/ema.safetensors", original(run))
+    pack(run, STUDENT, tmp_path / "student.tar", "inputs")
+    unpack(tmp_path / "student.tar", str(tmp_path / "there"))
+    brought = Run.open(str(tmp_path / "there"))
+    assert brought.require(EXPERT) == accepted
+
+
+def original(run: Run) -> bytes:
+    """The expert's weights before they were rewritten."""
+    manifest = run.manifest(EXPERT)
+    assert manifest
+    return negated_last(run.store.read(f"{EXPERT}/{TrainedInfo.of(manifest).weights}/ema.safetensors"))
+
+
+def test_targets_count_once_they_are_accepted(run: Run) -> None:
+    (Path(run.url) / targets(0)).mkdir(parents=True)
+    run.store.write(f"{targets(0)}/a.safetensors", b"targets")
+    run.commit_records(targets(0), {"a.safetensors": FileRecord.of(b"targets")}, TargetsInfo(rows=1, first_steps=(0,)))
+    with pytest.raises(MissingArtifact, match="targets/cluster=000 is finished, and nobody has accepted it"):
+        run.require(targets(0))
+    assert f"ddm accept {run.url} targets 0" in describe(status(run, targets(0)), phrase)
+    ended = CliRunner().invoke(main, ["accept", run.url, "targets", "0"])
+    assert ended.exit_code == 0, ended.output
+    assert run.require(targets(0))
+    run.store.write(f"{targets(1)}/a.safetensors", b"other")
+    run.commit_records(targets(1), {"a.safetensors": FileRecord.of(b"targets")}, TargetsInfo(rows=1, first_steps=(0,)))
+    with pytest.raises(CorruptArtifact, match=r"targets/cluster=001/a.safetensors: checksum differs"):
+        accept(run, targets(1))
 
 
 def test_a_run_that_accepts_at_once_needs_none(tmp_path: Path) -> None:

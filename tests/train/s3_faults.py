@@ -182,7 +182,8 @@ def main() -> None:
             os.environ.update(task["environment"])
             print(f"{time.strftime('%X')} {task['url']}", file=sys.stderr, flush=True)
             artifact, patience = Artifact(task.get("artifact", EXPERT)), Patience(**task["patience"])
-            local.train(task["url"], [artifact], PLACEMENT, patience)
+            placement = TrainPlacement.model_validate(task.get("placement", PLACEMENT.model_dump()))
+            local.train(task["url"], [artifact], placement, patience)
             sys.exit(0)
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 

@@ -18,13 +18,15 @@ from ddm_ray.data.partition.stage import partition
 from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.evaluate.run import evaluate
+from ddm_ray.placement import TrainPlacement
 from ddm_ray.sampling.acceptance import accept
 from ddm_ray.sampling.run_models import load_models
 from ddm_ray.serve.app import ServeArgs, require_servable
-from ddm_ray.storage.graph import MONOLITH, PARTITION, ROUTER, STUDENT, Artifact
+from ddm_ray.storage.graph import MONOLITH, PARTITION, ROUTER, STUDENT, Artifact, targets
 from ddm_ray.storage.patience import ONCE, Trouble
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import survey
+from ddm_ray.train.targets import make_targets
 from tests.conftest import ROOT
 from tests.data.s3 import BUCKET, s3_server
 from tests.s3_wire import Wire, leading_through
@@ -79,17 +81,29 @@ def trained(bucket: Wire) -> Run:
         run = Run.open(URL)
         for artifact in (*run.experts, ROUTER, MONOLITH):
             accept(run, artifact)
-    train([(str(STUDENT), STUDENT)])
+    for cluster, who in enumerate(ISLANDS):
+        with signed_by(who):
+            make_targets(Run.open(URL), cluster, serial)
+    with signed_by("coordinator"):
+        for cluster in range(2):
+            accept(run, targets(cluster))
+    train([(str(STUDENT), STUDENT)], TrainPlacement(teachers="stored"))
     with signed_by("coordinator"):
         accept(run, STUDENT)
         evaluate(run, "default")
     return run
 
 
-def train(jobs: list[tuple[str, Artifact]]) -> None:
+def train(jobs: list[tuple[str, Artifact]], placement: TrainPlacement | None = None) -> None:
     """Train artifacts, each signed with the key of a name, in processes of their own."""
     tasks = [
-        {"url": URL, "artifact": job, "patience": asdict(ONCE), "environment": {"AWS_ACCESS_KEY_ID": who}}
+        {
+            "url": URL,
+            "artifact": job,
+            "patience": asdict(ONCE),
+            "environment": {"AWS_ACCESS_KEY_ID": who},
+            "placement": (placement or TrainPlacement()).model_dump(mode="json"),
+        }
         for who, job in jobs
     ]
     done = subprocess.run(

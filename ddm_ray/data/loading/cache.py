@@ -81,8 +81,9 @@ def _fetched(run: Run, manifest: Manifest, name: str, path: Path) -> VerifiedFil
         seen = inode(path)
         if seen is not None:
             copy = VerifiedFile(path, manifest.files[name], refuse, follow=False)
-            with suppress(CorruptArtifact, OSError):
+            with suppress(OSError):  # of some disks, or of a volume that is only read
                 close_to_others(path)
+            with suppress(CorruptArtifact, OSError):
                 copy.verify()
                 return copy
         with locked(path.with_name(f"{path.name}.lock"), fcntl.LOCK_EX):

@@ -21,15 +21,17 @@ TOO_SLOW = f"needs more than {SECONDS} s to be decoded"
 # By people, and by systems that are short of memory: no image's fault.
 _KILLS = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 _MAX_KILLS = 3
-_MAX_IDLE = 4
+MAX_SIDE_BY_SIDE = 8
+"""Processes of calls side by side that wait for the next ones; more are ended after their call."""
 _idle: list["_Decoder"] = []
 
 
-def decode_apart(images: Sequence[bytes], pixels: Sequence[np.ndarray]) -> list[str]:
+def decode_apart(images: Sequence[bytes], pixels: Sequence[np.ndarray], shrink: bool = True) -> list[str]:
     """Decode images into contiguous `pixels`, each HWC uint8; the reason why each can't be used, empty if it can.
 
-    Calls of several threads have a process each. Some wait for the next call, and end with this process, however it
-    does. Raises DataError if one can't be started, or is killed time and again; StorageError.
+    `shrink`: see `images.decode`. Calls of several threads have a process each. Some wait for the next call, and end
+    with this process, however it does. Raises DataError if one can't be started, or is killed time and again;
+    StorageError.
     """
     reasons: dict[int, str] = {}
     left, suspect, kills = list(range(len(images))), None, 0
@@ -39,7 +41,7 @@ def decode_apart(images: Sequence[bytes], pixels: Sequence[np.ndarray]) -> list[
         decoder, asked = (used, left) if used else (_Decoder(), left[:1])
         suspect = None
         try:
-            decoder.ask([images[place] for place in asked], pixels[0].shape)
+            decoder.ask([images[place] for place in asked], pixels[0].shape, shrink)
             for place in asked:
                 reasons[place] = decoder.answer(pixels[place])
         except (EOFError, BrokenPipeError):
@@ -66,7 +68,7 @@ def _idle_one() -> "_Decoder | None":
 
 
 def _keep(decoder: "_Decoder") -> None:
-    if len(_idle) < _MAX_IDLE:
+    if len(_idle) < MAX_SIDE_BY_SIDE:
         _idle.append(decoder)
     else:
         decoder.close()
@@ -95,16 +97,16 @@ class _Decoder:
         assert self._process.stdin and self._process.stdout
         self._questions: IO[bytes] = self._process.stdin
         self._answers: IO[bytes] = self._process.stdout
-        self.close = weakref.finalize(self, _end, self._process)
+        self.close = weakref.finalize(self, _end, self._process, os.getpid())
         if self._answers.read(1) != READY:
             self.end()
             raise DataError(f"the process that decodes images can't be started: {self._process.returncode}")
 
-    def ask(self, images: Sequence[bytes], shape_HWC: Sequence[int]) -> None:
+    def ask(self, images: Sequence[bytes], shape_HWC: Sequence[int], shrink: bool) -> None:
         """Send images. Raises BrokenPipeError if the process is dead."""
         height, width, num_channels = shape_HWC
         SIZE.pack_into(self._place, 0, 0)
-        self._questions.write(HEADER.pack(num_channels, height, width, len(images)))
+        self._questions.write(HEADER.pack(num_channels, height, width, shrink, len(images)))
         self._questions.write(b"".join(SIZE.pack(len(encoded)) for encoded in images))
         for encoded in images:
             self._questions.write(encoded)
@@ -141,6 +143,10 @@ class _Decoder:
         return data
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    process.kill()
-    process.communicate()
+def _end(process: "subprocess.Popen[bytes]", owner: int) -> None:
+    if os.getpid() == owner:  # not where a fork has it, too
+        process.kill()
+        process.communicate()
+
+
+os.register_at_fork(after_in_child=_idle.clear)

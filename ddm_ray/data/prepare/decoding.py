@@ -32,12 +32,17 @@ class DecodedRows:
     rejected: list[dict[str, str]]
 
 
-def decode_rows(rows: list[Encoded], config: DataConfig, pool: Executor | None = None) -> DecodedRows:
-    """Decode rows, by the threads of `pool` if there is one; the result is the same. Raises as `decode_apart`."""
+def decode_rows(
+    rows: list[Encoded], config: DataConfig, pool: Executor | None = None, shrink: bool = True
+) -> DecodedRows:
+    """Decode rows, by the threads of `pool` if there is one; the result is the same. `shrink`: see `images.decode`.
+
+    Raises as `decode_apart`.
+    """
     channels, height, width = config.pixel_shape
     pixels_NHWC = np.empty((len(rows), height, width, channels), np.uint8)
     batches = list(_batches(rows))
-    decode_batch = partial(_decode, rows, pixels_NHWC)
+    decode_batch = partial(_decode, rows, pixels_NHWC, shrink)
     decoded = pool.map(decode_batch, batches) if pool else map(decode_batch, batches)
     reasons = [reason for batch in decoded for reason in batch]
     usable = [place for place, reason in enumerate(reasons) if not reason]
@@ -61,18 +66,20 @@ def _batches(rows: list[Encoded]) -> Iterator[range]:
             start, total = place, 0
 
 
-def _decode(rows: list[Encoded], pixels_NHWC: np.ndarray, batch: range) -> list[str]:
+def _decode(rows: list[Encoded], pixels_NHWC: np.ndarray, shrink: bool, batch: range) -> list[str]:
     """Decode a batch into its places; why each row can't be used, empty if it can."""
     reasons = {place: problem for place in batch if (problem := rows[place].problem) is not None}
     asked = [place for place in batch if place not in reasons]
     images = [rows[place].image or b"" for place in asked]
-    reasons |= zip(asked, decode_apart(images, [pixels_NHWC[place] for place in asked]), strict=True)
+    reasons |= zip(asked, decode_apart(images, [pixels_NHWC[place] for place in asked], shrink), strict=True)
     return [reasons[place] for place in batch]
 
 
-def read_decoded(unit: Unit, skip: Container[int], source: Source, config: DataConfig) -> Iterator[Chunk[DecodedRows]]:
-    """A unit's missing chunks, decoded; once source and config are bound, a `ReadUnit`."""
+def read_decoded(
+    unit: Unit, skip: Container[int], source: Source, config: DataConfig, shrink: bool
+) -> Iterator[Chunk[DecodedRows]]:
+    """A unit's missing chunks, decoded; once all but these two are bound, a `ReadUnit`."""
     for chunk in source.read(unit, skip):
-        number, until, decoded = chunk.number, chunk.until, decode_rows(chunk.rows, config)
+        number, until, decoded = chunk.number, chunk.until, decode_rows(chunk.rows, config, shrink=shrink)
         del chunk  # else its files stay in memory until the next ones are read
         yield Chunk(number, decoded, until)

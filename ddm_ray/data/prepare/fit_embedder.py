@@ -10,6 +10,7 @@ import numpy as np
 from ddm_ray.config import DataConfig, RunConfig
 from ddm_ray.data import OnProgress
 from ddm_ray.data.order import holdout_fractions, shuffle_keys
+from ddm_ray.data.prepare.decoder_process import MAX_SIDE_BY_SIDE
 from ddm_ray.data.prepare.decoding import decode_rows
 from ddm_ray.data.prepare.records import RowsStore, SourcePlan
 from ddm_ray.data.sources import EncodedChunk, Source
@@ -60,9 +61,9 @@ def _sample(
     pixels: list[np.ndarray] = []
     rejected: list[dict[str, str]] = []
     num_read, enough = 0, min(PCA_ROWS, PCA_BYTES // (4 * math.prod(config.pixel_shape)))
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(min(MAX_SIDE_BY_SIDE, os.cpu_count() or 1)) as pool:
         for chunk in _chunks_in_random_order(plan, source):
-            decoded = decode_rows(chunk.rows, config, pool)
+            decoded = decode_rows(chunk.rows, config, pool, plan.bounded)
             train_N = holdout_fractions(decoded.ids) >= config.heldout
             ids += [row_id for row_id, train in zip(decoded.ids, train_N, strict=True) if train]
             pixels.append(decoded.pixels_NHWC[train_N])

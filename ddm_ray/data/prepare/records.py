@@ -24,14 +24,17 @@ REJECTED = "_rejected"
 
 @dataclass(frozen=True)
 class SourcePlan:
-    """A source as it was when the rows were begun; see Listing, and Source for `by_values`: not so in older plans."""
+    """A source as it was when the rows were begun; see Listing.
+
+    `bounded`: chunks end `by_values`, and large images are shrunk as they are decoded; not so in older plans.
+    """
 
     source: str
     chunk_rows: int
     classes: tuple[str, ...] | None
     units: tuple[Unit, ...]
     ignored: dict[str, int] = field(default_factory=dict)
-    by_values: bool = False
+    bounded: bool = False
 
 
 @dataclass(frozen=True)

@@ -61,14 +61,14 @@ def prepare(
         plan = chunks.plan(partial(list_source, run.config, name, opened, rows))
         if plan.source != name:  # a concurrent command began them
             raise _other_source(run, artifact, plan.source, name)
-    opened = opened.planned(plan.chunk_rows, plan.classes, plan.by_values)
+    opened = opened.planned(plan.chunk_rows, plan.classes, plan.bounded)
     on_progress(0.0, "fitting the embedder")
     fit(chunks, plan, opened, on_progress)
     if execute is None:
         from ddm_ray.data.sharded.ray_data import RayData
 
         execute = RayData(placement)
-    read = partial(read_decoded, source=opened, config=run.config.data)
+    read = partial(read_decoded, source=opened, config=run.config.data, shrink=plan.bounded)
     maker = MakeRows(chunks, "cuda" if placement.use_gpu else "cpu")
     observer = _Observer(chunks, plan, on_progress, max_rejected)
     records = make_chunks(chunks, plan, execute, read, maker, observer)
@@ -128,7 +128,7 @@ def list_source(config: RunConfig, name: str, source: Source, chunk_rows: int) -
             f"source {name}: data.num_classes only counts the classes, and owners' folders would mean other classes at"
             " each; begin the run anew and name them with data.class_names"
         )
-    return SourcePlan(name, chunk_rows, listing.classes, listing.units, listing.ignored, by_values=True)
+    return SourcePlan(name, chunk_rows, listing.classes, listing.units, listing.ignored, bounded=True)
 
 
 class _Observer:

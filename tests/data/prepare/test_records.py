@@ -217,19 +217,19 @@ def test_a_damaged_part_isnt_read(chunks: RowsStore) -> None:
 
 def test_a_plan_is_made_once_and_holds_the_units(chunks: RowsStore) -> None:
     units = (Unit("b", 3, ("x", "y"), (1, 2)), Unit("a", 0))
-    plan = SourcePlan("somewhere", 32, ("cats", "dogs"), units, {".txt": 7}, by_values=True)
+    plan = SourcePlan("somewhere", 32, ("cats", "dogs"), units, {".txt": 7}, bounded=True)
     assert chunks.plan(lambda: plan) == plan
     assert chunks.plan(lambda: pytest.fail("listed again")) == plan
     assert json.loads(chunks.store.read(PLAN))["source"] == "somewhere"
 
 
 def test_a_plan_of_old_reads_parquet_as_it_was_begun(chunks: RowsStore) -> None:
-    plan = SourcePlan("somewhere", 32, None, (Unit("a", 1),), by_values=True)
+    plan = SourcePlan("somewhere", 32, None, (Unit("a", 1),), bounded=True)
     chunks.plan(lambda: plan)
     fields = unseal(chunks.store.read(PLAN), PLAN)
-    assert fields.pop("by_values") is True
+    assert fields.pop("bounded") is True
     chunks.store.write(PLAN, seal(fields))
-    assert chunks.begun() == replace(plan, by_values=False)
+    assert chunks.begun() == replace(plan, bounded=False)
 
 
 def test_a_rivals_plan_counts(chunks: RowsStore) -> None:
