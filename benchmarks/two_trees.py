@@ -1,0 +1,142 @@
+"""How long stages take in this tree and in that of another commit, by processes of their own, in turns.
+
+    python benchmarks/two_trees.py --before COMMIT [--repeats N] [--measure prepare photos ...] [--json PATH]
+
+prepare: 1,000 small images drawn as PNG; photos: 200 JPEGs of 2 megapixels; loader: batches of a shard whose row groups
+are read again and again; state: training states of 64 MiB, of which two are kept; start: a training of one step, from
+the beginning of its process. A ratio is the median of this tree's times over that of the other's.
+"""
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from claims import Claim, Report, options
+
+ROOT = Path(__file__).parents[1]
+MEASURES = ("prepare", "photos", "loader", "state", "start")
+BOUND = 1.03
+
+
+def prepare(folder: Path, source: str, settings: tuple[str, ...] = ()) -> float:
+    """Seconds of the stage in this process."""
+    from ddm_ray.config import load_recipe
+    from ddm_ray.data.prepare.stage import prepare as stage
+    from ddm_ray.data.sharded.serial import serial
+    from ddm_ray.storage.run import Run
+
+    run = Run.create(str(folder / "run"), load_recipe("tiny", (f"data.source={source}", *settings)))
+    began = time.perf_counter()
+    stage(run, execute=serial)
+    return time.perf_counter() - began
+
+
+def photos(folder: Path) -> float:
+    """Seconds of the stage, of photographs drawn once a process."""
+    import numpy as np
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    (folder / "photos/a").mkdir(parents=True)
+    pixels = Image.fromarray(random.integers(0, 256, (30, 40, 3), np.uint8)).resize((1600, 1200))
+    for number in range(200):
+        pixels.rotate(number).save(folder / f"photos/a/{number}.jpg", quality=90)
+    settings = ("data.image_size=64", "data.channels=3", "data.class_names=[a]", "embedder.dim=8")
+    return prepare(folder, str(folder / "photos"), settings)
+
+
+def loader(folder: Path) -> float:
+    """Seconds of 5,000 batches, most of whose rows are read from the shard."""
+    import torch
+
+    from ddm_ray.data.loading.loader import Loader
+    from ddm_ray.storage.graph import shard
+    from tests.random_run import make_data
+
+    run = make_data(str(folder / "run"), num_rows=20_000, row_group_rows=256, num_files=4)
+    with Loader(run, (shard(0),), 0, 64, rows_gib=1e-4, window_bytes=2**18) as rows:
+        began = time.perf_counter()
+        for step in range(5000):
+            rows.batch(step, torch.arange(64))
+        return time.perf_counter() - began
+
+
+def state(folder: Path) -> float:
+    """Seconds of six states, written as training writes them."""
+    from ddm_ray.storage.attempts import claim
+    from ddm_ray.storage.info import StateInfo
+    from ddm_ray.storage.manifest import FileRecord, Identity
+    from ddm_ray.storage.store import Store
+
+    attempt, data = claim(Store(str(folder)), "experts/000"), os.urandom(64 * 2**20)
+    began = time.perf_counter()
+    for step in range(6):
+        attempt.store.write(f"{attempt.state_prefix(step)}/a.safetensors", data)
+        records = {"a.safetensors": FileRecord.of(data)}
+        attempt.commit_state(step, Identity({}), records, StateInfo(step=step, seconds=1.0, world_size=1))
+        attempt.drop_states(2)
+    return time.perf_counter() - began
+
+
+def start(folder: Path) -> float:
+    """Seconds of a training of one step."""
+    began = time.perf_counter()
+    from ddm_ray.storage.graph import expert
+    from ddm_ray.train import local
+    from tests.random_run import make_data
+
+    url = make_data(str(folder / "run"), settings=("expert.train.steps=1",)).url
+    local.train(url, [expert(0)])
+    return time.perf_counter() - began
+
+
+def measure(name: str) -> None:
+    """Print the seconds of one measure, by the tree that is first in the path."""
+    with tempfile.TemporaryDirectory() as folder:
+        if name == "prepare":
+            print(
+                prepare(Path(folder), "shapes:4000", ("data.image_size=32", "data.channels=3", "data.num_classes=12"))
+            )
+        else:
+            print({"photos": photos, "loader": loader, "state": state, "start": start}[name](Path(folder)))
+
+
+def main() -> None:
+    parser = options(str(__doc__))
+    parser.add_argument("--before", required=True, metavar="COMMIT", help="what to compare this tree with")
+    parser.add_argument("--repeats", type=int, default=7, help="times that each side is measured")
+    parser.add_argument("--measure", nargs="+", choices=MEASURES, default=MEASURES)
+    arguments, report = parser.parse_args(), Report()
+    with tempfile.TemporaryDirectory() as folder:
+        other = Path(folder) / "tree"
+        subprocess.run(["git", "worktree", "add", "-q", "--detach", other, arguments.before], cwd=ROOT, check=True)
+        try:
+            for name in arguments.measure:
+                seconds: dict[Path, list[float]] = {ROOT: [], other: []}
+                for turn in range(arguments.repeats):
+                    for tree in sorted(seconds, reverse=bool(turn % 2)):
+                        environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+                        command = [sys.executable, __file__, "--side", name]
+                        done = subprocess.run(command, env=environment, cwd=tree, capture_output=True, text=True)
+                        if done.returncode:
+                            sys.exit(f"{tree}: {done.stderr[-2000:]}")
+                        seconds[tree].append(float(done.stdout.split()[-1]))
+                now, before = seconds[ROOT], seconds[other]
+                ratio = statistics.median(now) / statistics.median(before)
+                quarters = statistics.quantiles([a / b for a, b in zip(now, before, strict=True)], n=4)
+                report.add(Claim(f"{name}: before", statistics.median(before), "s"))
+                report.add(Claim(f"{name}: time", ratio, "x before", BOUND, (quarters[2] - quarters[0]) / ratio))
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", other], cwd=ROOT, check=True)
+    report.finish(arguments.json)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--side"]:
+        measure(sys.argv[2])
+    else:
+        main()
