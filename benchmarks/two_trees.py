@@ -2,7 +2,7 @@
 
     python benchmarks/two_trees.py --before COMMIT [--repeats N] [--measure prepare photos ...] [--json PATH]
 
-prepare: 1,000 small images drawn as PNG; photos: 200 JPEGs of 2 megapixels; loader: batches of a shard whose row groups
+prepare: 4,000 small images drawn as PNG; photos: 200 JPEGs of 2 megapixels; loader: batches of a shard whose row groups
 are read again and again; state: training states of 64 MiB, of which two are kept; start: a training of one step, from
 the beginning of its process. A ratio is the median of this tree's times over that of the other's.
 """
