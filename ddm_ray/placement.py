@@ -101,12 +101,10 @@ class TrainPlacement(StrictModel):
         default=2, description="newest training states kept; one more than 1 outlives a damaged file"
     )
     milestone_steps: PositiveInt | None = Field(
-        default=None,
-        description="steps between published weights, to sample from meanwhile; none: only the last",
+        default=None, description="steps between published weights, to sample from meanwhile; none: only the last"
     )
     keep_milestones: PositiveInt | None = Field(
-        default=None,
-        description="newest of those kept, even where an evaluation measures older ones; none: all of them",
+        default=None, description="newest of those kept, also if an evaluation measures older ones; none: all of them"
     )
     hang_seconds: float = Field(
         default=10,

@@ -22,10 +22,10 @@ from ddm_ray.errors import (
     StorageError,
     TrainingError,
     as_storage_error,
-    exit_code,
     one_line,
     refusal,
 )
+from ddm_ray.exit_codes import exit_code
 
 # Each fix with its words in a library and on the command line.
 FIXES: dict[Fix, tuple[str, str]] = {

@@ -9,12 +9,13 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ddm_ray.config import load_recipe
 from ddm_ray.data.partition.stage import partition
-from ddm_ray.data.prepare.decoder_process import decode_apart
+from ddm_ray.data.prepare import decoder_process
 from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.errors import DDMError
@@ -23,11 +24,20 @@ from ddm_ray.storage.run import Run
 from tests.traced import DiskFault, Outcome, traced
 
 REFUSED = 3
+DECODERS: list[Any] = []
+"""Begun before anything is traced: none of a traced process could start, as its calls stop, too."""
 SETTINGS = ("data.source=shapes:90", "data.channels=3", "data.image_size=8", "data.num_classes=12", "embedder.dim=4")
 
 
 def make_rows(folder: Path) -> None:
+    decoder_process._idle[:] = DECODERS
     prepare(Run.create(str(folder), load_recipe("tiny", SETTINGS)), chunk_rows=40, execute=serial)
+
+
+def begin_decoder() -> None:
+    """Start the process that all that are forked have, one at a time."""
+    decoder_process.decode_apart([b""], [np.empty((1, 1, 3), np.uint8)])
+    DECODERS.extend(decoder_process._idle)
 
 
 def make_partition(folder: Path) -> None:
@@ -70,8 +80,7 @@ def main(stage: str, root: Path, fault: DiskFault, stride: int) -> None:
 
     Prints the number of calls, that of the states they left, and the kinds of calls.
     """
-    # All that are forked have it: none of their own could start, as its calls stop too, and nobody lets them go on.
-    decode_apart([b""], [np.empty((1, 1, 3), np.uint8)])
+    begin_decoder()
     work, artifact = STAGES[stage]
     base = root / "base"
     if stage == "partition":

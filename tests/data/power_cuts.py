@@ -17,7 +17,7 @@ from ddm_ray.storage.disk import is_unfinished
 from ddm_ray.storage.info import StateInfo
 from ddm_ray.storage.manifest import NAME, FileRecord, Identity
 from ddm_ray.storage.store import Store
-from tests.data.disk_faults import STAGES, contents, make_rows, read_whole, require
+from tests.data.disk_faults import STAGES, begin_decoder, contents, make_rows, read_whole, require
 from tests.traced import traced
 
 JOB = "experts/000"
@@ -94,6 +94,7 @@ def main(writer: str, root: Path, draws: int) -> None:
 
     Prints the number of states of the disk that there are.
     """
+    begin_decoder()
     work, artifact, read = WRITERS[writer]
     undisturbed = root / "undisturbed"
     if writer == "partition":

@@ -37,7 +37,7 @@ class PretendStore(Store):
         cut = 2 if words[0] in _MANY else 1
         return self._places["/".join(words[:cut])], "/".join(words[cut:])
 
-    def read(self, key: str, most: int | None = None) -> bytes:
+    def read(self, key: str, most: int | None = None, cut: bool = True) -> bytes:
         place, name = self._place(key)
         if name not in place:
             raise FileNotFoundError(key)
@@ -99,10 +99,13 @@ class PretendRun(Run):
         """Number of takes by artifact."""
         return {artifact: len(self.store.sizes(f"{artifact}/{TAKES}")) for artifact in self.works}
 
+    def by_hand(self, artifact: Artifact) -> bool:
+        return False
+
     def inputs(self, artifact: Artifact) -> tuple[Artifact, ...]:
         return () if artifact.cluster is None else (shard(artifact.cluster),)
 
-    def finished(self, artifact: Artifact) -> Manifest | None:
+    def finished(self, artifact: Artifact, accepted: bool = False, unread: object = ()) -> Manifest | None:
         if not artifact.trains:
             return None if artifact in self.missing else Manifest(artifact, Identity({}), {}, {})
         return self._manifests.get(artifact)

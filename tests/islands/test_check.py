@@ -54,7 +54,7 @@ PLANTED = {
     "too few CPUs": r"64 x 1 CPU asked for, its Ray has 4; change workers or resources_per_worker",
     "too little memory": r"has .* GB, the state of one expert takes [\d.]+ GB there; choose more workers",
     "cache disk full": r"has room for .* GB, the rows of one expert are 1,000,000 GB; make room, or name a folder",
-    "no ddm": r"ddm: not found; install ddm-ray there, and start its Ray with the folder of its commands on PATH",
+    "no ddm": r"ddm: not found.*; install ddm-ray there, and start its Ray with the folder of its commands on PATH",
 }
 
 

@@ -240,4 +240,4 @@ def test_no_request_is_a_fault_of_the_server(served: Served, request: pytest.Fix
 
     answer()
     print(f"{sum(statuses.values())} requests: {dict(sorted(statuses.items()))}")
-    assert min(statuses[200], statuses[400], statuses[404], statuses[413]) > 0
+    assert min(statuses[200], statuses[400]) > 10

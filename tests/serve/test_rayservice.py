@@ -84,6 +84,7 @@ def test_its_serve_config_is_the_mixture_s() -> None:
     application["args"] |= {name: our["args"][name] for name in ("run", "device", "precision", "token_file")}
     for deployment, placed in zip(application["deployments"], our["deployments"], strict=True):
         deployment["ray_actor_options"] = placed["ray_actor_options"]
+    assert application["args"].pop("local"), "of this machine alone"
     api = application["deployments"][-1]
     del api["autoscaling_config"]
     api["num_replicas"] = 1

@@ -173,7 +173,7 @@ class ShardWriter:
             counts_C=tuple(tally.counts()),
             data_std=tally.std(artifact),
             centroids=centroids,
-            networks=RowsInfo.of(self.run.require(rows)).networks,
+            networks=RowsInfo.of(made).networks if (made := self.run.manifest(rows)) else {},
         )
         return self.run.commit_records(artifact, files, info, identity=self._identity[cluster])
 

@@ -96,7 +96,7 @@ def commit(chunks: RowsStore, plan: SourcePlan, records: Sequence[RowsRecord]) -
         classes=plan.classes,
         ignored=plan.ignored,
         reasons=_reasons(records),
-        networks=networks_of(chunks),
+        networks=networks_of(chunks, plan),
         versions=versions(),
     )
     manifest = run.commit_records(artifact, files, info, sha256(canonical(content)), identity)

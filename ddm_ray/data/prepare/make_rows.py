@@ -4,8 +4,8 @@ import json
 from dataclasses import dataclass
 
 from ddm_ray.data.prepare.embed import Embed
-from ddm_ray.data.prepare.fit_embedder import fitted
-from ddm_ray.data.prepare.records import EmbeddedRows, RowsRecord, RowsStore, store_rows
+from ddm_ray.data.prepare.fit_embedder import embeds_pixels, fitted
+from ddm_ray.data.prepare.records import EmbeddedRows, RowsRecord, RowsStore, SourcePlan, store_rows
 from ddm_ray.storage.chunk_records import ChunkKey
 from ddm_ray.storage.sealed import canonical
 
@@ -17,10 +17,19 @@ NETWORKS = "_networks/NETWORKS.json"
 """Names the fingerprints of the networks that rows are made with."""
 
 
-def networks_of(chunks: RowsStore) -> dict[str, str]:
-    """Fingerprints of the networks that a run's rows are made with, by their parts; none of one that it has fitted."""
-    if not chunks.store.exists(f"{chunks.artifact}/{NETWORKS}"):
+def networks_of(chunks: RowsStore, plan: SourcePlan) -> dict[str, str]:
+    """Fingerprints of the networks that a run's rows are made with, by their parts; none of one that it has fitted.
+
+    Rows that an older version began may lack them. Raises CorruptArtifact if they are gone or altered.
+    """
+    data, given = chunks.run.config.data, chunks.run.config.partition.given
+    others = data.latents or data.text or not (given or embeds_pixels(chunks.run.config))
+    if not others or not (plan.bounded or chunks.store.exists(f"{chunks.artifact}/{NETWORKS}")):
         return {}
+    return _stored(chunks)
+
+
+def _stored(chunks: RowsStore) -> dict[str, str]:
     networks: dict[str, str] = json.loads(chunks.read_once(NETWORKS)[0])
     return networks
 
@@ -42,7 +51,7 @@ class MakeRows:
             from ddm_ray.models.fingerprints import require_same_network  # torch, which rows of pixels do without
 
             self.chunks.write_once(NETWORKS, ".json", lambda: (canonical(own), {}))
-            known = networks_of(self.chunks)
+            known = _stored(self.chunks)
             for part, fingerprint in own.items():
                 require_same_network(part, fingerprint, known.get(part, fingerprint))
         if (text := embed.null_text()) is not None:
