@@ -57,8 +57,8 @@ def loader(folder: Path) -> float:
     from ddm_ray.storage.graph import shard
     from tests.random_run import make_data
 
-    run = make_data(str(folder / "run"), num_rows=20_000, row_group_rows=256, num_files=4)
-    with Loader(run, (shard(0),), 0, 64, rows_gib=1e-4, window_bytes=2**18) as rows:
+    run = make_data(str(folder / "run"), num_rows=60_000, row_group_rows=8192)
+    with Loader(run, (shard(0),), 0, 64, rows_gib=1e-4, window_bytes=2**20) as rows:
         began = time.perf_counter()
         for step in range(5000):
             rows.batch(step, torch.arange(64))
