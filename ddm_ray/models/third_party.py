@@ -39,6 +39,8 @@ CODE = frozenset(
 )
 """Fields by which these libraries run or fetch code, or kernels."""
 VOCABULARIES = frozenset({"tokenizer.json", "vocab.json", "merges.txt", "spiece.model"})
+READ = frozenset({CONFIG, *(file for file, _, _ in NAMED.values())})
+"""Files of JSON that are objects, or nobody's."""
 ADAPTER = "adapter_config.json"
 MOST_DRAWN = 1 << 27
 """Numbers that are drawn at random where files lack them, to tell which are lacking."""
@@ -132,7 +134,8 @@ def require_inert(folder: Path, what: str) -> None:
             require_size(path, MOST_TEXT)
         elif path.suffix == ".json":
             require_size(path)
-            if not path.read_bytes().lstrip().startswith(b"["):  # a list is read by none of these libraries
+            # These libraries read no lists, which other tools leave beside a model.
+            if path.name in READ or not path.read_bytes().lstrip().startswith(b"["):
                 require_plain(read_json(path), path)
 
 

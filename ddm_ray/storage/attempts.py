@@ -268,7 +268,9 @@ def _states(store: Store, job: str) -> dict[tuple[int, str], dict[str, int]]:
         attempt, _, rest = key.partition("/state/")
         name, _, file = rest.partition("/")
         number = attempt_number(attempt)
-        if key == attempt and number is not None:  # its states may be the best
+        if (
+            key == attempt and number is not None and store.is_folder(f"{job}/attempts/{key}")
+        ):  # of the best states, maybe
             raise StorageError(
                 f"{store.url}/{job}/attempts/{key}: can't be listed; let this user read it", passes=False
             )

@@ -159,7 +159,7 @@ class Store:
     def _path(self, key: str) -> Path:
         """The place of an object on a local disk. Raises StorageError for what is no key."""
         assert self.local is not None
-        require_key(key, self.url)
+        require_key(self._prefix + key, self.url)
         return self.local / key
 
     def write(self, key: str, data: bytes | memoryview | Path) -> None:
@@ -277,6 +277,10 @@ class Store:
         except FileNotFoundError:
             return False
         return True
+
+    def is_folder(self, key: str) -> bool:
+        """True if a folder of the local disk is there, which `sizes` has as a file where it can't be listed."""
+        return self.local is not None and self._path(key).is_dir()
 
     def sizes(self, prefix: str) -> Mapping[str, int]:
         """Size in bytes of every object below `prefix/`, by key relative to it, in order of the keys."""

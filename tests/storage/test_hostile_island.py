@@ -108,12 +108,15 @@ def looked_on(run: Run, statuses: list[Status], verb: str) -> dict[str, str]:
 
 
 def commanded(*arguments: str) -> list[str]:
-    """The lines that a command prints, as a terminal gets them."""
+    """The lines that a command prints on its output, as a terminal gets them.
+
+    On the error's Python may tell of what other tests have left.
+    """
     done = CliRunner().invoke(main, arguments, color=True)
     assert done.exception is None, repr(done.exception)
     text = OWN_STYLE.sub("", done.output)
     assert not NOT_PRINTED.search(text), text
-    return text.splitlines()
+    return OWN_STYLE.sub("", done.stdout).splitlines()
 
 
 def served(run: Run) -> None:
