@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -227,7 +228,8 @@ def _odd_name(_: Run, path: Path, random: Random) -> None:
     if random.random() < 0.3:
         source.rename(place)
     else:
-        shutil.copytree(source, place, symlinks=True) if source.is_dir() else shutil.copy(source, place)
+        with suppress(shutil.Error):  # of a socket that an earlier change has left there
+            shutil.copytree(source, place, symlinks=True) if source.is_dir() else shutil.copy(source, place)
 
 
 def _swapped(run: Run, path: Path, random: Random) -> None:
