@@ -68,7 +68,7 @@ def _altered_file(run: Run, artifact: Artifact) -> CorruptArtifact | None:
     for name in manifest.files:
         if name in sizes:
             try:
-                run.read(artifact, name, manifest)
+                run.check(manifest, name)
             except CorruptArtifact as error:
                 return error
     return None

@@ -1,8 +1,10 @@
 """Run: a directory or prefix that holds one training of one mixture, laid out as `graph.py` says."""
 
+import os
 import re
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from ddm_ray.config import RunConfig, parse_config
 from ddm_ray.errors import (
@@ -193,6 +195,20 @@ class Run:
         except CorruptArtifact as error:
             error.fix = self.remake(artifact)
             raise
+
+    def check(self, manifest: Manifest, name: str) -> None:
+        """Compare one file of an artifact with its manifest, a few MiB of it in memory at a time.
+
+        Raises CorruptArtifact if it is gone or altered.
+        """
+        artifact = Artifact(manifest.artifact)
+        where = f"{self.url}/{artifact}/{name}"
+        try:
+            digest = self.store.fetch(f"{artifact}/{name}", Path(os.devnull))
+        except FileNotFoundError:
+            raise CorruptArtifact(f"{where}: gone, though its manifest lists it", self.remake(artifact)) from None
+        if digest != manifest.files[name].sha256:
+            raise CorruptArtifact(f"{where}: checksum differs from its manifest's", self.remake(artifact))
 
     def accept(self, manifest: Manifest, replace: bool = False) -> None:
         """Have the manifest of what an island made count from now on; `replace`: also in place of another one.

@@ -89,7 +89,7 @@ def _is_large(encoded: bytes) -> bool:
     try:
         with Image.open(io.BytesIO(encoded), formats=FORMATS) as opened:
             return opened.width * opened.height > _LARGE
-    except Exception:
+    except Exception:  # a border: what is no image to Pillow has no size, whatever its plug-ins raise
         return False
 
 
