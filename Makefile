@@ -44,9 +44,11 @@ soak: $(READY)
 	@$(BIN)/pytest tests/data/test_bombs.py --every-call
 	@$(BIN)/pytest tests/islands --every-call
 	@$(BIN)/pytest tests/train/ray --in-bucket
-	@$(BIN)/pytest tests/storage/test_hostile_island.py --every-call
+	@$(BIN)/pytest tests/storage/test_hostile_island.py tests/storage/test_claim_races.py --every-call
 	@$(BIN)/pytest tests/serve/test_any_request.py tests/serve/test_many_bodies.py --every-call
 	@$(BIN)/python benchmarks/storage_faults.py
+	@$(BIN)/python benchmarks/storage_faults.py --each-put
+	@$(BIN)/python benchmarks/storage_cuts.py
 	@$(BIN)/pytest tests/islands/test_island_rounds.py -s --island-rounds 10
 	@$(BIN)/python benchmarks/overtaken.py
 	@$(BIN)/python benchmarks/island_chaos.py

@@ -20,6 +20,7 @@ class Fault(Enum):
     DROPPED = "the connection ends before the request is heeded"
     HANGS = "the request is taken, and never heeded or answered"
     LOST = "the request is heeded, and its answer lost"
+    BELIED = "the request is heeded, and answered with 500 InternalError"
     UNAVAILABLE = "503 SlowDown"
     BROKEN = "500 InternalError"
     DENIED = "403 AccessDenied"
@@ -33,6 +34,7 @@ LENGTHS = ("content-length", "transfer-encoding")
 ERRORS = {
     Fault.UNAVAILABLE: (503, "SlowDown"),
     Fault.BROKEN: (500, "InternalError"),
+    Fault.BELIED: (500, "InternalError"),
     Fault.DENIED: (403, "AccessDenied"),
     Fault.CONFLICT: (409, "ConditionalRequestConflict"),
 }
@@ -43,7 +45,7 @@ class Request:
     """A request that was made: when, by the monotonic clock, of what, its body's bytes, and what happened to it.
 
     `who`: the id of the key that it is signed with. `deletes`: keys that a request of the bucket is to delete.
-    `answered`: bytes of the answer's body, once it is sent.
+    `answered`: bytes of the answer's body, and `status`: the server's, once it is sent.
     """
 
     at: float
@@ -53,6 +55,7 @@ class Request:
     sent: int = 0
     fault: Fault | None = None
     answered: int = 0
+    status: int = 0
     who: str = ""
     deletes: tuple[str, ...] = ()
 
@@ -134,6 +137,8 @@ class Wire:
         if fault in (Fault.DROPPED, Fault.HANGS):
             handler.close_connection = True
             return
+        if fault is Fault.BELIED:
+            self._forward(handler, body, True)
         if fault in ERRORS:
             status, code = ERRORS[fault]
             self._answer(handler, status, {}, f"<Error><Code>{code}</Code></Error>".encode())
@@ -148,8 +153,8 @@ class Wire:
         if fault is Fault.LOST:
             handler.close_connection = True
             return
-        if handler.command != "HEAD":
-            self.requests[number] = replace(self.requests[number], answered=len(answer))
+        read = 0 if handler.command == "HEAD" else len(answer)
+        self.requests[number] = replace(self.requests[number], answered=read, status=status)
         self._answer(handler, status, headers, answer)
 
     def _forward(

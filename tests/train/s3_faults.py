@@ -52,6 +52,8 @@ TROUBLES = (
 )
 """Faults, which share of the requests they befall, and for how many seconds at most; without: just a few PUTs."""
 SHORTEST, FEW, ANSWER_SECONDS = 5.0, 3, 30.0
+AT_A_PUT = {Fault.BELIED: 1, Fault.LOST: 1, Fault.UNAVAILABLE: 5, Fault.HANGS: 1, Fault.DENIED: 1}
+"""What may befall each single PUT, and how many of the requests of its key in a row."""
 
 
 @dataclass(frozen=True)
@@ -95,10 +97,39 @@ class Schedule:
 
 
 @dataclass(frozen=True)
+class OnePut:
+    """A fault that befalls the PUT numbered `number`, from 0, of a training, and those of its key that follow."""
+
+    number: int
+    fault: Fault
+
+    def __str__(self) -> str:
+        return f"{self.fault.name} x {AT_A_PUT[self.fault]} at PUT {self.number}"
+
+    def rule(self, _: float) -> Callable[[Request], Fault | None]:
+        """The wire's rule."""
+        puts, met, key = 0, 0, ""
+
+        def rule(request: Request) -> Fault | None:
+            nonlocal puts, met, key
+            if request.method != "PUT":
+                return None
+            key = request.key if puts == self.number else key
+            puts += 1
+            if request.key != key or met == AT_A_PUT[self.fault]:
+                return None
+            met += 1
+            return self.fault
+
+        return rule
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What became of a training: its exit code, its attempts, the expert's files, and how often it was refused.
 
     `rate`: refused requests a second, of the scaled ones, of the trouble; None where it took less than ten of them.
+    `puts`: number of its PUTs.
     """
 
     status: int
@@ -106,13 +137,23 @@ class Outcome:
     files: dict[str, bytes]
     refused: int
     rate: float | None
+    puts: int
+
+
+def files_of(run: Run) -> dict[str, bytes]:
+    """What a finished expert holds, by name; nothing of one that isn't finished."""
+    if not (manifest := run.finished(EXPERT)):
+        return {}
+    weights = TrainedInfo.of(manifest).weights
+    names = ("curve.safetensors", "ema.safetensors", "model.json")
+    return {name: run.read(EXPERT, f"{weights}/{name}", manifest) for name in names}
 
 
 class Trainer:
     """Trains experts of runs in the bucket of a server, each by a process of its own, `scale` times as hastily."""
 
     def __init__(self, server: str, base: Path, log: Path, scale: float):
-        self._server, self._scale, self.log = server, scale, log
+        self.server, self.scale, self.log = server, scale, log
         self._base, self._runs = base, 0
         pauses = {name: getattr(PATIENT, name) / scale for name in ("first_pause", "longest_pause")}
         self._patience = {**asdict(PATIENT), **pauses}
@@ -122,35 +163,38 @@ class Trainer:
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sink, text=True, cwd=ROOT
             )
 
-    def train(self, schedule: Schedule | None = None) -> Outcome:
-        """Train an expert of a new run, undisturbed or by a schedule."""
+    def make_run(self) -> str:
+        """Put a new run into the bucket; its URI."""
         url = upload(self._base, f"run-{self._runs}")
         self._runs += 1
-        with wire(self._server) as through:
+        return url
+
+    def train(self, schedule: Schedule | OnePut | None = None) -> Outcome:
+        """Train an expert of a new run, undisturbed or by a schedule."""
+        url = self.make_run()
+        with wire(self.server) as through:
             if schedule:
-                through.rule = schedule.rule(self._scale)
-            status = self._train(url, through)
-            run, refused = Run.open(url), through.refused()
-        files = {}
-        if manifest := run.finished(EXPERT):
-            weights = TrainedInfo.of(manifest).weights
-            names = ("curve.safetensors", "ema.safetensors", "model.json")
-            files = {name: run.read(EXPERT, f"{weights}/{name}", manifest) for name in names}
-        took = self._scale * (refused[-1].at - refused[0].at) if refused else 0.0
+                through.rule = schedule.rule(self.scale)
+            status = self.train_on(url, through)
+            run, refused, puts = Run.open(url), through.refused(), through.counts()["PUT"]
+        files = files_of(run)
+        took = self.scale * (refused[-1].at - refused[0].at) if refused else 0.0
         return Outcome(
             status,
             len(claimed(run.store, EXPERT)),
             files,
             len(refused),
             len(refused) / took if took >= 10.0 else None,
+            puts,
         )
 
-    def _train(self, url: str, through: Wire) -> int:
+    def train_on(self, url: str, through: Wire) -> int:
+        """Train the expert of a run, whose storage is reached through a proxy; how that ended."""
         assert self.process.stdin and self.process.stdout
         # So long obstore waits for an answer.
         environment = {
             "AWS_ENDPOINT_URL": through.url,
-            "AWS_TIMEOUT": f"{max(1000 * ANSWER_SECONDS / self._scale, 1000):.0f}ms",
+            "AWS_TIMEOUT": f"{max(1000 * ANSWER_SECONDS / self.scale, 1000):.0f}ms",
         }
         task = {"url": url, "patience": self._patience, "environment": environment}
         print(json.dumps(task), file=self.process.stdin, flush=True)

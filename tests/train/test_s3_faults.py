@@ -1,6 +1,6 @@
 """Training whose storage misbehaves ends well, in one attempt, with the bits of an undisturbed one.
 
-benchmarks/storage_faults.py does it a hundred times.
+benchmarks/storage_faults.py does it a hundred times, and at each PUT; storage_cuts.py has owners cut off.
 """
 
 from collections.abc import Iterator
@@ -8,10 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.data.s3 import s3_server
-from tests.train.s3_faults import MOMENTS, TROUBLES, Outcome, Schedule, Trainer, trainer
+from tests.s3_wire import Fault
+from tests.train.s3_faults import MOMENTS, TROUBLES, OnePut, Outcome, Schedule, Trainer, trainer
 
 SCALE = 100
 SEEDS = (0, 2, 4, 49)
+PUTS = (OnePut(1, Fault.BELIED), OnePut(20, Fault.LOST))
 MOST_A_SECOND = 10
 
 
@@ -23,8 +25,8 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Trainer
         yield started, started.train()
 
 
-@pytest.mark.parametrize("schedule", map(Schedule.of, SEEDS), ids=str)
-def test_training_outlives_its_storage(training: tuple[Trainer, Outcome], schedule: Schedule) -> None:
+@pytest.mark.parametrize("schedule", [*map(Schedule.of, SEEDS), *PUTS], ids=str)
+def test_training_outlives_its_storage(training: tuple[Trainer, Outcome], schedule: Schedule | OnePut) -> None:
     trainer, undisturbed = training
     outcome = trainer.train(schedule)
     assert (outcome.status, outcome.attempts) == (0, 1), trainer.log.read_text()[-3000:]
