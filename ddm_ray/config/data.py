@@ -47,7 +47,11 @@ class DataConfig(StrictModel):
     then called "0", "1" and so on), or else `text`. Columns are parquet's, or a WebDataset's file extensions.
     """
 
-    source: str = Field(default="digits", min_length=1, description="a folder or URI; or digits, shapes:NUMBER")
+    source: str = Field(
+        default="digits",
+        min_length=1,
+        description="a folder or URI; or digits, shapes:NUMBER, domains, domains:MOST_OF_A_KIND, emoji",
+    )
     format: Literal["folder", "webdataset", "parquet"] | None = Field(default=None, description="none: sniffed")
     image_column: str | None = Field(default=None, min_length=1, description="none: found by type and usual names")
     condition_column: str | None = Field(default=None, min_length=1, description="of labels or texts; none: likewise")

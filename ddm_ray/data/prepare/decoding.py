@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ddm_ray.config import DataConfig
+from ddm_ray.data.order import holdout_fractions
 from ddm_ray.data.prepare.decoder_process import decode_apart
 from ddm_ray.data.sharded.work import Chunk
 from ddm_ray.data.sources import Encoded, Source, Unit
@@ -23,13 +24,21 @@ BATCH_ROWS, BATCH_BYTES = 64, 4 * 2**20
 
 @dataclass(frozen=True)
 class DecodedRows:
-    """A chunk's usable rows: hex SHA-256 of files, labels or captions, uint8 pixels; {id, reason} of the others."""
+    """A chunk's usable rows: hex SHA-256 of files, labels or captions, uint8 pixels; {id, reason} of the others.
+
+    `scenes`: of each row, what it is held out by; none: its id.
+    """
 
     ids: list[str]
     content_hashes: list[str]
     conditions: list[int] | list[str]
     pixels_NHWC: np.ndarray
     rejected: list[dict[str, str]]
+    scenes: list[str] | None = None
+
+    def holdout_fractions(self) -> np.ndarray:
+        """fraction_N float64 in [0, 1): rows whose fraction is below `data.heldout` are held out."""
+        return holdout_fractions(self.ids if self.scenes is None else self.scenes)
 
 
 def decode_rows(
@@ -53,6 +62,7 @@ def decode_rows(
         conditions=conditions,
         pixels_NHWC=pixels_NHWC if len(usable) == len(rows) else pixels_NHWC[usable],
         rejected=[{"id": row.id, "reason": reason} for row, reason in zip(rows, reasons, strict=True) if reason],
+        scenes=[rows[place].scene or rows[place].id for place in usable],
     )
 
 

@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from ddm_ray.config import RunConfig
 from ddm_ray.data.images import thumbnail
-from ddm_ray.data.order import holdout_fractions
 from ddm_ray.data.prepare.decoding import DecodedRows
 from ddm_ray.data.prepare.records import EmbeddedRows
 from ddm_ray.data.schema import EMBEDDING, HELDOUT, TEXT, TRAIN, column, data_dtype, rows_schema
@@ -91,7 +90,7 @@ class Embed:
         columns: dict[str, Any] = {
             "id": decoded.ids,
             "content_hash": decoded.content_hashes,
-            "split": [HELDOUT if fraction < data.heldout else TRAIN for fraction in holdout_fractions(decoded.ids)],
+            "split": [HELDOUT if fraction < data.heldout else TRAIN for fraction in decoded.holdout_fractions()],
             **self._data(decoded, numbers),
             **self._conditions(decoded, numbers),
         }

@@ -9,7 +9,7 @@ import numpy as np
 
 from ddm_ray.config import DataConfig, RunConfig
 from ddm_ray.data import OnProgress
-from ddm_ray.data.order import holdout_fractions, shuffle_keys
+from ddm_ray.data.order import shuffle_keys
 from ddm_ray.data.prepare.decoder_process import MAX_SIDE_BY_SIDE
 from ddm_ray.data.prepare.decoding import decode_rows
 from ddm_ray.data.prepare.records import RowsStore, SourcePlan
@@ -64,7 +64,7 @@ def _sample(
     with ThreadPoolExecutor(min(MAX_SIDE_BY_SIDE, os.cpu_count() or 1)) as pool:
         for chunk in _chunks_in_random_order(plan, source):
             decoded = decode_rows(chunk.rows, config, pool, plan.bounded)
-            train_N = holdout_fractions(decoded.ids) >= config.heldout
+            train_N = decoded.holdout_fractions() >= config.heldout
             ids += [row_id for row_id, train in zip(decoded.ids, train_N, strict=True) if train]
             pixels.append(decoded.pixels_NHWC[train_N])
             num_read, rejected = num_read + len(chunk.rows), rejected + decoded.rejected

@@ -1,7 +1,7 @@
 """Sources: where encoded images come from, and in which units of work. No Ray.
 
-`digits`, `shapes:NUMBER`, or files: a folder of images, WebDataset tars, parquet in the Hugging Face layout; local, on
-S3-compatible storage or on the Hugging Face hub.
+`digits`, `shapes:NUMBER`, `domains`, `emoji`, or files: a folder of images, WebDataset tars, parquet in the Hugging Face
+layout; local, on S3-compatible storage or on the Hugging Face hub.
 """
 
 import os
@@ -13,17 +13,19 @@ from ddm_ray.data.sources.chunks import Encoded, EncodedChunk, Listing, Source, 
 from ddm_ray.data.sources.collection import Collection
 from ddm_ray.data.sources.conditions import Conditions
 from ddm_ray.data.sources.files import Files
+from ddm_ray.data.sources.packaged import DOMAINS, EMOJI, Domains, Emoji
 from ddm_ray.errors import DataError
 
 __all__ = ["Encoded", "EncodedChunk", "Listing", "Source", "Unit", "absolute_name", "chunk_rows", "open_source"]
 
 DIGITS, SHAPES = "digits", "shapes:"
-"""Names of what is made here: one, and the beginning of others."""
+NAMED, COUNTED = (DIGITS, DOMAINS, EMOJI), (SHAPES, f"{DOMAINS}:")
+"""Names of what needs no files of the user's, and the beginnings of those that have a number, too."""
 
 
 def absolute_name(source: str) -> str:
     """The name by which processes in other folders open the same source: a whole path, of files on this disk."""
-    if source == DIGITS or source.startswith(SHAPES) or "://" in source:
+    if source in NAMED or source.startswith(COUNTED) or "://" in source:
         return source
     return os.path.abspath(os.path.expanduser(source))
 
@@ -37,9 +39,14 @@ def open_source(config: DataConfig, source: str | None = None, chunk_rows: int |
     rows = chunk_rows or chunks.chunk_rows(config)
     if name == DIGITS:
         return Digits(Conditions(config), rows)
-    if name.startswith(SHAPES):
-        count = name.removeprefix(SHAPES).replace("_", "")
+    if name == EMOJI:
+        return Emoji(Conditions(config), rows)
+    if name == DOMAINS:
+        return Domains(Conditions(config), rows)
+    if name.startswith(COUNTED):
+        kind, _, written = name.partition(":")
+        count = written.replace("_", "")
         if not count.isdecimal() or int(count) < 1:
-            raise DataError(f"data.source {name!r}: shapes:NUMBER has a number from 1 up")
-        return Shapes(Conditions(config), rows, int(count))
+            raise DataError(f"data.source {name!r}: {kind}:NUMBER has a number from 1 up")
+        return (Domains if kind == DOMAINS else Shapes)(Conditions(config), rows, int(count))
     return Collection(Conditions(config), rows, Files(name))

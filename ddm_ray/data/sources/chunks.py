@@ -32,13 +32,15 @@ class Unit:
 class Encoded:
     """A row as it is in the source: the image's file, and a label 0..num_classes-1 or a caption.
 
-    `id` is unique in the source. `problem`: why the row can't be used, if it can't.
+    `id` is unique in the source. `problem`: why the row can't be used, if it can't. `scene`: rows of one are either
+    held out together or not at all; none: each by itself.
     """
 
     id: str
     image: bytes | None
     condition: int | str | None
     problem: str | None = None
+    scene: str | None = None
 
 
 EncodedChunk = Chunk[list[Encoded]]

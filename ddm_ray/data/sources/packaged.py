@@ -1,0 +1,95 @@
+"""Pictures from installed packages as sources, without a network: `domains` of seven kinds, and `emoji`."""
+
+import hashlib
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass
+
+from ddm_ray.data.images import png
+from ddm_ray.data.sources import packaged_kinds
+from ddm_ray.data.sources.chunks import Encoded, EncodedChunk, Listing, Unit, chunked
+from ddm_ray.data.sources.conditions import Conditioned
+from ddm_ray.data.sources.packaged_kinds import KINDS, SIDE, Drawing
+
+DOMAINS, EMOJI = "domains", "emoji"
+MOST_OF_A_KIND = 2000
+EMOJI_GROUPS = (
+    "Activities",
+    "Animals & Nature",
+    "Flags",
+    "Food & Drink",
+    "Objects",
+    "People & Body",
+    "Smileys & Emotion",
+    "Symbols",
+    "Travel & Places",
+)
+CREDIT = "Emoji: Twemoji by Twitter, Inc and other contributors, CC BY 4.0"
+"""What is written where samples of models trained on them are shown."""
+
+
+@dataclass(frozen=True)
+class Domains(Conditioned):
+    """At most `most` distinct pictures of each of seven kinds, 32x32 RGB as PNG files; label = kind. See Source.
+
+    Which ones depends on their pixels alone. Those of a scene (frames of a sprite, neighbouring tiles) are held out
+    together.
+    """
+
+    most: int = MOST_OF_A_KIND
+
+    def list(self) -> Listing:
+        """A unit a kind. Raises DataError if a package isn't installed."""
+        for package in packaged_kinds.PACKAGES:
+            packaged_kinds.folder_of(package)
+        return Listing(tuple(Unit(kind, self.most * SIDE * SIDE * 3) for kind in KINDS), tuple(KINDS))
+
+    def read(self, unit: Unit, skip: Container[int] = ()) -> Iterator[EncodedChunk]:
+        """See Source."""
+        kind = unit.key
+        rows = (
+            self._row(f"{DOMAINS}/{kind}/{name}", drawing, kind, f"{kind}: {drawing.shows}" if drawing.shows else kind)
+            for name, drawing in _distinct(KINDS[kind](), self.most)
+        )
+        return chunked(_shared(list(rows)), self.chunk_rows, skip)
+
+    def _row(self, row_id: str, drawing: Drawing, kind: str, caption: str) -> Encoded:
+        return _encoded(self, row_id, drawing, kind, caption, f"{kind}/{drawing.scene}")
+
+
+@dataclass(frozen=True)
+class Emoji(Conditioned):
+    """Emoji in nine groups, without variants by tone of skin, 32x32 RGB as PNG files; label = group. See Source."""
+
+    def list(self) -> Listing:
+        """One unit. Raises DataError if a package isn't installed."""
+        for package in packaged_kinds.EMOJI_PACKAGES:
+            packaged_kinds.folder_of(package)
+        return Listing((Unit(EMOJI, 1898 * SIDE * SIDE * 3),), EMOJI_GROUPS)
+
+    def read(self, unit: Unit, skip: Container[int] = ()) -> Iterator[EncodedChunk]:
+        """See Source."""
+        rows = [
+            _encoded(self, f"{EMOJI}/{name}", drawing, drawing.group, drawing.shows, drawing.scene)
+            for name, drawing in _distinct(packaged_kinds.emoji(tones=False))
+        ]
+        return chunked(_shared(rows), self.chunk_rows, skip)
+
+
+def _distinct(drawings: Iterable[Drawing], most: int | None = None) -> list[tuple[str, Drawing]]:
+    """Drawings of different pixels by a hash of these, in its order, which is a random one; the first `most`."""
+    by_hash = {hashlib.sha256(drawing.pixels_HWC.tobytes()).hexdigest()[:16]: drawing for drawing in drawings}
+    return sorted(by_hash.items(), key=lambda item: item[0])[:most]
+
+
+def _shared(rows: list[Encoded]) -> Iterator[tuple[Encoded, float]]:
+    """Rows, each with the share of them that ends with it."""
+    return ((row, place / len(rows)) for place, row in enumerate(rows, 1))
+
+
+def _encoded(source: Conditioned, row_id: str, drawing: Drawing, name: str, caption: str, scene: str) -> Encoded:
+    conditions = source.conditions
+    try:
+        condition = conditions.of(caption if conditions.captions else name)
+    except ValueError as problem:
+        return Encoded(row_id, None, None, str(problem))
+    return Encoded(row_id, png(drawing.pixels_HWC, compression=1), condition, scene=scene)

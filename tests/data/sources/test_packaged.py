@@ -1,0 +1,88 @@
+"""Pictures from packages: how many, which, in which classes, and which are held out together."""
+
+import io
+import sys
+from collections import defaultdict
+from functools import cache
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ddm_ray.config import DataConfig, TextConfig
+from ddm_ray.data.prepare.decoding import decode_rows
+from ddm_ray.data.sources import Encoded, absolute_name, open_source
+from ddm_ray.data.sources.packaged import EMOJI_GROUPS
+from ddm_ray.data.sources.packaged_kinds import KINDS, emoji
+from ddm_ray.errors import DataError
+
+COUNTS = {"emoji": 1865, "icons": 896, "sprites": 1295, "textures": 1865, "satellite": 2000}
+CONFIG = DataConfig(image_size=32, channels=3, class_names=tuple(KINDS))
+CAPTIONED = DataConfig(image_size=32, channels=3, text=TextConfig(encoder="clip", tokens=4, dim=8))
+
+
+@cache
+def rows_of(kind: str, config: DataConfig = CONFIG, source: str = "domains") -> list[Encoded]:
+    opened = open_source(config, source)
+    listing = opened.list()
+    planned = opened.planned(opened.chunk_rows, listing.classes)
+    (unit,) = (unit for unit in listing.units if unit.key == kind)
+    return [row for chunk in planned.read(unit) for row in chunk.rows]
+
+
+@pytest.mark.parametrize("kind", COUNTS)
+def test_a_kind_has_its_distinct_pictures(kind: str) -> None:
+    rows = rows_of(kind)
+    assert len(rows) == COUNTS[kind] and [row.id for row in rows] == sorted({row.id for row in rows})
+    assert {row.condition for row in rows} == {[*KINDS].index(kind)}
+    assert len({row.image for row in rows}) == len(rows)
+    image = Image.open(io.BytesIO(rows[0].image or b""))
+    assert (image.format, image.mode, image.size) == ("PNG", "RGB", (32, 32))
+
+
+def test_as_many_of_a_kind_as_one_asks_for() -> None:
+    every, few = rows_of("icons"), rows_of("icons", source="domains:40")
+    assert few == every[:40]
+    with pytest.raises(DataError, match="domains:NUMBER has a number from 1 up"):
+        open_source(CONFIG, "domains:none")
+    assert absolute_name("domains:40") == "domains:40"
+
+
+def test_a_scene_is_held_out_as_one() -> None:
+    """Rows of different scenes aren't."""
+    rows = rows_of("sprites")
+    sides = defaultdict(set)
+    for row, fraction in zip(rows, decode_rows(rows, CONFIG).holdout_fractions(), strict=True):
+        sides[row.scene].add(bool(fraction < CONFIG.heldout))
+    assert len(sides) > 100 and all(len(side) == 1 for side in sides.values())
+    assert {len(side) for side in sides.values()} and {True, False} == set.union(*sides.values())
+
+
+def test_tones_of_skin_share_their_emojis_scene() -> None:
+    plain, toned = [*emoji(tones=False)], [*emoji(tones=True)]
+    assert (len(plain), len(toned)) == (1898, 3773)
+    assert {drawing.scene for drawing in plain} == {drawing.scene for drawing in toned}
+
+
+def test_emoji_have_nine_groups_and_names() -> None:
+    config = DataConfig(image_size=32, channels=3, class_names=EMOJI_GROUPS)
+    rows = rows_of("emoji", config, "emoji")
+    assert sorted({row.condition for row in rows}) == [*range(9)]  # type: ignore[type-var]
+    assert "grinning face" in {row.condition for row in rows_of("emoji", CAPTIONED, "emoji")}
+
+
+def test_a_caption_says_the_kind_and_what_is_shown() -> None:
+    captions = {row.condition for row in rows_of("icons", CAPTIONED)}
+    assert "icons: 1downarrow" in captions
+    assert {row.condition for row in rows_of("sprites", CAPTIONED)} == {"sprites"}
+
+
+def test_a_missing_package_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vizdoom", None)
+    with pytest.raises(DataError, match=r"package vizdoom, which isn't installed: pip install 'ddm-ray\[samples\]'"):
+        open_source(CONFIG, "domains").list()
+
+
+def test_a_tile_of_open_sea_is_left_out() -> None:
+    pixels = [np.asarray(Image.open(io.BytesIO(row.image or b""))) for row in rows_of("satellite")]
+    assert min(each.std(axis=(0, 1)).mean() for each in pixels) > 12
