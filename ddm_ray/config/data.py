@@ -108,10 +108,11 @@ class EmbedderConfig(StrictModel):
 
     `model`: a timm model's name; or a folder of transformers' or a name of its hub. Images are resized and normalised
     as the network's own configuration says. `inception` is the network of the FID, as torch-fidelity has it, whose
-    features are comparable with published ones.
+    features are comparable with published ones. `lite0` is EfficientNet-Lite0, trained on ImageNet, whose weights come
+    in a package (`ddm-ray[samples]`): it needs no network.
     """
 
-    kind: Literal["pixels", "timm", "transformers", "inception"] = "pixels"
+    kind: Literal["pixels", "timm", "transformers", "inception", "lite0"] = "pixels"
     dim: PositiveInt = Field(default=32, description="PCA components (pixels)")
     model: str = Field(default="vit_small_patch14_dinov2.lvd142m", min_length=1)
     checkpoint: str | None = Field(
@@ -138,14 +139,14 @@ class EmbedderConfig(StrictModel):
 
     @model_validator(mode="after")
     def _size_is_of_timm(self) -> Self:
-        if self.image_size is not None and self.kind != "timm":
-            raise ValueError(f"image_size is for kind timm; {self.kind} has a size of its own: leave it out")
+        if self.image_size is not None and self.kind not in ("timm", "lite0"):
+            raise ValueError(f"image_size is for kind timm or lite0; {self.kind} has a size of its own: leave it out")
         return self
 
     @property
     def network(self) -> str:
         """Name of the network, or its folder."""
-        return "Inception-v3" if self.kind == "inception" else self.model
+        return {"inception": "Inception-v3", "lite0": "tf_efficientnet_lite0"}.get(self.kind, self.model)
 
 
 class PartitionConfig(StrictModel):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ddm_ray.config import EmbedderConfig
 from ddm_ray.errors import ConfigError, DataError
-from ddm_ray.models import third_party
+from ddm_ray.models import lite0, third_party
 from ddm_ray.models.embedders import Embedder, batches
 from ddm_ray.models.fingerprints import fingerprint_of
 
@@ -33,7 +33,7 @@ IMAGE_CLASSES = {
 
 
 class TimmEmbedder:
-    """Pooled features of a timm network, e.g. DINOv2.
+    """Pooled features of a timm network, e.g. DINOv2, or EfficientNet-Lite0 by its package (kind lite0).
 
     Images are resized whole to the network's size and normalised as it was trained: they are cropped already.
     """
@@ -53,18 +53,23 @@ class TimmEmbedder:
         if ":" in config.model:
             raise DataError(f"{field}.model {config.model}: use the name of a network of timm's own")
         # As pretrained weights, a file is fitted to image size and classes as the network's own weights would be.
-        own = {"file": str(checkpoint), "custom_load": False, "source": ""} if checkpoint else None
+        own: dict[str, Any] | None = None
+        if config.kind == "lite0":
+            own = {"state_dict": lite0.tensors(field), "source": ""}
+        elif checkpoint:
+            own = {"file": str(checkpoint), "custom_load": False, "source": ""}
         self._batch_size, self._device = config.batch_size, device
+        image_size = config.image_size or (lite0.IMAGE_SIZE if config.kind == "lite0" else None)
         try:
-            own_size = {} if config.image_size is None else {"img_size": config.image_size}
+            own_size = {} if image_size is None else {"img_size": image_size}
             sized = {**config.model_args, **own_size}
             arguments = {"pretrained": True, "pretrained_cfg_overlay": own, "num_classes": 0}
             try:
-                model = timm.create_model(config.model, **arguments, **sized)
+                model = timm.create_model(config.network, **arguments, **sized)
             except TypeError as error:  # a convolutional network takes any size, and isn't told
                 if not own_size or "'img_size'" not in str(error):
                     raise
-                model = timm.create_model(config.model, **arguments, **config.model_args)
+                model = timm.create_model(config.network, **arguments, **config.model_args)
             self._model = model.eval().to(device)
             expects = timm.data.resolve_data_config(sized, model=model)
             self._size: tuple[int, int] = tuple(expects["input_size"][1:])
@@ -79,7 +84,7 @@ class TimmEmbedder:
             if config.checkpoint is None:
                 mend = f"without a network, begin a run with {field}.checkpoint set to a file of its weights"
             raise DataError(
-                f"{field} {config.model} with {config.checkpoint or 'pretrained weights'}:"
+                f"{field} {config.network} with {config.checkpoint or 'pretrained weights'}:"
                 f" {third_party.brief(error)}; {mend}"
             ) from error
 

@@ -47,7 +47,7 @@ def make_embedder(
         return pixel_embedder
     from ddm_ray.models import embedder_networks  # torch, which pixels do without
 
-    if config.kind == "timm":
+    if config.kind in ("timm", "lite0"):
         return embedder_networks.TimmEmbedder(config, device, field)
     if config.kind == "inception":
         return embedder_networks.InceptionEmbedder(config, device, field)

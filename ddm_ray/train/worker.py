@@ -1,6 +1,7 @@
 """THE training loop: every rank of every job runs `train`, with or without Ray around it."""
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ddm_ray.data.loading.loader import Loader
-from ddm_ray.errors import CorruptArtifact, StorageError, TrainingError
+from ddm_ray.errors import CorruptArtifact, StorageError, TrainingError, refusal
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.launches import Launch
@@ -27,7 +28,7 @@ from ddm_ray.train.job import TrainJob, train_job
 from ddm_ray.train.meter import Meter
 from ddm_ray.train.micro_batch import find_micro_batch
 from ddm_ray.train.publish import Milestones
-from ddm_ray.train.saving import SaveClock
+from ddm_ray.train.saving import SaveClock, TrainProgress
 from ddm_ray.train.targets import StoredTargets
 from ddm_ray.train.teachers import first_model, load_teachers, offloaded_teachers
 from ddm_ray.train.watchdog import Watchdog
@@ -135,17 +136,26 @@ def _train(
         last = meter.trained()
         saver.save_now(engine, last)
     if dist.get_rank() == 0:
-        try:
-            milestones.wait()
-            manifest = milestones.publish(last.step)
-            milestones.wait()
-        except (CorruptArtifact, OSError) as error:
-            # Damaged since, dropped by a newer attempt, or no space: another try goes on from what is sound.
-            raise StorageError(f"the last state can't be published: {error}") from None
-        # Nobody waits for what comes after the commit.
-        attempt.tidy()
-        milestones.commit(manifest, last)
+        _finish(run, job, attempt, milestones, last)
     dist.barrier()
+
+
+def _finish(run: Run, job: TrainJob, attempt: TrainAttempt, milestones: Milestones, last: TrainProgress) -> None:
+    """Publish the last state and commit the job, unless another attempt has."""
+    try:
+        milestones.wait()
+        manifest = milestones.publish(last.step)
+        milestones.wait()
+    except (CorruptArtifact, OSError) as error:
+        if run.finished(job.artifact):
+            # A newer attempt, which went on from this very state, has dropped it since.
+            print(f"{job.artifact}: another attempt has finished it", file=sys.stderr)
+            return
+        # Damaged since, dropped by a newer attempt, or no space: another try goes on from what is sound.
+        raise StorageError(f"the last state can't be published: {refusal(error)}") from None
+    # Nobody waits for what comes after the commit.
+    attempt.tidy()
+    milestones.commit(manifest, last)
 
 
 @contextmanager

@@ -134,7 +134,7 @@ def test_timms_own_name_for_the_size_means_the_same() -> None:
 
 
 def test_a_size_is_refused_where_the_network_has_its_own() -> None:
-    with pytest.raises(ValueError, match="image_size is for kind timm; pixels has a size of its own"):
+    with pytest.raises(ValueError, match="image_size is for kind timm or lite0; pixels has a size of its own"):
         EmbedderConfig(image_size=28)
 
 

@@ -90,6 +90,20 @@ class Rivals:
         writers = sum(map(bool, written))
         return Outcome(statuses, files_of(run), len(commits), len(claimed(run.store, EXPERT)), writers)
 
+    def train_within(self, pattern: str) -> tuple[tuple[int, int], Run]:
+        """Have the owner wait, at its first request of a pattern, until the rival has trained it all; both's exits."""
+        url, exits = self.owner.make_run(), list[int]()
+        with wire(self.owner.server) as mine, wire(self.rival.server) as its:
+
+            def rule(request: Request) -> Fault | None:
+                if not exits and request.matches(pattern):
+                    exits.append(self.rival.train_on(url, its))
+                return None
+
+            mine.rule = rule
+            exits.append(self.owner.train_on(url, mine))
+        return (exits[1], exits[0]), Run.open(url)
+
 
 @contextmanager
 def rivals(server: str, folder: Path, scale: float) -> Iterator[Rivals]:

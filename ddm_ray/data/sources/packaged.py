@@ -23,8 +23,6 @@ EMOJI_GROUPS = (
     "Symbols",
     "Travel & Places",
 )
-CREDIT = "Emoji: Twemoji by Twitter, Inc and other contributors, CC BY 4.0"
-"""What is written where samples of models trained on them are shown."""
 
 
 @dataclass(frozen=True)
