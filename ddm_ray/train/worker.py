@@ -105,10 +105,13 @@ def _train(
                 norm = engine.step(job.learning_rate(step))
                 due = clock.due(time.monotonic())
                 leaving = notice() or attempt.stopped
-                flags = Flags(leaving, saver.writing, saver.busy, saver.refused, attempt.overtaken, due)
+                hopeless = saver.hopeless
+                flags = Flags(leaving, saver.writing, saver.busy, saver.refused, hopeless, attempt.overtaken, due)
                 mean_loss, any_rank = exchange(loss, flags)
             if any_rank.overtaken:
                 attempt.give_way(step + 1)  # before a state is committed that nobody goes on from
+            if any_rank.hopeless:
+                attempt.end_unsaved(step + 1)
             if not any_rank.saving:
                 clock.written(time.monotonic())
             saver.go_on(any_rank.writing, any_rank.refused)

@@ -12,7 +12,7 @@ import ray.train
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from ddm_ray import ray_internals as internals
-from ddm_ray.errors import DDMError, OutOfMemory, Preempted, Stopped, Superseded
+from ddm_ray.errors import DDMError, OutOfMemory, Preempted, StorageError, Stopped, Superseded
 from ddm_ray.memory import KEEP_FREED_MEMORY
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.attempts import Attempt, claimed
@@ -131,14 +131,16 @@ class FailureBudgetCallback(ray.train.UserCallback):
         """Called by the controller for each loss of workers.
 
         Raises what ends the controller: Superseded, since another launch goes on with the job; Stopped, as somebody
-        asked; StorageError if this one has given up and storage can't be made to say so.
+        asked; StorageError that doesn't pass, or if this one has given up and storage can't be made to say so.
         """
         errors = list(worker_exceptions.values())
         causes = [innermost(error) for error in errors]
         if any(isinstance(cause, WorkerDrained) or getattr(cause, "preempted", False) for cause in causes):
             return
         for cause in causes:
-            if isinstance(cause, Stopped) or (isinstance(cause, Superseded) and not cause.by_its_own_launch):
+            leaves = isinstance(cause, Stopped) or (isinstance(cause, Superseded) and not cause.by_its_own_launch)
+            # It may be too full to say so itself.
+            if leaves or (isinstance(cause, StorageError) and not cause.passes):
                 raise cause
         # Where one was killed, the others only lost their connection to it.
         killed = [error for error in errors if isinstance(innermost(error), RayActorError)]
