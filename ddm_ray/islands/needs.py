@@ -22,6 +22,8 @@ from ddm_ray.train.job import TrainJob, train_job
 from ddm_ray.train.sizes import FileSizes
 
 _FP32_RECORDS, _GPU_TEMPORARIES, _GRADIENT = 16, 12, 4
+LIBRARIES_BYTES = 1.4e9
+"""Memory that a training takes beside its tensors, about: of its worker, and of the controller that tends it."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,11 @@ class ModelNeeds:
         ]
         beside = self.teachers_bytes(use_gpu, teachers)
         return [None if one is None else one * self.parameters + beside for one in each]
+
+    def memory_on_cpu(self, placement: TrainPlacement) -> float:
+        """Bytes of a machine's memory that a worker on its CPU takes, but for activations, so placed."""
+        sizes = self.memory(placement.workers.max, False, placement.teachers)
+        return LIBRARIES_BYTES + (sizes[placement.zero_stage] or max(size for size in sizes if size))
 
 
 def needs_of(run: Run, artifacts: Sequence[Artifact]) -> list[ModelNeeds]:
