@@ -18,6 +18,8 @@ from ddm_ray.storage.disk import locked
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # The driver asks for no GPU, and workers set their own: keep Ray from hiding or warning about devices.
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+# A job's end is read on storage: nobody asks its task, whose error Ray would print as a traceback.
+os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
 
 import ray
 
@@ -48,8 +50,7 @@ def ray_session(address: str | None = None, token_file: str | None = None, cores
                 ray.shutdown()
         return
     # A folder within, since Ray opens what it is given to everybody.
-    with _environment(_private()), private_folder() as folder:
-        Path(folder, CORES).write_text(f"{os.getpid()} {cores:g}")
+    with _environment(_private()), private_folder(cores) as folder:
         try:
             _start(f"{folder}/ray")
             yield True
@@ -58,13 +59,17 @@ def ray_session(address: str | None = None, token_file: str | None = None, cores
 
 
 @contextmanager
-def private_folder() -> Iterator[str]:
-    """A new folder for a private Ray, removed in the end; those that killed commands left are removed first."""
+def private_folder(cores: float = 0.0) -> Iterator[str]:
+    """A new folder for a private Ray, removed in the end; those that killed commands left are removed first.
+
+    `cores` of this machine are kept busy meanwhile.
+    """
     for lock in _locks():
         with suppress(OSError), locked(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
             shutil.rmtree(lock.parent, ignore_errors=True)
     # Short names, since sockets lie below.
     with tempfile.TemporaryDirectory(prefix=PREFIX, dir="/tmp", ignore_cleanup_errors=True) as folder:
+        Path(folder, CORES).write_text(f"{os.getpid()} {cores:g}")
         held = Path(folder, "held")
         with locked(held, fcntl.LOCK_EX):
             held.rename(held.with_name(LOCK))  # locked before it is seen

@@ -140,7 +140,7 @@ def _train_all(run: Any, artifacts: tuple[Artifact, ...], site: Any, address: st
                 view.stage(artifact, 1.0)
     except DDMError as error:
         for artifact, each in getattr(error, "errors", {}).items():
-            say(f"{artifact}: {each.text(phrase)}", err=True)
+            say(f"{artifact}: {each.text(phrase).removeprefix(f'{artifact}: ')}", err=True)
         raise
     for artifact in artifacts:
         if artifact in left:
@@ -182,16 +182,20 @@ def _train(
     cores = os.cpu_count() or 1
     asked = min(cores, len(artifacts) * site.train.workers.min * site.train.asked.get("CPU", 0.0))
     with ray_session(ray_address, token_file, asked) as private:
-        if private and asked and (busy := busy_cores()) and busy + asked > cores:
-            warn(
-                f"other commands of yours keep {busy:g} of this machine's {cores} cores busy, this one {asked:g} more:"
-                f" all are slower; `ddm train {run.url} all` trains what is left, as many at once as have room"
-            )
+        if private and (crowd := crowding(busy_cores(), asked, cores)):
+            warn(f"{crowd}; `ddm train {run.url} all` trains what is left, as many at once as have room")
         tell_of_workers("train", site.train.use_gpu, gpus())
         placements = dict.fromkeys(artifacts, site.train)
         if private and len(artifacts) > 1 and not site.train.use_gpu:
             placements = _with_memory(run, artifacts, site.train)
         train_all(run, artifacts, placements, watch, not private, launch, site.name, starting)
+
+
+def crowding(busy: float, asked: float, cores: int) -> str | None:
+    """Words on a machine whose `cores` are too few for this command, while others keep some busy; None: they suffice."""
+    if not busy or not asked or busy + asked <= cores:
+        return None
+    return f"other commands of yours keep {busy:g} of this machine's {cores} cores busy, and this one {asked:g} more"
 
 
 def _with_memory(run: Any, artifacts: list[Artifact], placement: Any) -> dict[Artifact, Any]:
