@@ -192,7 +192,7 @@ def _train(
 
 
 def crowding(busy: float, asked: float, cores: int) -> str | None:
-    """Words on a machine whose `cores` are too few for this command, while others keep some busy; None: they suffice."""
+    """Words on a machine whose `cores` are too few for this command beside the busy ones; None: they suffice."""
     if not busy or not asked or busy + asked <= cores:
         return None
     return f"other commands of yours keep {busy:g} of this machine's {cores} cores busy, and this one {asked:g} more"

@@ -26,7 +26,7 @@ from ddm_ray.storage.run import Run
 from ddm_ray.train.hardware import peak_flops
 
 Measure = Literal["never", "if quick", "always"]
-"""When trial steps are taken that have room: never, where they take no longer than TRIAL_SECONDS, or always."""
+"""Rule for trial steps that have room: taken never, where they take at most TRIAL_SECONDS, or always."""
 TRIAL_SECONDS = 60.0
 _LEAST_MFU = 0.1
 # Of an embedding whose network isn't loaded, and of the thumbnail beside latents.
@@ -188,7 +188,7 @@ def _measured(
         return kinds
     if not placement.use_gpu:
         os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed is loaded: it would take any GPU that it sees
-    from ddm_ray.islands.calibration import LEAST_STEPS, WARM_STEPS, calibrate
+    from ddm_ray.islands.calibration import LEAST_STEPS, SECONDS, WARM_STEPS, calibrate
     from ddm_ray.train import local
 
     measured = []
@@ -200,8 +200,8 @@ def _measured(
                 measured.append(plan if known else replace(plan, source=f"not measured: {why_not}"))
                 continue
             reset_peak()
-            config = need.config
-            speeds = calibrate({need.kind: need.job}, config.data, config.partition.num_clusters, placement)
+            config, job = need.config, {need.kind: need.job}
+            speeds = calibrate(job, config.data, config.partition.num_clusters, placement, SECONDS)
             timed = _timed(plan, need, speeds, "by trial steps", placement)
             if not placement.use_gpu:
                 # The process that tends a training comes on top, as libraries' part of it do.

@@ -111,7 +111,7 @@ class ModelNeeds:
 
 
 def needs_of(run: Run, artifacts: Sequence[Artifact]) -> list[ModelNeeds]:
-    """The needs of these artifacts of a run, by kind in their order; two listings, and some requests for each begun one."""
+    """The needs of these artifacts of a run, by kind in their order; two listings, and requests for begun ones."""
     by_kind: dict[str, list[Artifact]] = {}
     for artifact in artifacts:
         by_kind.setdefault(artifact.kind, []).append(artifact)

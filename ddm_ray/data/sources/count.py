@@ -27,7 +27,7 @@ def count_rows(config: DataConfig) -> int | None:
         kinds = {extension(path) for path in paths}
         if kinds == {"parquet"}:
             files = Files(name)
-            return sum(pq.read_metadata(files.open(path)).num_rows for path in paths)
+            return sum(pq.read_metadata(files.open_anywhere(path)).num_rows for path in paths)
     except (DataError, StorageError, OSError, pa.ArrowException):
         return None  # preparing says so
     return None if kinds & {"tar"} else len(paths)
