@@ -76,11 +76,12 @@ def placed(placement: Any, gpu: bool | None) -> Any:
 
 
 def require_gpu(address: str | None) -> None:
-    """Raise SamplingError where workers are to have GPUs on a private Ray, and torch sees none on this machine."""
+    """Raise ConfigError where workers are to have GPUs on a private Ray, and torch sees none on this machine."""
     if not (address or os.environ.get("RAY_ADDRESS")):
-        from ddm_ray.sampling.devices import choose_device
+        from ddm_ray.sampling.devices import AUTO, choose_device
 
-        choose_device("cuda")  # Ray takes any GPU for one that torch can use
+        if choose_device(AUTO) == "cpu":  # Ray takes any GPU for one that torch can use
+            raise ConfigError("--gpu: PyTorch sees no GPU on this machine; leave it out")
 
 
 def tell_of_workers(work: str, use_gpu: bool, gpus: float) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddm_ray.cli.command import ISLANDS, RUN, main, say, warn, with_extras
-from ddm_ray.cli.devices import GPU, placed
+from ddm_ray.cli.devices import GPU, placed, require_gpu
 from ddm_ray.cli.fixes import option
 from ddm_ray.errors import ConfigError, DDMError, Give
 from ddm_ray.storage.graph import Artifact, wanted_of
@@ -126,6 +126,8 @@ def _plan_machine(run: "Run", trained: Sequence[Artifact], gpu: bool | None, cal
     from ddm_ray.islands.machine import plan_machine
     from ddm_ray.placement import TrainPlacement
 
+    if gpu:
+        require_gpu(None)
     say("taking trial steps, some seconds a model ...", err=True)
     planned = plan_machine(run, trained, placed(TrainPlacement(), gpu), "always" if calibrate else "if quick")
     if as_json:

@@ -26,6 +26,7 @@ from ddm_ray.cli.command import (
 )
 from ddm_ray.cli.devices import DEVICE, GPU, device_of, placed, require_gpu, tell_of_workers
 from ddm_ray.cli.fixes import phrase
+from ddm_ray.cli.train import each_failure_named
 from ddm_ray.errors import ConfigError, DriftError
 from ddm_ray.storage.graph import NAME_PATTERN, Artifact
 from ddm_ray.storage.info import ReportInfo, RowsInfo
@@ -282,7 +283,8 @@ def demo(run_url: str | None, recipe: str, settings: tuple[str, ...]) -> None:
     from ddm_ray import demo as demonstration
 
     folder = run_url or f"runs/{Path(recipe).stem}"
-    run = demonstration.demo(folder, recipe, settings, phrase)
+    with each_failure_named():
+        run = demonstration.demo(folder, recipe, settings, phrase)
     _show_evaluation(run, demonstration.NAME)
     say("")
     say("next:")

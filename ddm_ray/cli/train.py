@@ -1,8 +1,8 @@
 """The verb that trains: one network of a run, or all that a mixture needs side by side."""
 
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -129,22 +129,29 @@ def _train_all(run: Any, artifacts: tuple[Artifact, ...], site: Any, address: st
         return
     # The longest first, so that none is left alone in the end; a student has to wait for others.
     left.sort(key=lambda artifact: artifact.kind != "monolith")
+    rows: list[str] = [each for each in artifacts if each in left]
+    with each_failure_named(), LiveView(run.url, rows, phrase=phrase) as view:
+
+        def starting(artifact: Artifact) -> None:
+            view.show(artifact, 0.0, "starting a training worker")
+
+        _train(run, left, site, address, view.jobs, starting, asked)
+        for artifact in left:
+            view.stage(artifact, 1.0)
+    for artifact in artifacts:
+        if artifact in left:
+            tell(artifact)
+
+
+@contextmanager
+def each_failure_named() -> Iterator[None]:
+    """Print a line for each of the trainings that failed, before the error that says how many did."""
     try:
-        with LiveView(run.url, [each for each in artifacts if each in left], phrase=phrase) as view:
-
-            def starting(artifact: Artifact) -> None:
-                view.show(artifact, 0.0, "starting a training worker")
-
-            _train(run, left, site, address, view.jobs, starting, asked)
-            for artifact in left:
-                view.stage(artifact, 1.0)
+        yield
     except DDMError as error:
         for artifact, each in getattr(error, "errors", {}).items():
             say(f"{artifact}: {each.text(phrase).removeprefix(f'{artifact}: ')}", err=True)
         raise
-    for artifact in artifacts:
-        if artifact in left:
-            tell(artifact)
 
 
 def _require_some(run: Any, artifacts: list[Artifact]) -> None:

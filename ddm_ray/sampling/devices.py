@@ -18,7 +18,7 @@ def choose_device(asked: str) -> str:
     try:
         torch.empty(0, device=asked)
     except (RuntimeError, AssertionError) as error:  # what torch raises depends on how it was built
-        reason = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0].partition(". ")[0]
         others = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
         fix = Give("device", f"choose {' or '.join(others)}")
         raise SamplingError(f"device {asked!r} isn't there: {reason}", fix) from None

@@ -13,7 +13,7 @@ from ddm_ray.errors import ConfigError, SamplingError
 from ddm_ray.placement import PreparePlacement, TrainPlacement
 from ddm_ray.sampling import devices
 from ddm_ray.sampling.devices import choose_device, idle_gpus
-from tests.random_run import make_run
+from tests.random_run import make_data, make_run
 
 
 @pytest.fixture
@@ -88,13 +88,19 @@ def test_idle_gpus_of_a_ray_are_told_of(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().err == "device: workers embed on GPUs\n"
 
 
+@pytest.mark.parametrize("command", [["train", "router"], ["train", "all"], ["prepare"], ["plan"]])
 def test_workers_of_a_private_ray_need_a_gpu_that_torch_sees(
-    no_gpu: Path, monkeypatch: pytest.MonkeyPatch, two_gpus: None
+    no_gpu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     require_gpu("head:6379")
-    with pytest.raises(SamplingError, match="device 'cuda' isn't there"):
-        require_gpu(None)
+    run = make_data(str(tmp_path / "run"), num_rows=60)
+    if command == ["prepare"]:
+        run.store.delete("rows")
+    done = CliRunner().invoke(cli.main, [command[0], run.url, *command[1:], "--gpu"])
+    assert done.exit_code == 1
+    assert done.stderr.splitlines()[-1] == "error: --gpu: PyTorch sees no GPU on this machine; leave it out"
+    assert "Traceback" not in done.output
 
 
 def test_commands_say_what_computes(tmp_path: Path) -> None:
