@@ -54,7 +54,7 @@ def _make(run: Run, jobs: list[Artifact], view: LiveView) -> None:
         resources_per_worker={"CPU": min(1.0, max(0.01, math.floor(100 * cores / len(jobs)) / 100))},
         checkpoint_steps=CHECKPOINT_STEPS,
     )
-    with ray_session("local"):
+    with ray_session("local", cores=cores):
         prepare(run, partial(view.stage, ROWS))
         view.stage(ROWS, 1.0)
         partition(run, partial(view.stage, PARTITION))

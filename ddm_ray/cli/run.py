@@ -21,11 +21,13 @@ def init(run_url: str, recipe: str, settings: tuple[str, ...]) -> None:
       ddm init runs/digits --recipe digits
       ddm init s3://bucket/run7 --recipe my.yaml --set partition.num_clusters=8
     """
+    from ddm_ray.cli.plan import outlook
     from ddm_ray.config import load_recipe
     from ddm_ray.storage.run import Run
 
     run = Run.create(run_url, load_recipe(recipe, settings))
     say(f"run {run.config.name!r} at {run.url}; next: ddm prepare {run_url}")
+    outlook(run)
 
 
 @main.command()

@@ -210,7 +210,7 @@ def test_a_students_teachers_take_memory_and_time_where_they_are(tmp_path: Path,
 
 def test_what_is_trained_already_is_left_out(tiny: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def left(of: Mapping[str, float]) -> Callable[..., object]:
-        return lambda _, artifact: type("Status", (), {"fraction": of.get(artifact, 0.0)})
+        return lambda _run, artifact, _files: type("Status", (), {"fraction": of.get(artifact, 0.0)})
 
     artifacts = experts_of(tiny.config)
     speeds = {"here": by_peak(Island(gpu=1e9), "fp32")}

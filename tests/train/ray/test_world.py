@@ -28,7 +28,7 @@ def worker(monkeypatch: pytest.MonkeyPatch, rank: int, size: int) -> dict[str, A
     monkeypatch.setattr(
         torch.distributed, "init_process_group", lambda backend, **arguments: begun.update(arguments, backend=backend)
     )
-    for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+    for name in ("DS_ACCELERATOR", "RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, "stale")
     monkeypatch.delenv(NCCL, raising=False)
     return begun
