@@ -269,7 +269,7 @@ class ServeError(DDMError):
 _KEY_SERVICE = re.compile(r"http://(169\.254\.169\.254|metadata\.google\.internal)")
 # What only a person changes. Of errors of obstore the text alone has the number.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_LASTING = (*_FULL, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG)
+_LASTING = (*_FULL, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG)
 _NUMBER = re.compile(r"\(os error (\d+)\)")
 
 
@@ -301,9 +301,8 @@ def as_storage_error(
         yield
     except kinds as error:
         kind = missing if isinstance(error, FileNotFoundError) else StorageError
-        if fix is None and _number(error) in _FULL:
-            fix = "free some space there"
-        refused = kind(f"{where}: {refusal(error, where)}", fix)
+        room = "free some space there" if _number(error) in _FULL else None
+        refused = kind(f"{where}: {refusal(error, where)}", fix or room)
         refused.passes = refused.passes and may_pass(error)
         raise refused from None
 

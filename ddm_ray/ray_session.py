@@ -6,13 +6,17 @@ import os
 import secrets
 import shutil
 import socket
+import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import datetime
+from importlib import import_module
 from pathlib import Path
 
-from ddm_ray.errors import ConfigError, Give, RayAway, RayError, one_line
-from ddm_ray.ray_internals import CONFIG, HEAD_RESOURCE, NO_COUNTERS, TOKEN_LOADER
+from ddm_ray.errors import ConfigError, Give, RayAway, RayError, Stopped, Superseded, one_line
+from ddm_ray.ray_internals import CONFIG, ERRORS_PRINTED, HEAD_RESOURCE, NO_COUNTERS, TOKEN_LOADER
 from ddm_ray.storage.disk import locked
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -24,6 +28,9 @@ os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
 import ray
 
 PREFIX, LOCK, CORES = "ddm-ray-", "lock", "cores"
+KEPT_LOGS = 5
+"""Number of copies of private Rays' logs that are kept."""
+_logs = threading.Event()  # set once they are to be kept
 TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file that has its token"
 
 
@@ -51,11 +58,42 @@ def ray_session(address: str | None = None, token_file: str | None = None, cores
         return
     # A folder within, since Ray opens what it is given to everybody.
     with _environment(_private()), private_folder(cores) as folder:
+        _logs.clear()
         try:
             _start(f"{folder}/ray")
+            # Why workers were lost is said by whoever trains, without a paragraph on what it might have been.
+            setattr(import_module(ERRORS_PRINTED.module), ERRORS_PRINTED.name, False)
             yield True
+        except (ConfigError, Stopped, Superseded):
+            raise
+        except Exception:
+            keep_logs()
+            raise
         finally:
+            setattr(import_module(ERRORS_PRINTED.module), ERRORS_PRINTED.name, True)
             ray.shutdown()
+            if _logs.is_set():
+                _copy_logs(Path(folder, "ray/session_latest/logs"))
+
+
+def keep_logs() -> None:
+    """Have a copy of a private Ray's logs kept when it ends, since something has failed."""
+    _logs.set()
+
+
+def _copy_logs(logs: Path) -> None:
+    """Copy logs to where this user's state lies, and name the place; the oldest copies go."""
+    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "ddm-ray/logs"
+    place = home / f"{datetime.now():%Y-%m-%d-%H%M%S}-{os.getpid()}"
+    try:
+        home.mkdir(0o700, parents=True, exist_ok=True)
+        shutil.copytree(logs, place, symlinks=True)
+        for old in sorted(home.iterdir())[:-KEPT_LOGS]:
+            shutil.rmtree(old, ignore_errors=True)
+    except (OSError, shutil.Error) as error:
+        print(f"warning: {place}: the logs of Ray aren't kept: {one_line(error, 200)}", file=sys.stderr)
+    else:
+        print(f"the logs of Ray are kept in {place}", file=sys.stderr)
 
 
 @contextmanager

@@ -180,7 +180,7 @@ def _train(
     launch: Any = None,
 ) -> None:
     """Train artifacts on the Ray that the island, or an address, names; `gpu`: these were asked for here."""
-    from ddm_ray.ray_session import busy_cores, gpus, ray_session
+    from ddm_ray.ray_session import busy_cores, gpus, keep_logs, ray_session
     from ddm_ray.train.ray.launch import train_all
 
     ray_address, token_file = site.ray(address)
@@ -195,7 +195,7 @@ def _train(
         placements = dict.fromkeys(artifacts, site.train)
         if private and len(artifacts) > 1 and not site.train.use_gpu:
             placements = _with_memory(run, artifacts, site.train)
-        train_all(run, artifacts, placements, watch, not private, launch, site.name, starting)
+        train_all(run, artifacts, placements, watch, not private, launch, site.name, starting, keep_logs)
 
 
 def crowding(busy: float, asked: float, cores: int) -> str | None:

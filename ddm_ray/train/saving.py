@@ -25,7 +25,7 @@ YOUNG_SECONDS = 5.0
 MOST_LETTERS = 300
 """Letters of the reason why states aren't saved that a heartbeat tells."""
 MOST_REFUSED = 3
-"""States in a row that a rank can't write, or rank 0 commit, for want of what somebody must mend; then training ends."""
+"""States in a row, refused for what somebody must mend, after which training ends."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,13 @@ class _Pending:
 class SaveClock:
     """Says when a state is due by the clock: `minutes` after the one before, sooner in an attempt's first minutes.
 
-    Then it is due once half of the time up to the last one, and YOUNG_SECONDS, have passed: who stops what has just
-    begun loses a third of it. A large state is due more seldom then: it is written for a tenth of the time at most. An
-    infinite number of minutes is none. Times are readings of one clock in seconds.
+    With `young` it is due then once half of the time up to the last one, and YOUNG_SECONDS, have passed: who stops what
+    has just begun loses a third of it. A large state is due more seldom then: it is written for a tenth of the time at
+    most. An infinite number of minutes is none. Times are readings of one clock in seconds.
     """
 
-    def __init__(self, minutes: float, now: float):
+    def __init__(self, minutes: float, now: float, young: bool = True):
+        self._youngest = YOUNG_SECONDS if young else math.inf
         self._most, self._began, self._saved = 60 * minutes, now, now
         self._took: float | None = 0.0
 
@@ -61,7 +62,7 @@ class SaveClock:
         """True if a state is to be saved; never while one is being written."""
         if self._took is None:
             return False
-        young = max(YOUNG_SECONDS, (self._saved - self._began) / 2, 10 * self._took)
+        young = max(self._youngest, (self._saved - self._began) / 2, 10 * self._took)
         return math.isfinite(self._most) and now - self._saved >= min(self._most, young)
 
     def saved(self, now: float) -> None:
@@ -135,7 +136,9 @@ class StateSaver:
             self.unsaved = self.unsaved or "another worker's part is refused"
             self._commits = self._thread.submit(self._drop, pending.trained.step)
         else:
-            self._commits = self._thread.submit(self._tried, lambda: self._commit_or_drop(pending), pending.trained.step)
+            self._commits = self._thread.submit(
+                self._tried, lambda: self._commit_or_drop(pending), pending.trained.step
+            )
 
     def save_now(self, engine: "Engine", trained: TrainProgress) -> None:
         """Save a state and wait until it is committed. Every rank must call it.

@@ -51,13 +51,15 @@ def train_all(
     launch: Launch | None = None,
     island: str = "",
     starting: Callable[[Artifact], None] | None = None,
+    lost: Callable[[], None] = lambda: None,
 ) -> None:
     """Train several artifacts of a run, as many at once as Ray has room for; returns when all are committed.
 
     The others are queued in this order, each until those that it is made from are finished. Each has a `placement` of
     its own where they are given by artifact. `starting` is called with each that begins, `watch` with the statuses of
-    those that have begun, twice a second at first and each five seconds where nothing changes. `launch` is that of the
-    only artifact, where one has begun; else each begins its own, on the `island` of that name.
+    those that have begun, twice a second at first and each five seconds where nothing changes; `lost` for each attempt
+    that loses workers, which is said on stderr. `launch` is that of the only artifact, where one has begun; else each
+    begins its own, on the `island` of that name.
 
     One that gives up doesn't end the others: in the end the only artifact's error is raised, or TrainingsFailed. Raises
     RayError if the Ray cluster hasn't what a placement asks for, unless it `may_grow`: then that is said, and waited
@@ -127,6 +129,9 @@ def train_all(
                     observer.list_next()
                 statuses = observer.look(time.monotonic())
                 for job in list(running):
+                    for why in job.losses(files):
+                        print(why, file=sys.stderr)
+                        lost()
                     error = job.error(files, job.task in ended)
                     if error:
                         failures[job.artifact] = error
@@ -257,6 +262,13 @@ class _Job:
                 return error
             return None
         return self._reader.error(files[self.artifact]) or (self._reason() if ended else None)
+
+    def losses(self, files: Mapping[Artifact, JobFiles]) -> list[str]:
+        """Lines on losses of workers that weren't told before: why, and from where the next attempt goes on."""
+        job = files[self.artifact]
+        step = f"step {job.saved[1]}, the last one saved" if job.saved[1] else "the beginning: no state was saved"
+        lines = self._reader.losses(job)
+        return [f"{self.artifact}: an attempt was lost: {why}; the next goes on from {step}" for why in lines]
 
     def warn_if_it_waits(self, files: Mapping[Artifact, JobFiles]) -> None:
         """Say once, after ROOM_SECONDS without a worker, what the job asks for and what is free."""
