@@ -119,7 +119,7 @@ def _train(
                 raise TrainingError(
                     f"loss {mean_loss} with gradient norm {norm} at step {step}; begin a run with a lower learning_rate"
                 )
-            if meter.step(mean_loss, norm):
+            if meter.step(mean_loss, norm) or attempt.untold:
                 attempt.tell(meter.tell())
             if any_rank.leaving:
                 saver.save_now(engine, meter.trained())
