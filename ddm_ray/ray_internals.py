@@ -70,6 +70,11 @@ DATASETS_CALLBACK = Internal(
     "DatasetsCallback",
     "a trainer without an actor that manages no data sets, for seconds of each start",
 )
+CLEANER_CALLBACK = Internal(
+    f"{_TRAIN}.callbacks.placement_group_callback",
+    "PlacementGroupCleanerCallback",
+    "a cleaner that doesn't end a living controller's workers where the state API, on a busy machine, doesn't answer",
+)
 CONTROLLER_CALLBACK = Internal(
     f"{_TRAIN}.execution.callback",
     "ControllerCallback",

@@ -114,11 +114,15 @@ def _is_dead() -> bool:
 
 
 class _Trainer(_DataParallelTrainer):  # type: ignore[misc]
-    """A trainer without data sets of Ray's: workers read their rows themselves."""
+    """A trainer without data sets of Ray's, as workers read their rows themselves, and without its cleaner of places.
+
+    The cluster is tended for dead controllers by `tend_cluster`, by what the GCS knows of them.
+    """
 
     def _create_default_callbacks(self) -> list[Any]:
         callbacks: list[Any] = super()._create_default_callbacks()
-        return [each for each in callbacks if not isinstance(each, internals.DATASETS_CALLBACK.get())]
+        unwanted = internals.DATASETS_CALLBACK.get(), internals.CLEANER_CALLBACK.get()
+        return [each for each in callbacks if not isinstance(each, unwanted)]
 
 
 class FailureBudgetCallback(ray.train.UserCallback):
