@@ -236,8 +236,8 @@ def _at_once(kinds: Sequence[KindPlan], placement: TrainPlacement, cores: int, g
 def _rows(run: Run) -> tuple[int | None, tuple[int, ...] | None, int | None, int]:
     """Rows, those by cluster, and bytes of them: as prepared rows and shards together, and what is to be written."""
     rows, partition, config = _info(run, ROWS), _info(run, PARTITION), run.config
-    known = RowsInfo.of(rows) if rows else None
-    count = known.rows if known else count_rows(config.data)
+    in_source = None if rows or config.partition.given else count_rows(config.data)  # owners name their own
+    count = RowsInfo.of(rows).rows if rows else in_source
     rows_K = tuple(PartitionInfo.of(partition).rows_K) if partition else None
     if partition:
         sizes = [*run.store.sizes(ROWS).values(), *run.store.sizes(PARTITION).values()]
