@@ -7,12 +7,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 from ddm_ray import cli
 from ddm_ray.config import load_recipe
 from ddm_ray.data.sources.count import count_rows
 from ddm_ray.islands.machine import MachinePlan, makespan, plan_machine
+from ddm_ray.islands.needs import needs_of
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.attempts import claim
 from ddm_ray.storage.graph import MONOLITH, ROUTER, STUDENT, Artifact, expert, trained_of, wanted_of
@@ -81,7 +83,16 @@ def test_what_the_machine_will_not_hold_is_said(tmp_path: Path) -> None:
         f"rows, states and weights take up to {plan.disk / 1e9:,.3g} GB more, and the disk has 1 GB free: it won't"
         " hold them"
     ]
-    assert replace(roomy, use_gpu=True, memory_total=1e9).warnings == [], "a GPU's own memory is another"
+
+
+def test_a_gpu_is_planned_for_by_its_own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (5e8, 1e9))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    run = begin(tmp_path, "images64")
+    plan = plan_machine(run, wanted_of(run.config), TrainPlacement(use_gpu=True), "never")
+    (need, _) = needs_of(run, wanted_of(run.config))
+    assert (plan.kinds[0].memory, plan.at_once) == (need.memory(1, True)[1], 3)
+    assert f"expert: training takes {plan.kinds[0].memory / 1e9:.3g} GB of memory, and the GPU has" in plan.warnings[0]
 
 
 def test_jobs_that_are_queued_take_turns_and_a_student_comes_last(tmp_path: Path) -> None:
