@@ -56,7 +56,7 @@ class KindPlan:
 
 @dataclass(frozen=True)
 class MachinePlan:
-    """What a run takes of this machine. Sizes in bytes.
+    """Needs of a run on this machine. Sizes in bytes.
 
     `rows` of the source, None if only reading tells; `rows_K` are the training rows by cluster, once it is partitioned.
     `memory_free` and `memory_total` are a GPU's with `use_gpu`. `disk` is what is still to be written at most,
