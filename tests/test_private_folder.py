@@ -41,15 +41,15 @@ def test_what_a_killed_command_left_goes_and_what_is_held_stays() -> None:
 
 def test_cores_are_busy_while_their_command_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_session, "PREFIX", f"{PREFIX}test-{os.getpid()}-")  # others' commands don't count
-    told, ending = os.pipe(), os.pipe()
+    begun, ending = os.pipe(), os.pipe()
     assert busy_cores() == 0
     child = os.fork()
     if child == 0:
         with private_folder(1.5):
-            os.write(told[1], b"!")
+            os.write(begun[1], b"!")
             os.read(ending[0], 1)
         os._exit(0)
-    assert os.read(told[0], 1)
+    assert os.read(begun[0], 1)
     with private_folder(8):
         assert busy_cores() == 1.5, "its own don't count"
     killed_in_its_folder(4)

@@ -23,7 +23,8 @@ def tables(plan: RunPlan, egress_price: float | None) -> list[str]:
 
 def machine_lines(plan: MachinePlan, run: Run) -> list[str]:
     """The plan of a run on this machine: its rows, a table of its trainings, and what all take together."""
-    memory = f"{_si(plan.memory_free, 'B')} of {_si(plan.memory_total, 'B')} memory free"
+    whose = "of a GPU's memory free" if plan.use_gpu else "memory free"
+    memory = f"{_si(plan.memory_free, 'B')} of {_si(plan.memory_total, 'B')} {whose}"
     disk = "" if plan.disk_free is None else f", {_si(plan.disk_free, 'B')} of the run's disk free"
     gpus = f"{plan.gpus} GPUs, " if plan.gpus else ""
     table = _table("", "model", "number", "left", "parameters", "steps", "memory", "state", "weights", "time of one")

@@ -177,7 +177,7 @@ def partition(run_url: str, cluster: int | None, scratch: str | None) -> None:
             for warning in info.warnings:
                 warn(warning)
         say(f"look at it: {run.url}/{REPORT}/report.html")
-    say(f"next: ddm train {run_url} expert {cluster or 0}")
+    say(f"next: ddm train {run_url} {'all' if cluster is None else f'expert {cluster}'}")
 
 
 @main.command()

@@ -190,7 +190,8 @@ def _train(
     asked = min(cores, len(artifacts) * site.train.workers.min * site.train.asked.get("CPU", 0.0))
     with ray_session(ray_address, token_file, asked) as private:
         if private and (crowd := crowding(busy_cores(), asked, cores)):
-            warn(f"{crowd}; `ddm train {run.url} all` trains what is left, as many at once as have room")
+            queued = f"; `ddm train {run.url} all` trains what is left, as many at once as have room"
+            warn(crowd + (queued if len(artifacts) == 1 else ""))
         tell_of_workers("train", site.train.use_gpu, gpus())
         placements = dict.fromkeys(artifacts, site.train)
         if private and len(artifacts) > 1 and not site.train.use_gpu:

@@ -56,11 +56,12 @@ class KindPlan:
 
 @dataclass(frozen=True)
 class MachinePlan:
-    """What a run takes of this machine. Sizes in bytes.
+    """Needs of a run on this machine. Sizes in bytes.
 
     `rows` of the source, None if only reading tells; `rows_K` are the training rows by cluster, once it is partitioned.
-    `disk` is what is still to be written at most, `disk_free` None where the run isn't on a disk of this machine.
-    `at_once`: trainings side by side. `seconds` until all is trained, None if that isn't known.
+    `memory_free` and `memory_total` are a GPU's with `use_gpu`. `disk` is what is still to be written at most,
+    `disk_free` None where the run isn't on a disk of this machine. `at_once`: trainings side by side. `seconds` until
+    all is trained, None if that isn't known.
     """
 
     clusters: int
@@ -83,12 +84,11 @@ class MachinePlan:
         """A line for each thing that this machine won't hold."""
         lines = []
         for each in self.kinds:
-            if self.use_gpu or not each.left:
-                continue
+            who = "the GPU" if self.use_gpu else "this machine"
             for name, size in (("has", self.memory_total), ("has free now", self.memory_free)):
-                if each.memory > size:
+                if each.left and each.memory > size:
                     needs = f"{each.kind}: training takes {each.memory / 1e9:,.3g} GB of memory"
-                    lines.append(f"{needs}, and this machine {name} {size / 1e9:,.3g} GB: it won't fit")
+                    lines.append(f"{needs}, and {who} {name} {size / 1e9:,.3g} GB: it won't fit")
                     break
         if self.disk_free is not None and self.disk > self.disk_free:
             lines.append(
@@ -114,6 +114,7 @@ def plan_machine(run: Run, trained: Sequence[Artifact], placement: TrainPlacemen
             _timed(each, need, known, "as trained so far", placement) for each, need in zip(kinds, needs, strict=True)
         ]
     kinds = _measured(kinds, needs, placement, measure)
+    free, total = _memory(placement)
     rows, rows_K, rows_bytes, rows_left = _rows(run)
     cores, gpus = os.cpu_count() or 1, torch.cuda.device_count()
     at_once = _at_once(kinds, placement, cores, gpus)
@@ -134,8 +135,8 @@ def plan_machine(run: Run, trained: Sequence[Artifact], placement: TrainPlacemen
         placement.use_gpu,
         cores,
         gpus,
-        free_bytes(),
-        total_bytes(),
+        free,
+        total,
         rows_left + sum(states) + min(at_once, len(states)) * placement.keep_states * newest,
         _disk_free(run.url) if run.store.local else None,
         at_once,
@@ -213,7 +214,7 @@ def _measured(
 
 def _too_much(plan: KindPlan, need: ModelNeeds, placement: TrainPlacement, steps: int, patient: bool) -> str | None:
     """Why trial steps of a kind aren't taken, or not by who isn't `patient`; None: they are."""
-    if not placement.use_gpu and plan.memory > free_bytes():
+    if plan.memory > _memory(placement)[0]:
         return f"trial steps need {plan.memory / 1e9:,.3g} GB of memory"
     if placement.use_gpu or patient:
         return None
@@ -222,6 +223,11 @@ def _too_much(plan: KindPlan, need: ModelNeeds, placement: TrainPlacement, steps
     if peak and (seconds := flops / (_LEAST_MFU * peak)) > TRIAL_SECONDS:
         return f"trial steps may take {seconds / 60:,.0f} minutes, if they are asked for"
     return None
+
+
+def _memory(placement: TrainPlacement) -> tuple[float, float]:
+    """Bytes of memory that are free, and all: of this machine, or of its first GPU where trainings use one each."""
+    return torch.cuda.mem_get_info() if placement.use_gpu else (free_bytes(), total_bytes())
 
 
 def _at_once(kinds: Sequence[KindPlan], placement: TrainPlacement, cores: int, gpus: int) -> int:
@@ -236,8 +242,8 @@ def _at_once(kinds: Sequence[KindPlan], placement: TrainPlacement, cores: int, g
 def _rows(run: Run) -> tuple[int | None, tuple[int, ...] | None, int | None, int]:
     """Rows, those by cluster, and bytes of them: as prepared rows and shards together, and what is to be written."""
     rows, partition, config = _info(run, ROWS), _info(run, PARTITION), run.config
-    known = RowsInfo.of(rows) if rows else None
-    count = known.rows if known else count_rows(config.data)
+    in_source = None if rows or config.partition.given else count_rows(config.data)  # owners name their own
+    count = RowsInfo.of(rows).rows if rows else in_source
     rows_K = tuple(PartitionInfo.of(partition).rows_K) if partition else None
     if partition:
         sizes = [*run.store.sizes(ROWS).values(), *run.store.sizes(PARTITION).values()]

@@ -36,9 +36,9 @@ def test_the_best_device_is_chosen_unasked(two_gpus: None, capsys: pytest.Captur
     assert device_of("auto") == "cuda"
     assert capsys.readouterr().err == "device: cuda:0 (Pretended 0), one of 2 GPUs\n"
     assert device_of("cpu") == "cpu"
-    told = capsys.readouterr().err
-    assert "device: cpu (" in told
-    assert "warning: a GPU stands idle (Pretended 0); --device cuda computes there" in told
+    printed = capsys.readouterr().err
+    assert "device: cpu (" in printed
+    assert "warning: a GPU stands idle (Pretended 0); --device cuda computes there" in printed
 
 
 def test_without_a_gpu_all_is_computed_on_the_cpu(no_gpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,9 +81,9 @@ def test_workers_are_placed_on_gpus_or_none() -> None:
 
 def test_idle_gpus_of_a_ray_are_told_of(capsys: pytest.CaptureFixture[str]) -> None:
     tell_of_workers("train", use_gpu=False, gpus=2)
-    told = capsys.readouterr().err
-    assert told.startswith("device: workers train on the CPU\n")
-    assert "warning: 2 GPUs of this Ray stand idle; --gpu has workers train there" in told
+    printed = capsys.readouterr().err
+    assert printed.startswith("device: workers train on the CPU\n")
+    assert "warning: 2 GPUs of this Ray stand idle; --gpu has workers train there" in printed
     tell_of_workers("embed", use_gpu=True, gpus=2)
     assert capsys.readouterr().err == "device: workers embed on GPUs\n"
 
