@@ -45,7 +45,7 @@ def _make(run: Run, jobs: list[Artifact], view: LiveView) -> None:
     view.show(ROWS, 0.0, "starting a private Ray")
     from ddm_ray.data.partition.stage import partition
     from ddm_ray.data.prepare.stage import prepare
-    from ddm_ray.ray_session import ray_session
+    from ddm_ray.ray_session import keep_logs, ray_session
     from ddm_ray.train.ray.launch import train_all
 
     cores = os.cpu_count() or 1
@@ -54,11 +54,11 @@ def _make(run: Run, jobs: list[Artifact], view: LiveView) -> None:
         resources_per_worker={"CPU": min(1.0, max(0.01, math.floor(100 * cores / len(jobs)) / 100))},
         checkpoint_steps=CHECKPOINT_STEPS,
     )
-    with ray_session("local"):
+    with ray_session("local", cores=cores):
         prepare(run, partial(view.stage, ROWS))
         view.stage(ROWS, 1.0)
         partition(run, partial(view.stage, PARTITION))
         view.stage(PARTITION, 1.0)
         for job in jobs:
             view.show(job, 0.0, "starting a training worker")
-        train_all(run, jobs, placement, view.jobs)
+        train_all(run, jobs, placement, view.jobs, lost=keep_logs)

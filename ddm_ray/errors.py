@@ -157,7 +157,7 @@ class RunError(DDMError):
 
 
 class StorageError(DDMError):
-    """Storage that refuses: no permission, no space, no network. It passes if nobody has to mend a key or a right."""
+    """Storage that refuses: no permission, no space, no network. It passes if nobody has to mend a key or make room."""
 
     KIND_PASSES = True
 
@@ -268,7 +268,8 @@ class ServeError(DDMError):
 # A cloud's machines are asked there for a key by who was given none.
 _KEY_SERVICE = re.compile(r"http://(169\.254\.169\.254|metadata\.google\.internal)")
 # What only a person changes. Of errors of obstore the text alone has the number.
-_LASTING = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_LASTING = (*_FULL, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG)
 _NUMBER = re.compile(r"\(os error (\d+)\)")
 
 
@@ -300,18 +301,22 @@ def as_storage_error(
         yield
     except kinds as error:
         kind = missing if isinstance(error, FileNotFoundError) else StorageError
-        refused = kind(f"{where}: {refusal(error, where)}", fix)
-        refused.passes = refused.passes and _may_pass(error)
+        room = "free some space there" if _number(error) in _FULL else None
+        refused = kind(f"{where}: {refusal(error, where)}", fix or room)
+        refused.passes = refused.passes and may_pass(error)
         raise refused from None
 
 
-def _may_pass(error: BaseException) -> bool:
-    """False for a refusal of a local disk that somebody must mend, or for want of a key."""
-    text = str(error)
-    number = error.errno if isinstance(error, OSError) and error.errno else None
-    if number is None and (match := _NUMBER.search(text)):
-        number = int(match[1])
-    return number not in _LASTING and not _KEY_SERVICE.search(text)
+def may_pass(error: BaseException) -> bool:
+    """False for a refusal of a local disk that somebody must mend (no space, no right), or for want of a key."""
+    return _number(error) not in _LASTING and not _KEY_SERVICE.search(str(error))
+
+
+def _number(error: BaseException) -> int | None:
+    """The system's number of an error; None if it has none."""
+    if isinstance(error, OSError) and error.errno:
+        return error.errno
+    return int(match[1]) if (match := _NUMBER.search(str(error))) else None
 
 
 def refusal(error: BaseException, where: object = None) -> str:

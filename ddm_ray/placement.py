@@ -17,7 +17,7 @@ from ddm_ray.errors import ConfigError, Give
 # What Ray itself counts; any other resource is one that nodes were started with: --resources '{"island-a": 4}'.
 PREDEFINED = ("CPU", "GPU", "memory", "object_store_memory")
 # Minutes between saved states where nothing is said: a state of 3 billion parameters is 48 GB.
-MINUTES = 10.0
+MINUTES = 5.0
 MOST_JSON = 10_000
 USE_GPU = Field(default=False, description="one GPU a worker; nccl in place of gloo")
 
@@ -91,11 +91,11 @@ class TrainPlacement(StrictModel):
     checkpoint_minutes: float | None = Field(
         default=None,
         gt=0,
-        description="minutes between saved training states: what a killed worker costs at most; a third of the time"
-        " trained while that is less. None: 10, or checkpoint_steps alone",
+        description="minutes between saved training states: what a killed worker costs at most; without"
+        " checkpoint_steps a third of the time trained while that is less. None: 5",
     )
     checkpoint_steps: PositiveInt | None = Field(
-        default=None, description="steps between saved training states, in place of minutes or beside them"
+        default=None, description="steps between saved training states, beside those of checkpoint_minutes"
     )
     keep_states: PositiveInt = Field(
         default=2, description="newest training states kept; one more than 1 outlives a damaged file"
@@ -156,9 +156,8 @@ class TrainPlacement(StrictModel):
 
     @property
     def minutes_between_states(self) -> float:
-        """Minutes after which a state is due by the clock; infinite where steps alone say when."""
-        unasked = MINUTES if self.checkpoint_steps is None else math.inf
-        return self.checkpoint_minutes or unasked
+        """Minutes after which a state is due by the clock, whatever steps say."""
+        return self.checkpoint_minutes or MINUTES
 
     @property
     def asked(self) -> dict[str, float]:

@@ -70,6 +70,11 @@ DATASETS_CALLBACK = Internal(
     "DatasetsCallback",
     "a trainer without an actor that manages no data sets, for seconds of each start",
 )
+CLEANER_CALLBACK = Internal(
+    f"{_TRAIN}.callbacks.placement_group_callback",
+    "PlacementGroupCleanerCallback",
+    "a cleaner that doesn't end a living controller's workers where the state API, on a busy machine, doesn't answer",
+)
 CONTROLLER_CALLBACK = Internal(
     f"{_TRAIN}.execution.callback",
     "ControllerCallback",
@@ -105,6 +110,12 @@ TRAIN_CONTEXT_FIELDS = Internal(
 EXECUTION_CONTEXT = Internal(f"{_TRAIN}.execution.context", "ExecutionContext", "as above", ("training_thread_runner",))
 PREEMPTION_CONTEXT = Internal(f"{_TRAIN}.execution.context", "PreemptionContext", "as above", ("preemption_info",))
 THREAD_RUNNER = Internal(f"{_TRAIN}.execution.worker_group.thread_runner", "ThreadRunner", "as above", ("is_running",))
+ERRORS_PRINTED = Internal(
+    "ray._private.worker",
+    "_worker_logs_enabled",
+    "an option of ray.init by which its errors aren't printed: of each lost worker a paragraph of guesses, and of a"
+    " supervisor that has done its work the words `infinite retries`",
+)
 STARTUP_FAILED = Internal(
     f"{_TRAIN}.exceptions",
     "WorkerGroupStartupFailedError",

@@ -6,32 +6,42 @@ import os
 import secrets
 import shutil
 import socket
+import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import datetime
+from importlib import import_module
 from pathlib import Path
 
-from ddm_ray.errors import ConfigError, Give, RayAway, RayError, one_line
-from ddm_ray.ray_internals import CONFIG, HEAD_RESOURCE, NO_COUNTERS, TOKEN_LOADER
+from ddm_ray.errors import ConfigError, Give, RayAway, RayError, Stopped, Superseded, one_line
+from ddm_ray.ray_internals import CONFIG, ERRORS_PRINTED, HEAD_RESOURCE, NO_COUNTERS, TOKEN_LOADER
 from ddm_ray.storage.disk import locked
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # The driver asks for no GPU, and workers set their own: keep Ray from hiding or warning about devices.
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+# A job's end is read on storage: nobody asks its task, whose error Ray would print as a traceback.
+os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
 
 import ray
 
-PREFIX, LOCK = "ddm-ray-", "lock"
+PREFIX, LOCK, CORES = "ddm-ray-", "lock", "cores"
+KEPT_LOGS = 5
+"""Number of copies of private Rays' logs that are kept."""
+_logs = threading.Event()  # set once they are to be kept
 TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file that has its token"
 
 
 @contextmanager
-def ray_session(address: str | None = None, token_file: str | None = None) -> Iterator[bool]:
+def ray_session(address: str | None = None, token_file: str | None = None, cores: float = 0.0) -> Iterator[bool]:
     """Connect to `address` or $RAY_ADDRESS, else (or for "local") start a private Ray; leave or stop it in the end.
 
-    Yields whether it is a private one. Where Ray is connected already, that is used and left as it is. `token_file` has
-    the token of the Ray at the address; none: the environment says. Raises RayAway where there is no Ray at the
-    address, RayError for one that asks for another token, and ConfigError for a token that can't be read.
+    Yields whether it is a private one; `busy_cores` tells others that such a one keeps so many `cores` busy. Where Ray
+    is connected already, that is used and left as it is. `token_file` has the token of the Ray at the address; none:
+    the environment says. Raises RayAway where there is no Ray at the address, RayError for one that asks for another
+    token, and ConfigError for a token that can't be read.
     """
     if ray.is_initialized():
         yield False
@@ -47,28 +57,85 @@ def ray_session(address: str | None = None, token_file: str | None = None) -> It
                 ray.shutdown()
         return
     # A folder within, since Ray opens what it is given to everybody.
-    with _environment(_private()), private_folder() as folder:
+    with _environment(_private()), private_folder(cores) as folder:
+        _logs.clear()
         try:
             _start(f"{folder}/ray")
+            # Why workers were lost is said by whoever trains, without a paragraph on what it might have been.
+            setattr(import_module(ERRORS_PRINTED.module), ERRORS_PRINTED.name, False)
             yield True
+        except (ConfigError, Stopped, Superseded):
+            raise
+        except Exception:
+            keep_logs()
+            raise
         finally:
+            setattr(import_module(ERRORS_PRINTED.module), ERRORS_PRINTED.name, True)
             ray.shutdown()
+            if _logs.is_set():
+                _copy_logs(Path(folder, "ray/session_latest/logs"))
+
+
+def keep_logs() -> None:
+    """Have a copy of a private Ray's logs kept when it ends, since something has failed."""
+    _logs.set()
+
+
+def _copy_logs(logs: Path) -> None:
+    """Copy logs to where this user's state lies, and name the place; the oldest copies go."""
+    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "ddm-ray/logs"
+    place = home / f"{datetime.now():%Y-%m-%d-%H%M%S}-{os.getpid()}"
+    try:
+        home.mkdir(0o700, parents=True, exist_ok=True)
+        shutil.copytree(logs, place, symlinks=True)
+        for old in sorted(home.iterdir())[:-KEPT_LOGS]:
+            shutil.rmtree(old, ignore_errors=True)
+    except (OSError, shutil.Error) as error:
+        print(f"warning: {place}: the logs of Ray aren't kept: {one_line(error, 200)}", file=sys.stderr)
+    else:
+        print(f"the logs of Ray are kept in {place}", file=sys.stderr)
 
 
 @contextmanager
-def private_folder() -> Iterator[str]:
-    """A new folder for a private Ray, removed in the end; those that killed commands left are removed first."""
-    for lock in Path("/tmp").glob(f"{PREFIX}*/{LOCK}"):
-        with suppress(OSError):
-            if {lock.lstat().st_uid, lock.parent.lstat().st_uid} == {os.geteuid()}:
-                with locked(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
-                    shutil.rmtree(lock.parent, ignore_errors=True)
+def private_folder(cores: float = 0.0) -> Iterator[str]:
+    """A new folder for a private Ray, removed in the end; those that killed commands left are removed first.
+
+    `cores` of this machine are kept busy meanwhile.
+    """
+    for lock in _locks():
+        with suppress(OSError), locked(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            shutil.rmtree(lock.parent, ignore_errors=True)
     # Short names, since sockets lie below.
     with tempfile.TemporaryDirectory(prefix=PREFIX, dir="/tmp", ignore_cleanup_errors=True) as folder:
+        Path(folder, CORES).write_text(f"{os.getpid()} {cores:g}")
         held = Path(folder, "held")
         with locked(held, fcntl.LOCK_EX):
             held.rename(held.with_name(LOCK))  # locked before it is seen
             yield folder
+
+
+def busy_cores() -> float:
+    """Cores of this machine that this user's other commands keep busy, each by a private Ray of its own."""
+    cores = 0.0
+    for lock in _locks():
+        with suppress(OSError, ValueError):
+            pid, each = lock.with_name(CORES).read_text()[:100].split()
+            try:
+                with locked(lock, fcntl.LOCK_SH | fcntl.LOCK_NB):
+                    pass  # its command was killed
+            except BlockingIOError:
+                cores += float(each) if int(pid) != os.getpid() else 0.0
+    return cores
+
+
+def _locks() -> list[Path]:
+    """The locks of this user's private folders, which are held while their commands live."""
+    locks = []
+    for lock in Path("/tmp").glob(f"{PREFIX}*/{LOCK}"):
+        with suppress(OSError):
+            if {lock.lstat().st_uid, lock.parent.lstat().st_uid} == {os.geteuid()}:
+                locks.append(lock)
+    return locks
 
 
 def _start(folder: str) -> None:
@@ -90,6 +157,16 @@ def _start(folder: str) -> None:
             if last:
                 fix = "try again when this machine is less busy"
                 raise RayAway(f"a private Ray doesn't start: {one_line(error, 200)}", fix) from None
+
+
+def gpus() -> float:
+    """GPUs of the Ray that this process is connected to."""
+    return float(ray.cluster_resources().get("GPU", 0))
+
+
+def memory_bytes() -> float:
+    """Memory that the connected Ray counts for those who ask it for some, in bytes."""
+    return float(ray.cluster_resources().get("memory", 0))
 
 
 def on_head() -> bool:

@@ -1,4 +1,4 @@
-"""Train one model of a run: expert INDEX, router or monolith, as a job on an island's Ray cluster.
+"""Train one model of a run (expert INDEX, router, monolith), or all, as a job on an island's Ray cluster.
 
 ray job submit --address http://HEAD:8265 --working-dir . -- python jobs/train.py s3://bucket/run7 expert 3
 """

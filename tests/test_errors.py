@@ -129,11 +129,12 @@ def test_what_storage_refuses() -> None:
             raise PermissionError(errno.EACCES, "whatever", "/a/b")
     with pytest.raises(DataError, match=r"^/a: No such file or directory$"), as_storage_error("/a", missing=DataError):
         raise FileNotFoundError(errno.ENOENT, "whatever", "/a")
-    for number, passes in {errno.ENOSPC: True, errno.EIO: True, errno.EACCES: False, errno.EROFS: False}.items():
+    for number, passes in {errno.EIO: True, errno.ENOSPC: False, errno.EFBIG: False, errno.EACCES: False}.items():
         for refused in (OSError(number, "whatever"), OSError(f"Unable to write to /a: x (os error {number})")):
             with pytest.raises(StorageError) as caught, as_storage_error("/a"):
                 raise refused
             assert caught.value.passes is passes
+            assert ("free some space there" in caught.value.text()) is (number == errno.ENOSPC)
     with pytest.raises(KeyError), as_storage_error("/a"):
         raise KeyError
     assert refusal(OSError("When reading\nbucket \x1bx\n\nDebug source:\nabc")) == "When reading bucket \\x1bx"

@@ -125,8 +125,8 @@ def main() -> None:
       ddm init runs/digits --recipe digits            begin a run of your own
       ddm prepare runs/digits                         read, decode and embed the images
       ddm partition runs/digits                       cluster them into one shard an expert
+      ddm train runs/digits all                       train all experts and the router on this machine
       ddm train runs/digits expert 0                  train one expert, anywhere
-      ddm train runs/digits router                    train the router
       ddm pack runs/digits expert 1 -o one.tar        an archive for an island that can't see the run
       ddm watch runs/digits                           look on, from any machine that sees the run
       ddm sample runs/digits --class 3 -o three.png   sample images from the mixture

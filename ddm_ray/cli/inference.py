@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 import click
 
 from ddm_ray.cli.command import ADDRESS, RUN, main, say
+from ddm_ray.cli.devices import DEVICE, device_of, served_device
 from ddm_ray.errors import ConfigError
 from ddm_ray.storage.graph import EXTRAS
 
@@ -68,6 +69,7 @@ def _setting_options() -> list[click.Parameter]:
     type=click.Choice(["mixture", *EXTRAS]),
     help="What to sample: the mixture, or a network that was trained on all rows.",
 )
+@DEVICE
 @click.option("-o", "--out", default="samples.png", show_default=True, type=click.Path(dir_okay=False))
 @click.option(
     "--trace", metavar="FILE", help="Also write a .png that shows which expert painted which image, step by step."
@@ -79,12 +81,13 @@ def sample(
     num: int,
     seed: int,
     model: Any,
+    device: str,
     out: str,
     trace: str | None,
     guidance_alias: float | None,
     **settings: Any,
 ) -> None:
-    """Sample images from the finished mixture into one picture, a row for each class. Needs neither Ray nor a GPU.
+    """Sample images from the finished mixture into one picture, a row for each class. Without Ray.
 
     RUN may also be a folder that `ddm export` wrote, or a checkpoint in Paris's layout. Sampling settings that you
     leave out are the run's own. The strategy `once` is ancestral sampling of the mixture: it draws one expert for an
@@ -114,9 +117,9 @@ def sample(
     if (Path(run_url) / "model_index.json").is_file():
         if model != "mixture":
             raise ConfigError(f"--model {model}: {run_url} is exported, and holds what it holds; leave it out")
-        pipeline = DDMPipeline.from_pretrained(run_url)
+        pipeline = DDMPipeline.from_pretrained(run_url, device_of(device))
     else:
-        pipeline = DDMPipeline.from_run(run_url, model=model)
+        pipeline = DDMPipeline.from_run(run_url, device_of(device), model)
     names, conditions = _conditions(pipeline, run_url, classes, prompts)
     num_images = num * len(conditions)
     settings["guidance_scale"] = guidance_alias if settings["guidance_scale"] is None else settings["guidance_scale"]
@@ -169,9 +172,9 @@ def _conditions(
 def export(run_url: str, folder: str, model: Any, license_name: str | None, overwrite: bool) -> None:
     """Write finished models to FOLDER in the layout of diffusers pipelines, one folder for each component.
 
-    FOLDER needs nothing of the run. The mixture is opened by `ddm sample FOLDER` or DDMPipeline.from_pretrained. The
-    student or the monolith becomes an ordinary pipeline with a model card: diffusers opens it without ddm-ray, and
-    paints the same images for the same seeds.
+    FOLDER needs nothing of the run. Weights are copied and nothing is computed, so no GPU is asked for. The mixture is
+    opened by `ddm sample FOLDER` or DDMPipeline.from_pretrained. The student or the monolith becomes an ordinary
+    pipeline with a model card: diffusers opens it without ddm-ray, and paints the same images for the same seeds.
 
     \b
       ddm export runs/digits exported
@@ -214,7 +217,7 @@ def export(run_url: str, folder: str, model: Any, license_name: str | None, over
     "--resident", default=2, show_default=True, type=click.IntRange(2), help="Multiplexed experts on the device."
 )
 @click.option("--dense", type=click.Choice(EXTRAS), help="Network that answers what the experts have no time for.")
-@click.option("--device", default="cpu", show_default=True, help="torch's device for experts and router.")
+@DEVICE
 @click.option("--max-rows", default=32, show_default=True, type=click.IntRange(1), help="Images of a batch; more wait.")
 @click.option(
     "--pin-file",
@@ -247,7 +250,7 @@ def export(run_url: str, folder: str, model: Any, license_name: str | None, over
     " than localhost and IP addresses, as where a proxy stands before it.",
 )
 @ADDRESS
-def serve(run_url: str, host: str, port: int, address: str | None, insecure: bool, **others: Any) -> None:
+def serve(run_url: str, host: str, port: int, address: str | None, insecure: bool, device: str, **others: Any) -> None:
     """Serve the mixture over HTTP until Ctrl-C: as OpenAI's POST /v1/images/generations, and as a page at /.
 
     Experts that still train are served by the weights they published last, and newer ones go live as they come; one
@@ -270,6 +273,6 @@ def serve(run_url: str, host: str, port: int, address: str | None, insecure: boo
     for name in ("token_file", "pin_file"):
         path = others[name]
         others[name] = path if path is None or "://" in path else os.path.abspath(path)
-    args = ServeArgs(run=Run.open(run_url).url, **others)
+    args = ServeArgs(run=Run.open(run_url).url, device=served_device(device, address), **others)
     say("starting Ray and Serve ...")
     serve_run(args, port, host, address, insecure)

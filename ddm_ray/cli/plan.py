@@ -1,22 +1,25 @@
-"""The verb that says beforehand what a run takes: days, bytes, memory and price on each island."""
+"""The verb that says beforehand what a run takes: of this machine, or of islands, with days, traffic and price."""
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ddm_ray.cli.command import ISLANDS, RUN, main, say, warn, with_extras
-from ddm_ray.errors import ConfigError, Give
-from ddm_ray.storage.graph import wanted_of
+from ddm_ray.cli.devices import GPU, placed, require_gpu
+from ddm_ray.cli.fixes import option
+from ddm_ray.errors import ConfigError, DDMError, Give
+from ddm_ray.storage.graph import Artifact, wanted_of
 
 if TYPE_CHECKING:
     from ddm_ray.islands.needs import ModelNeeds
     from ddm_ray.islands.plan import RunPlan
     from ddm_ray.islands.speeds import IslandSpeed
     from ddm_ray.placement import Island
+    from ddm_ray.storage.run import Run
 
 
 @main.command()
@@ -24,16 +27,20 @@ if TYPE_CHECKING:
 @ISLANDS
 @click.option("--island", metavar="NAME", help="Only this island of FILE. With --calibrate: the one that is here.")
 @with_extras("Plan for")
+@GPU
 @click.option(
     "--flops",
     multiple=True,
     metavar="NAME=1e15",
     help="Peak FLOP/s of one GPU (or CPU worker) of an island. May be given many times. Default: its gpu in FILE.",
 )
+@click.option("--mfu", metavar="A-B", help="Percent of the peak that training is to reach. Default: 30-50.")
 @click.option(
-    "--mfu", default="30-50", show_default=True, metavar="A-B", help="Percent of the peak that training is to reach."
+    "--calibrate",
+    is_flag=True,
+    help="Take some steps of each model on this machine first, without Ray. Default: where no islands are named, and"
+    " the steps take less than a minute.",
 )
-@click.option("--calibrate", is_flag=True, help="Take some steps of each model on this machine first, without Ray.")
 @click.option(
     "--egress-price",
     type=click.FloatRange(min=0),
@@ -46,32 +53,45 @@ def plan(
     islands: str | None,
     island: str | None,
     extras: list[str],
+    gpu: bool | None,
     flops: tuple[str, ...],
-    mfu: str,
+    mfu: str | None,
     calibrate: bool,
     egress_price: float | None,
     as_json: bool,
 ) -> None:
-    """Say beforehand what training the rest of RUN takes on the islands of FILE: days, bytes, memory, price.
+    """Say beforehand what training the rest of RUN takes of this machine, or of the islands of FILE.
 
-    An island's speed is what its trainings have left in the run; else peak times MFU, by its `gpu` in FILE or --flops;
-    for this machine what --calibrate measures. Days are those of training: a start and the last save come on top.
+    Of this machine: rows a cluster, memory, disk and hours, and what it won't hold. Rows are counted in the source
+    before they are prepared; hours are by some trial steps, where trainings haven't left their speed. Of islands: days,
+    bytes, memory and price. An island's speed is what its trainings have left in the run; else peak times MFU, by its
+    `gpu` in FILE or --flops; for this machine what --calibrate measures. A start and the last save come on top.
     Nothing is written to the run.
 
     \b
-      ddm plan runs/digits --calibrate
+      ddm plan runs/digits
       ddm plan s3://lab/run7 --islands islands.yaml --egress-price 0.09
       ddm plan s3://lab/run7 --islands islands.yaml --flops north=9.9e14 --json
     """
+    from ddm_ray.storage.run import Run
+
+    run = Run.open(run_url)
+    if islands is None:
+        for_islands = {"island": island, "flops": flops, "mfu": mfu, "egress_price": egress_price}
+        for name, value in for_islands.items():
+            if value not in (None, ()):
+                raise ConfigError(f"{option(name)} is for islands", Give("islands", "name their file", "FILE"))
+        _plan_machine(run, wanted_of(run.config, extras), gpu, calibrate, as_json)
+        return
+    if gpu is not None:
+        raise ConfigError("--gpu and --cpu are for this machine: islands have use_gpu in their file")
     from ddm_ray.cli.plan_tables import tables
     from ddm_ray.islands.needs import needs_of
     from ddm_ray.islands.plan import plan as plan_run
     from ddm_ray.islands.speeds import left_by_trainings
-    from ddm_ray.placement import Island, load_islands
-    from ddm_ray.storage.run import Run
+    from ddm_ray.placement import load_islands
 
-    run = Run.open(run_url)
-    sites = load_islands(islands) if islands else {"here": Island(name="here")}
+    sites = load_islands(islands)
     if island is not None and island not in sites:
         raise ConfigError(f"no island {island!r:.60}", Give("island", f"choose one of {', '.join(sites)}"))
     sites = {name: site for name, site in sites.items() if island in (None, name)}
@@ -80,7 +100,7 @@ def plan(
     peaks = _peaks(flops, sites)
     trained = wanted_of(run.config, extras)
     needs = needs_of(run, trained)
-    speeds, unknown = _speeds(sites, left_by_trainings(run, trained), peaks, _shares(mfu), run.config)
+    speeds, unknown = _speeds(sites, left_by_trainings(run, trained), peaks, _shares(mfu or "30-50"), run.config)
     if calibrate:
         (name,) = sites
         speeds, unknown = {name: _calibrated(needs, sites[name])}, {}
@@ -98,6 +118,41 @@ def plan(
     if needs[0].rows is None:
         warn("the run isn't partitioned yet: the bytes of its rows are left out")
     for line in planned.warnings(egress_price or 0.0):
+        warn(line)
+
+
+def _plan_machine(run: "Run", trained: Sequence[Artifact], gpu: bool | None, calibrate: bool, as_json: bool) -> None:
+    from ddm_ray.cli.plan_tables import machine_lines
+    from ddm_ray.islands.machine import plan_machine
+    from ddm_ray.placement import TrainPlacement
+
+    if gpu:
+        require_gpu(None)
+    say("taking trial steps, some seconds a model ...", err=True)
+    planned = plan_machine(run, trained, placed(TrainPlacement(), gpu), "always" if calibrate else "if quick")
+    if as_json:
+        click.echo(json.dumps({**asdict(planned), "warnings": planned.warnings}, indent=1))
+        return
+    for text in machine_lines(planned, run):
+        say(text)
+    for line in planned.warnings:
+        warn(line)
+
+
+def outlook(run: "Run") -> None:
+    """Print in some lines what a run that has just begun takes of this machine, without trial steps."""
+    try:
+        from ddm_ray.cli.plan_tables import outlook_lines
+        from ddm_ray.islands.machine import plan_machine
+        from ddm_ray.placement import TrainPlacement
+
+        planned = plan_machine(run, wanted_of(run.config), TrainPlacement(), "never")
+    except (DDMError, ModuleNotFoundError) as error:
+        warn(f"what it takes isn't known: {error}")  # the run has begun all the same
+        return
+    for text in outlook_lines(planned):
+        say(text)
+    for line in planned.warnings:
         warn(line)
 
 
@@ -140,7 +195,7 @@ def _speeds(
 
     speeds, unknown = {}, {}
     for name, site in sites.items():
-        measured = left.get(name) or (left.get("") if name == "here" else None)
+        measured = left.get(name)
         if measured and name not in peaks:
             speeds[name] = measured
             continue

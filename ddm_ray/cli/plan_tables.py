@@ -1,4 +1,4 @@
-"""Tables of a plan, as text at most 160 characters wide."""
+"""Tables of a plan for islands, as text at most 160 characters wide, and the lines of one for this machine."""
 
 import io
 from collections.abc import Callable
@@ -7,7 +7,9 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from ddm_ray.islands.machine import KindPlan, MachinePlan
 from ddm_ray.islands.plan import DAY, HOUR, RunPlan
+from ddm_ray.storage.run import Run
 
 _UNITS = ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _LEFT = ("model", "island", "speed")
@@ -17,6 +19,60 @@ def tables(plan: RunPlan, egress_price: float | None) -> list[str]:
     """The tables of a plan, with the price of traffic if a GB has one."""
     made = [_models(plan), _memory(plan), _trainings(plan), _run(plan, egress_price)]
     return [_printed(each) for each in made]
+
+
+def machine_lines(plan: MachinePlan, run: Run) -> list[str]:
+    """The plan of a run on this machine: its rows, a table of its trainings, and what all take together."""
+    whose = "of a GPU's memory free" if plan.use_gpu else "memory free"
+    memory = f"{_si(plan.memory_free, 'B')} of {_si(plan.memory_total, 'B')} {whose}"
+    disk = "" if plan.disk_free is None else f", {_si(plan.disk_free, 'B')} of the run's disk free"
+    gpus = f"{plan.gpus} GPUs, " if plan.gpus else ""
+    table = _table("", "model", "number", "left", "parameters", "steps", "memory", "state", "weights", "time of one")
+    for each in plan.kinds:
+        table.add_row(
+            each.kind,
+            str(each.number),
+            f"{each.left:.3g}",
+            _si(each.parameters),
+            f"{each.steps:,}",
+            ("" if each.memory_measured else "> ") + _si(each.memory, "B"),
+            _si(each.state_bytes, "B"),
+            _si(each.weights_bytes, "B"),
+            "?" if each.seconds is None else f"{_time(each.seconds)}, {each.source}",
+        )
+    lines = [f"this machine: {plan.cores} cores, {gpus}{memory}{disk}", *_rows(plan), *_printed(table).split("\n")]
+    lines += [f"{each.kind}: {each.source} (ddm plan {run.url} --calibrate)" for each in _unmeasured(plan)]
+    time = "a time that isn't known" if plan.seconds is None else _time(plan.seconds)
+    where = "on GPUs" if plan.use_gpu else "on the CPU"
+    side_by_side = f"all, {plan.at_once} at a time {where}: {time}, a start of each comes on top"
+    return [*lines, f"{side_by_side}; up to {_si(plan.disk, 'B')} more on the disk"]
+
+
+def outlook_lines(plan: MachinePlan) -> list[str]:
+    """The same in few lines."""
+    kinds = [f"{each.number} x {each.kind} of {_si(each.parameters)} parameters" for each in plan.kinds]
+    memory = max((each.memory for each in plan.kinds), default=0.0)
+    free = "" if plan.disk_free is None else f" of {_si(plan.disk_free, 'B')} free"
+    return [
+        *_rows(plan),
+        f"trains: {', '.join(kinds)}; more than {_si(memory, 'B')} of memory each, {plan.at_once} at a time here",
+        f"disk: up to {_si(plan.disk, 'B')}{free}; hours: not measured, `ddm plan` takes trial steps",
+    ]
+
+
+def _rows(plan: MachinePlan) -> list[str]:
+    if plan.rows is None:
+        return [f"rows: known once they are prepared, in {plan.clusters} clusters"]
+    size = "" if plan.rows_bytes is None else f", {_si(plan.rows_bytes, 'B')} prepared and in shards"
+    if plan.rows_K is None:
+        each = f"about {plan.rows / plan.clusters:,.0f} each"
+        return [f"rows: {plan.rows:,} in {plan.clusters} clusters, {each}{size} at most"]
+    each = f"{min(plan.rows_K):,} to {max(plan.rows_K):,} each to train on"
+    return [f"rows: {plan.rows:,} in {plan.clusters} clusters, {each}{size}"]
+
+
+def _unmeasured(plan: MachinePlan) -> list[KindPlan]:
+    return [each for each in plan.kinds if each.seconds is None and each.left]
 
 
 def _models(plan: RunPlan) -> Table:

@@ -21,11 +21,13 @@ def init(run_url: str, recipe: str, settings: tuple[str, ...]) -> None:
       ddm init runs/digits --recipe digits
       ddm init s3://bucket/run7 --recipe my.yaml --set partition.num_clusters=8
     """
+    from ddm_ray.cli.plan import outlook
     from ddm_ray.config import load_recipe
     from ddm_ray.storage.run import Run
 
     run = Run.create(run_url, load_recipe(recipe, settings))
     say(f"run {run.config.name!r} at {run.url}; next: ddm prepare {run_url}")
+    outlook(run)
 
 
 @main.command()
@@ -41,6 +43,7 @@ def status(run_url: str) -> None:
     \b
       ddm status runs/digits
     """
+    from ddm_ray.storage.launches import last_loss
     from ddm_ray.storage.observer import survey_once
     from ddm_ray.storage.run import Run
     from ddm_ray.storage.status import line
@@ -51,6 +54,9 @@ def status(run_url: str) -> None:
     statuses = survey_once(run)
     for each in statuses:
         say(f"  {line(each, phrase)}")
+    for each in statuses:
+        if each.state == "begun" and each.job and each.job.files and (why := last_loss(run.store, each.job.files)):
+            warn(f"{each.artifact}: an attempt was lost: {why}")
     for difference in differences(statuses):
         warn(f"jobs have different versions of {difference}")
 
@@ -72,7 +78,8 @@ def status(run_url: str) -> None:
     "--webhook",
     envvar="DDM_WEBHOOK",
     metavar="URL",
-    help="POST a JSON object when a job stalls, fails, resumes or finishes. Default: $DDM_WEBHOOK, else none.",
+    help="POST a JSON object when a job stalls, fails, can't save its states, resumes or finishes. Default:"
+    " $DDM_WEBHOOK, else none.",
 )
 @click.option(
     "--stalled-after",
@@ -102,8 +109,9 @@ def watch(
       ddm watch s3://lab/run7 --webhook https://hooks.slack.com/services/... --stalled-after 300
 
     The webhook gets {"run", "artifact", "event", "attempt", "step", "steps", "text", "final"}, where the event is
-    stalled, failed, damaged, resumed or finished. After a failure that isn't final the next attempt begins by itself.
-    A job that stays stalled has no process left that could begin one: run its command again.
+    stalled, failed, damaged, unsaved (its states can't be), resumed or finished. After a failure that isn't final the
+    next attempt begins by itself. A job that stays stalled has no process left that could begin one: run its command
+    again.
     """
     from ddm_ray.islands.roll_call import RollCall
     from ddm_ray.storage.observer import LIST_SECONDS, survey_once

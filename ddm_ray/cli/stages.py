@@ -1,11 +1,11 @@
-"""Verbs that make a run's artifacts, stage by stage: prepare, partition, train, evaluate; and demo, all of them."""
+"""Verbs that make a run's artifacts, stage by stage: prepare, partition, evaluate; and demo, all of them."""
 
 import os
 import re
 import shutil
 import sys
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,20 +14,19 @@ import click
 
 from ddm_ray.cli.command import (
     ADDRESS,
-    INDEX,
     ISLAND,
     ISLANDS,
-    MODEL,
     RECIPE_HELP,
     RUN,
     SET_HELP,
     main,
     make,
     say,
-    trained,
     warn,
 )
+from ddm_ray.cli.devices import DEVICE, GPU, device_of, placed, require_gpu, tell_of_workers
 from ddm_ray.cli.fixes import phrase
+from ddm_ray.cli.train import each_failure_named
 from ddm_ray.errors import ConfigError, DriftError
 from ddm_ray.storage.graph import NAME_PATTERN, Artifact
 from ddm_ray.storage.info import ReportInfo, RowsInfo
@@ -35,6 +34,7 @@ from ddm_ray.storage.info import ReportInfo, RowsInfo
 
 @main.command()
 @RUN
+@GPU
 @ISLANDS
 @ISLAND
 @ADDRESS
@@ -50,6 +50,7 @@ from ddm_ray.storage.info import ReportInfo, RowsInfo
 )
 def prepare(
     run_url: str,
+    gpu: bool | None,
     islands: str | None,
     island: str | None,
     address: str | None,
@@ -85,15 +86,25 @@ def prepare(
     run = Run.open(run_url)
     site = load_island(islands, island)
     site.require_run(run.url)
-    artifact = preparing.rows_artifact(run, cluster)
+    artifact, placement = preparing.rows_artifact(run, cluster), placed(site.prepare, gpu)
+
+    @contextmanager
+    def session() -> Iterator[None]:
+        from ddm_ray.ray_session import gpus, ray_session
+
+        ray_address, token_file = site.ray(address)
+        if gpu:
+            require_gpu(ray_address)
+        with ray_session(ray_address, token_file, os.cpu_count() or 1):
+            tell_of_workers("embed", placement.use_gpu, gpus())
+            yield
 
     def stage(run: Any, report: Any) -> None:
         from ddm_ray.data.sharded.ray_data import RayData
-        from ddm_ray.ray_session import ray_session
 
         # Ray starts once there is something to make, so that a mistake is refused without it.
-        ray_data = RayData(site.prepare, partial(ray_session, *site.ray(address)))
-        preparing.prepare(run, report, site.prepare, source, cluster, max_rejected, execute=ray_data)
+        ray_data = RayData(placement, session)
+        preparing.prepare(run, report, placement, source, cluster, max_rejected, execute=ray_data)
 
     make(run_url, artifact, stage, mends=True)
     _show_rows(run, artifact)
@@ -166,68 +177,7 @@ def partition(run_url: str, cluster: int | None, scratch: str | None) -> None:
             for warning in info.warnings:
                 warn(warning)
         say(f"look at it: {run.url}/{REPORT}/report.html")
-    say(f"next: ddm train {run_url} expert {cluster or 0}")
-
-
-@main.command()
-@RUN
-@MODEL
-@INDEX
-@ISLANDS
-@ISLAND
-@ADDRESS
-def train(
-    run_url: str, model: str, index: int | None, islands: str | None, island: str | None, address: str | None
-) -> None:
-    """Train one model of RUN: `expert INDEX`, the `router`, the `monolith` that the mixture is compared with, or a
-    `student`: one ordinary network that learns what the finished experts predict.
-
-    An expert needs only run.json and its own shard. Kill this command at any moment; the same command continues from
-    the last saved state. If it runs twice at once, the older one ends within a minute; the first to commit counts.
-
-    Exits with 0 once the model is finished; with 75 if the same command may work later: storage or Ray is away, or
-    workers were lost too often in a row; with 1 if something must be mended first, or another launch has taken over.
-
-    \b
-      ddm train runs/digits expert 0
-      ddm train runs/digits router
-      ddm train runs/digits student
-      ddm train s3://bucket/run7 expert 3 --islands islands.yaml --island room-2
-    """
-    from ddm_ray.placement import Island, load_island, submitted_job
-    from ddm_ray.storage.launches import Launch, noted
-    from ddm_ray.storage.run import Run
-    from ddm_ray.storage.stops import StopRequests
-
-    run = Run.open(run_url)
-    artifact = trained("train", model, index, len(run.experts))
-
-    def stage(run: Any, report: Any, launch: Launch, site: Island) -> None:
-        for input_artifact in run.inputs(artifact):
-            run.require(input_artifact)
-        from ddm_ray.ray_session import ray_session
-        from ddm_ray.storage.status import describe
-        from ddm_ray.train.ray.launch import train_all
-
-        def watch(statuses: list[Any]) -> None:
-            (job,) = statuses
-            if job.state != "waiting":
-                report(job.fraction, describe(job, phrase))
-
-        report(0.0, "starting a training worker")
-
-        with ray_session(*site.ray(address)) as private:
-            train_all(run, [artifact], site.train, watch, may_grow=not private, launch=launch)
-
-    def noted_stage(run: Any, report: Any) -> None:
-        StopRequests(run.store, artifact, None).require_none()
-        # First of all, so that of a job that ends here, for whatever reason, one hears elsewhere.
-        with noted(run.store, Launch(artifact, island=island or "", job=submitted_job() or "")) as launch:
-            site = load_island(islands, island)
-            site.require_run(run.url)
-            stage(run, report, replace(launch, island=site.name), site)
-
-    make(run_url, artifact, noted_stage)
+    say(f"next: ddm train {run_url} {'all' if cluster is None else f'expert {cluster}'}")
 
 
 @main.command()
@@ -239,12 +189,20 @@ def train(
     metavar="STEP",
     help="Measure all models by their newest weights of so many steps at most. Default: as they are now.",
 )
+@DEVICE
 @click.option("--ray", "on_ray", is_flag=True, help="Sample on a Ray cluster: --address, or the island's.")
 @ISLANDS
 @ISLAND
 @ADDRESS
 def evaluate(
-    run_url: str, name: str, at: int | None, on_ray: bool, islands: str | None, island: str | None, address: str | None
+    run_url: str,
+    name: str,
+    at: int | None,
+    device: str,
+    on_ray: bool,
+    islands: str | None,
+    island: str | None,
+    address: str | None,
 ) -> None:
     """Compare the mixture's sampling strategies with monolith and student: a report, a picture, and metrics as JSON.
 
@@ -270,16 +228,17 @@ def evaluate(
     def stage(run: Any, report: Any) -> None:
         from ddm_ray.evaluate import run as evaluating
 
+        measured_on = device_of(device)
         if not on_ray:
-            evaluating.evaluate(run, name, report, at=at)
+            evaluating.evaluate(run, name, report, measured_on, at=at)
             return
         from ddm_ray.data.sharded.ray_data import RayData
         from ddm_ray.ray_session import ray_session
 
         site.require_run(run.url)
         ray_data = RayData(site.prepare, partial(ray_session, *site.ray(address)))
-        device = "cuda" if site.prepare.use_gpu else "cpu"
-        evaluating.evaluate(run, name, report, execute=ray_data, made_on=device, at=at)
+        made_on = "cuda" if site.prepare.use_gpu else "cpu"
+        evaluating.evaluate(run, name, report, measured_on, ray_data, made_on, at)
 
     if not re.fullmatch(NAME_PATTERN, name):
         raise ConfigError(f"--name {name!r}: use letters, digits, dots, dashes and underscores")
@@ -324,7 +283,8 @@ def demo(run_url: str | None, recipe: str, settings: tuple[str, ...]) -> None:
     from ddm_ray import demo as demonstration
 
     folder = run_url or f"runs/{Path(recipe).stem}"
-    run = demonstration.demo(folder, recipe, settings, phrase)
+    with each_failure_named():
+        run = demonstration.demo(folder, recipe, settings, phrase)
     _show_evaluation(run, demonstration.NAME)
     say("")
     say("next:")

@@ -69,7 +69,7 @@ def work(
     from ddm_ray.islands.presence import BEAT_SECONDS, PresenceKeeper, last_speed
     from ddm_ray.islands.work import IslandWorker
     from ddm_ray.placement import Island, load_island, submitted_job
-    from ddm_ray.ray_session import losses_of_ray, ray_session, require_ray
+    from ddm_ray.ray_session import keep_logs, losses_of_ray, ray_session, require_ray
     from ddm_ray.storage.ledger import Account
     from ddm_ray.storage.run import Run
     from ddm_ray.storage.stops import island_prefix
@@ -110,7 +110,7 @@ def work(
             # A session each: with it end the places that a killed controller would keep, and who waits holds none.
             with losses_of_ray(), ray_session(*site.ray(address)) as private:
                 heed_sigterm()  # Ray takes it for itself
-                train_all(run, [launch.artifact], site.train, watch, may_grow=not private, launch=launch)
+                train_all(run, [launch.artifact], site.train, watch, not private, launch, lost=keep_logs)
 
         def require_room() -> None:
             require_ray(site.ray(address)[0])

@@ -15,6 +15,7 @@ from ddm_ray.models.flops import num_parameters
 from ddm_ray.models.spec import denoiser_spec, router_spec
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.graph import Artifact, shards_of
+from ddm_ray.storage.job_files import list_jobs
 from ddm_ray.storage.manifest import NAME
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import status
@@ -22,6 +23,8 @@ from ddm_ray.train.job import TrainJob, train_job
 from ddm_ray.train.sizes import FileSizes
 
 _FP32_RECORDS, _GPU_TEMPORARIES, _GRADIENT = 16, 12, 4
+LIBRARIES_BYTES = 1.4e9
+"""Memory that a training takes beside its tensors, about: of its worker, and of the controller that tends it."""
 
 
 @dataclass(frozen=True)
@@ -101,17 +104,22 @@ class ModelNeeds:
         beside = self.teachers_bytes(use_gpu, teachers)
         return [None if one is None else one * self.parameters + beside for one in each]
 
+    def memory_on_cpu(self, placement: TrainPlacement) -> float:
+        """Bytes of a machine's memory that a worker on its CPU takes, but for activations, so placed."""
+        sizes = self.memory(placement.workers.max, False, placement.teachers)
+        return LIBRARIES_BYTES + (sizes[placement.zero_stage] or max(size for size in sizes if size))
+
 
 def needs_of(run: Run, artifacts: Sequence[Artifact]) -> list[ModelNeeds]:
-    """The needs of these artifacts of a run, by kind in their order; a listing, and a few requests an artifact."""
+    """The needs of these artifacts of a run, by kind in their order; two listings, and requests for begun ones."""
     by_kind: dict[str, list[Artifact]] = {}
     for artifact in artifacts:
         by_kind.setdefault(artifact.kind, []).append(artifact)
     sizes = {f"partition/{key}": size for key, size in run.store.sizes("partition").items()}
     models: dict[str, nn.Module] = {}
-    needs = []
+    needs, files = [], list_jobs(run.store, artifacts)
     for kind, members in by_kind.items():
-        left = {each: 1.0 - status(run, each).fraction for each in members}
+        left = {each: 1.0 - status(run, each, files[each]).fraction for each in members}
         job = train_job(run, members[0])
         spec = json.dumps(job.spec, sort_keys=True)
         if spec not in models:

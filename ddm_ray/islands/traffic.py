@@ -77,7 +77,8 @@ def foresee(
     Storage is taken to be fast: where writing a state takes long, there are fewer.
     """
     every = placement.checkpoint_steps, placement.milestone_steps
-    saves, published = num_states(seconds, steps, placement.minutes_between_states, every), {steps}
+    young = placement.checkpoint_steps is None
+    saves, published = num_states(seconds, steps, placement.minutes_between_states, every, young), {steps}
     if placement.milestone_steps:
         published |= set(range(placement.milestone_steps, steps, placement.milestone_steps))
     middle = sizes.state(steps // 2)  # what grows, the curve, grows evenly
@@ -102,9 +103,14 @@ def foresee(
 
 
 @lru_cache(maxsize=256)
-def num_states(seconds: float, steps: int, minutes: float, every: tuple[int | None, ...] = ()) -> int:
-    """Number of states that a training of so many seconds saves: by the clock, `every` so many steps, and the last."""
-    clock, each, step, states = SaveClock(minutes, 0.0), seconds / steps, 0, 0
+def num_states(
+    seconds: float, steps: int, minutes: float, every: tuple[int | None, ...] = (), young: bool = True
+) -> int:
+    """Number of states that a training of so many seconds saves: by the clock, `every` so many steps, and the last.
+
+    `young`: see SaveClock.
+    """
+    clock, each, step, states = SaveClock(minutes, 0.0, young), seconds / steps, 0, 0
     while step < steps:
         low, high = step + 1, steps
         while low < high:

@@ -38,7 +38,8 @@ from ray.serve.schema import LoggingConfig
 
 from ddm_ray.config import Precision
 from ddm_ray.errors import Give, RunError, ServeError, one_line
-from ddm_ray.ray_session import on_head, ray_session
+from ddm_ray.ray_session import gpus, on_head, ray_session
+from ddm_ray.sampling.devices import AUTO
 from ddm_ray.sampling.run_models import row_networks
 from ddm_ray.serve.answers import expert_name
 from ddm_ray.serve.api import API, DECODER, ENCODER
@@ -88,7 +89,9 @@ class ServeArgs(BaseModel):
         description="network of a deployment `dense` of its own, which answers what the experts have no time for,"
         " unless the request names a strategy",
     )
-    device: str = Field(default="cpu", description="torch's device for experts and router")
+    device: str = Field(
+        default="cpu", description="torch's device for experts and router; auto: cuda if this Ray has a GPU, else cpu"
+    )
     max_rows: PositiveInt = Field(default=32, description="images of a batch; more wait")
     pin_file: str | None = Field(
         default=None,
@@ -136,7 +139,7 @@ def build_app(args: ServeArgs) -> Application:
     Raises ServeError for a run without weights, RunError where there is none, ConfigError for tokens or pins that can't
     be read.
     """
-    run = _servable(args)[0]
+    run, args = _servable(args)[0], _on_its_device(args)
     on_gpu, limits = args.device.startswith("cuda"), Limits(per_minute=args.per_minute, local=args.local)
     resident = args.resident if args.placement == "multiplexed" else None
     shared = (Computing(args.device, args.max_rows, args.precision, args.compile, resident), args.pin_file)
@@ -165,6 +168,11 @@ def build_app(args: ServeArgs) -> Application:
         others[name] = part.bind(config, args.device, fingerprint)
     ingress = serve.deployment(name="api", ray_actor_options={"num_cpus": NUM_CPUS}, **PART)(API)
     return ingress.bind(*own, experts, others, args.dense)
+
+
+def _on_its_device(args: ServeArgs) -> ServeArgs:
+    """The arguments with the device that "auto" is on the connected Ray."""
+    return args.model_copy(update={"device": "cuda" if gpus() else "cpu"}) if args.device == AUTO else args
 
 
 def _servable(args: ServeArgs) -> tuple[Run, list[Version]]:
@@ -219,6 +227,9 @@ def serve_run(
             raise ServeError(
                 "Serve already runs in this Ray cluster; add the run with serve deploy (see serving/mixture.yaml)"
             )
+        args = _on_its_device(args)
+        if args.device == "cpu" and gpus():
+            print(f"warning: {gpus():g} GPUs of this Ray stand idle; device cuda computes there", flush=True)
         gateway = find_haproxy() if on_head() else None  # where Serve's proxy is
         _serve_until_stopped(args, port, host, _greeting(args, version, host, port), gateway)
 
@@ -283,7 +294,8 @@ def _greeting(args: ServeArgs, version: Version, host: str, port: int) -> str:
     token = " -H 'Authorization: Bearer TOKEN'" if read_tokens(args.token_file) else ""
     body = f'{{"prompt": "{prompt}", "size": "{side}x{side}", "response_format": "png"}}'
     return (
-        f"Serving {args.run} at {url} (routes: {url}/openapi.json); stop with Ctrl-C.\n{_unfinished(version)}"
+        f"Serving {args.run} at {url} (routes: {url}/openapi.json) on {args.device}; stop with Ctrl-C.\n"
+        f"{_unfinished(version)}"
         f"Open {url}/ in a browser, or try:\n"
         f"  curl {url}/v1/images/generations{token} -H 'Content-Type: application/json' -d '{body}' -o image.png"
     )

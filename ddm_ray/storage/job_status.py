@@ -81,6 +81,11 @@ class JobStatus:
         return self.phase in ("starting", "leaving")
 
     @property
+    def unsaved(self) -> str:
+        """Why states since the last saved one aren't saved; empty if they are."""
+        return self.heartbeat.get("unsaved", "") if self.beats else ""
+
+    @property
     def step(self) -> int:
         """Steps done by the attempt's heartbeat; before its first, those of the state that it goes on from."""
         step = _count(self.heartbeat.get("step")) if self.beats else None

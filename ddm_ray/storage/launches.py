@@ -23,7 +23,11 @@ from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_files import BEGUN, JobFiles, list_jobs
 from ddm_ray.storage.notes import Begun, read_note
 from ddm_ray.storage.patience import ONCE
+from ddm_ray.storage.sealed import read_some
 from ddm_ray.storage.store import Store
+
+LOSS_BYTES, LOSS_LETTERS = 4096, 300
+"""Bytes that are read of a record of a loss at most, and letters of it that are shown."""
 
 
 @dataclass(frozen=True)
@@ -221,6 +225,25 @@ class FailureBudget:
         return f"{self._launch.prefix}/out-of-memory/{newest:04d}"
 
 
+def last_loss(store: Store, files: JobFiles) -> str:
+    """Why the newest launch lost workers last, since its newest saved state; empty if it didn't, or none can be read.
+
+    Of several losses since that state any one.
+    """
+    if not files.attempts:
+        return ""
+    launch_id = str(Attempt(store, files.artifact, files.attempts[-1]).claim().get("launch"))
+    keys = [key for key in files.sizes if key.startswith(f"launches/{launch_id}/failures/")]
+    return loss_of(store, files.artifact, max(keys)) if keys else ""
+
+
+def loss_of(store: Store, artifact: Artifact, key: str) -> str:
+    """The text of a record of a loss, as one printable line; empty if it is gone."""
+    with suppress(FileNotFoundError, CorruptArtifact):
+        return printable(read_some(store, f"{artifact}/{key}", LOSS_BYTES).decode(errors="replace"), LOSS_LETTERS)
+    return ""
+
+
 class LaunchReader:
     """Reads why a launch has ended: of each file that a listing shows, once, what it says."""
 
@@ -229,6 +252,7 @@ class LaunchReader:
         self._store, self._launch = store, launch
         self._claims: dict[int, dict[str, Any]] = {number: {} for number in before.attempts}
         self._failures: dict[int, dict[str, Any] | None] = {}
+        self._losses = set[str]()
 
     def attempts(self, files: JobFiles) -> list[int]:
         """Numbers of the launch's attempts so far, ascending."""
@@ -237,6 +261,13 @@ class LaunchReader:
             if unread and (claim := Attempt(self._store, files.artifact, number).claim()):
                 self._claims[number] = claim
         return attempts_of(self._launch.id, self._claims)
+
+    def losses(self, files: JobFiles) -> list[str]:
+        """Why attempts of the launch were lost that this wasn't asked about before, each as its controller noted it."""
+        begins = f"launches/{self._launch.id}/failures/"
+        new = sorted(key for key in files.sizes if key.startswith(begins) and key not in self._losses)
+        self._losses.update(new)
+        return [loss_of(self._store, files.artifact, key) for key in new]
 
     def error(self, files: JobFiles) -> DDMError | None:
         """The error for which trying again is in vain, or after which this launch has given up; None: it goes on.

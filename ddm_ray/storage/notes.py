@@ -28,7 +28,10 @@ class StoredNote(BaseModel):
 
 
 class Beat(StoredNote):
-    """A heartbeat: its counter, the pause after it in seconds, how far the attempt is, how fast, and where it runs."""
+    """A heartbeat: its counter, the pause after it in seconds, how far the attempt is, how fast, and where it runs.
+
+    `unsaved`: why states since the last saved one aren't saved; empty if they are.
+    """
 
     called = "heartbeat"
     beat: Count = 0
@@ -44,6 +47,7 @@ class Beat(StoredNote):
     samples_per_second: Number | None = None
     flops_per_second: Number | None = None
     mfu: Number | None = None
+    unsaved: Text = ""
     world_size: Count = 0
     micro_batch: Count | None = None
     zero_stage: Count = 0

@@ -293,8 +293,10 @@ def _begun(status: Status, job: JobStatus) -> str:
     loss, workers = job.value("loss"), job.value("world_size")
     rate, mfu = (job.value(name) for name in ("steps_per_second", "mfu"))
     moves = job.phase == "training" and not status.may_be_dead
+    since = f"since step {job.saved}" if job.saved else "so far"
     parts = {
         where: where,
+        f"not saved {since}: {job.unsaved}": job.unsaved,
         f"loss {loss or 0:.4f}": loss is not None and job.phase != "starting",
         f"{rate or 0:.3g} steps/s": rate and moves,
         f"no sign for {duration(silence)}": silence > SILENT_SECONDS and not status.may_be_dead,
@@ -302,7 +304,7 @@ def _begun(status: Status, job: JobStatus) -> str:
         f"{workers or 0:g} worker{'s' if workers != 1 else ''}": workers,
         f"MFU {mfu or 0:.0%}": mfu is not None and moves,
         f"weights of step {job.milestone}": job.milestone,
-        f"saved at step {job.saved}": job.saved and moves,
+        f"saved at step {job.saved}": job.saved and moves and not job.unsaved,
         f"attempt {job.attempt}{job.place}": True,
     }
     return ", ".join(part for part, known in parts.items() if known)

@@ -59,7 +59,7 @@ class TrainAttempt:
         self._prompt_storage = Attempt(Store(run.url, PROMPT), job.artifact, number)
         self._run, self.identity = run, run.identity(job.artifact)
         self.saver = StateSaver(self.storage, self.identity, placement.keep_states, self._prompt_storage)
-        self._tried: set[str] = set()
+        self._tried, self._told_unsaved = set[str](), ""
         who = {"host": socket.gethostname(), "pid": os.getpid(), "world_size": self._world, "versions": versions()}
         who |= launch.place if launch else {}
         how = {"zero_stage": placement.zero_stage, "steps": job.train.steps}
@@ -151,6 +151,14 @@ class TrainAttempt:
             raise stopped
         raise Preempted(f"{self.job.artifact}: asked to leave; {saved}")
 
+    def end_unsaved(self, step: int) -> None:
+        """End after `step` steps, of which storage keeps none for good: raise StorageError, on all ranks together."""
+        self._from_first(lambda: self._raise_unsaved(step))
+
+    def _raise_unsaved(self, step: int) -> None:
+        why = self.saver.unsaved or "another worker's part is refused"
+        raise StorageError(f"ends after step {step}, since its states can't be saved: {why}", passes=False)
+
     def tidy(self) -> None:
         """Keep the last state alone, and end the curves: the job is about to be committed."""
         self.saver.drop_all_but(1)
@@ -172,7 +180,13 @@ class TrainAttempt:
     def phase(self, name: str, progress: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Say what the attempt is about."""
         if self._heartbeat:
-            self._heartbeat.tell(name, micro_batch=None if self.searches else self.micro_batch, **progress)
+            rows, self._told_unsaved = None if self.searches else self.micro_batch, self.saver.unsaved
+            self._heartbeat.tell(name, micro_batch=rows, unsaved=self._told_unsaved, **progress)
+
+    @property
+    def untold(self) -> bool:
+        """True where it isn't told yet that states can't be saved, or can again."""
+        return self.saver.unsaved != self._told_unsaved
 
     def tell(self, progress: dict[str, Any]) -> None:
         """Say how training goes: to the heartbeat, and to the curves."""

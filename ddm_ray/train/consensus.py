@@ -15,6 +15,7 @@ class Flags:
     writing: bool = False  # its part of a state is still being written
     saving: bool = False  # a state is still being written or committed
     refused: bool = False  # storage refused its part of a state
+    hopeless: bool = False  # states were refused for good too often in a row
     overtaken: bool = False  # a newer attempt has taken this one's place
     due: bool = False  # its clock says that a state is to be saved
 

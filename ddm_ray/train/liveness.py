@@ -10,6 +10,21 @@ import signal
 import sys
 
 TICK_SECONDS = 0.25
+STARVED = 0.1
+"""Share of the time that counts in which the process wants a processor: on a crowded machine it may get none."""
+
+
+def wants_a_processor(pid: int) -> bool:
+    """True if a thread of the process runs, or waits for its turn to; False for one that is stopped or blocked."""
+    tasks = f"/proc/{pid}/task"
+    try:
+        for task in os.listdir(tasks):
+            with open(f"{tasks}/{task}/stat") as file:
+                if file.read().rpartition(")")[2].split()[0] == "R":
+                    return True
+    except OSError:
+        pass  # one that has just ended
+    return False
 
 
 def main(seconds: float) -> None:
@@ -19,7 +34,7 @@ def main(seconds: float) -> None:
         ready, _, _ = select.select([sys.stdin], [], [], TICK_SECONDS)
         if ready and not os.read(0, 4096):
             return
-        silent = 0.0 if ready else silent + TICK_SECONDS
+        silent = 0.0 if ready else silent + TICK_SECONDS * (STARVED if wants_a_processor(watched) else 1.0)
     if os.getppid() == watched:
         os.kill(watched, signal.SIGKILL)
         print(f"process {watched} gave no sign of life for {seconds:g} s and was killed", file=sys.stderr, flush=True)

@@ -22,7 +22,8 @@ def world(rank: int = 0, size: int = 1, rendezvous: str | Path | None = None) ->
     """
     os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
     store = dist.HashStore() if rendezvous is None else dist.FileStore(str(rendezvous), size)
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", store=store, rank=rank, world_size=size)
+    on_gpu = torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu"
+    dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=size)
     yield
     # Not after an error: next to a frozen rank the others would wait for its farewell.
     dist.destroy_process_group()

@@ -4,12 +4,13 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
 
-from ddm_ray.errors import StorageError, one_line
+from ddm_ray.errors import StorageError, may_pass, one_line
 from ddm_ray.storage.attempts import Attempt
 from ddm_ray.storage.info import StateInfo
 from ddm_ray.storage.manifest import FileRecord, Identity
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 YOUNG_SECONDS = 5.0
 """Time after which an attempt's first state is due."""
+MOST_LETTERS = 300
+"""Letters of the reason why states aren't saved that a heartbeat tells."""
+MOST_REFUSED = 3
+"""States in a row, refused for what somebody must mend, after which training ends."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +48,13 @@ class _Pending:
 class SaveClock:
     """Says when a state is due by the clock: `minutes` after the one before, sooner in an attempt's first minutes.
 
-    Then it is due once half of the time up to the last one, and YOUNG_SECONDS, have passed: who stops what has just
-    begun loses a third of it. A large state is due more seldom then: it is written for a tenth of the time at most. An
-    infinite number of minutes is none. Times are readings of one clock in seconds.
+    With `young` it is due then once half of the time up to the last one, and YOUNG_SECONDS, have passed: who stops what
+    has just begun loses a third of it. A large state is due more seldom then: it is written for a tenth of the time at
+    most. An infinite number of minutes is none. Times are readings of one clock in seconds.
     """
 
-    def __init__(self, minutes: float, now: float):
+    def __init__(self, minutes: float, now: float, young: bool = True):
+        self._youngest = YOUNG_SECONDS if young else math.inf
         self._most, self._began, self._saved = 60 * minutes, now, now
         self._took: float | None = 0.0
 
@@ -56,7 +62,7 @@ class SaveClock:
         """True if a state is to be saved; never while one is being written."""
         if self._took is None:
             return False
-        young = max(YOUNG_SECONDS, (self._saved - self._began) / 2, 10 * self._took)
+        young = max(self._youngest, (self._saved - self._began) / 2, 10 * self._took)
         return math.isfinite(self._most) and now - self._saved >= min(self._most, young)
 
     def saved(self, now: float) -> None:
@@ -84,6 +90,7 @@ class StateSaver:
         self._snapshot: state.Snapshot | None = None
         self._pending: _Pending | None = None
         self._thread = ThreadPoolExecutor(1, "state")
+        self._refused_in_a_row, self.unsaved = 0, ""
         # Starts the thread: later there may be no memory for its stack.
         self._writes = self._commits = self._thread.submit(bool, True)
 
@@ -98,6 +105,11 @@ class StateSaver:
         return self._writes.done() and not self._writes.result()
 
     @property
+    def hopeless(self) -> bool:
+        """True once so many states in a row were refused for good, as for want of space, that training is to end."""
+        return self._refused_in_a_row >= MOST_REFUSED
+
+    @property
     def busy(self) -> bool:
         """True if a state is still being written or committed."""
         return self._pending is not None or not self._commits.done()
@@ -105,20 +117,28 @@ class StateSaver:
     def save(self, engine: "Engine", trained: TrainProgress, then: Callable[[], object] | None = None) -> None:
         """Copy the state and have it written beside training, and on rank 0, once it is committed, `then` be done.
 
-        Waits for the state before it. Every rank must call it. What storage refuses is told on stderr.
+        Waits for the state before it. Every rank must call it. What storage refuses is told on stderr, and in
+        `unsaved` until a state is saved: why those since the last one aren't, on rank 0 also of other ranks.
         """
         self._settle_together()
         self._take(engine)
         self._pending = _Pending(trained, then)
-        self._writes = self._thread.submit(self._quietly, lambda: self._write_shards(trained.step), trained.step)
+        self._writes = self._thread.submit(self._tried, lambda: self._write_shards(trained.step), trained.step)
 
     def go_on(self, writing: bool, refused: bool) -> None:
         """Commit, or give up, what was written, once no rank writes; both are said of all ranks, to all alike."""
         if writing:
             return
         pending, self._pending = self._pending, None
-        if pending and not refused and self._rank == 0:
-            self._commits = self._thread.submit(self._quietly, lambda: self._commit(pending), pending.trained.step)
+        if pending is None or self._rank:
+            return
+        if refused:
+            self.unsaved = self.unsaved or "another worker's part is refused"
+            self._commits = self._thread.submit(self._drop, pending.trained.step)
+        else:
+            self._commits = self._thread.submit(
+                self._tried, lambda: self._commit_or_drop(pending), pending.trained.step
+            )
 
     def save_now(self, engine: "Engine", trained: TrainProgress) -> None:
         """Save a state and wait until it is committed. Every rank must call it.
@@ -127,8 +147,13 @@ class StateSaver:
         """
         self._settle_together()
         self._take(engine)
-        self._do_together(lambda: self._write_shards(trained.step))
-        self._do_together(lambda: self._commit(_Pending(trained, None)) if self._rank == 0 else None)
+        try:
+            self._do_together(lambda: self._write_shards(trained.step))
+        except StorageError:
+            if self._rank == 0:
+                self._drop(trained.step)
+            raise
+        self._do_together(lambda: self._commit_or_drop(_Pending(trained, None)) if self._rank == 0 else None)
 
     def drop_all_but(self, keep: int) -> None:
         """Delete states but the newest; those that storage won't delete are in nobody's way."""
@@ -157,7 +182,7 @@ class StateSaver:
         try:
             work()
         except Exception as error:  # a border: the others wait to hear of it
-            problem = StorageError(one_line(error), passes=not isinstance(error, StorageError) or error.passes)
+            problem = StorageError(one_line(error), passes=_passes(error))
         for refusal in self._gathered(problem):
             if refusal:
                 raise refusal
@@ -172,20 +197,37 @@ class StateSaver:
         self._snapshot = self._snapshot or state.Snapshot(engine.shards.owned())
         self._snapshot.take()
 
-    def _quietly(self, work: Callable[[], None], step: int) -> bool:
-        """Do the work; True if it could be done, else a warning is printed."""
+    def _tried(self, work: Callable[[], None], step: int) -> bool:
+        """Do this rank's part of a state; True if it could be done, else a warning is printed."""
         try:
             work()
-            return True
         except Exception as error:  # a border: training goes on without it; only the last state must be written
-            text = one_line(error)
-            print(f"warning: {text}; the state of step {step} isn't saved, or its weights published", file=sys.stderr)
+            print(f"warning: {one_line(error)}; the state of step {step} isn't saved", file=sys.stderr)
+            self.unsaved = one_line(error, MOST_LETTERS)
+            self._refused_in_a_row = 0 if _passes(error) else self._refused_in_a_row + 1
             return False
+        if self._rank:
+            self._refused_in_a_row = 0
+        return True
+
+    def _drop(self, step: int) -> bool:
+        """Delete what was written of a state that won't be committed; where storage is full, others need the room."""
+        with suppress(StorageError):
+            self._prompt.store.delete(self._prompt.state_prefix(step))
+        return True
 
     def _write_shards(self, step: int) -> None:
         assert self._snapshot is not None
         rank = state.RANK.format(self._rank)
         self._snapshot.write(self._attempt.store, f"{self._attempt.state_prefix(step)}/{rank}")
+
+    def _commit_or_drop(self, pending: _Pending) -> None:
+        try:
+            self._commit(pending)
+        except Exception as error:
+            if not _passes(error):  # else its manifest may have been heeded, or be on its way
+                self._drop(pending.trained.step)
+            raise
 
     def _commit(self, pending: _Pending) -> None:
         """Commit a state that all ranks have written, do what is to follow, and drop old ones."""
@@ -199,6 +241,15 @@ class StateSaver:
             raise StorageError(f"{store.url}/{prefix}: files are gone; deleted by a newer attempt")
         info = StateInfo(step=trained.step, seconds=trained.seconds, world_size=self._world)
         self._attempt.commit_state(trained.step, self._identity, records | {state.CURVE: FileRecord.of(curve)}, info)
-        if pending.then:
-            pending.then()
+        self._refused_in_a_row, self.unsaved = 0, ""
+        try:
+            if pending.then:
+                pending.then()
+        except Exception as error:  # a border: what is to be looked at meanwhile must not cost the state
+            print(f"warning: {one_line(error)}; the weights of step {trained.step} aren't published", file=sys.stderr)
         self.drop_all_but(self._keep)
+
+
+def _passes(error: Exception) -> bool:
+    """True if the same may be taken later, with nothing mended."""
+    return error.passes if isinstance(error, StorageError) else may_pass(error)

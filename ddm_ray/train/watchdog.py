@@ -4,6 +4,7 @@ import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections import deque
@@ -21,7 +22,8 @@ MONITOR = Path(__file__).with_name("liveness.py")
 
 class Watchdog:
     """A context manager: once a step takes longer than 3 usual ones and `hang_seconds`, `stuck` is called, then the
-    process ends. The first step, or first after `forget`, may take FIRST_STEP_SECONDS: it may compile.
+    process ends. The first step, or first after `forget`, may take FIRST_STEP_SECONDS: it may compile. Time in which
+    the step's thread waits for a processor, as on a crowded machine, isn't counted.
 
     Ended like this and not by an exception, since the thread that hangs can't be interrupted. Where no thread runs for
     `hang_seconds`, in a step or not, a liveness monitor kills the process.
@@ -31,6 +33,7 @@ class Watchdog:
         self._hang_seconds, self._stuck = hang_seconds, stuck
         self._took: deque[float] = deque(maxlen=REMEMBERED)
         self._began: float | None = None
+        self._stepping = threading.get_native_id()
         self._ended = Event()
         self._thread = Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -49,6 +52,7 @@ class Watchdog:
     @contextmanager
     def step(self) -> Iterator[None]:
         """Watch one step."""
+        self._stepping = threading.get_native_id()
         self._began = began = time.monotonic()
         try:
             yield
@@ -70,13 +74,17 @@ class Watchdog:
     def _watch(self) -> None:
         assert self._monitor.stdin is not None
         each = min(1.0, self._hang_seconds / 4)
-        looked, watched, stopped = time.monotonic(), self._began, 0.0
+        looked, watched, stopped, computed = time.monotonic(), self._began, 0.0, 0.0
         while not self._ended.wait(each):
             with suppress(BrokenPipeError):  # somebody killed it
                 self._monitor.stdin.write(b".")
             now, began = time.monotonic(), self._began
             # What held this thread up too was no hang: the process was stopped, or the machine.
-            stopped = (stopped if began == watched else 0.0) + max(0.0, now - looked - each)
+            held, before = max(0.0, now - looked - each), computed
+            wants, computed = _turn(self._stepping)
+            if wants:
+                held = max(held, now - looked - max(0.0, computed - before))
+            stopped = (stopped if began == watched else 0.0) + held
             looked, watched = now, began
             if began is not None and (seconds := now - began - stopped) > self.limit:
                 for thread, frame in sys._current_frames().items():
@@ -84,3 +92,12 @@ class Watchdog:
                 self._stuck(f"a step hangs for {seconds:.0f} s")
                 sys.stderr.flush()
                 os._exit(1)
+
+
+def _turn(thread: int) -> tuple[bool, float]:
+    """True if a thread of this process runs or waits for its turn to; and the seconds of processors that it has had."""
+    try:
+        fields = Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False, 0.0
+    return fields[0] == "R", (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -94,7 +94,7 @@ def _train(
         saver, owed = attempt.saver, False
         milestones = Milestones(run, attempt.storage, job, attempt.identity, engine, placement.keep_milestones)
         meter = Meter(job.placed(placement), before, engine.device, dist.get_world_size())
-        clock = SaveClock(placement.minutes_between_states, time.monotonic())
+        clock = SaveClock(placement.minutes_between_states, time.monotonic(), placement.checkpoint_steps is None)
         for step in range(before.step, job.train.steps):
             if job.masking(step) != job.masking(step - 1):
                 watchdog.forget()  # how long steps take, and what is compiled for them
@@ -106,18 +106,21 @@ def _train(
                 norm = engine.step(job.learning_rate(step))
                 due = clock.due(time.monotonic())
                 leaving = notice() or attempt.stopped
-                flags = Flags(leaving, saver.writing, saver.busy, saver.refused, attempt.overtaken, due)
+                hopeless = saver.hopeless
+                flags = Flags(leaving, saver.writing, saver.busy, saver.refused, hopeless, attempt.overtaken, due)
                 mean_loss, any_rank = exchange(loss, flags)
             if any_rank.overtaken:
                 attempt.give_way(step + 1)  # before a state is committed that nobody goes on from
             if not any_rank.saving:
                 clock.written(time.monotonic())
             saver.go_on(any_rank.writing, any_rank.refused)
+            if any_rank.hopeless:
+                attempt.end_unsaved(step + 1)
             if not (math.isfinite(norm) and math.isfinite(mean_loss)):
                 raise TrainingError(
                     f"loss {mean_loss} with gradient norm {norm} at step {step}; begin a run with a lower learning_rate"
                 )
-            if meter.step(mean_loss, norm):
+            if meter.step(mean_loss, norm) or attempt.untold:
                 attempt.tell(meter.tell())
             if any_rank.leaving:
                 saver.save_now(engine, meter.trained())

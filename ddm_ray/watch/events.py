@@ -9,7 +9,7 @@ from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.info import TrainedInfo
 from ddm_ray.storage.status import Status, describe, duration
 
-Kind = Literal["stalled", "failed", "damaged", "finished", "resumed"]
+Kind = Literal["stalled", "failed", "damaged", "finished", "resumed", "unsaved"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Event:
     @property
     def alarm(self) -> bool:
         """True if someone should look."""
-        return self.event in ("stalled", "failed", "damaged")
+        return self.event in ("stalled", "failed", "damaged", "unsaved")
 
     def body(self) -> dict[str, Any]:
         """Fields of the event, for JSON."""
@@ -44,6 +44,7 @@ class _Memory:
     beat: tuple[int, int | None] | None = None  # the newest attempt and its heartbeat's counter
     alarm: tuple[Kind, int] | None = None  # what was last told, and of which attempt, until it beats again
     finished: bool = False
+    unsaved: bool = False
 
 
 @dataclass
@@ -52,8 +53,8 @@ class Events:
 
     A job has stalled when it has been silent for `stalled_after` seconds, and for three of its steps where these take
     longer; a launch without an attempt not before START_SECONDS. An attempt's failure is told once, its stall once
-    until it beats again. What is finished when watching begins is no news; failures and stalls that stand then are
-    told.
+    until it beats again, and that its states aren't saved once until one is. What is finished when watching begins is
+    no news; failures and stalls that stand then are told.
     """
 
     run: str
@@ -88,7 +89,8 @@ class Events:
         kind: Kind = "failed" if status.state == "failed" else "stalled"
         due = kind == "failed" or (status.silent_seconds or 0.0) >= job.patience(self.stalled_after)
         if not due or memory.alarm == (kind, job.attempt):
-            return None
+            news, memory.unsaved = bool(job.unsaved) and not memory.unsaved, bool(job.unsaved)
+            return self._event(status, "unsaved") if news else None
         memory.alarm = (kind, job.attempt)
         return self._event(status, kind)
 

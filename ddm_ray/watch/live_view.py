@@ -27,7 +27,7 @@ class LiveView:
         self._alarms: set[str] = set()
         self._began: dict[str, float] = {}
         self._took: dict[str, float] = {}
-        self._logged: dict[str, tuple[float, bool]] = {}
+        self._logged: dict[str, tuple[float, bool, str]] = {}
         self._live = Live(console=self._console, get_renderable=self._table, refresh_per_second=4)
 
     def __enter__(self) -> Self:
@@ -89,9 +89,11 @@ class LiveView:
 
     def _log(self, name: str, now: float) -> None:
         fraction, note = self._rows[name]
-        last, finished = self._logged.get(name, (-LOG_SECONDS, False))
+        last, finished, before = self._logged.get(name, (-LOG_SECONDS, False, ""))
         if note == "waiting" or finished or (fraction < 1 and now - last < LOG_SECONDS):
             return
-        self._logged[name] = (now, fraction >= 1)
+        if name in self._alarms and note == before:
+            return
+        self._logged[name] = (now, fraction >= 1, note)
         took = f" ({self._took[name]:.0f} s)" if self._clock and name in self._took else ""
         self._console.print(f"{name:<12} {fraction:4.0%}  {note}{took}", highlight=False, markup=False, soft_wrap=True)

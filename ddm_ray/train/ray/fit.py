@@ -12,7 +12,7 @@ import ray.train
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from ddm_ray import ray_internals as internals
-from ddm_ray.errors import DDMError, OutOfMemory, Preempted, Stopped, Superseded
+from ddm_ray.errors import DDMError, GaveUp, OutOfMemory, Preempted, Stopped, Superseded
 from ddm_ray.memory import KEEP_FREED_MEMORY
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.attempts import Attempt, claimed
@@ -114,11 +114,15 @@ def _is_dead() -> bool:
 
 
 class _Trainer(_DataParallelTrainer):  # type: ignore[misc]
-    """A trainer without data sets of Ray's: workers read their rows themselves."""
+    """A trainer without data sets of Ray's, as workers read their rows themselves, and without its cleaner of places.
+
+    The cluster is tended for dead controllers by `tend_cluster`, by what the GCS knows of them.
+    """
 
     def _create_default_callbacks(self) -> list[Any]:
         callbacks: list[Any] = super()._create_default_callbacks()
-        return [each for each in callbacks if not isinstance(each, internals.DATASETS_CALLBACK.get())]
+        unwanted = internals.DATASETS_CALLBACK.get(), internals.CLEANER_CALLBACK.get()
+        return [each for each in callbacks if not isinstance(each, unwanted)]
 
 
 class FailureBudgetCallback(ray.train.UserCallback):
@@ -130,20 +134,29 @@ class FailureBudgetCallback(ray.train.UserCallback):
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         """Called by the controller for each loss of workers.
 
-        Raises what ends the controller: Superseded, since another launch goes on with the job; Stopped, as somebody
-        asked; StorageError if this one has given up and storage can't be made to say so.
+        Raises what ends the controller: an error that trying again won't mend, Superseded by another launch and Stopped
+        among them; GaveUp once there were too many, or StorageError if storage can't be made to say so.
         """
         errors = list(worker_exceptions.values())
         causes = [innermost(error) for error in errors]
         if any(isinstance(cause, WorkerDrained) or getattr(cause, "preempted", False) for cause in causes):
             return
         for cause in causes:
-            if isinstance(cause, Stopped) or (isinstance(cause, Superseded) and not cause.by_its_own_launch):
+            if _ends_the_launch(cause):
                 raise cause
         # Where one was killed, the others only lost their connection to it.
         killed = [error for error in errors if isinstance(innermost(error), RayActorError)]
-        if self._budget.spend(reason([*killed, *errors][0])) and self._budget.refusal:
-            raise self._budget.refusal
+        text = reason([*killed, *errors][0])
+        if self._budget.spend(text):
+            raise self._budget.refusal or GaveUp(text)
+
+
+def _ends_the_launch(cause: BaseException) -> bool:
+    """True for an error of a worker after which its launch tries no more."""
+    if isinstance(cause, Superseded):
+        return not cause.by_its_own_launch
+    final = isinstance(cause, DDMError) and not cause.passes and not isinstance(cause, OutOfMemory)
+    return final or isinstance(cause, Stopped)
 
 
 def fit(run_url: str, launch: Launch, placement: TrainPlacement) -> None:

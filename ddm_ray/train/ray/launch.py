@@ -1,9 +1,11 @@
-"""Many training jobs at once, each with a Ray Train of its own, watched on storage."""
+"""Many training jobs, as many at once as there is room for, each with a Ray Train of its own, watched on storage."""
 
+import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -11,15 +13,16 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 
-from ddm_ray.errors import DDMError, GaveUp, RayAway, RayError, Stopped, StorageError, Superseded
+from ddm_ray.errors import DDMError, GaveUp, RayAway, RayError, StorageError, TrainingError
 from ddm_ray.placement import PREDEFINED, TrainPlacement, submitted_job
 from ddm_ray.ray_internals import HEAD_RESOURCE
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_files import JobFiles, list_jobs
-from ddm_ray.storage.launches import FailureBudget, Launch, LaunchReader
+from ddm_ray.storage.launches import FailureBudget, Launch, LaunchReader, noted
 from ddm_ray.storage.observer import LOOK_SECONDS, Observer
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import Status, status
+from ddm_ray.storage.stops import StopRequests
 from ddm_ray.train.ray.recovery import environment, forget, innermost, reason, run_id, tend_cluster
 
 AWAY_SECONDS = 10.0
@@ -27,35 +30,55 @@ AWAY_SECONDS = 10.0
 ROOM_SECONDS = 45.0
 
 
+class TrainingsFailed(TrainingError):
+    """Some of several trainings failed, each for its own of the `errors`; the others are finished.
+
+    It passes if all of them do.
+    """
+
+    def __init__(self, errors: Mapping[Artifact, DDMError], number: int):
+        super().__init__(f"{len(errors)} of {number} trainings failed: {', '.join(errors)}")
+        self.errors = errors
+        self.passes = all(error.passes for error in errors.values())
+
+
 def train_all(
     run: Run,
     artifacts: Sequence[Artifact],
-    placement: TrainPlacement | Mapping[str, TrainPlacement],
+    placement: TrainPlacement | Mapping[Artifact, TrainPlacement],
     watch: Callable[[list[Status]], None] | None = None,
     may_grow: bool = False,
     launch: Launch | None = None,
+    island: str = "",
+    starting: Callable[[Artifact], None] | None = None,
+    lost: Callable[[], None] = lambda: None,
 ) -> None:
-    """Train several artifacts of a run side by side; returns when all are committed, which storage says.
+    """Train several artifacts of a run, as many at once as Ray has room for; returns when all are committed.
 
-    Each has a `placement` of its own where they are given by artifact. `watch` is called with the statuses of all
-    artifacts, twice a second at first and each five seconds where nothing changes. `launch` is that of the only
-    artifact, where one has begun. Raises DDMError as soon as one job has given up, and RayError if the Ray cluster
-    hasn't what a placement asks for, unless it `may_grow`: then that is said, and waited for.
+    The others are queued in this order, each until those that it is made from are finished. Each has a `placement` of
+    its own where they are given by artifact. `starting` is called with each that begins, `watch` with the statuses of
+    those that have begun, twice a second at first and each five seconds where nothing changes; `lost` for each attempt
+    that loses workers, which is said on stderr. `launch` is that of the only artifact, where one has begun; else each
+    begins its own, on the `island` of that name.
+
+    One that gives up doesn't end the others: in the end the only artifact's error is raised, or TrainingsFailed. Raises
+    RayError if the Ray cluster hasn't what a placement asks for, unless it `may_grow`: then that is said, and waited
+    for.
     """
     unfinished = [artifact for artifact in artifacts if not run.finished(artifact)]
-    placements = [placement if isinstance(placement, TrainPlacement) else placement[each] for each in unfinished]
-    for lack in dict.fromkeys(_lack(each, may_grow) for each in placements):
+    placements = {each: placement if isinstance(placement, TrainPlacement) else placement[each] for each in unfinished}
+    for lack in dict.fromkeys(_lack(each, may_grow) for each in placements.values()):
         if lack:
             text = f"warning: {lack}; waiting for nodes. If none will come: Ctrl-C, and change islands.yaml"
             print(text, file=sys.stderr)
-    if (gpus := ray.cluster_resources().get("GPU")) and not any(each.use_gpu for each in placements):
-        print(f"warning: Ray has {gpus:g} GPUs, of which this uses none; see use_gpu in islands.yaml", file=sys.stderr)
     files = list_jobs(run.store, artifacts)
     # The id that Ray's commands take; a private Ray's is of no use to anybody.
     cluster_job = submitted_job() or (ray.get_runtime_context().get_job_id() if may_grow else "")
-    launches = [launch or Launch(each, after=max(files[each].attempts, default=0)) for each in unfinished]
-    launches = [replace(each, job=each.job or cluster_job) for each in launches]
-    jobs = [_Job(run, *each, files[each[0].artifact]) for each in zip(launches, placements, strict=True)]
+    launches = {each: launch or Launch(each, island=island) for each in unfinished}
+    launches = {each: replace(begun, job=begun.job or cluster_job) for each, begun in launches.items()}
+    queue = [_Job(run, launches[each], placements[each], files[each], launch is not None) for each in unfinished]
+    running: list[_Job] = []
+    failures: dict[Artifact, DDMError] = {}
 
     def listing(known: Sequence[Status]) -> list[Status]:
         nonlocal files
@@ -63,15 +86,41 @@ def train_all(
         finished = {each.artifact: each for each in known if each.state == "finished"}
         return [finished.get(artifact) or status(run, artifact, files[artifact]) for artifact in artifacts]
 
+    def is_ready(job: _Job) -> bool:
+        return not {each.artifact for each in (*queue, *running)}.intersection(run.inputs(job.artifact))
+
+    def start_next() -> None:
+        for job in list(queue):
+            beside = [each.placement for each in running]
+            if is_ready(job) and has_room(job.placement, beside, ray.cluster_resources()):
+                try:
+                    job.start(supervisors, len(unfinished))
+                except StorageError as error:
+                    if error.passes:
+                        raise  # it stays in the queue
+                    failures[job.artifact] = error
+                except DDMError as error:
+                    failures[job.artifact] = error
+                else:
+                    running.append(job)
+                    if starting:
+                        starting(job.artifact)
+                queue.remove(job)
+
     observer = Observer(run, listing, least=LOOK_SECONDS)
     supervisors: dict[str, Any] = {}
     away = False
     try:
-        for job in jobs:
-            job.start(supervisors, len(jobs))
-        waiting = jobs
-        while waiting:
-            tasks = [job.task for job in waiting]
+        start_next()
+        if crowded := [job.placement for job in queue if is_ready(job)]:
+            asked, workers = crowded[0].asked, crowded[0].workers.min
+            text = f"{len(running)} of {len(unfinished)} trainings at a time: one asks for {workers} x"
+            print(f"{text} ({_amounts(asked)}), Ray has {_amounts(ray.cluster_resources(), asked)}", file=sys.stderr)
+        while queue or running:
+            if not running:  # what was waited for has failed
+                start_next()
+                continue
+            tasks = [job.task for job in running]
             # The cluster tells at once of a job that ends; storage is asked for all else.
             ray.wait(tasks, num_returns=1, timeout=observer.pause(time.monotonic()))
             ended, _ = ray.wait(tasks, num_returns=len(tasks), timeout=0)
@@ -79,10 +128,20 @@ def train_all(
                 if ended:
                     observer.list_next()
                 statuses = observer.look(time.monotonic())
-                waiting = [job for job in waiting if not job.finished(files)]
+                for job in list(running):
+                    for why in job.losses(files):
+                        print(why, file=sys.stderr)
+                        lost()
+                    error = job.error(files, job.task in ended)
+                    if error:
+                        failures[job.artifact] = error
+                    if error or files[job.artifact].committed:
+                        running.remove(job)
+                        job.end(error)
+                start_next()
                 if watch:
-                    watch(statuses)
-                problems = [job.error(files) or (job.reason() if job.task in ended else None) for job in waiting]
+                    waiting = {job.artifact for job in queue}
+                    watch([each for each in statuses if each.artifact not in waiting])
                 away = False
             except StorageError as error:
                 # What is away from here may be there for those who train.
@@ -90,18 +149,30 @@ def train_all(
                     raise
                 if not away:
                     print(f"warning: {error}; trying again", file=sys.stderr)
-                problems, away = [], True
+                away = True
                 time.sleep(LOOK_SECONDS)
-            for problem in filter(None, problems):
-                raise problem
-            for job in waiting:
-                job.warn_if_it_waits(files)
+            else:
+                for job in running:
+                    job.warn_if_it_waits(files)
+    except BaseException as error:
+        for job in running:
+            job.end(error)
+        raise
     finally:
         # With them end their controllers and workers, which would go on trying.
         for supervisor in supervisors.values():
             ray.kill(supervisor)
-        for job in jobs:
-            forget(run_id(run, job.launch.artifact))
+        for artifact in unfinished:
+            forget(run_id(run, artifact))
+    if failures:
+        raise TrainingsFailed(failures, len(artifacts)) if len(artifacts) > 1 else failures[artifacts[0]]
+
+
+def has_room(placement: TrainPlacement, running: Sequence[TrainPlacement], resources: Mapping[str, float]) -> bool:
+    """True if a job placed so fits into a cluster of these resources beside the running ones, or runs alone."""
+    asked = [(each.workers.min * amount, name) for each in (*running, placement) for name, amount in each.asked.items()]
+    taken = {name: sum(amount for amount, other in asked if other == name) for name in placement.asked}
+    return not running or all(amount <= resources.get(name, 0) + 1e-6 for name, amount in taken.items())
 
 
 class Supervisor:
@@ -130,8 +201,8 @@ class Supervisor:
             except (RayActorError, ControllerError) as error:
                 again = True
                 refusal = getattr(error, "controller_failure", None)
-                if isinstance(refusal, StorageError | Superseded | Stopped):
-                    raise refusal from None  # given up where storage doesn't say so, or left to others
+                if isinstance(refusal, DDMError):
+                    raise refusal from None  # given up, or left to others
                 if budget.spend(reason(error)):
                     raise budget.refusal or error from None
             except StorageError as error:
@@ -141,18 +212,27 @@ class Supervisor:
 
 
 class _Job:
-    """One artifact that is being trained."""
+    """One artifact that is to be trained, or is. `noted`: its launch is, by the caller; else it is once it starts."""
 
-    def __init__(self, run: Run, launch: Launch, placement: TrainPlacement, files: JobFiles):
-        self.run, self.launch, self.placement = run, launch, placement
+    def __init__(self, run: Run, launch: Launch, placement: TrainPlacement, files: JobFiles, noted: bool):
+        self.run, self.artifact, self.placement = run, launch.artifact, placement
         self.task: Any = None
-        self._reader = LaunchReader(run.store, launch, files)
-        self._began: float | None = time.monotonic()
+        self._launch, self._noted = launch, noted
+        self._reader, self._stack = LaunchReader(run.store, launch, files), ExitStack()
+        self._began: float | None = None
 
     def start(self, supervisors: dict[str, Any], jobs: int) -> None:
-        """Begin, under the supervisor of all jobs that are placed alike."""
-        key = self.placement.model_dump_json()
-        if key not in supervisors:
+        """Begin, under the supervisor of all `jobs` that need the same environment.
+
+        Raises MissingArtifact, Stopped, StorageError.
+        """
+        for needed in self.run.inputs(self.artifact):
+            self.run.require(needed)
+        if not self._noted:
+            StopRequests(self.run.store, self.artifact, None).require_none()
+            self._launch = self._stack.enter_context(noted(self.run.store, self._launch))
+        names = environment(self.placement)
+        if (key := json.dumps(names)) not in supervisors:
             actor: Any = ray.remote(Supervisor)
             # Without a CPU of its own, on the head where no training node takes it and its controllers along, and
             # started again and asked again if it dies. Its `fit` returns long after the commit; nobody waits for that.
@@ -162,31 +242,45 @@ class _Job:
                 max_restarts=-1,
                 max_task_retries=-1,
                 max_concurrency=jobs,
-                runtime_env={"env_vars": environment(self.placement)},
+                runtime_env={"env_vars": names},
             ).remote()
-        self.task = supervisors[key].fit.remote(self.run.url, self.launch, self.placement)
+        self.task = supervisors[key].fit.remote(self.run.url, self._launch, self.placement)
+        self._began = time.monotonic()
 
-    def finished(self, files: Mapping[Artifact, JobFiles]) -> bool:
-        """True if the artifact is committed. Raises DriftError if it is another run's."""
-        artifact = self.launch.artifact
-        return files[artifact].committed and self.run.finished(artifact) is not None
+    def end(self, error: BaseException | None) -> None:
+        """Note how it ended, where it has noted that it began."""
+        self._stack.__exit__(type(error) if error else None, error, None)
 
-    def error(self, files: Mapping[Artifact, JobFiles]) -> DDMError | None:
-        """Why the launch goes no further, as a worker or its controller noted on storage; None: it does."""
-        return self._reader.error(files[self.launch.artifact])
+    def error(self, files: Mapping[Artifact, JobFiles], ended: bool) -> DDMError | None:
+        """Why the launch goes no further: as was noted on storage, or as its task says; None: it does, or is done."""
+        if files[self.artifact].committed:
+            try:
+                self.run.finished(self.artifact)
+            except StorageError:
+                raise
+            except DDMError as error:  # committed as another run's
+                return error
+            return None
+        return self._reader.error(files[self.artifact]) or (self._reason() if ended else None)
+
+    def losses(self, files: Mapping[Artifact, JobFiles]) -> list[str]:
+        """Lines on losses of workers that weren't told before: why, and from where the next attempt goes on."""
+        job = files[self.artifact]
+        step = f"step {job.saved[1]}, the last one saved" if job.saved[1] else "the beginning: no state was saved"
+        lines = self._reader.losses(job)
+        return [f"{self.artifact}: an attempt was lost: {why}; the next goes on from {step}" for why in lines]
 
     def warn_if_it_waits(self, files: Mapping[Artifact, JobFiles]) -> None:
         """Say once, after ROOM_SECONDS without a worker, what the job asks for and what is free."""
         if self._began is None or time.monotonic() - self._began < ROOM_SECONDS:
             return
         self._began = None
-        artifact = self.launch.artifact
-        if not self._reader.attempts(files[artifact]):
-            print(f"warning: {artifact}: no worker has begun yet; {_room(self.placement)}", file=sys.stderr)
+        if not self._reader.attempts(files[self.artifact]):
+            print(f"warning: {self.artifact}: no worker has begun yet; {_room(self.placement)}", file=sys.stderr)
 
-    def reason(self) -> DDMError | None:
+    def _reason(self) -> DDMError | None:
         """Why it ended without having committed: the innermost error that a worker raised."""
-        artifact = self.launch.artifact
+        artifact = self.artifact
         if self.run.finished(artifact):
             return None
         try:
@@ -203,9 +297,14 @@ class _Job:
 def _room(placement: TrainPlacement) -> str:
     """Text on the resources that are asked for, and those that are free now."""
     asked, free = placement.asked, ray.available_resources()
-    each = " and ".join(f"{amount:g} {name}" for name, amount in asked.items())
-    left = ", ".join(f"{free.get(name, 0):g} {name}" for name in asked)
-    return f"it asks for {placement.workers.min} x ({each}), free are {left}"
+    return f"it asks for {placement.workers.min} x ({_amounts(asked)}), free are {_amounts(free, asked)}"
+
+
+def _amounts(resources: Mapping[str, float], names: Collection[str] | None = None) -> str:
+    """Words on the amounts of resources, of these names; memory in GB."""
+    amounts = {name: resources.get(name, 0.0) for name in (resources if names is None else names)}
+    memory = {name: f"{amount / 1e9:.2g} GB of memory" for name, amount in amounts.items() if name == "memory"}
+    return " and ".join(memory.get(name, f"{amount:g} {name}") for name, amount in amounts.items())
 
 
 def _lack(placement: TrainPlacement, may_grow: bool) -> str | None:
@@ -231,8 +330,7 @@ def _lack(placement: TrainPlacement, may_grow: bool) -> str | None:
         name = lacking[0]
         lack = f"placement asks for {least} x {asked[name]:g} {name}, Ray has {resources.get(name, 0):g}"
     elif room < least:
-        each = " and ".join(f"{amount:g} {name}" for name, amount in asked.items())
-        lack = f"placement asks for {least} workers of {each}, the nodes have room for {room}"
+        lack = f"placement asks for {least} workers of {_amounts(asked)}, the nodes have room for {room}"
     else:
         return None
     if not may_grow:

@@ -1,5 +1,6 @@
 """Settings and signals by which Ray Train notices a loss within seconds, and the errors it wraps; light to import."""
 
+import re
 import sys
 import time
 from contextlib import suppress
@@ -18,6 +19,8 @@ from ddm_ray.storage.manifest import sha256
 from ddm_ray.storage.run import Run
 
 NODES_SECONDS = 1.0
+# What Ray knows of a worker that is gone: `Worker IP address: 10.0.0.7 Worker port: 40001 Worker PID: 4711`.
+_WHERE = re.compile(r"Worker (IP|PID)(?: address)?: ([\w.:]+)")
 
 
 def environment(placement: TrainPlacement) -> dict[str, str]:
@@ -48,8 +51,13 @@ def innermost(error: BaseException) -> BaseException:
 
 
 def reason(error: BaseException) -> str:
-    """The innermost error's text as one line of moderate length."""
-    return one_line(innermost(error), 300, tail=True)
+    """The innermost error's text as one line of moderate length; of Ray's guesses about a lost process the fact."""
+    cause = innermost(error)
+    if isinstance(cause, RayActorError) and "SYSTEM_ERROR" in str(cause):
+        who = _WHERE.findall(str(cause))
+        of = f" ({', '.join(f'{name.lower()} {value}' for name, value in who)})" if who else ""
+        return f"a worker's process{of} was killed from outside, by hand or for want of memory, or it crashed"
+    return one_line(cause, 300, tail=True)
 
 
 def run_id(run: Run, artifact: Artifact) -> str:

@@ -90,6 +90,8 @@ def join(address: tuple[str, int] | None, use_gpu: bool) -> None:
     if use_gpu:
         # A lost rank is an error that is raised, not an abort of the process.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    else:
+        os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed, which isn't loaded yet, would take any GPU that it sees
     if address is None:
         store: dist.Store = dist.HashStore()
     else:

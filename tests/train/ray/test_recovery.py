@@ -9,7 +9,7 @@ import pytest
 from ray.exceptions import RayActorError, RaySystemError
 from ray.train import ControllerError
 
-from ddm_ray.errors import StorageError
+from ddm_ray.errors import GaveUp, OutOfMemory, StorageError, TrainingError
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.launches import FailureBudget, Launch
@@ -30,8 +30,18 @@ def test_losses_that_were_announced_do_not_count(tmp_path: Path) -> None:
     for errors in ([WorkerDrained(JOB), lost], [lost, announced], [lost], [announced]):
         callback.after_exception(None, dict(enumerate(errors)))
         assert not store.exists(launch.given_up_key)
-    callback.after_exception(None, {0: lost, 1: RayActorError(error_msg="the process was\nkilled")})
+    with pytest.raises(GaveUp, match=r"^the process was killed$"):
+        callback.after_exception(None, {0: lost, 1: RayActorError(error_msg="the process was\nkilled")})
     assert json.loads(store.read(launch.given_up_key))["error"] == "the process was killed"
+
+
+def test_a_controller_ends_with_what_trying_again_will_not_mend(tmp_path: Path) -> None:
+    """Its neighbours under the same supervisor go on. Fewer rows at once may fit, and storage come back."""
+    callback = FailureBudgetCallback(FailureBudget(str(tmp_path), Launch(JOB), max_failures=9))
+    for passing in (OutOfMemory("micro_batch 8"), StorageError("away")):
+        callback.after_exception(None, {0: passing})
+    with pytest.raises(TrainingError, match=r"^loss nan$"):
+        callback.after_exception(None, {0: RuntimeError("lost"), 1: TrainingError("loss nan")})
 
 
 def test_the_innermost_error_is_told() -> None:

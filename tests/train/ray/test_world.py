@@ -28,7 +28,7 @@ def worker(monkeypatch: pytest.MonkeyPatch, rank: int, size: int) -> dict[str, A
     monkeypatch.setattr(
         torch.distributed, "init_process_group", lambda backend, **arguments: begun.update(arguments, backend=backend)
     )
-    for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+    for name in ("DS_ACCELERATOR", "RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, "stale")
     monkeypatch.delenv(NCCL, raising=False)
     return begun
@@ -49,6 +49,7 @@ def test_two_workers_meet_where_the_first_one_says(
     assert first["store"].timeout == second["store"].timeout == first["timeout"] == world.PATIENCE
     assert [os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")] == [*"1201"]
     assert os.environ.get(NCCL) == ("1" if use_gpu else None)
+    assert os.environ["DS_ACCELERATOR"] == ("stale" if use_gpu else "cpu"), "not on a GPU that it sees"
 
 
 def test_a_worker_alone_opens_no_port(monkeypatch: pytest.MonkeyPatch) -> None:

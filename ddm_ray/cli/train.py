@@ -1,0 +1,222 @@
+"""The verb that trains: one network of a run, or all that a mixture needs side by side."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from ddm_ray.cli.command import (
+    ADDRESS,
+    INDEX,
+    ISLAND,
+    ISLANDS,
+    MODELS,
+    RUN,
+    main,
+    make,
+    say,
+    trained,
+    warn,
+    with_extras,
+)
+from ddm_ray.cli.devices import GPU, placed, require_gpu, tell_of_workers
+from ddm_ray.cli.fixes import phrase
+from ddm_ray.errors import ConfigError, DDMError
+from ddm_ray.storage.graph import Artifact, wanted_of
+
+ALL = "all"
+
+
+@main.command()
+@RUN
+@click.argument("model", type=click.Choice([*MODELS, ALL]))
+@INDEX
+@with_extras("all: train")
+@GPU
+@ISLANDS
+@ISLAND
+@ADDRESS
+def train(
+    run_url: str,
+    model: str,
+    index: int | None,
+    extras: list[str],
+    gpu: bool | None,
+    islands: str | None,
+    island: str | None,
+    address: str | None,
+) -> None:
+    """Train one model of RUN: `expert INDEX`, the `router`, the `monolith` that the mixture is compared with, or a
+    `student`: one ordinary network that learns what the finished experts predict. Or `all` experts and the router.
+
+    With `all` as many are trained at once as there are CPUs (or GPUs) and memory for, the others wait for their turn; a
+    mixture does without monolith and student, so these come along where --monolith and --student say so. What is
+    finished is left alone. One that fails doesn't end the others.
+
+    An expert needs only run.json and its own shard. Kill this command at any moment; the same command continues from
+    the last saved states. If it runs twice at once, the older one ends within a minute; the first to commit counts.
+
+    Exits with 0 once all is finished; with 75 if the same command may work later: storage or Ray is away, or
+    workers were lost too often in a row; with 1 if something must be mended first, or another launch has taken over.
+
+    \b
+      ddm train runs/digits all --monolith
+      ddm train runs/digits expert 0
+      ddm train runs/digits router
+      ddm train runs/digits student
+      ddm train s3://bucket/run7 expert 3 --islands islands.yaml --island room-2
+    """
+    from ddm_ray.placement import load_island, submitted_job
+    from ddm_ray.storage.launches import Launch, noted
+    from ddm_ray.storage.run import Run
+    from ddm_ray.storage.stops import StopRequests
+
+    run = Run.open(run_url)
+    if model == ALL:
+        if index is not None:
+            raise ConfigError("train all: takes no INDEX")
+        site = load_island(islands, island)
+        site.require_run(run.url)
+        site = site.model_copy(update={"train": placed(site.train, gpu)})
+        _train_all(run, wanted_of(run.config, extras), site, address, asked=bool(gpu))
+        return
+    if extras:
+        raise ConfigError(f"--{extras[0]} is for all: train {model} trains that alone; leave it out")
+    artifact = trained("train", model, index, len(run.experts))
+
+    def stage(run: Any, report: Any) -> None:
+        StopRequests(run.store, artifact, None).require_none()
+        # First of all, so that of a job that ends here, for whatever reason, one hears elsewhere.
+        with noted(run.store, Launch(artifact, island=island or "", job=submitted_job() or "")) as launch:
+            site = load_island(islands, island)
+            site.require_run(run.url)
+            site = site.model_copy(update={"train": placed(site.train, gpu)})
+            for input_artifact in run.inputs(artifact):
+                run.require(input_artifact)
+            from ddm_ray.storage.status import describe
+
+            def watch(statuses: list[Any]) -> None:
+                for job in statuses:
+                    if job.state != "waiting":
+                        report(job.fraction, describe(job, phrase))
+
+            def starting(_: Artifact) -> None:
+                report(0.0, "starting a training worker")
+
+            launch = replace(launch, island=site.name)
+            _train(run, [artifact], site, address, watch, starting, bool(gpu), launch)
+
+    make(run_url, artifact, stage)
+
+
+def _train_all(run: Any, artifacts: tuple[Artifact, ...], site: Any, address: str | None, asked: bool) -> None:
+    """Train what isn't finished yet of these artifacts, under one live view, and print what each is then."""
+    from ddm_ray.storage.status import describe, status
+    from ddm_ray.watch.live_view import LiveView
+
+    def tell(artifact: Artifact, before: str = "") -> None:
+        say(f"{artifact}: {before}{describe(status(run, artifact), phrase)}")
+
+    left = [artifact for artifact in artifacts if not run.finished(artifact)]
+    for artifact in artifacts:
+        if artifact not in left:
+            tell(artifact, "finished already, ")
+    _require_some(run, left)
+    if not left:
+        return
+    # The longest first, so that none is left alone in the end; a student has to wait for others.
+    left.sort(key=lambda artifact: artifact.kind != "monolith")
+    rows: list[str] = [each for each in artifacts if each in left]
+    with each_failure_named(), LiveView(run.url, rows, phrase=phrase) as view:
+
+        def starting(artifact: Artifact) -> None:
+            view.show(artifact, 0.0, "starting a training worker")
+
+        _train(run, left, site, address, view.jobs, starting, asked)
+        for artifact in left:
+            view.stage(artifact, 1.0)
+    for artifact in artifacts:
+        if artifact in left:
+            tell(artifact)
+
+
+@contextmanager
+def each_failure_named() -> Iterator[None]:
+    """Print a line for each of the trainings that failed, before the error that says how many did."""
+    try:
+        yield
+    except DDMError as error:
+        for artifact, each in getattr(error, "errors", {}).items():
+            say(f"{artifact}: {each.text(phrase).removeprefix(f'{artifact}: ')}", err=True)
+        raise
+
+
+def _require_some(run: Any, artifacts: list[Artifact]) -> None:
+    """Raise what the first artifact lacks to be trained, if each lacks something that none of the others is."""
+    lacks: list[DDMError] = []
+    for artifact in artifacts:
+        try:
+            for needed in run.inputs(artifact):
+                if needed not in artifacts:
+                    run.require(needed)
+            return
+        except DDMError as error:
+            lacks.append(error)
+    for lack in lacks:
+        raise lack
+
+
+def _train(
+    run: Any,
+    artifacts: list[Artifact],
+    site: Any,
+    address: str | None,
+    watch: Callable[[list[Any]], None],
+    starting: Callable[[Artifact], None],
+    gpu: bool,
+    launch: Any = None,
+) -> None:
+    """Train artifacts on the Ray that the island, or an address, names; `gpu`: these were asked for here."""
+    from ddm_ray.ray_session import busy_cores, gpus, keep_logs, ray_session
+    from ddm_ray.train.ray.launch import train_all
+
+    ray_address, token_file = site.ray(address)
+    if gpu:
+        require_gpu(ray_address)
+    cores = os.cpu_count() or 1
+    asked = min(cores, len(artifacts) * site.train.workers.min * site.train.asked.get("CPU", 0.0))
+    with ray_session(ray_address, token_file, asked) as private:
+        if private and (crowd := crowding(busy_cores(), asked, cores)):
+            queued = f"; `ddm train {run.url} all` trains what is left, as many at once as have room"
+            warn(crowd + (queued if len(artifacts) == 1 else ""))
+        tell_of_workers("train", site.train.use_gpu, gpus())
+        placements = dict.fromkeys(artifacts, site.train)
+        if private and len(artifacts) > 1 and not site.train.use_gpu:
+            placements = _with_memory(run, artifacts, site.train)
+        train_all(run, artifacts, placements, watch, not private, launch, site.name, starting, keep_logs)
+
+
+def crowding(busy: float, asked: float, cores: int) -> str | None:
+    """Words on a machine whose `cores` are too few for this command beside the busy ones; None: they suffice."""
+    if not busy or not asked or busy + asked <= cores:
+        return None
+    return f"other commands of yours keep {busy:g} of this machine's {cores} cores busy, and this one {asked:g} more"
+
+
+def _with_memory(run: Any, artifacts: list[Artifact], placement: Any) -> dict[Artifact, Any]:
+    """The placement by artifact, each asking this machine's Ray for the memory that a worker will take."""
+    from ddm_ray.islands.needs import needs_of
+    from ddm_ray.ray_session import memory_bytes
+
+    placements: dict[Artifact, Any] = {}
+    with suppress(DDMError):  # its training says so
+        for need in needs_of(run, artifacts):
+            # Of what doesn't fit one is trained at a time, and may find room after all.
+            memory = min(need.memory_on_cpu(placement), memory_bytes() / placement.workers.min)
+            resources = placement.resources_per_worker
+            resources = resources | {"memory": resources.get("memory", float(int(memory)))}
+            placements |= dict.fromkeys(need.left, placement.model_copy(update={"resources_per_worker": resources}))
+    return dict.fromkeys(artifacts, placement) | placements

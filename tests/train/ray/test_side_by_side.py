@@ -1,0 +1,104 @@
+"""Several trainings by one command: as many at once as have room, each failure its own, what waits for others last."""
+
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ddm_ray.cli import main
+from ddm_ray.cli.train import crowding
+from ddm_ray.errors import GaveUp, MissingArtifact, TrainingError
+from ddm_ray.placement import TrainPlacement
+from ddm_ray.storage.attempts import claimed
+from ddm_ray.storage.graph import MONOLITH, ROUTER, STUDENT, expert
+from ddm_ray.storage.run import Run
+from ddm_ray.train.ray.launch import TrainingsFailed, has_room
+from tests.random_run import make_run
+
+SETTINGS = ("expert.train.steps=20", "router.train.learning_rate=1e30", "student.teacher=full")
+ISLAND = "islands: {wide: {resources_per_worker: {CPU: 3}, checkpoint_steps: 10}}"
+
+
+@pytest.fixture
+def half_trained(tmp_path: Path) -> Run:
+    """A run that lacks expert 1 and its router, which can't be trained."""
+    run = make_run(str(tmp_path / "run"), settings=SETTINGS, num_rows=60)
+    for artifact in (expert(1), ROUTER):
+        run.store.delete(artifact)
+    (tmp_path / "islands.yaml").write_text(ISLAND)
+    return run
+
+
+def test_all_are_trained_in_turn_and_a_failure_ends_no_other(
+    half_trained: Run, ray_cluster: str, tmp_path: Path
+) -> None:
+    """Of the Ray's four CPUs one takes three. The student is never begun, for what teaches it failed."""
+    run = half_trained
+    where = ("--islands", str(tmp_path / "islands.yaml"), "--address", ray_cluster)
+    done = CliRunner().invoke(main, ["train", run.url, "all", "--student", "--monolith", *where])
+    assert done.exit_code == 1
+    finished = [line.partition(": finished already, ")[0] for line in done.stdout.splitlines() if "already" in line]
+    assert finished == ["experts/000", "monolith"]
+    assert "1 of 3 trainings at a time: one asks for 1 x (3 CPU), Ray has 4 CPU" in done.stderr
+    first, second, third = done.stderr.splitlines()[-3:]
+    assert re.match(r"router: loss \S+ with gradient norm \S+ at step \d+; begin a run with a lower", first)
+    assert second.startswith("student: ") and "has no finished router yet; make it with: ddm train" in second
+    assert third == "error: 2 of 3 trainings failed: router, student"
+    assert run.finished(expert(1)) and claimed(run.store, expert(1)) == [1]
+    assert claimed(run.store, ROUTER) == [1] and claimed(run.store, STUDENT) == []
+    assert "Traceback" not in done.output
+
+
+def test_what_is_finished_is_named_and_needs_no_ray(tmp_path: Path) -> None:
+    run = make_run(str(tmp_path / "run"), num_rows=60)
+    done = CliRunner().invoke(main, ["train", run.url, "all", "--monolith", "--address", "127.0.0.1:1"])
+    assert done.exit_code == 0
+    names = [line.partition(": finished already, ")[0] for line in done.stdout.splitlines()]
+    assert names == ["experts/000", "experts/001", "router", "monolith"]
+
+
+def test_nothing_to_train_on_is_told_before_ray_starts(tmp_path: Path) -> None:
+    assert CliRunner().invoke(main, ["init", str(tmp_path / "run"), "--recipe", "tiny"]).exit_code == 0
+    done = CliRunner().invoke(main, ["train", str(tmp_path / "run"), "all"])
+    assert done.exit_code == 1
+    assert "has no finished partition/shards/cluster=000 yet; make it with: ddm partition" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("all", "1"), "train all: takes no INDEX"),
+        (("router", "--monolith"), "--monolith is for all: train router trains that alone; leave it out"),
+    ],
+)
+def test_mistakes_of_all_are_named(tmp_path: Path, arguments: tuple[str, ...], expected: str) -> None:
+    assert CliRunner().invoke(main, ["init", str(tmp_path / "run"), "--recipe", "tiny"]).exit_code == 0
+    done = CliRunner().invoke(main, ["train", str(tmp_path / "run"), *arguments])
+    assert (done.exit_code, done.stderr) == (1, f"error: {expected}\n")
+
+
+def test_room_is_what_the_running_ones_leave() -> None:
+    one = TrainPlacement(resources_per_worker={"CPU": 1, "memory": 4e9})
+    many = TrainPlacement(workers={"min": 2, "max": 9}, resources_per_worker={"CPU": 0.5})  # type: ignore[arg-type]
+    machine = {"CPU": 2.0, "memory": 9e9}
+    assert has_room(one, [one], machine) and not has_room(one, [one, one], machine), "CPUs"
+    assert not has_room(one, [one], {**machine, "memory": 7e9}), "memory"
+    assert has_room(many, [one], machine) and not has_room(many, [one, many], machine), "its least workers"
+    assert has_room(one, [], {"CPU": 0.5}), "alone it is waited for, or refused by itself"
+    third = TrainPlacement(resources_per_worker={"CPU": 0.33})
+    assert has_room(third, [third] * 5, machine) and not has_room(third, [third] * 6, machine)
+
+
+def test_several_failures_pass_if_each_does() -> None:
+    gone, final = GaveUp("lost workers"), TrainingError("diverged")
+    assert (
+        TrainingsFailed({MONOLITH: gone}, 3).passes and not TrainingsFailed({MONOLITH: gone, ROUTER: final}, 3).passes
+    )
+    both = TrainingsFailed({ROUTER: MissingArtifact("none"), MONOLITH: final}, 4)
+    assert str(both) == "2 of 4 trainings failed: router, monolith"
+
+
+def test_a_machine_is_crowded_where_cores_are_too_few() -> None:
+    assert crowding(0, 8, 4) is None and crowding(1, 1, 2) is None and crowding(2, 0, 2) is None
+    assert crowding(2, 1, 2) == "other commands of yours keep 2 of this machine's 2 cores busy, and this one 1 more"
