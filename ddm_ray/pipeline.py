@@ -89,7 +89,9 @@ class DDMPipeline:
         if data.latents is not None:
             latents = Latents.from_config(data.latents, known.get("autoencoder")).to(device)
         defaults = sampling_settings(run, model)
-        return cls(models, class_names=data.class_names, defaults=defaults, text_encoder=encoder, latents=latents)
+        return cls(
+            models, class_names=run.named.data.class_names, defaults=defaults, text_encoder=encoder, latents=latents
+        )
 
     @classmethod
     def from_pretrained(

@@ -14,10 +14,8 @@ from ddm_ray.errors import ConfigError, DDMError, Superseded, spelled_out
 from ddm_ray.exit_codes import EXIT_AGAIN, exit_code
 from ddm_ray.storage.graph import EXTRAS, KINDS, Artifact, expert
 
-RECIPE_HELP = (
-    "A shipped recipe (digits, tiny, images64, imagenet256-k8, laion256-k8, ddm-24b) or the path of a .yaml file."
-)
-SET_HELP = "Change a field of the recipe, e.g. --set expert.train.steps=500. May be given many times."
+RECIPE_HELP = "A shipped recipe (`ddm recipes` lists them), or the path of a .yaml file."
+SET_HELP = "Change a field (`ddm fields` lists them), e.g. --set expert.train.steps=500. May be given many times."
 
 
 class OneLineErrors(click.Group):

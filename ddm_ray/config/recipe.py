@@ -1,6 +1,7 @@
 """Recipes: named RunConfigs that ship with the package, YAML files of one's own, and settings on top."""
 
 from importlib import resources
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import yaml
 
 from ddm_ray.config.run import RunConfig, parse_config
 from ddm_ray.errors import ConfigError, one_line
+from ddm_ray.spelling import meant
 
 CONDITIONS = {"data.class_names", "data.num_classes", "data.text"}
 """Kinds of conditions: a run has one, and a setting of one replaces the others."""
@@ -19,6 +21,20 @@ def recipe_names() -> list[str]:
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
+def recipe_text(name: str) -> str:
+    """YAML of a recipe that ships with the package. Raises ConfigError for another name."""
+    shipped = recipe_names()
+    if name not in shipped:
+        raise ConfigError(f"recipe {name!r} isn't shipped: there are {', '.join(shipped)}{meant(name, shipped)}")
+    return (resources.files("ddm_ray") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def about_recipe(name: str) -> str:
+    """The first sentence of a shipped recipe's comment: what it is for, and on which machine."""
+    comments = takewhile(lambda line: line.startswith("#"), recipe_text(name).splitlines())
+    return one_line(" ".join(line.lstrip("# ") for line in comments)).partition(". ")[0].removesuffix(".") + "."
+
+
 def load_recipe(recipe: str, settings: tuple[str, ...] = ()) -> RunConfig:
     """RunConfig of a shipped recipe's name or a YAML file's path, with `a.b=value` settings applied.
 
@@ -26,13 +42,15 @@ def load_recipe(recipe: str, settings: tuple[str, ...] = ()) -> RunConfig:
     """
     path = Path(recipe)
     if recipe in recipe_names():
-        text = (resources.files("ddm_ray") / "recipes" / f"{recipe}.yaml").read_bytes()
+        text: str | bytes = recipe_text(recipe)
     elif path.suffix in (".yaml", ".yml"):
         if not path.is_file():
             raise ConfigError(f"recipe {recipe}: no such file")
         text = path.read_bytes()
     else:
-        raise ConfigError(f"recipe {recipe!r} is neither a shipped one ({', '.join(recipe_names())}) nor a .yaml file")
+        shipped = recipe_names()
+        known = f"neither a shipped one ({', '.join(shipped)}) nor a .yaml file{meant(recipe, shipped)}"
+        raise ConfigError(f"recipe {recipe!r} is {known}")
     fields = read_yaml(text, f"recipe {recipe}")
     if not isinstance(fields, dict):
         raise ConfigError(f"recipe {recipe}: holds no fields; write one as `name: value` lines")

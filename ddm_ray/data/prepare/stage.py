@@ -61,7 +61,7 @@ def prepare(
         plan = chunks.plan(partial(list_source, run.config, name, opened, rows))
         if plan.source != name:  # a concurrent command began them
             raise _other_source(run, artifact, plan.source, name)
-    opened = opened.planned(plan.chunk_rows, plan.classes, plan.bounded)
+    opened = opened.planned(plan.chunk_rows, plan.classes, plan.bounded, plan.numbered)
     on_progress(0.0, "fitting the embedder")
     fit(chunks, plan, opened, on_progress)
     if execute is None:
@@ -120,15 +120,15 @@ def _other_source(run: Run, artifact: Artifact, begun_from: str, source: str) ->
 def list_source(config: RunConfig, name: str, source: Source, chunk_rows: int) -> SourcePlan:
     """The plan for rows of a source called `name`.
 
-    Raises DataError if it would name the classes by its folders, though shards are given; and as `Source.list`.
+    Raises DataError if it would name the classes itself, though shards are given; and as `Source.list`.
     """
     listing = source.list()
     if config.partition.given and listing.classes is not None:
         raise DataError(
-            f"source {name}: data.num_classes only counts the classes, and owners' folders would mean other classes at"
-            " each; begin the run anew and name them with data.class_names"
+            f"source {name}: data.num_classes only counts the classes, and each owner's source would mean other classes"
+            " by them; begin the run anew and name them with data.class_names"
         )
-    return SourcePlan(name, chunk_rows, listing.classes, listing.units, listing.ignored, bounded=True)
+    return SourcePlan(name, chunk_rows, listing.classes, listing.units, listing.ignored, True, listing.numbered)
 
 
 class _Observer:
