@@ -324,5 +324,10 @@ def test_a_setting_of_conditions_replaces_the_recipes() -> None:
     assert load_recipe("images64", ("data.class_names=[crow, owl]",)).data.num_classes == 2
     assert load_recipe("digits", ("data.num_classes=3",)).data.class_names == ("0", "1", "2")
     assert load_recipe("laion256-k8", ("data.num_classes=3",)).data.text is None
+    assert load_recipe("images64", ("embedder.kind=pixels",)).embedder.model_dump(exclude_defaults=True) == {
+        "batch_size": 64
+    }
+    own = load_recipe("images64", ("embedder.kind=timm", "embedder.image_size=98")).embedder
+    assert (own.kind, own.image_size) == ("timm", 98)
     both = load_recipe("digits", ("data.class_names=[a, b]", "data.num_classes=2"))
     assert both.data.class_names == ("a", "b")

@@ -27,7 +27,7 @@ from ddm_ray.cli.command import (
     trained,
     warn,
 )
-from ddm_ray.cli.fixes import phrase
+from ddm_ray.cli.fixes import by, next_of
 from ddm_ray.errors import ConfigError, DriftError
 from ddm_ray.storage.graph import NAME_PATTERN, Artifact
 from ddm_ray.storage.info import ReportInfo, RowsInfo
@@ -89,8 +89,11 @@ def prepare(
 
     def stage(run: Any, report: Any) -> None:
         from ddm_ray.data.sharded.ray_data import RayData
+        from ddm_ray.models.hub import require_hub
         from ddm_ray.ray_session import ray_session
 
+        if not (site.ray(address)[0] or os.environ.get("RAY_ADDRESS")):
+            require_hub(run.config)  # elsewhere the network is another
         # Ray starts once there is something to make, so that a mistake is refused without it.
         ray_data = RayData(site.prepare, partial(ray_session, *site.ray(address)))
         preparing.prepare(run, report, site.prepare, source, cluster, max_rejected, execute=ray_data)
@@ -166,7 +169,7 @@ def partition(run_url: str, cluster: int | None, scratch: str | None) -> None:
             for warning in info.warnings:
                 warn(warning)
         say(f"look at it: {run.url}/{REPORT}/report.html")
-    say(f"next: ddm train {run_url} expert {cluster or 0}")
+    say(f"next: ddm train {run_url} " + ("all" if cluster is None else f"expert {cluster}"))
 
 
 @main.command()
@@ -212,7 +215,7 @@ def train(
         def watch(statuses: list[Any]) -> None:
             (job,) = statuses
             if job.state != "waiting":
-                report(job.fraction, describe(job, phrase))
+                report(job.fraction, describe(job, by("this command")))
 
         report(0.0, "starting a training worker")
 
@@ -227,7 +230,9 @@ def train(
             site.require_run(run.url)
             stage(run, report, replace(launch, island=site.name), site)
 
-    make(run_url, artifact, noted_stage)
+    made = make(run_url, artifact, noted_stage)
+    if not islands and (following := next_of(made, run_url)):
+        say(f"next: {following}")
 
 
 @main.command()
@@ -324,7 +329,7 @@ def demo(run_url: str | None, recipe: str, settings: tuple[str, ...]) -> None:
     from ddm_ray import demo as demonstration
 
     folder = run_url or f"runs/{Path(recipe).stem}"
-    run = demonstration.demo(folder, recipe, settings, phrase)
+    run = demonstration.demo(folder, recipe, settings, by("this command"))
     _show_evaluation(run, demonstration.NAME)
     say("")
     say("next:")

@@ -61,7 +61,8 @@ def meant_field(field: str, root: type[BaseModel]) -> str:
     for paths in (beside, dotted):
         near = nearest(name, [path.rpartition(".")[2] for path in paths])
         if near is not None:
-            matches = list(dict.fromkeys(path for path in paths if path.rpartition(".")[2] == near))
+            named = dict.fromkeys(path for path in paths if path.rpartition(".")[2] == near)
+            matches = sorted(named, key=lambda path: path.count("."))
             return f"; did you mean {' or '.join(matches[:3])}?"
     return ""
 

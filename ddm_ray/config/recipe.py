@@ -14,6 +14,9 @@ from ddm_ray.spelling import meant
 CONDITIONS = {"data.class_names", "data.num_classes", "data.text"}
 """Kinds of conditions: a run has one, and a setting of one replaces the others."""
 
+NETWORK = {"embedder.model", "embedder.image_size", "embedder.checkpoint", "embedder.model_args"}
+"""Fields that belong to one kind of embedder: a setting of the kind drops the recipe's."""
+
 
 def recipe_names() -> list[str]:
     """Names of the recipes that ship with the package."""
@@ -60,6 +63,9 @@ def load_recipe(recipe: str, settings: tuple[str, ...] = ()) -> RunConfig:
     if isinstance(fields.get("data"), dict) and named & CONDITIONS:
         for other in CONDITIONS - named:  # the recipe's own conditions make way
             fields["data"].pop(other.removeprefix("data."), None)
+    if isinstance(fields.get("embedder"), dict) and "embedder.kind" in named:
+        for name in NETWORK - named:  # so do fields of a network of another kind
+            fields["embedder"].pop(name.removeprefix("embedder."), None)
     return parse_config(fields, f"recipe {recipe}" + (f" with {' '.join(settings)}" if settings else ""))
 
 

@@ -2,9 +2,10 @@
 
 import io
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 from PIL import Image
@@ -17,11 +18,16 @@ from ddm_ray.data.sources.collection import Collection, extension
 from ddm_ray.data.sources.folder import CLASSLESS
 from ddm_ray.errors import Begin, DataError
 
-PLACES, ROWS = 4, 3
-"""Places of a source, and rows at each, that are looked at."""
+IMAGES = 12
+"""Images that are looked at: spread over a folder, else the first ones of some files."""
+PLACES = 4
+"""Files of many images, at most, that are looked into."""
 NAMES = 8
 TO_CONVERT = frozenset({".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2"})
 """Endings of photographs that aren't read."""
+
+
+ItemT = TypeVar("ItemT")
 
 
 @dataclass(frozen=True)
@@ -47,8 +53,8 @@ def look(config: RunConfig) -> SourceLook:
     kinds = Counter(f".{extension(path)}" for path, _ in files)
     endings = ", ".join(f"{count:,} {ending}" for ending, count in kinds.most_common())
     lines = [f"{source.files.url}: {endings}, {_amount(sum(size for _, size in files))}"]
-    folders = {}
-    if kinds.keys().isdisjoint({".tar", ".parquet"}):
+    folders, alone = dict[str, int](), kinds.keys().isdisjoint({".tar", ".parquet"})
+    if alone:
         folders = dict(sorted(Counter(path.partition("/")[0] for path, _ in files if "/" in path).items()))
         _require_enough(config, source.files.url, len(files))
     warnings = _ignored(listing)
@@ -59,7 +65,11 @@ def look(config: RunConfig) -> SourceLook:
         counts = parquet.label_counts(source.files, listing.units[0], source.conditions)
         named = {name: counts[number] for number, name in enumerate(listing.numbered)}
         lines.append(f"classes, and rows of each in {listing.units[0].key}: {_counted(named)}")
-    rows = [row for unit in _spread(listing.units) for row in _first_rows(source, listing, unit)]
+    in_files = _spread(listing.units, PLACES)
+    if alone:
+        few = _spread(files, IMAGES)
+        in_files = [Unit("some", 0, tuple(path for path, _ in few), tuple(size for _, size in few))]
+    rows = [row for unit in in_files for row in _first_rows(source, listing, unit, IMAGES // len(in_files))]
     sizes, problems = _heads(rows)
     if rows and not sizes:
         row, problem = problems[0]
@@ -108,13 +118,13 @@ def _classless(config: RunConfig, folders: dict[str, int], outside: int) -> list
     return warnings
 
 
-def _spread(units: tuple[Unit, ...]) -> list[Unit]:
-    places = np.unique(np.linspace(0, len(units) - 1, PLACES).round().astype(int))
-    return [units[place] for place in places]
+def _spread(items: Sequence[ItemT], most: int) -> list[ItemT]:
+    places = np.unique(np.linspace(0, len(items) - 1, most).round().astype(int))
+    return [items[place] for place in places]
 
 
-def _first_rows(source: Source, listing: Listing, unit: Unit) -> Iterator[Encoded]:
-    planned = source.planned(ROWS, listing.classes, numbered=listing.numbered)
+def _first_rows(source: Source, listing: Listing, unit: Unit, count: int) -> Iterator[Encoded]:
+    planned = source.planned(count, listing.classes, numbered=listing.numbered)
     for chunk in islice(planned.read(unit), 1):
         yield from chunk.rows
 
