@@ -120,6 +120,7 @@ def main() -> None:
 
     \b
       ddm demo                                        all stages on this computer
+      ddm recipes                                     what a run can begin with
       ddm init runs/digits --recipe digits            begin a run of your own
       ddm prepare runs/digits                         read, decode and embed the images
       ddm partition runs/digits                       cluster them into one shard an expert

@@ -129,7 +129,7 @@ def _show_rows(run: Any, artifact: Artifact) -> None:
         warn(f"no row is held out (data.heldout {run.config.data.heldout}): evaluation will have no held-out losses")
     if info.classes:
         names = [f"{label} {name}" for label, name in enumerate(info.classes)]
-        say(f"classes by folder: {', '.join(names[:10])}{', ...' if names[10:] else ''}")
+        say(f"classes: {', '.join(names[:10])}{', ...' if names[10:] else ''}")
     if info.duplicates:
         what = "left out" if info.dropped else "kept; data.duplicates=drop would leave them out"
         say(f"{info.duplicates} images are byte by byte equal to an earlier one: {what}")
