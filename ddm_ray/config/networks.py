@@ -143,7 +143,7 @@ class TrainConfig(StrictModel):
     learning_rate: float = Field(default=1e-4, gt=0, description="of AdamW; 2e-3 for widths of 100, 1e-4 for 1000")
     warmup_steps: int = Field(default=0, ge=0, description="steps until the rate is reached; mostly a twentieth")
     schedule: ScheduleName = Field(
-        default="constant", description="of the rate; only constant lets steps be added later"
+        default="constant", description="of the rate; cosine and linear fix the number of steps"
     )
     final_learning_rate: float = Field(default=0.0, ge=0, description="the last step's (cosine, linear)")
     weight_decay: float = Field(default=0.0, ge=0, description="of AdamW")

@@ -22,6 +22,8 @@ IMAGES = 12
 """Images that are looked at: spread over a folder, else the first ones of some files."""
 PLACES = 4
 """Files of many images, at most, that are looked into."""
+FOOTERS = 256
+"""Parquet files, at most, whose rows are counted."""
 NAMES = 8
 TO_CONVERT = frozenset({".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2"})
 """Endings of photographs that aren't read."""
@@ -57,6 +59,10 @@ def look(config: RunConfig) -> SourceLook:
     if alone:
         folders = dict(sorted(Counter(path.partition("/")[0] for path, _ in files if "/" in path).items()))
         _require_enough(config, source.files.url, len(files))
+    elif kinds.keys() == {".parquet"} and len(listing.units) <= FOOTERS:
+        count = sum(parquet.row_count(source.files, unit) for unit in listing.units)
+        lines[0] += f", {count:,} rows"
+        _require_enough(config, source.files.url, count)
     warnings = _ignored(listing)
     if folders and source.conditions.needed:
         lines.append(f"classes: {_counted(folders)}")

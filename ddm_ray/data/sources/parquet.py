@@ -87,6 +87,13 @@ def named_numbers(files: Files, unit: Unit, conditions: Conditions) -> tuple[str
     return named
 
 
+def row_count(files: Files, unit: Unit) -> int:
+    """Number of rows of a file, by its footer. Raises DataError."""
+    where = files.where(unit.files[0])
+    with _as_data_error(where), files.open_anywhere(unit.files[0]) as opened:
+        return int(pq.read_metadata(opened).num_rows)
+
+
 def label_counts(files: Files, unit: Unit, conditions: Conditions) -> Counter[int]:
     """Number of rows of each label, a number, in a file. Raises DataError."""
     where = files.where(unit.files[0])

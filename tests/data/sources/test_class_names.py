@@ -11,7 +11,7 @@ from ddm_ray.config import DataConfig, load_recipe
 from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.data.sources import open_source
-from ddm_ray.errors import DataError
+from ddm_ray.errors import DataError, SamplingError
 from ddm_ray.pipeline import DDMPipeline
 from ddm_ray.storage.graph import ROWS
 from ddm_ray.storage.run import Run
@@ -123,3 +123,5 @@ def test_samples_are_asked_for_by_the_names_of_folders(tmp_path: Path) -> None:
     pipeline = DDMPipeline.from_run(run)
     assert pipeline.components.class_names == tuple(ten)
     assert pipeline.label("class 7") == 7
+    with pytest.raises(SamplingError, match="unknown class 'clas 7': use a name .*; did you mean class 7"):
+        pipeline.label("clas 7")

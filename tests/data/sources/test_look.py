@@ -61,7 +61,11 @@ def test_all_kinds_of_files_are_looked_into(tmp_path: Path, kind: str) -> None:
 
 def test_classes_of_parquet_are_counted_by_their_names(tmp_path: Path) -> None:
     write_labelled(tmp_path / "a.parquet", rows=31)
-    assert "classes, and rows of each in a.parquet: blue 11, red 10, green 10" in look(config(tmp_path)).lines
+    files, classes, _ = look(config(tmp_path)).lines
+    assert files.endswith(", 31 rows") and files.startswith(f"{tmp_path}: 1 .parquet, ")
+    assert classes == "classes, and rows of each in a.parquet: blue 11, red 10, green 10"
+    with pytest.raises(DataError, match="31 images are too few for the 32 components"):
+        look(config(tmp_path, "embedder.dim=32"))
 
 
 def test_what_is_made_here_has_nothing_to_look_at() -> None:
