@@ -123,5 +123,5 @@ def test_samples_are_asked_for_by_the_names_of_folders(tmp_path: Path) -> None:
     pipeline = DDMPipeline.from_run(run)
     assert pipeline.components.class_names == tuple(ten)
     assert pipeline.label("class 7") == 7
-    with pytest.raises(SamplingError, match="unknown class 'clas 7': use a name .*; did you mean class 7"):
+    with pytest.raises(SamplingError, match=r"unknown class 'clas 7': use a name .*; did you mean class 7"):
         pipeline.label("clas 7")
