@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import annotated_types as bounds
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from ddm_ray.spelling import nearest
 
@@ -135,8 +134,6 @@ def _range(metadata: Sequence[Any]) -> list[str]:
 
 
 def _default(value: Any) -> str:
-    if value is PydanticUndefined:
-        return "required"
     if value is None or value in ((), {}):
         return "none"
     if isinstance(value, tuple):

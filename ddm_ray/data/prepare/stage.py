@@ -120,15 +120,18 @@ def _other_source(run: Run, artifact: Artifact, begun_from: str, source: str) ->
 def list_source(config: RunConfig, name: str, source: Source, chunk_rows: int) -> SourcePlan:
     """The plan for rows of a source called `name`.
 
-    Raises DataError if it would name the classes itself, though shards are given; and as `Source.list`.
+    Raises DataError if it would name the classes by its folders, though shards are given; and as `Source.list`.
     """
     listing = source.list()
-    if config.partition.given and listing.classes is not None:
-        raise DataError(
-            f"source {name}: data.num_classes only counts the classes, and each owner's source would mean other classes"
-            " by them; begin the run anew and name them with data.class_names"
-        )
-    return SourcePlan(name, chunk_rows, listing.classes, listing.units, listing.ignored, True, listing.numbered)
+    classes, numbered = listing.classes, listing.numbered
+    if config.partition.given and classes is not None:
+        if numbered is None:
+            raise DataError(
+                f"source {name}: data.num_classes only counts the classes, and owners' folders would mean other"
+                " classes at each; begin the run anew and name them with data.class_names"
+            )
+        classes = numbered = None  # numbers are the labels that all owners have agreed on
+    return SourcePlan(name, chunk_rows, classes, listing.units, listing.ignored, True, numbered)
 
 
 class _Observer:

@@ -34,7 +34,7 @@ ItemT = TypeVar("ItemT")
 
 @dataclass(frozen=True)
 class SourceLook:
-    """What a source has: `lines` on it, `warnings`, and for images in folders the number in each (`folders`)."""
+    """Contents of a source: `lines` on it, `warnings`, and for images in folders the number in each (`folders`)."""
 
     lines: tuple[str, ...]
     warnings: tuple[str, ...]

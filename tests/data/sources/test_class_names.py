@@ -13,7 +13,7 @@ from ddm_ray.data.sharded.serial import serial
 from ddm_ray.data.sources import open_source
 from ddm_ray.errors import DataError, SamplingError
 from ddm_ray.pipeline import DDMPipeline
-from ddm_ray.storage.graph import ROWS
+from ddm_ray.storage.graph import ROWS, owner_rows
 from ddm_ray.storage.run import Run
 from tests.data.rows import read_artifact
 from tests.data.sources.test_sources import CONFIG, picture, write_folder
@@ -91,6 +91,16 @@ def test_a_plan_of_an_older_version_reads_numbers_as_it_did(tmp_path: Path) -> N
     old = source.planned(source.chunk_rows, None)
     (unit,) = source.list().units
     assert [row.condition for chunk in old.read(unit) for row in chunk.rows] == [index % 3 for index in range(30)]
+
+
+def test_owners_who_only_count_classes_agree_on_numbers(tmp_path: Path) -> None:
+    write_labelled(tmp_path / "a.parquet")
+    settings = ("partition.method=given", "data.num_classes=3")
+    run = Run.create(str(tmp_path / "run"), load_recipe("tiny", settings))
+    prepare(run, source=str(tmp_path / "a.parquet"), cluster=0, execute=serial)
+    rows = read_artifact(run, owner_rows(0), ["id", "label"])
+    assert rows["label"].to_pylist() == [index % 3 for index in range(30)]
+    assert run.named == run.config
 
 
 @pytest.mark.parametrize("kind", ["parquet", "folder"])
