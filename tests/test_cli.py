@@ -70,7 +70,7 @@ MISTAKES = {
     "train {d}/data router 1": "train router: takes no INDEX",
     "train {d}/data router --island a": "island a: in which file; name it with --islands FILE",
     "train {d}/data router --islands {d}/none.yaml": "none.yaml: No such file",
-    "train {d}/data router --islands {d}/bad.yaml": "islands.a.zero_stag: unknown key",
+    "train {d}/data router --islands {d}/bad.yaml": "islands.a.zero_stag: unknown key; did you mean zero_stage?",
     "replay {d}/data": "its router is trained on rows (router.replay is 0, not a number of images); begin a run with",
     "replay {d}/data --cluster 2": "--cluster 2: this run has clusters 0 to 1",
     "sample {d}/data": "has no finished experts/000 yet; make it with: ddm train",
