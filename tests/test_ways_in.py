@@ -184,6 +184,18 @@ def test_a_network_that_cannot_be_had_is_refused_in_seconds(
         hub.require_hub(load_recipe("tiny", settings))
 
 
+def test_prepare_without_the_hub_ends_before_anything_is_listed(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(photos.parent / "cache"))
+    assert ddm("init", "run", "--recipe", "photos-gpu").exit_code == 0
+    done = ddm("prepare", "run")
+    assert done.exit_code == 1, done.output
+    (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "isn't in this machine's cache, and " in error and "or with embedder.kind pixels" in error
+    assert not Path("run/rows").exists()
+
+
 @pytest.mark.parametrize(
     "settings",
     [
