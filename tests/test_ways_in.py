@@ -108,6 +108,15 @@ def test_a_mistyped_verb_is_guessed(words: tuple[str, ...], meant: str) -> None:
     assert done.exit_code == 2 and "Did you mean" in done.stderr and f"'{meant}'" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "near"),
+    [(("train", "run", "exprt", "0"), "expert"), (("sample", "run", "--solver", "huen"), "heun")],
+)
+def test_a_mistyped_choice_of_an_option_is_guessed(words: tuple[str, ...], near: str) -> None:
+    done = ddm(*words)
+    assert done.exit_code == 2 and done.stderr.strip().endswith(f"; did you mean {near}?")
+
+
 def test_recipes_are_listed_each_with_what_it_is_for() -> None:
     lines = ddm("recipes").output.splitlines()
     assert [line.split()[0] for line in lines[:-1]] == recipe_names()

@@ -21,7 +21,7 @@ def init(run_url: str, recipe: str, settings: tuple[str, ...], unseen: bool) -> 
     """Begin a run: write its configuration to RUN/run.json, which never changes once something is made of it.
 
     Looks at images on this disk and says what it found: files, classes, sizes, and what can't be read. Repeat it with
-    other settings until that is right. `ddm prepare` fixes it.
+    other settings until that is right: it stays as it is from `ddm prepare` on.
 
     \b
       ddm init runs/mine --recipe photos-cpu --set data.source=~/photos
