@@ -28,6 +28,7 @@ from ddm_ray.sampling.output import DDMOutput, OutputType, images_as
 from ddm_ray.sampling.paris_weights import Reading, TimeDirection
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import ModelKind, Models, load_models, row_networks, sampling_settings
+from ddm_ray.spelling import meant
 from ddm_ray.storage.run import Run
 
 Label = int | str | None
@@ -89,7 +90,9 @@ class DDMPipeline:
         if data.latents is not None:
             latents = Latents.from_config(data.latents, known.get("autoencoder")).to(device)
         defaults = sampling_settings(run, model)
-        return cls(models, class_names=data.class_names, defaults=defaults, text_encoder=encoder, latents=latents)
+        return cls(
+            models, class_names=run.named.data.class_names, defaults=defaults, text_encoder=encoder, latents=latents
+        )
 
     @classmethod
     def from_pretrained(
@@ -206,7 +209,9 @@ class DDMPipeline:
         if number is not None and 0 <= number < count:
             return number
         known = f"a name ({', '.join(names[:12])}{', ...' if len(names) > 12 else ''}) or " if names else ""
-        raise SamplingError(f"unknown class {label!r}: use {known}a number from 0 to {count - 1}")
+        raise SamplingError(
+            f"unknown class {label!r}: use {known}a number from 0 to {count - 1}{meant(str(label), names)}"
+        )
 
     def _require_output(self, output_type: str) -> None:
         if output_type not in ("pil", "pt", "np", "latent"):

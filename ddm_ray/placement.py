@@ -271,7 +271,7 @@ class Island(_Site):
         try:
             return _IslandFields.model_validate_json(text[:MOST_JSON]).island(name)
         except ValidationError as error:
-            raise ConfigError(f"placement of island {name}: {invalid_fields(error)}") from None
+            raise ConfigError(f"placement of island {name}: {invalid_fields(error, _IslandFields)}") from None
 
     def require_run(self, run_url: str) -> None:
         """Raise ConfigError for a run that isn't below the island's storage."""
@@ -310,7 +310,7 @@ def load_islands(path: str) -> dict[str, Island]:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except ValidationError as error:
-        raise ConfigError(f"{path}: {invalid_fields(error)}") from None
+        raise ConfigError(f"{path}: {invalid_fields(error, _IslandFields)}") from None
     return {name: fields.island(name) for name, fields in islands.items()}
 
 

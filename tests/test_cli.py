@@ -53,11 +53,12 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 MISTAKES = {
-    "init {d}/x --recipe nothing": "recipe 'nothing' is neither a shipped one (ddm-24b, digits, ",
+    "init {d}/x --recipe nothing": "recipe 'nothing' is neither a shipped one (captions-gpu, ddm-24b, digits, ",
     "init {d}/x --recipe tiny --set expert.stepz=3": "expert.stepz: unknown key",
     "init {d}/x --recipe tiny --set expert.train.steps=many": "expert.train.steps: Input should be a valid integer",
     "init {d}/x --recipe tiny --set a": "write it as a.b=value",
-    "init {d}/empty --recipe digits": "is another run",
+    "init {d}/data --recipe digits": "is another run",
+    "init {d}/x --recipe tiny --set data.source={d}/none": "/none': no such folder or file; give a folder, a URI (",
     "init {d}/file/x --recipe tiny": "error: ",
     "init '' --recipe tiny": "RUN is empty",
     "prepare {d}/nothing": "is not a run: it has no run.json; begin one with: ddm init",
@@ -69,7 +70,7 @@ MISTAKES = {
     "train {d}/data router 1": "train router: takes no INDEX",
     "train {d}/data router --island a": "island a: in which file; name it with --islands FILE",
     "train {d}/data router --islands {d}/none.yaml": "none.yaml: No such file",
-    "train {d}/data router --islands {d}/bad.yaml": "islands.a.zero_stag: unknown key",
+    "train {d}/data router --islands {d}/bad.yaml": "islands.a.zero_stag: unknown key; did you mean zero_stage?",
     "replay {d}/data": "its router is trained on rows (router.replay is 0, not a number of images); begin a run with",
     "replay {d}/data --cluster 2": "--cluster 2: this run has clusters 0 to 1",
     "sample {d}/data": "has no finished experts/000 yet; make it with: ddm train",

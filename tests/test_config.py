@@ -1,13 +1,16 @@
 """Recipes load, settings apply, and every mistake is one line that names the field and what to do."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddm_ray.config import load_recipe, parse_config, recipe_names
+from ddm_ray.config import RunConfig, load_recipe, parse_config, recipe_names
+from ddm_ray.config.fields import field_groups
 from ddm_ray.errors import ConfigError
 
 
@@ -199,10 +202,59 @@ def test_any_setting_applies_or_is_refused_in_one_line(text: str, field: str) ->
         assert len(outcome.splitlines()) == 1
 
 
-@pytest.mark.parametrize("recipe", ["imagenet", "", "digits.txt", "."])
-def test_an_unknown_recipe_lists_the_shipped_ones(recipe: str) -> None:
-    message = refusal(recipe=recipe)
-    assert message == (f"recipe {recipe!r} is neither a shipped one ({', '.join(recipe_names())}) nor a .yaml file")
+@pytest.mark.parametrize(
+    ("recipe", "near"), [("no", ""), ("", ""), ("image64", "images64"), (".", ""), ("TINY", "tiny")]
+)
+def test_an_unknown_recipe_lists_the_shipped_ones(recipe: str, near: str) -> None:
+    message, known = refusal(recipe=recipe), ", ".join(recipe_names())
+    guess = f"; did you mean {near}?" if near else ""
+    assert message == f"recipe {recipe!r} is neither a shipped one ({known}) nor a .yaml file{guess}"
+
+
+@pytest.mark.parametrize(
+    ("setting", "meant"),
+    [
+        ("expert.train.stepz=3", "expert.train.steps"),
+        ("data.sorce=photos", "data.source"),
+        ("date.source=photos", "data"),
+        ("num_clusters=4", "partition.num_clusters"),
+        ("expert.model.widht=8", "expert.model.width"),
+        ("steps=5", "sample.steps"),
+        ("embedder.kind=pixel", "pixels"),
+        ("sample.solver=heum", "heun"),
+    ],
+)
+def test_a_mistyped_field_or_choice_is_guessed(setting: str, meant: str) -> None:
+    guess = refusal(setting).partition("; did you mean ")[2]
+    assert meant in guess.rstrip("?").split(" or ")
+
+
+@pytest.mark.parametrize("setting", ["zebra=1", "expert.train.zebra=1", "partition.method=zebra"])
+def test_a_word_that_is_near_nothing_is_not_guessed(setting: str) -> None:
+    assert "did you mean" not in refusal(setting)
+
+
+def test_every_field_is_on_the_page_with_values_default_and_advice() -> None:
+    config, shown = load_recipe("laion256-k8"), set[str]()
+    for group in field_groups(RunConfig):
+        for field in group.fields:
+            assert field.values and field.default and field.about, (group.paths, field)
+            shown |= {f"{path}.{field.name}".removeprefix(".") for path in group.paths}
+    assert set(dotted(config.model_dump(exclude_none=True), "")) <= shown
+    assert {"data.source", "expert.train.steps", "evaluate.features.kind", "student.model.width"} <= shown
+    (train,) = [group for group in field_groups(RunConfig) if "router.train" in group.paths]
+    by_name = {field.name: field for field in train.fields}
+    assert (by_name["steps"].values, by_name["steps"].default) == ("whole number above 0", "required")
+    assert (by_name["ema_decay"].values, by_name["ema_decay"].default) == ("number, at least 0, below 1", "`0.9999`")
+    assert by_name["precision"].values == "`fp32`, `bf16`"
+
+
+def dotted(fields: dict[str, Any], above: str) -> Iterator[str]:
+    """Dotted paths of all fields, those of parts included."""
+    for name, value in fields.items():
+        yield f"{above}{name}"
+        if isinstance(value, dict) and name not in ("arguments", "model_args"):
+            yield from dotted(value, f"{above}{name}.")
 
 
 def test_a_recipe_file_that_is_missing() -> None:
@@ -272,5 +324,10 @@ def test_a_setting_of_conditions_replaces_the_recipes() -> None:
     assert load_recipe("images64", ("data.class_names=[crow, owl]",)).data.num_classes == 2
     assert load_recipe("digits", ("data.num_classes=3",)).data.class_names == ("0", "1", "2")
     assert load_recipe("laion256-k8", ("data.num_classes=3",)).data.text is None
+    assert load_recipe("images64", ("embedder.kind=pixels",)).embedder.model_dump(exclude_defaults=True) == {
+        "batch_size": 64
+    }
+    own = load_recipe("images64", ("embedder.kind=timm", "embedder.image_size=98")).embedder
+    assert (own.kind, own.image_size) == ("timm", 98)
     both = load_recipe("digits", ("data.class_names=[a, b]", "data.num_classes=2"))
     assert both.data.class_names == ("a", "b")

@@ -25,7 +25,7 @@ BINDING = {ast.arg: "arg", ast.alias: "asname"} | dict.fromkeys(
     (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.MatchAs), "name"
 )
 
-BESIDE = {"errors", "parsing", "config", "placement", "storage"}
+BESIDE = {"errors", "parsing", "spelling", "config", "placement", "storage"}
 SAMPLING = BESIDE | {"core", "models", "pictures", "sampling"}
 RIM = SAMPLING | {"data", "train", "serve", "islands", "evaluate", "ray_session", "watch"}
 # What each part of ddm_ray may import from the others; a part that isn't here has no floor yet.
@@ -34,7 +34,8 @@ BELOW: dict[str, set[str]] = {
     "errors": set(),
     "exit_codes": {"errors"},
     "parsing": set(),
-    "config": {"errors"},
+    "spelling": set(),
+    "config": {"errors", "spelling"},
     "placement": {"errors", "config"},
     "memory": set(),
     "pictures": {"errors"},
@@ -56,7 +57,7 @@ BELOW: dict[str, set[str]] = {
 }
 # The one table of names that configuration and mathematics share; torch-free, as both its readers need it.
 NAMES = "core.names"
-STDLIB_ONLY = {"__init__", "errors", "exit_codes", "memory", "parsing", NAMES}
+STDLIB_ONLY = {"__init__", "errors", "exit_codes", "memory", "parsing", "spelling", NAMES}
 WITHOUT_TORCH = STDLIB_ONLY | {"config", "placement", "storage", "watch"}
 DEEPSPEED = {"train.engine"}
 # Where Ray is the point. The command line imports it through these and `ray_session` alone.

@@ -12,6 +12,7 @@ from ddm_ray.cli.islands import down, up
 from ddm_ray.cli.launch import launch
 from ddm_ray.cli.ledger import ledger
 from ddm_ray.cli.plan import plan
+from ddm_ray.cli.recipes import fields, recipes
 from ddm_ray.cli.replay import replay
 from ddm_ray.cli.requests import drain, list_workers, resume, stop
 from ddm_ray.cli.run import init, status, watch
@@ -31,6 +32,7 @@ __all__ = [
     "drain",
     "evaluate",
     "export",
+    "fields",
     "gateway",
     "init",
     "launch",
@@ -42,6 +44,7 @@ __all__ = [
     "plan",
     "prepare",
     "probe",
+    "recipes",
     "replay",
     "resume",
     "sample",

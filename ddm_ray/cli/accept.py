@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from ddm_ray.cli.command import INDEX, MODELS, RUN, main, say, trained, warn
+from ddm_ray.cli.command import INDEX, MODELS, RUN, OneOf, main, say, trained, warn
 from ddm_ray.cli.fixes import phrase
 from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError
 from ddm_ray.storage.graph import Artifact, replay, targets
@@ -12,7 +12,7 @@ from ddm_ray.storage.graph import Artifact, replay, targets
 
 @main.command()
 @RUN
-@click.argument("model", type=click.Choice([*MODELS, "targets", "replay"]), required=False)
+@click.argument("model", type=OneOf([*MODELS, "targets", "replay"]), required=False)
 @INDEX
 @click.option("--all", "every", is_flag=True, help="Accept all that is finished and hasn't been accepted.")
 @click.option("--replace", is_flag=True, help="Accept it also in place of another one that was accepted before.")

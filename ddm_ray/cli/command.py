@@ -12,12 +12,11 @@ from ddm_ray import __version__
 from ddm_ray.cli.fixes import phrase
 from ddm_ray.errors import ConfigError, DDMError, Superseded, spelled_out
 from ddm_ray.exit_codes import EXIT_AGAIN, exit_code
+from ddm_ray.spelling import meant
 from ddm_ray.storage.graph import EXTRAS, KINDS, Artifact, expert
 
-RECIPE_HELP = (
-    "A shipped recipe (digits, tiny, images64, imagenet256-k8, laion256-k8, ddm-24b) or the path of a .yaml file."
-)
-SET_HELP = "Change a field of the recipe, e.g. --set expert.train.steps=500. May be given many times."
+RECIPE_HELP = "A shipped recipe (`ddm recipes` lists them), or the path of a .yaml file."
+SET_HELP = "Change a field (`ddm fields` lists them), e.g. --set expert.train.steps=500. May be given many times."
 
 
 class OneLineErrors(click.Group):
@@ -70,8 +69,18 @@ class RunUrl(click.ParamType):
 
 
 RUN = click.argument("run_url", metavar="RUN", type=RunUrl())
+
+
+class OneOf(click.Choice[str]):
+    """One of some words; a mistyped one is answered with the one that it is nearest to."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        """See click."""
+        return super().get_invalid_choice_message(value, ctx).rstrip(".") + meant(str(value), self.choices)
+
+
 MODELS = [kind for kind, row in KINDS.items() if row.stage == "train"]
-MODEL = click.argument("model", type=click.Choice(MODELS))
+MODEL = click.argument("model", type=OneOf(MODELS))
 INDEX = click.argument("index", type=int, required=False)
 ISLANDS = click.option(
     "--islands",
@@ -122,6 +131,7 @@ def main() -> None:
 
     \b
       ddm demo                                        all stages on this computer
+      ddm recipes                                     what a run can begin with
       ddm init runs/digits --recipe digits            begin a run of your own
       ddm prepare runs/digits                         read, decode and embed the images
       ddm partition runs/digits                       cluster them into one shard an expert

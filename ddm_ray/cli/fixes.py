@@ -1,7 +1,13 @@
-"""Remedies of errors in the command line's words: the one place that turns data into commands and options."""
+"""Remedies of errors, and what comes next, in the command line's words: data turned into commands and options."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ddm_ray.errors import Accept, Allow, Begin, Fix, Give, Make, Resume
-from ddm_ray.storage.graph import Artifact
+from ddm_ray.storage.graph import ROUTER, Artifact
+
+if TYPE_CHECKING:
+    from ddm_ray.storage.run import Run
 
 
 def phrase(fix: Fix) -> str:
@@ -22,6 +28,30 @@ def phrase(fix: Fix) -> str:
         case Give(argument, advice, value):
             return f"{advice} with {option(argument)} {value}".rstrip()
     return fix
+
+
+def by(who: str) -> Callable[[Fix], str]:
+    """`phrase` for the eyes of a command that trains again by itself, as `who`: not another command's to begin."""
+    return lambda fix: f"{who} {fix.effect}" if isinstance(fix, Resume) else phrase(fix)
+
+
+def next_of(run: "Run", run_url: str) -> str:
+    """The command that goes on with a run of which something is trained; empty where that is for others to know.
+
+    That is the first model that nobody has begun, of experts and router; else a look at those that train, or samples.
+    `run_url` is the name that the run was given.
+    """
+    from ddm_ray.storage.job_files import list_jobs
+
+    models = [*run.experts, ROUTER]
+    files = list_jobs(run.store, models)
+    if run.config.partition.given or any(each.unlisted for each in files.values()):
+        return ""  # each owner's, or island's, are its own affair
+    left = [each for each in models if not files[each].committed]
+    if not left:
+        return f"ddm sample {run_url}"
+    idle = [each for each in left if not (files[each].attempts or files[each].last_launch or files[each].stopped)]
+    return command(run_url, idle[0]) if idle else f"ddm status {run_url}"
 
 
 def option(argument: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import click
 
-from ddm_ray.cli.command import ADDRESS, RUN, main, say
+from ddm_ray.cli.command import ADDRESS, RUN, OneOf, main, say
 from ddm_ray.cli.devices import DEVICE, device_of, served_device
 from ddm_ray.errors import ConfigError
 from ddm_ray.storage.graph import EXTRAS
@@ -32,7 +32,7 @@ def _setting_options() -> list[click.Parameter]:
         kind: Any = field.annotation if field.annotation in (int, float) else str
         num_values = 1
         if get_origin(field.annotation) is Literal:
-            kind = click.Choice(get_args(field.annotation))
+            kind = OneOf(get_args(field.annotation))
         elif get_origin(field.annotation) is tuple:
             kind, num_values = float, len(get_args(field.annotation))
         flag = f"--{name.replace('_', '-')}"
@@ -66,7 +66,7 @@ def _setting_options() -> list[click.Parameter]:
     "--model",
     default="mixture",
     show_default=True,
-    type=click.Choice(["mixture", *EXTRAS]),
+    type=OneOf(["mixture", *EXTRAS]),
     help="What to sample: the mixture, or a network that was trained on all rows.",
 )
 @DEVICE
@@ -164,7 +164,7 @@ def _conditions(
     "--model",
     default="mixture",
     show_default=True,
-    type=click.Choice(["mixture", *EXTRAS]),
+    type=OneOf(["mixture", *EXTRAS]),
     help="The mixture, which DDMPipeline opens; or one dense network, which diffusers alone opens.",
 )
 @click.option("--license", "license_name", metavar="NAME", help="Licence for a dense model's card, such as cc-by-4.0.")
@@ -210,13 +210,13 @@ def export(run_url: str, folder: str, model: Any, license_name: str | None, over
     "--placement",
     default="colocated",
     show_default=True,
-    type=click.Choice(["colocated", "multiplexed", "per-expert"]),
+    type=OneOf(["colocated", "multiplexed", "per-expert"]),
     help="All experts in one process, on the device or (multiplexed) few there in turn; or a process each.",
 )
 @click.option(
     "--resident", default=2, show_default=True, type=click.IntRange(2), help="Multiplexed experts on the device."
 )
-@click.option("--dense", type=click.Choice(EXTRAS), help="Network that answers what the experts have no time for.")
+@click.option("--dense", type=OneOf(EXTRAS), help="Network that answers what the experts have no time for.")
 @DEVICE
 @click.option("--max-rows", default=32, show_default=True, type=click.IntRange(1), help="Images of a batch; more wait.")
 @click.option(
@@ -229,7 +229,7 @@ def export(run_url: str, folder: str, model: Any, license_name: str | None, over
     "--precision",
     default="fp32",
     show_default=True,
-    type=click.Choice(["fp32", "bf16"]),
+    type=OneOf(["fp32", "bf16"]),
     help="Precision of experts and router; bf16 on a GPU takes half the memory and a fraction of the time.",
 )
 @click.option(

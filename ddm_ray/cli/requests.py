@@ -2,7 +2,7 @@
 
 import click
 
-from ddm_ray.cli.command import MODELS, RUN, say
+from ddm_ray.cli.command import MODELS, RUN, OneOf, say
 from ddm_ray.cli.fixes import words
 from ddm_ray.cli.islands import islands
 from ddm_ray.errors import ConfigError, Give
@@ -53,7 +53,7 @@ def drain(run_url: str, name: str, why: str) -> None:
 
 @islands.command()
 @RUN
-@click.argument("model", type=click.Choice(MODELS))
+@click.argument("model", type=OneOf(MODELS))
 @click.argument("index", type=int, required=False)
 @WHY
 def stop(run_url: str, model: str, index: int | None, why: str) -> None:

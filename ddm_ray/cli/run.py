@@ -14,20 +14,57 @@ from ddm_ray.errors import ConfigError
 @RUN
 @click.option("--recipe", required=True, metavar="NAME", help=RECIPE_HELP)
 @click.option("--set", "settings", multiple=True, metavar="A.B=C", help=SET_HELP)
-def init(run_url: str, recipe: str, settings: tuple[str, ...]) -> None:
-    """Begin a run: write its configuration to RUN/run.json, which never changes afterwards.
+@click.option(
+    "--unseen", is_flag=True, help="Don't look at the images: they are on this path of another machine, or come later."
+)
+def init(run_url: str, recipe: str, settings: tuple[str, ...], unseen: bool) -> None:
+    """Begin a run: write its configuration to RUN/run.json, which never changes once something is made of it.
+
+    Looks at images on this disk and says what it found: files, classes, sizes, and what can't be read. Repeat it with
+    other settings until that is right: it stays as it is from `ddm prepare` on.
 
     \b
+      ddm init runs/mine --recipe photos-cpu --set data.source=~/photos
       ddm init runs/digits --recipe digits
       ddm init s3://bucket/run7 --recipe my.yaml --set partition.num_clusters=8
     """
     from ddm_ray.cli.plan import outlook
     from ddm_ray.config import load_recipe
+    from ddm_ray.data.sources import absolute_name
     from ddm_ray.storage.run import Run
 
-    run = Run.create(run_url, load_recipe(recipe, settings))
+    config = load_recipe(recipe, settings)
+    source = absolute_name(config.data.source)
+    # Other processes have other current folders.
+    config = config.model_copy(update={"data": config.data.model_copy(update={"source": source})})
+    if not unseen:
+        _look(config)
+
+    def on_replaced(differences: str) -> None:
+        say(f"replaces the configuration that was there, of which nothing is made yet: {differences}")
+
+    run = Run.create(run_url, config, on_replaced=on_replaced)
     say(f"run {run.config.name!r} at {run.url}; next: ddm prepare {run_url}")
     outlook(run)
+
+
+def _look(config: Any) -> None:
+    """Print what a source on this disk has. Raises DataError, with the remedy, for one that no run can be made of."""
+    from ddm_ray.data.sources import is_here
+
+    # Owners name their images as they prepare them.
+    if not is_here(config.data.source) or config.partition.given:
+        return
+    from ddm_ray.data.sources.look import look
+
+    seen = look(config)
+    for line in seen.lines:
+        say(line)
+    for warning in seen.warnings:
+        warn(warning)
+    if config.data.num_classes == 1 and len(seen.folders) > 1:
+        names = ", ".join([*seen.folders][:5]) + (", ..." if len(seen.folders) > 5 else "")
+        say(f"its folders ({names}) are one class; each is its own with --set data.num_classes={len(seen.folders)}")
 
 
 @main.command()

@@ -25,7 +25,7 @@ from ddm_ray.cli.command import (
     warn,
 )
 from ddm_ray.cli.devices import DEVICE, GPU, device_of, placed, require_gpu, tell_of_workers
-from ddm_ray.cli.fixes import phrase
+from ddm_ray.cli.fixes import by
 from ddm_ray.cli.train import each_failure_named
 from ddm_ray.errors import ConfigError, DriftError
 from ddm_ray.storage.graph import NAME_PATTERN, Artifact
@@ -101,7 +101,10 @@ def prepare(
 
     def stage(run: Any, report: Any) -> None:
         from ddm_ray.data.sharded.ray_data import RayData
+        from ddm_ray.models.hub import require_hub
 
+        if not (site.ray(address)[0] or os.environ.get("RAY_ADDRESS")):
+            require_hub(run.config)  # elsewhere the network is another
         # Ray starts once there is something to make, so that a mistake is refused without it.
         ray_data = RayData(placement, session)
         preparing.prepare(run, report, placement, source, cluster, max_rejected, execute=ray_data)
@@ -137,7 +140,7 @@ def _show_rows(run: Any, artifact: Artifact) -> None:
         warn(f"no row is held out (data.heldout {run.config.data.heldout}): evaluation will have no held-out losses")
     if info.classes:
         names = [f"{label} {name}" for label, name in enumerate(info.classes)]
-        say(f"classes by folder: {', '.join(names[:10])}{', ...' if names[10:] else ''}")
+        say(f"classes: {', '.join(names[:10])}{', ...' if names[10:] else ''}")
     if info.duplicates:
         what = "left out" if info.dropped else "kept; data.duplicates=drop would leave them out"
         say(f"{info.duplicates} images are byte by byte equal to an earlier one: {what}")
@@ -284,7 +287,7 @@ def demo(run_url: str | None, recipe: str, settings: tuple[str, ...]) -> None:
 
     folder = run_url or f"runs/{Path(recipe).stem}"
     with each_failure_named():
-        run = demonstration.demo(folder, recipe, settings, phrase)
+        run = demonstration.demo(folder, recipe, settings, by("this command"))
     _show_evaluation(run, demonstration.NAME)
     say("")
     say("next:")

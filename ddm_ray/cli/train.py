@@ -15,6 +15,7 @@ from ddm_ray.cli.command import (
     ISLANDS,
     MODELS,
     RUN,
+    OneOf,
     main,
     make,
     say,
@@ -23,7 +24,7 @@ from ddm_ray.cli.command import (
     with_extras,
 )
 from ddm_ray.cli.devices import GPU, placed, require_gpu, tell_of_workers
-from ddm_ray.cli.fixes import phrase
+from ddm_ray.cli.fixes import by, next_of, phrase
 from ddm_ray.errors import ConfigError, DDMError
 from ddm_ray.storage.graph import Artifact, wanted_of
 
@@ -32,7 +33,7 @@ ALL = "all"
 
 @main.command()
 @RUN
-@click.argument("model", type=click.Choice([*MODELS, ALL]))
+@click.argument("model", type=OneOf([*MODELS, ALL]))
 @INDEX
 @with_extras("all: train")
 @GPU
@@ -81,7 +82,7 @@ def train(
         site = load_island(islands, island)
         site.require_run(run.url)
         site = site.model_copy(update={"train": placed(site.train, gpu)})
-        _train_all(run, wanted_of(run.config, extras), site, address, asked=bool(gpu))
+        _train_all(run_url, run, wanted_of(run.config, extras), site, address, asked=bool(gpu))
         return
     if extras:
         raise ConfigError(f"--{extras[0]} is for all: train {model} trains that alone; leave it out")
@@ -101,7 +102,7 @@ def train(
             def watch(statuses: list[Any]) -> None:
                 for job in statuses:
                     if job.state != "waiting":
-                        report(job.fraction, describe(job, phrase))
+                        report(job.fraction, describe(job, by("this command")))
 
             def starting(_: Artifact) -> None:
                 report(0.0, "starting a training worker")
@@ -109,10 +110,14 @@ def train(
             launch = replace(launch, island=site.name)
             _train(run, [artifact], site, address, watch, starting, bool(gpu), launch)
 
-    make(run_url, artifact, stage)
+    made = make(run_url, artifact, stage)
+    if not islands and (following := next_of(made, run_url)):
+        say(f"next: {following}")
 
 
-def _train_all(run: Any, artifacts: tuple[Artifact, ...], site: Any, address: str | None, asked: bool) -> None:
+def _train_all(
+    run_url: str, run: Any, artifacts: tuple[Artifact, ...], site: Any, address: str | None, asked: bool
+) -> None:
     """Train what isn't finished yet of these artifacts, under one live view, and print what each is then."""
     from ddm_ray.storage.status import describe, status
     from ddm_ray.watch.live_view import LiveView
@@ -130,7 +135,7 @@ def _train_all(run: Any, artifacts: tuple[Artifact, ...], site: Any, address: st
     # The longest first, so that none is left alone in the end; a student has to wait for others.
     left.sort(key=lambda artifact: artifact.kind != "monolith")
     rows: list[str] = [each for each in artifacts if each in left]
-    with each_failure_named(), LiveView(run.url, rows, phrase=phrase) as view:
+    with each_failure_named(), LiveView(run.url, rows, phrase=by("this command")) as view:
 
         def starting(artifact: Artifact) -> None:
             view.show(artifact, 0.0, "starting a training worker")
@@ -141,6 +146,8 @@ def _train_all(run: Any, artifacts: tuple[Artifact, ...], site: Any, address: st
     for artifact in artifacts:
         if artifact in left:
             tell(artifact)
+    if following := next_of(run, run_url):
+        say(f"next: {following}")
 
 
 @contextmanager

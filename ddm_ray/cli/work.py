@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ddm_ray.cli.command import ADDRESS, ISLANDS, RUN, main, say, with_extras
-from ddm_ray.cli.fixes import phrase, words
+from ddm_ray.cli.fixes import by, words
 from ddm_ray.errors import ConfigError, Give
 from ddm_ray.exit_codes import EXIT_AGAIN
 from ddm_ray.storage.graph import STUDENT, Artifact, trained_of, wanted_of
@@ -101,7 +101,9 @@ def work(
     with (
         Account(run.store, site.name, 0) as account,
         PresenceKeeper(run.store, site.name, min(BEAT_SECONDS, grace / 6), **fields) as keeper,
-        LiveView(f"{run.url}, island {keeper.id}", [*trained, site.name], clock=False, phrase=phrase) as view,
+        LiveView(
+            f"{run.url}, island {keeper.id}", [*trained, site.name], clock=False, phrase=by("an island at work")
+        ) as view,
     ):
 
         def train(run: Run, launch: Any, watch: Any) -> None:

@@ -13,7 +13,7 @@ from ddm_ray.config.networks import (
     StudentJob,
     TrainConfig,
 )
-from ddm_ray.config.recipe import load_recipe, read_yaml, recipe_names
+from ddm_ray.config.recipe import about_recipe, load_recipe, read_yaml, recipe_names, recipe_text
 from ddm_ray.config.run import RunConfig, invalid_fields, parse_config
 from ddm_ray.config.sampling import EvaluateConfig, SamplingSettings
 from ddm_ray.config.strict_model import StrictModel
@@ -38,9 +38,11 @@ __all__ = [
     "StudentJob",
     "TextConfig",
     "TrainConfig",
+    "about_recipe",
     "invalid_fields",
     "load_recipe",
     "parse_config",
     "read_yaml",
     "recipe_names",
+    "recipe_text",
 ]

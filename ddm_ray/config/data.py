@@ -13,11 +13,13 @@ class TextConfig(StrictModel):
     `pooled_dim`: channels of one more vector for the whole text, of `pooled_encoder` or else of `encoder` itself.
     """
 
-    encoder: str = Field(min_length=1)
-    tokens: PositiveInt
-    dim: PositiveInt
-    pooled_dim: PositiveInt | None = None
-    pooled_encoder: str | None = Field(default=None, min_length=1)
+    encoder: str = Field(min_length=1, description="CLIP or T5: a folder, or a name of the hub")
+    tokens: PositiveInt = Field(description="length that texts are cut or padded to; 77 is all that CLIP reads")
+    dim: PositiveInt = Field(description="channels of a token, as the encoder has them: 512 or 768 of CLIP")
+    pooled_dim: PositiveInt | None = Field(
+        default=None, description="channels of the pooled vector; none: there is none"
+    )
+    pooled_encoder: str | None = Field(default=None, min_length=1, description="whose it is; none: encoder's own")
 
     @property
     def channels(self) -> int:
@@ -34,10 +36,10 @@ class TextConfig(StrictModel):
 class LatentsConfig(StrictModel):
     """An autoencoder (by its name or folder) that images become latents by: (encoded - shift) * scale."""
 
-    autoencoder: str = Field(min_length=1)
+    autoencoder: str = Field(min_length=1, description="AutoencoderKL of diffusers: a folder, or a name of the hub")
     downsampling: PositiveInt = Field(default=8, description="pixels per latent, along each side")
-    scale: float = Field(gt=0)
-    shift: float = 0.0
+    scale: float = Field(gt=0, description="as the autoencoder's own config has it: 0.18215 of Stable Diffusion's")
+    shift: float = Field(default=0.0, description="likewise; 0 where its config has none")
 
 
 class DataConfig(StrictModel):
@@ -50,18 +52,32 @@ class DataConfig(StrictModel):
     source: str = Field(
         default="digits",
         min_length=1,
-        description="a folder or URI; or digits, shapes:NUMBER, domains, domains:MOST_OF_A_KIND, emoji",
+        description="a folder, file or URI (s3://, hf://datasets/OWNER/NAME); or digits, shapes:NUMBER, domains,"
+        " domains:MOST_OF_A_KIND, emoji, which need no files",
     )
-    format: Literal["folder", "webdataset", "parquet"] | None = Field(default=None, description="none: sniffed")
+    format: Literal["folder", "webdataset", "parquet"] | None = Field(
+        default=None, description="none: told by the files' names"
+    )
     image_column: str | None = Field(default=None, min_length=1, description="none: found by type and usual names")
     condition_column: str | None = Field(default=None, min_length=1, description="of labels or texts; none: likewise")
     duplicates: Literal["keep", "drop"] = Field(default="keep", description="files of equal bytes")
-    image_size: PositiveInt = 8
-    channels: PositiveInt = Field(default=1, le=16)
-    class_names: tuple[str, ...] = ()
-    num_classes: PositiveInt | None = Field(default=None, description="label `num_classes` is the null condition")
-    text: TextConfig | None = None
-    latents: LatentsConfig | None = None
+    image_size: PositiveInt = Field(
+        default=8, description="side in pixels, or in latents; costs grow with its square. 32 on CPUs, 64 on a GPU"
+    )
+    channels: PositiveInt = Field(
+        default=1, le=16, description="1 for grey, 3 for colour; the autoencoder's of latents"
+    )
+    class_names: tuple[str, ...] = Field(
+        default=(), description="names of the classes, by label; none: see num_classes"
+    )
+    num_classes: PositiveInt | None = Field(
+        default=None,
+        description="number of classes, which then take the source's names for them; 1: all images are of one",
+    )
+    text: TextConfig | None = Field(default=None, description="conditions are texts; none: they are classes")
+    latents: LatentsConfig | None = Field(
+        default=None, description="images become latents first, for 128 pixels and more; none: pixels are modelled"
+    )
     heldout: float = Field(default=0.1, ge=0.0, lt=1.0, description="share of rows kept out of training")
 
     @model_validator(mode="before")
@@ -90,6 +106,11 @@ class DataConfig(StrictModel):
         return self
 
     @property
+    def classes_are_counted(self) -> bool:
+        """True if classes are only counted, so that their names are the source's to tell."""
+        return self.class_names == tuple(str(label) for label in range(len(self.class_names)))
+
+    @property
     def shape(self) -> tuple[int, int, int]:
         """(C, H, W) of one modelled image."""
         return (self.channels, self.image_size, self.image_size)
@@ -112,9 +133,15 @@ class EmbedderConfig(StrictModel):
     in a package (`ddm-ray[samples]`): it needs no network.
     """
 
-    kind: Literal["pixels", "timm", "transformers", "inception", "lite0"] = "pixels"
+    kind: Literal["pixels", "timm", "transformers", "inception", "lite0"] = Field(
+        default="pixels",
+        description="pixels needs no network, nor does lite0, whose weights come in a package; timm's DINOv2 tells"
+        " subjects apart, not only colours",
+    )
     dim: PositiveInt = Field(default=32, description="PCA components (pixels)")
-    model: str = Field(default="vit_small_patch14_dinov2.lvd142m", min_length=1)
+    model: str = Field(
+        default="vit_small_patch14_dinov2.lvd142m", min_length=1, description="name of the network, or its folder"
+    )
     checkpoint: str | None = Field(
         default=None,
         description="file of weights, for timm safetensors; none: those that either downloads (timm, inception)",
@@ -123,7 +150,7 @@ class EmbedderConfig(StrictModel):
         default=None, description="side in pixels that images are resized to; none: the network's own (timm)"
     )
     model_args: dict[str, Any] = Field(default_factory=dict, description="more arguments of the model's constructor")
-    batch_size: PositiveInt = 256
+    batch_size: PositiveInt = Field(default=256, description="images that a network sees at once; lower it for memory")
 
     @model_validator(mode="before")
     @classmethod
@@ -156,15 +183,21 @@ class PartitionConfig(StrictModel):
     given: one shard per owner, each prepared from rows of its own that are never pooled.
     """
 
-    num_clusters: PositiveInt
-    method: Literal["embeddings", "pixels", "random", "label", "given"] = "embeddings"
-    metric: Literal["euclidean", "spherical"] = "euclidean"
+    num_clusters: PositiveInt = Field(
+        description="K, the number of experts, of some thousand rows each; 2 to 4 on one machine, 8 is the paper's"
+    )
+    method: Literal["embeddings", "pixels", "random", "label", "given"] = Field(
+        default="embeddings", description="see above"
+    )
+    metric: Literal["euclidean", "spherical"] = Field(
+        default="euclidean", description="distance of embeddings; spherical: of their directions"
+    )
     nearest: Literal["coarse", "fine"] = Field(default="coarse", description="centroid that decides a row's cluster")
     max_share: float | None = Field(default=None, gt=0, le=1, description="most of the training rows in one cluster")
-    num_fine: PositiveInt = 1024
-    iterations: PositiveInt = 25
+    num_fine: PositiveInt = Field(default=1024, description="fine centroids, at most a few for every hundred rows")
+    iterations: PositiveInt = Field(default=25, description="of k-means")
     sample_rows: PositiveInt = Field(default=1_000_000, description="most rows that the fine k-means is fitted on")
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, description="of k-means, and of method random")
 
     @property
     def given(self) -> bool:

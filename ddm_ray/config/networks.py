@@ -31,27 +31,32 @@ class FlowConfig(StrictModel):
     by 2 log(shift), as higher resolutions want it (arXiv 2403.03206, section 5.3).
     """
 
-    path: PathName = "linear"
-    prediction: PredictionName = "velocity"
-    times: TimeDistribution = "uniform"
-    mean: float = 0.0
-    std: float = Field(default=1.0, gt=0)
-    num_times: PositiveInt = 1000
-    shift: float = Field(default=1.0, gt=0)
+    path: PathName = Field(default="linear", description="from data to noise")
+    prediction: PredictionName = Field(default="velocity", description="what the networks predict")
+    times: TimeDistribution = Field(default="uniform", description="distribution of the times trained on")
+    mean: float = Field(default=0.0, description="of the logit (logit-normal)")
+    std: float = Field(default=1.0, gt=0, description="of the logit (logit-normal)")
+    num_times: PositiveInt = Field(default=1000, description="number of times (discrete)")
+    shift: float = Field(default=1.0, gt=0, description="1: none; 3 for latents of 64 pixels a side and more")
 
 
 class ModelConfig(StrictModel):
     """Size of a transformer: `width` channels, `depth` blocks, square patches of `patch_size` pixels.
 
-    In place of width, depth and heads may stand `size`, one of SIZES; or DiT's name in any case (DiT-XL/2), which
-    says patch_size too.
+    In place of width, depth and heads may stand `size`: Ti (192, 12, 3), S (384, 12, 6), B (768, 12, 12),
+    L (1024, 24, 16) or XL (1152, 28, 16); or DiT's name in any case (DiT-XL/2), which says patch_size too.
     """
 
-    patch_size: PositiveInt = 2
-    width: PositiveInt
-    depth: PositiveInt
-    heads: PositiveInt
-    mlp_ratio: float = Field(default=4.0, gt=0)
+    patch_size: PositiveInt = Field(
+        default=2,
+        description="divides image_size; twice as large costs a quarter and blurs. 2 for latents, 4 at 64 pixels",
+    )
+    width: PositiveInt = Field(
+        description="channels; parameters and costs grow with its square. 128 on CPUs, 384 on a GPU"
+    )
+    depth: PositiveInt = Field(description="blocks; costs grow with it. 4 on CPUs, 12 on a GPU")
+    heads: PositiveInt = Field(description="divides width, mostly by 64")
+    mlp_ratio: float = Field(default=4.0, gt=0, description="width of a block's hidden layer, over width")
     adaln: Literal["zero", "single"] = Field(default="zero", description="a modulation per block, or one for all")
 
     @model_validator(mode="before")
@@ -82,7 +87,9 @@ class ModelConfig(StrictModel):
 class DenoiserConfig(ModelConfig):
     """An expert, or the monolith: a DiT; `analytic_skip` is the data's std for the skip, none for no skip."""
 
-    analytic_skip: float | None = Field(default=None, gt=0)
+    analytic_skip: float | None = Field(
+        default=None, gt=0, description="std of the data in [-1, 1], mostly 0.5: the network then learns what is left"
+    )
 
 
 class DiffusersConfig(StrictModel):
@@ -91,8 +98,10 @@ class DiffusersConfig(StrictModel):
     Arguments that the data decides (channels, text channels, image size) are filled in from `data`.
     """
 
-    name: Literal["SD3Transformer2DModel", "FluxTransformer2DModel", "PixArtTransformer2DModel"]
-    arguments: dict[str, Any] = Field(default_factory=dict)
+    name: Literal["SD3Transformer2DModel", "FluxTransformer2DModel", "PixArtTransformer2DModel"] = Field(
+        description="class of diffusers; all are conditioned on text"
+    )
+    arguments: dict[str, Any] = Field(default_factory=dict, description="of its constructor")
 
     @property
     def patch_size(self) -> Any:
@@ -127,21 +136,29 @@ class TrainConfig(StrictModel):
     share `mask_ratio` is left out, in all but the last `unmasked_steps` steps (MaskDiT, arXiv 2306.09305).
     """
 
-    steps: PositiveInt
-    global_batch: PositiveInt = Field(description="the monolith's; each expert takes its K-th part")
-    learning_rate: float = Field(default=1e-4, gt=0)
-    warmup_steps: int = Field(default=0, ge=0)
-    schedule: ScheduleName = "constant"
+    steps: PositiveInt = Field(description="some thousand for a look, a hundred thousand and more for good images")
+    global_batch: PositiveInt = Field(
+        description="rows a step: the monolith's; each expert takes its K-th part, so a multiple of num_clusters"
+    )
+    learning_rate: float = Field(default=1e-4, gt=0, description="of AdamW; 2e-3 for widths of 100, 1e-4 for 1000")
+    warmup_steps: int = Field(default=0, ge=0, description="steps until the rate is reached; mostly a twentieth")
+    schedule: ScheduleName = Field(
+        default="constant", description="of the rate; cosine and linear fix the number of steps"
+    )
     final_learning_rate: float = Field(default=0.0, ge=0, description="the last step's (cosine, linear)")
-    weight_decay: float = Field(default=0.0, ge=0)
-    betas: tuple[Beta, Beta] = (0.9, 0.999)
-    clip_norm: float = Field(default=1.0, gt=0)
-    ema_decay: float = Field(default=0.9999, ge=0, lt=1)
-    condition_dropout: float = Field(default=0.1, ge=0, le=1)
-    mask_ratio: float = Field(default=0.0, ge=0, lt=1)
-    unmasked_steps: int = Field(default=0, ge=0)
-    precision: Precision = "fp32"
-    seed: int = Field(default=0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0, description="of AdamW")
+    betas: tuple[Beta, Beta] = Field(default=(0.9, 0.999), description="of AdamW")
+    clip_norm: float = Field(default=1.0, gt=0, description="largest norm of a gradient")
+    ema_decay: float = Field(
+        default=0.9999, ge=0, lt=1, description="of the average weights, which count; a memory of 1/(1 - decay) steps"
+    )
+    condition_dropout: float = Field(
+        default=0.1, ge=0, le=1, description="share of rows without their condition; guidance needs some"
+    )
+    mask_ratio: float = Field(default=0.0, ge=0, lt=1, description="share of tokens left out; halves costs at 0.5")
+    unmasked_steps: int = Field(default=0, ge=0, description="last steps that see all tokens")
+    precision: Precision = Field(default="fp32", description="of computing; bf16 on a GPU")
+    seed: int = Field(default=0, ge=0, description="of weights, noise, times and dropout")
 
     @model_validator(mode="after")
     def _schedule_fits(self) -> Self:
@@ -194,8 +211,8 @@ Denoiser = Annotated[DenoiserConfig | DiffusersConfig, BeforeValidator(_one_kind
 class DenoiserJob(StrictModel):
     """The experts and the monolith: same model, same steps, equal FLOPs in total."""
 
-    model: Denoiser
-    train: TrainConfig
+    model: Denoiser = Field(description="the network")
+    train: TrainConfig = Field(description="the schedule")
 
     @model_validator(mode="after")
     def _can_leave_tokens_out(self) -> Self:
@@ -246,8 +263,8 @@ class RouterJob(StrictModel):
     Or on images that the experts sample, so that no row leaves its owner (generative replay).
     """
 
-    model: ModelConfig
-    train: TrainConfig
+    model: ModelConfig = Field(description="the network; much smaller than an expert's will do")
+    train: TrainConfig = Field(description="the schedule")
     replay: int = Field(
         default=0,
         ge=0,

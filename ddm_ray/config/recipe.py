@@ -1,6 +1,7 @@
 """Recipes: named RunConfigs that ship with the package, YAML files of one's own, and settings on top."""
 
 from importlib import resources
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +9,33 @@ import yaml
 
 from ddm_ray.config.run import RunConfig, parse_config
 from ddm_ray.errors import ConfigError, one_line
+from ddm_ray.spelling import meant
 
 CONDITIONS = {"data.class_names", "data.num_classes", "data.text"}
 """Kinds of conditions: a run has one, and a setting of one replaces the others."""
+
+NETWORK = {"embedder.model", "embedder.image_size", "embedder.checkpoint", "embedder.model_args"}
+"""Fields that belong to one kind of embedder: a setting of the kind drops the recipe's."""
 
 
 def recipe_names() -> list[str]:
     """Names of the recipes that ship with the package."""
     folder = resources.files("ddm_ray") / "recipes"
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def recipe_text(name: str) -> str:
+    """YAML of a recipe that ships with the package. Raises ConfigError for another name."""
+    shipped = recipe_names()
+    if name not in shipped:
+        raise ConfigError(f"recipe {name!r} isn't shipped: there are {', '.join(shipped)}{meant(name, shipped)}")
+    return (resources.files("ddm_ray") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def about_recipe(name: str) -> str:
+    """The first sentence of a shipped recipe's comment: what it is for, and on which machine."""
+    comments = takewhile(lambda line: line.startswith("#"), recipe_text(name).splitlines())
+    return one_line(" ".join(line.lstrip("# ") for line in comments)).partition(". ")[0].removesuffix(".") + "."
 
 
 def load_recipe(recipe: str, settings: tuple[str, ...] = ()) -> RunConfig:
@@ -26,13 +45,15 @@ def load_recipe(recipe: str, settings: tuple[str, ...] = ()) -> RunConfig:
     """
     path = Path(recipe)
     if recipe in recipe_names():
-        text = (resources.files("ddm_ray") / "recipes" / f"{recipe}.yaml").read_bytes()
+        text: str | bytes = recipe_text(recipe)
     elif path.suffix in (".yaml", ".yml"):
         if not path.is_file():
             raise ConfigError(f"recipe {recipe}: no such file")
         text = path.read_bytes()
     else:
-        raise ConfigError(f"recipe {recipe!r} is neither a shipped one ({', '.join(recipe_names())}) nor a .yaml file")
+        shipped = recipe_names()
+        known = f"neither a shipped one ({', '.join(shipped)}) nor a .yaml file{meant(recipe, shipped)}"
+        raise ConfigError(f"recipe {recipe!r} is {known}")
     fields = read_yaml(text, f"recipe {recipe}")
     if not isinstance(fields, dict):
         raise ConfigError(f"recipe {recipe}: holds no fields; write one as `name: value` lines")
@@ -42,6 +63,9 @@ def load_recipe(recipe: str, settings: tuple[str, ...] = ()) -> RunConfig:
     if isinstance(fields.get("data"), dict) and named & CONDITIONS:
         for other in CONDITIONS - named:  # the recipe's own conditions make way
             fields["data"].pop(other.removeprefix("data."), None)
+    if isinstance(fields.get("embedder"), dict) and "embedder.kind" in named:
+        for name in NETWORK - named:  # so do fields of a network of another kind
+            fields["embedder"].pop(name.removeprefix("embedder."), None)
     return parse_config(fields, f"recipe {recipe}" + (f" with {' '.join(settings)}" if settings else ""))
 
 

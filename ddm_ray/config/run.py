@@ -1,10 +1,12 @@
 """RunConfig, the whole of a configuration, and its mistakes told in one line."""
 
+import re
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from ddm_ray.config.data import DataConfig, EmbedderConfig, PartitionConfig
+from ddm_ray.config.fields import meant_field
 from ddm_ray.config.networks import (
     DenoiserConfig,
     DenoiserJob,
@@ -19,6 +21,7 @@ from ddm_ray.config.sampling import EvaluateConfig, SamplingSettings
 from ddm_ray.config.strict_model import StrictModel
 from ddm_ray.core.names import parse_strategy_name
 from ddm_ray.errors import ConfigError, one_line
+from ddm_ray.spelling import meant
 
 TEACHERS = ("full", "top", "threshold", "nucleus")
 """Kinds of strategies that can teach: those that need nothing but the probabilities of a row's experts."""
@@ -31,17 +34,17 @@ class RunConfig(StrictModel):
     finished, or once somebody who may write below `accepted/` has accepted it.
     """
 
-    name: str = Field(min_length=1)
-    data: DataConfig
-    embedder: EmbedderConfig = EmbedderConfig()
-    partition: PartitionConfig
-    flow: FlowConfig = FlowConfig()
-    expert: DenoiserJob
-    router: RouterJob
-    student: StudentJob = StudentJob()
-    sample: SamplingSettings = SamplingSettings()
-    evaluate: EvaluateConfig = EvaluateConfig()
-    acceptance: Literal["at_once", "by_hand"] = "at_once"
+    name: str = Field(min_length=1, description="of the run, for people")
+    data: DataConfig = Field(description="images and their conditions")
+    embedder: EmbedderConfig = Field(default=EmbedderConfig(), description="by what images are clustered")
+    partition: PartitionConfig = Field(description="into clusters, one an expert")
+    flow: FlowConfig = Field(default=FlowConfig(), description="what all networks learn")
+    expert: DenoiserJob = Field(description="the experts; the monolith, too")
+    router: RouterJob = Field(description="the router")
+    student: StudentJob = Field(default=StudentJob(), description="one network in place of all")
+    sample: SamplingSettings = Field(default=SamplingSettings(), description="defaults of sampling")
+    evaluate: EvaluateConfig = Field(default=EvaluateConfig(), description="of an evaluation")
+    acceptance: Literal["at_once", "by_hand"] = Field(default="at_once", description="see above")
 
     @property
     def student_model(self) -> DenoiserConfig | DiffusersConfig:
@@ -181,15 +184,20 @@ def _require_strategy(field: str, strategy: str, num_clusters: int) -> None:
         raise ValueError(f"{field}: 'oracle' needs clusters that are known beforehand: use once")
 
 
-def invalid_fields(error: ValidationError) -> str:
-    """The first few findings of pydantic as `field: what is wrong`, joined by `; `."""
+def invalid_fields(error: ValidationError, model: type[BaseModel] | None = None) -> str:
+    """The first few findings of pydantic as `field: what is wrong`, joined by `; `.
+
+    `model`: of which the fields are, for a guess which one a mistyped one was to be.
+    """
     findings = []
     for finding in error.errors()[:3]:
         field = ".".join(str(part) for part in finding["loc"])
         given = "" if finding["type"] in ("missing", "value_error") else f", got {finding['input']!r:.60}"
         message = finding["msg"].removeprefix("Value error, ")
         if finding["type"] == "extra_forbidden":
-            message, given = "unknown key", ""
+            message, given = "unknown key" + (meant_field(field, model) if model else ""), ""
+        if finding["type"] == "literal_error" and isinstance(finding["input"], str):
+            given += meant(finding["input"], re.findall(r"'([^']*)'", finding["ctx"]["expected"]))
         findings.append(f"{field}: {message}{given}" if field else f"{message}{given}")
     return one_line("; ".join(findings))
 
@@ -199,4 +207,4 @@ def parse_config(fields: Any, where: str) -> RunConfig:
     try:
         return RunConfig.model_validate(fields)
     except ValidationError as error:
-        raise ConfigError(f"{one_line(where)}: {invalid_fields(error)}") from None
+        raise ConfigError(f"{one_line(where)}: {invalid_fields(error, RunConfig)}") from None

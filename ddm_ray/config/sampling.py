@@ -77,9 +77,14 @@ class SamplingSettings(StrictModel):
 class EvaluateConfig(StrictModel):
     """Settings of an evaluation: sampling strategies beside the monolith, on the same labels and seeds."""
 
-    strategies: tuple[str, ...] = ("once", "full", "top-1", "top-2")
-    num_samples: int = Field(default=2000, ge=2)
-    seed: int = Field(default=0, ge=0)
+    strategies: tuple[str, ...] = Field(
+        default=("once", "full", "top-1", "top-2"),
+        description="strategies that are measured; k is at most num_clusters",
+    )
+    num_samples: int = Field(
+        default=2000, ge=2, description="images of each; 50,000 are the field's, 500 do for a look"
+    )
+    seed: int = Field(default=0, ge=0, description="of their noise")
     features: EmbedderConfig | None = Field(
         default=None,
         description="network in whose features images are compared, e.g. DINOv2; none: a small classifier of the rows",

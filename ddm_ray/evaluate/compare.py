@@ -158,7 +158,7 @@ def compare(
             shown.append(GridRow(name, _shown(sampled, baseline.number_M[:count])))
     lined = list(measured)
     differences = [Difference.of((name, lined[0]), measured[name], measured[lined[0]]) for name in lined[1:]]
-    classes = first.config.data.class_names
+    classes = first.named.data.class_names
     alike = first.config.data.num_classes and len(paired) == len(lined)
     headings = [classes[label] for label in _classes(baseline.number_M[:count])] if alike else []
     words = features_in_words(features, reference.num_features)

@@ -107,7 +107,7 @@ def measure(
         "versions": _versions(),
     }
     on_progress(0.96, "writing the report")
-    pictures = _grid(config, lineup, seen.shown, request, decode)
+    pictures = _grid(run.named, lineup, seen.shown, request, decode)
     return metrics, pictures, to_png(experts_figure(run, lineup.mixture, seen.shown, decode))
 
 

@@ -56,7 +56,7 @@ def model_card(run: Run, kind: ModelKind, license_name: str | None = None) -> st
     Raises MissingArtifact, CorruptArtifact, DriftError for artifacts that aren't finished or whole.
     """
     config, info = run.config, TrainedInfo.of(run.require(Artifact(kind)))
-    data, student = config.data, config.student
+    data, student = run.named.data, config.student
     teacher = (
         "the expert of each datum's own cluster" if student.teacher == "label" else f"the mixture, {student.teacher}"
     )

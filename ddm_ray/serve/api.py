@@ -93,7 +93,7 @@ class API:
         http = http_app(
             Service(
                 self._mixture.live,
-                self._run.config,
+                self._run.named,
                 sampling_settings(self._run),
                 self._meters,
                 self._lacking,

@@ -287,7 +287,7 @@ def last_error(message: str) -> str:
 
 
 def _greeting(args: ServeArgs, version: Version, host: str, port: int) -> str:
-    data = Run.open(args.run).config.data
+    data = Run.open(args.run).named.data
     prompt, side = (data.class_names or ("a red bird",))[-1], data.pixel_shape[-1]
     side *= max(1, 256 // side)
     url = f"http://{host}:{port}"

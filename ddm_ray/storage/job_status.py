@@ -7,7 +7,7 @@ from ddm_ray.errors import DDMError, Preempted, Stopped
 from ddm_ray.storage.attempts import Attempt, read_failure
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_files import JobFiles, list_jobs
-from ddm_ray.storage.launches import Launch, has_given_up, place_of
+from ddm_ray.storage.launches import Launch, has_given_up, lives, place_of
 from ddm_ray.storage.store import Store
 
 MOST_BEAT_SECONDS = 60.0
@@ -24,7 +24,8 @@ class JobStatus:
     that was to go on after the newest attempt, and began none. `beside`: the job as its newest attempt tells of it,
     where `attempt` is an older one, which an observer has seen to train on while the newest gives no sign of life.
     `milestone` and `saved`: steps of the furthest published weights (None: none) and of the state that the next
-    attempt goes on from (0: none). `files`: the listing that told of it.
+    attempt goes on from (0: none). `files`: the listing that told of it. `lives`: of a launch without an attempt,
+    whether its command is at work on this machine, where that can be known.
     """
 
     attempt: int
@@ -35,6 +36,7 @@ class JobStatus:
     in_vain: str = ""
     beside: "JobStatus | None" = None
     files: JobFiles | None = field(default=None, compare=False, repr=False)
+    lives: bool | None = None
 
     @property
     def beats(self) -> bool:
@@ -150,7 +152,8 @@ def _last_launch(store: Store, files: JobFiles) -> JobStatus | None:
     launch = Launch(files.artifact, files.last_launch[0], after=newest)
     note = read_failure(store, launch.given_up_key) if has_given_up(files, launch.id) else None
     failure = {**note, "attempt": newest, "final": not DDMError.from_fields(note).passes} if note else None
-    return JobStatus(newest, {**launch.begun(store), "attempt": newest}, failure, None, 0, files=files)
+    begun = launch.begun(store)
+    return JobStatus(newest, {**begun, "attempt": newest}, failure, None, 0, files=files, lives=lives(begun))
 
 
 def _failure(store: Store, files: JobFiles) -> dict[str, Any] | None:

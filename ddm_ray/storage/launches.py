@@ -140,20 +140,23 @@ def _drop_ended(store: Store, files: JobFiles, after: int, where: Mapping[str, A
         for launch_id in files.launched_after(after):
             launch = Launch(files.artifact, launch_id, after=after)
             begun = launch.begun(store)
-            if (has_given_up(files, launch_id) or _was_killed(begun, where)) and _site(begun) == _site(where):
+            if (has_given_up(files, launch_id) or lives(begun) is False) and _site(begun) == _site(where):
                 store.delete(launch.prefix)
 
 
-def _was_killed(begun: Mapping[str, Any], where: Mapping[str, Any]) -> bool:
-    """True if a launch that has told no end began among this machine's processes, of which its own is no more."""
-    pid, processes = begun.get("pid"), where["processes"]
+def lives(begun: Mapping[str, Any]) -> bool | None:
+    """True if the process of a launch, by its record, is one of this machine's; False if it was; None if it was none.
+
+    A later process may have its number: that one is taken for it.
+    """
+    pid, processes = begun.get("pid"), _processes()
     if not processes or begun.get("processes") != processes or not isinstance(pid, int) or not 0 < pid < 2**31:
-        return False
+        return None
     try:
         os.kill(pid, 0)
     except OSError as error:
-        return isinstance(error, ProcessLookupError)  # another user's is refused
-    return False
+        return not isinstance(error, ProcessLookupError)  # another user's is refused
+    return True
 
 
 def _processes() -> str:

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from ddm_ray.errors import (
 from ddm_ray.storage import graph
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.identity import completed, fields_of
-from ddm_ray.storage.info import Info
+from ddm_ray.storage.info import Info, RowsInfo
 from ddm_ray.storage.manifest import (
     NAME,
     SCHEMA,
@@ -53,12 +54,19 @@ class Run:
         self.url = store.url
 
     @classmethod
-    def create(cls, url: str, config: RunConfig, sealed: bytes | None = None) -> "Run":
+    def create(
+        cls,
+        url: str,
+        config: RunConfig,
+        sealed: bytes | None = None,
+        on_replaced: Callable[[str], None] | None = None,
+    ) -> "Run":
         """Write run.json if it is absent. The same configuration again is a no-op, another raises DriftError.
 
-        `sealed`: the bytes of run.json elsewhere, of which the configuration was read. Raises RunError where nothing
-        can be written, StorageError for an object store that doesn't answer, or that can't be relied on to create
-        things only once.
+        With `on_replaced` another one takes the place of that of a run of which nothing else exists yet, and that is
+        called with the fields that differ. `sealed`: the bytes of run.json elsewhere, of which the
+        configuration was read. Raises RunError where nothing can be written, StorageError for an object store that
+        doesn't answer, or that can't be relied on to create things only once.
         """
         store = Store(url)
         fields = config.model_dump(mode="json")
@@ -74,8 +82,15 @@ class Run:
             raise RunError(f"{store.url}: no run can be made here: {refusal(error)}; choose another folder") from None
         if not created:
             existing = cls.open(url)
-            stored, requested = Identity(existing.config.model_dump(mode="json")), Identity(fields)
-            if lines := drift(requested, stored):
+            stored = existing.config.model_dump(mode="json")
+            source = fields["data"]["source"]
+            if os.path.abspath(os.path.expanduser(stored["data"]["source"])) == source:
+                stored["data"]["source"] = source  # runs were begun with relative ones
+            lines = drift(Identity(fields), Identity(stored))
+            if lines and on_replaced and not store.sizes("").keys() - {RUN_FILE}:
+                store.write(RUN_FILE, data)
+                on_replaced(_short(lines))
+            elif lines:
                 raise DriftError(f"{store.url} is another run: {_short(lines)}; choose another folder for this one")
         return cls(store, config)
 
@@ -101,6 +116,22 @@ class Run:
     def fingerprint(self) -> str:
         """16 hex digits of the hash over the configuration: two who see the same one have the same run."""
         return Identity(self.config.model_dump(mode="json")).fingerprint
+
+    @property
+    def named(self) -> RunConfig:
+        """The configuration for whoever shows classes to people: those that it only counts have their source's names.
+
+        That is once rows are made of a source that has some.
+        """
+        data, manifest = self.config.data, None
+        if data.classes_are_counted:
+            with suppress(CorruptArtifact, StorageError):
+                manifest = self.manifest(graph.ROWS)
+        names = (RowsInfo.of(manifest).classes or ()) if manifest else ()
+        if not 0 < len(names) <= len(data.class_names):
+            return self.config
+        named = data.model_copy(update={"class_names": names + data.class_names[len(names) :]})
+        return self.config.model_copy(update={"data": named})
 
     @property
     def experts(self) -> tuple[Artifact, ...]:

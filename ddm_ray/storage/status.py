@@ -92,6 +92,13 @@ class Status:
         return self.silent or self.unjudged
 
     @property
+    def word(self) -> str:
+        """The state as a word of a table: of a launch without an attempt, one of its own."""
+        if self.state != "waiting" or self.job is None:
+            return self.state
+        return {True: "starting", False: "ended", None: "launched"}[self.job.lives]
+
+    @property
     def seconds_left(self) -> float | None:
         """Time left at the last known speed; None where there is none."""
         rate = self.job.value("steps_per_second") if self.job and self.state == "begun" else None
@@ -204,7 +211,7 @@ def _wrong_file(manifest: Manifest, sizes: Mapping[str, int]) -> str | None:
 
 def line(status: Status, phrase: Callable[[Fix], str] = str) -> str:
     """One line of a table on an artifact: its name, its state, how much of it is done, `describe`."""
-    return f"{status.artifact:<16} {status.state:<9} {status.fraction:4.0%}  {describe(status, phrase)}"
+    return f"{status.artifact:<16} {status.word:<9} {status.fraction:4.0%}  {describe(status, phrase)}"
 
 
 def describe(status: Status, phrase: Callable[[Fix], str] = str) -> str:
@@ -251,6 +258,11 @@ def _shares(rows_K: Sequence[int]) -> list[str]:
 
 def _launched(status: Status, job: JobStatus, again: str) -> str:
     launched = f"launched{place_of(job.heartbeat)}"
+    if job.lives is False:
+        return f"{launched}, and that command has ended without an attempt; {again}"
+    if job.lives:
+        long = f" for {duration(status.silent_seconds or 0.0)}" if status.silent else " yet"
+        return f"starting: {launched}, no attempt{long}"
     if status.silent:
         return f"waiting: no attempt for {duration(status.silent_seconds or 0.0)}, {launched}; if it died, {again}"
     unsure = f", and no sign of life before one; if it died, {again}" if status.unjudged else ""

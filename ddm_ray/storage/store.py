@@ -283,12 +283,12 @@ class Store:
         return self.local is not None and self._path(key).is_dir()
 
     def sizes(self, prefix: str) -> Mapping[str, int]:
-        """Size in bytes of every object below `prefix/`, by key relative to it, in order of the keys."""
+        """Size in bytes of every object below `prefix/`, by key relative to it, in order; empty: of all."""
         if self.local is not None:
-            listed = local_disk.sizes(self._path(prefix))
+            listed = local_disk.sizes(self._path(prefix) if prefix else self.local)
             self._meter.lists([f"{prefix}/{name}" for name in listed])
             return listed
-        base = f"{self._prefix}{prefix}/"
+        base = f"{self._prefix}{prefix}/" if prefix else self._prefix
         listing = self._ask(prefix, lambda: obstore.list(self._objects, prefix=base).collect())
         self._meter.lists([entry["path"] for entry in listing])
         return {entry["path"].removeprefix(base): entry["size"] for entry in sorted(listing, key=lambda e: e["path"])}

@@ -48,7 +48,8 @@ def picture(
         settings_of(run, kind).changed(strategy="once"),
     )
     images_BCHW = Models(monolith_info(run, kind), (model,), None, str(device)).sample(request).images_BCHW
-    names = ["" if len(set(labels)) == 1 else run.config.data.class_names[label] for label in labels]
+    class_names = run.named.data.class_names
+    names = ["" if len(set(labels)) == 1 else class_names[label] for label in labels]
     rows = [
         GridRow(name, _decoded(latents, part_BCHW, device))
         for name, part_BCHW in zip(names, images_BCHW.split(PER_CLASS), strict=True)

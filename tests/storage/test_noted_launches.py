@@ -6,7 +6,9 @@ import socket
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +20,7 @@ from ddm_ray.storage.launches import Launch, noted
 from ddm_ray.storage.observer import observe, survey_once
 from ddm_ray.storage.pulse import Pulses
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import describe, status
+from ddm_ray.storage.status import describe, line, status
 from ddm_ray.storage.store import Store
 from ddm_ray.watch.events import Events
 from tests.conftest import ddm
@@ -51,9 +53,32 @@ def test_a_launch_without_an_attempt_is_named(run: Run) -> None:
     launch(run)
     state, text = text_of(run)
     assert state == "waiting"
-    assert text.startswith("waiting: launched on island north, host ") and text.endswith(
+    assert text.startswith("starting: launched on island north, host ") and text.endswith(
         ", job raysubmit_7, no attempt yet"
     )
+
+
+@pytest.mark.parametrize(
+    ("change", "word", "text"),
+    [
+        ({}, "starting", r"^starting: launched .*, no attempt yet$"),
+        (
+            {"pid": 2**31 - 1},
+            "ended",
+            r"^launched .*, and that command has ended without an attempt; `ddm train .* exp",
+        ),
+        ({"processes": "elsewhere"}, "launched", r"^waiting: launched .*, no attempt yet$"),
+    ],
+)
+def test_a_job_that_starts_is_told_from_one_that_ended_and_from_one_that_nobody_began(
+    run: Run, change: dict[str, Any], word: str, text: str
+) -> None:
+    assert line(status(run, JOB)).split()[1:] == ["waiting", "0%", "waiting"]
+    launch(run)
+    (record,) = (Path(run.url) / JOB).rglob("BEGUN-0000")
+    record.write_text(json.dumps(json.loads(record.read_text()) | change))
+    assert line(status(run, JOB)).split()[1] == word
+    assert_matches(text, text_of(run)[1])
 
 
 def test_what_ended_it_before_its_first_attempt_is_told_with_what_mends_it(run: Run) -> None:
@@ -211,6 +236,10 @@ def test_a_launch_that_dies_unheard_stalls_once_it_had_time_to_start(run: Run) -
 
 def test_for_how_long_a_launch_has_been_looked_at_is_told(run: Run) -> None:
     launch(run)
+    (silent,) = [*observe([status(run, JOB)], Pulses(), 0.0)]
+    assert_matches("^starting: .*, no attempt for 12 min$", describe(replace(silent, silent_seconds=720.0), phrase))
+    (record,) = (Path(run.url) / JOB).rglob("BEGUN-0000")
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"processes": "elsewhere"}))
     again = f"if it died, `ddm train {run.url} expert 0`, with its --islands and --island, begins again"
     pulses = Pulses()
     for now in (0.0, 599.0):

@@ -104,7 +104,7 @@ def test_another_schema_or_form_of_run_file(run: Run) -> None:
     with pytest.raises(RunError, match=f"^{path}: schema 1, this version of ddm-ray reads {SCHEMA}$"):
         Run.open(run.url)
     path.write_bytes(sign({"schema": SCHEMA, "config": {**fields, "nmae": "x"}}))
-    with pytest.raises(ConfigError, match=f"^{path}: nmae: unknown key$"):
+    with pytest.raises(ConfigError, match=f"^{path}: nmae: unknown key; did you mean name\\?$"):
         Run.open(run.url)
     for body in ({"schema": SCHEMA}, {"config": fields}, {}):
         path.write_bytes(sign(body))

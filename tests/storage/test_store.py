@@ -88,6 +88,7 @@ def test_listings_are_in_order_and_keep_to_their_prefix(stores: Callable[[str], 
     assert list(store.sizes("a")) == ["loose", "step-1/x", "step-10/x", "step-2/y/z"]
     assert store.folders("a") == ["step-1", "step-10", "step-2"]
     assert list(store.sizes("a/step-1")) == ["x"]
+    assert [*store.sizes("")] == [*(f"a/{key}" for key in store.sizes("a")), "ab/step-3/x"]
     store.delete("a/step-1")
     assert store.folders("a") == ["step-10", "step-2"]
     assert store.read("a/step-10/x") == b"a/step-10/x"

@@ -24,9 +24,9 @@ def report(run: Run, progress: OnProgress | None = None, scratch: str | None = N
     if finished_report(run) or f"{REPORT}/report.html".removeprefix(f"{PARTITION}/") in partition.files:
         return
     if run.config.partition.given:
-        commit_report(run, given_report(run.config, PartitionInfo.of(partition)))
+        commit_report(run, given_report(run.named, PartitionInfo.of(partition)))
         return
-    rows, builder = RowsReader(run, ROWS), ReportBuilder(run.config)
+    rows, builder = RowsReader(run, ROWS), ReportBuilder(run.named)
     clustering = read_clustering(run, run.require(CENTROIDS)) if run.config.partition.by_kmeans else None
     with scratch_folder(scratch) as folder:
         clusters, clustering = assign_rows(rows, clustering, folder, phase(on_progress, 0.0, 0.5, "clusters"))

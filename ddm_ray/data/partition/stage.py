@@ -51,7 +51,7 @@ def partition(
     if given:
         manifest = _collect(run, on_progress)
     else:
-        manifest = _partition(run, on_progress, scratch, ReportBuilder(run.config) if with_report else None)
+        manifest = _partition(run, on_progress, scratch, ReportBuilder(run.named) if with_report else None)
     if with_report:
         report(run, on_progress, scratch)
     return manifest

@@ -26,7 +26,8 @@ REJECTED = "_rejected"
 class SourcePlan:
     """A source as it was when the rows were begun; see Listing.
 
-    `bounded`: chunks end `by_values`, and large images are shrunk as they are decoded; not so in older plans.
+    `bounded`: chunks end `by_values`, and large images are shrunk as they are decoded; not so in older plans, which
+    have no `numbered` either.
     """
 
     source: str
@@ -35,6 +36,7 @@ class SourcePlan:
     units: tuple[Unit, ...]
     ignored: dict[str, int] = field(default_factory=dict)
     bounded: bool = False
+    numbered: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)

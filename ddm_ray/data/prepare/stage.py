@@ -61,7 +61,7 @@ def prepare(
         plan = chunks.plan(partial(list_source, run.config, name, opened, rows))
         if plan.source != name:  # a concurrent command began them
             raise _other_source(run, artifact, plan.source, name)
-    opened = opened.planned(plan.chunk_rows, plan.classes, plan.bounded)
+    opened = opened.planned(plan.chunk_rows, plan.classes, plan.bounded, plan.numbered)
     on_progress(0.0, "fitting the embedder")
     fit(chunks, plan, opened, on_progress)
     if execute is None:
@@ -123,12 +123,15 @@ def list_source(config: RunConfig, name: str, source: Source, chunk_rows: int) -
     Raises DataError if it would name the classes by its folders, though shards are given; and as `Source.list`.
     """
     listing = source.list()
-    if config.partition.given and listing.classes is not None:
-        raise DataError(
-            f"source {name}: data.num_classes only counts the classes, and owners' folders would mean other classes at"
-            " each; begin the run anew and name them with data.class_names"
-        )
-    return SourcePlan(name, chunk_rows, listing.classes, listing.units, listing.ignored, bounded=True)
+    classes, numbered = listing.classes, listing.numbered
+    if config.partition.given and classes is not None:
+        if numbered is None:
+            raise DataError(
+                f"source {name}: data.num_classes only counts the classes, and owners' folders would mean other"
+                " classes at each; begin the run anew and name them with data.class_names"
+            )
+        classes = numbered = None  # numbers are the labels that all owners have agreed on
+    return SourcePlan(name, chunk_rows, classes, listing.units, listing.ignored, True, numbered)
 
 
 class _Observer:

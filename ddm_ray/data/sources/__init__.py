@@ -16,7 +16,17 @@ from ddm_ray.data.sources.files import Files
 from ddm_ray.data.sources.packaged import DOMAINS, EMOJI, Domains, Emoji
 from ddm_ray.errors import DataError
 
-__all__ = ["Encoded", "EncodedChunk", "Listing", "Source", "Unit", "absolute_name", "chunk_rows", "open_source"]
+__all__ = [
+    "Encoded",
+    "EncodedChunk",
+    "Listing",
+    "Source",
+    "Unit",
+    "absolute_name",
+    "chunk_rows",
+    "is_here",
+    "open_source",
+]
 
 DIGITS, SHAPES = "digits", "shapes:"
 NAMED, COUNTED = (DIGITS, DOMAINS, EMOJI), (SHAPES, f"{DOMAINS}:")
@@ -28,6 +38,11 @@ def absolute_name(source: str) -> str:
     if source in NAMED or source.startswith(COUNTED) or "://" in source:
         return source
     return os.path.abspath(os.path.expanduser(source))
+
+
+def is_here(source: str) -> bool:
+    """True for files on this disk, and for what is made here."""
+    return "://" not in source or source.startswith("file://")
 
 
 def open_source(config: DataConfig, source: str | None = None, chunk_rows: int | None = None) -> Source:

@@ -50,13 +50,15 @@ EncodedChunk = Chunk[list[Encoded]]
 class Listing:
     """A source's units, always in the same order.
 
-    `classes`: class names found in the source; none: those of the configuration. `ignored`: numbers of files that no
-    unit reads, being of another kind, by the endings of their names.
+    `classes`: names that the source has for classes which the run only counts, by label; none: it has none.
+    `ignored`: numbers of files that no unit reads, being of another kind, by the endings of their names. `numbered`:
+    names of the classes that numbers in the source stand for; none: they are labels.
     """
 
     units: tuple[Unit, ...]
     classes: tuple[str, ...] | None = None
     ignored: dict[str, int] = field(default_factory=dict)
+    numbered: tuple[str, ...] | None = None
 
 
 class Source(Protocol):
@@ -66,8 +68,14 @@ class Source(Protocol):
         """List all units. Raises DataError, StorageError."""
         ...
 
-    def planned(self, chunk_rows: int, classes: tuple[str, ...] | None, by_values: bool = True) -> Self:
-        """The source as a plan has it: read in chunks of `chunk_rows` rows, with a listing's `classes`.
+    def planned(
+        self,
+        chunk_rows: int,
+        classes: tuple[str, ...] | None,
+        by_values: bool = True,
+        numbered: tuple[str, ...] | None = None,
+    ) -> Self:
+        """The source as a plan has it: read in chunks of `chunk_rows` rows, with a listing's `classes` and `numbered`.
 
         Not `by_values`: chunks of parquet files end after so many rows, however large the values are.
         """

@@ -33,7 +33,10 @@ class Collection(Conditioned):
             raise DataError(f"data.source {self.files.url!r}: no {_PLURALS[kind]} in it (data.format {kind})")
         ignored = _endings(path for path in sizes if path not in chosen)
         if kind != "folder":
-            return Listing(tuple(Unit(path, size, (path,), (size,)) for path, size in chosen.items()), ignored=ignored)
+            units = tuple(Unit(path, size, (path,), (size,)) for path, size in chosen.items())
+            # Of the first file: another that names its classes otherwise is refused when it is read.
+            numbered = parquet.named_numbers(self.files, units[0], self.conditions) if kind == "parquet" else None
+            return Listing(units, numbered if self.conditions.counted else None, ignored, numbered)
         classes = folder.classes([*chosen], self.conditions, self.files.url)
         return Listing(folder.units(chosen, self.chunk_rows), classes, ignored)
 

@@ -11,10 +11,15 @@ MAX_LETTERS = 2**16
 
 @dataclass(frozen=True)
 class Conditions:
-    """The conditions of a run: classes by name or number, or captions. `classes`: names found in the source."""
+    """The conditions of a run: classes by name or number, or captions.
+
+    `classes`: names that the source has for classes which the run only counts. `numbered`: names of the classes that
+    the source means by 0, 1, ...; None: numbers are the run's own labels.
+    """
 
     config: DataConfig
     classes: tuple[str, ...] | None = None
+    numbered: tuple[str, ...] | None = None
 
     @property
     def captions(self) -> bool:
@@ -34,7 +39,7 @@ class Conditions:
     @property
     def counted(self) -> bool:
         """True if the classes were only counted, not named."""
-        return self.config.class_names == tuple(str(label) for label in range(self.num_classes))
+        return self.config.classes_are_counted
 
     def of(self, stated: object) -> int | str:
         """The condition that a source's label, class name or caption stands for.
@@ -55,9 +60,10 @@ class Conditions:
             return self._by_name(stated)
         if not isinstance(stated, int):
             raise ValueError(f"label {stated!r:.60} is neither a number nor a class's name")
-        if not 0 <= stated < self.num_classes:
-            raise ValueError(f"label {int(stated)} is not in 0..{self.num_classes - 1}")
-        return int(stated)
+        num_classes = self.num_classes if self.numbered is None else len(self.numbered)
+        if not 0 <= stated < num_classes:
+            raise ValueError(f"label {int(stated)} is not in 0..{num_classes - 1}")
+        return int(stated) if self.numbered is None else self._by_name(self.numbered[stated])
 
     def _by_name(self, name: str) -> int:
         names = self.classes or self.config.class_names
@@ -76,9 +82,15 @@ class Conditioned:
     chunk_rows: int
     by_values: bool = field(default=True, kw_only=True)
 
-    def planned(self, chunk_rows: int, classes: tuple[str, ...] | None, by_values: bool = True) -> Self:
+    def planned(
+        self,
+        chunk_rows: int,
+        classes: tuple[str, ...] | None,
+        by_values: bool = True,
+        numbered: tuple[str, ...] | None = None,
+    ) -> Self:
         """See Source."""
-        conditions = replace(self.conditions, classes=classes)
+        conditions = replace(self.conditions, classes=classes, numbered=numbered)
         return replace(self, chunk_rows=chunk_rows, conditions=conditions, by_values=by_values)
 
 

@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,12 @@ from pyarrow import NativeFile, fs
 
 from ddm_ray.data.sources.patterns import is_wild, regular, spelled_out
 from ddm_ray.errors import DataError, as_storage_error
+from ddm_ray.spelling import nearest
 
 MISNAMED = "its name is not UTF-8; rename it"
 FORMS = "a folder, a URI (s3://BUCKET/..., hf://datasets/OWNER/NAME), digits or shapes:NUMBER"
 HUB = "hf://datasets/"
+MADE = ("digits", "shapes:1000")
 _BUFFER = 2**20
 HIDDEN = ("__MACOSX", "Thumbs.db")
 THREADS = 16
@@ -100,7 +102,7 @@ class Files:
         root, names, _ = self._split
         with as_source_error(self.url):
             if not self.remote and not os.path.isdir(root or "/"):
-                raise DataError(f"data.source {self.url!r}: no such folder or file; give {FORMS}")
+                raise DataError(f"data.source {self.url!r}: no such folder or file; give {FORMS}{_near(self._path)}")
             if self.remote and self.filesystem.get_file_info(root).type == fs.FileType.NotFound:
                 raise DataError(f"data.source {self.url!r}: nothing there, or it needs credentials")
             sizes = self._matching() if names else self._below("")
@@ -275,6 +277,17 @@ def _scan(folder: str) -> Iterator[tuple[str, str, int | None]]:
                 yield entry.path, name, entry.stat().st_size
             elif entry.is_symlink():
                 yield entry.path, name, 0
+
+
+def _near(path: str) -> str:
+    """A guess which entry of the nearest folder that exists, or which name of what is made here, a path meant."""
+    folder, _, name = path.rpartition("/")
+    if os.path.isdir(folder or "/"):
+        with suppress(OSError):
+            beside = [entry for entry in os.listdir(folder or "/") if not _hidden(entry)]
+            guess = nearest(name, [*beside, *MADE])
+            return "" if guess is None else f"; did you mean {guess if guess in MADE else f'{folder}/{guess}'}?"
+    return _near(folder) if folder else ""
 
 
 def _hidden(name: str) -> bool:

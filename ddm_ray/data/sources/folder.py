@@ -11,12 +11,15 @@ from ddm_ray.data.sources.conditions import Conditions
 from ddm_ray.data.sources.files import MISNAMED, THREADS, Files, as_source_error
 from ddm_ray.errors import Begin, DataError
 
-GONE = "gone since it was listed"
+GONE, CLASSLESS = "gone since it was listed", "not in a class's folder"
+PARTS, LEAST_FILES = 64, 128
+"""Parts that a folder is read in at least, and files in each from which on it is: a kill costs what is under way."""
 
 
 def units(sizes: dict[str, int], chunk_rows: int) -> tuple[Unit, ...]:
-    """Ranges of the files, one chunk each."""
+    """Ranges of the files, one chunk each: of at most `chunk_rows` files, and fewer where these make few ranges."""
     files = list(sizes)
+    chunk_rows = min(chunk_rows, max(LEAST_FILES, len(files) // PARTS))
     width = len(str(len(files)))
     return tuple(
         Unit(
@@ -90,7 +93,7 @@ def _rows(files: Files, listed: list[tuple[str, int]], conditions: Conditions) -
 def _row(files: Files, path: str, size: int, conditions: Conditions) -> Encoded:
     try:
         if conditions.needed and "/" not in path:
-            raise ValueError("not in a class's folder")
+            raise ValueError(CLASSLESS)
         condition = conditions.of(path.split("/")[0] if "/" in path else None)
     except ValueError as problem:
         return Encoded(path, None, None, str(problem))

@@ -1,7 +1,8 @@
 """Parquet files in the Hugging Face layout: a column of encoded images, and one of labels or texts."""
 
 import math
-from collections.abc import Container, Iterator
+from collections import Counter
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from ddm_ray.data.sources.chunks import IMAGE_BYTES, UNREAD, Encoded, EncodedChu
 from ddm_ray.data.sources.conditions import Conditions
 from ddm_ray.data.sources.files import Files, refusals
 from ddm_ray.errors import Begin, DataError, refusal
+from ddm_ray.parsing import parse_object
 
 IMAGES = ("image", "img", "jpg", "png")
 CLASSES = ("label", "labels", "fine_label", "class", "cls")
@@ -21,6 +23,8 @@ BATCH_ROWS, BATCH_BYTES = 64, 32 * 2**20
 """Maximum rows that are read at once, and size of their values."""
 MORE_BY_VALUES = 1.5
 """Share of CHUNK_FILE_BYTES at which a chunk is full by its values, though it isn't by the footer's mean of them."""
+NAMES_BYTES = 2**22
+"""Maximum size of the metadata of a schema that names of classes are read from."""
 _BUFFER = 2**22
 
 
@@ -42,12 +46,83 @@ def read(
     with file:
         with _as_data_error(where):
             image, condition = _columns(file.schema_arrow, conditions, where)
+            named = _class_names(file.schema_arrow, condition)
+            if None not in (named, conditions.numbered) and named != conditions.numbered:
+                raise DataError(f"{where}: numbers its classes otherwise than the first file; make them agree")
             _check_counts(file.metadata, where)
             chunk_rows = min(chunk_rows, _rows_that_fill(file.metadata))
         unread = () if by_values else skip
         rows = _rows(file, path, where, (image, condition), chunk_rows, unread, conditions)
         max_bytes = MORE_BY_VALUES * chunks.CHUNK_FILE_BYTES if by_values else math.inf
         yield from chunked(rows, chunk_rows, skip, max_bytes)
+
+
+def named_numbers(files: Files, unit: Unit, conditions: Conditions) -> tuple[str, ...] | None:
+    """Names of the classes that numbers in a file stand for, if its schema says so; None: they are the run's labels.
+
+    They are also where no class has a name that the run's have: the run calls them otherwise. Raises DataError if only
+    some have, and for more classes than a run counts that names none.
+    """
+    where = files.where(unit.files[0])
+    with _as_data_error(where), files.open_anywhere(unit.files[0]) as file:
+        schema = pq.read_schema(file)
+    if not conditions.needed or conditions.captions:
+        return None
+    named, known = _class_names(schema, _columns(schema, conditions, where)[1]), conditions.config.class_names
+    if named is None:
+        return None
+    if conditions.counted:
+        if len(named) <= len(known):
+            return named
+        many = f"{len(named)} classes ({_some(named)}) are more than data.num_classes {len(known)}"
+        raise DataError(f"{where}: {many}", Begin(field="data.num_classes", value=f"{len(named)}"))
+    if not set(named) & set(known) and len(named) <= len(known):
+        return None
+    if strays := [name for name in named if name not in known]:
+        without = [name for name in known if name not in named]
+        raise DataError(
+            f"{where}: classes that are none of class_names: {_some(strays)}; of class_names it lacks:"
+            f" {_some(without) or 'none'}; begin a run with its names, or with data.num_classes={len(named)}"
+        )
+    return named
+
+
+def row_count(files: Files, unit: Unit) -> int:
+    """Number of rows of a file, by its footer. Raises DataError."""
+    where = files.where(unit.files[0])
+    with _as_data_error(where), files.open_anywhere(unit.files[0]) as opened:
+        return int(pq.read_metadata(opened).num_rows)
+
+
+def label_counts(files: Files, unit: Unit, conditions: Conditions) -> Counter[int]:
+    """Number of rows of each label, a number, in a file. Raises DataError."""
+    where = files.where(unit.files[0])
+    with _as_data_error(where), files.open_anywhere(unit.files[0]) as opened:
+        file = pq.ParquetFile(opened)
+        column = _columns(file.schema_arrow, conditions, where)[1]
+        counts = pc.value_counts(file.read([column])[column]).to_pylist()
+    return Counter({each["values"]: each["counts"] for each in counts})
+
+
+def _some(names: Sequence[str], shown: int = 5) -> str:
+    return ", ".join(names[:shown]) + (", ..." if len(names) > shown else "")
+
+
+def _class_names(schema: pa.Schema, column: str | None) -> tuple[str, ...] | None:
+    """Names of the classes 0, 1, ... in a column of numbers, as data sets of Hugging Face tell them; None: not told.
+
+    Their library writes the features into the schema's metadata, as JSON (datasets, `Features.arrow_schema`).
+    """
+    data = (schema.metadata or {}).get(b"huggingface", b"")
+    if column is None or not 0 < len(data) <= NAMES_BYTES or _is_text(schema.field(column).type):
+        return None
+    try:
+        names = parse_object(data)["info"]["features"][column]["names"]
+    except (ValueError, LookupError, TypeError):
+        return None
+    if not isinstance(names, list) or not all(isinstance(name, str) and name.isprintable() for name in names):
+        return None
+    return tuple(names) if 0 < len(set(names)) == len(names) else None
 
 
 def _rows(

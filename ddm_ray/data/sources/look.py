@@ -1,0 +1,167 @@
+"""A first look at a source on this disk: what is in it, and whether a run can be made of that. Reads little."""
+
+import io
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
+
+import numpy as np
+from PIL import Image
+
+from ddm_ray.config import RunConfig
+from ddm_ray.data.images import DECODER_ERRORS, FORMATS, rejection
+from ddm_ray.data.sources import open_source, parquet
+from ddm_ray.data.sources.chunks import Encoded, Listing, Source, Unit
+from ddm_ray.data.sources.collection import Collection, extension
+from ddm_ray.data.sources.folder import CLASSLESS
+from ddm_ray.errors import Begin, DataError
+
+IMAGES = 12
+"""Images that are looked at: spread over a folder, else the first ones of some files."""
+PLACES = 4
+"""Files of many images, at most, that are looked into."""
+FOOTERS = 256
+"""Parquet files, at most, whose rows are counted."""
+NAMES = 8
+TO_CONVERT = frozenset({".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2"})
+"""Endings of photographs that aren't read."""
+
+
+ItemT = TypeVar("ItemT")
+
+
+@dataclass(frozen=True)
+class SourceLook:
+    """Contents of a source: `lines` on it, `warnings`, and for images in folders the number in each (`folders`)."""
+
+    lines: tuple[str, ...]
+    warnings: tuple[str, ...]
+    folders: dict[str, int]
+
+
+def look(config: RunConfig) -> SourceLook:
+    """Look at the run's source: list it, and read the heads of a few images.
+
+    Raises DataError for what `prepare` would stumble over: a source that is missing, of another kind or without images,
+    labels that don't fit, fewer images than clusters or components; and StorageError.
+    """
+    source = open_source(config.data)
+    listing = source.list()
+    if not isinstance(source, Collection):
+        return SourceLook((), (), {})
+    files = [(path, size) for unit in listing.units for path, size in zip(unit.files, unit.sizes, strict=True)]
+    kinds = Counter(f".{extension(path)}" for path, _ in files)
+    endings = ", ".join(f"{count:,} {ending}" for ending, count in kinds.most_common())
+    lines = [f"{source.files.url}: {endings}, {_amount(sum(size for _, size in files))}"]
+    folders, alone = dict[str, int](), kinds.keys().isdisjoint({".tar", ".parquet"})
+    if alone:
+        folders = dict(sorted(Counter(path.partition("/")[0] for path, _ in files if "/" in path).items()))
+        _require_enough(config, source.files.url, len(files))
+    elif kinds.keys() == {".parquet"} and len(listing.units) <= FOOTERS:
+        count = sum(parquet.row_count(source.files, unit) for unit in listing.units)
+        lines[0] += f", {count:,} rows"
+        _require_enough(config, source.files.url, count)
+    warnings = _ignored(listing)
+    if folders and source.conditions.needed:
+        lines.append(f"classes: {_counted(folders)}")
+        warnings += _classless(config, folders, len(files) - sum(folders.values()))
+    elif listing.numbered:
+        counts = parquet.label_counts(source.files, listing.units[0], source.conditions)
+        named = {name: counts[number] for number, name in enumerate(listing.numbered)}
+        lines.append(f"classes, and rows of each in {listing.units[0].key}: {_counted(named)}")
+    in_files = _spread(listing.units, PLACES)
+    if alone:
+        few = _spread(files, IMAGES)
+        in_files = [Unit("some", 0, tuple(path for path, _ in few), tuple(size for _, size in few))]
+    rows = [row for unit in in_files for row in _first_rows(source, listing, unit, IMAGES // len(in_files))]
+    sizes, problems = _heads(rows)
+    if rows and not sizes:
+        row, problem = problems[0]
+        raise DataError(
+            f"data.source {source.files.url!r}: none of {len(rows)} images looked at can be used: {problem}, e.g. {row}"
+        )
+    if sizes:
+        lines.append(f"{len(sizes)} images looked at: {_extent(sizes)}")
+        side = sorted(min(size) for size in sizes)[len(sizes) // 2]
+        if side < config.data.pixel_shape[1]:
+            warnings.append(
+                f"half of them are smaller than the {config.data.pixel_shape[1]} pixels that are modelled"
+                f" ({side} and less): they will be enlarged"
+            )
+    warnings += [f"{row} can't be used: {problem}" for row, problem in problems if problem != CLASSLESS]
+    return SourceLook(tuple(lines), tuple(warnings), folders)
+
+
+def _require_enough(config: RunConfig, url: str, count: int) -> None:
+    """Raise DataError for fewer images than the embedder has components, or than there are clusters."""
+    train = int(count * (1 - config.data.heldout))
+    clusters, embedder = config.partition.num_clusters, config.embedder
+    if train < clusters:
+        few = f"{count} images are too few for {clusters} clusters"
+        raise DataError(f"data.source {url!r}: {few}", Begin(field="partition.num_clusters", value=f"{max(1, train)}"))
+    if embedder.kind == "pixels" and train < embedder.dim:
+        few = f"{count} images are too few for the {embedder.dim} components of their embedding"
+        raise DataError(f"data.source {url!r}: {few}", Begin(field="embedder.dim", value=f"{max(1, train)}"))
+
+
+def _ignored(listing: Listing) -> list[str]:
+    if not listing.ignored:
+        return []
+    endings = ", ".join(f"{count} {ending}" for ending, count in listing.ignored.items())
+    convert = "; convert photographs to JPEG or PNG first" if TO_CONVERT & listing.ignored.keys() else ""
+    return [f"{sum(listing.ignored.values())} files of other kinds aren't read: {endings}{convert}"]
+
+
+def _classless(config: RunConfig, folders: dict[str, int], outside: int) -> list[str]:
+    warnings = []
+    if outside:
+        warnings.append(f"images in no class's folder are left out: {outside:,}")
+    if empty := (config.data.num_classes or 0) - len(folders):
+        classes = f"{empty} of {config.data.num_classes} classes (data.num_classes) have no folder"
+        warnings.append(f"{classes}, so nothing is learnt of them; there are {len(folders)} folders")
+    return warnings
+
+
+def _spread(items: Sequence[ItemT], most: int) -> list[ItemT]:
+    places = np.unique(np.linspace(0, len(items) - 1, most).round().astype(int))
+    return [items[place] for place in places]
+
+
+def _first_rows(source: Source, listing: Listing, unit: Unit, count: int) -> Iterator[Encoded]:
+    planned = source.planned(count, listing.classes, numbered=listing.numbered)
+    for chunk in islice(planned.read(unit), 1):
+        yield from chunk.rows
+
+
+def _heads(rows: list[Encoded]) -> tuple[list[tuple[int, int]], list[tuple[str, str]]]:
+    """Width and height of images by their heads, and ids of rows that can't be used, each with its problem."""
+    sizes, problems = [], []
+    for row in rows:
+        problem = row.problem
+        if problem is None:
+            try:
+                with Image.open(io.BytesIO(row.image or b""), formats=FORMATS) as image:
+                    sizes.append(image.size)
+            except DECODER_ERRORS as error:
+                problem = rejection(error)
+        if problem is not None:
+            problems.append((row.id, problem))
+    return sizes, problems
+
+
+def _extent(sizes: list[tuple[int, int]]) -> str:
+    by_area = sorted(sizes, key=lambda size: size[0] * size[1])
+    (width, height), (most_width, most_height) = by_area[0], by_area[-1]
+    least, most = f"{width} x {height}", f"{most_width} x {most_height}"
+    return f"{least} pixels" if least == most else f"{least} to {most} pixels"
+
+
+def _counted(counts: dict[str, int]) -> str:
+    shown = [f"{name} {count:,}" for name, count in list(counts.items())[:NAMES]]
+    return ", ".join(shown) + (f" and {len(counts) - NAMES} more" if len(counts) > NAMES else "")
+
+
+def _amount(size: int) -> str:
+    return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.1f} MiB"

@@ -1,0 +1,68 @@
+"""A folder is prepared in parts: progress moves, a kill costs the part under way, older plans go on as they were."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddm_ray.config import load_recipe
+from ddm_ray.data.prepare.records import rows_store
+from ddm_ray.data.prepare.stage import list_source, prepare
+from ddm_ray.data.sharded.serial import serial
+from ddm_ray.data.sources import Unit, open_source
+from ddm_ray.data.sources.folder import LEAST_FILES
+from ddm_ray.storage.graph import ROWS
+from ddm_ray.storage.run import Run
+from ddm_ray.storage.status import status
+from tests.data.rows import read_artifact
+from tests.data.sources.test_sources import write_folder
+
+COUNT = 400
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("parts")
+    write_folder(folder, COUNT)
+    return folder
+
+
+def begin(folder: Path, photos: Path) -> Run:
+    settings = (f"data.source={photos}", "data.num_classes=3", "embedder.dim=8")
+    return Run.create(str(folder / "run"), load_recipe("tiny", settings))
+
+
+def test_progress_moves_and_a_kill_costs_one_part(tmp_path: Path, photos: Path) -> None:
+    run = begin(tmp_path, photos)
+    seen: list[float] = []
+
+    def dies(fraction: float, _: str) -> None:
+        seen.append(fraction)
+        if fraction > 0.5:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        prepare(run, dies, execute=serial)
+    moved = sorted({fraction for fraction in seen if fraction})
+    assert len(moved) == 2 and 0.2 < moved[0] < 0.4 < moved[1] < 0.7
+    chunks = status(run, ROWS).chunks
+    assert chunks is not None and (chunks.units, chunks.units_done) == (4, 2)
+    kept = {name for name in run.store.sizes(ROWS) if name.startswith("part-")}
+    manifest = prepare(run, execute=serial)
+    assert kept < manifest.files.keys() and len(manifest.files) == 4
+    assert manifest.info["rows"] == COUNT
+
+
+def test_a_plan_of_one_large_part_goes_on_as_it_was(tmp_path: Path, photos: Path) -> None:
+    run, parted = begin(tmp_path / "old", photos), begin(tmp_path / "new", photos)
+    source = open_source(run.config.data)
+    plan = list_source(run.config, str(photos), source, 4096)
+    assert [len(unit.files) for unit in plan.units] == [LEAST_FILES] * 3 + [COUNT - 3 * LEAST_FILES]
+    files = [(file, size) for unit in plan.units for file, size in zip(unit.files, unit.sizes, strict=True)]
+    paths, sizes = zip(*files, strict=True)
+    older = replace(plan, units=(Unit("0-400", sum(sizes), paths, sizes),), numbered=None)
+    rows_store(run, ROWS).plan(lambda: older)
+    assert len(prepare(run, execute=serial).files) == 1
+    prepare(parted, execute=serial)
+    columns = ["id", "label", "data", "content_hash", "split"]
+    assert read_artifact(run, ROWS, columns).equals(read_artifact(parted, ROWS, columns))
