@@ -41,6 +41,7 @@ def status(run_url: str) -> None:
     \b
       ddm status runs/digits
     """
+    from ddm_ray.storage.extend import extensions
     from ddm_ray.storage.observer import survey_once
     from ddm_ray.storage.run import Run
     from ddm_ray.storage.status import line
@@ -48,6 +49,10 @@ def status(run_url: str) -> None:
 
     run = Run.open(run_url)
     say(f"run {run.config.name!r} at {run.url}, configuration {run.fingerprint}")
+    if run.base:
+        say(f"  goes on from {run.base.url}, whose rows and partition it has")
+    for url in extensions(run):
+        say(f"  extended by {url}: a run of its own (ddm status {url})")
     statuses = survey_once(run)
     for each in statuses:
         say(f"  {line(each, phrase)}")
