@@ -20,12 +20,29 @@ def init(run_url: str, recipe: str, settings: tuple[str, ...]) -> None:
     \b
       ddm init runs/digits --recipe digits
       ddm init s3://bucket/run7 --recipe my.yaml --set partition.num_clusters=8
+      ddm init runs/finer --recipe digits --set 'expert.train.init_from={source: runs/digits, network: own}'
+
+    The last one begins each training with trained weights in place of random ones: those of its namesake, or of one
+    network for all experts (network: monolith, or 'expert 3'), of another run, an exported pipeline, a transformer of
+    diffusers, a checkpoint in Paris's layout or a .safetensors file with a DiT's tensors. They are copied into RUN.
     """
     from ddm_ray.config import load_recipe
+    from ddm_ray.storage.graph import beginnings_of
     from ddm_ray.storage.run import Run
 
-    run = Run.create(run_url, load_recipe(recipe, settings))
+    config = load_recipe(recipe, settings)
+    run = _begin_with_weights(run_url, config) if beginnings_of(config) else Run.create(run_url, config)
     say(f"run {run.config.name!r} at {run.url}; next: ddm prepare {run_url}")
+
+
+def _begin_with_weights(run_url: str, config: Any) -> Any:
+    """Begin a run whose trainings begin with weights of others, once these are known to fit."""
+    from ddm_ray.sampling.beginnings import begin
+
+    run, lacking = begin(run_url, config)
+    for artifact in lacking:
+        warn(f"{artifact}: there are no such weights, so that nothing that begins with them can be trained")
+    return run
 
 
 @main.command()

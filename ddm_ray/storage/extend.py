@@ -6,8 +6,8 @@ from ddm_ray.config.longer import OTHERWISE, Part, lengthened, train_of
 from ddm_ray.errors import Begin, ConfigError, MissingArtifact, StorageError
 from ddm_ray.storage import graph
 from ddm_ray.storage.attempts import SavedState, saved_states
-from ddm_ray.storage.extension import EXTENDED, FILE, MOST, Extension, part_of, untouched
-from ddm_ray.storage.graph import EXTRAS, Artifact
+from ddm_ray.storage.extension import EXTENDED, FILE, MOST, Extension, untouched
+from ddm_ray.storage.graph import EXTRAS, Artifact, part_of
 from ddm_ray.storage.job_files import list_jobs
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import Store
@@ -15,7 +15,7 @@ from ddm_ray.storage.store import Store
 
 @dataclass(frozen=True)
 class Extended:
-    """An extension, and of each job that goes on in it the step from which; `anew`: those that begin at step 0."""
+    """An extension, and of each job that goes on in it the step from which; `anew`: finished ones that begin again."""
 
     run: Run
     goes_on: dict[Artifact, int]
@@ -51,20 +51,25 @@ def extensions(run: Run) -> list[str]:
 
 
 def _reached(run: Run, artifacts: list[Artifact]) -> tuple[dict[Artifact, int], tuple[Artifact, ...]]:
-    """Steps of the newest states of jobs, and the jobs that have none and never began, or that a mixture can lack."""
+    """Steps of the newest states of jobs, and the jobs that have finished and have none, where a mixture can lack them.
+
+    What hasn't begun is neither.
+    """
     reached: dict[Artifact, int] = {}
     anew: list[Artifact] = []
     for artifact in artifacts:
         state = next((each for each in saved_states(run.store, artifact) if isinstance(each, SavedState)), None)
         if state:
             reached[artifact] = state.step
-        elif artifact.kind not in EXTRAS and run.finished(artifact):
+        elif not run.finished(artifact):
+            continue
+        elif artifact.kind in EXTRAS:
+            anew.append(artifact)
+        else:
             raise MissingArtifact(
                 f"{run.url}/{artifact} has finished, and the state that it ended with is gone, as after tidying: its"
                 f" weights alone don't go on to the bit. Bring it back, {OTHERWISE}"
             )
-        else:
-            anew.append(artifact)
     return reached, tuple(anew)
 
 

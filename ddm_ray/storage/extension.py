@@ -7,7 +7,6 @@ is finished there stays as it was, and whoever works on RUN never meets the othe
 """
 
 import re
-from collections.abc import Mapping
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
@@ -84,9 +83,3 @@ def untouched(before: RunConfig, after: RunConfig) -> set[str]:
 
 def _folder(artifact: Artifact) -> str:
     return artifact.partition("/")[0]
-
-
-def part_of(artifact: Artifact) -> Part | None:
-    """The part of the configuration that says for how many steps this is trained; None for what isn't trained."""
-    parts: Mapping[str, Part] = {"expert": "expert", "monolith": "expert", "router": "router", "student": "student"}
-    return parts.get(artifact.kind)

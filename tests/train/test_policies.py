@@ -44,7 +44,16 @@ ROLES = {
     **{kind: ("model", {"MODEL": kind}) for kind in (ROUTER, MONOLITH, STUDENT)},
 }
 PREFIXES = {
-    "coordinator": ("_probe-", "rows/", "partition/", "accepted/", "eval/", "references/"),
+    "coordinator": (
+        "_probe-",
+        "beginnings/",
+        "extended/0001/_probe-",
+        "rows/",
+        "partition/",
+        "accepted/",
+        "eval/",
+        "references/",
+    ),
     "reader": (),
     **{name: (f"{path}/", f"replay/cluster={path[-3:]}/") for name, path in ISLANDS.items()},
     **{kind: (f"{kind}/",) for kind in (ROUTER, MONOLITH, STUDENT)},
