@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from ddm_ray.cli.command import RECIPE_HELP, RUN, SET_HELP, main, say, warn
+from ddm_ray.cli.command import RECIPE_HELP, RUN, SET_HELP, main, say, say_extensions, warn
 from ddm_ray.cli.fixes import phrase
 from ddm_ray.errors import ConfigError
 
@@ -58,7 +58,6 @@ def status(run_url: str) -> None:
     \b
       ddm status runs/digits
     """
-    from ddm_ray.storage.extend import extensions
     from ddm_ray.storage.observer import survey_once
     from ddm_ray.storage.run import Run
     from ddm_ray.storage.status import line
@@ -68,8 +67,7 @@ def status(run_url: str) -> None:
     say(f"run {run.config.name!r} at {run.url}, configuration {run.fingerprint}")
     if run.base:
         say(f"  goes on from {run.base.url}, whose rows and partition it has")
-    for url in extensions(run):
-        say(f"  extended by {url}: a run of its own (ddm status {url})")
+    say_extensions(run)
     statuses = survey_once(run)
     for each in statuses:
         say(f"  {line(each, phrase)}")

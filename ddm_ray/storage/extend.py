@@ -6,7 +6,7 @@ from ddm_ray.config.longer import OTHERWISE, Part, lengthened, train_of
 from ddm_ray.errors import Begin, ConfigError, MissingArtifact, StorageError
 from ddm_ray.storage import graph
 from ddm_ray.storage.attempts import SavedState, saved_states
-from ddm_ray.storage.extension import EXTENDED, FILE, MOST, Extension, untouched
+from ddm_ray.storage.extension import EXTENDED, FILE, MOST, SHARED, Extension, folder_of, untouched
 from ddm_ray.storage.graph import EXTRAS, Artifact, part_of
 from ddm_ray.storage.job_files import list_jobs
 from ddm_ray.storage.run import Run
@@ -36,13 +36,8 @@ def extend(run: Run, steps: dict[Part, int]) -> Extended:
         part = next(iter(steps))
         begin = Begin(run.url, f"{part}.train.steps", str(steps[part]))
         raise ConfigError(f"{run.url}: nothing of that has been trained yet", begin)
-    inherited = untouched(run.config, config)
-    trained = {kind: [each for each in jobs if each.kind == kind] for kind in ("expert", "router", *EXTRAS)}
-    for kind, members in trained.items():
-        folder = "experts" if kind == "expert" else kind
-        if members and folder in inherited and not _all_finished(run, members, steps):
-            inherited.remove(folder)
-    return Extended(_made(run, Extension(steps=steps, inherits=tuple(sorted(inherited))), steps), goes_on, anew)
+    inherited = {folder for folder in untouched(run.config, config) if folder in SHARED or _is_finished(run, folder)}
+    return Extended(_made(run, Extension(steps=steps, inherits=tuple(sorted(inherited)))), goes_on, anew)
 
 
 def extensions(run: Run) -> list[str]:
@@ -73,34 +68,39 @@ def _reached(run: Run, artifacts: list[Artifact]) -> tuple[dict[Artifact, int], 
     return reached, tuple(anew)
 
 
-def _all_finished(run: Run, members: list[Artifact], steps: dict[Part, int]) -> bool:
-    """True if all of a kind that isn't extended are finished, False if none was begun. Raises MissingArtifact."""
-    files = list_jobs(run.store, members)
-    if all(run.finished(each) for each in members):
-        return True
-    begun = [each for each in members if files[each].attempts]
-    if begun:
-        unfinished = next(each for each in members if not run.finished(each))
-        part = part_of(unfinished)
+def _is_finished(run: Run, folder: str) -> bool:
+    """True if all artifacts in a folder that isn't extended are finished; else they are made in the extension.
+
+    Raises MissingArtifact for a training that has begun, which nobody would go on with.
+    """
+    names = run.store.folders(graph.REFERENCES) if folder == graph.REFERENCES else []
+    targets = map(graph.targets, range(len(run.experts)))
+    every = (*graph.artifacts(run.config), *targets, *(graph.reference(name) for name in names))
+    members = [artifact for artifact in every if folder_of(artifact) == folder]
+    unfinished = [artifact for artifact in members if not run.finished(artifact)]
+    files = list_jobs(run.store, [each for each in members if each.trains])
+    if unfinished and any(job.attempts for job in files.values()):
+        part = part_of(unfinished[0])
         assert part
-        field = f"{part}.train.steps"
-        now = train_of(run.config, part).steps
         raise MissingArtifact(
-            f"{run.url}/{unfinished} isn't finished, and stays at {now} steps: finish it first, or raise {field}, too",
-            run.make(unfinished),
+            f"{run.url}/{unfinished[0]} isn't finished, and stays at {train_of(run.config, part).steps} steps: finish"
+            f" it first, or raise {part}.train.steps, too",
+            run.make(unfinished[0]),
         )
-    return False
+    return bool(members) and not unfinished
 
 
-def _made(run: Run, extension: Extension, steps: dict[Part, int]) -> Run:
-    """The run of an extension, in the first place that is free or has this very one."""
+def _made(run: Run, extension: Extension) -> Run:
+    """The run of an extension, in the first place that is free or has one of these steps."""
     data = extension.to_json()
     for number in range(1, MOST + 1):
         url = f"{run.url}/{EXTENDED}/{number:04d}"
         store = Store(url)
         # Before run.json, without which it is no run: a killed command leaves none that looks like one of its own.
-        if not store.create(FILE, data) and Extension.read(store) != extension:
-            continue
-        Run.create(url, lengthened(run.config, steps))
+        if not store.create(FILE, data):
+            other = Extension.read(store)
+            if other is None or other.steps != extension.steps:  # what was finished then is its own affair
+                continue
+        Run.create(url, lengthened(run.config, extension.steps))
         return Run.open(url)
     raise StorageError(f"{run.url}/{EXTENDED}: has {MOST} extensions, and no number is left", passes=False)

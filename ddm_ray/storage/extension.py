@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 from ddm_ray.config import RunConfig
 from ddm_ray.config.longer import Part
 from ddm_ray.errors import CorruptArtifact
-from ddm_ray.storage.graph import Artifact, artifacts, inputs, targets
+from ddm_ray.storage.graph import REFERENCES, Artifact, artifacts, inputs, targets
 from ddm_ray.storage.identity import fields_of
 from ddm_ray.storage.sealed import seal, unseal
 from ddm_ray.storage.store import Store
@@ -22,8 +22,8 @@ from ddm_ray.storage.store import Store
 EXTENDED, FILE = "extended", "extends.json"
 """Folder of a run's extensions, and the record in each that makes it one."""
 SCHEMA, FILE_BYTES, MOST = 1, 2**16, 9999
-SHARED = ("rows", "partition", "references")
-"""Folders that every extension inherits."""
+SHARED = ("beginnings", "rows", "partition")
+"""Folders that every extension inherits; of others those whose artifacts are finished."""
 _PLACE = re.compile(rf"(?P<base>.+)/{EXTENDED}/[0-9]{{4}}")
 
 
@@ -70,16 +70,17 @@ def base_url(url: str) -> str | None:
 def untouched(before: RunConfig, after: RunConfig) -> set[str]:
     """Folders of artifacts that are the same under both configurations; evaluations are always new."""
     changed = set[Artifact]()
-    same = set(SHARED)
+    same = {*SHARED, REFERENCES}
     every = [*artifacts(after), *map(targets, range(after.partition.num_clusters))]
     for artifact in every:
         differs = fields_of(before, artifact) != fields_of(after, artifact)
         if differs or any(each in changed for each in inputs(after, artifact)):
             changed.add(artifact)
         else:
-            same.add(_folder(artifact))
-    return same - {_folder(artifact) for artifact in changed}
+            same.add(folder_of(artifact))
+    return same - {folder_of(artifact) for artifact in changed}
 
 
-def _folder(artifact: Artifact) -> str:
+def folder_of(artifact: Artifact) -> str:
+    """The folder of a run that an artifact lies in, with all of its kind."""
     return artifact.partition("/")[0]

@@ -22,6 +22,7 @@ from ddm_ray.storage.tidy import STATES, leftovers
 from tests.random_run import make_run
 from tests.storage.artifacts import save_state
 
+DATA = {"rows", "partition", "references", "beginnings"}
 MORE = "expert.train.steps=400"
 REFUSED = {
     ("expert.train.stepz=9",): "what can be raised is expert.train.steps, router.train.steps, student.train.steps",
@@ -65,16 +66,24 @@ def test_a_student_has_its_own_schedule_from_then_on(config: RunConfig) -> None:
     longer = lengthened(config, {"student": 400})
     assert longer.student.train == config.student_train.model_copy(update={"steps": 400})
     assert longer.expert == config.expert
-    assert untouched(config, longer) == {"rows", "partition", "references", "experts", "router", "monolith"}
+    assert untouched(config, longer) == {
+        "rows",
+        "partition",
+        "references",
+        "beginnings",
+        "experts",
+        "router",
+        "monolith",
+    }
     longer = lengthened(config, {"expert": 400})
-    assert untouched(config, longer) == {"rows", "partition", "references", "router"}
+    assert untouched(config, longer) == {*DATA, "router"}
     longer = lengthened(config, {"router": 400})
     assert {"experts", "student", "monolith"} <= untouched(config, longer)
 
 
 def test_a_router_of_samples_is_another_one_once_its_experts_are() -> None:
     config = load_recipe("tiny", ("router.replay=100",))
-    assert untouched(config, lengthened(config, {"expert": 400})) == {"rows", "partition", "references"}
+    assert untouched(config, lengthened(config, {"expert": 400})) == DATA
 
 
 def test_an_extension_inherits_what_is_finished_and_named_again_is_the_same(made: Run) -> None:
