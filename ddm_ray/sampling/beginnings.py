@@ -64,7 +64,7 @@ def begin(url: str, config: RunConfig) -> tuple[Run, list[Artifact]]:
     command is finished by the same one. Raises ConfigError, which names field and tensor, and as `Run.create`.
     """
     copies = list(_copies(config))
-    if not Store(url).exists(RUN_FILE):
+    if copies and not Store(url).exists(RUN_FILE):
         for copy in copies:
             copy.read(config)
     run, lacking = Run.create(url, config), list[Artifact]()

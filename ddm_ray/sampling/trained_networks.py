@@ -125,6 +125,7 @@ def _of_dense(folder: Path, spec: Spec, part: str) -> nn.Module:
 
 def _of_diffusers(name: str, spec: Spec, part: str) -> nn.Module:
     """A transformer by its folder, that of its pipeline, or its name on the hub."""
+    own: Any = weights.build(spec, "meta")  # first: says so where diffusers isn't installed
     import diffusers
 
     folder, kind = Path(name).expanduser(), spec["config"]["name"]
@@ -137,7 +138,6 @@ def _of_diffusers(name: str, spec: Spec, part: str) -> nn.Module:
             what = f"{folder} is a {printable(str(named), 60)}, and this run's network a {kind}"
             raise ConfigError(f"{what}: set {part}.model.name")
     read = third_party.load_model(getattr(diffusers, kind), str(folder) if folder.is_dir() else name, "init_from")
-    own: Any = weights.build(spec, "meta")
     configs = (_plain(each.config) for each in (read, own.transformer))
     theirs, ours = ({**spec, "config": {"name": kind, "arguments": each}} for each in configs)
     _require_same(theirs, ours, part, name)

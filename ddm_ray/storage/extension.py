@@ -1,9 +1,9 @@
 """Extensions: a run that trains for more steps than another one, from where that one is.
 
 An extension of RUN is a run of its own in RUN/extended/0001 (0002, ...): it has a run.json with more steps, and FILE.
-Rows, partition and whatever the steps don't touch lie in RUN alone, and are read there. A training goes on from the
-newest state that RUN has of it, as an attempt does from an earlier one's, to the bit. Nothing in RUN is written: what
-is finished there stays as it was, and whoever works on RUN never meets the other.
+Rows, partition, and what was finished and isn't extended, lie in RUN alone and are read there. A training goes on from
+the newest state that RUN has of it, as an attempt does from an earlier one's, to the bit, and publishes in its own run.
+Nothing in RUN is written: what is finished there stays as it was, and whoever works on RUN never meets the other.
 """
 
 import re

@@ -145,10 +145,10 @@ def _is_stray(run: Run, artifact: Artifact, manifest: Manifest, name: str) -> bo
 
 
 def _unfinished(run: Run, underway: Iterable[Artifact]) -> Leftover:
-    """Files that kills left on a local disk, but for those of what is under way."""
+    """Files that kills left on a local disk, but for those of what is under way, and of runs that extend this one."""
     root = run.store.local
     files = unfinished_below(root, UNFINISHED_SECONDS) if root else []
     sizes = {path.relative_to(root).as_posix(): size for path, size in files if root}
-    kept = tuple(f"{artifact}/" for artifact in underway)
+    kept = (f"{EXTENDED}/", *(f"{artifact}/" for artifact in underway))
     places = tuple(key for key in sizes if not key.startswith(kept))
     return Leftover("", UNFINISHED, places, len(places), sum(sizes[key] for key in places))
