@@ -6,6 +6,7 @@ from ddm_ray.cli.command import main
 from ddm_ray.cli.compare import compare
 from ddm_ray.cli.courier import pack, unpack
 from ddm_ray.cli.doctor import doctor
+from ddm_ray.cli.extend import extend
 from ddm_ray.cli.gateway import gateway
 from ddm_ray.cli.inference import export, sample, serve
 from ddm_ray.cli.islands import down, up
@@ -32,6 +33,7 @@ __all__ = [
     "drain",
     "evaluate",
     "export",
+    "extend",
     "fields",
     "gateway",
     "init",

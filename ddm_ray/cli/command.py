@@ -158,6 +158,14 @@ def say(text: str, err: bool = False) -> None:
     click.echo(spelled_out(text), err=err)
 
 
+def say_extensions(run: Any) -> None:
+    """Name the runs that train on where this one ends: nobody who works on it meets them."""
+    from ddm_ray.storage.extend import extensions
+
+    for url in extensions(run):
+        say(f"  extended by {url}, a run of its own: ddm status {url}")
+
+
 def warn(text: str) -> None:
     """Print a line on stderr that stands out."""
     click.secho(spelled_out(f"warning: {text}"), fg="yellow", bold=True, err=True)
@@ -183,4 +191,6 @@ def make(run_url: str, artifact: Artifact, stage: Callable[[Any, Any], None], me
     elif mends:
         stage(run, None)
     say(f"{artifact}: {describe(status(run, artifact), phrase)}")
+    if artifact.trains:
+        say_extensions(run)
     return run

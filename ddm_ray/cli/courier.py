@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from ddm_ray.cli.command import INDEX, MODEL, RUN, main, say, trained
+from ddm_ray.cli.command import INDEX, MODEL, RUN, main, say, trained, warn
 from ddm_ray.cli.fixes import command, phrase
 from ddm_ray.errors import ConfigError
 
@@ -48,6 +48,8 @@ def pack(run_url: str, model: str, index: int | None, out: Path, inputs: bool, r
         view.stage(artifact, 1.0)
     content = "what it is trained from" if packed.holds == "inputs" else "what was trained"
     say(f"{out}: {artifact}, {content}: {_count(packed.files)}, {_size(packed.bytes)}")
+    if packed.holds == "inputs" and run.predecessors(artifact):
+        warn(f"states of {run.url}'s base aren't packed: where it is brought the training begins at step 0")
     say(f"next, where it is brought: ddm unpack {out.name} RUN")
 
 

@@ -66,6 +66,8 @@ def command(run_url: str, artifact: str) -> str:
         return f"ddm evaluate {run_url} --name {made.name}"
     if made.kind == "reference":
         return "the same command again"
+    if made.kind == "beginning":
+        return "the same ddm init again"
     if made.trains:
         return f"ddm train {run_url} {words(artifact)}"
     owner = "" if made.cluster is None else f" --cluster {made.cluster}"

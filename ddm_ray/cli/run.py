@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from ddm_ray.cli.command import RECIPE_HELP, RUN, SET_HELP, main, say, warn
+from ddm_ray.cli.command import RECIPE_HELP, RUN, SET_HELP, main, say, say_extensions, warn
 from ddm_ray.cli.fixes import phrase
 from ddm_ray.errors import ConfigError
 
@@ -27,10 +27,16 @@ def init(run_url: str, recipe: str, settings: tuple[str, ...], unseen: bool) -> 
       ddm init runs/mine --recipe photos-cpu --set data.source=~/photos
       ddm init runs/digits --recipe digits
       ddm init s3://bucket/run7 --recipe my.yaml --set partition.num_clusters=8
+      ddm init runs/finer --recipe digits --set 'expert.train.init_from={source: runs/digits, network: own}'
+
+    The last one begins each training with trained weights in place of random ones: those of its namesake, or of one
+    network for all experts (network: monolith, or 'expert 3'), of another run, an exported pipeline, a transformer of
+    diffusers, a checkpoint in Paris's layout or a .safetensors file with a DiT's tensors. They are copied into RUN.
     """
     from ddm_ray.cli.plan import outlook
     from ddm_ray.config import load_recipe
     from ddm_ray.data.sources import absolute_name
+    from ddm_ray.storage.graph import beginnings_of
     from ddm_ray.storage.run import Run
 
     config = load_recipe(recipe, settings)
@@ -43,7 +49,8 @@ def init(run_url: str, recipe: str, settings: tuple[str, ...], unseen: bool) -> 
     def on_replaced(differences: str) -> None:
         say(f"replaces the configuration that was there, of which nothing is made yet: {differences}")
 
-    run = Run.create(run_url, config, on_replaced=on_replaced)
+    start = _begin_with_weights if beginnings_of(config) else Run.create
+    run = start(run_url, config, on_replaced=on_replaced)
     say(f"run {run.config.name!r} at {run.url}; next: ddm prepare {run_url}")
     outlook(run)
 
@@ -67,6 +74,16 @@ def _look(config: Any) -> None:
         say(f"its folders ({names}) are one class; each is its own with --set data.num_classes={len(seen.folders)}")
 
 
+def _begin_with_weights(run_url: str, config: Any, on_replaced: Callable[[str], None]) -> Any:
+    """Begin a run whose trainings begin with weights of others, once these are known to fit."""
+    from ddm_ray.sampling.beginnings import begin
+
+    run, lacking = begin(run_url, config, on_replaced)
+    for artifact in lacking:
+        warn(f"{artifact}: there are no such weights, so that nothing that begins with them can be trained")
+    return run
+
+
 @main.command()
 @RUN
 def status(run_url: str) -> None:
@@ -88,6 +105,9 @@ def status(run_url: str) -> None:
 
     run = Run.open(run_url)
     say(f"run {run.config.name!r} at {run.url}, configuration {run.fingerprint}")
+    if run.base:
+        say(f"  goes on from {run.base.url}, whose rows and partition it has")
+    say_extensions(run)
     statuses = survey_once(run)
     for each in statuses:
         say(f"  {line(each, phrase)}")

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ddm_ray.cli.command import ADDRESS, ISLANDS, RUN, main, say, with_extras
+from ddm_ray.cli.command import ADDRESS, ISLANDS, RUN, main, say, say_extensions, with_extras
 from ddm_ray.cli.fixes import by, words
 from ddm_ray.errors import ConfigError, Give
 from ddm_ray.exit_codes import EXIT_AGAIN
@@ -129,6 +129,7 @@ def work(
         board = Board(run, trained, grace, work_of(run), needs=lambda artifact: needed_by(run, artifact, site.train))
         end = IslandWorker(run, keeper, board, train, report, require_room, leaving.is_set, job, grace).run_to_end()
     say(f"{site.name}: {end}")
+    say_extensions(run)
     if leaving.is_set():
         click.get_current_context().exit(EXIT_AGAIN)
 

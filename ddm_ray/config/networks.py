@@ -129,6 +129,24 @@ class DiffusersConfig(StrictModel):
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
+class InitFrom(StrictModel):
+    """Trained weights that a training begins with, in place of random ones.
+
+    They are copied into the run when it is begun, and are identity by their content, wherever they came from.
+    """
+
+    source: str = Field(
+        min_length=1,
+        description="a run; a folder that was exported, or that save_pretrained of diffusers wrote; a checkpoint in"
+        " Paris's layout; a .safetensors file with a DiT's tensors, under our names or DiT's; a name on the hub",
+    )
+    network: str | None = Field(
+        default=None,
+        pattern="^(own|monolith|student|router|expert [0-9]{1,6})$",
+        description="which one of it: monolith, expert 3, and so on; own: each begins with its namesake",
+    )
+
+
 class TrainConfig(StrictModel):
     """One training job's schedule; all of it is identity. Batches count rows.
 
@@ -159,6 +177,7 @@ class TrainConfig(StrictModel):
     unmasked_steps: int = Field(default=0, ge=0, description="last steps that see all tokens")
     precision: Precision = Field(default="fp32", description="of computing; bf16 on a GPU")
     seed: int = Field(default=0, ge=0, description="of weights, noise, times and dropout")
+    init_from: InitFrom | None = Field(default=None, description="weights to begin with; none: random ones")
 
     @model_validator(mode="after")
     def _schedule_fits(self) -> Self:
@@ -254,6 +273,8 @@ class StudentJob(StrictModel):
             raise ValueError(
                 f"start {self.start} takes an expert's weights, which fit an expert's model: leave model out"
             )
+        if self.start != "random" and self.train is not None and self.train.init_from is not None:
+            raise ValueError(f"start {self.start} and train.init_from both say what it begins with: leave one out")
         return self
 
 

@@ -53,9 +53,13 @@ class RunConfig(StrictModel):
 
     @property
     def student_train(self) -> TrainConfig:
-        """The student's schedule: its own, or the experts' at a quarter of the batch (paper, section 4)."""
+        """The student's schedule: its own, or the experts' at a quarter of the batch (paper, section 4).
+
+        Without one of its own it begins as `student.start` says, whatever the experts begin with.
+        """
         train = self.expert.train
-        return self.student.train or train.model_copy(update={"global_batch": max(1, train.global_batch // 4)})
+        changes = {"global_batch": max(1, train.global_batch // 4), "init_from": None}
+        return self.student.train or train.model_copy(update=changes)
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:

@@ -13,7 +13,7 @@ Shapes: C conditions, K experts.
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,15 @@ def load(
     scale = 7.5 if info.trained_null and info.num_classes != 0 else 1.0
     defaults = SamplingSettings(strategy=f"top-{min(2, count)}", steps=50, guidance_scale=scale)
     return Components(Models(info, experts, router, device), (), defaults, encoder, latents)
+
+
+def load_network_of(folder: str | os.PathLike[str], name: str, require: Callable[[dict[str, Any]], None]) -> nn.Module:
+    """One network of the folder, expert_3 or router, once `require` has seen its spec. Raises as `load`."""
+    root = Path(folder)
+    image_size = _positive_int(_read_json(root / CONFIG), "image_size", root / CONFIG)
+    spec = (_router_spec if name == "router" else _expert_spec)(root / name / CONFIG, image_size)
+    require(spec)
+    return load_network(root / name / (ROUTER_WEIGHTS if name == "router" else EXPERT_WEIGHTS), spec)
 
 
 def _info(specs: Sequence[dict[str, Any]]) -> MixtureInfo:

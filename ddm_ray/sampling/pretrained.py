@@ -21,7 +21,15 @@ from ddm_ray.config import Precision, SamplingSettings
 from ddm_ray.core.condition import Text
 from ddm_ray.core.flow import Flow
 from ddm_ray.core.snr import MatchedRouter, VelocityField
-from ddm_ray.errors import ConfigError, CorruptArtifact, MissingArtifact, RunError, SamplingError, StorageError
+from ddm_ray.errors import (
+    ConfigError,
+    CorruptArtifact,
+    MissingArtifact,
+    RunError,
+    SamplingError,
+    StorageError,
+    printable,
+)
 from ddm_ray.models import null_text, weights
 from ddm_ray.models.latents import Latents
 from ddm_ray.models.null_text import NULL_TEXT
@@ -157,6 +165,22 @@ def load(
     models = Models(replace(info, null_text=_null_text(saved)), experts, router, device)
     encoder, latents = _text_encoder(saved, index), _latents(saved, index)
     return Components(models, class_names, defaults, encoder and encoder.to(device), latents and latents.to(device))
+
+
+def read_network(folder: str | os.PathLike[str], name: str) -> tuple[dict[str, Any], bytes]:
+    """The spec, and the verified weights, of one network of a pipeline that `save` wrote: expert_003, router.
+
+    Raises as `load`, MissingArtifact for one that it doesn't have.
+    """
+    root = Path(folder)
+    index = _index(root)
+    if index.get(name, ABSENT) == ABSENT:
+        raise MissingArtifact(f"{root} has no {printable(name, 60)}")
+    try:
+        saved = VerifiedFolder(root, _FILES.validate_python(index["files"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptArtifact(f"{root / INDEX}: not as save_pretrained writes it ({brief(error)})") from None
+    return _spec(saved, name), saved.read(f"{name}/{WEIGHTS}")
 
 
 def _index(root: Path) -> dict[str, Any]:

@@ -8,10 +8,12 @@ and its derivation in `train/job.py`. A new stage is a name in `Stage` and a ver
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from ddm_ray.config import RunConfig
+from ddm_ray.config.longer import Part, train_of
 from ddm_ray.storage.info import (
+    BeginningInfo,
     CentroidsInfo,
     EvaluationInfo,
     Info,
@@ -24,7 +26,7 @@ from ddm_ray.storage.info import (
     TrainedInfo,
 )
 
-Stage = Literal["prepare", "partition", "train", "targets", "replay", "evaluate"]
+Stage = Literal["begin", "prepare", "partition", "train", "targets", "replay", "evaluate"]
 _NUMBER = re.compile(r"[0-9]{3,9}")
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}"
 """Pattern of the names of evaluations and references."""
@@ -96,7 +98,15 @@ def artifacts(config: RunConfig) -> tuple[Artifact, ...]:
     """All artifacts that a run needs, in the order in which they are made; evaluations come on top by name."""
     shards = shards_of(config) if config.partition.given else ()
     others = (each for each in trained_of(config) if each.kind != "expert")
-    return (*rows_of(config), *shards, PARTITION, *experts_of(config), *replays_of(config), *others)
+    return (
+        *beginnings_of(config),
+        *rows_of(config),
+        *shards,
+        PARTITION,
+        *experts_of(config),
+        *replays_of(config),
+        *others,
+    )
 
 
 def rows_of(config: RunConfig) -> tuple[Artifact, ...]:
@@ -119,6 +129,25 @@ def replays_of(config: RunConfig) -> tuple[Artifact, ...]:
     return tuple(replay(cluster) for cluster in _clusters(config)) if config.router.replay else ()
 
 
+def beginnings_of(config: RunConfig) -> tuple[Artifact, ...]:
+    """The weights of others that trainings begin with; none where all begin with random ones."""
+    return tuple(dict.fromkeys(each for job in trained_of(config) for each in beginning_of(config, job)))
+
+
+def beginning_of(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
+    """The weights of others that a training job begins with: one; none for other jobs, and for what isn't trained."""
+    part = part_of(artifact)
+    init = train_of(config, part).init_from if part else None
+    if init is None:
+        return ()
+    return (_member("beginning", artifact.replace("/", "-") if init.network == "own" else str(part)),)
+
+
+def part_of(artifact: Artifact) -> Part | None:
+    """The part of the configuration that has the schedule of a training job; None for what isn't trained."""
+    return ("expert" if artifact.kind == "monolith" else artifact.kind) if artifact.trains else None  # type: ignore[return-value]
+
+
 def trained_of(config: RunConfig) -> tuple[Artifact, ...]:
     """Everything that training jobs make; what would need all rows in one place isn't made where shards are given."""
     if config.partition.given:
@@ -133,7 +162,7 @@ def wanted_of(config: RunConfig, extras: Collection[str] = ()) -> tuple[Artifact
 
 def inputs(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
     """The artifacts that an artifact is made from."""
-    return KINDS[artifact.kind].inputs(config, artifact)
+    return (*KINDS[artifact.kind].inputs(config, artifact), *beginning_of(config, artifact))
 
 
 def committed_by_stage(config: RunConfig, artifact: Artifact) -> Artifact:
@@ -185,7 +214,23 @@ def _constant(*names: str) -> Callable[[RunConfig], tuple[str, ...]]:
 
 _TRAINED = ("data", "flow", "partition.num_clusters")
 
+
+def _partitioned(**others: Any) -> Kind:
+    return Kind(stage="partition", reads=_constant("partition"), **others)
+
+
+def _trained(*reads: str, **others: Any) -> Kind:
+    return Kind(stage="train", info=TrainedInfo, reads=_constant(*_TRAINED, *reads), **others)
+
+
 KINDS = {
+    "beginning": Kind(
+        member="beginnings/{}",
+        stage="begin",
+        info=BeginningInfo,
+        reads=_constant("data", "flow"),
+        inputs=lambda *_: (),
+    ),
     "rows": Kind(
         path="rows",
         member="rows/cluster={:03d}",  # one owner's
@@ -194,62 +239,14 @@ KINDS = {
         reads=_rows_read,
         inputs=lambda *_: (),
     ),
-    "centroids": Kind(
-        path="partition/centroids",
-        stage="partition",
-        info=CentroidsInfo,
-        reads=_constant("partition"),
-        inputs=lambda *_: (ROWS,),
-    ),
-    "shard": Kind(
-        member="partition/shards/cluster={:03d}",
-        stage="partition",
-        info=ShardInfo,
-        reads=_constant("partition"),
-        inputs=_rows_of_shard,
-    ),
-    "partition": Kind(
-        path="partition",
-        stage="partition",
-        info=PartitionInfo,
-        reads=_constant("partition"),
-        inputs=_rows_of_partition,
-    ),
-    "report": Kind(
-        path="partition/report",
-        stage="partition",
-        info=ReportInfo,
-        reads=_constant("partition"),
-        inputs=lambda *_: (PARTITION,),
-    ),
-    "expert": Kind(
-        member="experts/{:03d}",
-        stage="train",
-        info=TrainedInfo,
-        reads=_constant(*_TRAINED, "expert"),
-        inputs=_shard_of_expert,
-    ),
-    "router": Kind(
-        path="router",
-        stage="train",
-        info=TrainedInfo,
-        reads=_constant(*_TRAINED, "router"),
-        inputs=_examples_of_router,
-    ),
-    "monolith": Kind(
-        path="monolith",
-        stage="train",
-        info=TrainedInfo,
-        reads=_constant(*_TRAINED, "expert"),
-        inputs=lambda *_: (PARTITION,),
-    ),
-    "student": Kind(
-        path="student",
-        stage="train",
-        info=TrainedInfo,
-        reads=_constant(*_TRAINED, "expert", "student"),
-        inputs=_teachers_of_student,
-    ),
+    "centroids": _partitioned(path="partition/centroids", info=CentroidsInfo, inputs=lambda *_: (ROWS,)),
+    "shard": _partitioned(member="partition/shards/cluster={:03d}", info=ShardInfo, inputs=_rows_of_shard),
+    "partition": _partitioned(path="partition", info=PartitionInfo, inputs=_rows_of_partition),
+    "report": _partitioned(path="partition/report", info=ReportInfo, inputs=lambda *_: (PARTITION,)),
+    "expert": _trained("expert", member="experts/{:03d}", inputs=_shard_of_expert),
+    "router": _trained("router", path="router", inputs=_examples_of_router),
+    "monolith": _trained("expert", path="monolith", inputs=lambda *_: (PARTITION,)),
+    "student": _trained("expert", "student", path="student", inputs=_teachers_of_student),
     "targets": Kind(
         member="targets/cluster={:03d}",
         stage="targets",

@@ -9,7 +9,12 @@ from pydantic import BaseModel, ValidationError
 from ddm_ray.config import RunConfig
 from ddm_ray.storage.graph import KINDS, Artifact
 
-PLACEMENT = {"data": ("source",), "embedder": ("batch_size",), "features": ("batch_size",)}
+PLACEMENT = {
+    "data": ("source",),
+    "embedder": ("batch_size",),
+    "features": ("batch_size",),
+    "init_from": ("source", "network"),  # an input, by its content
+}
 """Fields, by their section, that say where something lies or runs, and nothing of what is made."""
 
 

@@ -160,6 +160,13 @@ class TrainedInfo(Info):
     versions: dict[str, str] = {}
 
 
+class BeginningInfo(Info):
+    """Weights that a training begins with: where they were read, and their number of parameters."""
+
+    source: str
+    parameters: Count
+
+
 class TargetsInfo(Info):
     """Number of a cluster's targets, and the first step of each file's, in the order of their names."""
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddm_ray.config import RunConfig, parse_config
+from ddm_ray.config.longer import lengthened
 from ddm_ray.errors import (
     Accept,
     Begin,
@@ -23,9 +24,11 @@ from ddm_ray.errors import (
     refusal,
 )
 from ddm_ray.storage import graph
+from ddm_ray.storage.extension import Extension, base_url
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.identity import completed, fields_of
 from ddm_ray.storage.info import Info, RowsInfo
+from ddm_ray.storage.inheriting import InheritingStore
 from ddm_ray.storage.manifest import (
     NAME,
     SCHEMA,
@@ -46,12 +49,16 @@ ACCEPTED = "accepted"
 
 
 class Run:
-    """A run on storage: its immutable configuration, and its artifacts with their manifests."""
+    """A run on storage: its immutable configuration, and its artifacts with their manifests.
 
-    def __init__(self, store: Store, config: RunConfig):
+    One that trains on where another one is has that as its `base`, else None (see `extension.py`).
+    """
+
+    def __init__(self, store: Store, config: RunConfig, base: "Run | None" = None):
         self.store = store
         self.config = config
         self.url = store.url
+        self.base = base
 
     @classmethod
     def create(
@@ -110,7 +117,14 @@ class Run:
             if isinstance(error, StorageError) and (store.local is None or store.local.is_dir()):
                 raise  # it may be one, though not for now
             raise RunError(f"{url} is not a run that can be read: {refusal(error)}") from None
-        return cls(store, read_config(data, where))
+        config = read_config(data, where)
+        if (extension := Extension.read(store)) is None:
+            return cls(store, config)
+        base = cls.open(base_url(store.url) or "", patience)
+        longer = Identity(lengthened(base.config, extension.steps).model_dump(mode="json"))
+        if lines := drift(longer, Identity(config.model_dump(mode="json"))):
+            raise DriftError(f"{store.url} isn't an extension of the run at {base.url}: {_short(lines)}")
+        return cls(InheritingStore(url, base.store, extension.inherits, ACCEPTED, patience), config, base)
 
     @property
     def fingerprint(self) -> str:
@@ -263,7 +277,25 @@ class Run:
 
     def remake(self, artifact: Artifact, delete: str | None = None) -> Make:
         """The remedy for a damaged artifact: delete it, or one file of it at the URL `delete`, and make it again."""
+        if self.base and self.inherits(artifact):
+            return self.base.remake(artifact, delete)
         return replace(self.make(artifact), delete=delete or f"{self.url}/{artifact}")
+
+    def predecessors(self, artifact: Artifact) -> tuple["Run", ...]:
+        """The runs, nearest first, from whose states of a training job this run's goes on: others that it extends.
+
+        None where the job has other inputs there, as a student whose teachers were trained for longer.
+        """
+        if self.base is None or self.inherits(artifact):
+            return ()
+        before = self.base.identity(artifact).inputs
+        if any(before.get(name) != digest for name, digest in self.identity(artifact).inputs.items()):
+            return ()
+        return (self.base, *self.base.predecessors(artifact))
+
+    def inherits(self, artifact: Artifact) -> bool:
+        """True for what lies in the run that this one extends."""
+        return isinstance(self.store, InheritingStore) and self.store.inherits(artifact)
 
     def commit_records(
         self,

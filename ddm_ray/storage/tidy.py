@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ddm_ray.errors import CorruptArtifact, DriftError
+from ddm_ray.errors import CorruptArtifact, DDMError, DriftError
 from ddm_ray.storage import graph
 from ddm_ray.storage.chunk_records import PLAN, RECORDS, stem_of_file
 from ddm_ray.storage.disk import unfinished_below
+from ddm_ray.storage.extension import EXTENDED
 from ddm_ray.storage.graph import NAME_PATTERN, REFERENCES, REPORT, TARGETS, Artifact
 from ddm_ray.storage.manifest import NAME, Manifest
 from ddm_ray.storage.run import Run
@@ -37,12 +38,14 @@ class Leftover:
 def leftovers(run: Run, milestones: bool = False) -> list[Leftover]:
     """Leftovers of a run, artifact by artifact; `milestones`: weights that were published on the way are some, too.
 
-    They aren't while an evaluation is under way, which may measure them. Uploads in parts that a kill left in a bucket
+    They aren't while an evaluation is under way, which may measure them. Nor are states from which a run that extends
+    this one is still to go on; what such a run inherits is its base's. Uploads in parts that a kill left in a bucket
     aren't listed: no listing shows them. Raises StorageError.
     """
     artifacts = _artifacts(run)
     finished = {artifact: manifest for artifact in artifacts if (manifest := _finished(run, artifact))}
     underway = {artifact for artifact in artifacts if artifact not in finished}
+    awaited = _awaited(run)
     measured = any(each.kind == "evaluation" and run.store.exists(f"{each}/{PLAN}") for each in underway)
     left = list[Leftover]()
     for artifact, manifest in finished.items():
@@ -50,7 +53,8 @@ def leftovers(run: Run, milestones: bool = False) -> list[Leftover]:
         if artifact.trains:
             accepted = run.manifest(artifact, accepted=True)
             named = [*manifest.files, *(accepted.files if accepted else ())]
-            left += _of_job(artifact, named, sizes, milestones and not measured)
+            of_job = _of_job(artifact, named, sizes, milestones and not measured)
+            left += [each for each in of_job if each.what != STATES or artifact not in awaited]
         else:
             strays = [name for name in sizes if _is_stray(run, artifact, manifest, name)]
             places = tuple(f"{artifact}/{name}" for name in strays)
@@ -77,7 +81,21 @@ def _artifacts(run: Run) -> list[Artifact]:
     artifacts += run.evaluations()
     names = run.store.folders(REFERENCES)
     artifacts += [graph.reference(name) for name in names if re.fullmatch(NAME_PATTERN, name)]
-    return artifacts + (list(map(graph.targets, range(len(run.experts)))) if run.store.folders(TARGETS) else [])
+    artifacts += list(map(graph.targets, range(len(run.experts)))) if run.store.folders(TARGETS) else []
+    return [artifact for artifact in artifacts if not run.inherits(artifact)]
+
+
+def _awaited(run: Run) -> set[Artifact]:
+    """Jobs that a run which extends this one is still to go on with. All of them, where that can't be read."""
+    jobs = graph.trained_of(run.config)
+    awaited = set[Artifact]()
+    for name in run.store.folders(EXTENDED):
+        try:
+            longer = Run.open(f"{run.url}/{EXTENDED}/{name}")
+            awaited |= {job for job in jobs if not longer.inherits(job) and not longer.manifest(job)} | _awaited(longer)
+        except DDMError:
+            return set(jobs)
+    return awaited
 
 
 def _finished(run: Run, artifact: Artifact) -> Manifest | None:
@@ -127,10 +145,10 @@ def _is_stray(run: Run, artifact: Artifact, manifest: Manifest, name: str) -> bo
 
 
 def _unfinished(run: Run, underway: Iterable[Artifact]) -> Leftover:
-    """Files that kills left on a local disk, but for those of what is under way."""
+    """Files that kills left on a local disk, but for those of what is under way, and of runs that extend this one."""
     root = run.store.local
     files = unfinished_below(root, UNFINISHED_SECONDS) if root else []
     sizes = {path.relative_to(root).as_posix(): size for path, size in files if root}
-    kept = tuple(f"{artifact}/" for artifact in underway)
+    kept = (f"{EXTENDED}/", *(f"{artifact}/" for artifact in underway))
     places = tuple(key for key in sizes if not key.startswith(kept))
     return Leftover("", UNFINISHED, places, len(places), sum(sizes[key] for key in places))

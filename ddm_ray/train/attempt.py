@@ -58,6 +58,7 @@ class TrainAttempt:
         # What it tells of itself, or deletes, isn't worth minutes of waiting.
         self._prompt_storage = Attempt(Store(run.url, PROMPT), job.artifact, number)
         self._run, self.identity = run, run.identity(job.artifact)
+        self._lineage = (run, *run.predecessors(job.artifact))
         self.saver = StateSaver(self.storage, self.identity, placement.keep_states, self._prompt_storage)
         self._tried, self._told_unsaved = set[str](), ""
         who = {"host": socket.gethostname(), "pid": os.getpid(), "world_size": self._world, "versions": versions()}
@@ -203,11 +204,12 @@ class TrainAttempt:
         another attempt deletes what it has overtaken. RuntimeError if the engine doesn't hold what the state says.
         """
         engine, gone = None, False
-        while (prefix := self._from_first(self._next_state)) is not None:
-            problem = None
+        while (state_of := self._from_first(self._next_state)) is not None:
+            generation, prefix = state_of
+            store, problem = self._lineage[generation].store, None
             engine = engine or make()
             try:
-                saved, trained = self._read(engine, prefix)
+                saved, trained = self._read(engine, store, prefix)
             except CorruptArtifact as error:
                 problem = str(error)
             problems: list[str | None] = [None] * self._world
@@ -215,7 +217,7 @@ class TrainAttempt:
             if not any(problems):
                 self._load(engine, saved, trained.step)
                 return engine, trained
-            if self._from_first(lambda prefix=prefix: self.storage.store.exists(f"{prefix}/{NAME}")):  # type: ignore[misc]
+            if self._from_first(lambda store=store, prefix=prefix: store.exists(f"{prefix}/{NAME}")):  # type: ignore[misc]
                 self._warn_of_state(next(filter(None, problems)))
             else:
                 gone = True
@@ -228,18 +230,21 @@ class TrainAttempt:
             gc.collect()
         return begin(), TrainProgress(0, 0.0, {"loss": [], "grad_norm": []})
 
-    def _next_state(self) -> str | None:
-        """Of the states there are now the best that wasn't tried. DriftError for one of another configuration."""
-        store = self.storage.store
-        for saved in saved_states(store, self.job.artifact):
-            if isinstance(saved, CorruptArtifact):
-                self._warn_of_state(str(saved))
-            elif saved.prefix not in self._tried:
-                if lines := self._run.drift(self.job.artifact, saved.manifest.identity, self.identity):
-                    where = f"{store.url}/{saved.prefix}"
-                    raise DriftError(f"{where} was made otherwise: {'; '.join(lines)}; delete {self.job.artifact}")
-                self._tried.add(saved.prefix)
-                return saved.prefix
+    def _next_state(self) -> tuple[int, str] | None:
+        """Of the states there are now the best that wasn't tried, and whose of the lineage it is.
+
+        Those of the runs that this one extends come after its own. DriftError for one of another configuration.
+        """
+        for generation, run in enumerate(self._lineage):
+            identity = self.identity if run is self._run else run.identity(self.job.artifact)
+            for saved in saved_states(run.store, self.job.artifact):
+                if isinstance(saved, CorruptArtifact):
+                    self._warn_of_state(str(saved))
+                elif (where := f"{run.store.url}/{saved.prefix}") not in self._tried:
+                    if lines := run.drift(self.job.artifact, saved.manifest.identity, identity):
+                        raise DriftError(f"{where} was made otherwise: {'; '.join(lines)}; delete {self.job.artifact}")
+                    self._tried.add(where)
+                    return generation, saved.prefix
         return None
 
     def _warn_of_state(self, text: str) -> None:
@@ -247,9 +252,9 @@ class TrainAttempt:
             self._tried.add(text)
             print(f"warning: {text}; going on from the state before it", file=sys.stderr)
 
-    def _read(self, engine: Engine, prefix: str) -> tuple[state.SavedParts, TrainProgress]:
+    def _read(self, engine: Engine, store: Store, prefix: str) -> tuple[state.SavedParts, TrainProgress]:
         """Read this rank's part into the engine's shards."""
-        store, where = self.storage.store, f"{self.storage.store.url}/{prefix}/{NAME}"
+        where = f"{store.url}/{prefix}/{NAME}"
         try:
             manifest = read_manifest(store, prefix)
         except FileNotFoundError:

@@ -19,11 +19,12 @@ from ddm_ray.data.loading.cache import local_files
 from ddm_ray.data.loading.verified import VerifiedFile
 from ddm_ray.errors import as_storage_error
 from ddm_ray.models.spec import spec_of
+from ddm_ray.sampling.beginnings import load_beginning
 from ddm_ray.sampling.driver import Experts, answers
 from ddm_ray.sampling.offload import Offloaded, OffloadedToDisk
 from ddm_ray.sampling.request import ExpertCall
 from ddm_ray.sampling.run_models import NETWORK, load_network, network_bytes, parse_network
-from ddm_ray.storage.graph import PARTITION, ROUTER, Artifact
+from ddm_ray.storage.graph import PARTITION, ROUTER, Artifact, beginning_of
 from ddm_ray.storage.info import PartitionInfo
 from ddm_ray.storage.manifest import verify
 from ddm_ray.storage.published import Weights
@@ -161,11 +162,14 @@ def _teachers(run: Run, null_text: Text | None, device: torch.device, experts: E
 
 
 def first_model(run: Run, job: TrainJob) -> nn.Module:
-    """The model that a job begins with: its own random weights, or for a student what `student.start` says.
+    """The model that a job begins with: random weights, those of `init_from`, or those that `student.start` says.
 
     Raises as `load_teachers`.
     """
     model, start = job.build(), run.config.student.start
+    for beginning in beginning_of(run.config, job.artifact):
+        model.load_state_dict(load_beginning(run, beginning, job.spec).state_dict())
+        return model
     if job.artifact.kind != "student" or start == "random":
         return model
     chosen = list(run.experts)

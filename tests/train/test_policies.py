@@ -22,6 +22,7 @@ from ddm_ray.placement import TrainPlacement
 from ddm_ray.sampling.acceptance import accept
 from ddm_ray.sampling.run_models import load_models
 from ddm_ray.serve.app import ServeArgs, require_servable
+from ddm_ray.storage.extend import extend
 from ddm_ray.storage.graph import MONOLITH, PARTITION, ROUTER, STUDENT, Artifact, targets
 from ddm_ray.storage.patience import ONCE, Trouble
 from ddm_ray.storage.run import Run
@@ -44,7 +45,16 @@ ROLES = {
     **{kind: ("model", {"MODEL": kind}) for kind in (ROUTER, MONOLITH, STUDENT)},
 }
 PREFIXES = {
-    "coordinator": ("_probe-", "rows/", "partition/", "accepted/", "eval/", "references/"),
+    "coordinator": (
+        "_probe-",
+        "beginnings/",
+        "extended/0001/_probe-",
+        "rows/",
+        "partition/",
+        "accepted/",
+        "eval/",
+        "references/",
+    ),
     "reader": (),
     **{name: (f"{path}/", f"replay/cluster={path[-3:]}/") for name, path in ISLANDS.items()},
     **{kind: (f"{kind}/",) for kind in (ROUTER, MONOLITH, STUDENT)},
@@ -92,11 +102,11 @@ def trained(bucket: Wire) -> Run:
     return run
 
 
-def train(jobs: list[tuple[str, Artifact]], placement: TrainPlacement | None = None) -> None:
+def train(jobs: list[tuple[str, Artifact]], placement: TrainPlacement | None = None, url: str = URL) -> None:
     """Train artifacts, each signed with the key of a name, in processes of their own."""
     tasks = [
         {
-            "url": URL,
+            "url": url,
             "artifact": job,
             "patience": asdict(ONCE),
             "environment": {"AWS_ACCESS_KEY_ID": who},
@@ -163,6 +173,27 @@ def test_an_island_reads_no_other_clusters_rows(bucket: Wire, trained: Run) -> N
     own = {name for name in rows if "cluster=000" in name}
     assert own
     assert {name for name in rows if readable(name)} == own
+
+
+def test_an_extension_is_begun_and_trained_under_the_policies(bucket: Wire, trained: Run) -> None:
+    """Who trains it has the policy for the run that it extends, and the same one for the extension."""
+    with signed_by("coordinator"):
+        run = extend(Run.open(URL), {"expert": 12}).run
+        assert run.url == f"{URL}/extended/0001" and run.require(ROUTER).digest == trained.require(ROUTER).digest
+    places = ("lab/run", "lab/run/extended/0001")
+    both = {
+        who: {"Statement": [each for place in places for each in policy(who, BUCKET, place)["Statement"]]}
+        for who in ("worker", "coordinator")
+    }
+    rule, bucket.rule = bucket.rule, Policies(both).rule
+    try:
+        train([("worker", run.experts[0])], url=run.url)
+        with signed_by("coordinator"):
+            assert accept(run, run.experts[0]).info["step"] == 12
+            own = Run.open(URL).require(run.experts[0])
+    finally:
+        bucket.rule = rule
+    assert own.info["step"] == 8 and own.digest == trained.require(run.experts[0]).digest
 
 
 def test_the_policies_are_complete_and_the_readme_names_them() -> None:

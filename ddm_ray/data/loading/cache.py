@@ -31,7 +31,7 @@ def local_files(run: Run, manifest: Manifest, names: Sequence[str], cache: str |
     Processes that want the same copy at once make one. Raises CorruptArtifact naming the file, StorageError.
     """
     if run.store.local is not None:
-        folder = run.store.local / manifest.artifact
+        folder = Path(run.store.filesystem(manifest.artifact)[1])
         yield _each(names, lambda name: _verified(run, manifest, name, folder / name))
         return
     root = cache_root(cache)

@@ -1,0 +1,84 @@
+"""A training that begins with trained weights: with just those, and interrupted it ends with the same bits."""
+
+from itertools import count
+from pathlib import Path
+from shutil import copytree, rmtree
+
+import pytest
+import torch
+
+from ddm_ray.config.longer import parse_steps
+from ddm_ray.errors import Preempted
+from ddm_ray.placement import TrainPlacement
+from ddm_ray.sampling.beginnings import begin
+from ddm_ray.sampling.run_models import load_network
+from ddm_ray.storage.courier import pack, unpack
+from ddm_ray.storage.extend import extend
+from ddm_ray.storage.graph import MONOLITH, Artifact
+from ddm_ray.storage.published import Weights
+from ddm_ray.storage.run import Run
+from ddm_ray.storage.status import survey
+from ddm_ray.train import worker
+from ddm_ray.train.job import train_job
+from ddm_ray.train.teachers import first_model
+from tests.random_run import make_data, make_run
+from tests.train.conftest import SHORT
+
+EXPERT = Artifact("experts/001")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return make_run(str(tmp_path_factory.mktemp("begun") / "source"), num_rows=60)
+
+
+def make(folder: Path, source: Run) -> Run:
+    settings = (f"expert.train.init_from={{source: {source.url}, network: monolith}}", *SHORT)
+    run = make_data(str(folder), settings=settings)
+    return begin(run.url, run.config)[0]
+
+
+def test_interrupted_and_elsewhere_it_ends_with_the_same_bits(world_of_one: None, source: Run, tmp_path: Path) -> None:
+    quiet = make(tmp_path / "quiet", source)
+    first = first_model(quiet, train_job(quiet, EXPERT)).state_dict()
+    trained = load_network(source, Weights.finished(source, MONOLITH)).state_dict()
+    assert all(torch.equal(first[name], tensor) for name, tensor in trained.items())
+    worker.train(quiet.url, EXPERT, TrainPlacement())
+
+    killed = make(tmp_path / "killed", source)
+    steps = count(1)
+    with pytest.raises(Preempted):
+        worker.train(killed.url, EXPERT, TrainPlacement(), notice=lambda: next(steps) == 5)
+    worker.train(killed.url, EXPERT, TrainPlacement())
+
+    packed = pack(make(tmp_path / "packed", source), EXPERT, tmp_path / "inputs.tar")
+    assert packed.holds == "inputs" and packed.files >= 3
+    unpack(tmp_path / "inputs.tar", str(tmp_path / "site"))
+    site = Run.open(str(tmp_path / "site"))
+    worker.train(site.url, EXPERT, TrainPlacement())
+
+    def sums(run: Run) -> set[str]:
+        return {record.sha256 for name, record in run.require(EXPERT).files.items() if name.endswith("safetensors")}
+
+    random = make_data(str(tmp_path / "random"), settings=SHORT)
+    worker.train(random.url, EXPERT, TrainPlacement())
+    assert sums(quiet) == sums(killed) == sums(site) != sums(random)
+    assert random.drift(EXPERT, quiet.require(EXPERT).identity) == ["expert.train.init_from: {} -> null"]
+
+
+def test_its_extension_begins_with_the_copy_where_no_state_is_left(
+    world_of_one: None, source: Run, tmp_path: Path
+) -> None:
+    run = make(tmp_path / "run", source)
+    worker.train(run.url, EXPERT, TrainPlacement())
+    copytree(run.url, tmp_path / "stateless")
+    longer = [
+        extend(Run.open(url), parse_steps(("expert.train.steps=15",))).run
+        for url in (run.url, str(tmp_path / "stateless"))
+    ]
+    rmtree(tmp_path / "stateless" / EXPERT / "attempts/0001/state")
+    for each in longer:
+        states = {status.artifact: status.state for status in survey(each)}
+        assert states["beginnings/expert"] == "finished" and each.inherits(Artifact("beginnings/expert"))
+        worker.train(each.url, EXPERT, TrainPlacement())
+    assert longer[0].require(EXPERT).files == longer[1].require(EXPERT).files
