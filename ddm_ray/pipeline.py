@@ -4,36 +4,39 @@ Shapes: B images, C channels, H, W, S steps, K experts.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any, Literal, Self, get_args, overload
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
+from tqdm.auto import tqdm
 
-from ddm_ray.config import Precision, SamplingSettings, invalid_fields
+from ddm_ray.config import SamplingSettings
 from ddm_ray.core.condition import Text
-from ddm_ray.core.routing import Oracle, parse_strategy
 from ddm_ray.core.times import time_grid
 from ddm_ray.errors import SamplingError
 from ddm_ray.models.latents import Latents
 from ddm_ray.models.text import TextEncoder
-from ddm_ray.sampling import arguments, paris, pretrained
-from ddm_ray.sampling.arguments import PromptConditions
+from ddm_ray.sampling import arguments, foreign, paris, pretrained, relocation
 from ddm_ray.sampling.batches import joined
+from ddm_ray.sampling.call import Label, Prompt, call_of, label_of
 from ddm_ray.sampling.components import Components
+from ddm_ray.sampling.description import described
 from ddm_ray.sampling.offload import Offload
-from ddm_ray.sampling.output import DDMOutput, OutputType, images_as
+from ddm_ray.sampling.output import DDMOutput, Images, OutputType, images_as
 from ddm_ray.sampling.paris_weights import Reading, TimeDirection
-from ddm_ray.sampling.request import SampleRequest
-from ddm_ray.sampling.run_models import ModelKind, Models, load_models, row_networks, sampling_settings
-from ddm_ray.spelling import meant
+from ddm_ray.sampling.run_models import (
+    ModelKind,
+    Models,
+    SamplingPrecision,
+    dtype_of,
+    load_models,
+    row_networks,
+    sampling_settings,
+)
+from ddm_ray.sampling.steps import TENSORS, StepCallback, StepEnds, tensor_inputs
 from ddm_ray.storage.run import Run
-
-Label = int | str | None
-Prompt = str | None
-StepCallback = Callable[["DDMPipeline", int, float, dict[str, Tensor]], object]
 
 MAX_DECODED = 8
 """Latents that an autoencoder decodes at once; it takes far more memory than they do."""
@@ -59,67 +62,100 @@ class DDMPipeline:
         if text_encoder is not None and info.num_classes is None and info.null_text is None:
             models = replace(models, info=replace(info, null_text=text_encoder.null().to("cpu")))
         self.components = Components(models, tuple(class_names), defaults or SamplingSettings(), text_encoder, latents)
+        self._interrupt, self._num_timesteps = False, 0
+        self._progress_bar_config: dict[str, Any] = {}
 
     @property
     def models(self) -> Models:
         return self.components.models
 
+    @property
+    def device(self) -> torch.device:
+        """The device on which networks compute."""
+        return torch.device(self.models.device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the experts' weights."""
+        return self.models.dtype
+
+    @property
+    def interrupt(self) -> bool:
+        """True if the last call is to end, or has ended, before its next step: set `_interrupt` for that."""
+        return self._interrupt
+
+    @property
+    def num_timesteps(self) -> int:
+        """Number of steps of the last call."""
+        return self._num_timesteps
+
     @classmethod
     def from_run(
         cls,
         run: str | os.PathLike[str] | Run,
-        device: str = "cpu",
+        device: str | torch.device = "cpu",
         model: ModelKind = "mixture",
         offload: Offload | None = None,
-        precision: Precision = "fp32",
-    ) -> "DDMPipeline":
+        precision: SamplingPrecision | None = None,
+        *,
+        dtype: SamplingPrecision | None = None,
+        torch_dtype: SamplingPrecision | None = None,
+    ) -> Self:
         """A run's finished models, every byte verified; without its router if that isn't finished yet.
 
-        `offload` keeps two experts on the device, the others in files ("disk") or in the "host"'s memory. `precision`
-        is the networks', "bf16" on a GPU mostly; the images' own stays fp32. Raises RunError, MissingArtifact,
-        CorruptArtifact, and ConfigError for a text encoder or autoencoder it can't find.
+        `offload` keeps two experts on the device, the others in files ("disk") or in the "host"'s memory. `dtype`, by
+        its former names `torch_dtype` and `precision` too: torch.float32, bfloat16 or float16 ("fp32", "bf16", "fp16"),
+        the networks' and the text encoder's; images, and the autoencoder, stay in float32. Raises RunError,
+        MissingArtifact, CorruptArtifact, and ConfigError for a text encoder or autoencoder it can't find.
         """
         if model not in get_args(ModelKind):
             raise SamplingError(f"unknown model {model!r}: use {', '.join(get_args(ModelKind))}")
-        _require_device(device)
+        place, weights = arguments.device_named(device), _one_dtype(dtype, torch_dtype, precision)
         run = run if isinstance(run, Run) else Run.open(os.fspath(run))
-        data, models = run.config.data, load_models(run, model, device, offload, precision)
+        data, models = run.config.data, load_models(run, model, place, offload, weights)
         known, encoder, latents = row_networks(run), None, None
         if data.text is not None:
-            encoder = TextEncoder.from_config(data.text, known.get("text encoder")).to(device)
+            encoder = TextEncoder.from_config(data.text, known.get("text encoder")).to(place)
         if data.latents is not None:
-            latents = Latents.from_config(data.latents, known.get("autoencoder")).to(device)
+            latents = Latents.from_config(data.latents, known.get("autoencoder")).to(place)
         defaults = sampling_settings(run, model)
-        return cls(
-            models, class_names=run.named.data.class_names, defaults=defaults, text_encoder=encoder, latents=latents
-        )
+        names = run.named.data.class_names
+        made = cls(models, class_names=names, defaults=defaults, text_encoder=encoder, latents=latents)
+        return made.to(weights)
 
     @classmethod
     def from_pretrained(
         cls,
         folder: str | os.PathLike[str],
-        device: str = "cpu",
+        device: str | torch.device = "cpu",
         offload: Offload | None = None,
         *,
-        precision: Precision = "fp32",
+        dtype: SamplingPrecision | None = None,
+        torch_dtype: SamplingPrecision | None = None,
+        precision: SamplingPrecision | None = None,
         names: Mapping[str, str | None] | None = None,
         time: TimeDirection | None = None,
-    ) -> "DDMPipeline":
+        **others: Any,
+    ) -> Self:
         """From a folder that `save_pretrained` wrote, or from a checkpoint laid out as Paris's (sampling.paris).
 
-        `precision`: see `from_run`. `names` and `time` say how to read the latter, and it alone
-        (`paris_weights.Reading`). Raises MissingArtifact, RunError, CorruptArtifact, TruncatedWeights.
+        `dtype`: see `from_run`. `names` and `time` say how to read the latter, and it alone (`paris_weights.Reading`).
+        Raises MissingArtifact, RunError, CorruptArtifact, TruncatedWeights; SamplingError for arguments of diffusers'
+        that say nothing here.
         """
-        _require_device(device)
+        foreign.refuse_arguments(others, foreign.LOADING)
+        if others:
+            raise SamplingError(f"from_pretrained takes no {next(iter(others))!r:.60}: leave it out")
+        place, weights = arguments.device_named(device), _one_dtype(dtype, torch_dtype, precision)
         if not pretrained.is_ours(folder) and paris.is_paris(folder):
             reading = Reading(names or {}, time or "noise-at-1")
-            return cls._of(paris.load(folder, device, offload, reading, precision))
+            return cls._of(paris.load(folder, place, offload, reading, weights))
         if names is not None or time is not None:
             raise SamplingError(f"{folder}: names and time are for a checkpoint in Paris's layout: leave them out")
-        return cls._of(pretrained.load(folder, device, offload, precision))
+        return cls._of(pretrained.load(folder, place, offload, weights))
 
     @classmethod
-    def _of(cls, components: Components) -> "DDMPipeline":
+    def _of(cls, components: Components) -> Self:
         return cls(
             components.models,
             class_names=components.class_names,
@@ -132,67 +168,131 @@ class DDMPipeline:
         """Write all of it in diffusers' layout (sampling.pretrained): model_index.json, a folder a component."""
         pretrained.save(self.components, folder, overwrite)
 
+    def to(self, *places: Any, device: Any = None, dtype: SamplingPrecision | None = None) -> Self:
+        """This pipeline with its networks on a device, in a dtype (see `from_run`), or both, in any form of torch's.
+
+        SamplingError for a device that isn't there, another dtype, and for experts that are offloaded.
+        """
+        place, weights = arguments.destination(places, device, dtype)
+        self.components = relocation.moved(self.components, place, None if weights is None else dtype_of(weights))
+        return self
+
+    def enable_model_cpu_offload(self, gpu_id: int | None = None, device: Any = None) -> None:
+        """Keep experts in host memory, two of them at a time on the device; a GPU, unless it is named.
+
+        For a moment it takes twice their memory; opened with offload="host" they take it once.
+        """
+        if device is None and not torch.cuda.is_available():
+            raise SamplingError(
+                "enable_model_cpu_offload needs a GPU, and none is there: leave it out, or name a device"
+            )
+        place = arguments.device_named("cuda" if device is None else device)
+        if gpu_id is not None and place != "cpu":
+            place = arguments.device_named(f"{place.partition(':')[0]}:{gpu_id}")
+        self.components = relocation.offloaded(self.components, place)
+
+    def progress_bar(self, iterable: Iterable[Any] | None = None, total: int | None = None) -> Any:
+        """A bar of tqdm's, by what `set_progress_bar_config` said; none by default where nobody sees a terminal."""
+        return tqdm(iterable, total=total, **{"disable": None, **self._progress_bar_config})
+
+    def set_progress_bar_config(self, **config: Any) -> None:
+        """Arguments of tqdm's for the bar of later calls, such as disable=True."""
+        self._progress_bar_config = config
+
+    def __repr__(self) -> str:
+        return described(self.components)
+
+    def __getattr__(self, name: str) -> Any:
+        remedy = foreign.ATTRIBUTES.get(name)
+        raise AttributeError(f"DDMPipeline has no {name}" + (f": {remedy}" if remedy else ""), name=name, obj=self)
+
+    @overload
+    def __call__(self, prompt: Any = None, *, return_dict: Literal[True] = True, **others: Any) -> DDMOutput: ...
+
+    @overload
+    def __call__(self, prompt: Any = None, *, return_dict: Literal[False], **others: Any) -> tuple[Images]: ...
+
     def __call__(
         self,
         prompt: Prompt | Sequence[Prompt] | Text = None,
         *,
         class_labels: Label | Sequence[Label] = None,
+        negative_prompt: Prompt | Sequence[Prompt] = None,
         num_images_per_prompt: int = 1,
         num_inference_steps: int | None = None,
         seeds: int | Sequence[int] | None = None,
-        generator: torch.Generator | None = None,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
+        latents: Tensor | None = None,
         clusters: int | Sequence[int] | None = None,
         output_type: OutputType = "pil",
+        return_dict: bool = True,
         batch_size: int = 256,
         callback_on_step_end: StepCallback | None = None,
+        callback_on_step_end_tensor_inputs: Sequence[str] = TENSORS,
         progress: Callable[[float, str], None] | None = None,
         **settings: Any,
-    ) -> DDMOutput:
+    ) -> DDMOutput | tuple[Images]:
         """Images of `prompt` (texts; or names of classes, where models know classes) or of `class_labels` (names
         or numbers); "" or None among several is unconditional.
 
         `settings`: the fields of SamplingSettings (strategy, guidance_scale, solver ...), the pipeline's defaults
         where they are left out or None; `num_inference_steps` is diffusers' name of `steps`. `seeds`: one an image, or
-        the first of consecutive ones; else drawn, from `generator` if there is one. An image depends on its own seed
-        alone, not on its batch. `clusters`: one a prompt, for strategy oracle. "pil" gives L or RGB images, "pt"
+        the first of consecutive ones; else drawn, from `generator` (or one an image) if there is one. An image depends
+        on its own seed alone, not on its batch. `latents` (B, C, H, W), standard normal, take the place of the noise
+        that seeds draw; these still draw experts. `negative_prompt`, of models of texts: guidance leads away from it,
+        not from the empty prompt. `clusters`: one a prompt, for strategy oracle. "pil" gives L or RGB images, "pt"
         float32 (B, C, H, W) and "np" (B, H, W, C) in [0, 1], "latent" the models' own output.
-        `callback_on_step_end(pipeline, step, t, {"latents": x_BCHW})` watches each step of each batch, on the models'
-        device; its result is ignored. `progress` is called with the share that is done and a note. SamplingError for
+
+        `callback_on_step_end(pipeline, step, t, {"latents": x_BCHW})` hears of each step of each batch, with t in
+        [0, 1] and images as they are at its end, on the models' device; latents in the dict that it returns are taken
+        up. It may set `_interrupt`: images are then as they are, those that weren't begun noise. `progress` is called
+        with the share that is done and a note. With `return_dict` False a tuple has the images alone. SamplingError for
         what can't be met.
         """
+        foreign.refuse_arguments(settings, foreign.ARGUMENTS)
         self._require_output(output_type)
         batch_size = arguments.count("batch_size", batch_size)
-        num_each = arguments.count("num_images_per_prompt", num_images_per_prompt)
-        conditions = self._conditions(prompt, class_labels)
-        prompt_of = [row for row in range(len(conditions)) for _ in range(num_each)]
-        seed_of = arguments.seeds(seeds, generator, len(prompt_of))
+        names = tensor_inputs(callback_on_step_end, callback_on_step_end_tensor_inputs)
         if num_inference_steps is not None:
             settings["steps"] = num_inference_steps
-        changes = {name: value for name, value in settings.items() if value is not None}
-        chosen, cluster_B = self._routed(changes, clusters, len(conditions))
-
-        def on_step(step: int, t: float, x_BCHW: Tensor) -> None:
-            assert callback_on_step_end is not None
-            callback_on_step_end(self, step, t, {"latents": x_BCHW})
-
+        call = call_of(
+            self.components,
+            prompt,
+            class_labels,
+            negative_prompt=negative_prompt,
+            num_images_per_prompt=num_images_per_prompt,
+            seeds=seeds,
+            generator=generator,
+            latents=latents,
+            clusters=clusters,
+            settings={name: value for name, value in settings.items() if value is not None},
+        )
+        steps, num_images = call.settings.steps, len(call.seeds)
+        self._interrupt, self._num_timesteps = False, steps
+        order: list[int] = []
         results = []
-        for begin in range(0, len(prompt_of), batch_size):
-            rows, end = prompt_of[begin : begin + batch_size], min(begin + batch_size, len(prompt_of))
-            own_B = None if cluster_B is None else cluster_B[rows]
-            request = SampleRequest(seed_of[begin:end], conditions.of(rows), chosen, own_B)
-            result = self.models.sample(request, on_step if callback_on_step_end else None)
-            if output_type != "latent":
-                result = replace(result, images_BCHW=self._decoded(result.images_BCHW))
-            results.append(result)
-            if progress:
-                progress(end / len(prompt_of), f"{end} of {len(prompt_of)} images")
-        result = joined(results)
+        parts = call.parts(batch_size)
+        with self.progress_bar(total=steps * len(parts)) as bar:
+            on_step = StepEnds(self, callback_on_step_end, names, bar, num_images, steps)
+            for rows in parts:
+                models, request = call.request(rows)
+                result = models.sample(request, on_step, lambda: self._interrupt)
+                if output_type != "latent":
+                    result = replace(result, images_BCHW=self._decoded(result.images_BCHW))
+                results.append(result)
+                order += rows
+                if progress:
+                    progress(len(order) / num_images, f"{len(order)} of {num_images} images")
+        result = joined(results, torch.tensor(order).argsort())
+        images = images_as(output_type, result.images_BCHW)
+        if not return_dict:
+            return (images,)
         return DDMOutput(
-            images_as(output_type, result.images_BCHW),
-            seed_of,
-            tuple(conditions.words[row] for row in prompt_of),
+            images,
+            call.seeds,
+            call.words,
             result.routing_SBK,
-            time_grid(chosen.times, chosen.steps)[:-1],
+            time_grid(call.settings.times, steps)[:-1],
             result.num_expert_rows,
             result.num_router_rows,
             latent=output_type == "latent",
@@ -200,18 +300,7 @@ class DDMPipeline:
 
     def label(self, label: Label) -> int:
         """The models' number of a class given by name or number; None is the null condition."""
-        names, count = self.components.class_names, self.models.info.num_classes or 0
-        if label is None:
-            return count
-        if isinstance(label, str) and label in names:
-            return names.index(label)
-        number = arguments.integer(label)
-        if number is not None and 0 <= number < count:
-            return number
-        known = f"a name ({', '.join(names[:12])}{', ...' if len(names) > 12 else ''}) or " if names else ""
-        raise SamplingError(
-            f"unknown class {label!r}: use {known}a number from 0 to {count - 1}{meant(str(label), names)}"
-        )
+        return label_of(self.components, label)
 
     def _require_output(self, output_type: str) -> None:
         if output_type not in ("pil", "pt", "np", "latent"):
@@ -222,62 +311,6 @@ class DDMPipeline:
                 f"{channels} channels are no picture and there are no latents to decode them: use output_type latent"
             )
 
-    def _conditions(
-        self, prompt: Prompt | Sequence[Prompt] | Text, class_labels: Label | Sequence[Label]
-    ) -> PromptConditions:
-        """Conditions that the prompts or labels ask for."""
-        info = self.models.info
-        texts = info.num_classes is None
-        if (prompt is None) == (class_labels is None):
-            raise SamplingError(f"give either prompt{'' if texts else ' or class_labels'}: one, or a list of them")
-        if isinstance(prompt, Text):
-            return PromptConditions([""] * len(prompt), prompt.to("cpu"))
-        if texts:
-            if prompt is None:
-                raise SamplingError("these models know texts, not classes: give prompt in place of class_labels")
-            words = arguments.texts(prompt)
-            if self.components.text_encoder is None:
-                raise SamplingError(
-                    "this pipeline has no text_encoder: give it one, or a prompt that is encoded (Text)"
-                )
-            return PromptConditions(words, self.components.text_encoder)
-        labels = arguments.listed(class_labels if prompt is None else prompt)
-        if not labels:
-            raise SamplingError(f"{'class_labels' if prompt is None else 'prompt'} is empty: give at least one class")
-        if prompt is not None:
-            if any(not isinstance(label, str | None) for label in labels):
-                raise SamplingError("a prompt is the name of a class here: give numbers as class_labels")
-            labels = [label or None for label in labels]
-        if None in labels:
-            info.null(1)
-        named = ["" if label is None else str(label) for label in labels]
-        return PromptConditions(named, torch.tensor([self.label(label) for label in labels], dtype=torch.int64))
-
-    def _routed(
-        self, changes: dict[str, Any], clusters: int | Sequence[int] | None, num_prompts: int
-    ) -> tuple[SamplingSettings, Tensor | None]:
-        """The call's settings and its prompts' clusters, int64. SamplingError for a strategy that lacks its router."""
-        info = self.models.info
-        try:
-            settings = self.components.defaults.changed(**changes)
-        except ValidationError as error:
-            raise SamplingError(invalid_fields(error)) from None
-        if self.models.router is None and info.num_experts == 1:
-            if changes.get("strategy", "once") != "once" or clusters is not None:
-                raise SamplingError("a single network has no experts to choose from: leave out strategy and clusters")
-            # The one expert is known beforehand: no table and no router has to be asked for it.
-            return settings.changed(strategy="oracle"), torch.zeros(num_prompts, dtype=torch.int64)
-        name = settings.strategy or "once"
-        strategy = parse_strategy(name, info.num_experts)
-        if self.models.router is None:
-            without_table = info.num_classes is None or info.prior_CK is None
-            if strategy.when != "start" or (name == "once" and without_table):
-                others = "oracle" if without_table else "once or oracle"
-                raise SamplingError(f"strategy {name!r} needs the router, which isn't there: use {others}")
-        if isinstance(strategy, Oracle) is (clusters is None):
-            raise SamplingError(f"strategy oracle, and no other, needs clusters: the strategy is {name}")
-        return settings, None if clusters is None else arguments.clusters(clusters, num_prompts, info.num_experts)
-
     def _decoded(self, images_BCHW: Tensor) -> Tensor:
         latents = self.components.latents
         if latents is None:
@@ -286,11 +319,8 @@ class DDMPipeline:
         return torch.cat([latents.decode(latents_BCHW).cpu() for latents_BCHW in few])
 
 
-def _require_device(device: str) -> None:
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # what torch raises depends on how it was built
-        reason = str(error).splitlines()[0]
-        raise SamplingError(
-            f"device {device!r} isn't there: use cpu, or cuda on a machine with a GPU ({reason})"
-        ) from None
+def _one_dtype(*given: SamplingPrecision | None) -> torch.dtype:
+    named = [dtype for dtype in given if dtype is not None]
+    if len(named) > 1:
+        raise SamplingError("dtype, torch_dtype and precision are one thing: give one of them")
+    return dtype_of(named[0] if named else "fp32")

@@ -73,10 +73,9 @@ def test_seeds_are_drawn_from_a_generator(pipeline: DDMPipeline) -> None:
 def test_a_callback_sees_each_step_of_each_batch(pipeline: DDMPipeline) -> None:
     seen: list[tuple[int, float, torch.Tensor]] = []
 
-    def watch(caller: DDMPipeline, step: int, t: float, tensors: dict[str, torch.Tensor]) -> str:
+    def watch(caller: DDMPipeline, step: int, t: float, tensors: dict[str, torch.Tensor]) -> None:
         assert caller is pipeline
         seen.append((step, t, tensors["latents"].clone()))
-        return "ignored"
 
     settings = {"seeds": 1, "num_inference_steps": 3, "output_type": "latent", "times": "cosine"}
     output = pipeline([*"123"], callback_on_step_end=watch, batch_size=2, **settings)
@@ -148,7 +147,7 @@ def test_every_setting_reaches_the_sampler_from_the_call_and_from_the_defaults(p
         ({"seeds": [1.5]}, r"seeds are \[1\.5\]: use whole numbers"),
         ({"seeds": True}, "seeds are True: use whole numbers"),
         ({"class_labels": [1, 2, 3], "batch_size": 1, "seeds": [0, 1, -1]}, "seeds must be from 0"),
-        ({"generator": [torch.Generator()]}, r"generator must be one torch\.Generator"),
+        ({"generator": 1}, r"generator must be a torch\.Generator"),
         ({"class_labels": [True]}, "unknown class True"),
         ({"class_labels": torch.tensor([1.0])}, r"unknown class 1\.0"),
         ({"class_labels": None, "prompt": b"1"}, "give numbers as class_labels"),

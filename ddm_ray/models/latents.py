@@ -65,7 +65,7 @@ class Latents:
         return fingerprint_of(self.autoencoder, [self.scale, self.shift])
 
     def to(self, device: torch.device | str) -> Self:
-        """Moves the autoencoder."""
+        """Moves the autoencoder, which computes in float32 unless it was given in another precision."""
         self.autoencoder.to(device)
         return self
 
@@ -78,5 +78,6 @@ class Latents:
 
     @torch.no_grad()
     def decode(self, latents_BCHW: Tensor) -> Tensor:
-        """Images of latents, about [-1, 1], not clamped."""
-        return self.autoencoder.decode(latents_BCHW / self.scale + self.shift).sample
+        """Images of latents, about [-1, 1], not clamped; float32."""
+        scaled_BCHW = (latents_BCHW / self.scale + self.shift).to(self.autoencoder.dtype)
+        return self.autoencoder.decode(scaled_BCHW).sample.float()

@@ -96,11 +96,11 @@ class TextEncoder:
         pooled = self.pooled.fingerprint() if self.pooled else None
         return fingerprint_of(self.model, [sorted(self.tokenizer.get_vocab().items()), self.tokens, pooled])
 
-    def to(self, device: torch.device | str) -> Self:
-        """Moves the model, and the pooled one's."""
-        self.model.to(device)
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
+        """Moves the model, and the pooled one's. Whatever precision they compute in, texts are float32."""
+        self.model.to(device=device, dtype=dtype)
         if self.pooled is not None:
-            self.pooled.to(device)
+            self.pooled.to(device, dtype)
         return self
 
     def encode(self, prompts: Sequence[str], warn: bool = True) -> Text:
@@ -108,6 +108,8 @@ class TextEncoder:
         if warn:
             self._warn_of_cuts(prompts)
         text = encode(self.tokenizer, self.model, prompts, self.tokens)
+        pooled_BP = None if text.pooled_BP is None else text.pooled_BP.float()
+        text = replace(text, tokens_BLE=text.tokens_BLE.float(), pooled_BP=pooled_BP)
         return replace(text, pooled_BP=self.pooled.encode(prompts, warn).pooled_BP) if self.pooled else text
 
     def lengths(self, prompts: Sequence[str]) -> list[int]:

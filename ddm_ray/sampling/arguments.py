@@ -88,14 +88,13 @@ def texts(prompt: Any) -> list[str]:
 
 
 def seeds(given: Any, generator: Any, num_images: int) -> tuple[int, ...]:
-    """One seed an image: as given, counted up from one that is, drawn from the generator, or drawn at random."""
+    """One seed an image: as given, counted up from one that is, drawn from the generator or from one an image, or drawn
+    at random.
+    """
     if given is not None and generator is not None:
         raise SamplingError("give either seeds or a generator: seeds are drawn from it")
     if generator is not None:
-        if not isinstance(generator, torch.Generator):
-            raise SamplingError("generator must be one torch.Generator: for an image each give seeds=[...]")
-        drawn = torch.randint(0, 2**32, (num_images,), generator=generator, device=generator.device)
-        return tuple(drawn.tolist())
+        return _drawn(listed(generator), num_images)
     if given is None:
         return tuple(secrets.randbelow(2**32) for _ in range(num_images))
     first = integer(given)
@@ -106,6 +105,61 @@ def seeds(given: Any, generator: Any, num_images: int) -> tuple[int, ...]:
         raise SamplingError(f"{len(values)} seeds for {num_images} images: give one each, or one to count up from")
     require_seeds(values)
     return values
+
+
+def _drawn(generators: list[Any], num_images: int) -> tuple[int, ...]:
+    if not generators or not all(isinstance(one, torch.Generator) for one in generators):
+        raise SamplingError("generator must be a torch.Generator, or a list of them, one an image")
+    if len(generators) not in (1, num_images):
+        raise SamplingError(f"{len(generators)} generators for {num_images} images: give one each, or one for all")
+    each = num_images // len(generators)
+    drawn = [torch.randint(0, 2**32, (each,), generator=one, device=one.device).tolist() for one in generators]
+    return tuple(seed for part in drawn for seed in part)
+
+
+def noise(latents: Any, shape: tuple[int, ...]) -> Tensor | None:
+    """Float (B, C, H, W) of standard normal noise, or None where there is none."""
+    if latents is None:
+        return None
+    if not isinstance(latents, Tensor) or not latents.is_floating_point():
+        raise SamplingError(f"latents are {type(latents).__name__}: give a tensor of floats, standard normal noise")
+    if tuple(latents.shape) != shape:
+        raise SamplingError(f"latents are of shape {tuple(latents.shape)}: these images begin as noise of {shape}")
+    if not latents.isfinite().all():
+        raise SamplingError("latents aren't finite: give standard normal noise")
+    return latents
+
+
+def negatives(given: Any, num_prompts: int) -> tuple[str, ...]:
+    """One text a prompt, "" where there is none: as given, or one that is for all."""
+    values = texts(given) if given is not None else [""]
+    if len(values) not in (1, num_prompts):
+        raise SamplingError(f"{len(values)} negative prompts for {num_prompts} prompts: give one each, or one for all")
+    return tuple(values * (num_prompts // len(values)))
+
+
+def destination(places: Sequence[Any], device: Any = None, dtype: Any = None) -> tuple[str | None, Any]:
+    """Device and dtype of a call of `to`, in any of the forms that diffusers and torch know; None for what stays."""
+    for place in (place for place in places if place is not None):
+        is_dtype = isinstance(place, torch.dtype)
+        if (dtype if is_dtype else device) is not None:
+            raise SamplingError("to takes one device and one dtype")
+        device, dtype = (device, place) if is_dtype else (place, dtype)
+    return None if device is None else device_named(device), dtype
+
+
+def device_named(device: Any) -> str:
+    """The name of a device of torch's that is there: a name, a torch.device or the number of a GPU."""
+    try:
+        name = str(torch.device(device))
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, TypeError) as error:  # what torch raises depends on how it was built
+        reason = str(error).splitlines()[0]
+        shown = device if isinstance(device, str) else str(device)
+        raise SamplingError(
+            f"device {shown!r:.60} isn't there: use cpu, or cuda on a machine with a GPU ({reason})"
+        ) from None
+    return name
 
 
 def clusters(given: Any, num_prompts: int, num_experts: int) -> Tensor:

@@ -16,7 +16,7 @@ from ddm_ray.errors import ExpertCountError, SamplingError
 from ddm_ray.sampling.plan import SamplingPlan
 from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo, SampleRequest, SampleResult, validate
 from ddm_ray.sampling.state import Trajectories, require_finite
-from ddm_ray.sampling.trajectory import advance, begin, needs, start, turned
+from ddm_ray.sampling.trajectory import advance, at_other, begin, needs, start, turned
 
 Field = Callable[[Tensor, Tensor, Any], Tensor]
 """(x_BCHW, t_B, condition) -> velocity_BCHW, or logits_BK for a router."""
@@ -31,8 +31,13 @@ class Experts(Protocol):
 
 
 FULL = SamplingSettings(strategy="full")
-OnStep = Callable[[int, float, Tensor], None]
-"""Called after each step with its number from 0, the t that it ended at, x_BCHW there on the networks' device."""
+OnStep = Callable[[int, float, Tensor], Tensor | None]
+"""Called after each step with its number from 0, the t that it ended at, x_BCHW there on the networks' device.
+
+Sampling goes on from the tensor that it returns, if it returns one.
+"""
+Interrupted = Callable[[], bool]
+"""True, asked before each step, where no further step is to be made."""
 
 
 def sample(
@@ -42,27 +47,37 @@ def sample(
     router: Field | None = None,
     device: torch.device | str = "cpu",
     on_step: OnStep | None = None,
+    interrupted: Interrupted | None = None,
 ) -> SampleResult:
     """Images by these experts; those that are None are left out and the mixture renormalises without them.
 
-    The state stays on `device`, where the networks are. SamplingError for what can't be met, or if the router is needed
-    and isn't there.
+    The state stays on `device`, where the networks are. What is `interrupted` is as it was after its last step, and its
+    routing 0 from there on. SamplingError for what can't be met, or if the router is needed and isn't there.
     """
     with torch.inference_mode():
         state = start(request, with_available(info, experts), device)
-        return run(state, experts, router, on_step).result()
+        return run(state, experts, router, on_step, interrupted).result()
 
 
 def run(
-    state: Trajectories, experts: Experts, router: Field | None = None, on_step: OnStep | None = None
+    state: Trajectories,
+    experts: Experts,
+    router: Field | None = None,
+    on_step: OnStep | None = None,
+    interrupted: Interrupted | None = None,
 ) -> Trajectories:
     """Rows of one plan at the end of it, every call answered by a call of a function, in inference mode."""
     with torch.inference_mode():
         while not state.done_B.any():
             turn = state.turn
+            assert turn is not None
+            if interrupted and turn.planned["starts"][0] and interrupted():
+                break
             state = advance(state, answers(needs(state), experts, router))
-            if on_step and turn is not None and turn.chosen and turn.planned["ends"][0]:
-                on_step(int(turn.planned["step"][0]), float(turn.planned["until"][0]), state.x_BCHW)
+            if on_step and turn.chosen and turn.planned["ends"][0]:
+                other_BCHW = on_step(int(turn.planned["step"][0]), float(turn.planned["until"][0]), state.x_BCHW)
+                if other_BCHW is not None:
+                    state = at_other(state, other_BCHW)
     return state
 
 

@@ -24,7 +24,10 @@ class Offloaded(ABC):
     """Experts of which `resident` (2 or more) are on the device at a time; the next is fetched while one computes.
 
     What a fetch raises is raised where the expert is called. `present`: for each expert, False where there is none.
+    `dtype`: that of their weights.
     """
+
+    dtype: torch.dtype = torch.float32
 
     def __init__(self, present: Sequence[bool], resident: int = 2):
         if resident < 2:
@@ -172,20 +175,28 @@ class OffloadedToHost(Offloaded):
 
 
 def resident_experts(
-    fetch: Callable[[int, str], nn.Module], present: Sequence[bool], offload: Offload | None, device: str
+    fetch: Callable[[int, str], nn.Module],
+    present: Sequence[bool],
+    offload: Offload | None,
+    device: str,
+    dtype: torch.dtype = torch.float32,
 ) -> Experts:
-    """The experts of a mixture, None where `present` is False; `fetch(k, where)` loads expert k to a device.
+    """The experts of a mixture, None where `present` is False; `fetch(k, where)` loads expert k, in dtype, to a device.
 
     All are on `device`, or with `offload` two at a time: the others in files ("disk"), to be fetched from there each
     time, or in the "host"'s memory. SamplingError for another word.
     """
     if offload not in (None, "disk", "host"):
         raise SamplingError(f"unknown offload {offload!r}: use disk, host or None")
+    if offload is None:
+        return tuple(fetch(expert, device) if here else None for expert, here in enumerate(present))
+    experts: Offloaded
     if offload == "disk":
-        return OffloadedToDisk(lambda expert: fetch(expert, device), present)
-    if offload == "host":
-        return OffloadedToHost(lambda expert: fetch(expert, "cpu"), present, device)
-    return tuple(fetch(expert, device) if here else None for expert, here in enumerate(present))
+        experts = OffloadedToDisk(lambda expert: fetch(expert, device), present)
+    else:
+        experts = OffloadedToHost(lambda expert: fetch(expert, "cpu"), present, device)
+    experts.dtype = dtype
+    return experts
 
 
 def _failed(future: "Future[Field]") -> bool:

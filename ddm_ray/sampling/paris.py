@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import nn
 
-from ddm_ray.config import Precision, SamplingSettings
+from ddm_ray.config import SamplingSettings
 from ddm_ray.errors import CorruptArtifact, ExpertCountError, MissingArtifact
 from ddm_ray.models import weights
 from ddm_ray.models.third_party import read_json
@@ -36,7 +36,7 @@ from ddm_ray.sampling.components import (
 from ddm_ray.sampling.offload import Offload, resident_experts
 from ddm_ray.sampling.paris_weights import Reading, load_network
 from ddm_ray.sampling.request import MixtureInfo
-from ddm_ray.sampling.run_models import Models, dtype_of
+from ddm_ray.sampling.run_models import Models, SamplingPrecision, dtype_of
 
 MOST = 1 << 20
 """Of any number that says a size."""
@@ -56,7 +56,7 @@ def load(
     device: str = "cpu",
     offload: Offload | None = None,
     reading: Reading | None = None,
-    precision: Precision = "fp32",
+    precision: SamplingPrecision = "fp32",
 ) -> Components:
     """All of the folder's components. Its prior over experts isn't known: `once` asks the router at pure noise.
 
@@ -75,12 +75,13 @@ def load(
     def fetch(expert: int, where: str) -> nn.Module:
         return load_network(root / f"expert_{expert}" / EXPERT_WEIGHTS, specs[expert], reading).to(where, dtype)
 
-    experts = resident_experts(fetch, [True] * count, offload, device)
+    experts = resident_experts(fetch, [True] * count, offload, device, dtype)
     router = load_network(root / "router" / ROUTER_WEIGHTS, router_spec, reading).to(device, dtype)
     encoder = latents = None
     if info.num_classes is None:
         encoder = text_encoder_of(root, index, None).to(device)
         info = replace(info, null_text=encoder.null().to("cpu"))
+        encoder = encoder.to(device, dtype)
     # Without dropout of conditions in training the networks know no null one.
     dropout = [_read_json(root / f"expert_{expert}" / CONFIG).get("cfg_dropout_prob") for expert in range(count)]
     info = replace(info, trained_null=all(dropout))

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from torch import nn
 
 from ddm_ray import __version__
-from ddm_ray.config import Precision, SamplingSettings
+from ddm_ray.config import SamplingSettings
 from ddm_ray.core.condition import Text
 from ddm_ray.core.flow import Flow
 from ddm_ray.core.snr import MatchedRouter, VelocityField
@@ -48,7 +48,7 @@ from ddm_ray.sampling.components import (
 )
 from ddm_ray.sampling.offload import Offload, resident_experts
 from ddm_ray.sampling.request import MixtureInfo
-from ddm_ray.sampling.run_models import Models, dtype_of, matched
+from ddm_ray.sampling.run_models import Models, SamplingPrecision, dtype_of, matched
 from ddm_ray.sampling.verified import REMEDY, VerifiedFolder
 from ddm_ray.storage.manifest import FileName, FileRecord
 from ddm_ray.storage.sealed import seal, unseal
@@ -131,7 +131,7 @@ def load(
     folder: str | os.PathLike[str],
     device: str = "cpu",
     offload: Offload | None = None,
-    precision: Precision = "fp32",
+    precision: SamplingPrecision = "fp32",
 ) -> Components:
     """A pipeline that `save` wrote, sizes and checksums verified; experts offloaded to disk as they are fetched.
 
@@ -160,11 +160,12 @@ def load(
         assert spec is not None
         return _network(saved, names[expert], spec).to(where, dtype)
 
-    experts = resident_experts(fetch, present, offload, device)
+    experts = resident_experts(fetch, present, offload, device, dtype)
     router = _network(saved, "router", router_spec).to(device, dtype) if router_spec else None
     models = Models(replace(info, null_text=_null_text(saved)), experts, router, device)
     encoder, latents = _text_encoder(saved, index), _latents(saved, index)
-    return Components(models, class_names, defaults, encoder and encoder.to(device), latents and latents.to(device))
+    encoder = encoder and encoder.to(device, dtype)
+    return Components(models, class_names, defaults, encoder, latents and latents.to(device))
 
 
 def read_network(folder: str | os.PathLike[str], name: str) -> tuple[dict[str, Any], bytes]:

@@ -21,13 +21,15 @@ from ddm_ray.errors import ExpertCountError, NullConditionError, SamplingError
 class SampleRequest:
     """Images to sample: one seed (0 to 2^64 - 1) and one condition for each, and how all are sampled.
 
-    `cluster_B` (int64) is for the strategy `oracle`: the expert of each image.
+    `cluster_B` (int64) is for the strategy `oracle`: the expert of each image. `noise_BCHW` (standard normal) takes the
+    place of the noise that seeds draw; these still draw experts.
     """
 
     seeds: tuple[int, ...]
     condition: Condition
     settings: SamplingSettings = field(default_factory=SamplingSettings)
     cluster_B: Tensor | None = None
+    noise_BCHW: Tensor | None = None
 
     def strategy(self, num_experts: int) -> Strategy:
         """The strategy of the settings, `once` where they name none; SamplingError if K is too small for it."""
@@ -45,6 +47,7 @@ class SampleRequest:
             seeds=tuple(self.seeds[row] for row in index.tolist()),
             condition=self.condition[index],
             cluster_B=None if self.cluster_B is None else self.cluster_B[index],
+            noise_BCHW=None if self.noise_BCHW is None else self.noise_BCHW[index.to(self.noise_BCHW.device)],
         )
 
 
@@ -170,6 +173,11 @@ def validate(request: SampleRequest, info: MixtureInfo) -> Strategy:
     """The request's strategy. SamplingError for what this mixture can't meet; the settings alone are valid already."""
     num_images, scale = len(request.seeds), request.settings.guidance_scale
     require_seeds(request.seeds)
+    if request.noise_BCHW is not None and tuple(request.noise_BCHW.shape) != (num_images, *info.image_shape):
+        raise SamplingError(
+            f"noise has shape {tuple(request.noise_BCHW.shape)}: {num_images} images of these models need"
+            f" {(num_images, *info.image_shape)}"
+        )
     _validate_condition(request, info)
     if info.num_classes == 0 and scale not in (0, 1):
         raise NullConditionError(f"guidance_scale is {scale}, but the models have no classes to guide to: use 1")

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ddm_ray.config import Precision, SamplingSettings, TrainConfig
+from ddm_ray.config import SamplingSettings, TrainConfig
 from ddm_ray.core.flow import Flow
 from ddm_ray.core.snr import MatchedRouter, velocity_field
 from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, SamplingError, printable
@@ -34,7 +34,9 @@ ModelKind = Literal["mixture", "monolith", "student"]
 NETWORK = "model.json", "ema.safetensors"
 """Names of the files of published weights: what a network is, and its tensors."""
 SPEC_BYTES = 2**20
-DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+SamplingPrecision = Literal["fp32", "bf16", "fp16"] | torch.dtype
+"""Precision in which networks sample: a word of DTYPES, or the dtype that it names."""
 
 
 @dataclass(frozen=True)
@@ -46,18 +48,39 @@ class Models:
     router: nn.Module | None
     device: str = "cpu"
 
-    def sample(self, request: SampleRequest, on_step: driver.OnStep | None = None) -> SampleResult:
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the experts' weights; float32 where no network says another."""
+        experts = self.experts
+        if isinstance(experts, Offloaded):
+            return experts.dtype
+        networks = [*(experts[k] for k in range(len(experts))), self.router]
+        parameters = (
+            tensor for network in networks if isinstance(network, nn.Module) for tensor in network.parameters()
+        )
+        return next((tensor.dtype for tensor in parameters), torch.float32)
+
+    def sample(
+        self,
+        request: SampleRequest,
+        on_step: driver.OnStep | None = None,
+        interrupted: driver.Interrupted | None = None,
+    ) -> SampleResult:
         """The request's images, all in one batch; expert by expert where these are offloaded and held.
 
-        `on_step` is then called for each expert's images in turn.
+        `on_step` is then called for each expert's images in turn. `interrupted`: see `driver.sample`.
         """
         held = request.strategy(self.info.num_experts).when == "start"
         if isinstance(self.experts, Offloaded) and held:
-            return self._expert_by_expert(request, self.experts, on_step)
-        return driver.sample(request, self.info, self.experts, self.router, self.device, on_step)
+            return self._expert_by_expert(request, self.experts, on_step, interrupted)
+        return driver.sample(request, self.info, self.experts, self.router, self.device, on_step, interrupted)
 
     def _expert_by_expert(
-        self, request: SampleRequest, experts: Offloaded, on_step: driver.OnStep | None
+        self,
+        request: SampleRequest,
+        experts: Offloaded,
+        on_step: driver.OnStep | None,
+        interrupted: driver.Interrupted | None,
     ) -> SampleResult:
         info = driver.with_available(self.info, experts)
         expert_B, num_router_rows = driver.drawn_experts(request, info, self.router, self.device)
@@ -67,11 +90,12 @@ class Models:
             experts.prefetch(expert)
             if following is not None:
                 experts.prefetch(following)
-            parts.append(driver.sample(requests[expert], info, experts, self.router, self.device, on_step))
+            sampled = driver.sample(requests[expert], info, experts, self.router, self.device, on_step, interrupted)
+            parts.append(sampled)
         return replace(joined(parts, order), num_router_rows=num_router_rows)
 
 
-def load_model(run: Run, artifact: Artifact, device: str = "cpu", precision: Precision = "fp32") -> nn.Module:
+def load_model(run: Run, artifact: Artifact, device: str = "cpu", precision: SamplingPrecision = "fp32") -> nn.Module:
     """The EMA weights of a finished training job (experts/003, router, monolith), in eval mode and this precision.
 
     Raises MissingArtifact if the job isn't finished, CorruptArtifact if a byte was altered.
@@ -79,13 +103,13 @@ def load_model(run: Run, artifact: Artifact, device: str = "cpu", precision: Pre
     return load_weights(run, Weights.finished(run, artifact), device, precision)
 
 
-def load_weights(run: Run, published: Weights, device: str = "cpu", precision: Precision = "fp32") -> nn.Module:
+def load_weights(run: Run, published: Weights, device: str = "cpu", precision: SamplingPrecision = "fp32") -> nn.Module:
     """The network of published weights as sampling calls it (`matched`). Raises as `load_network`."""
     model, flow = _read_network(run, published)
     return matched(model, flow).to(device, dtype_of(precision))
 
 
-def load_network(run: Run, published: Weights, device: str = "cpu", precision: Precision = "fp32") -> nn.Module:
+def load_network(run: Run, published: Weights, device: str = "cpu", precision: SamplingPrecision = "fp32") -> nn.Module:
     """The network of published weights as it was trained: it predicts what its flow says, on that path.
 
     In eval mode and this precision. Raises CorruptArtifact, DriftError.
@@ -121,10 +145,13 @@ def parse_network(described: bytes, tensors: bytes, where: str, spec: dict[str, 
         raise CorruptArtifact(f"{where}: {error}") from None
 
 
-def dtype_of(precision: str) -> torch.dtype:
-    """The dtype of weights and activations. SamplingError for another word."""
-    if precision not in DTYPES:
-        raise SamplingError(f"unknown precision {precision!r}: use one of {', '.join(DTYPES)}")
+def dtype_of(precision: Any) -> torch.dtype:
+    """The dtype of weights and activations, by its word or itself. SamplingError for another."""
+    if isinstance(precision, torch.dtype) and precision in DTYPES.values():
+        return precision
+    if not isinstance(precision, str) or precision not in DTYPES:
+        known = ", ".join(f"{word} ({dtype})" for word, dtype in DTYPES.items())
+        raise SamplingError(f"unknown precision {precision!r:.60}: use one of {known}")
     return DTYPES[precision]
 
 
@@ -202,7 +229,7 @@ def load_models(
     kind: ModelKind = "mixture",
     device: str = "cpu",
     offload: Offload | None = None,
-    precision: Precision = "fp32",
+    precision: SamplingPrecision = "fp32",
     milestones: Mapping[Artifact, Weights] | None = None,
 ) -> Models:
     """All experts, and the router if it is finished; or one of EXTRAS. Raises MissingArtifact, CorruptArtifact.
@@ -221,7 +248,11 @@ def load_models(
         if artifact not in earlier:
             run.require(artifact)
     experts = resident_experts(
-        lambda expert, where: load(run.experts[expert], where), [True] * len(run.experts), offload, device
+        lambda expert, where: load(run.experts[expert], where),
+        [True] * len(run.experts),
+        offload,
+        device,
+        dtype_of(precision),
     )
     router = load(ROUTER, device) if ROUTER in earlier or run.finished(ROUTER, accepted=True) else None
     return Models(mixture_info(run), experts, router, device)

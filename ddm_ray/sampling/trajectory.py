@@ -29,7 +29,9 @@ def start(request: SampleRequest, info: MixtureInfo, device: torch.device | str 
 def noise(request: SampleRequest, info: MixtureInfo, device: torch.device | str = "cpu") -> Trajectories:
     """The request's images as noise, on the device where the networks are. SamplingError if it can't be met."""
     validate(request, info)
-    x_BCHW = initial_noise(request.seeds, info.image_shape)
+    x_BCHW = request.noise_BCHW
+    if x_BCHW is None:
+        x_BCHW = initial_noise(request.seeds, info.image_shape)
     return begin(SamplingPlan.of(request.settings, info), x_BCHW, request, info, device)
 
 
@@ -126,6 +128,12 @@ def turned(state: Trajectories) -> Trajectories:
     turn = Turn(planned, point_BCHW, asks_R, np.flatnonzero(twice_B))
     call, asked = question(state, turn)
     return state.changed(turn=turn.changed(question=call), asked=asked)
+
+
+def at_other(state: Trajectories, x_BCHW: Tensor) -> Trajectories:
+    """The state, at the end of a step, with other images in place of its own: what is done stays, the rest follows."""
+    after = state.changed(x_BCHW=x_BCHW, turn=None)
+    return after if after.done_B.any() else turned(after)
 
 
 def _mixed(state: Trajectories, turn: Turn, chosen: Chosen, answers: list[Tensor]) -> Tensor:

@@ -57,8 +57,8 @@ def test_images_of_bf16_are_near_those_of_fp32(run: Run, folder: Path, exported:
 
 def test_another_precision_is_told(run: Run, folder: Path) -> None:
     for load, where in ((DDMPipeline.from_run, run), (DDMPipeline.from_pretrained, folder)):
-        with pytest.raises(SamplingError, match="unknown precision 'fp16': use one of fp32, bf16"):
-            load(where, precision="fp16")
+        with pytest.raises(SamplingError, match=r"unknown precision 'fp8': use one of fp32 \(torch\.float32\), bf16"):
+            load(where, precision="fp8")
 
 
 @pytest.mark.parametrize("kind", [CLASSES, TEXT], ids=["labels", "texts"])
