@@ -131,7 +131,7 @@ def test_guidance_without_dropped_conditions_is_refused() -> None:
 
 def test_photographs_are_mirrored_and_letters_are_not() -> None:
     mirrored = {name for name in recipe_names() if load_recipe(name).data.horizontal_flips}
-    assert mirrored == {"images64", "imagenet256-k8", "laion256-k8", "ddm-24b"}
+    assert mirrored == {"photos-cpu", "photos-gpu", "images64", "imagenet256-k8", "laion256-k8", "ddm-24b"}
 
 
 def test_an_older_run_reads_as_rows_as_they_are(tmp_path: Path) -> None:
