@@ -234,6 +234,7 @@ SETTINGS = (
     Setting("RAY_JOB_CONFIG_JSON_ENV_VAR", "ray._private.runtime_env.constants", "a relative RUN is accepted in a job"),
     Setting("RAY_JOB_STOP_WAIT_TIME_S", "ray.dashboard.modules.job.job_supervisor", "a stopped job saves no state"),
     Setting("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "ray._private.ray_constants", "a stopped node saves no state"),
+    Setting("RAY_IGNORE_UNHANDLED_ERRORS", "ray._private.worker", "a job's error is printed as a traceback, too"),
     Setting("RAY_USAGE_STATS_ENABLED", "ray._common.usage.usage_constants", "usage is reported"),
     Setting("RAY_NAMESPACE", "ray._private.ray_constants", "an island's jobs have the namespace of its shell"),
     Setting("RAY_API_SERVER_ADDRESS", "ray._private.ray_constants", "an island's jobs go where its shell's go"),

@@ -53,6 +53,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "attempts": 1,
     },
     "TargetsInfo": {"rows": 3, "first_steps": (0, 2)},
+    "BeginningInfo": {"source": "runs/other monolith", "parameters": 3},
     "EvaluationInfo": {"num_samples": 3, "frechet": {"once": 1.0}, "best_strategy": "once"},
     "ReferenceInfo": {"rows": 3, "features": 2},
 }

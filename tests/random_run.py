@@ -18,6 +18,7 @@ from ddm_ray.data.order import holdout_fractions, shuffle_keys
 from ddm_ray.data.schema import (
     EMBEDDING,
     HELDOUT,
+    MIRRORED,
     TEXT,
     TRAIN,
     as_modelled,
@@ -99,7 +100,7 @@ def make_texts(path: str, settings: tuple[str, ...] = (), num_rows: int = 100, r
     tokens = [random.standard_normal((n % text.tokens + 1, text.dim)).astype(TEXT) for n in range(num_rows)]
     columns = {
         "id": [f"texts/{number:04d}" for number in range(num_rows)],
-        "data": column(latents_NCHW, data_dtype(data)),
+        **_data_columns(data, latents_NCHW),
         "text_tokens": [tokens_LE.tobytes() for tokens_LE in tokens],
         "text_pooled": column(pooled_NP, TEXT),
         "text": [" ".join(ascii_lowercase[: number % text.tokens + 1]) for number in range(num_rows)],
@@ -179,7 +180,7 @@ def _rows(run: Run, num_rows: int) -> tuple[pa.Table, np.ndarray]:
     columns = {
         "id": ids,
         "content_hash": [sha256(pixels_HW.tobytes()) for pixels_HW in pixels_NHW],
-        "data": column(_data(run.config.data, pixels_NHW), data_dtype(run.config.data)),
+        **_data_columns(run.config.data, _data(run.config.data, pixels_NHW)),
         "label": digits.target[digit_N],
         "embedding": column(embeddings_ND, EMBEDDING),
         "split": np.where(heldout_N, HELDOUT, TRAIN).tolist(),
@@ -190,10 +191,21 @@ def _rows(run: Run, num_rows: int) -> tuple[pa.Table, np.ndarray]:
     return table, rank_N * run.config.partition.num_clusters // num_rows
 
 
+def _data_columns(config: DataConfig, data_NCHW: np.ndarray) -> dict[str, Any]:
+    """The columns of rows' data; the latents of mirror images are those of images less 1, which mirroring isn't."""
+    mirrored = {MIRRORED: column(data_NCHW - 1, data_dtype(config))} if config.stores_mirrored else {}
+    return {"data": column(data_NCHW, data_dtype(config)), **mirrored}
+
+
 def _data(config: DataConfig, pixels_NHW: np.ndarray) -> np.ndarray:
-    """The pixels as they are; as latents, each a downsampled picture in every channel."""
+    """The pixels, with a margin of noise that differs along it; as latents, a downsampled picture in every channel."""
     if config.latents is None:
-        return pixels_NHW
+        before = config.crop_margin // 2
+        framed_NHW = np.random.default_rng(0).integers(
+            256, size=(len(pixels_NHW), *config.stored_shape[1:]), dtype=np.uint8
+        )
+        framed_NHW[:, before : before + pixels_NHW.shape[1], before : before + pixels_NHW.shape[2]] = pixels_NHW
+        return framed_NHW
     step = pixels_NHW.shape[1] // config.shape[1]
     small_N1HW = as_modelled(pixels_NHW)[:, None, ::step, ::step]
     return np.broadcast_to(small_N1HW, (len(small_N1HW), *config.shape))

@@ -155,6 +155,11 @@ def test_a_config_never_changes() -> None:
         ),
         (["expert.model={name: FluxTransformer2DModel, arguments: 3}"], "expert.model.arguments: Input should be a"),
         (["expert.model={name: FluxTransformer2DModel, width: 3}"], "expert.model.width: unknown key"),
+        (["data.fit=stretch"], "data.fit: Input should be 'crop', 'pad' or 'squash', got 'stretch'"),
+        (
+            ["data.latents={autoencoder: none, scale: 1}", "data.crop_margin=4"],
+            "data: crop_margin is 4: latents are of one crop, the middle; leave it out",
+        ),
         (["router.model.patch_size=3"], "router.model.patch_size (3) must divide data.image_size (8)"),
         (["a=1", "b=2", "sample.steps=x"], "a: unknown key; b: unknown key"),
         (['"a\\nb"=1'], "unknown key"),

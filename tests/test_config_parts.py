@@ -1,6 +1,8 @@
 """The parts of a configuration: sizes of networks, classes and texts, diffusers' transformers."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +13,14 @@ from ddm_ray.config import (
     DiffusersConfig,
     ModelConfig,
     load_recipe,
+    recipe_names,
 )
 from ddm_ray.data.sources import open_source
 from ddm_ray.errors import ConfigError, DataError
+from ddm_ray.storage.graph import ROWS
+from ddm_ray.storage.run import Run
+
+AUGMENTATION = {"fit": "pad", "horizontal_flips": "true", "crop_margin": "2"}
 
 
 def test_a_run_without_a_strategy_leaves_it_to_its_evaluation() -> None:
@@ -120,3 +127,20 @@ def test_guidance_without_dropped_conditions_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"sample.guidance_scale \(2.0\) needs a null condition"):
         load_recipe("tiny", settings)
     assert load_recipe("tiny", settings[:1]).sample.guidance_scale == 1
+
+
+def test_photographs_are_mirrored_and_letters_are_not() -> None:
+    mirrored = {name for name in recipe_names() if load_recipe(name).data.horizontal_flips}
+    assert mirrored == {"photos-cpu", "photos-gpu", "images64", "imagenet256-k8", "laion256-k8", "ddm-24b"}
+
+
+def test_an_older_run_reads_as_rows_as_they_are(tmp_path: Path) -> None:
+    """Its artifacts don't drift, though their identities say nothing of augmentation."""
+    run = Run.create(str(tmp_path), load_recipe("tiny"))
+    fields = run.identity(ROWS).fields
+    older = {name: value for name, value in fields["data"].items() if name not in AUGMENTATION}
+    assert len(older) == len(fields["data"]) - 3
+    assert not run.drift(ROWS, replace(run.identity(ROWS), fields={**fields, "data": older}), run.identity(ROWS))
+    for field, value in AUGMENTATION.items():
+        other = Run.create(str(tmp_path / field), load_recipe("tiny", (f"data.{field}={value}",)))
+        assert other.drift(ROWS, run.identity(ROWS), other.identity(ROWS)), field

@@ -51,8 +51,9 @@ def init(run_url: str, recipe: str, settings: tuple[str, ...], unseen: bool) -> 
 
     start = _begin_with_weights if beginnings_of(config) else Run.create
     run = start(run_url, config, on_replaced=on_replaced)
-    say(f"run {run.config.name!r} at {run.url}; next: ddm prepare {run_url}")
+    say(f"run {run.config.name!r} at {run.url}")
     outlook(run)
+    say(f"next: ddm prepare {run_url}")
 
 
 def _look(config: Any) -> None:

@@ -5,6 +5,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from ddm_ray.config.strict_model import StrictModel
+from ddm_ray.core.names import FitName
 
 
 class TextConfig(StrictModel):
@@ -79,6 +80,19 @@ class DataConfig(StrictModel):
         default=None, description="images become latents first, for 128 pixels and more; none: pixels are modelled"
     )
     heldout: float = Field(default=0.1, ge=0.0, lt=1.0, description="share of rows kept out of training")
+    fit: FitName = Field(
+        default="crop", description="an image that isn't square: its middle, all of it between black bars, or distorted"
+    )
+    horizontal_flips: bool = Field(
+        default=False,
+        description="train on each image's mirror image as often as on itself: for photographs, not for letters",
+    )
+    crop_margin: int = Field(
+        default=0,
+        ge=0,
+        description="pixels by which images are kept larger than image_size: each time that one is trained on, its crop"
+        " is drawn; everything else sees its middle",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -103,6 +117,8 @@ class DataConfig(StrictModel):
             raise ValueError(f"num_classes is {self.num_classes}, but {len(self.class_names)} class_names are given")
         if self.latents is None and self.channels not in (1, 3):
             raise ValueError(f"channels is {self.channels}: pixels have 1 or 3, others are for latents (data.latents)")
+        if self.latents is not None and self.crop_margin:
+            raise ValueError(f"crop_margin is {self.crop_margin}: latents are of one crop, the middle; leave it out")
         return self
 
     @property
@@ -117,11 +133,32 @@ class DataConfig(StrictModel):
 
     @property
     def pixel_shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of one decoded image: the modelled one, or what the autoencoder encodes."""
+        """(C, H, W) of one image in pixels: the modelled one, or what the autoencoder encodes."""
         if self.latents is None:
             return self.shape
         side = self.image_size * self.latents.downsampling
         return (3, side, side)
+
+    @property
+    def stored_shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of a row's data: `shape`, with the margin that crops are drawn from."""
+        side = self.image_size + self.crop_margin
+        return (self.channels, side, side)
+
+    @property
+    def decoded_shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of an image as it is read: `pixel_shape`, with the margin that crops are drawn from."""
+        return self.stored_shape if self.latents is None else self.pixel_shape
+
+    @property
+    def stores_mirrored(self) -> bool:
+        """True if rows have the latents of their mirror images too, which aren't those of theirs mirrored."""
+        return self.horizontal_flips and self.latents is not None
+
+    @property
+    def unaugmented(self) -> "DataConfig":
+        """The configuration of images that models sample, which are of the augmented distribution already."""
+        return self.model_copy(update={"horizontal_flips": False, "crop_margin": 0})
 
 
 class EmbedderConfig(StrictModel):

@@ -14,6 +14,7 @@ TimeDistribution = Literal["uniform", "logit-normal", "discrete"]
 ScheduleName = Literal["constant", "cosine", "linear", "inverse-sqrt"]
 SolverName = Literal["euler", "heun", "midpoint", "ab2"]
 GuidanceKind = Literal["mixture", "per-expert"]
+FitName = Literal["crop", "pad", "squash"]
 
 COUNT, NUMBER = r"([1-9]\d{0,8})", r"(\d{1,20}(?:\.\d{1,20})?)"
 

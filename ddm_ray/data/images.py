@@ -7,11 +7,13 @@ import struct
 import warnings
 import zlib
 from collections.abc import Sequence
+from typing import get_args
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 
+from ddm_ray.core.names import FitName
 from ddm_ray.errors import one_line
 from ddm_ray.pictures.png import to_png
 
@@ -24,6 +26,8 @@ EXTENSIONS = (
     | frozenset({"jp2", "j2k", "j2c", "jpc", "jpf", "jpx"})
 )
 MODES = {1: "L", 3: "RGB"}
+FITS: tuple[FitName, ...] = get_args(FitName)
+"""Ways in which an image of other proportions is made to fit."""
 MAX_PIXELS = 89_478_485
 """Maximum pixels of an image: where Pillow begins to warn of a decompression bomb."""
 MAX_SCANS = 100
@@ -69,12 +73,15 @@ _END = b"\xff\xd9"
 warnings.filterwarnings("ignore", module="PIL")
 
 
-def decode(encoded: bytes | None, shape: tuple[int, int, int], shrink: bool = True) -> np.ndarray:
-    """pixels_HWC uint8 of `shape` (C, H, W): the first frame, upright, over white, its centre cropped and resized.
+def decode(
+    encoded: bytes | None, shape: tuple[int, int, int], shrink: bool = True, fit: FitName = "crop"
+) -> np.ndarray:
+    """pixels_HWC uint8 of `shape` (C, H, W): the first frame, upright, over white, resized.
 
-    Pixels of an image that has the size already are untouched. With `shrink` a JPEG, or an image of more than 2^24
-    pixels, is first shrunk to no less than twice the size. Raises one of DECODER_ERRORS, also for a file that ends
-    early, for more than MAX_PIXELS and for more than MAX_SCANS; `rejection` puts it into a line.
+    `fit`: of an image of other proportions its centre, all of it between black bars, or all of it distorted. Pixels of
+    an image that has the size already are untouched. With `shrink` a JPEG, or an image of more than 2^24 pixels, is
+    first shrunk to no less than twice the size. Raises one of DECODER_ERRORS, also for a file that ends early, for more
+    than MAX_PIXELS and for more than MAX_SCANS; `rejection` puts it into a line.
     """
     if not encoded:
         raise ValueError("empty file")
@@ -92,14 +99,21 @@ def decode(encoded: bytes | None, shape: tuple[int, int, int], shrink: bool = Tr
         turn = _orientation(opened)
         size = (height, width) if turn in _SIDEWAYS else (width, height)
         if shrink and opened.width * opened.height > _LARGE:
-            image = _shrunk(opened, extent or opened.size, mode, size)
+            image = _shrunk(opened, extent or opened.size, mode, size, fit)
         else:
             image = _plain(opened, mode, opened.format)
             if extent:
-                image = image.resize(size, Image.Resampling.BICUBIC, _centre(extent, size))
+                image = image.resize(_inner(extent, size, fit), Image.Resampling.BICUBIC, _box(extent, size, fit))
     image = image.transpose(_UPRIGHT[turn]) if turn in _UPRIGHT else image
-    if image.size != (width, height):
-        image = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
+    size = (width, height)
+    if fit == "crop" and image.size != size:
+        image = ImageOps.fit(image, size, Image.Resampling.BICUBIC)
+    elif image.size != (inner := _inner(image.size, size, fit)):
+        image = image.resize(inner, Image.Resampling.BICUBIC)
+    if image.size != size:
+        bars = Image.new(mode, size)
+        bars.paste(image, ((width - image.width) // 2, (height - image.height) // 2))
+        image = bars
     return np.asarray(image, np.uint8).reshape(height, width, num_channels)
 
 
@@ -151,13 +165,27 @@ def _centre(extent: Sequence[float], size: tuple[int, int]) -> tuple[float, floa
     return margins[0], margins[1], extent[0] - margins[0], extent[1] - margins[1]
 
 
-def _shrunk(image: Image.Image, extent: Sequence[float], mode: str, size: tuple[int, int]) -> Image.Image:
-    """The centre of a loaded image of many pixels, in mode L or RGB, resized to `size`; `extent`: its exact size.
+def _box(extent: Sequence[float], size: tuple[int, int], fit: FitName) -> tuple[float, float, float, float]:
+    """The part of an image of this width and height that is shown."""
+    return _centre(extent, size) if fit == "crop" else (0.0, 0.0, extent[0], extent[1])
+
+
+def _inner(extent: Sequence[float], size: tuple[int, int], fit: FitName) -> tuple[int, int]:
+    """The size of what is shown of an image of this width and height, without bars."""
+    if fit != "pad":
+        return size
+    scale = min(side / length for length, side in zip(extent, size, strict=True))
+    width, height = (max(1, round(scale * length)) for length in extent)
+    return width, height
+
+
+def _shrunk(image: Image.Image, extent: Sequence[float], mode: str, size: tuple[int, int], fit: FitName) -> Image.Image:
+    """The part of a loaded image of many pixels that is shown, in mode L or RGB, resized; `extent`: its exact size.
 
     Its pixels exist a second time in bands alone, each of which is averaged down to no less than twice the size.
     """
-    left, top, right, bottom = _centre(extent, size)
-    factor = max(1, int((right - left) / size[0] / 2))
+    (left, top, right, bottom), inner = _box(extent, size, fit), _inner(extent, size, fit)
+    factor = max(1, int(min((right - left) / inner[0], (bottom - top) / inner[1]) / 2))
     x, y, end_x, end_y = int(left), int(top), math.ceil(right), math.ceil(bottom)
     reduced = Image.new(mode, (-(-(end_x - x) // factor), -(-(end_y - y) // factor)))
     rows = factor * max(1, _BAND // (factor * (end_x - x)))
@@ -165,7 +193,7 @@ def _shrunk(image: Image.Image, extent: Sequence[float], mode: str, size: tuple[
         band = _plain(image.crop((x, start, end_x, min(start + rows, end_y))), mode, image.format)
         reduced.paste(band.reduce(factor), (0, (start - y) // factor))
     box = ((left - x) / factor, (top - y) / factor, (right - x) / factor, (bottom - y) / factor)
-    return reduced.resize(size, Image.Resampling.BICUBIC, box)
+    return reduced.resize(inner, Image.Resampling.BICUBIC, box)
 
 
 def _plain(image: Image.Image, mode: str, form: str | None) -> Image.Image:

@@ -15,6 +15,8 @@ from ddm_ray.errors import CorruptArtifact
 
 DUPLICATES = "duplicates.parquet"
 """Of an artifact of rows: the ids that are left out, where equal images are dropped."""
+MIRRORED = "mirrored"
+"""Column of the latents of a row's mirror image."""
 TRAIN = "train"
 HELDOUT = "heldout"
 EMBEDDING = np.dtype("<f4")
@@ -29,10 +31,13 @@ def data_dtype(config: DataConfig) -> np.dtype:
 def shard_schema(config: DataConfig) -> pa.Schema:
     """Columns of a row for its expert: `data`, and its `label` or the `text_tokens` that count and `text_pooled`.
 
-    Arrays are their bytes (little-endian, C order), for parquet's own lists are read many times slower. A row's
-    cluster and split are those of its shard and file.
+    `data` are pixels with the margin of their crops; or latents, beside which may be those of the mirror image. Arrays
+    are their bytes (little-endian, C order), for parquet's own lists are read many times slower. A row's cluster and
+    split are those of its shard and file.
     """
-    fields = [("id", pa.string()), ("data", _array(config.shape, data_dtype(config)))]
+    fields = [("id", pa.string()), ("data", _array(config.stored_shape, data_dtype(config)))]
+    if config.stores_mirrored:
+        fields.append((MIRRORED, _array(config.shape, data_dtype(config))))
     if config.text is None:
         return pa.schema([*fields, ("label", pa.int64())])
     fields.append(("text_tokens", pa.binary()))
@@ -99,9 +104,21 @@ def embeddings(table: pa.Table) -> np.ndarray:
     return array(table["embedding"], EMBEDDING)
 
 
+def stored_images(table: pa.Table, config: DataConfig) -> np.ndarray:
+    """The column `data` as it is stored, NCHW, without the margin of crops."""
+    return middle(array(table["data"], data_dtype(config), config.stored_shape), config.crop_margin)
+
+
+def middle(data_NCHW: np.ndarray, margin: int) -> np.ndarray:
+    """The middle of images, `margin` pixels smaller along each side; a view."""
+    height, width = (side - margin for side in data_NCHW.shape[-2:])
+    first = margin // 2
+    return data_NCHW[..., first : first + height, first : first + width]
+
+
 def images(table: pa.Table, config: DataConfig) -> np.ndarray:
     """The column `data` as the networks see it: float32 NCHW, pixels in [-1, 1]."""
-    return as_modelled(array(table["data"], data_dtype(config), config.shape))
+    return as_modelled(stored_images(table, config))
 
 
 def trains(table: pa.Table) -> np.ndarray:

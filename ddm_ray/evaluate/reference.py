@@ -20,7 +20,7 @@ from ddm_ray.config import RunConfig
 from ddm_ray.data import OnProgress
 from ddm_ray.data.loading.loader import Rows
 from ddm_ray.data.loading.shard_files import files_of, require_shard
-from ddm_ray.data.schema import TRAIN, array, as_modelled, data_dtype, read_parquet
+from ddm_ray.data.schema import TRAIN, as_modelled, read_parquet, stored_images
 from ddm_ray.data.sharded.chunk_store import ChunkRecord, ChunkStore, StoredFile
 from ddm_ray.data.sharded.stage import ShareTold, make_chunks
 from ddm_ray.data.sharded.work import Chunk, Executor
@@ -277,7 +277,7 @@ class MakeReference:
         net = _classifier(self.chunks, embedder, decode)
 
         def embed(table: pa.Table) -> dict[str, np.ndarray]:
-            data_NCHW = array(table["data"], data_dtype(run.config.data), run.config.data.shape)
+            data_NCHW = stored_images(table, run.config.data)
             parts = (
                 decode(torch.from_numpy(as_modelled(data_NCHW[first : first + AT_ONCE])))
                 for first in range(0, len(data_NCHW), AT_ONCE)

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddm_ray.config import DataConfig
+from ddm_ray.core.augmentation import Views
 from ddm_ray.core.condition import Condition, Text
 from ddm_ray.data.loading.loader import LoadedBatch
 from ddm_ray.models import weights
@@ -35,7 +36,7 @@ class MadeUpRows:
         self._text = None if data.text is None else _texts(data, random)
         self.null_text = None if self._text is None else _taken(self._text, torch.zeros(1, dtype=torch.int64))
 
-    def batch(self, step: int, place_B: Tensor) -> LoadedBatch:
+    def batch(self, step: int, place_B: Tensor, views: Views | None = None) -> LoadedBatch:
         """Rows for these places of a batch, as `Loader.batch`."""
         row_B = (place_B + step) % _ROWS
         condition: Condition = self._label_N[row_B] if self._text is None else _taken(self._text, row_B)

@@ -264,7 +264,7 @@ def _info(run: Run, artifact: Artifact) -> Manifest | None:
 def _row_bytes(config: RunConfig) -> tuple[int, int]:
     """Bytes of a row in its shard, and among the prepared rows, before they are compressed."""
     data, embedder = config.data, config.embedder
-    size = math.prod(data.shape) * data_dtype(data).itemsize
+    size = (math.prod(data.stored_shape) + data.stores_mirrored * math.prod(data.shape)) * data_dtype(data).itemsize
     if data.text is not None:
         size += TEXT.itemsize * (data.text.tokens * data.text.dim + (data.text.pooled_dim or 0))
     embedding = embedder.dim if embedder.kind == "pixels" else _EMBEDDING_DIM

@@ -103,7 +103,7 @@ def _of_run(init: InitFrom, job: Artifact, spec: Spec, part: str) -> nn.Module:
 
 
 def _of_pipeline(folder: Path, init: InitFrom, job: Artifact, spec: Spec, part: str) -> nn.Module:
-    """Of a folder that `ddm export` wrote: a mixture's, or a dense model's, which diffusers opens, too."""
+    """Networks of a folder that was exported: a mixture's, or a dense model's, which diffusers opens, too."""
     if (folder / TRANSFORMER).is_dir():
         return _of_dense(folder / TRANSFORMER, spec, part)
     name = _numbered(_name(init, job), "expert_{:03d}")

@@ -1,12 +1,14 @@
-"""A rank's part of each global batch: the same rows, noise, times, dropout and kept tokens at any world size."""
+"""A rank's part of each global batch: the same rows in the same views, noise, times and so on at any world size."""
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ddm_ray.core.augmentation import Views
 from ddm_ray.core.condition import Condition, Text
 from ddm_ray.data.loading.loader import LoadedBatch
 from ddm_ray.train.job import TrainJob
@@ -19,7 +21,7 @@ class BatchRows(Protocol):
     @property
     def null_text(self) -> Text | None: ...
 
-    def batch(self, step: int, place_B: Tensor) -> LoadedBatch: ...
+    def batch(self, step: int, place_B: Tensor, views: Views | None = None) -> LoadedBatch: ...
 
     def cluster_B(self, step: int, place_B: Tensor) -> Tensor: ...
 
@@ -83,14 +85,16 @@ def draws_of(job: TrainJob, step: int) -> Draws:
     """All that is random about global step `step` of a job."""
     train = job.train
     fields = (job.batch, job.image_shape, train.condition_dropout, job.times, job.flow.path, job.masking(step))
-    return draw(train.seed, job.key, step, *fields)
+    views = job.augmentation.draw(train.seed, job.key, step, job.batch)
+    return replace(draw(train.seed, job.key, step, *fields), views=views)
 
 
 def batch_of(
     job: TrainJob, loader: BatchRows, step: int, place_B: Tensor, draws: Draws, device: torch.device | str
 ) -> Batch:
     """The rows at these places (int64) of global batch `step`, on this device."""
-    data_BCHW, condition, cluster_B = loader.batch(step, place_B)
+    views = None if draws.views is None else draws.views[place_B]
+    data_BCHW, condition, cluster_B = loader.batch(step, place_B, views)
     return Batch(
         data_BCHW=data_BCHW,
         noise_BCHW=draws.noise_BCHW[place_B],

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ddm_ray.config import RunConfig, TrainConfig
+from ddm_ray.core.augmentation import Augmentation
 from ddm_ray.core.flow import Flow
 from ddm_ray.core.routing import parse_strategy
 from ddm_ray.core.schedules import learning_rate
@@ -46,6 +47,7 @@ class TrainJob:
     text_tokens: int
     flow: Flow
     times: TimeSampling
+    augmentation: Augmentation
     asked: tuple[dict[str, Any], ...] = ()
 
     def learning_rate(self, step: int) -> float:
@@ -110,7 +112,9 @@ def train_job(run: Run, artifact: Artifact) -> TrainJob:
     TrainingError for what needs all rows in one place where shards are given.
     """
     config = run.config
-    text = config.data.text
+    data, text = config.data, config.data.text
+    if artifact.kind == "router" and config.router.replay:
+        data = data.unaugmented  # as what it is trained on already is
     if artifact not in graph.trained_of(config):
         raise TrainingError(
             f"{run.url}: no {artifact} can be trained, for rows of given shards are never pooled: sample with the"
@@ -121,7 +125,8 @@ def train_job(run: Run, artifact: Artifact) -> TrainJob:
     flow = Flow(config.flow.path, config.flow.prediction)
     sampled = config.flow
     times = TimeSampling(sampled.times, sampled.mean, sampled.std, sampled.num_times, sampled.shift)
-    rows_form = (config.data.shape, config.data.num_classes, 0 if text is None else text.tokens, flow, times)
+    tokens, augmentation = 0 if text is None else text.tokens, Augmentation(data.horizontal_flips, data.crop_margin)
+    rows_form = (data.shape, data.num_classes, tokens, flow, times, augmentation)
     spec = spec_of(config, artifact.kind)
     if artifact.kind == "router":
         train = config.router.train

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ddm_ray.core.augmentation import Views
 from ddm_ray.core.condition import Condition
 from ddm_ray.core.flow import PATHS, Flow, append_dims, interpolate, target
 from ddm_ray.core.streams import BATCH, stream
@@ -132,12 +133,13 @@ class Masking:
 
 @dataclass(frozen=True)
 class Draws:
-    """Noise, times, condition dropout and, with a mask, the kept tokens of one whole global batch."""
+    """Noise, times, condition dropout and, with a mask, the kept tokens of one whole global batch; its rows' views."""
 
     noise_BCHW: Tensor
     t_B: Tensor
     drop_B: Tensor
     kept_BM: Tensor | None = None
+    views: Views | None = None
 
 
 def draw(

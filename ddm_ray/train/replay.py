@@ -185,4 +185,4 @@ def _table(config: RunConfig, cluster: int, portion: ReplayPortion, image_BCHW: 
         "data": column(image_BCHW.numpy(), dtype),
         "label": list(portion.labels),
     }
-    return pa.table(columns, schema=shard_schema(config.data))
+    return pa.table(columns, schema=shard_schema(config.data.unaugmented))

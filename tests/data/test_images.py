@@ -54,6 +54,34 @@ def test_the_centre_is_cropped_and_resized():
     assert (tall == wide.transpose(1, 0, 2)).all()
 
 
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+@pytest.mark.parametrize("bands", [False, True])
+def test_all_of_an_image_is_shown_between_bars_or_distorted(kind, bands, monkeypatch):
+    """Also of one that its decoder shrinks, or that is shrunk in bands."""
+    monkeypatch.setattr(images, "_LARGE", 1 if bands else images._LARGE)
+    pixels = np.full((120, 240, 3), 200, np.uint8)
+    pixels[:, :60], pixels[:, 180:] = (250, 0, 0), (0, 0, 250)
+    wide, tall = (encoded(Image.fromarray(each), kind) for each in (pixels, pixels.transpose(1, 0, 2)))
+    padded, squashed = decode(wide, (3, 16, 16), fit="pad").astype(int), decode(wide, (3, 16, 16), fit="squash")
+    assert not padded[:4].any() and not padded[12:].any()
+    for shown, rows in ((padded, slice(5, 11)), (squashed.astype(int), slice(16))):
+        assert np.abs(shown[rows, :3] - (250, 0, 0)).max() < 12
+        assert np.abs(shown[rows, 6:10] - 200).max() < 12
+        assert np.abs(shown[rows, 13:] - (0, 0, 250)).max() < 12
+    for fit, across in (("pad", padded), ("squash", squashed)):
+        down = decode(tall, (3, 16, 16), fit=fit)
+        assert np.abs(down.astype(int) - across.transpose(1, 0, 2)).max() < 12
+    thin = decode(encoded(flat((9, 9, 9), size=(500, 2)), "PNG"), (3, 16, 16), fit="pad")
+    assert (thin.any((1, 2))).tolist() == [row == 7 for row in range(16)]
+
+
+@pytest.mark.parametrize("fit", ["pad", "squash"])
+def test_a_square_image_fits_in_every_way(fit):
+    for size in (16, 40):
+        content = encoded(picture(np.random.default_rng(0), size, size), "PNG")
+        assert np.abs(decode(content, RGB, fit=fit).astype(int) - decode(content, RGB)).max() <= 1
+
+
 def test_shrinking_does_not_alias():
     stripes = np.zeros((256, 256), np.uint8)
     stripes[:, ::2] = 255

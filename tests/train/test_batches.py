@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ddm_ray.core.augmentation import Views
 from ddm_ray.core.condition import Text, join
 from ddm_ray.core.flow import PATHS, interpolate
 from ddm_ray.core.streams import BATCH, stream
@@ -170,3 +171,31 @@ def test_dropped_texts_are_the_empty_prompts(tmp_path: Path) -> None:
         assert (found_B[drop_B] == null_1).all()
     assert null.mask_BL.tolist() == [[True, False, False, False, False]]
     assert null.tokens_BLE[0, 0].tolist() == [0.5] * 6 and not null.tokens_BLE[0, 1:].any()
+
+
+@pytest.mark.parametrize("artifact", [expert(1), ROUTER, MONOLITH])
+@pytest.mark.parametrize("setting", ["horizontal_flips=true", "crop_margin=3"])
+def test_views_are_drawn_for_a_step_and_leave_all_else_as_it_was(
+    tmp_path: Path, artifact: Artifact, setting: str
+) -> None:
+    """Whatever the world and the micro-batch; a restart at the step draws the same."""
+    settings = ("expert.train.global_batch=10", "router.train.global_batch=10")
+    plain_run, plain_job = job_of(tmp_path / "plain", "{}", artifact, settings)
+    run, job = job_of(tmp_path / "run", "{}", artifact, (*settings, f"data.{setting}"))
+    ((plain, _),) = batch_of(plain_run, plain_job)
+    ((batch, _),) = batch_of(run, job)
+    views = job.augmentation.draw(job.train.seed, job.key, STEP, job.batch)
+    assert views is not None and torch.equal(batch.data_BCHW, viewed(run, job, views))
+    for name in ("noise_BCHW", "t_B", "condition", "cluster_B"):
+        assert torch.equal(getattr(batch, name), getattr(plain, name)), name
+    assert not torch.equal(batch.data_BCHW, plain.data_BCHW)
+    parts = [part for rank in range(3) for part in batch_of(run, job, rank, 3, micro=2)]
+    kept_B = torch.cat([weight_B for _, weight_B in parts]) > 0
+    assert torch.equal(torch.cat([part.data_BCHW for part, _ in parts])[kept_B], batch.data_BCHW)
+
+
+def viewed(run: Run, job: TrainJob, views: Views) -> Tensor:
+    """The step's rows in these views, one row at a time."""
+    with Loader(run, job.shards, job.train.seed, job.batch) as loader:
+        every = [torch.tensor([place]) for place in range(job.batch)]
+        return torch.cat([loader.batch(STEP, place, views[place]).data_BCHW for place in every])

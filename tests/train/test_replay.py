@@ -10,6 +10,7 @@ import pytest
 
 from ddm_ray.config import load_recipe
 from ddm_ray.data.loading.loader import load_rows
+from ddm_ray.data.schema import read_parquet
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.data.sharded.work import ChunkMaker, ReadUnit, Task
 from ddm_ray.errors import ConfigError, DriftError, MissingArtifact, TrainingError
@@ -113,11 +114,27 @@ def test_killed_it_goes_on_by_the_same_expert_alone(tmp_path: Path, monkeypatch:
 
 
 def test_latents_are_kept_as_latents(tmp_path: Path) -> None:
-    run = without_router(tmp_path / "run", "data.latents={autoencoder: none, scale: 1.0}")
+    run = without_router(tmp_path / "run", "data.latents={autoencoder: none, scale: 1.0}", "data.horizontal_flips=true")
     make_replay(run, 0, serial)
     rows = load_rows(run, [replay(0)])
     assert rows.data_NCHW.shape[1:] == (1, 8, 8) and rows.data_NCHW.isfinite().all()
     assert (rows.data_NCHW.half().float() == rows.data_NCHW).all()
+    assert (
+        "mirrored"
+        not in read_parquet(run.read(replay(0), next(iter(make_replay(run, 0, serial).files))), "").schema.names
+    )
+
+
+@pytest.mark.usefixtures("world_of_one")
+def test_what_experts_sample_is_augmented_already(tmp_path: Path) -> None:
+    """It has neither a margin nor a mirror image, and the router draws no view of it."""
+    run = without_router(tmp_path / "run", "data.crop_margin=2", "data.horizontal_flips=true")
+    for cluster in range(2):
+        make_replay(run, cluster, serial)
+    job = train_job(run, ROUTER)
+    assert job.augmentation.draw(0, job.key, 0, 4) is None
+    worker.train(run.url, ROUTER, TrainPlacement())
+    assert run.finished(ROUTER)
 
 
 @pytest.mark.parametrize(

@@ -240,6 +240,18 @@ def test_stored_targets_teach_the_same(quiet: Run, tmp_path: Any, steps_each: in
 
 
 @pytest.mark.usefixtures("world_of_one")
+def test_targets_are_made_of_the_views_that_the_student_sees(tmp_path: Path) -> None:
+    augmented = ("data.horizontal_flips=true", "data.crop_margin=2")
+    taught = trained(tmp_path / "taught", *augmented)
+    run = make_run(str(tmp_path / "run"), settings=(*STUDENT_STEPS, *augmented), num_rows=120)
+    for cluster in range(len(run.experts)):
+        make_targets(run, cluster, serial)
+    worker.train(run.url, STUDENT, TrainPlacement(teachers="stored"))
+    assert difference(weights_of(taught, STUDENT), weights_of(run, STUDENT)) < 1e-5
+    assert difference(curve_of(taught, STUDENT), curve_of(run, STUDENT)) < 1e-5
+
+
+@pytest.mark.usefixtures("world_of_one")
 def test_ranks_are_taught_as_one_is(tmp_path: Path) -> None:
     """Each rank of two, then of four, the last of which has one row of three, asks two experts at a time."""
     ten = "student.train.global_batch=10"

@@ -19,13 +19,14 @@ import torch
 from torch import Tensor
 
 from ddm_ray.config import DataConfig
+from ddm_ray.core.augmentation import Views
 from ddm_ray.core.condition import Condition, Text
 from ddm_ray.data.loading.cache import local_files
 from ddm_ray.data.loading.shard_files import files_of, null_text_of, require_shard
+from ddm_ray.data.loading.stored_rows import StoredRows
 from ddm_ray.data.loading.verified import VerifiedFile
 from ddm_ray.data.loading.windows import WINDOW_BYTES, RowGroup, Window, WindowOrder
-from ddm_ray.data.schema import TEXT, TRAIN, array, as_modelled, data_dtype, read_parquet, shard_schema
-from ddm_ray.data.texts import texts
+from ddm_ray.data.schema import TRAIN, read_parquet, shard_schema
 from ddm_ray.errors import CorruptArtifact, DataError
 from ddm_ray.memory import free_bytes
 from ddm_ray.storage.graph import Artifact
@@ -80,11 +81,11 @@ def load_rows(
 ) -> Rows:
     """The rows of one or more shards in memory, in an order that doesn't depend on that of `artifacts`.
 
-    Where there are more than `most`, so many of them are drawn, each as likely as the others. Texts take far more
-    memory than latents: they are left out unless `with_texts`.
+    They are as they were prepared: only training draws views of them. Where there are more than `most`, so many are
+    drawn, each as likely as the others. Texts take far more memory than latents: they are left out unless `with_texts`.
     Raises MissingArtifact, DriftError, and CorruptArtifact for a file whose checksum isn't its manifest's.
     """
-    config = run.config.data
+    config = run.config.data.model_copy(update={"horizontal_flips": False})
     if config.text is not None and not with_texts:
         config = config.model_copy(update={"text": None})
     manifests = [require_shard(run, artifact) for artifact in sorted(artifacts)]
@@ -105,12 +106,12 @@ def load_rows(
             table = table.select(shard_schema(config).names).append_column("text", captions)
             tables.append(table.append_column("cluster", pa.array(np.full(table.num_rows, cluster, np.int64))))
     table = pa.concat_tables(tables).sort_by("id")
-    stored = _Stored(config, table.num_rows)
+    stored = StoredRows(config, table.num_rows)
     stored.fill(0, table, table["cluster"].to_numpy())
     condition = stored.condition()
     text = None if isinstance(condition, Tensor) else condition
     labels_N = condition if isinstance(condition, Tensor) else torch.zeros(len(table), dtype=torch.int64)
-    data_NCHW = torch.from_numpy(as_modelled(stored.data_NCHW))
+    data_NCHW = torch.from_numpy(stored.modelled())
     captions = table["text"].to_pylist() if text is not None and not table["text"].null_count else None
     return Rows(table["id"].to_pylist(), data_NCHW, labels_N, torch.from_numpy(stored.cluster_N), text, captions)
 
@@ -140,7 +141,7 @@ class Loader:
 
         Raises MissingArtifact, DriftError, CorruptArtifact, StorageError, and DataError if there is no row.
         """
-        self._config, self._batch, self._only = run.config.data, batch, only
+        self._config, self._batch, self._only = _config_of(run, artifacts), batch, only
         # Each file, None where its rows aren't asked for, its name to a reader, and its cluster.
         self._files: list[tuple[VerifiedFile | None, str, int]] = []
         groups: list[RowGroup] = []
@@ -169,7 +170,7 @@ class Loader:
             self._order = WindowOrder(groups, seed, window_bytes)
             limit = rows_gib * 2**30 if rows_gib is not None else SHARE_OF_FREE_MEMORY * free_bytes() / ranks_here
             self._memory = self._read(range(len(groups))) if num_bytes <= limit else None
-            self._windows: OrderedDict[tuple[int, int], Future[_Stored]] = OrderedDict()
+            self._windows: OrderedDict[tuple[int, int], Future[StoredRows]] = OrderedDict()
             self._thread = ThreadPoolExecutor(1, "windows")
             stack.callback(self._thread.shutdown, cancel_futures=True)
             self._resources = stack.pop_all()
@@ -197,14 +198,14 @@ class Loader:
         """True if rows are held rather than streamed."""
         return self._memory is not None
 
-    def batch(self, step: int, place_B: Tensor) -> LoadedBatch:
-        """The rows at these places (int64) of global batch `step`.
+    def batch(self, step: int, place_B: Tensor, views: Views | None = None) -> LoadedBatch:
+        """The rows at these places (int64) of global batch `step`, each in its view; None: as they were prepared.
 
         Raises CorruptArtifact for a file that has changed since it was verified.
         """
         assert self._only is None or self.cluster_B(step, place_B).eq(self._only.cluster or 0).all()
         parts = self._order.locate(step * self._batch + place_B.numpy())
-        batch = _Stored(self._config, len(place_B))
+        batch = StoredRows(self._config, len(place_B))
         for part in parts:
             if self._memory is not None:
                 batch.take(part.member_M, self._memory, self._order.stored_row(part))
@@ -212,7 +213,7 @@ class Loader:
                 batch.take(part.member_M, self._window(part.window), part.row_M)
         if self._memory is None and self._only is None:
             self._read_ahead(self._order.after(parts[-1].window))
-        data_BCHW = torch.from_numpy(as_modelled(batch.data_NCHW))
+        data_BCHW = torch.from_numpy(batch.modelled(views))
         return LoadedBatch(data_BCHW, batch.condition(), torch.from_numpy(batch.cluster_N))
 
     def cluster_B(self, step: int, place_B: Tensor) -> Tensor:
@@ -223,7 +224,7 @@ class Loader:
             cluster_B[part.member_M] = [self._files[file][2] for file in file_M]
         return torch.from_numpy(cluster_B)
 
-    def _window(self, window: Window) -> "_Stored":
+    def _window(self, window: Window) -> "StoredRows":
         self._read_ahead(window)
         return self._windows[window.epoch, window.number].result()
 
@@ -236,10 +237,10 @@ class Loader:
             self._windows[key] = self._thread.submit(self._read, window.groups)
         self._windows.move_to_end(key)
 
-    def _read(self, numbers: Iterable[int]) -> "_Stored":
+    def _read(self, numbers: Iterable[int]) -> "StoredRows":
         """The rows of these row groups, end to end."""
         groups = [self._order.groups[number] for number in numbers]
-        stored = _Stored(self._config, sum(group.rows for group in groups))
+        stored = StoredRows(self._config, sum(group.rows for group in groups))
         columns = [name for name in shard_schema(self._config).names if name != "id"]
         for first, group in zip(accumulate((group.rows for group in groups), initial=0), groups, strict=False):
             file, where, cluster = self._files[group.file]
@@ -279,47 +280,10 @@ def _footer(run: Run, key: str, where: str) -> bytes:
         raise CorruptArtifact(f"{where}: gone, though its manifest lists it") from None
 
 
-class _Stored:
-    """A fixed number of rows as shards store them, filled and taken from part by part."""
-
-    def __init__(self, config: DataConfig, num_rows: int):
-        self._config = config
-        self.data_NCHW = np.empty((num_rows, *config.shape), data_dtype(config))
-        self.cluster_N = np.empty(num_rows, np.int64)
-        self._label_N = np.empty(num_rows if config.text is None else 0, np.int64)
-        self._tokens: list[bytes] = [] if config.text is None else [b""] * num_rows
-        pooled = None if config.text is None else config.text.pooled_dim
-        self._pooled_NP = None if pooled is None else np.empty((num_rows, pooled), TEXT)
-
-    def fill(self, first: int, table: pa.Table, cluster: int | np.ndarray) -> None:
-        """Set the rows from `first` on to a table's, of `shard_schema`."""
-        rows = slice(first, first + table.num_rows)
-        self.data_NCHW[rows] = array(table["data"], self.data_NCHW.dtype, self._config.shape)
-        self.cluster_N[rows] = cluster
-        if self._config.text is None:
-            self._label_N[rows] = table["label"].to_numpy()
-            return
-        self._tokens[rows] = table["text_tokens"].to_pylist()
-        if self._pooled_NP is not None:
-            self._pooled_NP[rows] = array(table["text_pooled"], TEXT)
-
-    def take(self, member_M: np.ndarray, other: "_Stored", row_M: np.ndarray) -> None:
-        """Set rows member_M to the other's rows row_M."""
-        self.data_NCHW[member_M] = other.data_NCHW[row_M]
-        self.cluster_N[member_M] = other.cluster_N[row_M]
-        if self._config.text is None:
-            self._label_N[member_M] = other._label_N[row_M]
-            return
-        for member, row in zip(member_M.tolist(), row_M.tolist(), strict=True):
-            self._tokens[member] = other._tokens[row]
-        if self._pooled_NP is not None and other._pooled_NP is not None:
-            self._pooled_NP[member_M] = other._pooled_NP[row_M]
-
-    def condition(self) -> Condition:
-        """label_N int64, or float32 texts padded to `data.text.tokens` tokens."""
-        if self._config.text is None:
-            return torch.from_numpy(self._label_N)
-        return texts(self._tokens, self._pooled_NP, self._config.text)
+def _config_of(run: Run, artifacts: Sequence[Artifact]) -> DataConfig:
+    """The configuration that these artifacts' rows are stored by: sampled images are augmented already."""
+    data = run.config.data
+    return data.unaugmented if any(artifact.kind == "replay" for artifact in artifacts) else data
 
 
 def _unreadable(where: str, error: Exception) -> CorruptArtifact:

@@ -27,7 +27,7 @@ from ddm_ray.data.partition.pictures import (
     to_image,
 )
 from ddm_ray.data.partition.sample import LowestKeys, RowSample
-from ddm_ray.data.schema import array, data_dtype, embeddings, trains
+from ddm_ray.data.schema import embeddings, stored_images, trains
 from ddm_ray.storage.info import PartitionInfo, ReportInfo
 
 IMAGES = 8
@@ -177,7 +177,7 @@ class _Look:
         if self.config.data.latents is not None:
             with Image.open(io.BytesIO(row["thumbnail"][0].as_py())) as image:
                 return _Seen(tile(image), caption)
-        pixels_NCHW = array(row["data"], data_dtype(self.config.data), self.config.data.shape)
+        pixels_NCHW = stored_images(row, self.config.data)
         return _Seen(tile(to_image(pixels_NCHW[0])), caption)
 
 

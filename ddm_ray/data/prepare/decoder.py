@@ -1,10 +1,10 @@
 """A process that decodes images for another one, each within a budget of memory and time; run as a module.
 
 It reads questions on its standard input and writes answers to its standard output, and ends when the input does: with
-whoever asks, however that ended. A question is HEADER (channels, height, width, 1 to shrink, number of images), SIZE of
-each image, and the images. The answer to each image is SIZE of a reason and the reason, which is empty if its pixels
-follow. A shared file, whose descriptor is the argument, has SIZE as well: the place in the question of the image that
-is decoded.
+whoever asks, however that ended. A question is HEADER (channels, height, width, 1 to shrink, which of FITS, number of
+images), SIZE of each image, and the images. The answer to each image is SIZE of a reason and the reason, which is empty
+if its pixels follow. A shared file, whose descriptor is the argument, has SIZE as well: the place in the question of
+the image that is decoded.
 """
 
 import io
@@ -20,14 +20,15 @@ from struct import Struct
 import numpy as np
 from PIL import Image
 
-from ddm_ray.data.images import FORMATS, decode, rejection
+from ddm_ray.core.names import FitName
+from ddm_ray.data.images import FITS, FORMATS, decode, rejection
 from ddm_ray.memory import taken_bytes
 
 MEMORY = 512 * 2**20
 """Bytes that an image may take with its file, beside those of the process itself."""
 SECONDS = 4
 """CPU time that decoding an image may take."""
-HEADER, SIZE = Struct("<5I"), Struct("<Q")
+HEADER, SIZE = Struct("<6I"), Struct("<Q")
 READY = b"\n"
 """Written once the process can be asked."""
 OUT_OF_MEMORY, NOT_FRESH = 77, 78
@@ -56,12 +57,12 @@ def serve(place: mmap.mmap) -> None:
     sink.flush()
     fresh = True
     while header := source.read(HEADER.size):
-        channels, height, width, shrink, count = HEADER.unpack(header)
+        channels, height, width, shrink, fit, count = HEADER.unpack(header)
         sizes = [size for (size,) in SIZE.iter_unpack(source.read(count * SIZE.size))]
         for number, encoded in enumerate([source.read(size) for size in sizes]):
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
             SIZE.pack_into(place, 0, number)
-            decoded = _decoded(encoded, (channels, height, width), bool(shrink))
+            decoded = _decoded(encoded, (channels, height, width), bool(shrink), FITS[fit])
             if isinstance(decoded, bytes):
                 if not fresh and _is_large(encoded):
                     os._exit(NOT_FRESH)
@@ -74,10 +75,10 @@ def serve(place: mmap.mmap) -> None:
         sink.flush()
 
 
-def _decoded(encoded: bytes, shape: tuple[int, int, int], shrink: bool) -> np.ndarray | bytes:
+def _decoded(encoded: bytes, shape: tuple[int, int, int], shrink: bool, fit: FitName) -> np.ndarray | bytes:
     """Contiguous pixels_HWC, or why there are none. Raises MemoryError."""
     try:
-        return decode(encoded, shape, shrink)
+        return decode(encoded, shape, shrink, fit)
     except Exception as error:
         # Pillow may hide it behind a SystemError.
         if MemoryError in (type(error), type(error.__cause__)) or _OUT_OF_MEMORY.match(str(error)):

@@ -13,6 +13,8 @@ from typing import IO
 
 import numpy as np
 
+from ddm_ray.core.names import FitName
+from ddm_ray.data.images import FITS
 from ddm_ray.data.prepare.decoder import ENVIRONMENT, HEADER, MEMORY, NOT_FRESH, OUT_OF_MEMORY, READY, SECONDS, SIZE
 from ddm_ray.errors import DataError, as_storage_error
 
@@ -26,11 +28,13 @@ MAX_SIDE_BY_SIDE = 8
 _idle: list["_Decoder"] = []
 
 
-def decode_apart(images: Sequence[bytes], pixels: Sequence[np.ndarray], shrink: bool = True) -> list[str]:
+def decode_apart(
+    images: Sequence[bytes], pixels: Sequence[np.ndarray], shrink: bool = True, fit: FitName = "crop"
+) -> list[str]:
     """Decode images into contiguous `pixels`, each HWC uint8; the reason why each can't be used, empty if it can.
 
-    `shrink`: see `images.decode`. Calls of several threads have a process each. Some wait for the next call, and end
-    with this process, however it does. Raises DataError if one can't be started, or is killed time and again;
+    `shrink`, `fit`: see `images.decode`. Calls of several threads have a process each. Some wait for the next call, and
+    end with this process, however it does. Raises DataError if one can't be started, or is killed time and again;
     StorageError.
     """
     reasons: dict[int, str] = {}
@@ -41,7 +45,7 @@ def decode_apart(images: Sequence[bytes], pixels: Sequence[np.ndarray], shrink: 
         decoder, asked = (used, left) if used else (_Decoder(), left[:1])
         suspect = None
         try:
-            decoder.ask([images[place] for place in asked], pixels[0].shape, shrink)
+            decoder.ask([images[place] for place in asked], pixels[0].shape, shrink, fit)
             for place in asked:
                 reasons[place] = decoder.answer(pixels[place])
         except (EOFError, BrokenPipeError):
@@ -102,11 +106,11 @@ class _Decoder:
             self.end()
             raise DataError(f"the process that decodes images can't be started: {self._process.returncode}")
 
-    def ask(self, images: Sequence[bytes], shape_HWC: Sequence[int], shrink: bool) -> None:
+    def ask(self, images: Sequence[bytes], shape_HWC: Sequence[int], shrink: bool, fit: FitName) -> None:
         """Send images. Raises BrokenPipeError if the process is dead."""
         height, width, num_channels = shape_HWC
         SIZE.pack_into(self._place, 0, 0)
-        self._questions.write(HEADER.pack(num_channels, height, width, shrink, len(images)))
+        self._questions.write(HEADER.pack(num_channels, height, width, shrink, FITS.index(fit), len(images)))
         self._questions.write(b"".join(SIZE.pack(len(encoded)) for encoded in images))
         for encoded in images:
             self._questions.write(encoded)

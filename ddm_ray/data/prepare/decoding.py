@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from ddm_ray.config import DataConfig
+from ddm_ray.core.names import FitName
 from ddm_ray.data.order import holdout_fractions
 from ddm_ray.data.prepare.decoder_process import decode_apart
+from ddm_ray.data.schema import middle
 from ddm_ray.data.sharded.work import Chunk
 from ddm_ray.data.sources import Encoded, Source, Unit
 from ddm_ray.storage.manifest import sha256
@@ -48,10 +50,10 @@ def decode_rows(
 
     Raises as `decode_apart`.
     """
-    channels, height, width = config.pixel_shape
+    channels, height, width = config.decoded_shape
     pixels_NHWC = np.empty((len(rows), height, width, channels), np.uint8)
     batches = list(_batches(rows))
-    decode_batch = partial(_decode, rows, pixels_NHWC, shrink)
+    decode_batch = partial(_decode, rows, pixels_NHWC, shrink, config.fit)
     decoded = pool.map(decode_batch, batches) if pool else map(decode_batch, batches)
     reasons = [reason for batch in decoded for reason in batch]
     usable = [place for place, reason in enumerate(reasons) if not reason]
@@ -76,12 +78,18 @@ def _batches(rows: list[Encoded]) -> Iterator[range]:
             start, total = place, 0
 
 
-def _decode(rows: list[Encoded], pixels_NHWC: np.ndarray, shrink: bool, batch: range) -> list[str]:
+def middle_pixels(pixels_NHWC: np.ndarray, config: DataConfig) -> np.ndarray:
+    """Images as embedders see them, contiguous: without the margin that crops are drawn from."""
+    middle_NCHW = middle(pixels_NHWC.transpose(0, 3, 1, 2), config.crop_margin)
+    return np.ascontiguousarray(middle_NCHW.transpose(0, 2, 3, 1))
+
+
+def _decode(rows: list[Encoded], pixels_NHWC: np.ndarray, shrink: bool, fit: FitName, batch: range) -> list[str]:
     """Decode a batch into its places; why each row can't be used, empty if it can."""
     reasons = {place: problem for place in batch if (problem := rows[place].problem) is not None}
     asked = [place for place in batch if place not in reasons]
     images = [rows[place].image or b"" for place in asked]
-    reasons |= zip(asked, decode_apart(images, [pixels_NHWC[place] for place in asked], shrink), strict=True)
+    reasons |= zip(asked, decode_apart(images, [pixels_NHWC[place] for place in asked], shrink, fit), strict=True)
     return [reasons[place] for place in batch]
 
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from ddm_ray.config import RunConfig
 from ddm_ray.data.images import thumbnail
-from ddm_ray.data.prepare.decoding import DecodedRows
+from ddm_ray.data.prepare.decoding import DecodedRows, middle_pixels
 from ddm_ray.data.prepare.records import EmbeddedRows
-from ddm_ray.data.schema import EMBEDDING, HELDOUT, TEXT, TRAIN, column, data_dtype, rows_schema
+from ddm_ray.data.schema import EMBEDDING, HELDOUT, MIRRORED, TEXT, TRAIN, column, data_dtype, rows_schema
 from ddm_ray.errors import Begin, ConfigError, CorruptArtifact, DataError
 from ddm_ray.models.embedders import Embedder, PixelEmbedder, make_embedder
 
@@ -84,7 +84,7 @@ class Embed:
         if not decoded.ids:
             return EmbeddedRows(schema.empty_table(), decoded.rejected)
         assert decoded.pixels_NHWC.dtype == np.uint8
-        channels, height, width = data.pixel_shape
+        channels, height, width = data.decoded_shape
         assert decoded.pixels_NHWC.shape == (len(decoded.ids), height, width, channels)
         numbers = _Numbers(decoded.ids)
         columns: dict[str, Any] = {
@@ -95,7 +95,7 @@ class Embed:
             **self._conditions(decoded, numbers),
         }
         if self._embedder is not None:
-            embeddings_ND = self._embedder(decoded.pixels_NHWC)
+            embeddings_ND = self._embedder(middle_pixels(decoded.pixels_NHWC, data))
             kind = self.config.embedder.kind
             name = kind if kind == "pixels" else f"{kind} {self.config.embedder.network}"
             numbers.check(embeddings_ND, f"embedder {name}")
@@ -111,10 +111,15 @@ class Embed:
         latents_NCHW = self._images(decoded.pixels_NHWC)
         assert latents_NCHW.shape[1:] == config.shape
         numbers.check(latents_NCHW, f"autoencoder {config.latents.autoencoder}")
-        return {
+        columns: dict[str, Any] = {
             "data": column(latents_NCHW, data_dtype(config)),
             "thumbnail": [thumbnail(pixels_HWC) for pixels_HWC in decoded.pixels_NHWC],
         }
+        if config.stores_mirrored:
+            mirrored_NCHW = self._images(np.ascontiguousarray(decoded.pixels_NHWC[:, :, ::-1]))
+            numbers.check(mirrored_NCHW, f"autoencoder {config.latents.autoencoder}")
+            columns[MIRRORED] = column(mirrored_NCHW, data_dtype(config))
+        return columns
 
     def _conditions(self, decoded: DecodedRows, numbers: "_Numbers") -> dict[str, Any]:
         config = self.config.data.text

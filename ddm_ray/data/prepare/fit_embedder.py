@@ -11,7 +11,7 @@ from ddm_ray.config import DataConfig, RunConfig
 from ddm_ray.data import OnProgress
 from ddm_ray.data.order import shuffle_keys
 from ddm_ray.data.prepare.decoder_process import MAX_SIDE_BY_SIDE
-from ddm_ray.data.prepare.decoding import decode_rows
+from ddm_ray.data.prepare.decoding import decode_rows, middle_pixels
 from ddm_ray.data.prepare.records import RowsStore, SourcePlan
 from ddm_ray.data.sources import EncodedChunk, Source
 from ddm_ray.errors import DataError
@@ -66,7 +66,7 @@ def _sample(
             decoded = decode_rows(chunk.rows, config, pool, plan.bounded)
             train_N = decoded.holdout_fractions() >= config.heldout
             ids += [row_id for row_id, train in zip(decoded.ids, train_N, strict=True) if train]
-            pixels.append(decoded.pixels_NHWC[train_N])
+            pixels.append(middle_pixels(decoded.pixels_NHWC[train_N], config))
             num_read, rejected = num_read + len(chunk.rows), rejected + decoded.rejected
             on_progress(0.0, f"fitting the embedder: {num_read:,} of at most {enough:,} images read")
             if num_read >= enough:

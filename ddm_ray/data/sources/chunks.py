@@ -98,7 +98,7 @@ _BEFORE_THE_END = 1 - 2**-20
 
 def chunk_rows(config: DataConfig) -> int:
     """Rows whose decoded pixels fill CHUNK_BYTES, between MIN_ROWS and MAX_ROWS; a power of two."""
-    num_channels, height, width = config.pixel_shape
+    num_channels, height, width = config.decoded_shape
     rows = max(1, CHUNK_BYTES // (num_channels * height * width))
     return min(MAX_ROWS, max(MIN_ROWS, 1 << (rows.bit_length() - 1)))
 

@@ -54,7 +54,7 @@ def config(embedder: dict[str, Any] | None = None, method: str = "embeddings", *
 
 
 def decoded(config: RunConfig, num_rows: int = 5, conditions: list[Any] | None = None) -> DecodedRows:
-    channels, height, width = config.data.pixel_shape
+    channels, height, width = config.data.decoded_shape
     pixels_NHWC = np.random.default_rng(0).integers(0, 256, (num_rows, height, width, channels), np.uint8)
     pixels_NHWC.flags.writeable = False  # as of a buffer that another process wrote
     ids = [f"row-{number}" for number in range(num_rows)]
@@ -173,6 +173,34 @@ def test_latents_and_texts_are_the_networks_own(folders: dict[str, str]) -> None
     null = embed.null_text()
     assert null is not None
     assert_close(read_null_text(null, "here", run.data.text), encoder.null())
+
+
+def test_mirror_images_are_encoded_as_images_are(folders: dict[str, str]) -> None:
+    """Their latents stand beside the others, which are as without them, as is what is clustered."""
+    plain, both = (config({"dim": 2}, **text_data(folders), horizontal_flips=on) for on in (False, True))
+    chunk = decoded(both, conditions=CAPTIONS)
+    embedder = PixelEmbedder.fit(chunk.pixels_NHWC, 2)
+    without, table = (Embed(run, embedder)(chunk).table for run in (plain, both))
+    assert table.schema == rows_schema(both.data, 2)
+    assert table.drop(["mirrored"]).select(without.column_names).equals(without)
+    assert both.data.latents is not None
+    mirrored_NCHW = torch.from_numpy(as_modelled(chunk.pixels_NHWC.transpose(0, 3, 1, 2))).flip(3)
+    expected_NCHW = Latents.from_config(both.data.latents).encode(mirrored_NCHW)
+    stored_NCHW = array(table["mirrored"], TEXT, both.data.shape)
+    np.testing.assert_allclose(stored_NCHW, expected_NCHW, rtol=1e-3, atol=1e-4)
+    assert np.abs(stored_NCHW - images(table, both.data)[..., ::-1]).max() > 0.01, "it isn't the mirrored latent"
+
+
+def test_what_is_clustered_is_the_middle_of_a_larger_image() -> None:
+    run = config({"dim": 2}, crop_margin=3)
+    chunk = decoded(run, num_rows=6)
+    assert chunk.pixels_NHWC.shape == (6, 11, 11, 1)
+    middle_NHWC = chunk.pixels_NHWC[:, 1:9, 1:9]
+    embedder = PixelEmbedder.fit(middle_NHWC, 2)
+    table = Embed(run, embedder)(chunk).table
+    assert np.array_equal(embeddings(table), embedder(middle_NHWC))
+    assert np.array_equal(array(table["data"], np.dtype("u1"), (1, 11, 11)), chunk.pixels_NHWC.transpose(0, 3, 1, 2))
+    assert np.array_equal(images(table, run.data), as_modelled(middle_NHWC.transpose(0, 3, 1, 2)))
 
 
 def test_one_encoder_gives_tokens_and_pooled_vector(folders: dict[str, str]) -> None:
