@@ -72,6 +72,7 @@ def run(
             turn = state.turn
             assert turn is not None
             if interrupted and turn.planned["starts"][0] and interrupted():
+                state.routing_BSK[:, int(turn.planned["step"][0]) :] = 0  # chosen, and not taken
                 break
             state = advance(state, answers(needs(state), experts, router))
             if on_step and turn.chosen and turn.planned["ends"][0]:

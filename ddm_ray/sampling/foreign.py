@@ -47,7 +47,7 @@ ATTRIBUTES = {
     "enable_sequential_cpu_offload": "use enable_model_cpu_offload, or open it with offload='disk', which takes least",
     "enable_group_offload": "use enable_model_cpu_offload, or open it with offload='disk'",
     **dict.fromkeys(["enable_attention_slicing", "disable_attention_slicing"], _ATTENTION),
-    **dict.fromkeys(["enable_xformers_memory_efficient_attention", "set_attention_backend"], _ATTENTION),
+    **dict.fromkeys(["enable_xformers_memory_efficient_attention"], _ATTENTION),
     **dict.fromkeys(["enable_vae_slicing", "enable_vae_tiling"], _DECODER),
     "enable_freeu": "these networks are no U-Nets: leave it out",
     **dict.fromkeys(["load_lora_weights", "fuse_lora", "load_textual_inversion", "load_ip_adapter"], _ADAPTER),
