@@ -32,6 +32,7 @@ LANES = {
     "island": (
         "test_doors.py",
         "test_readme.py",
+        "test_first_screen.py",
         "test_tokens.py",
         "test_forked.py",
         "test_cli.py",
