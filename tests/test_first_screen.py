@@ -47,15 +47,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_photographs_of_ones_own_up_to_a_served_image(ray_cluster: str, home: Path) -> None:
     activate, *commands, serve = (command.partition("  #")[0].strip() for command in commands_of(TITLE)[0])
     assert activate == ". .venv/bin/activate"
-    said = []
+    printed = []
     for command in commands:
         _, *arguments = shlex.split(command)
         if arguments[0] == "init":
             arguments += [part for setting in SHORT for part in ("--set", setting)]
         done = CliRunner().invoke(main, arguments)
         assert done.exit_code == 0, f"{command}\n{done.output[-3000:]}"
-        said.append(done.output)
-    assert f"{home}/photos: 120 .jpg" in said[0] and "next: ddm prepare runs/photos" in said[0]
+        printed.append(done.output)
+    assert f"{home}/photos: 120 .jpg" in printed[0] and "next: ddm prepare runs/photos" in printed[0]
     run = Run.open("runs/photos")
     assert all(run.finished(artifact) for artifact in (*run.experts, ROUTER))
     assert run.config.data.source == f"{home}/photos" and run.config.data.horizontal_flips

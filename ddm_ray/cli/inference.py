@@ -70,7 +70,23 @@ def _setting_options() -> list[click.Parameter]:
     help="What to sample: the mixture, or a network that was trained on all rows.",
 )
 @DEVICE
-@click.option("-o", "--out", default="samples.png", show_default=True, type=click.Path(dir_okay=False))
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(dir_okay=False),
+    help="Picture of all images, a .png, .jpg or .webp. Default: samples.png, and none with --out-dir.",
+)
+@click.option(
+    "--out-dir", metavar="FOLDER", help="Also write each image into a file of its own, named by what it shows and seed."
+)
+@click.option(
+    "--format",
+    "ending",
+    default="png",
+    show_default=True,
+    type=OneOf(["png", "jpg", "webp"]),
+    help="Format of the files in --out-dir.",
+)
 @click.option(
     "--trace", metavar="FILE", help="Also write a .png that shows which expert painted which image, step by step."
 )
@@ -82,7 +98,9 @@ def sample(
     seed: int,
     model: Any,
     device: str,
-    out: str,
+    out: str | None,
+    out_dir: str | None,
+    ending: str,
     trace: str | None,
     guidance_alias: float | None,
     **settings: Any,
@@ -96,18 +114,30 @@ def sample(
     \b
       ddm sample runs/digits
       ddm sample runs/digits --class 3 --num 8 --strategy full --guidance-scale 1.5 -o threes.png --trace experts.png
+      ddm sample runs/digits --class 3 --num 100 --out-dir threes --format webp
       ddm sample exported --class 3
     """
-    for option, file in (("--out", out), ("--trace", trace)):
-        if file is not None and (not file.endswith(".png") or not Path(file).parent.is_dir()):
-            raise ConfigError(f"{option} {file}: name a .png file in a folder that exists")
+    from ddm_ray.pictures.files import FORMATS, file_name, write
+
+    if out is None and out_dir is None:
+        out = "samples.png"
+    for option, file, endings in (("--out", out, [*FORMATS]), ("--trace", trace, [".png"])):
+        if file is not None and (Path(file).suffix.lower() not in endings or not Path(file).parent.is_dir()):
+            raise ConfigError(f"{option} {file}: name a {' or '.join(endings)} file in a folder that exists")
     if classes and prompts:
         raise ConfigError("--class and --prompt are both given: use one")
-    if trace is not None and Path(trace).resolve() == Path(out).resolve():
+    if out_dir is not None:
+        try:
+            Path(out_dir).mkdir(exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--out-dir {out_dir}: {error.strerror}; name a folder in one that exists") from None
+    if trace is not None and out is not None and Path(trace).resolve() == Path(out).resolve():
         raise ConfigError(f"--trace and --out are both {out}: name two files")
     from torch import Tensor
 
-    from ddm_ray.pictures.grid import GridRow, grid
+    from ddm_ray.pictures.fonts import font_for
+    from ddm_ray.pictures.grid import FONT_SIZE, GridRow, grid
+    from ddm_ray.pictures.images import to_pil
     from ddm_ray.pipeline import DDMPipeline
     from ddm_ray.sampling.trace import require_matplotlib
 
@@ -128,9 +158,20 @@ def sample(
     given: dict[str, Any] = {kind: conditions, **settings}
     output = pipeline(**given, num_images_per_prompt=num, seeds=seeds, output_type="pt")
     assert isinstance(output.images, Tensor)
-    rows = [GridRow(name, 2 * output.images[i * num : (i + 1) * num] - 1) for i, name in enumerate(names)]
-    grid(rows).save(out)
-    say(f"{out}: {num_images} images, seeds {seed} to {seed + num_images - 1}")
+    labels = names
+    if not font_for(names, FONT_SIZE):
+        labels = [str(number) for number in range(1, len(names) + 1)]
+        say("no font here has all letters; the rows of the picture are: ")
+        say("\n".join(f"  {label}: {name}" for label, name in zip(labels, names, strict=True)))
+    rows = [GridRow(label, 2 * output.images[i * num : (i + 1) * num] - 1) for i, label in enumerate(labels)]
+    which = f"{num_images} images, seeds {seed} to {seed + num_images - 1}"
+    if out is not None:
+        write(grid(rows), out)
+        say(f"{out}: {which}")
+    if out_dir is not None:
+        for number, picture in enumerate(to_pil(output.images)):
+            write(picture, Path(out_dir, file_name(names[number // num], seeds[number], f".{ending}")))
+        say(f"{out_dir}: {which}, a file each")
     if trace is not None:
         output.plot_routing(trace)
         say(f"{trace}: which expert painted them, step by step")

@@ -43,7 +43,8 @@ def cuts(each: int) -> list[Cut]:
 class Outcome:
     """What became of it: how both ended, the expert's files, and how many manifests and attempts it has had.
 
-    `writers`: how many of both changed anything in the attempt that counts.
+    `writers`: how many of both wrote anything into the attempt that counts; states that it has overtaken the newer one
+    of two attempts deletes.
     """
 
     statuses: tuple[int, int]
@@ -84,7 +85,7 @@ class Rivals:
             heeded = [[each for each in through.requests if not each.fault] for through in (mine, its)]
         commits = [each for each in chain(*heeded) if each.matches(COMMIT) and each.status in (200, 201)]
         written = [
-            {each.key for each in of if each.method in ("PUT", "POST", "DELETE") and f"/attempts/{winner}/" in each.key}
+            {each.key for each in of if each.method in ("PUT", "POST") and f"/attempts/{winner}/" in each.key}
             for of in heeded
         ]
         writers = sum(map(bool, written))

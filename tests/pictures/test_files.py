@@ -1,0 +1,74 @@
+"""Pictures as files: in the format of their ending, whole or not at all, under names that say what they show."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from ddm_ray.cli import main
+from ddm_ray.pictures.files import FORMATS, file_name, write
+from ddm_ray.storage.run import Run
+from tests.random_run import make_run
+
+PICTURE = Image.fromarray(np.full((8, 8), 90, np.uint8))
+
+
+@pytest.fixture(scope="module")
+def painted(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A finished run of random weights."""
+    return make_run(str(tmp_path_factory.mktemp("random") / "run"))
+
+
+@pytest.mark.parametrize("ending", [*FORMATS, ".PNG"])
+def test_the_ending_decides_the_format(tmp_path: Path, ending: str) -> None:
+    write(PICTURE, tmp_path / f"x{ending}")
+    with Image.open(tmp_path / f"x{ending}") as image:
+        assert image.format == FORMATS[ending.lower()]
+        assert abs(np.asarray(image.convert("L")).astype(int) - 90).max() <= 2
+    assert [path.name for path in tmp_path.iterdir()] == [f"x{ending}"]
+
+
+def test_what_cannot_be_written_leaves_the_file_that_was_there(tmp_path: Path) -> None:
+    write(PICTURE, tmp_path / "x.jpg")
+    before = (tmp_path / "x.jpg").read_bytes()
+    with pytest.raises(OSError, match="cannot write mode RGBA as JPEG"):
+        write(PICTURE.convert("RGBA"), tmp_path / "x.jpg")
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [before]
+
+
+@pytest.mark.parametrize(
+    ("shows", "name"),
+    [
+        ("3", "3-7.png"),
+        ("a red cat, sleeping!", "a-red-cat-sleeping-7.png"),
+        ("../../etc/passwd", "etc-passwd-7.png"),
+        ("猫 и собака", "猫-и-собака-7.png"),
+        ("", "7.png"),
+        ("*/..", "7.png"),
+        ("x" * 300, f"{'x' * 60}-7.png"),
+    ],
+)
+def test_a_name_says_what_is_shown_and_leads_nowhere_else(shows: str, name: str) -> None:
+    assert file_name(shows, 7, ".png") == name
+
+
+@pytest.mark.parametrize("ending", ["png", "jpg", "webp"])
+def test_sampled_images_have_files_of_their_own(painted: Run, tmp_path: Path, ending: str) -> None:
+    words = ["--class", "1", "--class", "0", "--num", "2", "--steps", "1", "--strategy", "once", "--seed", "5"]
+    folder = tmp_path / "out"
+    done = CliRunner().invoke(main, ["sample", painted.url, *words, "--out-dir", str(folder), "--format", ending])
+    assert done.exit_code == 0, done.output
+    names = [f"1-5.{ending}", f"1-6.{ending}", f"0-7.{ending}", f"0-8.{ending}"]
+    assert {path.name for path in folder.iterdir()} == {*names}
+    with Image.open(folder / names[0]) as image:
+        assert image.size == (8, 8)
+    assert f"{folder}: 4 images, seeds 5 to 8, a file each" in done.output
+    assert not Path("samples.png").exists()
+
+
+def test_a_folder_in_none_is_refused(painted: Run, tmp_path: Path) -> None:
+    words = ["sample", painted.url, "--out-dir", str(tmp_path / "no/where")]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 1 and "No such file or directory; name a folder in one that exists" in done.output
