@@ -90,9 +90,9 @@ class TrainPlacement(StrictModel):
     )
     checkpoint_minutes: float | None = Field(
         default=None,
-        gt=0,
+        ge=0,
         description="minutes between saved training states: what a killed worker costs at most; without"
-        " checkpoint_steps a third of the time trained while that is less. None: 5",
+        " checkpoint_steps a third of the time trained while that is less. None: 5; 0: by steps alone",
     )
     checkpoint_steps: PositiveInt | None = Field(
         default=None, description="steps between saved training states, beside those of checkpoint_minutes"
@@ -156,8 +156,8 @@ class TrainPlacement(StrictModel):
 
     @property
     def minutes_between_states(self) -> float:
-        """Minutes after which a state is due by the clock, whatever steps say."""
-        return self.checkpoint_minutes or MINUTES
+        """Minutes after which a state is due by the clock, whatever steps say; infinite where steps alone say when."""
+        return MINUTES if self.checkpoint_minutes is None else self.checkpoint_minutes or math.inf
 
     @property
     def asked(self) -> dict[str, float]:

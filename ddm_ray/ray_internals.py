@@ -75,6 +75,9 @@ CLEANER_CALLBACK = Internal(
     "PlacementGroupCleanerCallback",
     "a cleaner that doesn't end a living controller's workers where the state API, on a busy machine, doesn't answer",
 )
+UNANSWERED = Internal(
+    f"{_TRAIN}.exceptions", "WorkerHealthCheckTimeoutError", "a reason in a line for a worker that doesn't answer"
+)
 CONTROLLER_CALLBACK = Internal(
     f"{_TRAIN}.execution.callback",
     "ControllerCallback",
@@ -225,6 +228,8 @@ _TRAIN_CONSTANTS, _SERVE_CONSTANTS = f"{_TRAIN}.constants", "ray.serve._private.
 _SLOW = "losses are noticed later"
 _SLOW_SERVE = "requests cost more"
 SETTINGS = (
+    Setting("RAY_gcs_server_port_wait_time_s", "ray._private.node", "a private Ray doesn't start on a busy machine"),
+    Setting("worker_register_timeout_seconds", CORE, "workers that start on a busy machine are ended"),
     Setting("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", _TRAIN_CONSTANTS, _SLOW),
     Setting("RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", _TRAIN_CONSTANTS, _SLOW),
     Setting("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", _TRAIN_CONSTANTS, _SLOW),

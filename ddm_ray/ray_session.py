@@ -9,6 +9,7 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -28,6 +29,10 @@ os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
 import ray
 
 PREFIX, LOCK, CORES = "ddm-ray-", "lock", "cores"
+AGAIN_SECONDS = (2.0, 10.0)
+"""Pauses between the tries to start a private Ray: it gives some of its parts 30 s, which a busy machine may exceed."""
+START_SECONDS = 120
+"""Time that a private Ray gives its other parts to start, and ten times as much its workers."""
 KEPT_LOGS = 5
 """Number of copies of private Rays' logs that are kept."""
 _logs = threading.Event()  # set once they are to be kept
@@ -139,14 +144,17 @@ def _locks() -> list[Path]:
 
 
 def _start(folder: str) -> None:
-    """Start a private Ray; twice, since Ray gives its parts 30 s, which a busy machine may exceed. RayAway if not."""
-    for last in (False, True):
+    """Start a private Ray, again after AGAIN_SECONDS if it doesn't. RayAway if it never does."""
+    for pause in (*AGAIN_SECONDS, None):
         try:
             ray.init(
                 address="local",
                 include_dashboard=False,
                 # Many small jobs on few cores are meant here; Ray would warn of them again and again.
-                _system_config={"worker_maximum_startup_concurrency": 64},
+                _system_config={
+                    "worker_maximum_startup_concurrency": 64,
+                    "worker_register_timeout_seconds": 10 * START_SECONDS,
+                },
                 _temp_dir=folder,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
@@ -154,9 +162,10 @@ def _start(folder: str) -> None:
             return
         except Exception as error:
             ray.shutdown()
-            if last:
-                fix = "try again when this machine is less busy"
-                raise RayAway(f"a private Ray doesn't start: {one_line(error, 200)}", fix) from None
+            if pause is None:
+                tries, fix = len(AGAIN_SECONDS) + 1, "try again when this machine is less busy"
+                raise RayAway(f"a private Ray doesn't start, {tries} times: {one_line(error, 200)}", fix) from None
+            time.sleep(pause)
 
 
 def gpus() -> float:
@@ -188,9 +197,11 @@ def _private() -> dict[str, str]:
     """Return the environment of a private Ray: a token of its own, since every Ray listens on all addresses."""
     # Its one node is this machine: nobody announces its end, and a watcher a job costs seconds to start.
     watcher = os.environ.get("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
+    port_seconds = os.environ.get("RAY_gcs_server_port_wait_time_s", str(START_SECONDS))  # noqa: SIM112  (Ray's own)
     return {
         **{name: os.environ.get(name, value) for name, value in NO_COUNTERS.items()},
         "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": watcher,
+        "RAY_gcs_server_port_wait_time_s": port_seconds,
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
     }

@@ -1,5 +1,6 @@
 """islands.yaml names islands and how each runs; every mistake in it is one line that names it."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -97,9 +98,9 @@ def test_an_island_by_its_name(islands: str) -> None:
 
 def test_states_are_saved_by_minutes_whatever_steps_say() -> None:
     both = {"checkpoint_minutes": 60.0, "checkpoint_steps": 1000}
-    asked = ({}, both, {"checkpoint_minutes": 60.0}, {"checkpoint_steps": 1000})
+    asked = ({}, both, {"checkpoint_minutes": 60.0}, {"checkpoint_steps": 1000}, {"checkpoint_minutes": 0})
     minutes = [TrainPlacement.model_validate(each).minutes_between_states for each in asked]
-    assert minutes == [5.0, 60.0, 60.0, 5.0]
+    assert minutes == [5.0, 60.0, 60.0, 5.0, math.inf]
 
 
 def test_the_only_island_may_go_unnamed(tmp_path: Path) -> None:

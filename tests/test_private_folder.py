@@ -3,6 +3,8 @@
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -59,3 +61,21 @@ def test_cores_are_busy_while_their_command_lives(monkeypatch: pytest.MonkeyPatc
     assert busy_cores() == 0
     with private_folder():
         pass  # what the killed one left goes
+
+
+def test_a_ray_that_does_not_start_is_tried_again_and_said_in_a_line(tmp_path: Path) -> None:
+    """One whose GCS is held up for a minute at each event, while its start is waited for for a second."""
+    held_up = {"RAY_testing_asio_delay_us": "*=60000000:60000000", "RAY_gcs_server_port_wait_time_s": "1"}
+    names = {**held_up, "XDG_STATE_HOME": str(tmp_path)}
+    code = (
+        "from ddm_ray import ray_session; from ddm_ray.errors import RayAway\n"
+        "ray_session.AGAIN_SECONDS = (0.1, 0.1)\n"
+        "try:\n with ray_session.ray_session('local'): pass\n"
+        "except RayAway as error: print(error)"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, **names}, check=True)
+    assert done.stdout.startswith("a private Ray doesn't start, 3 times: ") and done.stdout.count("\n") == 1
+    assert "Traceback" not in done.stderr
+    (kept,) = tmp_path.glob("ddm-ray/logs/*")
+    assert done.stderr.splitlines()[-1] == f"the logs of Ray are kept in {kept}" and list(kept.glob("gcs_server*"))

@@ -1,7 +1,9 @@
 """The state of each artifact of a run, read from storage alone, whatever storage's clock or a job's says."""
 
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,12 +28,15 @@ from ddm_ray.storage.job_status import JobStatus, job_status
 from ddm_ray.storage.launches import place_of
 from ddm_ray.storage.manifest import Manifest
 from ddm_ray.storage.run import RUN_FILE, Run
+from ddm_ray.storage.store import is_local
 
 SILENT_SECONDS, BETWEEN_SECONDS = 10.0, 30.0
 """Silence from which a job may be dead, while it trains and between attempts.
 
 It beats once a second, later each five, or step by step where steps take longer; storage may hold a beat up.
 """
+BEAT_BYTES = 4096
+"""Room on a disk that a heartbeat takes."""
 REQUESTS = 8
 MOST_SHARES = 8
 """Clusters of which a line tells their shares."""
@@ -301,6 +306,7 @@ def _begun(status: Status, job: JobStatus) -> str:
     if status.may_be_dead:
         # First, where no narrow terminal cuts it off: a job that may be dead mustn't look alive.
         sign = f"no sign for {duration(silence)} of looking" if status.unjudged else f"silent for {duration(silence)}"
+        sign = f"no space left on the disk of {status.run}, {sign}" if _is_full(status.run) else sign
         where = f"{sign}, {where}" if where else sign
     loss, workers = job.value("loss"), job.value("world_size")
     rate, mfu = (job.value(name) for name in ("steps_per_second", "mfu"))
@@ -320,6 +326,13 @@ def _begun(status: Status, job: JobStatus) -> str:
         f"attempt {job.attempt}{job.place}": True,
     }
     return ", ".join(part for part, known in parts.items() if known)
+
+
+def _is_full(run_url: str) -> bool:
+    """True if a run's local disk has no room for a heartbeat: whoever trains there can't say so."""
+    with suppress(OSError):
+        return is_local(run_url) and shutil.disk_usage(run_url).free < BEAT_BYTES
+    return False
 
 
 def duration(seconds: float) -> str:

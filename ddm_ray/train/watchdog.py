@@ -14,6 +14,8 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Self
 
+from ddm_ray.train.liveness import processor_share
+
 FIRST_STEP_SECONDS = 600.0
 USUAL_STEPS = 3
 REMEMBERED = 20
@@ -81,6 +83,8 @@ class Watchdog:
             now, began = time.monotonic(), self._began
             # What held this thread up too was no hang: the process was stopped, or the machine.
             held, before = max(0.0, now - looked - each), computed
+            # Nor is what the machine is too crowded for: whom it waits for, as other ranks, may have to wait, too.
+            held = max(held, (now - looked) * (1 - processor_share()))
             wants, computed = _turn(self._stepping)
             if wants:
                 held = max(held, now - looked - max(0.0, computed - before))

@@ -15,6 +15,7 @@ from ddm_ray.cli import main
 from ddm_ray.cli.fixes import phrase
 from ddm_ray.config import load_recipe
 from ddm_ray.errors import CorruptArtifact
+from ddm_ray.storage import status as status_module
 from ddm_ray.storage.attempts import Attempt, claim
 from ddm_ray.storage.graph import PARTITION, REPORT, ROUTER, ROWS, Artifact, owner_rows, shard
 from ddm_ray.storage.job_files import list_jobs
@@ -67,6 +68,18 @@ class Observer:
         """State, share done and description of the job."""
         (observed,) = observe([status(self._run, JOB)], self._pulses, now)
         return f"{observed.state} {observed.fraction:.0%} {describe(observed)}"
+
+
+def test_silence_on_a_full_disk_is_explained(partitioned: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever trains there can't say it: a heartbeat has no room either."""
+    observer = Observer(partitioned)
+    beat(claim(partitioned.store, JOB), 1, 75)
+    monkeypatch.setattr(status_module, "BEAT_BYTES", 2**62)
+    assert observer.look(0).startswith("begun 25% step 75/300"), "while it beats it has room"
+    full = f"begun 25% no space left on the disk of {partitioned.url}, silent for 210 s, step 75/300"
+    assert observer.look(210).startswith(full)
+    monkeypatch.undo()
+    assert observer.look(211).startswith("begun 25% silent for 211 s")
 
 
 def test_a_job_that_died_does_not_look_alive(partitioned: Run) -> None:

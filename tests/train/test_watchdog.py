@@ -65,6 +65,28 @@ print(took > watchdog.limit)
 """
 
 
+WAITS = r"""
+import os, subprocess, sys, time
+from ddm_ray.train.watchdog import Watchdog
+from tests.conftest import wait_for
+
+with Watchdog(0.5, lambda text: print("stuck:", text, flush=True)) as watchdog:
+    for _ in range(3):
+        with watchdog.step():
+            time.sleep(0.05)
+    spin = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
+    busy = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(8 * os.cpu_count())]
+    try:
+        wait_for(lambda: int(open("/proc/loadavg").read().split()[3].split("/")[0]) >= 6 * os.cpu_count(), 30)
+        with watchdog.step():
+            time.sleep(2 * watchdog.limit)
+    finally:
+        for process in busy:
+            process.kill()
+print("ended")
+"""
+
+
 def run_steps(seconds: float, steps: list[str], pause: float = 0.0) -> tuple[subprocess.CompletedProcess[str], float]:
     """These steps in a process with a watchdog; how it ended, and after how long."""
     began = time.monotonic()
@@ -77,7 +99,7 @@ def test_a_step_that_hangs_ends_the_process() -> None:
     done, took = run_steps(0.5, ["time.sleep(0.1)"] * 3 + ["time.sleep(50)"])
     assert done.returncode == 1 and done.stdout.startswith("stuck: a step hangs for ") and "ended" not in done.stdout
     assert 'File "<string>", line 8' in done.stderr, "where it hangs is said"
-    assert took < 20
+    assert took < 45, "not because the call ended"
 
 
 def test_steps_may_take_three_times_the_usual() -> None:
@@ -117,7 +139,7 @@ def stopped_midway(send: Callable[[int, signal.Signals], None]) -> Iterator["sub
 
 def test_a_process_that_is_stopped_is_killed() -> None:
     with stopped_midway(os.kill) as process:
-        assert process.wait(10) == -signal.SIGKILL
+        assert process.wait(60) == -signal.SIGKILL
 
 
 def test_a_machine_that_stands_still_goes_on() -> None:
@@ -132,10 +154,16 @@ def test_a_call_that_lets_no_thread_run_is_ended() -> None:
     """What keeps the interpreter to itself, as a driver that hangs may, keeps the watchdog from its work too."""
     done, took = run_steps(0.5, ["PyDLL(None).sleep(50)"])
     assert done.returncode == -signal.SIGKILL and "gave no sign of life for 0.5 s" in done.stderr
-    assert took < 20
+    assert took < 45, "not because the call ended"
 
 
 def test_a_step_that_waits_for_its_turn_does_not_hang() -> None:
     """Beside eight processes that want the same core it takes far longer than a step may."""
     done = subprocess.run([sys.executable, "-c", STARVED], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+def test_who_waits_for_others_on_a_crowded_machine_is_not_taken_for_hanging() -> None:
+    """As a rank does that waits for one which gets no processor."""
+    done = subprocess.run([sys.executable, "-c", WAITS], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr

@@ -5,6 +5,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -12,7 +13,7 @@ import ray.train
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from ddm_ray import ray_internals as internals
-from ddm_ray.errors import DDMError, GaveUp, OutOfMemory, Preempted, Stopped, Superseded
+from ddm_ray.errors import DDMError, GaveUp, OutOfMemory, Preempted, Stopped, StorageError, Superseded
 from ddm_ray.memory import KEEP_FREED_MEMORY
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.attempts import Attempt, claimed
@@ -211,7 +212,7 @@ def _worker(config: dict[str, Any]) -> None:
         raise
     except (Stopped, Superseded) as error:
         if not getattr(error, "by_its_own_launch", False):
-            launch.give_up(store, error)
+            _give_up(store, launch, error)
         raise
     except DDMError as error:
         if error.passes:
@@ -219,5 +220,11 @@ def _worker(config: dict[str, Any]) -> None:
         # An attempt notes its own error; before there is one, trying again won't mend it.
         number = max(claimed(store, artifact), default=0)
         if number == before or not Attempt(store, artifact, number).failure():
-            launch.give_up(store, error)
+            _give_up(store, launch, error)
         raise
+
+
+def _give_up(store: Store, launch: Launch, error: DDMError) -> None:
+    """Record that the launch has given up; what a full disk won't hold, the controller hears by the error itself."""
+    with suppress(StorageError):
+        launch.give_up(store, error)

@@ -28,8 +28,9 @@ def environment(placement: TrainPlacement) -> dict[str, str]:
     return {
         # How often the controller asks its workers how they are; 2 by default.
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "1",
-        # Timeout for an unresponsive worker whose liveness monitor is dead too; 600 by default.
-        "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": f"{6 * placement.hang_seconds:g}",
+        # Timeout for an unresponsive worker whose liveness monitor is dead too; 600 by default. By the clock alone, so
+        # that on a crowded machine it must be long.
+        "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": f"{60 * placement.hang_seconds:g}",
         # How long a group waits for its place; 60 by default. One that counts on a node just lost waits in vain.
         "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "5",
         # How often nodes that are to be taken away are looked for; 5 by default.
@@ -57,6 +58,8 @@ def reason(error: BaseException) -> str:
         who = _WHERE.findall(str(cause))
         of = f" ({', '.join(f'{name.lower()} {value}' for name, value in who)})" if who else ""
         return f"a worker's process{of} was killed from outside, by hand or for want of memory, or it crashed"
+    if isinstance(cause, internals.UNANSWERED.get()):
+        return "a worker gave no answer for too long"
     return one_line(cause, 300, tail=True)
 
 
