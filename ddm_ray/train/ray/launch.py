@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -23,7 +23,7 @@ from ddm_ray.storage.observer import LOOK_SECONDS, Observer
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import Status, status
 from ddm_ray.storage.stops import StopRequests
-from ddm_ray.train.ray.recovery import environment, forget, innermost, reason, run_id, tend_cluster
+from ddm_ray.train.ray.recovery import environment, forget, free_places_of_all, innermost, reason, run_id, tend_cluster
 
 AWAY_SECONDS = 10.0
 # After how long a job that no worker has begun is said to wait for room; a start takes less.
@@ -164,6 +164,8 @@ def train_all(
             ray.kill(supervisor)
         for artifact in unfinished:
             forget(run_id(run, artifact))
+        with suppress(Exception):  # of a cluster that is gone
+            free_places_of_all()  # with it ends who did so
     if failures:
         raise TrainingsFailed(failures, len(artifacts)) if len(artifacts) > 1 else failures[artifacts[0]]
 

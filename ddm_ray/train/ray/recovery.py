@@ -18,7 +18,7 @@ from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.manifest import sha256
 from ddm_ray.storage.run import Run
 
-NODES_SECONDS = 1.0
+NODES_SECONDS, END_SECONDS = 1.0, 10.0
 # What Ray knows of a worker that is gone: `Worker IP address: 10.0.0.7 Worker port: 40001 Worker PID: 4711`.
 _WHERE = re.compile(r"Worker (IP|PID)(?: address)?: ([\w.:]+)")
 
@@ -95,17 +95,28 @@ def tend_cluster() -> None:
         time.sleep(NODES_SECONDS)
 
 
-def free_places_of_the_dead() -> None:
+def free_places_of_all() -> None:
+    """Free the places of this Ray job's controllers, which have been killed; waits END_SECONDS for their deaths."""
+    until = time.monotonic() + END_SECONDS
+    while free_places_of_the_dead() and time.monotonic() < until:
+        time.sleep(0.05)
+
+
+def free_places_of_the_dead() -> int:
     """Remove placement groups of this Ray job whose controller has died: Ray keeps them until the job itself ends.
 
-    The next controller would wait for their resources for ever.
+    The next controller would wait for their resources for ever. Returns how many are those of actors that live.
     """
-    job = ray.get_runtime_context().get_job_id()
+    job, living = ray.get_runtime_context().get_job_id(), 0
     for data in internals.STATE.get()._connect_and_get_accessor().get_placement_group_table():
         group = internals.PLACEMENT_GROUP_RECORD.get().FromString(data)
-        left = group.creator_actor_dead and not group.is_detached and group.state != group.REMOVED
-        if left and group.creator_job_id.hex() == job:
+        if group.is_detached or group.state == group.REMOVED or group.creator_job_id.hex() != job:
+            continue
+        if group.creator_actor_dead:
             remove_placement_group(PlacementGroup(PlacementGroupID(group.placement_group_id)))
+        elif group.creator_actor_id:
+            living += 1
+    return living
 
 
 def _coordinator() -> Any:
