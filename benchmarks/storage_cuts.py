@@ -38,6 +38,8 @@ def main() -> None:
                 bits = "equal" if outcome.files == undisturbed else "OTHER"
                 report.progress(f"{cut}: exits {outcome.statuses}, attempts {outcome.attempts}, {bits} bits")
                 failed += any(outcome.statuses)
+                if any(outcome.statuses):
+                    report.progress("".join(each.log.read_text()[-3000:] for each in (both.owner, both.rival)))
                 other_bits += outcome.files != undisturbed
                 manifests = max(manifests, outcome.manifests)
                 attempts = max(attempts, outcome.attempts)

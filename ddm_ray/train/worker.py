@@ -13,6 +13,7 @@ import torch.distributed as dist
 from ddm_ray.data.loading.loader import Loader
 from ddm_ray.errors import CorruptArtifact, StorageError, TrainingError, refusal
 from ddm_ray.placement import TrainPlacement
+from ddm_ray.storage.attempts import claimed
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.launches import Launch
 from ddm_ray.storage.ledger import Account
@@ -32,6 +33,9 @@ from ddm_ray.train.saving import SaveClock, TrainProgress
 from ddm_ray.train.targets import StoredTargets
 from ddm_ray.train.teachers import first_model, load_teachers, offloaded_teachers
 from ddm_ray.train.watchdog import Watchdog
+
+COMMIT_SECONDS = 20.0
+"""Time for which a newer attempt that has dropped this one's last state is waited for to commit the job."""
 
 
 def train(
@@ -150,8 +154,7 @@ def _finish(run: Run, job: TrainJob, attempt: TrainAttempt, milestones: Mileston
         manifest = milestones.publish(last.step)
         milestones.wait()
     except (CorruptArtifact, OSError) as error:
-        if run.finished(job.artifact):
-            # A newer attempt, which went on from this very state, has dropped it since.
+        if _finished_by_newer(run, attempt):
             print(f"{job.artifact}: another attempt has finished it", file=sys.stderr)
             return
         # Damaged since, dropped by a newer attempt, or no space: another try goes on from what is sound.
@@ -159,6 +162,17 @@ def _finish(run: Run, job: TrainJob, attempt: TrainAttempt, milestones: Mileston
     # Nobody waits for what comes after the commit.
     attempt.tidy()
     milestones.commit(manifest, last)
+
+
+def _finished_by_newer(run: Run, attempt: TrainAttempt) -> bool:
+    """True once a newer attempt has committed the job, which drops the states that it has overtaken just before."""
+    store, artifact = run.store, attempt.job.artifact
+    until = time.monotonic() + COMMIT_SECONDS
+    while not run.finished(artifact):
+        if max(claimed(store, artifact), default=0) <= attempt.storage.number or time.monotonic() > until:
+            return False
+        time.sleep(0.5)
+    return True
 
 
 @contextmanager

@@ -82,8 +82,8 @@ class Rivals:
             run = Run.open(url)
             manifest = run.require(EXPERT)
             winner = TrainedInfo.of(manifest).weights.split("/")[1]
-            heeded = [[each for each in through.requests if not each.fault] for through in (mine, its)]
-        commits = [each for each in chain(*heeded) if each.matches(COMMIT) and each.status in (200, 201)]
+            heeded = [[each for each in through.requests if 200 <= each.status < 300] for through in (mine, its)]
+        commits = [each for each in chain(*heeded) if each.matches(COMMIT)]
         written = [
             {each.key for each in of if each.method in ("PUT", "POST") and f"/attempts/{winner}/" in each.key}
             for of in heeded
