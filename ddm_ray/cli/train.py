@@ -172,8 +172,8 @@ def _require_some(run: Any, artifacts: list[Artifact]) -> None:
             return
         except DDMError as error:
             lacks.append(error)
-    for lack in lacks:
-        raise lack
+    if lacks:
+        raise lacks[0]
 
 
 def _train(

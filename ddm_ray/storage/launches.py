@@ -103,7 +103,12 @@ def attempts_of(launch_id: str, claims: Mapping[int, Mapping[str, Any]]) -> list
 
 def _failures(launch_id: str, saved: tuple[int, int]) -> str:
     """Key prefix, below the artifact, of the failures since the state of that attempt and step was committed."""
-    return f"launches/{launch_id}/failures/{saved[0]:04d}-{saved[1]:09d}/"
+    return f"{_all_failures(launch_id)}{saved[0]:04d}-{saved[1]:09d}/"
+
+
+def _all_failures(launch_id: str) -> str:
+    """Key prefix, below the artifact, of all failures of the launch of this id."""
+    return f"launches/{launch_id}/failures/"
 
 
 @contextmanager
@@ -229,14 +234,14 @@ class FailureBudget:
 
 
 def last_loss(store: Store, files: JobFiles) -> str:
-    """Why the newest launch lost workers last, since its newest saved state; empty if it didn't, or none can be read.
+    """Why the newest launch last lost workers, ever; empty if it didn't, or none of that can be read.
 
-    Of several losses since that state any one.
+    Of several losses between two saved states any one.
     """
     if not files.attempts:
         return ""
     launch_id = str(Attempt(store, files.artifact, files.attempts[-1]).claim().get("launch"))
-    keys = [key for key in files.sizes if key.startswith(f"launches/{launch_id}/failures/")]
+    keys = [key for key in files.sizes if key.startswith(_all_failures(launch_id))]
     return loss_of(store, files.artifact, max(keys)) if keys else ""
 
 
@@ -267,7 +272,7 @@ class LaunchReader:
 
     def losses(self, files: JobFiles) -> list[str]:
         """Why attempts of the launch were lost that this wasn't asked about before, each as its controller noted it."""
-        begins = f"launches/{self._launch.id}/failures/"
+        begins = _all_failures(self._launch.id)
         new = sorted(key for key in files.sizes if key.startswith(begins) and key not in self._losses)
         self._losses.update(new)
         return [loss_of(self._store, files.artifact, key) for key in new]

@@ -186,8 +186,8 @@ class TrainAttempt:
 
     @property
     def untold(self) -> bool:
-        """True where it isn't told yet that states can't be saved, or can again."""
-        return self.saver.unsaved != self._told_unsaved
+        """True on rank 0 where it hasn't told yet that states can't be saved, or can again."""
+        return self._heartbeat is not None and self.saver.unsaved != self._told_unsaved
 
     def tell(self, progress: dict[str, Any]) -> None:
         """Say how training goes: to the heartbeat, and to the curves."""

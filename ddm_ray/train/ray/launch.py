@@ -165,7 +165,7 @@ def train_all(
         for artifact in unfinished:
             forget(run_id(run, artifact))
         with suppress(Exception):  # of a cluster that is gone
-            free_places_of_all()  # with it ends who did so
+            free_places_of_all()  # the supervisors, who did so while training went on, are gone
     if failures:
         raise TrainingsFailed(failures, len(artifacts)) if len(artifacts) > 1 else failures[artifacts[0]]
 
