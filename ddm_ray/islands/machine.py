@@ -13,7 +13,7 @@ import torch
 
 from ddm_ray.config import RunConfig
 from ddm_ray.data.schema import EMBEDDING, TEXT, data_dtype
-from ddm_ray.data.sources.count import count_rows
+from ddm_ray.data.sources.look import count_rows
 from ddm_ray.errors import DDMError
 from ddm_ray.islands.needs import LIBRARIES_BYTES, ModelNeeds, needs_of
 from ddm_ray.islands.speeds import left_by_trainings

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from ddm_ray import cli
 from ddm_ray.config import load_recipe
-from ddm_ray.data.sources.count import count_rows
+from ddm_ray.data.sources.look import count_rows
 from ddm_ray.islands.machine import MachinePlan, makespan, plan_machine
 from ddm_ray.islands.needs import needs_of
 from ddm_ray.placement import TrainPlacement

@@ -131,7 +131,8 @@ def list_source(config: RunConfig, name: str, source: Source, chunk_rows: int) -
                 " classes at each; begin the run anew and name them with data.class_names"
             )
         classes = numbered = None  # numbers are the labels that all owners have agreed on
-    return SourcePlan(name, chunk_rows, classes, listing.units, listing.ignored, True, numbered)
+    rows = min(chunk_rows, listing.chunk_rows or chunk_rows)
+    return SourcePlan(name, rows, classes, listing.units, listing.ignored, True, numbered)
 
 
 class _Observer:

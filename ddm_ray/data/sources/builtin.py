@@ -12,6 +12,7 @@ from ddm_ray.data.sources.conditions import Conditioned, Conditions
 
 SIDE = 16
 UNIT_ROWS = 4096
+DIGITS_ROWS = 1797
 FAMILIES = (
     "disk",
     "ring",
@@ -34,7 +35,7 @@ class Digits(Conditioned):
 
     def list(self) -> Listing:
         """One unit."""
-        return Listing((Unit("digits", 1797 * 64),))
+        return Listing((Unit("digits", DIGITS_ROWS * 64),), rows=DIGITS_ROWS)
 
     def read(self, unit: Unit, skip: Container[int] = ()) -> Iterator[EncodedChunk]:
         """See Source."""
@@ -65,7 +66,8 @@ class Shapes(Conditioned):
         """Units of 4096 rows."""
         starts = range(0, self.count, UNIT_ROWS)
         row_bytes = SIDE * SIDE * 3
-        return Listing(tuple(Unit(f"{start:08d}", min(UNIT_ROWS, self.count - start) * row_bytes) for start in starts))
+        units = tuple(Unit(f"{start:08d}", min(UNIT_ROWS, self.count - start) * row_bytes) for start in starts)
+        return Listing(units, rows=self.count)
 
     def read(self, unit: Unit, skip: Container[int] = ()) -> Iterator[EncodedChunk]:
         """See Source."""

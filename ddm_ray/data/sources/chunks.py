@@ -12,6 +12,8 @@ CHUNK_FILE_BYTES = 128 * 2**20
 IMAGE_BYTES = 256 * 2**20
 """Maximum size of an image as it is in the source; a larger one isn't read."""
 MIN_ROWS, MAX_ROWS = 32, 4096
+PARTS, LEAST_ROWS = 64, 128
+"""Parts that a source is read in at least, and rows in each from which on it is: a kill costs what is under way."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +54,17 @@ class Listing:
 
     `classes`: names that the source has for classes which the run only counts, by label; none: it has none.
     `ignored`: numbers of files that no unit reads, being of another kind, by the endings of their names. `numbered`:
-    names of the classes that numbers in the source stand for; none: they are labels.
+    names of the classes that numbers in the source stand for; none: they are labels. `rows`: their number, usable or
+    not; None where a listing doesn't tell. `chunk_rows`: rows of a chunk at most, so that there are some; None: as many
+    as the source has.
     """
 
     units: tuple[Unit, ...]
     classes: tuple[str, ...] | None = None
     ignored: dict[str, int] = field(default_factory=dict)
     numbered: tuple[str, ...] | None = None
+    rows: int | None = None
+    chunk_rows: int | None = None
 
 
 class Source(Protocol):
@@ -101,6 +107,11 @@ def chunk_rows(config: DataConfig) -> int:
     num_channels, height, width = config.decoded_shape
     rows = max(1, CHUNK_BYTES // (num_channels * height * width))
     return min(MAX_ROWS, max(MIN_ROWS, 1 << (rows.bit_length() - 1)))
+
+
+def rows_of_a_part(rows: int) -> int:
+    """Rows of a chunk, of about so many in all, at which there are PARTS chunks, LEAST_ROWS if they are few."""
+    return max(LEAST_ROWS, rows // PARTS)
 
 
 def cuts(sizes: Iterable[int], max_rows: int) -> Iterator[int]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ddm_ray.data.images import EXTENSIONS
 from ddm_ray.data.sources import folder, parquet, webdataset
-from ddm_ray.data.sources.chunks import EncodedChunk, Listing, Unit
+from ddm_ray.data.sources.chunks import EncodedChunk, Listing, Unit, rows_of_a_part
 from ddm_ray.data.sources.conditions import Conditioned
 from ddm_ray.data.sources.files import Files
 from ddm_ray.errors import Begin, DataError
@@ -15,6 +15,8 @@ KINDS = {"folder": EXTENSIONS, "webdataset": frozenset({"tar"}), "parquet": froz
 _READERS = {"folder": folder.read, "webdataset": webdataset.read}
 _PLURALS = {"folder": "images", "webdataset": "tars", "parquet": "parquet files"}
 MAX_ENDINGS = 9
+SMALL_IMAGE = 2**14
+"""Bytes of an image in a file of many, of which no listing tells the number: few, so that parts aren't too small."""
 _COMPRESSED = "compressed tars aren't read: unpack them"
 
 
@@ -36,9 +38,11 @@ class Collection(Conditioned):
             units = tuple(Unit(path, size, (path,), (size,)) for path, size in chosen.items())
             # Of the first file: another that names its classes otherwise is refused when it is read.
             numbered = parquet.named_numbers(self.files, units[0], self.conditions) if kind == "parquet" else None
-            return Listing(units, numbered if self.conditions.counted else None, ignored, numbered)
+            few = rows_of_a_part(sum(unit.bytes for unit in units) // SMALL_IMAGE)
+            classes = numbered if self.conditions.counted else None
+            return Listing(units, classes, ignored, numbered, chunk_rows=min(self.chunk_rows, few))
         classes = folder.classes([*chosen], self.conditions, self.files.url)
-        return Listing(folder.units(chosen, self.chunk_rows), classes, ignored)
+        return Listing(folder.units(chosen, self.chunk_rows), classes, ignored, rows=len(chosen))
 
     def read(self, unit: Unit, skip: Container[int] = ()) -> Iterator[EncodedChunk]:
         """See Source."""

@@ -6,20 +6,18 @@ from itertools import pairwise
 
 from ddm_ray.data.images import rejection
 from ddm_ray.data.sharded.work import Chunk
-from ddm_ray.data.sources.chunks import IMAGE_BYTES, Encoded, EncodedChunk, Unit, cuts
+from ddm_ray.data.sources.chunks import IMAGE_BYTES, Encoded, EncodedChunk, Unit, cuts, rows_of_a_part
 from ddm_ray.data.sources.conditions import Conditions
 from ddm_ray.data.sources.files import MISNAMED, THREADS, Files, as_source_error
 from ddm_ray.errors import Begin, DataError
 
 GONE, CLASSLESS = "gone since it was listed", "not in a class's folder"
-PARTS, LEAST_FILES = 64, 128
-"""Parts that a folder is read in at least, and files in each from which on it is: a kill costs what is under way."""
 
 
 def units(sizes: dict[str, int], chunk_rows: int) -> tuple[Unit, ...]:
     """Ranges of the files, one chunk each: of at most `chunk_rows` files, and fewer where these make few ranges."""
     files = list(sizes)
-    chunk_rows = min(chunk_rows, max(LEAST_FILES, len(files) // PARTS))
+    chunk_rows = min(chunk_rows, rows_of_a_part(len(files)))
     width = len(str(len(files)))
     return tuple(
         Unit(

@@ -10,13 +10,13 @@ from typing import TypeVar
 import numpy as np
 from PIL import Image
 
-from ddm_ray.config import RunConfig
+from ddm_ray.config import DataConfig, RunConfig
 from ddm_ray.data.images import DECODER_ERRORS, FORMATS, rejection
-from ddm_ray.data.sources import open_source, parquet
+from ddm_ray.data.sources import is_here, open_source, parquet
 from ddm_ray.data.sources.chunks import Encoded, Listing, Source, Unit
 from ddm_ray.data.sources.collection import Collection, extension
 from ddm_ray.data.sources.folder import CLASSLESS
-from ddm_ray.errors import Begin, DataError
+from ddm_ray.errors import Begin, DataError, StorageError
 
 IMAGES = 12
 """Images that are looked at: spread over a folder, else the first ones of some files."""
@@ -55,13 +55,12 @@ def look(config: RunConfig) -> SourceLook:
     kinds = Counter(f".{extension(path)}" for path, _ in files)
     endings = ", ".join(f"{count:,} {ending}" for ending, count in kinds.most_common())
     lines = [f"{source.files.url}: {endings}, {_amount(sum(size for _, size in files))}"]
-    folders, alone = dict[str, int](), kinds.keys().isdisjoint({".tar", ".parquet"})
+    folders, alone = dict[str, int](), listing.rows is not None
     if alone:
         folders = dict(sorted(Counter(path.partition("/")[0] for path, _ in files if "/" in path).items()))
-        _require_enough(config, source.files.url, len(files))
-    elif kinds.keys() == {".parquet"} and len(listing.units) <= FOOTERS:
-        count = sum(parquet.row_count(source.files, unit) for unit in listing.units)
-        lines[0] += f", {count:,} rows"
+    count = rows_of(source, listing)
+    if count is not None:
+        lines[0] += "" if alone else f", {count:,} rows"
         _require_enough(config, source.files.url, count)
     warnings = _ignored(listing)
     if folders and source.conditions.needed:
@@ -92,6 +91,27 @@ def look(config: RunConfig) -> SourceLook:
             )
     warnings += [f"{row} can't be used: {problem}" for row, problem in problems if problem != CLASSLESS]
     return SourceLook(tuple(lines), tuple(warnings), folders)
+
+
+def rows_of(source: Source, listing: Listing) -> int | None:
+    """Rows of a source, usable or not, as its listing or the footers of its files tell; None where neither does."""
+    paths = [path for unit in listing.units for path in unit.files]
+    if listing.rows is not None or not isinstance(source, Collection):
+        return listing.rows
+    if {extension(path) for path in paths} != {"parquet"} or len(paths) > FOOTERS:
+        return None
+    return sum(parquet.row_count(source.files, unit) for unit in listing.units)
+
+
+def count_rows(config: DataConfig) -> int | None:
+    """Rows of the configured source, usable or not; None where only reading tells: tars, what isn't on this disk."""
+    if not is_here(config.source):
+        return None
+    try:
+        source = open_source(config)
+        return rows_of(source, source.list())
+    except (DataError, StorageError):
+        return None  # preparing says so
 
 
 def _require_enough(config: RunConfig, url: str, count: int) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ddm_ray.data.images import png
 from ddm_ray.data.sources import packaged_kinds
-from ddm_ray.data.sources.chunks import Encoded, EncodedChunk, Listing, Unit, chunked
+from ddm_ray.data.sources.chunks import Encoded, EncodedChunk, Listing, Unit, chunked, rows_of_a_part
 from ddm_ray.data.sources.conditions import Conditioned
 from ddm_ray.data.sources.packaged_kinds import KINDS, SIDE, Drawing
 
@@ -39,7 +39,8 @@ class Domains(Conditioned):
         """A unit a kind. Raises DataError if a package isn't installed."""
         for package in packaged_kinds.PACKAGES:
             packaged_kinds.folder_of(package)
-        return Listing(tuple(Unit(kind, self.most * SIDE * SIDE * 3) for kind in KINDS), tuple(KINDS))
+        units = tuple(Unit(kind, self.most * SIDE * SIDE * 3) for kind in KINDS)
+        return Listing(units, tuple(KINDS), chunk_rows=rows_of_a_part(self.most * len(KINDS)))
 
     def read(self, unit: Unit, skip: Container[int] = ()) -> Iterator[EncodedChunk]:
         """See Source."""
@@ -62,7 +63,7 @@ class Emoji(Conditioned):
         """One unit. Raises DataError if a package isn't installed."""
         for package in packaged_kinds.EMOJI_PACKAGES:
             packaged_kinds.folder_of(package)
-        return Listing((Unit(EMOJI, 1898 * SIDE * SIDE * 3),), EMOJI_GROUPS)
+        return Listing((Unit(EMOJI, 1898 * SIDE * SIDE * 3),), EMOJI_GROUPS, chunk_rows=rows_of_a_part(1898))
 
     def read(self, unit: Unit, skip: Container[int] = ()) -> Iterator[EncodedChunk]:
         """See Source."""

@@ -1,8 +1,11 @@
-"""A folder is prepared in parts: progress moves, a kill costs the part under way, older plans go on as they were."""
+"""Images are prepared in parts: progress moves, a kill costs the part under way, older plans go on as they were."""
 
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from ddm_ray.config import load_recipe
@@ -10,7 +13,7 @@ from ddm_ray.data.prepare.records import rows_store
 from ddm_ray.data.prepare.stage import list_source, prepare
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.data.sources import Unit, open_source
-from ddm_ray.data.sources.folder import LEAST_FILES
+from ddm_ray.data.sources.chunks import LEAST_ROWS
 from ddm_ray.storage.graph import ROWS
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import status
@@ -32,8 +35,30 @@ def begin(folder: Path, photos: Path) -> Run:
     return Run.create(str(folder / "run"), load_recipe("tiny", settings))
 
 
-def test_progress_moves_and_a_kill_costs_one_part(tmp_path: Path, photos: Path) -> None:
-    run = begin(tmp_path, photos)
+def in_one_file(photos: Path, kind: str, folder: Path) -> Path:
+    """The same images in one tar or parquet file, in the order of their names."""
+    images = sorted(path for path in photos.rglob("*.png"))
+    labels = sorted({path.parent.name for path in images})
+    folder.mkdir()
+    if kind == "parquet":
+        columns = {"image": [path.read_bytes() for path in images], "label": [path.parent.name for path in images]}
+        table = pa.table({**columns, "label": [labels.index(name) for name in columns["label"]]})
+        pq.write_table(table, folder / "all.parquet")
+    else:
+        with tarfile.open(folder / "all.tar", "w") as tar:
+            for number, path in enumerate(images):
+                tar.add(path, f"{number:04d}.png")
+                label = folder / "label"
+                label.write_text(str(labels.index(path.parent.name)))
+                tar.add(label, f"{number:04d}.cls")
+                label.unlink()
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["folder", "tar", "parquet"])
+def test_progress_moves_and_a_kill_costs_one_part(tmp_path: Path, photos: Path, kind: str) -> None:
+    source = photos if kind == "folder" else in_one_file(photos, kind, tmp_path / kind)
+    run, alone = begin(tmp_path, source), begin(tmp_path / "alone", photos)
     seen: list[float] = []
 
     def dies(fraction: float, _: str) -> None:
@@ -44,20 +69,28 @@ def test_progress_moves_and_a_kill_costs_one_part(tmp_path: Path, photos: Path) 
     with pytest.raises(InterruptedError):
         prepare(run, dies, execute=serial)
     moved = sorted({fraction for fraction in seen if fraction})
-    assert len(moved) == 2 and 0.2 < moved[0] < 0.4 < moved[1] < 0.7
+    assert len(moved) == 2 and 0.2 < moved[0] < 0.5 < moved[1] < 0.9
     chunks = status(run, ROWS).chunks
-    assert chunks is not None and (chunks.units, chunks.units_done) == (4, 2)
+    assert chunks is not None and chunks.units == (4 if kind == "folder" else 1)
+    assert chunks.units_done == (2 if kind == "folder" else 0)
     kept = {name for name in run.store.sizes(ROWS) if name.startswith("part-")}
     manifest = prepare(run, execute=serial)
-    assert kept < manifest.files.keys() and len(manifest.files) == 4
+    assert len(kept) == 2 and kept < manifest.files.keys() and len(manifest.files) == 4
     assert manifest.info["rows"] == COUNT
+    prepare(alone, execute=serial)
+    columns = ["label", "data", "content_hash"]
+    assert (
+        read_artifact(run, ROWS, columns)
+        .sort_by("content_hash")
+        .equals(read_artifact(alone, ROWS, columns).sort_by("content_hash"))
+    )
 
 
 def test_a_plan_of_one_large_part_goes_on_as_it_was(tmp_path: Path, photos: Path) -> None:
     run, parted = begin(tmp_path / "old", photos), begin(tmp_path / "new", photos)
     source = open_source(run.config.data)
     plan = list_source(run.config, str(photos), source, 4096)
-    assert [len(unit.files) for unit in plan.units] == [LEAST_FILES] * 3 + [COUNT - 3 * LEAST_FILES]
+    assert [len(unit.files) for unit in plan.units] == [LEAST_ROWS] * 3 + [COUNT - 3 * LEAST_ROWS]
     files = [(file, size) for unit in plan.units for file, size in zip(unit.files, unit.sizes, strict=True)]
     paths, sizes = zip(*files, strict=True)
     older = replace(plan, units=(Unit("0-400", sum(sizes), paths, sizes),), numbered=None)
