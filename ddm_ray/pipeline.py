@@ -23,6 +23,7 @@ from ddm_ray.sampling.batches import joined
 from ddm_ray.sampling.call import Label, Prompt, call_of, label_of
 from ddm_ray.sampling.components import Components
 from ddm_ray.sampling.description import described
+from ddm_ray.sampling.devices import choose_device
 from ddm_ray.sampling.offload import Offload
 from ddm_ray.sampling.output import DDMOutput, Images, OutputType, images_as
 from ddm_ray.sampling.paris_weights import Reading, TimeDirection
@@ -110,7 +111,7 @@ class DDMPipeline:
         """
         if model not in get_args(ModelKind):
             raise SamplingError(f"unknown model {model!r}: use {', '.join(get_args(ModelKind))}")
-        place, weights = arguments.device_named(device), _one_dtype(dtype, torch_dtype, precision)
+        place, weights = choose_device(device), _one_dtype(dtype, torch_dtype, precision)
         run = run if isinstance(run, Run) else Run.open(os.fspath(run))
         data, models = run.config.data, load_models(run, model, place, offload, weights)
         known, encoder, latents = row_networks(run), None, None
@@ -146,7 +147,7 @@ class DDMPipeline:
         foreign.refuse_arguments(others, foreign.LOADING)
         if others:
             raise SamplingError(f"from_pretrained takes no {next(iter(others))!r:.60}: leave it out")
-        place, weights = arguments.device_named(device), _one_dtype(dtype, torch_dtype, precision)
+        place, weights = choose_device(device), _one_dtype(dtype, torch_dtype, precision)
         if not pretrained.is_ours(folder) and paris.is_paris(folder):
             reading = Reading(names or {}, time or "noise-at-1")
             return cls._of(paris.load(folder, place, offload, reading, weights))
@@ -186,9 +187,9 @@ class DDMPipeline:
             raise SamplingError(
                 "enable_model_cpu_offload needs a GPU, and none is there: leave it out, or name a device"
             )
-        place = arguments.device_named("cuda" if device is None else device)
+        place = choose_device("cuda" if device is None else device)
         if gpu_id is not None and place != "cpu":
-            place = arguments.device_named(f"{place.partition(':')[0]}:{gpu_id}")
+            place = choose_device(f"{place.partition(':')[0]}:{gpu_id}")
         self.components = relocation.offloaded(self.components, place)
 
     def progress_bar(self, iterable: Iterable[Any] | None = None, total: int | None = None) -> Any:

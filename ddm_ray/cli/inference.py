@@ -77,7 +77,7 @@ def _setting_options() -> list[click.Parameter]:
     help="Picture of all images, a .png, .jpg or .webp. Default: samples.png, and none with --out-dir.",
 )
 @click.option(
-    "--out-dir", metavar="FOLDER", help="Also write each image into a file of its own, named by what it shows and seed."
+    "--out-dir", metavar="FOLDER", help="Write each image into a file of its own, named by what it shows and seed."
 )
 @click.option(
     "--format",

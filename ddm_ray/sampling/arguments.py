@@ -15,6 +15,7 @@ from torch import Tensor
 from ddm_ray.core.condition import Condition, Text, join
 from ddm_ray.errors import SamplingError
 from ddm_ray.models.text import TextEncoder
+from ddm_ray.sampling.devices import choose_device
 from ddm_ray.sampling.request import require_seeds
 
 
@@ -145,21 +146,7 @@ def destination(places: Sequence[Any], device: Any = None, dtype: Any = None) ->
         if (dtype if is_dtype else device) is not None:
             raise SamplingError("to takes one device and one dtype")
         device, dtype = (device, place) if is_dtype else (place, dtype)
-    return None if device is None else device_named(device), dtype
-
-
-def device_named(device: Any) -> str:
-    """The name of a device of torch's that is there: a name, a torch.device or the number of a GPU."""
-    try:
-        name = str(torch.device(device))
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError, TypeError) as error:  # what torch raises depends on how it was built
-        reason = str(error).splitlines()[0]
-        shown = device if isinstance(device, str) else str(device)
-        raise SamplingError(
-            f"device {shown!r:.60} isn't there: use cpu, or cuda on a machine with a GPU ({reason})"
-        ) from None
-    return name
+    return None if device is None else choose_device(device), dtype
 
 
 def clusters(given: Any, num_prompts: int, num_experts: int) -> Tensor:

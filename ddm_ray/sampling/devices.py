@@ -1,6 +1,7 @@
 """The device that this process computes on: the best there is, or the one that was asked for; and GPUs left idle."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,18 +12,22 @@ AUTO = "auto"
 DRIVER_GPUS = Path("/proc/driver/nvidia/gpus")
 
 
-def choose_device(asked: str) -> str:
-    """Torch's name of the device: of "auto" a GPU or the CPU. Raises SamplingError for one that isn't there."""
+def choose_device(asked: Any) -> str:
+    """Torch's name of a device by a name, the number of a GPU or a torch.device: of "auto" a GPU or the CPU.
+
+    Raises SamplingError for one that isn't there.
+    """
     if asked == AUTO:
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        torch.empty(0, device=asked)
-    except (RuntimeError, AssertionError) as error:  # what torch raises depends on how it was built
+        name = str(torch.device(asked))
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, TypeError) as error:  # what torch raises depends on how it was built
         reason = str(error).splitlines()[0].partition(". ")[0]
         others = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
         fix = Give("device", f"choose {' or '.join(others)}")
-        raise SamplingError(f"device {asked!r} isn't there: {reason}", fix) from None
-    return asked
+        raise SamplingError(f"device {str(asked)[:60]!r} isn't there: {reason}", fix) from None
+    return name
 
 
 def describe_device(device: str) -> str:

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -49,12 +50,11 @@ def test_without_a_gpu_all_is_computed_on_the_cpu(no_gpu: Path, capsys: pytest.C
     assert capsys.readouterr().err.endswith(why)
 
 
-@pytest.mark.parametrize("device", ["cuda:99", "cuda"])
-def test_a_device_that_is_not_there_is_refused_with_what_there_is(device: str) -> None:
-    if device == "cuda" and torch.cuda.is_available():
-        pytest.skip("it is there")
-    with pytest.raises(SamplingError, match=rf"^device '{device}' isn't there: .*; choose cpu"):
+@pytest.mark.parametrize("device", ["cuda:99", torch.device("cuda", 99), 99, "gpu", "meta:one", None])
+def test_a_device_that_is_not_there_is_refused_with_what_there_is(device: Any) -> None:
+    with pytest.raises(SamplingError, match=r"^device '.*' isn't there: .*; choose cpu") as caught:
         choose_device(device)
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_a_server_of_its_own_gets_the_named_gpu_alone(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
