@@ -82,6 +82,7 @@ def measure(
     config, strategies = run.config, run.config.evaluate.strategies
     metrics = {
         "run": config.name,
+        "credit": config.data.credit,
         "name": name,
         "num_samples": len(request.seeds),
         "num_real": reference.real.rows,

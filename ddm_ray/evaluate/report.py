@@ -120,6 +120,7 @@ def sentences(metrics: dict[str, Any]) -> list[str]:
             f"Real rows are those that are here: clusters {', '.join(map(str, elsewhere))} are at their owners'."
         )
     lines += [f"Not measured: {line}." for line in metrics.get("missing", {}).values()]
+    lines += [f"Pictures: {credit}" for credit in [metrics.get("credit")] if credit]
     lines.append("Every model was trained once, with one seed: a difference may be the luck of a training run.")
     return lines
 

@@ -140,16 +140,16 @@ class ImagesObserver(ShareRead[SamplesRecord]):
         """See ChunkObserver."""
         super().begin(records)
         self._images = sum(record.images for record in records)
-        self._tell("all models")
+        self._tell("")
 
     def add(self, record: SamplesRecord, until: float) -> None:
         """See ChunkObserver."""
         self.advance(record.key.unit, until)
         self._images += record.images
-        self._tell(record.candidate)
+        self._tell(f"{self.left()}: {record.candidate}")
 
-    def _tell(self, candidate: str) -> None:
-        self._on_progress(self.fraction, f"{self._images:,} of {self._all:,} images sampled: {candidate}")
+    def _tell(self, more: str) -> None:
+        self._on_progress(self.fraction, f"{self._images:,} of {self._all:,} images sampled{more}")
 
 
 def read_portion(unit: Portion, done: Container[int]) -> Iterator[Chunk[Portion]]:

@@ -37,7 +37,8 @@ def stretches(experts_S: list[int]) -> list[dict[str, int]]:
 def model_entry(name: str, config: RunConfig, num_experts: int, defaults: SamplingSettings) -> dict[str, Any]:
     """OpenAI's model object, and beside it what a client may want to know before it asks for images.
 
-    `classes`: names for a prompt, null where it is any text; `size` of images; `defaults` of sampling.
+    `classes`: names for a prompt, null where it is any text; `size` of images; `credit` for the pictures that it learnt
+    from, if they ask for one; `defaults` of sampling.
     """
     data = config.data
     _, height, width = data.pixel_shape
@@ -49,6 +50,7 @@ def model_entry(name: str, config: RunConfig, num_experts: int, defaults: Sampli
         "experts": [expert_name(expert) for expert in range(num_experts)],
         "classes": list(data.class_names) if data.text is None else None,
         "size": f"{width}x{height}",
+        "credit": data.credit,
         "defaults": defaults.model_dump(mode="json"),
     }
 

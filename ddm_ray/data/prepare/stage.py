@@ -144,7 +144,7 @@ class _Observer:
         self._share = ShareRead[RowsRecord](plan.units)
         self._records: list[RowsRecord] = []
         self._rows, self._rejected = 0, 0
-        self._began: tuple[float, float, int] | None = None
+        self._began: tuple[float, int] | None = None
 
     def begin(self, records: Sequence[RowsRecord]) -> None:
         """See ChunkObserver."""
@@ -171,10 +171,10 @@ class _Observer:
 
     def _show(self) -> None:
         fraction, note = self._share.fraction, f"{self._rows} rows, {self._rejected} rejected"
-        now = time.monotonic(), fraction, self._rows
-        # Speed counts from the first chunk: before it came, processes were started and networks loaded.
+        now = time.monotonic(), self._rows
+        # As `left` counts.
         self._began = self._began or now
-        seconds, share, rows = (value - first for value, first in zip(now, self._began, strict=True))
-        if seconds > 0 and share > 0:
-            note += f", {rows / seconds:.0f} rows/s, {seconds * (1 - fraction) / share:.0f} s left"
+        seconds, rows = (value - first for value, first in zip(now, self._began, strict=True))
+        if left := self._share.left():
+            note += f", {rows / seconds:.0f} rows/s{left}"
         self._on_progress(fraction, note)

@@ -3,6 +3,7 @@
 A row of the pipeline is a whole chunk, and so is a block: nothing splits a chunk or joins it to another.
 """
 
+import logging
 import math
 import pickle
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -44,6 +45,10 @@ class RayData:
         self, read: ReadUnit, maker: ChunkMaker[Any, RecordT], tasks: Sequence[Task[Any]]
     ) -> Generator[FinishedChunk[RecordT], None, None]:
         """An `Executor`. Raises RayError for what fails in Ray, and where it has no GPU though one is asked for."""
+        # Its lines on each execution go to its log file: whoever called shows how far it is.
+        for handler in logging.getLogger("ray.data").handlers:
+            if isinstance(handler, logging.StreamHandler):
+                handler.setLevel(logging.ERROR)
         with self.session():
             yield from _finished_chunks(read, maker, tasks, _Shares.of_cluster(self.placement))
 

@@ -1,6 +1,7 @@
 """The driver of a sharded stage: which chunks are missing, their making, and the records of all."""
 
 import math
+import time
 from collections.abc import Sequence
 from contextlib import closing
 from typing import Any, Generic, Protocol, TypeVar
@@ -59,6 +60,7 @@ class ShareRead(Generic[RecordT]):
         self._total = sum(self._sizes)
         self._until: dict[int, float] = {}
         self._read = 0.0
+        self._began: tuple[float, float] | None = None
 
     def begin(self, records: Sequence[RecordT]) -> None:
         """The chunks that were finished before; of a unit that isn't whole its share is unknown and not counted."""
@@ -77,13 +79,22 @@ class ShareRead(Generic[RecordT]):
         """The share, 0 to 0.99."""
         return min(0.99, self._read / self._total)
 
+    def left(self) -> str:
+        """Words on the time left at the pace so far, `, 12 s left`; empty before the second call, from whose first on
+        it counts: until then processes were started and networks loaded.
+        """
+        now = time.monotonic(), self.fraction
+        self._began = self._began or now
+        seconds, share = (value - first for value, first in zip(now, self._began, strict=True))
+        return f", {seconds * (1 - self.fraction) / share:.0f} s left" if seconds > 0 and share > 0 else ""
+
     def expected(self, rows: int) -> float:
         """About how many rows there will be, `rows` being those of the share that is read."""
         return rows / self.fraction if self.fraction else math.inf
 
 
 class ShareTold(ShareRead[RecordT]):
-    """An observer that tells the share after each chunk, with the same words."""
+    """An observer that tells the share after each chunk, with the same words and the time left."""
 
     def __init__(self, units: Sequence[WorkUnit], on_progress: OnProgress, words: str):
         super().__init__(units)
@@ -92,4 +103,4 @@ class ShareTold(ShareRead[RecordT]):
     def add(self, record: RecordT, until: float) -> None:
         """See ChunkObserver."""
         self.advance(record.key.unit, until)
-        self._on_progress(self.fraction, self._words)
+        self._on_progress(self.fraction, self._words + self.left())

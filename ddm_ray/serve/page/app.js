@@ -39,7 +39,7 @@ function present(answer) {
   document.title = `${served.id} · ddm-ray`;
   at("model").textContent = served.id;
   const { length } = served.experts;
-  at("about").textContent = `${length === 1 ? "One expert" : `${length} experts that never met`}, mixed into one model. Watch who paints, and when.`;
+  at("about").textContent = `${length === 1 ? "One expert" : `${length} experts that never met`}, mixed into one model. Watch who paints, and when.${served.credit ? ` Learnt from pictures of others: ${served.credit}` : ""}`;
   at("legend").replaceChildren(...served.experts.map((_, expert) => swatch(expert)));
   offer(served);
 }

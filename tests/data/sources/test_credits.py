@@ -1,0 +1,38 @@
+"""Credits for pictures of others stand wherever what was learnt from them is shown."""
+
+from pathlib import Path
+
+import pytest
+
+from ddm_ray.config import load_recipe
+from ddm_ray.config.data import CREDITS, TWEMOJI
+from ddm_ray.data.partition.report import report
+from ddm_ray.evaluate.report import sentences
+from ddm_ray.evaluate.run import evaluate, read_metrics
+from ddm_ray.sampling.card import model_card
+from ddm_ray.serve.answers import model_entry
+from ddm_ray.storage.graph import REPORT
+from tests.random_run import make_run
+
+
+@pytest.mark.parametrize(("source", "credited"), [("emoji", True), ("domains:500", True), ("digits", False)])
+def test_whoever_shows_samples_credits_the_pictures(tmp_path: Path, source: str, credited: bool) -> None:
+    settings = (f"data.source={source}", "evaluate={num_samples: 8, strategies: [once]}", "sample.steps=2")
+    run = make_run(str(tmp_path / "run"), num_rows=60, settings=settings)
+    report(run)
+    evaluate(run, "one")
+    shown = {
+        "card": model_card(run, "monolith"),
+        "partition": run.read(REPORT, "report.html").decode(),
+        "evaluation": " ".join(sentences(read_metrics(run, "one"))),
+        "server": str(model_entry("emoji", run.config, 2, run.config.sample)["credit"]),
+    }
+    assert {name for name, text in shown.items() if TWEMOJI in text.replace("&#39;", "'")} == (
+        set(shown) if credited else set()
+    )
+
+
+def test_every_packaged_source_has_a_credit() -> None:
+    for name, credit in CREDITS.items():
+        assert load_recipe("tiny", (f"data.source={name}",)).data.credit == credit
+    assert load_recipe("tiny", ("data.source=/photos/emoji",)).data.credit is None
