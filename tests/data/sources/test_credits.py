@@ -6,12 +6,13 @@ import pytest
 
 from ddm_ray.config import load_recipe
 from ddm_ray.config.data import CREDITS, TWEMOJI
-from ddm_ray.data.partition.report import report
+from ddm_ray.data.partition.stage import partition
 from ddm_ray.evaluate.report import sentences
 from ddm_ray.evaluate.run import evaluate, read_metrics
 from ddm_ray.sampling.card import model_card
 from ddm_ray.serve.answers import model_entry
 from ddm_ray.storage.graph import REPORT
+from tests.data.rows import commit_rows
 from tests.random_run import make_run
 
 
@@ -19,17 +20,19 @@ from tests.random_run import make_run
 def test_whoever_shows_samples_credits_the_pictures(tmp_path: Path, source: str, credited: bool) -> None:
     settings = (f"data.source={source}", "evaluate={num_samples: 8, strategies: [once]}", "sample.steps=2")
     run = make_run(str(tmp_path / "run"), num_rows=60, settings=settings)
-    report(run)
     evaluate(run, "one")
     shown = {
         "card": model_card(run, "monolith"),
-        "partition": run.read(REPORT, "report.html").decode(),
         "evaluation": " ".join(sentences(read_metrics(run, "one"))),
         "server": str(model_entry("emoji", run.config, 2, run.config.sample)["credit"]),
     }
-    assert {name for name, text in shown.items() if TWEMOJI in text.replace("&#39;", "'")} == (
-        set(shown) if credited else set()
-    )
+    assert {name for name, text in shown.items() if TWEMOJI in text} == (set(shown) if credited else set())
+
+
+def test_the_report_of_a_partition_credits_the_pictures(tmp_path: Path) -> None:
+    run = commit_rows(str(tmp_path / "run"), ("data.source=emoji", "data.num_classes=9"))
+    partition(run)
+    assert TWEMOJI in run.read(REPORT, "report.html").decode()
 
 
 def test_every_packaged_source_has_a_credit() -> None:
