@@ -33,6 +33,7 @@ LANES = {
         "test_doors.py",
         "test_readme.py",
         "test_first_screen.py",
+        "test_appended_by_ray.py",
         "test_tokens.py",
         "test_forked.py",
         "test_cli.py",

@@ -126,6 +126,12 @@ def make_run(
     Models have seeded random weights: all of a fresh model's parameters plus `spread` times N(0, 1).
     """
     run = make_data(path, recipe, settings, num_rows, num_files)
+    publish_models(run, spread)
+    return run
+
+
+def publish_models(run: Run, spread: float = 0.05) -> None:
+    """Experts, router and monolith of a partitioned run as if trained; see `make_run`."""
     data, steps, num_clusters = (
         run.config.data,
         run.config.expert.train.steps,
@@ -143,7 +149,6 @@ def make_run(
         spread,
     )
     publish(run, ROUTER, router, run.config.router.train.steps, run.config.router.train.global_batch)
-    return run
 
 
 def publish(run: Run, artifact: Artifact, model: nn.Module, steps: int, batch: int) -> None:

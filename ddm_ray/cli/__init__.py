@@ -1,6 +1,7 @@
 """The `ddm` command: a verb parses, opens the run and calls. Heavy imports wait until a verb needs them."""
 
 from ddm_ray.cli.accept import accept
+from ddm_ray.cli.append import append
 from ddm_ray.cli.check import check, probe
 from ddm_ray.cli.command import main
 from ddm_ray.cli.compare import compare
@@ -25,6 +26,7 @@ from ddm_ray.cli.work import work
 
 __all__ = [
     "accept",
+    "append",
     "check",
     "compare",
     "demo",

@@ -106,7 +106,9 @@ def status(run_url: str) -> None:
 
     run = Run.open(run_url)
     say(f"run {run.config.name!r} at {run.url}, configuration {run.fingerprint}")
-    if run.base:
+    if run.base and run.appends:
+        say(f"  appends {run.appends.files:,} files to {run.base.url}, and goes on from its clusters and weights")
+    elif run.base:
         say(f"  goes on from {run.base.url}, whose rows and partition it has")
     say_extensions(run)
     statuses = survey_once(run)

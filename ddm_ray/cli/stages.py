@@ -29,7 +29,7 @@ from ddm_ray.cli.fixes import by
 from ddm_ray.cli.train import each_failure_named
 from ddm_ray.errors import ConfigError, DriftError
 from ddm_ray.storage.graph import NAME_PATTERN, Artifact
-from ddm_ray.storage.info import ReportInfo, RowsInfo
+from ddm_ray.storage.info import ClusterFit, ReportInfo, RowsInfo
 
 
 @main.command()
@@ -177,10 +177,20 @@ def partition(run_url: str, cluster: int | None, scratch: str | None) -> None:
         if info := ReportInfo.of_either(run.manifest(REPORT), run.manifest(PARTITION)):
             if info.silhouette is not None:
                 say(f"silhouette of the clusters: {info.silhouette:.3f} (1: far apart, 0: no borders)")
+            for cluster, fit in enumerate(info.fit):
+                say(f"cluster {cluster}: {_fit(fit)}")
             for warning in info.warnings:
                 warn(warning)
         say(f"look at it: {run.url}/{REPORT}/report.html")
     say(f"next: ddm train {run_url} {'all' if cluster is None else f'expert {cluster}'}")
+
+
+def _fit(fit: ClusterFit) -> str:
+    """Words for how well rows that were appended fit a cluster."""
+    if fit.distance is None or fit.distance_before is None:
+        return f"{fit.rows:,} new training rows"
+    beside = f"{fit.distance:.3g} from its centroid on average, earlier ones {fit.distance_before:.3g}"
+    return f"{fit.rows:,} new training rows, {beside}; {fit.far:,} of them farther than 99 % of these"
 
 
 @main.command()

@@ -1,9 +1,9 @@
-"""A configuration that trains for more steps: which fields say so, and where more steps are what is done already."""
+"""A configuration that trains on where another one ends: for more steps, where these are the same training, or anew."""
 
 from collections.abc import Iterable, Mapping
 from typing import Literal, get_args
 
-from ddm_ray.config.networks import TrainConfig
+from ddm_ray.config.networks import InitFrom, TrainConfig
 from ddm_ray.config.recipe import read_yaml
 from ddm_ray.config.run import RunConfig, parse_config
 from ddm_ray.errors import ConfigError
@@ -62,3 +62,19 @@ def lengthened(config: RunConfig, steps: Mapping[Part, int]) -> RunConfig:
             )
         fields[part]["train"] = train.model_copy(update={"steps": more}).model_dump(mode="json")
     return parse_config(fields, f"{' and '.join(steps)} with more steps")
+
+
+def continued(config: RunConfig, steps: Mapping[Part, int], url: str, source: str) -> RunConfig:
+    """The configuration of a run on more rows, whose trainings begin with the weights of the one at `url`.
+
+    Each has a schedule of its own, from step 0, of as many steps as `steps` has, or as before. Raises ConfigError.
+    """
+    fields = config.model_dump(mode="json")
+    fields["data"]["source"] = source
+    own: list[Part] = ["student"] if config.student.train else []
+    for part in dict.fromkeys([*PARTS[:2], *own, *steps]):
+        train = train_of(config, part)
+        first = InitFrom(source=url, network="own") if part != "student" or train.init_from else None
+        changes = {"steps": steps.get(part, train.steps), "init_from": first}
+        fields[part]["train"] = train.model_copy(update=changes).model_dump(mode="json")
+    return parse_config(fields, "the run with more rows")

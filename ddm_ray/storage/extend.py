@@ -37,7 +37,9 @@ def extend(run: Run, steps: dict[Part, int]) -> Extended:
         begin = Begin(run.url, f"{part}.train.steps", str(steps[part]))
         raise ConfigError(f"{run.url}: nothing of that has been trained yet", begin)
     inherited = {folder for folder in untouched(run.config, config) if folder in SHARED or _is_finished(run, folder)}
-    return Extended(_made(run, Extension(steps=steps, inherits=tuple(sorted(inherited)))), goes_on, anew)
+    url = place_of(run, Extension(steps=steps, inherits=tuple(sorted(inherited))))
+    Run.create(url, config)
+    return Extended(Run.open(url), goes_on, anew)
 
 
 def extensions(run: Run) -> list[str]:
@@ -90,8 +92,8 @@ def _is_finished(run: Run, folder: str) -> bool:
     return bool(members) and not unfinished
 
 
-def _made(run: Run, extension: Extension) -> Run:
-    """The run of an extension, in the first place that is free or has one of these steps."""
+def place_of(run: Run, extension: Extension) -> str:
+    """The URL of an extension, whose record is left in the first place that is free or has one like it."""
     data = extension.to_json()
     for number in range(1, MOST + 1):
         url = f"{run.url}/{EXTENDED}/{number:04d}"
@@ -99,8 +101,8 @@ def _made(run: Run, extension: Extension) -> Run:
         # Before run.json, without which it is no run: a killed command leaves none that looks like one of its own.
         if not store.create(FILE, data):
             other = Extension.read(store)
-            if other is None or other.steps != extension.steps:  # what was finished then is its own affair
+            # What was finished then is its own affair.
+            if other is None or (other.steps, other.appends) != (extension.steps, extension.appends):
                 continue
-        Run.create(url, lengthened(run.config, extension.steps))
-        return Run.open(url)
+        return url
     raise StorageError(f"{run.url}/{EXTENDED}: has {MOST} extensions, and no number is left", passes=False)

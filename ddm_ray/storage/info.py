@@ -125,15 +125,36 @@ class PartitionInfo(Info):
         return self
 
 
+class ClusterFit(Info):
+    """Training rows that were appended to a cluster, beside its `rows_before`: how many, and their mean distances.
+
+    `far_before`: a distance from the centroid that 99 % of the earlier rows have at most; `far`: new rows beyond it.
+    None where there is no such number.
+    """
+
+    rows: Count
+    distance: Finite | None
+    rows_before: Count
+    distance_before: Finite | None
+    far_before: Finite | None
+    far: Count | None
+
+
 class ReportInfo(Info):
     """Separation of the clusters, by the embeddings of a sample, and what to look at before training.
 
-    `silhouette` in [-1, 1], of all clusters and of each; None where there is none.
+    `silhouette` in [-1, 1], of all clusters and of each; None where there is none. `fit`: of each cluster, where rows
+    have been appended.
     """
 
     silhouette: float | None
     silhouette_K: tuple[float | None, ...]
     warnings: tuple[str, ...]
+    fit: tuple[ClusterFit, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Fields that a manifest holds: those of a report of all rows are as they were."""
+        return {name: value for name, value in super().as_json().items() if name != "fit" or value}
 
     @classmethod
     def of_either(cls, report: Manifest | None, partition: Manifest | None) -> Self | None:

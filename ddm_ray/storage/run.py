@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddm_ray.config import RunConfig, parse_config
-from ddm_ray.config.longer import lengthened
 from ddm_ray.errors import (
     Accept,
     Begin,
@@ -24,7 +23,7 @@ from ddm_ray.errors import (
     refusal,
 )
 from ddm_ray.storage import graph
-from ddm_ray.storage.extension import Extension, base_url
+from ddm_ray.storage.extension import Appended, Extension, base_url
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.identity import completed, fields_of
 from ddm_ray.storage.info import Info, RowsInfo
@@ -51,14 +50,16 @@ ACCEPTED = "accepted"
 class Run:
     """A run on storage: its immutable configuration, and its artifacts with their manifests.
 
-    One that trains on where another one is has that as its `base`, else None (see `extension.py`).
+    One that trains on where another one is has that as its `base`, else None, and `appends` files, or has the same
+    rows: None (see `extension.py`).
     """
 
-    def __init__(self, store: Store, config: RunConfig, base: "Run | None" = None):
+    def __init__(self, store: Store, config: RunConfig, base: "Run | None" = None, appends: Appended | None = None):
         self.store = store
         self.config = config
         self.url = store.url
         self.base = base
+        self.appends = appends
 
     @classmethod
     def create(
@@ -121,10 +122,18 @@ class Run:
         if (extension := Extension.read(store)) is None:
             return cls(store, config)
         base = cls.open(base_url(store.url) or "", patience)
-        longer = Identity(lengthened(base.config, extension.steps).model_dump(mode="json"))
-        if lines := drift(longer, Identity(config.model_dump(mode="json"))):
+        first = config.expert.train.init_from
+        longer = extension.configure(base.config, first.source if first else base.url, config.data.source)
+        if lines := drift(Identity(longer.model_dump(mode="json")), Identity(config.model_dump(mode="json"))):
             raise DriftError(f"{store.url} isn't an extension of the run at {base.url}: {_short(lines)}")
-        return cls(InheritingStore(url, base.store, extension.inherits, ACCEPTED, patience), config, base)
+        generation = base.generation + 1 if extension.appends else 0
+        inheriting = InheritingStore(url, base.store, extension.inherits, ACCEPTED, patience, generation)
+        return cls(inheriting, config, base, extension.appends)
+
+    @property
+    def generation(self) -> int:
+        """The number of times that rows have been appended, to this run or to one that it extends."""
+        return (self.base.generation if self.base else 0) + (self.appends is not None)
 
     @property
     def fingerprint(self) -> str:
@@ -167,6 +176,11 @@ class Run:
             with suppress(*unread):
                 if manifest := self.manifest(name, accepted=True):
                     digests[str(name)] = manifest.digest
+        if self.appends and self.base and artifact.stage in ("prepare", "partition"):
+            earlier = graph.ROWS if artifact.stage == "prepare" else graph.PARTITION
+            with suppress(*unread):
+                if manifest := self.base.manifest(earlier):
+                    digests[f"base/{earlier}"] = manifest.digest
         return Identity(fields_of(self.config, artifact), digests)
 
     def inputs(self, artifact: Artifact) -> tuple[Artifact, ...]:
@@ -284,18 +298,18 @@ class Run:
     def predecessors(self, artifact: Artifact) -> tuple["Run", ...]:
         """The runs, nearest first, from whose states of a training job this run's goes on: others that it extends.
 
-        None where the job has other inputs there, as a student whose teachers were trained for longer.
+        None where the job has other inputs there, as a student whose teachers were trained for longer, or other rows.
         """
-        if self.base is None or self.inherits(artifact):
+        if self.base is None or self.appends or self.inherits(artifact):
             return ()
         before = self.base.identity(artifact).inputs
         if any(before.get(name) != digest for name, digest in self.identity(artifact).inputs.items()):
             return ()
         return (self.base, *self.base.predecessors(artifact))
 
-    def inherits(self, artifact: Artifact) -> bool:
+    def inherits(self, key: str) -> bool:
         """True for what lies in the run that this one extends."""
-        return isinstance(self.store, InheritingStore) and self.store.inherits(artifact)
+        return isinstance(self.store, InheritingStore) and self.store.inherits(key)
 
     def commit_records(
         self,

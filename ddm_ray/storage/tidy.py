@@ -92,6 +92,8 @@ def _awaited(run: Run) -> set[Artifact]:
     for name in run.store.folders(EXTENDED):
         try:
             longer = Run.open(f"{run.url}/{EXTENDED}/{name}")
+            if longer.appends:  # begins with copies of weights
+                continue
             awaited |= {job for job in jobs if not longer.inherits(job) and not longer.manifest(job)} | _awaited(longer)
         except DDMError:
             return set(jobs)

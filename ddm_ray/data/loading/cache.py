@@ -31,8 +31,11 @@ def local_files(run: Run, manifest: Manifest, names: Sequence[str], cache: str |
     Processes that want the same copy at once make one. Raises CorruptArtifact naming the file, StorageError.
     """
     if run.store.local is not None:
-        folder = Path(run.store.filesystem(manifest.artifact)[1])
-        yield _each(names, lambda name: _verified(run, manifest, name, folder / name))
+
+        def place(name: str) -> Path:  # a shard's files may lie in several runs
+            return Path(run.store.filesystem(f"{manifest.artifact}/{name}")[1])
+
+        yield _each(names, lambda name: _verified(run, manifest, name, place(name)))
         return
     root = cache_root(cache)
     folder = root / manifest.digest

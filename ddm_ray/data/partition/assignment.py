@@ -50,19 +50,22 @@ def assign_rows(
 ) -> tuple[Clusters, Clustering | None]:
     """Assign every row to a cluster. Of balanced clusters, a fine centroid's is the one that took most of its rows.
 
-    `folder` takes 4 bytes a row, 17 where clusters are balanced. Raises DataError where a cluster has no training row.
+    `folder` takes 4 bytes a row, 17 where clusters are balanced. Rows that are appended go to the clusters that there
+    are, some perhaps to none of them, and no bound is kept. Raises DataError where a cluster has no training row.
     """
     config = rows.run.config.partition
     clusters = Clusters(folder, config.num_clusters)
     if clustering is None:
         for number, table in enumerate(rows.parts(COLUMNS.get(config.method, []), on_progress)):
             clusters.put(number, _control(rows.run, table), trains(table))
-    elif config.max_share is not None:
+    elif config.max_share is not None and not rows.run.appends:
         fine_to_coarse_F = _balance(rows, clustering, clusters, on_progress)
         clustering = replace(clustering, centroids=replace(clustering.centroids, fine_to_coarse_F=fine_to_coarse_F))
     else:
         for number, table in enumerate(rows.parts(COLUMNS[config.method], on_progress)):
-            clusters.put(number, _nearest(clustering, table, config.nearest == "fine"), trains(table))
+            clusters.put(number, nearest(clustering, table), trains(table))
+    if rows.run.appends:
+        return clusters, clustering
     check_rows(rows.run, int(clusters.rows_train_K.sum()))
     if empty := np.flatnonzero(clusters.rows_train_K == 0).tolist():
         raise DataError(
@@ -72,9 +75,11 @@ def assign_rows(
     return clusters, clustering
 
 
-def _nearest(clustering: Clustering, table: pa.Table, by_fine: bool) -> np.ndarray:
+def nearest(clustering: Clustering, table: pa.Table) -> np.ndarray:
+    """cluster_N of the nearest centroid; of the nearest fine one, too, where clusters were balanced."""
     centroids, features_ND = clustering.centroids, clustering.features(table)
-    if by_fine:
+    config = clustering.features.run.config.partition
+    if config.nearest == "fine" or config.max_share is not None:
         return centroids.fine_to_coarse_F[assign(features_ND, centroids.fine_FD)]
     return assign(features_ND, centroids.coarse_KD)
 

@@ -3,13 +3,19 @@
 D dimensions of an embedding, C classes, F fine centroids, K clusters.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ddm_ray.config import RunConfig
 from ddm_ray.core.kmeans import Centroids
+from ddm_ray.storage.info import ClusterFit
+
+FAR = 99
+"""Percentile of the distances of earlier rows beyond which a row is far."""
+UNLIKE, LEAST_FAR = 0.1, 3
+"""Share of new rows that are far, and their least number, from which on they are called unlike the earlier ones."""
 
 
 def sizes(counts_CK: np.ndarray, train_K: np.ndarray, heldout_K: np.ndarray) -> dict[str, Any]:
@@ -90,6 +96,35 @@ def centroid_columns(centroids: Centroids, distance_KF: np.ndarray) -> dict[str,
         np.fill_diagonal(between_KK, np.inf)
         columns["next cluster"] = [f"{row.argmin()} at {row.min():.3g}" for row in between_KK]
     return columns
+
+
+def fit_columns(fit: Sequence[ClusterFit]) -> dict[str, list[str]]:
+    """Columns of a table by cluster: rows that were appended, and their distance from the centroid; else none."""
+    if not fit:
+        return {}
+
+    def number(value: float | None) -> str:
+        return "–" if value is None else f"{value:.3g}"
+
+    return {
+        "appended": [f"{each.rows:,}" for each in fit],
+        "their mean distance": [number(each.distance) for each in fit],
+        "that of earlier rows": [number(each.distance_before) for each in fit],
+        f"farther than {FAR} % of these": [number(each.far) for each in fit],
+    }
+
+
+def fit_words(fit: Sequence[ClusterFit]) -> list[str]:
+    """A line where new rows are unlike the earlier ones; none where they are alike."""
+    rows, far = sum(each.rows for each in fit), sum(each.far or 0 for each in fit)
+    if far < max(LEAST_FAR, UNLIKE * rows):
+        return []
+    most = max(range(len(fit)), key=lambda cluster: fit[cluster].far or 0)
+    return [
+        f"{far:,} of {rows:,} new rows are farther from the centre of their cluster than {FAR} % of the earlier rows"
+        f" are, most of them in cluster {most}: these pictures are unlike those that the clusters were made of; look at"
+        " them, and begin a new run of all of them rather than go on"
+    ]
 
 
 def distances(coarse_KD: np.ndarray, fine_FD: np.ndarray) -> np.ndarray:

@@ -3,12 +3,14 @@
 from ddm_ray.data import OnProgress, no_progress, phase
 from ddm_ray.data.partition.assignment import assign_rows
 from ddm_ray.data.partition.clustering import Clustering, RowsReader
+from ddm_ray.data.partition.fit import fits
 from ddm_ray.data.partition.report_builder import Report, ReportBuilder, given_report
 from ddm_ray.data.partition.state import has_files, invalidate
+from ddm_ray.data.prepare.new_files import earlier_rows
 from ddm_ray.data.scratch import scratch_folder
 from ddm_ray.errors import CorruptArtifact, DriftError
 from ddm_ray.storage.graph import CENTROIDS, PARTITION, REPORT, ROWS
-from ddm_ray.storage.info import CentroidsInfo, PartitionInfo, RowsInfo
+from ddm_ray.storage.info import CentroidsInfo, ClusterFit, PartitionInfo, RowsInfo
 from ddm_ray.storage.manifest import FileRecord, Manifest, sha256
 from ddm_ray.storage.run import Run
 
@@ -33,20 +35,26 @@ def report(run: Run, progress: OnProgress | None = None, scratch: str | None = N
         for number, table in enumerate(rows.parts(None, phase(on_progress, 0.5, 1.0, "report"))):
             cluster_N = clusters.part(number)
             builder.add(table, cluster_N, clustering.distances(table, cluster_N) if clustering else None)
-    commit_report(run, build_report(run, builder, partition, rows.manifest, clustering))
+    commit_report(run, build_report(builder, partition, rows, clustering))
 
 
 def build_report(
-    run: Run, builder: ReportBuilder, partition: Manifest, rows: Manifest, clustering: Clustering | None
+    builder: ReportBuilder, partition: Manifest, rows: RowsReader, clustering: Clustering | None
 ) -> Report:
-    """The report of a partition whose rows have all been added to `builder`."""
-    info = RowsInfo.of(rows)
+    """The report of a partition whose `rows` have all been added to `builder`; where these were appended, their fit."""
+    run, info = rows.run, RowsInfo.of(rows.manifest)
     counts = {"rejected": info.rejected, "duplicates": info.duplicates, "dropped": info.dropped}
     counts["files of another kind"] = sum(info.ignored.values())
     facts = {name: f"{count:,}" for name, count in counts.items() if count}
     if clustering:
         facts["rows sampled"] = f"{CentroidsInfo.of(run.require(CENTROIDS)).rows_sampled:,}"
-    return builder.build(PartitionInfo.of(partition), clustering.centroids if clustering else None, facts)
+    fit: tuple[ClusterFit, ...] = ()
+    if run.appends:
+        facts["appended"] = f"{info.rows:,} rows of {info.source}, which the pictures are of"
+        if clustering:
+            earlier = [RowsReader(chunks.run, ROWS) for chunks in earlier_rows(run)]
+            fit = fits(rows, earlier, clustering, no_progress)
+    return builder.build(PartitionInfo.of(partition), clustering.centroids if clustering else None, facts, fit)
 
 
 def read_clustering(run: Run, manifest: Manifest) -> Clustering:

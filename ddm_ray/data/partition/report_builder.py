@@ -15,7 +15,7 @@ from PIL import Image
 from ddm_ray.config import RunConfig
 from ddm_ray.core.kmeans import Centroids
 from ddm_ray.data.order import shuffle_keys
-from ddm_ray.data.partition.numbers import centroid_columns, distances, warnings_of
+from ddm_ray.data.partition.numbers import centroid_columns, distances, fit_columns, fit_words, warnings_of
 from ddm_ray.data.partition.page import page
 from ddm_ray.data.partition.pictures import (
     ClusterImages,
@@ -28,7 +28,7 @@ from ddm_ray.data.partition.pictures import (
 )
 from ddm_ray.data.partition.sample import LowestKeys, RowSample
 from ddm_ray.data.schema import embeddings, stored_images, trains
-from ddm_ray.storage.info import PartitionInfo, ReportInfo
+from ddm_ray.storage.info import ClusterFit, PartitionInfo, ReportInfo
 
 IMAGES = 8
 SHOWN_CLUSTERS = 64
@@ -71,8 +71,17 @@ class ReportBuilder:
                 self._nearest[cluster].offer(_nearest_first(distance_N[train][rows], key_N[rows]), look)
             self._random[cluster].offer(key_N[rows], look)
 
-    def build(self, info: PartitionInfo, centroids: Centroids | None, facts: Mapping[str, str]) -> Report:
-        """The report of all rows that were added; `facts`: more lines for its last section, such as rows left out."""
+    def build(
+        self,
+        info: PartitionInfo,
+        centroids: Centroids | None,
+        facts: Mapping[str, str],
+        fit: tuple[ClusterFit, ...] = (),
+    ) -> Report:
+        """The report of all rows that were added; `facts`: more lines for its last section, such as rows left out.
+
+        `fit`: how well they fit each cluster, where they were appended.
+        """
         embedding_SD, cluster_S = self._sampled()
         silhouette, silhouette_K = self._silhouette(embedding_SD, cluster_S)
         files = {"clusters.png": self._clusters(info)}
@@ -83,12 +92,13 @@ class ReportBuilder:
             distance_KF = distances(centroids.coarse_KD, centroids.fine_FD)
             files["fine.png"] = fine_png(distance_KF, centroids.fine_to_coarse_F)
             columns |= centroid_columns(centroids, distance_KF)
+        columns |= fit_columns(fit)
         if self._config.data.text is not None:
             captions = [[look.caption for look in looks.kept()[:CAPTIONS]] for looks in self._random]
             columns["for example"] = [
                 "; ".join(text if len(text) < 60 else text[:59] + "…" for text in few) for few in captions
             ]
-        return _report(self._config, info, (silhouette, silhouette_K), files, columns, facts)
+        return _report(self._config, info, (silhouette, silhouette_K), files, columns, facts, fit)
 
     def _sampled(self) -> tuple[np.ndarray | None, np.ndarray]:
         """embedding_SD as they were clustered, of unit length by the spherical metric; cluster_S."""
@@ -200,12 +210,13 @@ def _report(
     files: dict[str, bytes],
     columns: Mapping[str, list[str]],
     facts: Mapping[str, str],
+    fit: tuple[ClusterFit, ...] = (),
 ) -> Report:
     silhouette, silhouette_K = silhouettes
     numbers: dict[str, Any] = {**info.as_json(), "silhouette": silhouette, "silhouette_K": silhouette_K}
-    warnings = warnings_of(config, numbers)
+    warnings = [*fit_words(fit), *warnings_of(config, numbers)]
     html = page(config, numbers, warnings, files, columns, facts)
     return Report(
         {"report.html": html.encode(), **files},
-        ReportInfo(silhouette=silhouette, silhouette_K=tuple(silhouette_K), warnings=tuple(warnings)),
+        ReportInfo(silhouette=silhouette, silhouette_K=tuple(silhouette_K), warnings=tuple(warnings), fit=fit),
     )

@@ -33,6 +33,7 @@ from ddm_ray.data.schema import (
 from ddm_ray.data.scratch import OTHER_SCRATCH, as_scratch_error
 from ddm_ray.errors import DataError, StorageError
 from ddm_ray.models.null_text import NULL_TEXT
+from ddm_ray.storage.extension import shard_file
 from ddm_ray.storage.graph import ROWS, Artifact, owner_rows, shard
 from ddm_ray.storage.info import RowsInfo, ShardInfo
 from ddm_ray.storage.manifest import NAME, FileRecord, Manifest
@@ -144,7 +145,9 @@ class ShardWriter:
         artifact, store = shard(cluster), self.run.store
         expected = ExpectedShard(self.run, cluster, centroids, self._identity[cluster], listed)
         expected.invalidate()
-        files: dict[str, FileRecord] = {}
+        base = self.run.base if self.run.appends else None
+        before = base.require(artifact) if base else None
+        files = {name: each for name, each in before.files.items() if name != NULL_TEXT} if before else {}
         tally = _Tally(self._data)
         for split in (TRAIN, HELDOUT):
             rows_of_file = self._splits[cluster, split].rows_of_file
@@ -153,7 +156,7 @@ class ShardWriter:
                 if theirs := expected.finished():
                     return theirs
                 path, record = self._file(cluster, split, number, tally if split == TRAIN else None)
-                name = f"{split}-{number:05d}.parquet"
+                name = shard_file(split, number, self.run.generation)
                 store.write(f"{artifact}/{name}", path)
                 files[name] = record
         rows = owner_rows(cluster) if self.run.config.partition.given else ROWS
@@ -163,15 +166,21 @@ class ShardWriter:
             files[NULL_TEXT] = FileRecord.of(data)
         # Only files that this shard doesn't have: a concurrent writer of the same shard keeps its own.
         for name in store.sizes(artifact).keys() - files.keys() - {NAME}:
-            store.delete_one(f"{artifact}/{name}")
+            if not self.run.inherits(f"{artifact}/{name}"):
+                store.delete_one(f"{artifact}/{name}")
         train, heldout = self._splits[cluster, TRAIN].rows, self._splits[cluster, HELDOUT].rows
+        counts_C, std = tally.counts(), tally.std(artifact)
+        if before:
+            earlier = ShardInfo.of(before)
+            train, heldout = train + earlier.rows_train, heldout + earlier.rows_heldout
+            counts_C = [sum(both) for both in zip(counts_C, earlier.counts_C, strict=True)]
         info = ShardInfo(
             cluster=cluster,
             rows=train + heldout,
             rows_train=train,
             rows_heldout=heldout,
-            counts_C=tuple(tally.counts()),
-            data_std=tally.std(artifact),
+            counts_C=tuple(counts_C),
+            data_std=None if before else std,
             centroids=centroids,
             networks=RowsInfo.of(made).networks if (made := self.run.manifest(rows)) else {},
         )

@@ -101,7 +101,7 @@ def _partition(run: Run, on_progress: OnProgress, scratch: str | None, builder: 
     manifest = _commit(run, [kept[cluster] for cluster in clusters], centroids, identity)
     if builder:
         on_progress(0.98, "report")
-        commit_report(run, build_report(run, builder, manifest, rows.manifest, clustering))
+        commit_report(run, build_report(builder, manifest, rows, clustering))
     _show_sizes(manifest, on_progress)
     return manifest
 
@@ -116,13 +116,18 @@ def _centroids(
     invalidate(run, CENTROIDS, lambda: _kept_centroids(run, identity))
     if kept := _kept_centroids(run, identity):
         return kept
-    clustering, num_sampled = fit(rows, on_progress)
-    data = clustering.to_bytes()
+    if run.appends and run.base:
+        before = run.base.require(CENTROIDS)
+        [name] = before.files
+        data, info = run.base.read(CENTROIDS, name, before), CentroidsInfo.of(before)
+    else:
+        clustering, num_sampled = fit(rows, on_progress)
+        data = clustering.to_bytes()
+        info = CentroidsInfo(rows_sampled=num_sampled, num_fine=len(clustering.centroids.fine_FD))
     # Named by its content, since a concurrent writer's may be other bits, from another machine.
     name = f"centroids-{sha256(data)[:8]}.safetensors"
     run.store.write(f"{CENTROIDS}/{name}", data)
     records = {name: FileRecord.of(data)}
-    info = CentroidsInfo(rows_sampled=num_sampled, num_fine=len(clustering.centroids.fine_FD))
     manifest = run.commit_records(CENTROIDS, records, info, identity=identity)
     for other in run.store.sizes(CENTROIDS).keys() - manifest.files.keys() - {NAME}:
         run.store.delete_one(f"{CENTROIDS}/{other}")

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -52,8 +51,10 @@ def check_rejected(
     )
 
 
-def commit(chunks: RowsStore, plan: SourcePlan, records: Sequence[RowsRecord]) -> Manifest:
-    """Check the records of all chunks against each other and storage, and commit the rows.
+def commit(
+    chunks: RowsStore, plan: SourcePlan, records: Sequence[RowsRecord], earlier: Sequence[RowsStore] = ()
+) -> Manifest:
+    """Check the records of all chunks against each other, `earlier` rows and storage, and commit the rows.
 
     Chunk files that no record names, of a kill or a concurrent writer that came second, are deleted. Raises DataError
     if an id comes twice or there is no row to train on; CorruptArtifact.
@@ -61,12 +62,14 @@ def commit(chunks: RowsStore, plan: SourcePlan, records: Sequence[RowsRecord]) -
     run, artifact = chunks.run, chunks.artifact
     identity = run.identity(artifact)
     chunks.require_complete(plan, records)
-    _require_unique(chunks, plan, records)
-    equal = _equal_images(chunks, records)
+    every = [_Chunk(rows, record) for rows in earlier for record in rows.records(rows.finished_keys())]
+    every += [_Chunk(chunks, record) for record in records]
+    _require_unique(plan, every)
+    equal = _equal_images(every, chunks)
     dropped = equal.ids if run.config.data.duplicates == "drop" else []
     heldout = sum(record.heldout for record in records) - (equal.heldout if dropped else 0)
     num_rows = sum(record.rows for record in records) - len(dropped)
-    if num_rows == heldout:
+    if num_rows == heldout and not (earlier and num_rows):
         raise DataError(
             f"source {plan.source} gave no row to train on: {num_rows} can be used and data.heldout is"
             f" {run.config.data.heldout}; reasons for others are in {chunks.url}/{REJECTED}"
@@ -108,9 +111,17 @@ def _reasons(records: Sequence[RowsRecord]) -> tuple[Reason, ...]:
     return tuple(Reason(**row) for row in commonest(reason for record in records for reason in record.commonest))
 
 
-def _require_unique(chunks: RowsStore, plan: SourcePlan, records: Sequence[RowsRecord]) -> None:
-    suspects = _sharing(records, [record.id_hashes_N for record in records])
-    ids = [row_id for rows in _read(chunks, suspects, ["id"]) for row_id in rows["id"].to_pylist()]
+@dataclass(frozen=True)
+class _Chunk:
+    """A finished chunk, of these rows or of earlier ones."""
+
+    rows: RowsStore
+    record: RowsRecord
+
+
+def _require_unique(plan: SourcePlan, every: Sequence[_Chunk]) -> None:
+    suspects = _sharing(every, [chunk.record.id_hashes_N for chunk in every])
+    ids = [row_id for rows in _read(suspects, ["id"]) for row_id in rows["id"].to_pylist()]
     twice = [row_id for row_id, count in Counter(ids).items() if count > 1]
     if twice:
         raise DataError(f"source {plan.source}: {len(twice)} ids come twice, e.g. {twice[0]}; give each row its own")
@@ -124,14 +135,16 @@ class _Equal:
     heldout: int
 
 
-def _equal_images(chunks: RowsStore, records: Sequence[RowsRecord]) -> _Equal:
+def _equal_images(every: Sequence[_Chunk], own: RowsStore) -> _Equal:
+    """Equal images among `own` rows, which come last."""
     ids: list[str] = []
     heldout = 0
     earlier: set[str] = set()
-    suspects = _sharing(records, [record.content_hashes_N for record in records])
-    for table in _read(chunks, suspects, ["id", "content_hash", "split"]):
+    suspects = _sharing(every, [chunk.record.content_hashes_N for chunk in every])
+    tables = _read(suspects, ["id", "content_hash", "split"])
+    for rows, table in zip((suspect.chunk.rows for suspect in suspects), tables, strict=True):
         for row_id, content, split in zip(*(column.to_pylist() for column in table.columns), strict=True):
-            if content in earlier:
+            if content in earlier and rows is own:
                 ids.append(row_id)
                 heldout += split != TRAIN
             earlier.add(content)
@@ -142,20 +155,21 @@ def _equal_images(chunks: RowsStore, records: Sequence[RowsRecord]) -> _Equal:
 class _Suspects:
     """The rows of a part whose hash comes more than once; they are few, and no others are read."""
 
-    record: RowsRecord
+    chunk: _Chunk
     rows_N: np.ndarray
 
 
-def _sharing(records: Sequence[RowsRecord], hashes: list[np.ndarray]) -> list[_Suspects]:
+def _sharing(every: Sequence[_Chunk], hashes: list[np.ndarray]) -> list[_Suspects]:
     """The rows with a hash that comes more than once, in order."""
     values, counts = np.unique(np.concatenate([*hashes, np.empty(0, np.uint64)]), return_counts=True)
     twice = values[counts > 1]
-    suspects = (_Suspects(record, np.isin(own, twice)) for record, own in zip(records, hashes, strict=True))
+    suspects = (_Suspects(chunk, np.isin(own, twice)) for chunk, own in zip(every, hashes, strict=True))
     return [own for own in suspects if own.rows_N.any()]
 
 
-def _read(chunks: RowsStore, suspects: list[_Suspects], columns: list[str]) -> Iterator[pa.Table]:
-    records = [own.record for own in suspects]
-    tables = read_ahead(partial(read_rows, chunks, columns=columns), records, PREFETCH_PARTS)
-    for own, table in zip(suspects, tables, strict=True):
+def _read(suspects: list[_Suspects], columns: list[str]) -> Iterator[pa.Table]:
+    def read(own: _Suspects) -> pa.Table:
+        return read_rows(own.chunk.rows, own.chunk.record, columns)
+
+    for own, table in zip(suspects, read_ahead(read, suspects, PREFETCH_PARTS), strict=True):
         yield table.filter(pa.array(own.rows_N))

@@ -10,6 +10,7 @@ from ddm_ray.data.prepare.decoding import read_decoded
 from ddm_ray.data.prepare.finalize import check_rejected, commit
 from ddm_ray.data.prepare.fit_embedder import fit
 from ddm_ray.data.prepare.make_rows import MakeRows
+from ddm_ray.data.prepare.new_files import earlier_rows, list_new, take_networks
 from ddm_ray.data.prepare.records import RowsRecord, RowsStore, SourcePlan, rows_store
 from ddm_ray.data.sharded.stage import ShareRead, make_chunks
 from ddm_ray.data.sharded.work import Executor
@@ -54,16 +55,22 @@ def prepare(
     name = source_of(run, artifact, begun_from, source, cluster)
     if finished:
         return finished
-    opened = open_source(run.config.data, name, chunk_rows)
+    opened, earlier = open_source(run.config.data, name, chunk_rows), earlier_rows(run)
     if plan is None:
         on_progress(0.0, "listing the source")
         rows = chunk_rows or rows_per_chunk(run.config.data)
-        plan = chunks.plan(partial(list_source, run.config, name, opened, rows))
+        if run.appends:
+            plan = chunks.plan(lambda: list_new(earlier, name, rows).plan)
+        else:
+            plan = chunks.plan(partial(list_source, run.config, name, opened, rows))
         if plan.source != name:  # a concurrent command began them
             raise _other_source(run, artifact, plan.source, name)
     opened = opened.planned(plan.chunk_rows, plan.classes, plan.bounded, plan.numbered)
-    on_progress(0.0, "fitting the embedder")
-    fit(chunks, plan, opened, on_progress)
+    if earlier:
+        take_networks(chunks, earlier[-1])
+    else:
+        on_progress(0.0, "fitting the embedder")
+        fit(chunks, plan, opened, on_progress)
     if execute is None:
         from ddm_ray.data.sharded.ray_data import RayData
 
@@ -74,7 +81,7 @@ def prepare(
     records = make_chunks(chunks, plan, execute, read, maker, observer)
     on_progress(0.99, "checking")
     check_rejected(chunks, plan, records, max_rejected)
-    manifest = commit(chunks, plan, records)
+    manifest = commit(chunks, plan, records, earlier)
     info = RowsInfo.of(manifest)
     on_progress(1.0, f"{info.rows} rows, {info.rejected} rejected")
     return manifest

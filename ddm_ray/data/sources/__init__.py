@@ -10,7 +10,7 @@ from ddm_ray.config import DataConfig
 from ddm_ray.data.sources import chunks
 from ddm_ray.data.sources.builtin import Digits, Shapes
 from ddm_ray.data.sources.chunks import Encoded, EncodedChunk, Listing, Source, Unit, chunk_rows
-from ddm_ray.data.sources.collection import Collection
+from ddm_ray.data.sources.collection import Collection, units_of
 from ddm_ray.data.sources.conditions import Conditions
 from ddm_ray.data.sources.files import Files
 from ddm_ray.data.sources.packaged import DOMAINS, EMOJI, Domains, Emoji
@@ -26,6 +26,7 @@ __all__ = [
     "chunk_rows",
     "is_here",
     "open_source",
+    "units_of",
 ]
 
 DIGITS, SHAPES = "digits", "shapes:"

@@ -34,15 +34,15 @@ class Collection(Conditioned):
         if not chosen:
             raise DataError(f"data.source {self.files.url!r}: no {_PLURALS[kind]} in it (data.format {kind})")
         ignored = _endings(path for path in sizes if path not in chosen)
+        units = units_of(chosen, self.chunk_rows)
         if kind != "folder":
-            units = tuple(Unit(path, size, (path,), (size,)) for path, size in chosen.items())
             # Of the first file: another that names its classes otherwise is refused when it is read.
             numbered = parquet.named_numbers(self.files, units[0], self.conditions) if kind == "parquet" else None
             few = rows_of_a_part(sum(unit.bytes for unit in units) // SMALL_IMAGE)
             classes = numbered if self.conditions.counted else None
             return Listing(units, classes, ignored, numbered, chunk_rows=min(self.chunk_rows, few))
         classes = folder.classes([*chosen], self.conditions, self.files.url)
-        return Listing(folder.units(chosen, self.chunk_rows), classes, ignored, rows=len(chosen))
+        return Listing(units, classes, ignored, rows=len(chosen))
 
     def read(self, unit: Unit, skip: Container[int] = ()) -> Iterator[EncodedChunk]:
         """See Source."""
@@ -64,6 +64,13 @@ class Collection(Conditioned):
                 f"data.source {self.files.url!r}: {several}", Begin(field="data.format", value=" or ".join(counts))
             )
         return next(iter(counts))
+
+
+def units_of(sizes: dict[str, int], chunk_rows: int) -> tuple[Unit, ...]:
+    """Units of some files of a collection, by their sizes in bytes: ranges of images, or a tar or parquet file each."""
+    if all(extension(path) in KINDS["folder"] for path in sizes):
+        return folder.units(sizes, chunk_rows)
+    return tuple(Unit(path, size, (path,), (size,)) for path, size in sizes.items())
 
 
 def extension(path: str) -> str:

@@ -1,0 +1,53 @@
+"""Appending: a run on the rows of another one and on those of new files, whose trainings begin with its weights."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ddm_ray.config.longer import Part, continued
+from ddm_ray.data.prepare.new_files import NewFiles, list_new, rows_so_far
+from ddm_ray.data.prepare.records import rows_store
+from ddm_ray.data.sources import absolute_name
+from ddm_ray.errors import ConfigError, DataError
+from ddm_ray.sampling.beginnings import begin
+from ddm_ray.storage.extend import place_of
+from ddm_ray.storage.extension import Appended, Extension
+from ddm_ray.storage.graph import CENTROIDS, PARTITION, ROWS
+from ddm_ray.storage.run import Run
+
+
+@dataclass(frozen=True)
+class Appending:
+    """A run that appends files to another one's, and the files."""
+
+    run: Run
+    new: NewFiles
+
+
+def append(run: Run, steps: Mapping[Part, int], source: str | None = None, chunk_rows: int | None = None) -> Appending:
+    """Begin a run below `run` on its rows and on those of files that its source has since, or that `source` has.
+
+    Its trainings begin with the weights of `run`, and are of so many `steps`, or of as many as before. Nothing of `run`
+    is written. The same files and steps again name the same run, and finish what a killed call began. `chunk_rows`: as
+    of `prepare`. Raises MissingArtifact where `run` has no partition, or a network of its mixture isn't trained;
+    DataError where no file is new, or as `list_new`; ConfigError, CorruptArtifact, DriftError, StorageError.
+    """
+    if run.config.partition.given:
+        raise ConfigError(
+            f"{run.url}: its shards are given, each by an owner of images: an owner who has more begins a run of them"
+        )
+    for artifact in (ROWS, PARTITION, *([CENTROIDS] if run.config.partition.by_kmeans else [])):
+        run.require(artifact)
+    name = absolute_name(source or run.config.data.source)
+    new = list_new(rows_so_far(run), name, chunk_rows)
+    if not new.files:
+        since = f"; {len(new.changed)} have changed, which stay as they were" if new.changed else ""
+        raise DataError(f"source {name}: has no file that isn't in {run.url} already{since}; nothing to append")
+    base = absolute_name(run.url)
+    continued(run.config, steps, base, name)  # refused before anything is written
+    added = Appended(source=name, files=len(new.files), listing=new.listing)
+    extension = Extension(steps=dict(steps), inherits=(), appends=added)
+    url = place_of(run, extension)
+    begin(url, extension.configure(run.config, base))
+    begun = Run.open(url)
+    rows_store(begun, ROWS).plan(lambda: new.plan)
+    return Appending(begun, new)

@@ -1,0 +1,130 @@
+"""Files of a source that no row of a run is of yet: listed for a run that appends them, and made as the others were."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ddm_ray.data.prepare.fit_embedder import PIXELS, embeds_pixels
+from ddm_ray.data.prepare.make_rows import NETWORKS, NULL
+from ddm_ray.data.prepare.records import RowsStore, SourcePlan, rows_store
+from ddm_ray.data.sources import chunk_rows as rows_per_chunk
+from ddm_ray.data.sources import open_source, units_of
+from ddm_ray.errors import DataError, MissingArtifact
+from ddm_ray.storage.graph import ROWS
+from ddm_ray.storage.manifest import sha256
+from ddm_ray.storage.run import Run
+from ddm_ray.storage.sealed import canonical
+
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class NewFiles:
+    """The plan of files that are new, and of the others the paths of those that have changed or are gone.
+
+    What a file holds isn't looked at: one has changed whose size has. It stays as it was prepared, unless it couldn't
+    be used: then it is new. `listing`: hex digest over the new files' paths and sizes.
+    """
+
+    plan: SourcePlan
+    changed: tuple[str, ...]
+    gone: tuple[str, ...]
+
+    @property
+    def files(self) -> dict[str, int]:
+        """Sizes of the new files, by path below the source's root."""
+        return _files(self.plan)
+
+    @property
+    def listing(self) -> str:
+        """See above."""
+        return sha256(canonical(self.files))
+
+
+def earlier_rows(run: Run) -> list[RowsStore]:
+    """The rows of all runs that a run appends its own to, the oldest first; none for a run that appends none."""
+    if run.base is None:
+        return []
+    own = run.appends is not None
+    return [*earlier_rows(run.base), rows_store(run.base, ROWS)] if own else earlier_rows(run.base)
+
+
+def rows_so_far(run: Run) -> list[RowsStore]:
+    """The rows of a run, those that it appended last."""
+    while run.base is not None and run.appends is None:
+        run = run.base
+    return [*earlier_rows(run), rows_store(run, ROWS)]
+
+
+def list_new(earlier: list[RowsStore], name: str, chunk_rows: int | None = None) -> NewFiles:
+    """The files of source `name` that the runs' rows aren't of; perhaps none.
+
+    Raises DataError for a source without files, and for files of a class that the rows don't have; MissingArtifact for
+    rows that no `prepare` made; and as `Source.list`, CorruptArtifact.
+    """
+    run, plans = earlier[-1].run, [_plan(chunks) for chunks in earlier]
+    rows, last = chunk_rows or rows_per_chunk(run.config.data), plans[-1]
+    listed = open_source(run.config.data, name, rows).list()
+    if any(not unit.files for unit in listed.units):
+        raise DataError(f"source {name}: has no files that could be new; give a folder, tars or parquet files")
+    if strays := sorted(set(listed.classes or ()) - set(last.classes or ())):
+        raise DataError(
+            f"source {name}: classes that {run.url} doesn't have: {_some(strays)}; its networks know no others: move"
+            " them away, or begin a new run of all images"
+        )
+    if listed.numbered != last.numbered:
+        raise DataError(f"source {name}: its numbers stand for other classes than those of {run.url}: begin a new run")
+    sizes = {file: size for unit in listed.units for file, size in zip(unit.files, unit.sizes, strict=True)}
+    known = {file: size for plan in plans for file, size in _files(plan).items()}
+    changed = [file for file, size in sizes.items() if known.get(file, size) != size]
+    mended = _rejected(earlier) & set(changed) if changed else set()
+    new = {file: size for file, size in sizes.items() if file not in known or file in mended}
+    before = {ending: count for plan in plans for ending, count in plan.ignored.items()}
+    plan = SourcePlan(
+        source=name,
+        chunk_rows=rows,
+        classes=last.classes,
+        units=units_of(new, rows),
+        ignored={each: more for each, count in listed.ignored.items() if (more := count - before.get(each, 0)) > 0},
+        bounded=True,
+        numbered=last.numbered,
+    )
+    gone = {file for one in plans if one.source == name for file in _files(one)} - sizes.keys()
+    return NewFiles(plan, tuple(file for file in changed if file not in mended), tuple(sorted(gone)))
+
+
+def take_networks(chunks: RowsStore, earlier: RowsStore) -> None:
+    """Have rows made with the networks of earlier ones, by content. Raises CorruptArtifact."""
+    if embeds_pixels(chunks.run.config):
+        chunks.write_once(PIXELS, ".safetensors", lambda: earlier.read_once(PIXELS))
+    for pointer, suffix in ((NETWORKS, ".json"), (NULL, ".safetensors")):
+        if earlier.store.exists(f"{earlier.artifact}/{pointer}"):
+            data, _ = earlier.read_once(pointer)
+            chunks.write_once(pointer, suffix, lambda data=data: (data, {}))  # type: ignore[misc]
+
+
+def _plan(chunks: RowsStore) -> SourcePlan:
+    if plan := chunks.begun():
+        return plan
+    raise MissingArtifact(
+        f"{chunks.url}: has no list of its files, as rows that were prepared have", chunks.run.make(ROWS)
+    )
+
+
+def _files(plan: SourcePlan) -> dict[str, int]:
+    return {file: size for unit in plan.units for file, size in zip(unit.files, unit.sizes, strict=True)}
+
+
+def _rejected(earlier: list[RowsStore]) -> set[str]:
+    """Ids of rows that couldn't be used."""
+    ids = set[str]()
+    for chunks in earlier:
+        for record in chunks.records(chunks.finished_keys()):
+            if record.reasons:
+                rejected: list[Mapping[str, str]] = json.loads(chunks.read(record, record.reasons[0]))
+                ids |= {row["id"] for row in rejected}
+    return ids
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

@@ -1,0 +1,261 @@
+"""Appended files are prepared alone and go to the clusters that there are; the run that they join stays as it is."""
+
+import os
+from pathlib import Path
+from shutil import copytree, ignore_patterns
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load
+
+from ddm_ray.config import load_recipe
+from ddm_ray.data.append import append
+from ddm_ray.data.loading.loader import load_rows
+from ddm_ray.data.partition.stage import partition
+from ddm_ray.data.prepare.stage import prepare
+from ddm_ray.data.schema import HELDOUT, embeddings, trains
+from ddm_ray.data.sharded.serial import serial
+from ddm_ray.errors import ConfigError, DataError, DriftError, MissingArtifact, StorageError
+from ddm_ray.sampling.run_models import load_network
+from ddm_ray.storage.attempts import claim
+from ddm_ray.storage.chunk_records import PLAN
+from ddm_ray.storage.extend import extend, extensions
+from ddm_ray.storage.graph import CENTROIDS, PARTITION, REPORT, ROUTER, ROWS, expert, shard
+from ddm_ray.storage.info import PartitionInfo, ReportInfo, RowsInfo
+from ddm_ray.storage.manifest import NAME
+from ddm_ray.storage.published import Weights
+from ddm_ray.storage.run import RUN_FILE, Run
+from ddm_ray.storage.tidy import leftovers
+from ddm_ray.train.job import train_job
+from ddm_ray.train.teachers import first_model
+from tests.data.appended import make_base, make_data, sums, write_digits
+from tests.data.rows import read_artifact
+from tests.random_run import publish_models
+from tests.storage.artifacts import save_state
+
+STEPS = {"expert": 20}
+
+
+def ids_of(run: Run, cluster: int) -> set[str]:
+    return set(read_artifact(run, shard(cluster), ["id"])["id"].to_pylist())
+
+
+def test_new_files_join_the_shards_and_nothing_of_the_run_changes(tmp_path: Path) -> None:
+    base = make_base(tmp_path)
+    before = sums(base)
+    ids = write_digits(tmp_path / "photos", range(200, 260))
+    appending = append(base, STEPS)
+    run = appending.run
+    assert run.url == f"{base.url}/extended/0001" and extensions(base) == [run.url]
+    assert sorted(appending.new.files) == sorted(ids)
+    make_data(run)
+    assert sums(base) == before
+
+    rows = read_artifact(run, ROWS)
+    assert sorted(rows["id"].to_pylist()) == sorted(ids)
+    data, centroids = run.config.partition, load(run.read(CENTROIDS, next(iter(run.require(CENTROIDS).files))))
+    distance_NK = np.linalg.norm(embeddings(rows)[:, None] - centroids["coarse_KD"], axis=2)
+    placed = dict(zip(rows["id"].to_pylist(), distance_NK.argmin(axis=1).tolist(), strict=True))
+    for cluster in range(data.num_clusters):
+        assert ids_of(run, cluster) == ids_of(base, cluster) | {each for each in ids if placed[each] == cluster}
+        own = run.require(shard(cluster)).files
+        assert base.require(shard(cluster)).files.items() <= own.items()
+        assert not {*base.require(shard(cluster)).files} & set(os.listdir(Path(run.url) / shard(cluster)))
+    # One who prepares everything at once holds the same rows out, with the same data.
+    at_once = Run.create(str(tmp_path / "at_once"), base.config)
+    prepare(at_once, execute=serial)
+    expected = read_artifact(at_once, ROWS, ["id", "data", "label", "split"])
+    both = [read_artifact(each, ROWS, ["id", "data", "label", "split"]).to_pylist() for each in (base, run)]
+    assert sorted(both[0] + both[1], key=lambda row: row["id"]) == expected.sort_by("id").to_pylist()
+    info = PartitionInfo.of(run.require(PARTITION))
+    assert sum(info.rows_K) + sum(info.rows_heldout_K) == 260
+    held = load_rows(run, [shard(0)], HELDOUT)
+    assert {*held.ids} == {row["id"] for row in both[0] + both[1] if row["split"] == HELDOUT} & ids_of(run, 0)
+    again = prepare(run, execute=serial), partition(run)
+    assert again == (run.require(ROWS), run.require(PARTITION))
+    assert not [each for each in leftovers(base) if each.artifact != "monolith"]
+
+
+def test_the_report_says_how_far_new_rows_are(tmp_path: Path) -> None:
+    base = make_base(tmp_path)
+    write_digits(tmp_path / "photos", range(200, 260))
+    run = append(base, STEPS).run
+    make_data(run)
+    fit = ReportInfo.of(run.require(REPORT)).fit
+    coarse_KD = load(run.read(CENTROIDS, next(iter(run.require(CENTROIDS).files))))["coarse_KD"]
+
+    def distances(of: Run) -> list[np.ndarray]:
+        rows = read_artifact(of, ROWS)
+        distance_NK = np.linalg.norm(embeddings(rows)[trains(rows)][:, None] - coarse_KD, axis=2)
+        return [distance_NK.min(axis=1)[distance_NK.argmin(axis=1) == cluster] for cluster in range(len(coarse_KD))]
+
+    for seen, new_N, old_N in zip(fit, distances(run), distances(base), strict=True):
+        far = np.percentile(old_N, 99)
+        assert (seen.rows, seen.rows_before, seen.far) == (len(new_N), len(old_N), int((new_N > far).sum()))
+        assert seen.distance == pytest.approx(new_N.mean(), rel=1e-5)
+        assert seen.distance_before == pytest.approx(old_N.mean(), rel=1e-5)
+        assert seen.far_before == pytest.approx(far, rel=1e-5)
+    words = ReportInfo.of(run.require(REPORT)).warnings
+    assert not any("unlike" in line for line in words)
+    assert b"that of earlier rows" in run.read(REPORT, "report.html")
+    assert "fit" not in base.require(REPORT).info
+
+    write_digits(tmp_path / "negatives", range(300, 330), inverted=True)
+    strange = append(base, STEPS, str(tmp_path / "negatives")).run
+    make_data(strange)
+    [line] = [line for line in ReportInfo.of(strange.require(REPORT)).warnings if "unlike" in line]
+    assert "begin a new run" in line and strange.url.endswith("extended/0002")
+
+
+def test_experts_and_router_begin_with_the_weights_to_the_bit(tmp_path: Path) -> None:
+    base = make_base(tmp_path)
+    write_digits(tmp_path / "photos", range(200, 230))
+    run = append(base, STEPS).run
+    make_data(run)
+    assert run.config.expert.train.steps == 20 and run.config.router.train.steps == 300
+    for job in (*run.experts, ROUTER):
+        first = first_model(run, train_job(run, job)).state_dict()
+        trained = load_network(base, Weights.finished(base, job)).state_dict()
+        assert first.keys() == trained.keys() and all(torch.equal(first[name], trained[name]) for name in first)
+        assert run.predecessors(job) == ()
+        assert run.identity(job).fingerprint != base.identity(job).fingerprint
+
+
+def test_what_is_appended_can_be_appended_to_and_extended(tmp_path: Path) -> None:
+    base = make_base(tmp_path)
+    write_digits(tmp_path / "photos", range(200, 230))
+    first = append(base, STEPS).run
+    make_data(first)
+    write_digits(tmp_path / "photos", range(230, 250))
+    with pytest.raises(MissingArtifact, match=r"expert\.train\.init_from: .*experts/000"):
+        append(first, STEPS)
+    publish_models(first)
+    before = sums(base), sums(first)
+    appending = append(first, STEPS)
+    assert len(appending.new.files) == 20
+    second = appending.run
+    make_data(second)
+    assert second.generation == 2 and (sums(base), sums(first)) == before
+    assert len(ids_of(second, 0)) + len(ids_of(second, 1)) == 250
+    with pytest.raises(DataError, match="has no file that isn't in"):
+        append(second, STEPS)
+    publish_models(second)
+    for job in second.experts:
+        save_state(claim(second.store, job), 20, second.identity(job), {"rank-000/a": b"state"}, keep=2)
+    longer = extend(second, {"expert": 30}).run
+    assert [ids_of(longer, cluster) for cluster in (0, 1)] == [ids_of(second, cluster) for cluster in (0, 1)]
+    assert [each.url for each in longer.predecessors(expert(0))] == [second.url]
+    write_digits(tmp_path / "photos", range(250, 255))
+    publish_models(longer)
+    before = sums(second)
+    third = append(longer, STEPS)
+    make_data(third.run)
+    assert len(third.new.files) == 5 and len(ids_of(third.run, 0)) + len(ids_of(third.run, 1)) == 255
+    assert sums(second) == before and third.run.generation == 3
+
+
+def test_a_killed_command_is_finished_by_the_same_one(tmp_path: Path) -> None:
+    base = make_base(tmp_path)
+    write_digits(tmp_path / "photos", range(200, 230))
+    run = append(base, STEPS).run
+    made = sums(run)
+    for gone in (RUN_FILE, f"{ROWS}/{PLAN}", f"beginnings/router/{NAME}"):
+        (Path(run.url) / gone).unlink()
+        assert append(base, STEPS).run.url == run.url and sums(run) == made
+    assert append(base, {"expert": 30}).run.url.endswith("extended/0002")
+    [later] = write_digits(tmp_path / "photos", range(230, 231))
+    assert append(base, STEPS).run.url.endswith("extended/0003")
+
+    def stop(fraction: float, note: str) -> None:
+        if note.startswith("shard 1"):
+            raise KeyboardInterrupt
+
+    prepare(run, execute=serial)
+    before = sums(base)
+    with pytest.raises(KeyboardInterrupt):
+        partition(run, stop)
+    assert run.finished(PARTITION) is None
+    make_data(run)
+    assert sums(base) == before and RowsInfo.of(run.require(ROWS)).rows == 30
+    (tmp_path / "photos" / later).unlink()
+    quiet = Run.open(str(copytree(base.url, tmp_path / "copy", ignore=ignore_patterns("extended"))))
+    straight = append(quiet, STEPS).run
+    make_data(straight)
+    for artifact in (ROWS, PARTITION, shard(0), shard(1)):
+        assert straight.require(artifact).files == run.require(artifact).files
+
+
+def test_what_cannot_be_appended_is_refused_by_a_line(tmp_path: Path) -> None:
+    base = make_base(tmp_path, trained=False)
+    photos = tmp_path / "photos"
+    with pytest.raises(DataError, match=r"has no file that isn't in .* already; nothing to append"):
+        append(base, STEPS)
+    assert extensions(base) == []
+    write_digits(photos, range(200, 210))
+    with pytest.raises(MissingArtifact, match=r"expert\.train\.init_from: .*no finished experts/000"):
+        append(base, STEPS)
+    with pytest.raises(DataError, match="no such folder"):
+        append(base, STEPS, str(tmp_path / "elsewhere"))
+    with pytest.raises(DataError, match="source digits: has no files that could be new"):
+        append(base, STEPS, "digits")
+    (photos / "eleven").mkdir()
+    (photos / "eleven/a.png").write_bytes((photos / "0/0000.png").read_bytes())
+    with pytest.raises(DataError, match="eleven"):
+        append(base, STEPS)
+    base.store.delete_one(f"{PARTITION}/{NAME}")
+    with pytest.raises(MissingArtifact, match="no finished partition yet"):
+        append(base, STEPS)
+
+
+def test_changed_files_stay_and_mended_ones_are_taken(tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    [broken] = write_digits(photos, range(300, 301))
+    (photos / broken).write_bytes(b"no image")
+    base = make_base(tmp_path)
+    assert RowsInfo.of(base.require(ROWS)).rejected == 1
+    changed, gone = write_digits(photos, range(2))
+    (photos / changed).write_bytes((photos / changed).read_bytes() + b" ")
+    (photos / gone).unlink()
+    write_digits(photos, range(300, 301))
+    new = append(base, STEPS).new
+    assert list(new.files) == [broken] and new.changed == (changed,) and new.gone == (gone,)
+
+
+def test_other_networks_and_damage_are_refused(tmp_path: Path) -> None:
+    base = make_base(tmp_path)
+    write_digits(tmp_path / "photos", range(200, 210))
+    run = append(base, STEPS).run
+    make_data(run)
+    pixels = [next((Path(each.url) / ROWS / "_embedder").glob("*.safetensors")) for each in (base, run)]
+    assert pixels[0].read_bytes() == pixels[1].read_bytes() and pixels[0].name == pixels[1].name
+    earlier = f"{shard(0)}/train-00000.parquet"
+    assert run.store.exists(earlier)
+    with pytest.raises(StorageError, match="whose bytes stay as they are"):
+        run.store.delete_one(earlier)
+    rows = base.require(ROWS)
+    base.store.delete_one(f"{ROWS}/{NAME}")
+    altered = type(rows)(rows.artifact, rows.identity, rows.files, rows.info, "0" * 64)
+    base.store.create(f"{ROWS}/{NAME}", altered.to_json())
+    with pytest.raises(DriftError, match=f"input base/{ROWS}"):
+        Run.open(run.url).require(ROWS)
+
+
+def test_given_shards_are_their_owners_affair(tmp_path: Path) -> None:
+    write_digits(tmp_path / "photos", range(2))
+    run = Run.create(str(tmp_path / "run"), load_recipe("tiny", ("partition.method=given",)))
+    with pytest.raises(ConfigError, match="shards are given"):
+        append(run, STEPS)
+
+
+def test_an_image_that_the_run_has_is_a_duplicate(tmp_path: Path) -> None:
+    base = make_base(tmp_path, "data.duplicates=drop")
+    photos = tmp_path / "photos"
+    new = write_digits(photos, range(200, 210))
+    for name in ("0/again.png", "0/once_more.png"):
+        (photos / name).write_bytes((photos / "0/0000.png").read_bytes())
+    run = append(base, STEPS).run
+    make_data(run)
+    info = RowsInfo.of(run.require(ROWS))
+    assert (info.rows, info.duplicates, info.dropped) == (10, 2, 2)
+    assert ids_of(run, 0) | ids_of(run, 1) == ids_of(base, 0) | ids_of(base, 1) | {*new}

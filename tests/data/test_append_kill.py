@@ -1,0 +1,67 @@
+"""Appending killed at its n-th write, by SIGKILL: the same commands end in the same bytes, and none is the base's."""
+
+import subprocess
+import sys
+from pathlib import Path
+from shutil import copytree
+
+from ddm_ray.data.append import append
+from ddm_ray.storage.graph import CENTROIDS, PARTITION, REPORT, ROUTER, ROWS, beginnings_of, expert, shard
+from ddm_ray.storage.run import Run
+from tests.conftest import ROOT
+from tests.data.appended import make_base, make_data, sums, write_digits
+
+KILLED = """
+import os, signal, sys
+from ddm_ray.data.append import append
+from ddm_ray.storage.run import Run
+from ddm_ray.storage.store import Store
+from tests.data.appended import make_data
+
+put, writes = Store._put, 0
+
+def die(self, *arguments, **options):
+    global writes
+    if writes == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+    writes += 1
+    return put(self, *arguments, **options)
+
+Store._put = die
+base, every = sys.argv[1], int(sys.argv[2])
+make_again = lambda url: make_data(append(Run.open(url), {"expert": 20}).run)
+last = -1
+make_again(f"{base}-quiet")
+print(writes)
+for last in range(0, writes, every):
+    child = os.fork()
+    if not child:
+        writes = 0
+        make_again(f"{base}-{last}")
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -9, last
+"""
+EVERY, MOST = 7, 84
+
+
+def test_killed_at_any_write_it_is_finished_by_the_same_commands(tmp_path: Path) -> None:
+    base = make_base(tmp_path, num_rows=120)
+    write_digits(tmp_path / "photos", range(120, 150))
+    for name in ("quiet", *range(0, MOST, EVERY)):
+        copytree(base.url, tmp_path / f"copy-{name}")
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "copy"), str(EVERY)]
+    done = subprocess.run(command, cwd=ROOT, check=True, timeout=300, stdout=subprocess.PIPE, text=True)
+    writes = int(done.stdout)
+    assert 20 < writes <= MOST
+    quiet = Run.open(str(tmp_path / "copy-quiet/extended/0001"))
+    made = (ROWS, CENTROIDS, shard(0), shard(1), PARTITION, REPORT)
+    for last in range(0, writes, EVERY):
+        copy = Run.open(str(tmp_path / f"copy-{last}"))
+        run = append(copy, {"expert": 20}).run
+        make_data(run)
+        assert run.url.endswith("extended/0001"), last
+        assert [run.require(each).files for each in made] == [quiet.require(each).files for each in made], last
+        for each in beginnings_of(run.config):
+            assert run.finished(each) is None or run.require(each).digest == quiet.require(each).digest
+        assert all(run.finished(each) for job in (expert(0), expert(1), ROUTER) for each in run.inputs(job))
+        assert sums(copy) == sums(base), last
