@@ -19,12 +19,15 @@ GROUPS = 8
 STEPS, LOSSES = "heldout_step", "heldout"
 """Names in a training's curve: the steps done at each measurement, and its groups' mean losses (M x G, flat)."""
 LAST_QUARTER = 0.75
-STILL_FALLS = 0.03
-"""Share of the held-out loss: a training is undertrained whose loss fell by more over the last quarter of its steps."""
+STILL_FALLS = 0.08
+"""Share of a loss: undertrained is what had both losses, in training and held out, fall by more in the last quarter.
+
+Not of one alone: the average that is measured lags, and falls on when what is averaged is done with it.
+"""
 STILL_INITIAL = 0.1
-"""Share in the average that is published: one is undertrained where the weights that it began with have more."""
+"""Share in the average that is published: undertrained is where the random weights that it began with have more."""
 RISES = 0.03
-"""Share of the lowest held-out loss: a training overfits whose loss ends further above it."""
+"""Share of the lowest held-out loss: what ends further above it overfits, if the loss in training fell meanwhile."""
 CERTAIN = 2.5
 """Standard errors that a fall or rise must be as well: of the same rows' losses, with the same noise and times."""
 TIMES_LONGER = 2
@@ -51,16 +54,16 @@ def verdict_of(run_url: str, config: RunConfig, artifact: Artifact, info: Traine
     trend = info.heldout
     if trend is None or (finding := finding_of(trend)) is None:
         return None
-    return Verdict(finding, ground(trend), _longer(run_url, config, artifact) if finding == "undertrained" else None)
+    return Verdict(finding, ground(trend), longer(run_url, config, artifact) if finding == "undertrained" else None)
 
 
 def finding_of(trend: HeldoutInfo) -> Finding | None:
     """The plain word for a trend, if there is one."""
     if trend.initial > STILL_INITIAL:
         return "undertrained"
-    if trend.fall > STILL_FALLS and trend.fall > CERTAIN * trend.fall_error:
+    if min(trend.fall, trend.trained_since) > STILL_FALLS and trend.fall > CERTAIN * trend.fall_error:
         return "undertrained"
-    if trend.rise > RISES and trend.rise > CERTAIN * trend.rise_error and trend.trained_fall > 0:
+    if trend.rise > RISES and trend.rise > CERTAIN * trend.rise_error and trend.trained_since_lowest > 0:
         return "overfits"
     return None
 
@@ -72,27 +75,30 @@ def ground(trend: HeldoutInfo) -> str:
             return f"the weights that it began with are still {trend.initial:.0%} of the average that is published"
         case "undertrained":
             change = f"{trend.fall:.1%} ± {trend.fall_error:.1%}"
-            return f"its held-out loss still fell by {change} over the last {trend.step - trend.since:,} steps"
+            return (
+                f"over the last {trend.step - trend.since:,} steps its loss still fell by {change} on held-out rows, by"
+                f" {trend.trained_since:.1%} in training"
+            )
         case "overfits":
             change = f"{trend.rise:.1%} ± {trend.rise_error:.1%}"
             return (
                 f"its held-out loss rose by {change} from step {trend.lowest:,} on, while that in training fell by"
-                f" {trend.trained_fall:.1%}"
+                f" {trend.trained_since_lowest:.1%}"
             )
     return ""
 
 
 def trend_of(curve: Mapping[str, Sequence[float]], initial: float = 0.0) -> HeldoutInfo | None:
-    """The trend by a training's curve; None where held-out rows weren't measured before the last quarter.
+    """The trend by a training's curve; None where held-out rows weren't measured in time.
 
     `initial`: see HeldoutInfo.
     """
     steps, losses_MG = measurements(curve)
-    early = [number for number, step in enumerate(steps) if step <= LAST_QUARTER * steps[-1]]
-    if not early or not all(math.isfinite(loss) for losses_G in losses_MG for loss in losses_G):
+    if len(steps) < 2 or not all(math.isfinite(loss) for losses_G in losses_MG for loss in losses_G):
         return None
     means = [_mean(losses_G) for losses_G in losses_MG]
-    since, lowest = early[-1], min(range(len(means)), key=means.__getitem__)
+    since = min(range(len(steps) - 1), key=lambda number: abs(steps[number] - LAST_QUARTER * steps[-1]))
+    lowest = min(range(len(means)), key=means.__getitem__)
     if not (means[since] > 0 and means[lowest] > 0):
         return None
     last_G = losses_MG[-1]
@@ -105,10 +111,11 @@ def trend_of(curve: Mapping[str, Sequence[float]], initial: float = 0.0) -> Held
         since=int(steps[since]),
         fall=_mean(fall_G) / means[since],
         fall_error=_error(fall_G) / means[since],
+        trained_since=_trained_fall(curve["loss"], int(steps[since]), int(steps[-1])),
         lowest=int(steps[lowest]),
         rise=_mean(rise_G) / means[lowest],
         rise_error=_error(rise_G) / means[lowest],
-        trained_fall=_trained_fall(curve["loss"], int(steps[lowest]), int(steps[-1])),
+        trained_since_lowest=_trained_fall(curve["loss"], int(steps[lowest]), int(steps[-1])),
         initial=initial,
     )
 
@@ -126,8 +133,8 @@ def mean_and_error(losses_G: Sequence[float]) -> tuple[float, float]:
     return _mean(losses_G), _error(losses_G)
 
 
-def _longer(run_url: str, config: RunConfig, artifact: Artifact) -> Fix:
-    """Train it for longer: in an extension of the run, or where its schedule allows none in another run."""
+def longer(run_url: str, config: RunConfig, artifact: Artifact) -> Begin:
+    """Advice to train it for longer: in an extension of the run, or where its schedule allows none in another run."""
     part = part_of(artifact)
     assert part is not None
     field, steps = f"{part}.train.steps", TIMES_LONGER * train_of(config, part).steps
@@ -147,11 +154,11 @@ def _error(values: Sequence[float]) -> float:
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1) / count)
 
 
-def _trained_fall(losses: Sequence[float], lowest: int, last: int) -> float:
-    """Share by which the training loss of the steps before `last` is below that of as many before `lowest`."""
-    window = min(lowest, last - lowest, len(losses))
-    if window < 2:
+def _trained_fall(losses: Sequence[float], since: int, last: int) -> float:
+    """Share by which the training loss of the steps before `last` is below that of as many before `since`."""
+    window = min(since, last - since)
+    if window < 2 or last > len(losses):
         return 0.0
-    before, after = losses[lowest - window : lowest], losses[-window:]
+    before, after = losses[since - window : since], losses[last - window : last]
     fall, uncertain = _mean(before) - _mean(after), math.hypot(_error(before), _error(after))
     return fall / _mean(before) if fall > CERTAIN * uncertain and _mean(before) > 0 else 0.0
