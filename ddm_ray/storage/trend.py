@@ -19,7 +19,7 @@ GROUPS = 8
 STEPS, LOSSES = "heldout_step", "heldout"
 """Names in a training's curve: the steps done at each measurement, and its groups' mean losses (M x G, flat)."""
 LAST_QUARTER = 0.75
-STILL_FALLS = 0.08
+STILL_FALLS = 0.06
 """Share of a loss: undertrained is what had both losses, in training and held out, fall by more in the last quarter.
 
 Not of one alone: the average that is measured lags, and falls on when what is averaged is done with it.

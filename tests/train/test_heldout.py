@@ -155,6 +155,20 @@ def test_it_is_told_while_training_and_at_the_end(short_run: Run, monkeypatch: p
 
 
 @pytest.mark.usefixtures("world_of_one")
+def test_a_tenth_of_the_steps_is_undertrained_and_all_of_them_are_not(tmp_path: Path) -> None:
+    """A network so small that it has learned what it can in 1000 steps."""
+    small = ("expert.model.width=16", "expert.train.global_batch=64", "expert.train.learning_rate=0.01")
+    findings = {}
+    for steps in (100, 1000):
+        settings = (*small, "expert.train.ema_decay=0.98", f"expert.train.steps={steps}")
+        run = make_data(str(tmp_path / f"{steps}"), settings=settings)
+        worker.train(run.url, EXPERT, TrainPlacement(checkpoint_minutes=0))
+        verdict = status(run, EXPERT).verdict
+        findings[steps] = verdict and verdict.finding
+    assert findings == {100: "undertrained", 1000: None}
+
+
+@pytest.mark.usefixtures("world_of_one")
 def test_no_held_out_row_is_said_once_and_changes_nothing(
     tmp_path: Path, short_run: Run, capfd: pytest.CaptureFixture[str]
 ) -> None:
