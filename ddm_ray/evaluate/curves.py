@@ -78,7 +78,7 @@ def verdicts(run: Run, artifacts: Sequence[Artifact]) -> dict[str, dict[str, str
 
 def _read(run: Run, weights: Weights) -> dict[str, list[float]]:
     """The curve that lies beside published weights. Raises CorruptArtifact for none, or one that isn't of numbers."""
-    (data,) = weights.read(run, {CURVE: 8 * (4 * weights.step + (GROUPS + 1) * MOST_MEASURED)})
+    (data,) = weights.read(run, {CURVE: 8 * (4 * weights.step + (GROUPS + 2) * MOST_MEASURED)})
     try:
         curve = read_curve(data)
     except SafetensorError as error:

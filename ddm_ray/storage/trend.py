@@ -16,8 +16,8 @@ from ddm_ray.storage.info import HeldoutInfo, TrainedInfo
 
 GROUPS = 8
 """Groups of held-out rows (G), each with a mean of its own: by how these differ a mean's standard error is known."""
-STEPS, LOSSES = "heldout_step", "heldout"
-"""Names in a training's curve: the steps done at each measurement, and its groups' mean losses (M x G, flat)."""
+STEPS, DRAWS, LOSSES = "heldout_step", "heldout_draws", "heldout"
+"""Names in a training's curve: steps done at each measurement, its draws, its groups' mean losses (M x G, flat)."""
 LAST_QUARTER = 0.75
 STILL_FALLS = 0.06
 """Share of a loss: undertrained is what had both losses, in training and held out, fall by more in the last quarter.
@@ -94,10 +94,10 @@ def trend_of(curve: Mapping[str, Sequence[float]], initial: float = 0.0) -> Held
     `initial`: see HeldoutInfo.
     """
     steps, losses_MG = measurements(curve)
-    if len(steps) < 2 or not all(math.isfinite(loss) for losses_G in losses_MG for loss in losses_G):
+    if not steps or not all(math.isfinite(loss) for losses_G in losses_MG for loss in losses_G):
         return None
     means = [_mean(losses_G) for losses_G in losses_MG]
-    since = min(range(len(steps) - 1), key=lambda number: abs(steps[number] - LAST_QUARTER * steps[-1]))
+    since = min(range(max(1, len(steps) - 1)), key=lambda number: abs(steps[number] - LAST_QUARTER * steps[-1]))
     lowest = min(range(len(means)), key=means.__getitem__)
     if not (means[since] > 0 and means[lowest] > 0):
         return None

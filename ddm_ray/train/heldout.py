@@ -6,7 +6,7 @@ B of a micro-batch, G groups of rows.
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -21,50 +21,68 @@ from ddm_ray.data.loading.stored_rows import StoredRows
 from ddm_ray.errors import DDMError, one_line
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.trend import GROUPS
+from ddm_ray.storage.trend import DRAWS, GROUPS, LOSSES, STEPS, measurements
 from ddm_ray.train.job import TrainJob
 from ddm_ray.train.objectives import Batch, DistillLoss, ExpertLoss, Objective
 
 if TYPE_CHECKING:
     from ddm_ray.train.engine import Engine
 
-SHARE = 0.03
-"""Share of training's FLOPs that measurements cost, but for trainings so short that the fewest cost more."""
-FEWEST, MOST = 4, 50
-"""Measurements of a training."""
-FEWEST_DRAWS = 32
+SHARE = 0.06
+"""Share of training's FLOPs that measurements cost at first; it halves each time that as many steps more are done."""
 FORWARD = 1 / 3
 """Cost of a row that is measured, over that of one trained on."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Steps at which a job's held-out loss is measured: every `every` steps and after the last; on `draws` draws."""
+    """Steps at which a job's held-out loss is measured, on `draws` draws: after the last of `steps`, and on a grid.
 
-    every: int
+    The grid doesn't depend on how many steps there are, so that an extended training is measured as a longer one: every
+    `first` steps up to eight times as many, then every two, every four of these and so on, which is at each quarter of
+    a doubling.
+    """
+
+    first: int
     draws: int
     steps: int
 
     @classmethod
     def of(cls, job: TrainJob, placement: TrainPlacement) -> Self | None:
-        """The schedule of a job with held-out rows; None where none is to be measured.
-
-        Of FEWEST to MOST measurements, and of fewer draws where FEWEST cost too much, so that all cost SHARE at most.
-        """
+        """The schedule of a job with held-out rows; None where none is to be measured."""
         if not placement.heldout_rows or job.guided:
             return None
-        steps, draws = job.train.steps, max(GROUPS, placement.heldout_rows)
-        affordable = SHARE / FORWARD * steps * job.batch
-        count = min(MOST, max(FEWEST, int(affordable / draws)))
-        return cls(math.ceil(steps / count), min(draws, max(FEWEST_DRAWS, int(affordable / count))), steps)
+        draws = max(GROUPS, placement.heldout_rows)
+        return cls(math.ceil(FORWARD * draws / (SHARE * job.batch)), draws, job.train.steps)
 
     def due(self, done: int) -> bool:
-        """True if it is to be measured after so many steps."""
-        return done == self.steps or done % self.every == 0
+        """True if it is to be measured after so many steps, 1 or more."""
+        return done == self.steps or done % self._every(done) == 0
 
     def measured(self, done: int) -> int:
         """Number of measurements of the first `done` steps."""
-        return done // self.every + (done == self.steps and done % self.every > 0)
+        count, at = 0, self.first
+        while at <= done:
+            count, at = count + 1, at + self._every(at)
+        return count + (done == self.steps and done % self._every(done) > 0)
+
+    def kept(self, curve: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+        """The measurements in a curve that this schedule would have made; not an extended run's after its last step."""
+        steps, losses_MG = measurements(curve)
+        drawn = zip(steps, curve.get(DRAWS, ()), losses_MG, strict=False)
+        rows = [(step, losses_G) for step, draws, losses_G in drawn if draws == self.draws and self.due(int(step))]
+        return measured_curve(self.draws, rows)
+
+    def _every(self, done: int) -> int:
+        return self.first << max(0, (done // self.first).bit_length() - 3)
+
+
+def measured_curve(draws: int, rows: Sequence[tuple[float, Sequence[float]]]) -> dict[str, list[float]]:
+    """Measurements, a step and losses_G each, as a curve keeps them; without any nothing."""
+    if not rows:
+        return {}
+    losses = [loss for _, losses_G in rows for loss in losses_G]
+    return {STEPS: [step for step, _ in rows], DRAWS: [float(draws)] * len(rows), LOSSES: losses}
 
 
 class HeldoutLoss:
@@ -72,7 +90,7 @@ class HeldoutLoss:
 
     def __init__(self, job: TrainJob, schedule: Schedule, rows: StoredRows, micro_batch: int):
         self._job, self._rows, self._draws = job, rows, schedule.draws
-        self._schedule = schedule
+        self.schedule = schedule
         rank, world = dist.get_rank(), dist.get_world_size()
         share = math.ceil(schedule.draws / world)
         first = min(rank * share, schedule.draws)
@@ -109,10 +127,6 @@ class HeldoutLoss:
                 print(f"{job.artifact}: no held-out loss is measured: {next(filter(None, problems))}", file=sys.stderr)
             return None
         return cls(job, schedule, rows, micro_batch)
-
-    def due(self, done: int) -> bool:
-        """True if it is to be measured after so many steps."""
-        return self._schedule.due(done)
 
     @torch.no_grad()
     def measure(self, engine: "Engine") -> list[float]:

@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
-from ddm_ray.storage.trend import LOSSES, STEPS, mean_and_error, measurements
+from ddm_ray.storage.trend import mean_and_error, measurements
 from ddm_ray.train.hardware import mfu, peak_flops
 from ddm_ray.train.heartbeat import beat_seconds
+from ddm_ray.train.heldout import Schedule, measured_curve
 from ddm_ray.train.job import TrainJob
 from ddm_ray.train.saving import TrainProgress
 
@@ -18,11 +19,19 @@ RECENT = 100
 class Meter:
     """Counts the steps of a job from where it goes on."""
 
-    def __init__(self, job: TrainJob, trained: TrainProgress, device: torch.device, world_size: int):
+    def __init__(
+        self,
+        job: TrainJob,
+        trained: TrainProgress,
+        device: torch.device,
+        world_size: int,
+        heldout: Schedule | None = None,
+    ):
+        """`heldout`: by which the held-out loss is measured; earlier measurements by others aren't kept."""
         self._job, self._before, self._world = job, trained, world_size
-        self._curve = {"loss": array("d"), "grad_norm": array("d")}
-        for name, values in trained.curve.items():
-            self._curve.setdefault(name, array("d")).extend(values)
+        measured = heldout.kept(trained.curve) if heldout else {}
+        self._curve = {name: array("d", trained.curve.get(name, ())) for name in ("loss", "grad_norm")}
+        self._curve |= {name: array("d", values) for name, values in measured.items()}
         self.done = trained.step
         self._peak = peak_flops(device, job.train.precision)
         self._began = self._reported_at = time.monotonic()
@@ -37,10 +46,10 @@ class Meter:
         due = now - self._reported_at >= beat_seconds(now - self._began)
         return due or self.done == self._before.step + 1
 
-    def heldout(self, losses_G: list[float]) -> None:
+    def heldout(self, draws: int, losses_G: list[float]) -> None:
         """Note the held-out losses of the weights after the steps that are done, by groups of rows."""
-        self._curve.setdefault(STEPS, array("d")).append(self.done)
-        self._curve.setdefault(LOSSES, array("d")).extend(losses_G)
+        for name, values in measured_curve(draws, [(float(self.done), losses_G)]).items():
+            self._curve.setdefault(name, array("d")).extend(values)
 
     def tell(self) -> dict[str, Any]:
         """Fields of a heartbeat; speeds cover the time since the last call after a step."""

@@ -13,7 +13,7 @@ from ddm_ray.storage import graph
 from ddm_ray.storage.identity import fields_of
 from ddm_ray.storage.info import Info, StateInfo, WeightsInfo
 from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest
-from ddm_ray.storage.trend import GROUPS, LOSSES, STEPS
+from ddm_ray.storage.trend import DRAWS, GROUPS, LOSSES, STEPS
 from ddm_ray.train import state
 from ddm_ray.train.fragments import EMA, RECORDS, Fragment
 from ddm_ray.train.heldout import Schedule
@@ -88,7 +88,8 @@ def _curve(step: int, measured: int) -> FileRecord:
     values = array("d", bytes(8 * step))
     curve = {"loss": values, "grad_norm": values}
     if measured:
-        curve |= {STEPS: array("d", bytes(8 * measured)), LOSSES: array("d", bytes(8 * GROUPS * measured))}
+        curve |= {name: array("d", bytes(8 * measured)) for name in (STEPS, DRAWS)}
+        curve |= {LOSSES: array("d", bytes(8 * GROUPS * measured))}
     return _record(len(state.curve_bytes(curve)))
 
 

@@ -99,7 +99,8 @@ def _train(
         saver, owed = attempt.saver, False
         milestones = Milestones(run, attempt.storage, job, attempt.identity, engine, placement.keep_milestones)
         heldout = HeldoutLoss.of(run, job, placement, attempt.micro_batch)
-        meter = Meter(job.placed(placement), before, engine.device, dist.get_world_size())
+        measured = heldout.schedule if heldout else None
+        meter = Meter(job.placed(placement), before, engine.device, dist.get_world_size(), measured)
         clock = SaveClock(placement.minutes_between_states, time.monotonic(), placement.checkpoint_steps is None)
         for step in range(before.step, job.train.steps):
             if job.masking(step) != job.masking(step - 1):
@@ -128,10 +129,10 @@ def _train(
                 )
             if meter.step(mean_loss, norm) or attempt.untold:
                 attempt.tell(meter.tell())
-            if heldout is not None and heldout.due(meter.done):
+            if heldout is not None and heldout.schedule.due(meter.done):
                 attempt.phase("measuring", meter.tell())
                 with attempt.catch_oom():
-                    meter.heldout(heldout.measure(engine))
+                    meter.heldout(heldout.schedule.draws, heldout.measure(engine))
                 attempt.tell(meter.tell())
             if any_rank.leaving:
                 saver.save_now(engine, meter.trained())

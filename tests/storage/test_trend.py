@@ -132,7 +132,6 @@ def test_an_average_that_is_still_what_it_began_with_is_undertrained(initial: fl
     "change",
     [
         {STEPS: [], LOSSES: []},
-        {STEPS: [400.0], LOSSES: [1.0] * GROUPS},
         {LOSSES: [1.0] * (GROUPS * 3)},
         {LOSSES: [float("nan")] * (GROUPS * TOTAL // EVERY)},
         {LOSSES: [float("inf")] * (GROUPS * TOTAL // EVERY)},
@@ -141,6 +140,8 @@ def test_an_average_that_is_still_what_it_began_with_is_undertrained(initial: fl
 )
 def test_without_sound_measurements_there_is_no_word(change: dict[str, list[float]]) -> None:
     assert trend_of(curve_of(line(1.0, 1.0), lambda share: 1.0) | change) is None
+    once = trend_of({"loss": [1.0] * 400, STEPS: [400.0], LOSSES: [1.0] * GROUPS}, initial=0.5)
+    assert once is not None and (once.fall, once.rise, finding_of(once)) == (0.0, 0.0, "undertrained")
     assert trend_of({"loss": [1.0] * 9, "grad_norm": [1.0] * 9}) is None
     assert measurements({STEPS: [3.0], LOSSES: [1.0] * 7}) == ([], [])
 

@@ -1,6 +1,7 @@
 """The held-out loss while training: it is what it says, disturbs nothing, and is the same whoever measures it."""
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -29,14 +30,15 @@ from ddm_ray.storage.status import describe, status
 from ddm_ray.storage.store import Store
 from ddm_ray.storage.trend import GROUPS, LOSSES, STEPS
 from ddm_ray.train import worker
-from ddm_ray.train.heldout import FEWEST, FEWEST_DRAWS, FORWARD, MOST, SHARE, HeldoutLoss, Schedule
+from ddm_ray.train.heldout import FORWARD, SHARE, HeldoutLoss, Schedule, measured_curve
 from ddm_ray.train.job import train_job
 from tests.random_run import make_data, make_run
 from tests.train.conftest import SHORT
 from tests.train.results import curve_of, difference, weights_of
 
 EXPERT = expert(1)
-NONE = {"heldout_rows": 0}
+FEW, NONE = {"heldout_rows": 8}, {"heldout_rows": 0}
+"""Rows of which runs so short are measured several times, and never."""
 WORLDS = [(2, 1, "bf16"), (2, 3, "fp32"), (2, 3, "bf16"), (3, 2, "bf16")]
 
 
@@ -60,10 +62,10 @@ def test_what_is_trained_is_the_same_with_it_and_without(
 ) -> None:
     settings = (*SHORT, *(f"{part}.train.precision={precision}" for part in ("expert", "router")))
     measured, unmeasured = (make_data(str(tmp_path / name), settings=settings) for name in ("with", "without"))
-    worker.train(measured.url, artifact, TrainPlacement(zero_stage=stage))
+    worker.train(measured.url, artifact, TrainPlacement(zero_stage=stage, **FEW))
     worker.train(unmeasured.url, artifact, TrainPlacement(zero_stage=stage, **NONE))
     assert same_training(measured, unmeasured, artifact)
-    assert [*losses_of(measured, artifact)] == [3, 6, 9, 12]
+    assert [*losses_of(measured, artifact)] == {EXPERT: [8, 12], ROUTER: [5, 10, 12], MONOLITH: [4, 8, 12]}[artifact]
     assert STEPS not in curve_of(unmeasured, artifact)
     assert TrainedInfo.of(unmeasured.require(artifact)).heldout is None
     assert "heldout" not in unmeasured.require(artifact).info
@@ -78,7 +80,7 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
             "legs": [{"world": world, "zero_stage": stage, **fields}],
         }
         for world, stage, precision in WORLDS
-        for name, fields in (("with", {}), ("without", NONE))
+        for name, fields in (("with", FEW), ("without", NONE))
     }
     folder = tmp_path_factory.mktemp("worlds")
     command = [sys.executable, str(Path(__file__).parent / "ranks.py"), str(folder), json.dumps(cases)]
@@ -93,7 +95,7 @@ def test_several_ranks_train_the_same_with_it_and_without(
 ) -> None:
     measured, unmeasured = (worlds(f"{world}-{stage}-{precision}-{name}") for name in ("with", "without"))
     assert same_training(measured, unmeasured, EXPERT)
-    assert [*losses_of(measured, EXPERT)] == [3, 6, 9, 12]
+    assert [*losses_of(measured, EXPERT)] == [8, 12]
 
 
 @pytest.mark.usefixtures("world_of_one")
@@ -138,13 +140,13 @@ def test_it_is_told_while_training_and_at_the_end(short_run: Run, monkeypatch: p
     seen: list[dict[str, Any]] = []
     beat = Attempt.beat
     monkeypatch.setattr(Attempt, "beat", lambda attempt, progress: (seen.append(progress), beat(attempt, progress))[1])
-    worker.train(short_run.url, EXPERT, TrainPlacement())
+    worker.train(short_run.url, EXPERT, TrainPlacement(**FEW))
     losses = losses_of(short_run, EXPERT)
     info = TrainedInfo.of(short_run.require(EXPERT)).heldout
     assert info is not None and info.loss == pytest.approx(np.mean(losses[12]))
     assert info.error == pytest.approx(np.std(losses[12], ddof=1) / GROUPS**0.5)
-    fallen = 1 - np.mean(losses[12]) / np.mean(losses[9])
-    assert (info.step, info.since, info.fall) == (12, 9, pytest.approx(fallen))
+    fallen = 1 - np.mean(losses[12]) / np.mean(losses[8])
+    assert (info.step, info.since, info.fall) == (12, 8, pytest.approx(fallen))
     assert info.initial == pytest.approx(train_job(short_run, EXPERT).train.ema_decay ** 12)
     last = seen[-1]
     assert (last["heldout_step"], last["heldout_loss"]) == (12, pytest.approx(info.loss))
@@ -191,8 +193,8 @@ def test_no_held_out_row_is_said_once_and_changes_nothing(
 def test_of_a_student_it_is_the_loss_of_the_data_unless_its_teacher_is_guided(tmp_path: Path) -> None:
     settings = ("student.train={steps: 8, global_batch: 8}", "expert.train.condition_dropout=0.1")
     run = make_run(str(tmp_path / "run"), settings=settings, num_rows=400)
-    worker.train(run.url, STUDENT, TrainPlacement())
-    assert [*losses_of(run, STUDENT)] == [2, 4, 6, 8]
+    worker.train(run.url, STUDENT, TrainPlacement(**FEW))
+    assert [*losses_of(run, STUDENT)] == [6, 8]
     guided = make_run(str(tmp_path / "guided"), settings=(*settings, "student.guidance_scale=1.5"), num_rows=400)
     worker.train(guided.url, STUDENT, TrainPlacement())
     assert STEPS not in curve_of(guided, STUDENT)
@@ -202,15 +204,29 @@ def test_of_a_student_it_is_the_loss_of_the_data_unless_its_teacher_is_guided(tm
 JOB = train_job(Run(Store("nowhere"), load_recipe("tiny")), MONOLITH)
 
 
-@given(steps=st.integers(1, 10**6), batch=st.integers(1, 4096), rows=st.integers(8, 4096))
-def test_it_costs_a_bounded_share_and_is_measured_at_the_end(steps: int, batch: int, rows: int) -> None:
-    train = JOB.train.model_copy(update={"steps": steps, "global_batch": batch})
-    schedule = Schedule.of(replace(JOB, train=train, batch=batch), TrainPlacement(heldout_rows=rows))
-    assert schedule is not None
-    due = schedule.measured(steps)
-    assert due == sum(schedule.due(step) for step in range(1, steps + 1)) if steps < 5000 else due > 0
-    assert min(steps, FEWEST) <= due <= MOST
-    cost = FORWARD * schedule.draws * due / (steps * batch)
-    assert schedule.draws <= rows
-    assert cost <= SHARE * 1.5 or schedule.draws <= FEWEST_DRAWS
-    assert schedule.due(steps)
+@given(steps=st.integers(1, 3000), batch=st.integers(1, 512), rows=st.integers(8, 1024))
+def test_it_costs_a_bounded_share_on_a_grid_that_longer_trainings_have_too(steps: int, batch: int, rows: int) -> None:
+    def schedule_of(total: int) -> Schedule:
+        train = JOB.train.model_copy(update={"steps": total, "global_batch": batch})
+        schedule = Schedule.of(replace(JOB, train=train, batch=batch), TrainPlacement(heldout_rows=rows))
+        assert schedule is not None
+        return schedule
+
+    schedule, longer = schedule_of(steps), schedule_of(2 * steps + 1)
+    due = [step for step in range(1, steps + 1) if schedule.due(step)]
+    assert due[-1] == steps and len(due) == schedule.measured(steps)
+    assert [step for step in due if step < steps] == [step for step in range(1, steps) if longer.due(step)]
+    # All but the last one, which every training has.
+    assert FORWARD * schedule.draws * (len(due) - 1) <= SHARE * steps * batch
+    if steps >= 8 * schedule.first:  # a quarter has a measurement near its beginning
+        assert min(abs(step - 0.75 * steps) for step in due) <= 0.1 * steps
+        assert len(due) <= 12 + 4 * math.log2(steps / schedule.first)
+
+
+def test_measurements_off_the_grid_or_of_other_draws_are_not_gone_on_with() -> None:
+    schedule = Schedule(first=3, draws=16, steps=24)
+    rows = [(step, [float(step)] * GROUPS) for step in (3.0, 6.0, 8.0)]
+    curve = measured_curve(16, rows)
+    assert schedule.kept(curve) == measured_curve(16, [rows[0], rows[1]])
+    assert schedule.kept(measured_curve(17, rows)) == schedule.kept({"loss": [1.0]}) == {}
+    assert replace(schedule, steps=8).kept(curve) == curve
