@@ -255,7 +255,7 @@ def _is_finished(run: Any, artifact: Artifact) -> bool:
 
 
 def _show_evaluation(run: Any, name: str) -> None:
-    from ddm_ray.evaluate.report import print_table, undertrained
+    from ddm_ray.evaluate.report import advised_steps, print_table
     from ddm_ray.evaluate.run import read_metrics
     from ddm_ray.storage.graph import evaluation
     from ddm_ray.storage.trend import longer
@@ -263,8 +263,8 @@ def _show_evaluation(run: Any, name: str) -> None:
     metrics = read_metrics(run, name)
     for text in print_table(metrics).split("\n"):
         say(text)
-    for advice in sorted({phrase(longer(run.url, run.config, artifact)) for artifact in undertrained(metrics)}):
-        say(advice)
+    for part, steps in advised_steps(metrics).items():
+        say(phrase(longer(run.url, run.config, part, steps)))
     if since := [lacked for lacked in metrics.get("missing", {}) if _is_finished(run, Artifact(lacked))]:
         warn(f"{', '.join(since)}: finished since; ddm evaluate --name ANOTHER measures it")
     if begun := [artifact for artifact in metrics.get("milestones", {}) if _is_finished(run, Artifact(artifact))]:

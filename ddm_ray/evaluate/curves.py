@@ -16,7 +16,7 @@ from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.info import TrainedInfo
 from ddm_ray.storage.published import Weights
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.trend import GROUPS, mean_and_error, measurements, verdict_of
+from ddm_ray.storage.trend import GROUPS, mean_and_error, measurements, more_steps, verdict_of
 from ddm_ray.train.state import CURVE, read_curve
 
 POINTS = 60
@@ -66,13 +66,14 @@ def training_curves(run: Run, artifacts: Sequence[Artifact], milestones: Mapping
     return {kind: vars(Curve.mean(curves)) for kind, curves in by_kind.items()}
 
 
-def verdicts(run: Run, artifacts: Sequence[Artifact]) -> dict[str, dict[str, str]]:
-    """The word on each finished training whose held-out loss gives ground for one, as JSON."""
-    words: dict[str, dict[str, str]] = {}
+def verdicts(run: Run, artifacts: Sequence[Artifact]) -> dict[str, dict[str, Any]]:
+    """The word on each finished training whose held-out loss gives ground for one, as JSON; with the steps advised."""
+    words: dict[str, dict[str, Any]] = {}
     for artifact in artifacts:
-        verdict = verdict_of(run.url, run.config, artifact, TrainedInfo.of(run.require(artifact)))
-        if verdict is not None:
-            words[artifact] = {"finding": verdict.finding, "ground": verdict.ground}
+        info = TrainedInfo.of(run.require(artifact))
+        if verdict := verdict_of(run.url, run.config, artifact, info):
+            steps = more_steps(info.step, info.heldout)
+            words[artifact] = {"finding": verdict.finding, "ground": verdict.ground, "steps": steps}
     return words
 
 

@@ -8,12 +8,13 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from ddm_ray.config.longer import Part
 from ddm_ray.evaluate.features import NUM_FEATURES, features_in_words
 from ddm_ray.evaluate.router_page import router_page
 from ddm_ray.pictures.figure import curve_charts, figure_png, line_chart
 from ddm_ray.pictures.page import page
 from ddm_ray.storage.graph import EXTRAS, Artifact, part_of
-from ddm_ray.storage.trend import TIMES_LONGER
+from ddm_ray.storage.trend import more_steps
 
 MOSAICS = "mosaics of real rows"
 """Name of the line of what a measure must find bad."""
@@ -111,9 +112,7 @@ def sentences(metrics: dict[str, Any]) -> list[str]:
     lines = [f"Lowest Fréchet distance: {best['model']} ({best['frechet']:.3g})."]
     lines += _warnings(metrics)
     lines += _verdicts(metrics) if "verdicts" in metrics else []  # an older version's have none
-    if short := undertrained(metrics):
-        steps = {job["job"]: TIMES_LONGER * job["steps"] for job in metrics["training"]["jobs"]}
-        fields = dict.fromkeys(f"{part_of(artifact)}.train.steps={steps[artifact]}" for artifact in short)
+    if fields := [f"{part}.train.steps={steps}" for part, steps in advised_steps(metrics).items()]:
         lines.append(f"More steps may mend what is undertrained: {', '.join(fields)}.")
     if rivals and (monolith := denses.get("monolith")):
         rival = min(rivals, key=_distance)
@@ -188,6 +187,17 @@ def undertrained(metrics: dict[str, Any]) -> list[Artifact]:
             dense = row["model"] in EXTRAS
             by_loss += [job for job in jobs if (job == row["model"] if dense else job.startswith("experts/"))]
     return [Artifact(name) for name in dict.fromkeys(by_loss)]
+
+
+def advised_steps(metrics: dict[str, Any]) -> dict[Part, int]:
+    """Numbers of steps, by the part of the configuration, that are advised for what is undertrained."""
+    taken = {job["job"]: job["steps"] for job in metrics["training"]["jobs"]}
+    steps: dict[Part, int] = {}
+    for artifact in undertrained(metrics):
+        advised = metrics.get("verdicts", {}).get(artifact, {}).get("steps") or more_steps(taken[artifact])
+        if part := part_of(artifact):
+            steps[part] = max(steps.get(part, 0), advised)
+    return steps
 
 
 def _verdicts(metrics: dict[str, Any]) -> list[str]:

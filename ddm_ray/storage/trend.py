@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ddm_ray.config import RunConfig
-from ddm_ray.config.longer import lengthened, train_of
+from ddm_ray.config.longer import Part, lengthened
 from ddm_ray.errors import Begin, ConfigError, Extend, Fix
 from ddm_ray.storage.graph import Artifact, part_of
 from ddm_ray.storage.info import HeldoutInfo, TrainedInfo
@@ -30,8 +30,9 @@ RISES = 0.03
 """Share of the lowest held-out loss: what ends further above it overfits, if the loss in training fell meanwhile."""
 CERTAIN = 2.5
 """Standard errors that a fall or rise must be as well: of the same rows' losses, with the same noise and times."""
-TIMES_LONGER = 2
-"""Steps that are advised for what is undertrained, over those that it had."""
+TIMES_LONGER, ADVISED_INITIAL = 2, 0.05
+"""Steps advised for what is undertrained, over those that it had; more until the random weights have so small a share.
+"""
 
 Finding = Literal["undertrained", "overfits"]
 
@@ -54,7 +55,10 @@ def verdict_of(run_url: str, config: RunConfig, artifact: Artifact, info: Traine
     trend = info.heldout
     if trend is None or (finding := finding_of(trend)) is None:
         return None
-    return Verdict(finding, ground(trend), longer(run_url, config, artifact) if finding == "undertrained" else None)
+    part = part_of(artifact)
+    if finding != "undertrained" or part is None:
+        return Verdict(finding, ground(trend))
+    return Verdict(finding, ground(trend), longer(run_url, config, part, more_steps(info.step, trend)))
 
 
 def finding_of(trend: HeldoutInfo) -> Finding | None:
@@ -133,11 +137,17 @@ def mean_and_error(losses_G: Sequence[float]) -> tuple[float, float]:
     return _mean(losses_G), _error(losses_G)
 
 
-def longer(run_url: str, config: RunConfig, artifact: Artifact) -> Begin:
-    """Advice to train it for longer: in an extension of the run, or where its schedule allows none in another run."""
-    part = part_of(artifact)
-    assert part is not None
-    field, steps = f"{part}.train.steps", TIMES_LONGER * train_of(config, part).steps
+def more_steps(step: int, trend: HeldoutInfo | None = None) -> int:
+    """Number of steps that is advised where `step` were too few."""
+    times = TIMES_LONGER
+    if trend is not None and STILL_INITIAL < trend.initial < 1:
+        times = max(times, math.ceil(math.log(ADVISED_INITIAL) / math.log(trend.initial)))
+    return times * step
+
+
+def longer(run_url: str, config: RunConfig, part: Part, steps: int) -> Begin:
+    """Advice to train a part for so many steps: in an extension of the run, or where that can't be in another run."""
+    field = f"{part}.train.steps"
     try:
         lengthened(config, {part: steps})
     except ConfigError:

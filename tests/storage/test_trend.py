@@ -25,6 +25,7 @@ from ddm_ray.storage.trend import (
     finding_of,
     ground,
     measurements,
+    more_steps,
     trend_of,
     verdict_of,
 )
@@ -126,6 +127,10 @@ def test_an_average_that_is_still_what_it_began_with_is_undertrained(initial: fl
     assert trend is not None
     assert (finding_of(trend) == "undertrained") == (initial > STILL_INITIAL)
     assert (f"still {initial:.0%} of the average" in ground(trend)) == (initial > STILL_INITIAL)
+    steps = more_steps(TOTAL, trend)
+    assert steps >= 2 * TOTAL and steps % TOTAL == 0
+    if STILL_INITIAL < initial < 1:  # so many steps leave them a twentieth at the most
+        assert initial ** (steps / TOTAL) <= 0.05
 
 
 @pytest.mark.parametrize(
@@ -164,7 +169,7 @@ RISEN = FALLS.model_copy(update={"fall": -0.1, "lowest": 200, "rise": 0.1, "trai
 
 @pytest.mark.parametrize("artifact", [expert(1), ROUTER, MONOLITH, STUDENT])
 def test_what_is_advised_can_be_done(artifact: Any) -> None:
-    info = TrainedInfo.model_validate(vars(info_of(artifact, heldout=FALLS)))
+    info = TrainedInfo.model_validate(vars(info_of(artifact, step=300, heldout=FALLS)))
     config = load_recipe("tiny")
     verdict = verdict_of("runs/a", config, artifact, info)
     part = "expert" if artifact in (expert(1), MONOLITH) else artifact
@@ -183,17 +188,17 @@ def test_it_is_said_in_the_status(tmp_path: Any) -> None:
     run = make_data(str(tmp_path / "run"), num_rows=60)
     for artifact, trend in zip((*run.experts, ROUTER), (FALLS, RISEN, None), strict=True):
         run.store.write(f"{artifact}/weights", b"x")
-        commit_written(run, artifact, ["weights"], info_of(artifact, heldout=trend))
+        commit_written(run, artifact, ["weights"], info_of(artifact, step=300, heldout=trend))
     first, second, third = (describe(status(run, artifact)) for artifact in (*run.experts, ROUTER))
     assert first == (
-        "3 steps, loss 0.2500, held out 0.5000, 1.0 GFLOP; undertrained: over the last 75 steps its loss still fell by"
+        "300 steps, loss 0.2500, held out 0.5000, 1.0 GFLOP; undertrained: over the last 75 steps its loss still fell by"
         " 20.0% ± 1.0% on held-out rows, by 10.0% in training; extend it to expert.train.steps=600"
     )
     assert second == (
-        "3 steps, loss 0.2500, held out 0.5000, 1.0 GFLOP; overfits: its held-out loss rose by 10.0% ± 0.0% from step"
+        "300 steps, loss 0.2500, held out 0.5000, 1.0 GFLOP; overfits: its held-out loss rose by 10.0% ± 0.0% from step"
         " 200 on, while that in training fell by 30.0%"
     )
-    assert third == "3 steps, loss 0.2500, 1.0 GFLOP"
+    assert third == "300 steps, loss 0.2500, 1.0 GFLOP"
 
 
 def test_a_record_without_measurements_is_that_of_older_versions() -> None:

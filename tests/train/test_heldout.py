@@ -153,7 +153,7 @@ def test_it_is_told_while_training_and_at_the_end(short_run: Run, monkeypatch: p
     text = describe(status(short_run, EXPERT))
     assert f", held out {info.loss:.4f}, " in text
     assert "; undertrained: the weights that it began with are still" in text
-    assert text.endswith("; extend it to expert.train.steps=24")
+    assert text.endswith("; extend it to expert.train.steps=300")
 
 
 @pytest.mark.usefixtures("world_of_one")
