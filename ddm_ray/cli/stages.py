@@ -137,7 +137,9 @@ def _show_rows(run: Any, artifact: Artifact) -> None:
         endings = ", ".join(f"{count} {ending}" for ending, count in counts)
         warn(f"{sum(info.ignored.values())} files of other kinds aren't read: {endings}")
     if not info.rows_heldout and artifact == ROWS:
-        warn(f"no row is held out (data.heldout {run.config.data.heldout}): evaluation will have no held-out losses")
+        warn(
+            f"no row is held out (data.heldout {run.config.data.heldout}): neither training nor evaluation will have held-out losses"
+        )
     if info.classes:
         names = [f"{label} {name}" for label, name in enumerate(info.classes)]
         say(f"classes: {', '.join(names[:10])}{', ...' if names[10:] else ''}")
