@@ -137,9 +137,8 @@ def _show_rows(run: Any, artifact: Artifact) -> None:
         endings = ", ".join(f"{count} {ending}" for ending, count in counts)
         warn(f"{sum(info.ignored.values())} files of other kinds aren't read: {endings}")
     if not info.rows_heldout and artifact == ROWS:
-        warn(
-            f"no row is held out (data.heldout {run.config.data.heldout}): neither training nor evaluation will have held-out losses"
-        )
+        none = "neither training nor evaluation will have held-out losses"
+        warn(f"no row is held out (data.heldout {run.config.data.heldout}): {none}")
     if info.classes:
         names = [f"{label} {name}" for label, name in enumerate(info.classes)]
         say(f"classes: {', '.join(names[:10])}{', ...' if names[10:] else ''}")
