@@ -7,7 +7,7 @@ import errno
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from dataclasses import fields as dataclass_fields
 from typing import Any
@@ -54,6 +54,13 @@ class Begin:
         return f"begin a run with {self.field}={self.value}" if self.field else "begin a run there"
 
 
+class Extend(Begin):
+    """Train the run at a URL for more steps, which `field` and `value` say."""
+
+    def __str__(self) -> str:
+        return f"extend it to {self.field}={self.value}"
+
+
 @dataclass(frozen=True)
 class Give:
     """Call the same stage again with another `argument`: `advice` is an imperative, `value` what to give, if known."""
@@ -88,15 +95,15 @@ class Accept:
         return f"accept {self.artifact}"
 
 
-Fix = Make | Resume | Begin | Give | Allow | Accept | str
+Fix = Make | Resume | Extend | Begin | Give | Allow | Accept | str
 """Remedy of an error: data where a command or an option does it, else prose in the imperative."""
-_FIXES: dict[str, Any] = {kind.__name__: kind for kind in (Make, Resume, Begin, Give, Allow, Accept)}
+_FIXES: dict[str, Any] = {kind.__name__: kind for kind in (Make, Resume, Extend, Begin, Give, Allow, Accept)}
 
 
 class DDMError(Exception):
     """Base of all errors that the command line prints as one line, without a traceback.
 
-    `message` says what happened and where, `fix` what mends it; the message may say that itself where it is prose.
+    `message` says what happened and where, `fix` what mends it, which the message may say itself where it is prose.
     `passes` is true if it may be over when the same is tried again later, with nothing mended: `KIND_PASSES` of most.
     """
 
@@ -141,11 +148,10 @@ def _read_fix(fields: Any) -> Fix | None:
     types: dict[str, Any] = {each.name: each.type for each in dataclass_fields(kind)}
     if not all(isinstance(value, types.get(name, object)) for name, value in arguments.items()):
         return None
-    try:
+    with suppress(TypeError):  # a field too many, or too few
         fix: Fix = kind(**arguments)
-    except TypeError:  # a field too many, or too few
-        return None
-    return fix
+        return fix
+    return None
 
 
 class ConfigError(DDMError):
@@ -278,12 +284,8 @@ def one_line(what: object, limit: int | None = None, *, tail: bool = False) -> s
 
     An error that says nothing is named by its class.
     """
-    text = " ".join(str(what).split())
-    if not text and isinstance(what, BaseException):
-        text = type(what).__name__
-    if limit is None:
-        return text
-    return text[-limit:] if tail else text[:limit]
+    text = " ".join(str(what).split()) or (type(what).__name__ if isinstance(what, BaseException) else "")
+    return text if limit is None else text[-limit:] if tail else text[:limit]
 
 
 @contextmanager
@@ -303,7 +305,7 @@ def as_storage_error(
         kind = missing if isinstance(error, FileNotFoundError) else StorageError
         room = "free some space there" if _number(error) in _FULL else None
         refused = kind(f"{where}: {refusal(error, where)}", fix or room)
-        refused.passes = refused.passes and may_pass(error)
+        refused.passes &= may_pass(error)
         raise refused from None
 
 
@@ -345,6 +347,4 @@ def spelled_out(text: str) -> str:
 
     That is what Unicode doesn't call printable: controls of C0 and C1, ends of lines, and what turns text around.
     """
-    if text.isprintable():
-        return text
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

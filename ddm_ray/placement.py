@@ -8,7 +8,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import unquote, urlsplit
 
-from pydantic import BaseModel, Field, PositiveInt, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, ValidationError, field_validator, model_validator
 
 from ddm_ray.config import invalid_fields, read_yaml
 from ddm_ray.config.strict_model import StrictModel
@@ -56,8 +56,7 @@ class TrainPlacement(StrictModel):
     use_gpu: bool = USE_GPU
     zero_stage: Literal[0, 1, 2, 3] = Field(
         default=1,
-        description="what DeepSpeed shards over the workers: 0 nothing, 1 optimizer state, 2 gradients too, 3"
-        " parameters too",
+        description="what DeepSpeed shards over workers: 0 nothing, 1 optimizer state, 2 gradients, 3 parameters too",
     )
     micro_batch: int | Literal["largest"] | None = Field(
         default=None,
@@ -85,8 +84,7 @@ class TrainPlacement(StrictModel):
     )
     cache: str | None = Field(
         default=None,
-        description="folder for local copies of a shard, or of the experts who teach, in an object store; none: a"
-        " temporary one",
+        description="folder for local copies of shards, or experts that teach, in an object store; none: temporary",
     )
     checkpoint_minutes: float | None = Field(
         default=None,
@@ -105,6 +103,11 @@ class TrainPlacement(StrictModel):
     )
     keep_milestones: PositiveInt | None = Field(
         default=None, description="newest of those kept, also if an evaluation measures older ones; none: all of them"
+    )
+    heldout_rows: NonNegativeInt = Field(
+        default=256,
+        description="held-out rows of which the loss by the EMA weights is measured as training goes on, for 6 % of its"
+        " cost at first, ever less later; 0: none. Changes nothing of what is trained",
     )
     hang_seconds: float = Field(
         default=10,
@@ -189,8 +192,7 @@ class _Site(StrictModel):
     )
     jobs: str | None = Field(
         default=None,
-        description="URL of the cluster's Jobs API, as http://HEAD:8265, to which `ray job submit` is addressed, and a"
-        " launcher",
+        description="URL of the cluster's Jobs API, as http://HEAD:8265, for `ray job submit` and for a launcher",
     )
     token_file: str | None = Field(
         default=None, description="file that has the cluster's token; none: what RAY_AUTH_TOKEN_PATH names"

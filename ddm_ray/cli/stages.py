@@ -25,7 +25,7 @@ from ddm_ray.cli.command import (
     warn,
 )
 from ddm_ray.cli.devices import DEVICE, GPU, device_of, placed, require_gpu, tell_of_workers
-from ddm_ray.cli.fixes import by
+from ddm_ray.cli.fixes import by, phrase
 from ddm_ray.cli.train import each_failure_named
 from ddm_ray.errors import ConfigError, DriftError
 from ddm_ray.storage.graph import NAME_PATTERN, Artifact
@@ -137,7 +137,8 @@ def _show_rows(run: Any, artifact: Artifact) -> None:
         endings = ", ".join(f"{count} {ending}" for ending, count in counts)
         warn(f"{sum(info.ignored.values())} files of other kinds aren't read: {endings}")
     if not info.rows_heldout and artifact == ROWS:
-        warn(f"no row is held out (data.heldout {run.config.data.heldout}): evaluation will have no held-out losses")
+        none = "neither training nor evaluation will have held-out losses"
+        warn(f"no row is held out (data.heldout {run.config.data.heldout}): {none}")
     if info.classes:
         names = [f"{label} {name}" for label, name in enumerate(info.classes)]
         say(f"classes: {', '.join(names[:10])}{', ...' if names[10:] else ''}")
@@ -265,13 +266,16 @@ def _is_finished(run: Any, artifact: Artifact) -> bool:
 
 
 def _show_evaluation(run: Any, name: str) -> None:
-    from ddm_ray.evaluate.report import print_table
+    from ddm_ray.evaluate.report import advised_steps, print_table
     from ddm_ray.evaluate.run import read_metrics
     from ddm_ray.storage.graph import evaluation
+    from ddm_ray.storage.trend import longer
 
     metrics = read_metrics(run, name)
     for text in print_table(metrics).split("\n"):
         say(text)
+    for part, steps in advised_steps(metrics).items():
+        say(phrase(longer(run.url, run.config, part, steps)))
     if since := [lacked for lacked in metrics.get("missing", {}) if _is_finished(run, Artifact(lacked))]:
         warn(f"{', '.join(since)}: finished since; ddm evaluate --name ANOTHER measures it")
     if begun := [artifact for artifact in metrics.get("milestones", {}) if _is_finished(run, Artifact(artifact))]:

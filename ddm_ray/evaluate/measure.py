@@ -20,6 +20,7 @@ from ddm_ray.data.sharded.work import Executor
 from ddm_ray.evaluate.candidates import Decode, Lineup
 from ddm_ray.evaluate.captions import CaptionScore
 from ddm_ray.evaluate.costs import training_cost
+from ddm_ray.evaluate.curves import training_curves, verdicts
 from ddm_ray.evaluate.features import features_in_words
 from ddm_ray.evaluate.figures import experts_figure, shown_beside
 from ddm_ray.evaluate.losses import Loss, heldout_losses
@@ -80,6 +81,8 @@ def measure(
     differences = [Difference.of(names, *(measured[one] for one in names)) for names in permutations(measured, 2)]
     on_progress(0.92, "real rows and held-out losses")
     config, strategies = run.config, run.config.evaluate.strategies
+    cost = training_cost(run, lineup.missing, milestones)
+    trained = [Artifact(job.job) for job in cost.jobs]
     metrics = {
         "run": config.name,
         "credit": config.data.credit,
@@ -100,7 +103,9 @@ def measure(
         "real": _real_lines(reference, len(request.seeds), seen, captions),
         "heldout_loss": [asdict(loss) for loss in _losses(config, lineup, rows.heldout)],
         "router": router_diagnostics(lineup.mixture, rows.heldout, request, strategies, reference, decode),
-        "training": asdict(training_cost(run, lineup.missing, milestones)),
+        "training": asdict(cost),
+        "curves": training_curves(run, trained, milestones),
+        "verdicts": verdicts(run, [artifact for artifact in trained if artifact not in milestones]),
         "milestones": {
             str(artifact): {"step": weights.step, "of": train_job(run, artifact).train.steps}
             for artifact, weights in milestones.items()

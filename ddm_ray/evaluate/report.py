@@ -8,14 +8,23 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from ddm_ray.config.longer import Part
 from ddm_ray.evaluate.features import NUM_FEATURES, features_in_words
 from ddm_ray.evaluate.router_page import router_page
-from ddm_ray.pictures.figure import figure_png, line_chart
+from ddm_ray.pictures.figure import curve_charts, figure_png, line_chart
 from ddm_ray.pictures.page import page
-from ddm_ray.storage.graph import EXTRAS
+from ddm_ray.storage.graph import EXTRAS, Artifact, part_of
+from ddm_ray.storage.trend import more_steps
 
 MOSAICS = "mosaics of real rows"
 """Name of the line of what a measure must find bad."""
+FAR = 5.0
+"""Times the distance of held-out real rows from which a model is undertrained, though these be fewer than its samples.
+
+Fewer rows are further away: the number errs on the model's side.
+"""
+MOST_NAMED, MOST_LISTED = 3, 8
+"""Trainings of one finding that have a sentence each, and others that are named."""
 CONFIRMED = 0.8
 """Share of what held-out rows reach in a measure from which mosaics show that it can't tell."""
 UNDERTRAINED = 0.5
@@ -67,6 +76,7 @@ def render(metrics: dict[str, Any], grid_png: bytes, experts_png: bytes) -> str:
         training_sentence=_training_sentence(metrics["training"]),
         losses=losses,
         losses_png=_losses_png(losses) if losses else None,
+        curves_png=_curves_png(metrics.get("curves", {})),
         router=router_page(metrics["router"]) if metrics["router"] else None,
         grid_png=grid_png,
         experts_png=experts_png,
@@ -101,6 +111,9 @@ def sentences(metrics: dict[str, Any]) -> list[str]:
     rivals = [row for row in metrics["models"] if row["model"] not in EXTRAS]
     lines = [f"Lowest Fréchet distance: {best['model']} ({best['frechet']:.3g})."]
     lines += _warnings(metrics)
+    lines += _verdicts(metrics) if "verdicts" in metrics else []  # an older version's have none
+    if fields := [f"{part}.train.steps={steps}" for part, steps in advised_steps(metrics).items()]:
+        lines.append(f"More steps may mend what is undertrained: {', '.join(fields)}.")
     if rivals and (monolith := denses.get("monolith")):
         rival = min(rivals, key=_distance)
         lines.append(_compared(metrics, f"The mixture's best strategy, {rival['model']},", rival, monolith))
@@ -138,13 +151,12 @@ def _warnings(metrics: dict[str, Any]) -> list[str]:
     real = {row["model"]: row for row in metrics["real"]}
     if (mosaics := real.get(MOSAICS)) is None:  # an older version's
         return []
-    lines = [
-        f"{row['model']} is undertrained: its distance is {row['frechet'] / mosaics['frechet']:.0%} of that of mosaics,"
-        f" each of four real rows ({mosaics['frechet']:.3g})."
-        for row in metrics["models"]
-        if row["frechet"] > UNDERTRAINED * mosaics["frechet"]
-    ]
     heldout = next((row for name, row in real.items() if name.endswith("held out")), None)
+    lines = [
+        f"{row['model']} is undertrained: its distance is {' and '.join(grounds)}."
+        for row in metrics["models"]
+        if (grounds := _grounds(row["frechet"], mosaics["frechet"], heldout["frechet"] if heldout else None))
+    ]
     if heldout:
         blind = [key for key in ("precision", "density", "coverage") if mosaics[key] > CONFIRMED * heldout[key]]
         lines += [
@@ -152,6 +164,53 @@ def _warnings(metrics: dict[str, Any]) -> list[str]:
             f" {heldout[key]:.2f}."
             for key in blind
         ]
+    return lines
+
+
+def _grounds(distance: float, mosaics: float, heldout: float | None) -> list[str]:
+    """The grounds in words on which a model of this Fréchet distance is undertrained, by those of real rows."""
+    grounds = []
+    if distance > UNDERTRAINED * mosaics:
+        grounds.append(f"{distance / mosaics:.0%} of that of mosaics, each of four real rows ({mosaics:.3g})")
+    if heldout is not None and distance > FAR * heldout:
+        grounds.append(f"{distance / heldout:.0f} times that of held-out real rows ({heldout:.3g})")
+    return grounds
+
+
+def undertrained(metrics: dict[str, Any]) -> list[Artifact]:
+    """Finished trainings that more steps are advised for, by their held-out loss or by what their models paint."""
+    by_loss = [name for name, verdict in metrics.get("verdicts", {}).items() if verdict["finding"] == "undertrained"]
+    real = {row["model"]: row["frechet"] for row in metrics["real"]}
+    heldout = next((distance for name, distance in real.items() if name.endswith("held out")), None)
+    jobs = [job["job"] for job in metrics["training"]["jobs"] if job["job"] not in metrics.get("milestones", {})]
+    for row in metrics["models"] if MOSAICS in real else ():
+        if _grounds(row["frechet"], real[MOSAICS], heldout):
+            dense = row["model"] in EXTRAS
+            by_loss += [job for job in jobs if (job == row["model"] if dense else job.startswith("experts/"))]
+    return [Artifact(name) for name in dict.fromkeys(by_loss)]
+
+
+def advised_steps(metrics: dict[str, Any]) -> dict[Part, int]:
+    """Numbers of steps, by the part of the configuration, that are advised for what is undertrained."""
+    taken = {job["job"]: job["steps"] for job in metrics["training"]["jobs"]}
+    steps: dict[Part, int] = {}
+    for artifact in undertrained(metrics):
+        advised = metrics.get("verdicts", {}).get(artifact, {}).get("steps") or more_steps(taken[artifact])
+        if part := part_of(artifact):
+            steps[part] = max(steps.get(part, 0), advised)
+    return steps
+
+
+def _verdicts(metrics: dict[str, Any]) -> list[str]:
+    """Words on the trainings whose held-out loss says that they are undertrained or overfit."""
+    words = {"undertrained": "is undertrained", "overfits": "overfits"}
+    lines = []
+    for finding, text in words.items():
+        own = [(name, each["ground"]) for name, each in metrics["verdicts"].items() if each["finding"] == finding]
+        lines += [f"{name} {text}: {ground}." for name, ground in own[:MOST_NAMED]]
+        if others := [name for name, _ in own[MOST_NAMED:]]:
+            more = f" and {len(others) - MOST_LISTED} others" if len(others) > MOST_LISTED else ""
+            lines.append(f"The same is so of {', '.join(others[:MOST_LISTED])}{more}.")
     return lines
 
 
@@ -250,6 +309,18 @@ def _losses_png(losses: list[dict[str, Any]]) -> bytes:
     first_T = losses[0]["by_t"]
     relative = {row["model"]: [own / base for own, base in zip(row["by_t"], first_T, strict=True)] for row in losses}
     return figure_png(line_chart(relative), transparent=True)
+
+
+def _curves_png(curves: dict[str, Any]) -> bytes | None:
+    """Losses in training and on held-out rows by step, a chart for each kind of network; None for no curve."""
+    charts = {
+        {"expert": "experts (mean)"}.get(kind, kind): {
+            "training": (curve["steps"], curve["losses"]),
+            **({"held out": (curve["heldout_steps"], curve["heldout"])} if curve["heldout"] else {}),
+        }
+        for kind, curve in curves.items()
+    }
+    return figure_png(curve_charts(charts), transparent=True) if charts else None
 
 
 def _training_sentence(training: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ from ddm_ray.storage.job_files import list_jobs
 from ddm_ray.storage.manifest import NAME
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import status
+from ddm_ray.train.heldout import Schedule
 from ddm_ray.train.job import TrainJob, train_job
 from ddm_ray.train.sizes import FileSizes
 
@@ -40,7 +41,7 @@ class ModelNeeds:
     job: TrainJob
     rows: RowBytes | None
     model: nn.Module
-    _sizes: dict[tuple[int, int], FileSizes] = field(default_factory=dict, repr=False, compare=False)
+    _sizes: dict[tuple[int, int, int], FileSizes] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def parameters(self) -> int:
@@ -68,9 +69,11 @@ class ModelNeeds:
     def sizes(self, placement: TrainPlacement | None = None) -> FileSizes:
         """Sizes of the files of one training; by default of one worker's."""
         placement = placement or TrainPlacement()
-        how = placement.workers.max, placement.zero_stage
+        how = placement.workers.max, placement.zero_stage, placement.heldout_rows
         if how not in self._sizes:
-            self._sizes[how] = FileSizes(self.config, self.job, self.model, *how)
+            measured = self.config.data.heldout > 0 if self.rows is None else self.rows.heldout > 0
+            heldout = Schedule.of(self.job, placement) if measured else None
+            self._sizes[how] = FileSizes(self.config, self.job, self.model, *how[:2], heldout)
         return self._sizes[how]
 
     @cached_property
@@ -138,7 +141,9 @@ def _rows(config: RunConfig, members: list[Artifact], sizes: Mapping[str, int]) 
     if any(f"{shard}/{NAME}" not in sizes for shard in shards):
         return None
     rows = sum(size for key, size in sizes.items() if key.rpartition("/")[2].startswith("train-"))
+    # A few rows are read, of each shard's first file.
+    heldout = sum(size for key, size in sizes.items() if key.endswith("/heldout-00000.parquet"))
     manifests = sum(sizes[f"{shard}/{NAME}"] for shard in shards)
     if members[0].kind == "expert":
-        rows, manifests = rows // len(shards), manifests // len(shards)
-    return RowBytes(rows, manifests)
+        rows, heldout, manifests = (each // len(shards) for each in (rows, heldout, manifests))
+    return RowBytes(rows, manifests, heldout)

@@ -21,10 +21,11 @@ BEAT, CURVE_POINT, PIXEL, LISTED, NOTES = 450, 130, 0.83, 340, 4500
 
 @dataclass(frozen=True)
 class RowBytes:
-    """Bytes of a job's shards: what it trains on, and their manifests with the partition's."""
+    """Bytes of a job's shards: what it trains on, their manifests with the partition's, held-out rows that it reads."""
 
     files: int
     manifests: int
+    heldout: int = 0
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def foresee(
             weights=len(published) * (sum(weights.values()) + picture),
             curves=_curves(seconds, beats),
             notes=BEAT * beats + NOTES,
-            rows=0 if rows is None else rows.files,
+            rows=0 if rows is None else rows.files + (rows.heldout if placement.heldout_rows else 0),
             reread=saves * indexes + len(published) * (sizes.read_to_publish(steps) + repainted) + looks + manifests,
         ),
         saves,

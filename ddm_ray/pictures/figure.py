@@ -71,6 +71,19 @@ def line_charts(charts: Mapping[str, Mapping[str, Sequence[float]]]) -> "Figure"
     return row
 
 
+def curve_charts(charts: Mapping[str, Mapping[str, tuple[Sequence[float], Sequence[float]]]]) -> "Figure":
+    """Charts side by side, each under its title: one line per name through its points, given as (xs, ys)."""
+    row = figure(3.6 * len(charts), 2.9)
+    for axes, (title, lines) in zip(row.subplots(1, len(charts), squeeze=False)[0], charts.items(), strict=True):
+        for number, (name, (xs, ys)) in enumerate(lines.items()):
+            axes.plot(xs, ys, color=COLOURS[number % len(COLOURS)], linewidth=2, label=name)
+        _plain(axes)
+        axes.tick_params(labelsize=9)
+        axes.set_title(title, color=GREY, fontsize=11)
+        axes.legend(loc="upper right", frameon=False, labelcolor=GREY, fontsize=9)
+    return row
+
+
 def heat_map(share_RC: np.ndarray, row_title: str, column_title: str) -> "Figure":
     """Shares in [0, 1] as shades, in percent where there are at most MOST_NUMBERED columns; rows numbered downwards."""
     num_rows, num_columns = share_RC.shape

@@ -163,10 +163,35 @@ class ReportInfo(Info):
         return cls.of(holders[0]) if holders else None
 
 
+class HeldoutInfo(Info):
+    """Loss of a training's last weights on held-out rows, and how it came there; errors are standard errors.
+
+    `fall`: share by which the loss fell since step `since`, where the measurement is that is nearest to the last
+    quarter's beginning; `rise`: share by which it is above the lowest one, of step `lowest`. `trained_since` and
+    `trained_since_lowest`: shares by which the loss in training fell since these steps, 0 if batches differ by as much.
+    `initial`: share that the weights which training began with have in the average that is published; 0 if these were
+    trained ones.
+    """
+
+    step: Count
+    loss: Finite
+    error: Finite
+    since: Count
+    fall: Finite
+    fall_error: Finite
+    trained_since: Finite
+    lowest: Count
+    rise: Finite
+    rise_error: Finite
+    trained_since_lowest: Finite
+    initial: Finite = 0.0
+
+
 class TrainedInfo(Info):
     """A finished training job: the folder of its EMA weights, steps, cost, and the mean loss of the last steps.
 
-    `seconds` are those of training, over all `attempts`. `versions`: of what the last one computed with.
+    `seconds` are those of training, over all `attempts`. `versions`: of what the last one computed with. `heldout`:
+    None where held-out rows weren't measured.
     """
 
     weights: str = Field(pattern=r"^[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*$", max_length=200)
@@ -179,6 +204,11 @@ class TrainedInfo(Info):
     loss: Finite
     attempts: Count
     versions: dict[str, str] = {}
+    heldout: HeldoutInfo | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Fields that a manifest holds: without measurements, those of older versions."""
+        return {name: value for name, value in super().as_json().items() if name != "heldout" or value}
 
 
 class BeginningInfo(Info):

@@ -30,7 +30,8 @@ class StoredNote(BaseModel):
 class Beat(StoredNote):
     """A heartbeat: its counter, the pause after it in seconds, how far the attempt is, how fast, and where it runs.
 
-    `unsaved`: why states since the last saved one aren't saved; empty if they are.
+    `unsaved`: why states since the last saved one aren't saved; empty if they are. `heldout_loss` is that of the EMA
+    weights of `heldout_step`, with its standard error.
     """
 
     called = "heartbeat"
@@ -43,6 +44,9 @@ class Beat(StoredNote):
     loss: Number | None = None
     grad_norm: Number | None = None
     learning_rate: Number | None = None
+    heldout_loss: Number | None = None
+    heldout_error: Number | None = None
+    heldout_step: Count = 0
     steps_per_second: Number | None = None
     samples_per_second: Number | None = None
     flops_per_second: Number | None = None

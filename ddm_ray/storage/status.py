@@ -29,6 +29,7 @@ from ddm_ray.storage.launches import place_of
 from ddm_ray.storage.manifest import Manifest
 from ddm_ray.storage.run import RUN_FILE, Run
 from ddm_ray.storage.store import is_local
+from ddm_ray.storage.trend import Verdict, verdict_of
 
 SILENT_SECONDS, BETWEEN_SECONDS = 10.0, 30.0
 """Silence from which a job may be dead, while it trains and between attempts.
@@ -58,7 +59,7 @@ class Status:
     training job that is launched, begun or failed. A failed job is one whose newest attempt failed: mostly the next
     one is about to begin. A stopped one ended, or waits, because somebody asked for it. A damaged artifact can't be
     read or was made otherwise; `error` says why, and what mends it. A finished one is `unaccepted` while it isn't what
-    this run has accepted, where that is done by hand.
+    this run has accepted, where that is done by hand; `verdict`: what its held-out loss says of a finished training.
     `silent_seconds`: how long an observer has seen no sign of a job's life, None before `observe`. `elders`: numbers of
     older attempts that may train on beside the newest, as far as the observer can't say so yet.
     """
@@ -72,6 +73,7 @@ class Status:
     unjudged: bool = False
     elders: tuple[int, ...] = ()
     unaccepted: bool = False
+    verdict: Verdict | None = None
     error: DDMError | None = None
     run: str = ""
 
@@ -142,7 +144,9 @@ def _status(run: Run, artifact: Artifact, files: JobFiles | None) -> Status:
     if manifest := run.finished(artifact, unread=(CorruptArtifact,)) if known else None:
         accepted = run.manifest(artifact, accepted=True) if run.by_hand(artifact) else manifest
         unaccepted = accepted is None or accepted.digest != manifest.digest
-        return in_state("finished", info=artifact.info.of(manifest), unaccepted=unaccepted)
+        info = artifact.info.of(manifest)
+        verdict = verdict_of(run.url, run.config, artifact, info) if isinstance(info, TrainedInfo) else None
+        return in_state("finished", info=info, unaccepted=unaccepted, verdict=verdict)
     chunks = chunks_progress(run.store, artifact) if artifact.kind in UNITS else None
     job = job_status(run.store, artifact, files) if artifact.trains else None
     if job:
@@ -231,7 +235,9 @@ def describe(status: Status, phrase: Callable[[Fix], str] = str) -> str:
 def _described(status: Status, phrase: Callable[[Fix], str]) -> str:
     info = status.info
     if isinstance(info, TrainedInfo):
-        return f"{info.step} steps, loss {info.loss:.4f}, {info.training_flops / 1e9:.1f} GFLOP"
+        heldout = f", held out {info.heldout.loss:.4f}" if info.heldout else ""
+        text = f"{info.step} steps, loss {info.loss:.4f}{heldout}, {info.training_flops / 1e9:.1f} GFLOP"
+        return f"{text}; {status.verdict.text(phrase)}" if status.verdict else text
     if info:
         facts = {key: f"{value:.3g}" if isinstance(value, float) else value for key, value in info}
         words = [f"{key} {value}" for key, value in facts.items() if isinstance(value, int | str)]
@@ -316,6 +322,7 @@ def _begun(status: Status, job: JobStatus) -> str:
         where: where,
         f"not saved {since}: {job.unsaved}": job.unsaved,
         f"loss {loss or 0:.4f}": loss is not None and job.phase != "starting",
+        f"held out {job.value('heldout_loss') or 0:.4f}": job.value("heldout_loss") is not None,
         f"{rate or 0:.3g} steps/s": rate and moves,
         f"no sign for {duration(silence)}": silence > SILENT_SECONDS and not status.may_be_dead,
         f"{duration(status.seconds_left or 0)} left": status.seconds_left is not None and moves,

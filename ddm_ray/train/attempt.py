@@ -195,6 +195,8 @@ class TrainAttempt:
         if self._telemetry:
             curves = ("loss", "grad_norm", "learning_rate", "samples_per_second", "mfu")
             self._telemetry.record(progress["step"], {name: progress[name] for name in curves})
+            if progress.get("heldout_step") == progress["step"]:
+                self._telemetry.record(progress["step"], {"heldout_loss": progress["heldout_loss"]})
 
     def resume(self, make: Callable[[], Engine], begin: Callable[[], Engine]) -> tuple[Engine, TrainProgress]:
         """An engine, and how far the newest sound state is, which it holds; without one the beginning.

@@ -3,7 +3,8 @@
 import logging
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 
 import torch
@@ -173,6 +174,19 @@ class Engine:
         """Let go of the model, its gradients and the optimizer, which hooks of DeepSpeed's hold for ever."""
         self._deepspeed.destroy()
         FWD_MODULE_STACK[:] = [module for module in FWD_MODULE_STACK if module is not self._deepspeed.module]
+
+    @contextmanager
+    def computing_with_ema(self) -> Iterator[nn.Module]:
+        """The model with its EMA for parameters, in the precision that it trains in; afterwards with exactly its own.
+
+        Every rank must enter and leave it. After an error within it the engine is of no use any more.
+        """
+        model: nn.Module = self._deepspeed.module  # its own forward prepares a backward pass
+        self.shards.swap_ema()
+        model.eval()
+        yield model
+        model.train()
+        self.shards.swap_ema()
 
     def set_adam_step(self, step: int) -> None:
         """Set the number of steps that AdamW's bias correction counts from."""

@@ -99,6 +99,19 @@ class Shards:
                 zero3._unflatten_partitioned_parameters(group)
             zero3.checkpoint_event_epilogue()
 
+    @torch.no_grad()
+    def swap_ema(self) -> None:
+        """Exchange values and EMA, and make the model's parameters what the values are then; every rank must call it.
+
+        A second time all is as it was, to the bit.
+        """
+        for partition in self.partitions:
+            ema = self._optimizer.state[partition][EMA]
+            value = partition.detach().clone()
+            partition.copy_(ema)
+            ema.copy_(value)
+        self.refresh()
+
     def computes_with(self, fragment: Fragment) -> bool:
         """True if the model's own copy of a held fragment is its value, rounded to the precision it computes in."""
         parameter: Any = self._wrapped.module.get_parameter(fragment.name)

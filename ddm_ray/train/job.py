@@ -32,7 +32,8 @@ class TrainJob:
     """One training job of a run, all of it derived from `run.json`; `key` sets its random streams apart.
 
     Conditions are labels, of which `null_label` is none; or (None) texts of `text_tokens` tokens. `asked`: specs of
-    the networks that are asked about each row beside, one for each time.
+    the networks that are asked about each row beside, one for each time. `guided`: they answer with guidance, so that
+    no row's own velocity is what the job learns.
     """
 
     artifact: Artifact
@@ -49,6 +50,7 @@ class TrainJob:
     times: TimeSampling
     augmentation: Augmentation
     asked: tuple[dict[str, Any], ...] = ()
+    guided: bool = False
 
     def learning_rate(self, step: int) -> float:
         """Learning rate of step `step`, from 0."""
@@ -135,7 +137,7 @@ def train_job(run: Run, artifact: Artifact) -> TrainJob:
     if artifact.kind == "student":
         train = config.student_train
         distill = DistillLoss(flow, _patch_size(spec, train), config.student.data_weight)
-        who = (everything, *rows_form, _asked(config))
+        who = (everything, *rows_form, _asked(config), config.student.guided)
         return TrainJob(artifact, (3,), distill, spec, train, train.global_batch, *who)
     train = config.expert.train
     loss = ExpertLoss(flow, _patch_size(spec, train))

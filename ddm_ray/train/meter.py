@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
+from ddm_ray.storage.trend import mean_and_error, measurements
 from ddm_ray.train.hardware import mfu, peak_flops
 from ddm_ray.train.heartbeat import beat_seconds
+from ddm_ray.train.heldout import Schedule, measured_curve
 from ddm_ray.train.job import TrainJob
 from ddm_ray.train.saving import TrainProgress
 
@@ -17,11 +19,19 @@ RECENT = 100
 class Meter:
     """Counts the steps of a job from where it goes on."""
 
-    def __init__(self, job: TrainJob, trained: TrainProgress, device: torch.device, world_size: int):
+    def __init__(
+        self,
+        job: TrainJob,
+        trained: TrainProgress,
+        device: torch.device,
+        world_size: int,
+        heldout: Schedule | None = None,
+    ):
+        """`heldout`: by which the held-out loss is measured; earlier measurements by others aren't kept."""
         self._job, self._before, self._world = job, trained, world_size
-        self._curve = {"loss": array("d"), "grad_norm": array("d")}
-        for name, values in trained.curve.items():
-            self._curve[name].extend(values)
+        measured = heldout.kept(trained.curve) if heldout else {}
+        self._curve = {name: array("d", trained.curve.get(name, ())) for name in ("loss", "grad_norm")}
+        self._curve |= {name: array("d", values) for name, values in measured.items()}
         self.done = trained.step
         self._peak = peak_flops(device, job.train.precision)
         self._began = self._reported_at = time.monotonic()
@@ -35,6 +45,11 @@ class Meter:
         now = time.monotonic()
         due = now - self._reported_at >= beat_seconds(now - self._began)
         return due or self.done == self._before.step + 1
+
+    def heldout(self, draws: int, losses_G: list[float]) -> None:
+        """Note the held-out losses of the weights after the steps that are done, by groups of rows."""
+        for name, values in measured_curve(draws, [(float(self.done), losses_G)]).items():
+            self._curve.setdefault(name, array("d")).extend(values)
 
     def tell(self) -> dict[str, Any]:
         """Fields of a heartbeat; speeds cover the time since the last call after a step."""
@@ -52,12 +67,20 @@ class Meter:
         return progress | {
             "loss": sum(recent) / len(recent),
             "grad_norm": self._curve["grad_norm"][-1],
+            **self._heldout(),
             "learning_rate": self._job.learning_rate(self.done - 1),
             "steps_per_second": self._rate,
             "samples_per_second": self._rate * self._job.batch,
             "flops_per_second": self._flops_per_row * self._rate * self._job.batch,
             "mfu": mfu(self._flops_per_row, self._rate * self._job.batch, self._world, self._peak),
         }
+
+    def _heldout(self) -> dict[str, Any]:
+        steps, losses_MG = measurements(self._curve)
+        if not steps:
+            return {}
+        loss, error = mean_and_error(losses_MG[-1])
+        return {"heldout_loss": loss, "heldout_error": error, "heldout_step": int(steps[-1])}
 
     def trained(self) -> TrainProgress:
         """A copy of all there is to save."""

@@ -14,9 +14,11 @@ from ddm_ray.errors import StorageError
 from ddm_ray.models import weights
 from ddm_ray.sampling.run_models import ModelKind
 from ddm_ray.storage.attempts import Attempt, claimed
+from ddm_ray.storage.graph import beginning_of
 from ddm_ray.storage.info import TrainedInfo, WeightsInfo
 from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest, read_manifest
 from ddm_ray.storage.run import Run
+from ddm_ray.storage.trend import trend_of
 from ddm_ray.storage.versions import versions
 from ddm_ray.train.fragments import EMA
 from ddm_ray.train.job import TrainJob
@@ -136,6 +138,7 @@ class Milestones:
             loss=sum(losses) / len(losses),
             attempts=self._attempt.number,
             versions=versions(),
+            heldout=trend_of(last.curve, _initial_share(self._run, job, step)),
         )
         records = {f"{prefix}/{name}": record for name, record in manifest.files.items()}
         self._run.commit_records(job.artifact, records, info, identity=self._identity)
@@ -162,6 +165,12 @@ class Milestones:
         finally:
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()  # it is training's
+
+
+def _initial_share(run: Run, job: TrainJob, step: int) -> float:
+    """Share in the average of the random weights that training began with; trained ones may be meant to stay."""
+    trained = job.artifact.kind == "student" and run.config.student.start != "random"
+    return 0.0 if trained or beginning_of(run.config, job.artifact) else job.train.ema_decay**step
 
 
 def _model(job: TrainJob) -> nn.Module:

@@ -13,8 +13,10 @@ from ddm_ray.storage import graph
 from ddm_ray.storage.identity import fields_of
 from ddm_ray.storage.info import Info, StateInfo, WeightsInfo
 from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest
+from ddm_ray.storage.trend import DRAWS, GROUPS, LOSSES, STEPS
 from ddm_ray.train import state
 from ddm_ray.train.fragments import EMA, RECORDS, Fragment
+from ddm_ray.train.heldout import Schedule
 from ddm_ray.train.job import TrainJob
 from ddm_ray.train.publish import WEIGHTS
 
@@ -25,9 +27,17 @@ _SHA256, _DIGEST, _PRINT = "0" * 64, "0" * 16, 2**63
 class FileSizes:
     """Bytes of a job's files by name, as `world` ranks with this ZeRO stage write them, their manifest among them."""
 
-    def __init__(self, config: RunConfig, job: TrainJob, model: nn.Module, world: int = 1, zero_stage: int = 1):
-        """`model` is the job's, on any device."""
-        self._job = job
+    def __init__(
+        self,
+        config: RunConfig,
+        job: TrainJob,
+        model: nn.Module,
+        world: int = 1,
+        zero_stage: int = 1,
+        heldout: Schedule | None = None,
+    ):
+        """`model` is the job's, on any device; `heldout`: when its held-out loss is measured, None: never."""
+        self._job, self._heldout = job, heldout
         inputs = {str(name): _DIGEST for name in graph.inputs(config, job.artifact)}
         self._identity = Identity(fields_of(config, job.artifact), inputs)
         self._attempt = f"{job.artifact}/attempts/0001"
@@ -43,12 +53,12 @@ class FileSizes:
         """The files of the state after `step` steps."""
         info = StateInfo(step=step, seconds=1.2345678901234567 * step, world_size=self._world)
         prefix = f"{self._attempt}/state/step-{step:09d}"
-        return self._with_manifest(prefix, self._shards | {state.CURVE: _curve(step)}, info)
+        return self._with_manifest(prefix, self._shards | {state.CURVE: self._curve(step)}, info)
 
     def published(self, step: int) -> dict[str, int]:
         """The files of the weights after `step` steps, but for their picture."""
         spec = json.dumps(self._job.spec, indent=2, sort_keys=True).encode()
-        files = {WEIGHTS: _record(self._weights), "model.json": FileRecord.of(spec), state.CURVE: _curve(step)}
+        files = {WEIGHTS: _record(self._weights), "model.json": FileRecord.of(spec), state.CURVE: self._curve(step)}
         return self._with_manifest(f"{self._attempt}/weights/step-{step:09d}", files, WeightsInfo(step=step))
 
     def read_to_publish(self, step: int) -> int:
@@ -58,6 +68,9 @@ class FileSizes:
             name for name in files if f"/{EMA}-" in name or name in (state.CURVE, NAME) or name.endswith(state.INDEX)
         }
         return sum(files[name] for name in kept)
+
+    def _curve(self, step: int) -> FileRecord:
+        return _curve(step, 0 if self._heldout is None else self._heldout.measured(step))
 
     def _with_manifest(self, prefix: str, files: Mapping[str, FileRecord], info: Info) -> dict[str, int]:
         if prefix not in self._manifests:
@@ -71,9 +84,13 @@ def _record(size: int) -> FileRecord:
 
 
 @lru_cache(maxsize=16)
-def _curve(step: int) -> FileRecord:
+def _curve(step: int, measured: int) -> FileRecord:
     values = array("d", bytes(8 * step))
-    return _record(len(state.curve_bytes({"loss": values, "grad_norm": values})))
+    curve = {"loss": values, "grad_norm": values}
+    if measured:
+        curve |= {name: array("d", bytes(8 * measured)) for name in (STEPS, DRAWS)}
+        curve |= {LOSSES: array("d", bytes(8 * GROUPS * measured))}
+    return _record(len(state.curve_bytes(curve)))
 
 
 def _safetensors_bytes(model: nn.Module) -> int:

@@ -25,6 +25,7 @@ from ddm_ray.train.batches import RankBatches, Teacher
 from ddm_ray.train.consensus import Flags, exchange
 from ddm_ray.train.engine import Engine, own_device
 from ddm_ray.train.hardware import ranks_here
+from ddm_ray.train.heldout import HeldoutLoss
 from ddm_ray.train.job import TrainJob, train_job
 from ddm_ray.train.meter import Meter
 from ddm_ray.train.micro_batch import find_micro_batch
@@ -97,7 +98,9 @@ def _train(
         engine, before = attempt.resume(make, begin)
         saver, owed = attempt.saver, False
         milestones = Milestones(run, attempt.storage, job, attempt.identity, engine, placement.keep_milestones)
-        meter = Meter(job.placed(placement), before, engine.device, dist.get_world_size())
+        heldout = HeldoutLoss.of(run, job, placement, attempt.micro_batch)
+        measured = heldout.schedule if heldout else None
+        meter = Meter(job.placed(placement), before, engine.device, dist.get_world_size(), measured)
         clock = SaveClock(placement.minutes_between_states, time.monotonic(), placement.checkpoint_steps is None)
         for step in range(before.step, job.train.steps):
             if job.masking(step) != job.masking(step - 1):
@@ -125,6 +128,11 @@ def _train(
                     f"loss {mean_loss} with gradient norm {norm} at step {step}; begin a run with a lower learning_rate"
                 )
             if meter.step(mean_loss, norm) or attempt.untold:
+                attempt.tell(meter.tell())
+            if heldout is not None and heldout.schedule.due(meter.done):
+                attempt.phase("measuring", meter.tell())
+                with attempt.catch_oom():
+                    meter.heldout(heldout.schedule.draws, heldout.measure(engine))
                 attempt.tell(meter.tell())
             if any_rank.leaving:
                 saver.save_now(engine, meter.trained())

@@ -21,13 +21,14 @@ GAUGES = {
     "ddm_attempt": "Number of the attempt that trains, mostly the newest",
     "ddm_silent_seconds": "Since this watcher last saw a sign of the attempt's life",
     "ddm_loss": "Training loss, mean over recent steps",
+    "ddm_heldout_loss": "Loss of the EMA weights on held-out rows, when it was last measured",
     "ddm_grad_norm": "Norm of the gradient before clipping",
     "ddm_learning_rate": "Learning rate of the last step",
     "ddm_samples_per_second": "Rows trained on, over all workers",
     "ddm_mfu": "Model FLOPs utilisation, 0 to 1",
     "ddm_world_size": "Workers of the attempt",
 }
-RATES = ("loss", "grad_norm", "learning_rate", "samples_per_second", "mfu", "world_size")
+RATES = ("loss", "heldout_loss", "grad_norm", "learning_rate", "samples_per_second", "mfu", "world_size")
 
 
 class Gauges(Collector):
@@ -61,6 +62,8 @@ def values_of(status: Status, age: float = 0.0) -> dict[str, float]:
     job, info = status.job, status.info
     if isinstance(info, TrainedInfo):
         values |= {"ddm_step": info.step, "ddm_steps": info.step, "ddm_loss": info.loss, "ddm_attempt": info.attempts}
+        if info.heldout is not None:
+            values["ddm_heldout_loss"] = info.heldout.loss
     if job is None:
         return values
     values |= {"ddm_failed": float(status.state == "failed"), "ddm_step": job.step, "ddm_attempt": job.attempt}

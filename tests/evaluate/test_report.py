@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ddm_ray.evaluate.report import notes, print_table, render, sentences
+from ddm_ray.evaluate.curves import POINTS, Curve
+from ddm_ray.evaluate.report import notes, print_table, render, sentences, undertrained
 
 VOID = {"meta", "img", "br"}
 
@@ -66,10 +67,65 @@ def test_what_paints_like_mosaics_is_undertrained_and_what_takes_them_for_real_i
 ) -> None:
     metrics = with_distances(metrics, monolith=49.0, once=51.0)
     assert not [line for line in sentences(metrics) if "monolith is undertrained" in line or "can't tell" in line]
-    (undertrained,) = (line for line in sentences(metrics) if "undertrained" in line)
-    assert undertrained == "once is undertrained: its distance is 51% of that of mosaics, each of four real rows (100)."
+    line, advice = (line for line in sentences(metrics) if "undertrained" in line)
+    steps = 2 * metrics["training"]["jobs"][0]["steps"]
+    assert advice == f"More steps may mend what is undertrained: expert.train.steps={steps}."
+    assert undertrained(metrics) == [f"experts/{k:03d}" for k in range(metrics["num_clusters"])]
+    assert line == "once is undertrained: its distance is 51% of that of mosaics, each of four real rows (100)."
     metrics["real"][-1]["precision"] = 0.73
     assert "Precision can't tell here: mosaics have 0.73, held-out real rows 0.90." in sentences(metrics)
+
+
+def test_what_is_many_times_as_far_as_held_out_rows_is_undertrained(metrics: dict[str, Any]) -> None:
+    """Whatever mosaics are: samples right in .56 were once 24 times as far as held-out rows, without a word."""
+    metrics = with_distances(metrics, monolith=4.9, once=24.0)
+    heldout = next(row for row in metrics["real"] if row["model"].endswith("held out"))
+    heldout["frechet"] = 1.0
+    words = [line for line in sentences(metrics) if "is undertrained: its" in line]
+    assert words == ["once is undertrained: its distance is 24 times that of held-out real rows (1)."]
+    metrics = with_distances(metrics, monolith=5.1, once=74.0)
+    next(row for row in metrics["real"] if row["model"].endswith("held out"))["frechet"] = 1.0
+    words = [line for line in sentences(metrics) if "is undertrained: its" in line]
+    assert words == [
+        "monolith is undertrained: its distance is 5 times that of held-out real rows (1).",
+        "once is undertrained: its distance is 74% of that of mosaics, each of four real rows (100) and 74 times that"
+        " of held-out real rows (1).",
+    ]
+    assert {"monolith", "experts/000"} < {*undertrained(metrics)}
+    assert undertrained(metrics | {"milestones": {"monolith": {"step": 3, "of": 9}}})[0] == "experts/000"
+    assert not undertrained(metrics | {"real": metrics["real"][:1]})
+
+
+def test_what_the_held_out_losses_say_stands_in_the_report(metrics: dict[str, Any]) -> None:
+    metrics = with_distances(metrics, monolith=2.0, once=1.5)
+    words = {f"experts/{k:03d}": {"finding": "undertrained", "ground": f"ground {k}"} for k in range(5)}
+    jobs = [*metrics["training"]["jobs"], *({"job": name, "steps": 3} for name in words)]
+    metrics["training"] = metrics["training"] | {"jobs": [metrics["training"]["jobs"][0] | each for each in jobs]}
+    metrics |= {"verdicts": words | {"monolith": {"finding": "overfits", "ground": "it rose"}}}
+    lines = sentences(metrics)
+    assert "experts/002 is undertrained: ground 2." in lines and "monolith overfits: it rose." in lines
+    assert "The same is so of experts/003, experts/004." in lines and not any("ground 3" in line for line in lines)
+    assert undertrained(metrics) == [*words]
+    page = render(metrics, b"", b"")
+    assert "experts/001 is undertrained: ground 1." in page and "experts/001 is undertrained" in print_table(metrics)
+    assert "<h2>Training curves</h2>" in page and "<h2>Training curves</h2>" not in render(
+        metrics | {"curves": {}}, b"", b""
+    )
+    older = {key: value for key, value in metrics.items() if key not in ("verdicts", "curves")}
+    assert not [line for line in sentences(older) if "undertrained" in line]
+    assert "Training curves" not in render(older, b"", b"")
+
+
+def test_curves_of_experts_are_their_mean_where_all_have_come_to() -> None:
+    long = Curve([2, 4, 6], [3.0, 2.0, 1.0], [3, 6], [2.0, 1.0])
+    short = Curve([2, 4], [5.0, 4.0], [3], [4.0])
+    assert Curve.mean([long, short]) == Curve([2, 4, 6], [4.0, 3.0, 1.0], [3, 6], [3.0, 1.0])
+    losses = [float(step) for step in range(1000)]
+    thinned = Curve.of({"loss": losses})
+    assert len(thinned.steps) <= POINTS and thinned.steps[-1] == 1000
+    first = int(thinned.steps[0])
+    assert thinned.losses[0] == pytest.approx(sum(losses[:first]) / first)
+    assert (thinned.heldout_steps, thinned.heldout) == ([], [])
 
 
 def test_table_for_the_terminal(metrics: dict[str, Any]) -> None:
@@ -104,7 +160,7 @@ def test_page_is_whole_and_holds_its_pictures(evaluated: Path) -> None:
     page = Balanced()
     page.feed((evaluated / "report.html").read_text())
     assert set(page.open) <= {"html"}
-    assert len(page.sources) == 5
+    assert len(page.sources) == 6
     assert all(source.startswith("data:image/png;base64,") for source in page.sources)
 
 

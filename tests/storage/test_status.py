@@ -45,6 +45,10 @@ def test_a_job_that_trains(partitioned: Run) -> None:
     beat(attempt, 2, 75)
     training = "step 75/300, loss 0.1235, 12.5 steps/s, 18 s left, 2 workers, MFU 41%, attempt 1"
     assert status_line(partitioned) == f"begun 25% {training}"
+    beat(attempt, 3, 75, heldout_loss=0.54321, heldout_error=0.01, heldout_step=60)
+    assert status_line(partitioned) == f"begun 25% {training.replace('0.1235,', '0.1235, held out 0.5432,')}"
+    beat(attempt, 3, 75, heldout_loss="as others may write it", heldout_step=-1)
+    assert status_line(partitioned) == f"begun 25% {training}"
     beat(attempt, 3, 75, mfu=None, steps_per_second=0.0)
     assert status_line(partitioned) == "begun 25% step 75/300, loss 0.1235, 2 workers, attempt 1"
     publish(attempt, 60)

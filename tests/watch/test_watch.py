@@ -49,7 +49,7 @@ def scrape(port: int, run: Run, artifact: str) -> dict[str, float]:
 def test_a_run_is_watched_to_its_end(tmp_path: Path) -> None:
     run, log, port = make_data(f"{tmp_path}/run", num_rows=60), tmp_path / "log", free_port()
     first, second = (claim(run.store, artifact) for artifact in run.experts)
-    beat(first, 1, 75, mfu=None)
+    beat(first, 1, 75, mfu=None, heldout_loss=0.25, heldout_error=0.01, heldout_step=60)
     beat(second, 1, 20)
     with hook_server() as hook:
         options = ("--prometheus", str(port), "--webhook", hook.url, "--stalled-after", "1.5")
@@ -69,6 +69,7 @@ def test_a_run_is_watched_to_its_end(tmp_path: Path) -> None:
                 "ddm_attempt": 1,
                 "ddm_saved_step": 0,
                 "ddm_loss": 0.12345,
+                "ddm_heldout_loss": 0.25,
                 "ddm_grad_norm": 0.5,
                 "ddm_learning_rate": 1e-3,
                 "ddm_samples_per_second": 200,

@@ -18,7 +18,7 @@ class StoredRows:
     """A fixed number of rows as shards store them, filled and taken from part by part."""
 
     def __init__(self, config: DataConfig, num_rows: int):
-        self._config = config
+        self._config, self.num_rows = config, num_rows
         self.data_NCHW = np.empty((num_rows, *config.stored_shape), data_dtype(config))
         self._mirrored_NCHW = np.empty_like(self.data_NCHW) if config.stores_mirrored else None
         self.cluster_N = np.empty(num_rows, np.int64)
@@ -54,6 +54,12 @@ class StoredRows:
             self._tokens[member] = other._tokens[row]
         if self._pooled_NP is not None and other._pooled_NP is not None:
             self._pooled_NP[member_M] = other._pooled_NP[row_M]
+
+    def part(self, row_M: np.ndarray) -> "StoredRows":
+        """A copy of rows row_M."""
+        part = StoredRows(self._config, len(row_M))
+        part.take(np.arange(len(row_M)), self, row_M)
+        return part
 
     def condition(self) -> Condition:
         """label_N int64, or float32 texts padded to `data.text.tokens` tokens."""

@@ -1,0 +1,99 @@
+"""Training curves of what an evaluation measures: losses in training and on held-out rows, and the word on each.
+
+M measurements of the held-out loss.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Self
+
+from safetensors import SafetensorError
+
+from ddm_ray.errors import CorruptArtifact, DriftError
+from ddm_ray.storage.graph import Artifact
+from ddm_ray.storage.info import TrainedInfo
+from ddm_ray.storage.published import Weights
+from ddm_ray.storage.run import Run
+from ddm_ray.storage.trend import GROUPS, mean_and_error, measurements, more_steps, verdict_of
+from ddm_ray.train.state import CURVE, read_curve
+
+POINTS = 60
+"""Points of a curve of losses in training, each the mean of as many steps."""
+MOST_MEASURED = 10_000
+"""Measurements that a curve has at most: each extension of a run adds some."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Steps and mean losses: of parts of a training, and of its measurements on held-out rows."""
+
+    steps: Sequence[float]
+    losses: Sequence[float]
+    heldout_steps: Sequence[float]
+    heldout: Sequence[float]
+
+    @classmethod
+    def of(cls, curve: Mapping[str, Sequence[float]]) -> Self:
+        """The curve that a training keeps, thinned out."""
+        losses = curve.get("loss", ())
+        each = math.ceil(len(losses) / POINTS) or 1
+        parts = [losses[first : first + each] for first in range(0, len(losses), each)]
+        ends = [min(first + each, len(losses)) for first in range(0, len(losses), each)]
+        measured, losses_MG = measurements(curve)
+        means = [math.fsum(part) / len(part) for part in parts]
+        return cls(ends, means, measured, [mean_and_error(losses_G)[0] for losses_G in losses_MG])
+
+    @classmethod
+    def mean(cls, curves: Sequence["Curve"]) -> Self:
+        """The mean of several at each step at which all that got so far have a point."""
+        steps, losses = _mean([(each.steps, each.losses) for each in curves])
+        return cls(steps, losses, *_mean([(each.heldout_steps, each.heldout) for each in curves]))
+
+
+def training_curves(run: Run, artifacts: Sequence[Artifact], milestones: Mapping[Artifact, Weights]) -> dict[str, Any]:
+    """By kind the curves of trainings, of experts their mean, as JSON; without those of which nothing is kept.
+
+    `milestones`: the weights of those that still train.
+    """
+    by_kind: dict[str, list[Curve]] = {}
+    for artifact in artifacts:
+        # It is to be looked at: without it all else is measured.
+        with suppress(CorruptArtifact, DriftError):
+            weights = milestones.get(artifact) or Weights.finished(run, artifact)
+            by_kind.setdefault(artifact.kind, []).append(Curve.of(_read(run, weights)))
+    return {kind: vars(Curve.mean(curves)) for kind, curves in by_kind.items()}
+
+
+def verdicts(run: Run, artifacts: Sequence[Artifact]) -> dict[str, dict[str, Any]]:
+    """The word on each finished training whose held-out loss gives ground for one, as JSON; with the steps advised."""
+    words: dict[str, dict[str, Any]] = {}
+    for artifact in artifacts:
+        info = TrainedInfo.of(run.require(artifact))
+        if verdict := verdict_of(run.url, run.config, artifact, info):
+            steps = more_steps(info.step, info.heldout)
+            words[artifact] = {"finding": verdict.finding, "ground": verdict.ground, "steps": steps}
+    return words
+
+
+def _read(run: Run, weights: Weights) -> dict[str, list[float]]:
+    """The curve that lies beside published weights. Raises CorruptArtifact for none, or one that isn't of numbers."""
+    (data,) = weights.read(run, {CURVE: 8 * (4 * weights.step + (GROUPS + 2) * MOST_MEASURED)})
+    try:
+        curve = read_curve(data)
+    except SafetensorError as error:
+        raise CorruptArtifact(f"{weights.artifact}: {error}") from None
+    if not all(isinstance(value, float) and math.isfinite(value) for values in curve.values() for value in values):
+        raise CorruptArtifact(f"{weights.artifact}: a curve of what aren't numbers")
+    return curve
+
+
+def _mean(curves: Sequence[tuple[Sequence[float], Sequence[float]]]) -> tuple[list[float], list[float]]:
+    at: dict[float, list[float]] = {}
+    for steps, losses in curves:
+        for step, loss in zip(steps, losses, strict=True):
+            at.setdefault(step, []).append(loss)
+    reached = {step: sum(bool(steps) and steps[-1] >= step for steps, _ in curves) for step in at}
+    shared = [step for step in sorted(at) if len(at[step]) == reached[step]]
+    return shared, [math.fsum(at[step]) / len(at[step]) for step in shared]

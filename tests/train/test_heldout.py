@@ -1,0 +1,232 @@
+"""The held-out loss while training: it is what it says, disturbs nothing, and is the same whoever measures it."""
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddm_ray.config import load_recipe
+from ddm_ray.core.flow import interpolate
+from ddm_ray.data.loading.heldout_rows import heldout_rows
+from ddm_ray.data.loading.loader import load_rows
+from ddm_ray.data.schema import HELDOUT
+from ddm_ray.models import weights
+from ddm_ray.placement import TrainPlacement
+from ddm_ray.storage.attempts import Attempt
+from ddm_ray.storage.graph import MONOLITH, ROUTER, STUDENT, Artifact, expert, shard
+from ddm_ray.storage.info import ShardInfo, TrainedInfo
+from ddm_ray.storage.run import Run
+from ddm_ray.storage.status import describe, status
+from ddm_ray.storage.store import Store
+from ddm_ray.storage.trend import GROUPS, LOSSES, STEPS
+from ddm_ray.train import worker
+from ddm_ray.train.heldout import FORWARD, SHARE, HeldoutLoss, Schedule, measured_curve
+from ddm_ray.train.job import train_job
+from tests.random_run import make_data, make_run
+from tests.train.conftest import SHORT
+from tests.train.results import curve_of, difference, weights_of
+
+EXPERT = expert(1)
+FEW, NONE = {"heldout_rows": 8}, {"heldout_rows": 0}
+"""Rows of which runs so short are measured several times, and never."""
+WORLDS = [(2, 1, "bf16"), (2, 3, "fp32"), (2, 3, "bf16"), (3, 2, "bf16")]
+
+
+def losses_of(run: Run, artifact: Artifact) -> dict[int, list[float]]:
+    """Losses by groups of rows, by the steps after which they were measured."""
+    curve = curve_of(run, artifact)
+    return dict(zip(curve[STEPS].int().tolist(), curve[LOSSES].view(-1, GROUPS).tolist(), strict=True))
+
+
+def same_training(a: Run, b: Run, artifact: Artifact) -> bool:
+    """True if weights, each step's loss and its gradient norm are equal to the bit."""
+    curves = [{name: curve_of(run, artifact)[name] for name in ("loss", "grad_norm")} for run in (a, b)]
+    return difference(*curves) == 0 and difference(weights_of(a, artifact), weights_of(b, artifact)) == 0
+
+
+@pytest.mark.usefixtures("world_of_one")
+@pytest.mark.parametrize("artifact", [EXPERT, ROUTER, MONOLITH])
+@pytest.mark.parametrize(("stage", "precision"), [(0, "fp32"), (1, "fp32"), (1, "bf16"), (3, "bf16")])
+def test_what_is_trained_is_the_same_with_it_and_without(
+    tmp_path: Path, artifact: Artifact, stage: int, precision: str
+) -> None:
+    settings = (*SHORT, *(f"{part}.train.precision={precision}" for part in ("expert", "router")))
+    measured, unmeasured = (make_data(str(tmp_path / name), settings=settings) for name in ("with", "without"))
+    worker.train(measured.url, artifact, TrainPlacement(zero_stage=stage, **FEW))
+    worker.train(unmeasured.url, artifact, TrainPlacement(zero_stage=stage, **NONE))
+    assert same_training(measured, unmeasured, artifact)
+    assert [*losses_of(measured, artifact)] == {EXPERT: [8, 12], ROUTER: [5, 10, 12], MONOLITH: [4, 8, 12]}[artifact]
+    assert STEPS not in curve_of(unmeasured, artifact)
+    assert TrainedInfo.of(unmeasured.require(artifact)).heldout is None
+    assert "heldout" not in unmeasured.require(artifact).info
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
+    """Short experts trained by several real ranks over gloo, each with the measurements and without."""
+    cases: dict[str, Any] = {
+        f"{world}-{stage}-{precision}-{name}": {
+            "settings": [*SHORT, f"expert.train.precision={precision}"],
+            "legs": [{"world": world, "zero_stage": stage, **fields}],
+        }
+        for world, stage, precision in WORLDS
+        for name, fields in (("with", FEW), ("without", NONE))
+    }
+    folder = tmp_path_factory.mktemp("worlds")
+    command = [sys.executable, str(Path(__file__).parent / "ranks.py"), str(folder), json.dumps(cases)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return lambda name: Run.open(str(folder / name))
+
+
+@pytest.mark.parametrize(("world", "stage", "precision"), WORLDS)
+def test_several_ranks_train_the_same_with_it_and_without(
+    worlds: Callable[[str], Run], world: int, stage: int, precision: str
+) -> None:
+    measured, unmeasured = (worlds(f"{world}-{stage}-{precision}-{name}") for name in ("with", "without"))
+    assert same_training(measured, unmeasured, EXPERT)
+    assert [*losses_of(measured, EXPERT)] == [8, 12]
+
+
+@pytest.mark.usefixtures("world_of_one")
+@pytest.mark.parametrize("artifact", [EXPERT, MONOLITH])
+def test_it_is_the_loss_of_the_published_weights_on_held_out_rows(short_run: Run, artifact: Artifact) -> None:
+    """Computed once more: of the published file, by its own network, on rows that are read in another way."""
+    worker.train(short_run.url, artifact, TrainPlacement(micro_batch=5))
+    job = train_job(short_run, artifact)
+    schedule = Schedule.of(job, TrainPlacement())
+    assert schedule is not None
+    every = load_rows(short_run, job.shards, HELDOUT)
+    kept = heldout_rows(short_run, job.shards, schedule.draws, None)
+    assert 0 < len(kept.cluster_N) <= len(every)
+    known = {row.tobytes(): place for place, row in enumerate(every.data_NCHW.numpy())}
+    row_R = torch.tensor([known[row.tobytes()] for row in kept.modelled()])
+    assert len(set(row_R.tolist())) == len(row_R), "no row comes twice"
+    assert (kept.cluster_N == every.cluster_N[row_R].numpy()).all()
+    assert (kept.condition() == every.label_N[row_R]).all()  # type: ignore[union-attr, operator]
+
+    network = weights.load(
+        job.spec, short_run.read(artifact, f"{short_run.require(artifact).info['weights']}/ema.safetensors")
+    )
+    measuring = HeldoutLoss(job, schedule, kept, 7)
+    draws = [(own, batch) for own, batch in measuring._batches()]
+    assert sum(len(own) for own, _ in draws) == schedule.draws
+    error_D = torch.zeros(schedule.draws)
+    with torch.no_grad():
+        for own, batch in draws:
+            x = interpolate(batch.data_BCHW, batch.noise_BCHW, batch.t_B)
+            wrong = network(x, batch.t_B, batch.condition) - (batch.noise_BCHW - batch.data_BCHW)
+            error_D[own.start : own.stop] = wrong.square().flatten(1).mean(1)[: len(own)]
+    group_D = torch.arange(schedule.draws) % len(row_R) % GROUPS
+    expected = [float(error_D[group_D == group].mean()) for group in range(GROUPS)]
+    assert losses_of(short_run, artifact)[12] == pytest.approx(expected, rel=1e-5)
+    # Times are spread evenly, one in each equal part of [0, 1].
+    t_D = torch.cat([batch.t_B[: len(own)] for own, batch in draws])
+    assert (t_D.sort().values * schedule.draws).int().tolist() == [*range(schedule.draws)]
+
+
+@pytest.mark.usefixtures("world_of_one")
+def test_it_is_told_while_training_and_at_the_end(short_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, Any]] = []
+    beat = Attempt.beat
+    monkeypatch.setattr(Attempt, "beat", lambda attempt, progress: (seen.append(progress), beat(attempt, progress))[1])
+    worker.train(short_run.url, EXPERT, TrainPlacement(**FEW))
+    losses = losses_of(short_run, EXPERT)
+    info = TrainedInfo.of(short_run.require(EXPERT)).heldout
+    assert info is not None and info.loss == pytest.approx(np.mean(losses[12]))
+    assert info.error == pytest.approx(np.std(losses[12], ddof=1) / GROUPS**0.5)
+    fallen = 1 - np.mean(losses[12]) / np.mean(losses[8])
+    assert (info.step, info.since, info.fall) == (12, 8, pytest.approx(fallen))
+    assert info.initial == pytest.approx(train_job(short_run, EXPERT).train.ema_decay ** 12)
+    last = seen[-1]
+    assert (last["heldout_step"], last["heldout_loss"]) == (12, pytest.approx(info.loss))
+    text = describe(status(short_run, EXPERT))
+    assert f", held out {info.loss:.4f}, " in text
+    assert "; undertrained: the weights that it began with are still" in text
+    assert text.endswith("; extend it to expert.train.steps=300")
+
+
+@pytest.mark.usefixtures("world_of_one")
+def test_a_tenth_of_the_steps_is_undertrained_and_all_of_them_are_not(tmp_path: Path) -> None:
+    """A network so small that it has learned what it can in 1000 steps."""
+    small = ("expert.model.width=16", "expert.train.global_batch=64", "expert.train.learning_rate=0.01")
+    findings = {}
+    for steps in (100, 1000):
+        settings = (*small, "expert.train.ema_decay=0.98", f"expert.train.steps={steps}")
+        run = make_data(str(tmp_path / f"{steps}"), settings=settings)
+        worker.train(run.url, EXPERT, TrainPlacement(checkpoint_minutes=0))
+        verdict = status(run, EXPERT).verdict
+        findings[steps] = verdict and verdict.finding
+    assert findings == {100: "undertrained", 1000: None}
+
+
+@pytest.mark.usefixtures("world_of_one")
+def test_no_held_out_row_is_said_once_and_changes_nothing(
+    tmp_path: Path, short_run: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = make_data(str(tmp_path / "few"), settings=SHORT, num_rows=60)
+    count = ShardInfo.of(run.require(shard(1))).rows_heldout
+    assert count < GROUPS
+    worker.train(run.url, EXPERT, TrainPlacement())
+    line = f"experts/001: no held-out loss is measured: its shards have {count} held-out rows, and fewer than 8 tell"
+    assert capfd.readouterr().err.count(line) == 1
+    assert STEPS not in curve_of(run, EXPERT)
+    # A file that no step needs is damaged.
+    path = Path(short_run.url) / shard(1) / "heldout-00000.parquet"
+    path.write_bytes(path.read_bytes()[:-9])
+    worker.train(short_run.url, EXPERT, TrainPlacement())
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "no held-out loss" in line]
+    assert str(path) in line and STEPS not in curve_of(short_run, EXPERT)
+
+
+@pytest.mark.usefixtures("world_of_one")
+def test_of_a_student_it_is_the_loss_of_the_data_unless_its_teacher_is_guided(tmp_path: Path) -> None:
+    settings = ("student.train={steps: 8, global_batch: 8}", "expert.train.condition_dropout=0.1")
+    run = make_run(str(tmp_path / "run"), settings=settings, num_rows=400)
+    worker.train(run.url, STUDENT, TrainPlacement(**FEW))
+    assert [*losses_of(run, STUDENT)] == [6, 8]
+    guided = make_run(str(tmp_path / "guided"), settings=(*settings, "student.guidance_scale=1.5"), num_rows=400)
+    worker.train(guided.url, STUDENT, TrainPlacement())
+    assert STEPS not in curve_of(guided, STUDENT)
+
+
+# Of no run on storage: a job follows from the configuration alone.
+JOB = train_job(Run(Store("nowhere"), load_recipe("tiny")), MONOLITH)
+
+
+@given(steps=st.integers(1, 3000), batch=st.integers(1, 512), rows=st.integers(8, 1024))
+def test_it_costs_a_bounded_share_on_a_grid_that_longer_trainings_have_too(steps: int, batch: int, rows: int) -> None:
+    def schedule_of(total: int) -> Schedule:
+        train = JOB.train.model_copy(update={"steps": total, "global_batch": batch})
+        schedule = Schedule.of(replace(JOB, train=train, batch=batch), TrainPlacement(heldout_rows=rows))
+        assert schedule is not None
+        return schedule
+
+    schedule, longer = schedule_of(steps), schedule_of(2 * steps + 1)
+    due = [step for step in range(1, steps + 1) if schedule.due(step)]
+    assert due[-1] == steps and len(due) == schedule.measured(steps)
+    assert [step for step in due if step < steps] == [step for step in range(1, steps) if longer.due(step)]
+    # All but the last one, which every training has.
+    assert FORWARD * schedule.draws * (len(due) - 1) <= SHARE * steps * batch
+    if steps >= 8 * schedule.first:  # a quarter has a measurement near its beginning
+        assert min(abs(step - 0.75 * steps) for step in due) <= 0.1 * steps
+        assert len(due) <= 12 + 4 * math.log2(steps / schedule.first)
+
+
+def test_measurements_off_the_grid_or_of_other_draws_are_not_gone_on_with() -> None:
+    schedule = Schedule(first=3, draws=16, steps=24)
+    rows = [(step, [float(step)] * GROUPS) for step in (3.0, 6.0, 8.0)]
+    curve = measured_curve(16, rows)
+    assert schedule.kept(curve) == measured_curve(16, [rows[0], rows[1]])
+    assert schedule.kept(measured_curve(17, rows)) == schedule.kept({"loss": [1.0]}) == {}
+    assert replace(schedule, steps=8).kept(curve) == curve
