@@ -31,9 +31,10 @@ def trained(folder: Path, steps: int, processes: int) -> tuple[Run, float, int]:
     """A run of two experts and a router, trained beside so many processes; its seconds, and commands that failed."""
     url, failed = str(folder), 0
     settings = ["partition.num_clusters=2", f"expert.train.steps={steps}", f"router.train.steps={steps}"]
-    for words in (["init", url, "--recipe", "digits", *(w for s in settings for w in ("--set", s))], ["prepare", url]):
-        assert ddm(*words, timeout=600).returncode == 0
-    assert ddm("partition", url, timeout=600).returncode == 0
+    options = [word for each in settings for word in ("--set", each)]
+    for words in (["init", url, "--recipe", "digits", *options], ["prepare", url], ["partition", url]):
+        if (made := ddm(*words, timeout=600)).returncode:
+            raise SystemExit(f"ddm {words[0]}: {made.stderr[-2000:]}")
     began = time.monotonic()
     with crowd(processes):
         done = ddm("train", url, "all", timeout=LONGEST)

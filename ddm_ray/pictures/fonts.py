@@ -40,7 +40,7 @@ def _fonts(size: int) -> tuple[Font, ...]:
 
 
 def _drawn(font: Font, letters: set[str]) -> int:
-    """How many of the letters the font has a picture of."""
+    """Number of the letters that the font has a picture of."""
     return sum(_draws(font, letter) for letter in letters)
 
 
