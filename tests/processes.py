@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-BUSY = "while True: pass"
+BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
+"""A program that is busy until the one that started it has ended, however that did."""
 
 
 def family(pid: int) -> list[int]:
