@@ -13,6 +13,7 @@ import os
 import random
 import resource
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -271,6 +272,7 @@ def refuse(pid: int) -> None:
 
 def main() -> None:
     """Live through the week, and write what became of it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # commands that run end, too
     args = measuring("The first week of a new user, as a script.", MEASURES, SIZES, QUICK)
     report = Report()
     with ExitStack() as stack:
