@@ -274,7 +274,7 @@ class _Job:
         return [f"{self.artifact}: an attempt was lost: {why}; the next goes on from {step}" for why in lines]
 
     def has_begun(self, files: Mapping[Artifact, JobFiles]) -> bool:
-        """Whether an attempt of this launch is there."""
+        """True once an attempt of this launch is there."""
         return bool(self._reader.attempts(files[self.artifact]))
 
     def warn_if_it_waits(self, files: Mapping[Artifact, JobFiles]) -> None:
