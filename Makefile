@@ -1,6 +1,6 @@
 # make demo: see the whole thing work.  make test: lint, types, all tests.  make bench: measure the claims.
 # make soak: half an hour of faults, after those of disks at every write, of images, of islands, also of one that means
-# ill, and of an object store.
+# ill, and of an object store, and a newcomer's first week.
 # Each makes the environment it needs.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -49,6 +49,7 @@ soak: $(READY)
 	@$(BIN)/python benchmarks/storage_faults.py
 	@$(BIN)/python benchmarks/storage_faults.py --each-put
 	@$(BIN)/python benchmarks/storage_cuts.py
+	@$(BIN)/python benchmarks/first_week.py
 	@$(BIN)/pytest tests/islands/test_island_rounds.py -s --island-rounds 10
 	@$(BIN)/python benchmarks/overtaken.py
 	@$(BIN)/python benchmarks/island_chaos.py

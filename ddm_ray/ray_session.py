@@ -28,7 +28,8 @@ os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
 
 import ray
 
-PREFIX, LOCK, CORES = "ddm-ray-", "lock", "cores"
+PREFIX, LOCK, CORES, LIBRARIES = "ddm-ray-", "lock", "cores", "driver-stderr.log"
+STDERR = 2
 AGAIN_SECONDS = (2.0, 10.0)
 """Pauses between the tries to start a private Ray: it gives some of its parts 30 s, which a busy machine may exceed."""
 START_SECONDS = 120
@@ -62,7 +63,7 @@ def ray_session(address: str | None = None, token_file: str | None = None, cores
                 ray.shutdown()
         return
     # A folder within, since Ray opens what it is given to everybody.
-    with _environment(_private()), private_folder(cores) as folder:
+    with _environment(_private()), private_folder(cores) as folder, _libraries_write_to(Path(folder, LIBRARIES)):
         _logs.clear()
         try:
             _start(f"{folder}/ray")
@@ -78,7 +79,7 @@ def ray_session(address: str | None = None, token_file: str | None = None, cores
             setattr(import_module(ERRORS_PRINTED.module), ERRORS_PRINTED.name, True)
             ray.shutdown()
             if _logs.is_set():
-                _copy_logs(Path(folder, "ray/session_latest/logs"))
+                _copy_logs(Path(folder, "ray/session_latest/logs"), Path(folder, LIBRARIES))
 
 
 def keep_logs() -> None:
@@ -86,13 +87,35 @@ def keep_logs() -> None:
     _logs.set()
 
 
-def _copy_logs(logs: Path) -> None:
+@contextmanager
+def _libraries_write_to(file: Path) -> Iterator[None]:
+    """Have what libraries write to descriptor 2 in a file, such as Ray's C++ log, where Python's stderr is another."""
+    try:
+        own = sys.stderr.fileno() != STDERR
+    except (AttributeError, OSError, ValueError):
+        own = False  # closed, or no file: a test's or a notebook's
+    if not own:
+        yield
+        return
+    before = os.dup(STDERR)
+    with file.open("wb", 0) as sink:
+        os.dup2(sink.fileno(), STDERR)
+    try:
+        yield
+    finally:
+        os.dup2(before, STDERR)
+        os.close(before)
+
+
+def _copy_logs(logs: Path, libraries: Path) -> None:
     """Copy logs to where this user's state lies, and name the place; the oldest copies go."""
     home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "ddm-ray/logs"
     place = home / f"{datetime.now():%Y-%m-%d-%H%M%S}-{os.getpid()}"
     try:
         home.mkdir(0o700, parents=True, exist_ok=True)
         shutil.copytree(logs, place, symlinks=True)
+        if libraries.exists():
+            shutil.copy(libraries, place)
         for old in sorted(home.iterdir())[:-KEPT_LOGS]:
             shutil.rmtree(old, ignore_errors=True)
     except (OSError, shutil.Error) as error:

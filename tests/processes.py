@@ -1,7 +1,13 @@
 """Processes of this machine, by the records of /proc. Imports nothing that has threads: who forks uses it too."""
 
-from contextlib import suppress
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
+"""A program that is busy until the one that started it has ended, however that did."""
 
 
 def family(pid: int) -> list[int]:
@@ -34,3 +40,15 @@ def began(pid: int) -> int:
     with suppress(OSError):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     return 0
+
+
+@contextmanager
+def crowd(number: int) -> Iterator[None]:
+    """So many processes that each want a core, meanwhile."""
+    busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()

@@ -1,7 +1,9 @@
 """The `ddm` command, and the parts that its verbs share: RUN, one-line errors, the live view of a stage."""
 
 import os
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,20 @@ RECIPE_HELP = "A shipped recipe (`ddm recipes` lists them), or the path of a .ya
 SET_HELP = "Change a field (`ddm fields` lists them), e.g. --set expert.train.steps=500. May be given many times."
 
 
+STDERR = 2
+"""The descriptor that libraries write to."""
+
+
 class OneLineErrors(click.Group):
     """Prints an error as one line on stderr, without a traceback, and exits with its code."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """See click. Python's stderr has a descriptor of its own, so that descriptor 2 can lead elsewhere."""
+        with suppress(AttributeError, OSError, ValueError):  # closed, or no file
+            if sys.stderr.fileno() == STDERR:
+                own = os.fdopen(os.dup(STDERR), "w", 1, sys.stderr.encoding, sys.stderr.errors)
+                sys.stderr = own
+        return super().main(*args, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

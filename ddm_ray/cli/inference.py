@@ -161,8 +161,9 @@ def sample(
     labels = names
     if not font_for(names, FONT_SIZE):
         labels = [str(number) for number in range(1, len(names) + 1)]
-        say("no font here has all letters; the rows of the picture are: ")
-        say("\n".join(f"  {label}: {name}" for label, name in zip(labels, names, strict=True)))
+        say("no font here has all letters; the rows of the picture are:")
+        for label, name in zip(labels, names, strict=True):
+            say(f"  {label}: {name}")
     rows = [GridRow(label, 2 * output.images[i * num : (i + 1) * num] - 1) for i, label in enumerate(labels)]
     which = f"{num_images} images, seeds {seed} to {seed + num_images - 1}"
     if out is not None:

@@ -14,8 +14,18 @@ _NOWHERE = "\U0010ffff"
 
 def font_for(texts: Iterable[str], size: int) -> Font | None:
     """A font that has a picture of every letter of these texts; None where none that is here has."""
-    letters = {letter for text in texts for letter in text if not letter.isspace()}
-    return next((font for font in _fonts(size) if all(_draws(font, letter) for letter in letters)), None)
+    letters = _letters(texts)
+    return next((font for font in _fonts(size) if _drawn(font, letters) == len(letters)), None)
+
+
+def font_of_most(texts: Iterable[str], size: int) -> Font:
+    """The font that has pictures of the most letters of these texts: of texts in several scripts none may have all."""
+    letters = _letters(texts)
+    return max(_fonts(size), key=lambda font: _drawn(font, letters))
+
+
+def _letters(texts: Iterable[str]) -> set[str]:
+    return {letter for text in texts for letter in text if not letter.isspace()}
 
 
 @cache
@@ -27,6 +37,11 @@ def _fonts(size: int) -> tuple[Font, ...]:
         if path.is_file():
             fonts.append(ImageFont.truetype(path, size))
     return tuple(fonts)
+
+
+def _drawn(font: Font, letters: set[str]) -> int:
+    """Number of the letters that the font has a picture of."""
+    return sum(_draws(font, letter) for letter in letters)
 
 
 def _draws(font: Font, letter: str) -> bool:

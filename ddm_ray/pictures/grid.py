@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from ddm_ray.pictures.fonts import font_for
+from ddm_ray.pictures.fonts import font_of_most
 from ddm_ray.pictures.images import to_pil, to_unit
 
 PAPER, INK = (255, 255, 255), (40, 40, 48)
@@ -31,7 +31,7 @@ def grid(rows: list[GridRow], headings: list[str] | None = None) -> Image.Image:
     scale = max(1, round(TILE / max(height, width)))
     tile_h, tile_w = height * scale, width * scale
     gap = max(2, scale // 2)
-    font = font_for([*(row.label for row in rows), *(headings or [])], FONT_SIZE) or ImageFont.load_default(FONT_SIZE)
+    font = font_of_most([*(row.label for row in rows), *(headings or [])], FONT_SIZE)
     left = MARGIN + max(round(font.getlength(row.label)) for row in rows) + MARGIN
     top = MARGIN + (HEADING if headings else 0)
     size = (left + num_columns * (tile_w + gap) + MARGIN, top + len(rows) * (tile_h + gap) + MARGIN)

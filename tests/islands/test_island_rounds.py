@@ -2,11 +2,7 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,22 +11,9 @@ from ddm_ray.islands import ports
 from ddm_ray.islands.local_files import IslandFolder
 from ddm_ray.islands.processes import Leader, members, processes
 from tests.conftest import ddm
-from tests.processes import command, family
+from tests.processes import command, crowd, family
 
 NUMBER = 3
-BUSY = "while True: pass"
-
-
-@contextmanager
-def load(number: int) -> Iterator[None]:
-    """So many processes that each want a core."""
-    busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(number)]
-    try:
-        yield
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
 
 
 @pytest.mark.parametrize("busy", [0, 8])
@@ -42,7 +25,7 @@ def test_rounds(request: pytest.FixtureRequest, tmp_path: Path, busy: int) -> No
     folder, failures = IslandFolder(tmp_path / "islands"), []
     for number in range(rounds):
         began = time.monotonic()
-        with load(busy):
+        with crowd(busy):
             up = ddm("islands", "up", "--local", str(NUMBER), "--folder", str(folder.path), timeout=1200)
             took, records = time.monotonic() - began, folder.islands()
             if number % 2 and records:

@@ -1,5 +1,6 @@
 """Pictures as files: in the format of their ending, whole or not at all, under names that say what they show."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -72,3 +73,14 @@ def test_a_folder_in_none_is_refused(painted: Run, tmp_path: Path) -> None:
     words = ["sample", painted.url, "--out-dir", str(tmp_path / "no/where")]
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 1 and "No such file or directory; name a folder in one that exists" in done.output
+
+
+def test_rows_whose_names_no_font_can_write_are_told_one_a_line(tmp_path: Path) -> None:
+    names = ["crow", "\ue123", *"23456789"]
+    strange = make_run(str(tmp_path / "run"), settings=(f"data.class_names={json.dumps(names)}",))
+    words = ["sample", strange.url, "--num", "1", "--steps", "1", "--strategy", "once", "-o", str(tmp_path / "it.png")]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    at = lines.index("no font here has all letters; the rows of the picture are:")
+    assert lines[at + 1] == "  1: crow" and lines[at + 2].startswith("  2: ")

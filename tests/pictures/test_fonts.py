@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddm_ray.pictures.fonts import font_for
+from ddm_ray.pictures.fonts import font_for, font_of_most
 
 
 @pytest.mark.parametrize("text", ["crow", "Köln, ñandú", "собака", "σκύλος", "", "a\tb"])
@@ -19,3 +19,10 @@ def test_the_first_font_is_kept_while_it_suffices() -> None:
 
 def test_letters_that_no_font_here_has() -> None:
     assert font_for(["\ue123\U0010fffe"], 15) is None
+
+
+def test_texts_of_which_no_font_has_all_letters_are_drawn_as_far_as_they_can_be() -> None:
+    texts = ["собака", "\ue123\U0010fffe"]
+    assert font_for(texts, 15) is None
+    assert font_of_most(texts, 15) is font_for(["собака"], 15) is not font_for(["crow"], 15)
+    assert font_of_most(["crow"], 15) is font_for(["crow"], 15)

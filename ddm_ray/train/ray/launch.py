@@ -140,7 +140,8 @@ def train_all(
                         job.end(error)
                 start_next()
                 if watch:
-                    waiting = {job.artifact for job in queue}
+                    # What an older command's attempt left isn't what became of this one.
+                    waiting = {job.artifact for job in (*queue, *running) if not job.has_begun(files)}
                     watch([each for each in statuses if each.artifact not in waiting])
                 away = False
             except StorageError as error:
@@ -272,12 +273,16 @@ class _Job:
         lines = self._reader.losses(job)
         return [f"{self.artifact}: an attempt was lost: {why}; the next goes on from {step}" for why in lines]
 
+    def has_begun(self, files: Mapping[Artifact, JobFiles]) -> bool:
+        """True once an attempt of this launch is there."""
+        return bool(self._reader.attempts(files[self.artifact]))
+
     def warn_if_it_waits(self, files: Mapping[Artifact, JobFiles]) -> None:
         """Say once, after ROOM_SECONDS without a worker, what the job asks for and what is free."""
         if self._began is None or time.monotonic() - self._began < ROOM_SECONDS:
             return
         self._began = None
-        if not self._reader.attempts(files[self.artifact]):
+        if not self.has_begun(files):
             print(f"warning: {self.artifact}: no worker has begun yet; {_room(self.placement)}", file=sys.stderr)
 
     def _reason(self) -> DDMError | None:

@@ -10,11 +10,13 @@ from ddm_ray.cli import main
 from ddm_ray.cli.train import crowding
 from ddm_ray.errors import GaveUp, MissingArtifact, TrainingError
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.storage.attempts import claimed
+from ddm_ray.storage.attempts import claim, claimed
 from ddm_ray.storage.graph import MONOLITH, ROUTER, STUDENT, expert
 from ddm_ray.storage.run import Run
-from ddm_ray.train.ray.launch import TrainingsFailed, has_room
+from ddm_ray.storage.status import Status
+from ddm_ray.train.ray.launch import TrainingsFailed, has_room, train_all
 from tests.random_run import make_run
+from tests.storage.jobs import beat
 
 SETTINGS = ("expert.train.steps=20", "router.train.learning_rate=1e30", "student.teacher=full")
 ISLAND = "islands: {wide: {resources_per_worker: {CPU: 3}, checkpoint_steps: 10}}"
@@ -48,6 +50,16 @@ def test_all_are_trained_in_turn_and_a_failure_ends_no_other(
     assert run.finished(expert(1)) and claimed(run.store, expert(1)) == [1]
     assert claimed(run.store, ROUTER) == [1] and claimed(run.store, STUDENT) == []
     assert "Traceback" not in done.output
+
+
+def test_what_an_older_command_left_is_not_shown_as_what_became_of_this_one(ray_cluster: str, tmp_path: Path) -> None:
+    run = make_run(str(tmp_path / "run"), settings=("expert.train.steps=20",), num_rows=60)
+    run.store.delete(expert(1))
+    beat(claim(run.store, expert(1)), 3, 20)
+    seen: list[Status] = []
+    train_all(run, [expert(1)], TrainPlacement(checkpoint_steps=10), watch=seen.extend)
+    assert run.finished(expert(1))
+    assert {each.job.attempt for each in seen if each.job} == {2}
 
 
 def test_what_is_finished_is_named_and_needs_no_ray(tmp_path: Path) -> None:

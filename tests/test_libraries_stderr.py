@@ -1,0 +1,54 @@
+"""What Ray's C++ writes to stderr is in a private Ray's logs; what a command writes is in the terminal."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import ROOT
+
+WARNED = """
+import click
+
+from ddm_ray import ray_session
+from ddm_ray.cli.command import main
+
+
+@main.command("warned")
+def warned():
+    with ray_session.ray_session():
+        import ray
+
+        @ray.remote(max_restarts=-1)
+        class Actor:
+            def __init__(self, values):
+                self.values = values
+
+            def first(self):
+                return self.values[0]
+
+        # Ray writes a line on this to descriptor 2: it can't know that the values stay.
+        assert ray.get(Actor.remote(ray.put([7])).first.remote()) == 7
+        click.echo("of the command", err=True)
+        ray_session.keep_logs()
+
+
+main(["warned"])
+"""
+
+
+def test_a_line_of_rays_core_is_in_the_logs_and_not_in_the_terminal(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WARNED],
+        cwd=ROOT,
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    first, last = done.stderr.splitlines()
+    assert first == "of the command" and last.startswith("the logs of Ray are kept in ")
+    (kept,) = tmp_path.glob("ddm-ray/logs/*/driver-stderr.log")
+    assert "core_worker.cc" in kept.read_text() and "constructor arguments" in kept.read_text()
