@@ -82,7 +82,7 @@ def list_new(earlier: list[RowsStore], name: str, chunk_rows: int | None = None)
     before = {ending: count for plan in plans for ending, count in plan.ignored.items()}
     plan = SourcePlan(
         source=name,
-        chunk_rows=rows,
+        chunk_rows=min(rows, listed.chunk_rows or rows),
         classes=last.classes,
         units=units_of(new, rows),
         ignored={each: more for each, count in listed.ignored.items() if (more := count - before.get(each, 0)) > 0},

@@ -12,6 +12,7 @@ from ddm_ray.data.sources.files import MISNAMED, THREADS, Files, as_source_error
 from ddm_ray.errors import Begin, DataError
 
 GONE, CLASSLESS = "gone since it was listed", "not in a class's folder"
+LOST_LINK = "a link to a file that isn't there"
 
 
 def units(sizes: dict[str, int], chunk_rows: int) -> tuple[Unit, ...]:
@@ -82,7 +83,7 @@ def _rows(files: Files, listed: list[tuple[str, int]], conditions: Conditions) -
     # Other machines' round trips overlap; a disk's own are too short for that to pay.
     with ThreadPoolExecutor(THREADS if files.remote else 1) as pool:
         rows = list(pool.map(lambda file: _row(files, file[0], file[1], conditions), listed))
-    gone = [row for row in rows if row.problem == GONE]
+    gone = [row for row in rows if row.problem in (GONE, LOST_LINK)]
     if len(gone) > max(1, len(rows) / 2):
         raise files.lost(f"{files.where(gone[0].id)} and {len(gone) - 1} of the {len(rows) - 1} files next to it")
     return rows
@@ -113,7 +114,8 @@ def _bytes(files: Files, path: str, size: int) -> bytes:
         content = files.read(path, size)
     except FileNotFoundError:
         files.check_missing(path)
-        raise _Unreadable(MISNAMED if files.misnamed(path) else GONE) from None
+        missing = LOST_LINK if files.is_link(path) else GONE
+        raise _Unreadable(MISNAMED if files.misnamed(path) else missing) from None
     except (PermissionError, IsADirectoryError) as error:
         raise _Unreadable(rejection(error).partition(" Detail")[0]) from None
     if len(content) != size:

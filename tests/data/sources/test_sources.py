@@ -1,6 +1,7 @@
 import io
 import os
 import pickle
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -218,9 +219,20 @@ def test_links_are_followed_but_not_in_circles(tmp_path):
     problems = {row.id: row.problem for row in rows}
     assert problems == {
         "blue/one.png": None,
-        "blue/two.png": "gone since it was listed",
+        "blue/two.png": "a link to a file that isn't there",
         **{f"red/00{index}.png": None for index in (0, 3, 6)},
     }
+
+
+def test_links_whose_disk_is_gone_are_a_source_that_is_gone(tmp_path):
+    write_folder(tmp_path / "disk", 9)
+    (tmp_path / "set/red").mkdir(parents=True)
+    for file in (tmp_path / "disk/red").iterdir():
+        os.symlink(file, tmp_path / "set/red" / file.name)
+    source = open_source(CONFIG, str(tmp_path / "set"))
+    shutil.rmtree(tmp_path / "disk")
+    with pytest.raises(DataError, match="isn't there any more; mount it again"):
+        everything(source)
 
 
 def test_a_picture_that_is_gone_is_a_row_with_a_problem(tmp_path):
