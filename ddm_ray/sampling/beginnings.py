@@ -66,8 +66,7 @@ def begin(url: str, config: RunConfig, on_replaced: Callable[[str], None] | None
     """
     copies = list(_copies(config))
     if copies and not Store(url).exists(RUN_FILE):
-        for copy in copies:
-            copy.read(config)
+        require_beginnings(config)
     run, lacking = Run.create(url, config, on_replaced=on_replaced), list[Artifact]()
     for copy in copies:
         if run.finished(copy.artifact):
@@ -78,6 +77,12 @@ def begin(url: str, config: RunConfig, on_replaced: Callable[[str], None] | None
         else:
             copy.commit(run, network)
     return run, lacking
+
+
+def require_beginnings(config: RunConfig) -> None:
+    """Raise as `begin` for weights that aren't there, or don't fit; nothing is written."""
+    for copy in _copies(config):
+        copy.read(config)
 
 
 def load_beginning(run: Run, artifact: Artifact, spec: dict[str, object]) -> nn.Module:

@@ -9,7 +9,7 @@ from ddm_ray.storage.attempts import SavedState, saved_states
 from ddm_ray.storage.extension import EXTENDED, FILE, MOST, SHARED, Extension, folder_of, untouched
 from ddm_ray.storage.graph import EXTRAS, Artifact, part_of
 from ddm_ray.storage.job_files import list_jobs
-from ddm_ray.storage.run import Run
+from ddm_ray.storage.run import RUN_FILE, Run
 from ddm_ray.storage.store import Store
 
 
@@ -43,8 +43,9 @@ def extend(run: Run, steps: dict[Part, int]) -> Extended:
 
 
 def extensions(run: Run) -> list[str]:
-    """URLs of the extensions of a run."""
-    return [f"{run.url}/{EXTENDED}/{name}" for name in run.store.folders(EXTENDED)]
+    """URLs of the extensions of a run; of one that a kill left without its run.json there is none yet."""
+    names = run.store.folders(EXTENDED)
+    return [f"{run.url}/{EXTENDED}/{name}" for name in names if run.store.exists(f"{EXTENDED}/{name}/{RUN_FILE}")]
 
 
 def _reached(run: Run, artifacts: list[Artifact]) -> tuple[dict[Artifact, int], tuple[Artifact, ...]]:

@@ -36,8 +36,7 @@ SILENT_SECONDS, BETWEEN_SECONDS = 10.0, 30.0
 
 It beats once a second, later each five, or step by step where steps take longer; storage may hold a beat up.
 """
-BEAT_BYTES = 4096
-"""Room on a disk that a heartbeat takes."""
+BEAT_BYTES = 4096  # room on a disk that a heartbeat takes
 REQUESTS = 8
 MOST_SHARES = 8
 """Clusters of which a line tells their shares."""
@@ -145,7 +144,8 @@ def _status(run: Run, artifact: Artifact, files: JobFiles | None) -> Status:
         accepted = run.manifest(artifact, accepted=True) if run.by_hand(artifact) else manifest
         unaccepted = accepted is None or accepted.digest != manifest.digest
         info = artifact.info.of(manifest)
-        verdict = verdict_of(run.url, run.config, artifact, info) if isinstance(info, TrainedInfo) else None
+        trained = info if isinstance(info, TrainedInfo) and info.heldout else None
+        verdict = trained and verdict_of(run.url, run.config, artifact, trained)
         return in_state("finished", info=info, unaccepted=unaccepted, verdict=verdict)
     chunks = chunks_progress(run.store, artifact) if artifact.kind in UNITS else None
     job = job_status(run.store, artifact, files) if artifact.trains else None

@@ -12,6 +12,8 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 EMA = "ema"
 RECORDS = (VALUE, *MOMENTS, EMA)
 """Records that training keeps of every parameter, all in fp32."""
+SWAPPED = 2**22
+"""Elements that are exchanged at once."""
 
 
 @dataclass(frozen=True)
@@ -107,9 +109,12 @@ class Shards:
         """
         for partition in self.partitions:
             ema = self._optimizer.state[partition][EMA]
-            value = partition.detach().clone()
-            partition.copy_(ema)
-            ema.copy_(value)
+            # Piece by piece: all at once may be more than memory has left.
+            pieces = (each.view(-1).split(SWAPPED) for each in (partition.detach(), ema))
+            for own, averaged in zip(*pieces, strict=True):
+                value = own.clone()
+                own.copy_(averaged)
+                averaged.copy_(value)
         self.refresh()
 
     def computes_with(self, fragment: Fragment) -> bool:

@@ -25,7 +25,7 @@ from ddm_ray.train.batches import RankBatches, Teacher
 from ddm_ray.train.consensus import Flags, exchange
 from ddm_ray.train.engine import Engine, own_device
 from ddm_ray.train.hardware import ranks_here
-from ddm_ray.train.heldout import HeldoutLoss
+from ddm_ray.train.heldout import HeldoutLoss, Schedule
 from ddm_ray.train.job import TrainJob, train_job
 from ddm_ray.train.meter import Meter
 from ddm_ray.train.micro_batch import find_micro_batch
@@ -99,7 +99,7 @@ def _train(
         saver, owed = attempt.saver, False
         milestones = Milestones(run, attempt.storage, job, attempt.identity, engine, placement.keep_milestones)
         heldout = HeldoutLoss.of(run, job, placement, attempt.micro_batch)
-        measured = heldout.schedule if heldout else None
+        measured = Schedule.of(job, placement)  # also where this attempt can't measure: what others did is kept
         meter = Meter(job.placed(placement), before, engine.device, dist.get_world_size(), measured)
         clock = SaveClock(placement.minutes_between_states, time.monotonic(), placement.checkpoint_steps is None)
         for step in range(before.step, job.train.steps):
@@ -129,7 +129,7 @@ def _train(
                 )
             if meter.step(mean_loss, norm) or attempt.untold:
                 attempt.tell(meter.tell())
-            if heldout is not None and heldout.schedule.due(meter.done):
+            if heldout is not None and heldout.schedule.due(meter.done) and not any_rank.leaving:
                 attempt.phase("measuring", meter.tell())
                 with attempt.catch_oom():
                     meter.heldout(heldout.schedule.draws, heldout.measure(engine))

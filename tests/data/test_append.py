@@ -11,6 +11,7 @@ from safetensors.numpy import load
 
 from ddm_ray.config import load_recipe
 from ddm_ray.data.append import append
+from ddm_ray.data.loading.heldout_rows import heldout_rows
 from ddm_ray.data.loading.loader import load_rows
 from ddm_ray.data.partition.stage import partition
 from ddm_ray.data.prepare.stage import prepare
@@ -75,6 +76,50 @@ def test_new_files_join_the_shards_and_nothing_of_the_run_changes(tmp_path: Path
     again = prepare(run, execute=serial), partition(run)
     assert again == (run.require(ROWS), run.require(PARTITION))
     assert not [each for each in leftovers(base) if each.artifact != "monolith"]
+
+
+def test_paths_of_another_source_are_named_not_called_changed(tmp_path: Path) -> None:
+    base = make_base(tmp_path)
+    known = write_digits(tmp_path / "later", range(0, 3), inverted=True)
+    ids = write_digits(tmp_path / "later", range(200, 230))
+    new = append(base, STEPS, str(tmp_path / "later")).new
+    assert (sorted(new.files), sorted(new.elsewhere), new.changed, new.gone) == (sorted(ids), sorted(known), (), ())
+
+
+def test_rows_that_are_measured_while_training_are_of_each_generation(tmp_path: Path) -> None:
+    base = make_base(tmp_path, num_rows=300)
+    write_digits(tmp_path / "photos", range(300, 600))
+    run = append(base, STEPS).run
+    make_data(run)
+    artifacts = [shard(cluster) for cluster in range(run.config.partition.num_clusters)]
+    most = 20
+    measured = heldout_rows(run, artifacts, most, None)
+    of_base = heldout_rows(base, artifacts, 1000, None)
+    assert measured.num_rows == most
+    old = {row.tobytes() for row in of_base.modelled()}
+    count = sum(row.tobytes() in old for row in measured.modelled())
+    total = sum(PartitionInfo.of(run.require(PARTITION)).rows_heldout_K)
+    assert abs(count - most * of_base.num_rows / total) <= len(artifacts) and count < most
+    everything = heldout_rows(run, artifacts, 1000, None)
+    assert everything.num_rows == total and old < {row.tobytes() for row in everything.modelled()}
+
+
+def test_files_that_came_after_a_kill_are_not_taken_for_those_that_were_appended(tmp_path: Path) -> None:
+    base = make_base(tmp_path)
+    write_digits(tmp_path / "photos", range(200, 230))
+    run = append(base, STEPS).run
+    run.store.delete("rows")  # as a kill between run.json and the plan leaves it
+    write_digits(tmp_path / "photos", range(230, 240))
+    with pytest.raises(DriftError, match=r"begun with 30 new files, and .* has 40 others by now; delete it"):
+        prepare(run, execute=serial)
+
+
+def test_untrained_weights_are_missed_before_anything_is_written(tmp_path: Path) -> None:
+    base = make_base(tmp_path, trained=False)
+    write_digits(tmp_path / "photos", range(200, 230))
+    with pytest.raises(MissingArtifact):
+        append(base, STEPS)
+    assert not base.store.folders("extended") and extensions(base) == []
 
 
 def test_the_report_says_how_far_new_rows_are(tmp_path: Path) -> None:

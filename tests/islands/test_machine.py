@@ -163,7 +163,7 @@ def test_init_ends_with_the_plan_in_short(tmp_path: Path) -> None:
     lines = invoke("init", str(tmp_path / "run"), "--recipe", "digits").stdout.splitlines()
     assert lines[1].startswith("rows: 1,797 in 4 clusters, about 449 each, 460 kB")
     assert lines[2].startswith("trains: 4 x expert of 392 k parameters, 1 x router of 31.4 k parameters; more than 1.4")
-    assert lines[3].startswith("disk: up to 57.9 MB of ") and "hours: not measured, `ddm plan`" in lines[3]
+    assert lines[3].startswith("disk: up to 58 MB of ") and "hours: not measured, `ddm plan`" in lines[3]
 
 
 @pytest.mark.parametrize(

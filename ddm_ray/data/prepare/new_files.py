@@ -23,12 +23,14 @@ class NewFiles:
     """The plan of files that are new, and of the others the paths of those that have changed or are gone.
 
     What a file holds isn't looked at: one has changed whose size has. It stays as it was prepared, unless it couldn't
-    be used: then it is new. `listing`: hex digest over the new files' paths and sizes.
+    be used: then it is new. `elsewhere`: paths that rows have already of another source, which are taken for the same
+    files at another place. `listing`: hex digest over the new files' paths and sizes.
     """
 
     plan: SourcePlan
     changed: tuple[str, ...]
     gone: tuple[str, ...]
+    elsewhere: tuple[str, ...]
 
     @property
     def files(self) -> dict[str, int]:
@@ -76,7 +78,9 @@ def list_new(earlier: list[RowsStore], name: str, chunk_rows: int | None = None)
         raise DataError(f"source {name}: its numbers stand for other classes than those of {run.url}: begin a new run")
     sizes = {file: size for unit in listed.units for file, size in zip(unit.files, unit.sizes, strict=True)}
     known = {file: size for plan in plans for file, size in _files(plan).items()}
-    changed = [file for file, size in sizes.items() if known.get(file, size) != size]
+    here = {file for plan in plans if plan.source == name for file in _files(plan)}
+    elsewhere = tuple(file for file in sizes if file in known and file not in here)
+    changed = [file for file in here & sizes.keys() if known[file] != sizes[file]]
     mended = _rejected(earlier) & set(changed) if changed else set()
     new = {file: size for file, size in sizes.items() if file not in known or file in mended}
     before = {ending: count for plan in plans for ending, count in plan.ignored.items()}
@@ -90,7 +94,7 @@ def list_new(earlier: list[RowsStore], name: str, chunk_rows: int | None = None)
         numbered=last.numbered,
     )
     gone = {file for one in plans if one.source == name for file in _files(one)} - sizes.keys()
-    return NewFiles(plan, tuple(file for file in changed if file not in mended), tuple(sorted(gone)))
+    return NewFiles(plan, tuple(sorted(set(changed) - mended)), tuple(sorted(gone)), elsewhere)
 
 
 def take_networks(chunks: RowsStore, earlier: RowsStore) -> None:

@@ -60,7 +60,13 @@ def prepare(
         on_progress(0.0, "listing the source")
         rows = chunk_rows or rows_per_chunk(run.config.data)
         if run.appends:
-            plan = chunks.plan(lambda: list_new(earlier, name, rows).plan)
+            new = list_new(earlier, name, rows)
+            if new.listing != run.appends.listing:  # a kill came between run.json and the plan
+                raise DriftError(
+                    f"{run.url}: was begun with {run.appends.files:,} new files, and {name} has {len(new.files):,}"
+                    " others by now; delete it, and append again"
+                )
+            plan = chunks.plan(lambda: new.plan)
         else:
             plan = chunks.plan(partial(list_source, run.config, name, opened, rows))
         if plan.source != name:  # a concurrent command began them

@@ -140,9 +140,8 @@ def train_all(
                         job.end(error)
                 start_next()
                 if watch:
-                    # What an older command's attempt left isn't what became of this one.
-                    waiting = {job.artifact for job in (*queue, *running) if not job.has_begun(files)}
-                    watch([each for each in statuses if each.artifact not in waiting])
+                    queued = {job.artifact for job in queue}
+                    watch([each for each in _as_begun(statuses, running, files) if each.artifact not in queued])
                 away = False
             except StorageError as error:
                 # What is away from here may be there for those who train.
@@ -299,6 +298,12 @@ class _Job:
             again = "the same command goes on from its last state"
             return GaveUp(f"{artifact} stopped: {reason(cause)}; {again}")
         return GaveUp(f"{artifact} ended uncommitted", self.run.make(artifact))
+
+
+def _as_begun(statuses: Sequence[Status], running: list[_Job], files: Mapping[Artifact, JobFiles]) -> list[Status]:
+    """The statuses, but for what an older command's attempts left: that isn't what became of these jobs."""
+    before = {job.artifact for job in running if not job.has_begun(files)}
+    return [replace(each, state="waiting", job=None) if each.artifact in before else each for each in statuses]
 
 
 def _room(placement: TrainPlacement) -> str:
