@@ -45,7 +45,9 @@ CAPTIONS = ("a red cat", "the blue dog", "a moon on the moon")
 
 def blocks() -> dict[str, list[str]]:
     """The commands on images of one's own, by the run that they make."""
-    return {shlex.split(commands[0])[2].rpartition("/")[2]: commands for commands in commands_of("Your own images")}
+    return {
+        shlex.split(commands[0])[2].rpartition("/")[2]: commands for commands in commands_of("Other sources of images")
+    }
 
 
 def photo(generator: np.random.Generator, shade: int) -> bytes:

@@ -29,7 +29,7 @@ def replay(run_url: str, cluster: int | None, islands: str | None, island: str |
     \b
       ddm init centre --recipe images64 --set partition.method=given --set partition.num_clusters=2 \\
         --set data.num_classes=1 --set router.replay=20000
-      ...                                   shards and experts as README's "Your own images" shows
+      ...                                   shards and experts as README's "Other sources of images" shows
       ddm replay centre
       ddm train centre router
     """

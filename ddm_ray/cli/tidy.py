@@ -19,7 +19,8 @@ def tidy(run_url: str, delete_them: bool, milestones: bool) -> None:
 
     These are training states of what is finished, weights of its other attempts that weren't published, chunks that
     nothing names, and files that a killed process didn't finish, a day later. What is under way is left alone, whatever
-    lies there; so are milestones, unless asked for.
+    lies there; so are milestones, unless asked for. Without the states that trainings ended with they can't be trained
+    for longer: begin `ddm extend` first, whose states are left alone until it has ended.
 
     \b
       ddm tidy runs/digits
