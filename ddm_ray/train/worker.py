@@ -129,7 +129,7 @@ def _train(
                 )
             if meter.step(mean_loss, norm) or attempt.untold:
                 attempt.tell(meter.tell())
-            if heldout is not None and heldout.schedule.due(meter.done) and not any_rank.leaving:
+            if heldout is not None and heldout.schedule.due(meter.done):  # who leaves, too: else the curve lacks it
                 attempt.phase("measuring", meter.tell())
                 with attempt.catch_oom():
                     meter.heldout(heldout.schedule.draws, heldout.measure(engine))
