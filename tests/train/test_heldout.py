@@ -20,6 +20,7 @@ from ddm_ray.core.flow import interpolate
 from ddm_ray.data.loading.heldout_rows import heldout_rows
 from ddm_ray.data.loading.loader import load_rows
 from ddm_ray.data.schema import HELDOUT
+from ddm_ray.errors import Preempted
 from ddm_ray.models import weights
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.attempts import Attempt
@@ -69,6 +70,18 @@ def test_what_is_trained_is_the_same_with_it_and_without(
     assert STEPS not in curve_of(unmeasured, artifact)
     assert TrainedInfo.of(unmeasured.require(artifact)).heldout is None
     assert "heldout" not in unmeasured.require(artifact).info
+
+
+@pytest.mark.usefixtures("world_of_one")
+def test_who_leaves_where_it_is_due_leaves_no_gap(tmp_path: Path) -> None:
+    left, undisturbed = (make_data(str(tmp_path / name), settings=SHORT) for name in ("left", "undisturbed"))
+    calls = iter(range(1, 100))
+    with pytest.raises(Preempted, match="step 8 is saved"):
+        worker.train(left.url, EXPERT, TrainPlacement(**FEW), notice=lambda: next(calls) == 8)
+    for run in (left, undisturbed):
+        worker.train(run.url, EXPERT, TrainPlacement(**FEW))
+    assert [*losses_of(undisturbed, EXPERT)] == [8, 12]
+    assert losses_of(left, EXPERT) == losses_of(undisturbed, EXPERT)
 
 
 @pytest.fixture(scope="module")
