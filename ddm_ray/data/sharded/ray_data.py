@@ -45,9 +45,9 @@ class RayData:
         self, read: ReadUnit, maker: ChunkMaker[Any, RecordT], tasks: Sequence[Task[Any]]
     ) -> Generator[FinishedChunk[RecordT], None, None]:
         """An `Executor`. Raises RayError for what fails in Ray, and where it has no GPU though one is asked for."""
-        # Its lines on each execution go to its log file: whoever called shows how far it is.
+        # Its lines on each execution go to its log file: whoever called shows how far it is. Others' handlers hear all.
         for handler in logging.getLogger("ray.data").handlers:
-            if isinstance(handler, logging.StreamHandler):
+            if isinstance(handler, logging.StreamHandler) and type(handler).__module__.startswith("ray."):
                 handler.setLevel(logging.ERROR)
         with self.session():
             yield from _finished_chunks(read, maker, tasks, _Shares.of_cluster(self.placement))
