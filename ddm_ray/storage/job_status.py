@@ -88,6 +88,13 @@ class JobStatus:
         return self.heartbeat.get("unsaved", "") if self.beats else ""
 
     @property
+    def heldout(self) -> str:
+        """Words on the held-out loss, or on why none is measured; empty before the first measurement."""
+        if (why := self.heartbeat.get("unmeasured")) and self.beats:
+            return f"no held-out loss: {why}"
+        return "" if (loss := self.value("heldout_loss")) is None else f"held out {loss:.4f}"
+
+    @property
     def step(self) -> int:
         """Steps done by the attempt's heartbeat; before its first, those of the state that it goes on from."""
         step = _count(self.heartbeat.get("step")) if self.beats else None

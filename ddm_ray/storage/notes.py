@@ -31,7 +31,7 @@ class Beat(StoredNote):
     """A heartbeat: its counter, the pause after it in seconds, how far the attempt is, how fast, and where it runs.
 
     `unsaved`: why states since the last saved one aren't saved; empty if they are. `heldout_loss` is that of the EMA
-    weights of `heldout_step`, with its standard error.
+    weights of `heldout_step`, with its standard error; `unmeasured`: why the attempt measures none.
     """
 
     called = "heartbeat"
@@ -47,6 +47,7 @@ class Beat(StoredNote):
     heldout_loss: Number | None = None
     heldout_error: Number | None = None
     heldout_step: Count = 0
+    unmeasured: Text = ""
     steps_per_second: Number | None = None
     samples_per_second: Number | None = None
     flops_per_second: Number | None = None

@@ -322,7 +322,7 @@ def _begun(status: Status, job: JobStatus) -> str:
         where: where,
         f"not saved {since}: {job.unsaved}": job.unsaved,
         f"loss {loss or 0:.4f}": loss is not None and job.phase != "starting",
-        f"held out {job.value('heldout_loss') or 0:.4f}": job.value("heldout_loss") is not None,
+        job.heldout: job.heldout,
         f"{rate or 0:.3g} steps/s": rate and moves,
         f"no sign for {duration(silence)}": silence > SILENT_SECONDS and not status.may_be_dead,
         f"{duration(status.seconds_left or 0)} left": status.seconds_left is not None and moves,

@@ -113,13 +113,13 @@ class TrainAttempt:
             self._note(text, type(error).__name__, final=not mendable, fix=fix)
 
     @contextmanager
-    def catch_oom(self) -> Iterator[None]:
-        """Turn running out of memory into OutOfMemory, which blames the rows that are taken at once."""
+    def catch_oom(self, doing: str = "") -> Iterator[None]:
+        """Turn running out of memory into OutOfMemory, which blames the rows that are taken at once; `doing` what."""
         try:
             yield
         except Exception as error:
             if out_of_memory(error):
-                raise OutOfMemory(f"micro_batch {self.micro_batch}: {one_line(error, 400, tail=True)}") from None
+                raise OutOfMemory(f"{doing}micro_batch {self.micro_batch}: {one_line(error, 400, tail=True)}") from None
             raise
 
     @property

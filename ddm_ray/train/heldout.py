@@ -5,7 +5,6 @@ B of a micro-batch, G groups of rows.
 """
 
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
@@ -104,14 +103,14 @@ class HeldoutLoss:
         self._t_D = job.times.times(uniform_D.astype(np.float32).clip(max=np.float32(1 - 2**-24)), job.flow.path)
 
     @classmethod
-    def of(cls, run: Run, job: TrainJob, placement: TrainPlacement, micro_batch: int) -> Self | None:
-        """The held-out loss of a job, with its rows in memory; None, and a line on stderr, if there are too few.
+    def of(cls, run: Run, job: TrainJob, placement: TrainPlacement, micro_batch: int) -> tuple[Self | None, str]:
+        """The held-out loss of a job, with its rows in memory; None where none is measured, and why if that is unasked.
 
-        All ranks must ask. Rows that can't be read end nothing: a line says so.
+        All ranks must ask. Rows that are too few, or can't be read, end nothing.
         """
         schedule = Schedule.of(job, placement)
         if schedule is None:
-            return None
+            return None, ""
         rows, problem = None, ""
         try:
             if (count := count_heldout(run, job.shards)) < GROUPS:
@@ -123,10 +122,8 @@ class HeldoutLoss:
         problems = [""] * dist.get_world_size()
         dist.all_gather_object(problems, problem)
         if rows is None or any(problems):
-            if dist.get_rank() == 0:
-                print(f"{job.artifact}: no held-out loss is measured: {next(filter(None, problems))}", file=sys.stderr)
-            return None
-        return cls(job, schedule, rows, micro_batch)
+            return None, next(filter(None, problems))
+        return cls(job, schedule, rows, micro_batch), ""
 
     @torch.no_grad()
     def measure(self, engine: "Engine") -> list[float]:

@@ -27,8 +27,12 @@ class Meter:
         world_size: int,
         heldout: Schedule | None = None,
     ):
-        """`heldout`: by which the held-out loss is measured; earlier measurements by others aren't kept."""
+        """`heldout`: by which the held-out loss is measured; earlier measurements by others aren't kept.
+
+        `unmeasured` may be set to why this attempt measures none.
+        """
         self._job, self._before, self._world = job, trained, world_size
+        self.unmeasured = ""
         measured = heldout.kept(trained.curve) if heldout else {}
         self._curve = {name: array("d", trained.curve.get(name, ())) for name in ("loss", "grad_norm")}
         self._curve |= {name: array("d", values) for name, values in measured.items()}
@@ -60,7 +64,7 @@ class Meter:
             flops = self._job.training_flops(self.done) - self._job.training_flops(self._reported)
             self._flops_per_row = flops / (steps * self._job.batch)
             self._reported_at, self._reported = now, self.done
-        progress = {"step": self.done, "first": self._before.step}
+        progress = {"step": self.done, "first": self._before.step, "unmeasured": self.unmeasured}
         if not self._curve["loss"]:
             return progress
         recent = self._curve["loss"][-RECENT:]

@@ -9,7 +9,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
 from typing import Self
@@ -19,13 +19,15 @@ from ddm_ray.train.liveness import processor_share
 FIRST_STEP_SECONDS = 600.0
 USUAL_STEPS = 3
 REMEMBERED = 20
+STEP, MEASUREMENT = "step", "measurement"
 MONITOR = Path(__file__).with_name("liveness.py")
 
 
 class Watchdog:
     """A context manager: once a step takes longer than 3 usual ones and `hang_seconds`, `stuck` is called, then the
     process ends. The first step, or first after `forget`, may take FIRST_STEP_SECONDS: it may compile. Time in which
-    the step's thread waits for a processor, as on a crowded machine, isn't counted.
+    the step's thread waits for a processor, as on a crowded machine, isn't counted. A measurement is watched likewise,
+    beside other measurements.
 
     Ended like this and not by an exception, since the thread that hangs can't be interrupted. Where no thread runs for
     `hang_seconds`, in a step or not, a liveness monitor kills the process.
@@ -33,7 +35,8 @@ class Watchdog:
 
     def __init__(self, hang_seconds: float, stuck: Callable[[str], None]):
         self._hang_seconds, self._stuck = hang_seconds, stuck
-        self._took: deque[float] = deque(maxlen=REMEMBERED)
+        self._took = {work: deque[float](maxlen=REMEMBERED) for work in (STEP, MEASUREMENT)}
+        self._work = STEP
         self._began: float | None = None
         self._stepping = threading.get_native_id()
         self._ended = Event()
@@ -51,27 +54,36 @@ class Watchdog:
         self._thread.join()
         self._monitor.communicate()
 
-    @contextmanager
-    def step(self) -> Iterator[None]:
+    def step(self) -> AbstractContextManager[None]:
         """Watch one step."""
-        self._stepping = threading.get_native_id()
+        return self._watched(STEP)
+
+    def measurement(self) -> AbstractContextManager[None]:
+        """Watch one measurement, as of the held-out loss."""
+        return self._watched(MEASUREMENT)
+
+    @contextmanager
+    def _watched(self, work: str) -> Iterator[None]:
+        self._stepping, self._work = threading.get_native_id(), work
         self._began = began = time.monotonic()
         try:
             yield
         finally:
             self._began = None
-        self._took.append(time.monotonic() - began)
+        self._took[work].append(time.monotonic() - began)
 
     def forget(self) -> None:
-        """The next step is another one than those so far."""
-        self._took.clear()
+        """The next step and measurement are others than those so far."""
+        for took in self._took.values():
+            took.clear()
 
     @property
     def limit(self) -> float:
-        """Seconds that a step may take now."""
-        if not self._took:
+        """Seconds that the step or measurement under way may take, else one like the last."""
+        took = self._took[self._work]
+        if not took:
             return FIRST_STEP_SECONDS + self._hang_seconds
-        return USUAL_STEPS * statistics.median(self._took) + self._hang_seconds
+        return USUAL_STEPS * statistics.median(took) + self._hang_seconds
 
     def _watch(self) -> None:
         assert self._monitor.stdin is not None
@@ -93,7 +105,7 @@ class Watchdog:
             if began is not None and (seconds := now - began - stopped) > self.limit:
                 for thread, frame in sys._current_frames().items():
                     print(f"thread {thread}:\n{''.join(traceback.format_stack(frame))}", file=sys.stderr)
-                self._stuck(f"a step hangs for {seconds:.0f} s")
+                self._stuck(f"a {self._work} hangs for {seconds:.0f} s")
                 sys.stderr.flush()
                 os._exit(1)
 

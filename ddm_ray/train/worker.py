@@ -98,9 +98,10 @@ def _train(
         engine, before = attempt.resume(make, begin)
         saver, owed = attempt.saver, False
         milestones = Milestones(run, attempt.storage, job, attempt.identity, engine, placement.keep_milestones)
-        heldout = HeldoutLoss.of(run, job, placement, attempt.micro_batch)
+        heldout, unmeasured = HeldoutLoss.of(run, job, placement, attempt.micro_batch)
         measured = Schedule.of(job, placement)  # also where this attempt can't measure: what others did is kept
         meter = Meter(job.placed(placement), before, engine.device, dist.get_world_size(), measured)
+        meter.unmeasured = unmeasured
         clock = SaveClock(placement.minutes_between_states, time.monotonic(), placement.checkpoint_steps is None)
         for step in range(before.step, job.train.steps):
             if job.masking(step) != job.masking(step - 1):
@@ -131,7 +132,7 @@ def _train(
                 attempt.tell(meter.tell())
             if heldout is not None and heldout.schedule.due(meter.done):  # who leaves, too: else the curve lacks it
                 attempt.phase("measuring", meter.tell())
-                with attempt.catch_oom():
+                with watchdog.measurement(), attempt.catch_oom("measuring the held-out loss, "):
                     meter.heldout(heldout.schedule.draws, heldout.measure(engine))
                 attempt.tell(meter.tell())
             if any_rank.leaving:

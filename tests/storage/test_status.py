@@ -49,6 +49,8 @@ def test_a_job_that_trains(partitioned: Run) -> None:
     assert status_line(partitioned) == f"begun 25% {training.replace('0.1235,', '0.1235, held out 0.5432,')}"
     beat(attempt, 3, 75, heldout_loss="as others may write it", heldout_step=-1)
     assert status_line(partitioned) == f"begun 25% {training}"
+    beat(attempt, 3, 75, unmeasured="too few rows")
+    assert "loss 0.1235, no held-out loss: too few rows, 12.5 steps/s" in status_line(partitioned)
     beat(attempt, 3, 75, mfu=None, steps_per_second=0.0)
     assert status_line(partitioned) == "begun 25% step 75/300, loss 0.1235, 2 workers, attempt 1"
     publish(attempt, 60)

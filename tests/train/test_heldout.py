@@ -20,7 +20,7 @@ from ddm_ray.core.flow import interpolate
 from ddm_ray.data.loading.heldout_rows import heldout_rows
 from ddm_ray.data.loading.loader import load_rows
 from ddm_ray.data.schema import HELDOUT
-from ddm_ray.errors import Preempted
+from ddm_ray.errors import OutOfMemory, Preempted
 from ddm_ray.models import weights
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.attempts import Attempt
@@ -170,6 +170,18 @@ def test_it_is_told_while_training_and_at_the_end(short_run: Run, monkeypatch: p
 
 
 @pytest.mark.usefixtures("world_of_one")
+def test_running_out_of_memory_while_measuring_names_what_was_done(
+    short_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def takes_all(*_: object) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 2 GiB")
+
+    monkeypatch.setattr(HeldoutLoss, "measure", takes_all)
+    with pytest.raises(OutOfMemory, match=r"^measuring the held-out loss, micro_batch [0-9]+: .*2 GiB"):
+        worker.train(short_run.url, EXPERT, TrainPlacement(**FEW))
+
+
+@pytest.mark.usefixtures("world_of_one")
 def test_a_tenth_of_the_steps_is_undertrained_and_all_of_them_are_not(tmp_path: Path) -> None:
     """A network so small that it has learned what it can in 1000 steps."""
     small = ("expert.model.width=16", "expert.train.global_batch=64", "expert.train.learning_rate=0.01")
@@ -184,22 +196,23 @@ def test_a_tenth_of_the_steps_is_undertrained_and_all_of_them_are_not(tmp_path: 
 
 
 @pytest.mark.usefixtures("world_of_one")
-def test_no_held_out_row_is_said_once_and_changes_nothing(
-    tmp_path: Path, short_run: Run, capfd: pytest.CaptureFixture[str]
+def test_why_no_held_out_loss_is_measured_is_told_and_changes_nothing(
+    tmp_path: Path, short_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    seen: list[dict[str, Any]] = []
+    beat = Attempt.beat
+    monkeypatch.setattr(Attempt, "beat", lambda attempt, progress: (seen.append(progress), beat(attempt, progress))[1])
     run = make_data(str(tmp_path / "few"), settings=SHORT, num_rows=60)
     count = ShardInfo.of(run.require(shard(1))).rows_heldout
     assert count < GROUPS
     worker.train(run.url, EXPERT, TrainPlacement())
-    line = f"experts/001: no held-out loss is measured: its shards have {count} held-out rows, and fewer than 8 tell"
-    assert capfd.readouterr().err.count(line) == 1
+    assert seen[-1]["unmeasured"] == f"its shards have {count} held-out rows, and fewer than 8 tell nothing"
     assert STEPS not in curve_of(run, EXPERT)
     # A file that no step needs is damaged.
     path = Path(short_run.url) / shard(1) / "heldout-00000.parquet"
     path.write_bytes(path.read_bytes()[:-9])
     worker.train(short_run.url, EXPERT, TrainPlacement())
-    (line,) = [line for line in capfd.readouterr().err.splitlines() if "no held-out loss" in line]
-    assert str(path) in line and STEPS not in curve_of(short_run, EXPERT)
+    assert str(path) in seen[-1]["unmeasured"] and STEPS not in curve_of(short_run, EXPERT)
 
 
 @pytest.mark.usefixtures("world_of_one")

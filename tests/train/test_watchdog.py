@@ -18,7 +18,7 @@ from ctypes import PyDLL
 from ddm_ray.train.watchdog import Watchdog
 with Watchdog({seconds}, lambda text: print("stuck:", text, flush=True)) as watchdog:
     for step in {steps}:
-        with watchdog.step():
+        with watchdog.{work}():
             eval(step)
         time.sleep({pause})
 print("ended")
@@ -87,17 +87,21 @@ print("ended")
 """
 
 
-def run_steps(seconds: float, steps: list[str], pause: float = 0.0) -> tuple[subprocess.CompletedProcess[str], float]:
+def run_steps(
+    seconds: float, steps: list[str], pause: float = 0.0, work: str = "step"
+) -> tuple[subprocess.CompletedProcess[str], float]:
     """These steps in a process with a watchdog; how it ended, and after how long."""
     began = time.monotonic()
-    command = [sys.executable, "-c", HANGS.format(seconds=seconds, steps=steps, pause=pause)]
+    command = [sys.executable, "-c", HANGS.format(seconds=seconds, steps=steps, pause=pause, work=work)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     return done, time.monotonic() - began
 
 
-def test_a_step_that_hangs_ends_the_process() -> None:
-    done, took = run_steps(0.5, ["time.sleep(0.1)"] * 3 + ["time.sleep(50)"])
-    assert done.returncode == 1 and done.stdout.startswith("stuck: a step hangs for ") and "ended" not in done.stdout
+@pytest.mark.parametrize("work", ["step", "measurement"])
+def test_a_step_that_hangs_ends_the_process(work: str) -> None:
+    done, took = run_steps(0.5, ["time.sleep(0.1)"] * 3 + ["time.sleep(50)"], work=work)
+    assert done.returncode == 1 and done.stdout.startswith(f"stuck: a {work} hangs for ")
+    assert "ended" not in done.stdout
     assert 'File "<string>", line 8' in done.stderr, "where it hangs is said"
     assert took < 45, "not because the call ended"
 
@@ -118,6 +122,10 @@ def test_a_step_after_forgetting_is_a_first_one() -> None:
     with watchdog.step():
         time.sleep(0.1)
     assert watchdog.limit == pytest.approx(0.8, abs=0.2)
+    with watchdog.measurement():
+        assert watchdog.limit == 600.5, "steps don't tell how long a measurement takes"
+    with watchdog.step():
+        assert watchdog.limit == pytest.approx(0.8, abs=0.2)
     watchdog.forget()
     assert watchdog.limit == 600.5
 
