@@ -79,7 +79,7 @@ def ray_session(address: str | None = None, token_file: str | None = None, cores
             setattr(import_module(ERRORS_PRINTED.module), ERRORS_PRINTED.name, True)
             ray.shutdown()
             if _logs.is_set():
-                _copy_logs(Path(folder, "ray/session_latest/logs"), Path(folder, LIBRARIES))
+                _copy_logs(Path(folder))
 
 
 def keep_logs() -> None:
@@ -107,31 +107,34 @@ def _libraries_write_to(file: Path) -> Iterator[None]:
         os.close(before)
 
 
-def _copy_logs(logs: Path, libraries: Path) -> None:
-    """Copy logs to where this user's state lies, and name the place; the oldest copies go."""
+def _copy_logs(folder: Path, whose: str = "") -> None:
+    """Copy a private Ray's logs to where this user's state lies, and name the place; the oldest copies go."""
     home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "ddm-ray/logs"
-    place = home / f"{datetime.now():%Y-%m-%d-%H%M%S}-{os.getpid()}"
+    place = home / f"{datetime.now():%Y-%m-%d-%H%M%S}-{folder.name.removeprefix(PREFIX)}"
     try:
         home.mkdir(0o700, parents=True, exist_ok=True)
-        shutil.copytree(logs, place, symlinks=True)
-        if libraries.exists():
+        shutil.copytree(folder / "ray/session_latest/logs", place, symlinks=True)
+        if (libraries := folder / LIBRARIES).exists():
             shutil.copy(libraries, place)
         for old in sorted(home.iterdir())[:-KEPT_LOGS]:
             shutil.rmtree(old, ignore_errors=True)
     except (OSError, shutil.Error) as error:
         print(f"warning: {place}: the logs of Ray aren't kept: {one_line(error, 200)}", file=sys.stderr)
     else:
-        print(f"the logs of Ray are kept in {place}", file=sys.stderr)
+        print(f"the logs of Ray{whose} are kept in {place}", file=sys.stderr)
 
 
 @contextmanager
 def private_folder(cores: float = 0.0) -> Iterator[str]:
     """A new folder for a private Ray, removed in the end; those that killed commands left are removed first.
 
-    `cores` of this machine are kept busy meanwhile.
+    Their Rays' logs are kept: one that ended by itself told why there alone. `cores` of this machine are kept busy
+    meanwhile.
     """
     for lock in _locks():
         with suppress(OSError), locked(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            if (lock.parent / "ray/session_latest/logs").is_dir():
+                _copy_logs(lock.parent, " of a command that ended abruptly")
             shutil.rmtree(lock.parent, ignore_errors=True)
     # Short names, since sockets lie below.
     with tempfile.TemporaryDirectory(prefix=PREFIX, dir="/tmp", ignore_cleanup_errors=True) as folder:

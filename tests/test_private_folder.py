@@ -41,6 +41,26 @@ def test_what_a_killed_command_left_goes_and_what_is_held_stays() -> None:
     assert not Path(held).exists() and not Path(other).exists()
 
 
+def test_the_logs_of_a_command_that_ended_abruptly_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(ray_session, "PREFIX", f"{PREFIX}test-{os.getpid()}-")
+    left = killed_in_its_folder()
+    logs = left / "ray/session_1/logs"
+    logs.mkdir(parents=True)
+    (left / "ray/session_latest").symlink_to(logs.parent)
+    (logs / "raylet.out").write_text("begun")
+    (left / ray_session.LIBRARIES).write_text("check failed")
+    for _ in range(2):
+        with private_folder():
+            assert not left.exists()
+    (kept,) = tmp_path.glob("ddm-ray/logs/*")
+    assert {file.name for file in kept.iterdir()} == {"raylet.out", ray_session.LIBRARIES}
+    line = f"the logs of Ray of a command that ended abruptly are kept in {kept}"
+    assert capsys.readouterr().err.splitlines() == [line]
+
+
 def test_cores_are_busy_while_their_command_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_session, "PREFIX", f"{PREFIX}test-{os.getpid()}-")  # others' commands don't count
     begun, ending = os.pipe(), os.pipe()
