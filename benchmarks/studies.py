@@ -17,6 +17,7 @@ from ddm_ray.data.prepare.stage import prepare  # noqa: E402
 from ddm_ray.data.sharded.serial import serial  # noqa: E402
 from ddm_ray.evaluate.run import evaluate, read_metrics  # noqa: E402
 from ddm_ray.evaluate.samples import one_thread  # noqa: E402
+from ddm_ray.placement import TrainPlacement  # noqa: E402
 from ddm_ray.storage.graph import Artifact  # noqa: E402
 from ddm_ray.storage.info import TrainedInfo  # noqa: E402
 from ddm_ray.storage.run import Run  # noqa: E402
@@ -25,9 +26,10 @@ NAME = "study"
 # DeepSpeed keeps the first world of a process, so each training has its own.
 TRAIN = """
 import sys
+from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.train.local import train
-train(sys.argv[1], [Artifact(each) for each in sys.argv[2:]])
+train(sys.argv[1], [Artifact(each) for each in sys.argv[3:]], TrainPlacement.model_validate_json(sys.argv[2]))
 """
 
 
@@ -73,11 +75,15 @@ def variant(base: Run, folder: Path, data: Data, settings: Sequence[str], shared
     return run
 
 
-def trained(run: Run, artifacts: Iterable[Artifact]) -> Run:
+def trained(run: Run, artifacts: Iterable[Artifact], placement: TrainPlacement | None = None) -> Run:
     """The run with these artifacts trained, in a process of their own."""
     missing = [artifact for artifact in artifacts if not run.finished(artifact)]
     if missing:
-        subprocess.run([sys.executable, "-c", TRAIN, run.url, *missing], cwd=ROOT, check=True, capture_output=True)
+        placed = (placement or TrainPlacement()).model_dump_json()
+        command = [sys.executable, "-c", TRAIN, run.url, placed, *missing]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{run.url}: {', '.join(missing)}: {done.stderr[-2000:]}")
     return run
 
 

@@ -1,0 +1,88 @@
+"""Does it beat the monolith? A study by its plan: each arm of each seed trained, sampled, measured, and put together.
+
+A plan (`benchmarks/plans/`) is written down before it runs: data, budgets, seeds, strategies, arms. All is done by the
+product itself, without Ray: a job a tiny expert would cost more than its training. Killed, the same command goes on
+with the same `--folder`: what is trained, and each measured arm, is kept. `docs/science/` keeps what was found, from
+which `docs/science.md` is written.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from claims import commit, machine
+from science_arms import Asked, Measuring, Ruler, result_path, write_result
+from science_plan import PLANS, Plan
+
+RULER = "ruler"
+
+
+def one(plan: Plan, folder: Path, seed: int, arm: str) -> None:
+    """Measure one arm of a seed, or make the ruler."""
+    ruler, began = Ruler.of(plan, folder), time.monotonic()
+    if arm == RULER:
+        write_result(result_path(folder, seed, RULER), ruler.floor(plan.num_samples))
+        return
+    result = Measuring(plan, folder, seed, ruler, Asked.of(plan, ruler, seed)).measure(arm)
+    result["minutes"] = (time.monotonic() - began) / 60
+    write_result(result_path(folder, seed, arm), result)
+
+
+def gathered(plan: Plan, folder: Path) -> dict[str, Any]:
+    """All that was found of a study, with its plan."""
+    read = {
+        str(seed): {arm: json.loads(result_path(folder, seed, arm).read_text()) for arm in plan.arms_of(seed)}
+        for seed in (*plan.seeds.choosing, *plan.seeds.reported)
+    }
+    real = json.loads(result_path(folder, plan.seeds.reported[0], RULER).read_text())
+    where = {"commit": commit(), "machine": machine("cpu")}
+    return {"plan": plan.model_dump(mode="json"), **where, "real": real, "seeds": read}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = sorted(path.stem for path in PLANS.glob("*.yaml"))
+    parser.add_argument("plan", help=f"one of {', '.join(names)}, or a .yaml file")
+    parser.add_argument("--folder", type=Path, help="keeps the runs, to go on from; a temporary one where not given")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="arms at once, each by a core")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write what was found here")
+    parser.add_argument("--only", nargs=2, metavar=("SEED", "ARM"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    plan = Plan.read(args.plan)
+    if args.only:
+        one(plan, args.folder, int(args.only[0]), args.only[1])
+        return
+    with tempfile.TemporaryDirectory(prefix="ddm-science-") as temporary:
+        folder = (args.folder or Path(temporary)).resolve() / plan.name
+        command = [sys.executable, __file__, args.plan, "--folder", str(folder), "--only"]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+
+        def measure(seed: int, arm: str) -> None:
+            path = result_path(folder, seed, arm)
+            if not path.exists() and subprocess.run([*command, str(seed), arm], env=environment).returncode:
+                raise SystemExit(f"{plan.name}, seed {seed}: {arm} failed; once it is mended the same command goes on")
+            print(f"{plan.name}, seed {seed}: {arm}", file=sys.stderr, flush=True)
+
+        seeds = (*plan.seeds.reported, *plan.seeds.choosing)
+        measure(seeds[0], RULER)
+        with ThreadPoolExecutor(args.jobs) as pool:
+            for arm in plan.arms:  # the first arms of all seeds before the next: a base before what is made of it
+                list(pool.map(partial(measure, arm=arm), (seed for seed in seeds if arm in plan.arms_of(seed))))
+        found = gathered(plan, folder)
+    text = json.dumps(found, indent=1) + "\n"
+    if args.json:
+        args.json.write_text(text)
+    else:
+        print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""One arm of one seed of a study: trained by the product itself, sampled, and measured by the study's ruler.
+
+Shapes: N real rows, M images asked for, CHW image, K experts.
+"""
+
+import copy
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from PIL import Image
+from science_plan import DENSE, Arm, Plan
+from studies import trained
+from torch import Tensor, nn
+
+from ddm_ray.config import SamplingSettings, load_recipe
+from ddm_ray.core.streams import SeedPurpose, seeds
+from ddm_ray.data.partition.stage import partition
+from ddm_ray.data.prepare.stage import prepare
+from ddm_ray.data.sharded.serial import serial
+from ddm_ray.evaluate.candidates import newest_milestones
+from ddm_ray.evaluate.losses import heldout_losses
+from ddm_ray.evaluate.measure import reference_of
+from ddm_ray.evaluate.real_rows import RealRows
+from ddm_ray.evaluate.samples import BATCH, here, one_thread
+from ddm_ray.evaluate.scores import Reference
+from ddm_ray.pictures.images import to_unit
+from ddm_ray.placement import TrainPlacement
+from ddm_ray.sampling.request import SampleRequest
+from ddm_ray.sampling.run_models import Models, load_models, monolith_info
+from ddm_ray.storage.graph import MONOLITH, ROUTER, ROWS, STUDENT, Artifact
+from ddm_ray.storage.info import TrainedInfo
+from ddm_ray.storage.run import Run
+
+TOLD = "told"
+
+
+@dataclass(frozen=True)
+class Ruler:
+    """What all arms of a study are measured by: real rows, their features, and which rows images are asked like."""
+
+    run: Run
+    rows: RealRows
+    reference: Reference
+
+    @classmethod
+    def of(cls, plan: Plan, folder: Path) -> Self:
+        """The ruler of a study, made below its folder unless it is there."""
+        run = Run.create(str(folder / "ruler"), load_recipe(plan.recipe, plan.run_settings(plan.seeds.reported[0])))
+        prepare(run, execute=serial)
+        partition(run, with_report=False)
+        rows = RealRows.of(run)
+        with one_thread():
+            reference = reference_of(run, rows, None, lambda data: data, here("cpu"), lambda *_: None, "cpu")
+        return cls(run, rows, reference)
+
+    def floor(self, num_samples: int) -> dict[str, Any]:
+        """Scores of real rows: as many drawn again, and those held out."""
+        heldout = self.rows.heldout
+        held = self.reference.score([heldout.data_NCHW], heldout.label_N)
+        return {"drawn again": asdict(self.reference.floor(num_samples)), "held out": asdict(held)}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Images asked for: like real rows drawn at random, the same for all arms of a seed."""
+
+    seeds: tuple[int, ...]
+    label_M: Tensor
+    cluster_M: Tensor
+    null: int
+
+    @classmethod
+    def of(cls, plan: Plan, ruler: Ruler, seed: int) -> Self:
+        train = ruler.rows.train
+        row_M = torch.from_numpy(np.random.default_rng(seed).integers(len(train), size=plan.num_samples))
+        own = seeds(seed, plan.num_samples, SeedPurpose.EVALUATION)
+        return cls(own, train.label_N[row_M], train.cluster_N[row_M], ruler.run.config.data.num_classes or 0)
+
+    def request(self, plan: Plan, settings: SamplingSettings) -> SampleRequest:
+        """The request for them, under these settings."""
+        label_M = self.label_M if plan.conditioned else torch.full_like(self.label_M, self.null)
+        return SampleRequest(self.seeds, label_M, settings)
+
+
+@dataclass
+class Measuring:
+    """One arm of one seed, and what was found of it."""
+
+    plan: Plan
+    folder: Path
+    seed: int
+    ruler: Ruler
+    asked: Asked
+
+    @property
+    def base(self) -> Path:
+        """The folder of the base run."""
+        return self.folder / str(self.seed) / "base"
+
+    def measure(self, name: str) -> dict[str, Any]:
+        """Train, sample and measure an arm: its candidates' scores, held-out losses, and FLOPs by network."""
+        arm = self.plan.arms[name]
+        return {"run": self.of_run, "told": self.of_told}.get(arm.kind, self.of_base)(name, arm)
+
+    def of_run(self, name: str, arm: Arm) -> dict[str, Any]:
+        """A run of its own: networks that it doesn't train are the base's."""
+        run = self.begun(name, [*self.plan.run_settings(self.seed), *arm.settings])
+        mixed = arm.strategies is None or bool(arm.strategies)
+        needed = [*run.experts, ROUTER] if mixed else run.experts if "student" in arm.trains else ()
+        trains = {"experts": run.experts, "router": [ROUTER], "monolith": [MONOLITH], "student": [STUDENT]}
+        own = [artifact for word in arm.trains for artifact in trains[word]]
+        share(self.base, run, [each for each in needed if each not in own])
+        parts = self.plan.steps // self.plan.milestones
+        trained(run, own, TrainPlacement(milestone_steps=parts if name == "base" else None))
+        candidates: dict[str, Models] = {kind: load_models(run, kind) for kind in DENSE if kind in arm.trains}
+        found = {kind: self.score(models, "oracle", run) for kind, models in candidates.items()}
+        losses: list[Any] = []
+        if mixed:
+            mixture = load_models(run)
+            strategies = self.plan.strategies if arm.strategies is None else arm.strategies
+            found |= {strategy: self.score(mixture, strategy, run) for strategy in strategies}
+            heldout = RealRows.of(run).heldout
+            if not self.plan.conditioned:
+                heldout = replace(heldout, label_N=torch.full_like(heldout.label_N, self.asked.null))
+            with one_thread():
+                losses = heldout_losses(mixture, candidates, heldout, strategies, self.seed)
+        return {
+            "candidates": found,
+            "losses": {loss.model: {"loss": loss.loss, "by_t": loss.by_t} for loss in losses},
+            "flops": {str(each): TrainedInfo.of(run.require(each)).training_flops for each in own},
+        }
+
+    def of_told(self, name: str, arm: Arm) -> dict[str, Any]:
+        """A monolith whose condition is the cluster, with the class where models are told that."""
+        train = self.ruler.rows.train
+        told_N = train.cluster_N + (self.plan.clusters * train.label_N if self.plan.conditioned else 0)
+        words = told_N.unique()
+        source = written(self.folder / TOLD, train.data_NCHW, torch.searchsorted(words, told_N))
+        data = self.ruler.run.config.data
+        fields = {"source": str(source), "image_size": data.image_size, "channels": data.channels}
+        fields |= {"num_classes": len(words), "heldout": 0.0}
+        settings = [*self.plan.run_settings(self.seed), *arm.settings, f"data={json.dumps(fields)}"]
+        settings += ["embedder={kind: pixels, dim: 8}", "partition={method: random, num_clusters: 2}"]
+        settings += [f"{part}.train.condition_dropout=0.1" for part in ("expert", "router")]
+        run = Run.create(str(self.folder / str(self.seed) / name), load_recipe(self.plan.recipe, settings))
+        prepare(run, execute=serial)
+        partition(run, with_report=False)
+        trained(run, [MONOLITH])
+        asked_M = self.asked.cluster_M + (self.plan.clusters * self.asked.label_M if self.plan.conditioned else 0)
+        request = SampleRequest(self.asked.seeds, torch.searchsorted(words, asked_M), run.config.sample)
+        flops = {str(MONOLITH): TrainedInfo.of(run.require(MONOLITH)).training_flops}
+        return {"candidates": {TOLD: self.scored(load_models(run, "monolith"), request, "oracle")}, "flops": flops}
+
+    def of_base(self, name: str, arm: Arm) -> dict[str, Any]:
+        """The base's networks, used otherwise; nothing is trained."""
+        run, found = Run.open(str(self.base)), dict[str, Any]()
+        if arm.kind == "average":
+            found["average"] = self.score(averaged(run), "oracle", run)
+        if arm.kind == "prior":
+            mixture = load_models(run)
+            of_router = replace(mixture, info=replace(mixture.info, prior_CK=None))
+            found["once, by the router"] = self.score(of_router, "once", run)
+            request = replace(self.asked.request(self.plan, run.config.sample), cluster_B=self.asked.cluster_M)
+            found["once, own cluster"] = self.scored(mixture, request, "oracle")
+        if arm.kind == "steps":
+            part = self.plan.steps // self.plan.milestones
+            for at in range(part, self.plan.steps, part):
+                earlier = newest_milestones(run, at)
+                mixture, monolith = (load_models(run, kind, milestones=earlier) for kind in ("mixture", "monolith"))
+                found[f"monolith@{at}"] = self.score(monolith, "oracle", run)
+                strategies = self.plan.strategies if arm.strategies is None else arm.strategies
+                found |= {f"{strategy}@{at}": self.score(mixture, strategy, run) for strategy in strategies}
+        return {"candidates": found}
+
+    def begun(self, name: str, settings: Sequence[str]) -> Run:
+        """An arm's run with rows of the ruler and its own partition of them."""
+        run = Run.create(str(self.folder / str(self.seed) / name), load_recipe(self.plan.recipe, settings))
+        share(Path(self.ruler.run.url), run, [ROWS])
+        partition(run, with_report=False)
+        return run
+
+    def score(self, models: Models, strategy: str, run: Run) -> dict[str, Any]:
+        """The score of the images asked for, of models by a strategy, and the networks' rows that an image costs."""
+        return self.scored(models, self.asked.request(self.plan, run.config.sample), strategy)
+
+    def scored(self, models: Models, request: SampleRequest, strategy: str) -> dict[str, Any]:
+        """The score of a request's images."""
+        if models.info.num_experts == 1:
+            request = replace(request, cluster_B=torch.zeros(len(request.seeds), dtype=torch.int64))
+        request, rows = request.changed(strategy=strategy), [0, 0]
+
+        def images() -> Iterator[Tensor]:
+            for first in range(0, len(request.seeds), BATCH):
+                sampled = models.sample(request.rows(slice(first, first + BATCH)))
+                rows[0] += sampled.num_expert_rows
+                rows[1] += sampled.num_router_rows
+                # As pictures are.
+                yield (to_unit(sampled.images_BCHW) * 255).round() / 127.5 - 1
+
+        with one_thread():
+            measured = self.ruler.reference.measure(images(), self.asked.label_M)
+        count = len(request.seeds)
+        costs = {"expert_rows": rows[0] / count, "router_rows": rows[1] / count}
+        return asdict(measured.score) | costs
+
+
+def averaged(run: Run) -> Models:
+    """One network, whose weights are the mean of the experts'."""
+    experts = [expert for k in range(len(run.experts)) if isinstance(expert := load_models(run).experts[k], nn.Module)]
+    network = copy.deepcopy(experts[0])
+    states = [expert.state_dict() for expert in experts]
+    mean = {name: torch.stack([state[name].double() for state in states]).mean(0) for name in states[0]}
+    network.load_state_dict({name: tensor.to(states[0][name].dtype) for name, tensor in mean.items()})
+    return Models(monolith_info(run), (network,), None)
+
+
+def share(base: Path, run: Run, artifacts: Iterable[Artifact]) -> None:
+    """Copy finished artifacts of a base run, unless they are there; they have to be what this run wants, too."""
+    for artifact in artifacts:
+        place = Path(run.url) / artifact
+        if run.manifest(artifact) is None:
+            shutil.rmtree(place, ignore_errors=True)
+            shutil.copytree(base / artifact, place)
+        run.require(artifact)
+
+
+def written(folder: Path, data_NCHW: Tensor, label_N: Tensor) -> Path:
+    """A folder of PNG files, one folder a label, all or nothing."""
+    if not folder.exists():
+        new = folder.with_name(f"{folder.name}-{os.getpid()}")
+        pixels_NHWC = ((data_NCHW + 1) * 127.5).round().byte().permute(0, 2, 3, 1).numpy()
+        for number, (pixels_HWC, label) in enumerate(zip(pixels_NHWC, label_N.tolist(), strict=True)):
+            place = new / f"{label:03d}"
+            place.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels_HWC.squeeze(-1) if pixels_HWC.shape[-1] == 1 else pixels_HWC).save(
+                place / f"{number:06d}.png"
+            )
+        try:
+            new.rename(folder)
+        except OSError:
+            shutil.rmtree(new)
+    return folder
+
+
+def result_path(folder: Path, seed: int, arm: str) -> Path:
+    """The file of an arm's result."""
+    return folder / "results" / str(seed) / f"{arm}.json"
+
+
+def write_result(path: Path, result: Mapping[str, Any]) -> None:
+    """Write a result, all or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(f".{os.getpid()}")
+    new.write_text(json.dumps(result, indent=1) + "\n")
+    new.rename(path)

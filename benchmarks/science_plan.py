@@ -1,0 +1,102 @@
+"""A study's plan: data, budgets, seeds, strategies and arms, written down before it runs and kept with its results.
+
+An arm is the base run with something changed, as random clusters or a monolith that is told the cluster. Each arm of
+each seed is trained and sampled by itself, and measured by one ruler: the features and real rows of the base's.
+"""
+
+from pathlib import Path
+from typing import Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+PLANS = Path(__file__).parent / "plans"
+DENSE = ("monolith", "student")
+
+Kind = Literal["run", "told", "average", "prior", "steps"]
+
+
+class Strict(BaseModel):
+    """Fields by their types, and no others."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Arm(Strict):
+    """What differs from the base, what is trained of it, and what is sampled.
+
+    `kind`: `run` is a run with other `settings`; `told` a monolith whose condition is the cluster (with the class,
+    where models are told that); `average` one network whose weights are the mean of the base's experts'; `prior` the
+    base's experts, drawn once by the router at t=1 or each row's own cluster; `steps` the base's networks on their way.
+    """
+
+    kind: Kind = "run"
+    settings: tuple[str, ...] = ()
+    trains: tuple[str, ...] = Field(default=("experts", "router"), description="experts, router, monolith, student")
+    strategies: tuple[str, ...] | None = Field(default=None, description="none: the study's")
+    seeds: int | None = Field(default=None, ge=1, description="of the first reported seeds alone; none: of all seeds")
+
+
+class Seeds(Strict):
+    """Seeds on which the best strategy is chosen, and others on which it is reported."""
+
+    choosing: tuple[int, ...]
+    reported: tuple[int, ...]
+
+    @model_validator(mode="after")
+    def _apart(self) -> Self:
+        if common := {*self.choosing} & {*self.reported}:
+            raise ValueError(f"seeds {sorted(common)} are chosen by and reported: these have to be others")
+        return self
+
+
+class Plan(Strict):
+    """A study. `conditioned`: models are told the class. `steps`: of each expert, and of the monolith."""
+
+    name: str = Field(pattern=r"^[a-z0-9-]+$")
+    question: str
+    recipe: str
+    settings: tuple[str, ...]
+    conditioned: bool
+    clusters: int = Field(ge=2)
+    steps: int = Field(ge=8)
+    num_samples: int = Field(ge=100)
+    strategies: tuple[str, ...]
+    milestones: int = Field(ge=1, description="number of equal parts of the steps after which weights are kept")
+    seeds: Seeds
+    arms: dict[str, Arm]
+
+    @model_validator(mode="after")
+    def _begins_with_a_base(self) -> Self:
+        if next(iter(self.arms), None) != "base":
+            raise ValueError("the first arm has to be base: others are made of its networks")
+        if self.steps % self.milestones:
+            raise ValueError(f"steps {self.steps} aren't {self.milestones} equal parts")
+        return self
+
+    @classmethod
+    def read(cls, name: str) -> Self:
+        """The plan of this name, or in this file. Raises ValidationError, or FileNotFoundError."""
+        path = Path(name) if name.endswith(".yaml") else PLANS / f"{name}.yaml"
+        return cls.model_validate_json(json_of(path))
+
+    def arms_of(self, seed: int) -> list[str]:
+        """Arms of a seed, in their order."""
+        place = self.seeds.reported.index(seed) if seed in self.seeds.reported else 0
+        chosen = seed in self.seeds.choosing
+        return [name for name, arm in self.arms.items() if arm.seeds is None or (not chosen and place < arm.seeds)]
+
+    def run_settings(self, seed: int) -> list[str]:
+        """Settings of the base run of a seed, beside the recipe."""
+        dropped = [] if self.conditioned else [f"{part}.train.condition_dropout=1.0" for part in ("expert", "router")]
+        own = {"partition.num_clusters": self.clusters, "evaluate.seed": seed, "evaluate.num_samples": self.num_samples}
+        for part in ("expert", "router"):
+            own |= {f"{part}.train.steps": self.steps, f"{part}.train.seed": seed}
+        return [*self.settings, *(f"{name}={value}" for name, value in own.items()), *dropped]
+
+
+def json_of(path: Path) -> str:
+    """A YAML file as JSON, so that numbers and lists are of JSON's types."""
+    import json
+
+    return json.dumps(yaml.safe_load(path.read_text()))

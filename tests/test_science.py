@@ -1,0 +1,132 @@
+"""The science study: what it measures is what the product's own evaluation finds, and a killed one goes on."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from ddm_ray.evaluate.run import evaluate, read_metrics
+from ddm_ray.storage.run import Run
+from tests.conftest import ROOT
+
+PLAN: dict[str, Any] = {
+    "name": "tiny",
+    "question": "Does all of it work?",
+    "recipe": "digits",
+    "settings": [
+        *(f"{part}.train.{field}" for part in ("expert", "router") for field in ("warmup_steps=0", "ema_decay=0.5")),
+        "expert.model.depth=1",
+        "evaluate.strategies=[once, full]",
+    ],
+    "conditioned": True,
+    "clusters": 2,
+    "steps": 8,
+    "num_samples": 120,
+    "strategies": ["once", "full"],
+    "milestones": 2,
+    "seeds": {"choosing": [], "reported": [3]},
+    "arms": {
+        "base": {"trains": ["experts", "router", "monolith"]},
+        "told": {"kind": "told"},
+        "steps": {"kind": "steps", "strategies": ["once"]},
+        "prior": {"kind": "prior"},
+        "average": {"kind": "average"},
+        "blind": {
+            "settings": ["router.train.condition_dropout=1.0"],
+            "trains": ["router"],
+            "strategies": ["full"],
+        },
+        "wide": {"settings": ["expert.model.width=128"], "trains": ["monolith"], "strategies": []},
+    },
+}
+
+
+@pytest.fixture
+def plans(benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark("science_plan")
+
+
+@pytest.fixture
+def arms(benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark("science_arms")
+
+
+def test_a_study_measures_what_an_evaluation_does_and_goes_on(
+    plans: ModuleType, arms: ModuleType, tmp_path: Path
+) -> None:
+    path, folder = tmp_path / "tiny.yaml", tmp_path / "tiny"
+    path.write_text(yaml.safe_dump(PLAN, sort_keys=False))
+    plan = plans.Plan.read(str(path))
+    ruler = arms.Ruler.of(plan, folder)
+    measuring = arms.Measuring(plan, folder, 3, ruler, arms.Asked.of(plan, ruler, 3))
+    results = {arm: measuring.measure(arm) for arm in plan.arms}
+    distances = {
+        arm: {name: row["frechet"] for name, row in result["candidates"].items()} for arm, result in results.items()
+    }
+    assert {arm: [*names] for arm, names in distances.items()} == {
+        "base": ["monolith", "once", "full"],
+        "told": ["told"],
+        "steps": ["monolith@4", "once@4"],
+        "prior": ["once, by the router", "once, own cluster"],
+        "average": ["average"],
+        "blind": ["full"],
+        "wide": ["monolith"],
+    }
+    every = [distance for names in distances.values() for distance in names.values()]
+    assert len({*every}) == len(every), "no two are the same networks, asked alike"
+    # The base by the product's own evaluation, of the same labels and noise.
+    run = Run.open(str(folder / "3/base"))
+    evaluate(run, "default")
+    metrics = read_metrics(run, "default")
+    assert {row["model"]: row["frechet"] for row in metrics["models"]} == pytest.approx(distances["base"])
+    losses = {name: loss["loss"] for name, loss in results["base"]["losses"].items()}
+    assert {row["model"]: row["loss"] for row in metrics["heldout_loss"]} == pytest.approx(losses)
+    flops = results["base"]["flops"]
+    assert flops["experts/000"] + flops["experts/001"] == pytest.approx(flops["monolith"])
+    assert results["wide"]["flops"]["monolith"] > 1.5 * flops["monolith"]
+    assert results["told"]["flops"]["monolith"] == pytest.approx(flops["monolith"], rel=0.01)
+    # The command measures what is lacking, by the networks that there are, and leaves the rest as it is.
+    for arm in plan.arms.keys() - {"prior"}:
+        arms.write_result(arms.result_path(folder, 3, arm), results[arm])
+    arms.write_result(arms.result_path(folder, 3, "ruler"), ruler.floor(plan.num_samples))
+    command = [sys.executable, str(ROOT / "benchmarks/science.py"), str(path), "--folder", str(tmp_path)]
+    written = tmp_path / "found.json"
+    subprocess.run([*command, "--json", str(written)], capture_output=True, timeout=300, check=True)
+    found = json.loads(written.read_text())
+    assert found["plan"] == plan.model_dump(mode="json") and "drawn again" in found["real"]
+    assert found["seeds"]["3"]["prior"]["candidates"] == results["prior"]["candidates"]
+    assert found["seeds"]["3"]["base"] == results["base"]
+
+
+def test_plans_can_be_read_and_choose_by_other_seeds_than_they_report(plans: ModuleType, tmp_path: Path) -> None:
+    names = [path.stem for path in plans.PLANS.glob("*.yaml")]
+    assert len(names) > 1
+    for name in names:
+        plan = plans.Plan.read(name)
+        assert plan.name == name
+    for change, words in (
+        ({"seeds": {"choosing": [1, 3], "reported": [3]}}, r"seeds \[3\] are chosen by and reported"),
+        ({"milestones": 3}, "steps 8 aren't 3 equal parts"),
+        ({"arms": {"told": {"kind": "told"}} | PLAN["arms"]}, "the first arm has to be base"),
+    ):
+        (tmp_path / "bad.yaml").write_text(yaml.safe_dump(PLAN | change, sort_keys=False))
+        with pytest.raises(ValidationError, match=words):
+            plans.Plan.read(str(tmp_path / "bad.yaml"))
+
+
+def test_few_seeds_are_the_first_reported_ones(plans: ModuleType) -> None:
+    seeds = {"choosing": [100], "reported": [3, 4, 5]}
+    plan = plans.Plan(**PLAN | {"seeds": seeds, "arms": {"base": {}, "wide": {"seeds": 2}}})
+    assert {seed: plan.arms_of(seed) for seed in (100, 3, 4, 5)} == {
+        100: ["base"],
+        3: ["base", "wide"],
+        4: ["base", "wide"],
+        5: ["base"],
+    }
