@@ -2,7 +2,7 @@
 
 A plan (`benchmarks/plans/`) is written down before it runs: data, budgets, seeds, strategies, arms. All is done by the
 product itself, without Ray: a job a tiny expert would cost more than its training. Killed, the same command goes on
-with the same `--folder`: what is trained, and each measured arm, is kept. `docs/science/` keeps what was found, from
+with the same `--folder`: what is trained, and each measured arm, is kept. `docs/science/` keeps what was measured, from
 which `docs/science.md` is written.
 """
 
@@ -37,7 +37,7 @@ def one(plan: Plan, folder: Path, seed: int, arm: str) -> None:
 
 
 def gathered(plan: Plan, folder: Path) -> dict[str, Any]:
-    """All that was found of a study, with its plan."""
+    """All that was measured of a study, with its plan."""
     read = {
         str(seed): {arm: json.loads(result_path(folder, seed, arm).read_text()) for arm in plan.arms_of(seed)}
         for seed in (*plan.seeds.choosing, *plan.seeds.reported)
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("plan", help=f"one of {', '.join(names)}, or a .yaml file")
     parser.add_argument("--folder", type=Path, help="keeps the runs, to go on from; a temporary one where not given")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="arms at once, each by a core")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write what was found here")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write what was measured here")
     parser.add_argument("--only", nargs=2, metavar=("SEED", "ARM"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     plan = Plan.read(args.plan)
@@ -76,8 +76,8 @@ def main() -> None:
         with ThreadPoolExecutor(args.jobs) as pool:
             for arm in plan.arms:  # the first arms of all seeds before the next: a base before what is made of it
                 list(pool.map(partial(measure, arm=arm), (seed for seed in seeds if arm in plan.arms_of(seed))))
-        found = gathered(plan, folder)
-    text = json.dumps(found, indent=1) + "\n"
+        measured = gathered(plan, folder)
+    text = json.dumps(measured, indent=1) + "\n"
     if args.json:
         args.json.write_text(text)
     else:

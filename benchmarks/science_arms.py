@@ -120,19 +120,19 @@ class Measuring:
         parts = self.plan.steps // self.plan.milestones
         trained(run, own, TrainPlacement(milestone_steps=parts if name == "base" else None))
         candidates: dict[str, Models] = {kind: load_models(run, kind) for kind in DENSE if kind in arm.trains}
-        found = {kind: self.score(models, "oracle", run) for kind, models in candidates.items()}
+        scores = {kind: self.score(models, "oracle", run) for kind, models in candidates.items()}
         losses: list[Any] = []
         if mixed:
             mixture = load_models(run)
             strategies = self.plan.strategies if arm.strategies is None else arm.strategies
-            found |= {strategy: self.score(mixture, strategy, run) for strategy in strategies}
+            scores |= {strategy: self.score(mixture, strategy, run) for strategy in strategies}
             heldout = RealRows.of(run).heldout
             if not self.plan.conditioned:
                 heldout = replace(heldout, label_N=torch.full_like(heldout.label_N, self.asked.null))
             with one_thread():
                 losses = heldout_losses(mixture, candidates, heldout, strategies, self.seed)
         return {
-            "candidates": found,
+            "candidates": scores,
             "losses": {loss.model: {"loss": loss.loss, "by_t": loss.by_t} for loss in losses},
             "flops": {str(each): TrainedInfo.of(run.require(each)).training_flops for each in own},
         }
@@ -160,24 +160,24 @@ class Measuring:
 
     def of_base(self, name: str, arm: Arm) -> dict[str, Any]:
         """The base's networks, used otherwise; nothing is trained."""
-        run, found = Run.open(str(self.base)), dict[str, Any]()
+        run, scores = Run.open(str(self.base)), dict[str, Any]()
         if arm.kind == "average":
-            found["average"] = self.score(averaged(run), "oracle", run)
+            scores["average"] = self.score(averaged(run), "oracle", run)
         if arm.kind == "prior":
             mixture = load_models(run)
             of_router = replace(mixture, info=replace(mixture.info, prior_CK=None))
-            found["once, by the router"] = self.score(of_router, "once", run)
+            scores["once, by the router"] = self.score(of_router, "once", run)
             request = replace(self.asked.request(self.plan, run.config.sample), cluster_B=self.asked.cluster_M)
-            found["once, own cluster"] = self.scored(mixture, request, "oracle")
+            scores["once, own cluster"] = self.scored(mixture, request, "oracle")
         if arm.kind == "steps":
             part = self.plan.steps // self.plan.milestones
             for at in range(part, self.plan.steps, part):
                 earlier = newest_milestones(run, at)
                 mixture, monolith = (load_models(run, kind, milestones=earlier) for kind in ("mixture", "monolith"))
-                found[f"monolith@{at}"] = self.score(monolith, "oracle", run)
+                scores[f"monolith@{at}"] = self.score(monolith, "oracle", run)
                 strategies = self.plan.strategies if arm.strategies is None else arm.strategies
-                found |= {f"{strategy}@{at}": self.score(mixture, strategy, run) for strategy in strategies}
-        return {"candidates": found}
+                scores |= {f"{strategy}@{at}": self.score(mixture, strategy, run) for strategy in strategies}
+        return {"candidates": scores}
 
     def begun(self, name: str, settings: Sequence[str]) -> Run:
         """An arm's run with rows of the ruler and its own partition of them."""

@@ -97,12 +97,12 @@ def test_a_study_measures_what_an_evaluation_does_and_goes_on(
         arms.write_result(arms.result_path(folder, 3, arm), results[arm])
     arms.write_result(arms.result_path(folder, 3, "ruler"), ruler.floor(plan.num_samples))
     command = [sys.executable, str(ROOT / "benchmarks/science.py"), str(path), "--folder", str(tmp_path)]
-    written = tmp_path / "found.json"
+    written = tmp_path / "measured.json"
     subprocess.run([*command, "--json", str(written)], capture_output=True, timeout=300, check=True)
-    found = json.loads(written.read_text())
-    assert found["plan"] == plan.model_dump(mode="json") and "drawn again" in found["real"]
-    assert found["seeds"]["3"]["prior"]["candidates"] == results["prior"]["candidates"]
-    assert found["seeds"]["3"]["base"] == results["base"]
+    measured = json.loads(written.read_text())
+    assert measured["plan"] == plan.model_dump(mode="json") and "drawn again" in measured["real"]
+    assert measured["seeds"]["3"]["prior"]["candidates"] == results["prior"]["candidates"]
+    assert measured["seeds"]["3"]["base"] == results["base"]
 
 
 def test_plans_can_be_read_and_choose_by_other_seeds_than_they_report(plans: ModuleType, tmp_path: Path) -> None:
