@@ -8,6 +8,7 @@ import click
 from ddm_ray.cli.command import RECIPE_HELP, RUN, SET_HELP, main, say, say_extensions, warn
 from ddm_ray.cli.fixes import phrase
 from ddm_ray.errors import ConfigError
+from ddm_ray.spelling import some
 
 
 @main.command()
@@ -71,8 +72,8 @@ def _look(config: Any) -> None:
     for warning in seen.warnings:
         warn(warning)
     if config.data.num_classes == 1 and len(seen.folders) > 1:
-        names = ", ".join([*seen.folders][:5]) + (", ..." if len(seen.folders) > 5 else "")
-        say(f"its folders ({names}) are one class; each is its own with --set data.num_classes={len(seen.folders)}")
+        names, each = some(seen.folders), f"--set data.num_classes={len(seen.folders)}"
+        say(f"its folders ({names}) are one class; each is its own with {each}")
 
 
 def _begin_with_weights(run_url: str, config: Any, on_replaced: Callable[[str], None]) -> Any:
