@@ -17,6 +17,8 @@ from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.schema import embeddings, trains
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.errors import CorruptArtifact
+from ddm_ray.storage.attempts import claim
+from ddm_ray.storage.extend import extend
 from ddm_ray.storage.graph import CENTROIDS, PARTITION, REPORT, ROWS
 from ddm_ray.storage.info import ReportInfo
 from ddm_ray.storage.manifest import NAME, FileRecord, Manifest
@@ -24,6 +26,7 @@ from ddm_ray.storage.run import Run
 from tests.data.appended import as_of_an_older_version, assert_fits, make_base, make_data, write_digits
 from tests.data.rows import read_artifact
 from tests.random_run import publish_models
+from tests.storage.artifacts import save_state
 
 STEPS = {"expert": 20}
 
@@ -59,8 +62,12 @@ def test_no_earlier_row_is_read_in_any_generation(tmp_path: Path) -> None:
     publish_models(first)
     exact.append(distances(first))
     lose_parts(first)
+    for job in first.experts:
+        save_state(claim(first.store, job), 20, first.identity(job), {"rank-000/a": b"state"}, keep=2)
+    longer = extend(first, {"expert": 30}).run  # which has the report of the one that it extends
+    publish_models(longer)
     write_digits(tmp_path / "photos", range(260, 320))
-    second = append(first, STEPS).run
+    second = append(longer, STEPS).run
     make_data(second)
     for seen, new_N, *old in zip(fit_of(second), distances(second), *exact, strict=True):
         assert_fits(seen, new_N, np.concatenate(old))
