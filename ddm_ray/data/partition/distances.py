@@ -59,8 +59,9 @@ class Distances:
     def stand_for(self, rows_K: Sequence[int]) -> None:
         """Have the rows of a sample stand for so many of each cluster; a cluster of which it has none stays empty."""
         factor_K1 = (np.array(rows_K) / np.maximum(self.rows_K, 1))[:, None]
-        scaled_KB = np.rint(self._rows_KB * factor_K1).astype(np.int64)
-        self._rows_KB = np.maximum(scaled_KB, self._rows_KB > 0)
+        # Sums are rounded, not their terms: one row that stands for 1.6 is as often 1 as it has to be.
+        until_KB = np.floor(self._rows_KB.cumsum(axis=1) * factor_K1 + 0.5).astype(np.int64)
+        self._rows_KB = np.diff(until_KB, axis=1, prepend=0)
 
     @property
     def rows_K(self) -> np.ndarray:

@@ -74,10 +74,13 @@ def test_a_sample_stands_for_all_rows() -> None:
     rows_K = np.bincount(cluster_N, minlength=5)
     sample = counted(cluster_N[::4], distance_N[::4], 5)
     before = sample.percentiles(90)
+    assert sample.rows_K[:3].sum() == 1000 and sample.rows_K[3:].tolist() == [0, 0]
     sample.stand_for([*rows_K[:4], 17])
-    assert sample.measured == 1000 and sample.rows_K[3:].tolist() == [0, 0]
-    assert sample.rows_K[:3] == pytest.approx(rows_K[:3], rel=0.1)
+    assert sample.measured == 1000 and sample.rows_K.tolist() == [*rows_K[:3], 0, 0]
     assert sample.percentiles(90)[:3] == pytest.approx(before[:3], rel=0.05)
+    few = counted(np.zeros(3, np.int64), np.array([1.0, 2.0, 4.0]), 1, parts=1)
+    few.stand_for([5])
+    assert few.rows_K.tolist() == [5] and few.percentiles(100) == [4.0]
 
 
 def test_a_cluster_of_all_distances_fits_its_bytes() -> None:

@@ -131,6 +131,7 @@ def test_a_sample_of_many_parts_is_bounded_and_drawn(tmp_path: Path, monkeypatch
     assert 0 < drawn[0].distances.measured <= 2 * SAMPLE_PARTS < 200
     assert drawn[0].distances.to_bytes() == drawn[1].distances.to_bytes()
     many, total = drawn[0].distances.measured, sum(drawn[0].rows_K)
+    assert drawn[0].distances.rows_K.tolist() == [*drawn[0].rows_K]
     words = f"of {many} of {total} training rows, drawn at random"
     assert words in run.read(REPORT, "report.html").decode()
     with monkeypatch.context() as other:
