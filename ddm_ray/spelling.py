@@ -1,7 +1,14 @@
-"""Words that a mistyped one may have meant. The standard library alone."""
+"""Names in lines for people: some of many, and those that a mistyped one may have meant. The standard library alone."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
+from itertools import islice
+
+
+def some(names: Collection[str], most: int = 5) -> str:
+    """The first `most` names, and how many more there are: `a, b and 3 more`."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(islice(names, most)) + more
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:

@@ -3,8 +3,7 @@
 import click
 
 from ddm_ray.cli.command import RUN, main, say, warn
-
-SHOWN = 5
+from ddm_ray.spelling import some
 
 
 @main.command()
@@ -40,17 +39,13 @@ def append(run_url: str, settings: tuple[str, ...], source: str | None) -> None:
     new = appending.new
     say(f"{len(new.files):,} new files in {new.plan.source}")
     if new.changed:
-        warn(f"{len(new.changed):,} files have changed and stay as they were prepared: {_some(new.changed)}")
+        warn(f"{len(new.changed):,} files have changed and stay as they were prepared: {some(new.changed)}")
     if new.elsewhere:
         warn(
             f"{len(new.elsewhere):,} files have the paths of earlier ones from another source, are taken for these, and"
-            f" left out: {_some(new.elsewhere)}; put others into a folder of another name"
+            f" left out: {some(new.elsewhere)}; put others into a folder of another name"
         )
     if new.gone:
-        say(f"{len(new.gone):,} files are gone, and their rows stay: {_some(new.gone)}")
+        say(f"{len(new.gone):,} files are gone, and their rows stay: {some(new.gone)}")
     run = appending.run
     say(f"run {run.config.name!r} at {run.url}; next: ddm prepare {run.url}")
-
-
-def _some(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")

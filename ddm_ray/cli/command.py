@@ -177,7 +177,12 @@ def say_extensions(run: Any) -> None:
     from ddm_ray.storage.extend import extensions
 
     for url in extensions(run):
-        say(f"  extended by {url}, a run of its own: ddm status {url}")
+        say_extension(url)
+
+
+def say_extension(url: str) -> None:
+    """Name an extension, and the command that shows it."""
+    say(f"  extended by {url}, a run of its own: ddm status {url}")
 
 
 def warn(text: str) -> None:

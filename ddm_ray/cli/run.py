@@ -1,13 +1,15 @@
 """Verbs on a run as a whole: init begins it, status and watch show how far it is."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 import click
 
-from ddm_ray.cli.command import RECIPE_HELP, RUN, SET_HELP, main, say, say_extensions, warn
+from ddm_ray.cli.command import RECIPE_HELP, RUN, SET_HELP, main, say, say_extension, warn
 from ddm_ray.cli.fixes import phrase
 from ddm_ray.errors import ConfigError
+from ddm_ray.spelling import some
 
 
 @main.command()
@@ -71,8 +73,8 @@ def _look(config: Any) -> None:
     for warning in seen.warnings:
         warn(warning)
     if config.data.num_classes == 1 and len(seen.folders) > 1:
-        names = ", ".join([*seen.folders][:5]) + (", ..." if len(seen.folders) > 5 else "")
-        say(f"its folders ({names}) are one class; each is its own with --set data.num_classes={len(seen.folders)}")
+        names, each = some(seen.folders), f"--set data.num_classes={len(seen.folders)}"
+        say(f"its folders ({names}) are one class; each is its own with {each}")
 
 
 def _begin_with_weights(run_url: str, config: Any, on_replaced: Callable[[str], None]) -> Any:
@@ -87,16 +89,19 @@ def _begin_with_weights(run_url: str, config: Any, on_replaced: Callable[[str], 
 
 @main.command()
 @RUN
-def status(run_url: str) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print all of it as one JSON object.")
+def status(run_url: str, as_json: bool) -> None:
     """Show which artifacts of RUN are finished, begun, failed or waiting, read from storage alone.
 
     For a job that failed it says why, and which command continues. Looks at begun jobs until each gives a sign of life,
     mostly for some seconds, at most for a minute. A job without one for 10 seconds, or three times as long as it takes
     between two of them, is silent: it may be dead. Names where each runs (island, host, Ray job), and warns of islands
-    whose versions differ.
+    whose versions differ. Of runs that extend RUN, or append to it, it says how far they are: by their heartbeats as
+    these are, without looking for signs of life.
 
     \b
       ddm status runs/digits
+      ddm status runs/digits --json
     """
     from ddm_ray.storage.launches import last_loss
     from ddm_ray.storage.observer import survey_once
@@ -105,12 +110,15 @@ def status(run_url: str) -> None:
     from ddm_ray.storage.versions import differences
 
     run = Run.open(run_url)
+    if as_json:
+        click.echo(json.dumps(_as_json(run), indent=1))
+        return
     say(f"run {run.config.name!r} at {run.url}, configuration {run.fingerprint}")
     if run.base and run.appends:
         say(f"  appends {run.appends.files:,} files to {run.base.url}, and goes on from its clusters and weights")
     elif run.base:
         say(f"  goes on from {run.base.url}, whose rows and partition it has")
-    say_extensions(run)
+    _say_how_far(run)
     statuses = survey_once(run)
     for each in statuses:
         say(f"  {line(each, phrase)}")
@@ -119,6 +127,48 @@ def status(run_url: str) -> None:
             warn(f"{each.artifact}: an attempt was lost: {why}")
     for difference in differences(statuses):
         warn(f"jobs have different versions of {difference}")
+
+
+def _say_how_far(run: Any) -> None:
+    """Name the runs that train on where this one ends, each with how far it is."""
+    from ddm_ray.storage.extension_status import extension_statuses
+
+    for extension in extension_statuses(run):
+        say_extension(extension.url)
+        if words := extension.words(phrase):
+            say(f"    {words}")
+
+
+def _as_json(run: Any) -> dict[str, Any]:
+    """All that `status` says, but for the remedies."""
+    from ddm_ray.storage.extension_status import extension_statuses
+    from ddm_ray.storage.observer import survey_once
+    from ddm_ray.storage.status import describe
+    from ddm_ray.storage.versions import differences
+
+    statuses = survey_once(run)
+    artifacts = [
+        {
+            "artifact": str(each.artifact),
+            "state": each.state,
+            "done": each.fraction,
+            "step": each.job.step if each.job else None,
+            "steps": each.job.steps if each.job else None,
+            "may_be_dead": each.may_be_dead,
+            "text": describe(each, phrase),
+        }
+        for each in statuses
+    ]
+    return {
+        "run": run.url,
+        "name": run.config.name,
+        "configuration": run.fingerprint,
+        "base": run.base.url if run.base else None,
+        "appends": run.appends.files if run.appends else 0,
+        "extensions": [each.as_json() for each in extension_statuses(run)],
+        "artifacts": artifacts,
+        "versions_differ": differences(statuses),
+    }
 
 
 @main.command()
@@ -184,6 +234,7 @@ def watch(
             raise ConfigError("--once looks once: leave out --prometheus")
         for each in survey_once(run):
             say(line(each, phrase))
+        _say_how_far(run)
         return
     from ddm_ray.watch import loop
     from ddm_ray.watch.events import Event

@@ -129,7 +129,8 @@ class ClusterFit(Info):
     """Training rows that were appended to a cluster, beside its `rows_before`: how many, and their mean distances.
 
     `far_before`: a distance from the centroid that 99 % of the earlier rows have at most; `far`: new rows beyond it.
-    None where there is no such number.
+    None where there is no such number. Distances are counted in bins: means are at most 0.4 % off, `far_before` at most
+    0.8 % too high. Those of earlier rows may be of a sample.
     """
 
     rows: Count

@@ -30,7 +30,7 @@ from ddm_ray.storage.run import RUN_FILE, Run
 from ddm_ray.storage.tidy import leftovers
 from ddm_ray.train.job import train_job
 from ddm_ray.train.teachers import first_model
-from tests.data.appended import make_base, make_data, sums, write_digits
+from tests.data.appended import assert_fits, make_base, make_data, sums, write_digits
 from tests.data.rows import read_artifact
 from tests.random_run import publish_models
 from tests.storage.artifacts import save_state
@@ -136,11 +136,7 @@ def test_the_report_says_how_far_new_rows_are(tmp_path: Path) -> None:
         return [distance_NK.min(axis=1)[distance_NK.argmin(axis=1) == cluster] for cluster in range(len(coarse_KD))]
 
     for seen, new_N, old_N in zip(fit, distances(run), distances(base), strict=True):
-        far = np.percentile(old_N, 99)
-        assert (seen.rows, seen.rows_before, seen.far) == (len(new_N), len(old_N), int((new_N > far).sum()))
-        assert seen.distance == pytest.approx(new_N.mean(), rel=1e-5)
-        assert seen.distance_before == pytest.approx(old_N.mean(), rel=1e-5)
-        assert seen.far_before == pytest.approx(far, rel=1e-5)
+        assert_fits(seen, new_N, old_N)
     words = ReportInfo.of(run.require(REPORT)).warnings
     assert not any("unlike" in line for line in words)
     assert b"that of earlier rows" in run.read(REPORT, "report.html")

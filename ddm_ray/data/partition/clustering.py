@@ -4,7 +4,7 @@ N rows of a part, S of the sample, D dimensions, F fine centroids, K clusters, C
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -41,20 +41,27 @@ class RowsReader:
             ids = self._read(DUPLICATES, ["id"])["id"].to_pylist()
             self._dropped_keys = np.sort(shuffle_keys(ids))
 
-    def parts(self, columns: list[str] | None, on_progress: OnProgress) -> Iterator[pa.Table]:
-        """Each part's rows, by `columns` and id and split, or by all columns.
+    @property
+    def num_rows(self) -> int:
+        """Rows of all parts."""
+        return RowsInfo.of(self.manifest).rows
+
+    def parts(
+        self, columns: list[str] | None, on_progress: OnProgress, names: Sequence[str] | None = None
+    ) -> Iterator[pa.Table]:
+        """Each part's rows, by `columns` and id and split, or by all columns; `names`: of these parts alone.
 
         Progress is that of the caller. Two parts are in memory: the next one is read ahead. Raises CorruptArtifact
         naming the part.
         """
-        began, num_rows = time.monotonic(), 0
+        began, num_rows, names = time.monotonic(), 0, self.names if names is None else names
         read = partial(self._read, columns=None if columns is None else ["id", "split", *columns])
-        for number, table in enumerate(read_ahead(read, self.names, 1), 1):
+        for number, table in enumerate(read_ahead(read, names, 1), 1):
             table = self._without_dropped(table)
             yield table
             num_rows += table.num_rows
             rate = num_rows / max(time.monotonic() - began, 1e-9)
-            on_progress(number / len(self.names), f"{num_rows:,} rows, {rate:,.0f} rows/s")
+            on_progress(number / len(names), f"{num_rows:,} rows, {rate:,.0f} rows/s")
 
     def _without_dropped(self, table: pa.Table) -> pa.Table:
         if not len(self._dropped_keys):

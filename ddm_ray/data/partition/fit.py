@@ -3,49 +3,107 @@
 N rows of a part, K clusters.
 """
 
-from collections.abc import Sequence
+import math
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from ddm_ray.data import OnProgress
+from ddm_ray.data import OnProgress, phase
+from ddm_ray.data.order import shuffle_keys
 from ddm_ray.data.partition.assignment import nearest
 from ddm_ray.data.partition.clustering import COLUMNS, Clustering, RowsReader
+from ddm_ray.data.partition.distances import CLUSTER_BYTES, FILE, Distances
 from ddm_ray.data.partition.numbers import FAR
+from ddm_ray.data.prepare.new_files import earlier_rows
 from ddm_ray.data.schema import trains
-from ddm_ray.storage.info import ClusterFit
+from ddm_ray.errors import CorruptArtifact
+from ddm_ray.storage.graph import PARTITION, REPORT, ROWS
+from ddm_ray.storage.info import ClusterFit, PartitionInfo
+from ddm_ray.storage.manifest import Manifest
+from ddm_ray.storage.run import Run
+
+SAMPLE_ROWS, SAMPLE_PARTS = 2**16, 64
+"""Rows, and parts that they are of, that a sample of earlier rows has about, where there are as many."""
 
 
-def fits(
-    new: RowsReader, earlier: Sequence[RowsReader], clustering: Clustering, on_progress: OnProgress
-) -> tuple[ClusterFit, ...]:
-    """The fit of each cluster, by training rows alone; takes 8 bytes of memory for each. Raises CorruptArtifact."""
-    num_clusters = new.run.config.partition.num_clusters
-    before = _distances(earlier, clustering, num_clusters, on_progress)
-    after = _distances([new], clustering, num_clusters, on_progress)
-    return tuple(_fit(*both) for both in zip(after, before, strict=True))
+@dataclass(frozen=True)
+class Earlier:
+    """Training rows that there were: how many of each cluster, and the distances of all or of a sample of them."""
+
+    rows_K: tuple[int, ...]
+    distances: Distances
+
+    @cached_property
+    def far_K(self) -> list[float | None]:
+        """Distance that FAR % of each cluster's rows have at most; None where none is known."""
+        return self.distances.percentiles(FAR)
+
+    def beyond(self, cluster_N: np.ndarray, distance_N: np.ndarray) -> np.ndarray:
+        """far_K int64, how many of these rows are farther than that."""
+        limit_K = np.array([math.inf if far is None else far for far in self.far_K])
+        return np.bincount(cluster_N[distance_N > limit_K[cluster_N]], minlength=len(limit_K))
 
 
-def _distances(
-    several: Sequence[RowsReader], clustering: Clustering, num_clusters: int, on_progress: OnProgress
-) -> list[np.ndarray]:
-    """For each cluster the distances float32 of its training rows from its centroid."""
-    parts: list[list[np.ndarray]] = [[np.empty(0, np.float32)] for _ in range(num_clusters)]
-    for rows in several:
-        for table in rows.parts(COLUMNS[rows.run.config.partition.method], on_progress):
-            train_N, cluster_N = trains(table), nearest(clustering, table)
-            distance_N = clustering.distances(table, cluster_N)
-            for cluster in np.unique(cluster_N[train_N]):
-                parts[cluster].append(distance_N[train_N & (cluster_N == cluster)])
-    return [np.concatenate(each) for each in parts]
-
-
-def _fit(after_N: np.ndarray, before_N: np.ndarray) -> ClusterFit:
-    far = float(np.percentile(before_N, FAR)) if len(before_N) else None
-    return ClusterFit(
-        rows=len(after_N),
-        distance=float(after_N.mean(dtype=np.float64)) if len(after_N) else None,
-        rows_before=len(before_N),
-        distance_before=float(before_N.mean(dtype=np.float64)) if len(before_N) else None,
-        far_before=far,
-        far=int((after_N > far).sum()) if far is not None else None,
+def fits(new: Distances, far_K: np.ndarray, earlier: Earlier) -> tuple[ClusterFit, ...]:
+    """The fit of each cluster: `new` training rows, how many of them are far, and those that there were."""
+    means_K, before_K = new.means(), earlier.distances.means()
+    return tuple(
+        ClusterFit(
+            rows=int(new.rows_K[cluster]),
+            distance=means_K[cluster],
+            rows_before=rows_before,
+            distance_before=before_K[cluster],
+            far_before=earlier.far_K[cluster],
+            far=None if earlier.far_K[cluster] is None else int(far_K[cluster]),
+        )
+        for cluster, rows_before in enumerate(earlier.rows_K)
     )
+
+
+def earlier(run: Run, report: Manifest | None, clustering: Clustering, on_progress: OnProgress) -> Earlier:
+    """The rows that a run appends its own to, as the `report` of their partition knows them; else of a sample.
+
+    The sample is of parts that the partition's seed draws. Raises CorruptArtifact.
+    """
+    assert run.base
+    rows_K = PartitionInfo.of(run.base.require(PARTITION)).rows_K
+    if distances := _stored(run.base, report):
+        return Earlier(rows_K, distances)
+    distances = _sampled(run, clustering, on_progress)
+    distances.stand_for(rows_K)
+    return Earlier(rows_K, distances)
+
+
+def _stored(run: Run, report: Manifest | None) -> Distances | None:
+    """The distances that a finished report has; None for one of an older version."""
+    if report is None or FILE not in report.files:
+        return None
+    where, fix = f"{run.url}/{REPORT}/{FILE}", run.remake(REPORT)
+    most = CLUSTER_BYTES * run.config.partition.num_clusters
+    if report.files[FILE].bytes > most:
+        raise CorruptArtifact(f"{where}: has {report.files[FILE].bytes} bytes, and may have {most}", fix)
+    data = run.read(REPORT, FILE, report)
+    return Distances.from_bytes(data, run.config.partition.num_clusters, where, fix)
+
+
+def _sampled(run: Run, clustering: Clustering, on_progress: OnProgress) -> Distances:
+    """Distances of the training rows of some parts of the earlier rows, which are drawn."""
+    config = run.config.partition
+    readers = [RowsReader(chunks.run, ROWS) for chunks in earlier_rows(run)]
+    every = [(number, name) for number, reader in enumerate(readers) for name in reader.names]
+    rows = sum(reader.num_rows for reader in readers)
+    parts = max(SAMPLE_PARTS, math.ceil(SAMPLE_ROWS * len(every) / max(rows, 1)))
+    key_N = shuffle_keys(f"{config.seed} {number} {name}" for number, name in every)
+    chosen = [every[place] for place in np.sort(np.argsort(key_N)[:parts])]
+    distances, done = Distances(config.num_clusters), 0
+    for number, reader in enumerate(readers):
+        names = [name for of, name in chosen if of == number]
+        until = done + len(names)
+        part = phase(on_progress, done / len(chosen), until / len(chosen), f"a sample of {rows:,} earlier rows")
+        for table in reader.parts(COLUMNS[config.method], part, names):
+            train = np.flatnonzero(trains(table))
+            cluster_N = nearest(clustering, table)
+            distances.add(cluster_N[train], clustering.distances(table, cluster_N)[train])
+        done = until
+    return distances

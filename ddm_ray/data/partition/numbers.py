@@ -10,6 +10,7 @@ import numpy as np
 
 from ddm_ray.config import RunConfig
 from ddm_ray.core.kmeans import Centroids
+from ddm_ray.spelling import some
 from ddm_ray.storage.info import ClusterFit
 
 FAR = 99
@@ -60,7 +61,7 @@ def warnings_of(config: RunConfig, info: Mapping[str, Any]) -> list[str]:
             )
     batch, tenth = config.expert.train.global_batch // num_clusters, 0.1 / num_clusters * num_rows
     if len(tiny := np.flatnonzero(rows_K < max(batch, tenth))):
-        names = ", ".join(map(str, tiny[:8])) + (f" and {len(tiny) - 8} more" if len(tiny) > 8 else "")
+        names = some([str(cluster) for cluster in tiny], 8)
         why = f"a batch of an expert, {batch:,}" if batch >= tenth else f"a tenth of an equal share, {int(tenth):,}"
         one = len(tiny) == 1
         lines.append(
@@ -69,8 +70,8 @@ def warnings_of(config: RunConfig, info: Mapping[str, Any]) -> list[str]:
         )
     classes = zip(config.data.class_names, info["counts_CK"], strict=bool(info["counts_CK"]))
     if empty := [name for name, counts_K in classes if not sum(counts_K)]:
-        names = ", ".join(empty[:8]) + (f" and {len(empty) - 8} more" if len(empty) > 8 else "")
-        lines.append(f"{len(empty)} of {len(config.data.class_names)} classes have no training row: {names}")
+        of_all = f"{len(empty)} of {len(config.data.class_names)} classes"
+        lines.append(f"{of_all} have no training row: {some(empty, 8)}")
     if by_kmeans and info["silhouette"] is not None and info["silhouette"] < 0.02:
         lines.append(
             f"the silhouette is {info['silhouette']:.3f}: rows are hardly nearer to their own cluster than to the next"

@@ -3,14 +3,13 @@
 from ddm_ray.data import OnProgress, no_progress, phase
 from ddm_ray.data.partition.assignment import assign_rows
 from ddm_ray.data.partition.clustering import Clustering, RowsReader
-from ddm_ray.data.partition.fit import fits
+from ddm_ray.data.partition.fit import earlier
 from ddm_ray.data.partition.report_builder import Report, ReportBuilder, given_report
 from ddm_ray.data.partition.state import has_files, invalidate
-from ddm_ray.data.prepare.new_files import earlier_rows
 from ddm_ray.data.scratch import scratch_folder
 from ddm_ray.errors import CorruptArtifact, DriftError
 from ddm_ray.storage.graph import CENTROIDS, PARTITION, REPORT, ROWS
-from ddm_ray.storage.info import CentroidsInfo, ClusterFit, PartitionInfo, RowsInfo
+from ddm_ray.storage.info import CentroidsInfo, PartitionInfo, RowsInfo
 from ddm_ray.storage.manifest import FileRecord, Manifest, sha256
 from ddm_ray.storage.run import Run
 
@@ -28,33 +27,40 @@ def report(run: Run, progress: OnProgress | None = None, scratch: str | None = N
     if run.config.partition.given:
         commit_report(run, given_report(run.named, PartitionInfo.of(partition)))
         return
-    rows, builder = RowsReader(run, ROWS), ReportBuilder(run.named)
+    rows, begun = RowsReader(run, ROWS), 0.25 if run.appends else 0.0
     clustering = read_clustering(run, run.require(CENTROIDS)) if run.config.partition.by_kmeans else None
+    builder = begin_report(run, clustering, phase(on_progress, 0.0, begun, "report"))
     with scratch_folder(scratch) as folder:
-        clusters, clustering = assign_rows(rows, clustering, folder, phase(on_progress, 0.0, 0.5, "clusters"))
+        clusters, clustering = assign_rows(rows, clustering, folder, phase(on_progress, begun, 0.5, "clusters"))
         for number, table in enumerate(rows.parts(None, phase(on_progress, 0.5, 1.0, "report"))):
             cluster_N = clusters.part(number)
             builder.add(table, cluster_N, clustering.distances(table, cluster_N) if clustering else None)
     commit_report(run, build_report(builder, partition, rows, clustering))
 
 
+def begin_report(run: Run, clustering: Clustering | None, on_progress: OnProgress) -> ReportBuilder:
+    """The builder of a report, which rows are added to next; where these were appended, it knows the earlier ones."""
+    if not run.appends or run.base is None or clustering is None:
+        return ReportBuilder(run.named)
+    return ReportBuilder(run.named, earlier(run, finished_report(run.base), clustering, on_progress))
+
+
 def build_report(
     builder: ReportBuilder, partition: Manifest, rows: RowsReader, clustering: Clustering | None
 ) -> Report:
-    """The report of a partition whose `rows` have all been added to `builder`; where these were appended, their fit."""
+    """The report of a partition whose `rows` have all been added to `builder`."""
     run, info = rows.run, RowsInfo.of(rows.manifest)
     counts = {"rejected": info.rejected, "duplicates": info.duplicates, "dropped": info.dropped}
     counts["files of another kind"] = sum(info.ignored.values())
     facts = {name: f"{count:,}" for name, count in counts.items() if count}
     if clustering:
         facts["rows sampled"] = f"{CentroidsInfo.of(run.require(CENTROIDS)).rows_sampled:,}"
-    fit: tuple[ClusterFit, ...] = ()
     if run.appends:
         facts["appended"] = f"{info.rows:,} rows of {info.source}, which the pictures are of"
-        if clustering:
-            earlier = [RowsReader(chunks.run, ROWS) for chunks in earlier_rows(run)]
-            fit = fits(rows, earlier, clustering, no_progress)
-    return builder.build(PartitionInfo.of(partition), clustering.centroids if clustering else None, facts, fit)
+    if (before := builder.earlier) and before.distances.measured < sum(before.rows_K):
+        many = f"{before.distances.measured:,} of {sum(before.rows_K):,} training rows"
+        facts["distances of earlier rows"] = f"of {many}, drawn at random: an earlier report doesn't have them"
+    return builder.build(PartitionInfo.of(partition), clustering.centroids if clustering else None, facts)
 
 
 def read_clustering(run: Run, manifest: Manifest) -> Clustering:

@@ -15,6 +15,8 @@ from PIL import Image
 from ddm_ray.config import RunConfig
 from ddm_ray.core.kmeans import Centroids
 from ddm_ray.data.order import shuffle_keys
+from ddm_ray.data.partition.distances import FILE, Distances
+from ddm_ray.data.partition.fit import Earlier, fits
 from ddm_ray.data.partition.numbers import centroid_columns, distances, fit_columns, fit_words, warnings_of
 from ddm_ray.data.partition.page import page
 from ddm_ray.data.partition.pictures import (
@@ -45,10 +47,15 @@ class Report:
 
 
 class ReportBuilder:
-    """Looks at a partition's rows as they stream by, in any order, and keeps samples of them."""
+    """Looks at a partition's rows as they stream by, in any order, and keeps samples of them, and their distances.
 
-    def __init__(self, config: RunConfig):
+    `earlier`: the rows that these were appended to.
+    """
+
+    def __init__(self, config: RunConfig, earlier: Earlier | None = None):
         num_clusters = config.partition.num_clusters
+        self.earlier = earlier
+        self._distances, self._far_K = Distances(num_clusters), np.zeros(num_clusters, np.int64)
         self._config, self._num_clusters = config, num_clusters
         self._nearest = [_Looks(IMAGES) for _ in range(num_clusters)]
         self._random = [_Looks(IMAGES) for _ in range(num_clusters)]
@@ -64,6 +71,10 @@ class ReportBuilder:
         key_N = shuffle_keys(table["id"].take(pa.array(train)).to_pylist())
         if "embedding" in table.column_names:
             self._sample.add(key_N, embeddings(table)[train], cluster_N)
+        if distance_N is not None:
+            self._distances.add(cluster_N, distance_N[train])
+            if self.earlier:
+                self._far_K += self.earlier.beyond(cluster_N, distance_N[train])
         for cluster in np.unique(cluster_N):
             rows = np.flatnonzero(cluster_N == cluster)
             look = _Look(self._config, table, train[rows])
@@ -71,17 +82,9 @@ class ReportBuilder:
                 self._nearest[cluster].offer(_nearest_first(distance_N[train][rows], key_N[rows]), look)
             self._random[cluster].offer(key_N[rows], look)
 
-    def build(
-        self,
-        info: PartitionInfo,
-        centroids: Centroids | None,
-        facts: Mapping[str, str],
-        fit: tuple[ClusterFit, ...] = (),
-    ) -> Report:
-        """The report of all rows that were added; `facts`: more lines for its last section, such as rows left out.
-
-        `fit`: how well they fit each cluster, where they were appended.
-        """
+    def build(self, info: PartitionInfo, centroids: Centroids | None, facts: Mapping[str, str]) -> Report:
+        """The report of all rows that were added; `facts`: more lines for its last section, such as rows left out."""
+        fit = fits(self._distances, self._far_K, self.earlier) if self.earlier else ()
         embedding_SD, cluster_S = self._sampled()
         silhouette, silhouette_K = self._silhouette(embedding_SD, cluster_S)
         files = {"clusters.png": self._clusters(info)}
@@ -92,6 +95,8 @@ class ReportBuilder:
             distance_KF = distances(centroids.coarse_KD, centroids.fine_FD)
             files["fine.png"] = fine_png(distance_KF, centroids.fine_to_coarse_F)
             columns |= centroid_columns(centroids, distance_KF)
+            so_far = self._distances.joined(self.earlier.distances) if self.earlier else self._distances
+            files[FILE] = so_far.to_bytes()
         columns |= fit_columns(fit)
         if self._config.data.text is not None:
             captions = [[look.caption for look in looks.kept()[:CAPTIONS]] for looks in self._random]

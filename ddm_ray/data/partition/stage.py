@@ -11,8 +11,7 @@ from ddm_ray.data import OnProgress, no_progress, phase
 from ddm_ray.data.partition.assignment import Clusters, assign_rows
 from ddm_ray.data.partition.clustering import Clustering, RowsReader, fit
 from ddm_ray.data.partition.numbers import sizes
-from ddm_ray.data.partition.report import build_report, commit_report, read_clustering, report
-from ddm_ray.data.partition.report_builder import ReportBuilder
+from ddm_ray.data.partition.report import begin_report, build_report, commit_report, read_clustering, report
 from ddm_ray.data.partition.shards import ShardWriter
 from ddm_ray.data.partition.state import SHARDS, ExpectedShard, check_finished, invalidate, manifest_key
 from ddm_ray.data.schema import trains
@@ -48,17 +47,14 @@ def partition(
             last = num_clusters - 1
             raise ConfigError(f"cluster {cluster}: partition.num_clusters is {num_clusters}, so 0 to {last}")
         return _own(run, cluster, on_progress, scratch)
-    if given:
-        manifest = _collect(run, on_progress)
-    else:
-        manifest = _partition(run, on_progress, scratch, ReportBuilder(run.named) if with_report else None)
+    manifest = _collect(run, on_progress) if given else _partition(run, on_progress, scratch, with_report)
     if with_report:
         report(run, on_progress, scratch)
     return manifest
 
 
-def _partition(run: Run, on_progress: OnProgress, scratch: str | None, builder: ReportBuilder | None) -> Manifest:
-    """The partition; with a `builder`, which sees all rows as they are sorted, and its report."""
+def _partition(run: Run, on_progress: OnProgress, scratch: str | None, with_report: bool) -> Manifest:
+    """The partition, and perhaps its report, whose builder sees all rows as they are sorted."""
     finished = run.finished(PARTITION)
     identity = run.identity(PARTITION)
     clusters = range(run.config.partition.num_clusters)
@@ -71,10 +67,12 @@ def _partition(run: Run, on_progress: OnProgress, scratch: str | None, builder: 
         check_finished(run, finished)
         if all(expected(cluster, None).finished() for cluster in clusters):
             return finished
-        builder = None  # a report that is missing is made of all rows, once the shards are whole
+        with_report = False  # one that is missing is made of all rows, once the shards are whole
     rows = RowsReader(run, ROWS)
     with scratch_folder(scratch) as folder:
         clustering, centroids = _centroids(rows, identity, phase(on_progress, 0.0, 0.4, "centroids"))
+        earlier = phase(on_progress, 0.0, 0.4, "report")  # rows that are appended have no centroids to fit
+        builder = begin_report(run, clustering, earlier) if with_report else None
         digest = centroids.digest if centroids else None
         shards = {cluster: expected(cluster, digest).finished() for cluster in clusters}
         kept = {cluster: manifest for cluster, manifest in shards.items() if manifest}

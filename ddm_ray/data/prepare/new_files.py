@@ -10,12 +10,11 @@ from ddm_ray.data.prepare.records import RowsStore, SourcePlan, rows_store
 from ddm_ray.data.sources import chunk_rows as rows_per_chunk
 from ddm_ray.data.sources import open_source, units_of
 from ddm_ray.errors import DataError, MissingArtifact
+from ddm_ray.spelling import some
 from ddm_ray.storage.graph import ROWS
 from ddm_ray.storage.manifest import sha256
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.sealed import canonical
-
-SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ def list_new(earlier: list[RowsStore], name: str, chunk_rows: int | None = None)
         raise DataError(f"source {name}: has no files that could be new; give a folder, tars or parquet files")
     if strays := sorted(set(listed.classes or ()) - set(last.classes or ())):
         raise DataError(
-            f"source {name}: classes that {run.url} doesn't have: {_some(strays)}; its networks know no others: move"
+            f"source {name}: classes that {run.url} doesn't have: {some(strays)}; its networks know no others: move"
             " them away, or begin a new run of all images"
         )
     if listed.numbered != last.numbered:
@@ -128,7 +127,3 @@ def _rejected(earlier: list[RowsStore]) -> set[str]:
                 rejected: list[Mapping[str, str]] = json.loads(chunks.read(record, record.reasons[0]))
                 ids |= {row["id"] for row in rejected}
     return ids
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

@@ -1,6 +1,5 @@
 """The stage `prepare`: source -> decoded chunks -> embedded parts -> the artifact of rows."""
 
-import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -157,7 +156,6 @@ class _Observer:
         self._share = ShareRead[RowsRecord](plan.units)
         self._records: list[RowsRecord] = []
         self._rows, self._rejected = 0, 0
-        self._began: tuple[float, int] | None = None
 
     def begin(self, records: Sequence[RowsRecord]) -> None:
         """See ChunkObserver."""
@@ -183,11 +181,5 @@ class _Observer:
         self._rejected += record.rejected
 
     def _show(self) -> None:
-        fraction, note = self._share.fraction, f"{self._rows} rows, {self._rejected} rejected"
-        now = time.monotonic(), self._rows
-        # As `left` counts.
-        self._began = self._began or now
-        seconds, rows = (value - first for value, first in zip(now, self._began, strict=True))
-        if left := self._share.left():
-            note += f", {rows / seconds:.0f} rows/s{left}"
-        self._on_progress(fraction, note)
+        note = f"{self._rows} rows, {self._rejected} rejected{self._share.left(self._rows)}"
+        self._on_progress(self._share.fraction, note)

@@ -60,7 +60,7 @@ class ShareRead(Generic[RecordT]):
         self._total = sum(self._sizes)
         self._until: dict[int, float] = {}
         self._read = 0.0
-        self._began: tuple[float, float] | None = None
+        self._began: tuple[float, float, int] | None = None
 
     def begin(self, records: Sequence[RecordT]) -> None:
         """The chunks that were finished before; of a unit that isn't whole its share is unknown and not counted."""
@@ -79,14 +79,18 @@ class ShareRead(Generic[RecordT]):
         """The share, 0 to 0.99."""
         return min(0.99, self._read / self._total)
 
-    def left(self) -> str:
+    def left(self, rows: int = 0) -> str:
         """Words on the time left at the pace so far, `, 12 s left`; empty before the second call, from whose first on
-        it counts: until then processes were started and networks loaded.
+        it counts: until then processes were started and networks loaded. With `rows`, those so far, also on their rate:
+        `, 100 rows/s, 12 s left`.
         """
-        now = time.monotonic(), self.fraction
+        now = time.monotonic(), self.fraction, rows
         self._began = self._began or now
-        seconds, share = (value - first for value, first in zip(now, self._began, strict=True))
-        return f", {seconds * (1 - self.fraction) / share:.0f} s left" if seconds > 0 and share > 0 else ""
+        seconds, share, more = (value - first for value, first in zip(now, self._began, strict=True))
+        if seconds <= 0 or share <= 0:
+            return ""
+        rate = f", {more / seconds:.0f} rows/s" if rows else ""
+        return f"{rate}, {seconds * (1 - self.fraction) / share:.0f} s left"
 
     def expected(self, rows: int) -> float:
         """About how many rows there will be, `rows` being those of the share that is read."""

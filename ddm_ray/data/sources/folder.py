@@ -10,6 +10,7 @@ from ddm_ray.data.sources.chunks import IMAGE_BYTES, Encoded, EncodedChunk, Unit
 from ddm_ray.data.sources.conditions import Conditions
 from ddm_ray.data.sources.files import MISNAMED, THREADS, Files, as_source_error
 from ddm_ray.errors import Begin, DataError
+from ddm_ray.spelling import some
 
 GONE, CLASSLESS = "gone since it was listed", "not in a class's folder"
 LOST_LINK = "a link to a file that isn't there"
@@ -51,19 +52,15 @@ def classes(files: list[str], conditions: Conditions, url: str) -> tuple[str, ..
         if strays := sorted(set(folders) - names):
             without = sorted(names - set(folders))
             raise DataError(
-                f"data.source {url!r}: class folders that are no class: {_some(strays)}; of class_names without a"
-                f" folder: {_some(without) or 'none'}; begin a run with the folders' names, or move them away"
+                f"data.source {url!r}: class folders that are no class: {some(strays)}; of class_names without a"
+                f" folder: {some(without) or 'none'}; begin a run with the folders' names, or move them away"
             )
         return None
     if len(folders) > conditions.num_classes:
         num = len(folders)
-        many = f"{num} class folders ({_some(folders)}) are more than data.num_classes {conditions.num_classes}"
+        many = f"{num} class folders ({some(folders)}) are more than data.num_classes {conditions.num_classes}"
         raise DataError(f"data.source {url!r}: {many}", Begin(field="data.num_classes", value=f"{num}"))
     return tuple(folders)
-
-
-def _some(names: list[str], shown: int = 5) -> str:
-    return ", ".join(names[:shown]) + (", ..." if len(names) > shown else "")
 
 
 def read(

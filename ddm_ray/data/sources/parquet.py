@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 
 import pyarrow as pa
@@ -15,6 +15,7 @@ from ddm_ray.data.sources.conditions import Conditions
 from ddm_ray.data.sources.files import Files, refusals
 from ddm_ray.errors import Begin, DataError, refusal
 from ddm_ray.parsing import parse_object
+from ddm_ray.spelling import some
 
 IMAGES = ("image", "img", "jpg", "png")
 CLASSES = ("label", "labels", "fine_label", "class", "cls")
@@ -74,15 +75,15 @@ def named_numbers(files: Files, unit: Unit, conditions: Conditions) -> tuple[str
     if conditions.counted:
         if len(named) <= len(known):
             return named
-        many = f"{len(named)} classes ({_some(named)}) are more than data.num_classes {len(known)}"
+        many = f"{len(named)} classes ({some(named)}) are more than data.num_classes {len(known)}"
         raise DataError(f"{where}: {many}", Begin(field="data.num_classes", value=f"{len(named)}"))
     if not set(named) & set(known) and len(named) <= len(known):
         return None
     if strays := [name for name in named if name not in known]:
         without = [name for name in known if name not in named]
         raise DataError(
-            f"{where}: classes that are none of class_names: {_some(strays)}; of class_names it lacks:"
-            f" {_some(without) or 'none'}; begin a run with its names, or with data.num_classes={len(named)}"
+            f"{where}: classes that are none of class_names: {some(strays)}; of class_names it lacks:"
+            f" {some(without) or 'none'}; begin a run with its names, or with data.num_classes={len(named)}"
         )
     return named
 
@@ -102,10 +103,6 @@ def label_counts(files: Files, unit: Unit, conditions: Conditions) -> Counter[in
         column = _columns(file.schema_arrow, conditions, where)[1]
         counts = pc.value_counts(file.read([column])[column]).to_pylist()
     return Counter({each["values"]: each["counts"] for each in counts})
-
-
-def _some(names: Sequence[str], shown: int = 5) -> str:
-    return ", ".join(names[:shown]) + (", ..." if len(names) > shown else "")
 
 
 def _class_names(schema: pa.Schema, column: str | None) -> tuple[str, ...] | None:

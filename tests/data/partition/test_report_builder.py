@@ -195,7 +195,7 @@ def test_the_page_holds_its_pictures_and_fetches_nothing() -> None:
     config = made_config()
     table, cluster_N = groups(config, [100, 100, 100, 100])
     files = built(config, table, cluster_N).files
-    assert set(files) == {"report.html", "clusters.png", "projection.png", "fine.png"}
+    assert set(files) == {"report.html", "clusters.png", "projection.png", "fine.png", "distances.json"}
     page = _Page(files["report.html"].decode())
     assert page.images == [files[name] for name in ("clusters.png", "projection.png", "fine.png")]
     assert page.fetched == []

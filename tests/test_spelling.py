@@ -1,0 +1,23 @@
+"""Names in lines for people, cut short where there are many."""
+
+import pytest
+
+from ddm_ray.spelling import some
+
+
+@pytest.mark.parametrize(
+    ("names", "most", "text"),
+    [
+        ([], 5, ""),
+        (["a"], 5, "a"),
+        (("a", "b"), 2, "a, b"),
+        (["a", "b", "c"], 2, "a, b and 1 more"),
+        ({"a": 1, "b": 2, "c": 3}, 1, "a and 2 more"),
+        ([str(number) for number in range(5)], 5, "0, 1, 2, 3, 4"),
+        ([str(number) for number in range(2000)], 5, "0, 1, 2, 3, 4 and 1,995 more"),
+    ],
+)
+def test_the_first_names_and_how_many_more(names: list[str], most: int, text: str) -> None:
+    assert some(names, most) == text
+    if most == 5:
+        assert some(names) == text
