@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from jinja2 import Environment, StrictUndefined
-from matplotlib.figure import Figure
 from scipy.stats import t as student_t
 
 ROOT = Path(__file__).parents[1]

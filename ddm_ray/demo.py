@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 
 from ddm_ray.config import load_recipe
-from ddm_ray.errors import Fix
 from ddm_ray.placement import TrainPlacement
+from ddm_ray.remedies import Fix
 from ddm_ray.storage.graph import MONOLITH, PARTITION, ROUTER, ROWS, Artifact, evaluation
 from ddm_ray.storage.job_files import list_jobs
 from ddm_ray.storage.run import Run

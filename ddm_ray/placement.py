@@ -12,7 +12,9 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, ValidationEr
 
 from ddm_ray.config import invalid_fields, read_yaml
 from ddm_ray.config.strict_model import StrictModel
-from ddm_ray.errors import ConfigError, Give
+from ddm_ray.errors import ConfigError
+from ddm_ray.remedies import Give
+from ddm_ray.submitted import submitted_job
 
 # What Ray itself counts; any other resource is one that nodes were started with: --resources '{"island-a": 4}'.
 PREDEFINED = ("CPU", "GPU", "memory", "object_store_memory")
@@ -332,16 +334,6 @@ def load_island(path: str | None, name: str | None) -> Island:
         problem = f"no island {name!r}" if name is not None else f"names {len(islands)} islands"
         raise ConfigError(f"{path}: {problem}", Give("island", f"choose one of {', '.join(islands)}"))
     return islands[name]
-
-
-def submitted_job() -> str | None:
-    """The submission id of the Ray job that this process is; None if it is none. Ray tells its jobs by environment."""
-    job_config = os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR")
-    if job_config is None:
-        return None
-    with suppress(ValueError, AttributeError):
-        return str(json.loads(job_config).get("metadata", {}).get("job_submission_id", ""))
-    return ""
 
 
 def _resolved(url: str) -> PurePath:

@@ -16,8 +16,10 @@ from datetime import datetime
 from importlib import import_module
 from pathlib import Path
 
-from ddm_ray.errors import ConfigError, Give, RayAway, RayError, Stopped, Superseded, one_line
+from ddm_ray.errors import ConfigError, RayAway, RayError, Stopped, Superseded
 from ddm_ray.ray_internals import CONFIG, ERRORS_PRINTED, HEAD_RESOURCE, NO_COUNTERS, TOKEN_LOADER
+from ddm_ray.remedies import Give
+from ddm_ray.spelling import one_line
 from ddm_ray.storage.disk import locked
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

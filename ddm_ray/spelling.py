@@ -1,4 +1,4 @@
-"""Names in lines for people: some of many, and those that a mistyped one may have meant. The standard library alone."""
+"""Lines for people: texts of others in them, some of many names, and what a mistyped one may have meant."""
 
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
@@ -22,3 +22,25 @@ def meant(word: str, choices: Iterable[str]) -> str:
     """`; did you mean X?` for the choice that a word is nearest to; empty if it is near none."""
     near = nearest(word, choices)
     return f"; did you mean {near}?" if near is not None else ""
+
+
+def one_line(what: object, limit: int | None = None, *, tail: bool = False) -> str:
+    """A text or an error's text as one line of at most `limit` characters, the last ones with `tail`.
+
+    An error that says nothing is named by its class.
+    """
+    text = " ".join(str(what).split()) or (type(what).__name__ if isinstance(what, BaseException) else "")
+    return text if limit is None else text[-limit:] if tail else text[:limit]
+
+
+def printable(what: object, limit: int) -> str:
+    """A text of others as one line of at most `limit` characters, which tells a terminal nothing but letters."""
+    return spelled_out(one_line(what, limit))[:limit]
+
+
+def spelled_out(text: str) -> str:
+    """A text of others, which tells a terminal nothing but letters and blanks: what does more is shown by its code.
+
+    That is what Unicode doesn't call printable: controls of C0 and C1, ends of lines, and what turns text around.
+    """
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

@@ -10,22 +10,11 @@ from ray.exceptions import RayTaskError
 
 from ddm_ray.cli import main
 from ddm_ray.cli.fixes import option, phrase
-from ddm_ray.errors import (
-    Begin,
-    CorruptArtifact,
-    DataError,
-    DDMError,
-    Fix,
-    Give,
-    Make,
-    Resume,
-    StorageError,
-    TrainingError,
-    as_storage_error,
-    one_line,
-    refusal,
-)
+from ddm_ray.errors import CorruptArtifact, DataError, DDMError, StorageError, TrainingError
 from ddm_ray.exit_codes import exit_code
+from ddm_ray.remedies import Begin, Fix, Give, Make, Resume
+from ddm_ray.spelling import one_line
+from ddm_ray.storage.refusals import as_storage_error, refusal
 
 # Each fix with its words in a library and on the command line.
 FIXES: dict[Fix, tuple[str, str]] = {

@@ -25,26 +25,28 @@ BINDING = {ast.arg: "arg", ast.alias: "asname"} | dict.fromkeys(
     (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.MatchAs), "name"
 )
 
-BESIDE = {"errors", "parsing", "spelling", "config", "placement", "storage"}
+BESIDE = {"errors", "remedies", "parsing", "spelling", "submitted", "config", "placement", "storage"}
 SAMPLING = BESIDE | {"core", "models", "pictures", "sampling"}
 RIM = SAMPLING | {"data", "train", "serve", "islands", "evaluate", "ray_session", "watch"}
 # What each part of ddm_ray may import from the others; a part that isn't here has no floor yet.
 BELOW: dict[str, set[str]] = {
     "__init__": set(),
-    "errors": set(),
+    "errors": {"remedies", "spelling"},
+    "remedies": set(),
     "exit_codes": {"errors"},
     "parsing": set(),
     "spelling": set(),
-    "config": {"errors", "spelling"},
-    "placement": {"errors", "config"},
+    "submitted": set(),
+    "config": {"errors", "remedies", "spelling"},
+    "placement": {"errors", "remedies", "spelling", "submitted", "config"},
     "memory": set(),
-    "pictures": {"errors"},
-    "storage": {"errors", "parsing", "config"},
+    "pictures": {"errors", "spelling"},
+    "storage": {"errors", "remedies", "parsing", "spelling", "config"},
     "ray_internals": {"errors"},
     "ray_session": BESIDE | {"ray_internals"},
     "watch": BESIDE,
-    "core": {"errors"},
-    "models": {"errors", "parsing", "config", "core"},
+    "core": {"errors", "spelling"},
+    "models": {"errors", "remedies", "parsing", "spelling", "config", "core"},
     "sampling": BESIDE | {"core", "models", "pictures"},
     "data": SAMPLING | {"memory"},
     "train": SAMPLING | {"data", "memory", "ray_internals"},
@@ -57,17 +59,14 @@ BELOW: dict[str, set[str]] = {
 }
 # The one table of names that configuration and mathematics share; torch-free, as both its readers need it.
 NAMES = "core.names"
-STDLIB_ONLY = {"__init__", "errors", "exit_codes", "memory", "parsing", "spelling", NAMES}
+STDLIB_ONLY = {"__init__", "errors", "remedies", "exit_codes", "memory", "parsing", "spelling", "submitted", NAMES}
 WITHOUT_TORCH = STDLIB_ONLY | {"config", "placement", "storage", "watch"}
 DEEPSPEED = {"train.engine"}
 # Where Ray is the point. The command line imports it through these and `ray_session` alone.
 RAY = {
     "ray_session",
     "data.sharded.ray_data",
-    "train.ray.launch",
-    "train.ray.fit",
-    "train.ray.recovery",
-    "train.ray.world",
+    *(f"train.ray.{name}" for name in ("launch", "fit", "recovery", "room", "world")),
     "islands.nodes",
     *(f"serve.{name}" for name in ("remote", "deployments", "api", "mixture", "codec", "app", "direct")),
 }

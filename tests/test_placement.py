@@ -15,8 +15,8 @@ from ddm_ray.placement import (
     Workers,
     load_island,
     load_islands,
-    submitted_job,
 )
+from ddm_ray.submitted import submitted_job
 from tests.conftest import ROOT
 
 ISLANDS = """

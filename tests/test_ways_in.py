@@ -10,8 +10,9 @@ from ddm_ray import cli
 from ddm_ray.cli.fixes import by, next_of
 from ddm_ray.cli.recipes import page
 from ddm_ray.config import load_recipe, read_yaml, recipe_names
-from ddm_ray.errors import DataError, Resume
+from ddm_ray.errors import DataError
 from ddm_ray.models import hub
+from ddm_ray.remedies import Resume
 from ddm_ray.storage.attempts import claim
 from ddm_ray.storage.graph import ROUTER
 from ddm_ray.storage.launches import Launch, noted

@@ -9,8 +9,9 @@ import click
 from ddm_ray.cli.command import ISLAND_NAMES, ISLANDS_WITH_JOBS, RUN, say, with_extras
 from ddm_ray.cli.islands import islands
 from ddm_ray.cli.launch import chosen_islands
-from ddm_ray.errors import ConfigError, RayError, StorageError, printable
+from ddm_ray.errors import ConfigError, RayError, StorageError
 from ddm_ray.placement import Island
+from ddm_ray.spelling import printable
 from ddm_ray.storage.graph import wanted_of
 from ddm_ray.storage.run import Run
 

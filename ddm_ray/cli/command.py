@@ -12,9 +12,9 @@ import click
 
 from ddm_ray import __version__
 from ddm_ray.cli.fixes import phrase
-from ddm_ray.errors import ConfigError, DDMError, Superseded, spelled_out
+from ddm_ray.errors import ConfigError, DDMError, Superseded
 from ddm_ray.exit_codes import EXIT_AGAIN, exit_code
-from ddm_ray.spelling import meant
+from ddm_ray.spelling import meant, spelled_out
 from ddm_ray.storage.graph import EXTRAS, KINDS, Artifact, expert
 
 RECIPE_HELP = "A shipped recipe (`ddm recipes` lists them), or the path of a .yaml file."
@@ -72,7 +72,7 @@ class RunUrl(click.ParamType):
     name = "run"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from ddm_ray.placement import submitted_job
+        from ddm_ray.submitted import submitted_job
 
         if not value:
             raise ConfigError("RUN is empty; name a folder or a URI")

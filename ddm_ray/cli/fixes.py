@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ddm_ray.errors import Accept, Allow, Begin, Extend, Fix, Give, Make, Resume
+from ddm_ray.remedies import Accept, Allow, Begin, Extend, Fix, Give, Make, Resume
 from ddm_ray.storage.graph import ROUTER, Artifact
 
 if TYPE_CHECKING:

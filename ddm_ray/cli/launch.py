@@ -12,8 +12,9 @@ import click
 
 from ddm_ray.cli.command import ISLAND_NAMES, ISLANDS_WITH_JOBS, RUN, main, say, warn, with_extras
 from ddm_ray.cli.fixes import phrase
-from ddm_ray.errors import ConfigError, Give, RayAway, RayError, StorageError
+from ddm_ray.errors import ConfigError, RayAway, RayError, StorageError
 from ddm_ray.placement import Island
+from ddm_ray.remedies import Give
 from ddm_ray.storage.graph import Artifact, wanted_of
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import Status

@@ -11,7 +11,8 @@ import click
 from ddm_ray.cli.command import ISLANDS, RUN, main, say, warn, with_extras
 from ddm_ray.cli.devices import GPU, placed, require_gpu
 from ddm_ray.cli.fixes import option
-from ddm_ray.errors import ConfigError, DDMError, Give
+from ddm_ray.errors import ConfigError, DDMError
+from ddm_ray.remedies import Give
 from ddm_ray.storage.graph import Artifact, wanted_of
 
 if TYPE_CHECKING:

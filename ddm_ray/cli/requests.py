@@ -5,7 +5,8 @@ import click
 from ddm_ray.cli.command import MODELS, RUN, OneOf, say
 from ddm_ray.cli.fixes import words
 from ddm_ray.cli.islands import islands
-from ddm_ray.errors import ConfigError, Give
+from ddm_ray.errors import ConfigError
+from ddm_ray.remedies import Give
 from ddm_ray.storage.graph import Artifact, trained_of
 from ddm_ray.storage.run import Run
 

@@ -70,10 +70,11 @@ def train(
       ddm train runs/digits student
       ddm train s3://bucket/run7 expert 3 --islands islands.yaml --island room-2
     """
-    from ddm_ray.placement import load_island, submitted_job
+    from ddm_ray.placement import load_island
     from ddm_ray.storage.launches import Launch, noted
     from ddm_ray.storage.run import Run
     from ddm_ray.storage.stops import StopRequests
+    from ddm_ray.submitted import submitted_job
 
     run = Run.open(run_url)
     if model == ALL:

@@ -8,8 +8,9 @@ import click
 
 from ddm_ray.cli.command import ADDRESS, ISLANDS, RUN, main, say, say_extensions, with_extras
 from ddm_ray.cli.fixes import by, words
-from ddm_ray.errors import ConfigError, Give
+from ddm_ray.errors import ConfigError
 from ddm_ray.exit_codes import EXIT_AGAIN
+from ddm_ray.remedies import Give
 from ddm_ray.storage.graph import STUDENT, Artifact, trained_of, wanted_of
 
 
@@ -68,11 +69,12 @@ def work(
     from ddm_ray.islands.board import Board, work_of
     from ddm_ray.islands.presence import BEAT_SECONDS, PresenceKeeper, last_speed
     from ddm_ray.islands.work import IslandWorker
-    from ddm_ray.placement import Island, load_island, submitted_job
+    from ddm_ray.placement import Island, load_island
     from ddm_ray.ray_session import keep_logs, losses_of_ray, ray_session, require_ray
     from ddm_ray.storage.ledger import Account
     from ddm_ray.storage.run import Run
     from ddm_ray.storage.stops import island_prefix
+    from ddm_ray.submitted import submitted_job
     from ddm_ray.train.ray.launch import train_all
     from ddm_ray.train.targets import needed_by, require_labelled
     from ddm_ray.watch.live_view import LiveView

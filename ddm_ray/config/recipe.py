@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 
 from ddm_ray.config.run import RunConfig, parse_config
-from ddm_ray.errors import ConfigError, one_line
-from ddm_ray.spelling import meant
+from ddm_ray.errors import ConfigError
+from ddm_ray.spelling import meant, one_line
 
 CONDITIONS = {"data.class_names", "data.num_classes", "data.text"}
 """Kinds of conditions: a run has one, and a setting of one replaces the others."""

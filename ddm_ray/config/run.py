@@ -20,8 +20,8 @@ from ddm_ray.config.networks import (
 from ddm_ray.config.sampling import EvaluateConfig, SamplingSettings
 from ddm_ray.config.strict_model import StrictModel
 from ddm_ray.core.names import parse_strategy_name
-from ddm_ray.errors import ConfigError, one_line
-from ddm_ray.spelling import meant
+from ddm_ray.errors import ConfigError
+from ddm_ray.spelling import meant, one_line
 
 TEACHERS = ("full", "top", "threshold", "nucleus")
 """Kinds of strategies that can teach: those that need nothing but the probabilities of a row's experts."""

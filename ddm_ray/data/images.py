@@ -14,8 +14,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 
 from ddm_ray.core.names import FitName
-from ddm_ray.errors import one_line
 from ddm_ray.pictures.png import to_png
+from ddm_ray.spelling import one_line
 
 # By content, whatever a file is called. Not all that Pillow knows: one of its plug-ins starts another program.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000")

@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self, TypeVar
 
-from ddm_ray.errors import ConfigError, DDMError, RayAway, printable
+from ddm_ray.errors import ConfigError, DDMError, RayAway
 from ddm_ray.islands.jobs import JobsAPI, SubmittedJob
 from ddm_ray.placement import Island
+from ddm_ray.spelling import printable
 
 # Of a shell's answers: it failed for good, it was called wrongly, it can't be run, there is none.
 IN_VAIN = {1, 2, 126, 127}

@@ -15,7 +15,9 @@ from urllib.parse import quote, urlsplit
 
 from pydantic import BaseModel, ValidationError
 
-from ddm_ray.errors import ConfigError, RayAway, RayError, WrongToken, printable, refusal
+from ddm_ray.errors import ConfigError, RayAway, RayError, WrongToken
+from ddm_ray.spelling import printable
+from ddm_ray.storage.refusals import refusal
 
 SECONDS, SUBMIT_SECONDS = 20.0, 60.0
 """Longest time for an answer; a submission waits for the island's job agent."""

@@ -13,12 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from ddm_ray.errors import ConfigError, RayAway, RayError, printable
+from ddm_ray.errors import ConfigError, RayAway, RayError
 from ddm_ray.islands import ports
 from ddm_ray.islands.jobs import JobsAPI
 from ddm_ray.islands.local_files import IslandFolder, LocalIsland
 from ddm_ray.islands.processes import MARKER, boot, end, lives, read_process, require_proc
 from ddm_ray.ray_internals import NO_COUNTERS
+from ddm_ray.spelling import printable
 
 TRIES = 3
 """Starts of an island: Ray gives a node 30 seconds to register, and has no option for more."""

@@ -7,9 +7,9 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ddm_ray.errors import printable
 from ddm_ray.islands.probe import MOST_NODES, ClusterReport, NodeReport, look, places_of
 from ddm_ray.placement import TrainPlacement
+from ddm_ray.spelling import printable
 from ddm_ray.train.ray.recovery import reason
 
 NODE_SECONDS = 60.0

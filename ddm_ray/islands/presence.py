@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from threading import Event, Lock, Thread
 from typing import Any, Self
 
-from ddm_ray.errors import CorruptArtifact, DDMError, StorageError, printable
+from ddm_ray.errors import CorruptArtifact, DDMError, StorageError
 from ddm_ray.parsing import parse_object
+from ddm_ray.spelling import printable
 from ddm_ray.storage.attempts import CLAIM, MOST_RIVALS
 from ddm_ray.storage.notes import NOTE_BYTES
 from ddm_ray.storage.sealed import read_some

@@ -17,9 +17,11 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ddm_ray.data.loading.cache import cache_root
-from ddm_ray.errors import StorageError, printable, refusal
+from ddm_ray.errors import StorageError
 from ddm_ray.memory import total_bytes
+from ddm_ray.spelling import printable
 from ddm_ray.storage.patience import Trouble
+from ddm_ray.storage.refusals import refusal
 from ddm_ray.storage.store import Store
 from ddm_ray.storage.versions import versions
 

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddm_ray.core.condition import Condition, Text
-from ddm_ray.errors import ConfigError, SamplingError, one_line
+from ddm_ray.errors import ConfigError, SamplingError
+from ddm_ray.spelling import one_line
 
 NAMES = ("FluxTransformer2DModel", "PixArtTransformer2DModel", "SD3Transformer2DModel")
 TIMESTEPS = 1000

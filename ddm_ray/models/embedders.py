@@ -13,8 +13,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from ddm_ray.config import EmbedderConfig
-from ddm_ray.errors import Begin, CorruptArtifact, DataError
+from ddm_ray.errors import CorruptArtifact, DataError
 from ddm_ray.models import third_party
+from ddm_ray.remedies import Begin
 
 BLOCK_VALUES = 2**22
 """Most values of images (float64) that PixelEmbedder holds at once: 32 MiB."""

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddm_ray.config import RunConfig
-from ddm_ray.errors import DataError, one_line
+from ddm_ray.errors import DataError
+from ddm_ray.spelling import one_line
 
 SECONDS = 5.0
 """Time for which the hub is waited for. Its own library tries again for a minute."""

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from ddm_ray.config import LatentsConfig
-from ddm_ray.errors import Begin, ConfigError
+from ddm_ray.errors import ConfigError
 from ddm_ray.models import third_party
 from ddm_ray.models.fingerprints import fingerprint_of, require_same_network
+from ddm_ray.remedies import Begin
 
 
 class Latents:

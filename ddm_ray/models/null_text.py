@@ -8,7 +8,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from ddm_ray.core.condition import Text
-from ddm_ray.errors import CorruptArtifact, one_line
+from ddm_ray.errors import CorruptArtifact
+from ddm_ray.spelling import one_line
 
 NULL_TEXT = "null_text.safetensors"
 

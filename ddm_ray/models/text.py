@@ -12,10 +12,11 @@ import torch
 
 from ddm_ray.config import TextConfig
 from ddm_ray.core.condition import Text
-from ddm_ray.errors import Begin, ConfigError
+from ddm_ray.errors import ConfigError
 from ddm_ray.models import third_party
 from ddm_ray.models.fingerprints import fingerprint_of, require_same_network
 from ddm_ray.models.text_tokens import encode
+from ddm_ray.remedies import Begin
 
 MODELS = {"clip": "CLIPTextModel", "clip_text_model": "CLIPTextModel", "t5": "T5EncoderModel"}
 OTHER_HALF = ("vision_model.", "visual_projection.", "text_projection.", "logit_scale")

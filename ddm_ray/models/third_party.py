@@ -14,8 +14,9 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from ddm_ray.errors import ConfigError, CorruptArtifact, TruncatedWeights, printable
+from ddm_ray.errors import ConfigError, CorruptArtifact, TruncatedWeights
 from ddm_ray.parsing import parse_object
+from ddm_ray.spelling import printable
 
 CONFIG = "config.json"
 TOKENIZERS = frozenset(

@@ -7,7 +7,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from ddm_ray.errors import spelled_out
+from ddm_ray.spelling import spelled_out
 
 
 def page(template: str, **values: Any) -> str:

@@ -9,7 +9,7 @@ from torch import nn
 
 from ddm_ray.config import SamplingSettings
 from ddm_ray.core.snr import MatchedRouter, VelocityField
-from ddm_ray.errors import ConfigError, CorruptArtifact, ExpertCountError, MissingArtifact, SamplingError, printable
+from ddm_ray.errors import ConfigError, CorruptArtifact, ExpertCountError, MissingArtifact, SamplingError
 from ddm_ray.models import third_party
 from ddm_ray.models.latents import Latents
 from ddm_ray.models.text import MODELS, OTHER_HALF, TextEncoder
@@ -17,6 +17,7 @@ from ddm_ray.models.third_party import brief
 from ddm_ray.sampling.offload import Offloaded
 from ddm_ray.sampling.request import MixtureInfo
 from ddm_ray.sampling.run_models import Models
+from ddm_ray.spelling import printable
 
 INDEX, CONFIG = "model_index.json", "config.json"
 MOST_POSITIONS = 1 << 28

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from ddm_ray.errors import Give, SamplingError
+from ddm_ray.errors import SamplingError
+from ddm_ray.remedies import Give
 
 AUTO = "auto"
 """Name of the device that is a GPU where torch sees one, else the CPU."""

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from ddm_ray.config import SamplingSettings
 from ddm_ray.core.condition import Condition, Text
-from ddm_ray.errors import SamplingError, one_line
+from ddm_ray.errors import SamplingError
 from ddm_ray.sampling.plan import AT_VELOCITY, Plans, SamplingPlan
 from ddm_ray.sampling.request import ExpertCall, MixtureInfo, SampleRequest, validate
 from ddm_ray.sampling.state import Trajectories
+from ddm_ray.spelling import one_line
 
 NUMBERS = ("plan", "seed", "position", "expert_rows", "router_rows")
 TEXT = ("tokens_BLE", "mask_BL", "pooled_BP")

@@ -21,15 +21,7 @@ from ddm_ray.config import SamplingSettings
 from ddm_ray.core.condition import Text
 from ddm_ray.core.flow import Flow
 from ddm_ray.core.snr import MatchedRouter, VelocityField
-from ddm_ray.errors import (
-    ConfigError,
-    CorruptArtifact,
-    MissingArtifact,
-    RunError,
-    SamplingError,
-    StorageError,
-    printable,
-)
+from ddm_ray.errors import ConfigError, CorruptArtifact, MissingArtifact, RunError, SamplingError, StorageError
 from ddm_ray.models import null_text, weights
 from ddm_ray.models.latents import Latents
 from ddm_ray.models.null_text import NULL_TEXT
@@ -50,6 +42,7 @@ from ddm_ray.sampling.offload import Offload, resident_experts
 from ddm_ray.sampling.request import MixtureInfo
 from ddm_ray.sampling.run_models import Models, SamplingPrecision, dtype_of, matched
 from ddm_ray.sampling.verified import REMEDY, VerifiedFolder
+from ddm_ray.spelling import printable
 from ddm_ray.storage.manifest import FileName, FileRecord
 from ddm_ray.storage.sealed import seal, unseal
 

@@ -13,7 +13,7 @@ from torch import nn
 from ddm_ray.config import SamplingSettings, TrainConfig
 from ddm_ray.core.flow import Flow
 from ddm_ray.core.snr import MatchedRouter, velocity_field
-from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, SamplingError, printable
+from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, SamplingError
 from ddm_ray.models import weights
 from ddm_ray.models.router import Router
 from ddm_ray.models.spec import spec_of
@@ -22,6 +22,7 @@ from ddm_ray.sampling import driver
 from ddm_ray.sampling.batches import by_expert, joined
 from ddm_ray.sampling.offload import Offload, Offloaded, resident_experts
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest, SampleResult
+from ddm_ray.spelling import printable
 from ddm_ray.storage.graph import PARTITION, ROUTER, Artifact
 from ddm_ray.storage.info import EvaluationInfo, PartitionInfo
 from ddm_ray.storage.manifest import Identity, drift

@@ -13,11 +13,12 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ddm_ray.config import InitFrom, RunConfig
-from ddm_ray.errors import ConfigError, CorruptArtifact, DDMError, MissingArtifact, printable
+from ddm_ray.errors import ConfigError, CorruptArtifact, DDMError, MissingArtifact
 from ddm_ray.models import third_party, weights
 from ddm_ray.models.spec import spec_of
 from ddm_ray.sampling import paris, paris_weights, pretrained
 from ddm_ray.sampling.run_models import network_bytes, parse_network
+from ddm_ray.spelling import printable
 from ddm_ray.storage.graph import Artifact, expert, part_of, trained_of
 from ddm_ray.storage.manifest import Identity, drift
 from ddm_ray.storage.published import Weights

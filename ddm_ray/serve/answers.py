@@ -13,11 +13,11 @@ from PIL import Image
 from torch import Tensor
 
 from ddm_ray.config import RunConfig, SamplingSettings
-from ddm_ray.errors import one_line
 from ddm_ray.pictures import png
 from ddm_ray.pictures.images import to_pil, to_unit
 from ddm_ray.sampling.request import SampleRequest, SampleResult
 from ddm_ray.serve.segments import Sampled
+from ddm_ray.spelling import one_line
 
 MAX_MESSAGE = 900
 

@@ -37,8 +37,9 @@ from ray.serve.config import HTTPOptions
 from ray.serve.schema import LoggingConfig
 
 from ddm_ray.config import Precision
-from ddm_ray.errors import Give, RunError, ServeError, one_line
+from ddm_ray.errors import RunError, ServeError
 from ddm_ray.ray_session import gpus, on_head, ray_session
+from ddm_ray.remedies import Give
 from ddm_ray.sampling.devices import AUTO
 from ddm_ray.sampling.run_models import row_networks
 from ddm_ray.serve.answers import expert_name
@@ -51,6 +52,7 @@ from ddm_ray.serve.gateway import Gateway, is_loopback, listening, until_told
 from ddm_ray.serve.generation import DENSE
 from ddm_ray.serve.guard import TOKENS, Limits, read_tokens
 from ddm_ray.serve.versions import Version, Versions
+from ddm_ray.spelling import one_line
 from ddm_ray.storage.graph import PARTITION
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import is_local

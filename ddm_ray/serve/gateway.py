@@ -23,8 +23,10 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
-from ddm_ray.errors import Give, ServeError, one_line, printable
+from ddm_ray.errors import ServeError
+from ddm_ray.remedies import Give
 from ddm_ray.serve.haproxy import ADMIN, READY, Address, find_haproxy, take_place, write_configuration, written
+from ddm_ray.spelling import one_line, printable
 
 PAUSE_S, MOST_PAUSE_S = 0.1, 5.0
 """Seconds before HAProxy is started again: at first, and at most, twice as long each time that it ends at once."""

@@ -12,9 +12,10 @@ from pydantic.fields import FieldInfo
 from ddm_ray.config import DataConfig, RunConfig, SamplingSettings, StrictModel
 from ddm_ray.core.condition import Condition
 from ddm_ray.core.routing import Oracle
-from ddm_ray.errors import SamplingError, ServeError, one_line
+from ddm_ray.errors import SamplingError, ServeError
 from ddm_ray.sampling.plan import SamplingPlan
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest
+from ddm_ray.spelling import one_line
 
 MAX_IMAGES = 10
 MAX_LISTED = 50

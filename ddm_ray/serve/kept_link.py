@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ddm_ray.errors import one_line
 from ddm_ray.serve.links import Link
 from ddm_ray.serve.versions import LOG
+from ddm_ray.spelling import one_line
 
 RENEW_S, RETRY_S, MOST_RETRY_S = 10.0, 1.0, 60.0
 """Seconds after which another link is asked for: where there is one, where there is none, and after many failures."""

@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from torch import Tensor
 
-from ddm_ray.errors import DDMError, ServeError, one_line
+from ddm_ray.errors import DDMError, ServeError
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.offload import OffloadedToHost
 from ddm_ray.sampling.request import Call
 from ddm_ray.serve.batch import Pace
 from ddm_ray.serve.engine import STOPS, BatchEngine, ExpertError
 from ddm_ray.serve.turns import MIXING, SharedScheduler, Turns
+from ddm_ray.spelling import one_line
 
 LOG = logging.getLogger("ray.serve")
 

@@ -12,12 +12,14 @@ from typing import Any
 import yaml
 from pydantic import PositiveInt, TypeAdapter, ValidationError
 
-from ddm_ray.errors import Accept, ConfigError, CorruptArtifact, DriftError, ServeError, one_line
+from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, ServeError
+from ddm_ray.remedies import Accept
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest
 from ddm_ray.serve.answers import expert_name
 from ddm_ray.serve.engine import BatchEngine
 from ddm_ray.serve.multiplexed import Multiplexer
 from ddm_ray.serve.segments import OnStop, Sampled, SegmentSampler
+from ddm_ray.spelling import one_line
 from ddm_ray.storage.graph import EXTRAS, ROUTER, Artifact, trained_of
 from ddm_ray.storage.published import Weights, published
 from ddm_ray.storage.run import Run

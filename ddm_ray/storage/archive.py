@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
-from ddm_ray.errors import ArchiveError, as_storage_error, printable
+from ddm_ray.errors import ArchiveError
+from ddm_ray.spelling import printable
 from ddm_ray.storage.manifest import FileRecord
+from ddm_ray.storage.refusals import as_storage_error
 from ddm_ray.storage.store import CHUNK
 
 BLOCK = tarfile.BLOCKSIZE

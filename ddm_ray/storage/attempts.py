@@ -17,7 +17,8 @@ from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
-from ddm_ray.errors import CorruptArtifact, StorageError, one_line
+from ddm_ray.errors import CorruptArtifact, StorageError
+from ddm_ray.spelling import one_line
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.info import Info, StateInfo, WeightsInfo
 from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest, read_manifest

@@ -11,22 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from ddm_ray.errors import (
-    ArchiveError,
-    ConfigError,
-    CorruptArtifact,
-    DDMError,
-    DriftError,
-    Give,
-    StorageError,
-    as_storage_error,
-    printable,
-)
+from ddm_ray.errors import ArchiveError, ConfigError, CorruptArtifact, DDMError, DriftError, StorageError
+from ddm_ray.remedies import Give
+from ddm_ray.spelling import printable
 from ddm_ray.storage import graph
 from ddm_ray.storage.archive import AGAIN, ArchiveReader, ArchiveWriter, read_archive, write_archive
 from ddm_ray.storage.graph import PARTITION, Artifact
 from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest, drift
 from ddm_ray.storage.parts import BROUGHT, ArchivePart, by_content, files_of, parse_part, parts_below
+from ddm_ray.storage.refusals import as_storage_error
 from ddm_ray.storage.run import RUN_FILE, Run, read_config
 from ddm_ray.storage.sealed import read_sealed, seal, unseal
 from ddm_ray.storage.store import Store

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from ddm_ray.config.longer import OTHERWISE, Part, lengthened, train_of
-from ddm_ray.errors import Begin, ConfigError, MissingArtifact, StorageError
+from ddm_ray.errors import ConfigError, MissingArtifact, StorageError
+from ddm_ray.remedies import Begin
 from ddm_ray.storage import graph
 from ddm_ray.storage.attempts import SavedState, saved_states
 from ddm_ray.storage.extension import EXTENDED, FILE, MOST, SHARED, Extension, folder_of, untouched

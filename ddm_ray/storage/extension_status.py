@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddm_ray.config.longer import train_of
-from ddm_ray.errors import DDMError, Fix
+from ddm_ray.errors import DDMError
+from ddm_ray.remedies import Fix
 from ddm_ray.storage.attempts import heartbeat
 from ddm_ray.storage.extend import extensions
 from ddm_ray.storage.graph import EXTRAS, PARTITION, ROWS, Artifact, expert, part_of, trained_of

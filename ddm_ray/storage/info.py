@@ -7,7 +7,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ddm_ray.errors import CorruptArtifact, printable
+from ddm_ray.errors import CorruptArtifact
+from ddm_ray.spelling import printable
 from ddm_ray.storage.manifest import Manifest
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from ddm_ray.errors import CorruptArtifact, DDMError, GaveUp, StorageError, TrainingError, one_line, printable
+from ddm_ray.errors import CorruptArtifact, DDMError, GaveUp, StorageError, TrainingError
+from ddm_ray.spelling import one_line, printable
 from ddm_ray.storage.attempts import OUT_OF_MEMORY, Attempt, claimed, read_failure
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_files import BEGUN, JobFiles, list_jobs

@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from ddm_ray.errors import CorruptArtifact, as_storage_error
+from ddm_ray.errors import CorruptArtifact
 from ddm_ray.storage.disk import is_unfinished
+from ddm_ray.storage.refusals import as_storage_error
 
 _OF_ITSELF = (errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM)
 """Numbers of errors that say something of one folder, not of the disk."""

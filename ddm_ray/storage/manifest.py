@@ -10,7 +10,8 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from ddm_ray.errors import CorruptArtifact, TruncatedWeights, printable
+from ddm_ray.errors import CorruptArtifact, TruncatedWeights
+from ddm_ray.spelling import printable
 from ddm_ray.storage.sealed import canonical, read_sealed, seal, sha256, unseal
 from ddm_ray.storage.store import Store
 

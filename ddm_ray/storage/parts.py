@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from ddm_ray.errors import ArchiveError, CorruptArtifact, printable
+from ddm_ray.errors import ArchiveError, CorruptArtifact
+from ddm_ray.spelling import printable
 from ddm_ray.storage.archive import AGAIN, NAME_LETTERS
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.info import TrainedInfo

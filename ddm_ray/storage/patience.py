@@ -18,7 +18,7 @@ from obstore.exceptions import (
     UnknownConfigurationKeyError,
 )
 
-from ddm_ray.errors import refusal
+from ddm_ray.storage.refusals import refusal
 
 if TYPE_CHECKING:
     from obstore.store import RetryConfig

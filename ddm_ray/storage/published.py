@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ddm_ray.errors import CorruptArtifact, DriftError, one_line
+from ddm_ray.errors import CorruptArtifact, DriftError
+from ddm_ray.spelling import one_line
 from ddm_ray.storage.attempts import Attempt
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.info import TrainedInfo

@@ -8,20 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddm_ray.config import RunConfig, parse_config
-from ddm_ray.errors import (
-    Accept,
-    Begin,
-    CorruptArtifact,
-    DDMError,
-    DriftError,
-    Give,
-    Make,
-    MissingArtifact,
-    RunError,
-    StorageError,
-    printable,
-    refusal,
-)
+from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, MissingArtifact, RunError, StorageError
+from ddm_ray.remedies import Accept, Begin, Give, Make
+from ddm_ray.spelling import printable
 from ddm_ray.storage import graph
 from ddm_ray.storage.extension import Appended, Extension, base_url
 from ddm_ray.storage.graph import Artifact
@@ -39,6 +28,7 @@ from ddm_ray.storage.manifest import (
     read_verified,
 )
 from ddm_ray.storage.patience import PROMPT, Patience
+from ddm_ray.storage.refusals import refusal
 from ddm_ray.storage.sealed import RECORD_BYTES, seal, unseal
 from ddm_ray.storage.store import Store
 

@@ -5,8 +5,9 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from ddm_ray.errors import CorruptArtifact, Fix, StorageError
+from ddm_ray.errors import CorruptArtifact, StorageError
 from ddm_ray.parsing import parse_object
+from ddm_ray.remedies import Fix
 from ddm_ray.storage.store import Store
 
 RECORD_BYTES = 2**26

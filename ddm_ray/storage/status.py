@@ -7,18 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ddm_ray.errors import (
-    Accept,
-    Allow,
-    CorruptArtifact,
-    DDMError,
-    DriftError,
-    Fix,
-    Resume,
-    Stopped,
-    StorageError,
-    spelled_out,
-)
+from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, Stopped, StorageError
+from ddm_ray.remedies import Accept, Allow, Fix, Resume
+from ddm_ray.spelling import spelled_out
 from ddm_ray.storage import graph
 from ddm_ray.storage.chunk_records import ChunksProgress, chunks_progress
 from ddm_ray.storage.graph import PARTITION, REPORT, STUDENT, TARGETS, Artifact, targets

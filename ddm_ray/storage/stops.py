@@ -12,7 +12,9 @@ import re
 import socket
 from contextlib import suppress
 
-from ddm_ray.errors import Allow, ConfigError, CorruptArtifact, Stopped, printable
+from ddm_ray.errors import ConfigError, CorruptArtifact, Stopped
+from ddm_ray.remedies import Allow
+from ddm_ray.spelling import printable
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_files import STOP
 from ddm_ray.storage.launches import Launch

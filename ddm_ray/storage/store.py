@@ -15,17 +15,16 @@ import obstore.store
 from obstore.exceptions import AlreadyExistsError, BaseError, GenericError
 from pyarrow import fs
 
-from ddm_ray.errors import CorruptArtifact, RunError, StorageError, as_storage_error, refusal
+from ddm_ray.errors import CorruptArtifact, RunError, StorageError
 from ddm_ray.storage import local_disk
 from ddm_ray.storage.disk import is_unfinished, put, read_back, require_key
 from ddm_ray.storage.patience import PROMPT, Asker, Patience, Undecided, reason
-from ddm_ray.storage.store_meter import meter_of
+from ddm_ray.storage.refusals import as_storage_error, refusal
+from ddm_ray.storage.store_meter import PART, STREAM_PART, meter_of
 
 T = TypeVar("T")
 
 CHUNK = 4 * 2**20
-# obstore's own: bytes from which it uploads in parts, an object and a stream.
-_PART, _STREAM_PART = 5 * 2**20, 10 * 2**20
 
 
 class Store:
@@ -168,8 +167,8 @@ class Store:
         if self.local is not None:
             self._put(key, _chunks(data) if isinstance(data, Path) else [data])
         else:
-            self._ask(key, lambda: obstore.put(self._objects, self._prefix + key, data, chunk_size=_PART))
-        self._meter.writes(size, _PART)
+            self._ask(key, lambda: obstore.put(self._objects, self._prefix + key, data, chunk_size=PART))
+        self._meter.writes(size, PART)
 
     def write_stream(self, key: str, chunks: Callable[[], Iterable[bytes]]) -> None:
         """Write an object chunk by chunk, with a few MiB in memory; write nothing if `chunks` raises.
@@ -181,13 +180,13 @@ class Store:
             return
 
         def upload() -> None:
-            writer = obstore.open_writer(self._objects, self._prefix + key, buffer_size=_STREAM_PART)
+            writer = obstore.open_writer(self._objects, self._prefix + key, buffer_size=STREAM_PART)
             size = 0
             for chunk in chunks():
                 self._heed(writer.write, chunk)
                 size += len(chunk)
             self._heed(writer.close)
-            self._meter.writes(size, _STREAM_PART)
+            self._meter.writes(size, STREAM_PART)
 
         self._ask(key, upload)
 
@@ -203,7 +202,7 @@ class Store:
         for chunk in chunks:
             yield chunk
             size += len(chunk)
-        self._meter.writes(size, _STREAM_PART)
+        self._meter.writes(size, STREAM_PART)
 
     def _put(self, key: str, chunks: Iterable[bytes | memoryview], replace: bool = True) -> bool:
         """Write an object on the local disk; False if it exists and isn't to be replaced."""

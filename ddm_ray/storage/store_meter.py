@@ -8,6 +8,8 @@ from threading import Lock
 from types import MappingProxyType
 
 LISTED_AT_ONCE = 1000
+# obstore's own: bytes from which it uploads in parts, an object and a stream.
+PART, STREAM_PART = 5 * 2**20, 10 * 2**20
 # Bytes of XML around all paths of a listing, and around each.
 _LISTING, _LISTED = 250, 155
 

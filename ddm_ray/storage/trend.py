@@ -10,7 +10,8 @@ from typing import Literal
 
 from ddm_ray.config import RunConfig
 from ddm_ray.config.longer import Part, lengthened
-from ddm_ray.errors import Begin, ConfigError, Extend, Fix
+from ddm_ray.errors import ConfigError
+from ddm_ray.remedies import Begin, Extend, Fix
 from ddm_ray.storage.graph import Artifact, part_of
 from ddm_ray.storage.info import HeldoutInfo, TrainedInfo
 

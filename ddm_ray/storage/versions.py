@@ -7,7 +7,7 @@ from contextlib import suppress
 from importlib import metadata
 
 from ddm_ray import __version__
-from ddm_ray.errors import printable
+from ddm_ray.spelling import printable
 from ddm_ray.storage.status import Status
 
 

@@ -22,9 +22,9 @@ from ddm_ray.errors import (
     Stopped,
     StorageError,
     Superseded,
-    one_line,
 )
 from ddm_ray.placement import TrainPlacement
+from ddm_ray.spelling import one_line
 from ddm_ray.storage.attempts import OUT_OF_MEMORY, Attempt, claim, claimed, saved_states
 from ddm_ray.storage.info import StateInfo
 from ddm_ray.storage.launches import Launch

@@ -17,8 +17,9 @@ from torch import Tensor
 from ddm_ray.core.streams import HELDOUT, stream
 from ddm_ray.data.loading.heldout_rows import count_heldout, heldout_rows
 from ddm_ray.data.loading.stored_rows import StoredRows
-from ddm_ray.errors import DDMError, one_line
+from ddm_ray.errors import DDMError
 from ddm_ray.placement import TrainPlacement
+from ddm_ray.spelling import one_line
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.trend import DRAWS, GROUPS, LOSSES, STEPS, measurements
 from ddm_ray.train.job import TrainJob

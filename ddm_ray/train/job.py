@@ -16,11 +16,12 @@ from ddm_ray.core.routing import parse_strategy
 from ddm_ray.core.schedules import learning_rate
 from ddm_ray.core.streams import INITIAL, stream
 from ddm_ray.core.times import TimeSampling
-from ddm_ray.errors import Begin, TrainingError
+from ddm_ray.errors import TrainingError
 from ddm_ray.models import weights
 from ddm_ray.models.flops import forward_flops_per_row, training_flops_per_row
 from ddm_ray.models.spec import denoiser_spec, router_spec, spec_of
 from ddm_ray.placement import TrainPlacement
+from ddm_ray.remedies import Begin
 from ddm_ray.storage import graph
 from ddm_ray.storage.graph import Artifact, shard
 from ddm_ray.storage.run import Run

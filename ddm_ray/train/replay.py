@@ -19,7 +19,8 @@ from ddm_ray.data.schema import TRAIN, column, data_dtype, shard_schema, to_parq
 from ddm_ray.data.sharded.chunk_store import ChunkRecord, ChunkStore, StoredFile
 from ddm_ray.data.sharded.stage import ShareTold, make_chunks
 from ddm_ray.data.sharded.work import Chunk, Executor
-from ddm_ray.errors import Begin, ConfigError
+from ddm_ray.errors import ConfigError
+from ddm_ray.remedies import Begin
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import load_model, monolith_info

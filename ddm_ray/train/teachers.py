@@ -17,7 +17,6 @@ from ddm_ray.core.mixture import group_rows, mix, posterior
 from ddm_ray.core.routing import Strategy, parse_strategy
 from ddm_ray.data.loading.cache import local_files
 from ddm_ray.data.loading.verified import VerifiedFile
-from ddm_ray.errors import as_storage_error
 from ddm_ray.models.spec import spec_of
 from ddm_ray.sampling.beginnings import load_beginning
 from ddm_ray.sampling.driver import Experts, answers
@@ -28,6 +27,7 @@ from ddm_ray.storage.graph import PARTITION, ROUTER, Artifact, beginning_of
 from ddm_ray.storage.info import PartitionInfo
 from ddm_ray.storage.manifest import verify
 from ddm_ray.storage.published import Weights
+from ddm_ray.storage.refusals import as_storage_error
 from ddm_ray.storage.run import Run
 from ddm_ray.train.job import TrainJob
 from ddm_ray.train.objectives import Batch

@@ -11,13 +11,14 @@ import torch
 import torch.distributed as dist
 
 from ddm_ray.data.loading.loader import Loader
-from ddm_ray.errors import CorruptArtifact, StorageError, TrainingError, refusal
+from ddm_ray.errors import CorruptArtifact, StorageError, TrainingError
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.attempts import claimed
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.launches import Launch
 from ddm_ray.storage.ledger import Account
 from ddm_ray.storage.patience import PATIENT, PROMPT, Patience
+from ddm_ray.storage.refusals import refusal
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import Store
 from ddm_ray.train.attempt import TrainAttempt

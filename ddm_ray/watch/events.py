@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from ddm_ray.errors import Fix
+from ddm_ray.remedies import Fix
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.info import TrainedInfo
 from ddm_ray.storage.status import Status, describe, duration

@@ -7,7 +7,8 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from ddm_ray.errors import ConfigError, Give
+from ddm_ray.errors import ConfigError
+from ddm_ray.remedies import Give
 from ddm_ray.storage.info import TrainedInfo
 from ddm_ray.storage.status import Status
 

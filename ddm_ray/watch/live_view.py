@@ -11,7 +11,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ddm_ray.errors import Fix, spelled_out
+from ddm_ray.remedies import Fix
+from ddm_ray.spelling import spelled_out
 from ddm_ray.storage.status import Status, describe
 
 LOG_SECONDS = 10.0

@@ -6,7 +6,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from ddm_ray.errors import Fix, StorageError
+from ddm_ray.errors import StorageError
+from ddm_ray.remedies import Fix
 from ddm_ray.storage.graph import EXTRAS, trained_of
 from ddm_ray.storage.observer import Observer
 from ddm_ray.storage.run import Run

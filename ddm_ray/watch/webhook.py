@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from urllib.parse import urlsplit
 
-from ddm_ray.errors import ConfigError, one_line
+from ddm_ray.errors import ConfigError
+from ddm_ray.spelling import one_line
 from ddm_ray.watch.events import Event
 
 TIMEOUT = 10.0

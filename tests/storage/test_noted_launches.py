@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from ddm_ray.cli.fixes import phrase
-from ddm_ray.errors import ConfigError, DDMError, Give, RayAway, StorageError
+from ddm_ray.errors import ConfigError, DDMError, RayAway, StorageError
+from ddm_ray.remedies import Give
 from ddm_ray.storage.attempts import claim
 from ddm_ray.storage.graph import expert
 from ddm_ray.storage.launches import Launch, noted

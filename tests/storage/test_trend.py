@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from ddm_ray.config import load_recipe
 from ddm_ray.config.longer import lengthened
-from ddm_ray.errors import Begin, DDMError, Extend
+from ddm_ray.errors import DDMError
+from ddm_ray.remedies import Begin, Extend
 from ddm_ray.storage.graph import MONOLITH, ROUTER, STUDENT, expert
 from ddm_ray.storage.info import HeldoutInfo, TrainedInfo
 from ddm_ray.storage.manifest import Identity, Manifest

@@ -10,8 +10,9 @@ from typing import Annotated, Self
 import numpy as np
 from pydantic import Field, PositiveInt, ValidationError, model_validator
 
-from ddm_ray.errors import CorruptArtifact, Fix
+from ddm_ray.errors import CorruptArtifact
 from ddm_ray.parsing import parse_object
+from ddm_ray.remedies import Fix
 from ddm_ray.storage.info import Count, Finite, Info
 from ddm_ray.storage.sealed import canonical
 

@@ -13,8 +13,9 @@ from ddm_ray.data.images import thumbnail
 from ddm_ray.data.prepare.decoding import DecodedRows, middle_pixels
 from ddm_ray.data.prepare.records import EmbeddedRows
 from ddm_ray.data.schema import EMBEDDING, HELDOUT, MIRRORED, TEXT, TRAIN, column, data_dtype, rows_schema
-from ddm_ray.errors import Begin, ConfigError, CorruptArtifact, DataError
+from ddm_ray.errors import ConfigError, CorruptArtifact, DataError
 from ddm_ray.models.embedders import Embedder, PixelEmbedder, make_embedder
+from ddm_ray.remedies import Begin
 
 if TYPE_CHECKING:
     from ddm_ray.data.prepare.encode import EncodeImages, EncodeTexts

@@ -12,7 +12,8 @@ from ddm_ray.data.prepare.records import REJECTED, RowsRecord, RowsStore, Source
 from ddm_ray.data.read_ahead import read_ahead
 from ddm_ray.data.reasons import commonest
 from ddm_ray.data.schema import DUPLICATES, TRAIN, to_parquet
-from ddm_ray.errors import DataError, Give
+from ddm_ray.errors import DataError
+from ddm_ray.remedies import Give
 from ddm_ray.storage.info import Reason, RowsInfo
 from ddm_ray.storage.manifest import FileRecord, Manifest, canonical, sha256
 from ddm_ray.storage.versions import versions

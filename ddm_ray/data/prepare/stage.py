@@ -15,8 +15,9 @@ from ddm_ray.data.sharded.stage import ShareRead, make_chunks
 from ddm_ray.data.sharded.work import Executor
 from ddm_ray.data.sources import Source, absolute_name, open_source
 from ddm_ray.data.sources import chunk_rows as rows_per_chunk
-from ddm_ray.errors import ConfigError, DataError, DriftError, Give
+from ddm_ray.errors import ConfigError, DataError, DriftError
 from ddm_ray.placement import PreparePlacement
+from ddm_ray.remedies import Give
 from ddm_ray.storage.graph import ROWS, Artifact, owner_rows
 from ddm_ray.storage.info import RowsInfo
 from ddm_ray.storage.manifest import Manifest

@@ -16,7 +16,8 @@ import pyarrow as pa
 from pydantic import Field, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
 from ddm_ray.data.schema import read_parquet, to_parquet
-from ddm_ray.errors import CorruptArtifact, DriftError, Make
+from ddm_ray.errors import CorruptArtifact, DriftError
+from ddm_ray.remedies import Make
 from ddm_ray.storage.chunk_records import PLAN, RECORDS, ChunkKey, chunks_done, recorded_keys, stem_of_file
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.manifest import FileName, FileRecord, Identity, read_verified

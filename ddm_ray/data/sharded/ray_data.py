@@ -22,9 +22,10 @@ from ray.exceptions import RayTaskError, UserCodeException
 
 from ddm_ray.data.sharded.chunk_store import RecordT
 from ddm_ray.data.sharded.work import CHUNK_BYTES, ChunkMaker, FinishChunks, FinishedChunk, ReadUnit, Task
-from ddm_ray.errors import DDMError, RayAway, RayError, one_line
+from ddm_ray.errors import DDMError, RayAway, RayError
 from ddm_ray.memory import KEEP_FREED_MEMORY
 from ddm_ray.placement import PreparePlacement
+from ddm_ray.spelling import one_line
 
 TASKS_PER_CORE = 16
 # Values as pickle sees them, and apart from these the memory of their arrays, which isn't copied when it is read.

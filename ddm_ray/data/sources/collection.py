@@ -9,7 +9,8 @@ from ddm_ray.data.sources import folder, parquet, webdataset
 from ddm_ray.data.sources.chunks import EncodedChunk, Listing, Unit, rows_of_a_part
 from ddm_ray.data.sources.conditions import Conditioned
 from ddm_ray.data.sources.files import Files
-from ddm_ray.errors import Begin, DataError
+from ddm_ray.errors import DataError
+from ddm_ray.remedies import Begin
 
 KINDS = {"folder": EXTENSIONS, "webdataset": frozenset({"tar"}), "parquet": frozenset({"parquet"})}
 _READERS = {"folder": folder.read, "webdataset": webdataset.read}

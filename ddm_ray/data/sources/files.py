@@ -13,8 +13,9 @@ from urllib.parse import quote, unquote, urlsplit
 from pyarrow import NativeFile, fs
 
 from ddm_ray.data.sources.patterns import is_wild, regular, spelled_out
-from ddm_ray.errors import DataError, as_storage_error
+from ddm_ray.errors import DataError
 from ddm_ray.spelling import nearest
+from ddm_ray.storage.refusals import as_storage_error
 
 MISNAMED = "its name is not UTF-8; rename it"
 FORMS = "a folder, a URI (s3://BUCKET/..., hf://datasets/OWNER/NAME), digits or shapes:NUMBER"

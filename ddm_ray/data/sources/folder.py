@@ -9,7 +9,8 @@ from ddm_ray.data.sharded.work import Chunk
 from ddm_ray.data.sources.chunks import IMAGE_BYTES, Encoded, EncodedChunk, Unit, cuts, rows_of_a_part
 from ddm_ray.data.sources.conditions import Conditions
 from ddm_ray.data.sources.files import MISNAMED, THREADS, Files, as_source_error
-from ddm_ray.errors import Begin, DataError
+from ddm_ray.errors import DataError
+from ddm_ray.remedies import Begin
 from ddm_ray.spelling import some
 
 GONE, CLASSLESS = "gone since it was listed", "not in a class's folder"

@@ -16,7 +16,8 @@ from ddm_ray.data.sources import is_here, open_source, parquet
 from ddm_ray.data.sources.chunks import Encoded, Listing, Source, Unit
 from ddm_ray.data.sources.collection import Collection, extension
 from ddm_ray.data.sources.folder import CLASSLESS
-from ddm_ray.errors import Begin, DataError, StorageError
+from ddm_ray.errors import DataError, StorageError
+from ddm_ray.remedies import Begin
 
 IMAGES = 12
 """Images that are looked at: spread over a folder, else the first ones of some files."""

@@ -13,9 +13,11 @@ from ddm_ray.data.sources import chunks
 from ddm_ray.data.sources.chunks import IMAGE_BYTES, UNREAD, Encoded, EncodedChunk, Unit, chunked
 from ddm_ray.data.sources.conditions import Conditions
 from ddm_ray.data.sources.files import Files, refusals
-from ddm_ray.errors import Begin, DataError, refusal
+from ddm_ray.errors import DataError
 from ddm_ray.parsing import parse_object
+from ddm_ray.remedies import Begin
 from ddm_ray.spelling import some
+from ddm_ray.storage.refusals import refusal
 
 IMAGES = ("image", "img", "jpg", "png")
 CLASSES = ("label", "labels", "fine_label", "class", "cls")

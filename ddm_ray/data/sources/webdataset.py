@@ -13,7 +13,7 @@ from ddm_ray.data.reasons import CUT
 from ddm_ray.data.sources.chunks import IMAGE_BYTES, Encoded, EncodedChunk, Unit, chunked
 from ddm_ray.data.sources.conditions import Conditions
 from ddm_ray.data.sources.files import Files, as_source_error
-from ddm_ray.errors import refusal
+from ddm_ray.storage.refusals import refusal
 
 TEXT_KEYS = ("caption", "text")
 CLASS_KEYS = ("label", "cls", "class")

@@ -4,7 +4,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib import import_module
@@ -13,8 +13,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 
-from ddm_ray.errors import DDMError, GaveUp, RayAway, RayError, StorageError, TrainingError
-from ddm_ray.placement import PREDEFINED, TrainPlacement, submitted_job
+from ddm_ray.errors import DDMError, GaveUp, StorageError, TrainingError
+from ddm_ray.placement import TrainPlacement
 from ddm_ray.ray_internals import HEAD_RESOURCE
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_files import JobFiles, list_jobs
@@ -23,7 +23,9 @@ from ddm_ray.storage.observer import LOOK_SECONDS, Observer
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import Status, status
 from ddm_ray.storage.stops import StopRequests
+from ddm_ray.submitted import submitted_job
 from ddm_ray.train.ray.recovery import environment, forget, free_places_of_all, innermost, reason, run_id, tend_cluster
+from ddm_ray.train.ray.room import amounts, has_room, lack, room
 
 AWAY_SECONDS = 10.0
 # After how long a job that no worker has begun is said to wait for room; a start takes less.
@@ -67,9 +69,9 @@ def train_all(
     """
     unfinished = [artifact for artifact in artifacts if not run.finished(artifact)]
     placements = {each: placement if isinstance(placement, TrainPlacement) else placement[each] for each in unfinished}
-    for lack in dict.fromkeys(_lack(each, may_grow) for each in placements.values()):
-        if lack:
-            text = f"warning: {lack}; waiting for nodes. If none will come: Ctrl-C, and change islands.yaml"
+    for lacking in dict.fromkeys(lack(each, may_grow) for each in placements.values()):
+        if lacking:
+            text = f"warning: {lacking}; waiting for nodes. If none will come: Ctrl-C, and change islands.yaml"
             print(text, file=sys.stderr)
     files = list_jobs(run.store, artifacts)
     # The id that Ray's commands take; a private Ray's is of no use to anybody.
@@ -115,7 +117,7 @@ def train_all(
         if crowded := [job.placement for job in queue if is_ready(job)]:
             asked, workers = crowded[0].asked, crowded[0].workers.min
             text = f"{len(running)} of {len(unfinished)} trainings at a time: one asks for {workers} x"
-            print(f"{text} ({_amounts(asked)}), Ray has {_amounts(ray.cluster_resources(), asked)}", file=sys.stderr)
+            print(f"{text} ({amounts(asked)}), Ray has {amounts(ray.cluster_resources(), asked)}", file=sys.stderr)
         while queue or running:
             if not running:  # what was waited for has failed
                 start_next()
@@ -168,13 +170,6 @@ def train_all(
             free_places_of_all()  # the supervisors, who did so while training went on, are gone
     if failures:
         raise TrainingsFailed(failures, len(artifacts)) if len(artifacts) > 1 else failures[artifacts[0]]
-
-
-def has_room(placement: TrainPlacement, running: Sequence[TrainPlacement], resources: Mapping[str, float]) -> bool:
-    """True if a job placed so fits into a cluster of these resources beside the running ones, or runs alone."""
-    asked = [(each.workers.min * amount, name) for each in (*running, placement) for name, amount in each.asked.items()]
-    taken = {name: sum(amount for amount, other in asked if other == name) for name in placement.asked}
-    return not running or all(amount <= resources.get(name, 0) + 1e-6 for name, amount in taken.items())
 
 
 class Supervisor:
@@ -282,7 +277,7 @@ class _Job:
             return
         self._began = None
         if not self.has_begun(files):
-            print(f"warning: {self.artifact}: no worker has begun yet; {_room(self.placement)}", file=sys.stderr)
+            print(f"warning: {self.artifact}: no worker has begun yet; {room(self.placement)}", file=sys.stderr)
 
     def _reason(self) -> DDMError | None:
         """Why it ended without having committed: the innermost error that a worker raised."""
@@ -304,47 +299,3 @@ def _as_begun(statuses: Sequence[Status], running: list[_Job], files: Mapping[Ar
     """The statuses, but for what an older command's attempts left: that isn't what became of these jobs."""
     before = {job.artifact for job in running if not job.has_begun(files)}
     return [replace(each, state="waiting", job=None) if each.artifact in before else each for each in statuses]
-
-
-def _room(placement: TrainPlacement) -> str:
-    """Text on the resources that are asked for, and those that are free now."""
-    asked, free = placement.asked, ray.available_resources()
-    return f"it asks for {placement.workers.min} x ({_amounts(asked)}), free are {_amounts(free, asked)}"
-
-
-def _amounts(resources: Mapping[str, float], names: Collection[str] | None = None) -> str:
-    """Words on the amounts of resources, of these names; memory in GB."""
-    amounts = {name: resources.get(name, 0.0) for name in (resources if names is None else names)}
-    memory = {name: f"{amount / 1e9:.2g} GB of memory" for name, amount in amounts.items() if name == "memory"}
-    return " and ".join(memory.get(name, f"{amount:g} {name}") for name, amount in amounts.items())
-
-
-def _lack(placement: TrainPlacement, may_grow: bool) -> str | None:
-    """Text on what the Ray cluster lacks of the placement now; Ray itself would wait for ever, without a word.
-
-    RayError if it isn't to be waited for; RayAway for a custom resource that no node has: its nodes are still to come
-    back, or more likely its name is wrong.
-    """
-    least = placement.workers.min
-    asked = placement.asked
-    resources = ray.cluster_resources()
-    for name in set(placement.slices) - resources.keys():
-        others = sorted(other for other in resources if other not in PREDEFINED and ":" not in other)
-        known = f"has {', '.join(others)}" if others else "has none"
-        raise RayAway(
-            f"placement asks for {name}, which no node of the Ray cluster has (it {known}); start nodes that"
-            f" have it (Ray's resources '{{\"{name}\": 1}}'), or change resources_per_worker in islands.yaml"
-        )
-    lacking = [name for name, amount in asked.items() if resources.get(name, 0) < amount * least]
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    room = sum(int(min(node.get(name, 0) / amount for name, amount in asked.items()) + 1e-6) for node in nodes)
-    if lacking:
-        name = lacking[0]
-        lack = f"placement asks for {least} x {asked[name]:g} {name}, Ray has {resources.get(name, 0):g}"
-    elif room < least:
-        lack = f"placement asks for {least} workers of {_amounts(asked)}, the nodes have room for {room}"
-    else:
-        return None
-    if not may_grow:
-        raise RayError(f"{lack}; change workers or resources_per_worker in islands.yaml")
-    return lack

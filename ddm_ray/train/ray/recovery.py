@@ -12,8 +12,8 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from ddm_ray import ray_internals as internals
-from ddm_ray.errors import one_line
 from ddm_ray.placement import TrainPlacement
+from ddm_ray.spelling import one_line
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.manifest import sha256
 from ddm_ray.storage.run import Run

@@ -14,7 +14,8 @@ from ddm_ray.storage.attempts import claim, claimed
 from ddm_ray.storage.graph import MONOLITH, ROUTER, STUDENT, expert
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import Status
-from ddm_ray.train.ray.launch import TrainingsFailed, has_room, train_all
+from ddm_ray.train.ray.launch import TrainingsFailed, train_all
+from ddm_ray.train.ray.room import has_room
 from tests.random_run import make_run
 from tests.storage.jobs import beat
 

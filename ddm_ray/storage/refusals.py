@@ -1,0 +1,67 @@
+"""Refusals of storage: why, as one line, and whether the same may work later."""
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ddm_ray.errors import DDMError, StorageError
+from ddm_ray.remedies import Fix
+from ddm_ray.spelling import printable
+
+# A cloud's machines are asked there for a key by who was given none.
+_KEY_SERVICE = re.compile(r"http://(169\.254\.169\.254|metadata\.google\.internal)")
+# What only a person changes. Of errors of obstore the text alone has the number.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_LASTING = (*_FULL, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG)
+_NUMBER = re.compile(r"\(os error (\d+)\)")
+
+
+@contextmanager
+def as_storage_error(
+    where: object,
+    fix: Fix | None = None,
+    kinds: tuple[type[BaseException], ...] = (OSError,),
+    missing: type[DDMError] = StorageError,
+) -> Iterator[None]:
+    """Turn refusals of storage, exceptions of these `kinds`, into a StorageError of one line that begins with `where`.
+
+    `missing`: the error in place of a FileNotFoundError.
+    """
+    try:
+        yield
+    except kinds as error:
+        kind = missing if isinstance(error, FileNotFoundError) else StorageError
+        room = "free some space there" if _number(error) in _FULL else None
+        refused = kind(f"{where}: {refusal(error, where)}", fix or room)
+        refused.passes &= may_pass(error)
+        raise refused from None
+
+
+def may_pass(error: BaseException) -> bool:
+    """False for a refusal of a local disk that somebody must mend (no space, no right), or for want of a key."""
+    return _number(error) not in _LASTING and not _KEY_SERVICE.search(str(error))
+
+
+def _number(error: BaseException) -> int | None:
+    """The system's number of an error; None if it has none."""
+    if isinstance(error, OSError) and error.errno:
+        return error.errno
+    return int(match[1]) if (match := _NUMBER.search(str(error))) else None
+
+
+def refusal(error: BaseException, where: object = None) -> str:
+    """Why storage refused, as one printable line: the system's reason and the file, if it isn't the one at `where`.
+
+    Of an error without a number, as libraries raise them, the first paragraph of its text.
+    """
+    if isinstance(error, OSError) and error.errno:
+        name = error.filename
+        text = os.strerror(error.errno) + (f": {name}" if name is not None and str(name) != str(where) else "")
+    else:
+        text = str(error).split("\n\n")[0] or type(error).__name__
+        if service := _KEY_SERVICE.search(text):
+            keys = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what your storage calls them"
+            text = f"no key: {keys}, where this command and Ray are started (asked in vain: {service[0]})"
+    return printable(text, 500)

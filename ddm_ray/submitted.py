@@ -1,0 +1,15 @@
+"""The Ray job that this process was submitted as. The standard library alone."""
+
+import json
+import os
+from contextlib import suppress
+
+
+def submitted_job() -> str | None:
+    """The submission id of the Ray job that this process is; None if it is none. Ray tells its jobs by environment."""
+    job_config = os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR")
+    if job_config is None:
+        return None
+    with suppress(ValueError, AttributeError):
+        return str(json.loads(job_config).get("metadata", {}).get("job_submission_id", ""))
+    return ""

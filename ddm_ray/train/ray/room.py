@@ -1,0 +1,59 @@
+"""Room for training jobs in the connected Ray cluster: what they ask for, what is free, and what it lacks."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import ray
+
+from ddm_ray.errors import RayAway, RayError
+from ddm_ray.placement import PREDEFINED, TrainPlacement
+
+
+def has_room(placement: TrainPlacement, running: Sequence[TrainPlacement], resources: Mapping[str, float]) -> bool:
+    """True if a job placed so fits into a cluster of these resources beside the running ones, or runs alone."""
+    asked = [(each.workers.min * amount, name) for each in (*running, placement) for name, amount in each.asked.items()]
+    taken = {name: sum(amount for amount, other in asked if other == name) for name in placement.asked}
+    return not running or all(amount <= resources.get(name, 0) + 1e-6 for name, amount in taken.items())
+
+
+def room(placement: TrainPlacement) -> str:
+    """Words on the resources that are asked for, and those that are free now."""
+    asked, free = placement.asked, ray.available_resources()
+    return f"it asks for {placement.workers.min} x ({amounts(asked)}), free are {amounts(free, asked)}"
+
+
+def amounts(resources: Mapping[str, float], names: Collection[str] | None = None) -> str:
+    """Words on the amounts of resources, of these names; memory in GB."""
+    by_name = {name: resources.get(name, 0.0) for name in (resources if names is None else names)}
+    memory = {name: f"{amount / 1e9:.2g} GB of memory" for name, amount in by_name.items() if name == "memory"}
+    return " and ".join(memory.get(name, f"{amount:g} {name}") for name, amount in by_name.items())
+
+
+def lack(placement: TrainPlacement, may_grow: bool) -> str | None:
+    """Text on what the Ray cluster lacks of the placement now; Ray itself would wait for ever, without a word.
+
+    RayError if it isn't to be waited for; RayAway for a custom resource that no node has: its nodes are still to come
+    back, or more likely its name is wrong.
+    """
+    least = placement.workers.min
+    asked = placement.asked
+    resources = ray.cluster_resources()
+    for name in set(placement.slices) - resources.keys():
+        others = sorted(other for other in resources if other not in PREDEFINED and ":" not in other)
+        known = f"has {', '.join(others)}" if others else "has none"
+        raise RayAway(
+            f"placement asks for {name}, which no node of the Ray cluster has (it {known}); start nodes that"
+            f" have it (Ray's resources '{{\"{name}\": 1}}'), or change resources_per_worker in islands.yaml"
+        )
+    lacking = [name for name, amount in asked.items() if resources.get(name, 0) < amount * least]
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    places = sum(int(min(node.get(name, 0) / amount for name, amount in asked.items()) + 1e-6) for node in nodes)
+    if lacking:
+        name = lacking[0]
+        text = f"placement asks for {least} x {asked[name]:g} {name}, Ray has {resources.get(name, 0):g}"
+    elif places < least:
+        text = f"placement asks for {least} workers of {amounts(asked)}, the nodes have room for {places}"
+    else:
+        return None
+    if not may_grow:
+        raise RayError(f"{text}; change workers or resources_per_worker in islands.yaml")
+    return text
