@@ -47,6 +47,20 @@ LANES = {
     ),
     "private": ("islands/test_local_islands.py", "test_demo.py", "serve/test_http.py", "serve/test_mixture_yaml.py"),
 }
+# Other files that take long, the longest first: one that begins last runs alone in the end.
+LONG = (
+    "islands/test_work.py",
+    "train/test_policies.py",
+    "train/test_rank_faults.py",
+    "data/test_disk_faults.py",
+    "train/test_micro_batch.py",
+    "train/test_heldout.py",
+    "train/test_worker.py",
+    "data/test_damage.py",
+    "data/partition/test_partition.py",
+    "train/test_cut_off.py",
+    "train/test_s3_faults.py",
+)
 SUBMIT = "ray job submit --working-dir ."
 """The README's words that submit a door to the Ray at RAY_ADDRESS."""
 _held: list[socket.socket] = []
@@ -55,6 +69,9 @@ _held: list[socket.socket] = []
 hypothesis.settings.register_profile("ddm", deadline=None)
 hypothesis.settings.load_profile("ddm")
 
+# Some containers keep Python from it: then each worker would rewrite and compile all tests anew.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Before torch or Ray are imported: two spinning threads on a busy machine are far slower than one.
 os.environ.update(OMP_NUM_THREADS="1", RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="token")
 # A node starts as many workers as it has CPUs before anyone asks for one: seconds of a core, each time.
@@ -75,7 +92,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With several workers (-n) a file is one worker's, as are all files of a lane; lanes are begun first."""
+    """With several workers (-n) a file is one worker's, as are all files of a lane; lanes come first, then LONG."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Lanes(LoadScopeScheduling):
@@ -88,13 +105,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def lane_of(nodeid: str) -> str:
     """The lane of a test, empty if its file may be anybody's."""
-    file = nodeid.partition("::")[0].removeprefix("tests/")
-    return next((lane for lane, files in LANES.items() if file in files), "")
+    return next((lane for lane, files in LANES.items() if file_of(nodeid) in files), "")
+
+
+def file_of(nodeid: str) -> str:
+    """The file of a test, below tests/."""
+    return nodeid.partition("::")[0].removeprefix("tests/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    lanes = ["", *reversed(LANES)]
-    items.sort(key=lambda item: -lanes.index(lane_of(item.nodeid)))
+    order = {name: place for place, name in enumerate((*LANES, *LONG))}
+    items.sort(key=lambda item: order.get(lane_of(item.nodeid) or file_of(item.nodeid), len(order)))
     for item in items:
         if "island" in getattr(item, "fixturenames", ()):
             assert lane_of(item.nodeid) == "island", f"{item.nodeid}: its file belongs into LANES"

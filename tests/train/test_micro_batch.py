@@ -20,7 +20,7 @@ from ddm_ray.train.attempt import most_rows
 from ddm_ray.train.micro_batch import largest
 from tests.random_run import make_data
 
-EXPERT, SHARE = Artifact("experts/001"), 384
+EXPERT, SHARE = Artifact("experts/001"), 192
 
 
 def attempts(folder: Path, micro_batch: object, mebibytes: int) -> tuple[Run, list[int]]:
@@ -41,16 +41,16 @@ def attempts(folder: Path, micro_batch: object, mebibytes: int) -> tuple[Run, li
 
 
 def test_running_out_of_memory_halves_what_is_taken_at_once(tmp_path: Path) -> None:
-    _, tried = attempts(tmp_path, None, 1000)
+    _, tried = attempts(tmp_path, None, 600)
     assert len(tried) > 1 and tried == [SHARE // 2**number for number in range(len(tried))]
 
 
 def test_the_largest_that_fits_is_found(tmp_path: Path) -> None:
     """In one attempt, none of whose trials ran out of memory; three times as many do."""
-    _, (chosen,) = attempts(tmp_path / "largest", "largest", 800)
-    assert 42 < chosen <= 86
+    _, (chosen,) = attempts(tmp_path / "largest", "largest", 600)
+    assert 21 < chosen <= 48
     more = 3 * chosen
-    _, (first, *others) = attempts(tmp_path / "more", more, 800)
+    _, (first, *others) = attempts(tmp_path / "more", more, 600)
     assert first == more and others
 
 

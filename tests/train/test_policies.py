@@ -83,8 +83,8 @@ def trained(bucket: Wire) -> Run:
         run = Run.create(URL, load_recipe("tiny", ("acceptance=by_hand", "evaluate.num_samples=16", *SHORT)))
         prepare(run, execute=serial)
         partition(run)
-    train([(name, Artifact(path)) for name, path in ISLANDS.items()])
-    train([(str(ROUTER), ROUTER), ("worker", MONOLITH)])
+    experts = [(name, Artifact(path)) for name, path in ISLANDS.items()]
+    train([*experts, (str(ROUTER), ROUTER), ("worker", MONOLITH)])
     with signed_by("coordinator"):
         run = Run.open(URL)
         for artifact in (*run.experts, ROUTER, MONOLITH):
