@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,7 +13,10 @@ import yaml
 from pydantic import ValidationError
 
 from ddm_ray.evaluate.run import evaluate, read_metrics
+from ddm_ray.placement import TrainPlacement
+from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.run import Run
+from ddm_ray.train import worker
 from tests.conftest import ROOT
 
 PLAN: dict[str, Any] = {
@@ -58,9 +61,18 @@ def arms(benchmark: Callable[[str], ModuleType]) -> ModuleType:
     return benchmark("science_arms")
 
 
+def trained_here(run: Run, artifacts: Iterable[Artifact], placement: TrainPlacement | None = None) -> Run:
+    """As `studies.trained`, in this process: another one imports for seconds."""
+    for artifact in artifacts:
+        worker.train(run.url, artifact, placement or TrainPlacement())
+    return run
+
+
+@pytest.mark.usefixtures("world_of_one")
 def test_a_study_measures_what_an_evaluation_does_and_goes_on(
-    plans: ModuleType, arms: ModuleType, tmp_path: Path
+    plans: ModuleType, arms: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(arms, "trained", trained_here)
     path, folder = tmp_path / "tiny.yaml", tmp_path / "tiny"
     path.write_text(yaml.safe_dump(PLAN, sort_keys=False))
     plan = plans.Plan.read(str(path))
