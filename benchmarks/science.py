@@ -3,7 +3,7 @@
 A plan (`benchmarks/plans/`) is written down before it runs: data, budgets, seeds, strategies, arms. All is done by the
 product itself, without Ray: a job a tiny expert would cost more than its training. Killed, the same command goes on
 with the same `--folder`: what is trained, and each measured arm, is kept. `docs/science/` keeps what was measured, from
-which `docs/science.md` is written.
+which `science_page.py` writes `docs/science.md`.
 """
 
 import argparse
@@ -20,9 +20,10 @@ from typing import Any
 
 from claims import commit, machine
 from science_arms import Asked, Measuring, Ruler, result_path, write_result
+from science_page import MEASURED, Study, table
 from science_plan import PLANS, Plan
 
-RULER = "ruler"
+RULER, QUICK = "ruler", "quick"
 
 
 def one(plan: Plan, folder: Path, seed: int, arm: str) -> None:
@@ -47,41 +48,51 @@ def gathered(plan: Plan, folder: Path) -> dict[str, Any]:
     return {"plan": plan.model_dump(mode="json"), **where, "real": real, "seeds": read}
 
 
+def study(plan: Plan, source: str, folder: Path, jobs: int) -> dict[str, Any]:
+    """Measure all that isn't yet of a study, `jobs` arms at once; `source`: the plan's name or file."""
+    command = [sys.executable, __file__, source, "--folder", str(folder), "--only"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+
+    def measure(seed: int, arm: str) -> None:
+        path = result_path(folder, seed, arm)
+        if not path.exists() and subprocess.run([*command, str(seed), arm], env=environment).returncode:
+            raise SystemExit(f"{plan.name}, seed {seed}: {arm} failed; once it is mended the same command goes on")
+        print(f"{plan.name}, seed {seed}: {arm}", file=sys.stderr, flush=True)
+
+    seeds = (*plan.seeds.reported, *plan.seeds.choosing)
+    measure(seeds[0], RULER)
+    with ThreadPoolExecutor(jobs) as pool:
+        for arm in plan.arms:  # the first arms of all seeds before the next: a base before what is made of it
+            list(pool.map(partial(measure, arm=arm), (seed for seed in seeds if arm in plan.arms_of(seed))))
+    return gathered(plan, folder)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = sorted(path.stem for path in PLANS.glob("*.yaml"))
-    parser.add_argument("plan", help=f"one of {', '.join(names)}, or a .yaml file")
+    names = sorted(path.stem for path in PLANS.glob("*.yaml") if path.stem != QUICK)
+    parser.add_argument("plans", nargs="*", metavar="PLAN", help=f"{', '.join(names)}, or a .yaml file; default: all")
+    parser.add_argument("--quick", action="store_true", help="one seed of everything, for a look: minutes")
     parser.add_argument("--folder", type=Path, help="keeps the runs, to go on from; a temporary one where not given")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="arms at once, each by a core")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write what was measured here")
+    parser.add_argument(
+        "--results", type=Path, help="folder for a JSON file a study; none: docs/science, or --quick: none"
+    )
     parser.add_argument("--only", nargs=2, metavar=("SEED", "ARM"), help=argparse.SUPPRESS)
     args = parser.parse_args()
-    plan = Plan.read(args.plan)
+    sources = [QUICK] if args.quick else args.plans or names
     if args.only:
-        one(plan, args.folder, int(args.only[0]), args.only[1])
+        one(Plan.read(sources[0]), args.folder, int(args.only[0]), args.only[1])
         return
+    results = args.results or (None if args.quick else MEASURED)
+    plans = {source: Plan.read(source) for source in sources}
     with tempfile.TemporaryDirectory(prefix="ddm-science-") as temporary:
-        folder = (args.folder or Path(temporary)).resolve() / plan.name
-        command = [sys.executable, __file__, args.plan, "--folder", str(folder), "--only"]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-
-        def measure(seed: int, arm: str) -> None:
-            path = result_path(folder, seed, arm)
-            if not path.exists() and subprocess.run([*command, str(seed), arm], env=environment).returncode:
-                raise SystemExit(f"{plan.name}, seed {seed}: {arm} failed; once it is mended the same command goes on")
-            print(f"{plan.name}, seed {seed}: {arm}", file=sys.stderr, flush=True)
-
-        seeds = (*plan.seeds.reported, *plan.seeds.choosing)
-        measure(seeds[0], RULER)
-        with ThreadPoolExecutor(args.jobs) as pool:
-            for arm in plan.arms:  # the first arms of all seeds before the next: a base before what is made of it
-                list(pool.map(partial(measure, arm=arm), (seed for seed in seeds if arm in plan.arms_of(seed))))
-        measured = gathered(plan, folder)
-    text = json.dumps(measured, indent=1) + "\n"
-    if args.json:
-        args.json.write_text(text)
-    else:
-        print(text)
+        for source, plan in plans.items():
+            folder = (args.folder or Path(temporary)).resolve() / plan.name
+            measured = study(plan, source, folder, args.jobs)
+            print(f"{plan.question}\n\n{table(Study(measured))}\n")
+            if results is not None:
+                results.mkdir(parents=True, exist_ok=True)
+                (results / f"{plan.name}.json").write_text(json.dumps(measured, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -109,9 +109,11 @@ def test_a_study_measures_what_an_evaluation_does_and_goes_on(
         arms.write_result(arms.result_path(folder, 3, arm), results[arm])
     arms.write_result(arms.result_path(folder, 3, "ruler"), ruler.floor(plan.num_samples))
     command = [sys.executable, str(ROOT / "benchmarks/science.py"), str(path), "--folder", str(tmp_path)]
-    written = tmp_path / "measured.json"
-    subprocess.run([*command, "--json", str(written)], capture_output=True, timeout=300, check=True)
-    measured = json.loads(written.read_text())
+    done = subprocess.run(
+        [*command, "--results", str(tmp_path / "of")], capture_output=True, timeout=300, check=True, text=True
+    )
+    assert f"| base | once | {distances['base']['once']:.3g} |" in done.stdout
+    measured = json.loads((tmp_path / "of/tiny.json").read_text())
     assert measured["plan"] == plan.model_dump(mode="json") and "drawn again" in measured["real"]
     assert measured["seeds"]["3"]["prior"]["candidates"] == results["prior"]["candidates"]
     assert measured["seeds"]["3"]["base"] == results["base"]
