@@ -1,0 +1,73 @@
+"""The page of the science: its statistics, and that every number of it is one that was measured."""
+
+import math
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+
+@pytest.fixture
+def page(benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark("science_page")
+
+
+def study(page: ModuleType, distances: Mapping[int, Mapping[str, Mapping[str, float]]], **plan: Any) -> Any:
+    """A study of these distances, by seed, arm and candidate."""
+    seeds = {
+        str(seed): {
+            arm: {"candidates": {name: {"frechet": distance} for name, distance in names.items()}}
+            for arm, names in arms.items()
+        }
+        for seed, arms in distances.items()
+    }
+    return page.Study({"plan": {"strategies": ["once", "full"], "steps": 80, "milestones": 4, **plan}, "seeds": seeds})
+
+
+def test_a_ratio_and_its_interval_are_of_pairs_by_their_logarithms(page: ModuleType) -> None:
+    monolith, once = np.array([1.0, 3.0, 0.5]), np.array([0.5, 2.1, 0.2])
+    distances = {
+        seed: {"base": {"monolith": monolith[seed], "once": once[seed]}, **({"told": {"told": 1.0}} if seed else {})}
+        for seed in range(3)
+    }
+    measured = study(page, distances, seeds={"choosing": [], "reported": [0, 1, 2]})
+    ratio, logs = measured.ratio("base/once"), np.log(once / monolith)
+    low, high = stats.t.interval(0.95, 2, logs.mean(), stats.sem(logs))
+    assert (ratio.mean, ratio.low, ratio.high, ratio.count) == pytest.approx(
+        (math.exp(logs.mean()), math.exp(low), math.exp(high), 3)
+    )
+    assert str(ratio).startswith(f"{math.exp(logs.mean()):.2f} (")
+    assert measured.ratio("told/told").count == 2, "of the seeds that have both"
+    assert str(page.Ratio.of([0.5])) == "0.50 (one seed)"
+
+
+def test_the_best_strategy_is_chosen_on_the_seeds_for_choosing(page: ModuleType) -> None:
+    distances = {
+        0: {"base": {"monolith": 1.0, "once": 0.9, "full": 0.1}},
+        100: {"base": {"monolith": 1.0, "once": 0.5, "full": 0.7}},
+    }
+    measured = study(page, distances, seeds={"choosing": [100], "reported": [0]})
+    assert measured.best == "once"
+    assert measured.ratio("base/once").mean == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(
+    ("distances", "sooner"),
+    [
+        pytest.param([8.0, 4.0, 2.0, 1.0], 80 / 50, id="between two milestones, by the logarithms' line"),
+        pytest.param([1.0, 0.5, 0.5, 0.5], 4.0, id="by the first one"),
+        pytest.param([9.0, 8.0, 7.0, 6.0], 1.0, id="never"),
+    ],
+)
+def test_how_much_sooner_the_mixture_is_as_good(page: ModuleType, distances: list[float], sooner: float) -> None:
+    goal = 2**1.5
+    *earlier, last = distances
+    arms = {
+        "base": {"monolith": goal, "once": last},
+        "steps": {f"once@{20 * place}": distance for place, distance in enumerate(earlier, 1)},
+    }
+    measured = study(page, {0: arms}, seeds={"choosing": [], "reported": [0]})
+    assert measured.sooner("once").mean == pytest.approx(sooner)
