@@ -2,8 +2,8 @@
 
 A plan (`benchmarks/plans/`) is written down before it runs: data, budgets, seeds, strategies, arms. All is done by the
 product itself, without Ray: a job a tiny expert would cost more than its training. Killed, the same command goes on
-with the same `--folder`: what is trained, and each measured arm, is kept. `docs/science/` keeps what was measured, from
-which `science_page.py` writes `docs/science.md`.
+with the same `--folder`: what is trained, and each measured arm, is kept. `docs/science/` keeps what was
+measured.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from claims import commit, machine
-from science_arms import Asked, Measuring, Ruler, result_path, write_result
+from science_arms import Measuring, Ruler, result_path, write_result
 from science_page import MEASURED, Study, table
 from science_plan import PLANS, Plan
 
@@ -29,23 +29,28 @@ RULER, QUICK = "ruler", "quick"
 def one(plan: Plan, folder: Path, seed: int, arm: str) -> None:
     """Measure one arm of a seed, or make the ruler."""
     ruler, began = Ruler.of(plan, folder), time.monotonic()
-    if arm == RULER:
-        write_result(result_path(folder, seed, RULER), ruler.floor(plan.num_samples))
-        return
-    result = Measuring(plan, folder, seed, ruler, Asked.of(plan, ruler, seed)).measure(arm)
-    result["minutes"] = (time.monotonic() - began) / 60
+    result = ruler.floor(plan.num_samples) if arm == RULER else Measuring.of(plan, folder, seed, ruler).measure(arm)
+    result |= {"minutes": (time.monotonic() - began) / 60, "commit": commit(), "plan": plan.digest(arm)}
     write_result(result_path(folder, seed, arm), result)
 
 
 def gathered(plan: Plan, folder: Path) -> dict[str, Any]:
     """All that was measured of a study, with its plan."""
     read = {
-        str(seed): {arm: json.loads(result_path(folder, seed, arm).read_text()) for arm in plan.arms_of(seed)}
+        str(seed): {arm: _read(plan, folder, seed, arm) for arm in plan.arms_of(seed)}
         for seed in (*plan.seeds.choosing, *plan.seeds.reported)
     }
-    real = json.loads(result_path(folder, plan.seeds.reported[0], RULER).read_text())
-    where = {"commit": commit(), "machine": machine("cpu")}
-    return {"plan": plan.model_dump(mode="json"), **where, "real": real, "seeds": read}
+    real = _read(plan, folder, plan.seeds.reported[0], RULER)
+    return {"plan": plan.model_dump(mode="json"), "machine": machine("cpu"), "real": real, "seeds": read}
+
+
+def _read(plan: Plan, folder: Path, seed: int, arm: str) -> dict[str, Any]:
+    """The result of an arm, which has to be of this plan."""
+    path = result_path(folder, seed, arm)
+    result: dict[str, Any] = json.loads(path.read_text())
+    if result["plan"] != plan.digest(arm):
+        raise SystemExit(f"{path}: was measured by another plan; delete it, and {path.parents[2] / str(seed) / arm}")
+    return result
 
 
 def study(plan: Plan, source: str, folder: Path, jobs: int) -> dict[str, Any]:
@@ -55,7 +60,9 @@ def study(plan: Plan, source: str, folder: Path, jobs: int) -> dict[str, Any]:
 
     def measure(seed: int, arm: str) -> None:
         path = result_path(folder, seed, arm)
-        if not path.exists() and subprocess.run([*command, str(seed), arm], env=environment).returncode:
+        if path.exists():
+            _read(plan, folder, seed, arm)
+        elif subprocess.run([*command, str(seed), arm], env=environment).returncode:
             raise SystemExit(f"{plan.name}, seed {seed}: {arm} failed; once it is mended the same command goes on")
         print(f"{plan.name}, seed {seed}: {arm}", file=sys.stderr, flush=True)
 

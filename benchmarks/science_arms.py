@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ddm_ray.config import SamplingSettings, load_recipe
 from ddm_ray.core.streams import SeedPurpose, seeds
+from ddm_ray.data.loading.loader import Rows
 from ddm_ray.data.partition.stage import partition
 from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.sharded.serial import serial
@@ -77,11 +78,11 @@ class Asked:
     null: int
 
     @classmethod
-    def of(cls, plan: Plan, ruler: Ruler, seed: int) -> Self:
-        train = ruler.rows.train
-        row_M = torch.from_numpy(np.random.default_rng(seed).integers(len(train), size=plan.num_samples))
+    def of(cls, plan: Plan, rows: Rows, null: int, seed: int) -> Self:
+        """By the training rows of the seed's base; `null`: the label of no class."""
+        row_M = torch.from_numpy(np.random.default_rng(seed).integers(len(rows), size=plan.num_samples))
         own = seeds(seed, plan.num_samples, SeedPurpose.EVALUATION)
-        return cls(own, train.label_N[row_M], train.cluster_N[row_M], ruler.run.config.data.num_classes or 0)
+        return cls(own, rows.label_N[row_M], rows.cluster_N[row_M], null)
 
     def request(self, plan: Plan, settings: SamplingSettings) -> SampleRequest:
         """The request for them, under these settings."""
@@ -91,18 +92,24 @@ class Asked:
 
 @dataclass
 class Measuring:
-    """One arm of one seed, and what was found of it."""
+    """The arms of one seed. `train`: training rows with their clusters by the seed's own base."""
 
     plan: Plan
     folder: Path
     seed: int
     ruler: Ruler
+    base: Run
+    train: Rows
     asked: Asked
 
-    @property
-    def base(self) -> Path:
-        """The folder of the base run."""
-        return self.folder / str(self.seed) / "base"
+    @classmethod
+    def of(cls, plan: Plan, folder: Path, seed: int, ruler: Ruler) -> Self:
+        """Those of a seed, whose base is clustered by now."""
+        base = begun(ruler, folder / str(seed) / "base", plan, [*plan.run_settings(seed), *plan.arms["base"].settings])
+        train, null = RealRows.of(base).train, base.config.data.num_classes or 0
+        if train.ids != ruler.rows.train.ids:
+            raise ValueError(f"{base.url}: its rows aren't the ruler's")
+        return cls(plan, folder, seed, ruler, base, train, Asked.of(plan, train, null, seed))
 
     def measure(self, name: str) -> dict[str, Any]:
         """Train, sample and measure an arm: its candidates' scores, held-out losses, and FLOPs by network."""
@@ -111,12 +118,13 @@ class Measuring:
 
     def of_run(self, name: str, arm: Arm) -> dict[str, Any]:
         """A run of its own: networks that it doesn't train are the base's."""
-        run = self.begun(name, [*self.plan.run_settings(self.seed), *arm.settings])
+        settings = [*self.plan.run_settings(self.seed), *arm.settings]
+        run = begun(self.ruler, self.folder / str(self.seed) / name, self.plan, settings)
         mixed = arm.strategies is None or bool(arm.strategies)
         needed = [*run.experts, ROUTER] if mixed else run.experts if "student" in arm.trains else ()
         trains = {"experts": run.experts, "router": [ROUTER], "monolith": [MONOLITH], "student": [STUDENT]}
         own = [artifact for word in arm.trains for artifact in trains[word]]
-        share(self.base, run, [each for each in needed if each not in own])
+        share(Path(self.base.url), run, [each for each in needed if each not in own])
         parts = self.plan.steps // self.plan.milestones
         trained(run, own, TrainPlacement(milestone_steps=parts if name == "base" else None))
         candidates: dict[str, Models] = {kind: load_models(run, kind) for kind in DENSE if kind in arm.trains}
@@ -139,13 +147,14 @@ class Measuring:
 
     def of_told(self, name: str, arm: Arm) -> dict[str, Any]:
         """A monolith whose condition is the cluster, with the class where models are told that."""
-        train = self.ruler.rows.train
+        train = self.train
         told_N = train.cluster_N + (self.plan.clusters * train.label_N if self.plan.conditioned else 0)
         words = told_N.unique()
-        source = written(self.folder / TOLD, train.data_NCHW, torch.searchsorted(words, told_N))
-        data = self.ruler.run.config.data
-        fields = {"source": str(source), "image_size": data.image_size, "channels": data.channels}
-        fields |= {"num_classes": len(words), "heldout": 0.0}
+        source = written(
+            self.folder / str(self.seed) / "told-source", train.data_NCHW, torch.searchsorted(words, told_N)
+        )
+        others = {"source": str(source), "class_names": [f"{word}" for word in range(len(words))], "heldout": 0.0}
+        fields = self.base.config.data.model_dump(mode="json", exclude={"num_classes", "credit"}) | others
         settings = [*self.plan.run_settings(self.seed), *arm.settings, f"data={json.dumps(fields)}"]
         settings += ["embedder={kind: pixels, dim: 8}", "partition={method: random, num_clusters: 2}"]
         settings += [f"{part}.train.condition_dropout=0.1" for part in ("expert", "router")]
@@ -160,7 +169,7 @@ class Measuring:
 
     def of_base(self, name: str, arm: Arm) -> dict[str, Any]:
         """The base's networks, used otherwise; nothing is trained."""
-        run, scores = Run.open(str(self.base)), dict[str, Any]()
+        run, scores = self.base, dict[str, Any]()
         if arm.kind == "average":
             scores["average"] = self.score(averaged(run), "oracle", run)
         if arm.kind == "prior":
@@ -178,13 +187,6 @@ class Measuring:
                 strategies = self.plan.strategies if arm.strategies is None else arm.strategies
                 scores |= {f"{strategy}@{at}": self.score(mixture, strategy, run) for strategy in strategies}
         return {"candidates": scores}
-
-    def begun(self, name: str, settings: Sequence[str]) -> Run:
-        """An arm's run with rows of the ruler and its own partition of them."""
-        run = Run.create(str(self.folder / str(self.seed) / name), load_recipe(self.plan.recipe, settings))
-        share(Path(self.ruler.run.url), run, [ROWS])
-        partition(run, with_report=False)
-        return run
 
     def score(self, models: Models, strategy: str, run: Run) -> dict[str, Any]:
         """The score of the images asked for, of models by a strategy, and the networks' rows that an image costs."""
@@ -209,6 +211,14 @@ class Measuring:
         count = len(request.seeds)
         costs = {"expert_rows": rows[0] / count, "router_rows": rows[1] / count}
         return asdict(measured.score) | costs
+
+
+def begun(ruler: Ruler, folder: Path, plan: Plan, settings: Sequence[str]) -> Run:
+    """A run with rows of the ruler, and its own partition of them."""
+    run = Run.create(str(folder), load_recipe(plan.recipe, settings))
+    share(Path(ruler.run.url), run, [ROWS])
+    partition(run, with_report=False)
+    return run
 
 
 def averaged(run: Run) -> Models:

@@ -1,11 +1,9 @@
-"""Writes docs/science.md and its figures from what the studies measured: no number of the page is typed.
+"""Statistics of a study: ratios with intervals, and a table of all candidates.
 
-`python benchmarks/science_page.py` reads docs/science/*.json, fills in science.md.jinja, and draws the figures. Ratios
-are of two candidates of the same seed, since these were trained on the same rows in the same order; the mean and the
-95 % interval are of their logarithms, by Student's t over the seeds.
+Ratios are of two candidates of the same seed, since these were trained on the same rows in the same order; the mean and
+the 95 % interval are of their logarithms, by Student's t over the seeds. Each seed has its own clusters, too.
 """
 
-import argparse
 import json
 import math
 import statistics
@@ -14,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from jinja2 import Environment, StrictUndefined
 from scipy.stats import t as student_t
 
 ROOT = Path(__file__).parents[1]
-MEASURED, PAGE, TEMPLATE = ROOT / "docs/science", ROOT / "docs/science.md", Path(__file__).with_name("science.md.jinja")
+MEASURED = ROOT / "docs/science"
 MONOLITH = "base/monolith"
 
 
@@ -106,33 +103,43 @@ class Study:
         chosen = [flops for job, flops in own.items() if (job in ("monolith", "student")) == dense]
         return sum(chosen) / monolith
 
-    def sooner(self, strategy: str) -> Ratio:
-        """How many times fewer steps the mixture takes to the monolith's last distance; at the milestones between, by
-        the logarithms' line. A seed that never reaches it counts as 1.
-        """
+    def sooner(self, strategy: str) -> "Sooner":
+        """How many times fewer steps the mixture takes to the monolith's last distance, and stays below it."""
         part = self.plan["steps"] // self.plan["milestones"]
         steps = range(part, self.plan["steps"] + 1, part)
         curves = {at: self.values(f"steps/{strategy}@{at}" if at < steps[-1] else f"base/{strategy}") for at in steps}
         goals = self.values(MONOLITH)
-        return Ratio.of(
-            [
-                steps[-1] / _reached({at: curve[seed] for at, curve in curves.items()}, goal)
-                for seed, goal in goals.items()
-            ]
-        )
+        reached = {seed: _reached({at: each[seed] for at, each in curves.items()}, goals[seed]) for seed in goals}
+        ratios = [steps[-1] / at for at in reached.values() if at is not None]
+        return Sooner(Ratio.of(ratios) if len(ratios) == len(goals) else None, len(ratios), len(goals))
 
 
-def _reached(curve: dict[int, float], goal: float) -> float:
-    """The step at which a curve falls to the goal, between two milestones by the line through the logarithms."""
-    before: tuple[int, float] | None = None
-    for at, distance in curve.items():
-        if distance <= goal:
-            if before is None:
-                return float(at)
-            (start, from_), span = before, math.log(before[1] / distance)
-            return start + (at - start) * math.log(from_ / goal) / span
-        before = at, distance
-    return float(max(curve))
+@dataclass(frozen=True)
+class Sooner:
+    """A ratio of steps, where all seeds reach the monolith's last distance; `reached` of `count` do."""
+
+    ratio: Ratio | None
+    reached: int
+    count: int
+
+    def __str__(self) -> str:
+        return str(self.ratio) if self.ratio else f"not by all: {self.reached} of {self.count} seeds"
+
+
+def _reached(curve: dict[int, float], goal: float) -> float | None:
+    """The step from which on a curve is at or below the goal at each milestone; None if it isn't at the last one.
+
+    Between two milestones it is on the line through the logarithms. Of a noisy curve it is not the first time below:
+    that one is chance as often as not.
+    """
+    above = [at for at, distance in curve.items() if distance > goal]
+    if not above:
+        return float(min(curve))
+    last, *after = (at for at in curve if at >= above[-1])
+    if not after:
+        return None
+    span = math.log(curve[last] / curve[after[0]])
+    return last + (after[0] - last) * math.log(curve[last] / goal) / span
 
 
 def table(study: Study) -> str:
@@ -152,22 +159,3 @@ def table(study: Study) -> str:
             f" {'' if loss is None else f'{loss:.3f}'} |"
         )
     return "\n".join(rows)
-
-
-def rendered(measured: Path = MEASURED) -> str:
-    """The page, from what was measured."""
-    studies = {path.stem: Study.read(path) for path in sorted(measured.glob("*.json"))}
-    environment = Environment(
-        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    )
-    return environment.from_string(TEMPLATE.read_text()).render(studies=studies, table=table)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.parse_args()
-    PAGE.write_text(rendered())
-
-
-if __name__ == "__main__":
-    main()

@@ -4,6 +4,8 @@ An arm is the base run with something changed, as random clusters or a monolith 
 each seed is trained and sampled by itself, and measured by one ruler: the features and real rows of the base's.
 """
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Literal, Self
 
@@ -86,10 +88,17 @@ class Plan(Strict):
         chosen = seed in self.seeds.choosing
         return [name for name, arm in self.arms.items() if arm.seeds is None or (not chosen and place < arm.seeds)]
 
+    def digest(self, arm: str) -> str:
+        """SHA-256 of all that an arm's result depends on: its own fields, and the study's but for seeds and others."""
+        fields = self.model_dump(mode="json", exclude={"name", "question", "seeds", "arms"})
+        own = self.arms[arm].model_dump(mode="json", exclude={"seeds"}) if arm in self.arms else None
+        return hashlib.sha256(json.dumps([fields, own], sort_keys=True).encode()).hexdigest()
+
     def run_settings(self, seed: int) -> list[str]:
         """Settings of the base run of a seed, beside the recipe."""
         dropped = [] if self.conditioned else [f"{part}.train.condition_dropout=1.0" for part in ("expert", "router")]
-        own = {"partition.num_clusters": self.clusters, "evaluate.seed": seed, "evaluate.num_samples": self.num_samples}
+        own = {"partition.num_clusters": self.clusters, "partition.seed": seed}
+        own |= {"evaluate.seed": seed, "evaluate.num_samples": self.num_samples}
         for part in ("expert", "router"):
             own |= {f"{part}.train.steps": self.steps, f"{part}.train.seed": seed}
         return [*self.settings, *(f"{name}={value}" for name, value in own.items()), *dropped]
@@ -97,6 +106,4 @@ class Plan(Strict):
 
 def json_of(path: Path) -> str:
     """A YAML file as JSON, so that numbers and lists are of JSON's types."""
-    import json
-
     return json.dumps(yaml.safe_load(path.read_text()))

@@ -111,16 +111,17 @@ def _libraries_write_to(file: Path) -> Iterator[None]:
 
 def _copy_logs(folder: Path, whose: str = "") -> None:
     """Copy a private Ray's logs to where this user's state lies, and name the place; the oldest copies go."""
-    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "ddm-ray/logs"
-    place = home / f"{datetime.now():%Y-%m-%d-%H%M%S}-{folder.name.removeprefix(PREFIX)}"
+    place = Path(f"{datetime.now():%Y-%m-%d-%H%M%S}-{folder.name.removeprefix(PREFIX)}")
     try:
+        home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "ddm-ray/logs"
+        place = home / place
         home.mkdir(0o700, parents=True, exist_ok=True)
         shutil.copytree(folder / "ray/session_latest/logs", place, symlinks=True)
         if (libraries := folder / LIBRARIES).exists():
             shutil.copy(libraries, place)
         for old in sorted(home.iterdir())[:-KEPT_LOGS]:
             shutil.rmtree(old, ignore_errors=True)
-    except (OSError, shutil.Error) as error:
+    except (OSError, RuntimeError) as error:  # also of a user without a home
         print(f"warning: {place}: the logs of Ray aren't kept: {one_line(error, 200)}", file=sys.stderr)
     else:
         print(f"the logs of Ray{whose} are kept in {place}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The page of the science: its statistics, and that every number of it is one that was measured."""
+"""Statistics of the science: ratios, intervals, the best strategy, and how much sooner the mixture is as good."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -59,10 +59,12 @@ def test_the_best_strategy_is_chosen_on_the_seeds_for_choosing(page: ModuleType)
     [
         pytest.param([8.0, 4.0, 2.0, 1.0], 80 / 50, id="between two milestones, by the logarithms' line"),
         pytest.param([1.0, 0.5, 0.5, 0.5], 4.0, id="by the first one"),
-        pytest.param([9.0, 8.0, 7.0, 6.0], 1.0, id="never"),
+        pytest.param([9.0, 8.0, 7.0, 6.0], None, id="never"),
+        pytest.param([1.0, 4.0, 2.0, 1.0], 80 / 50, id="to stay so"),
+        pytest.param([1.0, 1.0, 1.0, 4.0], None, id="not to the end"),
     ],
 )
-def test_how_much_sooner_the_mixture_is_as_good(page: ModuleType, distances: list[float], sooner: float) -> None:
+def test_how_much_sooner_the_mixture_is_as_good(page: ModuleType, distances: list[float], sooner: float | None) -> None:
     goal = 2**1.5
     *earlier, last = distances
     arms = {
@@ -70,4 +72,7 @@ def test_how_much_sooner_the_mixture_is_as_good(page: ModuleType, distances: lis
         "steps": {f"once@{20 * place}": distance for place, distance in enumerate(earlier, 1)},
     }
     measured = study(page, {0: arms}, seeds={"choosing": [], "reported": [0]})
-    assert measured.sooner("once").mean == pytest.approx(sooner)
+    ahead = measured.sooner("once")
+    assert (ahead.ratio and ahead.ratio.mean) == (pytest.approx(sooner) if sooner else None)
+    assert (ahead.reached, ahead.count) == (int(sooner is not None), 1)
+    assert str(ahead).startswith("not by all: 0 of 1 seeds" if sooner is None else f"{sooner:.2f}")

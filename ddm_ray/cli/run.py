@@ -118,10 +118,10 @@ def status(run_url: str, as_json: bool) -> None:
         say(f"  appends {run.appends.files:,} files to {run.base.url}, and goes on from its clusters and weights")
     elif run.base:
         say(f"  goes on from {run.base.url}, whose rows and partition it has")
-    _say_how_far(run)
     statuses = survey_once(run)
     for each in statuses:
         say(f"  {line(each, phrase)}")
+    _say_how_far(run)
     for each in statuses:
         if each.state == "begun" and each.job and each.job.files and (why := last_loss(run.store, each.job.files)):
             warn(f"{each.artifact}: an attempt was lost: {why}")

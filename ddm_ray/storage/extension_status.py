@@ -21,12 +21,16 @@ EXPERTS = expert(0).partition("/")[0]
 
 @dataclass(frozen=True)
 class Reach:
-    """A training job's steps that are done, of how many; None: it hasn't begun. Finished once it is committed."""
+    """A training job's steps that are done, of how many; None: none is known of. Finished once it is committed.
+
+    `begun`: an attempt has told of itself.
+    """
 
     artifact: Artifact
     step: int | None
     steps: int
     finished: bool
+    begun: bool = True
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,7 @@ class ExtensionStatus:
 def extension_statuses(run: Run) -> list[ExtensionStatus]:
     """All extensions of a run, and those of each in turn, by URL; one that can't be read with its error.
 
+    Of more than MOST the older ones are named alone, and theirs aren't looked for.
     Raises StorageError where those of the run itself can't be listed.
     """
     statuses, pending = list[ExtensionStatus](), extensions(run)
@@ -81,10 +86,12 @@ def extension_statuses(run: Run) -> list[ExtensionStatus]:
             continue
         try:
             extension = Run.open(url)
-            statuses.append(_look(extension))
-            pending += extensions(extension)
+            later, own = extensions(extension), _look(extension)
         except DDMError as error:
             statuses.append(ExtensionStatus(url, error=error))
+        else:
+            statuses.append(own)
+            pending += later
     return sorted(statuses, key=lambda status: status.url)
 
 
@@ -100,25 +107,30 @@ def _look(run: Run) -> ExtensionStatus:
         assert part
         steps = train_of(run.config, part).steps
         if job.kind == "expert" and job not in begun:
-            return Reach(job, None, steps, False)
+            return Reach(job, None, steps, False, False)
         if run.store.exists(f"{job}/{NAME}"):
             return Reach(job, steps, steps, True)
         beat = heartbeat(run.store, job)
         step = beat.get("step") if beat else None
-        return Reach(job, min(step, steps) if isinstance(step, int) and step >= 0 else None, steps, False)
+        done = min(step, steps) if isinstance(step, int) and step >= 0 else None
+        return Reach(job, done, steps, False, beat is not None)
 
     with ThreadPoolExecutor(REQUESTS) as pool:
         every = list(pool.map(reach, own))
-    jobs = tuple(job for job in every if job.artifact.kind not in EXTRAS or job.step is not None)
+    jobs = tuple(job for job in every if job.artifact.kind not in EXTRAS or job.begun)
     return ExtensionStatus(run.url, run.appends.files if run.appends else 0, lacks, jobs)
 
 
 def _words(jobs: list[Reach]) -> str:
     """Words on the experts, or on one other job."""
     steps = [job.step for job in jobs if job.step is not None and not job.finished]
-    finished, waiting = sum(job.finished for job in jobs), sum(job.step is None for job in jobs)
     at = f"{min(steps)} to {max(steps)}" if len({*steps}) > 1 else f"{min(steps, default=0)}"
-    words = {"finished": finished, f"at step {at}/{jobs[0].steps}": len(steps), "waiting": waiting}
+    words = {
+        "finished": sum(job.finished for job in jobs),
+        f"at step {at}/{jobs[0].steps}": len(steps),
+        "starting": sum(job.step is None and job.begun for job in jobs),
+        "waiting": sum(not job.begun for job in jobs),
+    }
     if jobs[0].artifact.kind != "expert":
         return f"{jobs[0].artifact} {next(word for word, count in words.items() if count)}"
     return f"{EXPERTS}: " + ", ".join(f"{count} {word}" for word, count in words.items() if count)

@@ -129,9 +129,9 @@ class PartitionInfo(Info):
 class ClusterFit(Info):
     """Training rows that were appended to a cluster, beside its `rows_before`: how many, and their mean distances.
 
-    `far_before`: a distance from the centroid that 99 % of the earlier rows have at most; `far`: new rows beyond it.
-    None where there is no such number. Distances are counted in bins: means are at most 0.4 % off, `far_before` at most
-    0.8 % too high. Those of earlier rows may be of a sample.
+    `far_before`: a distance from the centroid that 99 % of the earlier rows have at most; `far`: new rows farther than
+    99 % of them. None where there is no such number. Distances are counted in bins: means are at most 0.4 % off,
+    `far_before` at most 0.8 % too high, and `far` by the rows of one bin. Those of earlier rows may be of a sample.
     """
 
     rows: Count
@@ -193,7 +193,7 @@ class TrainedInfo(Info):
     """A finished training job: the folder of its EMA weights, steps, cost, and the mean loss of the last steps.
 
     `seconds` are those of training, over all `attempts`. `versions`: of what the last one computed with. `heldout`:
-    None where held-out rows weren't measured.
+    None where held-out rows weren't measured; `unmeasured`: why the last attempt didn't.
     """
 
     weights: str = Field(pattern=r"^[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*$", max_length=200)
@@ -207,10 +207,12 @@ class TrainedInfo(Info):
     attempts: Count
     versions: dict[str, str] = {}
     heldout: HeldoutInfo | None = None
+    unmeasured: str = Field(default="", max_length=1000)
 
     def as_json(self) -> dict[str, Any]:
         """Fields that a manifest holds: without measurements, those of older versions."""
-        return {name: value for name, value in super().as_json().items() if name != "heldout" or value}
+        fields = super().as_json().items()
+        return {name: value for name, value in fields if name not in ("heldout", "unmeasured") or value}
 
 
 class BeginningInfo(Info):

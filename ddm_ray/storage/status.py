@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, Stopped, StorageError
 from ddm_ray.remedies import Accept, Allow, Fix, Resume
-from ddm_ray.spelling import spelled_out
+from ddm_ray.spelling import printable, spelled_out
 from ddm_ray.storage import graph
 from ddm_ray.storage.chunk_records import ChunksProgress, chunks_progress
 from ddm_ray.storage.graph import PARTITION, REPORT, STUDENT, TARGETS, Artifact, targets
@@ -227,6 +227,7 @@ def _described(status: Status, phrase: Callable[[Fix], str]) -> str:
     info = status.info
     if isinstance(info, TrainedInfo):
         heldout = f", held out {info.heldout.loss:.4f}" if info.heldout else ""
+        heldout += f", no held-out loss: {printable(info.unmeasured, 300)}" if info.unmeasured else ""
         text = f"{info.step} steps, loss {info.loss:.4f}{heldout}, {info.training_flops / 1e9:.1f} GFLOP"
         return f"{text}; {status.verdict.text(phrase)}" if status.verdict else text
     if info:

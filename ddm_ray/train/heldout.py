@@ -126,6 +126,11 @@ class HeldoutLoss:
             return None, next(filter(None, problems))
         return cls(job, schedule, rows, micro_batch), ""
 
+    @property
+    def steps(self) -> float:
+        """Training steps that a measurement costs about as much as."""
+        return FORWARD * self._draws / self._job.batch
+
     @torch.no_grad()
     def measure(self, engine: "Engine") -> list[float]:
         """Mean losses of the G groups of rows, by the EMA weights; what is trained on stays as it is, to the bit.

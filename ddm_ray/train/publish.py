@@ -121,8 +121,11 @@ class Milestones:
         if self._painting.ident:
             self._painting.join(PICTURE_SECONDS)
 
-    def commit(self, manifest: Manifest, last: TrainProgress) -> None:
-        """Commit the job's final manifest, of the weights last published, if no other attempt was first."""
+    def commit(self, manifest: Manifest, last: TrainProgress, unmeasured: str = "") -> None:
+        """Commit the job's final manifest, of the weights last published, if no other attempt was first.
+
+        `unmeasured`: why this attempt measured no held-out loss.
+        """
         job, step = self._job, last.step
         rows_seen, flops = step * job.batch, job.training_flops(step)
         prefix = self._attempt.weights_prefix(step).removeprefix(f"{job.artifact}/")
@@ -139,6 +142,7 @@ class Milestones:
             attempts=self._attempt.number,
             versions=versions(),
             heldout=trend_of(last.curve, _initial_share(self._run, job, step)),
+            unmeasured=unmeasured[:1000],
         )
         records = {f"{prefix}/{name}": record for name, record in manifest.files.items()}
         self._run.commit_records(job.artifact, records, info, identity=self._identity)

@@ -10,6 +10,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
 from typing import Self
@@ -21,6 +22,15 @@ USUAL_STEPS = 3
 REMEMBERED = 20
 STEP, MEASUREMENT = "step", "measurement"
 MONITOR = Path(__file__).with_name("liveness.py")
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A step or a measurement under way: since when, and the seconds that it may take."""
+
+    kind: str
+    began: float
+    limit: float
 
 
 class Watchdog:
@@ -36,8 +46,7 @@ class Watchdog:
     def __init__(self, hang_seconds: float, stuck: Callable[[str], None]):
         self._hang_seconds, self._stuck = hang_seconds, stuck
         self._took = {work: deque[float](maxlen=REMEMBERED) for work in (STEP, MEASUREMENT)}
-        self._work = STEP
-        self._began: float | None = None
+        self._under_way: _Work | None = None
         self._stepping = threading.get_native_id()
         self._ended = Event()
         self._thread = Thread(target=self._watch, name="watchdog", daemon=True)
@@ -58,19 +67,19 @@ class Watchdog:
         """Watch one step."""
         return self._watched(STEP)
 
-    def measurement(self) -> AbstractContextManager[None]:
-        """Watch one measurement, as of the held-out loss."""
-        return self._watched(MEASUREMENT)
+    def measurement(self, steps: float) -> AbstractContextManager[None]:
+        """Watch one measurement, as of the held-out loss, whose FLOPs are those of so many `steps`."""
+        return self._watched(MEASUREMENT, steps)
 
     @contextmanager
-    def _watched(self, work: str) -> Iterator[None]:
-        self._stepping, self._work = threading.get_native_id(), work
-        self._began = began = time.monotonic()
+    def _watched(self, kind: str, steps: float = 0.0) -> Iterator[None]:
+        self._stepping = threading.get_native_id()
+        work = self._under_way = _Work(kind, time.monotonic(), self._limit(kind, steps))
         try:
             yield
         finally:
-            self._began = None
-        self._took[work].append(time.monotonic() - began)
+            self._under_way = None
+        self._took[kind].append(time.monotonic() - work.began)
 
     def forget(self) -> None:
         """The next step and measurement are others than those so far."""
@@ -79,20 +88,24 @@ class Watchdog:
 
     @property
     def limit(self) -> float:
-        """Seconds that the step or measurement under way may take, else one like the last."""
-        took = self._took[self._work]
-        if not took:
-            return FIRST_STEP_SECONDS + self._hang_seconds
-        return USUAL_STEPS * statistics.median(took) + self._hang_seconds
+        """Seconds that what is under way may take, or else the next step."""
+        work = self._under_way
+        return work.limit if work else self._limit(STEP)
+
+    def _limit(self, kind: str, steps: float = 0.0) -> float:
+        if took := self._took[kind]:
+            return USUAL_STEPS * statistics.median(took) + self._hang_seconds
+        usual = USUAL_STEPS * steps * statistics.median(self._took[STEP] or [0.0])
+        return FIRST_STEP_SECONDS + usual + self._hang_seconds
 
     def _watch(self) -> None:
         assert self._monitor.stdin is not None
         each = min(1.0, self._hang_seconds / 4)
-        looked, watched, stopped, computed = time.monotonic(), self._began, 0.0, 0.0
+        looked, watched, stopped, computed = time.monotonic(), self._under_way, 0.0, 0.0
         while not self._ended.wait(each):
             with suppress(BrokenPipeError):  # somebody killed it
                 self._monitor.stdin.write(b".")
-            now, began = time.monotonic(), self._began
+            now, work = time.monotonic(), self._under_way
             # What held this thread up too was no hang: the process was stopped, or the machine.
             held, before = max(0.0, now - looked - each), computed
             # Nor is what the machine is too crowded for: whom it waits for, as other ranks, may have to wait, too.
@@ -100,12 +113,12 @@ class Watchdog:
             wants, computed = _turn(self._stepping)
             if wants:
                 held = max(held, now - looked - max(0.0, computed - before))
-            stopped = (stopped if began == watched else 0.0) + held
-            looked, watched = now, began
-            if began is not None and (seconds := now - began - stopped) > self.limit:
+            stopped = (stopped if work == watched else 0.0) + held
+            looked, watched = now, work
+            if work is not None and (seconds := now - work.began - stopped) > work.limit:
                 for thread, frame in sys._current_frames().items():
                     print(f"thread {thread}:\n{''.join(traceback.format_stack(frame))}", file=sys.stderr)
-                self._stuck(f"a {self._work} hangs for {seconds:.0f} s")
+                self._stuck(f"a {work.kind} hangs for {seconds:.0f} s")
                 sys.stderr.flush()
                 os._exit(1)
 

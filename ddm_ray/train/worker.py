@@ -133,7 +133,7 @@ def _train(
                 attempt.tell(meter.tell())
             if heldout is not None and heldout.schedule.due(meter.done):  # who leaves, too: else the curve lacks it
                 attempt.phase("measuring", meter.tell())
-                with watchdog.measurement(), attempt.catch_oom("measuring the held-out loss, "):
+                with watchdog.measurement(heldout.steps), attempt.catch_oom("measuring the held-out loss, "):
                     meter.heldout(heldout.schedule.draws, heldout.measure(engine))
                 attempt.tell(meter.tell())
             if any_rank.leaving:
@@ -153,11 +153,13 @@ def _train(
         last = meter.trained()
         saver.save_now(engine, last)
     if dist.get_rank() == 0:
-        _finish(run, job, attempt, milestones, last)
+        _finish(run, job, attempt, milestones, last, unmeasured)
     dist.barrier()
 
 
-def _finish(run: Run, job: TrainJob, attempt: TrainAttempt, milestones: Milestones, last: TrainProgress) -> None:
+def _finish(
+    run: Run, job: TrainJob, attempt: TrainAttempt, milestones: Milestones, last: TrainProgress, unmeasured: str
+) -> None:
     """Publish the last state and commit the job, unless another attempt has."""
     try:
         milestones.wait()
@@ -171,7 +173,7 @@ def _finish(run: Run, job: TrainJob, attempt: TrainAttempt, milestones: Mileston
         raise StorageError(f"the last state can't be published: {refusal(error)}") from None
     # Nobody waits for what comes after the commit.
     attempt.tidy()
-    milestones.commit(manifest, last)
+    milestones.commit(manifest, last, unmeasured)
 
 
 def _finished_by_newer(run: Run, attempt: TrainAttempt) -> bool:

@@ -50,7 +50,8 @@ def assert_fits(seen: ClusterFit, new_N: np.ndarray, old_N: np.ndarray, error: f
     assert seen.distance == pytest.approx(new_N.mean(), rel=PRECISION / 2)
     assert seen.distance_before == pytest.approx(old_N.mean(), rel=PRECISION / 2 + error)
     assert far * (1 - 1e-5 - error) <= seen.far_before <= far * (1 + PRECISION + 1e-5 + error)
-    assert int((new_N > seen.far_before * (1 + 1e-5)).sum()) <= seen.far <= int((new_N > far * (1 - error)).sum())
+    above, below = far * (1 + PRECISION + error), far * (1 - PRECISION - error)
+    assert int((new_N > above).sum()) <= seen.far <= int((new_N >= below).sum())
 
 
 def as_of_an_older_version(run: Run) -> None:

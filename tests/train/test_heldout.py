@@ -208,6 +208,8 @@ def test_why_no_held_out_loss_is_measured_is_told_and_changes_nothing(
     worker.train(run.url, EXPERT, TrainPlacement())
     assert seen[-1]["unmeasured"] == f"its shards have {count} held-out rows, and fewer than 8 tell nothing"
     assert STEPS not in curve_of(run, EXPERT)
+    text = describe(status(run, EXPERT))
+    assert f"no held-out loss: its shards have {count} held-out rows, and fewer than 8 tell nothing, " in text
     # A file that no step needs is damaged.
     path = Path(short_run.url) / shard(1) / "heldout-00000.parquet"
     path.write_bytes(path.read_bytes()[:-9])

@@ -77,7 +77,7 @@ def test_a_study_measures_what_an_evaluation_does_and_goes_on(
     path.write_text(yaml.safe_dump(PLAN, sort_keys=False))
     plan = plans.Plan.read(str(path))
     ruler = arms.Ruler.of(plan, folder)
-    measuring = arms.Measuring(plan, folder, 3, ruler, arms.Asked.of(plan, ruler, 3))
+    measuring = arms.Measuring.of(plan, folder, 3, ruler)
     results = {arm: measuring.measure(arm) for arm in plan.arms}
     distances = {
         arm: {name: row["frechet"] for name, row in result["candidates"].items()} for arm, result in results.items()
@@ -106,8 +106,9 @@ def test_a_study_measures_what_an_evaluation_does_and_goes_on(
     assert results["told"]["flops"]["monolith"] == pytest.approx(flops["monolith"], rel=0.01)
     # The command measures what is lacking, by the networks that there are, and leaves the rest as it is.
     for arm in plan.arms.keys() - {"prior"}:
-        arms.write_result(arms.result_path(folder, 3, arm), results[arm])
-    arms.write_result(arms.result_path(folder, 3, "ruler"), ruler.floor(plan.num_samples))
+        arms.write_result(arms.result_path(folder, 3, arm), results[arm] | {"plan": plan.digest(arm)})
+    floor = ruler.floor(plan.num_samples) | {"plan": plan.digest("ruler")}
+    arms.write_result(arms.result_path(folder, 3, "ruler"), floor)
     command = [sys.executable, str(ROOT / "benchmarks/science.py"), str(path), "--folder", str(tmp_path)]
     done = subprocess.run(
         [*command, "--results", str(tmp_path / "of")], capture_output=True, timeout=300, check=True, text=True
@@ -116,7 +117,11 @@ def test_a_study_measures_what_an_evaluation_does_and_goes_on(
     measured = json.loads((tmp_path / "of/tiny.json").read_text())
     assert measured["plan"] == plan.model_dump(mode="json") and "drawn again" in measured["real"]
     assert measured["seeds"]["3"]["prior"]["candidates"] == results["prior"]["candidates"]
-    assert measured["seeds"]["3"]["base"] == results["base"]
+    assert measured["seeds"]["3"]["base"]["candidates"] == results["base"]["candidates"]
+    # Of another plan they aren't taken for this one's.
+    path.write_text(yaml.safe_dump(PLAN | {"num_samples": 100}, sort_keys=False))
+    other = subprocess.run(command, capture_output=True, timeout=300, check=False, text=True)
+    assert other.returncode == 1 and "3/ruler.json: was measured by another plan; delete it" in other.stderr
 
 
 def test_plans_can_be_read_and_choose_by_other_seeds_than_they_report(plans: ModuleType, tmp_path: Path) -> None:

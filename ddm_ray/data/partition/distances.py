@@ -85,6 +85,16 @@ class Distances:
             for rows_B, most in zip(self._rows_KB, self._most_K, strict=True)
         ]
 
+    def farther(self, other: Self, percent: float) -> list[int | None]:
+        """Count the other's rows that are farther than `percent` % of these, by cluster; None where these have none.
+
+        Rows within the bin of that percentile are thought to lie in it as these do: of equal ones as many are farther.
+        """
+        return [
+            _farther(rows_B, other_B, percent) if rows_B.any() else None
+            for rows_B, other_B in zip(self._rows_KB, other._rows_KB, strict=True)
+        ]
+
     def to_bytes(self) -> bytes:
         """A JSON object of what was measured: for each cluster the largest distance, the bins, their rows."""
         clusters = []
@@ -125,6 +135,15 @@ def _percentile(value_B: np.ndarray, rows_B: np.ndarray, percent: float) -> floa
     place = percent / 100 * (last_B[-1] - 1)
     lower, upper = np.searchsorted(last_B, [int(place), min(int(place) + 1, last_B[-1] - 1)], side="right")
     return float(value_B[lower] + (value_B[upper] - value_B[lower]) * (place % 1))
+
+
+def _farther(rows_B: np.ndarray, other_B: np.ndarray, percent: float) -> int:
+    """Count the other rows that are above a percentile of rows; both by bins."""
+    last_B = np.cumsum(rows_B)
+    above = (1 - percent / 100) * (last_B[-1] - 1)  # ranks above that of the percentile
+    at = int(np.searchsorted(last_B, last_B[-1] - above, side="left"))
+    share = (above - (last_B[-1] - last_B[at])) / rows_B[at]
+    return int(other_B[at + 1 :].sum() + np.floor(share * other_B[at] + 0.5))
 
 
 class _Cluster(Info):

@@ -5,7 +5,6 @@ N rows of a part, K clusters.
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -34,28 +33,19 @@ class Earlier:
     rows_K: tuple[int, ...]
     distances: Distances
 
-    @cached_property
-    def far_K(self) -> list[float | None]:
-        """Distance that FAR % of each cluster's rows have at most; None where none is known."""
-        return self.distances.percentiles(FAR)
 
-    def beyond(self, cluster_N: np.ndarray, distance_N: np.ndarray) -> np.ndarray:
-        """far_K int64, how many of these rows are farther than that."""
-        limit_K = np.array([math.inf if far is None else far for far in self.far_K])
-        return np.bincount(cluster_N[distance_N > limit_K[cluster_N]], minlength=len(limit_K))
-
-
-def fits(new: Distances, far_K: np.ndarray, earlier: Earlier) -> tuple[ClusterFit, ...]:
+def fits(new: Distances, earlier: Earlier) -> tuple[ClusterFit, ...]:
     """The fit of each cluster: `new` training rows, how many of them are far, and those that there were."""
     means_K, before_K = new.means(), earlier.distances.means()
+    limit_K, far_K = earlier.distances.percentiles(FAR), earlier.distances.farther(new, FAR)
     return tuple(
         ClusterFit(
             rows=int(new.rows_K[cluster]),
             distance=means_K[cluster],
             rows_before=rows_before,
             distance_before=before_K[cluster],
-            far_before=earlier.far_K[cluster],
-            far=None if earlier.far_K[cluster] is None else int(far_K[cluster]),
+            far_before=limit_K[cluster],
+            far=far_K[cluster],
         )
         for cluster, rows_before in enumerate(earlier.rows_K)
     )

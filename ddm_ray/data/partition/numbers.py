@@ -117,7 +117,7 @@ def fit_columns(fit: Sequence[ClusterFit]) -> dict[str, list[str]]:
 
 def fit_words(fit: Sequence[ClusterFit]) -> list[str]:
     """A line where new rows are unlike the earlier ones; none where they are alike."""
-    rows, far = sum(each.rows for each in fit), sum(each.far or 0 for each in fit)
+    rows, far = sum(each.rows for each in fit if each.far is not None), sum(each.far or 0 for each in fit)
     if far < max(LEAST_FAR, UNLIKE * rows):
         return []
     most = max(range(len(fit)), key=lambda cluster: fit[cluster].far or 0)

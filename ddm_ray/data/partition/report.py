@@ -59,7 +59,7 @@ def build_report(
         facts["appended"] = f"{info.rows:,} rows of {info.source}, which the pictures are of"
     if (before := builder.earlier) and before.distances.measured < sum(before.rows_K):
         many = f"{before.distances.measured:,} of {sum(before.rows_K):,} training rows"
-        facts["distances of earlier rows"] = f"of {many}, drawn at random: an earlier report doesn't have them"
+        facts["distances of earlier rows"] = f"of {many}, of parts drawn at random: an earlier report doesn't have them"
     return builder.build(PartitionInfo.of(partition), clustering.centroids if clustering else None, facts)
 
 

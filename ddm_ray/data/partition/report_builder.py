@@ -55,7 +55,7 @@ class ReportBuilder:
     def __init__(self, config: RunConfig, earlier: Earlier | None = None):
         num_clusters = config.partition.num_clusters
         self.earlier = earlier
-        self._distances, self._far_K = Distances(num_clusters), np.zeros(num_clusters, np.int64)
+        self._distances = Distances(num_clusters)
         self._config, self._num_clusters = config, num_clusters
         self._nearest = [_Looks(IMAGES) for _ in range(num_clusters)]
         self._random = [_Looks(IMAGES) for _ in range(num_clusters)]
@@ -73,8 +73,6 @@ class ReportBuilder:
             self._sample.add(key_N, embeddings(table)[train], cluster_N)
         if distance_N is not None:
             self._distances.add(cluster_N, distance_N[train])
-            if self.earlier:
-                self._far_K += self.earlier.beyond(cluster_N, distance_N[train])
         for cluster in np.unique(cluster_N):
             rows = np.flatnonzero(cluster_N == cluster)
             look = _Look(self._config, table, train[rows])
@@ -84,7 +82,7 @@ class ReportBuilder:
 
     def build(self, info: PartitionInfo, centroids: Centroids | None, facts: Mapping[str, str]) -> Report:
         """The report of all rows that were added; `facts`: more lines for its last section, such as rows left out."""
-        fit = fits(self._distances, self._far_K, self.earlier) if self.earlier else ()
+        fit = fits(self._distances, self.earlier) if self.earlier else ()
         embedding_SD, cluster_S = self._sampled()
         silhouette, silhouette_K = self._silhouette(embedding_SD, cluster_S)
         files = {"clusters.png": self._clusters(info)}

@@ -48,6 +48,27 @@ def test_means_and_percentiles_are_numpys_within_the_precision(seed: int) -> Non
     assert distances.means()[4] is None and distances.percentiles(99)[4] is None
 
 
+@pytest.mark.parametrize("deviation", [0.2, 0.05, 0.01])
+def test_of_rows_alike_one_in_a_hundred_is_far(deviation: float) -> None:
+    """However near together distances are: a bin may have many of them."""
+    random = np.random.default_rng(0)
+    rows = 10**5
+    old_N, new_N = (random.normal(1.4, deviation * 1.4, rows).clip(0.01).astype(np.float32) for _ in range(2))
+    old, new = (counted(np.zeros(rows, np.int64), each_N, 1) for each_N in (old_N, new_N))
+    [far] = old.farther(new, 99)
+    assert far == pytest.approx(rows / 100, rel=0.1)
+    assert old.farther(old, 99) == [rows // 100], "of the same ones"
+    [none] = counted(np.zeros(0, np.int64), np.zeros(0), 1, parts=1).farther(new, 99)
+    assert none is None
+
+
+def test_of_equal_rows_as_many_are_far() -> None:
+    one, other = (counted(np.zeros(n, np.int64), np.full(n, 3.7), 1, parts=1) for n in (200, 1000))
+    assert one.farther(other, 99) == [10]
+    farther = counted(np.zeros(30, np.int64), np.full(30, 3.9), 1, parts=1)
+    assert one.farther(farther, 99) == [30] and farther.farther(one, 99) == [0]
+
+
 def test_few_rows_and_equal_ones_are_exact_above() -> None:
     for values in ([0.0], [0.0] * 50, [3.7] * 200, [LEAST / 4] * 3, [0.1, 8.0]):
         distance_N = np.array(values, np.float32)

@@ -132,7 +132,7 @@ def test_a_sample_of_many_parts_is_bounded_and_drawn(tmp_path: Path, monkeypatch
     assert drawn[0].distances.to_bytes() == drawn[1].distances.to_bytes()
     many, total = drawn[0].distances.measured, sum(drawn[0].rows_K)
     assert drawn[0].distances.rows_K.tolist() == [*drawn[0].rows_K]
-    words = f"of {many} of {total} training rows, drawn at random"
+    words = f"of {many} of {total} training rows, of parts drawn at random"
     assert words in run.read(REPORT, "report.html").decode()
     with monkeypatch.context() as other:
         other.setattr("ddm_ray.data.partition.fit.SAMPLE_ROWS", 200)
@@ -145,7 +145,7 @@ def test_a_sample_of_many_parts_is_bounded_and_drawn(tmp_path: Path, monkeypatch
     lose_parts(base)
     make_data(later)
     new = sum(seen.rows for seen in fit_of(run))
-    words = f"of {many + new} of {total + new} training rows, drawn at random"
+    words = f"of {many + new} of {total + new} training rows, of parts drawn at random"
     assert words in later.read(REPORT, "report.html").decode()
 
 
