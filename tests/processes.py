@@ -45,7 +45,8 @@ def began(pid: int) -> int:
 @contextmanager
 def crowd(number: int) -> Iterator[None]:
     """So many processes that each want a core, meanwhile."""
-    busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(number)]
+    # A session each: Linux may share cores between sessions, and many processes of one would be as one.
+    busy = [subprocess.Popen([sys.executable, "-c", BUSY], start_new_session=True) for _ in range(number)]
     try:
         yield
     finally:
