@@ -10,6 +10,7 @@ from safetensors.torch import load
 
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.run import Run
+from ddm_ray.storage.trend import DRAWS, GROUPS, LOSSES, STEPS
 
 Files = Mapping[str, Sequence[object]]
 """Inode, or tag in a bucket, and time of change by path."""
@@ -34,6 +35,13 @@ def checksums_of(run: Run, artifacts: Sequence[Artifact]) -> dict[str, str]:
 def curve_of(run: Run, artifact: Artifact) -> dict[str, torch.Tensor]:
     """Each step's loss and gradient norm."""
     return load(run.read(artifact, f"{run.require(artifact).info['weights']}/curve.safetensors"))
+
+
+def until(step: int, curve: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A curve of the first steps: each one's loss and gradient norm, and what was measured by then."""
+    measured = int((curve[STEPS] <= step).sum()) if STEPS in curve else 0
+    most = {STEPS: measured, DRAWS: measured, LOSSES: measured * GROUPS}
+    return {name: values[: most.get(name, step)] for name, values in curve.items()}
 
 
 def difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
