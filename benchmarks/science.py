@@ -2,8 +2,7 @@
 
 A plan (`benchmarks/plans/`) is written down before it runs: data, budgets, seeds, strategies, arms. All is done by the
 product itself, without Ray: a job a tiny expert would cost more than its training. Killed, the same command goes on
-with the same `--folder`: what is trained, and each measured arm, is kept. `docs/science/` keeps what was
-measured.
+with the same `--folder`: what is trained, and each measured arm, is kept. `docs/science/` keeps what was measured.
 """
 
 import argparse
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from claims import commit, machine
+from pydantic import ValidationError
 from science_arms import Measuring, Ruler, result_path, write_result
 from science_page import MEASURED, Study, table
 from science_plan import PLANS, Plan
@@ -91,7 +91,10 @@ def main() -> None:
         one(Plan.read(sources[0]), args.folder, int(args.only[0]), args.only[1])
         return
     results = args.results or (None if args.quick else MEASURED)
-    plans = {source: Plan.read(source) for source in sources}
+    try:
+        plans = {source: Plan.read(source) for source in sources}
+    except (FileNotFoundError, ValidationError) as error:
+        parser.error(str(error))
     with tempfile.TemporaryDirectory(prefix="ddm-science-") as temporary:
         for source, plan in plans.items():
             folder = (args.folder or Path(temporary)).resolve() / plan.name

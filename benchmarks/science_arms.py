@@ -7,7 +7,7 @@ import copy
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from PIL import Image
 from science_plan import DENSE, Arm, Plan
-from studies import trained
+from studies import share, trained
 from torch import Tensor, nn
 
 from ddm_ray.config import SamplingSettings, load_recipe
@@ -35,7 +35,7 @@ from ddm_ray.pictures.images import to_unit
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import Models, load_models, monolith_info
-from ddm_ray.storage.graph import MONOLITH, ROUTER, ROWS, STUDENT, Artifact
+from ddm_ray.storage.graph import MONOLITH, ROUTER, ROWS, STUDENT
 from ddm_ray.storage.info import TrainedInfo
 from ddm_ray.storage.run import Run
 
@@ -124,7 +124,7 @@ class Measuring:
         needed = [*run.experts, ROUTER] if mixed else run.experts if "student" in arm.trains else ()
         trains = {"experts": run.experts, "router": [ROUTER], "monolith": [MONOLITH], "student": [STUDENT]}
         own = [artifact for word in arm.trains for artifact in trains[word]]
-        share(Path(self.base.url), run, [each for each in needed if each not in own])
+        share(self.base, run, [each for each in needed if each not in own])
         parts = self.plan.steps // self.plan.milestones
         trained(run, own, TrainPlacement(milestone_steps=parts if name == "base" else None))
         candidates: dict[str, Models] = {kind: load_models(run, kind) for kind in DENSE if kind in arm.trains}
@@ -216,29 +216,20 @@ class Measuring:
 def begun(ruler: Ruler, folder: Path, plan: Plan, settings: Sequence[str]) -> Run:
     """A run with rows of the ruler, and its own partition of them."""
     run = Run.create(str(folder), load_recipe(plan.recipe, settings))
-    share(Path(ruler.run.url), run, [ROWS])
+    share(ruler.run, run, [ROWS])
     partition(run, with_report=False)
     return run
 
 
 def averaged(run: Run) -> Models:
     """One network, whose weights are the mean of the experts'."""
-    experts = [expert for k in range(len(run.experts)) if isinstance(expert := load_models(run).experts[k], nn.Module)]
+    mixture = load_models(run)
+    experts = [expert for k in range(len(run.experts)) if isinstance(expert := mixture.experts[k], nn.Module)]
     network = copy.deepcopy(experts[0])
     states = [expert.state_dict() for expert in experts]
     mean = {name: torch.stack([state[name].double() for state in states]).mean(0) for name in states[0]}
     network.load_state_dict({name: tensor.to(states[0][name].dtype) for name, tensor in mean.items()})
     return Models(monolith_info(run), (network,), None)
-
-
-def share(base: Path, run: Run, artifacts: Iterable[Artifact]) -> None:
-    """Copy finished artifacts of a base run, unless they are there; they have to be what this run wants, too."""
-    for artifact in artifacts:
-        place = Path(run.url) / artifact
-        if run.manifest(artifact) is None:
-            shutil.rmtree(place, ignore_errors=True)
-            shutil.copytree(base / artifact, place)
-        run.require(artifact)
 
 
 def written(folder: Path, data_NCHW: Tensor, label_N: Tensor) -> Path:

@@ -4,7 +4,6 @@ Ratios are of two candidates of the same seed, since these were trained on the s
 the 95 % interval are of their logarithms, by Student's t over the seeds. Each seed has its own clusters, too.
 """
 
-import json
 import math
 import statistics
 from collections.abc import Sequence
@@ -45,11 +44,6 @@ class Study:
     """What was measured of a study. A candidate is named by its arm: `base/once`."""
 
     measured: dict[str, Any]
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """From a file of `science.py`."""
-        return cls(json.loads(path.read_text()))
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -93,15 +87,6 @@ class Study:
             if name in arms.get(arm, {}).get("losses", {})
         ]
         return statistics.mean(losses) if losses else None
-
-    def flops(self, candidate: str) -> float:
-        """FLOPs of the arm's own trainings over the monolith's, of the first reported seed."""
-        arm, name = candidate.split("/", 1)
-        arms = self.measured["seeds"][str(self.plan["seeds"]["reported"][0])]
-        monolith, own = arms["base"]["flops"]["monolith"], arms[arm].get("flops", arms["base"]["flops"])
-        dense = name.split("@")[0] in ("monolith", "told", "student")
-        chosen = [flops for job, flops in own.items() if (job in ("monolith", "student")) == dense]
-        return sum(chosen) / monolith
 
     def sooner(self, strategy: str) -> "Sooner":
         """How many times fewer steps the mixture takes to the monolith's last distance, and stays below it."""

@@ -67,12 +67,18 @@ def made(folder: Path, data: Data, settings: Sequence[str], artifacts: Iterable[
 def variant(base: Run, folder: Path, data: Data, settings: Sequence[str], shared: Iterable[Artifact]) -> Run:
     """Another run of the same rows, whose configuration differs, with these trained artifacts of the base."""
     run = Run.create(str(folder), load_recipe(data.recipe, (*data.settings, *settings)))
-    for artifact in (Artifact("rows"), Artifact("partition"), *shared):
-        if run.manifest(artifact) is None:
-            shutil.rmtree(folder / artifact, ignore_errors=True)
-            shutil.copytree(Path(base.url) / artifact, folder / artifact)
-        run.require(artifact)  # as this run wants it, too
+    share(base, run, (Artifact("rows"), Artifact("partition"), *shared))
     return run
+
+
+def share(base: Run, run: Run, artifacts: Iterable[Artifact]) -> None:
+    """Copy finished artifacts of a base run, unless they are there; they have to be what this run wants, too."""
+    for artifact in artifacts:
+        place = Path(run.url) / artifact
+        if run.manifest(artifact) is None:
+            shutil.rmtree(place, ignore_errors=True)
+            shutil.copytree(Path(base.url) / artifact, place)
+        run.require(artifact)
 
 
 def trained(run: Run, artifacts: Iterable[Artifact], placement: TrainPlacement | None = None) -> Run:

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from ddm_ray.config import load_recipe
 from ddm_ray.evaluate.run import evaluate, read_metrics
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.graph import Artifact
@@ -130,6 +131,8 @@ def test_plans_can_be_read_and_choose_by_other_seeds_than_they_report(plans: Mod
     for name in names:
         plan = plans.Plan.read(name)
         assert plan.name == name
+        for arm in plan.arms.values():  # told has data of its own
+            load_recipe(plan.recipe, [*plan.run_settings(0), *arm.settings])
     for change, words in (
         ({"seeds": {"choosing": [1, 3], "reported": [3]}}, r"seeds \[3\] are chosen by and reported"),
         ({"milestones": 3}, "steps 8 aren't 3 equal parts"),
