@@ -11,7 +11,8 @@ from scipy.spatial.distance import cdist
 
 NEIGHBOURS, DENSITY_NEIGHBOURS = 3, 5
 KID_ROWS = 1000
-DRAWS = 200
+FLAT = 1e-10
+"""Share of the largest variance below which there is none."""
 BLOCK = 512
 """Rows whose distances to all others are in memory at once."""
 
@@ -47,14 +48,23 @@ class Gaussian:
         overlap = np.sqrt(np.clip(np.linalg.eigvalsh((product + product.T) / 2), 0, None)).sum()
         return float(max(gap_D @ gap_D + np.trace(self.covariance_DD) + np.trace(other_DD) - 2 * overlap, 0.0))
 
-    def draws(self, rows_MD: np.ndarray, seed: int, draws: int = DRAWS) -> np.ndarray:
-        """Distances to the rows when they are drawn again with replacement, `draws` times.
+    def pull(self, rows_MD: np.ndarray) -> np.ndarray:
+        """How far each row pulls the distance to its set (M,), of mean 0: the distance's influence function.
 
-        As many rows with the same seed are drawn alike: where two sets share labels and seeds, their draws are pairs.
+        A set with other weights w_M of mean 1 is further by mean(w pull) to first order, so the distance's standard
+        deviation is that of the pulls over sqrt(M) (Efron's infinitesimal jackknife). With T the map that takes the
+        rows' Gaussian to this one: |c|^2 - c T c - 2 c (mean - their mean), c a row about their mean.
         """
-        random = np.random.default_rng(seed)
-        drawn = (rows_MD[random.integers(len(rows_MD), size=len(rows_MD))] for _ in range(draws))
-        return np.array([self.distance(rows) for rows in drawn])
+        rows_MD = np.asarray(rows_MD, np.float64)
+        centred_MD, other_DD = rows_MD - rows_MD.mean(0), np.atleast_2d(np.cov(rows_MD, rowvar=False))
+        product = self.root_DD @ other_DD @ self.root_DD
+        values_D, vectors_DD = np.linalg.eigh((product + product.T) / 2)
+        # Directions in which the rows don't vary have no slope.
+        kept_D = values_D > FLAT * values_D.max(initial=0.0)
+        half_DD = self.root_DD @ (vectors_DD[:, kept_D] * values_D[kept_D] ** -0.25)
+        spread_M = (centred_MD**2).sum(1) - ((centred_MD @ half_DD) ** 2).sum(1)
+        pull_M: np.ndarray = spread_M - spread_M.mean() - 2 * centred_MD @ (self.mean_D - rows_MD.mean(0))
+        return pull_M
 
 
 def moments(parts: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

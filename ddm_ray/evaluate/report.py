@@ -231,10 +231,7 @@ def difference_words(difference: dict[str, Any]) -> str:
     """Words on a `Difference`: how large it is, and whether other samples of the same models might turn it round."""
     low, high = difference["low"], difference["high"]
     verdict = "which other seeds might turn round" if low <= 0 <= high else "more than the luck of the seeds"
-    return (
-        f"the difference is {difference['frechet']:+.2g}, between {low:+.2g} and {high:+.2g} by resampling (95%),"
-        f" {verdict}"
-    )
+    return f"the difference is {difference['frechet']:+.2g}, between {low:+.2g} and {high:+.2g} (95%), {verdict}"
 
 
 def notes(metrics: dict[str, Any]) -> list[str]:
@@ -249,7 +246,7 @@ def notes(metrics: dict[str, Any]) -> list[str]:
             right_of_held_out = f" On held-out real rows it is right in {heldout['accuracy']:.1%}."
     return [
         f"Fréchet distance: between {count} samples and {rows} training rows, in {features}; ± is the standard"
-        " deviation when the samples are drawn again. It shrinks as the number of samples grows:"
+        " deviation over other samples of the model. It shrinks as the number of samples grows:"
         " compare equal numbers only.",
         f"Real, drawn again: training rows themselves, with replacement{_floor_words(metrics)}.{held_out}",
         f"Accuracy: how often a small classifier fitted to the training rows sees the class that was asked"

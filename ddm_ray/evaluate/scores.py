@@ -19,13 +19,14 @@ from ddm_ray.models.embedders import Embedder
 
 NEIGHBOUR_ROWS = 10_000
 """Samples, and real rows, among which neighbours are looked for, at most; the field's own number."""
+NORMAL_95 = 1.96
 
 
 @dataclass(frozen=True)
 class Score:
     """One row of the table, of `n` images. None: not measured for this row.
 
-    Frechet distance and its bootstrap standard deviation; kernel distance and its standard deviation over subsets; the
+    Frechet distance and its standard deviation over other samples; kernel distance and its, over subsets; the
     classifier's accuracy in [0, 1]; the parts of a `Neighbourhood`; `cluster_tv`: total variation, in [0, 1], between
     the clusters and those expected from the labels.
     """
@@ -46,19 +47,17 @@ class Score:
 
 @dataclass(frozen=True)
 class Measured:
-    """A score, and the Frechet distances of the images drawn again, which may be pairs (`Gaussian.draws`)."""
+    """A score, and how far each image pulls the Frechet distance (`Gaussian.pull`)."""
 
     score: Score
-    draws: np.ndarray
+    pull_M: np.ndarray
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A model's Frechet distance less another's, and the ends of its 95 % interval by resampling pairs.
+    """A model's Frechet distance less another's, and the ends of its 95 % interval over other samples.
 
-    Sets drawn again have less variety, which adds a bias that the distance has already, and more for the more diverse
-    set: the interval is reflected at the estimate (the basic bootstrap; Davison and Hinkley 1997, 5.2), which takes it
-    away twice.
+    Images of the same label and seed are pairs, whose pulls are alike: a difference is known better than its parts.
     """
 
     model: str
@@ -71,8 +70,13 @@ class Difference:
     def of(cls, names: tuple[str, str], model: Measured, against: Measured) -> Self:
         """From the measures of as many images each."""
         estimate = model.score.frechet - against.score.frechet
-        high, low = 2 * estimate - np.percentile(model.draws - against.draws, (2.5, 97.5))
-        return cls(*names, estimate, float(low), float(high))
+        half = NORMAL_95 * deviation(model.pull_M - against.pull_M)
+        return cls(*names, estimate, estimate - half, estimate + half)
+
+
+def deviation(pull_M: np.ndarray) -> float:
+    """The standard deviation, over other samples, of a distance that M of them pull so."""
+    return float(pull_M.std(ddof=1) / len(pull_M) ** 0.5)
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,7 @@ class Reference:
         seen = see(self.net, images, self.embedder)
         label_M = label_M if self.labelled else torch.zeros_like(label_M)
         cluster_M = self._neighbour_clusters(seen)
-        distances, draws = self._distances(seen.features_ND)
+        distances, pull_M = self._distances(seen.features_ND)
         neighbourhood = asdict(self.neighbours.compare(seen.features_ND[:NEIGHBOUR_ROWS]))
         if not self.whole_set or self.real.rows > NEIGHBOUR_ROWS:
             neighbourhood["copied"] = None
@@ -140,7 +144,7 @@ class Reference:
             **neighbourhood,
             cluster_tv=self._cluster_tv(cluster_M, label_M.numpy()),
         )
-        return Measured(score, draws)
+        return Measured(score, pull_M)
 
     def neighbour_clusters(self, images_MCHW: Tensor) -> np.ndarray:
         """The cluster (M,), int64, of each image's nearest real row in feature space; images in [-1, 1]."""
@@ -175,14 +179,14 @@ class Reference:
         return self.real.cluster_M[nearest(self.real.features_MD, seen.features_ND)]
 
     def _distances(self, features_MD: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
-        distance, deviation = kid(self.real.features_MD, features_MD, self.seed)
-        draws = self.real.gaussian.draws(features_MD, self.seed)
+        distance, spread = kid(self.real.features_MD, features_MD, self.seed)
+        pull_M = self.real.gaussian.pull(features_MD)
         return {
             "frechet": self.real.gaussian.distance(features_MD),
-            "frechet_std": float(draws.std(ddof=1)),
+            "frechet_std": deviation(pull_M),
             "kid": distance,
-            "kid_std": deviation,
-        }, draws
+            "kid_std": spread,
+        }, pull_M
 
     def _cluster_tv(self, cluster_M: np.ndarray, label_M: np.ndarray) -> float:
         num_clusters = self.prior_CK.shape[1]

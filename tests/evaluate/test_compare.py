@@ -15,7 +15,7 @@ from ddm_ray.evaluate.compare import Comparison, Side, compare
 from ddm_ray.evaluate.compare_report import print_table, render, sentences
 from ddm_ray.evaluate.distances import Gaussian
 from ddm_ray.evaluate.run import evaluate, read_metrics
-from ddm_ray.evaluate.scores import Difference, Measured, Score
+from ddm_ray.evaluate.scores import Difference, Measured, Score, deviation
 from ddm_ray.storage.graph import evaluation
 from ddm_ray.storage.run import Run
 from tests.evaluate.conftest import SETTINGS
@@ -87,22 +87,20 @@ def test_pairs_know_a_difference_that_two_errors_would_hide() -> None:
     random = np.random.default_rng(0)
     real, samples = random.normal(size=(500, 3)), random.normal(size=(400, 3))
     gaussian = Gaussian.of(real)
-    draws = [gaussian.draws(rows, seed=1) for rows in (samples + 1, samples + 1.02)]
-    paired, apart = (draws[1] - draws[0]).std(), np.hypot(draws[0].std(), draws[1].std())
+    pulls = [gaussian.pull(rows) for rows in (samples + 1, samples + 1.02)]
+    paired, apart = deviation(pulls[1] - pulls[0]), np.hypot(*(deviation(pull_M) for pull_M in pulls))
     assert paired < apart / 10
-    other_seed = gaussian.draws(samples + 1.02, seed=2)
-    assert (other_seed - draws[0]).std() == pytest.approx(apart, rel=0.3)
+    other_seed = gaussian.pull(samples[::-1] + 1.02)
+    assert deviation(other_seed - pulls[0]) == pytest.approx(apart, rel=0.3)
 
 
 def test_an_interval_covers_the_estimate_and_no_difference_where_there_is_none() -> None:
-    """Two models as far from the real rows, one of more variety: the bias of sets drawn again isn't theirs."""
+    """Two models as far from the real rows, one of more variety."""
     random, covered = np.random.default_rng(3), 0
     gaussian = Gaussian(np.zeros(12), np.eye(12), np.eye(12))
-    for trial in range(40):
+    for _ in range(40):
         wide, narrow = (scale * random.normal(size=(300, 12)) for scale in (1.1, 0.9))
-        measures = [
-            Measured(scored(gaussian.distance(rows)), gaussian.draws(rows, seed=trial)) for rows in (wide, narrow)
-        ]
+        measures = [Measured(scored(gaussian.distance(rows)), gaussian.pull(rows)) for rows in (wide, narrow)]
         difference = Difference.of(("wide", "narrow"), *measures)
         assert difference.low < difference.frechet < difference.high
         covered += difference.low <= 0 <= difference.high

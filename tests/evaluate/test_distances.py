@@ -2,8 +2,11 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ddm_ray.evaluate.distances import Gaussian, RealNeighbours, nearest, total_variation
+from ddm_ray.evaluate.scores import deviation
 
 
 def exact(mean: np.ndarray, covariance: np.ndarray, count: int = 200, seed: int = 0) -> np.ndarray:
@@ -57,11 +60,35 @@ def test_frechet_of_flat_sets_is_finite_and_symmetric() -> None:
     assert frechet(a, b) == pytest.approx(frechet(b, a))
 
 
-def test_frechet_std_is_that_of_the_mean_in_one_dimension() -> None:
+def test_frechet_deviation_is_that_of_the_mean_in_one_dimension() -> None:
     """Far apart, d = gap^2 to first order, so its deviation is 2 gap std / sqrt(n)."""
     random = np.random.default_rng(5)
     a, b = random.normal(size=(400, 1)), 100 + random.normal(size=(400, 1))
-    assert Gaussian.of(a).draws(b, seed=0).std() == pytest.approx(2 * 100 / np.sqrt(400), rel=0.2)
+    gap, std = b.mean() - a.mean(), b.std(ddof=1)
+    assert deviation(Gaussian.of(a).pull(b)) == pytest.approx(2 * gap * std / np.sqrt(400), rel=0.02)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10_000), width=st.integers(1, 8))
+def test_pull_is_the_slope_of_the_distance(seed: int, width: int) -> None:
+    """Against the distance of sets in which one row is there some more times."""
+    random = np.random.default_rng(seed)
+    gaussian = Gaussian.of(random.normal(size=(200, width)) @ random.normal(size=(width, width)) + random.normal())
+    rows, row = random.normal(size=(2000, width)), int(random.integers(2000))
+    more = np.concatenate([rows, np.repeat(rows[[row]], 2, axis=0)])
+    pull_M = gaussian.pull(rows)
+    assert pull_M.mean() == pytest.approx(0, abs=1e-9 * np.abs(pull_M).max())
+    slope = (gaussian.distance(more) - gaussian.distance(rows)) * len(more) / 2
+    assert slope == pytest.approx(pull_M[row], rel=0.05, abs=0.05 * pull_M.std())
+
+
+def test_deviation_is_that_of_sets_drawn_again() -> None:
+    """Also where rows are in fewer dimensions than the space has."""
+    random = np.random.default_rng(7)
+    gaussian = Gaussian.of(random.normal(size=(300, 6)) @ random.normal(size=(6, 6)))
+    for rows in (random.normal(size=(500, 6)) + 0.5, random.normal(size=(500, 4)) @ random.normal(size=(4, 6)) + 0.5):
+        drawn = [gaussian.distance(rows[random.integers(500, size=500)]) for _ in range(300)]
+        assert deviation(gaussian.pull(rows)) == pytest.approx(np.std(drawn), rel=0.15)
 
 
 def test_precision_and_recall_of_equal_and_of_far_sets() -> None:
