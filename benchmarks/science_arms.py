@@ -15,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from PIL import Image
+from science_faults import FAULTS, faulty
 from science_plan import DENSE, Arm, Plan
 from studies import share, trained
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from ddm_ray.data.partition.stage import partition
 from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.evaluate.candidates import newest_milestones
+from ddm_ray.evaluate.features import load_embedder
 from ddm_ray.evaluate.losses import heldout_losses
 from ddm_ray.evaluate.measure import reference_of
 from ddm_ray.evaluate.real_rows import RealRows
@@ -56,9 +58,9 @@ class Ruler:
         run = Run.create(str(folder / "ruler"), load_recipe(plan.recipe, plan.run_settings(plan.seeds.reported[0])))
         prepare(run, execute=serial)
         partition(run, with_report=False)
-        rows = RealRows.of(run)
+        rows, embedder = RealRows.of(run), load_embedder(run.config.evaluate.features, "cpu")
         with one_thread():
-            reference = reference_of(run, rows, None, lambda data: data, here("cpu"), lambda *_: None, "cpu")
+            reference = reference_of(run, rows, embedder, lambda data: data, here("cpu"), lambda *_: None, "cpu")
         return cls(run, rows, reference)
 
     def floor(self, num_samples: int) -> dict[str, Any]:
@@ -114,11 +116,13 @@ class Measuring:
     def measure(self, name: str) -> dict[str, Any]:
         """Train, sample and measure an arm: its candidates' scores, held-out losses, and FLOPs by network."""
         arm = self.plan.arms[name]
-        return {"run": self.of_run, "told": self.of_told}.get(arm.kind, self.of_base)(name, arm)
+        return {"run": self.of_run, "told": self.of_told}.get(arm.kind, self.of_others)(name, arm)
 
     def of_run(self, name: str, arm: Arm) -> dict[str, Any]:
         """A run of its own: networks that it doesn't train are the base's."""
         settings = [*self.plan.run_settings(self.seed), *arm.settings]
+        if any(each.startswith("student.train=") for each in arm.settings):
+            settings.append(f"student.train.seed={self.seed}")
         run = begun(self.ruler, self.folder / str(self.seed) / name, self.plan, settings)
         mixed = arm.strategies is None or bool(arm.strategies)
         needed = [*run.experts, ROUTER] if mixed else run.experts if "student" in arm.trains else ()
@@ -167,17 +171,22 @@ class Measuring:
         flops = {str(MONOLITH): TrainedInfo.of(run.require(MONOLITH)).training_flops}
         return {"candidates": {TOLD: self.scored(load_models(run, "monolith"), request, "oracle")}, "flops": flops}
 
-    def of_base(self, name: str, arm: Arm) -> dict[str, Any]:
-        """The base's networks, used otherwise; nothing is trained."""
-        run, scores = self.base, dict[str, Any]()
+    def of_others(self, name: str, arm: Arm) -> dict[str, Any]:
+        """The networks of the base or another arm, used otherwise; nothing is trained."""
+        run, scores = Run.open(str(self.folder / str(self.seed) / arm.of)), dict[str, Any]()
         if arm.kind == "average":
             scores["average"] = self.score(averaged(run), "oracle", run)
         if arm.kind == "prior":
             mixture = load_models(run)
             of_router = replace(mixture, info=replace(mixture.info, prior_CK=None))
             scores["once, by the router"] = self.score(of_router, "once", run)
-            request = replace(self.asked.request(self.plan, run.config.sample), cluster_B=self.asked.cluster_M)
+            own = Asked.of(self.plan, RealRows.of(run).train, self.asked.null, self.seed)
+            request = replace(own.request(self.plan, run.config.sample), cluster_B=own.cluster_M)
             scores["once, own cluster"] = self.scored(mixture, request, "oracle")
+        if arm.kind == "faults":
+            mixture = load_models(run)
+            for fault in FAULTS if arm.strategies is None else arm.strategies:
+                scores[fault] = self.score(faulty(run, mixture, fault, self.seed), "oracle", run)
         if arm.kind == "steps":
             part = self.plan.steps // self.plan.milestones
             for at in range(part, self.plan.steps, part):

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 PLANS = Path(__file__).parent / "plans"
 DENSE = ("monolith", "student")
 
-Kind = Literal["run", "told", "average", "prior", "steps"]
+Kind = Literal["run", "told", "average", "prior", "steps", "faults"]
 
 
 class Strict(BaseModel):
@@ -28,11 +28,13 @@ class Arm(Strict):
     """What differs from the base, what is trained of it, and what is sampled.
 
     `kind`: `run` is a run with other `settings`; `told` a monolith whose condition is the cluster (with the class,
-    where models are told that); `average` one network whose weights are the mean of the base's experts'; `prior` the
-    base's experts, drawn once by the router at t=1 or each row's own cluster; `steps` the base's networks on their way.
+    where models are told that). The others take the networks of the base, or of the arm that `of` names: `average` one
+    network whose weights are the mean of the experts'; `prior` the experts, drawn once by the router at t=1 or each
+    row's own cluster; `steps` all on their way; `faults` mixtures whose weights have a fault.
     """
 
     kind: Kind = "run"
+    of: str = "base"
     settings: tuple[str, ...] = ()
     trains: tuple[str, ...] = Field(default=("experts", "router"), description="experts, router, monolith, student")
     strategies: tuple[str, ...] | None = Field(default=None, description="none: the study's")
@@ -72,6 +74,10 @@ class Plan(Strict):
     def _begins_with_a_base(self) -> Self:
         if next(iter(self.arms), None) != "base":
             raise ValueError("the first arm has to be base: others are made of its networks")
+        names = [*self.arms]
+        for place, (name, arm) in enumerate(self.arms.items()):
+            if arm.of != "base" and (arm.of not in names[:place] or self.arms[arm.of].kind != "run"):
+                raise ValueError(f"arm {name} is of {arm.of!r}, which has to be a run before it")
         if self.steps % self.milestones:
             raise ValueError(f"steps {self.steps} aren't {self.milestones} equal parts")
         return self
@@ -89,9 +95,10 @@ class Plan(Strict):
         return [name for name, arm in self.arms.items() if arm.seeds is None or (not chosen and place < arm.seeds)]
 
     def digest(self, arm: str) -> str:
-        """SHA-256 of all that an arm's result depends on: its own fields, and the study's but for seeds and others."""
+        """SHA-256 of what an arm's result depends on: its fields, those of whose networks it takes, and the study's."""
         fields = self.model_dump(mode="json", exclude={"name", "question", "seeds", "arms"})
-        own = self.arms[arm].model_dump(mode="json", exclude={"seeds"}) if arm in self.arms else None
+        used = [self.arms[each] for each in dict.fromkeys((arm, self.arms[arm].of))] if arm in self.arms else []
+        own = [each.model_dump(mode="json", exclude={"seeds"}) for each in used]
         return hashlib.sha256(json.dumps([fields, own], sort_keys=True).encode()).hexdigest()
 
     def run_settings(self, seed: int) -> list[str]:

@@ -20,6 +20,8 @@ from ddm_ray.storage.run import Run
 from ddm_ray.train import worker
 from tests.conftest import ROOT
 
+RENORMALISED = "top-2, not renormalised"
+"""Of two experts this is no fault: it is `full`."""
 PLAN: dict[str, Any] = {
     "name": "tiny",
     "question": "Does all of it work?",
@@ -47,6 +49,7 @@ PLAN: dict[str, Any] = {
             "trains": ["router"],
             "strategies": ["full"],
         },
+        "faults": {"kind": "faults", "of": "blind", "strategies": [RENORMALISED, "sample-1, not renormalised"]},
         "wide": {"settings": ["expert.model.width=128"], "trains": ["monolith"], "strategies": []},
     },
 }
@@ -90,8 +93,10 @@ def test_a_study_measures_what_an_evaluation_does_and_goes_on(
         "prior": ["once, by the router", "once, own cluster"],
         "average": ["average"],
         "blind": ["full"],
+        "faults": [RENORMALISED, "sample-1, not renormalised"],
         "wide": ["monolith"],
     }
+    assert distances["faults"].pop(RENORMALISED) == pytest.approx(distances["blind"]["full"], rel=1e-4)
     every = [distance for names in distances.values() for distance in names.values()]
     assert len({*every}) == len(every), "no two are the same networks, asked alike"
     # The base by the product's own evaluation, of the same labels and noise.
@@ -137,6 +142,7 @@ def test_plans_can_be_read_and_choose_by_other_seeds_than_they_report(plans: Mod
         ({"seeds": {"choosing": [1, 3], "reported": [3]}}, r"seeds \[3\] are chosen by and reported"),
         ({"milestones": 3}, "steps 8 aren't 3 equal parts"),
         ({"arms": {"told": {"kind": "told"}} | PLAN["arms"]}, "the first arm has to be base"),
+        ({"arms": {"base": {}, "faults": {"kind": "faults", "of": "k4"}}}, "of 'k4', which has to be a run before it"),
     ):
         (tmp_path / "bad.yaml").write_text(yaml.safe_dump(PLAN | change, sort_keys=False))
         with pytest.raises(ValidationError, match=words):

@@ -1,0 +1,75 @@
+"""Mixtures with a fault in their weights, as implementations may have: what each makes of the paper's odd rows.
+
+Shapes: B rows, CHW image, K experts.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ddm_ray.core.condition import Condition
+from ddm_ray.core.mixture import group_rows, mix, posterior
+from ddm_ray.core.routing import draw, keep_top, parse_strategy
+from ddm_ray.sampling.run_models import Models, monolith_info
+from ddm_ray.storage.run import Run
+
+Weigh = Callable[[Tensor, torch.Generator], Tensor]
+"""Weights (B, K) by the posterior (B, K), some of them by chance."""
+
+
+def _not_renormalised(strategy: str) -> Weigh:
+    """The posterior's own weights of the experts that a strategy keeps, whose sum is below 1."""
+
+    def weigh(probs_BK: Tensor, random: torch.Generator) -> Tensor:
+        uniforms_BK = torch.rand(probs_BK.shape, generator=random, dtype=torch.float64)
+        routed_BK = parse_strategy(strategy, probs_BK.shape[1]).route(probs_BK, torch.zeros_like(probs_BK), uniforms_BK)
+        return probs_BK * (routed_BK > 0)
+
+    return weigh
+
+
+def _drawn_for_all(probs_BK: Tensor, random: torch.Generator) -> Tensor:
+    """One number for all images of a batch: at pure noise they all have the same expert."""
+    return draw(probs_BK, torch.rand(1, generator=random, dtype=torch.float64).expand(len(probs_BK)))
+
+
+def _drawn_evenly(probs_BK: Tensor, random: torch.Generator) -> Tensor:
+    """Any expert as likely as any other, at each step."""
+    return keep_top(torch.rand(probs_BK.shape, generator=random, dtype=probs_BK.dtype), 1)
+
+
+FAULTS: dict[str, Weigh] = {
+    "sample-1, not renormalised": _not_renormalised("sample-1"),
+    "sample-1, one draw for all": _drawn_for_all,
+    "sample-1, router not asked": _drawn_evenly,
+    "top-2, not renormalised": _not_renormalised("top-2"),
+    "nucleus-0.9, not renormalised": _not_renormalised("nucleus-0.9"),
+}
+
+
+@dataclass(eq=False)
+class Faulty:
+    """A field whose velocity is the mixture's by these weights."""
+
+    mixture: Models
+    weigh: Weigh
+    random: torch.Generator
+
+    def __call__(self, x_BCHW: Tensor, t_B: Tensor, condition: Condition) -> Tensor:
+        """Velocities (B, C, H, W)."""
+        assert isinstance(self.mixture.router, nn.Module)
+        weights_BK = self.weigh(posterior(self.mixture.router(x_BCHW, t_B, condition)), self.random)
+        groups, velocities = group_rows((weights_BK > 0).numpy()), []
+        for group in groups:
+            rows_R = torch.arange(len(x_BCHW)) if group.rows_R is None else group.rows_R
+            field = self.mixture.experts[group.expert]
+            assert field is not None
+            velocities.append(field(x_BCHW[rows_R], t_B[rows_R], condition[rows_R]))
+        return mix(groups, velocities, weights_BK)
+
+
+def faulty(run: Run, mixture: Models, fault: str, seed: int) -> Models:
+    """The run's mixture with this fault, as one network."""
+    return Models(monolith_info(run), (Faulty(mixture, FAULTS[fault], torch.Generator().manual_seed(seed)),), None)
