@@ -118,8 +118,12 @@ class Measuring:
         arm = self.plan.arms[name]
         return {"run": self.of_run, "told": self.of_told}.get(arm.kind, self.of_others)(name, arm)
 
+    def run_of(self, arm: Arm) -> Run:
+        """The run whose networks an arm takes."""
+        return Run.open(str(self.folder / str(self.seed) / arm.of))
+
     def of_run(self, name: str, arm: Arm) -> dict[str, Any]:
-        """A run of its own: networks that it doesn't train are the base's."""
+        """A run of its own: networks that it doesn't train are those of `of`."""
         settings = [*self.plan.run_settings(self.seed), *arm.settings]
         if any(each.startswith("student.train=") for each in arm.settings):
             settings.append(f"student.train.seed={self.seed}")
@@ -128,7 +132,7 @@ class Measuring:
         needed = [*run.experts, ROUTER] if mixed else run.experts if "student" in arm.trains else ()
         trains = {"experts": run.experts, "router": [ROUTER], "monolith": [MONOLITH], "student": [STUDENT]}
         own = [artifact for word in arm.trains for artifact in trains[word]]
-        share(self.base, run, [each for each in needed if each not in own])
+        share(self.run_of(arm), run, [each for each in needed if each not in own])
         parts = self.plan.steps // self.plan.milestones
         trained(run, own, TrainPlacement(milestone_steps=parts if name == "base" else None))
         candidates: dict[str, Models] = {kind: load_models(run, kind) for kind in DENSE if kind in arm.trains}
@@ -173,7 +177,7 @@ class Measuring:
 
     def of_others(self, name: str, arm: Arm) -> dict[str, Any]:
         """The networks of the base or another arm, used otherwise; nothing is trained."""
-        run, scores = Run.open(str(self.folder / str(self.seed) / arm.of)), dict[str, Any]()
+        run, scores = self.run_of(arm), dict[str, Any]()
         if arm.kind == "average":
             scores["average"] = self.score(averaged(run), "oracle", run)
         if arm.kind == "prior":

@@ -28,9 +28,9 @@ class Arm(Strict):
     """What differs from the base, what is trained of it, and what is sampled.
 
     `kind`: `run` is a run with other `settings`; `told` a monolith whose condition is the cluster (with the class,
-    where models are told that). The others take the networks of the base, or of the arm that `of` names: `average` one
-    network whose weights are the mean of the experts'; `prior` the experts, drawn once by the router at t=1 or each
-    row's own cluster; `steps` all on their way; `faults` mixtures whose weights have a fault.
+    where models are told that). What isn't trained is the base's, or that of the run that `of` names; so is all of the
+    others: `average` is one network whose weights are the mean of the experts'; `prior` the experts, drawn once by the
+    router at t=1 or each row's own cluster; `steps` all on their way; `faults` mixtures whose weights have a fault.
     """
 
     kind: Kind = "run"
