@@ -4,6 +4,7 @@ Ratios are of two candidates of the same seed, since these were trained on the s
 the 95 % interval are of their logarithms, by Student's t over the seeds. Each seed has its own clusters, too.
 """
 
+import json
 import math
 import statistics
 from collections.abc import Sequence
@@ -44,6 +45,11 @@ class Study:
     """What was measured of a study. A candidate is named by its arm: `base/once`."""
 
     measured: dict[str, Any]
+
+    @classmethod
+    def read(cls, name: str) -> Self:
+        """That of this name, as it was measured."""
+        return cls(json.loads((MEASURED / f"{name}.json").read_text()))
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -88,15 +94,22 @@ class Study:
         ]
         return statistics.mean(losses) if losses else None
 
+    def curves(self, name: str) -> dict[int, dict[int, float]]:
+        """By seed, the distance of the monolith or a strategy after each part of the steps, and after the last."""
+        part, last = self.plan["steps"] // self.plan["milestones"], self.plan["steps"]
+        curves: dict[int, dict[int, float]] = {}
+        for at in range(part, last + 1, part):
+            for seed, distance in self.values(f"steps/{name}@{at}" if at < last else f"base/{name}").items():
+                curves.setdefault(seed, {})[at] = distance
+        return {seed: curve for seed, curve in curves.items() if part in curve}
+
     def sooner(self, strategy: str) -> "Sooner":
         """How many times fewer steps the mixture takes to the monolith's last distance, and stays below it."""
-        part = self.plan["steps"] // self.plan["milestones"]
-        steps = range(part, self.plan["steps"] + 1, part)
-        curves = {at: self.values(f"steps/{strategy}@{at}" if at < steps[-1] else f"base/{strategy}") for at in steps}
+        curves, last = self.curves(strategy), self.plan["steps"]
         goals = self.values(MONOLITH)
-        reached = {seed: _reached({at: each[seed] for at, each in curves.items()}, goals[seed]) for seed in goals}
-        ratios = [steps[-1] / at for at in reached.values() if at is not None]
-        return Sooner(Ratio.of(ratios) if len(ratios) == len(goals) else None, len(ratios), len(goals))
+        reached = {seed: _reached(curve, goals[seed]) for seed, curve in curves.items()}
+        ratios = [last / at for at in reached.values() if at is not None]
+        return Sooner(Ratio.of(ratios) if len(ratios) == len(curves) else None, len(ratios), len(curves))
 
 
 @dataclass(frozen=True)

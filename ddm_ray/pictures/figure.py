@@ -44,7 +44,7 @@ def error_chart(points: Mapping[str, tuple[float, float, float]], x_label: str, 
         axes.set_xlim(0, 1.1 * max(positions))
     axes.set_xlabel(x_label, color=GREY)
     axes.set_ylabel(y_label, color=GREY)
-    _plain(axes)
+    plain(axes)
     _legend_beside(axes)
     return chart
 
@@ -77,7 +77,7 @@ def curve_charts(charts: Mapping[str, Mapping[str, tuple[Sequence[float], Sequen
     for axes, (title, lines) in zip(row.subplots(1, len(charts), squeeze=False)[0], charts.items(), strict=True):
         for number, (name, (xs, ys)) in enumerate(lines.items()):
             axes.plot(xs, ys, color=COLOURS[number % len(COLOURS)], linewidth=2, label=name)
-        _plain(axes)
+        plain(axes)
         axes.tick_params(labelsize=9)
         axes.set_title(title, color=GREY, fontsize=11)
         axes.legend(loc="upper right", frameon=False, labelcolor=GREY, fontsize=9)
@@ -110,10 +110,10 @@ def _lines(axes: "Axes", series: Mapping[str, Sequence[float]]) -> None:
         axes.plot(middles, values, color=COLOURS[number % len(COLOURS)], linewidth=2, label=name)
     axes.set_xlim(0, 1)
     axes.set_xticks(np.linspace(0, 1, 5))
-    _plain(axes)
+    plain(axes)
 
 
-def _plain(axes: "Axes") -> None:
+def plain(axes: "Axes") -> None:
     """Faint lines and no frame."""
     axes.grid(axis="y", color=GREY, alpha=0.3)
     axes.tick_params(which="both", colors=GREY, length=0)

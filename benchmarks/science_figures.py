@@ -1,0 +1,81 @@
+"""Figures of a study: ratios with their intervals, distances over steps, and over the number of clusters."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from science_page import Ratio, Study
+
+from ddm_ray.pictures.figure import COLOURS, GREY, figure, plain
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def forest(groups: Mapping[str, Mapping[str, Ratio]], marks: Mapping[str, float]) -> "Figure":
+    """Ratios of each group, side by side: a line a name, with its 95 % interval. `marks`: upright lines by name."""
+    names = list(dict.fromkeys(name for ratios in groups.values() for name in ratios))
+    chart = figure(1.8 + 3.0 * len(groups), 1.0 + 0.3 * len(names))
+    many = chart.subplots(1, len(groups), squeeze=False, sharex=True, sharey=True)[0]
+    for axes, (title, ratios) in zip(many, groups.items(), strict=True):
+        for name, ratio in ratios.items():
+            at, colour = (
+                names.index(name),
+                COLOURS[1] if ratio.high < 1 else COLOURS[5] if ratio.low > 1 else COLOURS[0],
+            )
+            if ratio.count > 1:
+                axes.plot([ratio.low, ratio.high], [at, at], color=colour, linewidth=2)
+            axes.plot(ratio.mean, at, "o", color=colour, markersize=5)
+        for number, (mark, value) in enumerate(marks.items()):
+            axes.axvline(value, color=GREY, linewidth=1, linestyle=("-", "--", ":")[number % 3], label=mark)
+        axes.set_xscale("log")
+        axes.set_title(title, color=GREY, fontsize=11)
+        axes.set_yticks(range(len(names)), names)
+        plain(axes)
+        axes.grid(axis="x", which="both", color=GREY, alpha=0.2)
+    many[0].invert_yaxis()
+    many[-1].legend(frameon=False, labelcolor=GREY, fontsize=9, loc="lower right")
+    return chart
+
+
+def over_steps(studies: Mapping[str, Study], strategies: Sequence[str]) -> "Figure":
+    """The distance of the monolith and of these strategies after each part of the steps: the mean, and all seeds."""
+    chart = figure(4.2 * len(studies), 3.2)
+    for axes, (title, study) in zip(chart.subplots(1, len(studies), squeeze=False)[0], studies.items(), strict=True):
+        for number, name in enumerate(("monolith", *strategies)):
+            _curves(axes, study.curves(name), name, COLOURS[number])
+        axes.set_yscale("log")
+        axes.set_title(title, color=GREY, fontsize=11)
+        axes.set_xlabel("steps", color=GREY)
+        plain(axes)
+        axes.legend(frameon=False, labelcolor=GREY, fontsize=9)
+    return chart
+
+
+def over_clusters(study: Study, arms: Mapping[str, Mapping[int, str]]) -> "Figure":
+    """The distance of candidates by the number of clusters, a line a name: each seed's over its own monolith's."""
+    chart = figure(5.6, 3.2)
+    axes = chart.add_subplot()
+    for number, (name, candidates) in enumerate(arms.items()):
+        ratios = {clusters: study.ratio(candidate) for clusters, candidate in sorted(candidates.items())}
+        colour = COLOURS[1 + number]
+        axes.plot([*ratios], [ratio.mean for ratio in ratios.values()], "o-", color=colour, linewidth=2, label=name)
+        for clusters, ratio in ratios.items():
+            axes.plot([clusters, clusters], [ratio.low, ratio.high], color=colour, alpha=0.4, linewidth=2)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel("clusters, one expert each", color=GREY)
+    axes.set_ylabel("distance over the monolith's", color=GREY)
+    plain(axes)
+    axes.legend(frameon=False, labelcolor=GREY, fontsize=9)
+    return chart
+
+
+def _curves(axes: "Axes", curves: Mapping[int, Mapping[int, float]], name: str, colour: str) -> None:
+    """A line for the geometric mean over seeds, and a faint one for each; curves[seed][step]."""
+    steps = [*next(iter(curves.values()))]
+    for curve in curves.values():
+        axes.plot(steps, [curve[step] for step in steps], color=colour, alpha=0.2, linewidth=1)
+    means = [statistics.geometric_mean([curve[step] for curve in curves.values()]) for step in steps]
+    axes.plot(steps, means, color=colour, linewidth=2, label=name)
