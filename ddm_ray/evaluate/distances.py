@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.spatial.distance import cdist
 
 NEIGHBOURS, DENSITY_NEIGHBOURS = 3, 5
 KID_ROWS = 1000
 FLAT = 1e-10
 """Share of the largest variance below which there is none."""
+ROUNDED = 1e-13
+"""Share of two rows' squared lengths below which their squared distance is rounding."""
 BLOCK = 512
 """Rows whose distances to all others are in memory at once."""
 
@@ -138,7 +139,7 @@ class RealNeighbours:
         real_covered_N, real_recalled_N = np.zeros((2, len(self.real_ND)), bool)
         precise = copied = balls = 0
         for first in range(0, len(samples_MD), BLOCK):
-            between_BN = cdist(samples_MD[first : first + BLOCK], self.real_ND)
+            between_BN = between(samples_MD[first : first + BLOCK], self.real_ND)
             precise += int((between_BN <= self.radius_N).any(1).sum())
             balls += int((between_BN <= self.density_radius_N).sum())
             real_covered_N |= (between_BN <= self.density_radius_N).any(0)
@@ -155,10 +156,24 @@ class RealNeighbours:
         )
 
 
+def between(a_AD: np.ndarray, b_BD: np.ndarray) -> np.ndarray:
+    """Euclidean distances (A, B), to a millionth of the rows' lengths; 0 where they are as close as that.
+
+    By one product of matrices: row by row it takes twenty times as long where D is a thousand.
+    """
+    a_AD, b_BD = np.asarray(a_AD, np.float64), np.asarray(b_BD, np.float64)
+    middle_D = b_BD.mean(0)  # rows far from zero would cancel
+    a_AD, b_BD = a_AD - middle_D, b_BD - middle_D
+    lengths_AB = (a_AD**2).sum(1)[:, None] + (b_BD**2).sum(1)
+    squares_AB = lengths_AB - 2 * (a_AD @ b_BD.T)
+    squares_AB[squares_AB < ROUNDED * lengths_AB] = 0
+    return np.sqrt(squares_AB)
+
+
 def nearest(real_ND: np.ndarray, samples_MD: np.ndarray) -> np.ndarray:
     """Index (M,) of the real row nearest to each sample."""
     blocks = [samples_MD[first : first + BLOCK] for first in range(0, len(samples_MD), BLOCK)]
-    return np.concatenate([cdist(block, real_ND).argmin(axis=1) for block in blocks])
+    return np.concatenate([between(block, real_ND).argmin(axis=1) for block in blocks])
 
 
 def total_variation(p_K: np.ndarray, q_K: np.ndarray) -> float:
@@ -171,7 +186,7 @@ def _radii(rows_ND: np.ndarray, ranks: tuple[int, ...]) -> list[np.ndarray]:
     # Column 0 of the partition is the row itself.
     kept = [min(rank, len(rows_ND) - 1) for rank in ranks]
     blocks = [
-        np.partition(cdist(rows_ND[first : first + BLOCK], rows_ND), kept, axis=1)[:, kept]
+        np.partition(between(rows_ND[first : first + BLOCK], rows_ND), kept, axis=1)[:, kept]
         for first in range(0, len(rows_ND), BLOCK)
     ]
     return [*np.concatenate(blocks).T]
@@ -181,7 +196,7 @@ def _to_another(rows_ND: np.ndarray) -> np.ndarray:
     """Distance (N,) of each row to the nearest that isn't equal to it; infinite where there is none."""
     blocks = []
     for first in range(0, len(rows_ND), BLOCK):
-        between_BN = cdist(rows_ND[first : first + BLOCK], rows_ND)
+        between_BN = between(rows_ND[first : first + BLOCK], rows_ND)
         between_BN[between_BN == 0] = np.inf
         blocks.append(between_BN.min(axis=1))
     return np.concatenate(blocks)

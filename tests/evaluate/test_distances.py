@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.spatial.distance import cdist
 
-from ddm_ray.evaluate.distances import Gaussian, RealNeighbours, nearest, total_variation
+from ddm_ray.evaluate.distances import Gaussian, RealNeighbours, between, nearest, total_variation
 from ddm_ray.evaluate.scores import deviation
 
 
@@ -114,6 +115,18 @@ def test_radius_reaches_the_kth_neighbour_and_no_further() -> None:
 
 def test_nearest_is_the_index_among_real_rows() -> None:
     assert nearest(np.array([[0.0], [5.0], [9.0]]), np.array([[8.0], [1.0]])).tolist() == [2, 0]
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10_000), offset=st.sampled_from([0.0, 1.0, 1e3]))
+def test_distances_are_those_of_each_pair(seed: int, offset: float) -> None:
+    """Far from zero too; equal rows are at 0 exactly, and all rows that differ by a thousandth are not."""
+    random = np.random.default_rng(seed)
+    a, b = random.normal(size=(7, 300)) + offset, random.normal(size=(9, 300)) + offset
+    b[2], b[3] = a[4], a[4] + 1e-3
+    distances = between(a, b)
+    assert distances == pytest.approx(cdist(a, b), rel=1e-6, abs=1e-6)
+    assert distances[4, 2] == 0 < distances[4, 3]
 
 
 def test_total_variation() -> None:
