@@ -26,7 +26,6 @@ from ddm_ray.data.loading.loader import Rows
 from ddm_ray.data.partition.stage import partition
 from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.sharded.serial import serial
-from ddm_ray.evaluate.candidates import newest_milestones
 from ddm_ray.evaluate.features import load_embedder
 from ddm_ray.evaluate.losses import heldout_losses
 from ddm_ray.evaluate.measure import reference_of
@@ -37,8 +36,9 @@ from ddm_ray.pictures.images import to_unit
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import Models, load_models, monolith_info
-from ddm_ray.storage.graph import MONOLITH, ROUTER, ROWS, STUDENT
+from ddm_ray.storage.graph import MONOLITH, ROUTER, ROWS, STUDENT, Artifact, trained_of
 from ddm_ray.storage.info import TrainedInfo
+from ddm_ray.storage.published import Weights, published
 from ddm_ray.storage.run import Run
 
 TOLD = "told"
@@ -134,7 +134,8 @@ class Measuring:
         own = [artifact for word in arm.trains for artifact in trains[word]]
         share(self.run_of(arm), run, [each for each in needed if each not in own])
         parts = self.plan.steps // self.plan.milestones
-        trained(run, own, TrainPlacement(milestone_steps=parts if name == "base" else None))
+        shown = any(each.kind == "steps" and each.of == name for each in self.plan.arms.values())
+        trained(run, own, TrainPlacement(milestone_steps=parts if shown else None))
         candidates: dict[str, Models] = {kind: load_models(run, kind) for kind in DENSE if kind in arm.trains}
         scores = {kind: self.score(models, "oracle", run) for kind, models in candidates.items()}
         losses: list[Any] = []
@@ -193,11 +194,12 @@ class Measuring:
                 scores[fault] = self.score(faulty(run, mixture, fault, self.seed), "oracle", run)
         if arm.kind == "steps":
             part = self.plan.steps // self.plan.milestones
+            strategies = self.plan.strategies if arm.strategies is None else arm.strategies
             for at in range(part, self.plan.steps, part):
-                earlier = newest_milestones(run, at)
-                mixture, monolith = (load_models(run, kind, milestones=earlier) for kind in ("mixture", "monolith"))
+                earlier = weights_after(run, at)
+                monolith = load_models(run, "monolith", milestones=earlier)
                 scores[f"monolith@{at}"] = self.score(monolith, "oracle", run)
-                strategies = self.plan.strategies if arm.strategies is None else arm.strategies
+                mixture = load_models(run, milestones=earlier) if strategies else monolith
                 scores |= {f"{strategy}@{at}": self.score(mixture, strategy, run) for strategy in strategies}
         return {"candidates": scores}
 
@@ -232,6 +234,15 @@ def begun(ruler: Ruler, folder: Path, plan: Plan, settings: Sequence[str]) -> Ru
     share(ruler.run, run, [ROWS])
     partition(run, with_report=False)
     return run
+
+
+def weights_after(run: Run, at: int) -> dict[Artifact, Weights]:
+    """The weights after so many steps of all that is trained."""
+    done = [artifact for artifact in trained_of(run.config) if run.manifest(artifact)]
+    return {
+        artifact: next(weights for weights in every if weights.step == at)
+        for artifact, every in published(run, done).items()
+    }
 
 
 def averaged(run: Run) -> Models:

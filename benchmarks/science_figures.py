@@ -43,8 +43,8 @@ def over_steps(studies: Mapping[str, Study], strategies: Sequence[str]) -> "Figu
     """The distance of the monolith and of these strategies after each part of the steps: the mean, and all seeds."""
     chart = figure(4.2 * len(studies), 3.2)
     for axes, (title, study) in zip(chart.subplots(1, len(studies), squeeze=False)[0], studies.items(), strict=True):
-        for number, name in enumerate(("monolith", *strategies)):
-            _curves(axes, study.curves(name), name, COLOURS[number])
+        for number, candidate in enumerate((study.plan["against"], *(f"base/{strategy}" for strategy in strategies))):
+            _curves(axes, study.curves(candidate), candidate.split("/")[1], COLOURS[number])
         axes.set_yscale("log")
         axes.set_title(title, color=GREY, fontsize=11)
         axes.set_xlabel("steps", color=GREY)

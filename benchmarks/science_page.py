@@ -16,7 +16,6 @@ from scipy.stats import t as student_t
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / "docs/science"
-MONOLITH = "base/monolith"
 
 
 @dataclass(frozen=True)
@@ -73,9 +72,9 @@ class Study:
         """The mean of a field over the reported seeds that have the candidate."""
         return statistics.mean(self.values(candidate, field).values())
 
-    def ratio(self, candidate: str, against: str = MONOLITH, seeds: str = "reported") -> Ratio:
-        """The candidate's Frechet distance over another's, on the seeds that have both."""
-        own, other = self.values(candidate, seeds=seeds), self.values(against, seeds=seeds)
+    def ratio(self, candidate: str, against: str | None = None, seeds: str = "reported") -> Ratio:
+        """A candidate's Frechet distance over another's (None: the plan's monolith's), on the seeds that have both."""
+        own, other = self.values(candidate, seeds=seeds), self.values(against or self.plan["against"], seeds=seeds)
         return Ratio.of([own[seed] / other[seed] for seed in own if seed in other])
 
     @property
@@ -94,19 +93,21 @@ class Study:
         ]
         return statistics.mean(losses) if losses else None
 
-    def curves(self, name: str) -> dict[int, dict[int, float]]:
-        """By seed, the distance of the monolith or a strategy after each part of the steps, and after the last."""
+    def curves(self, candidate: str) -> dict[int, dict[int, float]]:
+        """By seed, the distance of a candidate after each part of the steps, and after the last."""
         part, last = self.plan["steps"] // self.plan["milestones"], self.plan["steps"]
+        own, name = candidate.split("/", 1)
+        arm = next(arm for arm, each in self.plan["arms"].items() if each["kind"] == "steps" and each["of"] == own)
         curves: dict[int, dict[int, float]] = {}
         for at in range(part, last + 1, part):
-            for seed, distance in self.values(f"steps/{name}@{at}" if at < last else f"base/{name}").items():
+            for seed, distance in self.values(f"{arm}/{name}@{at}" if at < last else candidate).items():
                 curves.setdefault(seed, {})[at] = distance
         return {seed: curve for seed, curve in curves.items() if part in curve}
 
     def sooner(self, strategy: str) -> "Sooner":
         """How many times fewer steps the mixture takes to the monolith's last distance, and stays below it."""
-        curves, last = self.curves(strategy), self.plan["steps"]
-        goals = self.values(MONOLITH)
+        curves, last = self.curves(f"base/{strategy}"), self.plan["steps"]
+        goals = self.values(self.plan["against"])
         reached = {seed: _reached(curve, goals[seed]) for seed, curve in curves.items()}
         ratios = [last / at for at in reached.values() if at is not None]
         return Sooner(Ratio.of(ratios) if len(ratios) == len(curves) else None, len(ratios), len(curves))

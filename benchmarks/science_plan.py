@@ -69,11 +69,14 @@ class Plan(Strict):
     milestones: int = Field(ge=1, description="number of equal parts of the steps after which weights are kept")
     seeds: Seeds
     arms: dict[str, Arm]
+    against: str = Field(default="base/monolith", description="the monolith that all ratios are to, as ARM/NAME")
 
     @model_validator(mode="after")
     def _begins_with_a_base(self) -> Self:
         if next(iter(self.arms), None) != "base":
             raise ValueError("the first arm has to be base: others are made of its networks")
+        if self.against.partition("/")[0] not in self.arms:
+            raise ValueError(f"against {self.against}: there is no such arm")
         names = [*self.arms]
         for place, (name, arm) in enumerate(self.arms.items()):
             if arm.of != "base" and (arm.of not in names[:place] or self.arms[arm.of].kind != "run"):
@@ -96,7 +99,7 @@ class Plan(Strict):
 
     def digest(self, arm: str) -> str:
         """SHA-256 of what an arm's result depends on: its fields, those of whose networks it takes, and the study's."""
-        fields = self.model_dump(mode="json", exclude={"name", "question", "seeds", "arms"})
+        fields = self.model_dump(mode="json", exclude={"name", "question", "seeds", "arms", "against"})
         used = [self.arms[each] for each in dict.fromkeys((arm, self.arms[arm].of))] if arm in self.arms else []
         own = [each.model_dump(mode="json", exclude={"seeds"}) for each in used]
         return hashlib.sha256(json.dumps([fields, own], sort_keys=True).encode()).hexdigest()

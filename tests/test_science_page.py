@@ -24,7 +24,9 @@ def study(page: ModuleType, distances: Mapping[int, Mapping[str, Mapping[str, fl
         }
         for seed, arms in distances.items()
     }
-    return page.Study({"plan": {"strategies": ["once", "full"], "steps": 80, "milestones": 4, **plan}, "seeds": seeds})
+    fields = {"strategies": ["once", "full"], "steps": 80, "milestones": 4, "against": "base/monolith"}
+    arms = {"base": {"kind": "run", "of": "base"}, "steps": {"kind": "steps", "of": "base"}}
+    return page.Study({"plan": {**fields, "arms": arms, **plan}, "seeds": seeds})
 
 
 def test_a_ratio_and_its_interval_are_of_pairs_by_their_logarithms(page: ModuleType) -> None:
