@@ -64,7 +64,7 @@ class DataConfig(StrictModel):
         description="a folder, file or URI (s3://, hf://datasets/OWNER/NAME); or digits, shapes:NUMBER, domains,"
         " domains:MOST_OF_A_KIND, emoji, which need no files",
     )
-    format: Literal["folder", "webdataset", "parquet"] | None = Field(
+    format: Literal["folder", "webdataset", "parquet", "idx"] | None = Field(
         default=None, description="none: told by the files' names"
     )
     image_column: str | None = Field(default=None, min_length=1, description="none: found by type and usual names")

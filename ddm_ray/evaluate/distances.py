@@ -50,7 +50,7 @@ class Gaussian:
         return float(max(gap_D @ gap_D + np.trace(self.covariance_DD) + np.trace(other_DD) - 2 * overlap, 0.0))
 
     def pull(self, rows_MD: np.ndarray) -> np.ndarray:
-        """How far each row pulls the distance to its set (M,), of mean 0: the distance's influence function.
+        """Pull of each row on the distance to its set (M,), of mean 0: the distance's influence function.
 
         A set with other weights w_M of mean 1 is further by mean(w pull) to first order, so the distance's standard
         deviation is that of the pulls over sqrt(M) (Efron's infinitesimal jackknife). With T the map that takes the

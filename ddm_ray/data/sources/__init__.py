@@ -1,7 +1,7 @@
 """Sources: where encoded images come from, and in which units of work. No Ray.
 
 `digits`, `shapes:NUMBER`, `domains`, `emoji`, or files: a folder of images, WebDataset tars, parquet in the Hugging
-Face layout; local, on S3-compatible storage or on the Hugging Face hub.
+Face layout, IDX as MNIST has it; local, on S3-compatible storage or on the Hugging Face hub.
 """
 
 import os

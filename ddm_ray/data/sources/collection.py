@@ -5,7 +5,7 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 
 from ddm_ray.data.images import EXTENSIONS
-from ddm_ray.data.sources import folder, parquet, webdataset
+from ddm_ray.data.sources import folder, idx, parquet, webdataset
 from ddm_ray.data.sources.chunks import EncodedChunk, Listing, Unit, rows_of_a_part
 from ddm_ray.data.sources.conditions import Conditioned
 from ddm_ray.data.sources.files import Files
@@ -13,8 +13,8 @@ from ddm_ray.errors import DataError
 from ddm_ray.remedies import Begin
 
 KINDS = {"folder": EXTENSIONS, "webdataset": frozenset({"tar"}), "parquet": frozenset({"parquet"})}
-_READERS = {"folder": folder.read, "webdataset": webdataset.read}
-_PLURALS = {"folder": "images", "webdataset": "tars", "parquet": "parquet files"}
+_READERS = {"folder": folder.read, "webdataset": webdataset.read, "idx": idx.read}
+_PLURALS = {"folder": "images", "webdataset": "tars", "parquet": "parquet files", "idx": "IDX files of images"}
 MAX_ENDINGS = 9
 SMALL_IMAGE = 2**14
 """Bytes of an image in a file of many, of which no listing tells the number: few, so that parts aren't too small."""
@@ -23,7 +23,7 @@ _COMPRESSED = "compressed tars aren't read: unpack them"
 
 @dataclass(frozen=True)
 class Collection(Conditioned):
-    """A folder of images, WebDataset tars, or parquet files; see Source."""
+    """A folder of images, WebDataset tars, parquet files, or IDX files; see Source."""
 
     files: Files
 
@@ -31,15 +31,18 @@ class Collection(Conditioned):
         """See Source; classes are the names of class folders where the run only counts its classes."""
         sizes = self.files.sizes()
         kind = self.conditions.config.format or self._sniff(sizes)
-        chosen = {path: size for path, size in sizes.items() if extension(path) in KINDS[kind]}
-        if not chosen:
+        chosen = {path: size for path, size in sizes.items() if kind_of(path) == kind}
+        units = units_of(chosen, self.chunk_rows)
+        if not units:
             raise DataError(f"data.source {self.files.url!r}: no {_PLURALS[kind]} in it (data.format {kind})")
         ignored = _endings(path for path in sizes if path not in chosen)
-        units = units_of(chosen, self.chunk_rows)
         if kind != "folder":
             # Of the first file: another that names its classes otherwise is refused when it is read.
             numbered = parquet.named_numbers(self.files, units[0], self.conditions) if kind == "parquet" else None
-            few = rows_of_a_part(sum(unit.bytes for unit in units) // SMALL_IMAGE)
+            if kind == "idx":
+                few = rows_of_a_part(sum(idx.row_count(self.files, unit) for unit in units))
+            else:
+                few = rows_of_a_part(sum(unit.bytes for unit in units) // SMALL_IMAGE)
             classes = numbered if self.conditions.counted else None
             return Listing(units, classes, ignored, numbered, chunk_rows=min(self.chunk_rows, few))
         classes = folder.classes([*chosen], self.conditions, self.files.url)
@@ -47,18 +50,18 @@ class Collection(Conditioned):
 
     def read(self, unit: Unit, skip: Container[int] = ()) -> Iterator[EncodedChunk]:
         """See Source."""
-        kind = next(kind for kind, extensions in KINDS.items() if extension(unit.files[0]) in extensions)
+        kind = kind_of(unit.files[0])
+        assert kind
         if kind == "parquet":
             return parquet.read(self.files, unit, self.chunk_rows, skip, self.conditions, self.by_values)
         return _READERS[kind](self.files, unit, self.chunk_rows, skip, self.conditions)
 
     def _sniff(self, sizes: dict[str, int]) -> str:
-        counts = {kind: sum(extension(path) in names for path in sizes) for kind, names in KINDS.items()}
-        counts = {kind: count for kind, count in counts.items() if count}
+        counts = Counter(kind for path in sizes if (kind := kind_of(path)))
         if not counts:
             endings = ", ".join(f"{count} {ending}" for ending, count in _endings(sizes).items())
             what = f"{len(sizes)} files ({endings}), none of them" if sizes else "empty: there are no"
-            raise DataError(f"data.source {self.files.url!r}: {what} images, tars or parquet files")
+            raise DataError(f"data.source {self.files.url!r}: {what} images, tars, parquet or IDX files")
         if len(counts) > 1:
             several = " and ".join(f"{count} {_PLURALS[kind]}" for kind, count in counts.items())
             raise DataError(
@@ -68,10 +71,20 @@ class Collection(Conditioned):
 
 
 def units_of(sizes: dict[str, int], chunk_rows: int) -> tuple[Unit, ...]:
-    """Units of some files of a collection, by their sizes in bytes: ranges of images, or a tar or parquet file each."""
-    if all(extension(path) in KINDS["folder"] for path in sizes):
+    """Units of some files of a collection, by their sizes in bytes: ranges of images, or else one file of many each."""
+    kinds = {kind_of(path) for path in sizes}
+    if kinds <= {"folder"}:
         return folder.units(sizes, chunk_rows)
+    if kinds == {"idx"}:
+        return idx.units(sizes)
     return tuple(Unit(path, size, (path,), (size,)) for path, size in sizes.items())
+
+
+def kind_of(path: str) -> str | None:
+    """The kind of a file by its name, as `data.format` has it; None for one that isn't read."""
+    if idx.is_idx(path):
+        return "idx"
+    return next((kind for kind, extensions in KINDS.items() if extension(path) in extensions), None)
 
 
 def extension(path: str) -> str:
@@ -81,13 +94,14 @@ def extension(path: str) -> str:
 
 def _endings(paths: Iterable[str]) -> dict[str, int]:
     """Numbers of files by ending, the commonest first; rare endings are summed up."""
-    counts = Counter(map(_ending, paths)).most_common()
+    counts = Counter(map(ending, paths)).most_common()
     shown = dict(counts[:MAX_ENDINGS])
     others = sum(count for _, count in counts[MAX_ENDINGS:])
     return shown | ({"of other endings": others} if others else {})
 
 
-def _ending(path: str) -> str:
+def ending(path: str) -> str:
+    """The ending of a file's name for people, with why it isn't read, of compressed tars."""
     if compressed := _compressed(path):
         return f"{compressed} ({_COMPRESSED})"
     return f".{extension(path)}" if "." in path.rpartition("/")[2] else "without an ending"

@@ -301,10 +301,10 @@ def test_a_folder_of_several_kinds(tmp_path):
 
 
 def test_folders_without_pictures(tmp_path):
-    with pytest.raises(DataError, match="empty: there are no images, tars or parquet files"):
+    with pytest.raises(DataError, match="empty: there are no images, tars, parquet or IDX files"):
         open_source(CONFIG, str(tmp_path)).list()
     (tmp_path / "a.txt").write_text("a")
-    with pytest.raises(DataError, match=r"1 files \(1 .*\), none of them images, tars or parquet files"):
+    with pytest.raises(DataError, match=r"1 files \(1 .*\), none of them images, tars, parquet or IDX files"):
         open_source(CONFIG, str(tmp_path)).list()
 
 
