@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from PIL import Image
 from science_faults import FAULTS, faulty
+from science_forecast import forecast
 from science_plan import DENSE, Arm, Plan
 from studies import share, trained
 from torch import Tensor, nn
@@ -116,11 +117,12 @@ class Measuring:
     def measure(self, name: str) -> dict[str, Any]:
         """Train, sample and measure an arm: its candidates' scores, held-out losses, and FLOPs by network."""
         arm = self.plan.arms[name]
-        return {"run": self.of_run, "told": self.of_told}.get(arm.kind, self.of_others)(name, arm)
+        kinds = {"run": self.of_run, "told": self.of_told, "forecast": self.of_partitions}
+        return kinds.get(arm.kind, self.of_others)(name, arm)
 
-    def run_of(self, arm: Arm) -> Run:
-        """The run whose networks an arm takes."""
-        return Run.open(str(self.folder / str(self.seed) / arm.of))
+    def run_of(self, arm: str) -> Run:
+        """The run of an arm."""
+        return Run.open(str(self.folder / str(self.seed) / arm))
 
     def of_run(self, name: str, arm: Arm) -> dict[str, Any]:
         """A run of its own: networks that it doesn't train are those of `of`."""
@@ -132,7 +134,7 @@ class Measuring:
         needed = [*run.experts, ROUTER] if mixed else run.experts if "student" in arm.trains else ()
         trains = {"experts": run.experts, "router": [ROUTER], "monolith": [MONOLITH], "student": [STUDENT]}
         own = [artifact for word in arm.trains for artifact in trains[word]]
-        share(self.run_of(arm), run, [each for each in needed if each not in own])
+        share(self.run_of(arm.of), run, [each for each in needed if each not in own])
         parts = self.plan.steps // self.plan.milestones
         shown = any(each.kind == "steps" and each.of == name for each in self.plan.arms.values())
         trained(run, own, TrainPlacement(milestone_steps=parts if shown else None))
@@ -176,9 +178,20 @@ class Measuring:
         flops = {str(MONOLITH): TrainedInfo.of(run.require(MONOLITH)).training_flops}
         return {"candidates": {TOLD: self.scored(load_models(run, "monolith"), request, "oracle")}, "flops": flops}
 
+    def of_partitions(self, name: str, arm: Arm) -> dict[str, Any]:
+        """Losses that Gaussian denoisers forecast, of each run whose partition is its own."""
+        own = {
+            each: arm
+            for each, arm in self.plan.arms.items()
+            if arm.kind == "run" and any(setting.startswith("partition.") for setting in arm.settings)
+        }
+        measured = [each for each in ("base", *own) if each in self.plan.arms_of(self.seed)]
+        runs = {each: self.run_of(each) for each in measured}
+        return {"candidates": {}, "forecast": {each: forecast(run, self.seed) for each, run in runs.items()}}
+
     def of_others(self, name: str, arm: Arm) -> dict[str, Any]:
         """The networks of the base or another arm, used otherwise; nothing is trained."""
-        run, scores = self.run_of(arm), dict[str, Any]()
+        run, scores = self.run_of(arm.of), dict[str, Any]()
         if arm.kind == "average":
             scores["average"] = self.score(averaged(run), "oracle", run)
         if arm.kind == "prior":

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 PLANS = Path(__file__).parent / "plans"
 DENSE = ("monolith", "student")
 
-Kind = Literal["run", "told", "average", "prior", "steps", "faults"]
+Kind = Literal["run", "told", "average", "prior", "steps", "faults", "forecast"]
 
 
 class Strict(BaseModel):
@@ -31,6 +31,7 @@ class Arm(Strict):
     where models are told that). What isn't trained is the base's, or that of the run that `of` names; so is all of the
     others: `average` is one network whose weights are the mean of the experts'; `prior` the experts, drawn once by the
     router at t=1 or each row's own cluster; `steps` all on their way; `faults` mixtures whose weights have a fault.
+    `forecast` asks Gaussian denoisers instead, one a cluster, of all runs whose partitions differ.
     """
 
     kind: Kind = "run"

@@ -51,6 +51,7 @@ PLAN: dict[str, Any] = {
         },
         "faults": {"kind": "faults", "of": "blind", "strategies": [RENORMALISED, "sample-1, not renormalised"]},
         "wide": {"settings": ["expert.model.width=128"], "trains": ["monolith"], "strategies": []},
+        "forecast": {"kind": "forecast"},
     },
 }
 
@@ -95,7 +96,10 @@ def test_a_study_measures_what_an_evaluation_does_and_goes_on(
         "blind": ["full"],
         "faults": [RENORMALISED, "sample-1, not renormalised"],
         "wide": ["monolith"],
+        "forecast": [],
     }
+    forecast = results["forecast"]["forecast"]["base"]
+    assert forecast["own cluster"] < forecast["monolith"]
     assert distances["faults"].pop(RENORMALISED) == pytest.approx(distances["blind"]["full"], rel=1e-4)
     every = [distance for names in distances.values() for distance in names.values()]
     assert len({*every}) == len(every), "no two are the same networks, asked alike"
