@@ -73,7 +73,7 @@ class Plan(Strict):
     against: str = Field(default="base/monolith", description="the monolith that all ratios are to, as ARM/NAME")
 
     @model_validator(mode="after")
-    def _begins_with_a_base(self) -> Self:
+    def _fits_together(self) -> Self:
         if next(iter(self.arms), None) != "base":
             raise ValueError("the first arm has to be base: others are made of its networks")
         if self.against.partition("/")[0] not in self.arms:
@@ -101,7 +101,10 @@ class Plan(Strict):
     def digest(self, arm: str) -> str:
         """SHA-256 of what an arm's result depends on: its fields, those of whose networks it takes, and the study's."""
         fields = self.model_dump(mode="json", exclude={"name", "question", "seeds", "arms", "against"})
-        used = [self.arms[each] for each in dict.fromkeys((arm, self.arms[arm].of))] if arm in self.arms else []
+        names = dict.fromkeys((arm, self.arms[arm].of)) if arm in self.arms else ()
+        if arm in self.arms and self.arms[arm].kind == "forecast":
+            names = self.arms  # of which any may have a partition of its own
+        used = [self.arms[each] for each in names]
         own = [each.model_dump(mode="json", exclude={"seeds"}) for each in used]
         return hashlib.sha256(json.dumps([fields, own], sort_keys=True).encode()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""docs/mixture.md and docs/science.md run from top to bottom, print what they show, and draw their figures.
+"""Pages of docs/ that are programs run from top to bottom, print what they show, and draw their figures.
 
 `python -m tests.test_docs` runs the pages and writes their outputs and figures anew.
 """

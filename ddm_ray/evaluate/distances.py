@@ -42,30 +42,28 @@ class Gaussian:
 
         |mean_a - mean_b|^2 + tr(A + B - 2 (A^1/2 B A^1/2)^1/2). Grows as sets get smaller: compare at equal size.
         """
-        rows_MD = np.asarray(rows_MD, np.float64)
-        gap_D, other_DD = self.mean_D - rows_MD.mean(0), np.atleast_2d(np.cov(rows_MD, rowvar=False))
-        # The trace of (A B)^1/2 by the symmetric form, whose eigenvalues are real also where A is singular.
-        product = self.root_DD @ other_DD @ self.root_DD
-        overlap = np.sqrt(np.clip(np.linalg.eigvalsh((product + product.T) / 2), 0, None)).sum()
-        return float(max(gap_D @ gap_D + np.trace(self.covariance_DD) + np.trace(other_DD) - 2 * overlap, 0.0))
+        return self.measure(rows_MD)[0]
 
-    def pull(self, rows_MD: np.ndarray) -> np.ndarray:
-        """Pull of each row on the distance to its set (M,), of mean 0: the distance's influence function.
+    def measure(self, rows_MD: np.ndarray) -> tuple[float, np.ndarray]:
+        """The distance to the rows, and the pull of each of them on it (M,), of mean 0: its influence function.
 
         A set with other weights w_M of mean 1 is further by mean(w pull) to first order, so the distance's standard
         deviation is that of the pulls over sqrt(M) (Efron's infinitesimal jackknife). With T the map that takes the
         rows' Gaussian to this one: |c|^2 - c T c - 2 c (mean - their mean), c a row about their mean.
         """
         rows_MD = np.asarray(rows_MD, np.float64)
-        centred_MD, other_DD = rows_MD - rows_MD.mean(0), np.atleast_2d(np.cov(rows_MD, rowvar=False))
+        their_D, other_DD = rows_MD.mean(0), np.atleast_2d(np.cov(rows_MD, rowvar=False))
+        gap_D, centred_MD = self.mean_D - their_D, rows_MD - their_D
+        # The trace of (A B)^1/2 by the symmetric form, whose eigenvalues are real also where A is singular.
         product = self.root_DD @ other_DD @ self.root_DD
         values_D, vectors_DD = np.linalg.eigh((product + product.T) / 2)
+        overlap = np.sqrt(np.clip(values_D, 0, None)).sum()
+        distance = float(max(gap_D @ gap_D + np.trace(self.covariance_DD) + np.trace(other_DD) - 2 * overlap, 0.0))
         # Directions in which the rows don't vary have no slope.
         kept_D = values_D > FLAT * values_D.max(initial=0.0)
         half_DD = self.root_DD @ (vectors_DD[:, kept_D] * values_D[kept_D] ** -0.25)
         spread_M = (centred_MD**2).sum(1) - ((centred_MD @ half_DD) ** 2).sum(1)
-        pull_M: np.ndarray = spread_M - spread_M.mean() - 2 * centred_MD @ (self.mean_D - rows_MD.mean(0))
-        return pull_M
+        return distance, spread_M - spread_M.mean() - 2 * centred_MD @ gap_D
 
 
 def moments(parts: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -159,7 +157,7 @@ class RealNeighbours:
 def between(a_AD: np.ndarray, b_BD: np.ndarray) -> np.ndarray:
     """Euclidean distances (A, B), to a millionth of the rows' lengths; 0 where they are as close as that.
 
-    By one product of matrices: row by row it takes twenty times as long where D is a thousand.
+    By one product of matrices: pair by pair it takes several times as long where D is large.
     """
     a_AD, b_BD = np.asarray(a_AD, np.float64), np.asarray(b_BD, np.float64)
     middle_D = b_BD.mean(0)  # rows far from zero would cancel

@@ -47,7 +47,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Measured:
-    """A score, and how far each image pulls the Frechet distance (`Gaussian.pull`)."""
+    """A score, and how far each image pulls the Frechet distance (`Gaussian.measure`)."""
 
     score: Score
     pull_M: np.ndarray
@@ -179,10 +179,10 @@ class Reference:
         return self.real.cluster_M[nearest(self.real.features_MD, seen.features_ND)]
 
     def _distances(self, features_MD: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
+        frechet, pull_M = self.real.gaussian.measure(features_MD)
         distance, spread = kid(self.real.features_MD, features_MD, self.seed)
-        pull_M = self.real.gaussian.pull(features_MD)
         return {
-            "frechet": self.real.gaussian.distance(features_MD),
+            "frechet": frechet,
             "frechet_std": deviation(pull_M),
             "kid": distance,
             "kid_std": spread,

@@ -87,10 +87,10 @@ def test_pairs_know_a_difference_that_two_errors_would_hide() -> None:
     random = np.random.default_rng(0)
     real, samples = random.normal(size=(500, 3)), random.normal(size=(400, 3))
     gaussian = Gaussian.of(real)
-    pulls = [gaussian.pull(rows) for rows in (samples + 1, samples + 1.02)]
+    pulls = [gaussian.measure(rows)[1] for rows in (samples + 1, samples + 1.02)]
     paired, apart = deviation(pulls[1] - pulls[0]), np.hypot(*(deviation(pull_M) for pull_M in pulls))
     assert paired < apart / 10
-    other_seed = gaussian.pull(samples[::-1] + 1.02)
+    _, other_seed = gaussian.measure(samples[::-1] + 1.02)
     assert deviation(other_seed - pulls[0]) == pytest.approx(apart, rel=0.3)
 
 
@@ -100,7 +100,8 @@ def test_an_interval_covers_the_estimate_and_no_difference_where_there_is_none()
     gaussian = Gaussian(np.zeros(12), np.eye(12), np.eye(12))
     for _ in range(40):
         wide, narrow = (scale * random.normal(size=(300, 12)) for scale in (1.1, 0.9))
-        measures = [Measured(scored(gaussian.distance(rows)), gaussian.pull(rows)) for rows in (wide, narrow)]
+        pairs = [gaussian.measure(rows) for rows in (wide, narrow)]
+        measures = [Measured(scored(distance), pull_M) for distance, pull_M in pairs]
         difference = Difference.of(("wide", "narrow"), *measures)
         assert difference.low < difference.frechet < difference.high
         covered += difference.low <= 0 <= difference.high

@@ -66,7 +66,7 @@ def test_frechet_deviation_is_that_of_the_mean_in_one_dimension() -> None:
     random = np.random.default_rng(5)
     a, b = random.normal(size=(400, 1)), 100 + random.normal(size=(400, 1))
     gap, std = b.mean() - a.mean(), b.std(ddof=1)
-    assert deviation(Gaussian.of(a).pull(b)) == pytest.approx(2 * gap * std / np.sqrt(400), rel=0.02)
+    assert deviation(Gaussian.of(a).measure(b)[1]) == pytest.approx(2 * gap * std / np.sqrt(400), rel=0.02)
 
 
 @settings(max_examples=25, deadline=None)
@@ -77,9 +77,9 @@ def test_pull_is_the_slope_of_the_distance(seed: int, width: int) -> None:
     gaussian = Gaussian.of(random.normal(size=(200, width)) @ random.normal(size=(width, width)) + random.normal())
     rows, row = random.normal(size=(2000, width)), int(random.integers(2000))
     more = np.concatenate([rows, np.repeat(rows[[row]], 2, axis=0)])
-    pull_M = gaussian.pull(rows)
+    distance, pull_M = gaussian.measure(rows)
     assert pull_M.mean() == pytest.approx(0, abs=1e-9 * np.abs(pull_M).max())
-    slope = (gaussian.distance(more) - gaussian.distance(rows)) * len(more) / 2
+    slope = (gaussian.distance(more) - distance) * len(more) / 2
     assert slope == pytest.approx(pull_M[row], rel=0.05, abs=0.05 * pull_M.std())
 
 
@@ -89,7 +89,7 @@ def test_deviation_is_that_of_sets_drawn_again() -> None:
     gaussian = Gaussian.of(random.normal(size=(300, 6)) @ random.normal(size=(6, 6)))
     for rows in (random.normal(size=(500, 6)) + 0.5, random.normal(size=(500, 4)) @ random.normal(size=(4, 6)) + 0.5):
         drawn = [gaussian.distance(rows[random.integers(500, size=500)]) for _ in range(300)]
-        assert deviation(gaussian.pull(rows)) == pytest.approx(np.std(drawn), rel=0.15)
+        assert deviation(gaussian.measure(rows)[1]) == pytest.approx(np.std(drawn), rel=0.15)
 
 
 def test_precision_and_recall_of_equal_and_of_far_sets() -> None:

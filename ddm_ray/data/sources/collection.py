@@ -36,17 +36,15 @@ class Collection(Conditioned):
         if not units:
             raise DataError(f"data.source {self.files.url!r}: no {_PLURALS[kind]} in it (data.format {kind})")
         ignored = _endings(path for path in sizes if path not in chosen)
-        if kind != "folder":
-            # Of the first file: another that names its classes otherwise is refused when it is read.
-            numbered = parquet.named_numbers(self.files, units[0], self.conditions) if kind == "parquet" else None
-            if kind == "idx":
-                few = rows_of_a_part(sum(idx.row_count(self.files, unit) for unit in units))
-            else:
-                few = rows_of_a_part(sum(unit.bytes for unit in units) // SMALL_IMAGE)
-            classes = numbered if self.conditions.counted else None
-            return Listing(units, classes, ignored, numbered, chunk_rows=min(self.chunk_rows, few))
-        classes = folder.classes([*chosen], self.conditions, self.files.url)
-        return Listing(units, classes, ignored, rows=len(chosen))
+        if kind == "folder":
+            classes = folder.classes([*chosen], self.conditions, self.files.url)
+            return Listing(units, classes, ignored, rows=len(chosen))
+        # Of the first file: another that names its classes otherwise is refused when it is read.
+        numbered = parquet.named_numbers(self.files, units[0], self.conditions) if kind == "parquet" else None
+        rows = sum(idx.row_count(self.files, unit) for unit in units) if kind == "idx" else None
+        few = rows_of_a_part(sum(unit.bytes for unit in units) // SMALL_IMAGE if rows is None else rows)
+        classes = numbered if self.conditions.counted else None
+        return Listing(units, classes, ignored, numbered, rows, min(self.chunk_rows, few))
 
     def read(self, unit: Unit, skip: Container[int] = ()) -> Iterator[EncodedChunk]:
         """See Source."""

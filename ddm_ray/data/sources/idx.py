@@ -18,6 +18,9 @@ from ddm_ray.errors import DataError
 
 _NAME = re.compile(r"(.*)(images|labels)([-.])idx([13])([-.]ubyte)(\.gz)?")
 MOST_SIDE = 4096
+"""Pixels of an image along a side, at most."""
+MOST_ROWS = 2**27
+"""Images of a file, at most: their labels are in memory at once."""
 _BYTES = 8
 """The header's number for values of a byte."""
 
@@ -122,6 +125,8 @@ def _shape(stream: IO[bytes], where: str, dimensions: int) -> tuple[int, ...]:
         raise DataError(f"{where}: isn't an IDX file of bytes in {dimensions} dimensions")
     if any(not 0 < side <= MOST_SIDE for side in lengths[1:]):
         raise DataError(f"{where}: has images of {' x '.join(map(str, lengths[1:]))} pixels, not of 1 to {MOST_SIDE}")
+    if lengths[0] > MOST_ROWS:
+        raise DataError(f"{where}: has {lengths[0]} rows, more than {MOST_ROWS}; split it")
     return tuple(lengths)
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from ddm_ray.config import DataConfig, RunConfig
 from ddm_ray.data.images import DECODER_ERRORS, FORMATS, rejection
-from ddm_ray.data.sources import idx, is_here, open_source, parquet
+from ddm_ray.data.sources import is_here, open_source, parquet
 from ddm_ray.data.sources.chunks import Encoded, Listing, Source, Unit
 from ddm_ray.data.sources.collection import Collection, ending, kind_of
 from ddm_ray.data.sources.folder import CLASSLESS
@@ -24,7 +24,7 @@ IMAGES = 12
 PLACES = 4
 """Files of many images, at most, that are looked into."""
 FOOTERS = 256
-"""Parquet or IDX files, at most, whose rows are counted."""
+"""Parquet files, at most, whose rows are counted."""
 NAMES = 8
 TO_CONVERT = frozenset({".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2"})
 """Endings of photographs that aren't read."""
@@ -53,10 +53,10 @@ def look(config: RunConfig) -> SourceLook:
     if not isinstance(source, Collection):
         return SourceLook((), (), {})
     files = [(path, size) for unit in listing.units for path, size in zip(unit.files, unit.sizes, strict=True)]
-    kinds = Counter(ending(path) for path, _ in files)
-    endings = ", ".join(f"{count:,} {ending}" for ending, count in kinds.most_common())
+    by_ending = Counter(ending(path) for path, _ in files)
+    endings = ", ".join(f"{count:,} {shown}" for shown, count in by_ending.most_common())
     lines = [f"{source.files.url}: {endings}, {_amount(sum(size for _, size in files))}"]
-    folders, alone = dict[str, int](), listing.rows is not None
+    folders, alone = dict[str, int](), {kind_of(path) for path, _ in files} == {"folder"}
     if alone:
         folders = dict(sorted(Counter(path.partition("/")[0] for path, _ in files if "/" in path).items()))
     count = rows_of(source, listing)
@@ -99,11 +99,9 @@ def rows_of(source: Source, listing: Listing) -> int | None:
     paths = [path for unit in listing.units for path in unit.files]
     if listing.rows is not None or not isinstance(source, Collection):
         return listing.rows
-    counters = {"parquet": parquet.row_count, "idx": idx.row_count}
-    kinds = {kind_of(path) for path in paths}
-    if len(kinds) != 1 or (kind := kinds.pop()) not in counters or len(paths) > FOOTERS:
+    if {kind_of(path) for path in paths} != {"parquet"} or len(paths) > FOOTERS:
         return None
-    return sum(counters[kind](source.files, unit) for unit in listing.units)
+    return sum(parquet.row_count(source.files, unit) for unit in listing.units)
 
 
 def count_rows(config: DataConfig) -> int | None:

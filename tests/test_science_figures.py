@@ -1,0 +1,54 @@
+"""Figures of a study show its numbers."""
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from ddm_ray.pictures.figure import COLOURS, figure_png
+from tests.test_science_page import study
+
+
+@pytest.fixture
+def figures(benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark("science_figures")
+
+
+@pytest.fixture
+def measured(benchmark: Callable[[str], ModuleType]) -> Any:
+    def arms(factor: float) -> dict[str, dict[str, float]]:
+        steps = {f"{name}@{at}": factor * 100 / at for name in ("once", "monolith") for at in (20, 40, 60)}
+        return {"base": {"monolith": 2 * factor, "once": factor}, "steps": steps, "k2": {"once": 3 * factor}}
+
+    return study(benchmark("science_page"), {0: arms(1.0), 1: arms(4.0)}, seeds={"choosing": [], "reported": [0, 1]})
+
+
+def test_a_forest_has_each_ratio_with_its_interval_in_a_colour_that_says_where_it_is(
+    figures: ModuleType, benchmark: Callable[[str], ModuleType]
+) -> None:
+    ratio = benchmark("science_page").Ratio
+    below, above, around = ratio(0.5, 0.4, 0.6, 3), ratio(2.0, 1.5, 3.0, 3), ratio(1.0, 0.7, 1.4, 3)
+    chart = figures.forest({"a": {"once": below, "full": above}, "b": {"full": around}}, {"the paper": 0.72})
+    first, second = chart.axes
+    assert [label.get_text() for label in first.get_yticklabels()] == ["once", "full"]
+    shown = [([*line.get_xdata()], line.get_color()) for line in first.get_lines()]
+    assert shown[:4] == [([0.4, 0.6], COLOURS[1]), ([0.5], COLOURS[1]), ([1.5, 3.0], COLOURS[5]), ([2.0], COLOURS[5])]
+    assert shown[4][0] == [0.72, 0.72]
+    assert second.get_lines()[0].get_color() == COLOURS[0] and [*second.get_lines()[0].get_ydata()] == [1, 1]
+    assert figure_png(chart).startswith(b"\x89PNG")
+
+
+def test_curves_are_of_each_seed_and_of_their_mean(figures: ModuleType, measured: Any) -> None:
+    (axes,) = figures.over_steps({"shapes": measured}, ["once"]).axes
+    lines = {line.get_label(): [*line.get_ydata()] for line in axes.get_lines()}
+    assert lines["once"] == pytest.approx([10.0, 5.0, 10 / 3, 2.0])
+    assert lines["monolith"][-1] == pytest.approx(4.0)
+    assert len(axes.get_lines()) == 6
+
+
+def test_ratios_over_clusters_are_in_their_order(figures: ModuleType, measured: Any) -> None:
+    (axes,) = figures.over_clusters(measured, {"once": {8: "base/once", 2: "k2/once"}}).axes
+    line = axes.get_lines()[0]
+    assert [*line.get_xdata()] == [2, 8]
+    assert [*line.get_ydata()] == pytest.approx([1.5, 0.5])
