@@ -21,6 +21,7 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)
 	@$(BIN)/ddm demo
+	@$(BIN)/ddm demo --recipe shapes
 
 test: $(READY)
 	@$(BIN)/ruff check .

@@ -83,7 +83,7 @@ def test_demo_survives_ctrl_c_and_a_killed_worker(tmp_path: Path) -> None:
     assert json.loads(run.read(report, "metrics.json"))["models"]
     files = {path: path.stat().st_mtime_ns for path in Path(folder).rglob("*") if path.is_file()}
     again = CliRunner().invoke(main, ["demo", "--recipe", "tiny", "--run", folder, *LONGER])
-    assert again.exit_code == 0
+    assert again.exit_code == 0 and f"ddm sample {folder} --class 9\n" in again.output
     assert files == {path: path.stat().st_mtime_ns for path in Path(folder).rglob("*") if path.is_file()}
     for name in ("report.html", "grid.png", "metrics.json"):
         for output in (log.read_text(), again.output):

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -295,6 +296,7 @@ def demo(run_url: str | None, recipe: str, settings: tuple[str, ...]) -> None:
 
     \b
       ddm demo
+      ddm demo --recipe shapes        what the mixture is for: it beats the monolith
       ddm demo --run runs/mine --set partition.num_clusters=8
     """
     from ddm_ray import demo as demonstration
@@ -307,7 +309,9 @@ def demo(run_url: str | None, recipe: str, settings: tuple[str, ...]) -> None:
     say("next:")
     if activation := _activation():
         say(f"  {activation}")
-    for command in (f"sample {folder} --class 3", f"serve {folder}", f"status {folder}", "--help"):
+    names = run.named.data.class_names
+    one_class = ("--class", names[-1]) if len(names) > 1 else ()
+    for command in (shlex.join(("sample", folder, *one_class)), f"serve {folder}", f"status {folder}", "--help"):
         say(f"  ddm {command}")
 
 

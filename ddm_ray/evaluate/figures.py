@@ -19,22 +19,25 @@ from ddm_ray.sampling.run_models import Models, monolith_info
 from ddm_ray.storage.run import Run
 
 MAX_CLASSES, PER_CLASS, PER_CLUSTER = 10, 3, 16
+COLUMNS = 12  # at least, where there are fewer classes than fill them
 
 
 def shown_beside(
     config: RunConfig, rows: Rows, request: SampleRequest
 ) -> tuple[SampleRequest, Tensor, list[str] | None]:
-    """Request like `request` for PER_CLASS images of each of a few conditions, real images, and headings.
+    """Request like `request` for PER_CLASS images or more of each of a few conditions, real images, and headings.
 
-    These are the first MAX_CLASSES classes that rows have, each beside its first rows, over again where there are too
-    few; or the first rows' texts, each beside its own row and without a heading.
+    These are the first MAX_CLASSES classes that rows have, each beside rows from all over it, the same again where
+    there are too few; or the first rows' texts, each beside its own row. Texts, and a single class, have no heading.
     """
     chosen, classes = [], rows.label_N.unique(sorted=True)[:MAX_CLASSES]
     if rows.text is None:
+        each = max(PER_CLASS, COLUMNS // len(classes))
         for label in classes:
             own = torch.nonzero(rows.label_N == label)[:, 0]
-            chosen.append(own[torch.arange(PER_CLASS) % len(own)])
-        headings = [config.data.class_names[label] for label in classes.tolist()] if config.data.num_classes else None
+            chosen.append(own[torch.linspace(0, len(own) - 1, each).round().long()])
+        names = config.data.class_names
+        headings = [names[label] for label in classes.tolist()] if len(names) > 1 else None
     else:
         chosen = [*torch.arange(min(MAX_CLASSES, len(rows))).repeat_interleave(PER_CLASS).split(PER_CLASS)]
         headings = None

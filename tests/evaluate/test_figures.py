@@ -10,7 +10,7 @@ from PIL import Image
 from ddm_ray.config import SamplingSettings
 from ddm_ray.core.times import time_grid
 from ddm_ray.data.loading.loader import Rows
-from ddm_ray.evaluate.figures import PER_CLASS, experts_figure, shown_beside
+from ddm_ray.evaluate.figures import COLUMNS, PER_CLASS, experts_figure, shown_beside
 from ddm_ray.evaluate.samples import one_thread
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import Models, load_models
@@ -50,9 +50,25 @@ def test_every_class_that_has_rows_is_shown(random_run: Run) -> None:
     labels = torch.tensor([7, 2, 2, 2, 2, 7])
     train = Rows(list("abcdef"), torch.arange(6.0).view(6, 1, 1, 1), labels, torch.zeros(6, dtype=torch.int64))
     shown, real, headings = shown_beside(random_run.config, train, request(1))
-    assert shown.condition.tolist() == [2] * PER_CLASS + [7] * PER_CLASS
-    assert len(set(shown.seeds)) == 2 * PER_CLASS
-    assert real.flatten().tolist() == [1, 2, 3, 0, 5, 0] and headings == ["2", "7"]
+    assert shown.condition.tolist() == [2] * 6 + [7] * 6
+    assert len(set(shown.seeds)) == COLUMNS
+    assert real.flatten().tolist() == [1, 2, 2, 3, 3, 4, 0, 0, 0, 5, 5, 5] and headings == ["2", "7"]
+
+
+@pytest.mark.parametrize("num_classes", [1, 10])
+def test_a_single_class_fills_the_width_without_a_heading(random_run: Run, num_classes: int) -> None:
+    data = random_run.config.data.model_copy(update={"class_names": tuple(f"{label}" for label in range(num_classes))})
+    config = random_run.config.model_copy(update={"data": data})
+    train = Rows(
+        [*map(str, range(100))],
+        torch.arange(100.0).view(100, 1, 1, 1),
+        torch.arange(100) % num_classes,
+        torch.zeros(100, dtype=torch.int64),
+    )
+    _, real, headings = shown_beside(config, train, request(1))
+    first = real[: len(real) // num_classes].flatten()
+    assert (len(first), headings) == ((COLUMNS, None) if num_classes == 1 else (PER_CLASS, [*data.class_names]))
+    assert (first[0], first[-1]) == (0, 100 - num_classes), "from all over the rows, which come shard by shard"
 
 
 def test_experts_figure_samples_as_the_run_says(random_run: Run, mixture: Models) -> None:
