@@ -1,5 +1,7 @@
 # The image that islands and serving run: `docker build -t ddm-ray .`
 FROM python:3.11-slim
+# Triton builds a launcher for each kernel, and torch.compile its code for a CPU: `compile` needs a compiler.
+RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 RUN useradd --create-home ddm
 WORKDIR /home/ddm/ddm-ray
 COPY pyproject.toml constraints.txt README.md LICENSE ./

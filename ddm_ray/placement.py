@@ -74,7 +74,8 @@ class TrainPlacement(StrictModel):
         default=False, description="compute a block's activations again in the backward pass: less memory, more time"
     )
     compile: bool = Field(
-        default=False, description="torch.compile the model's blocks: a longer first step, faster ones after it"
+        default=False,
+        description="torch.compile the model's blocks: a longer first step, faster ones after it; not with zero_stage 3",
     )
     threads: PositiveInt = Field(
         default=1, description="CPU threads of a worker; bit-equal resume needs them unchanged"
@@ -157,6 +158,13 @@ class TrainPlacement(StrictModel):
                     f"resources_per_worker.{name} must be a whole number, got {amount}: workers on a slice are counted"
                     f" in whole ones; give its nodes more {name}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _blocks_can_be_compiled(self) -> Self:
+        if self.compile and self.zero_stage == 3:
+            # It gathers each layer's parameters by a hook, and each hook ends a graph: in the end nothing is compiled.
+            raise ValueError("compile doesn't go with zero_stage 3: choose zero_stage 1 or 2, or compile: false")
         return self
 
     @property

@@ -32,7 +32,7 @@ islands:
     workers: {min: 2, max: 4}
     use_gpu: true
     resources_per_worker: {CPU: 2.5, GPU: 0.5, lab: 1}
-    zero_stage: 3
+    zero_stage: 2
     micro_batch: 16
     activation_checkpointing: true
     compile: true
@@ -81,7 +81,7 @@ def test_an_island_by_its_name(islands: str) -> None:
         workers=Workers(min=2, max=4),
         use_gpu=True,
         resources_per_worker={"CPU": 2.5, "GPU": 0.5, "lab": 1.0},
-        zero_stage=3,
+        zero_stage=2,
         micro_batch=16,
         activation_checkpointing=True,
         compile=True,
@@ -233,6 +233,10 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
             "resources_per_worker.CPU: Input should be a finite",
         ),
         ("islands: {lab: {resources_per_worker: {}}}", "islands.lab: resources_per_worker is empty"),
+        (
+            "islands: {lab: {compile: true, zero_stage: 3}}",
+            "islands.lab: compile doesn't go with zero_stage 3: choose zero_stage 1 or 2, or compile: false",
+        ),
         ("islands: {lab: {resources_per_worker: {CPU: 1, GPU: 1}}}", "asks for GPU; set use_gpu: true too"),
         (
             "islands: {lab: {address: 'http://head:8265'}}",

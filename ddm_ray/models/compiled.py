@@ -1,8 +1,26 @@
 """Networks compiled block by block: their blocks are alike, so that one compilation does for all of a network's."""
 
+import os
+import shutil
 from collections.abc import Iterator
 
 from torch import nn
+
+from ddm_ray.errors import ConfigError
+
+# Triton builds its launchers by the one (CC, else gcc or clang), and torch its code for a CPU by the other.
+COMPILERS = (("CC", ("gcc", "clang")), ("CXX", ("g++", "clang++")))
+
+
+def require_compiler() -> None:
+    """Raise ConfigError where code couldn't be made, since there is no compiler."""
+    for variable, usual in COMPILERS:
+        names = (chosen,) if (chosen := os.environ.get(variable)) else usual
+        if not any(shutil.which(name) for name in names):
+            raise ConfigError(
+                f"compile: there is no {' or '.join(names)} here; install g++ (in Debian: apt-get install g++), or set"
+                " compile to false"
+            )
 
 
 def compile_blocks(model: nn.Module) -> None:

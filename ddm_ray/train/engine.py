@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ddm_ray.config import TrainConfig
 from ddm_ray.errors import ConfigError
-from ddm_ray.models.compiled import compile_blocks
+from ddm_ray.models.compiled import compile_blocks, require_compiler
 from ddm_ray.models.dit import checkpoint_activations
 from ddm_ray.models.flops import num_parameters
 from ddm_ray.placement import TrainPlacement
@@ -139,6 +139,7 @@ class Engine:
         if train.precision == "bf16":
             compute_in_bf16(model, get_accelerator().device_name())
         if placement.compile:
+            require_compiler()
             compile_blocks(model)
         self._deepspeed, *_ = deepspeed.initialize(
             model=model,
@@ -162,6 +163,8 @@ class Engine:
                 },
                 "zero_allow_untested_optimizer": True,
                 "steps_per_print": 10**9,
+                # It would wait for the device at every forward pass and step, for a number that nobody reads.
+                "timers": {"throughput": {"enabled": False}},
             },
         )
         # Called as a whole, since ZeRO counts micro-batches by its own forward passes.

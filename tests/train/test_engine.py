@@ -3,9 +3,11 @@
 import copy
 import gc
 import math
+import re
 import subprocess
 import sys
 import weakref
+from pathlib import Path
 
 import deepspeed
 import pytest
@@ -177,6 +179,27 @@ def test_compiled_blocks_train_to_the_bit_as_they_do_otherwise(
     with counted_graphs("aot_eager") as graphs:
         assert curve(True) == plain
         assert graphs.num == 1 and not graphs.breaks
+
+
+@pytest.mark.parametrize("missing", ["gcc", "g++"])
+def test_without_a_compiler_an_engine_says_so_at_once(
+    world_of_one: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, missing: str
+) -> None:
+    for name in {"gcc", "g++"} - {missing}:
+        (tmp_path / name).write_text("")
+        (tmp_path / name).chmod(0o755)
+    for name, value in {"PATH": str(tmp_path), "CC": "", "CXX": ""}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=f"compile: there is no {re.escape(missing)} or clang.* here; install g"):
+        Engine(_model(), TRAIN, TrainPlacement(compile=True))
+    (tmp_path / missing).symlink_to(tmp_path / next(iter({"gcc", "g++"} - {missing})))
+    Engine(_model(), TRAIN, TrainPlacement(compile=True)).close()
+
+
+@pytest.mark.parametrize("zero_stage", [1, 3])
+def test_deepspeed_waits_for_no_device_to_measure_its_own_speed(world_of_one: None, zero_stage: int) -> None:
+    engine = Engine(_model(), TRAIN, TrainPlacement(zero_stage=zero_stage))
+    assert not engine.model.tput_timer.config.enabled
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
