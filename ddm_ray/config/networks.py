@@ -175,7 +175,11 @@ class TrainConfig(StrictModel):
     )
     mask_ratio: float = Field(default=0.0, ge=0, lt=1, description="share of tokens left out; halves costs at 0.5")
     unmasked_steps: int = Field(default=0, ge=0, description="last steps that see all tokens")
-    precision: Precision = Field(default="fp32", description="of computing; bf16 on a GPU")
+    precision: Precision = Field(
+        default="fp32",
+        description="of weights and activations as they compute, the residual stream among them; bf16 on a GPU. Losses,"
+        " the optimizer and the EMA are in fp32",
+    )
     seed: int = Field(default=0, ge=0, description="of weights, noise, times and dropout")
     init_from: InitFrom | None = Field(default=None, description="weights to begin with; none: random ones")
 

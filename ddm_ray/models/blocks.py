@@ -44,6 +44,12 @@ class TableModulation(nn.Module):
         return self.table_MD + vectors_BMD
 
 
+def heads_of(together_BNX: Tensor, count: int, heads: int) -> list[Tensor]:
+    """Views (B, h, N, d) of the `count` equal parts that one Linear has made, X = count * h * d."""
+    # In chunks: the gradient of a permuted whole's `unbind` is two copies, theirs is one.
+    return [part_BND.unflatten(2, (heads, -1)).transpose(1, 2) for part_BND in together_BNX.chunk(count, dim=2)]
+
+
 class SelfAttention(nn.Module):
     """tokens_BND look at each other. Parameters are named as in timm and DiT's checkpoints, here and in Mlp.
 
@@ -59,8 +65,8 @@ class SelfAttention(nn.Module):
         self.proj = nn.Linear(width, width)
 
     def forward(self, tokens_BND: Tensor) -> Tensor:
-        qkv_3BhNd = self.qkv(tokens_BND).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        mixed_BhNd = F.scaled_dot_product_attention(*qkv_3BhNd.unbind())
+        query_BhNd, key_BhNd, value_BhNd = heads_of(self.qkv(tokens_BND), 3, self.heads)
+        mixed_BhNd = F.scaled_dot_product_attention(query_BhNd, key_BhNd, value_BhNd)
         return self.proj(mixed_BhNd.transpose(1, 2).flatten(2))
 
 
@@ -88,8 +94,7 @@ class CrossAttention(nn.Module):
 
     def forward(self, tokens_BND: Tensor, text_BLD: Tensor, mask_BL: Tensor) -> Tensor:
         query_BhNd = self.query(tokens_BND).unflatten(2, (self.heads, -1)).transpose(1, 2)
-        key_value = self.key_value(text_BLD).unflatten(2, (2, self.heads, -1))
-        key_BhLd, value_BhLd = key_value.permute(2, 0, 3, 1, 4).unbind()
+        key_BhLd, value_BhLd = heads_of(self.key_value(text_BLD), 2, self.heads)
         mixed_BhNd = F.scaled_dot_product_attention(query_BhNd, key_BhLd, value_BhLd, mask_BL[:, None, None])
         return self.out(mixed_BhNd.transpose(1, 2).flatten(2))
 

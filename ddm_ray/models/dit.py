@@ -8,7 +8,6 @@ import math
 from typing import Any, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -187,8 +186,7 @@ class DiT(nn.Module):
         if kept_BM is not None:
             whole_BNP = patches_BNP.new_zeros(len(x_BCHW), self.trunk.grid**2, patches_BNP.shape[2])
             patches_BNP = whole_BNP.scatter(1, kept_BM[:, :, None].expand_as(patches_BNP), patches_BNP)
-        patch_size = self.trunk.patch_size
-        velocity_BCHW = F.fold(patches_BNP.transpose(1, 2), x_BCHW.shape[2:], patch_size, stride=patch_size)
+        velocity_BCHW = image_of(patches_BNP, self.trunk.patch_size, self.trunk.grid)
         if self.analytic_skip is not None:
             slope_B = gaussian_velocity_slope(t_B, self.analytic_skip).to(velocity_BCHW.dtype)
             velocity_BCHW = velocity_BCHW + append_dims(slope_B, x_BCHW) * x_BCHW
@@ -200,10 +198,18 @@ def patches(x_BCHW: Tensor, patch_size: int, kept_BM: Tensor | None = None) -> T
 
     With `kept_BM`, of each image the patches of these numbers alone (int64, 0 .. N - 1, none twice): (B, M, P).
     """
-    patches_BNP = F.unfold(x_BCHW, patch_size, stride=patch_size).transpose(1, 2)
+    # As a copy, and not by `F.unfold`, which on a GPU is one kernel for each row of the batch.
+    squares_BChpwp = x_BCHW.unflatten(3, (-1, patch_size)).unflatten(2, (-1, patch_size))
+    patches_BNP = squares_BChpwp.permute(0, 1, 3, 5, 2, 4).flatten(4).flatten(1, 3).transpose(1, 2)
     if kept_BM is None:
         return patches_BNP
     return patches_BNP.gather(1, kept_BM[:, :, None].expand(-1, -1, patches_BNP.shape[2]))
+
+
+def image_of(patches_BNP: Tensor, patch_size: int, grid: int) -> Tensor:
+    """The inverse of `patches` where all are kept, of grid x grid patches: x_BCHW."""
+    squares_BhwCpp = patches_BNP.unflatten(1, (grid, grid)).unflatten(3, (-1, patch_size, patch_size))
+    return squares_BhwCpp.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
 
 
 def checkpoint_activations(model: nn.Module, on: bool = True) -> None:

@@ -41,12 +41,6 @@ BUCKET = 500_000_000
 NORM_CHUNK_CPU, NORM_CHUNK_GPU = 2**16, 2**24
 
 
-def compute_in_bf16(model: nn.Module, device_type: str) -> None:
-    """Run `model.forward`, and the backward pass through it, under bf16 autocast; parameters keep their names."""
-    # Inside the module: on a GPU DeepSpeed's own forward turns off an autocast that was entered around it.
-    model.forward = torch.autocast(device_type, torch.bfloat16)(model.forward)  # type: ignore[method-assign]
-
-
 class AdamWithEMA(torch.optim.AdamW):
     """torch's AdamW that also keeps `ema <- decay ema + (1 - decay) parameter`, starting at the initial value.
 
@@ -136,8 +130,6 @@ class Engine:
         self.buffers = {name: buffer.clone() for name, buffer in model.named_buffers() if name in persistent}
         if placement.activation_checkpointing:
             checkpoint_activations(model)
-        if train.precision == "bf16":
-            compute_in_bf16(model, get_accelerator().device_name())
         if placement.compile:
             require_compiler()
             compile_blocks(model)

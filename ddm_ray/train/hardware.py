@@ -109,7 +109,7 @@ def _measured(precision: str, threads: int) -> float:
     """The best of some matrix products, larger and larger while there is time. `threads` is what the result is for."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     ends, size, best = time.perf_counter() + MEASURE_SECONDS, 64, 0.0
-    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+    with torch.no_grad():
         while True:
             a, b = (torch.full((size, size), 0.5, dtype=dtype, device="cpu") for _ in range(2))
             for _ in range(3):

@@ -63,7 +63,7 @@ class ExpertLoss:
     def _output(self, model: nn.Module, batch: Batch) -> Tensor:
         kept = () if batch.kept_BM is None else (batch.kept_BM,)
         x_BCHW = interpolate(batch.data_BCHW, batch.noise_BCHW, batch.t_B, self.flow.path)
-        # Networks answer in bf16 under autocast; the loss is taken in the data's precision.
+        # Networks answer in the precision of their weights; the loss is taken in the data's.
         return model(x_BCHW, batch.t_B, batch.condition, *kept).to(batch.data_BCHW.dtype)  # type: ignore[no-any-return]
 
     def _data_error(self, output: Tensor, batch: Batch) -> Tensor:

@@ -160,15 +160,14 @@ def test_it_is_built_without_memory_and_loads_what_was_saved(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_bf16_and_autocast_stay_near(name: str) -> None:
+def test_bf16_stays_near(name: str) -> None:
     model, (x_BCHW, t_B, text) = network(name), rows(2)
     exact = model(x_BCHW, t_B, text)
-    with torch.autocast("cpu", torch.bfloat16):
-        autocast = model(x_BCHW, t_B, text).float()
-    low = model.bfloat16()(x_BCHW.bfloat16(), t_B, text)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16()  # buffers stay in fp32, as DeepSpeed and loaders leave them
+    low = model(x_BCHW, t_B, text)
     assert low.dtype == torch.bfloat16
-    for near in (autocast, low.float()):
-        assert (near - exact).square().mean().sqrt() < 0.05 * exact.square().mean().sqrt()
+    assert (low.float() - exact).square().mean().sqrt() < 0.05 * exact.square().mean().sqrt()
 
 
 @pytest.mark.parametrize("name", NAMES)
