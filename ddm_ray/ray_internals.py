@@ -183,7 +183,10 @@ ZERO_1_2 = Internal(
     _STAGE_1_2,
     "DeepSpeedZeroOptimizer",
     "shards of values, moments and EMA as DeepSpeed holds them, with which a state has no other layout",
-    ("single_partition_of_fp32_groups", "update_lp_params", "_hp_mapping"),
+    (
+        *("single_partition_of_fp32_groups", "update_lp_params", "_hp_mapping"),
+        *("buffered_reduce_fallback", "average_tensor"),
+    ),
 )
 ZERO_3 = Internal(
     "deepspeed.runtime.zero.stage3",

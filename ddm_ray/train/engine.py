@@ -16,8 +16,9 @@ from ddm_ray.models.compiled import compile_blocks, require_compiler
 from ddm_ray.models.dit import checkpoint_activations
 from ddm_ray.models.flops import num_parameters
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.train.fragments import EMA, MOMENTS, Shards
+from ddm_ray.train.fragments import Shards, reduce_nothing
 from ddm_ray.train.objectives import Batch, Objective
+from ddm_ray.train.optimizer import AdamWithEMA
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -37,61 +38,6 @@ import_module("deepspeed.runtime.zero.muon.original_muon")
 compiler.compile = _compile
 
 BUCKET = 500_000_000
-# Elements of which one fp32 sum of squares is taken.
-NORM_CHUNK_CPU, NORM_CHUNK_GPU = 2**16, 2**24
-
-
-class AdamWithEMA(torch.optim.AdamW):
-    """torch's AdamW that also keeps `ema <- decay ema + (1 - decay) parameter`, starting at the initial value.
-
-    DeepSpeed hands it fp32 shards of the parameters, so the EMA is sharded as they are. `clip_norm` > 0 clips the
-    gradients of all that it holds, or (`sharded`) of what all ranks together do, for when nobody has done so before.
-    """
-
-    def __init__(
-        self,
-        params: Iterable[nn.Parameter],
-        *,
-        ema_decay: float,
-        clip_norm: float = 0.0,
-        sharded: bool = False,
-        **adamw: float | tuple[float, float] | bool,
-    ):
-        super().__init__(params, **adamw)  # type: ignore[arg-type]
-        self.ema_decay, self.clip_norm, self._sharded = ema_decay, clip_norm, sharded
-        self.norm = 0.0
-
-    @torch.no_grad()
-    def materialise(self, shards: Iterable[Tensor]) -> None:
-        """Make the state of a first step that hasn't been taken: moments of zero, the EMA at the value."""
-        for shard in shards:
-            self.state[shard] = {"step": torch.zeros(()), EMA: shard.detach().clone()}
-            self.state[shard] |= {moment: torch.zeros_like(shard, requires_grad=False) for moment in MOMENTS}
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One AdamW step on every shard with a gradient, then one of its EMA; none if what it clips isn't finite."""
-        shards = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        if self.clip_norm > 0:
-            self.norm = self._clip([shard.grad for shard in shards])
-            if not math.isfinite(self.norm):
-                return
-        self.materialise(shard for shard in shards if shard not in self.state)
-        super().step(closure)
-        torch._foreach_lerp_([self.state[p][EMA] for p in shards], shards, 1.0 - self.ema_decay)
-
-    def _clip(self, gradients: list[Tensor]) -> float:
-        """Scale gradients down to a norm of `clip_norm` at most; what it was."""
-        # In chunks: over millions of elements one sum in fp32 is off by a thousandth on a CPU; a GPU sums as a tree.
-        size = NORM_CHUNK_GPU if gradients[0].is_cuda else NORM_CHUNK_CPU
-        chunks = [chunk for gradient in gradients for chunk in gradient.view(-1).split(size)]
-        square = torch.stack(torch._foreach_norm(chunks)).double().square().sum()
-        if self._sharded:
-            torch.distributed.all_reduce(square)
-        norm = float(square.sqrt())
-        if norm > self.clip_norm:
-            torch._foreach_mul_(gradients, self.clip_norm / (norm + 1e-6))
-        return norm
 
 
 def own_device() -> torch.device:
@@ -122,8 +68,8 @@ class Engine:
             lr=0.0,
             betas=train.betas,
             weight_decay=train.weight_decay,
-            # One pass over memory in place of eight, and nothing allocated on the way.
-            fused=get_accelerator().device_name() == "cpu",
+            # Of flat shards: at stage 0 each parameter would have code of its own.
+            compiled=placement.compile and stage > 0,
         )
         # Of DeepSpeed's making they would be in bf16.
         persistent = model.state_dict().keys()
@@ -159,6 +105,8 @@ class Engine:
                 "timers": {"throughput": {"enabled": False}},
             },
         )
+        if torch.distributed.get_world_size() == 1:
+            reduce_nothing(self._deepspeed)
         # Called as a whole, since ZeRO counts micro-batches by its own forward passes.
         self.model: nn.Module = self._deepspeed
         self.device: torch.device = self._deepspeed.device
@@ -201,14 +149,14 @@ class Engine:
         """Add the gradient of `loss` (a scalar; this rank's part of a micro-batch)."""
         self._deepspeed.backward(loss, scale_wrt_gas=False)
 
-    def step(self, learning_rate: float) -> float:
-        """Clip, take one step of AdamW; the gradient's norm over all ranks, infinite if it isn't finite."""
+    def step(self, learning_rate: float) -> Tensor:
+        """Clip, take one step of AdamW; the gradient's norm over all ranks, a scalar, infinite if it isn't finite."""
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._deepspeed.step()
         if self._deepspeed.zero_optimization_stage() < 3:
-            norm = self._optimizer.norm
-        else:
-            # ZeRO leaves the step out, and the norm as it was, where a gradient isn't finite.
-            norm = math.inf if self._deepspeed.optimizer.overflow else float(self._deepspeed.get_global_grad_norm())
-        return norm if math.isfinite(norm) else math.inf
+            return self._optimizer.norm
+        # ZeRO leaves the step out, and the norm as it was, where a gradient isn't finite.
+        norm = math.inf if self._deepspeed.optimizer.overflow else self._deepspeed.get_global_grad_norm()
+        norm = torch.as_tensor(norm, dtype=torch.float64)
+        return torch.where(norm.isfinite(), norm, torch.inf)

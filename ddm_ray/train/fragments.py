@@ -33,6 +33,14 @@ class Fragment:
         return Fragment(self.name, start, numel, narrowed)
 
 
+def reduce_nothing(wrapped: Any) -> None:
+    """Have ZeRO 1 or 2 in a world of one leave gradients where they are: it would copy, divide by 1 and copy back."""
+    if wrapped.zero_optimization_stage() == 1:
+        wrapped.optimizer.buffered_reduce_fallback = lambda *_, **__: None
+    elif wrapped.zero_optimization_stage() == 2:
+        wrapped.optimizer.average_tensor = lambda *_, **__: None
+
+
 class Shards:
     """One rank's fp32 partitions of a model under DeepSpeed, and the model's copies of them that compute."""
 

@@ -21,8 +21,9 @@ from ddm_ray.errors import ConfigError
 from ddm_ray.models.compiled import compile_blocks
 from ddm_ray.models.dit import checkpoint_activations
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.train.engine import AdamWithEMA, Engine
+from ddm_ray.train.engine import Engine
 from ddm_ray.train.objectives import Batch, ExpertLoss
+from ddm_ray.train.optimizer import AdamWithEMA
 from tests.counted_graphs import counted_graphs
 from tests.models.test_activations import loss_and_gradients
 from tests.models.test_text_condition import CLASSES, condition, inputs, perturbed
@@ -64,7 +65,7 @@ def test_engine_trains_as_plain_torch_does(world_of_one: None, zero_stage: int) 
         plain_norm = nn.utils.clip_grad_norm_(plain.parameters(), TRAIN.clip_norm)
         adam.param_groups[0]["lr"] = rate
         adam.step()
-        assert norm == pytest.approx(float(plain_norm), rel=1e-5)
+        assert float(norm) == pytest.approx(float(plain_norm), rel=1e-5)
         with torch.no_grad():
             for mean, value in zip(average.parameters(), plain.parameters(), strict=True):
                 mean.mul_(TRAIN.ema_decay).add_(value, alpha=1 - TRAIN.ema_decay)
@@ -90,7 +91,7 @@ def test_accumulation_is_one_larger_batch(world_of_one: None, zero_stage: int) -
         one.backward((one.model(x) - x).square().sum() / 8)
         for part in x.chunk(1 + step):
             many.backward((many.model(part) - part).square().sum() / 8)
-        assert one.step(1e-2) == pytest.approx(many.step(1e-2), rel=1e-5)
+        assert float(one.step(1e-2)) == pytest.approx(float(many.step(1e-2)), rel=1e-5)
     for a, b in zip(one.shards.held(), many.shards.held(), strict=True):
         torch.testing.assert_close(a.records["value"], b.records["value"], rtol=1e-5, atol=1e-6)
 
@@ -164,9 +165,10 @@ def test_a_model_that_computes_in_bf16_is_one_graph() -> None:
 
 
 @pytest.mark.parametrize(("zero_stage", "precision", "checkpointed"), [(1, "fp32", False), (2, "bf16", True)])
-def test_compiled_blocks_train_to_the_bit_as_they_do_otherwise(
+def test_compiled_it_trains_as_it_does_otherwise(
     world_of_one: None, zero_stage: int, precision: str, checkpointed: bool
 ) -> None:
+    """To the bit but for the update, which rounds otherwise: one graph for all blocks, and one for the update."""
     train = TRAIN.model_copy(update={"precision": precision})
     (noise_BCHW, t_B), label_B = inputs(), condition(CLASSES)
     batch = Batch(noise_BCHW.flip(0).sin(), noise_BCHW, t_B, label_B, torch.zeros_like(label_B))
@@ -174,12 +176,16 @@ def test_compiled_blocks_train_to_the_bit_as_they_do_otherwise(
     def curve(compiled: bool) -> list[tuple[float, float]]:
         how = {"zero_stage": zero_stage, "activation_checkpointing": checkpointed, "compile": compiled}
         engine = Engine(perturbed(**CLASSES), train, TrainPlacement(**how))
-        return [(float(engine.accumulate(ExpertLoss(Flow()), [(batch, t_B)])), engine.step(1e-2)) for _ in range(3)]
+        return [
+            (float(engine.accumulate(ExpertLoss(Flow()), [(batch, t_B)])), float(engine.step(1e-2))) for _ in range(6)
+        ]
 
     plain = curve(False)
     with counted_graphs("aot_eager") as graphs:
-        assert curve(True) == plain
-        assert graphs.num == 1 and not graphs.breaks
+        compiled_curve = curve(True)
+        assert graphs.num == 2 and not graphs.breaks
+    assert compiled_curve[0] == plain[0]
+    assert compiled_curve == [pytest.approx(each, rel=1e-4 if precision == "fp32" else 1e-2) for each in plain]
 
 
 @pytest.mark.parametrize("missing", ["gcc", "g++"])
@@ -258,13 +264,15 @@ def test_the_norm_is_exact_over_millions_of_elements() -> None:
     numbers = torch.Generator().manual_seed(0)
     gradients = [torch.randn(2, 10**7, generator=numbers), torch.randn(5, generator=numbers)]
     right = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients))
-    before = [gradient.clone() for gradient in gradients]
-    value = nn.Parameter(torch.zeros(1))
-    assert AdamWithEMA([value], ema_decay=0.9, clip_norm=2 * right)._clip(gradients) == pytest.approx(right, rel=1e-6)
-    assert all(map(torch.equal, gradients, before))
-    assert AdamWithEMA([value], ema_decay=0.9, clip_norm=right / 4)._clip(gradients) == pytest.approx(right, rel=1e-6)
-    for scaled, gradient in zip(gradients, before, strict=True):
-        torch.testing.assert_close(scaled, gradient / 4, rtol=1e-5, atol=0)
+    for bound, factor in ((2 * right, 1), (right / 4, 1 / 4)):
+        values = [nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
+        for value, gradient in zip(values, gradients, strict=True):
+            value.grad = gradient.clone()
+        optimizer = AdamWithEMA(values, ema_decay=0.9, clip_norm=bound, lr=0.0)
+        optimizer.step()
+        assert float(optimizer.norm) == pytest.approx(right, rel=1e-6)
+        for value, gradient in zip(values, gradients, strict=True):
+            torch.testing.assert_close(value.grad, gradient * factor, rtol=1e-5 * (factor < 1), atol=0)
 
 
 NO_COMPILER = """
