@@ -42,6 +42,11 @@ class Workers(StrictModel):
         return self.max > self.min
 
 
+def backend(use_gpu: bool) -> str:
+    """Backend of a torch.distributed world: what GPUs hold goes between them, all else, as control, between CPUs."""
+    return "cpu:gloo,cuda:nccl" if use_gpu else "gloo"
+
+
 class TrainPlacement(StrictModel):
     """Placement of a training job: workers, what they ask of Ray, their memory and states. Defaults suit a laptop."""
 
@@ -75,7 +80,8 @@ class TrainPlacement(StrictModel):
     )
     compile: bool = Field(
         default=False,
-        description="torch.compile the model's blocks: a longer first step, faster ones after it; not with zero_stage 3",
+        description="torch.compile the model's blocks and the optimizer's update: a longer first step, faster ones"
+        " after it; not with zero_stage 3",
     )
     threads: PositiveInt = Field(
         default=1, description="CPU threads of a worker; bit-equal resume needs them unchanged"

@@ -52,16 +52,28 @@ class PretendGPU(TorchDispatchMode):
 
     def pinned(self, tensor: Tensor) -> Tensor:
         """A copy that is pinned, which torch can't make without a driver."""
-        copy = tensor.clone()
-        self._pinned[id(copy)] = copy
-        return copy
+        return self._as_pinned(tensor.clone())
+
+    def _as_pinned(self, tensor: Tensor) -> Tensor:
+        self._pinned[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    def _is_pinned(self, tensor: Tensor | None) -> bool:
+        return tensor is not None and tensor.untyped_storage().data_ptr() in self._pinned
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if kwargs.pop("pin_memory", False):
+            return self._as_pinned(operation(*args, **kwargs))
         with self:  # in inference mode composite operations come whole
             if (result := operation.decompose(*args, **kwargs)) is not NotImplemented:
                 return result
         name = operation._schema.name.split("::")[1]
+        if name == "_foreach_copy_":
+            with self:
+                for to, values in zip(*args[:2], strict=True):
+                    to.copy_(values, *args[2:], **kwargs)
+            return None
         tensors = [part for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor)]
         device = torch.device(kwargs["device"]).type if kwargs.get("device") is not None else None
         ours = any(isinstance(part, OnGPU) for part in tensors)
@@ -85,9 +97,10 @@ class PretendGPU(TorchDispatchMode):
     ) -> Any:
         source = tensors[-1]
         non_blocking = kwargs.get("non_blocking", False) or (name == "copy_" and args[2:] == (True,))
-        waits = not (non_blocking and id(source) in self._pinned)
         target = isinstance(tensors[0], OnGPU) if name == "copy_" or device is None else device == "meta"
-        if target is not isinstance(source, OnGPU) and (waits or not target):
+        of_host = source if target else tensors[0] if name == "copy_" else None
+        waits = not (non_blocking and self._is_pinned(of_host))
+        if target is not isinstance(source, OnGPU) and waits:
             self._wait("host to device" if target else "device to host")
         if target and not isinstance(source, OnGPU):
             self.uploads.append((source.nbytes, name == "copy_"))

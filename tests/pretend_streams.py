@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
+from ddm_ray.sampling import offload
 from tests.pretend_gpu import OnGPU, PretendGPU
 
 Clock = dict[int, int]
@@ -108,10 +109,10 @@ def pretended() -> Iterator[PretendStreams]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "Stream", lambda device: Stream(gpu))
         patch.setattr(torch.cuda, "Event", lambda enable_timing=False: Event(gpu))
-        patch.setattr(torch.cuda, "current_stream", lambda device: gpu.current)
+        patch.setattr(torch.cuda, "current_stream", lambda device=None: gpu.current)
         patch.setattr(torch.cuda, "stream", on)
         patch.setattr(torch.Tensor, "pin_memory", lambda tensor: gpu.pinned(tensor))
         patch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
-        patch.setattr("ddm_ray.sampling.offload._has_streams", lambda device: device.type == "meta")
+        patch.setattr(offload, "_has_streams", lambda device: device.type == "meta")
         with gpu:
             yield gpu

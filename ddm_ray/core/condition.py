@@ -33,9 +33,17 @@ class Text:
         pooled = None if self.pooled_BP is None else self.pooled_BP[rows]
         return Text(self.tokens_BLE[rows], self.mask_BL[rows], pooled)
 
-    def to(self, device: torch.device | str) -> "Text":
-        pooled = None if self.pooled_BP is None else self.pooled_BP.to(device)
-        return Text(self.tokens_BLE.to(device), self.mask_BL.to(device), pooled)
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Text":
+        pooled = None if self.pooled_BP is None else self.pooled_BP.to(device, non_blocking=non_blocking)
+        return Text(
+            self.tokens_BLE.to(device, non_blocking=non_blocking),
+            self.mask_BL.to(device, non_blocking=non_blocking),
+            pooled,
+        )
+
+    def pin_memory(self) -> "Text":
+        pooled = None if self.pooled_BP is None else self.pooled_BP.pin_memory()
+        return Text(self.tokens_BLE.pin_memory(), self.mask_BL.pin_memory(), pooled)
 
 
 Condition = Tensor | Text

@@ -1,5 +1,6 @@
-"""One exchange between the ranks a step: their mean loss, and flags by which all of them decide alike."""
+"""One exchange between the ranks a step: the mean loss, and flags by which all of them decide alike."""
 
+import math
 from dataclasses import astuple, dataclass
 
 import torch
@@ -20,14 +21,73 @@ class Flags:
     due: bool = False  # its clock says that a state is to be saved
 
 
-def exchange(loss: Tensor, flags: Flags) -> tuple[float, Flags]:
-    """The mean of a scalar loss over all ranks, in float64, and the flags that any rank raised.
+@dataclass(frozen=True)
+class Outcome:
+    """What a step came to: its mean loss over all ranks, and the norm of its gradient."""
 
-    Every rank must call it. It is one all-reduce on the loss' device, and none in a world of one.
+    step: int
+    loss: float
+    norm: float
+
+    @property
+    def finite(self) -> bool:
+        """False if training can't go on."""
+        return math.isfinite(self.loss) and math.isfinite(self.norm)
+
+
+class Outcomes:
+    """Outcomes of steps as they are known: on a GPU once the next step is given to it, so that it never runs dry."""
+
+    def __init__(self) -> None:
+        self._under_way: _Reading | None = None
+
+    def exchange(self, step: int, loss: Tensor, norm: Tensor, flags: Flags) -> tuple[list[Outcome], Flags]:
+        """Outcomes that weren't known before this step was under way, and the flags that any rank raises.
+
+        `loss` (this rank's part) and `norm` are scalars on the device. Every rank must call it.
+        """
+        before, reading = self._under_way, _Reading(step, loss, norm)
+        self._under_way = reading if reading.copied else None
+        return self._known(before if reading.copied else reading, flags)
+
+    def rest(self) -> list[Outcome]:
+        """What isn't known yet, waiting for it. Every rank must call it."""
+        before, self._under_way = self._under_way, None
+        return self._known(before, Flags())[0] if before else []
+
+    def _known(self, reading: "_Reading | None", flags: Flags) -> tuple[list[Outcome], Flags]:
+        loss, norm = reading.values() if reading else (0.0, 0.0)
+        mean, flags = exchange(loss, flags)
+        return [Outcome(reading.step, mean, norm)] if reading else [], flags
+
+
+class _Reading:
+    """Loss and norm of a step on their way from the device, in memory that the host can read once `copied` says so."""
+
+    def __init__(self, step: int, loss: Tensor, norm: Tensor):
+        self.step, self._values = step, torch.stack([loss.detach().double(), norm.to(loss.device)])
+        self.copied: torch.cuda.Event | None = None
+        if loss.device.type != "cpu":
+            self._values = torch.empty(2, dtype=torch.float64).pin_memory().copy_(self._values, non_blocking=True)
+            self.copied = torch.cuda.Event()
+            self.copied.record(torch.cuda.current_stream(loss.device))
+
+    def values(self) -> tuple[float, float]:
+        """Both, once they have come."""
+        if self.copied:
+            self.copied.synchronize()
+        loss, norm = self._values.tolist()
+        return loss, norm
+
+
+def exchange(loss: float, flags: Flags) -> tuple[float, Flags]:
+    """The mean of a loss over all ranks, in float64, and the flags that any rank raised.
+
+    Every rank must call it. It is one all-reduce between CPUs, and none in a world of one.
     """
-    loss_and_flags = torch.tensor([0.0, *astuple(flags)], dtype=torch.float64, device=loss.device)
-    loss_and_flags[0] = loss.detach()
-    if (world_size := dist.get_world_size()) > 1:
-        dist.all_reduce(loss_and_flags)
+    if (world_size := dist.get_world_size()) == 1:
+        return loss, flags
+    loss_and_flags = torch.tensor([loss, *astuple(flags)], dtype=torch.float64, device="cpu")
+    dist.all_reduce(loss_and_flags)
     total, *raised = loss_and_flags.tolist()
     return total / world_size, Flags(*(count > 0 for count in raised))

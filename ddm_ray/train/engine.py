@@ -151,6 +151,7 @@ class Engine:
 
     def step(self, learning_rate: float) -> Tensor:
         """Clip, take one step of AdamW; the gradient's norm over all ranks, a scalar, infinite if it isn't finite."""
+        self.shards.settle()
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._deepspeed.step()

@@ -47,6 +47,13 @@ class Shards:
     def __init__(self, wrapped: Any, optimizer: torch.optim.Optimizer):
         self._wrapped, self._optimizer = wrapped, optimizer
         self._stage: int = wrapped.zero_optimization_stage()
+        self.copied: torch.cuda.Event | None = None  # once a stream has copied them as they are
+
+    def settle(self) -> None:
+        """Have what the device is given from here on wait for a copy that is being made: shards may change then."""
+        if self.copied:
+            torch.cuda.current_stream().wait_event(self.copied)
+        self.copied = None
 
     @property
     def partitions(self) -> list[Tensor]:
@@ -115,6 +122,7 @@ class Shards:
 
         A second time all is as it was, to the bit.
         """
+        self.settle()
         for partition in self.partitions:
             ema = self._optimizer.state[partition][EMA]
             # Piece by piece: all at once may be more than memory has left.

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ddm_ray.placement import TrainPlacement
+from ddm_ray.placement import TrainPlacement, backend
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.patience import PATIENT, Patience
 from ddm_ray.train import worker
@@ -23,7 +23,7 @@ def world(rank: int = 0, size: int = 1, rendezvous: str | Path | None = None) ->
     os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
     store = dist.HashStore() if rendezvous is None else dist.FileStore(str(rendezvous), size)
     on_gpu = torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu"
-    dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=size)
+    dist.init_process_group(backend(on_gpu), store=store, rank=rank, world_size=size)
     yield
     # Not after an error: next to a frozen rank the others would wait for its farewell.
     dist.destroy_process_group()

@@ -19,7 +19,7 @@ from ddm_ray.train.batches import RankBatches, Teacher
 from ddm_ray.train.engine import Engine
 from ddm_ray.train.hardware import ranks_here
 from ddm_ray.train.job import TrainJob
-from ddm_ray.train.state import Snapshot
+from ddm_ray.train.snapshot import Snapshot
 from ddm_ray.train.watchdog import Watchdog
 
 # What of its memory a worker may take: allocators waste some, not all steps are alike, and others need some too. On a

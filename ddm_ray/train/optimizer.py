@@ -87,7 +87,9 @@ class AdamWithEMA(torch.optim.AdamW):
             self._compiled_update(
                 shard,
                 shard.grad,
-                *(state[name] for name in (*MOMENTS, EMA)),
+                state[MOMENTS[0]],
+                state[MOMENTS[1]],
+                state[EMA],
                 factor,
                 finite,
                 kept=1 - rate * group["weight_decay"],

@@ -17,6 +17,7 @@ from ddm_ray.storage.info import StateInfo
 from ddm_ray.storage.manifest import FileRecord, Identity
 from ddm_ray.storage.refusals import may_pass
 from ddm_ray.train import state
+from ddm_ray.train.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from ddm_ray.train.engine import Engine
@@ -89,7 +90,7 @@ class StateSaver:
         self._attempt, self._identity, self._keep = attempt, identity, keep
         self._prompt, self._told_undeleted = prompt or attempt, False
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
-        self._snapshot: state.Snapshot | None = None
+        self._snapshot: Snapshot | None = None
         self._pending: _Pending | None = None
         self._thread = ThreadPoolExecutor(1, "state")
         self._refused_in_a_row, self.unsaved = 0, ""
@@ -196,8 +197,9 @@ class StateSaver:
         return values
 
     def _take(self, engine: "Engine") -> None:
-        self._snapshot = self._snapshot or state.Snapshot(engine.shards.owned())
+        self._snapshot = self._snapshot or Snapshot(engine.shards.owned())
         self._snapshot.take()
+        engine.shards.copied = self._snapshot.copied
 
     def _tried(self, work: Callable[[], None], step: int) -> bool:
         """Do this rank's part of a state; True if it could be done, else a warning is printed."""

@@ -25,9 +25,12 @@ from ddm_ray.errors import CorruptArtifact, StorageError
 from ddm_ray.storage.manifest import FileRecord, Manifest, canonical, read_verified
 from ddm_ray.storage.sealed import parse_object
 from ddm_ray.storage.store import Store
-from ddm_ray.train.fragments import EMA, RECORDS, Fragment
+from ddm_ray.train.fragments import RECORDS, Fragment
 
 PART_BYTES = 64 * 2**20
+"""Most bytes of a part. Pinned memory comes in powers of two: one more would take twice as much."""
+HEADER_SHARE = 1 / 64
+"""Share of a part that its header may take."""
 READERS = 4
 INDEX = "INDEX.json"
 RANK = "rank-{:03d}"
@@ -48,59 +51,6 @@ class Piece(NamedTuple):
         return f"{self.name}@{self.start}"
 
 
-class Part:
-    """A file of pieces in memory: its header is written once, its tensors are views that are copied into."""
-
-    def __init__(self, record: str, number: int, pieces: list[Piece], pinned: bool):
-        self.record, self.pieces = record, pieces
-        self.name = PART.format(record, number)
-        sizes = [piece.numel for piece in pieces]
-        header = part_header(pieces)
-        self._bytes = torch.empty(len(header) + 4 * sum(sizes), dtype=torch.uint8, pin_memory=pinned)
-        self._bytes[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
-        self.views = self._bytes[len(header) :].view(torch.float32).split(sizes)
-
-    @property
-    def data(self) -> memoryview:
-        """The file's bytes, not copied."""
-        return memoryview(self._bytes.numpy())  # type: ignore[arg-type]
-
-
-class Snapshot:
-    """Memory for a copy of what a rank owns, used again for every state. `take` is all that training waits for."""
-
-    def __init__(self, fragments: list[Fragment]):
-        self._sources: list[Tensor] = []
-        self.parts: list[Part] = []
-        pinned = bool(fragments) and fragments[0].records[EMA].is_cuda
-        for record in RECORDS:
-            for number, group in enumerate(cut(fragments)):
-                pieces = [Piece(one.name, one.start, one.numel) for one in group]
-                self.parts.append(Part(record, number, pieces, pinned))
-                self._sources += [one.records[record] for one in group]
-        self._copies = [view for part in self.parts for view in part.views]
-
-    @torch.no_grad()
-    def take(self) -> None:
-        """Copy the fragments as they are now."""
-        if not self._copies:
-            return  # a small model on many ranks
-        torch._foreach_copy_(self._copies, self._sources, non_blocking=True)
-        if self._sources[0].is_cuda:
-            torch.cuda.synchronize()
-
-    def write(self, store: Store, prefix: str) -> None:
-        """Write the copy's parts below `prefix/`, and last the index that says so."""
-        parts = {}
-        for part in self.parts:
-            store.write(f"{prefix}/{part.name}", part.data)
-            parts[part.name] = index_entry(FileRecord.of(part.data), part.record, part.pieces)
-        prints = dict.fromkeys(RECORDS, 0)
-        for part in self.parts:
-            prints[part.record] += sum(map(fingerprint, part.pieces, part.views))
-        store.write(f"{prefix}/{INDEX}", index_bytes(parts, prints))
-
-
 def part_header(pieces: list[Piece]) -> bytes:
     """Header of the part that holds these pieces."""
     return safetensors_header({piece.key: (piece.numel,) for piece in pieces})
@@ -117,8 +67,8 @@ def index_bytes(parts: Mapping[str, Any], prints: Mapping[str, int]) -> bytes:
 
 
 def cut(fragments: list[Fragment]) -> Iterator[list[Fragment]]:
-    """Fragments in groups of at most PART_BYTES a record, larger ones cut."""
-    most = PART_BYTES // 4
+    """Fragments in groups of which each record fits a part, larger ones cut."""
+    most = int(PART_BYTES * (1 - HEADER_SHARE)) // 4
     group: list[Fragment] = []
     room = most
     for fragment in fragments:
@@ -135,16 +85,19 @@ def cut(fragments: list[Fragment]) -> Iterator[list[Fragment]]:
         yield group
 
 
-def fingerprint(piece: Piece, values: Tensor) -> int:
-    """A sum modulo 2^64 over the bits of fp32 values, each weighted by its place; those of pieces add up."""
-    total = 0
+def fingerprint(piece: Piece, values: Tensor) -> Tensor:
+    """A sum modulo 2^64 over the bits of fp32 values, each weighted by its place; those of pieces add up.
+
+    An int64 scalar on the values' device, which wraps around: its `int` modulo 2^64 is the sum.
+    """
+    total = torch.zeros((), dtype=torch.int64, device=values.device)
     first = (crc32(piece.name.encode()) << 28) + piece.start
     # A CPU's caches hold a small chunk's temporaries; a GPU does a large one at once.
-    size = 2**22 if values.is_cuda else 2**16
+    size = 2**16 if values.device.type == "cpu" else 2**22
     for number, chunk in enumerate(values.detach().split(size)):
         place = torch.arange(len(chunk), device=chunk.device) + (first + number * size)
-        total += int((chunk.view(torch.int32).long() * (2 * place + 1)).sum())
-    return total % 2**64
+        total += (chunk.view(torch.int32).long() * (2 * place + 1)).sum()
+    return total
 
 
 def written_records(store: Store, prefix: str, world: int) -> dict[str, FileRecord]:
@@ -291,12 +244,12 @@ def _overlap(fragments: dict[str, Fragment], piece: Piece) -> Fragment | None:
 
 def fingerprints(owned: Iterable[Fragment]) -> dict[str, int]:
     """The fingerprints of live fragments, by record."""
-    totals = dict.fromkeys(RECORDS, 0)
+    totals: dict[str, list[Tensor]] = {record: [] for record in RECORDS}
     for fragment in owned:
         piece = Piece(fragment.name, fragment.start, fragment.numel)
         for record in RECORDS:
-            totals[record] = (totals[record] + fingerprint(piece, fragment.records[record])) % 2**64
-    return totals
+            totals[record].append(fingerprint(piece, fragment.records[record]))
+    return {record: sum(map(int, prints)) % 2**64 for record, prints in totals.items()}
 
 
 def curve_bytes(curve: Mapping[str, Sequence[float]]) -> bytes:

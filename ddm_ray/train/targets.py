@@ -170,7 +170,7 @@ class ReadPlaces:
             own_M = place_B[loader.cluster_B(step, place_B) == self.cluster]
             if len(own_M):
                 positions.append(step * job.batch + own_M)
-                batches.append(batch_of(job, loader, step, own_M, draws_of(job, step), "cpu"))
+                batches.append(batch_of(job, loader, step, own_M, draws_of(job, step)))
         return Places(torch.cat(positions), batches)
 
 

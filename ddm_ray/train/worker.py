@@ -1,10 +1,9 @@
 """THE training loop: every rank of every job runs `train`, with or without Ray around it."""
 
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 
 import torch
@@ -23,7 +22,7 @@ from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import Store
 from ddm_ray.train.attempt import TrainAttempt
 from ddm_ray.train.batches import RankBatches, Teacher
-from ddm_ray.train.consensus import Flags, exchange
+from ddm_ray.train.consensus import Flags, Outcomes
 from ddm_ray.train.engine import Engine, own_device
 from ddm_ray.train.hardware import ranks_here
 from ddm_ray.train.heldout import HeldoutLoss, Schedule
@@ -92,10 +91,13 @@ def _train(
     with (
         _teacher(run, job, loader, placement) as teacher,
         Watchdog(placement.hang_seconds, attempt.stuck) as watchdog,
+        ExitStack() as stack,
     ):
         if attempt.searches:
             find_micro_batch(job, loader, make, attempt, placement, watchdog, teacher)
-        batches = RankBatches(job, loader, dist.get_rank(), dist.get_world_size(), attempt.micro_batch, teacher)
+        batches = stack.enter_context(
+            closing(RankBatches(job, loader, dist.get_rank(), dist.get_world_size(), attempt.micro_batch, teacher))
+        )
         engine, before = attempt.resume(make, begin)
         saver, owed = attempt.saver, False
         milestones = Milestones(run, attempt.storage, job, attempt.identity, engine, placement.keep_milestones)
@@ -104,7 +106,9 @@ def _train(
         meter = Meter(job.placed(placement), before, engine.device, dist.get_world_size(), measured)
         meter.unmeasured = unmeasured
         clock = SaveClock(placement.minutes_between_states, time.monotonic(), placement.checkpoint_steps is None)
+        outcomes = Outcomes()
         for step in range(before.step, job.train.steps):
+            done = step + 1
             if job.masking(step) != job.masking(step - 1):
                 watchdog.forget()  # how long steps take, and what is compiled for them
                 attempt.phase("compiling", meter.tell())  # it beats meanwhile
@@ -117,32 +121,38 @@ def _train(
                 leaving = notice() or attempt.stopped
                 hopeless = saver.hopeless
                 flags = Flags(leaving, saver.writing, saver.busy, saver.refused, hopeless, attempt.overtaken, due)
-                mean_loss, any_rank = exchange(loss, flags)
+                known, any_rank = outcomes.exchange(step, loss, norm, flags)
+                milestone = _due(done, placement.milestone_steps)
+                owed = owed or any_rank.due or _due(done, placement.checkpoint_steps)
+                saves = done < job.train.steps and (milestone or (owed and not any_rank.saving))
+                measures = heldout is not None and heldout.schedule.due(done)
+                if saves or measures or any_rank.leaving or done == job.train.steps:
+                    known += outcomes.rest()
             if any_rank.overtaken:
-                attempt.give_way(step + 1)  # before a state is committed that nobody goes on from
+                attempt.give_way(done)  # before a state is committed that nobody goes on from
             if not any_rank.saving:
                 clock.written(time.monotonic())
             saver.go_on(any_rank.writing, any_rank.refused)
             if any_rank.hopeless:
-                attempt.end_unsaved(step + 1)
-            if not (math.isfinite(norm) and math.isfinite(mean_loss)):
+                attempt.end_unsaved(done)
+            if wrong := next((outcome for outcome in known if not outcome.finite), None):
                 raise TrainingError(
-                    f"loss {mean_loss} with gradient norm {norm} at step {step}; begin a run with a lower learning_rate"
+                    f"loss {wrong.loss} with gradient norm {wrong.norm} at step {wrong.step}; begin a run with a lower"
+                    " learning_rate"
                 )
-            if meter.step(mean_loss, norm) or attempt.untold:
+            # Not `any`, which would leave the others uncounted.
+            if max([meter.step(outcome.loss, outcome.norm) for outcome in known], default=False) or attempt.untold:
                 attempt.tell(meter.tell())
-            if heldout is not None and heldout.schedule.due(meter.done):  # who leaves, too: else the curve lacks it
+            if heldout is not None and measures:  # who leaves, too: else the curve lacks it
                 attempt.phase("measuring", meter.tell())
                 with watchdog.measurement(heldout.steps), attempt.catch_oom("measuring the held-out loss, "):
                     meter.heldout(heldout.schedule.draws, heldout.measure(engine))
                 attempt.tell(meter.tell())
             if any_rank.leaving:
                 saver.save_now(engine, meter.trained())
-                attempt.leave(meter.done)
-            milestone = _due(meter.done, placement.milestone_steps)
-            owed = owed or any_rank.due or _due(meter.done, placement.checkpoint_steps)
-            if meter.done < job.train.steps and (milestone or (owed and not any_rank.saving)):
-                then = partial(milestones.publish, meter.done) if milestone else None
+                attempt.leave(done)
+            if saves:
+                then = partial(milestones.publish, done) if milestone else None
                 if any_rank.saving:
                     attempt.phase("saving", meter.tell())  # it beats while the state before this one is written
                 with attempt.catch_oom():

@@ -1,15 +1,18 @@
 """The exchange of each step, between real ranks over gloo."""
 
 import json
+import math
 import subprocess
 import sys
 
+import pytest
 import torch
 
-from ddm_ray.train.consensus import Flags, exchange
+from ddm_ray.train.consensus import Flags, Outcome, Outcomes, exchange
+from tests.pretend_streams import pretended
 
 RANKS = """
-import json, os, tempfile, torch
+import json, os, tempfile
 import torch.distributed as dist, torch.multiprocessing as mp
 from dataclasses import astuple
 from ddm_ray.train.consensus import Flags, exchange
@@ -17,7 +20,7 @@ from ddm_ray.train.consensus import Flags, exchange
 def rank_main(rank, rendezvous):
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=3)
     flags = Flags(leaving=rank == 2, writing=False, saving=rank < 2, refused=True, hopeless=rank == 1, due=rank == 1)
-    loss, flags = exchange(torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64)[rank], flags)
+    loss, flags = exchange([1.0, 2.0, 6.0][rank], flags)
     os.write(1, json.dumps([loss, *astuple(flags)]).encode() + b"\\n")  # in one piece
     dist.destroy_process_group()
 
@@ -34,4 +37,38 @@ def test_the_loss_is_the_mean_over_ranks_and_a_flag_is_raised_by_any() -> None:
 
 def test_a_world_of_one_keeps_what_it_has(world_of_one: None) -> None:
     flags = Flags(writing=True)
-    assert exchange(torch.tensor(0.1, dtype=torch.float64), flags) == (0.1, flags)
+    assert exchange(0.1, flags) == (0.1, flags)
+
+
+def scalar(value: float, device: str) -> torch.Tensor:
+    return torch.full((), value, dtype=torch.float64, device=device)
+
+
+def test_on_a_cpu_a_step_is_known_at_once(world_of_one: None) -> None:
+    outcomes = Outcomes()
+    for step in range(3):
+        known, flags = outcomes.exchange(step, scalar(0.5 + step, "cpu"), scalar(2.0, "cpu"), Flags(due=step == 1))
+        assert known == [Outcome(step, 0.5 + step, 2.0)] and flags == Flags(due=step == 1)
+    assert outcomes.rest() == []
+
+
+def test_on_a_gpu_a_step_is_known_once_the_next_one_is_under_way(world_of_one: None) -> None:
+    """The host waits for the step before alone, and flags are of now."""
+    with pretended() as gpu:
+        outcomes, known = Outcomes(), list[Outcome]()
+        for step in range(3):
+            waits = gpu.waits.total()
+            outcome, flags = outcomes.exchange(
+                step, scalar(0.5 + step, "meta"), scalar(2.0, "meta"), Flags(due=step == 1)
+            )
+            assert flags == Flags(due=step == 1)
+            assert gpu.waits.total() - waits == (1 if step else 0), gpu.waits
+            known += outcome
+            assert known == [Outcome(done, 0.5 + done, 2.0) for done in range(step)]
+        assert outcomes.rest() == [Outcome(2, 2.5, 2.0)]
+        assert outcomes.rest() == []
+
+
+@pytest.mark.parametrize(("loss", "norm", "finite"), [(1.0, 2.0, True), (math.nan, 2.0, False), (1.0, math.inf, False)])
+def test_an_outcome_that_training_ends_by(loss: float, norm: float, finite: bool) -> None:
+    assert Outcome(0, loss, norm).finite is finite

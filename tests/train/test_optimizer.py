@@ -97,7 +97,9 @@ def test_bytes_that_a_step_of_the_optimizer_moves(
     with torch.random.fork_rng():
         model = DiT(image_size=16, channels=4, num_classes=10, patch_size=2, width=128, depth=3, heads=4)
     size = sum(parameter.numel() for parameter in model.parameters())
-    engine = Engine(model, TrainConfig(steps=1, global_batch=4, precision="bf16"), TrainPlacement(zero_stage=zero_stage))
+    engine = Engine(
+        model, TrainConfig(steps=1, global_batch=4, precision="bf16"), TrainPlacement(zero_stage=zero_stage)
+    )
     if compiled:
         monkeypatch.setattr(engine._optimizer, "_compiled_update", lambda *tensors, **rest: None)
     moved, waits = of_a_step(counts, engine, size)

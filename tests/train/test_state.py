@@ -1,7 +1,11 @@
 """States on storage: any layout of fragments is read back by any other, and what is wrong is named."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from zlib import crc32
 
 import pytest
 import torch
@@ -10,11 +14,14 @@ from hypothesis import strategies as st
 from safetensors.torch import load
 
 from ddm_ray.errors import CorruptArtifact, StorageError
+from ddm_ray.models.dit import DiT
 from ddm_ray.storage.manifest import Identity, Manifest
 from ddm_ray.storage.store import Store
 from ddm_ray.train import state
-from ddm_ray.train.fragments import RECORDS, Fragment
-from ddm_ray.train.state import Piece, SavedParts, Snapshot, fingerprint, fingerprints, written_records
+from ddm_ray.train.fragments import RECORDS, Fragment, Shards
+from ddm_ray.train.snapshot import Snapshot
+from ddm_ray.train.state import Piece, SavedParts, fingerprint, fingerprints, written_records
+from tests.pretend_streams import pretended
 
 SHAPES = {"trunk.in.weight": (7, 5), "trunk.in.bias": (7,), "head": (1,)}
 SIZES = {"trunk.in.weight": 35, "trunk.in.bias": 7, "head": 1}
@@ -149,7 +156,11 @@ def test_fingerprints_add_up_and_notice_any_change(seed: int, data: st.DataObjec
     cut = data.draw(st.integers(0, 23))
     parts = [("w", 0, tensor[:cut]), ("w", cut, tensor[cut:])]
     total = fingerprint(Piece("w", 0, 23), tensor)
-    assert sum(fingerprint(Piece(name, start, len(part)), part) for name, start, part in parts) % 2**64 == total
+    bits = tensor.view(torch.int32).tolist()
+    assert (
+        int(total) % 2**64 == sum((2 * ((crc32(b"w") << 28) + at) + 1) * each for at, each in enumerate(bits)) % 2**64
+    )
+    assert sum(fingerprint(Piece(name, start, len(part)), part) for name, start, part in parts) == total
     i, j = data.draw(st.lists(st.integers(0, 22), min_size=2, max_size=2, unique=True))
     swapped, flipped = tensor.clone(), tensor.clone()
     swapped[i], swapped[j] = tensor[j], tensor[i]
@@ -170,3 +181,48 @@ def test_the_snapshot_is_a_copy(tmp_path: Path) -> None:
     index = json.loads(store.read(f"{PREFIX}/rank-000/{state.INDEX}"))
     assert {part["record"] for part in index["parts"].values()} == set(RECORDS)
     assert torch.equal(load(store.read(f"{PREFIX}/rank-000/ema-0000.safetensors"))["trunk.in.weight@0"], before)
+
+
+def on_gpu(held: list[Fragment]) -> list[Fragment]:
+    return [replace(one, records={name: values.to("meta") for name, values in one.records.items()}) for one in held]
+
+
+@pytest.mark.parametrize("settled", [True, False])
+def test_on_a_gpu_training_goes_on_while_a_stream_copies(tmp_path: Path, settled: bool) -> None:
+    """The host waits for nothing, the device before it changes what is copied; the state is a CPU's, to the bit."""
+    uncut, plain, ours = values(), Store(str(tmp_path / "plain")), Store(str(tmp_path / "ours"))
+    held = fragments({name: [] for name in SIZES}, 0, uncut)
+    save(plain, [held])
+    with pretended() as gpu:
+        held = on_gpu(held)
+        snapshot = Snapshot(held)
+        gpu.waits.clear()
+        snapshot.take()
+        assert not gpu.waits, "training would stand still"
+        wrapped: Any = SimpleNamespace(zero_optimization_stage=lambda: 1)
+        shards = Shards(wrapped, torch.optim.SGD([torch.zeros(1, requires_grad=True)]))
+        shards.copied = snapshot.copied
+        if settled:
+            shards.settle()
+        held[0].records["ema"].mul_(2.0)
+        assert bool(gpu.races) is not settled
+        assert not gpu.waits
+    snapshot.write(ours, f"{PREFIX}/{state.RANK.format(0)}")
+    assert {name: ours.read(f"{PREFIX}/{name}") for name in ours.sizes(PREFIX)} == {
+        name: plain.read(f"{PREFIX}/{name}") for name in plain.sizes(PREFIX)
+    }
+
+
+@pytest.mark.parametrize("size", [{"width": 1152, "depth": 28, "heads": 16}, {"width": 2048, "depth": 40, "heads": 32}])
+def test_pinned_memory_is_hardly_more_than_the_state(size: dict[str, int]) -> None:
+    """It is given in powers of two: for DiT-XL/2, and for a network of 3B parameters."""
+    with torch.device("meta"):
+        model = DiT(image_size=32, channels=4, num_classes=1000, patch_size=2, **size)
+    held = [
+        Fragment(name, 0, parameter.numel(), {record: parameter.detach().view(-1) for record in RECORDS})
+        for name, parameter in model.named_parameters()
+    ]
+    groups = [[Piece(one.name, one.start, one.numel) for one in group] for group in state.cut(held)]
+    files = [len(state.part_header(group)) + 4 * sum(piece.numel for piece in group) for group in groups]
+    assert max(files) <= state.PART_BYTES
+    assert sum(1 << (size - 1).bit_length() for size in files) <= 1.05 * sum(files)

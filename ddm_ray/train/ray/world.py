@@ -14,6 +14,8 @@ import ray.train
 from ray.exceptions import GetTimeoutError
 from ray.train.backend import Backend, BackendConfig
 
+from ddm_ray.placement import backend
+
 # Longer than any rank may save or load: a rank that hangs at its work is its watchdog's affair.
 PATIENCE = timedelta(minutes=30)
 # Limit on how long ranks take leave of each other: next to a frozen one they never do.
@@ -39,7 +41,7 @@ class WorldBackend(Backend):
 
 
 class World(BackendConfig):
-    """A world of gloo, or of nccl with a GPU a worker."""
+    """A world of gloo, and of nccl with a GPU a worker."""
 
     def __init__(self, use_gpu: bool):
         self.use_gpu = use_gpu
@@ -96,7 +98,7 @@ def join(address: tuple[str, int] | None, use_gpu: bool) -> None:
         store: dist.Store = dist.HashStore()
     else:
         store = _opened.pop("store", None) or dist.TCPStore(*address, size, timeout=PATIENCE)
-    dist.init_process_group("nccl" if use_gpu else "gloo", store=store, rank=rank, world_size=size, timeout=PATIENCE)
+    dist.init_process_group(backend(use_gpu), store=store, rank=rank, world_size=size, timeout=PATIENCE)
 
 
 def leave() -> None:

@@ -34,7 +34,7 @@ def worker(monkeypatch: pytest.MonkeyPatch, rank: int, size: int) -> dict[str, A
     return begun
 
 
-@pytest.mark.parametrize(("use_gpu", "backend"), [(False, "gloo"), (True, "nccl")])
+@pytest.mark.parametrize(("use_gpu", "backend"), [(False, "gloo"), (True, "cpu:gloo,cuda:nccl")])
 def test_two_workers_meet_where_the_first_one_says(
     monkeypatch: pytest.MonkeyPatch, use_gpu: bool, backend: str
 ) -> None:

@@ -1,0 +1,83 @@
+"""A training step on a GPU that isn't there: the same numbers, and the host waits once, for the step before."""
+
+import copy
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from ddm_ray.data.loading.loader import Loader
+from ddm_ray.storage.graph import ROUTER, Artifact, expert
+from ddm_ray.storage.run import Run
+from ddm_ray.train.batches import RankBatches
+from ddm_ray.train.consensus import Flags, Outcome, Outcomes
+from ddm_ray.train.job import TrainJob, train_job
+from ddm_ray.train.optimizer import AdamWithEMA
+from tests.pretend_gpu import PretendGPU
+from tests.pretend_streams import pretended
+from tests.random_run import make_data, make_texts
+
+STEPS, MICRO_BATCH = 4, 6
+SIZE = ("expert.train.global_batch=24", "router.train.global_batch=24", "expert.train.steps=4", "router.train.steps=4")
+
+
+def move(model: nn.Module, device: torch.device) -> None:
+    """Put a network onto the device as `nn.Module.to` does, which torch refuses for meta."""
+    for module in model.modules():
+        for name, parameter in [*module._parameters.items()]:
+            module._parameters[name] = None if parameter is None else nn.Parameter(parameter.detach().to(device))
+        for name, buffer in [*module._buffers.items()]:
+            module._buffers[name] = None if buffer is None else buffer.to(device)
+
+
+def outcomes_of(
+    model: nn.Module, job: TrainJob, loader: Loader, device: torch.device, gpu: PretendGPU | None
+) -> list[Outcome]:
+    """What the job's steps come to: a loop as the worker's, without DeepSpeed. On `gpu` its waits are checked."""
+    outcomes, known = Outcomes(), list[Outcome]()
+    move(model, device)
+    optimizer = AdamWithEMA(model.parameters(), ema_decay=0.9, clip_norm=0.1, lr=1e-2)
+    with closing(RankBatches(job, loader, 0, 1, MICRO_BATCH)) as batches:
+        for step in range(STEPS):
+            before = gpu.waits.copy() if gpu else None
+            total = torch.zeros((), dtype=torch.float64, device=device)
+            for batch, weight_B in batches.at(step, device):
+                loss = (job.objective(model, batch) * weight_B).sum()
+                loss.backward()
+                total += loss.detach()
+            optimizer.step()
+            optimizer.zero_grad()
+            fresh, _ = outcomes.exchange(step, total, optimizer.norm, Flags())
+            known += fresh
+            if gpu and before is not None:
+                waits = gpu.waits - before
+                assert waits.total() == (1 if step else 0), waits
+        return known + outcomes.rest()
+
+
+@pytest.mark.parametrize("artifact", [expert(1), ROUTER])
+@pytest.mark.parametrize("settings", [(), ("expert.model.patch_size=2", "expert.train.mask_ratio=0.75")])
+def test_the_host_waits_for_the_step_before_alone(
+    tmp_path: Path, world_of_one: None, artifact: Artifact, settings: tuple[str, ...]
+) -> None:
+    run = make_data(str(tmp_path / "run"), settings=(*SIZE, *settings), num_rows=50)
+    check(run, artifact)
+
+
+def test_texts_come_like_labels(tmp_path: Path, world_of_one: None) -> None:
+    check(make_texts(str(tmp_path / "run"), settings=SIZE), expert(0))
+
+
+def check(run: Run, artifact: Artifact) -> None:
+    job = train_job(run, artifact)
+    with Loader(run, job.shards, job.train.seed, job.batch) as loader:
+        model = job.build()
+        plain = outcomes_of(copy.deepcopy(model), job, loader, torch.device("cpu"), None)
+        with pretended() as gpu:
+            ours = outcomes_of(model, job, loader, torch.device("meta"), gpu)
+            assert not gpu.races
+    for step, (one, other) in enumerate(zip(ours, plain, strict=True)):
+        assert (one.step, one.loss, one.norm) == (step, pytest.approx(other.loss, rel=1e-6), pytest.approx(other.norm))
+    assert len({outcome.loss for outcome in plain}) == STEPS
