@@ -110,7 +110,7 @@ def load_embedder(config: EmbedderConfig | None, device: str) -> Embedder | None
 
     Raises DataError, ConfigError or CorruptArtifact if it can't be loaded.
     """
-    return make_embedder(config, None, device, "evaluate.features") if config else None
+    return make_embedder(config, None, device, "evaluate.features", exact=True) if config else None
 
 
 def features_in_words(config: EmbedderConfig | None, num_features: int) -> str:

@@ -4,6 +4,7 @@ Images are uint8 NHWC, grey (C = 1) or RGB: N rows, B of them in a batch; D dime
 """
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ddm_ray.config import EmbedderConfig
+from ddm_ray.core.transfer import upload
 from ddm_ray.errors import ConfigError, DataError
 from ddm_ray.models import lite0, third_party
 from ddm_ray.models.embedders import Embedder, batches
@@ -38,8 +40,11 @@ class TimmEmbedder:
     Images are resized whole to the network's size and normalised as it was trained: they are cropped already.
     """
 
-    def __init__(self, config: EmbedderConfig, device: str = "cpu", field: str = "embedder"):
-        """Load `config.checkpoint`, or timm's own weights. DataError if they are missing or don't fit."""
+    def __init__(self, config: EmbedderConfig, device: str = "cpu", field: str = "embedder", exact: bool = False):
+        """Load `config.checkpoint`, or timm's own weights; `exact`: see `make_embedder`.
+
+        DataError if they are missing or don't fit.
+        """
         import timm
 
         _require_file(config, field)
@@ -58,7 +63,7 @@ class TimmEmbedder:
             own = {"state_dict": lite0.tensors(field), "source": ""}
         elif checkpoint:
             own = {"file": str(checkpoint), "custom_load": False, "source": ""}
-        self._batch_size, self._device = config.batch_size, device
+        self._batch_size, self._device, self._dtype = config.batch_size, device, _precision(device, exact)
         image_size = config.image_size or (lite0.IMAGE_SIZE if config.kind == "lite0" else None)
         try:
             own_size = {} if image_size is None else {"img_size": image_size}
@@ -70,14 +75,14 @@ class TimmEmbedder:
                 if not own_size or "'img_size'" not in str(error):
                     raise
                 model = timm.create_model(config.network, **arguments, **config.model_args)
-            self._model = model.eval().to(device)
             expects = timm.data.resolve_data_config(sized, model=model)
             self._size: tuple[int, int] = tuple(expects["input_size"][1:])
             self._mode = "bilinear" if expects["interpolation"] == "bilinear" else "bicubic"
-            self._mean_C11 = torch.tensor(expects["mean"], device=device)[:, None, None]
-            self._std_C11 = torch.tensor(expects["std"], device=device)[:, None, None]
+            self._mean_C11 = torch.tensor(expects["mean"])[:, None, None].to(device)
+            self._std_C11 = torch.tensor(expects["std"])[:, None, None].to(device)
             about = [self._size, self._mode, expects["mean"], expects["std"]]
-            self.fingerprint = fingerprint_of(self._model, about)
+            self.fingerprint = fingerprint_of(model, about)
+            self._model = model.eval().to(device, self._dtype)
             self.dim = _probe(self)
         except Exception as error:  # timm passes on whatever its hub, readers and models raise
             mend = f"begin a run whose {field}.model_args fit the file"
@@ -88,19 +93,19 @@ class TimmEmbedder:
                 f" {third_party.brief(error)}; {mend}"
             ) from error
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def __call__(self, pixels_NHWC: np.ndarray) -> np.ndarray:
         """embeddings_ND float32; grey images are taken as RGB."""
-        return np.concatenate(
-            [self._embed(torch.tensor(rgb(pixels_NHWC[rows]))) for rows in batches(len(pixels_NHWC), self._batch_size)]
-        )
+        return _in_batches(self._embed, pixels_NHWC, self._batch_size)
 
-    def _embed(self, pixels_BHWC: Tensor) -> np.ndarray:
-        images_BCHW = pixels_BHWC.to(self._device).permute(0, 3, 1, 2).float() / 255
+    def _embed(self, pixels_BHWC: np.ndarray) -> Tensor:
+        pixels_BCHW = upload(pixels_BHWC, self._device).permute(0, 3, 1, 2)
+        images_BCHW = pixels_BCHW.float() / 255
         if images_BCHW.shape[2:] != self._size:
             images_BCHW = torch.nn.functional.interpolate(images_BCHW, self._size, mode=self._mode, antialias=True)
-        embeddings: Tensor = self._model((images_BCHW.clamp(0, 1) - self._mean_C11) / self._std_C11)
-        return embeddings.float().cpu().numpy()
+        images_BCHW = (images_BCHW.clamp(0, 1) - self._mean_C11) / self._std_C11
+        embeddings: Tensor = self._model(images_BCHW.to(self._dtype))
+        return embeddings
 
 
 class TransformersEmbedder:
@@ -109,8 +114,8 @@ class TransformersEmbedder:
     The pooled vector is the model's, of CLIP the projected one; else the mean of its tokens.
     """
 
-    def __init__(self, config: EmbedderConfig, device: str = "cpu", field: str = "embedder"):
-        """Load the folder or name of the hub `config.model`; a folder needs no network.
+    def __init__(self, config: EmbedderConfig, device: str = "cpu", field: str = "embedder", exact: bool = False):
+        """Load the folder or name of the hub `config.model`; a folder needs no network. `exact`: see `make_embedder`.
 
         ConfigError if it holds no image model, CorruptArtifact or TruncatedWeights if that isn't whole.
         """
@@ -137,32 +142,31 @@ class TransformersEmbedder:
             ignored = ("classifier.", "head.")
             if saved.startswith("ViT"):
                 arguments.setdefault("add_pooling_layer", False)
-        self._model = third_party.load_model(kind, name, what, ignored, arguments).eval().to(device)
+        model = third_party.load_model(kind, name, what, ignored, arguments).eval()
         self._processor = third_party.load(transformers.AutoImageProcessor, name, what)
-        self._batch_size, self._device = config.batch_size, device
-        self.fingerprint = fingerprint_of(self._model, self._processor.to_json_string())
+        self._batch_size, self._device, self._dtype = config.batch_size, device, _precision(device, exact)
+        self.fingerprint = fingerprint_of(model, self._processor.to_json_string())
+        self._model = model.to(device, self._dtype)
         try:
             self.dim = _probe(self)
         except Exception as error:  # a border: a folder may hold any model and processor
             raise DataError(f"{field} {name}: embeds no image ({third_party.brief(error)})") from error
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def __call__(self, pixels_NHWC: np.ndarray) -> np.ndarray:
         """embeddings_ND float32; grey images are taken as RGB."""
-        return np.concatenate(
-            [self._embed(rgb(pixels_NHWC[rows])) for rows in batches(len(pixels_NHWC), self._batch_size)]
-        )
+        return _in_batches(self._embed, pixels_NHWC, self._batch_size)
 
-    def _embed(self, pixels_BHWC: np.ndarray) -> np.ndarray:
+    def _embed(self, pixels_BHWC: np.ndarray) -> Tensor:
         inputs = self._processor(images=list(pixels_BHWC), return_tensors="pt", input_data_format="channels_last")
-        outputs = self._model(pixel_values=inputs["pixel_values"].to(self._device, torch.float32))
+        outputs = self._model(pixel_values=upload(inputs["pixel_values"].numpy(), self._device).to(self._dtype))
         pooled: Tensor | None = getattr(outputs, "pooler_output", None)
         if pooled is None:
             pooled = getattr(outputs, "image_embeds", None)
         if pooled is None:
             pooled = outputs.last_hidden_state.mean(dim=1)
         # Convolutional networks keep two sides of one pixel.
-        return pooled.flatten(1).float().cpu().numpy()
+        return pooled.flatten(1)
 
 
 class InceptionEmbedder:
@@ -201,14 +205,27 @@ class InceptionEmbedder:
             weights_of = config.checkpoint or "downloaded weights"
             raise DataError(f"{field} inception with {weights_of}: {third_party.brief(error)}; {mend}") from error
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def __call__(self, pixels_NHWC: np.ndarray) -> np.ndarray:
         """features_ND float32; grey images are taken as RGB."""
-        features = []
-        for rows in batches(len(pixels_NHWC), self._batch_size):
-            pixels_BCHW = torch.tensor(rgb(pixels_NHWC[rows])).permute(0, 3, 1, 2).to(self._device)
-            features.append(self._model(pixels_BCHW)[0].float().cpu().numpy())
-        return np.concatenate(features)
+        return _in_batches(self._embed, pixels_NHWC, self._batch_size)
+
+    def _embed(self, pixels_BHWC: np.ndarray) -> Tensor:
+        features: Tensor = self._model(upload(pixels_BHWC, self._device).permute(0, 3, 1, 2))[0]
+        return features
+
+
+def _in_batches(embed: Callable[[np.ndarray], Tensor], pixels_NHWC: np.ndarray, size: int) -> np.ndarray:
+    """embeddings_ND float32 of all rows, embedded so many at a time; a GPU is waited for once, in the end."""
+    # Copies: Ray's arrays can't be written to, and torch warns of them.
+    parts = [embed(np.array(rgb(pixels_NHWC[rows]))) for rows in batches(len(pixels_NHWC), size)]
+    embeddings_ND: np.ndarray = torch.cat(parts).float().cpu().numpy()
+    return embeddings_ND
+
+
+def _precision(device: str, exact: bool) -> torch.dtype:
+    """What a network computes in: float32, or bf16 on a GPU where it needn't be exact."""
+    return torch.float32 if exact or torch.device(device).type == "cpu" else torch.bfloat16
 
 
 def _require_file(config: EmbedderConfig, field: str) -> None:

@@ -37,9 +37,16 @@ class Embedder(Protocol):
 
 
 def make_embedder(
-    config: EmbedderConfig, pixel_embedder: "PixelEmbedder | None", device: str = "cpu", field: str = "embedder"
+    config: EmbedderConfig,
+    pixel_embedder: "PixelEmbedder | None",
+    device: str = "cpu",
+    field: str = "embedder",
+    exact: bool = False,
 ) -> Embedder:
     """The embedder that this `field` of a run's configuration describes; `pixel_embedder` is the fitted one of pixels.
+
+    On a GPU its network computes in bf16, which moves embeddings by a hundredth and hardly a row to another cluster;
+    `exact`: in fp32, as on a CPU.
 
     Raises DataError, ConfigError or CorruptArtifact if its network can't be loaded.
     """
@@ -49,10 +56,10 @@ def make_embedder(
     from ddm_ray.models import embedder_networks  # torch, which pixels do without
 
     if config.kind in ("timm", "lite0"):
-        return embedder_networks.TimmEmbedder(config, device, field)
+        return embedder_networks.TimmEmbedder(config, device, field, exact)
     if config.kind == "inception":
         return embedder_networks.InceptionEmbedder(config, device, field)
-    return embedder_networks.TransformersEmbedder(config, device, field)
+    return embedder_networks.TransformersEmbedder(config, device, field, exact)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from ddm_ray.config import EmbedderConfig
 from ddm_ray.errors import ConfigError, CorruptArtifact, DataError, TruncatedWeights
 from ddm_ray.models.embedder_networks import TimmEmbedder, TransformersEmbedder
 from ddm_ray.models.embedders import PixelEmbedder, make_embedder
+from tests.pretend_streams import pretended
 from tests.small_vit import MODEL, SMALL, write_small_vit
 
 VISION = {
@@ -169,6 +170,24 @@ def test_a_networks_features_do_not_depend_on_the_batch(checkpoint: str, photos_
     apart = TimmEmbedder(config(checkpoint, batch_size=1))(photos_NHWC)
     np.testing.assert_allclose(apart, together, atol=1e-5)
     assert np.abs(together[0] - together[1]).max() > 1e-3
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_on_a_gpu_it_is_fed_without_waiting_in_bf16(checkpoint: str, photos_NHWC: np.ndarray, exact: bool) -> None:
+    """The host waits once for all batches; where a distance is taken, precision is a CPU's."""
+    plain = make_embedder(config(checkpoint), None)
+    torch.__future__.set_overwrite_module_params_on_conversion(True)  # else torch refuses meta
+    try:
+        with pretended() as gpu:
+            embedder = make_embedder(config(checkpoint, batch_size=1), None, "meta", exact=exact)
+            gpu.waits.clear()
+            embeddings = embedder(photos_NHWC)
+            assert gpu.waits.total() == 1 and len(photos_NHWC) > 1, gpu.waits
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(False)
+    assert embedder.fingerprint == plain.fingerprint
+    error = np.linalg.norm(embeddings - plain(photos_NHWC)) / np.linalg.norm(embeddings)
+    assert error < 1e-5 if exact else 1e-5 < error < 1e-2
 
 
 def test_weights_of_another_image_size_and_with_a_classifier_fit(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from ddm_ray.config import DataConfig
 from ddm_ray.core.names import FitName
+from ddm_ray.data.images import thumbnail
 from ddm_ray.data.order import holdout_fractions
 from ddm_ray.data.prepare.decoder_process import decode_apart
 from ddm_ray.data.schema import middle
@@ -28,7 +29,7 @@ BATCH_ROWS, BATCH_BYTES = 64, 4 * 2**20
 class DecodedRows:
     """A chunk's usable rows: hex SHA-256 of files, labels or captions, uint8 pixels; {id, reason} of the others.
 
-    `scenes`: of each row, what it is held out by; none: its id.
+    `scenes`: of each row, what it is held out by; none: its id. `thumbnails`: JPEGs, for rows whose data are latents.
     """
 
     ids: list[str]
@@ -37,6 +38,7 @@ class DecodedRows:
     pixels_NHWC: np.ndarray
     rejected: list[dict[str, str]]
     scenes: list[str] | None = None
+    thumbnails: list[bytes] | None = None
 
     def holdout_fractions(self) -> np.ndarray:
         """fraction_N float64 in [0, 1): rows whose fraction is below `data.heldout` are held out."""
@@ -58,13 +60,17 @@ def decode_rows(
     reasons = [reason for batch in decoded for reason in batch]
     usable = [place for place, reason in enumerate(reasons) if not reason]
     conditions: list[Any] = [rows[place].condition for place in usable]
+    pixels_NHWC = pixels_NHWC if len(usable) == len(rows) else pixels_NHWC[usable]
+    # Here, where there are many processes: one alone embeds.
+    thumbnails = None if config.latents is None else list((pool.map if pool else map)(thumbnail, pixels_NHWC))
     return DecodedRows(
         ids=[rows[place].id for place in usable],
         content_hashes=[sha256(rows[place].image or b"") for place in usable],
         conditions=conditions,
-        pixels_NHWC=pixels_NHWC if len(usable) == len(rows) else pixels_NHWC[usable],
+        pixels_NHWC=pixels_NHWC,
         rejected=[{"id": row.id, "reason": reason} for row, reason in zip(rows, reasons, strict=True) if reason],
         scenes=[rows[place].scene or rows[place].id for place in usable],
+        thumbnails=thumbnails,
     )
 
 

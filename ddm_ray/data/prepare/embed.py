@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 
 from ddm_ray.config import RunConfig
-from ddm_ray.data.images import thumbnail
 from ddm_ray.data.prepare.decoding import DecodedRows, middle_pixels
 from ddm_ray.data.prepare.records import EmbeddedRows
 from ddm_ray.data.schema import EMBEDDING, HELDOUT, MIRRORED, TEXT, TRAIN, column, data_dtype, rows_schema
@@ -114,7 +113,7 @@ class Embed:
         numbers.check(latents_NCHW, f"autoencoder {config.latents.autoencoder}")
         columns: dict[str, Any] = {
             "data": column(latents_NCHW, data_dtype(config)),
-            "thumbnail": [thumbnail(pixels_HWC) for pixels_HWC in decoded.pixels_NHWC],
+            "thumbnail": decoded.thumbnails,
         }
         if config.stores_mirrored:
             mirrored_NCHW = self._images(np.ascontiguousarray(decoded.pixels_NHWC[:, :, ::-1]))

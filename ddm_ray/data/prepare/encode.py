@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from ddm_ray.config import LatentsConfig, TextConfig
+from ddm_ray.core.transfer import upload
 from ddm_ray.data.texts import null_text_bytes, stored_tokens
 from ddm_ray.models.embedders import batches
 from ddm_ray.models.latents import Latents
@@ -33,10 +34,12 @@ class EncodeImages:
     def __call__(self, pixels_NHWC: np.ndarray) -> np.ndarray:
         encoded = []
         for rows in batches(len(pixels_NHWC), self._batch_size):
-            pixels_BHWC = torch.tensor(pixels_NHWC[rows]).to(self._device)
+            pixels_BHWC = upload(np.array(pixels_NHWC[rows]), self._device)
             images_BCHW = pixels_BHWC.permute(0, 3, 1, 2).float() / 127.5 - 1
-            encoded.append(self._latents.encode(images_BCHW).to(torch.float16).cpu().numpy())
-        return np.concatenate(encoded)
+            encoded.append(self._latents.encode(images_BCHW).to(torch.float16))
+        # A GPU is waited for once.
+        latents_NCHW: np.ndarray = torch.cat(encoded).cpu().numpy()
+        return latents_NCHW
 
 
 class EncodeTexts:

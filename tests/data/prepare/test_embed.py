@@ -2,6 +2,7 @@
 
 import io
 import math
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from transformers import T5Config, T5EncoderModel
 
 from ddm_ray.config import RunConfig, load_recipe, parse_config
 from ddm_ray.core.condition import Text
+from ddm_ray.data.images import png, thumbnail
 from ddm_ray.data.order import holdout_fractions
-from ddm_ray.data.prepare.decoding import DecodedRows
+from ddm_ray.data.prepare.decoding import DecodedRows, decode_rows
 from ddm_ray.data.prepare.embed import Embed
 from ddm_ray.data.prepare.records import EmbeddedRows, content_digest
 from ddm_ray.data.schema import (
@@ -31,6 +33,7 @@ from ddm_ray.data.schema import (
     rows_schema,
     to_parquet,
 )
+from ddm_ray.data.sources import Encoded
 from ddm_ray.data.texts import read_null_text, texts
 from ddm_ray.errors import ConfigError, CorruptArtifact, DataError
 from ddm_ray.models.embedders import PixelEmbedder
@@ -59,7 +62,9 @@ def decoded(config: RunConfig, num_rows: int = 5, conditions: list[Any] | None =
     pixels_NHWC.flags.writeable = False  # as of a buffer that another process wrote
     ids = [f"row-{number}" for number in range(num_rows)]
     labels: list[Any] = conditions or [number % 4 for number in range(num_rows)]
-    return DecodedRows(ids, [f"{number:064x}" for number in range(num_rows)], labels, pixels_NHWC, [])
+    thumbnails = None if config.data.latents is None else [thumbnail(pixels_HWC) for pixels_HWC in pixels_NHWC]
+    hashes = [f"{number:064x}" for number in range(num_rows)]
+    return DecodedRows(ids, hashes, labels, pixels_NHWC, [], thumbnails=thumbnails)
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +178,23 @@ def test_latents_and_texts_are_the_networks_own(folders: dict[str, str]) -> None
     null = embed.null_text()
     assert null is not None
     assert_close(read_null_text(null, "here", run.data.text), encoder.null())
+
+
+def test_thumbnails_are_made_where_images_are_decoded(folders: dict[str, str]) -> None:
+    """For latents alone, of usable rows, in their order; by threads or without."""
+    latents, pixels = config(**text_data(folders)), config()
+    size = latents.data.decoded_shape[1:]
+    shades = [np.full((*size, 3), shade, np.uint8) for shade in (0, 90, 250)]
+    rows = [Encoded(f"{number}", png(pixels_HWC), "a cat") for number, pixels_HWC in enumerate(shades)]
+    rows.insert(1, Encoded("damaged", b"no image", "a cat"))
+    with ThreadPoolExecutor(2) as pool:
+        for made in (decode_rows(rows, latents.data), decode_rows(rows, latents.data, pool)):
+            assert made.ids == ["0", "1", "2"] and made.thumbnails is not None
+            assert made.thumbnails == [thumbnail(pixels_HWC) for pixels_HWC in made.pixels_NHWC]
+            assert [Image.open(io.BytesIO(data)).getpixel((0, 0)) for data in made.thumbnails] == [
+                (shade, shade, shade) for shade in (0, 90, 250)
+            ]
+    assert decode_rows(rows, pixels.data).thumbnails is None
 
 
 def test_mirror_images_are_encoded_as_images_are(folders: dict[str, str]) -> None:
