@@ -5,6 +5,9 @@ import click
 from ddm_ray.cli.command import main, say
 from ddm_ray.errors import ConfigError
 
+GPU = "NVIDIA H100 80GB HBM3"
+EXPECTED_MFU = 0.4
+"""Share of a GPU's peak that days are told for; estimated, not measured: benchmarks/gpu_counts.py."""
 PAGE = """\
 # The configuration of a run
 
@@ -40,6 +43,8 @@ def recipes(context: click.Context) -> None:
 def show(name: str) -> None:
     """Print the recipe NAME as YAML, and the sizes of its networks as comments below it.
 
+    Of one that trains in bf16 also the days that each takes, by its FLOPs, at 40 % of an H100's peak.
+
     \b
       ddm recipes show photos-cpu
     """
@@ -47,15 +52,29 @@ def show(name: str) -> None:
 
     click.echo(recipe_text(name).rstrip())
     from ddm_ray.models import weights
-    from ddm_ray.models.flops import num_parameters, training_bytes
+    from ddm_ray.models.flops import num_parameters, training_bytes, training_flops_per_row
     from ddm_ray.models.spec import spec_of
+    from ddm_ray.train.hardware import named_peak
 
     config = load_recipe(name)
-    for kind, number in (("expert", config.partition.num_clusters), ("router", 1)):
+    peak, tokens = named_peak(GPU, "bf16"), 0 if config.data.text is None else config.data.text.tokens
+    assert peak is not None
+    for kind, number, train in (
+        ("expert", config.partition.num_clusters, config.expert.train),
+        ("router", 1, config.router.train),
+    ):
         network = weights.build(spec_of(config, kind), "meta")
         memory = f"{training_bytes(network) / 2**20:,.0f} MiB of memory for weights and optimizer as it trains"
         many = f"{number} x " if number > 1 else ""
         say(f"# {kind}: {many}{num_parameters(network):,} parameters, {memory}{' each' if many else ''}")
+        if train.precision == "bf16":
+            rows = train.steps * (train.global_batch // number)
+            flops = rows * training_flops_per_row(network, config.data.shape, tokens)
+            hours = flops / (EXPECTED_MFU * peak) / 3600
+            time = (
+                f"{hours / 24:.0f} days" if hours > 72 else f"{hours:.1g} hours" if hours < 1 else f"{hours:.0f} hours"
+            )
+            say(f"#   {flops:.1e} FLOPs{' each' if many else ''}: {time} of one H100 at {EXPECTED_MFU:.0%} of its peak")
 
 
 @main.command()

@@ -7,10 +7,10 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from ddm_ray.config import DataConfig, RunConfig, load_recipe, recipe_names
+from ddm_ray.config import DataConfig, RunConfig, TrainConfig, load_recipe, recipe_names
 from ddm_ray.core.condition import Condition, Text
 from ddm_ray.models import weights
-from ddm_ray.models.flops import num_parameters, training_bytes, weights_bytes
+from ddm_ray.models.flops import num_parameters, training_bytes, training_flops_per_row, weights_bytes
 from ddm_ray.models.spec import denoiser_spec, router_spec
 
 GIB = 2**30
@@ -73,6 +73,18 @@ def test_a_recipes_networks_map_its_images(name: str) -> None:
 def test_parameters_are_counted(name: str) -> None:
     _, expert, router = built(name)
     assert (num_parameters(expert), num_parameters(router)) == (COUNTS[name].expert, COUNTS[name].router)
+
+
+@pytest.mark.parametrize("name", ["imagenet256-k8", "laion256-k8"])
+def test_the_router_adds_the_papers_share_of_flops(name: str) -> None:
+    """4 % of the experts' (paper, section 4)."""
+    config, expert, router = built(name)
+    tokens = 0 if config.data.text is None else config.data.text.tokens
+
+    def flops(network: nn.Module, train: TrainConfig) -> int:
+        return train.steps * train.global_batch * training_flops_per_row(network, config.data.shape, tokens)
+
+    assert flops(router, config.router.train) / flops(expert, config.expert.train) == pytest.approx(0.04, abs=0.002)
 
 
 @pytest.mark.parametrize("name", recipe_names())
