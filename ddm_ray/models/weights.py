@@ -6,6 +6,7 @@ A spec may say under "flow" which path and prediction its network was trained fo
 import importlib
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from inspect import Parameter, signature
 from typing import Any, Protocol
 
@@ -44,10 +45,11 @@ def describe(model: Configured) -> dict[str, Any]:
     return {"class": type(model).__name__, "config": dict(model.config)}
 
 
-def build(spec: dict[str, Any], device: str = "cpu") -> nn.Module:
+def build(spec: dict[str, Any], device: str = "cpu", filled: bool = True) -> nn.Module:
     """A freshly initialised model of this spec; CorruptArtifact if the spec isn't one of ours.
 
-    On device "meta" it has shapes and names but no memory: enough to count, and to plan.
+    On device "meta" it has shapes and names but no memory: enough to count, and to plan. Not `filled`, its parameters
+    are whatever memory holds: for who reads all of them next.
     """
     name, config = spec.get("class"), spec.get("config")
     if name not in MODELS or not isinstance(config, dict):
@@ -63,7 +65,7 @@ def build(spec: dict[str, Any], device: str = "cpu") -> nn.Module:
     if device == "meta":
         return model
     # Outside: running out of memory says nothing about the spec.
-    with torch.device(device):
+    with torch.device(device), nullcontext() if filled else _Unfilled():
         return model_class(**config)
 
 
@@ -92,10 +94,14 @@ def most_bytes(spec: dict[str, Any]) -> int:
 
 
 class _Unfilled(TorchFunctionMode):
-    """Leaves tensors as torch.nn.init finds them: to draw numbers without memory, torch loads its compiler for 2 s."""
+    """Leaves tensors as torch.nn.init finds them.
+
+    To draw numbers without memory torch loads its compiler for 2 s; with memory 3B of them take 24 s.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__module__", None) == nn.init.__name__:
+        # Some of its functions are looked up themselves, of others what they call.
+        if getattr(func, "__module__", None) == nn.init.__name__ or func in (Tensor.uniform_, Tensor.normal_):
             return args[0] if args else kwargs["tensor"]
         return func(*args, **(kwargs or {}))
 

@@ -65,11 +65,11 @@ class TrainJob:
             steps=train.steps,
         )
 
-    def build(self) -> nn.Module:
-        """The model at its seeded initialisation."""
+    def build(self, filled: bool = True) -> nn.Module:
+        """The model at its seeded initialisation; not `filled`: see `weights.build`."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(stream(self.train.seed, INITIAL, *self.key).integers(2**32)))
-            return weights.build(self.spec)
+            return weights.build(self.spec, filled=filled)
 
     def placed(self, placement: TrainPlacement) -> "TrainJob":
         """The job as its workers compute it: those who read stored targets ask nobody."""

@@ -82,8 +82,8 @@ def _train(
     placement: TrainPlacement,
     notice: Callable[[], bool],
 ) -> None:
-    def make() -> Engine:
-        return Engine(job.build(), job.train, placement)
+    def make(filled: bool = False) -> Engine:
+        return Engine(job.build(filled), job.train, placement)
 
     def begin() -> Engine:
         return Engine(first_model(run, job), job.train, placement)
@@ -94,7 +94,7 @@ def _train(
         ExitStack() as stack,
     ):
         if attempt.searches:
-            find_micro_batch(job, loader, make, attempt, placement, watchdog, teacher)
+            find_micro_batch(job, loader, partial(make, True), attempt, placement, watchdog, teacher)
         batches = stack.enter_context(
             closing(RankBatches(job, loader, dist.get_rank(), dist.get_world_size(), attempt.micro_batch, teacher))
         )
