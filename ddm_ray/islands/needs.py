@@ -23,7 +23,7 @@ from ddm_ray.train.heldout import Schedule
 from ddm_ray.train.job import TrainJob, train_job
 from ddm_ray.train.sizes import FileSizes
 
-_FP32_RECORDS, _GPU_TEMPORARIES, _GRADIENT = 16, 12, 4
+_FP32_RECORDS, _GRADIENT = 16, 4
 LIBRARIES_BYTES = 1.4e9
 """Memory that a training takes beside its tensors, about: of its worker, and of the controller that tends it."""
 
@@ -95,8 +95,8 @@ class ModelNeeds:
         Activations, buffers of communication and libraries come on top. None for a stage that can't be.
         """
         copy = {"bf16": 2, "fp32": 4}[self.job.train.precision]
-        # An fp32 gradient within the step; on a GPU two more tensors beside it. A CPU's copies of states lie there too.
-        within = _GPU_TEMPORARIES if use_gpu else _GRADIENT
+        # Within the step a flat gradient, and where that isn't in fp32 another. A CPU's copies of states lie there too.
+        within = _GRADIENT + (2 if copy == 2 else 0)
         sharded = _FP32_RECORDS + within + (0 if use_gpu else _FP32_RECORDS)
         each = [
             None if copy == 2 else 4 + sharded - (0 if use_gpu else _FP32_RECORDS * (1 - 1 / workers)),
