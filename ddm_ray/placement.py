@@ -42,11 +42,6 @@ class Workers(StrictModel):
         return self.max > self.min
 
 
-def backend(use_gpu: bool) -> str:
-    """Backend of a torch.distributed world: what GPUs hold goes between them, all else, as control, between CPUs."""
-    return "cpu:gloo,cuda:nccl" if use_gpu else "gloo"
-
-
 class TrainPlacement(StrictModel):
     """Placement of a training job: workers, what they ask of Ray, their memory and states. Defaults suit a laptop."""
 
@@ -169,7 +164,6 @@ class TrainPlacement(StrictModel):
     @model_validator(mode="after")
     def _blocks_can_be_compiled(self) -> Self:
         if self.compile and self.zero_stage == 3:
-            # It gathers each layer's parameters by a hook, and each hook ends a graph: in the end nothing is compiled.
             raise ValueError("compile doesn't go with zero_stage 3: choose zero_stage 1 or 2, or compile: false")
         return self
 

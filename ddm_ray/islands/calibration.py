@@ -16,7 +16,7 @@ from ddm_ray.data.loading.loader import LoadedBatch
 from ddm_ray.models import weights
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.train.batches import RankBatches
-from ddm_ray.train.consensus import Flags, Outcomes
+from ddm_ray.train.consensus import Flags, StepResults
 from ddm_ray.train.engine import Engine
 from ddm_ray.train.job import TrainJob
 from ddm_ray.train.objectives import Batch
@@ -106,12 +106,12 @@ def _speed(job: TrainJob, rows: MadeUpRows, placement: TrainPlacement, seconds: 
     # Steps of which all see as many tokens.
     alike = job.train.steps - job.train.unmasked_steps
 
-    outcomes = Outcomes()
+    results = StepResults()
 
     def take(step: int) -> None:
         loss = engine.accumulate(job.objective, batches.at(step % alike, engine.device))
         norm = engine.step(job.learning_rate(step % alike))
-        outcomes.exchange(step, loss, norm, Flags())
+        results.exchange(step, loss, norm, Flags())
 
     for step in range(WARM_STEPS):
         take(step)
@@ -119,7 +119,7 @@ def _speed(job: TrainJob, rows: MadeUpRows, placement: TrainPlacement, seconds: 
     while steps < LEAST_STEPS or time.monotonic() - began < seconds:
         take(WARM_STEPS + steps)
         steps += 1
-    outcomes.rest()
+    results.rest()
     took = time.monotonic() - began
     engine.close()
     return job.placed(placement).training_flops(1) * steps / took

@@ -224,7 +224,7 @@ def _in_batches(embed: Callable[[np.ndarray], Tensor], pixels_NHWC: np.ndarray, 
 
 
 def _precision(device: str, exact: bool) -> torch.dtype:
-    """What a network computes in: float32, or bf16 on a GPU where it needn't be exact."""
+    """Precision that a network computes in: float32, or bf16 on a GPU where it needn't be exact."""
     return torch.float32 if exact or torch.device(device).type == "cpu" else torch.bfloat16
 
 

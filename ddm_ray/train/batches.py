@@ -92,7 +92,7 @@ class RankBatches:
             yield batch_of(self._job, self._loader, step, place_B, draws), self._weight_B[part], place_B
 
     def _made_ahead(self, step: int) -> list[_Part]:
-        """Those of a step, and those of the next one begun."""
+        """Micro-batches of a step; those of the next one are begun."""
 
         def make(of: int) -> Future[list[_Part]]:
             return self._thread.submit(

@@ -8,6 +8,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 
+def backend(use_gpu: bool) -> str:
+    """Backend of a torch.distributed world: what GPUs hold goes between them, all else, as control, between CPUs."""
+    return "cpu:gloo,cuda:nccl" if use_gpu else "gloo"
+
+
 @dataclass(frozen=True)
 class Flags:
     """Facts about one rank, or about any rank of the world once they are exchanged."""
@@ -22,8 +27,8 @@ class Flags:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a step came to: its mean loss over all ranks, and the norm of its gradient."""
+class StepResult:
+    """A step's mean loss over all ranks, and the norm of its gradient."""
 
     step: int
     loss: float
@@ -35,14 +40,14 @@ class Outcome:
         return math.isfinite(self.loss) and math.isfinite(self.norm)
 
 
-class Outcomes:
-    """Outcomes of steps as they are known: on a GPU once the next step is given to it, so that it never runs dry."""
+class StepResults:
+    """Results of steps as they are known: on a GPU once the next step is given to it, so that it never runs dry."""
 
     def __init__(self) -> None:
         self._under_way: _Reading | None = None
 
-    def exchange(self, step: int, loss: Tensor, norm: Tensor, flags: Flags) -> tuple[list[Outcome], Flags]:
-        """Outcomes that weren't known before this step was under way, and the flags that any rank raises.
+    def exchange(self, step: int, loss: Tensor, norm: Tensor, flags: Flags) -> tuple[list[StepResult], Flags]:
+        """Results that weren't known before this step was under way, and the flags that any rank raises.
 
         `loss` (this rank's part) and `norm` are scalars on the device. Every rank must call it.
         """
@@ -50,15 +55,15 @@ class Outcomes:
         self._under_way = reading if reading.copied else None
         return self._known(before if reading.copied else reading, flags)
 
-    def rest(self) -> list[Outcome]:
-        """What isn't known yet, waiting for it. Every rank must call it."""
+    def rest(self) -> list[StepResult]:
+        """Wait for what isn't known yet. Every rank must call it."""
         before, self._under_way = self._under_way, None
         return self._known(before, Flags())[0] if before else []
 
-    def _known(self, reading: "_Reading | None", flags: Flags) -> tuple[list[Outcome], Flags]:
+    def _known(self, reading: "_Reading | None", flags: Flags) -> tuple[list[StepResult], Flags]:
         loss, norm = reading.values() if reading else (0.0, 0.0)
         mean, flags = exchange(loss, flags)
-        return [Outcome(reading.step, mean, norm)] if reading else [], flags
+        return [StepResult(reading.step, mean, norm)] if reading else [], flags
 
 
 class _Reading:

@@ -8,10 +8,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ddm_ray.placement import TrainPlacement, backend
+from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.patience import PATIENT, Patience
 from ddm_ray.train import worker
+from ddm_ray.train.consensus import backend
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import Store
 from ddm_ray.train.attempt import TrainAttempt
 from ddm_ray.train.batches import RankBatches, Teacher
-from ddm_ray.train.consensus import Flags, Outcomes
+from ddm_ray.train.consensus import Flags, StepResults
 from ddm_ray.train.engine import Engine, own_device
 from ddm_ray.train.hardware import ranks_here
 from ddm_ray.train.heldout import HeldoutLoss, Schedule
@@ -106,7 +106,7 @@ def _train(
         meter = Meter(job.placed(placement), before, engine.device, dist.get_world_size(), measured)
         meter.unmeasured = unmeasured
         clock = SaveClock(placement.minutes_between_states, time.monotonic(), placement.checkpoint_steps is None)
-        outcomes = Outcomes()
+        results = StepResults()
         for step in range(before.step, job.train.steps):
             done = step + 1
             if job.masking(step) != job.masking(step - 1):
@@ -121,13 +121,13 @@ def _train(
                 leaving = notice() or attempt.stopped
                 hopeless = saver.hopeless
                 flags = Flags(leaving, saver.writing, saver.busy, saver.refused, hopeless, attempt.overtaken, due)
-                known, any_rank = outcomes.exchange(step, loss, norm, flags)
+                known, any_rank = results.exchange(step, loss, norm, flags)
                 milestone = _due(done, placement.milestone_steps)
                 owed = owed or any_rank.due or _due(done, placement.checkpoint_steps)
                 saves = done < job.train.steps and (milestone or (owed and not any_rank.saving))
                 measures = heldout is not None and heldout.schedule.due(done)
                 if saves or measures or any_rank.leaving or done == job.train.steps:
-                    known += outcomes.rest()
+                    known += results.rest()
             if any_rank.overtaken:
                 attempt.give_way(done)  # before a state is committed that nobody goes on from
             if not any_rank.saving:
@@ -135,13 +135,13 @@ def _train(
             saver.go_on(any_rank.writing, any_rank.refused)
             if any_rank.hopeless:
                 attempt.end_unsaved(done)
-            if wrong := next((outcome for outcome in known if not outcome.finite), None):
+            if wrong := next((result for result in known if not result.finite), None):
                 raise TrainingError(
                     f"loss {wrong.loss} with gradient norm {wrong.norm} at step {wrong.step}; begin a run with a lower"
                     " learning_rate"
                 )
             # Not `any`, which would leave the others uncounted.
-            if max([meter.step(outcome.loss, outcome.norm) for outcome in known], default=False) or attempt.untold:
+            if max([meter.step(result.loss, result.norm) for result in known], default=False) or attempt.untold:
                 attempt.tell(meter.tell())
             if heldout is not None and measures:  # who leaves, too: else the curve lacks it
                 attempt.phase("measuring", meter.tell())

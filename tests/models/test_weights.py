@@ -88,17 +88,17 @@ def test_a_flow_beside_the_config_is_for_others() -> None:
 def test_numbers_that_are_read_next_are_not_drawn(make) -> None:
     """Tables that no file has are there all the same."""
     spec = describe(make())
-    whole = build(spec)
+    filled = build(spec)
     before = torch.random.get_rng_state()
     empty = build(spec, filled=False)
     assert torch.equal(torch.random.get_rng_state(), before)
     assert {name: each.shape for name, each in empty.named_parameters()} == {
-        name: each.shape for name, each in whole.named_parameters()
+        name: each.shape for name, each in filled.named_parameters()
     }
-    for ours, theirs in zip(empty.buffers(), whole.buffers(), strict=True):
+    for ours, theirs in zip(empty.buffers(), filled.buffers(), strict=True):
         assert torch.equal(ours, theirs)
-    empty.load_state_dict(whole.state_dict())
-    assert to_bytes(empty, spec) == to_bytes(whole, spec)
+    empty.load_state_dict(filled.state_dict())
+    assert to_bytes(empty, spec) == to_bytes(filled, spec)
 
 
 def test_on_the_meta_device_there_are_shapes_but_no_memory() -> None:

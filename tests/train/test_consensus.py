@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from ddm_ray.train.consensus import Flags, Outcome, Outcomes, exchange
+from ddm_ray.train.consensus import Flags, StepResult, StepResults, exchange
 from tests.pretend_streams import pretended
 
 RANKS = """
@@ -45,30 +45,30 @@ def scalar(value: float, device: str) -> torch.Tensor:
 
 
 def test_on_a_cpu_a_step_is_known_at_once(world_of_one: None) -> None:
-    outcomes = Outcomes()
+    results = StepResults()
     for step in range(3):
-        known, flags = outcomes.exchange(step, scalar(0.5 + step, "cpu"), scalar(2.0, "cpu"), Flags(due=step == 1))
-        assert known == [Outcome(step, 0.5 + step, 2.0)] and flags == Flags(due=step == 1)
-    assert outcomes.rest() == []
+        known, flags = results.exchange(step, scalar(0.5 + step, "cpu"), scalar(2.0, "cpu"), Flags(due=step == 1))
+        assert known == [StepResult(step, 0.5 + step, 2.0)] and flags == Flags(due=step == 1)
+    assert results.rest() == []
 
 
 def test_on_a_gpu_a_step_is_known_once_the_next_one_is_under_way(world_of_one: None) -> None:
     """The host waits for the step before alone, and flags are of now."""
     with pretended() as gpu:
-        outcomes, known = Outcomes(), list[Outcome]()
+        results, known = StepResults(), list[StepResult]()
         for step in range(3):
             waits = gpu.waits.total()
-            outcome, flags = outcomes.exchange(
+            outcome, flags = results.exchange(
                 step, scalar(0.5 + step, "meta"), scalar(2.0, "meta"), Flags(due=step == 1)
             )
             assert flags == Flags(due=step == 1)
             assert gpu.waits.total() - waits == (1 if step else 0), gpu.waits
             known += outcome
-            assert known == [Outcome(done, 0.5 + done, 2.0) for done in range(step)]
-        assert outcomes.rest() == [Outcome(2, 2.5, 2.0)]
-        assert outcomes.rest() == []
+            assert known == [StepResult(done, 0.5 + done, 2.0) for done in range(step)]
+        assert results.rest() == [StepResult(2, 2.5, 2.0)]
+        assert results.rest() == []
 
 
 @pytest.mark.parametrize(("loss", "norm", "finite"), [(1.0, 2.0, True), (math.nan, 2.0, False), (1.0, math.inf, False)])
-def test_an_outcome_that_training_ends_by(loss: float, norm: float, finite: bool) -> None:
-    assert Outcome(0, loss, norm).finite is finite
+def test_a_result_that_training_ends_by(loss: float, norm: float, finite: bool) -> None:
+    assert StepResult(0, loss, norm).finite is finite

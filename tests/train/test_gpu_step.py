@@ -12,7 +12,7 @@ from ddm_ray.data.loading.loader import Loader
 from ddm_ray.storage.graph import ROUTER, Artifact, expert
 from ddm_ray.storage.run import Run
 from ddm_ray.train.batches import RankBatches
-from ddm_ray.train.consensus import Flags, Outcome, Outcomes
+from ddm_ray.train.consensus import Flags, StepResult, StepResults
 from ddm_ray.train.job import TrainJob, train_job
 from ddm_ray.train.optimizer import AdamWithEMA
 from tests.pretend_gpu import PretendGPU
@@ -32,11 +32,11 @@ def move(model: nn.Module, device: torch.device) -> None:
             module._buffers[name] = None if buffer is None else buffer.to(device)
 
 
-def outcomes_of(
+def results_of(
     model: nn.Module, job: TrainJob, loader: Loader, device: torch.device, gpu: PretendGPU | None
-) -> list[Outcome]:
+) -> list[StepResult]:
     """What the job's steps come to: a loop as the worker's, without DeepSpeed. On `gpu` its waits are checked."""
-    outcomes, known = Outcomes(), list[Outcome]()
+    results, known = StepResults(), list[StepResult]()
     move(model, device)
     optimizer = AdamWithEMA(model.parameters(), ema_decay=0.9, clip_norm=0.1, lr=1e-2)
     with closing(RankBatches(job, loader, 0, 1, MICRO_BATCH)) as batches:
@@ -49,12 +49,12 @@ def outcomes_of(
                 total += loss.detach()
             optimizer.step()
             optimizer.zero_grad()
-            fresh, _ = outcomes.exchange(step, total, optimizer.norm, Flags())
+            fresh, _ = results.exchange(step, total, optimizer.norm, Flags())
             known += fresh
             if gpu and before is not None:
                 waits = gpu.waits - before
                 assert waits.total() == (1 if step else 0), waits
-        return known + outcomes.rest()
+        return known + results.rest()
 
 
 @pytest.mark.parametrize("artifact", [expert(1), ROUTER])
@@ -74,9 +74,9 @@ def check(run: Run, artifact: Artifact) -> None:
     job = train_job(run, artifact)
     with Loader(run, job.shards, job.train.seed, job.batch) as loader:
         model = job.build()
-        plain = outcomes_of(copy.deepcopy(model), job, loader, torch.device("cpu"), None)
+        plain = results_of(copy.deepcopy(model), job, loader, torch.device("cpu"), None)
         with pretended() as gpu:
-            ours = outcomes_of(model, job, loader, torch.device("meta"), gpu)
+            ours = results_of(model, job, loader, torch.device("meta"), gpu)
             assert not gpu.races
     for step, (one, other) in enumerate(zip(ours, plain, strict=True)):
         assert (one.step, one.loss, one.norm) == (step, pytest.approx(other.loss, rel=1e-6), pytest.approx(other.norm))

@@ -148,9 +148,9 @@ def test_ranks_that_are_overtaken_end_together_and_save_nothing(worlds: Worlds) 
     assert (first["codes"], second["codes"]) == ([1, 1], [0, 0])
     note = Attempt(run.store, EXPERT, 1).failure()
     assert note and note["error"].startswith("attempt 1 ends after step 12: attempt 2 on host ")
-    assert max(path for path in first["files"] if "0001/state/" in path and path.endswith(NAME)) <= (
-        f"attempts/0001/state/step-{10:09d}/{NAME}"
-    )
+    states = [path for path in first["files"] if "0001/state/" in path and path.endswith(NAME)]
+    # Of step 5 and 10 by now, where storage is as fast as these steps.
+    assert max(states, default="") <= f"attempts/0001/state/step-{10:09d}/{NAME}"
     assert claimed(run.store, EXPERT) == [1, 2, 3] and run.require(EXPERT).info["attempts"] == 3
     assert touched(first["files"], second["files"], [1]) == []
     assert apart(worlds.run("quiet-2"), run, EXPERT) == 0

@@ -14,8 +14,6 @@ import ray.train
 from ray.exceptions import GetTimeoutError
 from ray.train.backend import Backend, BackendConfig
 
-from ddm_ray.placement import backend
-
 # Longer than any rank may save or load: a rank that hangs at its work is its watchdog's affair.
 PATIENCE = timedelta(minutes=30)
 # Limit on how long ranks take leave of each other: next to a frozen one they never do.
@@ -83,6 +81,8 @@ def join(address: tuple[str, int] | None, use_gpu: bool) -> None:
     Raises torch's DistError if the others don't come within PATIENCE.
     """
     import torch.distributed as dist
+
+    from ddm_ray.train.consensus import backend
 
     context = ray.train.get_context()
     rank, size = context.get_world_rank(), context.get_world_size()
