@@ -4,7 +4,8 @@
 
 prepare: 4,000 small images drawn as PNG; photos: 200 JPEGs of 2 megapixels; loader: batches of a shard whose row groups
 are read again and again; state: training states of 64 MiB, of which two are kept; start: a training of one step, from
-the beginning of its process. A ratio is the median of this tree's times over that of the other's.
+the beginning of its process; steps: one of 300 steps of a DiT of width 128. A ratio is the median of this tree's times
+over that of the other's.
 """
 
 import os
@@ -18,7 +19,7 @@ from pathlib import Path
 from claims import Claim, Report, options
 
 ROOT = Path(__file__).parents[1]
-MEASURES = ("prepare", "photos", "loader", "state", "start")
+MEASURES = ("prepare", "photos", "loader", "state", "start", "steps")
 BOUND = 1.03
 
 
@@ -84,12 +85,22 @@ def state(folder: Path) -> float:
 
 def start(folder: Path) -> float:
     """Seconds of a training of one step."""
+    return _training(folder, ("expert.train.steps=1",))
+
+
+def steps(folder: Path) -> float:
+    """Seconds of a training of 300 steps."""
+    model = "expert.model={patch_size: 2, width: 128, depth: 4, heads: 4}"
+    return _training(folder, ("expert.train.steps=300", "expert.train.global_batch=64", model))
+
+
+def _training(folder: Path, settings: tuple[str, ...]) -> float:
     began = time.perf_counter()
     from ddm_ray.storage.graph import expert
     from ddm_ray.train import local
     from tests.random_run import make_data
 
-    url = make_data(str(folder / "run"), settings=("expert.train.steps=1",)).url
+    url = make_data(str(folder / "run"), settings=settings).url
     local.train(url, [expert(0)])
     return time.perf_counter() - began
 
@@ -102,7 +113,9 @@ def measure(name: str) -> None:
                 prepare(Path(folder), "shapes:4000", ("data.image_size=32", "data.channels=3", "data.num_classes=12"))
             )
         else:
-            print({"photos": photos, "loader": loader, "state": state, "start": start}[name](Path(folder)))
+            print(
+                {"photos": photos, "loader": loader, "state": state, "start": start, "steps": steps}[name](Path(folder))
+            )
 
 
 def main() -> None:
