@@ -108,7 +108,7 @@ def pretended() -> Iterator[PretendStreams]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "Stream", lambda device: Stream(gpu))
-        patch.setattr(torch.cuda, "Event", lambda enable_timing=False: Event(gpu))
+        patch.setattr(torch.cuda, "Event", lambda enable_timing=False, blocking=False: Event(gpu))
         patch.setattr(torch.cuda, "current_stream", lambda device=None: gpu.current)
         patch.setattr(torch.cuda, "stream", on)
         patch.setattr(torch.Tensor, "pin_memory", lambda tensor: gpu.pinned(tensor))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ddm_ray.config import EmbedderConfig
 from ddm_ray.core.transfer import upload
@@ -82,6 +82,8 @@ class TimmEmbedder:
             self._std_C11 = torch.tensor(expects["std"])[:, None, None].to(device)
             about = [self._size, self._mode, expects["mean"], expects["std"]]
             self.fingerprint = fingerprint_of(model, about)
+            if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+                self._dtype = torch.float32  # running means don't bear bf16
             self._model = model.eval().to(device, self._dtype)
             self.dim = _probe(self)
         except Exception as error:  # timm passes on whatever its hub, readers and models raise
@@ -217,9 +219,11 @@ class InceptionEmbedder:
 
 def _in_batches(embed: Callable[[np.ndarray], Tensor], pixels_NHWC: np.ndarray, size: int) -> np.ndarray:
     """embeddings_ND float32 of all rows, embedded so many at a time; a GPU is waited for once, in the end."""
-    # Copies: Ray's arrays can't be written to, and torch warns of them.
-    parts = [embed(np.array(rgb(pixels_NHWC[rows]))) for rows in batches(len(pixels_NHWC), size)]
-    embeddings_ND: np.ndarray = torch.cat(parts).float().cpu().numpy()
+    # fp32 is fp32: by itself cuDNN would round what it convolves to TF32's 10 bits.
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        # Copies: Ray's arrays can't be written to, and torch warns of them.
+        parts = [embed(np.array(rgb(pixels_NHWC[rows]))) for rows in batches(len(pixels_NHWC), size)]
+        embeddings_ND: np.ndarray = torch.cat(parts).float().cpu().numpy()
     return embeddings_ND
 
 

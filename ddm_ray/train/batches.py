@@ -1,9 +1,11 @@
 """A rank's part of each global batch: the same rows in the same views, noise, times and so on at any world size."""
 
 import math
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from itertools import islice
 from typing import Protocol
 
 import torch
@@ -70,15 +72,19 @@ class RankBatches:
         self._place = place % job.batch
         self._micro_batch = micro_batch
         self._thread = ThreadPoolExecutor(1, "batches")
-        self._ahead: dict[int, Future[list[_Part]]] = {}
+        self._ahead: dict[int, Future[deque[_Part]]] = {}
 
     def close(self) -> None:
-        """End the thread that reads ahead."""
-        self._thread.shutdown(cancel_futures=True)
+        """End the thread that reads ahead, once it has read what it is about."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def at(self, step: int, device: torch.device) -> Iterator[tuple[Batch, Tensor]]:
-        """The micro-batches of global step `step`, each with the weight_B that its losses are summed with."""
-        for batch, weight_B, place_B in self._parts(step) if device.type == "cpu" else self._made_ahead(step):
+    def at(self, step: int, device: torch.device, most: int | None = None) -> Iterator[tuple[Batch, Tensor]]:
+        """The micro-batches of global step `step`, each with the weight_B that its losses are summed with.
+
+        `most`: so many of them alone, and nothing is made ahead.
+        """
+        ahead = device.type != "cpu" and most is None
+        for batch, weight_B, place_B in self._made_ahead(step) if ahead else islice(self._parts(step), most):
             batch = batch.to(device)
             if self._teacher is not None:
                 batch = self._teacher.taught(batch, step, place_B)
@@ -91,19 +97,20 @@ class RankBatches:
             place_B = self._place[part]
             yield batch_of(self._job, self._loader, step, place_B, draws), self._weight_B[part], place_B
 
-    def _made_ahead(self, step: int) -> list[_Part]:
+    def _made_ahead(self, step: int) -> Iterator[_Part]:
         """Micro-batches of a step; those of the next one are begun."""
 
-        def make(of: int) -> Future[list[_Part]]:
+        def make(of: int) -> Future[deque[_Part]]:
             return self._thread.submit(
-                lambda: [
+                lambda: deque(
                     (batch.pin_memory(), weight_B.pin_memory(), place) for batch, weight_B, place in self._parts(of)
-                ]
+                )
             )
 
         made = (self._ahead.pop(step, None) or make(step)).result()
         self._ahead = {step + 1: make(step + 1)} if step + 1 < self._job.train.steps else {}
-        return made
+        while made:  # each is given back once it is used
+            yield made.popleft()
 
     def _order(self, step: int) -> Tensor:
         """The order in which this rank takes its share's rows."""

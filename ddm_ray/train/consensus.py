@@ -74,7 +74,7 @@ class _Reading:
         self.copied: torch.cuda.Event | None = None
         if loss.device.type != "cpu":
             self._values = torch.empty(2, dtype=torch.float64).pin_memory().copy_(self._values, non_blocking=True)
-            self.copied = torch.cuda.Event()
+            self.copied = torch.cuda.Event(blocking=True)  # the others' threads need the processor
             self.copied.record(torch.cuda.current_stream(loss.device))
 
     def values(self) -> tuple[float, float]:

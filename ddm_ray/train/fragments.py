@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -41,19 +41,25 @@ def reduce_nothing(wrapped: Any) -> None:
         wrapped.optimizer.average_tensor = lambda *_, **__: None
 
 
+class Copying(Protocol):
+    """Whoever copies shards beside training."""
+
+    def settle(self) -> None: ...
+
+
 class Shards:
     """One rank's fp32 partitions of a model under DeepSpeed, and the model's copies of them that compute."""
 
     def __init__(self, wrapped: Any, optimizer: torch.optim.Optimizer):
         self._wrapped, self._optimizer = wrapped, optimizer
         self._stage: int = wrapped.zero_optimization_stage()
-        self.copied: torch.cuda.Event | None = None  # once a stream has copied them as they are
+        self.being_copied: Copying | None = None
 
     def settle(self) -> None:
         """Have what the device is given from here on wait for a copy that is being made: shards may change then."""
-        if self.copied:
-            torch.cuda.current_stream().wait_event(self.copied)
-        self.copied = None
+        if self.being_copied:
+            self.being_copied.settle()
+        self.being_copied = None
 
     @property
     def partitions(self) -> list[Tensor]:

@@ -5,7 +5,6 @@ import math
 import os
 import resource
 from collections.abc import Callable
-from itertools import islice
 
 import torch
 import torch.distributed as dist
@@ -72,9 +71,9 @@ def _trial(
         attempt.micro_batch = rows
         memory.begin()
         # The last step is one of those with the most tokens; the second micro-batch finds the first one's gradients.
-        batches = RankBatches(job, loader, rank, world, rows, teacher).at(job.train.steps - 1, engine.device)
+        batches = RankBatches(job, loader, rank, world, rows, teacher).at(job.train.steps - 1, engine.device, most=2)
         with attempt.catch_oom(), watchdog.step():
-            engine.accumulate(job.objective, islice(batches, 2))
+            engine.accumulate(job.objective, batches)
             engine.step(0.0)
         watchdog.forget()  # more rows take longer
         used: list[float] = [0.0] * world

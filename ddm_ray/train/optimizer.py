@@ -54,10 +54,12 @@ class AdamWithEMA(torch.optim.AdamW):
             return
         norm = self._norm([shard.grad for shard in shards])
         finite = norm.isfinite()
-        self.norm, factor = torch.where(finite, norm, torch.inf), (self.clip_norm / (norm + 1e-6)).clamp(max=1.0)
+        self.norm = torch.where(finite, norm, torch.inf)
+        # In the gradients' own precision: by another they are multiplied one by one.
+        factor = (self.clip_norm / (norm + 1e-6)).clamp(max=1.0).float()
         if self._compiled_update is not None:
             for group in self.param_groups:
-                self._update(group, factor.float(), finite)
+                self._update(group, factor, finite)
             return
         torch._foreach_mul_([shard.grad for shard in shards], factor)
         self.found_inf = (~finite).float()  # torch's own step heeds it

@@ -199,7 +199,7 @@ class StateSaver:
     def _take(self, engine: "Engine") -> None:
         self._snapshot = self._snapshot or Snapshot(engine.shards.owned())
         self._snapshot.take()
-        engine.shards.copied = self._snapshot.copied
+        engine.shards.being_copied = self._snapshot
 
     def _tried(self, work: Callable[[], None], step: int) -> bool:
         """Do this rank's part of a state; True if it could be done, else a warning is printed."""

@@ -1,5 +1,7 @@
 """A copy in memory of what a rank holds of a training state, taken while training goes on, and written from there."""
 
+from threading import Event
+
 import torch
 from torch import Tensor
 
@@ -30,8 +32,8 @@ class Part:
 class Snapshot:
     """Memory for a copy of what a rank owns, used again for every state. `take` is all that training waits for.
 
-    On a GPU nobody waits for it: a stream of its own copies, and `copied` is recorded once it has. What is copied may
-    not change before.
+    On a GPU it waits for nothing: whoever writes has a stream copy, beside the next step's passes. What is copied may
+    change once the device has waited for that (`settle`).
     """
 
     def __init__(self, fragments: list[Fragment]):
@@ -44,9 +46,11 @@ class Snapshot:
                 self.parts.append(Part(record, number, pieces, pinned=self._device.type != "cpu"))
                 self._sources += [one.records[record] for one in group]
         self._copies = [view for part in self.parts for view in part.views]
-        self.copied: torch.cuda.Event | None = None
-        self._stream: torch.cuda.Stream | None = None
         self._prints_R = torch.zeros(len(RECORDS), dtype=torch.int64)
+        self._computed: torch.cuda.Event | None = None
+        self._copied: torch.cuda.Event | None = None
+        self._given = Event()  # to the device, by whoever writes
+        self._stream: torch.cuda.Stream | None = None
 
     @torch.no_grad()
     def take(self) -> None:
@@ -56,16 +60,32 @@ class Snapshot:
         if self._device.type == "cpu":
             torch._foreach_copy_(self._copies, self._sources)
             return
-        computed, self.copied = torch.cuda.Event(), torch.cuda.Event()
-        computed.record(torch.cuda.current_stream(self._device))
-        self._stream = self._stream or torch.cuda.Stream(self._device)
-        self._stream.wait_event(computed)
-        with torch.cuda.stream(self._stream):
-            torch._foreach_copy_(self._copies, self._sources, non_blocking=True)
-            # Where memory is fast: by a CPU they take longer than all else of a state.
-            self._prints_R = torch.empty(len(RECORDS), dtype=torch.int64).pin_memory()
-            self._prints_R.copy_(self._fingerprints(self._sources), non_blocking=True)
-            self.copied.record(self._stream)
+        self._given.clear()
+        self._computed, self._copied = torch.cuda.Event(), torch.cuda.Event(blocking=True)
+        self._computed.record(torch.cuda.current_stream(self._device))
+
+    def settle(self) -> None:
+        """Have what the device is given from here on wait until all is copied, which `write` must be about."""
+        if self._copied:
+            self._given.wait()
+            torch.cuda.current_stream(self._device).wait_event(self._copied)
+
+    @torch.no_grad()
+    def _copy(self) -> None:
+        """Copy by a stream of its own, and wait for it. Not by the training's thread: a device's queue has an end."""
+        assert self._computed and self._copied
+        try:
+            self._stream = self._stream or torch.cuda.Stream(self._device)
+            self._stream.wait_event(self._computed)
+            with torch.cuda.stream(self._stream):
+                torch._foreach_copy_(self._copies, self._sources, non_blocking=True)
+                # Where memory is fast: by a CPU they take longer than all else of a state.
+                self._prints_R = torch.empty(len(RECORDS), dtype=torch.int64).pin_memory()
+                self._prints_R.copy_(self._fingerprints(self._sources), non_blocking=True)
+                self._copied.record(self._stream)
+        finally:
+            self._given.set()
+        self._copied.synchronize()
 
     def _fingerprints(self, tensors: list[Tensor]) -> Tensor:
         """Fingerprints by record, of the values that pieces have in these tensors; see `fingerprint`."""
@@ -77,8 +97,8 @@ class Snapshot:
 
     def write(self, store: Store, prefix: str) -> None:
         """Write the copy's parts below `prefix/`, and last the index that says so."""
-        if self.copied:
-            self.copied.synchronize()
+        if self._copied and not self._given.is_set():
+            self._copy()
         parts = {}
         for part in self.parts:
             store.write(f"{prefix}/{part.name}", part.data)

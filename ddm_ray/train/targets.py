@@ -278,7 +278,10 @@ class StoredTargets:
         position_B = step * self._batch + place_B
         index_B = torch.searchsorted(position_N, position_B)
         assert torch.equal(position_N[index_B], position_B)
-        return replace(batch, teacher_BCHW=target_NCHW[index_B].to(batch.data_BCHW))
+        target_BCHW, like = target_NCHW[index_B], batch.data_BCHW
+        if like.device.type != "cpu":
+            target_BCHW = target_BCHW.pin_memory().to(like.device, non_blocking=True)
+        return replace(batch, teacher_BCHW=target_BCHW.to(like.dtype))
 
     def _number(self, step: int) -> int:
         return int(np.searchsorted(self._firsts, step, side="right")) - 1

@@ -81,3 +81,13 @@ def check(run: Run, artifact: Artifact) -> None:
     for step, (one, other) in enumerate(zip(ours, plain, strict=True)):
         assert (one.step, one.loss, one.norm) == (step, pytest.approx(other.loss, rel=1e-6), pytest.approx(other.norm))
     assert len({outcome.loss for outcome in plain}) == STEPS
+
+
+def test_a_trial_makes_no_more_than_it_takes(tmp_path: Path, world_of_one: None) -> None:
+    """Else each size that is tried would pin a whole share of its own."""
+    run = make_data(str(tmp_path / "run"), settings=SIZE, num_rows=50)
+    job = train_job(run, expert(1))
+    with Loader(run, job.shards, job.train.seed, job.batch) as loader, pretended():
+        batches = RankBatches(job, loader, 0, 1, 1)
+        assert len([*batches.at(1, torch.device("meta"), most=2)]) == 2
+        assert not batches._ahead and job.batch > 2

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 from zlib import crc32
@@ -199,18 +200,38 @@ def test_on_a_gpu_training_goes_on_while_a_stream_copies(tmp_path: Path, settled
         gpu.waits.clear()
         snapshot.take()
         assert not gpu.waits, "training would stand still"
+        # By a thread of its own in training, where this mode of torch's isn't.
+        snapshot.write(ours, f"{PREFIX}/{state.RANK.format(0)}")
+        assert [place.partition(":")[0] for place in gpu.waits] == ["event, train/snapshot.py"], "the writer's"
         wrapped: Any = SimpleNamespace(zero_optimization_stage=lambda: 1)
         shards = Shards(wrapped, torch.optim.SGD([torch.zeros(1, requires_grad=True)]))
-        shards.copied = snapshot.copied
+        shards.being_copied = snapshot
         if settled:
             shards.settle()
         held[0].records["ema"].mul_(2.0)
         assert bool(gpu.races) is not settled
-        assert not gpu.waits
-    snapshot.write(ours, f"{PREFIX}/{state.RANK.format(0)}")
+        assert gpu.waits.total() == 1
     assert {name: ours.read(f"{PREFIX}/{name}") for name in ours.sizes(PREFIX)} == {
         name: plain.read(f"{PREFIX}/{name}") for name in plain.sizes(PREFIX)
     }
+
+
+def test_whoever_changes_what_is_copied_waits_until_the_device_was_told(tmp_path: Path) -> None:
+    """Else it would be told to wait for a copy that isn't begun."""
+    with pretended() as gpu:
+        snapshot = Snapshot(on_gpu(fragments({name: [] for name in SIZES}, 0, values())))
+        snapshot.take()
+        changer = Thread(target=snapshot.settle)
+        changer.start()
+        changer.join(0.2)
+        assert changer.is_alive()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "_foreach_copy_", lambda *_, **__: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                snapshot.write(Store(str(tmp_path)), PREFIX)
+        changer.join(30)
+        assert not changer.is_alive(), "also where it can't be copied"
+        assert not gpu.races
 
 
 @pytest.mark.parametrize("size", [{"width": 1152, "depth": 28, "heads": 16}, {"width": 2048, "depth": 40, "heads": 32}])

@@ -94,11 +94,24 @@ def join(address: tuple[str, int] | None, use_gpu: bool) -> None:
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     else:
         os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed, which isn't loaded yet, would take any GPU that it sees
+    if size > 1 and (interface := interface_of(ray.util.get_node_ip_address())):
+        # By itself gloo takes the one that the host's own name stands for, which others may not reach.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     if address is None:
         store: dist.Store = dist.HashStore()
     else:
         store = _opened.pop("store", None) or dist.TCPStore(*address, size, timeout=PATIENCE)
     dist.init_process_group(backend(use_gpu), store=store, rank=rank, world_size=size, timeout=PATIENCE)
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface that has this address; None if none has, as behind some clouds' own."""
+    import psutil
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address == address for each in addresses):
+            return str(name)
+    return None
 
 
 def leave() -> None:

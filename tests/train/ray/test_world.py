@@ -30,6 +30,7 @@ def worker(monkeypatch: pytest.MonkeyPatch, rank: int, size: int) -> dict[str, A
     )
     for name in ("DS_ACCELERATOR", "RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, "stale")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "one's own")
     monkeypatch.delenv(NCCL, raising=False)
     return begun
 
@@ -48,6 +49,7 @@ def test_two_workers_meet_where_the_first_one_says(
     assert second["store"].get("key") == b"value"
     assert first["store"].timeout == second["store"].timeout == first["timeout"] == world.PATIENCE
     assert [os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")] == [*"1201"]
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "one's own"
     assert os.environ.get(NCCL) == ("1" if use_gpu else None)
     assert os.environ["DS_ACCELERATOR"] == ("stale" if use_gpu else "cpu"), "not on a GPU that it sees"
 
@@ -66,3 +68,8 @@ def test_a_worker_trains_on_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None
         assert chosen == [torch.device("cuda:1")]
     with world.World(use_gpu=False).train_func_context():
         assert len(chosen) == 1
+
+
+def test_gloo_talks_by_the_interface_that_ray_knows_the_node_by() -> None:
+    assert world.interface_of("127.0.0.1") == "lo"
+    assert world.interface_of("203.0.113.9") is None, "an address that others know it by alone"
