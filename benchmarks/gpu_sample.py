@@ -1,0 +1,153 @@
+"""Phases of gpu.py about sampling and preparing: mixtures beside one dense network; embedding, encoding, decoding."""
+
+import io
+import os
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from gpu_measure import PEAK, TINY, XL, median_ms, waits
+from PIL import Image
+from torch import nn
+
+from ddm_ray.config import EmbedderConfig, SamplingSettings
+from ddm_ray.data.images import decode as decode_image
+from ddm_ray.models import weights
+from ddm_ray.models.embedders import make_embedder
+from ddm_ray.models.flops import forward_flops_per_row
+from ddm_ray.models.router import Router
+from ddm_ray.sampling.request import MixtureInfo, SampleRequest
+from ddm_ray.sampling.run_models import Models
+
+if TYPE_CHECKING:
+    from gpu import Asked
+
+K, STEPS = 8, 4
+PAID = {"once": 1, "top-1": 1, "top-2": 2, "full": K}
+"""Experts that a step of each strategy asks for a row."""
+EMBEDDER, TINY_EMBEDDER = "vit_large_patch14_dinov2.lvd142m", "vit_tiny_patch16_224"
+
+
+def sampling(asked: "Asked") -> None:
+    """A step of mixtures of eight, in bf16 and fp32, beside that of one dense network on the same rows."""
+    size = TINY if asked.tiny else XL
+    small = size if asked.tiny else size | {"width": 192, "depth": 12, "heads": 3}
+    router = Router(num_experts=K, **small).eval().to(asked.device)
+    nn.init.normal_(router.head.weight, std=2.0)
+    for dtype in (torch.bfloat16, torch.float32):
+        experts = []
+        for _ in range(K):
+            network = weights.build({"class": "DiT", "config": size})
+            for parameter in network.parameters():
+                nn.init.normal_(parameter, std=0.02)
+            experts.append(network.eval().to(asked.device, dtype))
+        models = _mixture(tuple(experts), router.to(dtype), size, asked.device)
+        for images in (2,) if asked.tiny else (1, 8, 64):
+            _one_size(asked, models, images, size)
+        del experts, models
+        if asked.device == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _mixture(experts: tuple[nn.Module, ...], router: nn.Module, size: dict[str, Any], device: str) -> Models:
+    shape = (size["channels"], size["image_size"], size["image_size"])
+    prior_CK = torch.full((size["num_classes"] + 1, K), 1 / K, dtype=torch.float64)
+    return Models(MixtureInfo(K, shape, size["num_classes"], prior_CK), experts, router, device)
+
+
+def _one_size(asked: "Asked", models: Models, images: int, size: dict[str, Any]) -> None:
+    dtype, device = models.dtype, asked.device
+    of = f"{str(dtype).removeprefix('torch.')}, {images} images"
+    network = models.experts[0]
+    assert isinstance(network, nn.Module)
+    rows = 2 * images  # guidance asks twice
+    x_BCHW = torch.randn(rows, *models.info.image_shape, device=device, dtype=dtype)
+    t_B, label_B = torch.rand(rows, device=device), torch.zeros(rows, dtype=torch.int64, device=device)
+    with torch.inference_mode():
+        dense = median_ms(lambda: network(x_BCHW, t_B, label_B), device, 5)
+    asked.tell(f"{of}: a dense step", dense, "ms")
+    flops = rows * forward_flops_per_row(network, models.info.image_shape)
+    asked.tell(f"{of}: MFU of a dense step", 100 * flops / (dense / 1e3) / PEAK, "%")
+    for strategy, paid in PAID.items():
+        if dtype == torch.float32 and images > 8 and strategy != "once":
+            continue  # minutes, for what fewer images tell
+        settings = SamplingSettings.model_validate(
+            {"steps": STEPS, "guidance_scale": 3.0, "strategy": strategy, "solver": "euler"}
+        )
+        request = SampleRequest(tuple(range(images)), torch.arange(images) % size["num_classes"], settings)
+
+        def mixed(name: str = f"{of}, {strategy}", request: SampleRequest = request, paid: int = paid) -> None:
+            ms = median_ms(lambda: models.sample(request), device, 3, 1) / STEPS
+            asked.tell(f"{name}: a step", ms, "ms")
+            of_dense = paid * dense / ms
+            fast = dtype == torch.bfloat16 and paid == 1 and not asked.tiny
+            asked.tell(f"{name}: speed over {paid} dense", of_dense, "", ">= 0.95" if fast else "")
+            if device == "cuda":
+                with waits(device) as found:
+                    models.sample(request)
+                asked.tell(f"{name}: waits of a step", found.total() / STEPS)
+
+        asked.tried(f"{of}, {strategy}", mixed)
+
+
+def embed(asked: "Asked") -> None:
+    """Images a second of DINOv2-L as prepare and as evaluate call it, and of an autoencoder."""
+    import timm
+    from safetensors.torch import save_file
+
+    name, rows, side = (TINY_EMBEDDER, 4, 32) if asked.tiny else (EMBEDDER, 1024, 224)
+    pixels = np.random.default_rng(0).integers(0, 255, (rows, 256, 256, 3), np.uint8)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "embedder.safetensors"
+        save_file(timm.create_model(name, num_classes=0, img_size=side).state_dict(), file)
+        config = EmbedderConfig.model_validate(
+            {"kind": "timm", "model": name, "checkpoint": str(file), "image_size": side, "batch_size": 64}
+        )
+        for exact in (False, True):
+            embedder = make_embedder(config, None, asked.device, exact=exact)
+            speed = 1e3 * rows / median_ms(lambda e=embedder: e(pixels), asked.device, 3, 1)  # type: ignore[misc]
+            target = "" if exact or asked.tiny else ">= 2440"
+            asked.tell(f"{name}, {'exact' if exact else 'as prepare has it'}", speed, "images/s", target)
+    asked.tried("autoencoder", lambda: _autoencoder(asked))
+
+
+def _autoencoder(asked: "Asked") -> None:
+    from diffusers import AutoencoderKL
+
+    from ddm_ray.models.latents import Latents
+
+    widths = (32, 64) if asked.tiny else (128, 256, 512, 512)
+    blocks = {
+        "down_block_types": ["DownEncoderBlock2D"] * len(widths),
+        "up_block_types": ["UpDecoderBlock2D"] * len(widths),
+    }
+    model = AutoencoderKL(**blocks, block_out_channels=widths, layers_per_block=2, latent_channels=4)
+    latents = Latents(model, 1.0).to(asked.device)
+    count, side = (2, 32) if asked.tiny else (64, 256)
+    images = torch.randn(count, 3, side, side, device=asked.device)
+    speed = 1e3 * len(images) / median_ms(lambda: latents.encode(images), asked.device, 3, 1)
+    asked.tell(f"autoencoder encodes {side} x {side}", speed, "images/s", "" if asked.tiny else ">= 850")
+
+
+def decode(asked: "Asked") -> None:
+    """Images a second that all processors decode: what a GPU can be fed."""
+    count = os.cpu_count() or 1
+    with ProcessPoolExecutor(count) as pool:
+        each = list(pool.map(_decoded, [0.5 if asked.tiny else 5.0] * count))
+    asked.tell(f"{count} processors decode 500 x 375 to 256", sum(each), "images/s", "" if asked.tiny else ">= 2440")
+
+
+def _decoded(seconds: float) -> float:
+    """Photographs that this process decodes a second."""
+    noise = np.random.default_rng(0).integers(0, 255, (24, 32, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(noise).resize((500, 375), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
+    began, done = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        decode_image(file.getvalue(), (3, 256, 256))
+        done += 1
+    return done / (time.perf_counter() - began)
