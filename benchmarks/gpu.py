@@ -129,8 +129,8 @@ def run(part: str, asked: Asked, budget: float) -> None:
 
 def table(path: Path) -> str:
     """All that was told, as a Markdown table."""
-    told = [Told(**json.loads(line)) for line in path.read_text().splitlines()]
-    return "\n".join(["| phase | what | value | target | holds |", "|---|---|---|---|---|", *map(str, told)])
+    values = [Told(**json.loads(line)) for line in path.read_text().splitlines()]
+    return "\n".join(["| phase | what | value | target | holds |", "|---|---|---|---|---|", *map(str, values)])
 
 
 def main() -> None:

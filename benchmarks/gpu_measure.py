@@ -41,20 +41,20 @@ def median_ms(work: Callable[[], object], device: str, repeats: int = 10, warm: 
 @contextmanager
 def waits(device: str) -> Iterator[Counter[str]]:
     """Counts where the host waits for the GPU, by line, as torch's own mode sees it; nothing on a CPU."""
-    found: Counter[str] = Counter()
+    places: Counter[str] = Counter()
     if device != "cuda":
-        yield found
+        yield places
         return
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         try:
-            yield found
+            yield places
         finally:
             torch.cuda.set_sync_debug_mode("default")
     for each in warned:
         if "synchroniz" in str(each.message):
-            found[f"{Path(each.filename).name}:{each.lineno}"] += 1
+            places[f"{Path(each.filename).name}:{each.lineno}"] += 1
 
 
 def kernels(work: Callable[[], object]) -> dict[str, Any]:

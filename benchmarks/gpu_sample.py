@@ -87,9 +87,9 @@ def _one_size(asked: "Asked", models: Models, images: int, size: dict[str, Any])
             fast = dtype == torch.bfloat16 and paid == 1 and not asked.tiny
             asked.tell(f"{name}: speed over {paid} dense", of_dense, "", ">= 0.95" if fast else "")
             if device == "cuda":
-                with waits(device) as found:
+                with waits(device) as places:
                     models.sample(request)
-                asked.tell(f"{name}: waits of a step", found.total() / STEPS)
+                asked.tell(f"{name}: waits of a step", places.total() / STEPS)
 
         asked.tried(f"{of}, {strategy}", mixed)
 

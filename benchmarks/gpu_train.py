@@ -227,10 +227,10 @@ def _report(
     if asked.device != "cuda":
         return
     asked.tell(f"{name}: peak memory", torch.cuda.max_memory_allocated() / 2**30, "GiB")
-    with waits(asked.device) as found:
+    with waits(asked.device) as places:
         work()
-    asked.tell(f"{name}: waits of a step", found.total(), "", "<= 1" if "engine" in name else "")
-    asked.tell(f"{name}: where", dict(found.most_common(8)))
+    asked.tell(f"{name}: waits of a step", places.total(), "", "<= 1" if "engine" in name else "")
+    asked.tell(f"{name}: where", dict(places.most_common(8)))
     asked.tell(f"{name}: kernels", kernels(work))
 
 

@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 
-def told(gpu: ModuleType, folder: Path) -> list[str]:
+def lines_of(gpu: ModuleType, folder: Path) -> list[str]:
     return str(gpu.table(folder / gpu.RESULTS)).splitlines()[2:]
 
 
@@ -17,7 +17,7 @@ def test_every_phase_goes_through(world_of_one: None, tmp_path: Path, benchmark:
     for phases in gpu.PARTS.values():
         for phase in phases:
             run[phase](gpu.Asked(phase, "cpu", True, tmp_path))
-    lines = told(gpu, tmp_path)
+    lines = lines_of(gpu, tmp_path)
     assert not [line for line in lines if "Error" in line or line.endswith(" no |")]
     assert {line.split(" | ")[0].lstrip("| ") for line in lines} == {
         phase for phases in gpu.PARTS.values() for phase in phases
@@ -31,11 +31,11 @@ def test_a_phase_that_fails_costs_itself_alone(
     gpu = benchmark("gpu")
     monkeypatch.setitem(gpu.PARTS, "large", {"unknown": 60, "facts": 60})
     gpu.run("large", gpu.Asked("", "cpu", True, tmp_path), 120.0)
-    lines = told(gpu, tmp_path)
+    lines = lines_of(gpu, tmp_path)
     assert "| unknown | ended | exit status 1: KeyError: 'unknown'  | >= 0 | no |" in lines
     assert any(line.startswith("| facts | torch | 2.") for line in lines)
     gpu.run("large", gpu.Asked("", "cpu", True, tmp_path), 1.0)
-    assert told(gpu, tmp_path)[-1] == "| facts | left out | no time is left  |  |  |"
+    assert lines_of(gpu, tmp_path)[-1] == "| facts | left out | no time is left  |  |  |"
 
 
 @pytest.mark.parametrize(("value", "holds"), [(0.5, "yes"), (1, "yes"), (1.5, "no"), ("RuntimeError: x", "no")])
