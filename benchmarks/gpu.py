@@ -4,6 +4,10 @@
     python benchmarks/gpu.py sample --out OUT    # mixtures beside one dense network; embedding, decoding
     python benchmarks/gpu.py large  --out OUT    # an expert of 3B parameters
 
+On a bare machine: `PYTHONPATH=.:SITE python benchmarks/gpu.py ...`, SITE having this project's packages (pydantic,
+obstore, deepspeed, hjson, py-cpuinfo, tensorboardX; faiss-cpu, timm and diffusers for embed). facts says what is
+missing; it, roofs and decode need torch alone or little more.
+
 Each phase is a process of its own with a limit of seconds: an error of the GPU, or a hang, costs that phase alone, and
 what it told until then is kept, a line a value (OUT/gpu.jsonl). The table is printed last. Networks are random; neither
 weights nor a network are needed. `--tiny --device cpu` goes through all of it without a GPU, which shows that it runs
@@ -13,19 +17,25 @@ and nothing else.
 import argparse
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 PARTS = {
-    "train": {"facts": 40, "roofs": 60, "right": 60, "step": 240, "state": 90},
-    "sample": {"facts": 40, "sampling": 240, "embed": 150, "decode": 40},
-    "large": {"facts": 40, "expert": 200},
+    "train": {"facts": 20, "roofs": 50, "right": 110, "step": 250, "state": 110},
+    "sample": {"facts": 20, "sampling": 240, "embed": 150, "decode": 40},
+    "large": {"facts": 20, "expert": 200, "sharded_expert": 200},
 }
+MODULES = {"gpu": ("facts",), "gpu_roofs": ("roofs",), "gpu_sample": ("sampling", "embed", "decode")}
+NEEDED = ("pydantic", "obstore", "deepspeed", "tensorboardX", "faiss", "timm", "diffusers", "triton")
 RESULTS = "gpu.jsonl"
 
 
@@ -51,6 +61,7 @@ class Told:
 
     def __str__(self) -> str:
         value = f"{self.value:.4g}" if isinstance(self.value, float) else str(self.value)[:160]
+        value = " ".join(value.replace("|", "/").split())
         holds = {None: "", True: "yes", False: "no"}[self.holds]
         return f"| {self.phase} | {self.name} | {value} {self.unit} | {self.target} | {holds} |"
 
@@ -88,19 +99,14 @@ def facts(asked: Asked) -> None:
         asked.tell("memory free", free / 2**30, "GiB")
         asked.tell("memory", total / 2**30, "GiB")
     asked.tell("processors", os.cpu_count())
+    asked.tell("missing", ", ".join(name for name in NEEDED if find_spec(name) is None) or "nothing")
 
 
-def phases() -> dict[str, Callable[[Asked], None]]:
-    """All phases by name."""
-    import gpu_sample
-    import gpu_train
-
-    return {
-        "facts": facts,
-        **{each.__name__: each for each in (gpu_train.roofs, gpu_train.right, gpu_train.step, gpu_train.state)},
-        **{each.__name__: each for each in (gpu_sample.sampling, gpu_sample.embed, gpu_sample.decode)},
-        "expert": gpu_train.expert,
-    }
+def phase_of(name: str) -> Callable[[Asked], None]:
+    """A phase by its name; what others need isn't loaded."""
+    module = next((module for module, names in MODULES.items() if name in names), "gpu_train")
+    phase: Callable[[Asked], None] = facts if module == "gpu" else getattr(import_module(module), name)
+    return phase
 
 
 def run(part: str, asked: Asked, budget: float) -> None:
@@ -115,15 +121,22 @@ def run(part: str, asked: Asked, budget: float) -> None:
         log = asked.out / f"{phase}.log"
         command = [sys.executable, __file__, part, "--phase", phase, "--out", str(asked.out), "--device", asked.device]
         with log.open("w") as file:
+            process = subprocess.Popen(
+                [*command, *(["--tiny"] if asked.tiny else [])],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
             try:
-                done = subprocess.run(
-                    [*command, *(["--tiny"] if asked.tiny else [])], stdout=file, stderr=subprocess.STDOUT, timeout=left
-                )
-                code = f"exit status {done.returncode}" if done.returncode else ""
+                code = f"exit status {status}" if (status := process.wait(left)) else ""
             except subprocess.TimeoutExpired:
                 code = f"stopped after {left:.0f} s"
+                os.killpg(process.pid, signal.SIGKILL)  # with whatever it has started
+                process.wait()
         if code:
-            own.tell("ended", f"{code}: {(log.read_text().strip().splitlines() or [''])[-1]}", "", ">= 0")
+            # Of an error of the GPU the last line is advice.
+            errors = [line for line in log.read_text().splitlines() if re.match(r"[\w.]*(Error|Exception)\b", line)]
+            own.tell("ended", f"{code}: {(errors or [''])[-1]}", "", ">= 0")
         own.tell("took", time.monotonic() - began, "s")
 
 
@@ -139,14 +152,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")), help="folder for what is found")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="does everything run? for a machine without a GPU")
-    parser.add_argument("--budget", type=float, default=560.0, help="seconds for the part")
+    parser.add_argument("--budget", type=float, default=540.0, help="seconds for the part")
     parser.add_argument("--phase", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.device == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     asked = Asked(args.phase or "", args.device, args.tiny, args.out)
     if args.phase:
-        phases()[args.phase](asked)
+        phase_of(args.phase)(asked)
         return
     args.out.mkdir(parents=True, exist_ok=True)
     run(args.part, asked, args.budget)

@@ -38,6 +38,11 @@ def median_ms(work: Callable[[], object], device: str, repeats: int = 10, warm: 
     return 1e3 * statistics.median(took)
 
 
+def each_ms(work: Callable[[], object], device: str, count: int = 20) -> float:
+    """Milliseconds of one call of many that are given to the device together: what the device itself takes."""
+    return median_ms(lambda: [work() for _ in range(count)], device, 5, 2) / count
+
+
 @contextmanager
 def waits(device: str) -> Iterator[Counter[str]]:
     """Counts where the host waits for the GPU, by line, as torch's own mode sees it; nothing on a CPU."""
@@ -53,7 +58,7 @@ def waits(device: str) -> Iterator[Counter[str]]:
         finally:
             torch.cuda.set_sync_debug_mode("default")
     for each in warned:
-        if "synchroniz" in str(each.message):
+        if "called a synchronizing" in str(each.message):  # and not the warning that the mode begins with
             places[f"{Path(each.filename).name}:{each.lineno}"] += 1
 
 
@@ -62,7 +67,12 @@ def kernels(work: Callable[[], object]) -> dict[str, Any]:
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiled:
         work()
         torch.cuda.synchronize()
-    rows = [row for row in profiled.key_averages() if row.device_type.name == "CUDA"]
+    rows = [
+        row
+        for row in profiled.key_averages()
+        # Marks of torch's own, as of an optimizer's step, span what they mark.
+        if row.device_type.name == "CUDA" and not getattr(row, "is_user_annotation", False)
+    ]
     longest = sorted(rows, key=lambda row: -row.self_device_time_total)[:10]
     return {
         "kernels": sum(row.count for row in rows),

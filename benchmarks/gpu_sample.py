@@ -5,6 +5,7 @@ import os
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,8 @@ from ddm_ray.sampling.run_models import Models
 if TYPE_CHECKING:
     from gpu import Asked
 
-K, STEPS = 8, 4
+K, STEPS = 8, (4, 20)
+"""Experts, and the numbers of steps whose difference is told: what an image costs once counts in neither."""
 PAID = {"once": 1, "top-1": 1, "top-2": 2, "full": K}
 """Experts that a step of each strategy asks for a row."""
 EMBEDDER, TINY_EMBEDDER = "vit_large_patch14_dinov2.lvd142m", "vit_tiny_patch16_224"
@@ -38,19 +40,17 @@ def sampling(asked: "Asked") -> None:
     small = size if asked.tiny else size | {"width": 192, "depth": 12, "heads": 3}
     router = Router(num_experts=K, **small).eval().to(asked.device)
     nn.init.normal_(router.head.weight, std=2.0)
+    experts = []
+    for _ in range(K):
+        network = weights.build({"class": "DiT", "config": size}, asked.device)
+        for parameter in network.parameters():
+            nn.init.normal_(parameter, std=0.02)
+        experts.append(network.eval().to(torch.bfloat16))
     for dtype in (torch.bfloat16, torch.float32):
-        experts = []
-        for _ in range(K):
-            network = weights.build({"class": "DiT", "config": size})
-            for parameter in network.parameters():
-                nn.init.normal_(parameter, std=0.02)
-            experts.append(network.eval().to(asked.device, dtype))
-        models = _mixture(tuple(experts), router.to(dtype), size, asked.device)
+        same = tuple(network.to(dtype) for network in experts)
+        models = _mixture(same, router.to(dtype), size, asked.device)
         for images in (2,) if asked.tiny else (1, 8, 64):
             _one_size(asked, models, images, size)
-        del experts, models
-        if asked.device == "cuda":
-            torch.cuda.empty_cache()
 
 
 def _mixture(experts: tuple[nn.Module, ...], router: nn.Module, size: dict[str, Any], device: str) -> Models:
@@ -70,28 +70,35 @@ def _one_size(asked: "Asked", models: Models, images: int, size: dict[str, Any])
     with torch.inference_mode():
         dense = median_ms(lambda: network(x_BCHW, t_B, label_B), device, 5)
     asked.tell(f"{of}: a dense step", dense, "ms")
-    flops = rows * forward_flops_per_row(network, models.info.image_shape)
-    asked.tell(f"{of}: MFU of a dense step", 100 * flops / (dense / 1e3) / PEAK, "%")
+    if dtype == torch.bfloat16:
+        flops = rows * forward_flops_per_row(network, models.info.image_shape)
+        asked.tell(f"{of}: MFU of a dense step", 100 * flops / (dense / 1e3) / PEAK, "%")
     for strategy, paid in PAID.items():
         if dtype == torch.float32 and images > 8 and strategy != "once":
             continue  # minutes, for what fewer images tell
-        settings = SamplingSettings.model_validate(
-            {"steps": STEPS, "guidance_scale": 3.0, "strategy": strategy, "solver": "euler"}
-        )
-        request = SampleRequest(tuple(range(images)), torch.arange(images) % size["num_classes"], settings)
+        few, many = (_request(images, size, strategy, steps) for steps in STEPS)
 
-        def mixed(name: str = f"{of}, {strategy}", request: SampleRequest = request, paid: int = paid) -> None:
-            ms = median_ms(lambda: models.sample(request), device, 3, 1) / STEPS
+        def mixed(
+            name: str = f"{of}, {strategy}", few: SampleRequest = few, many: SampleRequest = many, paid: int = paid
+        ) -> None:
+            both = [median_ms(partial(models.sample, request), device, 3, 1) for request in (few, many)]
+            ms = (both[1] - both[0]) / (STEPS[1] - STEPS[0])
             asked.tell(f"{name}: a step", ms, "ms")
-            of_dense = paid * dense / ms
+            asked.tell(f"{name}: what an image costs once", both[0] - STEPS[0] * ms, "ms")
             fast = dtype == torch.bfloat16 and paid == 1 and not asked.tiny
-            asked.tell(f"{name}: speed over {paid} dense", of_dense, "", ">= 0.95" if fast else "")
+            asked.tell(f"{name}: speed over {paid} dense", paid * dense / ms, "", ">= 0.95" if fast else "")
             if device == "cuda":
                 with waits(device) as places:
-                    models.sample(request)
-                asked.tell(f"{name}: waits of a step", places.total() / STEPS)
+                    models.sample(many)
+                asked.tell(f"{name}: waits of a step", places.total() / STEPS[1])
 
         asked.tried(f"{of}, {strategy}", mixed)
+
+
+def _request(images: int, size: dict[str, Any], strategy: str, steps: int) -> SampleRequest:
+    settings = {"steps": steps, "guidance_scale": 3.0, "strategy": strategy, "solver": "euler"}
+    labels = torch.arange(images) % size["num_classes"]
+    return SampleRequest(tuple(range(images)), labels, SamplingSettings.model_validate(settings))
 
 
 def embed(asked: "Asked") -> None:

@@ -1,4 +1,4 @@
-"""Phases of gpu.py about training: what the card reaches at best, right numbers, a step, a state, an expert of 3B.
+"""Phases of gpu.py about training: right numbers, a step, a state, an expert of 3B parameters.
 
 B rows, CHW image.
 """
@@ -9,13 +9,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from gpu_measure import PEAK, TINY, XL, kernels, median_ms, sync, waits
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ddm_ray.config import TrainConfig
 from ddm_ray.core.flow import Flow
@@ -40,59 +39,8 @@ def world() -> Iterator[None]:
         yield
 
 
-BACKENDS = (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
 # Width, depth and heads of DiT that come to 3.0B parameters.
 LARGE = XL | {"width": 2304, "depth": 32, "heads": 18}
-
-
-def roofs(asked: "Asked") -> None:
-    """Products, attention, copies and launches as they are at best, with which all else is compared."""
-    device, tiny = asked.device, asked.tiny
-
-    def product(m: int, k: int, n: int, dtype: torch.dtype = torch.bfloat16) -> float:
-        a, b = torch.randn(m, k, device=device, dtype=dtype), torch.randn(k, n, device=device, dtype=dtype)
-        return 2 * m * n * k / median_ms(lambda: a @ b, device) / 1e9
-
-    most, width, rows = (64, 32, (64,)) if tiny else (8192, 1152, (8192, 65536))
-    asked.tell(f"product {most}^3, bf16", product(most, most, most), "TFLOP/s")
-    asked.tell(f"product {most}^3, fp32", product(most, most, most, torch.float32), "TFLOP/s")
-    for count in rows:
-        for k, n in ((width, 3 * width), (width, width), (width, 4 * width), (4 * width, width)):
-            asked.tell(f"product {count} x {k} x {n}, forward", product(count, k, n), "TFLOP/s")
-            asked.tell(f"product {k} x {count} x {n}, of weights", product(k, count, n), "TFLOP/s")
-    batch, tokens = (2, 16) if tiny else (32, 256)
-    for channels in (72, 64, 128):
-        query = torch.randn(batch, 16, tokens, channels, device=device, dtype=torch.bfloat16, requires_grad=True)
-        flops = 14 * batch * 16 * tokens * tokens * channels  # 4 forward, 10 backward
-        for backend in BACKENDS:
-            try:
-                with sdpa_kernel(backend):
-                    ms = median_ms(_attention(query), device)
-            except RuntimeError:
-                continue  # not on this device
-            asked.tell(f"attention of {channels} channels, {backend.name}, both ways", flops / ms / 1e9, "TFLOP/s")
-    _copies(asked, 2**16 if tiny else 2**30)
-    one = torch.zeros(1, device=device)
-    asked.tell("a launch, of a thousand", median_ms(lambda: [one.add_(1) for _ in range(1000)], device), "us")
-
-
-def _attention(query: Tensor) -> Callable[[], None]:
-    return lambda: F.scaled_dot_product_attention(query, query, query).sum().backward()
-
-
-def _copies(asked: "Asked", size: int) -> None:
-    device = asked.device
-    source, target = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
-    speed = 2 * size / median_ms(lambda: target.copy_(source), device) / 1e9
-    asked.tell("copy on the device, read and written", speed, "TB/s")
-    host, part = torch.empty(size // 4, dtype=torch.uint8), source[: size // 4]
-    asked.tell("from the host, pageable", size / 4 / median_ms(lambda: part.copy_(host), device) / 1e6, "GB/s")
-    if device == "cuda":
-        pinned = host.pin_memory()
-        up = median_ms(lambda: part.copy_(pinned, non_blocking=True), device)
-        down = median_ms(lambda: pinned.copy_(part, non_blocking=True), device)
-        asked.tell("from the host, pinned", size / 4 / up / 1e6, "GB/s")
-        asked.tell("to the host, pinned", size / 4 / down / 1e6, "GB/s")
 
 
 def batch_of(rows: int, size: dict[str, Any], device: str, seed: int = 1) -> tuple[Batch, Tensor]:
@@ -123,14 +71,13 @@ def right(asked: "Asked") -> None:
         expected.append(float(loss))
 
     def compare(name: str, precision: str, stage: int, compiled: bool, most: float) -> None:
-        engine = _engine(copy.deepcopy(model), precision, zero_stage=stage, compile=compiled)
         losses = []
-        for step in range(5):
-            losses.append(float(engine.accumulate(ExpertLoss(Flow()), [batch_of(4, TINY, asked.device, step)])))
-            engine.step(1e-3)
+        with _engine(copy.deepcopy(model), precision, zero_stage=stage, compile=compiled) as engine:
+            for step in range(5):
+                losses.append(float(engine.accumulate(ExpertLoss(Flow()), [batch_of(4, TINY, asked.device, step)])))
+                engine.step(1e-3)
         apart = max(abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True))
         asked.tell(name, apart, "relative", f"<= {most:g}")
-        engine.close()
 
     with world():
         for precision, most in (("fp32", 1e-3), ("bf16", 3e-2)):
@@ -141,25 +88,39 @@ def right(asked: "Asked") -> None:
                     asked.tried(name, lambda n=name, p=precision, s=stage, c=compiled, m=most: compare(n, p, s, c, m))  # type: ignore[misc]
 
 
-def _engine(model: nn.Module, precision: str, **placement: Any) -> Any:
-    """An engine, which needs a world."""
+@contextmanager
+def _engine(model: nn.Module, precision: str, **placement: Any) -> Iterator[Any]:
+    """An engine in a world, closed also after an error: DeepSpeed's hooks would hold its memory."""
     from ddm_ray.train.engine import Engine  # DeepSpeed, which asks for its device when it is imported
 
     train = TrainConfig.model_validate({"steps": 1, "global_batch": 4, "weight_decay": 0.0, "precision": precision})
-    return Engine(model, train, TrainPlacement.model_validate(placement))
+    engine = Engine(model, train, TrainPlacement.model_validate(placement))
+    try:
+        yield engine
+    finally:
+        engine.close()
+        del engine
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _drawn(size: dict[str, Any], device: str) -> DiT:
+    """A network drawn on the device: of many parameters a CPU draws for seconds."""
+    with torch.device(device):
+        return DiT(**size)
 
 
 def step(asked: "Asked") -> None:
     """A step of DiT-XL/2 of 256 tokens through the engine, as it is and compiled, and one that is written by hand."""
     size = TINY if asked.tiny else XL
     with world():  # one for all: DeepSpeed keeps the first
-        for compiled in (False,) if asked.tiny else (False, True):
-            how = "compiled" if compiled else "as it is"
-            asked.tried(f"engine, {how}", lambda c=compiled: _through_engine(asked, size, c))  # type: ignore[misc]
-            gc.collect()
-            if asked.device == "cuda":
-                torch.cuda.empty_cache()
+        asked.tried("engine, as it is", lambda: _through_engine(asked, size, compiled=False))
         asked.tried("by hand", lambda: _by_hand(asked, size))
+        if not asked.tiny:
+            gc.collect()
+            torch.cuda.empty_cache()
+            asked.tried("engine, compiled", lambda: _through_engine(asked, size, compiled=True))
 
 
 def _points(asked: "Asked") -> tuple[tuple[int, int, float], ...]:
@@ -168,26 +129,25 @@ def _points(asked: "Asked") -> tuple[tuple[int, int, float], ...]:
 
 
 def _through_engine(asked: "Asked", size: dict[str, Any], compiled: bool) -> None:
-    engine = _engine(DiT(**size), "bf16", compile=compiled)
-    for rows, many, target in _points(asked):
-        name = f"engine, {'compiled' if compiled else 'as it is'}, {many} x {rows} rows"
-        batches = [batch_of(rows, size, asked.device, number) for number in range(many)]
+    with _engine(_drawn(size, asked.device), "bf16", compile=compiled) as engine:
+        for rows, many, target in _points(asked):
+            name = f"engine, {'compiled' if compiled else 'as it is'}, {many} x {rows} rows"
+            batches = [batch_of(rows, size, asked.device, number) for number in range(many)]
 
-        def work(batches: list[Any] = batches) -> None:
-            engine.accumulate(ExpertLoss(Flow()), batches)
-            engine.step(1e-4)
+            def work(batches: list[Any] = batches) -> None:
+                engine.accumulate(ExpertLoss(Flow()), batches)
+                engine.step(1e-4)
 
-        began = time.perf_counter()
-        work()
-        sync(asked.device)
-        asked.tell(f"{name}: the first step", time.perf_counter() - began, "s")
-        _report(asked, name, work, many * rows, size, target if compiled else 0)
-    engine.close()
+            began = time.perf_counter()
+            work()
+            sync(asked.device)
+            asked.tell(f"{name}: the first step", time.perf_counter() - began, "s")
+            _report(asked, name, work, many * rows, size, target if compiled else 0)
 
 
 def _by_hand(asked: "Asked", size: dict[str, Any]) -> None:
     """A loop with nothing of ours around it: bf16, blocks compiled, fused AdamW, EMA."""
-    model = DiT(**size).to(asked.device)
+    model = _drawn(size, asked.device)
     kept = [parameter.detach().clone() for parameter in model.parameters()]
     ema = [value.clone() for value in kept]
     model.to(torch.bfloat16)
@@ -235,50 +195,76 @@ def _report(
 
 
 def state(asked: "Asked") -> None:
-    """Time for which training stands still at a state, memory pinned for it, and how long writing takes beside."""
+    """Memory pinned for a state, how much longer steps take beside a copy of it, and how long writing takes."""
     from ddm_ray.train.snapshot import Snapshot
 
     size = TINY if asked.tiny else XL
-    with world(), tempfile.TemporaryDirectory() as folder:
-        began = time.perf_counter()
-        model = DiT(**size)
-        asked.tell("drawing a network's numbers on the CPU", time.perf_counter() - began, "s")
-        engine = _engine(model, "bf16")
-        owned = engine.shards.owned()
+    with (
+        world(),
+        tempfile.TemporaryDirectory() as folder,
+        _engine(_drawn(size, asked.device), "bf16") as engine,
+    ):
+        owned, batches = engine.shards.owned(), [batch_of(4 if asked.tiny else 32, size, asked.device)]
         numel = sum(values.numel() for each in owned for values in each.records.values())
-        snapshot, store = Snapshot(owned), Store(folder)
-        sync(asked.device)
-        began = time.perf_counter()
-        snapshot.take()
-        asked.tell("training stands still", 1e3 * (time.perf_counter() - began), "ms", "" if asked.tiny else "<= 20")
-        began = time.perf_counter()
-        snapshot.write(store, "state")
-        asked.tell("copying and writing a state", time.perf_counter() - began, "s")
-        if asked.device == "cuda":
-            pinned = torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)
-            asked.tell("pinned over the state", pinned / (4 * numel), "", "<= 1.05")
-        engine.close()
-
-
-def expert(asked: "Asked") -> None:
-    """An expert of 3B parameters on one GPU: if it fits, and how long a step takes."""
-    size = TINY if asked.tiny else LARGE
-    with world():
-        began = time.perf_counter()
-        with torch.device(asked.device):  # on a CPU this alone takes half a minute
-            model = DiT(**size)
-        asked.tell("parameters", num_parameters(model) / 1e9, "billions")
-        engine = _engine(model, "bf16", activation_checkpointing=True)
-        asked.tell("making it", time.perf_counter() - began, "s")
-        batches = [batch_of(8, size, asked.device)]
 
         def work() -> None:
             engine.accumulate(ExpertLoss(Flow()), batches)
             engine.step(1e-4)
 
-        asked.tell("a step of 8 rows", median_ms(work, asked.device, 3, 2), "ms")
+        began = time.perf_counter()
+        snapshot = Snapshot(owned)
+        asked.tell("pinning memory for it, once", time.perf_counter() - began, "s")
         if asked.device == "cuda":
-            peak = torch.cuda.max_memory_allocated()
-            asked.tell("peak memory", peak / 2**30, "GiB")
-            asked.tell("peak memory, of parameters", peak / num_parameters(model), "bytes each")
-        engine.close()
+            pinned = torch.cuda.host_memory_stats()["allocated_bytes.current"]
+            asked.tell("pinned over the state", pinned / (4 * numel), "", "<= 1.05")
+        usual = median_ms(work, asked.device, 8)
+        asked.tell("a step", usual, "ms")
+        snapshot.take()
+        writer = Thread(target=snapshot.write, args=(Store(folder), "state"))
+        began = time.perf_counter()
+        writer.start()
+        engine.shards.being_copied = snapshot
+        beside = [median_ms(work, asked.device, 1, 0) for _ in range(12)]
+        # A copy of all that a state holds, by what a pinned copy to the host was seen to reach.
+        copy_ms = 4 * numel / 25e9 * 1e3
+        longer = sum(beside) - len(beside) * usual
+        asked.tell("12 steps beside it take longer by", longer, "ms")
+        asked.tell("which is of a copy at 25 GB/s", longer / copy_ms, "", "" if asked.tiny else "<= 1.5")
+        writer.join()
+        asked.tell("copying and writing a state", time.perf_counter() - began, "s")
+
+
+def expert(asked: "Asked") -> None:
+    """An expert of 3B parameters on one GPU, ZeRO 1: if it fits, and how long a step takes."""
+    _expert(asked, zero_stage=1)
+
+
+def sharded_expert(asked: "Asked") -> None:
+    """The same by ZeRO stage 2, whose gradients lie in the optimizer's order."""
+    _expert(asked, zero_stage=2)
+
+
+def _expert(asked: "Asked", zero_stage: int) -> None:
+    size = TINY if asked.tiny else LARGE
+    with world():
+        began = time.perf_counter()
+        model = _drawn(size, asked.device)
+        count = num_parameters(model)
+        asked.tell("parameters", count / 1e9, "billions")
+        with _engine(model, "bf16", activation_checkpointing=True, zero_stage=zero_stage) as engine:
+            asked.tell("making it", time.perf_counter() - began, "s")
+            batches = [batch_of(8, size, asked.device)]
+
+            def work() -> None:
+                engine.accumulate(ExpertLoss(Flow()), batches)
+                engine.step(1e-4)
+
+            if asked.device == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            try:
+                asked.tell("a step of 8 rows", median_ms(work, asked.device, 3, 2), "ms")
+            finally:
+                if asked.device == "cuda":
+                    peak = torch.cuda.max_memory_allocated()
+                    asked.tell("peak memory", peak / 2**30, "GiB")
+                    asked.tell("peak memory, of parameters", peak / count, "bytes each")

@@ -43,7 +43,7 @@ def recipes(context: click.Context) -> None:
 def show(name: str) -> None:
     """Print the recipe NAME as YAML, and the sizes of its networks as comments below it.
 
-    Of one that trains in bf16 also the days that each takes, by its FLOPs, at 40 % of an H100's peak.
+    Of one that trains in bf16 also the time that each takes, by its FLOPs, at 40 % of an H100's peak.
 
     \b
       ddm recipes show photos-cpu

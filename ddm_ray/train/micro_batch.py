@@ -45,6 +45,7 @@ def find_micro_batch(
     memory = Memory(engine.device, placement)
     snapshot = Snapshot(engine.shards.owned())  # a state takes memory too
     snapshot.take()
+    snapshot.copy()
     share = math.ceil(job.batch / dist.get_world_size())
     rows = largest(_trial(job, loader, engine, attempt, memory, watchdog, teacher), share)
     engine.close()

@@ -127,6 +127,7 @@ class StateSaver:
         self._take(engine)
         self._pending = _Pending(trained, then)
         self._writes = self._thread.submit(self._tried, lambda: self._write_shards(trained.step), trained.step)
+        engine.shards.being_copied = self._snapshot
 
     def go_on(self, writing: bool, refused: bool) -> None:
         """Commit, or give up, what was written, once no rank writes; both are said of all ranks, to all alike."""
@@ -199,7 +200,6 @@ class StateSaver:
     def _take(self, engine: "Engine") -> None:
         self._snapshot = self._snapshot or Snapshot(engine.shards.owned())
         self._snapshot.take()
-        engine.shards.being_copied = self._snapshot
 
     def _tried(self, work: Callable[[], None], step: int) -> bool:
         """Do this rank's part of a state; True if it could be done, else a warning is printed."""

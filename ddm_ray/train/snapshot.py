@@ -50,11 +50,13 @@ class Snapshot:
         self._computed: torch.cuda.Event | None = None
         self._copied: torch.cuda.Event | None = None
         self._given = Event()  # to the device, by whoever writes
+        self._taken = False
         self._stream: torch.cuda.Stream | None = None
 
     @torch.no_grad()
     def take(self) -> None:
         """Copy the fragments as they are now, or on a GPU as they will be after what it was given so far."""
+        self._taken = True
         if not self._copies:
             return  # a small model on many ranks
         if self._device.type == "cpu":
@@ -65,15 +67,20 @@ class Snapshot:
         self._computed.record(torch.cuda.current_stream(self._device))
 
     def settle(self) -> None:
-        """Have what the device is given from here on wait until all is copied, which `write` must be about."""
+        """Have what the device is given from here on wait until all is copied, which somebody must be about."""
         if self._copied:
             self._given.wait()
             torch.cuda.current_stream(self._device).wait_event(self._copied)
 
     @torch.no_grad()
-    def _copy(self) -> None:
-        """Copy by a stream of its own, and wait for it. Not by the training's thread: a device's queue has an end."""
-        assert self._computed and self._copied
+    def copy(self) -> None:
+        """Do what is left of `take`: on a GPU copy by a stream of its own, and wait for it.
+
+        Not by the training's thread, since a device's queue has an end.
+        """
+        if self._copied is None or self._given.is_set():
+            return
+        assert self._computed
         try:
             self._stream = self._stream or torch.cuda.Stream(self._device)
             self._stream.wait_event(self._computed)
@@ -96,9 +103,10 @@ class Snapshot:
         return torch.stack([torch.stack(each).sum() for each in prints.values()])
 
     def write(self, store: Store, prefix: str) -> None:
-        """Write the copy's parts below `prefix/`, and last the index that says so."""
-        if self._copied and not self._given.is_set():
-            self._copy()
+        """Write the parts of what was taken below `prefix/`, once, and last the index that says so."""
+        assert self._taken, "else what was taken before would have another step's name"
+        self._taken = False
+        self.copy()
         parts = {}
         for part in self.parts:
             store.write(f"{prefix}/{part.name}", part.data)

@@ -216,6 +216,15 @@ def test_on_a_gpu_training_goes_on_while_a_stream_copies(tmp_path: Path, settled
     }
 
 
+def test_what_was_taken_is_written_once(tmp_path: Path) -> None:
+    snapshot = Snapshot(fragments({name: [] for name in SIZES}, 0, values()))
+    for _ in range(2):
+        with pytest.raises(AssertionError, match="another step's name"):
+            snapshot.write(Store(str(tmp_path)), PREFIX)
+        snapshot.take()
+        snapshot.write(Store(str(tmp_path)), PREFIX)
+
+
 def test_whoever_changes_what_is_copied_waits_until_the_device_was_told(tmp_path: Path) -> None:
     """Else it would be told to wait for a copy that isn't begun."""
     with pretended() as gpu:
