@@ -5,9 +5,8 @@ import click
 from ddm_ray.cli.command import main, say
 from ddm_ray.errors import ConfigError
 
-GPU = "NVIDIA H100 80GB HBM3"
 EXPECTED_MFU = 0.4
-"""Share of a GPU's peak that days are told for; estimated, not measured: benchmarks/gpu_counts.py."""
+"""Share of a GPU's peak that times are told for; estimated, not measured: benchmarks/gpu_counts.py."""
 PAGE = """\
 # The configuration of a run
 
@@ -54,10 +53,11 @@ def show(name: str) -> None:
     from ddm_ray.models import weights
     from ddm_ray.models.flops import num_parameters, training_bytes, training_flops_per_row
     from ddm_ray.models.spec import spec_of
-    from ddm_ray.train.hardware import named_peak
+    from ddm_ray.storage.status import duration
+    from ddm_ray.train.hardware import SHORT_NAMES, named_peak
 
     config = load_recipe(name)
-    peak, tokens = named_peak(GPU, "bf16"), 0 if config.data.text is None else config.data.text.tokens
+    peak, tokens = named_peak(SHORT_NAMES["H100"], "bf16"), 0 if config.data.text is None else config.data.text.tokens
     assert peak is not None
     for kind, number, train in (
         ("expert", config.partition.num_clusters, config.expert.train),
@@ -70,10 +70,7 @@ def show(name: str) -> None:
         if train.precision == "bf16":
             rows = train.steps * (train.global_batch // number)
             flops = rows * training_flops_per_row(network, config.data.shape, tokens)
-            hours = flops / (EXPECTED_MFU * peak) / 3600
-            time = (
-                f"{hours / 24:.0f} days" if hours > 72 else f"{hours:.1g} hours" if hours < 1 else f"{hours:.0f} hours"
-            )
+            time = duration(flops / (EXPECTED_MFU * peak))
             say(f"#   {flops:.1e} FLOPs{' each' if many else ''}: {time} of one H100 at {EXPECTED_MFU:.0%} of its peak")
 
 

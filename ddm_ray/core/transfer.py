@@ -7,7 +7,11 @@ from torch import Tensor
 
 def upload(array: np.ndarray, device: torch.device | str) -> Tensor:
     """A tensor of these numbers on the device; on a CPU it shares their memory."""
-    tensor = torch.from_numpy(array)
+    return sent(torch.from_numpy(array), device)
+
+
+def sent(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """A tensor of the host on the device; on a CPU itself."""
     if torch.device(device).type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)

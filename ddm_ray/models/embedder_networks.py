@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ddm_ray.config import EmbedderConfig
-from ddm_ray.core.transfer import upload
+from ddm_ray.core.transfer import sent, upload
 from ddm_ray.errors import ConfigError, DataError
 from ddm_ray.models import lite0, third_party
 from ddm_ray.models.embedders import Embedder, batches
@@ -161,7 +161,7 @@ class TransformersEmbedder:
 
     def _embed(self, pixels_BHWC: np.ndarray) -> Tensor:
         inputs = self._processor(images=list(pixels_BHWC), return_tensors="pt", input_data_format="channels_last")
-        outputs = self._model(pixel_values=upload(inputs["pixel_values"].numpy(), self._device).to(self._dtype))
+        outputs = self._model(pixel_values=sent(inputs["pixel_values"], self._device).to(self._dtype))
         pooled: Tensor | None = getattr(outputs, "pooler_output", None)
         if pooled is None:
             pooled = getattr(outputs, "image_embeds", None)

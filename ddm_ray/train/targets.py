@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
+from ddm_ray.core.transfer import sent
 from ddm_ray.data import OnProgress, no_progress
 from ddm_ray.data.loading.loader import Loader
 from ddm_ray.data.loading.shard_files import null_text_of
@@ -278,10 +279,8 @@ class StoredTargets:
         position_B = step * self._batch + place_B
         index_B = torch.searchsorted(position_N, position_B)
         assert torch.equal(position_N[index_B], position_B)
-        target_BCHW, like = target_NCHW[index_B], batch.data_BCHW
-        if like.device.type != "cpu":
-            target_BCHW = target_BCHW.pin_memory().to(like.device, non_blocking=True)
-        return replace(batch, teacher_BCHW=target_BCHW.to(like.dtype))
+        data_BCHW = batch.data_BCHW
+        return replace(batch, teacher_BCHW=sent(target_NCHW[index_B], data_BCHW.device).to(data_BCHW.dtype))
 
     def _number(self, step: int) -> int:
         return int(np.searchsorted(self._firsts, step, side="right")) - 1

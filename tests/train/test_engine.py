@@ -165,27 +165,32 @@ def test_a_model_that_computes_in_bf16_is_one_graph() -> None:
 
 
 @pytest.mark.parametrize(("zero_stage", "precision", "checkpointed"), [(1, "fp32", False), (2, "bf16", True)])
-def test_compiled_it_trains_as_it_does_otherwise(
+def test_compiled_blocks_train_to_the_bit_as_they_do_otherwise(
     world_of_one: None, zero_stage: int, precision: str, checkpointed: bool
 ) -> None:
-    """To the bit but for the update, which rounds otherwise: one graph for all blocks, and one for the update."""
+    """And with the compiled update, which rounds otherwise, nearly: one graph for all blocks, one for the update."""
     train = TRAIN.model_copy(update={"precision": precision})
     (noise_BCHW, t_B), label_B = inputs(), condition(CLASSES)
     batch = Batch(noise_BCHW.flip(0).sin(), noise_BCHW, t_B, label_B, torch.zeros_like(label_B))
 
-    def curve(compiled: bool) -> list[tuple[float, float]]:
+    def curve(compiled: bool, update: bool = False) -> list[tuple[float, float]]:
         how = {"zero_stage": zero_stage, "activation_checkpointing": checkpointed, "compile": compiled}
         engine = Engine(perturbed(**CLASSES), train, TrainPlacement(**how))
+        if not update:
+            engine._optimizer._compiled_update = None
         return [
             (float(engine.accumulate(ExpertLoss(Flow()), [(batch, t_B)])), float(engine.step(1e-2))) for _ in range(6)
         ]
 
     plain = curve(False)
     with counted_graphs("aot_eager") as graphs:
-        compiled_curve = curve(True)
+        assert curve(True) == plain
+        assert graphs.num == 1 and not graphs.breaks
+    with counted_graphs("aot_eager") as graphs:
+        near = curve(True, update=True)
         assert graphs.num == 2 and not graphs.breaks
-    assert compiled_curve[0] == plain[0]
-    assert compiled_curve == [pytest.approx(each, rel=1e-4 if precision == "fp32" else 1e-2) for each in plain]
+    assert near[0] == plain[0]
+    assert near == [pytest.approx(each, rel=1e-4 if precision == "fp32" else 1e-2) for each in plain]
 
 
 @pytest.mark.parametrize("missing", ["gcc", "g++"])
