@@ -2,7 +2,8 @@
 
 A plan (`benchmarks/plans/`) is written down before it runs: data, budgets, seeds, strategies, arms. All is done by the
 product itself, without Ray: a job a tiny expert would cost more than its training. Killed, the same command goes on
-with the same `--folder`: what is trained, and each measured arm, is kept. `docs/science/` keeps what was measured.
+with the same `--folder`: what is trained, and each measured arm, is kept. `docs/science/` keeps what was measured, seed
+by seed: a seed that is there isn't measured again, on any machine.
 """
 
 import argparse
@@ -11,9 +12,9 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,25 @@ def one(plan: Plan, folder: Path, seed: int, arm: str) -> None:
 
 
 def gathered(plan: Plan, folder: Path) -> dict[str, Any]:
-    """All that was measured of a study, with its plan."""
+    """All that was measured of a study by now, with its plan: the seeds of which all arms are."""
+    arms = {seed: plan.arms_of(seed) for seed in (*plan.seeds.choosing, *plan.seeds.reported)}
     read = {
-        str(seed): {arm: _read(plan, folder, seed, arm) for arm in plan.arms_of(seed)}
-        for seed in (*plan.seeds.choosing, *plan.seeds.reported)
+        str(seed): {arm: _read(plan, folder, seed, arm) for arm in names}
+        for seed, names in arms.items()
+        if all(result_path(folder, seed, arm).exists() for arm in names)
     }
     real = _read(plan, folder, plan.seeds.reported[0], RULER)
     return {"plan": plan.model_dump(mode="json"), "machine": machine("cpu"), "real": real, "seeds": read}
+
+
+def known(plan: Plan, folder: Path, path: Path) -> None:
+    """Put what a file of results has of a study into its folder, but for seeds that lack an arm of this plan."""
+    read: dict[str, Any] = json.loads(path.read_text())
+    for seed in (*plan.seeds.choosing, *plan.seeds.reported):
+        arms = read["seeds"].get(str(seed), {})
+        if all(arms.get(arm, {}).get("plan") == plan.digest(arm) for arm in plan.arms_of(seed)):
+            for arm, result in arms.items():
+                write_result(result_path(folder, seed, arm), result)
 
 
 def _read(plan: Plan, folder: Path, seed: int, arm: str) -> dict[str, Any]:
@@ -53,10 +66,13 @@ def _read(plan: Plan, folder: Path, seed: int, arm: str) -> dict[str, Any]:
     return result
 
 
-def study(plan: Plan, source: str, folder: Path, jobs: int) -> dict[str, Any]:
-    """Measure all that isn't yet of a study, `jobs` arms at once; `source`: the plan's name or file."""
+def study(plan: Plan, source: str, folder: Path, jobs: int, path: Path | None) -> dict[str, Any]:
+    """Measure all that isn't yet of a study, `jobs` seeds at once; `source`: the plan's name or file.
+
+    `path`: the file of results, which has each seed as soon as it is measured.
+    """
     command = [sys.executable, __file__, source, "--folder", str(folder), "--only"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment, one_by_one = os.environ | {"OMP_NUM_THREADS": "1"}, threading.Lock()
 
     def measure(seed: int, arm: str) -> None:
         path = result_path(folder, seed, arm)
@@ -66,11 +82,19 @@ def study(plan: Plan, source: str, folder: Path, jobs: int) -> dict[str, Any]:
             raise SystemExit(f"{plan.name}, seed {seed}: {arm} failed; once it is mended the same command goes on")
         print(f"{plan.name}, seed {seed}: {arm}", file=sys.stderr, flush=True)
 
+    def measure_all(seed: int) -> None:
+        for arm in plan.arms_of(seed):  # a base before what is made of it
+            measure(seed, arm)
+        with one_by_one:
+            if path is not None:
+                write_result(path, gathered(plan, folder))
+
+    if path is not None and path.exists():
+        known(plan, folder, path)
     seeds = (*plan.seeds.reported, *plan.seeds.choosing)
     measure(seeds[0], RULER)
     with ThreadPoolExecutor(jobs) as pool:
-        for arm in plan.arms:  # the first arms of all seeds before the next: a base before what is made of it
-            list(pool.map(partial(measure, arm=arm), (seed for seed in seeds if arm in plan.arms_of(seed))))
+        list(pool.map(measure_all, seeds))
     return gathered(plan, folder)
 
 
@@ -80,7 +104,7 @@ def main() -> None:
     parser.add_argument("plans", nargs="*", metavar="PLAN", help=f"{', '.join(names)}, or a .yaml file; default: all")
     parser.add_argument("--quick", action="store_true", help="one seed of everything, for a look: minutes")
     parser.add_argument("--folder", type=Path, help="keeps the runs, to go on from; a temporary one where not given")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="arms at once, each by a core")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="seeds at once, each by a core")
     parser.add_argument(
         "--results", type=Path, help="folder for a JSON file a study; none: docs/science, or --quick: none"
     )
@@ -98,11 +122,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="ddm-science-") as temporary:
         for source, plan in plans.items():
             folder = (args.folder or Path(temporary)).resolve() / plan.name
-            measured = study(plan, source, folder, args.jobs)
-            print(f"{plan.question}\n\n{table(Study(measured))}\n")
-            if results is not None:
-                results.mkdir(parents=True, exist_ok=True)
-                (results / f"{plan.name}.json").write_text(json.dumps(measured, indent=1) + "\n")
+            path = None if results is None else results / f"{plan.name}.json"
+            measured = study(plan, source, folder, args.jobs, path)
+            print(f"{plan.question}\n\n{table(Study(measured))}\n", flush=True)
 
 
 if __name__ == "__main__":

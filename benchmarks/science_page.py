@@ -47,8 +47,12 @@ class Study:
 
     @classmethod
     def read(cls, name: str) -> Self:
-        """That of this name, as it was measured."""
-        return cls(json.loads((MEASURED / f"{name}.json").read_text()))
+        """That of this name, as it was measured. Raises ValueError where seeds of its plan aren't."""
+        study = cls(json.loads((MEASURED / f"{name}.json").read_text()))
+        seeds = (*study.plan["seeds"]["choosing"], *study.plan["seeds"]["reported"])
+        if lacking := [seed for seed in seeds if str(seed) not in study.measured["seeds"]]:
+            raise ValueError(f"{name}: seeds {lacking} aren't measured; python benchmarks/science.py {name} goes on")
+        return study
 
     @property
     def plan(self) -> dict[str, Any]:
