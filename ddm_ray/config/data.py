@@ -20,6 +20,7 @@ class TextConfig(StrictModel):
     """Texts as conditions: `tokens` tokens of `dim` channels from a text encoder, by its name or folder.
 
     `pooled_dim`: channels of one more vector for the whole text, of `pooled_encoder` or else of `encoder` itself.
+    Rows that keep `ids` are hundreds of times smaller, and their trainings need the encoder, and its memory.
     """
 
     encoder: str = Field(min_length=1, description="CLIP or T5: a folder, or a name of the hub")
@@ -29,11 +30,27 @@ class TextConfig(StrictModel):
         default=None, description="channels of the pooled vector; none: there is none"
     )
     pooled_encoder: str | None = Field(default=None, min_length=1, description="whose it is; none: encoder's own")
+    stored: Literal["features", "ids"] = Field(
+        default="features",
+        description="what rows keep of a text: the encoder's channels, or tokens' ids, to encode beside training",
+    )
 
     @property
     def channels(self) -> int:
         """Channels of all tokens of one text and of its pooled vector together."""
         return self.tokens * self.dim + (self.pooled_dim or 0)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a text's tokens in its row at most: float16 channels, or ids of 4 bytes."""
+        return self.tokens * (4 if self.stored == "ids" else 2 * self.dim)
+
+    @property
+    def pooled_bytes(self) -> int:
+        """Bytes of what its row keeps for the pooled vector."""
+        if self.stored == "ids":
+            return 0 if self.pooled_encoder is None else 4 * self.tokens
+        return 2 * (self.pooled_dim or 0)
 
     @model_validator(mode="after")
     def _pooled_has_a_size(self) -> Self:

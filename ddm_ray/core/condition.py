@@ -3,7 +3,7 @@
 Shapes: B rows, L tokens, E and P channels of the encoder's tokens and of its pooled vector.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,8 +46,54 @@ class Text:
         return Text(self.tokens_BLE.pin_memory(), self.mask_BL.pin_memory(), pooled)
 
 
+@dataclass(frozen=True, eq=False)
+class TextIds:
+    """Texts of B rows that are yet to be encoded: their tokens' ids (int64), and which of them count.
+
+    `pooled`: those for the encoder of the pooled vector, where that is another. `dropped_B`: rows that are to have the
+    null condition. It is moved and measured as a tensor of B rows is.
+    """
+
+    ids_BL: Tensor
+    mask_BL: Tensor
+    pooled: "TextIds | None" = None
+    dropped_B: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        assert self.mask_BL.shape == self.ids_BL.shape
+
+    def __len__(self) -> int:
+        return len(self.ids_BL)
+
+    def __getitem__(self, rows: Any) -> "TextIds":
+        return self._each(lambda tensor: tensor[rows])
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "TextIds":
+        return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> "TextIds":
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "TextIds":
+        return TextIds(
+            change(self.ids_BL),
+            change(self.mask_BL),
+            None if self.pooled is None else self.pooled._each(change),
+            None if self.dropped_B is None else change(self.dropped_B),
+        )
+
+
 Condition = Tensor | Text
 """Conditions of B rows: class labels (int64, `num_classes` for none), or texts (the empty prompt's for none)."""
+
+
+def with_null(text: Text, drop_B: Tensor, null: Text) -> Text:
+    """The texts, the null one (one row) where they are dropped."""
+    pooled_BP = None
+    if text.pooled_BP is not None and null.pooled_BP is not None:
+        pooled_BP = torch.where(drop_B[:, None], null.pooled_BP, text.pooled_BP)
+    tokens_BLE = torch.where(drop_B[:, None, None], null.tokens_BLE, text.tokens_BLE)
+    return Text(tokens_BLE, torch.where(drop_B[:, None], null.mask_BL, text.mask_BL), pooled_BP)
 
 
 def join(conditions: Sequence[Condition]) -> Condition:

@@ -1,8 +1,13 @@
-"""Numbers of the host on the networks' device, which nothing waits for."""
+"""Numbers of the host on the networks' device, which nothing waits for, and the networks' own precision there."""
 
 import numpy as np
 import torch
 from torch import Tensor
+
+
+def frozen_dtype(device: torch.device | str) -> torch.dtype:
+    """The precision in which networks compute that aren't trained: bf16 on a GPU, fp32 on a CPU."""
+    return torch.float32 if torch.device(device).type == "cpu" else torch.bfloat16
 
 
 def upload(array: np.ndarray, device: torch.device | str) -> Tensor:

@@ -21,6 +21,7 @@ TRAIN = "train"
 HELDOUT = "heldout"
 EMBEDDING = np.dtype("<f4")
 TEXT = np.dtype("<f2")
+IDS = np.dtype("<u4")
 
 
 def data_dtype(config: DataConfig) -> np.dtype:
@@ -30,6 +31,8 @@ def data_dtype(config: DataConfig) -> np.dtype:
 
 def shard_schema(config: DataConfig) -> pa.Schema:
     """Columns of a row for its expert: `data`, and its `label` or the `text_tokens` that count and `text_pooled`.
+
+    These are encoded, or ids; of ids there are others for the pooled vector only where that has an encoder of its own.
 
     `data` are pixels with the margin of their crops; or latents, beside which may be those of the mirror image. Arrays
     are their bytes (little-endian, C order), for parquet's own lists are read many times slower. A row's cluster and
@@ -41,7 +44,10 @@ def shard_schema(config: DataConfig) -> pa.Schema:
     if config.text is None:
         return pa.schema([*fields, ("label", pa.int64())])
     fields.append(("text_tokens", pa.binary()))
-    if config.text.pooled_dim is not None:
+    if config.text.stored == "ids":
+        if config.text.pooled_encoder is not None:
+            fields.append(("text_pooled", pa.binary()))
+    elif config.text.pooled_dim is not None:
         fields.append(("text_pooled", _array((config.text.pooled_dim,), TEXT)))
     return pa.schema(fields)
 

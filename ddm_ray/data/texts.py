@@ -1,16 +1,17 @@
-"""Encoded texts as they are stored, float16 and only the tokens that count, and how they become conditions again.
+"""Texts as they are stored, encoded (float16) or as ids, only the tokens that count, and how they are read again.
 
 Shapes: N rows, L tokens, E and P channels of the tokens and of the pooled vector.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from ddm_ray.config import TextConfig
-from ddm_ray.core.condition import Text
-from ddm_ray.data.schema import TEXT
+from ddm_ray.core.condition import Text, TextIds
+from ddm_ray.data.schema import IDS, TEXT
 from ddm_ray.errors import CorruptArtifact
 from ddm_ray.models import null_text
 
@@ -20,6 +21,34 @@ def stored_tokens(text: Text) -> list[bytes]:
     tokens_NLE = text.tokens_BLE.to(torch.float16).cpu().numpy()
     mask_NL = text.mask_BL.cpu().numpy()
     return [tokens_LE[mask_L].astype(TEXT).tobytes() for tokens_LE, mask_L in zip(tokens_NLE, mask_NL, strict=True)]
+
+
+def stored_ids(ids: TextIds) -> list[bytes]:
+    """Each row's ids that count."""
+    rows = zip(ids.ids_BL.numpy(), ids.mask_BL.numpy(), strict=True)
+    return [ids_L[mask_L].astype(IDS).tobytes() for ids_L, mask_L in rows]
+
+
+def read_ids(tokens: Sequence[bytes], pooled: Sequence[bytes] | None, config: TextConfig) -> TextIds:
+    """Stored ids of the encoder, and of the pooled vector's where that is another; padded with 0, not to be counted.
+
+    Raises CorruptArtifact if a row's bytes aren't ids, 1 to `config.tokens` of the encoder.
+    """
+    own = None if pooled is None else _padded(pooled, max(map(len, pooled), default=0) // IDS.itemsize)
+    return replace(_padded(tokens, config.tokens), pooled=own)
+
+
+def _padded(tokens: Sequence[bytes], most: int) -> TextIds:
+    ids_NL, lengths_N = np.zeros((len(tokens), most), np.int64), np.zeros(len(tokens), np.int64)
+    for row, stored in enumerate(tokens):
+        length, rest = divmod(len(stored), IDS.itemsize)
+        if rest or not 0 < length <= most:
+            raise CorruptArtifact(
+                f"text of {len(stored)} bytes: not the ids of 1 to {most} tokens (data.text); prepare and partition the"
+                " run again"
+            )
+        ids_NL[row, :length], lengths_N[row] = np.frombuffer(stored, IDS), length
+    return TextIds(torch.from_numpy(ids_NL), torch.arange(most) < torch.from_numpy(lengths_N)[:, None])
 
 
 def texts(tokens: Sequence[bytes], pooled: np.ndarray | None, config: TextConfig) -> Text:

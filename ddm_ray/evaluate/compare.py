@@ -130,7 +130,7 @@ def compare(
         features = features or first.config.evaluate.features
         embedder = load_embedder(features, device)
         decode = decoder(first, device)
-        seen = RealRows.of(first).decoded(decode)
+        seen = RealRows.of(first, device).decoded(decode)
         evaluating = first.config.evaluate.model_copy(update={"features": features})
         measuring = Run(first.store, first.config.model_copy(update={"evaluate": evaluating}))
         reference = reference_of(

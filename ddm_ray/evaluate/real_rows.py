@@ -40,18 +40,24 @@ class RealRows:
     elsewhere: list[int]
 
     @classmethod
-    def of(cls, run: Run) -> Self:
-        """Load them. Raises DataError for less than 2 training rows, MissingArtifact, DriftError, CorruptArtifact."""
+    def of(cls, run: Run, device: str = "cpu") -> Self:
+        """Load them; texts that rows keep as ids are encoded on `device`.
+
+        Raises DataError for less than 2 training rows, MissingArtifact, DriftError, CorruptArtifact.
+        """
         every = [shard(cluster) for cluster in range(run.config.partition.num_clusters)]
         here = [artifact for artifact in every if not run.config.partition.given or _is_here(run, artifact)]
         elsewhere = [cluster for cluster, artifact in enumerate(every) if artifact not in here]
-        train, heldout = _rows(run, here, TRAIN, with_texts=False), _rows(run, here, HELDOUT, with_texts=True)
+        train, heldout = (
+            _rows(run, here, TRAIN, with_texts=False),
+            _rows(run, here, HELDOUT, with_texts=True, device=device),
+        )
         if len(train) < 2:
             where = f"; those of clusters {elsewhere} are at their owners'" if elsewhere else ""
             raise DataError(f"{len(train)} training rows in the run's shards{where}: an evaluation needs 2 or more")
         shown = train
         if run.config.data.text is not None:
-            shown = heldout if len(heldout) else _rows(run, here, TRAIN, with_texts=True)
+            shown = heldout if len(heldout) else _rows(run, here, TRAIN, with_texts=True, device=device)
         return cls(train, heldout, shown, elsewhere)
 
     def decoded(self, decode: Decode) -> Self:
@@ -86,10 +92,10 @@ def prompts_of(run: Run, rows: RealRows | None = None) -> Condition:
     return (rows or RealRows.of(run)).shown.condition
 
 
-def _rows(run: Run, shards: list[Artifact], split: str, with_texts: bool) -> Rows:
+def _rows(run: Run, shards: list[Artifact], split: str, with_texts: bool, device: str = "cpu") -> Rows:
     most = max(2, KEPT_BYTES // _row_bytes(run.config.data, with_texts))
     most = min(most, HELDOUT_ROWS) if split == HELDOUT else most
-    return load_rows(run, shards, split, most, run.config.evaluate.seed, with_texts)
+    return load_rows(run, shards, split, most, run.config.evaluate.seed, with_texts, device)
 
 
 def _is_here(run: Run, artifact: Artifact) -> bool:

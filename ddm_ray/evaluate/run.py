@@ -81,7 +81,7 @@ def evaluate(
     # Before hours of sampling.
     embedder = load_embedder(config.features, device)
     clip = None if config.clip is None else Clip.from_pretrained(config.clip, device)
-    rows = RealRows.of(run)
+    rows = RealRows.of(run, device)
     run.finished(named(run.config, rows.elsewhere))  # made otherwise, it is told now
     captions = None if clip is None else CaptionScore.of(clip, rows)
     prompts_N = prompts_of(run, rows)

@@ -12,6 +12,7 @@ from torch import Tensor
 from ddm_ray.config import DataConfig
 from ddm_ray.core.augmentation import Views
 from ddm_ray.core.condition import Condition, Text
+from ddm_ray.core.transfer import frozen_dtype
 from ddm_ray.data.loading.loader import LoadedBatch
 from ddm_ray.models import weights
 from ddm_ray.placement import TrainPlacement
@@ -53,7 +54,7 @@ class MadeUpTeacher:
     by_cluster = False
 
     def __init__(self, job: TrainJob, device: torch.device):
-        precision = torch.float32 if device.type == "cpu" else torch.bfloat16
+        precision = frozen_dtype(device)
         self._networks = [weights.build(spec).eval().to(device, precision) for spec in job.asked]
 
     def await_step(self, step: int) -> None:
@@ -62,7 +63,7 @@ class MadeUpTeacher:
     def taught(self, batch: Batch, step: int, place_B: Tensor) -> Batch:
         """The batch with what its first network, an expert's like, predicts, or else any numbers."""
         with torch.no_grad():
-            answers = [network(batch.data_BCHW, batch.t_B, batch.condition) for network in self._networks]
+            answers = [network(batch.data_BCHW, batch.t_B, batch.encoded) for network in self._networks]
         return replace(batch, teacher_BCHW=(answers or [batch.data_BCHW])[0].to(batch.data_BCHW))
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from ddm_ray.config import RunConfig
-from ddm_ray.data.schema import EMBEDDING, TEXT, data_dtype
+from ddm_ray.data.schema import EMBEDDING, data_dtype
 from ddm_ray.data.sources.look import count_rows
 from ddm_ray.errors import DDMError
 from ddm_ray.islands.needs import LIBRARIES_BYTES, ModelNeeds, needs_of
@@ -266,7 +266,7 @@ def _row_bytes(config: RunConfig) -> tuple[int, int]:
     data, embedder = config.data, config.embedder
     size = (math.prod(data.stored_shape) + data.stores_mirrored * math.prod(data.shape)) * data_dtype(data).itemsize
     if data.text is not None:
-        size += TEXT.itemsize * (data.text.tokens * data.text.dim + (data.text.pooled_dim or 0))
+        size += data.text.token_bytes + data.text.pooled_bytes
     embedding = embedder.dim if embedder.kind == "pixels" else _EMBEDDING_DIM
     return size, size + embedding * EMBEDDING.itemsize + (_THUMBNAIL_BYTES if data.latents else 0)
 

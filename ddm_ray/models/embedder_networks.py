@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ddm_ray.config import EmbedderConfig
-from ddm_ray.core.transfer import sent, upload
+from ddm_ray.core.transfer import frozen_dtype, sent, upload
 from ddm_ray.errors import ConfigError, DataError
 from ddm_ray.models import lite0, third_party
 from ddm_ray.models.embedders import Embedder, batches
@@ -229,7 +229,7 @@ def _in_batches(embed: Callable[[np.ndarray], Tensor], pixels_NHWC: np.ndarray, 
 
 def _precision(device: str, exact: bool) -> torch.dtype:
     """Precision that a network computes in: float32, or bf16 on a GPU where it needn't be exact."""
-    return torch.float32 if exact or torch.device(device).type == "cpu" else torch.bfloat16
+    return torch.float32 if exact else frozen_dtype(device)
 
 
 def _require_file(config: EmbedderConfig, field: str) -> None:

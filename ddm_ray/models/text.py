@@ -11,11 +11,11 @@ from typing import Any, Self
 import torch
 
 from ddm_ray.config import TextConfig
-from ddm_ray.core.condition import Text
+from ddm_ray.core.condition import Text, TextIds
 from ddm_ray.errors import ConfigError
 from ddm_ray.models import third_party
 from ddm_ray.models.fingerprints import fingerprint_of, require_same_network
-from ddm_ray.models.text_tokens import encode
+from ddm_ray.models.text_tokens import encode_ids, tokenize
 from ddm_ray.remedies import Begin
 
 MODELS = {"clip": "CLIPTextModel", "clip_text_model": "CLIPTextModel", "t5": "T5EncoderModel"}
@@ -108,10 +108,23 @@ class TextEncoder:
         """The prompts' Text, padded to `tokens` with zeros. What is beyond them is cut off, and named in a warning."""
         if warn:
             self._warn_of_cuts(prompts)
-        text = encode(self.tokenizer, self.model, prompts, self.tokens)
+            if self.pooled is not None:
+                self.pooled._warn_of_cuts(prompts)
+        return self.encode_ids(self.ids(prompts).to(self.model.device))
+
+    def ids(self, prompts: Sequence[str]) -> TextIds:
+        """The prompts' ids, on the CPU, padded to `tokens`; what is beyond them is cut off."""
+        ids = tokenize(self.tokenizer, prompts, self.tokens)
+        return replace(ids, pooled=self.pooled.ids(prompts)) if self.pooled else ids
+
+    def encode_ids(self, ids: TextIds) -> Text:
+        """The Text of ids of this encoder's tokenizer (and the pooled one's), on the model's device."""
+        text = encode_ids(self.model, ids)
+        if self.pooled is not None:
+            assert ids.pooled is not None
+            text = replace(text, pooled_BP=self.pooled.encode_ids(ids.pooled).pooled_BP)
         pooled_BP = None if text.pooled_BP is None else text.pooled_BP.float()
-        text = replace(text, tokens_BLE=text.tokens_BLE.float(), pooled_BP=pooled_BP)
-        return replace(text, pooled_BP=self.pooled.encode(prompts, warn).pooled_BP) if self.pooled else text
+        return replace(text, tokens_BLE=text.tokens_BLE.float(), pooled_BP=pooled_BP)
 
     def lengths(self, prompts: Sequence[str]) -> list[int]:
         """Each prompt's number of tokens, of which `tokens` at most count; those of the other encoder aren't told."""

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from ddm_ray.core.augmentation import Views
-from ddm_ray.core.condition import Condition, Text
+from ddm_ray.core.condition import Condition, Text, TextIds, with_null
 from ddm_ray.data.loading.loader import LoadedBatch
+from ddm_ray.data.text_encoding import StoredTexts
 from ddm_ray.train.job import TrainJob
 from ddm_ray.train.objectives import Batch, Draws, draw
 
@@ -63,8 +64,9 @@ class RankBatches:
         world: int,
         micro_batch: int,
         teacher: Teacher | None = None,
+        texts: StoredTexts | None = None,
     ):
-        self._job, self._loader, self._teacher = job, loader, teacher
+        self._job, self._loader, self._teacher, self._texts = job, loader, teacher, texts
         share = math.ceil(job.batch / world)
         place = torch.arange(rank * share, (rank + 1) * share)
         # Gradients are averaged over ranks, so weights of world / batch give the mean over the global batch.
@@ -85,7 +87,7 @@ class RankBatches:
         """
         ahead = device.type != "cpu" and most is None
         for batch, weight_B, place_B in self._made_ahead(step) if ahead else islice(self._parts(step), most):
-            batch = batch.to(device)
+            batch = on_device(batch, device, self._texts)
             if self._teacher is not None:
                 batch = self._teacher.taught(batch, step, place_B)
             yield batch, weight_B.to(device, non_blocking=True)
@@ -120,6 +122,14 @@ class RankBatches:
         return self._loader.cluster_B(step, self._place).argsort(stable=True, descending=bool(step % 2))
 
 
+def on_device(batch: Batch, device: torch.device, texts: StoredTexts | None) -> Batch:
+    """The batch on this device, where its texts are encoded if rows keep their ids."""
+    if isinstance(batch.condition, TextIds):
+        assert texts is not None
+        batch = replace(batch, condition=texts(batch.condition))
+    return batch.to(device)
+
+
 def draws_of(job: TrainJob, step: int) -> Draws:
     """All that is random about global step `step` of a job."""
     train = job.train
@@ -142,14 +152,12 @@ def batch_of(job: TrainJob, loader: BatchRows, step: int, place_B: Tensor, draws
     )
 
 
-def _dropped(job: TrainJob, condition: Condition, drop_B: Tensor, null: Text | None) -> Condition:
+def _dropped(job: TrainJob, condition: Condition | TextIds, drop_B: Tensor, null: Text | None) -> Condition | TextIds:
     """The conditions, the null one where they are dropped."""
     if isinstance(condition, Tensor):
         assert job.null_label is not None
         return condition.masked_fill(drop_B, job.null_label)
+    if isinstance(condition, TextIds):
+        return replace(condition, dropped_B=drop_B)  # once they are encoded
     assert null is not None
-    pooled = None
-    if condition.pooled_BP is not None and null.pooled_BP is not None:
-        pooled = torch.where(drop_B[:, None], null.pooled_BP, condition.pooled_BP)
-    tokens_BLE = torch.where(drop_B[:, None, None], null.tokens_BLE, condition.tokens_BLE)
-    return Text(tokens_BLE, torch.where(drop_B[:, None], null.mask_BL, condition.mask_BL), pooled)
+    return with_null(condition, drop_B, null)

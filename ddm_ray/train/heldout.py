@@ -17,11 +17,13 @@ from torch import Tensor
 from ddm_ray.core.streams import HELDOUT, stream
 from ddm_ray.data.loading.heldout_rows import count_heldout, heldout_rows
 from ddm_ray.data.loading.stored_rows import StoredRows
+from ddm_ray.data.text_encoding import StoredTexts
 from ddm_ray.errors import DDMError
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.spelling import one_line
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.trend import DRAWS, GROUPS, LOSSES, STEPS, measurements
+from ddm_ray.train.batches import on_device
 from ddm_ray.train.job import TrainJob
 from ddm_ray.train.objectives import Batch, DistillLoss, ExpertLoss, Objective
 
@@ -88,8 +90,10 @@ def measured_curve(draws: int, rows: Sequence[tuple[float, Sequence[float]]]) ->
 class HeldoutLoss:
     """One rank's part in measuring a job's held-out loss; all ranks measure together, each some draws."""
 
-    def __init__(self, job: TrainJob, schedule: Schedule, rows: StoredRows, micro_batch: int):
-        self._job, self._rows, self._draws = job, rows, schedule.draws
+    def __init__(
+        self, job: TrainJob, schedule: Schedule, rows: StoredRows, micro_batch: int, texts: StoredTexts | None = None
+    ):
+        self._job, self._rows, self._draws, self._texts = job, rows, schedule.draws, texts
         self.schedule = schedule
         rank, world = dist.get_rank(), dist.get_world_size()
         share = math.ceil(schedule.draws / world)
@@ -104,7 +108,9 @@ class HeldoutLoss:
         self._t_D = job.times.times(uniform_D.astype(np.float32).clip(max=np.float32(1 - 2**-24)), job.flow.path)
 
     @classmethod
-    def of(cls, run: Run, job: TrainJob, placement: TrainPlacement, micro_batch: int) -> tuple[Self | None, str]:
+    def of(
+        cls, run: Run, job: TrainJob, placement: TrainPlacement, micro_batch: int, texts: StoredTexts | None
+    ) -> tuple[Self | None, str]:
         """The held-out loss of a job, with its rows in memory; None where none is measured, and why if that is unasked.
 
         All ranks must ask. Rows that are too few, or can't be read, end nothing.
@@ -124,7 +130,7 @@ class HeldoutLoss:
         dist.all_gather_object(problems, problem)
         if rows is None or any(problems):
             return None, next(filter(None, problems))
-        return cls(job, schedule, rows, micro_batch), ""
+        return cls(job, schedule, rows, micro_batch, texts), ""
 
     @property
     def steps(self) -> float:
@@ -141,7 +147,7 @@ class HeldoutLoss:
         objective = measured_objective(self._job)
         with engine.computing_with_ema() as model:
             for own, batch in self._batches():
-                loss_B = objective(model, batch.to(engine.device)).double()
+                loss_B = objective(model, on_device(batch, engine.device, self._texts)).double()
                 loss_D[own.start : own.stop] = loss_B[: len(own)]
         if dist.get_world_size() > 1:
             dist.all_reduce(loss_D)

@@ -9,12 +9,11 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from ddm_ray.data.loading.loader import Loader
 from ddm_ray.errors import ConfigError
 from ddm_ray.memory import free_bytes, reset_peak, taken_bytes
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.train.attempt import TrainAttempt
-from ddm_ray.train.batches import RankBatches, Teacher
+from ddm_ray.train.batches import RankBatches
 from ddm_ray.train.engine import Engine
 from ddm_ray.train.hardware import ranks_here
 from ddm_ray.train.job import TrainJob
@@ -28,17 +27,16 @@ FULL_CPU, FULL_GPU = 0.7, 0.85
 
 def find_micro_batch(
     job: TrainJob,
-    loader: Loader,
+    batches_of: Callable[[int], RankBatches],
     make: Callable[[], Engine],
     attempt: TrainAttempt,
     placement: TrainPlacement,
     watchdog: Watchdog,
-    teacher: Teacher | None = None,
 ) -> None:
     """Set the attempt's micro-batch to the most rows that every rank of this world can take at once, in equal parts.
 
-    All ranks must ask. `make` makes the engine for the trials. Raises OutOfMemory if more were tried than fit, and
-    ConfigError where memory can't be measured.
+    All ranks must ask. `batches_of` are those of a micro-batch; `make` makes the engine for the trials. Raises
+    OutOfMemory if more were tried than fit, and ConfigError where memory can't be measured.
     """
     attempt.phase("fitting")
     engine = make()
@@ -47,7 +45,7 @@ def find_micro_batch(
     snapshot.take()
     snapshot.copy()
     share = math.ceil(job.batch / dist.get_world_size())
-    rows = largest(_trial(job, loader, engine, attempt, memory, watchdog, teacher), share)
+    rows = largest(_trial(job, batches_of, engine, attempt, memory, watchdog), share)
     engine.close()
     del engine, snapshot
     gc.collect()
@@ -58,21 +56,20 @@ def find_micro_batch(
 
 def _trial(
     job: TrainJob,
-    loader: Loader,
+    batches_of: Callable[[int], RankBatches],
     engine: Engine,
     attempt: TrainAttempt,
     memory: "Memory",
     watchdog: Watchdog,
-    teacher: Teacher | None,
 ) -> Callable[[int], float]:
     """Takes a step with so many rows at once; the share of what a rank may take that it took, on the fullest one."""
-    rank, world = dist.get_rank(), dist.get_world_size()
+    world = dist.get_world_size()
 
     def trial(rows: int) -> float:
         attempt.micro_batch = rows
         memory.begin()
         # The last step is one of those with the most tokens; the second micro-batch finds the first one's gradients.
-        batches = RankBatches(job, loader, rank, world, rows, teacher).at(job.train.steps - 1, engine.device, most=2)
+        batches = batches_of(rows).at(job.train.steps - 1, engine.device, most=2)
         with attempt.catch_oom(), watchdog.step():
             engine.accumulate(job.objective, batches)
             engine.step(0.0)

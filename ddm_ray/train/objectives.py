@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddm_ray.core.augmentation import Views
-from ddm_ray.core.condition import Condition
+from ddm_ray.core.condition import Condition, TextIds
 from ddm_ray.core.flow import PATHS, Flow, append_dims, interpolate, target
 from ddm_ray.core.streams import BATCH, stream
 from ddm_ray.core.times import TimeSampling
@@ -29,10 +29,16 @@ class Batch:
     data_BCHW: Tensor
     noise_BCHW: Tensor
     t_B: Tensor  # in [0, 1], 0 is data
-    condition: Condition  # the null one where it was dropped
+    condition: Condition | TextIds  # the null one where it was dropped
     cluster_B: Tensor
     kept_BM: Tensor | None = None  # int64, tokens trained on, row-major numbers, ascending; none: all
     teacher_BCHW: Tensor | None = None  # a student's teacher's prediction at x_t
+
+    @property
+    def encoded(self) -> Condition:
+        """The condition, whose texts are encoded by now."""
+        assert not isinstance(self.condition, TextIds)
+        return self.condition
 
     def to(self, device: torch.device | str) -> "Batch":
         """The batch on this device; nobody waits for one in pinned memory, which is on its way."""
@@ -71,7 +77,7 @@ class ExpertLoss:
         kept = () if batch.kept_BM is None else (batch.kept_BM,)
         x_BCHW = interpolate(batch.data_BCHW, batch.noise_BCHW, batch.t_B, self.flow.path)
         # Networks answer in the precision of their weights; the loss is taken in the data's.
-        return model(x_BCHW, batch.t_B, batch.condition, *kept).to(batch.data_BCHW.dtype)  # type: ignore[no-any-return]
+        return model(x_BCHW, batch.t_B, batch.encoded, *kept).to(batch.data_BCHW.dtype)  # type: ignore[no-any-return]
 
     def _data_error(self, output: Tensor, batch: Batch) -> Tensor:
         if self.flow.prediction == "score":
@@ -119,7 +125,7 @@ class RouterLoss:
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
         x_BCHW = interpolate(batch.data_BCHW, batch.noise_BCHW, batch.t_B, self.flow.path)
-        logits_BK = model(x_BCHW, batch.t_B, batch.condition).to(batch.data_BCHW.dtype)
+        logits_BK = model(x_BCHW, batch.t_B, batch.encoded).to(batch.data_BCHW.dtype)
         return F.cross_entropy(logits_BK, batch.cluster_B, reduction="none")
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ddm_ray.core.flow import Flow
 from ddm_ray.core.streams import SeedPurpose, seeds
+from ddm_ray.core.transfer import frozen_dtype
 from ddm_ray.models import weights
 from ddm_ray.models.latents import Latents
 from ddm_ray.pictures.grid import GridRow, grid
@@ -38,7 +39,7 @@ def picture(
     autoencoder.
     """
     labels = _labels(run, cluster)
-    model = matched(weights.load(spec, ema), Flow(**spec.get("flow", {}))).to(device)
+    model = matched(weights.load(spec, ema), Flow(**spec.get("flow", {}))).to(device, frozen_dtype(device))
     config = run.config.data.latents
     known = row_networks(run).get("autoencoder")
     latents = None if config is None else Latents.from_config(config, known).to(device)

@@ -17,13 +17,14 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from ddm_ray.core.transfer import sent
+from ddm_ray.core.transfer import frozen_dtype, sent
 from ddm_ray.data import OnProgress, no_progress
 from ddm_ray.data.loading.loader import Loader
 from ddm_ray.data.loading.shard_files import null_text_of
 from ddm_ray.data.sharded.chunk_store import ChunkRecord, ChunkStore, StoredFile
 from ddm_ray.data.sharded.stage import ShareTold, make_chunks
 from ddm_ray.data.sharded.work import Chunk, Executor
+from ddm_ray.data.text_encoding import StoredTexts
 from ddm_ray.errors import ConfigError, DriftError
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.chunk_records import ChunkKey
@@ -31,7 +32,7 @@ from ddm_ray.storage.graph import STUDENT, Artifact, shard, targets
 from ddm_ray.storage.info import TargetsInfo
 from ddm_ray.storage.manifest import Identity, Manifest
 from ddm_ray.storage.run import Run
-from ddm_ray.train.batches import batch_of, draws_of
+from ddm_ray.train.batches import batch_of, draws_of, on_device
 from ddm_ray.train.job import TrainJob, train_job
 from ddm_ray.train.objectives import Batch
 from ddm_ray.train.teachers import load_teachers
@@ -220,13 +221,13 @@ class MakeTargets:
         self.chunks.require_same(self.identity)
         assert cluster is not None
         null_text = null_text_of(run, shard(cluster))
-        teachers = load_teachers(run, null_text, device, only=cluster)
-        dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+        teachers, texts = load_teachers(run, null_text, device, only=cluster), StoredTexts.of(run, null_text, device)
+        dtype = frozen_dtype(device)
 
         def predict(places: Places) -> dict[str, Tensor]:
             predicted = [torch.zeros(0, *run.config.data.shape, dtype=dtype)]
             for batch in places.batches:
-                taught = teachers.taught(batch.to(device)).teacher_BCHW
+                taught = teachers.taught(on_device(batch, device, texts)).teacher_BCHW
                 assert taught is not None
                 predicted.append(taught.to("cpu", dtype))
             return {"position": places.position_M, "target": torch.cat(predicted)}

@@ -15,6 +15,7 @@ from ddm_ray.core.condition import Condition, Text
 from ddm_ray.core.flow import interpolate
 from ddm_ray.core.mixture import group_rows, mix, posterior
 from ddm_ray.core.routing import Strategy, parse_strategy
+from ddm_ray.core.transfer import frozen_dtype
 from ddm_ray.data.loading.cache import local_files
 from ddm_ray.data.loading.verified import VerifiedFile
 from ddm_ray.models.spec import spec_of
@@ -61,7 +62,7 @@ class Teachers:
     def taught(self, batch: Batch, step: int = 0, place_B: Tensor | None = None) -> Batch:
         """The batch with its teacher's predictions."""
         x_BCHW = interpolate(batch.data_BCHW, batch.noise_BCHW, batch.t_B, self.path)
-        t_B, condition = batch.t_B, batch.condition
+        t_B, condition = batch.t_B, batch.encoded
         with torch.no_grad():
             weights_BK = self._weights(x_BCHW, t_B, condition, batch.cluster_B)
             predicted = self._predicted(x_BCHW, t_B, condition, weights_BK)
@@ -143,8 +144,7 @@ def _load(run: Run, artifact: Artifact, device: torch.device) -> nn.Module:
 
 
 def _frozen(network: nn.Module, device: torch.device) -> nn.Module:
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    return network.to(device, dtype).requires_grad_(False)
+    return network.to(device, frozen_dtype(device)).requires_grad_(False)
 
 
 def _teachers(run: Run, null_text: Text | None, device: torch.device, experts: Experts) -> Teachers:

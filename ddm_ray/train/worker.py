@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from ddm_ray.data.loading.loader import Loader
+from ddm_ray.data.text_encoding import StoredTexts
 from ddm_ray.errors import CorruptArtifact, StorageError, TrainingError
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.attempts import claimed
@@ -93,15 +94,18 @@ def _train(
         Watchdog(placement.hang_seconds, attempt.stuck) as watchdog,
         ExitStack() as stack,
     ):
+        texts = StoredTexts.of(run, loader.null_text, own_device())
+
+        def batches_of(micro_batch: int) -> RankBatches:
+            return RankBatches(job, loader, dist.get_rank(), dist.get_world_size(), micro_batch, teacher, texts)
+
         if attempt.searches:
-            find_micro_batch(job, loader, partial(make, True), attempt, placement, watchdog, teacher)
-        batches = stack.enter_context(
-            closing(RankBatches(job, loader, dist.get_rank(), dist.get_world_size(), attempt.micro_batch, teacher))
-        )
+            find_micro_batch(job, batches_of, partial(make, True), attempt, placement, watchdog)
+        batches = stack.enter_context(closing(batches_of(attempt.micro_batch)))
         engine, before = attempt.resume(make, begin)
         saver, owed = attempt.saver, False
         milestones = Milestones(run, attempt.storage, job, attempt.identity, engine, placement.keep_milestones)
-        heldout, unmeasured = HeldoutLoss.of(run, job, placement, attempt.micro_batch)
+        heldout, unmeasured = HeldoutLoss.of(run, job, placement, attempt.micro_batch, texts)
         measured = Schedule.of(job, placement)  # also where this attempt can't measure: what others did is kept
         meter = Meter(job.placed(placement), before, engine.device, dist.get_world_size(), measured)
         meter.unmeasured = unmeasured

@@ -20,13 +20,14 @@ from torch import Tensor
 
 from ddm_ray.config import DataConfig
 from ddm_ray.core.augmentation import Views
-from ddm_ray.core.condition import Condition, Text
+from ddm_ray.core.condition import Condition, Text, TextIds
 from ddm_ray.data.loading.cache import local_files
 from ddm_ray.data.loading.shard_files import files_of, null_text_of, require_shard
 from ddm_ray.data.loading.stored_rows import StoredRows
 from ddm_ray.data.loading.verified import VerifiedFile
 from ddm_ray.data.loading.windows import WINDOW_BYTES, RowGroup, Window, WindowOrder
 from ddm_ray.data.schema import TRAIN, read_parquet, shard_schema
+from ddm_ray.data.text_encoding import encoded
 from ddm_ray.errors import CorruptArtifact, DataError
 from ddm_ray.memory import free_bytes
 from ddm_ray.storage.graph import Artifact
@@ -64,10 +65,10 @@ class Rows:
 
 
 class LoadedBatch(NamedTuple):
-    """Rows of a batch: data_BCHW float32, their labels (int64) or texts, and cluster_B int64."""
+    """Rows of a batch: data_BCHW float32, their labels (int64), texts or ids of texts, and cluster_B int64."""
 
     data_BCHW: Tensor
-    condition: Condition
+    condition: Condition | TextIds
     cluster_B: Tensor
 
 
@@ -78,11 +79,13 @@ def load_rows(
     most: int | None = None,
     seed: int = 0,
     with_texts: bool = True,
+    device: str = "cpu",
 ) -> Rows:
     """The rows of one or more shards in memory, in an order that doesn't depend on that of `artifacts`.
 
     They are as they were prepared: only training draws views of them. Where there are more than `most`, so many are
     drawn, each as likely as the others. Texts take far more memory than latents: they are left out unless `with_texts`.
+    Those that rows keep as ids are encoded on `device`.
     Raises MissingArtifact, DriftError, and CorruptArtifact for a file whose checksum isn't its manifest's.
     """
     config = run.config.data.model_copy(update={"horizontal_flips": False})
@@ -109,6 +112,8 @@ def load_rows(
     stored = StoredRows(config, table.num_rows)
     stored.fill(0, table, table["cluster"].to_numpy())
     condition = stored.condition()
+    if isinstance(condition, TextIds):
+        condition = encoded(run, condition, null_text_of(run, artifacts[0]), device)
     text = None if isinstance(condition, Tensor) else condition
     labels_N = condition if isinstance(condition, Tensor) else torch.zeros(len(table), dtype=torch.int64)
     data_NCHW = torch.from_numpy(stored.modelled())

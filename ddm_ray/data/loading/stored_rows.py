@@ -9,9 +9,9 @@ import torch
 
 from ddm_ray.config import DataConfig
 from ddm_ray.core.augmentation import Views
-from ddm_ray.core.condition import Condition
+from ddm_ray.core.condition import Condition, TextIds
 from ddm_ray.data.schema import MIRRORED, TEXT, array, as_modelled, data_dtype, middle
-from ddm_ray.data.texts import texts
+from ddm_ray.data.texts import read_ids, texts
 
 
 class StoredRows:
@@ -19,13 +19,17 @@ class StoredRows:
 
     def __init__(self, config: DataConfig, num_rows: int):
         self._config, self.num_rows = config, num_rows
+        self._has_ids = config.text is not None and config.text.stored == "ids"
         self.data_NCHW = np.empty((num_rows, *config.stored_shape), data_dtype(config))
         self._mirrored_NCHW = np.empty_like(self.data_NCHW) if config.stores_mirrored else None
         self.cluster_N = np.empty(num_rows, np.int64)
         self._label_N = np.empty(num_rows if config.text is None else 0, np.int64)
         self._tokens: list[bytes] = [] if config.text is None else [b""] * num_rows
-        pooled = None if config.text is None else config.text.pooled_dim
+        pooled = None if config.text is None or self._has_ids else config.text.pooled_dim
         self._pooled_NP = None if pooled is None else np.empty((num_rows, pooled), TEXT)
+        # Of ids, those for the pooled vector's own encoder.
+        own_ids = config.text is not None and self._has_ids and config.text.pooled_encoder is not None
+        self._pooled_ids: list[bytes] | None = [b""] * num_rows if own_ids else None
 
     def fill(self, first: int, table: pa.Table, cluster: int | np.ndarray) -> None:
         """Set the rows from `first` on to a table's, of `shard_schema`."""
@@ -38,6 +42,8 @@ class StoredRows:
             self._label_N[rows] = table["label"].to_numpy()
             return
         self._tokens[rows] = table["text_tokens"].to_pylist()
+        if self._pooled_ids is not None:
+            self._pooled_ids[rows] = table["text_pooled"].to_pylist()
         if self._pooled_NP is not None:
             self._pooled_NP[rows] = array(table["text_pooled"], TEXT)
 
@@ -52,6 +58,8 @@ class StoredRows:
             return
         for member, row in zip(member_M.tolist(), row_M.tolist(), strict=True):
             self._tokens[member] = other._tokens[row]
+            if self._pooled_ids is not None and other._pooled_ids is not None:
+                self._pooled_ids[member] = other._pooled_ids[row]
         if self._pooled_NP is not None and other._pooled_NP is not None:
             self._pooled_NP[member_M] = other._pooled_NP[row_M]
 
@@ -61,10 +69,12 @@ class StoredRows:
         part.take(np.arange(len(row_M)), self, row_M)
         return part
 
-    def condition(self) -> Condition:
-        """label_N int64, or float32 texts padded to `data.text.tokens` tokens."""
+    def condition(self) -> Condition | TextIds:
+        """label_N int64, or texts padded to `data.text.tokens` tokens: float32, or ids that are yet to be encoded."""
         if self._config.text is None:
             return torch.from_numpy(self._label_N)
+        if self._has_ids:
+            return read_ids(self._tokens, self._pooled_ids, self._config.text)
         return texts(self._tokens, self._pooled_NP, self._config.text)
 
     def modelled(self, views: Views | None = None) -> np.ndarray:

@@ -27,6 +27,8 @@ from ddm_ray.storage.run import Run
 COLUMNS = {"embeddings": ["embedding"], "pixels": ["data"], "label": ["label"]}
 """Columns that decide a row's cluster, by the partition's method."""
 POOLED_SIDE = 4
+AHEAD_BYTES, MOST_READERS = 24 * 2**20, 16
+"""Parts that are read at a time: of small ones in an object store each takes mostly until it begins."""
 
 
 class RowsReader:
@@ -51,12 +53,14 @@ class RowsReader:
     ) -> Iterator[pa.Table]:
         """Each part's rows, by `columns` and id and split, or by all columns; `names`: of these parts alone.
 
-        Progress is that of the caller. Two parts are in memory: the next one is read ahead. Raises CorruptArtifact
-        naming the part.
+        Progress is that of the caller. The next parts are read ahead, up to AHEAD_BYTES of them, one at least. Raises
+        CorruptArtifact naming the part.
         """
         began, num_rows, names = time.monotonic(), 0, self.names if names is None else names
         read = partial(self._read, columns=None if columns is None else ["id", "split", *columns])
-        for number, table in enumerate(read_ahead(read, names, 1), 1):
+        largest = max((self.manifest.files[name].bytes for name in names), default=1)
+        ahead = min(max(1, AHEAD_BYTES // max(1, largest)), MOST_READERS)
+        for number, table in enumerate(read_ahead(read, names, ahead), 1):
             table = self._without_dropped(table)
             yield table
             num_rows += table.num_rows

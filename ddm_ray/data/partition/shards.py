@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 
 from ddm_ray.config import DataConfig
 from ddm_ray.data.order import shuffle_keys
+from ddm_ray.data.partition.buckets import RowBuckets
 from ddm_ray.data.partition.state import ExpectedShard
 from ddm_ray.data.schema import (
     HELDOUT,
-    TEXT,
     TRAIN,
     array,
     as_modelled,
@@ -66,8 +66,8 @@ class ShardWriter:
     """The shards of `clusters`, from their rows in any order; a context manager.
 
     `rows_train_K` and `rows_heldout_K` are the exact counts of all clusters. `scratch`: a local folder, made and
-    removed here, that takes all the shards' bytes; memory takes about half of `file_bytes`.
-    Raises StorageError where the scratch folder refuses.
+    removed here, that takes all the shards' bytes; memory takes about half of `file_bytes`, or one and a half of
+    it where there are very many files. Raises StorageError where the scratch folder refuses.
     """
 
     def __init__(
@@ -83,19 +83,17 @@ class ShardWriter:
         self.scratch = scratch
         self._data = run.config.data
         self._schema = shard_file_schema(self._data)
-        self._flush_bytes = max(file_bytes // 4, 1)
         # Of the stage's start: rows that are replaced while it runs must not look as if these shards came from them.
         self._identity = {cluster: run.identity(shard(cluster)) for cluster in clusters}
         self._splits: dict[tuple[int, str], _Split] = {}
-        self._num_buckets = 0
-        self._pending: dict[int, list[pa.Table]] = {}
-        self._pending_bytes = 0
+        num_buckets = 0
         for cluster in clusters:
             for split, rows_K in ((TRAIN, rows_train_K), (HELDOUT, rows_heldout_K)):
                 rows = int(rows_K[cluster])
                 files = -(-rows * row_bytes(self._data) // file_bytes)
-                self._splits[cluster, split] = _Split(rows, files, files * BUCKETS_PER_FILE, self._num_buckets)
-                self._num_buckets += files * BUCKETS_PER_FILE
+                self._splits[cluster, split] = _Split(rows, files, files * BUCKETS_PER_FILE, num_buckets)
+                num_buckets += files * BUCKETS_PER_FILE
+        self._buckets = RowBuckets(scratch, self._schema, num_buckets, max(file_bytes // 4, 1))
 
     def __enter__(self) -> Self:
         with as_scratch_error(self.scratch):
@@ -105,7 +103,6 @@ class ShardWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._pending.clear()
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def add(self, table: pa.Table, cluster_N: np.ndarray) -> None:
@@ -125,14 +122,7 @@ class ShardWriter:
                 bucket_N[mine] = to.first_bucket + local
                 np.add.at(to.bytes_of_file, local // BUCKETS_PER_FILE, bytes_N[mine])
                 np.add.at(to.rows_of_file, local // BUCKETS_PER_FILE, 1)
-        order = np.argsort(bucket_N, kind="stable")
-        table, bucket_N = table.take(pa.array(order)), bucket_N[order]
-        starts = np.flatnonzero(np.diff(bucket_N, prepend=-1))
-        for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
-            self._pending.setdefault(int(bucket_N[start]), []).append(table.slice(start, end - start))
-        self._pending_bytes += table.nbytes
-        if self._pending_bytes >= self._flush_bytes:
-            self._flush()
+        self._buckets.add(table, bucket_N)
 
     def commit(self, cluster: int, centroids: str | None, listed: FileRecord | None = None) -> Manifest:
         """Sort and write the cluster's files, then its manifest.
@@ -141,7 +131,6 @@ class ShardWriter:
         `ExpectedShard`. A shard that counts already, a concurrent writer's, is returned as it is. Raises DataError
         for data that aren't finite, StorageError.
         """
-        self._flush()
         artifact, store = shard(cluster), self.run.store
         expected = ExpectedShard(self.run, cluster, centroids, self._identity[cluster], listed)
         expected.invalidate()
@@ -204,33 +193,12 @@ class ShardWriter:
                         tally.add(group)
             if rows != to.rows_of_file[number]:
                 raise StorageError(f"{self.scratch}: lost rows of cluster {cluster}", OTHER_SCRATCH)
-            for bucket in range(first, first + BUCKETS_PER_FILE):
-                self._bucket(bucket).unlink(missing_ok=True)
             return path, FileRecord.of_file(path)
 
     def _sorted(self, bucket: int) -> pa.Table:
-        path = self._bucket(bucket)
-        tables = [self._schema.empty_table()]
-        if path.exists():
-            with pa.OSFile(str(path)) as file:
-                while file.tell() < file.size():
-                    tables.append(pa.ipc.open_stream(file).read_all())
-        table = pa.concat_tables(tables)
+        table = self._buckets.take(bucket)
         ids = table["id"].to_pylist()
         return table.take(pa.array(np.lexsort((np.array(ids, dtype=str), shuffle_keys(ids))))).combine_chunks()
-
-    def _flush(self) -> None:
-        """Append what is pending to its buckets: few rows at a time to many files, none of them kept open."""
-        with as_scratch_error(self.scratch):
-            for bucket, tables in self._pending.items():
-                with self._bucket(bucket).open("ab") as file, pa.ipc.new_stream(file, self._schema) as stream:
-                    for table in tables:
-                        stream.write_table(table)
-        self._pending.clear()
-        self._pending_bytes = 0
-
-    def _bucket(self, bucket: int) -> Path:
-        return self.scratch / f"{bucket:06d}.arrow"
 
 
 class _Tally:
@@ -268,7 +236,7 @@ class _Tally:
 def row_bytes(config: DataConfig) -> int:
     """Approximate bytes of a shard's row; half of a text's tokens are assumed to count."""
     widths = [field.type.byte_width for field in shard_schema(config) if pa.types.is_fixed_size_binary(field.type)]
-    condition = 8 if config.text is None else config.text.tokens * config.text.dim * TEXT.itemsize // 2
+    condition = 8 if config.text is None else config.text.token_bytes // 2
     return ID_BYTES + condition + sum(widths)
 
 

@@ -33,7 +33,7 @@ def partition(
     """Make the shards, then the artifact `partition`, then its report; a no-op if all are finished. Needs no Ray.
 
     `cluster`: where shards are given, make this owner's shard alone, of its own rows. `scratch`: a local folder that
-    takes about what the shards do (none: the system's temporary one). Memory: the k-means sample, two parts of the
+    takes about what the shards do (none: the system's temporary one). Memory: the k-means sample, some parts of the
     rows and a shard's file. The same rows give the same bytes, also where this runs twice at once. Raises DataError
     if a cluster would have no training row, ConfigError, MissingArtifact, CorruptArtifact, DriftError, StorageError.
     """

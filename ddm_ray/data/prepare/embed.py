@@ -126,11 +126,14 @@ class Embed:
         if config is None or self._texts is None:
             return {"label": decoded.conditions}
         captions = [str(caption) for caption in decoded.conditions]
-        tokens, pooled_NP = self._texts(captions)
+        tokens, pooled = self._texts(captions)
         columns: dict[str, Any] = {"text": captions, "text_tokens": tokens}
+        if config.stored == "ids":
+            return columns if pooled is None else columns | {"text_pooled": pooled}
         finite_N = np.array([np.isfinite(np.frombuffer(stored, TEXT)).all() for stored in tokens])
         numbers.require(finite_N, f"text encoder {config.encoder}", OVERFLOWS)
-        if pooled_NP is not None:
+        if pooled is not None:
+            pooled_NP = np.asarray(pooled)
             numbers.check(pooled_NP, f"text encoder {config.pooled_encoder or config.encoder}")
             columns["text_pooled"] = column(pooled_NP, TEXT)
         return columns

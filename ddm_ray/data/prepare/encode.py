@@ -8,7 +8,7 @@ import torch
 
 from ddm_ray.config import LatentsConfig, TextConfig
 from ddm_ray.core.transfer import upload
-from ddm_ray.data.texts import null_text_bytes, stored_tokens
+from ddm_ray.data.texts import null_text_bytes, stored_ids, stored_tokens
 from ddm_ray.models.embedders import batches
 from ddm_ray.models.latents import Latents
 from ddm_ray.models.text import TextEncoder
@@ -43,12 +43,16 @@ class EncodeImages:
 
 
 class EncodeTexts:
-    """Captions -> each row's tokens that count (`texts.stored_tokens`), and pooled_NP float16 where there is one."""
+    """Captions -> each row's tokens that count (`texts.stored_tokens`), and pooled_NP float16 where there is one.
+
+    Where rows keep ids (`data.text.stored`) tokens are these, and pooled ones those of the pooled vector's own encoder.
+    """
 
     def __init__(self, config: TextConfig, batch_size: int, device: str):
         """Load the text encoders. ConfigError, CorruptArtifact if they can't be, or aren't the run's."""
         self._encoder = TextEncoder.from_config(config).to(device)
         self._batch_size, self._pooled = batch_size, config.pooled_dim is not None
+        self._keeps_ids = config.stored == "ids"
 
     def fingerprint(self) -> str:
         """The text encoders'."""
@@ -58,7 +62,10 @@ class EncodeTexts:
         """The file of the empty prompt's text (`texts.null_text_bytes`)."""
         return null_text_bytes(self._encoder.null())
 
-    def __call__(self, captions: list[str]) -> tuple[list[bytes], np.ndarray | None]:
+    def __call__(self, captions: list[str]) -> tuple[list[bytes], np.ndarray | list[bytes] | None]:
+        if self._keeps_ids:
+            ids = self._encoder.ids(captions)
+            return stored_ids(ids), None if ids.pooled is None else stored_ids(ids.pooled)
         tokens: list[bytes] = []
         pooled = []
         for rows in batches(len(captions), self._batch_size):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ddm_ray.config import RunConfig, load_recipe
 from ddm_ray.data.order import shuffle_keys
-from ddm_ray.data.partition import shards
+from ddm_ray.data.partition import buckets, shards
 from ddm_ray.data.partition.shards import ShardWriter
 from ddm_ray.data.schema import EMBEDDING, HELDOUT, TEXT, TRAIN, array, column, images, read_parquet, rows_schema
 from ddm_ray.errors import DataError, StorageError
@@ -131,13 +131,21 @@ def test_a_shard_holds_its_rows_and_no_others(tmp_path: Path, data: dict[str, ob
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(seed=st.integers(0, 2**32), cuts=st.lists(st.integers(0, 300), max_size=6), texts=st.booleans())
-def test_bytes_depend_on_the_set_of_rows_alone(tmp_path: Path, seed: int, cuts: list[int], texts: bool) -> None:
-    with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
+@given(
+    seed=st.integers(0, 2**32),
+    cuts=st.lists(st.integers(0, 300), max_size=6),
+    texts=st.booleans(),
+    two_passes=st.booleans(),
+)
+def test_bytes_depend_on_the_set_of_rows_alone(
+    tmp_path: Path, seed: int, cuts: list[int], texts: bool, two_passes: bool
+) -> None:
+    with tempfile.TemporaryDirectory(dir=tmp_path) as folder, pytest.MonkeyPatch.context() as patch:
         runs = [made_run(Path(folder) / name, **(TEXTS if texts else {})) for name in ("one", "other")]
         table = made_rows(runs[0], 300)
         write(runs[0], [(table, clusters_of(table))], tmp_path / "scratch")
         mixed = table.take(np.random.default_rng(seed).permutation(300))
+        patch.setattr(buckets, "ONE_PASS", 8 if two_passes else 10**6)
         edges = [0, *sorted(cuts), 300]
         parts = [mixed.slice(start, end - start) for start, end in itertools.pairwise(edges)]
         write(runs[1], [(part, clusters_of(part)) for part in parts], tmp_path / "scratch")
