@@ -66,8 +66,8 @@ class ShardWriter:
     """The shards of `clusters`, from their rows in any order; a context manager.
 
     `rows_train_K` and `rows_heldout_K` are the exact counts of all clusters. `scratch`: a local folder, made and
-    removed here, that takes all the shards' bytes; memory takes about half of `file_bytes`, or one and a half of
-    it where there are very many files. Raises StorageError where the scratch folder refuses.
+    removed here, that takes all the shards' bytes; memory takes about half of `file_bytes`, or twice as many
+    where there are very many files. Raises StorageError where the scratch folder refuses.
     """
 
     def __init__(
