@@ -1,4 +1,4 @@
-"""The data path: prepare beside a loop by hand, k-means beside its matrix products, memory, the loader.
+"""The data path: prepare beside a loop by hand, k-means beside its matrix products, memory, the loader, sorting.
 
 Prepare: the stage on all cores of this machine, a private Ray started before the clock, and a loop in one process that
 reads, decodes, embeds and writes the same rows; both embed with one thread a process and equal batches. Seconds times
@@ -10,6 +10,7 @@ of bounded size over unbounded ones.
 Memory: the peak of the stage's processes for few and many rows of 64 x 64 pixels, parts of 512 rows, a small network,
 and a sample for k-means that the few rows fill.
 Loader: time of a row over that of a row's training step, without draws, clipping and EMA, of the smallest expert.
+Sorting: rows into as many buckets as a hundred million have, a tenth of a row each a flush, in two passes and in one.
 """
 
 import argparse
@@ -27,6 +28,7 @@ import pyarrow.parquet as pq
 import torch
 from claims import Claim, Report, measuring
 from data_compute import add, measure_kmeans, measure_loader, quotients
+from data_sorting import measure_sorting
 from PIL import Image
 
 from ddm_ray.config import load_recipe
@@ -45,10 +47,11 @@ SIZES = {
     "many": 200_000,
     "loaded": 40_000,
     "steps": 200,
+    "sorted": 300_000,
 }
 QUICK = {"images": 512, "network_size": 112, "prepare_repeats": 1, "rows": 20_000, "fine": 256, "repeats": 3}
-QUICK |= {"few": 5_000, "many": 40_000, "loaded": 10_000}
-MEASURES = ("prepare", "kmeans", "memory", "loader")
+QUICK |= {"few": 5_000, "many": 40_000, "loaded": 10_000, "sorted": 50_000}
+MEASURES = ("prepare", "kmeans", "memory", "loader", "sorting")
 SIDE = 320  # of the JPEGs
 PART_ROWS = 64  # so that a small folder has many parts
 MEMORY_PART_ROWS = 512  # likewise, so that few rows fill all that is bounded
@@ -206,6 +209,8 @@ def main() -> None:
                     measure_memory(args, Path(folder), report)
                 case "loader":
                     measure_loader(args.loaded, args.steps, args.repeats, Path(folder), report)
+                case "sorting":
+                    measure_sorting(args.sorted, args.repeats, Path(folder), report)
         load = " ".join(f"{value:.1f}" for value in os.getloadavg())
         report.progress(f"{time.monotonic() - began:.0f} s so far; the machine's load: {load}")
     report.finish(args.json)
