@@ -1,6 +1,8 @@
 """A copy in memory of what a rank holds of a training state, taken while training goes on, and written from there."""
 
+from concurrent.futures import ThreadPoolExecutor
 from threading import Event
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,6 +11,9 @@ from ddm_ray.storage.manifest import FileRecord
 from ddm_ray.storage.store import Store
 from ddm_ray.train.fragments import EMA, RECORDS, Fragment
 from ddm_ray.train.state import INDEX, PART, Piece, cut, fingerprint, index_bytes, index_entry, part_header
+
+WRITERS = 4
+"""Parts that are hashed and written at a time beside a GPU's training: one thread takes a minute for 3B parameters."""
 
 
 class Part:
@@ -107,10 +112,16 @@ class Snapshot:
         assert self._taken, "else what was taken before would have another step's name"
         self._taken = False
         self.copy()
-        parts = {}
-        for part in self.parts:
+
+        def put(part: Part) -> tuple[str, dict[str, Any]]:
             store.write(f"{prefix}/{part.name}", part.data)
-            parts[part.name] = index_entry(FileRecord.of(part.data), part.record, part.pieces)
+            return part.name, index_entry(FileRecord.of(part.data), part.record, part.pieces)
+
+        if self._device.type == "cpu":  # its cores are training's
+            parts = dict(map(put, self.parts))
+        else:
+            with ThreadPoolExecutor(WRITERS) as pool:
+                parts = dict(pool.map(put, self.parts))
         if self._device.type == "cpu" and self._copies:
             self._prints_R = self._fingerprints(self._copies)
         store.write(f"{prefix}/{INDEX}", index_bytes(parts, dict(zip(RECORDS, self._prints_R.tolist(), strict=True))))

@@ -1,9 +1,10 @@
 """States on storage: any layout of fragments is read back by any other, and what is wrong is named."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from threading import Thread
+from threading import Barrier, Thread
 from types import SimpleNamespace
 from typing import Any
 from zlib import crc32
@@ -214,6 +215,29 @@ def test_on_a_gpu_training_goes_on_while_a_stream_copies(tmp_path: Path, settled
     assert {name: ours.read(f"{PREFIX}/{name}") for name in ours.sizes(PREFIX)} == {
         name: plain.read(f"{PREFIX}/{name}") for name in plain.sizes(PREFIX)
     }
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_beside_a_gpu_parts_are_written_at_once(tmp_path: Path, gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a CPU one by one: its cores are training's."""
+    store, write, writing, most = Store(str(tmp_path)), Store.write, [0], [0]
+    together = Barrier(len(RECORDS) if gpu else 1)
+
+    def counted(self: Store, key: str, data: bytes) -> None:
+        writing[0] += 1
+        most[0] = max(most[0], writing[0])
+        if not key.endswith(state.INDEX):
+            together.wait(60)
+        write(self, key, data)
+        writing[0] -= 1
+
+    monkeypatch.setattr(Store, "write", counted)
+    held = fragments({name: [] for name in SIZES}, 0, values())
+    with pretended() if gpu else nullcontext():
+        snapshot = Snapshot(on_gpu(held) if gpu else held)
+        snapshot.take()
+        snapshot.write(store, PREFIX)
+    assert most == [len(RECORDS) if gpu else 1]
 
 
 def test_what_was_taken_is_written_once(tmp_path: Path) -> None:
