@@ -27,6 +27,8 @@ SIDE_BY_SIDE = 4
 def local_files(run: Run, manifest: Manifest, names: Sequence[str], cache: str | None) -> Iterator[list[VerifiedFile]]:
     """An artifact's files, each read or fetched once to verify it, for as long as the context lasts.
 
+    One that has been for two seconds as it was when another process of this user verified it isn't read for that again.
+
     Copies are for this user alone. They go to a folder of the artifact's digest below `cache`, where they stay and are
     used again; without one, below the system's temporary folder, until the last process here that uses them is done.
     Processes that want the same copy at once make one. Raises CorruptArtifact naming the file, StorageError.
@@ -58,6 +60,11 @@ def cache_root(cache: str | None) -> Path:
     return Path(cache) if cache else Path(tempfile.gettempdir()) / f"ddm-ray-{os.geteuid()}"
 
 
+def _notes() -> Path:
+    """The folder of notes on files that were verified."""
+    return cache_root(None) / "verified"
+
+
 def _each(names: Sequence[str], obtain: Callable[[str], VerifiedFile]) -> list[VerifiedFile]:
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
         futures = [pool.submit(obtain, name) for name in names]
@@ -70,7 +77,7 @@ def _each(names: Sequence[str], obtain: Callable[[str], VerifiedFile]) -> list[V
 def _verified(run: Run, manifest: Manifest, name: str, path: Path) -> VerifiedFile:
     file = VerifiedFile(path, manifest.files[name], partial(_differing, run, manifest, name))
     try:
-        file.verify()
+        file.verify_once(_notes())
     except FileNotFoundError:
         raise _gone(run, manifest, name) from None
     except OSError as error:
@@ -88,7 +95,7 @@ def _fetched(run: Run, manifest: Manifest, name: str, path: Path) -> VerifiedFil
             with suppress(OSError):  # of some disks, or of a volume that is only read
                 close_to_others(path)
             with suppress(CorruptArtifact, OSError):
-                copy.verify()
+                copy.verify_once(_notes())
                 return copy
         with locked(path.with_name(f"{path.name}.lock"), fcntl.LOCK_EX):
             if inode(path) != seen:

@@ -1,17 +1,27 @@
 """A file on a local disk that holds what its manifest says, from when it is verified to the last time it is read."""
 
+import fcntl
 import hashlib
+import json
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 
-from ddm_ray.errors import CorruptArtifact
+from pydantic import TypeAdapter, ValidationError
+
+from ddm_ray.data.scratch import own_folder
+from ddm_ray.errors import CorruptArtifact, StorageError
+from ddm_ray.storage.disk import locked
 from ddm_ray.storage.manifest import FileRecord
 
 Stamp = tuple[int, int, int, int]
+_STAMP: TypeAdapter[Stamp] = TypeAdapter(Stamp)
+MOST_NOTED = 256
+SETTLED_NS = 2 * 10**9
 
 
 class VerifiedFile:
@@ -55,6 +65,27 @@ class VerifiedFile:
         with self.open():
             pass
 
+    def verify_once(self, notes: Path) -> None:
+        """The same; nor is it read where `notes` say that another process of this user has, and it hasn't changed.
+
+        Of processes that ask at once one reads it. Raises as `open`.
+        """
+        with ExitStack() as held:
+            descriptor: int | None = None
+            with suppress(OSError, StorageError):  # else nothing is noted
+                for folder in (notes.parent, notes):
+                    own_folder(folder)
+                note = notes / self.record.sha256
+                descriptor = held.enter_context(locked(note, fcntl.LOCK_EX))
+                held.callback(_remove_empty, note)
+                self._stamp = self._stamp or _noted(descriptor)
+            known, began = self._stamp, time.time_ns()
+            self.verify()
+            if descriptor is not None and self._stamp and self._stamp != known and _settled(self._stamp, began):
+                with suppress(OSError):
+                    os.ftruncate(descriptor, 0)
+                    os.pwrite(descriptor, json.dumps(self._stamp).encode(), 0)
+
     def _require_same(self, file: BufferedReader) -> None:
         before = os.fstat(file.fileno())
         if not stat.S_ISREG(before.st_mode):
@@ -66,6 +97,26 @@ class VerifiedFile:
         if record != self.record:
             raise self._refuse(record)
         self._stamp = _stamp(before)
+
+
+def _noted(descriptor: int) -> Stamp | None:
+    """The stamp in a note; None in one that a kill cut off, or that is new."""
+    try:
+        return _STAMP.validate_json(os.pread(descriptor, MOST_NOTED, 0))
+    except ValidationError:
+        return None
+
+
+def _remove_empty(note: Path) -> None:
+    """Remove a note that says nothing, whose lock is ours."""
+    with suppress(OSError):
+        if not note.stat().st_size:
+            note.unlink()
+
+
+def _settled(stamp: Stamp, began: int) -> bool:
+    """True if the last change was before the tick of any clock in which reading began: the next one will show."""
+    return began - max(stamp[2:]) > SETTLED_NS
 
 
 def stamp_of(descriptor: int) -> Stamp:
