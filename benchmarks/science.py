@@ -2,8 +2,8 @@
 
 A plan (`benchmarks/plans/`) is written down before it runs: data, budgets, seeds, strategies, arms. All is done by the
 product itself, without Ray: a job a tiny expert would cost more than its training. Killed, the same command goes on
-with the same `--folder`: what is trained, and each measured arm, is kept. `docs/science/` keeps what was measured, seed
-by seed: a seed that is there isn't measured again, on any machine.
+with the same `--folder`: what is trained, and each measured arm, is kept. `docs/science/` keeps what was measured, arm
+by arm: what is there isn't measured again, on any machine.
 """
 
 import argparse
@@ -36,25 +36,25 @@ def one(plan: Plan, folder: Path, seed: int, arm: str) -> None:
 
 
 def gathered(plan: Plan, folder: Path) -> dict[str, Any]:
-    """All that was measured of a study by now, with its plan: the seeds of which all arms are."""
-    arms = {seed: plan.arms_of(seed) for seed in (*plan.seeds.choosing, *plan.seeds.reported)}
+    """All that was measured of a study by now, with its plan."""
     read = {
-        str(seed): {arm: _read(plan, folder, seed, arm) for arm in names}
-        for seed, names in arms.items()
-        if all(result_path(folder, seed, arm).exists() for arm in names)
+        str(seed): {
+            arm: _read(plan, folder, seed, arm) for arm in plan.arms_of(seed) if result_path(folder, seed, arm).exists()
+        }
+        for seed in (*plan.seeds.choosing, *plan.seeds.reported)
     }
     real = _read(plan, folder, plan.seeds.reported[0], RULER)
     return {"plan": plan.model_dump(mode="json"), "machine": machine("cpu"), "real": real, "seeds": read}
 
 
 def known(plan: Plan, folder: Path, path: Path) -> None:
-    """Put what a file of results has of a study into its folder, but for seeds that lack an arm of this plan."""
-    read: dict[str, Any] = json.loads(path.read_text())
+    """Put what a file of results has of this plan into a study's folder."""
+    seeds: dict[str, dict[str, Any]] = json.loads(path.read_text())["seeds"]
     for seed in (*plan.seeds.choosing, *plan.seeds.reported):
-        arms = read["seeds"].get(str(seed), {})
-        if all(arms.get(arm, {}).get("plan") == plan.digest(arm) for arm in plan.arms_of(seed)):
-            for arm, result in arms.items():
-                write_result(result_path(folder, seed, arm), result)
+        for arm in plan.arms_of(seed):
+            result, own = seeds.get(str(seed), {}).get(arm, {}), result_path(folder, seed, arm)
+            if result.get("plan") == plan.digest(arm) and not own.exists():
+                write_result(own, result)
 
 
 def _read(plan: Plan, folder: Path, seed: int, arm: str) -> dict[str, Any]:
@@ -66,10 +66,10 @@ def _read(plan: Plan, folder: Path, seed: int, arm: str) -> dict[str, Any]:
     return result
 
 
-def study(plan: Plan, source: str, folder: Path, jobs: int, path: Path | None) -> dict[str, Any]:
+def study(plan: Plan, source: str, folder: Path, jobs: int, results: Path | None) -> dict[str, Any]:
     """Measure all that isn't yet of a study, `jobs` seeds at once; `source`: the plan's name or file.
 
-    `path`: the file of results, which has each seed as soon as it is measured.
+    `results`: a file, which has each arm as soon as it is measured.
     """
     command = [sys.executable, __file__, source, "--folder", str(folder), "--only"]
     environment, one_by_one = os.environ | {"OMP_NUM_THREADS": "1"}, threading.Lock()
@@ -81,16 +81,16 @@ def study(plan: Plan, source: str, folder: Path, jobs: int, path: Path | None) -
         elif subprocess.run([*command, str(seed), arm], env=environment).returncode:
             raise SystemExit(f"{plan.name}, seed {seed}: {arm} failed; once it is mended the same command goes on")
         print(f"{plan.name}, seed {seed}: {arm}", file=sys.stderr, flush=True)
+        with one_by_one:
+            if results is not None:
+                write_result(results, gathered(plan, folder))
 
     def measure_all(seed: int) -> None:
         for arm in plan.arms_of(seed):  # a base before what is made of it
             measure(seed, arm)
-        with one_by_one:
-            if path is not None:
-                write_result(path, gathered(plan, folder))
 
-    if path is not None and path.exists():
-        known(plan, folder, path)
+    if results is not None and results.exists():
+        known(plan, folder, results)
     seeds = (*plan.seeds.reported, *plan.seeds.choosing)
     measure(seeds[0], RULER)
     with ThreadPoolExecutor(jobs) as pool:

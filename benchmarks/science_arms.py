@@ -120,28 +120,36 @@ class Measuring:
         kinds = {"run": self.of_run, "told": self.of_told, "forecast": self.of_partitions}
         return kinds.get(arm.kind, self.of_others)(name, arm)
 
-    def run_of(self, arm: str) -> Run:
-        """The run of an arm."""
-        return Run.open(str(self.folder / str(self.seed) / arm))
+    def clustered(self, name: str) -> Run:
+        """The run of an arm, with its own partition."""
+        settings = [*self.plan.run_settings(self.seed), *self.plan.arms[name].settings]
+        if any(each.startswith("student.train=") for each in settings):
+            settings.append(f"student.train.seed={self.seed}")
+        return begun(self.ruler, self.folder / str(self.seed) / name, self.plan, settings)
+
+    def own(self, name: str, run: Run) -> list[Artifact]:
+        """What an arm trains of its run."""
+        trains = {"experts": run.experts, "router": [ROUTER], "monolith": [MONOLITH], "student": [STUDENT]}
+        return [artifact for word in self.plan.arms[name].trains for artifact in trains[word]]
+
+    def made(self, name: str) -> Run:
+        """The run of an arm with all networks that it needs, as it trains them or another arm does; once."""
+        arm, run = self.plan.arms[name], self.clustered(name)
+        own = self.own(name, run)
+        needed = [*run.experts, ROUTER] if mixes(arm) else run.experts if "student" in arm.trains else ()
+        if lacking := [each for each in needed if each not in own and not run.finished(each)]:
+            share(self.made(arm.of), run, lacking)
+        parts = self.plan.steps // self.plan.milestones
+        shown = any(each.kind == "steps" and each.of == name for each in self.plan.arms.values())
+        return trained(run, own, TrainPlacement(milestone_steps=parts if shown else None))
 
     def of_run(self, name: str, arm: Arm) -> dict[str, Any]:
         """A run of its own: networks that it doesn't train are those of `of`."""
-        settings = [*self.plan.run_settings(self.seed), *arm.settings]
-        if any(each.startswith("student.train=") for each in arm.settings):
-            settings.append(f"student.train.seed={self.seed}")
-        run = begun(self.ruler, self.folder / str(self.seed) / name, self.plan, settings)
-        mixed = arm.strategies is None or bool(arm.strategies)
-        needed = [*run.experts, ROUTER] if mixed else run.experts if "student" in arm.trains else ()
-        trains = {"experts": run.experts, "router": [ROUTER], "monolith": [MONOLITH], "student": [STUDENT]}
-        own = [artifact for word in arm.trains for artifact in trains[word]]
-        share(self.run_of(arm.of), run, [each for each in needed if each not in own])
-        parts = self.plan.steps // self.plan.milestones
-        shown = any(each.kind == "steps" and each.of == name for each in self.plan.arms.values())
-        trained(run, own, TrainPlacement(milestone_steps=parts if shown else None))
+        run = self.made(name)
         candidates: dict[str, Models] = {kind: load_models(run, kind) for kind in DENSE if kind in arm.trains}
         scores = {kind: self.score(models, "oracle", run) for kind, models in candidates.items()}
         losses: list[Any] = []
-        if mixed:
+        if mixes(arm):
             mixture = load_models(run)
             strategies = self.plan.strategies if arm.strategies is None else arm.strategies
             scores |= {strategy: self.score(mixture, strategy, run) for strategy in strategies}
@@ -153,7 +161,7 @@ class Measuring:
         return {
             "candidates": scores,
             "losses": {loss.model: {"loss": loss.loss, "by_t": loss.by_t} for loss in losses},
-            "flops": {str(each): TrainedInfo.of(run.require(each)).training_flops for each in own},
+            "flops": {str(each): TrainedInfo.of(run.require(each)).training_flops for each in self.own(name, run)},
         }
 
     def of_told(self, name: str, arm: Arm) -> dict[str, Any]:
@@ -186,12 +194,12 @@ class Measuring:
             if arm.kind == "run" and any(setting.startswith("partition.") for setting in arm.settings)
         }
         measured = [each for each in ("base", *own) if each in self.plan.arms_of(self.seed)]
-        runs = {each: self.run_of(each) for each in measured}
+        runs = {each: self.clustered(each) for each in measured}
         return {"candidates": {}, "forecast": {each: forecast(run, self.seed) for each, run in runs.items()}}
 
     def of_others(self, name: str, arm: Arm) -> dict[str, Any]:
         """The networks of the base or another arm, used otherwise; nothing is trained."""
-        run, scores = self.run_of(arm.of), dict[str, Any]()
+        run, scores = self.made(arm.of), dict[str, Any]()
         if arm.kind == "average":
             scores["average"] = self.score(averaged(run), "oracle", run)
         if arm.kind == "prior":
@@ -239,6 +247,11 @@ class Measuring:
         count = len(request.seeds)
         costs = {"expert_rows": rows[0] / count, "router_rows": rows[1] / count}
         return asdict(measured.score) | costs
+
+
+def mixes(arm: Arm) -> bool:
+    """True if an arm's mixture is sampled."""
+    return arm.strategies is None or bool(arm.strategies)
 
 
 def begun(ruler: Ruler, folder: Path, plan: Plan, settings: Sequence[str]) -> Run:

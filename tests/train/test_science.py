@@ -128,11 +128,15 @@ def test_a_study_measures_what_an_evaluation_does_and_goes_on(
     assert measured["plan"] == plan.model_dump(mode="json") and "drawn again" in measured["real"]
     assert measured["seeds"]["3"]["prior"]["candidates"] == results["prior"]["candidates"]
     assert measured["seeds"]["3"]["base"]["candidates"] == results["base"]["candidates"]
-    # A seed that results have isn't measured again where its runs aren't.
+    # An arm that results have isn't measured again where its runs aren't; for others its networks are trained again.
+    del measured["seeds"]["3"]["prior"]
+    (tmp_path / "of/tiny.json").write_text(json.dumps(measured))
     again = [*command[:-1], str(tmp_path / "elsewhere"), "--results", str(tmp_path / "of")]
     subprocess.run(again, capture_output=True, timeout=300, check=True, text=True)
-    assert not (tmp_path / "elsewhere/tiny/3").exists()
-    assert json.loads((tmp_path / "of/tiny.json").read_text())["seeds"] == measured["seeds"]
+    assert {path.name for path in (tmp_path / "elsewhere/tiny/3").iterdir()} == {"base"}
+    seeds = json.loads((tmp_path / "of/tiny.json").read_text())["seeds"]
+    assert seeds["3"].pop("prior")["candidates"] == results["prior"]["candidates"]
+    assert seeds == measured["seeds"]
     # Of another plan they aren't taken for this one's.
     path.write_text(yaml.safe_dump(PLAN | {"num_samples": 100}, sort_keys=False))
     other = subprocess.run(command, capture_output=True, timeout=300, check=False, text=True)
