@@ -60,7 +60,7 @@ class MadeUpTeacher:
     def await_step(self, step: int) -> None:
         """Nothing is waited for."""
 
-    def taught(self, batch: Batch, step: int, place_B: Tensor) -> Batch:
+    def taught(self, batch: Batch, step: int, place_B: Tensor, cluster_B: Tensor) -> Batch:
         """The batch with what its first network, an expert's like, predicts, or else any numbers."""
         with torch.no_grad():
             answers = [network(batch.data_BCHW, batch.t_B, batch.encoded) for network in self._networks]

@@ -42,8 +42,11 @@ class Teacher(Protocol):
         """Wait until it can be asked about this step."""
         ...
 
-    def taught(self, batch: Batch, step: int, place_B: Tensor) -> Batch:
-        """The batch, which is that of these places of a step, with its teacher's predictions."""
+    def taught(self, batch: Batch, step: int, place_B: Tensor, cluster_B: Tensor) -> Batch:
+        """The batch, which is that of these places of a step, with its teacher's predictions.
+
+        `cluster_B`: its rows' clusters as the host has them.
+        """
         ...
 
 
@@ -87,10 +90,10 @@ class RankBatches:
         """
         ahead = device.type != "cpu" and most is None
         for batch, weight_B, place_B in self._made_ahead(step) if ahead else islice(self._parts(step), most):
-            batch = on_device(batch, device, self._texts)
+            moved = on_device(batch, device, self._texts)
             if self._teacher is not None:
-                batch = self._teacher.taught(batch, step, place_B)
-            yield batch, weight_B.to(device, non_blocking=True)
+                moved = self._teacher.taught(moved, step, place_B, batch.cluster_B)
+            yield moved, weight_B.to(device, non_blocking=True)
 
     def _parts(self, step: int) -> Iterator[_Part]:
         """Micro-batches with their weights and places, in the host's memory."""

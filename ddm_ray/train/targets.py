@@ -227,7 +227,7 @@ class MakeTargets:
         def predict(places: Places) -> dict[str, Tensor]:
             predicted = [torch.zeros(0, *run.config.data.shape, dtype=dtype)]
             for batch in places.batches:
-                taught = teachers.taught(on_device(batch, device, texts)).teacher_BCHW
+                taught = teachers.taught(on_device(batch, device, texts), cluster_B=batch.cluster_B).teacher_BCHW
                 assert taught is not None
                 predicted.append(taught.to("cpu", dtype))
             return {"position": places.position_M, "target": torch.cat(predicted)}
@@ -274,7 +274,7 @@ class StoredTargets:
         if number + 1 < len(self._firsts):
             self._range(number + 1)
 
-    def taught(self, batch: Batch, step: int, place_B: Tensor) -> Batch:
+    def taught(self, batch: Batch, step: int, place_B: Tensor, cluster_B: Tensor) -> Batch:
         """The batch, which is that of these places of a step, with its teacher's predictions."""
         position_N, target_NCHW = self._range(self._number(step)).result()
         position_B = step * self._batch + place_B

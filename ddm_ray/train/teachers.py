@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
@@ -59,23 +60,31 @@ class Teachers:
     def await_step(self, step: int) -> None:
         """Nothing is waited for: experts are at hand, or fetched when they are asked."""
 
-    def taught(self, batch: Batch, step: int = 0, place_B: Tensor | None = None) -> Batch:
-        """The batch with its teacher's predictions."""
+    def taught(
+        self, batch: Batch, step: int = 0, place_B: Tensor | None = None, cluster_B: Tensor | None = None
+    ) -> Batch:
+        """The batch with its teacher's predictions. `cluster_B`: its clusters on the host, which then needn't wait."""
         x_BCHW = interpolate(batch.data_BCHW, batch.noise_BCHW, batch.t_B, self.path)
         t_B, condition = batch.t_B, batch.encoded
         with torch.no_grad():
             weights_BK = self._weights(x_BCHW, t_B, condition, batch.cluster_B)
-            predicted = self._predicted(x_BCHW, t_B, condition, weights_BK)
+            used_BK: np.ndarray | None = None
+            if self.strategy is None and cluster_B is not None:
+                used_BK = one_hot(cluster_B, len(self.experts)).numpy() > 0
+            predicted = self._predicted(x_BCHW, t_B, condition, weights_BK, used_BK)
             if self.guidance_scale != 1:
                 null = self.null(len(x_BCHW)).to(x_BCHW.device)
                 if self.strategy is not None and self.strategy.when == "velocity":
                     weights_BK = self._weights(x_BCHW, t_B, null, batch.cluster_B)
-                without = self._predicted(x_BCHW, t_B, null, weights_BK)
+                without = self._predicted(x_BCHW, t_B, null, weights_BK, used_BK)
                 predicted = torch.lerp(without, predicted, self.guidance_scale)
         return replace(batch, teacher_BCHW=predicted)
 
-    def _predicted(self, x_BCHW: Tensor, t_B: Tensor, condition: Condition, weights_BK: Tensor) -> Tensor:
-        groups = group_rows((weights_BK > 0).cpu().numpy(), x_BCHW.device)
+    def _predicted(
+        self, x_BCHW: Tensor, t_B: Tensor, condition: Condition, weights_BK: Tensor, used_BK: np.ndarray | None
+    ) -> Tensor:
+        used_BK = (weights_BK > 0).cpu().numpy() if used_BK is None else used_BK
+        groups = group_rows(used_BK, x_BCHW.device)
         calls = []
         for group in groups:
             rows = slice(None) if group.rows_R is None else group.rows_R

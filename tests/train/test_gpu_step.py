@@ -1,6 +1,7 @@
 """A training step on a GPU that isn't there: the same numbers, and the host waits once, for the step before."""
 
 import copy
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -9,18 +10,21 @@ import torch
 from torch import nn
 
 from ddm_ray.data.loading.loader import Loader
-from ddm_ray.storage.graph import ROUTER, Artifact, expert
+from ddm_ray.storage.graph import ROUTER, STUDENT, Artifact, expert
 from ddm_ray.storage.run import Run
 from ddm_ray.train.batches import RankBatches
 from ddm_ray.train.consensus import Flags, StepResult, StepResults
 from ddm_ray.train.job import TrainJob, train_job
 from ddm_ray.train.optimizer import AdamWithEMA
+from ddm_ray.train.teachers import Teachers, load_teachers
 from tests.pretend_gpu import PretendGPU
 from tests.pretend_streams import pretended
-from tests.random_run import make_data, make_texts
+from tests.random_run import make_data, make_run, make_texts
 
 STEPS, MICRO_BATCH = 4, 6
 SIZE = ("expert.train.global_batch=24", "router.train.global_batch=24", "expert.train.steps=4", "router.train.steps=4")
+
+STUDENT_SIZE = ("student.train={steps: 4, global_batch: 24, learning_rate: 1.0e-3, warmup_steps: 0, ema_decay: 0.5}",)
 
 
 def move(model: nn.Module, device: torch.device) -> None:
@@ -33,13 +37,21 @@ def move(model: nn.Module, device: torch.device) -> None:
 
 
 def results_of(
-    model: nn.Module, job: TrainJob, loader: Loader, device: torch.device, gpu: PretendGPU | None
+    model: nn.Module,
+    job: TrainJob,
+    loader: Loader,
+    device: torch.device,
+    gpu: PretendGPU | None,
+    teachers: Teachers | None = None,
 ) -> list[StepResult]:
     """What the job's steps come to: a loop as the worker's, without DeepSpeed. On `gpu` its waits are checked."""
     results, known = StepResults(), list[StepResult]()
     move(model, device)
     optimizer = AdamWithEMA(model.parameters(), ema_decay=0.9, clip_norm=0.1, lr=1e-2)
-    with closing(RankBatches(job, loader, 0, 1, MICRO_BATCH)) as batches:
+    for expert_network in teachers.experts if teachers else ():
+        assert isinstance(expert_network, nn.Module)
+        move(expert_network, device)
+    with closing(RankBatches(job, loader, 0, 1, MICRO_BATCH, teachers)) as batches:
         for step in range(STEPS):
             before = gpu.waits.copy() if gpu else None
             total = torch.zeros((), dtype=torch.float64, device=device)
@@ -66,17 +78,23 @@ def test_the_host_waits_for_the_step_before_alone(
     check(run, artifact)
 
 
+def test_a_student_asks_the_experts_of_its_rows_without_a_wait(tmp_path: Path, world_of_one: None) -> None:
+    run = make_run(str(tmp_path / "run"), settings=(*SIZE, *STUDENT_SIZE), num_rows=50)
+    check(run, STUDENT, lambda: load_teachers(run, None, torch.device("cpu")))
+
+
 def test_texts_come_like_labels(tmp_path: Path, world_of_one: None) -> None:
     check(make_texts(str(tmp_path / "run"), settings=SIZE), expert(0))
 
 
-def check(run: Run, artifact: Artifact) -> None:
+def check(run: Run, artifact: Artifact, teachers: Callable[[], Teachers | None] = lambda: None) -> None:
     job = train_job(run, artifact)
     with Loader(run, job.shards, job.train.seed, job.batch) as loader:
         model = job.build()
-        plain = results_of(copy.deepcopy(model), job, loader, torch.device("cpu"), None)
+        plain = results_of(copy.deepcopy(model), job, loader, torch.device("cpu"), None, teachers())
+        asked = teachers()
         with pretended() as gpu:
-            ours = results_of(model, job, loader, torch.device("meta"), gpu)
+            ours = results_of(model, job, loader, torch.device("meta"), gpu, asked)
             assert not gpu.races
     for step, (one, other) in enumerate(zip(ours, plain, strict=True)):
         assert (one.step, one.loss, one.norm) == (step, pytest.approx(other.loss, rel=1e-6), pytest.approx(other.norm))

@@ -111,8 +111,8 @@ class ByChance(Teachers):
 
 
 class AtAnotherTime(Teachers):
-    def _predicted(self, x_BCHW: Tensor, t_B: Tensor, condition: Any, weights_BK: Tensor) -> Tensor:
-        return super()._predicted(x_BCHW, 1 - t_B, condition, weights_BK)
+    def _predicted(self, x_BCHW: Tensor, t_B: Tensor, condition: Any, weights_BK: Tensor, used_BK: Any) -> Tensor:
+        return super()._predicted(x_BCHW, 1 - t_B, condition, weights_BK, used_BK)
 
 
 class Unnormalised(Teachers):
