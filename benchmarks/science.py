@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,8 @@ def one(plan: Plan, folder: Path, seed: int, arm: str) -> None:
     """Measure one arm of a seed, or make the ruler."""
     ruler, began = Ruler.of(plan, folder), time.monotonic()
     result = ruler.floor(plan.num_samples) if arm == RULER else Measuring.of(plan, folder, seed, ruler).measure(arm)
-    result |= {"minutes": (time.monotonic() - began) / 60, "commit": commit(), "plan": plan.digest(arm)}
+    result |= {"minutes": (time.monotonic() - began) / 60, "commit": commit(), "machine": machine("cpu")}
+    result["plan"] = plan.digest(arm)
     write_result(result_path(folder, seed, arm), result)
 
 
@@ -44,12 +46,22 @@ def gathered(plan: Plan, folder: Path) -> dict[str, Any]:
         for seed in (*plan.seeds.choosing, *plan.seeds.reported)
     }
     real = _read(plan, folder, plan.seeds.reported[0], RULER)
-    return {"plan": plan.model_dump(mode="json"), "machine": machine("cpu"), "real": real, "seeds": read}
+    return {"plan": plan.model_dump(mode="json"), "real": real, "seeds": read}
 
 
-def known(plan: Plan, folder: Path, path: Path) -> None:
-    """Put what a file of results has of this plan into a study's folder."""
-    seeds: dict[str, dict[str, Any]] = json.loads(path.read_text())["seeds"]
+def known(plan: Plan, folder: Path, results: Path) -> None:
+    """Put what files of results have of this plan into a study's folder."""
+    for path in (results, partial(results)):
+        if path.exists():
+            _put(plan, folder, json.loads(path.read_text())["seeds"])
+
+
+def partial(results: Path) -> Path:
+    """The file of results by now, until they are a whole study's."""
+    return results.with_suffix(".partial.json")
+
+
+def _put(plan: Plan, folder: Path, seeds: Mapping[str, Mapping[str, dict[str, Any]]]) -> None:
     for seed in (*plan.seeds.choosing, *plan.seeds.reported):
         for arm in plan.arms_of(seed):
             result, own = seeds.get(str(seed), {}).get(arm, {}), result_path(folder, seed, arm)
@@ -69,7 +81,7 @@ def _read(plan: Plan, folder: Path, seed: int, arm: str) -> dict[str, Any]:
 def study(plan: Plan, source: str, folder: Path, jobs: int, results: Path | None) -> dict[str, Any]:
     """Measure all that isn't yet of a study, `jobs` seeds at once; `source`: the plan's name or file.
 
-    `results`: a file, which has each arm as soon as it is measured.
+    `results`: a file for them all in the end; one beside it has each arm as soon as it is measured.
     """
     command = [sys.executable, __file__, source, "--folder", str(folder), "--only"]
     environment, one_by_one = os.environ | {"OMP_NUM_THREADS": "1"}, threading.Lock()
@@ -83,18 +95,21 @@ def study(plan: Plan, source: str, folder: Path, jobs: int, results: Path | None
         print(f"{plan.name}, seed {seed}: {arm}", file=sys.stderr, flush=True)
         with one_by_one:
             if results is not None:
-                write_result(results, gathered(plan, folder))
+                write_result(partial(results), gathered(plan, folder))
 
     def measure_all(seed: int) -> None:
         for arm in plan.arms_of(seed):  # a base before what is made of it
             measure(seed, arm)
 
-    if results is not None and results.exists():
+    if results is not None:
         known(plan, folder, results)
     seeds = (*plan.seeds.reported, *plan.seeds.choosing)
     measure(seeds[0], RULER)
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(measure_all, seeds))
+    if results is not None:
+        write_result(results, gathered(plan, folder))
+        partial(results).unlink()
     return gathered(plan, folder)
 
 

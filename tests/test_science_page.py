@@ -1,9 +1,7 @@
 """Statistics of the science: ratios, intervals, the best strategy, and how much sooner the mixture is as good."""
 
-import json
 import math
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -80,20 +78,3 @@ def test_how_much_sooner_the_mixture_is_as_good(page: ModuleType, distances: lis
     assert (ahead.ratio and ahead.ratio.mean) == (pytest.approx(sooner) if sooner else None)
     assert (ahead.reached, ahead.count) == (int(sooner is not None), 1)
     assert str(ahead).startswith("not by all: 0 of 1 seeds" if sooner is None else f"{sooner:.2f}")
-
-
-def test_a_study_is_read_once_all_of_it_is_measured(
-    page: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(page, "MEASURED", tmp_path)
-    plan = page.Plan.read("quick")
-    arms = {arm: {"candidates": {}} for arm in plan.arms}
-    seeds = {str(seed): dict(arms) for seed in (*plan.seeds.choosing, *plan.seeds.reported)}
-    measured = {"plan": plan.model_dump(mode="json"), "seeds": seeds}
-    (tmp_path / "quick.json").write_text(json.dumps(measured))
-    assert page.Study.read("quick").plan["name"] == plan.name
-    seed, last = [*seeds][-1], [*arms][-1]
-    del seeds[seed][last]
-    (tmp_path / "quick.json").write_text(json.dumps(measured))
-    with pytest.raises(ValueError, match=f"quick, seed {seed}: {last} aren't measured"):
-        page.Study.read("quick")

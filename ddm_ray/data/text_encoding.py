@@ -10,10 +10,11 @@ import torch
 
 from ddm_ray.core.condition import Text, TextIds, join, with_null
 from ddm_ray.core.transfer import frozen_dtype
+from ddm_ray.data.loading.shard_files import null_text_of, require_shard
 from ddm_ray.errors import CorruptArtifact
 from ddm_ray.models.text import TextEncoder
-from ddm_ray.storage.graph import PARTITION
-from ddm_ray.storage.info import PartitionInfo
+from ddm_ray.storage.graph import Artifact
+from ddm_ray.storage.info import ShardInfo
 from ddm_ray.storage.run import Run
 
 ROWS = 64
@@ -28,16 +29,20 @@ class StoredTexts:
     null: Text
 
     @classmethod
-    def of(cls, run: Run, null: Text | None, device: torch.device | str) -> Self | None:
-        """The texts of a run, whose encoder computes in bf16 on a GPU; None where rows keep features, or have no texts.
+    def of(cls, run: Run, shard: Artifact, device: torch.device | str) -> Self | None:
+        """The texts of a run's shards, by any one of them; None where rows keep features, or have no texts.
 
-        Raises as `TextEncoder.from_config`, DriftError for another encoder than that whose ids rows keep.
+        On a GPU the encoder computes in bf16. Raises as `TextEncoder.from_config`, DriftError for another encoder than
+        that whose ids the shard's rows keep.
         """
-        config, manifest = run.config.data.text, run.manifest(PARTITION)
-        if config is None or config.stored == "features":
+        config, null = run.config.data.text, null_text_of(run, shard)
+        if config is None or null is None or config.stored == "features":
             return None
-        assert null is not None
-        known = PartitionInfo.of(manifest).networks.get("text encoder") if manifest else None
+        known = ShardInfo.of(require_shard(run, shard)).networks.get("text encoder")
+        if known is None:
+            raise CorruptArtifact(
+                f"{run.url}/{shard}: doesn't say which text encoder its ids are of", run.remake(shard)
+            )
         encoder = TextEncoder.from_config(config, known)
         return cls(encoder.to(device, frozen_dtype(device)), null.to(device))
 
@@ -46,31 +51,33 @@ class StoredTexts:
 
         Raises CorruptArtifact for an id that the encoder hasn't.
         """
-        self._require_known(ids)
+        self.require_known(ids)
         moved = ids.to(self.encoder.model.device, non_blocking=True)
         text, null, drop_B = self.encoder.encode_ids(moved), self.null, moved.dropped_B
         if null.pooled_BP is None:
             text = replace(text, pooled_BP=None)
         return text if drop_B is None else with_null(text, drop_B, null)
 
-    def _require_known(self, ids: TextIds) -> None:
+    def require_known(self, ids: TextIds) -> None:
+        """Raise CorruptArtifact for ids, on the CPU, that the encoder hasn't, or that are more than it reads."""
         for encoder, own in ((self.encoder, ids), (self.encoder.pooled, ids.pooled)):
-            if own is None or encoder is None or not len(own):
+            if own is None or encoder is None:
                 continue
             least, most = own.ids_BL.aminmax()
             known = encoder.model.get_input_embeddings().num_embeddings
-            if least < 0 or most >= known:
+            wrong = f"token {int(most if most >= known else least)} of {known}" if least < 0 or most >= known else ""
+            if own.ids_BL.shape[1] > encoder.tokens:
+                wrong = f"{own.ids_BL.shape[1]} tokens of {encoder.tokens}"
+            if wrong:
                 raise CorruptArtifact(
-                    f"a row's text has token {int(most if most >= known else least)} of {known} that the text encoder"
-                    " knows; prepare and partition the run again"
+                    f"a row's text has {wrong} that the text encoder knows; prepare and partition the run again"
                 )
 
 
-def encoded(run: Run, ids: TextIds, null: Text | None, device: str) -> Text:
-    """Many texts on the CPU, encoded on `device` some at a time. Raises as StoredTexts."""
-    texts = StoredTexts.of(run, null, device)
+def encoded(run: Run, shard: Artifact, ids: TextIds, device: str) -> Text:
+    """Some texts of a shard on the CPU, encoded on `device` a few at a time. Raises as StoredTexts."""
+    texts = StoredTexts.of(run, shard, device)
     assert texts is not None
-    first, *others = (texts(ids[each : each + ROWS]).to("cpu") for each in range(0, max(1, len(ids)), ROWS))
-    every = join([first, *others])
+    every = join([texts(ids[first : first + ROWS]).to("cpu") for first in range(0, len(ids), ROWS)])
     assert isinstance(every, Text)
     return every

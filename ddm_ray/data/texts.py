@@ -15,6 +15,9 @@ from ddm_ray.data.schema import IDS, TEXT
 from ddm_ray.errors import CorruptArtifact
 from ddm_ray.models import null_text
 
+MOST_POOLED = 512
+"""Tokens at most that the encoder of a pooled vector reads: CLIP's reads 77."""
+
 
 def stored_tokens(text: Text) -> list[bytes]:
     """Each row's tokens that count, float16; a value too large for it becomes infinite."""
@@ -34,7 +37,8 @@ def read_ids(tokens: Sequence[bytes], pooled: Sequence[bytes] | None, config: Te
 
     Raises CorruptArtifact if a row's bytes aren't ids, 1 to `config.tokens` of the encoder.
     """
-    own = None if pooled is None else _padded(pooled, max(map(len, pooled), default=0) // IDS.itemsize)
+    longest = max(map(len, pooled or ()), default=0) // IDS.itemsize
+    own = None if pooled is None else _padded(pooled, max(1, min(longest, MOST_POOLED)))
     return replace(_padded(tokens, config.tokens), pooled=own)
 
 
@@ -71,6 +75,11 @@ def texts(tokens: Sequence[bytes], pooled: np.ndarray | None, config: TextConfig
     mask_NL = torch.arange(config.tokens) < torch.from_numpy(lengths_N)[:, None]
     pooled_NP = None if pooled is None else torch.from_numpy(pooled.astype(np.float32))
     return Text(torch.from_numpy(tokens_NLE), mask_NL, pooled_NP)
+
+
+def no_texts(config: TextConfig) -> Text:
+    """Texts of no rows."""
+    return texts([], None if config.pooled_dim is None else np.empty((0, config.pooled_dim), TEXT), config)
 
 
 def null_text_bytes(text: Text) -> bytes:

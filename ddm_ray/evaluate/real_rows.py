@@ -85,11 +85,11 @@ class RealRows:
         return [int(order[place % len(order)]) for place in range(count)]
 
 
-def prompts_of(run: Run, rows: RealRows | None = None) -> Condition:
+def prompts_of(run: Run, rows: RealRows | None = None, device: str = "cpu") -> Condition:
     """Conditions that an evaluation's numbers stand for: all classes and none, or the texts of the rows shown."""
     if run.config.data.text is None:
         return torch.arange((run.config.data.num_classes or 0) + 1)
-    return (rows or RealRows.of(run)).shown.condition
+    return (rows or RealRows.of(run, device)).shown.condition
 
 
 def _rows(run: Run, shards: list[Artifact], split: str, with_texts: bool, device: str = "cpu") -> Rows:

@@ -193,7 +193,7 @@ class MakeSamples:
         candidates = {candidate.name: candidate for candidate in lineup.candidates}
         decode, prompts_N, device = (
             decoder(run, self.device),
-            prompts_of(run),
+            prompts_of(run, device=self.device),
             torch.device(self.device),
         )
         # A thread's own CPU time doesn't count what the other portions, or other programs, take from its core.

@@ -19,8 +19,8 @@ from ddm_ray.models.text_tokens import encode_ids, tokenize
 from ddm_ray.remedies import Begin
 
 MODELS = {"clip": "CLIPTextModel", "clip_text_model": "CLIPTextModel", "t5": "T5EncoderModel"}
-OTHER_HALF = ("vision_model.", "visual_projection.", "text_projection.", "logit_scale")
-"""Beginnings of the tensors that a whole CLIP has and its text model doesn't."""
+OTHER_HALF = ("vision_model.", "visual_projection.", "text_projection.", "logit_scale", "lm_head.")
+"""Beginnings of the tensors that a whole CLIP or T5 has and its text model doesn't."""
 
 
 class TextEncoder:

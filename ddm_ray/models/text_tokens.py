@@ -8,11 +8,14 @@ from torch import Tensor
 
 from ddm_ray.core.condition import Text, TextIds
 
+ADD = ("eager", "sdpa")
+"""Implementations of attention that add what they are given for a mask; others take which tokens count."""
+
 
 def tokenize(tokenizer: Any, prompts: Sequence[str], tokens: int) -> TextIds:
     """The prompts' ids, padded to `tokens`; what is beyond them is cut off."""
     given = {"padding": "max_length", "max_length": tokens, "truncation": True, "return_tensors": "pt"}
-    ids = tokenizer(list(prompts), **given)
+    ids = tokenizer(list(prompts), padding_side="right", **given)
     return TextIds(ids["input_ids"], ids["attention_mask"].bool())
 
 
@@ -27,7 +30,9 @@ def encode(tokenizer: Any, model: Any, prompts: Sequence[str], tokens: int) -> T
 @torch.no_grad()
 def encode_ids(model: Any, ids: TextIds) -> Text:
     """The Text of ids on the model's device. Padding is masked, in the model too."""
-    encoded = model(input_ids=ids.ids_BL, attention_mask=_bias_B1LL(model, ids.mask_BL))
+    attends = getattr(model.config, "_attn_implementation", None) in ADD
+    mask = _bias_B1LL(model, ids.mask_BL) if attends else ids.mask_BL.long()
+    encoded = model(input_ids=ids.ids_BL, attention_mask=mask)
     # Zeros beyond the mask: models that look there see the same of a text that was stored without its padding.
     encoded_BLE = encoded.last_hidden_state
     mask_BL = ids.mask_BL.to(encoded_BLE.device)  # a model that is offloaded answers elsewhere

@@ -75,7 +75,10 @@ def load_model(
 
 
 def load(kind: Any, name: str, what: str, **settings: Any) -> Any:
-    """`kind.from_pretrained(name, **settings)`. CorruptArtifact for a folder, ConfigError for another name."""
+    """`kind.from_pretrained(name, **settings)`. CorruptArtifact for a folder, ConfigError for another name.
+
+    The latter passes where it is the way to the hub that failed.
+    """
     local = Path(name).is_dir()
     if local:
         require_inert(Path(name), what)
@@ -89,11 +92,27 @@ def load(kind: Any, name: str, what: str, **settings: Any) -> Any:
     except Exception as error:  # a border: nobody promises what these libraries raise for files that are unfit
         if local:
             raise CorruptArtifact(f"{what} {name}: can't be loaded ({brief(error)}); fetch it again") from error
-        raise ConfigError(f"{what} {name}: {brief(error)}") from error
+        refused = ConfigError(f"{what} {name}: {brief(error)}")
+        refused.passes = _is_of_the_way(error)
+        raise refused from error
     chosen = kind.__name__ in NAMED and not isinstance(loaded, tuple)  # by a name in files
     if chosen and type(loaded).__name__ not in NAMED[kind.__name__][2]:
         raise ConfigError(f"{what} {name}: is a {type(loaded).__name__}; {_use(kind)}")
     return loaded
+
+
+def _is_of_the_way(error: BaseException | None) -> bool:
+    """True for an error of the network, or of a hub that is busy: the same may go well later."""
+    import httpx
+    from huggingface_hub.errors import HfHubHTTPError
+
+    while error is not None:
+        if isinstance(error, HfHubHTTPError) and error.response is not None:
+            return error.response.status_code in (408, 429) or error.response.status_code >= 500
+        if isinstance(error, (ConnectionError, TimeoutError, httpx.TransportError)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def brief(error: BaseException) -> str:

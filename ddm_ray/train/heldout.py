@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ddm_ray.core.condition import TextIds
 from ddm_ray.core.streams import HELDOUT, stream
 from ddm_ray.data.loading.heldout_rows import count_heldout, heldout_rows
 from ddm_ray.data.loading.stored_rows import StoredRows
@@ -124,6 +125,8 @@ class HeldoutLoss:
                 problem = f"its shards have {count} held-out rows, and fewer than {GROUPS} tell nothing"
             else:
                 rows = heldout_rows(run, job.shards, schedule.draws, placement.cache)
+                if isinstance(ids := rows.condition(), TextIds) and texts is not None:
+                    texts.require_known(ids)
         except DDMError as error:  # of rows that no step needs
             problem = one_line(error)
         problems = [""] * dist.get_world_size()

@@ -94,7 +94,7 @@ def _train(
         Watchdog(placement.hang_seconds, attempt.stuck) as watchdog,
         ExitStack() as stack,
     ):
-        texts = StoredTexts.of(run, loader.null_text, own_device())
+        texts = StoredTexts.of(run, job.shards[0], own_device())
 
         def batches_of(micro_batch: int) -> RankBatches:
             return RankBatches(job, loader, dist.get_rank(), dist.get_world_size(), micro_batch, teacher, texts)

@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     T5Config,
     T5EncoderModel,
+    T5ForConditionalGeneration,
 )
 
 from ddm_ray.config import TextConfig
@@ -207,6 +208,36 @@ def test_a_whole_clip_has_a_text_model(tmp_path: Path, clip_model: CLIPTextModel
     full_clip.save_pretrained(tmp_path)
     tokenizer(begins=True).save_pretrained(tmp_path)
     assert_same(TextEncoder.from_pretrained(str(tmp_path), 8).encode(PROMPTS), clip.encode(PROMPTS))
+
+
+def test_a_whole_t5_has_an_encoder(tmp_path: Path, t5_model: T5EncoderModel, t5: TextEncoder) -> None:
+    """With a head of its own, as flan-T5 has."""
+    full_t5 = T5ForConditionalGeneration(T5Config(**{**t5_model.config.to_dict(), "tie_word_embeddings": False}))
+    full_t5.shared.load_state_dict(t5_model.shared.state_dict())
+    full_t5.encoder.load_state_dict(t5_model.encoder.state_dict())
+    full_t5.lm_head.weight = torch.nn.Parameter(torch.randn_like(full_t5.lm_head.weight))
+    full_t5.save_pretrained(tmp_path)
+    tokenizer(begins=False).save_pretrained(tmp_path)
+    assert "lm_head.weight" in load_file(tmp_path / "model.safetensors")
+    assert_same(TextEncoder.from_pretrained(str(tmp_path), 12).encode(PROMPTS), t5.encode(PROMPTS))
+
+
+@pytest.mark.parametrize(("implementation", "axes"), [("sdpa", 4), ("eager", 4), ("flash_attention_2", 2)])
+def test_attention_is_told_what_counts_as_it_takes_it(
+    clip: TextEncoder, monkeypatch: pytest.MonkeyPatch, implementation: str, axes: int
+) -> None:
+    """A bias is added by those that add; that on a GPU which unpads takes which tokens count."""
+    given, forward = list[int](), clip.model.forward
+
+    def seen(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> object:
+        given.append(attention_mask.ndim)
+        monkeypatch.setattr(clip.model.config, "_attn_implementation_internal", "sdpa")  # the other needs a GPU
+        return forward(input_ids=input_ids)
+
+    monkeypatch.setattr(clip.model, "forward", seen)
+    monkeypatch.setattr(clip.model.config, "_attn_implementation_internal", implementation)
+    clip.encode(PROMPTS)
+    assert given == [axes]
 
 
 def test_without_transformers_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,10 +130,12 @@ def test_a_study_measures_what_an_evaluation_does_and_goes_on(
     assert measured["seeds"]["3"]["base"]["candidates"] == results["base"]["candidates"]
     # An arm that results have isn't measured again where its runs aren't; for others its networks are trained again.
     del measured["seeds"]["3"]["prior"]
-    (tmp_path / "of/tiny.json").write_text(json.dumps(measured))
+    (tmp_path / "of/tiny.json").unlink()
+    (tmp_path / "of/tiny.partial.json").write_text(json.dumps(measured))
     again = [*command[:-1], str(tmp_path / "elsewhere"), "--results", str(tmp_path / "of")]
     subprocess.run(again, capture_output=True, timeout=300, check=True, text=True)
     assert {path.name for path in (tmp_path / "elsewhere/tiny/3").iterdir()} == {"base"}
+    assert [path.name for path in (tmp_path / "of").iterdir()] == ["tiny.json"]
     seeds = json.loads((tmp_path / "of/tiny.json").read_text())["seeds"]
     assert seeds["3"].pop("prior")["candidates"] == results["prior"]["candidates"]
     assert seeds == measured["seeds"]

@@ -4,7 +4,7 @@ import json
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from threading import Barrier, Thread
+from threading import Barrier, Lock, Thread
 from types import SimpleNamespace
 from typing import Any
 from zlib import crc32
@@ -220,16 +220,18 @@ def test_on_a_gpu_training_goes_on_while_a_stream_copies(tmp_path: Path, settled
 @pytest.mark.parametrize("gpu", [True, False])
 def test_beside_a_gpu_parts_are_written_at_once(tmp_path: Path, gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside a CPU one by one: its cores are training's."""
-    store, write, writing, most = Store(str(tmp_path)), Store.write, [0], [0]
+    store, write, writing, most, one_by_one = Store(str(tmp_path)), Store.write, [0], [0], Lock()
     together = Barrier(len(RECORDS) if gpu else 1)
 
     def counted(self: Store, key: str, data: bytes) -> None:
-        writing[0] += 1
-        most[0] = max(most[0], writing[0])
+        with one_by_one:
+            writing[0] += 1
+            most[0] = max(most[0], writing[0])
         if not key.endswith(state.INDEX):
             together.wait(60)
         write(self, key, data)
-        writing[0] -= 1
+        with one_by_one:
+            writing[0] -= 1
 
     monkeypatch.setattr(Store, "write", counted)
     held = fragments({name: [] for name in SIZES}, 0, values())

@@ -28,6 +28,7 @@ from ddm_ray.data.loading.verified import VerifiedFile
 from ddm_ray.data.loading.windows import WINDOW_BYTES, RowGroup, Window, WindowOrder
 from ddm_ray.data.schema import TRAIN, read_parquet, shard_schema
 from ddm_ray.data.text_encoding import encoded
+from ddm_ray.data.texts import no_texts
 from ddm_ray.errors import CorruptArtifact, DataError
 from ddm_ray.memory import free_bytes
 from ddm_ray.storage.graph import Artifact
@@ -113,7 +114,8 @@ def load_rows(
     stored.fill(0, table, table["cluster"].to_numpy())
     condition = stored.condition()
     if isinstance(condition, TextIds):
-        condition = encoded(run, condition, null_text_of(run, artifacts[0]), device)
+        assert config.text is not None
+        condition = encoded(run, artifacts[0], condition, device) if len(table) else no_texts(config.text)
     text = None if isinstance(condition, Tensor) else condition
     labels_N = condition if isinstance(condition, Tensor) else torch.zeros(len(table), dtype=torch.int64)
     data_NCHW = torch.from_numpy(stored.modelled())

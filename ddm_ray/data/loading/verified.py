@@ -18,10 +18,12 @@ from ddm_ray.errors import CorruptArtifact, StorageError
 from ddm_ray.storage.disk import locked
 from ddm_ray.storage.manifest import FileRecord
 
-Stamp = tuple[int, int, int, int]
+Stamp = tuple[int, int, int, int, int]
 _STAMP: TypeAdapter[Stamp] = TypeAdapter(Stamp)
 MOST_NOTED = 256
 SETTLED_NS = 2 * 10**9
+LOCAL = {"ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay"}
+"""File systems whose changes have this machine's own times, which nobody chooses."""
 
 
 class VerifiedFile:
@@ -68,7 +70,8 @@ class VerifiedFile:
     def verify_once(self, notes: Path) -> None:
         """The same; nor is it read where `notes` say that another process of this user has, and it hasn't changed.
 
-        Of processes that ask at once one reads it. Raises as `open`.
+        Of processes that ask at once one reads it. Nothing is noted of other users' files, nor of those that lie on
+        other machines: who has these may set all that changes would show by. Raises as `open`.
         """
         with ExitStack() as held:
             descriptor: int | None = None
@@ -81,7 +84,7 @@ class VerifiedFile:
                 self._stamp = self._stamp or _noted(descriptor)
             known, began = self._stamp, time.time_ns()
             self.verify()
-            if descriptor is not None and self._stamp and self._stamp != known and _settled(self._stamp, began):
+            if descriptor is not None and self._stamp != known and _lasts(self._stamp, began):
                 with suppress(OSError):
                     os.ftruncate(descriptor, 0)
                     os.pwrite(descriptor, json.dumps(self._stamp).encode(), 0)
@@ -101,10 +104,23 @@ class VerifiedFile:
 
 def _noted(descriptor: int) -> Stamp | None:
     """The stamp in a note; None in one that a kill cut off, or that is new."""
-    try:
-        return _STAMP.validate_json(os.pread(descriptor, MOST_NOTED, 0))
-    except ValidationError:
-        return None
+    with suppress(ValidationError):
+        stamp = _STAMP.validate_json(os.pread(descriptor, MOST_NOTED, 0))
+        return stamp if _ours(stamp) else None
+    return None
+
+
+def _ours(stamp: Stamp) -> bool:
+    """True for a file of this user on a disk of this machine."""
+    device, user, *_ = stamp
+    if user != os.geteuid():
+        return False
+    where = f"{os.major(device)}:{os.minor(device)}"
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        mount, _, kind = line.partition(" - ")
+        if mount.split()[2] == where:
+            return kind.split()[0] in LOCAL
+    return False
 
 
 def _remove_empty(note: Path) -> None:
@@ -114,9 +130,9 @@ def _remove_empty(note: Path) -> None:
             note.unlink()
 
 
-def _settled(stamp: Stamp, began: int) -> bool:
-    """True if the last change was before the tick of any clock in which reading began: the next one will show."""
-    return began - max(stamp[2:]) > SETTLED_NS
+def _lasts(stamp: Stamp | None, began: int) -> bool:
+    """True if the next change will show: the last one was before the tick of a clock in which reading began."""
+    return stamp is not None and began - max(stamp[-2:]) > SETTLED_NS and _ours(stamp)
 
 
 def stamp_of(descriptor: int) -> Stamp:
@@ -126,4 +142,4 @@ def stamp_of(descriptor: int) -> Stamp:
 
 def _stamp(state: os.stat_result) -> Stamp:
     # Not the inode's number, which some network file systems give anew at each opening: taking a name changes ctime.
-    return state.st_dev, state.st_size, state.st_mtime_ns, state.st_ctime_ns
+    return state.st_dev, state.st_uid, state.st_size, state.st_mtime_ns, state.st_ctime_ns

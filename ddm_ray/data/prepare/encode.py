@@ -50,9 +50,9 @@ class EncodeTexts:
 
     def __init__(self, config: TextConfig, batch_size: int, device: str):
         """Load the text encoders. ConfigError, CorruptArtifact if they can't be, or aren't the run's."""
-        self._encoder = TextEncoder.from_config(config).to(device)
-        self._batch_size, self._pooled = batch_size, config.pooled_dim is not None
         self._keeps_ids = config.stored == "ids"
+        self._encoder = TextEncoder.from_config(config).to("cpu" if self._keeps_ids else device)
+        self._batch_size, self._pooled = batch_size, config.pooled_dim is not None
 
     def fingerprint(self) -> str:
         """The text encoders'."""

@@ -72,7 +72,7 @@ def test_a_file_that_was_just_written_is_read_by_each(
     assert not [*(tmp_path / "own/notes").iterdir()]
 
 
-@pytest.mark.parametrize("note", [b"[1, 2", b"[1, 2, 3]", b'["a", 2, 3, 4]', b"0" * 10**6])
+@pytest.mark.parametrize("note", [b"[1, 2", b"[1, 2, 3, 4]", b'["a", 2, 3, 4, 5]', b"0" * 10**6])
 def test_a_note_that_is_none_says_nothing(
     tmp_path: Path, reads: list[str], verify: Callable[[], None], note: bytes
 ) -> None:
@@ -83,6 +83,27 @@ def test_a_note_that_is_none_says_nothing(
     verify()
     verify()
     assert len(reads) == 2, "and it is written anew"
+
+
+@pytest.mark.parametrize("whose", ["another user's", "of another machine"])
+def test_nothing_is_noted_of_what_others_have(
+    tmp_path: Path, reads: list[str], verify: Callable[[], None], whose: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own").mkdir(mode=0o700)
+    verify()
+    (note,) = (tmp_path / "own/notes").iterdir()
+    kept = note.read_bytes()
+    if whose == "another user's":
+        another = os.geteuid() + 1
+        monkeypatch.setattr(os, "geteuid", lambda: another)
+        monkeypatch.setattr(verified, "own_folder", lambda _: None)
+    else:
+        monkeypatch.setattr(verified, "LOCAL", {"nfs4"})
+    verify()
+    assert len(reads) == 2, "a note of such a file isn't taken"
+    note.unlink()
+    verify()
+    assert len(reads) == 3 and not [*note.parent.iterdir()] and kept
 
 
 def test_without_a_folder_of_its_own_a_process_reads_by_itself(
