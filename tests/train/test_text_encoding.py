@@ -16,6 +16,7 @@ from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.data.text_encoding import StoredTexts
 from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError
+from ddm_ray.islands.calibration import calibrate
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.graph import expert, shard
 from ddm_ray.storage.manifest import NAME
@@ -126,6 +127,23 @@ def test_an_experts_training_is_that_of_features(runs: dict[str, Run], world_of_
     for name in ("loss", LOSSES):
         apart = (ids[name] - features[name]).abs().max()
         assert apart < 0.05 * (ids[name] - null[name]).abs().max(), name
+
+
+def test_a_calibration_encodes_as_a_training_does(
+    runs: dict[str, Run], world_of_one: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded, encode = list[int](), StoredTexts.__call__
+
+    def counted(texts: StoredTexts, ids: TextIds) -> Text:
+        encoded.append(len(ids))
+        return encode(texts, ids)
+
+    monkeypatch.setattr(StoredTexts, "__call__", counted)
+    for kind, run in runs.items():
+        encoded.clear()
+        speeds = calibrate({"expert": train_job(run, EXPERT)}, run.config.data, 2, TrainPlacement(), seconds=0.01)
+        assert speeds["expert"] > 0
+        assert ({*encoded} == {train_job(run, EXPERT).batch}) is (kind == "ids")
 
 
 def test_rows_are_smaller(runs: dict[str, Run]) -> None:
