@@ -125,6 +125,7 @@ def embed(asked: "Asked") -> None:
 def _autoencoder(asked: "Asked") -> None:
     from diffusers import AutoencoderKL
 
+    from ddm_ray.core.transfer import frozen_dtype
     from ddm_ray.models.latents import Latents
 
     widths = (32, 64) if asked.tiny else (128, 256, 512, 512)
@@ -133,9 +134,10 @@ def _autoencoder(asked: "Asked") -> None:
         "up_block_types": ["UpDecoderBlock2D"] * len(widths),
     }
     model = AutoencoderKL(**blocks, block_out_channels=widths, layers_per_block=2, latent_channels=4)
-    latents = Latents(model, 1.0).to(asked.device)
+    dtype = frozen_dtype(asked.device)
+    latents = Latents(model, 1.0).to(asked.device, dtype)
     count, side = (2, 32) if asked.tiny else (64, 256)
-    images = torch.randn(count, 3, side, side, device=asked.device)
+    images = torch.randn(count, 3, side, side, device=asked.device, dtype=dtype)
     speed = 1e3 * len(images) / median_ms(lambda: latents.encode(images), asked.device, 3, 1)
     asked.tell(f"autoencoder encodes {side} x {side}", speed, "images/s", "" if asked.tiny else ">= 850")
 

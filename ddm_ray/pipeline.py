@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 from ddm_ray.config import SamplingSettings
 from ddm_ray.core.condition import Text
 from ddm_ray.core.times import time_grid
+from ddm_ray.core.transfer import frozen_dtype
 from ddm_ray.errors import SamplingError
 from ddm_ray.models.latents import Latents
 from ddm_ray.models.text import TextEncoder
@@ -106,12 +107,14 @@ class DDMPipeline:
 
         `offload` keeps two experts on the device, the others in files ("disk") or in the "host"'s memory. `dtype`, by
         its former names `torch_dtype` and `precision` too: torch.float32, bfloat16 or float16 ("fp32", "bf16", "fp16"),
-        the networks' and the text encoder's; images, and the autoencoder, stay in float32. Raises RunError,
-        MissingArtifact, CorruptArtifact, and ConfigError for a text encoder or autoencoder it can't find.
+        the networks' and the text encoder's, by default bf16 on a GPU that has it; images, and the autoencoder, stay in
+        float32. Raises RunError, MissingArtifact, CorruptArtifact, and ConfigError for a text encoder or autoencoder it
+        can't find.
         """
         if model not in get_args(ModelKind):
             raise SamplingError(f"unknown model {model!r}: use {', '.join(get_args(ModelKind))}")
-        place, weights = choose_device(device), _one_dtype(dtype, torch_dtype, precision)
+        place = choose_device(device)
+        weights = _one_dtype(place, dtype, torch_dtype, precision)
         run = run if isinstance(run, Run) else Run.open(os.fspath(run))
         data, models = run.config.data, load_models(run, model, place, offload, weights)
         known, encoder, latents = row_networks(run), None, None
@@ -147,7 +150,8 @@ class DDMPipeline:
         foreign.refuse_arguments(others, foreign.LOADING)
         if others:
             raise SamplingError(f"from_pretrained takes no {next(iter(others))!r:.60}: leave it out")
-        place, weights = choose_device(device), _one_dtype(dtype, torch_dtype, precision)
+        place = choose_device(device)
+        weights = _one_dtype(place, dtype, torch_dtype, precision)
         if not pretrained.is_ours(folder) and paris.is_paris(folder):
             reading = Reading(names or {}, time or "noise-at-1")
             return cls._of(paris.load(folder, place, offload, reading, weights))
@@ -320,8 +324,8 @@ class DDMPipeline:
         return torch.cat([latents.decode(latents_BCHW).cpu() for latents_BCHW in few])
 
 
-def _one_dtype(*given: SamplingPrecision | None) -> torch.dtype:
+def _one_dtype(device: str, *given: SamplingPrecision | None) -> torch.dtype:
     named = [dtype for dtype in given if dtype is not None]
     if len(named) > 1:
         raise SamplingError("dtype, torch_dtype and precision are one thing: give one of them")
-    return dtype_of(named[0] if named else "fp32")
+    return dtype_of(named[0]) if named else frozen_dtype(device)

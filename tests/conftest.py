@@ -73,6 +73,8 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Before torch or Ray are imported: two spinning threads on a busy machine are far slower than one.
 os.environ.update(OMP_NUM_THREADS="1", RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="token")
+# Tests are of the CPU also where there is a GPU, which libraries would take unasked.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 # A node starts as many workers as it has CPUs before anyone asks for one: seconds of a core, each time.
 os.environ["RAY_prestart_worker_first_driver"] = "0"  # noqa: SIM112  (Ray's own spelling)
 # Those that it starts are forked from a process that has imported torch: imports took a fifth of the tests' CPU time.

@@ -269,10 +269,9 @@ def export(run_url: str, folder: str, model: Any, license_name: str | None, over
 )
 @click.option(
     "--precision",
-    default="fp32",
-    show_default=True,
     type=OneOf(["fp32", "bf16"]),
-    help="Precision of experts and router; bf16 on a GPU takes half the memory and a fraction of the time.",
+    help="Precision of experts and router. Default: bf16 on a GPU that has it, which takes half the memory and a"
+    " fraction of the time; else fp32.",
 )
 @click.option(
     "--compile",

@@ -6,8 +6,10 @@ from torch import Tensor
 
 
 def frozen_dtype(device: torch.device | str) -> torch.dtype:
-    """The precision in which networks compute that aren't trained: bf16 on a GPU, fp32 on a CPU."""
-    return torch.float32 if torch.device(device).type == "cpu" else torch.bfloat16
+    """The precision in which networks compute that aren't trained: bf16 on a GPU that has it, else fp32."""
+    place = torch.device(device)
+    slow = place.type == "cuda" and torch.cuda.get_device_capability(place) < (8, 0)  # T4, V100: it is emulated
+    return torch.float32 if place.type == "cpu" or slow else torch.bfloat16
 
 
 def upload(array: np.ndarray, device: torch.device | str) -> Tensor:

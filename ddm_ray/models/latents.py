@@ -65,17 +65,17 @@ class Latents:
         """16 hex digits that other weights, another scale or shift would change."""
         return fingerprint_of(self.autoencoder, [self.scale, self.shift])
 
-    def to(self, device: torch.device | str) -> Self:
-        """Moves the autoencoder, which computes in float32 unless it was given in another precision."""
-        self.autoencoder.to(device)
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Self:
+        """Moves the autoencoder, which computes in float32 unless it was, or is here, given in another precision."""
+        self.autoencoder.to(device, dtype)
         return self
 
     @torch.no_grad()
     def encode(self, images_BCHW: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Latents of images in [-1, 1]: the posterior's mode, or with a generator a sample of it."""
+        """Latents of images in [-1, 1], float32: the posterior's mode, or with a generator a sample of it."""
         posterior = self.autoencoder.encode(images_BCHW).latent_dist
         encoded_BCHW = posterior.mode() if generator is None else posterior.sample(generator)
-        return (encoded_BCHW - self.shift) * self.scale
+        return (encoded_BCHW.float() - self.shift) * self.scale
 
     @torch.no_grad()
     def decode(self, latents_BCHW: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import nn
 from ddm_ray.config import SamplingSettings, TrainConfig
 from ddm_ray.core.flow import Flow
 from ddm_ray.core.snr import MatchedRouter, velocity_field
+from ddm_ray.core.transfer import frozen_dtype
 from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, SamplingError
 from ddm_ray.models import weights
 from ddm_ray.models.router import Router
@@ -230,18 +231,18 @@ def load_models(
     kind: ModelKind = "mixture",
     device: str = "cpu",
     offload: Offload | None = None,
-    precision: SamplingPrecision = "fp32",
+    precision: SamplingPrecision | None = None,
     milestones: Mapping[Artifact, Weights] | None = None,
 ) -> Models:
     """All experts, and the router if it is finished; or one of EXTRAS. Raises MissingArtifact, CorruptArtifact.
 
-    `offload`: see `resident_experts`; weights that come from files are verified each time. `milestones`: weights of
-    artifacts that are taken in place of finished ones.
+    `offload`: see `resident_experts`; weights that come from files are verified each time. `precision`; None: see
+    `frozen_dtype`. `milestones`: weights of artifacts that are taken in place of finished ones.
     """
-    earlier = milestones or {}
+    earlier, dtype = milestones or {}, frozen_dtype(device) if precision is None else dtype_of(precision)
 
     def load(artifact: Artifact, where: str) -> nn.Module:
-        return load_weights(run, earlier.get(artifact) or Weights.finished(run, artifact), where, precision)
+        return load_weights(run, earlier.get(artifact) or Weights.finished(run, artifact), where, dtype)
 
     if kind != "mixture":
         return Models(monolith_info(run, kind), (load(Artifact(kind), device),), None, device)
@@ -253,7 +254,7 @@ def load_models(
         [True] * len(run.experts),
         offload,
         device,
-        dtype_of(precision),
+        dtype,
     )
     router = load(ROUTER, device) if ROUTER in earlier or run.finished(ROUTER, accepted=True) else None
     return Models(mixture_info(run), experts, router, device)

@@ -103,8 +103,8 @@ class ServeArgs(BaseModel):
     refresh_s: float = Field(
         default=10.0, gt=0, description="seconds between two looks for newer weights and other pins, until all is final"
     )
-    precision: Precision = Field(
-        default="fp32", description="of experts and router; bf16 takes half the memory and a fraction of a GPU's time"
+    precision: Precision | None = Field(
+        default=None, description="of experts and router, fp32 or bf16; none: bf16 on a GPU that has it, else fp32"
     )
     compile: bool = Field(
         default=False,

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ddm_ray.config import DataConfig, Precision
 from ddm_ray.core.condition import Condition, Text
+from ddm_ray.core.transfer import frozen_dtype
 from ddm_ray.errors import ServeError
 from ddm_ray.models.compiled import compile_blocks
 from ddm_ray.remedies import Give
@@ -21,7 +22,7 @@ from ddm_ray.sampling.buckets import Buckets, Padded, bucket_sizes
 from ddm_ray.sampling.driver import Field
 from ddm_ray.sampling.graphs import Graphs
 from ddm_ray.sampling.request import MixtureInfo
-from ddm_ray.sampling.run_models import load_weights
+from ddm_ray.sampling.run_models import dtype_of, load_weights
 from ddm_ray.spelling import one_line
 from ddm_ray.storage.published import Weights
 from ddm_ray.storage.run import Run
@@ -40,9 +41,14 @@ class Computing:
 
     device: str = "cpu"
     max_rows: int = 32
-    precision: Precision = "fp32"
+    precision: Precision | None = None
     compile: bool = False
     resident: int | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of experts and router."""
+        return frozen_dtype(self.device) if self.precision is None else dtype_of(self.precision)
 
 
 class Networks:
@@ -71,7 +77,7 @@ class Networks:
     def _load(self, weights: Weights) -> Field:
         offloaded = self.computing.resident is not None and weights.artifact.cluster is not None
         device = "cpu" if offloaded else self.computing.device
-        network = load_weights(self._run, weights, device, self.computing.precision)
+        network = load_weights(self._run, weights, device, self.computing.dtype)
         if self._largest is None:
             return network
         return in_buckets({weights.artifact: network}, self._largest, self._graphs)[weights.artifact]

@@ -11,8 +11,9 @@ import torch.distributed as dist
 
 from ddm_ray.data.loading.loader import Loader
 from ddm_ray.data.text_encoding import StoredTexts
-from ddm_ray.errors import CorruptArtifact, StorageError, TrainingError
+from ddm_ray.errors import ConfigError, CorruptArtifact, StorageError, TrainingError
 from ddm_ray.placement import TrainPlacement
+from ddm_ray.spelling import one_line
 from ddm_ray.storage.attempts import claimed
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.launches import Launch
@@ -21,7 +22,7 @@ from ddm_ray.storage.patience import PATIENT, PROMPT, Patience
 from ddm_ray.storage.refusals import refusal
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import Store
-from ddm_ray.train.attempt import TrainAttempt
+from ddm_ray.train.attempt import TrainAttempt, out_of_memory
 from ddm_ray.train.batches import RankBatches, Teacher
 from ddm_ray.train.consensus import Flags, StepResults
 from ddm_ray.train.engine import Engine, own_device
@@ -84,10 +85,12 @@ def _train(
     notice: Callable[[], bool],
 ) -> None:
     def make(filled: bool = False) -> Engine:
-        return Engine(job.build(filled), job.train, placement)
+        with _roomy(job, placement):
+            return Engine(job.build(filled), job.train, placement)
 
     def begin() -> Engine:
-        return Engine(first_model(run, job), job.train, placement)
+        with _roomy(job, placement):
+            return Engine(first_model(run, job), job.train, placement)
 
     with (
         _teacher(run, job, loader, placement) as teacher,
@@ -199,6 +202,23 @@ def _finished_by_newer(run: Run, attempt: TrainAttempt) -> bool:
             return False
         time.sleep(0.5)
     return True
+
+
+@contextmanager
+def _roomy(job: TrainJob, placement: TrainPlacement) -> Iterator[None]:
+    """Turn running out of memory into a ConfigError, which passes: an attempt before this one may still hold some."""
+    try:
+        yield
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        full = ConfigError(
+            f"{job.artifact}: a worker's memory is too small for its weights and optimizer, by ZeRO stage"
+            f" {placement.zero_stage} on {placement.workers.max} ({one_line(error, 200)}); give it more workers, or a"
+            " higher zero_stage"
+        )
+        full.passes = True
+        raise full from None
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from ddm_ray.config import LatentsConfig, TextConfig
-from ddm_ray.core.transfer import upload
+from ddm_ray.core.transfer import frozen_dtype, upload
 from ddm_ray.data.texts import null_text_bytes, stored_ids, stored_tokens
 from ddm_ray.models.embedders import batches
 from ddm_ray.models.latents import Latents
@@ -15,16 +15,18 @@ from ddm_ray.models.text import TextEncoder
 
 
 class EncodeImages:
-    """pixels_NHWC uint8 -> latents_NCHW float16, `batch_size` rows at a time."""
+    """pixels_NHWC uint8 -> latents_NCHW float16, `batch_size` rows at a time; on a GPU computed in bf16."""
 
     def __init__(self, config: LatentsConfig, batch_size: int, device: str):
         """Load the autoencoder. ConfigError, CorruptArtifact if it can't be, or isn't the run's."""
-        self._latents = Latents.from_config(config).to(device)
+        latents = Latents.from_config(config)
+        self._fingerprint, self._dtype = latents.fingerprint(), frozen_dtype(device)
+        self._latents = latents.to(device, self._dtype)
         self._batch_size, self._device = batch_size, device
 
     def fingerprint(self) -> str:
         """The autoencoder's."""
-        return self._latents.fingerprint()
+        return self._fingerprint
 
     @property
     def channels(self) -> int:
@@ -36,7 +38,7 @@ class EncodeImages:
         for rows in batches(len(pixels_NHWC), self._batch_size):
             pixels_BHWC = upload(np.array(pixels_NHWC[rows]), self._device)
             images_BCHW = pixels_BHWC.permute(0, 3, 1, 2).float() / 127.5 - 1
-            encoded.append(self._latents.encode(images_BCHW).to(torch.float16))
+            encoded.append(self._latents.encode(images_BCHW.to(self._dtype)).to(torch.float16))
         # A GPU is waited for once.
         latents_NCHW: np.ndarray = torch.cat(encoded).cpu().numpy()
         return latents_NCHW
