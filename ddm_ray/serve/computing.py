@@ -47,7 +47,7 @@ class Computing:
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of experts and router."""
+        """Precision of experts and router."""
         return frozen_dtype(self.device) if self.precision is None else dtype_of(self.precision)
 
 

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load
 
 from ddm_ray.config import load_recipe
-from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, Preempted, StorageError, TrainingError
+from ddm_ray.errors import CorruptArtifact, DriftError, Preempted, StorageError, TrainingError
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.attempts import Attempt, claimed, saved_states
 from ddm_ray.storage.graph import MONOLITH, ROUTER, Artifact, shard
@@ -224,21 +224,6 @@ def test_the_newest_states_are_kept_and_milestones_are_published(quiet: Run, sho
     assert half.store.folders(f"{attempt.prefix}/weights") == ["step-000000004", "step-000000006"]
     milestone = load(short_run.store.read(f"{attempt.weights_prefix(6)}/ema.safetensors"))
     assert difference(milestone, weights_of(half, EXPERT)) == 0
-
-
-def test_what_does_not_fit_is_told_with_what_makes_it_smaller(
-    world_of_one: None, short_run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before any step; it may pass, where an attempt before this one is about to end."""
-
-    def full(*_: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 11.12 GiB.")
-
-    monkeypatch.setattr(worker, "Engine", full)
-    words = r"experts/001: .* weights and optimizer, by ZeRO stage 1 on 1 \(CUDA out .* 11.12 GiB\.\); give it more"
-    with pytest.raises(ConfigError, match=words) as refused:
-        worker.train(short_run.url, EXPERT, TrainPlacement())
-    assert refused.value.passes
 
 
 def test_a_gradient_that_is_not_finite_publishes_nothing(

@@ -155,8 +155,11 @@ def test_given_shards_of_other_classes_are_refused(tmp_path):
     assert not run.finished(PARTITION)
 
 
-def test_the_next_part_is_read_while_one_is_used_and_no_more(parted, monkeypatch):
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_the_next_parts_are_read_while_one_is_used_and_no_more(parted, monkeypatch, ahead):
     reader = clustering.RowsReader(parted, ROWS)
+    largest = max(reader.manifest.files[name].bytes for name in reader.names)
+    monkeypatch.setattr(clustering, "AHEAD_BYTES", ahead * largest)
     begun = {name: threading.Event() for name in reader.names}
     read = reader._read
 
@@ -168,7 +171,7 @@ def test_the_next_part_is_read_while_one_is_used_and_no_more(parted, monkeypatch
     num_rows = 0
     for number, table in enumerate(reader.parts([], lambda share, note: None)):
         num_rows += table.num_rows
-        assert all(begun[name].wait(10) for name in reader.names[: number + 2])
-        assert not any(begun[name].is_set() for name in reader.names[number + 2 :])
+        assert all(begun[name].wait(10) for name in reader.names[: number + 1 + ahead])
+        assert not any(begun[name].is_set() for name in reader.names[number + 1 + ahead :])
     assert num_rows == reader.manifest.info["rows"]
     assert len(reader.names) > 2

@@ -21,7 +21,6 @@ from ddm_ray.data.images import png, thumbnail
 from ddm_ray.data.order import holdout_fractions
 from ddm_ray.data.prepare.decoding import DecodedRows, decode_rows
 from ddm_ray.data.prepare.embed import Embed
-from ddm_ray.data.prepare.encode import EncodeImages
 from ddm_ray.data.prepare.records import EmbeddedRows, content_digest
 from ddm_ray.data.schema import (
     EMBEDDING,
@@ -41,7 +40,6 @@ from ddm_ray.models.embedders import PixelEmbedder
 from ddm_ray.models.latents import Latents
 from ddm_ray.models.text import TextEncoder
 from tests.models.test_text import tokenizer
-from tests.pretend_streams import pretended
 from tests.sampling import tiny_components
 
 pytestmark = pytest.mark.filterwarnings("error::UserWarning")
@@ -197,28 +195,6 @@ def test_thumbnails_are_made_where_images_are_decoded(folders: dict[str, str]) -
                 (shade, shade, shade) for shade in (0, 90, 250)
             ]
     assert decode_rows(rows, pixels.data).thumbnails is None
-
-
-def test_on_a_gpu_latents_are_computed_in_bf16_and_waited_for_once(folders: dict[str, str]) -> None:
-    """By the same autoencoder, as its fingerprint says."""
-    data = config(**text_data(folders)).data.latents
-    assert data is not None
-    pixels_NHWC = np.random.default_rng(0).integers(0, 256, (5, 16, 16, 3), np.uint8)
-    plain = EncodeImages(data, 2, "cpu")
-    torch.__future__.set_overwrite_module_params_on_conversion(True)  # else torch refuses meta
-    try:
-        with pretended() as gpu:
-            encode = EncodeImages(data, 2, "meta")
-            gpu.waits.clear()
-            latents_NCHW = encode(pixels_NHWC)
-            assert gpu.waits.total() == 1, gpu.waits
-    finally:
-        torch.__future__.set_overwrite_module_params_on_conversion(False)
-    expected_NCHW = plain(pixels_NHWC)
-    assert latents_NCHW.dtype == expected_NCHW.dtype == np.float16
-    assert encode.fingerprint() == plain.fingerprint()
-    error = np.linalg.norm((latents_NCHW - expected_NCHW).astype(float)) / np.linalg.norm(expected_NCHW.astype(float))
-    assert 1e-4 < error < 2e-2
 
 
 def test_mirror_images_are_encoded_as_images_are(folders: dict[str, str]) -> None:
