@@ -93,7 +93,7 @@ def load(kind: Any, name: str, what: str, **settings: Any) -> Any:
         if local:
             raise CorruptArtifact(f"{what} {name}: can't be loaded ({brief(error)}); fetch it again") from error
         refused = ConfigError(f"{what} {name}: {brief(error)}")
-        refused.passes = _is_of_the_way(error)
+        refused.passes = _is_of_the_network(error)
         raise refused from error
     chosen = kind.__name__ in NAMED and not isinstance(loaded, tuple)  # by a name in files
     if chosen and type(loaded).__name__ not in NAMED[kind.__name__][2]:
@@ -101,7 +101,7 @@ def load(kind: Any, name: str, what: str, **settings: Any) -> Any:
     return loaded
 
 
-def _is_of_the_way(error: BaseException | None) -> bool:
+def _is_of_the_network(error: BaseException | None) -> bool:
     """True for an error of the network, or of a hub that is busy: the same may go well later."""
     import httpx
     from huggingface_hub.errors import HfHubHTTPError

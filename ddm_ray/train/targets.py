@@ -221,10 +221,8 @@ class MakeTargets:
         self.chunks.require_same(self.identity)
         assert cluster is not None
         null_text = null_text_of(run, shard(cluster))
-        teachers, texts = (
-            load_teachers(run, null_text, device, only=cluster),
-            StoredTexts.of(run, shard(cluster), device),
-        )
+        teachers = load_teachers(run, null_text, device, only=cluster)
+        texts = StoredTexts.of(run, shard(cluster), device)
         dtype = frozen_dtype(device)
 
         def predict(places: Places) -> dict[str, Tensor]:
