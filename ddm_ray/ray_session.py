@@ -32,7 +32,7 @@ import ray
 
 PREFIX, LOCK, CORES, LIBRARIES = "ddm-ray-", "lock", "cores", "driver-stderr.log"
 STDERR = 2
-AGAIN_SECONDS = (2.0, 10.0)
+AGAIN_SECONDS = (2.0, 10.0, 10.0, 10.0)
 """Pauses between the tries to start a private Ray: it gives some of its parts 30 s, which a busy machine may exceed."""
 START_SECONDS = 120
 """Time that a private Ray gives its other parts to start, and ten times as much its workers."""

@@ -1,12 +1,18 @@
 """Verbs that show what a run can be: the recipes that are shipped, and all fields of a configuration."""
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import click
 
 from ddm_ray.cli.command import main, say
 from ddm_ray.errors import ConfigError
 
-EXPECTED_MFU = 0.4
-"""Share of a GPU's peak that times are told for; estimated, not measured: benchmarks/gpu_counts.py."""
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ddm_ray.config import RunConfig
+
 PAGE = """\
 # The configuration of a run
 
@@ -42,7 +48,8 @@ def recipes(context: click.Context) -> None:
 def show(name: str) -> None:
     """Print the recipe NAME as YAML, and the sizes of its networks as comments below it.
 
-    Of one that trains in bf16 also the time that each takes, by its FLOPs, at 40 % of an H100's peak.
+    Of one that trains in bf16 also what each training takes of an H100 and an H200: its share of the batch, memory
+    beside activations, and the time and MFU of a step. These are estimates, from kernels that were counted, uncompiled.
 
     \b
       ddm recipes show photos-cpu
@@ -51,14 +58,10 @@ def show(name: str) -> None:
 
     click.echo(recipe_text(name).rstrip())
     from ddm_ray.models import weights
-    from ddm_ray.models.flops import num_parameters, training_bytes, training_flops_per_row
+    from ddm_ray.models.flops import num_parameters, training_bytes
     from ddm_ray.models.spec import spec_of
-    from ddm_ray.storage.status import duration
-    from ddm_ray.train.hardware import SHORT_NAMES, named_peak
 
     config = load_recipe(name)
-    peak, tokens = named_peak(SHORT_NAMES["H100"], "bf16"), 0 if config.data.text is None else config.data.text.tokens
-    assert peak is not None
     for kind, number, train in (
         ("expert", config.partition.num_clusters, config.expert.train),
         ("router", 1, config.router.train),
@@ -68,10 +71,32 @@ def show(name: str) -> None:
         many = f"{number} x " if number > 1 else ""
         say(f"# {kind}: {many}{num_parameters(network):,} parameters, {memory}{' each' if many else ''}")
         if train.precision == "bf16":
-            rows = train.steps * (train.global_batch // number)
-            flops = rows * training_flops_per_row(network, config.data.shape, tokens)
-            time = duration(flops / (EXPECTED_MFU * peak))
-            say(f"#   {flops:.1e} FLOPs{' each' if many else ''}: {time} of one H100 at {EXPECTED_MFU:.0%} of its peak")
+            for line in _on_gpus(config, network, train.steps, train.global_batch // number):
+                say(f"#   {line}")
+
+
+def _on_gpus(config: "RunConfig", network: "nn.Module", steps: int, rows: int) -> Iterator[str]:
+    """Lines on a training in bf16 of so many steps, of so many rows each, by one GPU."""
+    from ddm_ray.models.flops import num_parameters, training_flops_per_row
+    from ddm_ray.placement import TrainPlacement
+    from ddm_ray.storage.status import duration
+    from ddm_ray.train.estimate import CARDS, bytes_a_parameter
+
+    parameters, placement = num_parameters(network), TrainPlacement()
+    flops = rows * training_flops_per_row(
+        network, config.data.shape, config.data.text.tokens if config.data.text else 0
+    )
+    state = f"a state of {16 * parameters / 1e9:.1f} GB every {placement.minutes_between_states:g} minutes or sooner"
+    yield f"{steps:,} steps of {rows} rows, {steps * flops:.1e} FLOPs in bf16; {state}"
+    alone, of_eight = (
+        (bytes_a_parameter("bf16", gpus, use_gpu=True)[placement.zero_stage] or 0) * parameters for gpus in (1, 8)
+    )
+    yield f"memory beside activations: {alone / 1e9:.1f} GB of one GPU, {of_eight / 1e9:.1f} GB of each of 8"
+    for card in CARDS:
+        seconds = card.step_seconds(parameters, flops)
+        small = f"; its {card.memory / 1e9:.0f} GB are too few" if alone > card.memory else ""
+        share = f"{card.mfu(parameters, flops):.0%} MFU"
+        yield f"one {card.name}: {duration(steps * seconds)}, {1e3 * seconds:.0f} ms a step, {share}{small}"
 
 
 @main.command()

@@ -11,6 +11,7 @@ from ddm_ray.errors import ConfigError, RayAway, RayError, StorageError
 from ddm_ray.islands.faults import Answer
 from ddm_ray.islands.jobs import JobsAPI, SubmittedJob
 from ddm_ray.islands.probe import CLOCK, MARK, MOST_DIGESTS, MOST_REPORT, NOTE, PREFIX, REPORT, Note, ProbeReport
+from ddm_ray.models.hub import encoders_in_training
 from ddm_ray.placement import Island
 from ddm_ray.storage.graph import shards_of
 from ddm_ray.storage.run import Run
@@ -22,9 +23,10 @@ _LOG_LINES = 200
 
 
 def note_of(run: Run) -> Note:
-    """The note for islands: by these digests they know copies of the run's shards."""
+    """The note for islands: digests by which they know copies of the run's shards, and text encoders of trainings."""
     manifests = [run.manifest(shard) for shard in shards_of(run.config)[:MOST_DIGESTS]]
-    return Note(digests=[manifest.digest for manifest in manifests if manifest])
+    digests = [manifest.digest for manifest in manifests if manifest]
+    return Note(digests=digests, encoders=encoders_in_training(run.config))
 
 
 class Question:

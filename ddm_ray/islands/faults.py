@@ -133,6 +133,9 @@ def _of_report(
         if node.places:  # else nothing is trained on it; those for that may still be to come
             yield from _of_memory(node, _workers(report, island), island, needs)
             yield from _of_cache(node, needs)
+            if node.no_encoder:
+                remedy = "let it reach the hub, or copy the network into its cache (HF_HOME)"
+                yield Fault("no text encoder", f"{node.name}: {node.no_encoder}", remedy)
     if not nodes and not report.cluster.silent:
         yield Fault("no report", "the probe names no machine", "look at its Ray's logs")
     for text in report.cluster.silent:

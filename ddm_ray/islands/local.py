@@ -21,8 +21,8 @@ from ddm_ray.islands.processes import MARKER, boot, end, lives, read_process, re
 from ddm_ray.ray_internals import NO_COUNTERS
 from ddm_ray.spelling import printable
 
-TRIES = 3
-"""Starts of an island: Ray gives a node 30 seconds to register, and has no option for more."""
+TRIES = 8
+"""Starts of an island: Ray gives a node 30 seconds to register, and has no option for more, however busy all is."""
 START_SECONDS, READY_SECONDS = 90.0, 240.0
 """Longest time until Ray says that it runs, and from then on until a job has run."""
 _RUNS = "Ray runtime started"

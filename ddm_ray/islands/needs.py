@@ -12,18 +12,20 @@ from ddm_ray.config import RunConfig
 from ddm_ray.islands.traffic import RowBytes
 from ddm_ray.models import weights
 from ddm_ray.models.flops import num_parameters
+from ddm_ray.models.hub import encoders_in_training
 from ddm_ray.models.spec import denoiser_spec, router_spec
+from ddm_ray.models.text import known_parameters
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.graph import Artifact, shards_of
 from ddm_ray.storage.job_files import list_jobs
 from ddm_ray.storage.manifest import NAME
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import status
+from ddm_ray.train.estimate import bytes_a_parameter
 from ddm_ray.train.heldout import Schedule
 from ddm_ray.train.job import TrainJob, train_job
 from ddm_ray.train.sizes import FileSizes
 
-_FP32_RECORDS, _GRADIENT = 16, 4
 LIBRARIES_BYTES = 1.4e9
 """Memory that a training takes beside its tensors, about: of its worker, and of the controller that tends it."""
 
@@ -66,6 +68,14 @@ class ModelNeeds:
         router = 0 if self.config.student.teacher == "label" else _parameters(router_spec(self.config))
         return (2 if use_gpu else 4) * (held * _parameters(denoiser_spec(self.config)) + router)
 
+    @cached_property
+    def text_parameters(self) -> int | None:
+        """Parameters of text encoders that a worker holds, 0 without; None where this machine has no copy of them."""
+        text = self.config.data.text
+        if text is None or not encoders_in_training(self.config):
+            return 0
+        return known_parameters(text)
+
     def sizes(self, placement: TrainPlacement | None = None) -> FileSizes:
         """Sizes of the files of one training; by default of one worker's."""
         placement = placement or TrainPlacement()
@@ -91,20 +101,11 @@ class ModelNeeds:
     ) -> list[float | None]:
         """Bytes of a worker's memory (a GPU's, or a CPU's with its copy of the state), by ZeRO stage 0 to 3.
 
-        With those of a student's `teachers`, which are as in a placement.
+        With those of a student's `teachers`, which are as in a placement, and of text encoders that this machine has.
         Activations, buffers of communication and libraries come on top. None for a stage that can't be.
         """
-        copy = {"bf16": 2, "fp32": 4}[self.job.train.precision]
-        # Within the step a flat gradient, and where that isn't in fp32 another. A CPU's copies of states lie there too.
-        within = _GRADIENT + (2 if copy == 2 else 0)
-        sharded = _FP32_RECORDS + within + (0 if use_gpu else _FP32_RECORDS)
-        each = [
-            None if copy == 2 else 4 + sharded - (0 if use_gpu else _FP32_RECORDS * (1 - 1 / workers)),
-            2 * copy + sharded / workers,
-            copy + (copy + sharded) / workers,
-            (2 * copy + sharded) / workers,
-        ]
-        beside = self.teachers_bytes(use_gpu, teachers)
+        beside = self.teachers_bytes(use_gpu, teachers) + (2 if use_gpu else 4) * (self.text_parameters or 0)
+        each = bytes_a_parameter(self.job.train.precision, workers, use_gpu)
         return [None if one is None else one * self.parameters + beside for one in each]
 
     def memory_on_cpu(self, placement: TrainPlacement) -> float:

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ddm_ray.data.loading.cache import cache_root
 from ddm_ray.errors import StorageError
 from ddm_ray.memory import total_bytes
+from ddm_ray.models.hub import out_of_reach
 from ddm_ray.spelling import printable
 from ddm_ray.storage.patience import Trouble
 from ddm_ray.storage.refusals import refusal
@@ -41,9 +42,10 @@ class _Message(BaseModel):
 
 
 class Note(_Message):
-    """Note of whoever asks: digests of the shards, by which copies of them are known."""
+    """Note of whoever asks: digests of the shards, by which copies of them are known, and the text encoders' names."""
 
     digests: list[str] = Field(default=[], max_length=MOST_DIGESTS)
+    encoders: list[Text] = Field(default=[], max_length=10)
 
 
 class StorageTrouble(_Message):
@@ -65,7 +67,7 @@ class NodeReport(_Message):
 
     `room` is None where nothing is copied, or the cache can't be used, of which `no_room` says why. `ahead`: bounds of
     its clock less that of the machine that asked it, in seconds. `places`: number of workers that it has resources for,
-    by what Ray counts.
+    by what Ray counts. `no_encoder`: why it can't have a text encoder that trainings load.
     """
 
     name: Text
@@ -75,6 +77,7 @@ class NodeReport(_Message):
     cache: Text = ""
     room: float | None = None
     no_room: Text = ""
+    no_encoder: Text = ""
     trouble: StorageTrouble | None = None
     ahead: tuple[float, float] = (0.0, 0.0)
     places: int = 0
@@ -129,6 +132,7 @@ def look(run_url: str, check: str, cache: str | None, use_gpu: bool) -> NodeRepo
             room = _room(root, note.digests if note else [])
         except OSError as error:
             no_room = printable(refusal(error, root), 1000)
+    away = next(filter(None, map(out_of_reach, note.encoders if note else [])), "")
     return NodeReport(
         name=printable(socket.gethostname(), 100),
         versions=versions(),
@@ -137,6 +141,7 @@ def look(run_url: str, check: str, cache: str | None, use_gpu: bool) -> NodeRepo
         cache=printable(root, 1000),
         room=room,
         no_room=no_room,
+        no_encoder=printable(away, 1000),
         trouble=trouble,
     )
 

@@ -24,21 +24,45 @@ class HubNetwork:
 
 def require_hub(config: RunConfig) -> None:
     """Raise DataError for a network of the run that no cache of this machine has, where the hub can't be reached."""
-    networks = [network for network in _networks(config) if not _cached(network.repository)]
-    if not networks:
-        return
-    from huggingface_hub import constants, get_session, hf_hub_url
-    from huggingface_hub.errors import HTTPError
+    for network in _networks(config):
+        if away := out_of_reach(network.repository):
+            raise DataError(f"{network.field}: {away}", network.fix)
 
-    network = networks[0]
+
+def out_of_reach(repository: str) -> str | None:
+    """Words on a repository of which no cache of this machine has a network, where the hub can't be reached; else None.
+
+    None too for a folder that is there.
+    """
+    if folder_of(repository) is not None:
+        return None
+    if Path(repository).is_absolute():
+        return f"{repository} is no folder of this machine"
+    from huggingface_hub import constants, get_session, hf_hub_url
+    from huggingface_hub.errors import HFValidationError, HTTPError
+
     try:
         if constants.HF_HUB_OFFLINE:
             raise ConnectionError("HF_HUB_OFFLINE is set")
         # Any answer will do: what it means is for the network's own library to say.
-        get_session().head(hf_hub_url(network.repository, WEIGHTS[0]), timeout=SECONDS)
+        get_session().head(hf_hub_url(repository, WEIGHTS[0]), timeout=SECONDS)
+    except HFValidationError:
+        return None  # no name of the hub: its library says so
     except (OSError, HTTPError) as error:
-        lacking = f"isn't in this machine's cache, and {constants.ENDPOINT} can't be reached ({one_line(error, 100)})"
-        raise DataError(f"{network.field}: {network.repository} {lacking}", network.fix) from None
+        away = f"{constants.ENDPOINT} can't be reached ({one_line(error, 100)})"
+        return f"{repository} isn't in this machine's cache, and {away}"
+    return None
+
+
+def encoders_in_training(config: RunConfig) -> list[str]:
+    """Names of the networks, in the hub or a folder, that each worker of a training of this run loads beside its own.
+
+    These are its text encoders, where rows keep ids of tokens.
+    """
+    text = config.data.text
+    if text is None or text.stored == "features":
+        return []
+    return [text.encoder, *([text.pooled_encoder] if text.pooled_encoder else [])]
 
 
 def _networks(config: RunConfig) -> Iterator[HubNetwork]:
@@ -59,11 +83,15 @@ def _networks(config: RunConfig) -> Iterator[HubNetwork]:
             yield HubNetwork(field, name, f"begin a run with {field} set to a folder that has it")
 
 
-def _cached(repository: str) -> bool:
+def folder_of(name: str) -> Path | None:
+    """The folder that a network's name is, or in which this machine's cache has it; None if there is none."""
+    if Path(name).is_dir():
+        return Path(name)
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
-        return any(isinstance(try_to_load_from_cache(repository, file), str) for file in WEIGHTS)
+        files = [try_to_load_from_cache(name, file) for file in WEIGHTS]
     except HFValidationError:
-        return True  # no name of the hub: its library says so
+        return None
+    return next((Path(file).parent for file in files if isinstance(file, str)), None)

@@ -6,6 +6,7 @@ Shapes: B prompts, L tokens, E and P channels of the tokens and of the pooled ve
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Self
 
 import torch
@@ -15,6 +16,8 @@ from ddm_ray.core.condition import Text, TextIds
 from ddm_ray.errors import ConfigError
 from ddm_ray.models import third_party
 from ddm_ray.models.fingerprints import fingerprint_of, require_same_network
+from ddm_ray.models.flops import num_parameters
+from ddm_ray.models.hub import folder_of
 from ddm_ray.models.text_tokens import encode_ids, tokenize
 from ddm_ray.remedies import Begin
 
@@ -55,18 +58,11 @@ class TextEncoder:
 
         ConfigError if there is none, and without transformers; CorruptArtifact, TruncatedWeights if it isn't whole.
         """
-        try:
-            import transformers
-        except ImportError:
-            raise ConfigError("texts need transformers: install it with: pip install 'ddm-ray[text]'") from None
-        what = "text encoder"
-        third_party.require_config(name, what)
-        kind = third_party.load(transformers.AutoConfig, name, what).model_type
-        if kind not in MODELS:
-            raise ConfigError(f"{what} {name}: is a {kind}, use one of {', '.join(MODELS)}")
+        kind, what = _kind(name), "text encoder"
+        import transformers
+
         tokenizer = third_party.load(transformers.AutoTokenizer, name, what)
-        model = third_party.load_model(getattr(transformers, MODELS[kind]), name, what, OTHER_HALF)
-        return cls(tokenizer, model, tokens, pooled)
+        return cls(tokenizer, third_party.load_model(kind, name, what, OTHER_HALF), tokens, pooled)
 
     @classmethod
     def from_config(cls, config: TextConfig, known: str | None = None) -> Self:
@@ -144,3 +140,38 @@ class TextEncoder:
                 lost = " ".join(self.tokenizer.decode(ids[self.tokens - 1 : -1]).split())
                 message = f"a prompt of {len(ids)} tokens, of which {self.tokens} count, loses: {lost}"
                 warnings.warn(message, stacklevel=3)
+
+
+def known_parameters(config: TextConfig) -> int | None:
+    """Number of parameters of a run's text encoder, with the pooled one's; None where this machine has no copy of them.
+
+    Only their configurations are read. Raises as `TextEncoder.from_pretrained`.
+    """
+    names = (config.encoder, *([config.pooled_encoder] if config.pooled_encoder else []))
+    each = [_parameters(name) for name in names]
+    return None if None in each else sum(number for number in each if number)
+
+
+@lru_cache(maxsize=8)
+def _parameters(name: str) -> int | None:
+    folder = folder_of(name)
+    if folder is None:
+        return None
+    kind = _kind(str(folder))
+    with torch.device("meta"):
+        model = kind(third_party.load(kind.config_class, str(folder), "text encoder"))
+    return num_parameters(model)
+
+
+def _kind(name: str) -> Any:
+    """The class of the text model that a folder, or a name of the hub, has."""
+    try:
+        import transformers
+    except ImportError:
+        raise ConfigError("texts need transformers: install it with: pip install 'ddm-ray[text]'") from None
+    what = "text encoder"
+    third_party.require_config(name, what)
+    kind = third_party.load(transformers.AutoConfig, name, what).model_type
+    if kind not in MODELS:
+        raise ConfigError(f"{what} {name}: is a {kind}, use one of {', '.join(MODELS)}")
+    return getattr(transformers, MODELS[kind])

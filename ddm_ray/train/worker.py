@@ -12,6 +12,8 @@ import torch.distributed as dist
 from ddm_ray.data.loading.loader import Loader
 from ddm_ray.data.text_encoding import StoredTexts
 from ddm_ray.errors import ConfigError, CorruptArtifact, StorageError, TrainingError
+from ddm_ray.models import weights
+from ddm_ray.models.flops import num_parameters
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.spelling import one_line
 from ddm_ray.storage.attempts import claimed
@@ -26,6 +28,7 @@ from ddm_ray.train.attempt import TrainAttempt, out_of_memory
 from ddm_ray.train.batches import RankBatches, Teacher
 from ddm_ray.train.consensus import Flags, StepResults
 from ddm_ray.train.engine import Engine, own_device
+from ddm_ray.train.estimate import bytes_a_parameter
 from ddm_ray.train.hardware import ranks_here
 from ddm_ray.train.heldout import HeldoutLoss, Schedule
 from ddm_ray.train.job import TrainJob, train_job
@@ -206,7 +209,14 @@ def _finished_by_newer(run: Run, attempt: TrainAttempt) -> bool:
 
 @contextmanager
 def _roomy(job: TrainJob, placement: TrainPlacement) -> Iterator[None]:
-    """Turn running out of memory into a ConfigError, which passes: an attempt before this one may still hold some."""
+    """Turn running out of memory into a ConfigError, which passes: an attempt before this one may still hold some.
+
+    It is one at once, and doesn't pass, where a GPU's whole memory is less than the state takes.
+    """
+    device = own_device()
+    if device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory
+        require_room(job, placement.zero_stage, dist.get_world_size(), memory)
     try:
         yield
     except Exception as error:
@@ -219,6 +229,18 @@ def _roomy(job: TrainJob, placement: TrainPlacement) -> Iterator[None]:
         )
         full.passes = True
         raise full from None
+
+
+def require_room(job: TrainJob, zero_stage: int, workers: int, memory: int) -> None:
+    """Raise ConfigError for a state whose part in one of the workers is more than a GPU's memory, in bytes."""
+    each = bytes_a_parameter(job.train.precision, workers, use_gpu=True)[zero_stage]
+    needed = (each or 0) * num_parameters(weights.build(job.spec, "meta"))
+    if needed > memory:
+        raise ConfigError(
+            f"{job.artifact}: a worker's GPU has {memory / 1e9:.1f} GB, weights and optimizer take"
+            f" {needed / 1e9:.1f} GB of each of {workers}, by ZeRO stage {zero_stage}",
+            "give it more workers, a higher zero_stage, or a larger GPU in the islands' file",
+        )
 
 
 @contextmanager

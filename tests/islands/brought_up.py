@@ -46,7 +46,7 @@ def say(line: str, home: Path, **environment: str) -> str:
     """Have a shell run a line of the README's, as a user types it whose home folder that is; what it printed."""
     environment = {**os.environ, "HOME": str(home), "PATH": f"{BIN}:{os.environ['PATH']}", **environment}
     done = subprocess.run(
-        line, shell=True, cwd=home, env=environment, capture_output=True, text=True, timeout=400, check=False
+        line, shell=True, cwd=home, env=environment, capture_output=True, text=True, timeout=1200, check=False
     )
     assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
     return done.stdout

@@ -146,6 +146,7 @@ def test_a_cache_that_cannot_be_used_is_the_machines_own_fault(tmp_path: Path) -
             "cache refuses",
             "n1: /cache: Permission denied; let",
         ),
+        ({"node": {"no_encoder": "a/b isn't in"}}, "no text encoder", "n1: a/b isn't in; let it reach the hub"),
         ({"cluster": {"silent": ["n2: no answer"]}}, "a silent machine", "n2: no answer; end its Ray"),
         ({"cluster": {"nodes": []}}, "no report", "the probe names no machine"),
     ],

@@ -49,7 +49,8 @@ print(prepare(Run.open(url), tell, PreparePlacement(embedders=1), chunk_rows=int
 """
 
 # A head without CPUs, so that all work is on the node that is killed once its first part is recorded. The other one is
-# there before, its CPUs taken until then: a node takes seconds to come, and far more where others come too.
+# there before, its CPUs taken until then: a node takes seconds to come, and far more where others come too. Who is dead
+# refuses a health check at once; who is busy has long to answer.
 NODE_DIES = """
 import json, os, signal, sys, ray
 from ray.cluster_utils import Cluster
@@ -61,7 +62,7 @@ from ddm_ray.storage.graph import ROWS
 from ddm_ray.storage.run import Run
 _, url, chunk_rows = sys.argv
 run = Run.open(url)
-quick = {"health_check_period_ms": 500, "health_check_timeout_ms": 500, "health_check_failure_threshold": 3}
+quick = {"health_check_period_ms": 500, "health_check_timeout_ms": 30000, "health_check_failure_threshold": 3}
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "_system_config": quick})
 ray.init(address=cluster.address, log_to_driver=False)  # while there is one node: a driver dies with its own
 node, other = [cluster.add_node(num_cpus=2) for _ in range(2)]

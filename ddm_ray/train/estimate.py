@@ -1,0 +1,58 @@
+"""Estimates of a training before it runs: memory of its state by ZeRO stage, and time and MFU of a step on a GPU."""
+
+from dataclasses import dataclass
+
+from ddm_ray.train.hardware import SHORT_NAMES, named_peak
+
+_FP32_RECORDS, _GRADIENT = 16, 4
+OPTIMIZER_BYTES = 68
+"""Bytes a parameter that the optimizer moves in a step, uncompiled: held by tests/train/test_optimizer.py."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU: its memory in bytes, and what programs reach of it, as benchmarks/gpu_counts.py assumes.
+
+    `share`: of its bf16 peak, by the passes of DiT-XL/2 as its kernels were counted. `bytes_per_second`: of its memory.
+    """
+
+    name: str
+    memory: float
+    share: float
+    bytes_per_second: float
+
+    def step_seconds(self, parameters: int, flops: int) -> float:
+        """Seconds of a step in bf16 of one GPU: `flops` of its passes over all rows, and an optimizer's pass after."""
+        return flops / (self.share * self.peak) + OPTIMIZER_BYTES * parameters / self.bytes_per_second
+
+    def mfu(self, parameters: int, flops: int) -> float:
+        """Share of its peak that a step's own FLOPs are, 0 to 1."""
+        return flops / (self.peak * self.step_seconds(parameters, flops))
+
+    @property
+    def peak(self) -> float:
+        """Dense FLOP/s in bf16."""
+        peak = named_peak(SHORT_NAMES[self.name], "bf16")
+        assert peak is not None
+        return peak
+
+
+CARDS = (Card("H100", 80e9, 0.395, 2.8e12), Card("H200", 141e9, 0.435, 4.0e12))
+"""GPUs that recipes tell times for."""
+
+
+def bytes_a_parameter(precision: str, workers: int, use_gpu: bool) -> list[float | None]:
+    """Bytes a parameter of a worker's memory (a GPU's, or a CPU's with its copy of the state), by ZeRO stage 0 to 3.
+
+    Activations, buffers of communication and libraries come on top. None for a stage that can't be.
+    """
+    copy = {"bf16": 2, "fp32": 4}[precision]
+    # Within the step a flat gradient, and where that isn't in fp32 another. A CPU's copies of states lie there too.
+    within = _GRADIENT + (2 if copy == 2 else 0)
+    sharded = _FP32_RECORDS + within + (0 if use_gpu else _FP32_RECORDS)
+    return [
+        None if copy == 2 else 4 + sharded - (0 if use_gpu else _FP32_RECORDS * (1 - 1 / workers)),
+        2 * copy + sharded / workers,
+        copy + (copy + sharded) / workers,
+        (2 * copy + sharded) / workers,
+    ]

@@ -1,0 +1,89 @@
+"""Text encoders that trainings load beside their own networks: their memory in a plan, and islands that have none."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddm_ray.cli.plan_tables import tables
+from ddm_ray.config import load_recipe
+from ddm_ray.islands.check import note_of
+from ddm_ray.islands.needs import ModelNeeds, needs_of
+from ddm_ray.islands.plan import plan
+from ddm_ray.islands.probe import NOTE, PREFIX, look
+from ddm_ray.islands.speeds import by_peak
+from ddm_ray.models.flops import num_parameters
+from ddm_ray.models.text import TextEncoder
+from ddm_ray.placement import Island
+from ddm_ray.storage.graph import expert
+from ddm_ray.storage.run import Run
+from tests.sampling import tiny_components
+
+
+@pytest.fixture
+def encoder(tmp_path: Path) -> str:
+    """A folder with a text encoder."""
+    tiny_components.text_model().save_pretrained(tmp_path / "clip")
+    tiny_components.tokenizer(tmp_path / "clip").save_pretrained(tmp_path / "clip")
+    return str(tmp_path / "clip")
+
+
+def begun(place: Path, encoder: str, stored: str = "ids", pooled: str = "null") -> Run:
+    dim = tiny_components.TEXT_DIM
+    text = f"{{encoder: {encoder}, tokens: 6, dim: {dim}, pooled_dim: {dim}, pooled_encoder: {pooled}}}"
+    settings = (
+        f"data.text={text}",
+        f"data.text.stored={stored}",
+        "data.latents=null",
+        "data.channels=3",
+        "evaluate.clip=null",
+    )
+    return Run.create(str(place), load_recipe("laion256-k8", settings))
+
+
+def need_of(run: Run) -> ModelNeeds:
+    (need,) = needs_of(run, [expert(0)])
+    return need
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_workers_memory_has_the_encoders_that_it_holds(tmp_path: Path, encoder: str, number: int) -> None:
+    """At 4 bytes a parameter on a CPU, and 2 on a GPU; with ZeRO too each worker has all of them."""
+    pooled = encoder if number == 2 else "null"
+    ids, features = (need_of(begun(tmp_path / stored, encoder, stored, pooled)) for stored in ("ids", "features"))
+    held = number * num_parameters(TextEncoder.from_pretrained(encoder, 6).model)
+    assert ids.text_parameters == held > 0 == features.text_parameters
+    for use_gpu, size in ((False, 4), (True, 2)):
+        alone = features.memory(4, use_gpu)
+        assert ids.memory(4, use_gpu) == [one and one + size * held for one in alone]
+
+
+def test_a_plan_says_that_it_knows_no_encoders_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    need, lacking = need_of(begun(tmp_path / "run", "a/clip")), "and the text encoder, of which this machine has no"
+    assert need.text_parameters is None
+    for each, expected in ((need, True), (replace(need, config=load_recipe("tiny")), False)):
+        islands = {"here": Island()}
+        shown = plan([each], islands, {"here": by_peak(Island(gpu=1e12), "bf16")})
+        assert (lacking in " ".join("".join(tables(shown, None)).split())) is expected
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("a/clip", "a/clip isn't in this machine's cache, and "), ("/nowhere/clip", "/nowhere/clip is no folder of this")],
+)
+def test_an_island_says_which_encoder_it_cannot_have(
+    tmp_path: Path, encoder: str, monkeypatch: pytest.MonkeyPatch, name: str, words: str
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    for place, names, stored, expected in (
+        ("has", (encoder, "null"), "ids", ""),
+        ("lacks", (name, "null"), "ids", words),
+        ("lacks-pooled", (encoder, name), "ids", words),
+        ("needs-none", (name, "null"), "features", ""),
+    ):
+        run = begun(tmp_path / place, names[0], stored, names[1])
+        run.store.write(f"{PREFIX.format('1')}/{NOTE}", note_of(run).model_dump_json().encode())
+        seen = look(run.url, "1", str(tmp_path / "copies"), False).no_encoder
+        assert seen.startswith(expected) and bool(seen) is bool(expected)
