@@ -4,13 +4,18 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from science_page import Ratio, Study
 
 from ddm_ray.pictures.figure import COLOURS, GREY, figure, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+
+NARROW = (0.1, 8.0)
+"""Ends of an axis of ratios: an interval of two seeds may be far wider."""
 
 
 def forest(groups: Mapping[str, Mapping[str, Ratio]], marks: Mapping[str, float]) -> "Figure":
@@ -29,13 +34,15 @@ def forest(groups: Mapping[str, Mapping[str, Ratio]], marks: Mapping[str, float]
             axes.plot(ratio.mean, at, "o", color=colour, markersize=5)
         for number, (mark, value) in enumerate(marks.items()):
             axes.axvline(value, color=GREY, linewidth=1, linestyle=("-", "--", ":")[number % 3], label=mark)
-        axes.set_xscale("log")
+        axes.set_xscale("log", base=2)
+        axes.set_xlim(max(NARROW[0], axes.get_xlim()[0]), min(NARROW[1], axes.get_xlim()[1]))
+        _numbered(axes.xaxis, 2.0)
         axes.set_title(title, color=GREY, fontsize=11)
         axes.set_yticks(range(len(names)), names)
         plain(axes)
-        axes.grid(axis="x", which="both", color=GREY, alpha=0.2)
+        axes.grid(axis="x", color=GREY, alpha=0.2)
     many[0].invert_yaxis()
-    many[-1].legend(frameon=False, labelcolor=GREY, fontsize=9, loc="lower right")
+    many[-1].legend(frameon=False, labelcolor=GREY, fontsize=9, loc="upper right")
     return chart
 
 
@@ -46,6 +53,7 @@ def over_steps(studies: Mapping[str, Study], strategies: Sequence[str]) -> "Figu
         for number, candidate in enumerate((study.plan["against"], *(f"base/{strategy}" for strategy in strategies))):
             _curves(axes, study.curves(candidate), candidate.split("/")[1], COLOURS[number])
         axes.set_yscale("log")
+        _numbered(axes.yaxis, 10.0)
         axes.set_title(title, color=GREY, fontsize=11)
         axes.set_xlabel("steps", color=GREY)
         plain(axes)
@@ -64,12 +72,22 @@ def over_clusters(study: Study, arms: Mapping[str, Mapping[int, str]]) -> "Figur
         for clusters, ratio in ratios.items():
             axes.plot([clusters, clusters], [ratio.low, ratio.high], color=colour, alpha=0.4, linewidth=2)
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
+    axes.set_yscale("log", base=2)
+    axes.set_ylim(max(NARROW[0], axes.get_ylim()[0]), min(NARROW[1], axes.get_ylim()[1]))
+    _numbered(axes.xaxis, 2.0)
+    _numbered(axes.yaxis, 2.0)
     axes.set_xlabel("clusters, one expert each", color=GREY)
     axes.set_ylabel("distance over the monolith's", color=GREY)
     plain(axes)
     axes.legend(frameon=False, labelcolor=GREY, fontsize=9)
     return chart
+
+
+def _numbered(axis: "Axis", base: float) -> None:
+    """Give a logarithmic axis plain numbers."""
+    axis.set_major_locator(LogLocator(base=base, subs=(1.0,) if base == 2 else (1.0, 2.0, 3.0, 5.0, 7.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_locator(NullLocator())
 
 
 def _curves(axes: "Axes", curves: Mapping[int, Mapping[int, float]], name: str, colour: str) -> None:

@@ -47,8 +47,9 @@ class Study:
 
     @classmethod
     def read(cls, name: str) -> Self:
-        """That of this name, as it was measured."""
-        return cls(json.loads((MEASURED / f"{name}.json").read_text()))
+        """That of this name, as far as it was measured."""
+        path = MEASURED / f"{name}.json"
+        return cls(json.loads((path if path.exists() else path.with_suffix(".partial.json")).read_text()))
 
     @property
     def plan(self) -> dict[str, Any]:
