@@ -73,10 +73,10 @@ class TrainPlacement(StrictModel):
     activation_checkpointing: bool = Field(
         default=False, description="compute a block's activations again in the backward pass: less memory, more time"
     )
-    compile: bool | None = Field(
-        default=None,
+    compile: bool = Field(
+        default=False,
         description="torch.compile the model's blocks and the optimizer's update: a longer first step, faster ones"
-        " after it; not with zero_stage 3. None: on a GPU with a compiler, and what can't be compiled runs as it is",
+        " after it; not with zero_stage 3",
     )
     threads: PositiveInt = Field(
         default=1, description="CPU threads of a worker; bit-equal resume needs them unchanged"

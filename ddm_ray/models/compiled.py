@@ -3,9 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator
-from importlib.util import find_spec
 
-import torch
 from torch import nn
 
 from ddm_ray.errors import ConfigError
@@ -14,31 +12,15 @@ from ddm_ray.errors import ConfigError
 COMPILERS = (("CC", ("gcc", "clang")), ("CXX", ("g++", "clang++")))
 
 
-def compiles(asked: bool | None, device: torch.device, zero_stage: int) -> bool:
-    """True if a training's network is to be compiled: as asked; where nobody has said, on a GPU that has all it takes.
-
-    Raises ConfigError where it is asked for and there is no compiler.
-    """
-    lacking = _lacking()
-    if asked and lacking:
-        fix = "install g++ (in Debian: apt-get install g++), or set compile to false"
-        raise ConfigError(f"compile: there is no {lacking} here", fix)
-    able = device.type == "cuda" and zero_stage < 3 and not lacking and find_spec("triton") is not None
-    return able if asked is None else asked
-
-
-def run_what_cannot_be_compiled() -> None:
-    """From now on, have this process compute as it is written what torch.compile fails at, with a warning."""
-    torch._dynamo.config.suppress_errors = True
-
-
-def _lacking() -> str | None:
-    """Names of a compiler of which none is here; None: code can be made."""
+def require_compiler() -> None:
+    """Raise ConfigError where code couldn't be made, since there is no compiler."""
     for variable, usual in COMPILERS:
         names = (chosen,) if (chosen := os.environ.get(variable)) else usual
         if not any(shutil.which(name) for name in names):
-            return " or ".join(names)
-    return None
+            raise ConfigError(
+                f"compile: there is no {' or '.join(names)} here; install g++ (in Debian: apt-get install g++), or set"
+                " compile to false"
+            )
 
 
 def compile_blocks(model: nn.Module) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ddm_ray.config import TrainConfig
 from ddm_ray.errors import ConfigError
-from ddm_ray.models.compiled import compile_blocks, compiles, run_what_cannot_be_compiled
+from ddm_ray.models.compiled import compile_blocks, require_compiler
 from ddm_ray.models.dit import checkpoint_activations
 from ddm_ray.models.flops import num_parameters
 from ddm_ray.placement import TrainPlacement
@@ -59,7 +59,6 @@ class Engine:
             raise ConfigError(
                 f"zero_stage 0 is for precision fp32, this run's is {train.precision}: set zero_stage to 1"
             )
-        compiled = compiles(placement.compile, own_device(), stage)
         self._optimizer = AdamWithEMA(
             model.parameters(),
             ema_decay=train.ema_decay,
@@ -70,16 +69,15 @@ class Engine:
             betas=train.betas,
             weight_decay=train.weight_decay,
             # Of flat shards: at stage 0 each parameter would have code of its own.
-            compiled=compiled and stage > 0,
+            compiled=placement.compile and stage > 0,
         )
         # Of DeepSpeed's making they would be in bf16.
         persistent = model.state_dict().keys()
         self.buffers = {name: buffer.clone() for name, buffer in model.named_buffers() if name in persistent}
         if placement.activation_checkpointing:
             checkpoint_activations(model)
-        if compiled:
-            if placement.compile is None:  # nobody has asked for it
-                run_what_cannot_be_compiled()
+        if placement.compile:
+            require_compiler()
             compile_blocks(model)
         self._deepspeed, *_ = deepspeed.initialize(
             model=model,

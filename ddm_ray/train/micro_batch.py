@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from ddm_ray.errors import ConfigError
 from ddm_ray.memory import free_bytes, reset_peak, taken_bytes
-from ddm_ray.models.compiled import compiles
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.train.attempt import TrainAttempt
 from ddm_ray.train.batches import RankBatches
@@ -110,7 +109,7 @@ class Memory:
     """
 
     def __init__(self, device: torch.device, placement: TrainPlacement):
-        self._device, self._compiles = device, compiles(placement.compile, device, placement.zero_stage)
+        self._device, self._compiles = device, placement.compile
         asked = placement.resources_per_worker
         if device.type == "cuda":
             self._part = FULL_GPU * min(1.0, asked.get("GPU", 1.0))
