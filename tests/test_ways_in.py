@@ -131,7 +131,7 @@ def test_a_recipe_is_shown_as_a_recipe_with_its_sizes(name: str, tmp_path: Path)
     assert sizes[name] in shown and "# router: " in shown
     for line in (
         "#   800,000 steps of 128 rows, 7.7e+20 FLOPs in bf16; a state of 47.7 GB every 5 minutes or sooner\n",
-        "#   memory beside activations: 77.6 GB of one GPU, 20.1 GB of each of 8\n",
+        "#   memory beside activations and its text encoder: 77.6 GB of one GPU, 20.1 GB of each of 8\n",
         "#   one H200: 21.1 days, ",
     ):
         assert (line in shown) is (name == "ddm-24b"), shown

@@ -94,7 +94,7 @@ def _models(plan: RunPlan) -> Table:
 def _memory(plan: RunPlan) -> Table:
     title = "memory a worker by ZeRO stage; activations, buffers and libraries come on top"
     if any(need.text_parameters is None for need in plan.needs):
-        title += ", and the text encoder, of which this machine has no copy to tell its size"
+        title += ", and the text encoder, whose size can't be told here"
     table = _table(title, "model", "workers", "ZeRO 0", "ZeRO 1", "ZeRO 2", "ZeRO 3", "the islands'")
     for need in plan.needs:
         hows = {

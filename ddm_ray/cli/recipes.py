@@ -78,6 +78,7 @@ def show(name: str) -> None:
 def _on_gpus(config: "RunConfig", network: "nn.Module", steps: int, rows: int) -> Iterator[str]:
     """Lines on a training in bf16 of so many steps, of so many rows each, by one GPU."""
     from ddm_ray.models.flops import num_parameters, training_flops_per_row
+    from ddm_ray.models.hub import encoders_in_training
     from ddm_ray.placement import TrainPlacement
     from ddm_ray.storage.status import duration
     from ddm_ray.train.estimate import CARDS, bytes_a_parameter
@@ -91,7 +92,8 @@ def _on_gpus(config: "RunConfig", network: "nn.Module", steps: int, rows: int) -
     alone, of_eight = (
         (bytes_a_parameter("bf16", gpus, use_gpu=True)[placement.zero_stage] or 0) * parameters for gpus in (1, 8)
     )
-    yield f"memory beside activations: {alone / 1e9:.1f} GB of one GPU, {of_eight / 1e9:.1f} GB of each of 8"
+    texts = " and its text encoder" if encoders_in_training(config) else ""
+    yield f"memory beside activations{texts}: {alone / 1e9:.1f} GB of one GPU, {of_eight / 1e9:.1f} GB of each of 8"
     for card in CARDS:
         seconds = card.step_seconds(parameters, flops)
         small = f"; its {card.memory / 1e9:.0f} GB are too few" if alone > card.memory else ""

@@ -70,7 +70,7 @@ class ModelNeeds:
 
     @cached_property
     def text_parameters(self) -> int | None:
-        """Parameters of text encoders that a worker holds, 0 without; None where this machine has no copy of them."""
+        """Parameters of text encoders that a worker holds, 0 without; None where this machine can't tell."""
         text = self.config.data.text
         if text is None or not encoders_in_training(self.config):
             return 0

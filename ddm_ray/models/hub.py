@@ -1,5 +1,6 @@
 """Networks that a run has from the hub: whether they can be had, told in seconds. Neither torch nor their libraries."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,28 +30,26 @@ def require_hub(config: RunConfig) -> None:
             raise DataError(f"{network.field}: {away}", network.fix)
 
 
-def out_of_reach(repository: str) -> str | None:
-    """Words on a repository of which no cache of this machine has a network, where the hub can't be reached; else None.
+def out_of_reach(name: str) -> str | None:
+    """Words on a network that this machine can't have, neither from a folder, nor from its cache, nor from the hub.
 
-    None too for a folder that is there.
+    None where it can, or where only its own library tells.
     """
-    if folder_of(repository) is not None:
+    if folder_of(name) is not None:
         return None
-    if Path(repository).is_absolute():
-        return f"{repository} is no folder of this machine"
     from huggingface_hub import constants, get_session, hf_hub_url
-    from huggingface_hub.errors import HFValidationError, HTTPError
+    from huggingface_hub.errors import HTTPError
 
+    if not _names_a_repository(name):
+        return f"{name} is no folder of this machine"
     try:
         if constants.HF_HUB_OFFLINE:
             raise ConnectionError("HF_HUB_OFFLINE is set")
         # Any answer will do: what it means is for the network's own library to say.
-        get_session().head(hf_hub_url(repository, WEIGHTS[0]), timeout=SECONDS)
-    except HFValidationError:
-        return None  # no name of the hub: its library says so
+        get_session().head(hf_hub_url(name, WEIGHTS[0]), timeout=SECONDS)
     except (OSError, HTTPError) as error:
         away = f"{constants.ENDPOINT} can't be reached ({one_line(error, 100)})"
-        return f"{repository} isn't in this machine's cache, and {away}"
+        return f"{name} isn't in this machine's cache, and {away}"
     return None
 
 
@@ -66,11 +65,13 @@ def encoders_in_training(config: RunConfig) -> list[str]:
 
 
 def _networks(config: RunConfig) -> Iterator[HubNetwork]:
-    """Networks that rows are made with, where these are neither folders nor files."""
+    """Networks that rows are made with, where these are no files."""
     embedder, data = config.embedder, config.data
     fix = "begin a run with embedder.checkpoint set to a file of its weights, or with embedder.kind pixels"
     if embedder.kind == "timm" and not (config.partition.given or embedder.checkpoint):
-        yield HubNetwork("embedder", f"timm/{embedder.model}", fix)
+        _, of_hub, repository = embedder.model.partition("hf-hub:")  # timm's own spelling of another one's repository
+        if of_hub or ":" not in embedder.model:  # others are timm's own words for a folder
+            yield HubNetwork("embedder", repository if of_hub else f"timm/{embedder.model}", fix)
     named = {}
     if embedder.kind == "transformers" and not config.partition.given:
         named["embedder.model"] = embedder.model
@@ -79,19 +80,28 @@ def _networks(config: RunConfig) -> Iterator[HubNetwork]:
     if data.latents is not None:
         named["data.latents.autoencoder"] = data.latents.autoencoder
     for field, name in named.items():
-        if name and not Path(name).is_dir():
+        if name:
             yield HubNetwork(field, name, f"begin a run with {field} set to a folder that has it")
 
 
 def folder_of(name: str) -> Path | None:
     """The folder that a network's name is, or in which this machine's cache has it; None if there is none."""
-    if Path(name).is_dir():
+    if os.path.isdir(name):  # False, too, where nobody may look
         return Path(name)
+    if not _names_a_repository(name):
+        return None
     from huggingface_hub import try_to_load_from_cache
+
+    files = (try_to_load_from_cache(name, file) for file in WEIGHTS)
+    return next((Path(file).parent for file in files if isinstance(file, str)), None)
+
+
+def _names_a_repository(name: str) -> bool:
     from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
 
     try:
-        files = [try_to_load_from_cache(name, file) for file in WEIGHTS]
+        validate_repo_id(name)
     except HFValidationError:
-        return None
-    return next((Path(file).parent for file in files if isinstance(file, str)), None)
+        return False
+    return True

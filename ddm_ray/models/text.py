@@ -13,7 +13,7 @@ import torch
 
 from ddm_ray.config import TextConfig
 from ddm_ray.core.condition import Text, TextIds
-from ddm_ray.errors import ConfigError
+from ddm_ray.errors import ConfigError, DDMError
 from ddm_ray.models import third_party
 from ddm_ray.models.fingerprints import fingerprint_of, require_same_network
 from ddm_ray.models.flops import num_parameters
@@ -143,24 +143,27 @@ class TextEncoder:
 
 
 def known_parameters(config: TextConfig) -> int | None:
-    """Number of parameters of a run's text encoder, with the pooled one's; None where this machine has no copy of them.
+    """Number of parameters of a run's text encoder, with the pooled one's; None where this machine can't tell.
 
-    Only their configurations are read. Raises as `TextEncoder.from_pretrained`.
+    Only configurations are read, of folders or what this machine's cache has.
     """
-    names = (config.encoder, *([config.pooled_encoder] if config.pooled_encoder else []))
-    each = [_parameters(name) for name in names]
-    return None if None in each else sum(number for number in each if number)
+    number = 0
+    for name in filter(None, (config.encoder, config.pooled_encoder)):
+        folder = folder_of(name)
+        if folder is None:
+            return None
+        try:
+            number += _parameters(str(folder))
+        except DDMError:  # who loads it says what is wrong
+            return None
+    return number
 
 
 @lru_cache(maxsize=8)
-def _parameters(name: str) -> int | None:
-    folder = folder_of(name)
-    if folder is None:
-        return None
-    kind = _kind(str(folder))
+def _parameters(folder: str) -> int:
+    kind = _kind(folder)
     with torch.device("meta"):
-        model = kind(third_party.load(kind.config_class, str(folder), "text encoder"))
-    return num_parameters(model)
+        return num_parameters(kind(third_party.load(kind.config_class, folder, "text encoder")))
 
 
 def _kind(name: str) -> Any:

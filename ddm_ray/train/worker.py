@@ -211,12 +211,12 @@ def _finished_by_newer(run: Run, attempt: TrainAttempt) -> bool:
 def _roomy(job: TrainJob, placement: TrainPlacement) -> Iterator[None]:
     """Turn running out of memory into a ConfigError, which passes: an attempt before this one may still hold some.
 
-    It is one at once, and doesn't pass, where a GPU's whole memory is less than the state takes.
+    It is one at once where a GPU's whole memory is less than the state takes.
     """
     device = own_device()
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
-        require_room(job, placement.zero_stage, dist.get_world_size(), memory)
+        require_room(job, placement, dist.get_world_size(), memory)
     try:
         yield
     except Exception as error:
@@ -231,16 +231,25 @@ def _roomy(job: TrainJob, placement: TrainPlacement) -> Iterator[None]:
         raise full from None
 
 
-def require_room(job: TrainJob, zero_stage: int, workers: int, memory: int) -> None:
-    """Raise ConfigError for a state whose part in one of the workers is more than a GPU's memory, in bytes."""
-    each = bytes_a_parameter(job.train.precision, workers, use_gpu=True)[zero_stage]
-    needed = (each or 0) * num_parameters(weights.build(job.spec, "meta"))
-    if needed > memory:
-        raise ConfigError(
+def require_room(job: TrainJob, placement: TrainPlacement, workers: int, memory: int) -> None:
+    """Raise ConfigError for a state whose part in one of so many workers is more than a GPU's memory, in bytes.
+
+    It passes where as many as the placement asks for would hold it: more of them may come.
+    """
+    parameters = num_parameters(weights.build(job.spec, "meta"))
+
+    def part(workers: int) -> float:
+        each = bytes_a_parameter(job.train.precision, workers, use_gpu=True)[placement.zero_stage]
+        return (each or 0) * parameters
+
+    if part(workers) > memory:
+        full = ConfigError(
             f"{job.artifact}: a worker's GPU has {memory / 1e9:.1f} GB, weights and optimizer take"
-            f" {needed / 1e9:.1f} GB of each of {workers}, by ZeRO stage {zero_stage}",
+            f" {part(workers) / 1e9:.1f} GB of each of {workers}, by ZeRO stage {placement.zero_stage}",
             "give it more workers, a higher zero_stage, or a larger GPU in the islands' file",
         )
+        full.passes = part(placement.workers.max) <= memory
+        raise full
 
 
 @contextmanager

@@ -60,7 +60,7 @@ def test_a_workers_memory_has_the_encoders_that_it_holds(tmp_path: Path, encoder
 
 def test_a_plan_says_that_it_knows_no_encoders_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    need, lacking = need_of(begun(tmp_path / "run", "a/clip")), "and the text encoder, of which this machine has no"
+    need, lacking = need_of(begun(tmp_path / "run", "a/clip")), "and the text encoder, whose size can't be told"
     assert need.text_parameters is None
     for each, expected in ((need, True), (replace(need, config=load_recipe("tiny")), False)):
         islands = {"here": Island()}
@@ -70,7 +70,12 @@ def test_a_plan_says_that_it_knows_no_encoders_size(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("a/clip", "a/clip isn't in this machine's cache, and "), ("/nowhere/clip", "/nowhere/clip is no folder of this")],
+    [
+        ("a/clip", "a/clip isn't in this machine's cache, and "),
+        ("/nowhere/clip", "/nowhere/clip is no folder of this"),
+        ("a/b/c", "a/b/c is no folder of this"),
+        (f"/{'c' * 300}", "/ccc"),
+    ],
 )
 def test_an_island_says_which_encoder_it_cannot_have(
     tmp_path: Path, encoder: str, monkeypatch: pytest.MonkeyPatch, name: str, words: str

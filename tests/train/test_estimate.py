@@ -10,6 +10,7 @@ from ddm_ray.errors import ConfigError
 from ddm_ray.models import weights
 from ddm_ray.models.flops import num_parameters, training_flops_per_row
 from ddm_ray.models.spec import spec_of
+from ddm_ray.placement import TrainPlacement, Workers
 from ddm_ray.storage.graph import expert
 from ddm_ray.storage.run import Run
 from ddm_ray.train.estimate import CARDS
@@ -37,12 +38,21 @@ def test_a_steps_time_is_that_of_counted_kernels(rows: int) -> None:
         assert 100 * card.mfu(parameters, flops) == pytest.approx(float(counted[f"{card.name}_mfu"]), abs=1)
 
 
-@pytest.mark.parametrize(("zero_stage", "workers", "fits"), [(1, 1, False), (1, 2, True), (3, 2, True)])
-def test_a_state_that_a_gpu_cannot_hold_is_refused(tmp_path: Path, zero_stage: int, workers: int, fits: bool) -> None:
-    """An expert of 3B on a GPU of 60 GB: its state takes 78 GB alone and 45 GB of each of two."""
+@pytest.mark.parametrize(
+    ("zero_stage", "workers", "most", "refused"),
+    [(1, 1, 1, "for good"), (1, 1, 8, "for now"), (1, 2, 2, None), (3, 2, 2, None), (1, 2, 8, None)],
+)
+def test_a_state_that_a_gpu_cannot_hold_is_refused(
+    tmp_path: Path, zero_stage: int, workers: int, most: int, refused: str | None
+) -> None:
+    """An expert of 3B on GPUs of 60 GB: its state takes 78 GB of one alone, and 45 GB of each of two."""
     job = train_job(Run.create(str(tmp_path / "run"), load_recipe("ddm-24b")), expert(0))
-    if fits:
-        require_room(job, zero_stage, workers, int(60e9))
+    placement = TrainPlacement(zero_stage=zero_stage, workers=Workers(min=1, max=most))
+    if refused is None:
+        require_room(job, placement, workers, int(60e9))
         return
-    with pytest.raises(ConfigError, match=r"has 60\.0 GB, weights and optimizer take 77\.6 GB of each of 1, by ZeRO"):
-        require_room(job, zero_stage, workers, int(60e9))
+    with pytest.raises(
+        ConfigError, match=r"has 60\.0 GB, weights and optimizer take 77\.6 GB of each of 1, by"
+    ) as full:
+        require_room(job, placement, workers, int(60e9))
+    assert full.value.passes is (refused == "for now")
