@@ -36,7 +36,9 @@ class Ratio:
         return cls(math.exp(mean), math.exp(mean - half), math.exp(min(mean + half, 700.0)), count)
 
     def __str__(self) -> str:
-        return f"{self.mean:.2f}" + (f" ({self.low:.2f} to {self.high:.2f}, {self.count} seeds)" if self.count > 1 else " (one seed)")
+        return f"{self.mean:.2f}" + (
+            f" ({self.low:.2f} to {self.high:.2f}, {self.count} seeds)" if self.count > 1 else " (one seed)"
+        )
 
 
 @dataclass(frozen=True)
