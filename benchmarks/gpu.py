@@ -1,12 +1,13 @@
-"""What a GPU can do, and how near to it we come: three commands of under ten minutes, for the day that one is there.
+"""What a GPU can do, and how near to it we come: four commands of under ten minutes, for the day that one is there.
 
     python benchmarks/gpu.py train  --out OUT    # roofs, a CPU's numbers, a step of DiT-XL/2, its state
     python benchmarks/gpu.py sample --out OUT    # mixtures beside one dense network; embedding, decoding
     python benchmarks/gpu.py large  --out OUT    # an expert of 3B parameters
+    python benchmarks/gpu.py whole  --out OUT    # the training loop through a kill, photographs to rows; without Ray
 
-On a bare machine: `PYTHONPATH=.:SITE python benchmarks/gpu.py ...`, SITE having this project's packages (pydantic,
-obstore, deepspeed, hjson, py-cpuinfo, tensorboardX; faiss-cpu, timm and diffusers for embed). facts says what is
-missing; it, roofs and decode need torch alone or little more.
+On a bare machine that has torch: `python benchmarks/gpu_wheels.py WHEELS` on one with a network, then there
+`python -m pip install --no-index --no-deps --target SITE WHEELS/*.whl` and `PYTHONPATH=.:SITE python benchmarks/gpu.py
+...`. facts says what is missing; it, roofs and decode need torch alone or little more.
 
 Each phase is a process of its own with a limit of seconds: an error of the GPU, or a hang, costs that phase alone, and
 what it told until then is kept, a line a value (OUT/gpu.jsonl). The table is printed last. Networks are random; neither
@@ -31,10 +32,16 @@ from typing import Any
 
 PARTS = {
     "train": {"facts": 20, "roofs": 50, "right": 110, "step": 250, "state": 110},
-    "sample": {"facts": 20, "sampling": 240, "embed": 150, "decode": 40},
-    "large": {"facts": 20, "expert": 200, "sharded_expert": 200},
+    "sample": {"facts": 20, "sampling": 200, "offload": 60, "embed": 150, "decode": 40},
+    "large": {"facts": 20, "expert": 130, "sharded_expert": 130},
+    "whole": {"facts": 20, "jobs": 200, "rows": 120},
 }
-MODULES = {"gpu": ("facts",), "gpu_roofs": ("roofs",), "gpu_sample": ("sampling", "embed", "decode")}
+MODULES = {
+    "gpu": ("facts",),
+    "gpu_roofs": ("roofs",),
+    "gpu_sample": ("sampling", "offload", "embed", "decode"),
+    "gpu_whole": ("jobs", "rows"),
+}
 NEEDED = ("pydantic", "obstore", "deepspeed", "tensorboardX", "faiss", "timm", "diffusers", "triton")
 RESULTS = "gpu.jsonl"
 

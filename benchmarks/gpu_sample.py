@@ -1,9 +1,12 @@
 """Phases of gpu.py about sampling and preparing: mixtures beside one dense network; embedding, encoding, decoding."""
 
+import copy
 import io
 import os
+import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -19,16 +22,18 @@ from ddm_ray.config import EmbedderConfig, SamplingSettings
 from ddm_ray.data.images import decode as decode_image
 from ddm_ray.models import weights
 from ddm_ray.models.embedders import make_embedder
-from ddm_ray.models.flops import forward_flops_per_row
+from ddm_ray.models.flops import forward_flops_per_row, weights_bytes
 from ddm_ray.models.router import Router
+from ddm_ray.sampling.offload import OffloadedToHost
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest
 from ddm_ray.sampling.run_models import Models
 
 if TYPE_CHECKING:
     from gpu import Asked
 
-K, STEPS = 8, (4, 20)
-"""Experts, and the numbers of steps whose difference is told: what an image costs once counts in neither."""
+K, OFFLOADED, STEPS = 8, 4, (4, 20)
+"""Experts, those of mixtures that are offloaded, and the numbers of steps whose difference is told: what an image costs
+once counts in neither."""
 PAID = {"once": 1, "top-1": 1, "top-2": 2, "full": K}
 """Experts that a step of each strategy asks for a row."""
 EMBEDDER, TINY_EMBEDDER = "vit_large_patch14_dinov2.lvd142m", "vit_tiny_patch16_224"
@@ -53,10 +58,11 @@ def sampling(asked: "Asked") -> None:
             _one_size(asked, models, images, size)
 
 
-def _mixture(experts: tuple[nn.Module, ...], router: nn.Module, size: dict[str, Any], device: str) -> Models:
+def _mixture(experts: tuple[nn.Module, ...], router: nn.Module | None, size: dict[str, Any], device: str) -> Models:
     shape = (size["channels"], size["image_size"], size["image_size"])
-    prior_CK = torch.full((size["num_classes"] + 1, K), 1 / K, dtype=torch.float64)
-    return Models(MixtureInfo(K, shape, size["num_classes"], prior_CK), experts, router, device)
+    count = len(experts)
+    prior_CK = torch.full((size["num_classes"] + 1, count), 1 / count, dtype=torch.float64)
+    return Models(MixtureInfo(count, shape, size["num_classes"], prior_CK), experts, router, device)
 
 
 def _one_size(asked: "Asked", models: Models, images: int, size: dict[str, Any]) -> None:
@@ -101,28 +107,67 @@ def _request(images: int, size: dict[str, Any], strategy: str, steps: int) -> Sa
     return SampleRequest(tuple(range(images)), labels, SamplingSettings.model_validate(settings))
 
 
-def embed(asked: "Asked") -> None:
-    """Images a second of DINOv2-L as prepare and as evaluate call it, and of an autoencoder."""
-    import timm
-    from safetensors.torch import save_file
+def offload(asked: "Asked") -> None:
+    """Mixtures of which two experts are on the device at a time, beside those with all of them there."""
+    size, images = (TINY, 4) if asked.tiny else (XL, 64)
+    dtype = torch.bfloat16
+    experts = []
+    for _ in range(OFFLOADED):
+        network = weights.build({"class": "DiT", "config": size}, asked.device)
+        for parameter in network.parameters():
+            nn.init.normal_(parameter, std=0.02)
+        experts.append(network.eval().to(dtype))
+    router = Router(num_experts=OFFLOADED, **TINY).eval().to(asked.device, dtype) if asked.tiny else None
+    resident = _mixture(tuple(experts), router, size, asked.device)
+    began = time.perf_counter()
+    moved = OffloadedToHost(lambda number: copy.deepcopy(experts[number]).cpu(), [True] * OFFLOADED, asked.device)
+    moved.dtype = dtype
+    asked.tell("pinning them", time.perf_counter() - began, "s")
+    seconds: list[float] = []
+    moved.on_fetch = lambda _, took, waited: seconds.append(took)
+    offloaded = Models(resident.info, moved, router, asked.device)
+    request = _request(images, size, "once" if router is None else "top-1", STEPS[1])
+    each = [median_ms(partial(models.sample, request), asked.device, 3, 1) for models in (resident, offloaded)]
+    asked.tell("two on the device, over all on it", each[1] / each[0], "times", "" if asked.tiny else "<= 1.3")
+    moved.measure()
+    if seconds:
+        each_bytes = weights_bytes(experts[0], dtype)
+        asked.tell("fetching one", 1e3 * statistics.median(seconds), "ms")
+        asked.tell("by the bus", each_bytes / statistics.median(seconds) / 1e9, "GB/s")
 
-    name, rows, side = (TINY_EMBEDDER, 4, 32) if asked.tiny else (EMBEDDER, 1024, 224)
+
+def embed(asked: "Asked") -> None:
+    """Images a second of DINOv2-L as evaluate and as prepare call it, of an autoencoder, and of both."""
+    rows = 4 if asked.tiny else 1024
     pixels = np.random.default_rng(0).integers(0, 255, (rows, 256, 256, 3), np.uint8)
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "embedder.safetensors"
-        save_file(timm.create_model(name, num_classes=0, img_size=side).state_dict(), file)
+        name, side, file = saved_embedder(asked, Path(folder))
         config = EmbedderConfig.model_validate(
             {"kind": "timm", "model": name, "checkpoint": str(file), "image_size": side, "batch_size": 64}
         )
-        for exact in (False, True):
+        right_ND = torch.as_tensor(make_embedder(config, None, "cpu", exact=True)(pixels[:4]))
+        for exact in (True, False):
             embedder = make_embedder(config, None, asked.device, exact=exact)
             speed = 1e3 * rows / median_ms(lambda e=embedder: e(pixels), asked.device, 3, 1)  # type: ignore[misc]
             target = "" if exact or asked.tiny else ">= 2440"
             asked.tell(f"{name}, {'exact' if exact else 'as prepare has it'}", speed, "images/s", target)
-    asked.tried("autoencoder", lambda: _autoencoder(asked))
+            alike_N = torch.cosine_similarity(torch.as_tensor(embedder(pixels[:4])).double(), right_ND.double())
+            asked.tell("its cosine with a CPU's, at least", float(alike_N.min()), "", ">= 0.99")
+    asked.tried("autoencoder", lambda: _autoencoder(asked, embedder, pixels))
 
 
-def _autoencoder(asked: "Asked") -> None:
+def saved_embedder(asked: "Asked", folder: Path) -> tuple[str, int, Path]:
+    """An embedder by its timm name, the side of its images, and a file of random weights for it."""
+    import timm
+    from safetensors.torch import save_file
+
+    name, side = (TINY_EMBEDDER, 32) if asked.tiny else (EMBEDDER, 224)
+    file = folder / "embedder.safetensors"
+    save_file(timm.create_model(name, num_classes=0, img_size=side).state_dict(), file)
+    return name, side, file
+
+
+def _autoencoder(asked: "Asked", embedder: Callable[[np.ndarray], Any], pixels: np.ndarray) -> None:
     from diffusers import AutoencoderKL
 
     from ddm_ray.core.transfer import frozen_dtype
@@ -139,7 +184,9 @@ def _autoencoder(asked: "Asked") -> None:
     count, side = (2, 32) if asked.tiny else (64, 256)
     images = torch.randn(count, 3, side, side, device=asked.device, dtype=dtype)
     speed = 1e3 * len(images) / median_ms(lambda: latents.encode(images), asked.device, 3, 1)
-    asked.tell(f"autoencoder encodes {side} x {side}", speed, "images/s", "" if asked.tiny else ">= 850")
+    asked.tell(f"autoencoder encodes {side} x {side}", speed, "images/s")
+    both = median_ms(lambda: (embedder(pixels[:count]), latents.encode(images)), asked.device, 3, 1)
+    asked.tell("embedding and encoding", 1e3 * count / both, "images/s", "" if asked.tiny else ">= 850")
 
 
 def decode(asked: "Asked") -> None:
@@ -152,11 +199,17 @@ def decode(asked: "Asked") -> None:
 
 def _decoded(seconds: float) -> float:
     """Photographs that this process decodes a second."""
-    noise = np.random.default_rng(0).integers(0, 255, (24, 32, 3), np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(noise).resize((500, 375), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
+    photograph = jpeg(0)
     began, done = time.perf_counter(), 0
     while time.perf_counter() - began < seconds:
-        decode_image(file.getvalue(), (3, 256, 256))
+        decode_image(photograph, (3, 256, 256))
         done += 1
     return done / (time.perf_counter() - began)
+
+
+def jpeg(seed: int) -> bytes:
+    """A photograph's file of 500 x 375 pixels, of smooth noise."""
+    noise = np.random.default_rng(seed).integers(0, 255, (24, 32, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(noise).resize((500, 375), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
+    return file.getvalue()

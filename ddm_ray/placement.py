@@ -73,10 +73,10 @@ class TrainPlacement(StrictModel):
     activation_checkpointing: bool = Field(
         default=False, description="compute a block's activations again in the backward pass: less memory, more time"
     )
-    compile: bool = Field(
-        default=False,
+    compile: bool | None = Field(
+        default=None,
         description="torch.compile the model's blocks and the optimizer's update: a longer first step, faster ones"
-        " after it; not with zero_stage 3",
+        " after it; not with zero_stage 3. None: on a GPU, where two blocks can be",
     )
     threads: PositiveInt = Field(
         default=1, description="CPU threads of a worker; bit-equal resume needs them unchanged"
@@ -88,7 +88,7 @@ class TrainPlacement(StrictModel):
     )
     cache: str | None = Field(
         default=None,
-        description="folder for local copies of shards, or experts that teach, in an object store; none: temporary",
+        description="folder for copies of an object store's shards and teachers, and of compiled code; none: temporary",
     )
     checkpoint_minutes: float | None = Field(
         default=None,

@@ -3,7 +3,9 @@
 import os
 import shutil
 from collections.abc import Iterator
+from importlib.util import find_spec
 
+import torch
 from torch import nn
 
 from ddm_ray.errors import ConfigError
@@ -14,13 +16,23 @@ COMPILERS = (("CC", ("gcc", "clang")), ("CXX", ("g++", "clang++")))
 
 def require_compiler() -> None:
     """Raise ConfigError where code couldn't be made, since there is no compiler."""
+    if lacking := _lacking_compiler():
+        fix = "install g++ (in Debian: apt-get install g++), or set compile to false"
+        raise ConfigError(f"compile: there is no {lacking} here", fix)
+
+
+def can_make_code(device: torch.device) -> bool:
+    """True for a GPU with all that it takes to compile for it."""
+    return device.type == "cuda" and not _lacking_compiler() and find_spec("triton") is not None
+
+
+def _lacking_compiler() -> str:
+    """Names of a compiler of which none is here; "": code can be made."""
     for variable, usual in COMPILERS:
         names = (chosen,) if (chosen := os.environ.get(variable)) else usual
         if not any(shutil.which(name) for name in names):
-            raise ConfigError(
-                f"compile: there is no {' or '.join(names)} here; install g++ (in Debian: apt-get install g++), or set"
-                " compile to false"
-            )
+            return " or ".join(names)
+    return ""
 
 
 def compile_blocks(model: nn.Module) -> None:
@@ -29,14 +41,21 @@ def compile_blocks(model: nn.Module) -> None:
     Code is made at the first call, and again for each other shape. Networks of one size share it, and it is made in
     seconds however deep they are.
     """
-    for block in _blocks(model):
-        block.compile(dynamic=False)
+    for blocks in _lists_of_blocks(model):
+        for block in blocks:
+            block.compile(dynamic=False)
 
 
-def _blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """The members of its outermost lists, which is where our networks and diffusers' keep their blocks."""
+def leave_two_of_each(model: nn.Module) -> None:
+    """Take all blocks but the first and the last of each list out of a network, in place: the kinds that it has."""
+    for blocks in _lists_of_blocks(model):
+        del blocks[1:-1]
+
+
+def _lists_of_blocks(model: nn.Module) -> Iterator[nn.ModuleList]:
+    """Lists that are outermost in it, which is where our networks and diffusers' keep their blocks."""
     for child in model.children():
         if isinstance(child, nn.ModuleList):
-            yield from child
+            yield child
         else:
-            yield from _blocks(child)
+            yield from _lists_of_blocks(child)

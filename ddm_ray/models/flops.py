@@ -6,7 +6,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from ddm_ray.core.condition import Condition, Text
+from ddm_ray.models.rows import rows_of_zeros
 
 Shape = tuple[int, int, int]
 
@@ -56,31 +56,14 @@ def _count(model: nn.Module, image_shape: Shape, text_tokens: int, backward: boo
     tensors = {name: _on_meta(tensor) for name, tensor in model.named_parameters()}
     tensors |= {name: _on_meta(tensor) for name, tensor in model.named_buffers()}
     dtype = next(model.parameters()).dtype
-    row: tuple[Tensor | Condition, ...] = (
-        torch.zeros(1, *image_shape, dtype=dtype, device="meta"),
-        torch.zeros(1, device="meta"),
-        _condition(model, text_tokens, dtype),
-    )
-    if num_kept is not None:
-        row = (*row, torch.zeros(1, num_kept, dtype=torch.int64, device="meta"))
+    with torch.device("meta"):
+        row = rows_of_zeros(model, 1, image_shape, text_tokens, num_kept, dtype)
     # Fused attention kernels are counted unequally by device; the plain one is matrix products everywhere.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         output = functional_call(model, tensors, row)
         if backward:
             output.sum().backward()
     return counter.get_total_flops()
-
-
-def _condition(model: nn.Module, text_tokens: int, dtype: torch.dtype) -> Condition:
-    text_dim, pooled_dim = getattr(model, "text_dim", None), getattr(model, "pooled_dim", None)
-    if text_dim is None:
-        return torch.zeros(1, dtype=torch.int64, device="meta")
-    assert text_tokens > 0
-    return Text(
-        torch.zeros(1, text_tokens, text_dim, dtype=dtype, device="meta"),
-        torch.ones(1, text_tokens, dtype=torch.bool, device="meta"),
-        None if pooled_dim is None else torch.zeros(1, pooled_dim, dtype=dtype, device="meta"),
-    )
 
 
 def _on_meta(tensor: Tensor) -> Tensor:

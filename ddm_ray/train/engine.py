@@ -45,6 +45,24 @@ def own_device() -> torch.device:
     return torch.device(get_accelerator().current_device_name())
 
 
+def optimizer_of(
+    train: TrainConfig, parameters: Iterable[nn.Parameter], stage: int, compiled: bool, alone: bool = False
+) -> AdamWithEMA:
+    """A training's optimizer by this ZeRO stage, at a learning rate of 0; `alone`: no other rank has a part of it."""
+    return AdamWithEMA(
+        parameters,
+        ema_decay=train.ema_decay,
+        # Cheaper than DeepSpeed, which takes the norm tensor by tensor; stage 3 steps group by group.
+        clip_norm=train.clip_norm if stage < 3 else 0.0,
+        sharded=stage > 0 and not alone,
+        lr=0.0,
+        betas=train.betas,
+        weight_decay=train.weight_decay,
+        # Of flat shards: at stage 0 each parameter would have code of its own.
+        compiled=compiled and stage > 0,
+    )
+
+
 class Engine:
     """Optimises `model` on the torch.distributed world it finds itself in.
 
@@ -59,18 +77,7 @@ class Engine:
             raise ConfigError(
                 f"zero_stage 0 is for precision fp32, this run's is {train.precision}: set zero_stage to 1"
             )
-        self._optimizer = AdamWithEMA(
-            model.parameters(),
-            ema_decay=train.ema_decay,
-            # Cheaper than DeepSpeed, which takes the norm tensor by tensor; stage 3 steps group by group.
-            clip_norm=train.clip_norm if stage < 3 else 0.0,
-            sharded=stage > 0,
-            lr=0.0,
-            betas=train.betas,
-            weight_decay=train.weight_decay,
-            # Of flat shards: at stage 0 each parameter would have code of its own.
-            compiled=placement.compile and stage > 0,
-        )
+        self._optimizer = optimizer_of(train, model.parameters(), stage, bool(placement.compile))
         # Of DeepSpeed's making they would be in bf16.
         persistent = model.state_dict().keys()
         self.buffers = {name: buffer.clone() for name, buffer in model.named_buffers() if name in persistent}

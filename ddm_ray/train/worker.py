@@ -26,6 +26,7 @@ from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import Store
 from ddm_ray.train.attempt import TrainAttempt, out_of_memory
 from ddm_ray.train.batches import RankBatches, Teacher
+from ddm_ray.train.compiling import compiles, keep_code, to_be_tried
 from ddm_ray.train.consensus import Flags, StepResults
 from ddm_ray.train.engine import Engine, own_device
 from ddm_ray.train.estimate import bytes_a_parameter
@@ -69,14 +70,16 @@ def train(
     if run.finished(artifact):
         return
     job = train_job(run, artifact)
-    rank = dist.get_rank()
+    rank, tried = dist.get_rank(), to_be_tried(placement)
+    placement = placement.model_copy(update={"compile": bool(placement.compile) or tried})
+    keep_code(placement.cache)
     with (
         Account(Store(run.url, PROMPT), launch.island if launch else "", 1, artifact=artifact, rank=rank) as account,
         TrainAttempt(run, job, placement, launch) as attempt,
         Loader(run, job.shards, job.train.seed, job.batch, placement.rows_gib, placement.cache, ranks_here()) as loader,
     ):
         account.name = f"{artifact.replace('/', '-')}-{attempt.storage.number:04d}-{rank:03d}"
-        _train(run, job, loader, attempt, placement, notice)
+        _train(run, job, loader, attempt, placement, notice, tried)
 
 
 def _train(
@@ -86,6 +89,7 @@ def _train(
     attempt: TrainAttempt,
     placement: TrainPlacement,
     notice: Callable[[], bool],
+    tries_to_compile: bool,
 ) -> None:
     def make(filled: bool = False) -> Engine:
         with _roomy(job, placement):
@@ -105,6 +109,8 @@ def _train(
         def batches_of(micro_batch: int) -> RankBatches:
             return RankBatches(job, loader, dist.get_rank(), dist.get_world_size(), micro_batch, teacher, texts)
 
+        if tries_to_compile and not compiles(job, placement, attempt, watchdog):
+            placement = placement.model_copy(update={"compile": False})
         if attempt.searches:
             find_micro_batch(job, batches_of, partial(make, True), attempt, placement, watchdog)
         batches = stack.enter_context(closing(batches_of(attempt.micro_batch)))
