@@ -275,7 +275,7 @@ class TrainAttempt:
         dist.all_gather_object(prints, state.fingerprints(engine.shards.owned()))
         total = {record: sum(one[record] for one in prints) % 2**64 for record in saved.fingerprints}
         wrong = [record for record, value in saved.fingerprints.items() if total[record] != value]
-        wrong += [fragment.name for fragment in engine.shards.held() if not engine.shards.computes_with(fragment)]
+        wrong += engine.shards.computing_otherwise()
         if wrong:
             raise RuntimeError(f"state of step {step} didn't load: {wrong[0]} differs from what was saved")
 

@@ -139,11 +139,18 @@ class Shards:
                 averaged.copy_(value)
         self.refresh()
 
-    def computes_with(self, fragment: Fragment) -> bool:
-        """True if the model's own copy of a held fragment is its value, rounded to the precision it computes in."""
+    def computing_otherwise(self) -> list[str]:
+        """Names of held fragments of which the model's own copy isn't the value, rounded as it computes."""
+        held = self.held()
+        if not held:
+            return []
+        same = torch.stack([self._computes_with(fragment) for fragment in held]).cpu().tolist()
+        return [fragment.name for fragment, is_same in zip(held, same, strict=True) if not is_same]
+
+    def _computes_with(self, fragment: Fragment) -> Tensor:
         parameter: Any = self._wrapped.module.get_parameter(fragment.name)
         if self._stage == 3:
             copy = parameter.ds_tensor.view(-1)[: fragment.numel]
         else:
             copy = parameter.detach().view(-1).narrow(0, fragment.start, fragment.numel)
-        return torch.equal(copy, fragment.records[VALUE].to(copy.dtype))
+        return (copy == fragment.records[VALUE].to(copy.dtype)).all()

@@ -243,13 +243,15 @@ def _overlap(fragments: dict[str, Fragment], piece: Piece) -> Fragment | None:
 
 
 def fingerprints(owned: Iterable[Fragment]) -> dict[str, int]:
-    """The fingerprints of live fragments, by record."""
-    totals: dict[str, list[Tensor]] = {record: [] for record in RECORDS}
-    for fragment in owned:
-        piece = Piece(fragment.name, fragment.start, fragment.numel)
-        for record in RECORDS:
-            totals[record].append(fingerprint(piece, fragment.records[record]))
-    return {record: sum(map(int, prints)) % 2**64 for record, prints in totals.items()}
+    """The fingerprints of live fragments, by record, for which their device is waited for once."""
+    prints = [
+        [fingerprint(Piece(each.name, each.start, each.numel), each.records[record]) for record in RECORDS]
+        for each in owned
+    ]
+    if not prints:
+        return dict.fromkeys(RECORDS, 0)
+    totals_R = torch.stack([torch.stack(one) for one in prints]).sum(0)
+    return {record: total % 2**64 for record, total in zip(RECORDS, totals_R.cpu().tolist(), strict=True)}
 
 
 def curve_bytes(curve: Mapping[str, Sequence[float]]) -> bytes:

@@ -1,5 +1,6 @@
 """Embedders: principal components of pixels; networks of timm and transformers, of random weights, from files."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,14 @@ VISION = {
     "patch_size": 7,
 }
 WORDS = {**{key: VISION[key] for key in list(VISION)[:4]}, "vocab_size": 12, "max_position_embeddings": 8}
+
+
+@pytest.fixture
+def networks_of_meta() -> Iterator[None]:
+    """Has torch move networks to meta, which it refuses else."""
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    yield
+    torch.__future__.set_overwrite_module_params_on_conversion(False)
 
 
 @pytest.fixture(scope="module")
@@ -173,18 +182,16 @@ def test_a_networks_features_do_not_depend_on_the_batch(checkpoint: str, photos_
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_on_a_gpu_it_is_fed_without_waiting_in_bf16(checkpoint: str, photos_NHWC: np.ndarray, exact: bool) -> None:
+def test_on_a_gpu_it_is_fed_without_waiting_in_bf16(
+    checkpoint: str, photos_NHWC: np.ndarray, exact: bool, networks_of_meta: None
+) -> None:
     """The host waits once for all batches; where a distance is taken, precision is a CPU's."""
     plain = make_embedder(config(checkpoint), None)
-    torch.__future__.set_overwrite_module_params_on_conversion(True)  # else torch refuses meta
-    try:
-        with pretended() as gpu:
-            embedder = make_embedder(config(checkpoint, batch_size=1), None, "meta", exact=exact)
-            gpu.waits.clear()
-            embeddings = embedder(photos_NHWC)
-            assert gpu.waits.total() == 1 and len(photos_NHWC) > 1, gpu.waits
-    finally:
-        torch.__future__.set_overwrite_module_params_on_conversion(False)
+    with pretended() as gpu:
+        embedder = make_embedder(config(checkpoint, batch_size=1), None, "meta", exact=exact)
+        gpu.waits.clear()
+        embeddings = embedder(photos_NHWC)
+        assert gpu.waits.total() == 1 and len(photos_NHWC) > 1, gpu.waits
     assert embedder.fingerprint == plain.fingerprint
     error = np.linalg.norm(embeddings - plain(photos_NHWC)) / np.linalg.norm(embeddings)
     assert error < 1e-5 if exact else 1e-5 < error < 1e-2
@@ -242,6 +249,23 @@ def test_dinov2_of_transformers(tmp_path: Path, photos_NHWC: np.ndarray, digits_
     np.testing.assert_allclose(embeddings, expected, atol=1e-4)
     np.testing.assert_allclose(np.concatenate([embedder(image[None]) for image in photos_NHWC]), embeddings, atol=1e-5)
     np.testing.assert_allclose(embedder(digits_NHWC[:3]), embedder(digits_NHWC[:3].repeat(3, axis=3)), atol=1e-6)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_on_a_gpu_those_of_transformers_are_fed_likewise(
+    tmp_path: Path, photos_NHWC: np.ndarray, exact: bool, networks_of_meta: None
+) -> None:
+    torch.manual_seed(0)
+    processor = tf.BitImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 28, "width": 28})
+    of = saved(tmp_path, tf.Dinov2Model(tf.Dinov2Config(**VISION)), processor).model_copy(update={"batch_size": 1})
+    plain = make_embedder(of, None)
+    with pretended() as gpu:
+        embedder = make_embedder(of, None, "meta", exact=exact)
+        gpu.waits.clear()
+        embeddings = embedder(photos_NHWC)
+        assert gpu.waits.total() == 1, gpu.waits
+    error = np.linalg.norm(embeddings - plain(photos_NHWC)) / np.linalg.norm(embeddings)
+    assert error < 1e-5 if exact else 1e-5 < error < 1e-2
 
 
 @pytest.mark.parametrize("kind", ["whole", "projected", "vision"])

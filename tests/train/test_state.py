@@ -217,6 +217,25 @@ def test_on_a_gpu_training_goes_on_while_a_stream_copies(tmp_path: Path, settled
     }
 
 
+def test_a_gpu_is_waited_for_once_a_piece_to_be_filled_and_once_to_be_checked(tmp_path: Path) -> None:
+    """What is read lies where it is to be, to the bit, and is one copy for each piece of a record."""
+    uncut, store = values(), Store(str(tmp_path))
+    uncut_ranks: dict[str, list[int]] = {name: [] for name in SIZES}
+    manifest = save(store, [fragments(uncut_ranks, 0, uncut)])
+    with pretended() as gpu:
+        held = on_gpu(fragments(uncut_ranks, 0, values(1)))
+        gpu.waits.clear()
+        saved = SavedParts(store, PREFIX, manifest)
+        saved.fill(held)
+        assert gpu.waits.total() == len(RECORDS) * len(SIZES)
+        gpu.waits.clear()
+        assert fingerprints(held) == saved.fingerprints
+        assert gpu.waits.total() == 1, gpu.waits
+        filled = [{record: one.records[record].to("cpu") for record in RECORDS} for one in held]
+    for one, records in zip(held, filled, strict=True):
+        assert all(torch.equal(records[record], uncut[record][one.name]) for record in RECORDS)
+
+
 @pytest.mark.parametrize("gpu", [True, False])
 def test_beside_a_gpu_parts_are_written_at_once(tmp_path: Path, gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside a CPU one by one: its cores are training's."""

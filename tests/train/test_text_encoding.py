@@ -1,5 +1,6 @@
 """Rows that keep the ids of their texts' tokens: trainings and evaluations see what rows that keep features show."""
 
+import copy
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from ddm_ray.train.worker import train
 from tests.pretend_streams import pretended
 from tests.sampling import tiny_components
 from tests.train.results import curve_of
-from tests.train.test_gpu_step import move
+from tests.train.test_gpu_step import move, results_of
 
 FP16 = 2.0**-10
 """Relative precision of the features that rows keep."""
@@ -157,15 +158,32 @@ def test_rows_are_smaller(runs: dict[str, Run]) -> None:
     assert (features.token_bytes, features.pooled_bytes) == (6 * dim * 2, dim * 2)
 
 
+def on_meta(texts: StoredTexts) -> StoredTexts:
+    for encoder in (texts.encoder, texts.encoder.pooled):
+        assert encoder is not None
+        move(encoder.model, torch.device("meta"))
+    return replace(texts, null=texts.null.to("meta"))
+
+
+def test_a_step_on_ids_waits_for_the_step_before_alone(runs: dict[str, Run], world_of_one: None) -> None:
+    run, job = runs["ids"], train_job(runs["ids"], EXPERT)
+    with Loader(run, job.shards, job.train.seed, job.batch) as loader:
+        model, cpu = job.build(), torch.device("cpu")
+        plain = results_of(copy.deepcopy(model), job, loader, cpu, None, texts=texts_of(run))
+        texts = texts_of(run)
+        with pretended() as gpu:
+            ours = results_of(model, job, loader, torch.device("meta"), gpu, texts=on_meta(texts))
+            assert not gpu.races
+    assert [each.loss for each in ours] == [pytest.approx(each.loss, rel=1e-5) for each in plain]
+    assert len({each.loss for each in plain}) == len(plain) > 1
+
+
 def test_they_are_encoded_on_the_gpu_and_nobody_waits(runs: dict[str, Run]) -> None:
     ids = first_ids(runs["ids"])
     texts = texts_of(runs["ids"])
     expected = texts(ids)
     with pretended() as gpu:
-        for encoder in (texts.encoder, texts.encoder.pooled):
-            assert encoder is not None
-            move(encoder.model, torch.device("meta"))
-        on_gpu, pinned = replace(texts, null=texts.null.to("meta")), ids.pin_memory()
+        on_gpu, pinned = on_meta(texts), ids.pin_memory()
         gpu.waits.clear()
         text = on_gpu(pinned)
         assert text.tokens_BLE.device.type == "meta"
