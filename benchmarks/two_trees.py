@@ -4,8 +4,9 @@
 
 prepare: 4,000 small images drawn as PNG; photos: 200 JPEGs of 2 megapixels; loader: batches of a shard whose row groups
 are read again and again; state: training states of 64 MiB, of which two are kept; start: a training of one step, from
-the beginning of its process; steps: one of 300 steps of a DiT of width 128. A ratio is the median of this tree's times
-over that of the other's.
+the beginning of its process; steps: one of 300 steps of a DiT of width 128; host: processor seconds of 100 steps of 28
+blocks too narrow to take any, which is what issuing a step costs. A ratio is the median of this tree's times over that
+of the other's.
 """
 
 import os
@@ -19,7 +20,7 @@ from pathlib import Path
 from claims import Claim, Report, options
 
 ROOT = Path(__file__).parents[1]
-MEASURES = ("prepare", "photos", "loader", "state", "start", "steps")
+MEASURES = ("prepare", "photos", "loader", "state", "start", "steps", "host")
 BOUND = 1.03
 
 
@@ -94,6 +95,35 @@ def steps(folder: Path) -> float:
     return _training(folder, ("expert.train.steps=300", "expert.train.global_batch=64", model))
 
 
+def host(folder: Path) -> float:
+    """Processor seconds of this process' first thread for 100 steps through the engine, in bf16."""
+    import torch
+
+    from ddm_ray import placement
+    from ddm_ray.config import TrainConfig
+    from ddm_ray.core.flow import Flow
+    from ddm_ray.models.dit import DiT
+    from ddm_ray.train.engine import Engine
+    from ddm_ray.train.objectives import Batch, ExpertLoss
+
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    train = TrainConfig.model_validate({"steps": 1, "global_batch": 2, "precision": "bf16"})
+    size = {"image_size": 4, "channels": 1, "num_classes": 10, "patch_size": 2, "width": 16, "depth": 28, "heads": 2}
+    # Older trees call it otherwise.
+    of = getattr(placement, "TrainPlacement", None) or placement.Placement  # type: ignore[attr-defined]
+    engine = Engine(DiT(**size), train, of())
+    x_BCHW, label_B = torch.randn(2, 1, 4, 4), torch.zeros(2, dtype=torch.int64)
+    batch, weight_B = Batch(x_BCHW, x_BCHW.clone(), torch.rand(2), label_B, label_B), torch.full((2,), 0.5)
+    for step in range(110):
+        if step == 10:
+            began = time.thread_time()
+        engine.accumulate(ExpertLoss(Flow()), [(batch, weight_B)])
+        engine.step(1e-4)
+    return time.thread_time() - began
+
+
 def _training(folder: Path, settings: tuple[str, ...]) -> float:
     began = time.perf_counter()
     from ddm_ray.storage.graph import expert
@@ -113,9 +143,8 @@ def measure(name: str) -> None:
                 prepare(Path(folder), "shapes:4000", ("data.image_size=32", "data.channels=3", "data.num_classes=12"))
             )
         else:
-            print(
-                {"photos": photos, "loader": loader, "state": state, "start": start, "steps": steps}[name](Path(folder))
-            )
+            others = (photos, loader, state, start, steps, host)
+            print(next(each for each in others if each.__name__ == name)(Path(folder)))
 
 
 def main() -> None:

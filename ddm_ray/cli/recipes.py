@@ -79,6 +79,7 @@ def _on_gpus(config: "RunConfig", network: "nn.Module", steps: int, rows: int) -
     """Lines on a training in bf16 of so many steps, of so many rows each, by one GPU."""
     from ddm_ray.models.flops import num_parameters, training_flops_per_row
     from ddm_ray.models.hub import encoders_in_training
+    from ddm_ray.models.text import known_flops_per_row
     from ddm_ray.placement import TrainPlacement
     from ddm_ray.storage.status import duration
     from ddm_ray.train.estimate import CARDS, bytes_a_parameter
@@ -92,12 +93,15 @@ def _on_gpus(config: "RunConfig", network: "nn.Module", steps: int, rows: int) -
     alone, of_eight = (
         (bytes_a_parameter("bf16", gpus, use_gpu=True)[placement.zero_stage] or 0) * parameters for gpus in (1, 8)
     )
-    texts = " and its text encoder" if encoders_in_training(config) else ""
+    beside, texts, slower = 0, "", ""
+    if config.data.text and encoders_in_training(config):
+        texts, known = " and its text encoder", known_flops_per_row(config.data.text)
+        beside, slower = (0, ", its text encoder aside") if known is None else (rows * known, "")
     yield f"memory beside activations{texts}: {alone / 1e9:.1f} GB of one GPU, {of_eight / 1e9:.1f} GB of each of 8"
     for card in CARDS:
-        seconds = card.step_seconds(parameters, flops)
+        seconds = card.step_seconds(parameters, flops, beside)
         small = f"; its {card.memory / 1e9:.0f} GB are too few" if alone > card.memory else ""
-        share = f"{card.mfu(parameters, flops):.0%} MFU"
+        share = f"{card.mfu(parameters, flops, beside):.0%} MFU{slower}"
         yield f"one {card.name}: {duration(steps * seconds)}, {1e3 * seconds:.0f} ms a step, {share}{small}"
 
 

@@ -159,6 +159,12 @@ def known_parameters(config: TextConfig) -> int | None:
     return number
 
 
+def known_flops_per_row(config: TextConfig) -> int | None:
+    """FLOPs of encoding a row's texts, 2 a parameter and token, a little more than they are; None as above."""
+    parameters = known_parameters(config)
+    return None if parameters is None else 2 * parameters * config.tokens
+
+
 @lru_cache(maxsize=8)
 def _parameters(folder: str) -> int:
     kind = _kind(folder)

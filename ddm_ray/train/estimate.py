@@ -21,13 +21,16 @@ class Card:
     share: float
     bytes_per_second: float
 
-    def step_seconds(self, parameters: int, flops: int) -> float:
-        """Seconds of a step in bf16 of one GPU: `flops` of its passes over all rows, and an optimizer's pass after."""
-        return flops / (self.share * self.peak) + OPTIMIZER_BYTES * parameters / self.bytes_per_second
+    def step_seconds(self, parameters: int, flops: int, beside: int = 0) -> float:
+        """Seconds of a step in bf16 of one GPU: `flops` of its passes over all rows, and an optimizer's pass after.
 
-    def mfu(self, parameters: int, flops: int) -> float:
+        `beside`: FLOPs of networks that aren't trained, as a text encoder's.
+        """
+        return (flops + beside) / (self.share * self.peak) + OPTIMIZER_BYTES * parameters / self.bytes_per_second
+
+    def mfu(self, parameters: int, flops: int, beside: int = 0) -> float:
         """Share of its peak that a step's own FLOPs are, 0 to 1."""
-        return flops / (self.peak * self.step_seconds(parameters, flops))
+        return flops / (self.peak * self.step_seconds(parameters, flops, beside))
 
     @property
     def peak(self) -> float:
