@@ -162,10 +162,20 @@ class _Suspects:
 
 def _sharing(every: Sequence[_Chunk], hashes: list[np.ndarray]) -> list[_Suspects]:
     """The rows with a hash that comes more than once, in order."""
-    values, counts = np.unique(np.concatenate([*hashes, np.empty(0, np.uint64)]), return_counts=True)
-    twice = values[counts > 1]
-    suspects = (_Suspects(chunk, np.isin(own, twice)) for chunk, own in zip(every, hashes, strict=True))
+    every_N = np.concatenate([*hashes, np.empty(0, np.uint64)])
+    every_N.sort()  # in place, and looked up in below: of a hundred million rows each copy is .8 GB
+    twice = np.unique(every_N[1:][every_N[1:] == every_N[:-1]])
+    del every_N
+    suspects = (_Suspects(chunk, _among(own, twice)) for chunk, own in zip(every, hashes, strict=True))
     return [own for own in suspects if own.rows_N.any()]
+
+
+def _among(values_N: np.ndarray, ordered: np.ndarray) -> np.ndarray:
+    """True for values among the ordered ones; numpy's own `isin` would order these anew for each part."""
+    if not len(ordered):
+        return np.zeros(len(values_N), bool)
+    among_N: np.ndarray = ordered[np.searchsorted(ordered, values_N).clip(max=len(ordered) - 1)] == values_N
+    return among_N
 
 
 def _read(suspects: list[_Suspects], columns: list[str]) -> Iterator[pa.Table]:

@@ -1,5 +1,6 @@
 """What is looked at before rows are committed: files of other kinds, rejected rows, ids and images that come twice."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ddm_ray.config import load_recipe
 from ddm_ray.data.images import png
@@ -52,6 +55,16 @@ def test_equal_images_are_counted_or_left_out(tmp_path: Path) -> None:
         if choice == "drop":
             left_out = pq.read_table(f"{run.url}/{ROWS}/{DUPLICATES}")["id"].to_pylist()
             assert left_out == ["d", "e"]
+
+
+@given(st.lists(st.lists(st.integers(0, 12), max_size=6), max_size=6))
+def test_rows_that_share_a_hash_with_another_are_suspects_wherever_it_is(parts: list[list[int]]) -> None:
+    """Also in the same part, at both ends of all hashes, and where there are none."""
+    hashes = [np.array(part, np.uint64) * np.uint64(2**60) for part in parts]
+    counted = Counter(value for part in hashes for value in part.tolist())
+    expected = [[counted[value] > 1 for value in part.tolist()] for part in hashes]
+    found_rows = finalize._sharing(["a part"] * len(parts), hashes)  # type: ignore[list-item]
+    assert [own.rows_N.tolist() for own in found_rows] == [rows for rows in expected if any(rows)]
 
 
 def test_an_id_that_comes_twice_is_refused_by_name(chunks: RowsStore) -> None:
