@@ -3,6 +3,7 @@
 Shapes: B rows, L tokens of E channels, P channels of a pooled text.
 """
 
+import os
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -17,6 +18,8 @@ from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.info import ShardInfo
 from ddm_ray.storage.run import Run
 
+FIRST = (None, "", "0")
+"""Values of LOCAL_RANK of a process that is alone, or the first of its machine."""
 ROWS = 64
 """Rows that are encoded at a time where there are many."""
 
@@ -33,7 +36,7 @@ class StoredTexts:
         """The texts of a run's shards, by any one of them; None where rows keep features, or have no texts.
 
         On a GPU the encoder computes in bf16. Raises as `TextEncoder.from_config`, DriftError for another encoder than
-        that whose ids the shard's rows keep.
+        that whose ids the shard's rows keep: of a machine's ranks the first one looks.
         """
         config, null = run.config.data.text, null_text_of(run, shard)
         if config is None or null is None or config.stored == "features":
@@ -43,7 +46,7 @@ class StoredTexts:
             raise CorruptArtifact(
                 f"{run.url}/{shard}: doesn't say which text encoder its ids are of", run.remake(shard)
             )
-        encoder = TextEncoder.from_config(config, known)
+        encoder = TextEncoder.from_config(config, known if os.environ.get("LOCAL_RANK") in FIRST else None)
         return cls(encoder.to(device, frozen_dtype(device)), null.to(device))
 
     def __call__(self, ids: TextIds) -> Text:
