@@ -203,7 +203,7 @@ def state(asked: "Asked") -> None:
     with (
         world(),
         tempfile.TemporaryDirectory() as folder,
-        _engine(_drawn(size, asked.device), "bf16") as engine,
+        _engine(_drawn(size, asked.device), "bf16", compile=not asked.tiny) as engine,
     ):
         owned, batches = engine.shards.owned(), [batch_of(4 if asked.tiny else 32, size, asked.device)]
         numel = sum(values.numel() for each in owned for values in each.records.values())
@@ -252,7 +252,8 @@ def _expert(asked: "Asked", zero_stage: int) -> None:
         model = _drawn(size, asked.device)
         count = num_parameters(model)
         asked.tell("parameters", count / 1e9, "billions")
-        with _engine(model, "bf16", activation_checkpointing=True, zero_stage=zero_stage) as engine:
+        how = {"activation_checkpointing": True, "zero_stage": zero_stage, "compile": not asked.tiny}
+        with _engine(model, "bf16", **how) as engine:
             asked.tell("making it", time.perf_counter() - began, "s")
             batches = [batch_of(8, size, asked.device)]
 

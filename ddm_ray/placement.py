@@ -76,7 +76,7 @@ class TrainPlacement(StrictModel):
     compile: bool | None = Field(
         default=None,
         description="torch.compile the model's blocks and the optimizer's update: a longer first step, faster ones"
-        " after it; not with zero_stage 3. None: on a GPU, where two blocks can be",
+        " after it; not with zero_stage 3. None: on a GPU, where a try of two blocks passes",
     )
     threads: PositiveInt = Field(
         default=1, description="CPU threads of a worker; bit-equal resume needs them unchanged"

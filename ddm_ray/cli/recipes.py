@@ -49,7 +49,8 @@ def show(name: str) -> None:
     """Print the recipe NAME as YAML, and the sizes of its networks as comments below it.
 
     Of one that trains in bf16 also what each training takes of an H100 and an H200: its share of the batch, memory
-    beside activations, and the time and MFU of a step. These are estimates, from kernels that were counted, uncompiled.
+    beside activations, and the time and MFU of a step. These are estimates, from kernels that were counted, of
+    uncompiled steps: compiled, as GPUs' are unless the islands' file says otherwise, they take less.
 
     \b
       ddm recipes show photos-cpu

@@ -19,6 +19,7 @@ from ddm_ray.models import weights
 from ddm_ray.models.text import TextEncoder
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.train.batches import RankBatches
+from ddm_ray.train.compiling import to_be_tried, why_not
 from ddm_ray.train.consensus import Flags, StepResults
 from ddm_ray.train.engine import Engine
 from ddm_ray.train.job import TrainJob
@@ -107,7 +108,7 @@ def calibrate(
 
     Where rows keep ids of texts these are encoded, too, by the run's own encoder, which this island then needs. In a
     torch.distributed world of one. One worker's part of a batch is measured, and taken times the workers. Raises as
-    `TextEncoder.from_config`.
+    `TextEncoder.from_config` and `why_not` do; to compile comes on top of the seconds.
     """
     assert dist.get_world_size() == 1
     torch.set_num_threads(placement.threads)
@@ -124,13 +125,17 @@ def _speed(
     workers = placement.workers.max
     share = math.ceil(job.batch / workers)
     given = placement.micro_batch
+    rows_at_once = min(share, given) if isinstance(given, int) else share
+    if to_be_tried(placement):
+        torch.compiler.reset()
+        placement = placement.model_copy(update={"compile": not why_not(job, placement, rows_at_once)})
     engine = Engine(job.build(), job.train, placement)
     teacher = MadeUpTeacher(job.placed(placement), engine.device) if job.asked else None
     texts = None
     if encoder is not None and rows.null_text is not None:
         own = encoder.to(engine.device, frozen_dtype(engine.device))
         texts = StoredTexts(own, rows.null_text.to(engine.device))
-    batches = RankBatches(job, rows, 0, workers, min(share, given) if isinstance(given, int) else share, teacher, texts)
+    batches = RankBatches(job, rows, 0, workers, rows_at_once, teacher, texts)
 
     # Steps of which all see as many tokens.
     alike = job.train.steps - job.train.unmasked_steps

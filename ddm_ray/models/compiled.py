@@ -3,9 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator
-from importlib.util import find_spec
 
-import torch
 from torch import nn
 
 from ddm_ray.errors import ConfigError
@@ -16,17 +14,12 @@ COMPILERS = (("CC", ("gcc", "clang")), ("CXX", ("g++", "clang++")))
 
 def require_compiler() -> None:
     """Raise ConfigError where code couldn't be made, since there is no compiler."""
-    if lacking := _lacking_compiler():
+    if lacking := lacking_compiler():
         fix = "install g++ (in Debian: apt-get install g++), or set compile to false"
         raise ConfigError(f"compile: there is no {lacking} here", fix)
 
 
-def can_make_code(device: torch.device) -> bool:
-    """True for a GPU with all that it takes to compile for it."""
-    return device.type == "cuda" and not _lacking_compiler() and find_spec("triton") is not None
-
-
-def _lacking_compiler() -> str:
+def lacking_compiler() -> str:
     """Names of a compiler of which none is here; "": code can be made."""
     for variable, usual in COMPILERS:
         names = (chosen,) if (chosen := os.environ.get(variable)) else usual

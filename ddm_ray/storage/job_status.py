@@ -56,7 +56,7 @@ class JobStatus:
 
     @property
     def phase(self) -> str:
-        """Phase of the attempt: starting, fitting (rows into memory), training, publishing or leaving."""
+        """Phase of the attempt: starting, fitting (rows into memory), compiling, training and so on, leaving."""
         if self.left:
             return "leaving"
         return self.heartbeat.get("phase", "training") if self.beats else "starting"
@@ -86,6 +86,12 @@ class JobStatus:
     def unsaved(self) -> str:
         """Why states since the last saved one aren't saved; empty if they are."""
         return self.heartbeat.get("unsaved", "") if self.beats else ""
+
+    @property
+    def uncompiled(self) -> str:
+        """Words on why it trains uncompiled, and so slowly; empty where it doesn't, or where that was asked for."""
+        why = self.heartbeat.get("uncompiled", "") if self.beats else ""
+        return f"uncompiled: {why}" if why else ""
 
     @property
     def heldout(self) -> str:

@@ -31,7 +31,8 @@ class Beat(StoredNote):
     """A heartbeat: its counter, the pause after it in seconds, how far the attempt is, how fast, and where it runs.
 
     `unsaved`: why states since the last saved one aren't saved; empty if they are. `heldout_loss` is that of the EMA
-    weights of `heldout_step`, with its standard error; `unmeasured`: why the attempt measures none.
+    weights of `heldout_step`, with its standard error; `unmeasured`: why the attempt measures none; `uncompiled`: why
+    it trains uncompiled, where it would compile.
     """
 
     called = "heartbeat"
@@ -48,6 +49,7 @@ class Beat(StoredNote):
     heldout_error: Number | None = None
     heldout_step: Count = 0
     unmeasured: Text = ""
+    uncompiled: Text = ""
     steps_per_second: Number | None = None
     samples_per_second: Number | None = None
     flops_per_second: Number | None = None

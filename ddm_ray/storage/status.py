@@ -320,6 +320,7 @@ def _begun(status: Status, job: JobStatus) -> str:
         f"{duration(status.seconds_left or 0)} left": status.seconds_left is not None and moves,
         f"{workers or 0:g} worker{'s' if workers != 1 else ''}": workers,
         f"MFU {mfu or 0:.0%}": mfu is not None and moves,
+        job.uncompiled: job.uncompiled and moves,
         f"weights of step {job.milestone}": job.milestone,
         f"saved at step {job.saved}": job.saved and moves and not job.unsaved,
         f"attempt {job.attempt}{job.place}": True,

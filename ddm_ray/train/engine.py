@@ -104,6 +104,8 @@ class Engine:
                     "reduce_bucket_size": min(BUCKET, num_parameters(model)),
                     # Stage 1 reduces after the last backward: copying gradients one by one before gains nothing.
                     "contiguous_gradients": stage > 1,
+                    # Compiled code reads 16 bytes at once, of parameters that lie in one row.
+                    "parameter_alignment": bool(placement.compile),
                     "compute_grad_norm": stage in (0, 3),
                 },
                 "zero_allow_untested_optimizer": True,

@@ -58,6 +58,10 @@ class Schedule:
         draws = max(GROUPS, placement.heldout_rows)
         return cls(math.ceil(FORWARD * draws / (SHARE * job.batch)), draws, job.train.steps)
 
+    def rows_at_once(self, micro_batch: int, world: int) -> int:
+        """Rows that each rank of so many takes through the model at once where steps take `micro_batch`."""
+        return min(micro_batch, math.ceil(self.draws / world))
+
     def due(self, done: int) -> bool:
         """True if it is to be measured after so many steps, 1 or more."""
         return done == self.steps or done % self._every(done) == 0
@@ -101,7 +105,7 @@ class HeldoutLoss:
         first = min(rank * share, schedule.draws)
         self._own = range(first, min(first + share, schedule.draws))
         # Ranks take equally many micro-batches of equal size: each is a collective under ZeRO 3, and compiled once.
-        self._micro_batch = min(micro_batch, share)
+        self._micro_batch = schedule.rows_at_once(micro_batch, world)
         self._parts = math.ceil(share / self._micro_batch)
         numbers = stream(job.train.seed, HELDOUT, *job.key)
         stratum_D = numbers.permutation(schedule.draws)

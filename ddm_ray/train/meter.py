@@ -29,10 +29,10 @@ class Meter:
     ):
         """`heldout`: by which the held-out loss is measured; earlier measurements by others aren't kept.
 
-        `unmeasured` may be set to why this attempt measures none.
+        `unmeasured` may be set to why this attempt measures none, and `uncompiled` to why its steps aren't compiled.
         """
         self._job, self._before, self._world = job, trained, world_size
-        self.unmeasured = ""
+        self.unmeasured = self.uncompiled = ""
         measured = heldout.kept(trained.curve) if heldout else {}
         self._curve = {name: array("d", trained.curve.get(name, ())) for name in ("loss", "grad_norm")}
         self._curve |= {name: array("d", values) for name, values in measured.items()}
@@ -64,7 +64,8 @@ class Meter:
             flops = self._job.training_flops(self.done) - self._job.training_flops(self._reported)
             self._flops_per_row = flops / (steps * self._job.batch)
             self._reported_at, self._reported = now, self.done
-        progress = {"step": self.done, "first": self._before.step, "unmeasured": self.unmeasured}
+        why = {"unmeasured": self.unmeasured, "uncompiled": self.uncompiled}
+        progress = {"step": self.done, "first": self._before.step, **why}
         if not self._curve["loss"]:
             return progress
         recent = self._curve["loss"][-RECENT:]

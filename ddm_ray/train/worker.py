@@ -26,7 +26,7 @@ from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import Store
 from ddm_ray.train.attempt import TrainAttempt, out_of_memory
 from ddm_ray.train.batches import RankBatches, Teacher
-from ddm_ray.train.compiling import compiles, keep_code, to_be_tried
+from ddm_ray.train.compiling import keep_code, to_be_tried, uncompiled
 from ddm_ray.train.consensus import Flags, StepResults
 from ddm_ray.train.engine import Engine, own_device
 from ddm_ray.train.estimate import bytes_a_parameter
@@ -70,8 +70,7 @@ def train(
     if run.finished(artifact):
         return
     job = train_job(run, artifact)
-    rank, tried = dist.get_rank(), to_be_tried(placement)
-    placement = placement.model_copy(update={"compile": bool(placement.compile) or tried})
+    rank = dist.get_rank()
     keep_code(placement.cache)
     with (
         Account(Store(run.url, PROMPT), launch.island if launch else "", 1, artifact=artifact, rank=rank) as account,
@@ -79,7 +78,7 @@ def train(
         Loader(run, job.shards, job.train.seed, job.batch, placement.rows_gib, placement.cache, ranks_here()) as loader,
     ):
         account.name = f"{artifact.replace('/', '-')}-{attempt.storage.number:04d}-{rank:03d}"
-        _train(run, job, loader, attempt, placement, notice, tried)
+        _train(run, job, loader, attempt, placement, notice)
 
 
 def _train(
@@ -89,7 +88,6 @@ def _train(
     attempt: TrainAttempt,
     placement: TrainPlacement,
     notice: Callable[[], bool],
-    tries_to_compile: bool,
 ) -> None:
     def make(filled: bool = False) -> Engine:
         with _roomy(job, placement):
@@ -109,10 +107,12 @@ def _train(
         def batches_of(micro_batch: int) -> RankBatches:
             return RankBatches(job, loader, dist.get_rank(), dist.get_world_size(), micro_batch, teacher, texts)
 
-        if tries_to_compile and not compiles(job, placement, attempt, watchdog):
-            placement = placement.model_copy(update={"compile": False})
-        if attempt.searches:
+        if attempt.searches:  # uncompiled, unless somebody says otherwise: it takes no less memory, and far less time
             find_micro_batch(job, batches_of, partial(make, True), attempt, placement, watchdog)
+        why_uncompiled = ""
+        if to_be_tried(placement):
+            why_uncompiled = uncompiled(job, placement, attempt, watchdog)
+            placement = placement.model_copy(update={"compile": not why_uncompiled})
         batches = stack.enter_context(closing(batches_of(attempt.micro_batch)))
         engine, before = attempt.resume(make, begin)
         saver, owed = attempt.saver, False
@@ -120,7 +120,7 @@ def _train(
         heldout, unmeasured = HeldoutLoss.of(run, job, placement, attempt.micro_batch, texts)
         measured = Schedule.of(job, placement)  # also where this attempt can't measure: what others did is kept
         meter = Meter(job.placed(placement), before, engine.device, dist.get_world_size(), measured)
-        meter.unmeasured = unmeasured
+        meter.unmeasured, meter.uncompiled = unmeasured, why_uncompiled
         clock = SaveClock(placement.minutes_between_states, time.monotonic(), placement.checkpoint_steps is None)
         results = StepResults()
         for step in range(before.step, job.train.steps):

@@ -1,11 +1,15 @@
-"""Two real ranks of which the second can't compile, nobody having said: `python tests/train/one_cannot.py FOLDER`.
+"""Two real ranks, one of which may not be able to compile, nobody having said whether to.
 
-Prints for each rank whether its engine was to compile.
+`python tests/train/one_cannot.py FOLDER CANNOT SETTING ...`, CANNOT being what the second rank can't: compile (that
+fails), g++ (it lacks that), nothing. They leave at step 5, and two others go on. Prints for each rank whether its
+engine was to compile; all engines' parameters have to be aligned then.
 """
 
 import json
+import os
 import sys
 import tempfile
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import torch
 import torch.multiprocessing as mp
 
+from ddm_ray.errors import Preempted
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.train import local, worker
 from tests.train import preloaded  # noqa: F401
@@ -21,30 +26,39 @@ from tests.train.conftest import SHORT
 from tests.train.ranks import EXPERT, data_main
 
 
-def rank_main(rank: int, world: int, rendezvous: str, folder: str) -> None:
-    made = worker.Engine
+def rank_main(rank: int, world: int, rendezvous: str, folder: str, cannot: str, last: bool) -> None:
+    made, steps = worker.Engine, count(1)
 
     def noted(model: Any, train: Any, placement: TrainPlacement) -> Any:
         Path(folder, f"rank-{rank}").write_text(json.dumps(placement.compile))
-        return made(model, train, placement)
+        engine = made(model, train, placement)
+        assert not placement.compile or not [each for each in model.parameters() if each.data_ptr() % 16]
+        return engine
 
     def backend(graph: Any, _: object) -> Any:
-        if rank:
+        if rank and cannot == "compile":
             raise RuntimeError("no code for this GPU")
         return graph.forward
 
+    if rank and cannot == "g++":
+        os.environ |= {"CC": "", "CXX": "no-such-compiler"}
     worker.to_be_tried, worker.Engine = lambda placement: True, noted  # type: ignore[assignment,misc]
     torch.compiler.set_default_backend(backend)
     with local.world(rank, world, rendezvous):
-        worker.train(f"{folder}/run", EXPERT, TrainPlacement())
+        try:
+            worker.train(f"{folder}/run", EXPERT, TrainPlacement(), notice=lambda: not last and next(steps) == 5)
+        except Preempted:
+            assert not last
 
 
-def main(folder: str) -> None:
-    mp.start_processes(data_main, args=(f"{folder}/run", SHORT), nprocs=1, start_method="fork")
-    rendezvous = tempfile.mktemp(prefix="rendezvous-", dir=folder)
-    mp.start_processes(rank_main, args=(2, rendezvous, folder), nprocs=2, start_method="fork")
+def main(folder: str, cannot: str, *settings: str) -> None:
+    run = f"{folder}/run"
+    mp.start_processes(data_main, args=(run, (*SHORT, *settings)), nprocs=1, start_method="fork")
+    for last in (False, True):
+        rendezvous = tempfile.mktemp(prefix="rendezvous-", dir=folder)
+        mp.start_processes(rank_main, args=(2, rendezvous, folder, cannot, last), nprocs=2, start_method="fork")
     print(json.dumps([json.loads(Path(folder, f"rank-{rank}").read_text()) for rank in range(2)]))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

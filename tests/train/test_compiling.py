@@ -12,15 +12,18 @@ import torch
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 
-from ddm_ray.errors import OutOfMemory
+from ddm_ray.errors import ConfigError
+from ddm_ray.islands import calibration
 from ddm_ray.models import compiled
 from ddm_ray.models.rows import rows_of_zeros
 from ddm_ray.placement import TrainPlacement
+from ddm_ray.storage.attempts import Attempt
 from ddm_ray.storage.graph import MONOLITH, ROUTER, Artifact, expert
 from ddm_ray.storage.run import Run
 from ddm_ray.train import compiling, worker
 from ddm_ray.train.engine import Engine
-from ddm_ray.train.job import TrainJob, train_job
+from ddm_ray.train.heldout import GROUPS, Schedule
+from ddm_ray.train.job import train_job
 from tests.conftest import ROOT
 from tests.counted_graphs import counted_graphs
 from tests.models.test_diffusers_transformer import NAMES
@@ -29,42 +32,48 @@ from tests.random_run import make_data, make_texts
 from tests.train.conftest import SHORT
 from tests.train.test_worker import curve_of, difference, weights_of
 
-ROWS = 4
+ROWS, EXPERT = GROUPS + 2, expert(1)
 MASKED = ("expert.model.patch_size=2", "expert.train.mask_ratio=0.75", "expert.train.unmasked_steps=2")
 BF16 = ("expert.train.precision=bf16",)
 NO_CODE = RuntimeError("no code for this GPU")
 
 
 @pytest.mark.parametrize(
-    ("asked", "zero_stage", "device", "lacks", "expected"),
+    ("asked", "zero_stage", "device", "expected"),
     [
-        (None, 1, "cuda", None, True),
-        (None, 0, "cuda", None, True),
-        (None, 3, "cuda", None, False),
-        (None, 1, "cuda", "compiler", False),
-        (None, 1, "cuda", "triton", False),
-        (None, 1, "cpu", None, False),
-        (False, 1, "cuda", None, False),
-        (True, 1, "cuda", None, False),
+        (None, 1, "cuda", True),
+        (None, 0, "cuda", True),
+        (None, 3, "cuda", False),
+        (None, 1, "cpu", False),
+        (False, 1, "cuda", False),
+        (True, 1, "cuda", False),
     ],
 )
-def test_a_gpu_that_can_tries_unless_somebody_has_said(
-    monkeypatch: pytest.MonkeyPatch, asked: bool | None, zero_stage: int, device: str, lacks: str | None, expected: bool
+def test_gpus_try_unless_somebody_has_said(
+    monkeypatch: pytest.MonkeyPatch, asked: bool | None, zero_stage: int, device: str, expected: bool
 ) -> None:
-    monkeypatch.setattr(compiled.shutil, "which", lambda name: None if lacks == "compiler" else name)
-    monkeypatch.setattr(compiled, "find_spec", lambda name: None if lacks == name else object())
+    """Whatever their machine has: all ranks meet to tell each other what they lack."""
+    monkeypatch.setattr(compiled.shutil, "which", lambda name: None)
     monkeypatch.setattr(compiling, "own_device", lambda: torch.device(device))
     assert compiling.to_be_tried(TrainPlacement(compile=asked, zero_stage=zero_stage)) is expected
+
+
+@pytest.mark.parametrize(("lacks", "why"), [("g++", "there is no g"), ("triton", "there is no triton here")])
+def test_what_a_machine_lacks_is_named(short_run: Run, monkeypatch: pytest.MonkeyPatch, lacks: str, why: str) -> None:
+    monkeypatch.setattr(compiled.shutil, "which", lambda name: None if lacks == "g++" else name)
+    monkeypatch.setattr(compiling, "find_spec", lambda name: None if lacks == name else object())
+    monkeypatch.setattr(compiling, "own_device", lambda: torch.device("cuda"))
+    assert compiling.why_not(train_job(short_run, EXPERT), TrainPlacement(), ROWS).startswith(why)
 
 
 @pytest.mark.parametrize(
     ("settings", "artifact", "ways"),
     [
-        ((), expert(1), 1),
+        ((), EXPERT, 1),
         ((), ROUTER, 1),
         (BF16, MONOLITH, 1),
-        (MASKED, expert(1), 2),
-        (None, expert(1), 1),
+        (MASKED, EXPERT, 2),
+        (None, EXPERT, 1),
     ],
 )
 @pytest.mark.parametrize("checkpointed", [False, True])
@@ -80,25 +89,35 @@ def test_what_is_compiled_in_the_try_the_training_finds_compiled(
     folder = str(tmp_path / "run")
     run = make_texts(folder) if settings is None else make_data(folder, settings=(*SHORT, *settings), num_rows=80)
     job = train_job(run, artifact)
-    placement = TrainPlacement(compile=True, activation_checkpointing=checkpointed)
+    placement = TrainPlacement(compile=True, activation_checkpointing=checkpointed, heldout_rows=GROUPS)
+    schedule = Schedule.of(job, placement)
+    assert schedule
+    rows_heldout = schedule.rows_at_once(ROWS, 1)
+    assert rows_heldout < ROWS
     with counted_graphs("aot_eager") as graphs:
         assert compiling.why_not(job, placement, ROWS) == ""
-        assert graphs.num == 2 * ways + 1 and not graphs.breaks
+        assert graphs.num == ways + 2 and not graphs.breaks
         engine = Engine(job.build(), job.train, placement)
         for step in (0, job.train.steps - 1):
             masking = job.masking(step)
             kept = None if masking is None else masking.num_kept
             inputs = rows_of_zeros(engine.model.module, ROWS, job.image_shape, job.text_tokens, kept)
             engine.backward(engine.model(*inputs).float().square().sum())
-            with torch.no_grad(), engine.computing_with_ema() as model:
-                model(*inputs)
             assert torch.isfinite(engine.step(1e-3))
-        assert graphs.num == 2 * ways + 2 and not graphs.breaks
+        inputs = rows_of_zeros(engine.model.module, rows_heldout, job.image_shape, job.text_tokens)
+        with torch.no_grad(), engine.computing_with_ema() as model:
+            model(*inputs)
+        assert graphs.num == ways + 3 and not graphs.breaks
 
 
-def fails(*_: object) -> Any:
-    """A compiler that fails at everything."""
-    raise NO_CODE
+def raises(error: Exception) -> Callable[..., Any]:
+    def fails(*_: object) -> Any:
+        raise error
+
+    return fails
+
+
+fails = raises(NO_CODE)
 
 
 def _runs(graph: Any, _: object) -> Any:
@@ -132,19 +151,21 @@ def test_what_cannot_be_compiled_trains_to_the_bit_as_it_does_uncompiled(
     as_on_a_gpu: None, short_run: Run, tmp_path: Path, at: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch.compiler.set_default_backend(BACKENDS[at])
-    worker.train(short_run.url, expert(1), TrainPlacement())
+    worker.train(short_run.url, EXPERT, TrainPlacement())
     why = capsys.readouterr().err
-    assert f"warning: {expert(1)}: trains uncompiled, which is slower: " in why and str(NO_CODE) in why
+    assert f"warning: {EXPERT}: trains uncompiled, which is slower: " in why and str(NO_CODE) in why
+    beat = Attempt(short_run.store, EXPERT, 1).last_beat()
+    assert str(NO_CODE) in beat["uncompiled"]
     plain = make_data(str(tmp_path / "plain"), settings=SHORT)
-    worker.train(plain.url, expert(1), TrainPlacement(compile=False))
+    worker.train(plain.url, EXPERT, TrainPlacement(compile=False))
     for read in (curve_of, weights_of):
-        assert difference(read(short_run, expert(1)), read(plain, expert(1))) == 0
+        assert difference(read(short_run, EXPERT), read(plain, EXPERT)) == 0
 
 
 def test_a_compiler_that_was_asked_for_and_fails_ends_the_training(as_on_a_gpu: None, short_run: Run) -> None:
     torch.compiler.set_default_backend(fails)
     with pytest.raises(Exception, match=str(NO_CODE)):
-        worker.train(short_run.url, expert(1), TrainPlacement(compile=True))
+        worker.train(short_run.url, EXPERT, TrainPlacement(compile=True))
 
 
 def test_what_can_be_compiled_is(as_on_a_gpu: None, short_run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,27 +176,76 @@ def test_what_can_be_compiled_is(as_on_a_gpu: None, short_run: Run, capsys: pyte
         return graph.forward
 
     torch.compiler.set_default_backend(counts)
-    worker.train(short_run.url, expert(1), TrainPlacement(compile=None))
+    worker.train(short_run.url, EXPERT, TrainPlacement(compile=None))
     assert made and "uncompiled" not in capsys.readouterr().err
 
 
-def test_too_little_memory_for_two_blocks_is_no_fault_of_the_compilers(
+@pytest.mark.parametrize("full", [torch.OutOfMemoryError("tried to allocate 20 GiB"), MemoryError()])
+def test_too_little_memory_says_nothing_of_compilers(
+    short_run: Run, monkeypatch: pytest.MonkeyPatch, full: Exception
+) -> None:
+    """An attempt before this one may still hold some: whether steps fit they tell themselves."""
+    monkeypatch.setattr(compiling, "_run", raises(full))
+    assert compiling.why_not(train_job(short_run, EXPERT), TrainPlacement(), ROWS) == ""
+
+
+def test_an_error_of_the_gpu_ends_the_launch_with_its_remedy(
     as_on_a_gpu: None, short_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fills(job: TrainJob, placement: TrainPlacement, rows: int) -> None:
-        raise torch.OutOfMemoryError("tried to allocate 20 GiB")
+    """Its context is dead, so that there is nothing to go on with; another try would end likewise."""
+    monkeypatch.setattr(compiling, "_run", raises(torch.AcceleratorError("misaligned address")))
+    with pytest.raises(ConfigError, match=r"compiling two blocks: .*misaligned address.* compile to false"):
+        worker.train(short_run.url, EXPERT, TrainPlacement())
+    failure = Attempt(short_run.store, EXPERT, 1).failure()
+    assert failure is not None and failure["final"]
 
-    monkeypatch.setattr(compiling, "_run", fills)
-    with pytest.raises(OutOfMemory, match=r"compiling two blocks, micro_batch \d+: .* 20 GiB"):
-        worker.train(short_run.url, expert(1), TrainPlacement())
+
+def test_more_shapes_than_torch_compiles_for_are_no_success(short_run: Run) -> None:
+    """It would go on uncompiled; a training begins with none."""
+    job = train_job(short_run, EXPERT)
+    with counted_graphs("aot_eager"):
+        whys = [compiling.why_not(job, TrainPlacement(heldout_rows=0), rows) for rows in range(2, 14)]
+        assert whys[0] == "" and "recompile" in whys[-1]
+        torch.compiler.reset()
+        assert compiling.why_not(job, TrainPlacement(), 20) == ""
 
 
-def test_where_one_rank_cannot_none_compiles(tmp_path: Path) -> None:
-    script = ROOT / "tests/train/one_cannot.py"
-    done = subprocess.run([sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
+@pytest.mark.parametrize(
+    ("cannot", "why"), [("compile", "RuntimeError: no code for this GPU"), ("g++", "there is no no-such-compiler")]
+)
+def test_where_one_rank_cannot_none_compiles(tmp_path: Path, cannot: str, why: str) -> None:
+    done = on_two_ranks(tmp_path, cannot)
     assert json.loads(done.stdout) == [False, False]
-    assert done.stderr.count("trains uncompiled") == 1 and "RuntimeError: no code for this GPU. `compile" in done.stderr
+    assert done.stderr.count("trains uncompiled") == len(("one launch", "another")) and why in done.stderr
+
+
+def test_parameters_of_odd_widths_are_aligned_for_what_was_compiled(tmp_path: Path) -> None:
+    """By two ranks, whose states are read again: padding between parameters is nobody's."""
+    done = on_two_ranks(tmp_path, "nothing", "expert.model={patch_size: 2, width: 36, depth: 2, heads: 3}", *BF16)
+    assert json.loads(done.stdout) == [True, True]
+    run = Run.open(str(tmp_path / "run"))
+    assert run.finished(EXPERT) and Attempt(run.store, EXPERT, 2).claim()
+
+
+def on_two_ranks(folder: Path, cannot: str, *settings: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, str(ROOT / "tests/train/one_cannot.py"), str(folder), cannot, *settings]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+def test_a_calibration_compiles_as_trainings_do(
+    world_of_one: None, short_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibration, "to_be_tried", lambda placement: placement.compile is None)
+    jobs = {"expert": train_job(short_run, EXPERT)}
+    speeds = []
+    with counted_graphs() as graphs:
+        for compile in (None, False):
+            speeds.append(calibration.calibrate(jobs, short_run.config.data, 4, TrainPlacement(compile=compile), 0.1))
+            assert graphs.num == (4 if compile is None else 0)
+            torch._dynamo.utils.counters.clear()
+    assert all(speed["expert"] > 0 for speed in speeds)
 
 
 def test_code_is_kept_below_the_cache_for_its_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
