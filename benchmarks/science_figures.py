@@ -1,7 +1,7 @@
 """Figures of a study: ratios with their intervals, distances over steps, and over the number of clusters."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 NARROW = (0.1, 8.0)
 """Ends of an axis of ratios: an interval of two seeds may be far wider."""
+WIDE, BESIDE = 4.0, 1.1
+"""Factor between the ends of an axis from which on powers of 2 number it, and what is left free at each end."""
 
 
 def forest(groups: Mapping[str, Mapping[str, Ratio]], marks: Mapping[str, float]) -> "Figure":
@@ -23,6 +25,7 @@ def forest(groups: Mapping[str, Mapping[str, Ratio]], marks: Mapping[str, float]
     names = list(dict.fromkeys(name for ratios in groups.values() for name in ratios))
     chart = figure(1.8 + 3.0 * len(groups), 1.0 + 0.3 * len(names))
     many = chart.subplots(1, len(groups), squeeze=False, sharex=True, sharey=True)[0]
+    ends = _ends([ratio for ratios in groups.values() for ratio in ratios.values()], marks.values())
     for axes, (title, ratios) in zip(many, groups.items(), strict=True):
         for name, ratio in ratios.items():
             at, colour = (
@@ -35,8 +38,8 @@ def forest(groups: Mapping[str, Mapping[str, Ratio]], marks: Mapping[str, float]
         for number, (mark, value) in enumerate(marks.items()):
             axes.axvline(value, color=GREY, linewidth=1, linestyle=("-", "--", ":")[number % 3], label=mark)
         axes.set_xscale("log", base=2)
-        axes.set_xlim(max(NARROW[0], axes.get_xlim()[0]), min(NARROW[1], axes.get_xlim()[1]))
-        _numbered(axes.xaxis, 2.0)
+        axes.set_xlim(*ends)
+        _numbered(axes.xaxis, 2.0 if ends[1] > WIDE * ends[0] else 10.0)
         axes.set_title(title, color=GREY, fontsize=11)
         axes.set_yticks(range(len(names)), names)
         plain(axes)
@@ -44,6 +47,13 @@ def forest(groups: Mapping[str, Mapping[str, Ratio]], marks: Mapping[str, float]
     many[0].invert_yaxis()
     many[-1].legend(frameon=False, labelcolor=GREY, fontsize=9, loc="upper right")
     return chart
+
+
+def _ends(ratios: Sequence[Ratio], marks: Iterable[float]) -> tuple[float, float]:
+    """Ends of an axis that has all of these and a little beside."""
+    shown = [*marks, *(ratio.mean for ratio in ratios)]
+    shown += [end for ratio in ratios if ratio.count > 1 for end in (ratio.low, ratio.high)]
+    return max(NARROW[0], min(shown) / BESIDE), min(NARROW[1], max(shown) * BESIDE)
 
 
 def over_steps(studies: Mapping[str, Study], strategies: Sequence[str]) -> "Figure":

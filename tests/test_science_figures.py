@@ -36,7 +36,20 @@ def test_a_forest_has_each_ratio_with_its_interval_in_a_colour_that_says_where_i
     assert shown[:4] == [([0.4, 0.6], COLOURS[1]), ([0.5], COLOURS[1]), ([1.5, 3.0], COLOURS[5]), ([2.0], COLOURS[5])]
     assert shown[4][0] == [0.72, 0.72]
     assert second.get_lines()[0].get_color() == COLOURS[0] and [*second.get_lines()[0].get_ydata()] == [1, 1]
+    assert [axes.get_xlim() == first.get_xlim() for axes in chart.axes] == [True, True]
+    assert first.get_xlim()[0] < 0.4 and first.get_xlim()[1] > 3.0, "no interval is cut off, whosoever it is"
     assert figure_png(chart).startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("high", "numbers"), [(1.2, {"0.5", "0.7", "1"}), (3.9, {"0.5", "1", "2", "4"})])
+def test_an_axis_of_ratios_has_several_numbers(
+    figures: ModuleType, benchmark: Callable[[str], ModuleType], high: float, numbers: set[str]
+) -> None:
+    chart = figures.forest({"a": {"once": benchmark("science_page").Ratio(0.6, 0.5, high, 3)}}, {"the monolith": 1.0})
+    figure_png(chart)
+    low, most = chart.axes[0].get_xlim()
+    shown = {each.get_text() for each in chart.axes[0].get_xticklabels() if low <= float(each.get_text()) <= most}
+    assert shown == numbers
 
 
 def test_curves_are_of_each_seed_and_of_their_mean(figures: ModuleType, measured: Any) -> None:
