@@ -102,7 +102,9 @@ def _killed_once(asked: "Asked", run: Run, placement: TrainPlacement) -> None:
     for phase, most in (("starting", ""), ("training", "<= 30")):
         _await(second, partial(_is_in, attempt, (phase, "training")))
         asked.tell(f"from a new process to {phase}", time.perf_counter() - began, "s", "" if asked.tiny else most)
-    asked.tell("uncompiled, since", attempt.last_beat().get("uncompiled"))
+    why = attempt.last_beat().get("uncompiled", "")
+    asked.tell("reasons to train uncompiled", int(bool(why)), "", "<= 0")
+    asked.tell("which is", why)
     asked.tell("the second one's exit status", second.wait(PATIENCE_SECONDS), "", "<= 0")
     asked.tell("rows a second, lastly", attempt.last_beat().get("samples_per_second"))
 

@@ -63,7 +63,7 @@ class TrainPlacement(StrictModel):
     micro_batch: int | Literal["largest"] | None = Field(
         default=None,
         description="rows a worker takes through the model at once; none: its whole share; largest: as many as fit,"
-        " by trial steps at the start of a launch, which compile each. Halved after running out of memory",
+        " by trial steps at the start of a launch, each compiled with compile: true. Halved where memory runs out",
     )
     teachers: Annotated[int, Field(ge=2, strict=True)] | Literal["stored"] | None = Field(
         default=None,

@@ -129,7 +129,7 @@ def _plan_machine(run: "Run", trained: Sequence[Artifact], gpu: bool | None, cal
 
     if gpu:
         require_gpu(None)
-    say("taking trial steps, some seconds a model ...", err=True)
+    say("taking trial steps, some seconds a model, on a GPU after compiling ...", err=True)
     planned = plan_machine(run, trained, placed(TrainPlacement(), gpu), "always" if calibrate else "if quick")
     if as_json:
         click.echo(json.dumps({**asdict(planned), "warnings": planned.warnings}, indent=1))
@@ -213,7 +213,7 @@ def _calibrated(needs: "list[ModelNeeds]", site: "Island") -> "IslandSpeed":
     from ddm_ray.train import local
 
     config = needs[0].config
-    say(f"calibrating, {SECONDS * len(needs):.0f} s ...", err=True)
+    say(f"calibrating, {SECONDS * len(needs):.0f} s, on a GPU after compiling ...", err=True)
     with local.world():
         jobs = {need.kind: need.job for need in needs}
         speeds = calibrate(jobs, config.data, config.partition.num_clusters, site.train)

@@ -1,6 +1,7 @@
 """A short calibration: real steps of a run's jobs on this machine, on made-up rows. Nothing of the run is touched."""
 
 import math
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,7 +20,7 @@ from ddm_ray.models import weights
 from ddm_ray.models.text import TextEncoder
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.train.batches import RankBatches
-from ddm_ray.train.compiling import to_be_tried, why_not
+from ddm_ray.train.compiling import keep_code, to_be_tried, why_not
 from ddm_ray.train.consensus import Flags, StepResults
 from ddm_ray.train.engine import Engine
 from ddm_ray.train.job import TrainJob
@@ -128,7 +129,11 @@ def _speed(
     rows_at_once = min(share, given) if isinstance(given, int) else share
     if to_be_tried(placement):
         torch.compiler.reset()
-        placement = placement.model_copy(update={"compile": not why_not(job, placement, rows_at_once)})
+        keep_code(placement.cache)
+        why = why_not(job, placement, rows_at_once, workers)
+        if why:
+            print(f"warning: {job.artifact}: measured uncompiled, which is slower: {why}", file=sys.stderr)
+        placement = placement.model_copy(update={"compile": not why})
     engine = Engine(job.build(), job.train, placement)
     teacher = MadeUpTeacher(job.placed(placement), engine.device) if job.asked else None
     texts = None

@@ -44,6 +44,11 @@ from ddm_ray.train.saving import StateSaver, TrainProgress
 from ddm_ray.train.telemetry import Telemetry
 
 T = TypeVar("T")
+NO_MEMORY = (
+    "can't allocate memory",
+    *(f"{who}: out of memory" for who in ("CUDA error", "CUDA driver error", "[CUDA]")),
+)
+"""Words of errors that have no class of their own."""
 
 
 class TrainAttempt:
@@ -323,9 +328,13 @@ def most_rows(store: Store, job: str, like: dict[str, Any]) -> int | None:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """True if an allocation failed: torch's own error on a GPU, a RuntimeError of its allocator on a CPU."""
-    of_allocator = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    return of_allocator or isinstance(error, torch.OutOfMemoryError | MemoryError)
+    """True if an allocation failed: torch's own error on a GPU, a RuntimeError of a CPU's allocator, or of a driver.
+
+    Also where it is a compiler that met it.
+    """
+    error = getattr(error, "inner_exception", error)
+    by_words = isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
+    return by_words or isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
 def lost_worker(error: BaseException) -> bool:

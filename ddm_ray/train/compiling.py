@@ -1,10 +1,13 @@
 """Compilation that nobody has asked for: a training on a GPU tries it on two blocks, and goes without if it fails."""
 
 import gc
+import math
 import os
+import socket
 import sys
 from contextlib import suppress
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,9 @@ from ddm_ray.train.engine import optimizer_of, own_device
 from ddm_ray.train.heldout import Schedule
 from ddm_ray.train.job import TrainJob
 from ddm_ray.train.watchdog import Watchdog
+
+OF_CODE = ("misaligned address", "illegal memory access", "illegal instruction")
+"""Words of a GPU's errors that the next try of the same code would meet again."""
 
 
 def to_be_tried(placement: TrainPlacement) -> bool:
@@ -54,51 +60,70 @@ def uncompiled(job: TrainJob, placement: TrainPlacement, attempt: TrainAttempt, 
     attempt.phase("compiling")
     torch.compiler.reset()  # a job before this one leaves less room: torch compiles for so many shapes, and for no more
     with watchdog.step():
-        problem = why_not(job, placement, attempt.micro_batch)
+        problem = why_not(job, placement, attempt.micro_batch, dist.get_world_size())
     watchdog.forget()
-    problems = [""] * dist.get_world_size()
-    dist.all_gather_object(problems, problem)
+    world, rank = dist.get_world_size(), dist.get_rank()
+    problems = [""] * world
+    dist.all_gather_object(problems, problem and f"{problem} (rank {rank} on {socket.gethostname()})")
     attempt.phase("starting")
     first = next(filter(None, problems), "")
-    if first and dist.get_rank() == 0:
+    if first and rank == 0:
         text = f"warning: {job.artifact}: trains uncompiled, which is slower: {first}"
-        print(f"{text}. `compile: false` in the islands' file leaves the try out", file=sys.stderr)
+        print(f"{text}; `compile: false` in the islands' file leaves the try out", file=sys.stderr)
     return first
 
 
-def why_not(job: TrainJob, placement: TrainPlacement, rows: int) -> str:
-    """Why steps of so many rows can't be compiled, in a line; "" once two blocks and an update of theirs have been.
+def why_not(job: TrainJob, placement: TrainPlacement, rows: int, workers: int) -> str:
+    """Why steps of so many rows at once can't be compiled, in a line; "" once two blocks and an update of theirs are.
 
-    They run forward and backward in each way that the job's steps go, and without gradients as held-out rows do. What
-    is compiled here the job's own network finds compiled, all but the update. Too little memory is no reason: others
-    may still hold some, and the steps themselves tell. Raises ConfigError for an error of the GPU, which ends its use.
+    They run forward and backward in each way that the steps of one of so many workers go, and without gradients as
+    held-out rows do. What is compiled here the job's own network finds compiled, all but the update. Too little memory
+    is no reason: others may still hold some, and the steps themselves tell. Raises ConfigError for an error of the code
+    that ends the GPU's use, and torch.AcceleratorError for others of the GPU.
     """
     if lacking := lacking_compiler():
-        return f"there is no {lacking} here; install g++"
+        return f"there is no {lacking}"
     if own_device().type == "cuda" and find_spec("triton") is None:
-        return "there is no triton here"
+        return "there is no triton"
     try:
         # Else torch would go on uncompiled, and not say so.
         with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
-            _run(job, placement, rows)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-    except torch.AcceleratorError as error:
-        fix = "set compile to false in the islands' file"
-        raise ConfigError(f"compiling two blocks: {one_line(error, 300)}", fix) from None
+            _run(job, placement, rows, workers)
+        _await_gpu()
     except Exception as error:  # whatever a compiler raises
         if out_of_memory(error):
             return ""
+        _require_living_gpu(error)
         return one_line(str(error).strip().split("\n\n")[0], 300) or type(error).__name__  # the rest is torch's advice
     finally:
         gc.collect()
         if torch.cuda.is_available():
-            torch.cuda.empty_cache()  # it would be split among what stays
+            with suppress(torch.AcceleratorError):
+                torch.cuda.empty_cache()  # it would be split among what stays
     return ""
 
 
-def _run(job: TrainJob, placement: TrainPlacement, rows: int) -> None:
+def _await_gpu() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _require_living_gpu(error: Exception) -> None:
+    """Raise where an error has ended the GPU's use for this process: for good if it is of what code does."""
+    try:
+        _await_gpu()
+    except torch.AcceleratorError as dead:
+        error = dead if not isinstance(error, torch.AcceleratorError) else error
+    if isinstance(error, torch.AcceleratorError):
+        if any(words in str(error) for words in OF_CODE):
+            fix = "set compile to false in the islands' file"
+            raise ConfigError(f"compiling two blocks: {one_line(error, 300)}", fix) from None
+        raise error
+
+
+def _run(job: TrainJob, placement: TrainPlacement, rows: int, workers: int) -> None:
     device, train = own_device(), job.train
+    share = math.ceil(job.batch / workers)
     model = weights.build(job.spec, "meta")
     leave_two_of_each(model)
     model.to_empty(device=device)
@@ -114,11 +139,12 @@ def _run(job: TrainJob, placement: TrainPlacement, rows: int) -> None:
         with device:
             return rows_of_zeros(model, rows, job.image_shape, job.text_tokens, kept)
 
-    for masking in {job.masking(0), job.masking(train.steps - 1)}:
-        model(*inputs(rows, None if masking is None else masking.num_kept)).float().sum().backward()
+    # The last of a step's micro-batches has what is left.
+    for each, masking in product({rows, share % rows} - {0}, {job.masking(0), job.masking(train.steps - 1)}):
+        model(*inputs(each, None if masking is None else masking.num_kept)).float().sum().backward()
     if schedule := Schedule.of(job, placement):
         with torch.no_grad():
-            model.eval()(*inputs(schedule.rows_at_once(rows, dist.get_world_size())))
+            model.eval()(*inputs(schedule.rows_at_once(rows, workers)))
     if placement.zero_stage > 0:
         shard = nn.Parameter(torch.zeros(num_parameters(model), device=device))
         shard.grad = torch.zeros_like(shard)

@@ -51,8 +51,8 @@ def test_a_job_that_trains(partitioned: Run) -> None:
     assert status_line(partitioned) == f"begun 25% {training}"
     beat(attempt, 3, 75, unmeasured="too few rows")
     assert "loss 0.1235, no held-out loss: too few rows, 12.5 steps/s" in status_line(partitioned)
-    beat(attempt, 3, 75, uncompiled="there is no triton here")
-    assert "2 workers, MFU 41%, uncompiled: there is no triton here, attempt 1" in status_line(partitioned)
+    beat(attempt, 3, 75, uncompiled="there is no triton")
+    assert "2 workers, MFU 41%, uncompiled: there is no triton, attempt 1" in status_line(partitioned)
     beat(attempt, 3, 75, mfu=None, steps_per_second=0.0)
     assert status_line(partitioned) == "begun 25% step 75/300, loss 0.1235, 2 workers, attempt 1"
     publish(attempt, 60)

@@ -1,8 +1,8 @@
-"""Two real ranks, one of which may not be able to compile, nobody having said whether to.
+"""Worlds of real ranks, one of which may not be able to compile, nobody having said whether to.
 
-`python tests/train/one_cannot.py FOLDER CANNOT SETTING ...`, CANNOT being what the second rank can't: compile (that
-fails), g++ (it lacks that), nothing. They leave at step 5, and two others go on. Prints for each rank whether its
-engine was to compile; all engines' parameters have to be aligned then.
+`python tests/train/one_cannot.py FOLDER LEGS SETTING ...`, LEGS being JSON: [[number of ranks, what the last of them
+can't], ...], which is compile (that fails), g++ (it lacks that) or nothing. All but the last leave at step 5.
+Prints for each whether each rank's engine was to compile; all parameters have to be aligned then.
 """
 
 import json
@@ -32,15 +32,16 @@ def rank_main(rank: int, world: int, rendezvous: str, folder: str, cannot: str, 
     def noted(model: Any, train: Any, placement: TrainPlacement) -> Any:
         Path(folder, f"rank-{rank}").write_text(json.dumps(placement.compile))
         engine = made(model, train, placement)
+        engine._optimizer._compiled_update = None  # it rounds otherwise
         assert not placement.compile or not [each for each in model.parameters() if each.data_ptr() % 16]
         return engine
 
     def backend(graph: Any, _: object) -> Any:
-        if rank and cannot == "compile":
+        if rank == world - 1 and cannot == "compile":
             raise RuntimeError("no code for this GPU")
         return graph.forward
 
-    if rank and cannot == "g++":
+    if rank == world - 1 and cannot == "g++":
         os.environ |= {"CC": "", "CXX": "no-such-compiler"}
     worker.to_be_tried, worker.Engine = lambda placement: True, noted  # type: ignore[assignment,misc]
     torch.compiler.set_default_backend(backend)
@@ -51,13 +52,15 @@ def rank_main(rank: int, world: int, rendezvous: str, folder: str, cannot: str, 
             assert not last
 
 
-def main(folder: str, cannot: str, *settings: str) -> None:
-    run = f"{folder}/run"
+def main(folder: str, legs: str, *settings: str) -> None:
+    run, seen = f"{folder}/run", []
     mp.start_processes(data_main, args=(run, (*SHORT, *settings)), nprocs=1, start_method="fork")
-    for last in (False, True):
+    for number, (world, cannot) in enumerate(every := json.loads(legs), 1):
         rendezvous = tempfile.mktemp(prefix="rendezvous-", dir=folder)
-        mp.start_processes(rank_main, args=(2, rendezvous, folder, cannot, last), nprocs=2, start_method="fork")
-    print(json.dumps([json.loads(Path(folder, f"rank-{rank}").read_text()) for rank in range(2)]))
+        how = (world, rendezvous, folder, cannot, number == len(every))
+        mp.start_processes(rank_main, args=how, nprocs=world, start_method="fork")
+        seen.append([json.loads(Path(folder, f"rank-{rank}").read_text()) for rank in range(world)])
+    print(json.dumps(seen))
 
 
 if __name__ == "__main__":
