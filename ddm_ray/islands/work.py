@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ddm_ray.errors import DDMError, RayError, Stopped, StorageError, Superseded
-from ddm_ray.islands.board import Board, View, take_key
+from ddm_ray.islands.board import ROOM_SECONDS, Board, View, take_key
 from ddm_ray.islands.presence import PresenceKeeper
 from ddm_ray.islands.promises import Promises
 from ddm_ray.storage.graph import Artifact
@@ -26,14 +26,19 @@ GRACE_SECONDS = 60.0
 """Silence, by a worker's own clock, after which it takes what another one held."""
 IDLE_SECONDS, PAID_IDLE_SECONDS = 2.0, 10.0
 """Pause between the looks of a worker that waits, on a disk and where each look is paid for."""
-AGAIN_SECONDS, MAX_AGAIN_SECONDS = 30.0, 600.0
-"""Time after which a worker tries again what it gave up in the hope that it passes, at first and at most."""
+AGAIN_SECONDS, MAX_AGAIN_SECONDS, MAX_LOST_SECONDS = 30.0, 600.0, 86400.0
+"""Time after which a worker tries again what it gave up in the hope that it passes, at first and at most; and at most
+what it lost, since nothing trained it here."""
 
 _TIME = re.compile(r", in \d[\d.]* \w+|, \d[\d.]* \w+ left")  # each change of a note is a request
 
 Train = Callable[[Run, Launch, Callable[[list[Status]], None]], None]
 """Trains a launch's artifact to its commit, and calls back with its statuses; raises DDMError where it gives up."""
 Report = Callable[[list[Status], str], None]
+
+
+class Untrained(Superseded):
+    """A job that another worker has taken, since nothing trained it here: Ray had no room, or its nodes are gone."""
 
 
 @dataclass
@@ -50,6 +55,17 @@ class _Failures:
         self._pauses[artifact] = pause
         self.errors[artifact] = error
         self.until[artifact] = now + pause if error.passes else math.inf
+
+    def lose(self, artifact: Artifact, error: DDMError, now: float) -> None:
+        """Count a job that another worker has taken, since nothing trained it here.
+
+        It isn't tried again for longer than the other may hold it likewise: else two without room would pass it to and
+        fro, beside others that have some.
+        """
+        pause = min(MAX_LOST_SECONDS, max(2 * ROOM_SECONDS, 2 * self._pauses.get(artifact, 0.0)))
+        self._pauses[artifact] = pause
+        self.errors[artifact] = error
+        self.until[artifact] = now + pause
 
     def now(self, now: float) -> frozenset[Artifact]:
         """Artifacts that aren't tried now."""
@@ -163,6 +179,9 @@ class IslandWorker:
             self._report(view.statuses, f"{artifact} is finished")
         except RayError:
             raise
+        except Untrained as error:
+            self._failures.lose(artifact, error, time.monotonic())
+            self._report(view.statuses, f"leaves {artifact}: {error}")
         except (Stopped, Superseded) as error:
             self._report(view.statuses, f"leaves {artifact}: {error}")
             time.sleep(self._idle)
@@ -197,8 +216,8 @@ class _Stopper:
     def look(self, known: Status) -> None:
         """Look each LOOK_SECONDS whether it is to leave.
 
-        Raises Stopped where it is and nothing is trained that could be saved, and Superseded where another worker has
-        taken what nothing trains here: there was no room in Ray, or its nodes are gone.
+        Raises Stopped where it is and nothing is trained that could be saved, and Untrained where another worker has
+        taken what nothing trains here.
         """
         leaving = self._leaving() and not self._stopping
         if time.monotonic() - self._looked < LOOK_SECONDS and not leaving:
@@ -216,4 +235,4 @@ class _Stopper:
         elif not trained:
             StopRequests(self._store, artifact, None).require_none()
             if self._store.exists(self._next_take):
-                raise Superseded(f"{artifact}: another island has taken it, for nothing trained it here")
+                raise Untrained(f"{artifact}: another island has taken it, for nothing trained it here")

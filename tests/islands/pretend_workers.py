@@ -13,7 +13,7 @@ from ddm_ray.errors import GaveUp, Stopped, Superseded
 from ddm_ray.islands.board import Board, take_key
 from ddm_ray.islands.presence import PRESENCE, Presence
 from ddm_ray.islands.promises import Promises
-from ddm_ray.islands.work import _Failures
+from ddm_ray.islands.work import Untrained, _Failures
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.launches import Launch
 from ddm_ray.storage.stops import StopRequests, asked, drain_key
@@ -159,7 +159,7 @@ class Process:
         if artifact in self.run.committed:
             error = Superseded("it is done")
         elif training.attempt is None and store.exists(take_key(artifact, self._number + 1)):
-            error = Superseded("another island has taken it, for nothing trained it here")
+            error = Untrained("another island has taken it, for nothing trained it here")
         elif training.succession and (successor := training.succession.look()) and successor.lives is not None:
             if not successor.lives:
                 training.attempt = training.succession = None
@@ -168,6 +168,8 @@ class Process:
         if error:
             if isinstance(error, Stopped):
                 training.save()
+            if isinstance(error, Untrained):
+                self._failures.lose(artifact, error, self._own)
             training.end(error)
             self._release()
 

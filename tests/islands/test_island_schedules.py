@@ -195,6 +195,15 @@ def test_islands_finish_beside_one_that_never_takes(lie: float) -> None:
     fleet.finish()
 
 
+@pytest.mark.parametrize("crowded", [1, 2, 3])
+def test_islands_without_room_leave_a_job_to_one_that_has_some(crowded: int) -> None:
+    """And don't pass it to and fro: all are as fast, and those without room come first."""
+    fleet = Fleet({expert(index): 300.0 for index in range(2)}, [1.0] * 4, 0)
+    for island in fleet.islands[:crowded]:
+        island.room = False
+    fleet.finish()
+
+
 def test_without_promises_they_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = Fleet({expert(index): 300.0 for index in range(6)}, [1.0, 2.0], 5)
     for process in fleet.processes:

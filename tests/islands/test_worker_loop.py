@@ -105,6 +105,32 @@ def test_a_student_is_taken_once_its_stored_targets_are_made(
     assert printed[3] == f"waits: {STUDENT}: needs {targets(1)}, which isn't finished"
 
 
+def test_what_another_took_since_nothing_trained_it_here_is_left_to_that(
+    partitioned: Run, keeper: PresenceKeeper
+) -> None:
+    """And all are told: two without room would pass it to and fro."""
+    printed: list[str] = []
+
+    def train(run: Run, launch: Launch, watch: Callable[[list[Status]], None]) -> None:
+        if launch.artifact != FIRST:
+            finish(run, launch.artifact)
+            return
+        assert run.store.create(take_key(FIRST, 2), b'{"worker": "south/0001", "launch": ""}')
+        while True:  # until it looks
+            watch([status(run, FIRST)])
+
+    def report(statuses: list[Status], doing: str) -> None:
+        printed.append(doing)
+        if doing.startswith("waits: "):
+            assert keeper.presence.failed == frozenset({FIRST})
+            finish(partitioned, FIRST)
+
+    looks = Board(partitioned, [*partitioned.experts, ROUTER], 60.0, lambda artifact: 1000.0)
+    assert IslandWorker(partitioned, keeper, looks, train, report).run_to_end() == "all is finished"
+    assert f"leaves {FIRST}: {FIRST}: another island has taken it, for nothing trained it here" in printed
+    assert sum(doing == f"takes {FIRST}" for doing in printed) == 1
+
+
 def test_what_may_pass_is_tried_again_and_what_may_not_ends_it(partitioned: Run, keeper: PresenceKeeper) -> None:
     """Whoever else is at work: it can do nothing here."""
     tries: dict[str, int] = {}
