@@ -138,12 +138,11 @@ class Fleet:
         """Go on until all is done. Raises AssertionError where a job and an island have idled too long, both at once.
 
         Too long: a worker waits for those who would be done sooner than itself, twice as long, and what was begun is
-        waited for as long as it may be silent, or at each island in turn without room, or as its own failures have it.
+        waited for as long as it may be silent, or without room, or as its own failures have it.
         """
         began = self.now
         longest = max(self.run.works.values()) / min(island.speed for island in self.islands)
-        crowded = ROOM_SECONDS * sum(not island.room for island in self.islands)
-        patience = MAX_AGAIN_SECONDS + max(crowded, START_SECONDS) + (3 / STEPS + 2) * longest + 4 * GRACE
+        patience = MAX_AGAIN_SECONDS + max(ROOM_SECONDS, START_SECONDS) + (3 / STEPS + 2) * longest + 4 * GRACE
         idle: dict[str, float] = {}
         while unfinished := self.run.unfinished:
             self.advance(1)
