@@ -25,8 +25,10 @@ from ddm_ray.train.job import train_job
 
 LIST_SECONDS, LACK_SECONDS = 10.0, 30.0
 """Pause between two listings while a job is silent, and between two looks for inputs that are missing."""
-ROOM_SECONDS = 600.0
-"""Time after which a job whose worker lives is free all the same, if nothing trains it: its cluster has no room."""
+ROOM_SECONDS, LEAST_ROOM_SECONDS = 600.0, 120.0
+"""Time after which a job whose worker lives is free all the same, if nothing trains it: its cluster has no room. Half
+of it for each island that leaves the job to others, or so many without room would hold it for long, one by one; but no
+less than workers take to start."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Board:
         self._work_of, self._clock, self._needs = work_of, clock, needs or run.inputs
         self._files: dict[Artifact, JobFiles] = {}
         self._observer = Observer(run, self._list, least=LIST_SECONDS)
-        self._pulses, self._held, self._now = Pulses(), Pulses(), 0.0
+        self._pulses, self._held, self._damaged, self._now = Pulses(), Pulses(), Pulses(), 0.0
         self._ready, self._lacks = set[Artifact](), dict[Artifact, tuple[str, float]]()
 
     def look(self, me: Presence) -> View:
@@ -129,7 +131,9 @@ class Board:
             # Its time begins with its take: what was silent before isn't its fault, or islands would take it in turns.
             sign = f"{self._files[known.artifact].takes} {holder.id} {job and job.sign}"
             silence = self._held.take(known.artifact, job.attempt if job else 0, sign, self._now)
-            waits_long = silence > max(ROOM_SECONDS, job.patience(self._grace) if job else 0.0)
+            leaving = sum(known.artifact in each.failed for each in living if each is not holder)
+            room = max(LEAST_ROOM_SECONDS, ROOM_SECONDS / 2**leaving)
+            waits_long = silence > max(room, job.patience(self._grace) if job and job.attempt else 0.0)
             return "" if waits_long and holder.id != me else holder.id
         if job is None or known.state == "stopped" or silence > job.patience(self._grace):
             return ""
@@ -184,7 +188,7 @@ class Board:
     def _only_its_heartbeat(self, known: Status) -> bool:
         """True if what can't be read is no more than what a dead attempt told: the next one needs none of it."""
         damage = isinstance(known.error, CorruptArtifact) and not self._files[known.artifact].committed
-        return damage and self._held.take(known.artifact, 0, str(known.error), self._now) > self._grace
+        return damage and self._damaged.take(known.artifact, 0, str(known.error), self._now) > self._grace
 
 
 def take_key(artifact: Artifact, number: int) -> str:

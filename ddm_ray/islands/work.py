@@ -67,6 +67,13 @@ class _Failures:
         self.errors[artifact] = error
         self.until[artifact] = now + pause
 
+    def take_back(self, view: View) -> None:
+        """Count no loss of a job that is free, and that everybody who lives leaves to others."""
+        for artifact in (job.artifact for job in view.jobs if job.free):
+            lost = isinstance(self.errors.get(artifact), Untrained)
+            if lost and all(each.barred(frozenset({artifact})) for each in view.workers):
+                self.until[artifact] = -math.inf
+
     def now(self, now: float) -> frozenset[Artifact]:
         """Artifacts that aren't tried now."""
         return frozenset(artifact for artifact, until in self.until.items() if now < until)
@@ -144,6 +151,7 @@ class IslandWorker:
             where = " ".join(filter(None, (view.ahead.host, view.ahead.job)))
             self._wait(view, f"worker {view.ahead.id} of this island is at work on {where}")
             return
+        self._failures.take_back(view)
         choice = self._promises.choose(view.jobs, view.workers, self._keeper.id, time.monotonic())
         if choice.take is not None:
             self._require_room()

@@ -182,6 +182,7 @@ class Process:
         elif self.ahead:
             self.reason = f"stands by {self.ahead}"
         else:
+            self._failures.take_back(view)
             choice = self.promises.choose(view.jobs, view.workers, self.id, self._own)
             self.reason = choice.reason
             assert (choice.take is None) == bool(choice.reason)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from ddm_ray.islands import board, presence, promises
-from ddm_ray.islands.board import Board
+from ddm_ray.islands.board import ROOM_SECONDS, Board
 from ddm_ray.islands.choose import Choice, OpenJob, Worker, choose
 from ddm_ray.islands.promises import Promises
 from ddm_ray.storage import elders, status
@@ -201,6 +201,42 @@ def test_islands_without_room_leave_a_job_to_one_that_has_some(crowded: int) -> 
     fleet = Fleet({expert(index): 300.0 for index in range(2)}, [1.0] * 4, 0)
     for island in fleet.islands[:crowded]:
         island.room = False
+    fleet.finish()
+
+
+@pytest.mark.parametrize("crowded", [2, 3, 4])
+def test_many_without_room_hold_the_last_job_no_longer_than_two(crowded: int) -> None:
+    fleet = Fleet({expert(0): 300.0}, [1.0] * 5, 0)
+    for island in fleet.islands[:crowded]:
+        island.room = False
+    fleet.finish()
+
+
+def test_a_job_that_all_have_left_to_others_is_taken_once_its_last_holder_is_dead() -> None:
+    """None had room while four of them held it in turn; all have some by then."""
+    fleet = Fleet({expert(0): 300.0}, [1.0] * 4, 0)
+    for island in fleet.islands:
+        island.room = False
+    while fleet.run.takes[expert(0)] < 4:
+        fleet.advance(1)
+    fleet.advance(10)
+    (holder,) = (each for each in fleet.processes if each.training)
+    holder.gone = True
+    fleet.islands.remove(holder.island)
+    fleet.processes.remove(holder)
+    fleet.calm()
+    died = fleet.now
+    fleet.finish()
+    assert fleet.now - died < 300 + ROOM_SECONDS / 2, "nobody waits until those who lost it would try it again"
+
+
+def test_who_has_no_room_holds_what_a_dead_attempt_damaged_no_longer_than_others() -> None:
+    fleet = Fleet({expert(0): 900.0}, [1.0] * 2, 0)
+    fleet.train_by_hand(expert(0))
+    fleet.advance(20)
+    fleet.hands.clear()
+    fleet.run.damage_heartbeat(expert(0))
+    fleet.islands[0].room = False
     fleet.finish()
 
 
