@@ -1,6 +1,7 @@
 """The verb of an island: work, which takes what a run has left to train, trains it, and looks again."""
 
 import signal
+from functools import partial
 from threading import Event
 from typing import Any
 
@@ -76,6 +77,7 @@ def work(
     from ddm_ray.storage.stops import island_prefix
     from ddm_ray.submitted import submitted_job
     from ddm_ray.train.ray.launch import train_all
+    from ddm_ray.train.ray.room import is_full
     from ddm_ray.train.targets import needed_by, require_labelled
     from ddm_ray.watch.live_view import LiveView
 
@@ -129,7 +131,10 @@ def work(
 
         account.name = f"work-{keeper.id.rpartition('/')[2]}"
         board = Board(run, trained, grace, work_of(run), needs=lambda artifact: needed_by(run, artifact, site.train))
-        end = IslandWorker(run, keeper, board, train, report, require_room, leaving.is_set, job, grace).run_to_end()
+        worker = IslandWorker(
+            run, keeper, board, train, report, require_room, partial(is_full, site.train), leaving.is_set, job, grace
+        )
+        end = worker.run_to_end()
     say(f"{site.name}: {end}")
     say_extensions(run)
     if leaving.is_set():

@@ -25,10 +25,8 @@ from ddm_ray.train.job import train_job
 
 LIST_SECONDS, LACK_SECONDS = 10.0, 30.0
 """Pause between two listings while a job is silent, and between two looks for inputs that are missing."""
-ROOM_SECONDS, LEAST_ROOM_SECONDS = 600.0, 120.0
-"""Time after which a job whose worker lives is free all the same, if nothing trains it: its cluster has no room. Half
-of it for each island that leaves the job to others, or so many without room would hold it for long, one by one; but no
-less than workers take to start."""
+ROOM_SECONDS = 600.0
+"""Time after which a job whose worker lives is free all the same, if nothing trains it: its nodes don't come."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ class Board:
         work = max(1.0, self._work_of(artifact) * (1.0 - known.fraction))
         if self._files[artifact].stopped:
             return OpenJob(artifact, work, obstacle=f"is stopped, {asked(self._run.store, stop_key(artifact))}")
-        if known.state == "damaged" and not self._only_its_heartbeat(known):
+        if not self._only_its_heartbeat(known) and known.state == "damaged":
             return OpenJob(artifact, work, obstacle=f"is damaged: {known.error}")
         if owner := self._owner(known, living, me):
             return OpenJob(artifact, work, owner)
@@ -131,9 +129,8 @@ class Board:
             # Its time begins with its take: what was silent before isn't its fault, or islands would take it in turns.
             sign = f"{self._files[known.artifact].takes} {holder.id} {job and job.sign}"
             silence = self._held.take(known.artifact, job.attempt if job else 0, sign, self._now)
-            leaving = sum(known.artifact in each.failed for each in living if each is not holder)
-            room = max(LEAST_ROOM_SECONDS, ROOM_SECONDS / 2**leaving)
-            waits_long = silence > max(room, job.patience(self._grace) if job and job.attempt else 0.0)
+            patience = max(ROOM_SECONDS, job.patience(self._grace) if job else 0.0)
+            waits_long = silence > (self._grace if holder.crowded else patience)
             return "" if waits_long and holder.id != me else holder.id
         if job is None or known.state == "stopped" or silence > job.patience(self._grace):
             return ""
@@ -188,7 +185,8 @@ class Board:
     def _only_its_heartbeat(self, known: Status) -> bool:
         """True if what can't be read is no more than what a dead attempt told: the next one needs none of it."""
         damage = isinstance(known.error, CorruptArtifact) and not self._files[known.artifact].committed
-        return damage and self._damaged.take(known.artifact, 0, str(known.error), self._now) > self._grace
+        lasts = self._damaged.take(known.artifact, 0, str(known.error) if damage else None, self._now)
+        return damage and lasts > self._grace
 
 
 def take_key(artifact: Artifact, number: int) -> str:

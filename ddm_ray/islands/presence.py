@@ -38,7 +38,7 @@ class Presence:
 
     `holds` is the artifact that it trains, "" none; `waits` words on what it waits for; `speed` FLOP/s of its last
     training but of a router, None before any; `only` what it may take (None: all), `failed` what it doesn't take again
-    for now. It has `ended` where it said so itself.
+    for now. It is `crowded` where others' jobs have filled its Ray cluster, and has `ended` where it said so itself.
     """
 
     id: str
@@ -49,6 +49,7 @@ class Presence:
     speed: float | None = None
     only: frozenset[str] | None = None
     failed: frozenset[str] = frozenset()
+    crowded: bool = False
     ended: bool = False
     host: str = ""
     job: str = ""
@@ -87,6 +88,7 @@ class Presence:
             speed=_positive(known.get("speed")),
             only=None if only is None else _names(only),
             failed=_names(known.get("failed")),
+            crowded=known.get("crowded") is True,
             ended=known.get("ended") is True,
         )
 

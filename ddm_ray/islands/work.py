@@ -12,7 +12,7 @@ from functools import partial
 
 from ddm_ray.errors import DDMError, RayError, Stopped, StorageError, Superseded
 from ddm_ray.islands.board import ROOM_SECONDS, Board, View, take_key
-from ddm_ray.islands.presence import PresenceKeeper
+from ddm_ray.islands.presence import PresenceKeeper, workers
 from ddm_ray.islands.promises import Promises
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.launches import Launch, noted
@@ -26,9 +26,10 @@ GRACE_SECONDS = 60.0
 """Silence, by a worker's own clock, after which it takes what another one held."""
 IDLE_SECONDS, PAID_IDLE_SECONDS = 2.0, 10.0
 """Pause between the looks of a worker that waits, on a disk and where each look is paid for."""
-AGAIN_SECONDS, MAX_AGAIN_SECONDS, MAX_LOST_SECONDS = 30.0, 600.0, 86400.0
-"""Time after which a worker tries again what it gave up in the hope that it passes, at first and at most; and at most
-what it lost, since nothing trained it here."""
+AGAIN_SECONDS, MAX_AGAIN_SECONDS = 30.0, 600.0
+"""Time after which a worker tries again what it gave up in the hope that it passes, at first and at most."""
+CROWDED_SECONDS = 60.0
+"""Time for which others' jobs must have filled its Ray cluster until a worker says so of what it holds."""
 
 _TIME = re.compile(r", in \d[\d.]* \w+|, \d[\d.]* \w+ left")  # each change of a note is a request
 
@@ -43,10 +44,15 @@ class Untrained(Superseded):
 
 @dataclass
 class _Failures:
-    """Errors of this worker by artifact, and until when, by its clock, it doesn't try again; infinite: never."""
+    """Errors of this worker by artifact, and until when, by its clock, it doesn't try again; infinite: never.
+
+    `islands`: number of those that live.
+    """
 
     errors: dict[Artifact, DDMError] = field(default_factory=dict)
     until: dict[Artifact, float] = field(default_factory=dict)
+    islands: int = 1
+    _lost: dict[Artifact, float] = field(default_factory=dict)
     _pauses: dict[Artifact, float] = field(default_factory=dict)
 
     def add(self, artifact: Artifact, error: DDMError, now: float) -> None:
@@ -56,27 +62,21 @@ class _Failures:
         self.errors[artifact] = error
         self.until[artifact] = now + pause if error.passes else math.inf
 
-    def lose(self, artifact: Artifact, error: DDMError, now: float) -> None:
+    def lose(self, artifact: Artifact, store: Store, now: float) -> None:
         """Count a job that another worker has taken, since nothing trained it here.
 
-        It isn't tried again for longer than the other may hold it likewise: else two without room would pass it to and
-        fro, beside others that have some.
+        It isn't tried again until each other island may have held it likewise: else those without room would pass it
+        round, beside others that have some.
         """
-        pause = min(MAX_LOST_SECONDS, max(2 * ROOM_SECONDS, 2 * self._pauses.get(artifact, 0.0)))
-        self._pauses[artifact] = pause
-        self.errors[artifact] = error
-        self.until[artifact] = now + pause
-
-    def take_back(self, view: View) -> None:
-        """Count no loss of a job that is free, and that everybody who lives leaves to others."""
-        for artifact in (job.artifact for job in view.jobs if job.free):
-            lost = isinstance(self.errors.get(artifact), Untrained)
-            if lost and all(each.barred(frozenset({artifact})) for each in view.workers):
-                self.until[artifact] = -math.inf
+        self._lost[artifact] = now
+        with suppress(StorageError):  # the next look tells
+            self.islands = len({each.island for each in workers(store) if not each.ended})
 
     def now(self, now: float) -> frozenset[Artifact]:
         """Artifacts that aren't tried now."""
-        return frozenset(artifact for artifact, until in self.until.items() if now < until)
+        turns = (self.islands - 1) * 1.2 * ROOM_SECONDS
+        lost = {artifact for artifact, since in self._lost.items() if now < since + turns}
+        return frozenset(lost.union(artifact for artifact, until in self.until.items() if now < until))
 
     def final(self, artifacts: list[Artifact]) -> DDMError | None:
         """The first error, if all of these have failed for good here; None: not all, or none at all."""
@@ -85,12 +85,25 @@ class _Failures:
         return self.errors[artifacts[0]]
 
 
+class Crowd:
+    """For how long others' jobs have filled the Ray cluster, by readings of one's own clock."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def lasts(self, full: bool, now: float) -> bool:
+        """True once it has been `full` for CROWDED_SECONDS, at each look."""
+        self._since = (now if self._since is None else self._since) if full else None
+        return self._since is not None and now - self._since >= CROWDED_SECONDS
+
+
 class IslandWorker:
     """Works for one island on one run; `run_to_end` does it.
 
     `train` trains an artifact. `report` is told by each look of all statuses, and in words of what the worker does.
-    `require_room` raises RayError where nothing could be trained here now; it is asked before each take. `leaving` says
-    that this process is to end: what it trains is saved first. `job` is the Ray job that it is, or "".
+    `require_room` raises RayError where nothing could be trained here now; it is asked before each take. `full` says,
+    while it has a job that nothing trains, that others' jobs fill its Ray cluster. `leaving` says that this process is
+    to end: what it trains is saved first. `job` is the Ray job that it is, or "".
     """
 
     def __init__(
@@ -101,13 +114,14 @@ class IslandWorker:
         train: Train,
         report: Report,
         require_room: Callable[[], None] = lambda: None,
+        full: Callable[[], bool] = lambda: False,
         leaving: Callable[[], bool] = lambda: False,
         job: str = "",
         grace: float = GRACE_SECONDS,
     ):
         self._run, self._keeper, self._board, self._train = run, keeper, board, train
         self._report, self._require_room = report, require_room
-        self._leaving, self._job = leaving, job
+        self._full, self._leaving, self._job = full, leaving, job
         self._failures, self._promises = _Failures(), Promises(grace)
         self._island = keeper.presence.island
         self._idle = IDLE_SECONDS if run.store.local else PAID_IDLE_SECONDS
@@ -147,11 +161,11 @@ class IslandWorker:
 
     def _act(self, view: View) -> None:
         """Train something, or wait for the time until the next look."""
+        self._failures.islands = len(view.workers)
         if view.ahead:
             where = " ".join(filter(None, (view.ahead.host, view.ahead.job)))
             self._wait(view, f"worker {view.ahead.id} of this island is at work on {where}")
             return
-        self._failures.take_back(view)
         choice = self._promises.choose(view.jobs, view.workers, self._keeper.id, time.monotonic())
         if choice.take is not None:
             self._require_room()
@@ -183,12 +197,12 @@ class IslandWorker:
             self._report(view.statuses, f"takes {artifact}")
             with noted(store, begun) as launch:
                 stopper = _Stopper(store, launch, take_key(artifact, number + 1), self._leaving)
-                self._train(self._run, launch, partial(self._watch, stopper))
+                self._train(self._run, launch, partial(self._watch, stopper, Crowd()))
             self._report(view.statuses, f"{artifact} is finished")
         except RayError:
             raise
         except Untrained as error:
-            self._failures.lose(artifact, error, time.monotonic())
+            self._failures.lose(artifact, store, time.monotonic())
             self._report(view.statuses, f"leaves {artifact}: {error}")
         except (Stopped, Superseded) as error:
             self._report(view.statuses, f"leaves {artifact}: {error}")
@@ -199,16 +213,17 @@ class IslandWorker:
         finally:
             self._board.list_next()
             with suppress(StorageError):
-                self._keeper.tell(holds="")
+                self._keeper.tell(holds="", crowded=False)
 
-    def _watch(self, stopper: "_Stopper", statuses: list[Status]) -> None:
+    def _watch(self, stopper: "_Stopper", crowd: Crowd, statuses: list[Status]) -> None:
         (known,) = statuses
         job = known.job if known.state == "begun" else None
         # A router is light: it is trained at few FLOP/s where an expert is trained at many.
         if job and known.artifact.kind != "router" and (flops := job.value("flops_per_second")):
             self._keeper.tell(speed=float(f"{flops:.1g}"))  # roughly: each change is a request
         self._report(statuses, f"trains {known.artifact}")
-        stopper.look(known)
+        if (trained := stopper.look(known)) is not None:
+            self._keeper.tell(crowded=crowd.lasts(not trained and self._full(), time.monotonic()))
 
 
 class _Stopper:
@@ -221,15 +236,15 @@ class _Stopper:
         self._store, self._launch, self._next_take, self._leaving = store, launch, next_take, leaving
         self._looked, self._stopping = time.monotonic(), False
 
-    def look(self, known: Status) -> None:
-        """Look each LOOK_SECONDS whether it is to leave.
+    def look(self, known: Status) -> bool | None:
+        """Look each LOOK_SECONDS whether it is to leave; True if the launch trains, None: it wasn't time to look.
 
         Raises Stopped where it is and nothing is trained that could be saved, and Untrained where another worker has
         taken what nothing trains here.
         """
         leaving = self._leaving() and not self._stopping
         if time.monotonic() - self._looked < LOOK_SECONDS and not leaving:
-            return
+            return None
         self._looked = time.monotonic()
         artifact = self._launch.artifact
         begun = known.state == "begun" and known.job is not None and known.job.attempt > self._launch.after
@@ -244,3 +259,4 @@ class _Stopper:
             StopRequests(self._store, artifact, None).require_none()
             if self._store.exists(self._next_take):
                 raise Untrained(f"{artifact}: another island has taken it, for nothing trained it here")
+        return trained

@@ -102,13 +102,13 @@ class Fleet:
     def calm(self) -> None:
         """End faults: whoever is frozen wakes, whoever is gone comes back, requests are taken back.
 
-        Liars stay, as do islands without room, if not all are.
+        Liars stay, as do islands without room or nodes, if not all are.
         """
         self.hands.clear()
         self.run.missing.clear()
         for process in self.everybody:
             process.ends = ""
-        nowhere = not any(island.room for island in self.islands)
+        nowhere = not any(island.room and island.nodes for island in self.islands)
         for artifact in list(self.stopped):
             self.allow(artifact)
         for index, island in enumerate(self.islands):
@@ -116,6 +116,7 @@ class Fleet:
             island.cursed.clear()
             island.only = None
             island.room |= nowhere
+            island.nodes |= nowhere
             self.wake(index)
             if self.processes[index].gone:
                 self.restart(index)
@@ -130,6 +131,10 @@ class Fleet:
 
     def lose_shard(self, artifact: Artifact) -> None:
         self.run.missing |= dict.fromkeys(self.run.inputs(artifact), self.now)
+
+    def lose_nodes(self, index: int) -> None:
+        """Its cluster loses its nodes, unless another's has: of two the rule lets a job wait for both, in turn."""
+        self.islands[index].nodes = any(not each.nodes for each in self.islands)
 
     def drain(self, index: int) -> None:
         ask(self.run.store, drain_key(self.islands[index].name), "moving day")

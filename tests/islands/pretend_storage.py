@@ -8,7 +8,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from ddm_ray.errors import DDMError, GaveUp
-from ddm_ray.islands.board import ROOM_SECONDS, take_key
+from ddm_ray.islands.board import take_key
+from ddm_ray.islands.work import CROWDED_SECONDS
 from ddm_ray.storage.attempts import HEARTBEAT, Attempt, claim
 from ddm_ray.storage.graph import Artifact, shard
 from ddm_ray.storage.job_files import TAKES, list_jobs
@@ -137,7 +138,7 @@ class PretendRun(Run):
 class Training:
     """A launch, and the attempt that it has now, None before one: FLOP `done` of this attempt and those before it.
 
-    `since`: when it was launched. `stalled`: it was frozen or without room since then, so others may take its place.
+    `since`: when it was launched. `stalled`: it was frozen or waited since then, so others may take its place.
     """
 
     def __init__(self, run: PretendRun, launch: Launch, since: float):
@@ -171,7 +172,7 @@ class Training:
 
     def begin(self, own_clock: float, now: float) -> None:
         """Claim an attempt, which goes on from the newest state."""
-        self.stalled |= now - self.since > ROOM_SECONDS / 2
+        self.stalled |= now - self.since > CROWDED_SECONDS / 2
         self._saved = list_jobs(self.run.store, [self.artifact])[self.artifact].saved[1]
         self.attempt = claim(self.run.store, self.artifact, self.launch.claim_fields())
         self.succession = Succession(self.attempt, lambda: self.clock)

@@ -13,7 +13,7 @@ from ddm_ray.errors import GaveUp, Stopped, Superseded
 from ddm_ray.islands.board import Board, take_key
 from ddm_ray.islands.presence import PRESENCE, Presence
 from ddm_ray.islands.promises import Promises
-from ddm_ray.islands.work import Untrained, _Failures
+from ddm_ray.islands.work import Crowd, Untrained, _Failures
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.launches import Launch
 from ddm_ray.storage.stops import StopRequests, asked, drain_key
@@ -24,13 +24,17 @@ BEAT, LOOK, GRACE = 10.0, 15.0, 60.0
 
 @dataclass(eq=False)
 class Island:
-    """What is so whichever worker is at work: its speed, FLOP/s, what it may take, at what it fails, if it has room."""
+    """What is so whichever worker is at work: its speed, FLOP/s, what it may take, at what it fails.
+
+    Without `room` its cluster is full of others' jobs, which it says; without `nodes` it waits for them, silently.
+    """
 
     name: str
     speed: float
     only: frozenset[str] | None = None
     cursed: set[Artifact] = field(default_factory=set)
     room: bool = True
+    nodes: bool = True
     workers: int = 0
 
 
@@ -66,6 +70,7 @@ class Process:
         self._own = self._next_beat = self._next_look = -inf
         self._intent: Intent | None = None
         self._beat, self._number, self._ready = 0, 0, 0.0
+        self._crowd = Crowd()
 
     @property
     def awake(self) -> bool:
@@ -98,7 +103,7 @@ class Process:
     def _train(self, now: float) -> None:
         training, artifact = self.training, self.training.artifact
         if training.attempt is None:
-            if self.island.room and self._own >= self._ready:
+            if self.island.room and self.island.nodes and self._own >= self._ready:
                 training.begin(self._own, now)
         elif artifact in self.island.cursed:
             if training.fail(final=self._chance.random() < 0.5):
@@ -135,6 +140,7 @@ class Process:
     def _note(self, holds: str = "") -> dict[str, object]:
         holds = self.training.artifact if self.training else holds
         only, failed = self.island.only, self._failures.now(self._own)
+        waits = self.training is not None and self.training.attempt is None
         return {
             "beat": self._beat,
             "beat_seconds": BEAT,
@@ -142,6 +148,7 @@ class Process:
             "speed": self.known_speed,
             "only": None if only is None else sorted(only),
             "failed": sorted(failed),
+            "crowded": self._crowd.lasts(waits and not self.island.room, self._own),
             "ended": self.gone,
         }
 
@@ -169,20 +176,20 @@ class Process:
             if isinstance(error, Stopped):
                 training.save()
             if isinstance(error, Untrained):
-                self._failures.lose(artifact, error, self._own)
+                self._failures.lose(artifact, store, self._own)
             training.end(error)
             self._release()
 
     def _look(self, now: float) -> None:
         view = self._board.look(Presence.parse(self.id, self._note()))
         self.ahead = view.ahead.id if view.ahead else ""
+        self._failures.islands = len(view.workers)
         if view.finished or view.drained is not None:
             self.gone = True
             self._speak()
         elif self.ahead:
             self.reason = f"stands by {self.ahead}"
         else:
-            self._failures.take_back(view)
             choice = self.promises.choose(view.jobs, view.workers, self.id, self._own)
             self.reason = choice.reason
             assert (choice.take is None) == bool(choice.reason)

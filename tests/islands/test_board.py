@@ -149,6 +149,14 @@ def test_a_worker_without_room_holds_nothing_for_ever(eye: Eye) -> None:
     assert eye.board.look(replace(ME, holds=FIRST)).jobs[0].owner == ME.id, "one does wait for room of one's own"
 
 
+def test_a_worker_that_is_crowded_holds_what_it_does_not_train_no_longer_than_the_grace(eye: Eye) -> None:
+    claim(eye.run.store, FIRST)
+    eye.presence("south/0001", holds=FIRST, crowded=True)
+    assert eye.owner(FIRST) == eye.owner(FIRST, GRACE - 1) == "south/0001"
+    eye.presence("south/0001", holds=FIRST, crowded=True)
+    assert eye.owner(FIRST, 2) == ""
+
+
 def test_the_oldest_living_worker_of_an_island_works(eye: Eye) -> None:
     eye.presence("south/0001")
     eye.presence("south/0002")

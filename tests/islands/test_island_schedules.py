@@ -10,15 +10,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from ddm_ray.islands import board, presence, promises
-from ddm_ray.islands.board import ROOM_SECONDS, Board
+from ddm_ray.islands.board import Board
 from ddm_ray.islands.choose import Choice, OpenJob, Worker, choose
 from ddm_ray.islands.promises import Promises
+from ddm_ray.islands.work import CROWDED_SECONDS
 from ddm_ray.storage import elders, status
 from ddm_ray.storage.elders import Elders
 from ddm_ray.storage.graph import ROUTER, Artifact, expert
 from ddm_ray.storage.job_files import JobFiles
 from ddm_ray.storage.manifest import NAME
 from tests.islands.pretend_islands import Fleet
+from tests.islands.pretend_workers import GRACE, LOOK
 from tests.islands.simulated import Load, longest_first, require_rule
 
 LIES = [inf, nan, 0.0, -1.0, 1e29, 1000.0, 1.0]
@@ -65,7 +67,8 @@ def hold_against_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 Which = st.integers(0, 255)
-FAULTS = ["dies", "freezes", "wakes", "comes back", "drained", "dies taking", "dies launching", "no room", "room"]
+FAULTS = ["dies", "freezes", "wakes", "comes back", "drained", "dies taking", "dies launching"]
+FAULTS += ["no room", "room", "loses its nodes", "nodes"]
 
 
 class Schedule(RuleBasedStateMachine):
@@ -114,6 +117,10 @@ class Schedule(RuleBasedStateMachine):
                 self.fleet.drain(index)
             case [*without, "room"]:
                 self.fleet.islands[index].room = not without
+            case ["loses", *_]:
+                self.fleet.lose_nodes(index)
+            case ["nodes"]:
+                self.fleet.islands[index].nodes = True
 
     @rule(which=Which, factor=st.sampled_from([0.5, 1.0, 1.4]))
     def its_speed_changes(self, which: int, factor: float) -> None:
@@ -195,39 +202,47 @@ def test_islands_finish_beside_one_that_never_takes(lie: float) -> None:
     fleet.finish()
 
 
-@pytest.mark.parametrize("crowded", [1, 2, 3])
-def test_islands_without_room_leave_a_job_to_one_that_has_some(crowded: int) -> None:
+@pytest.mark.parametrize("without", [1, 2, 3])
+@pytest.mark.parametrize("what", ["room", "nodes"])
+def test_islands_without_room_leave_a_job_to_one_that_has_some(without: int, what: str) -> None:
     """And don't pass it to and fro: all are as fast, and those without room come first."""
     fleet = Fleet({expert(index): 300.0 for index in range(2)}, [1.0] * 4, 0)
-    for island in fleet.islands[:crowded]:
-        island.room = False
+    for island in fleet.islands[:without]:
+        setattr(island, what, False)
     fleet.finish()
 
 
-@pytest.mark.parametrize("crowded", [2, 3, 4])
-def test_many_without_room_hold_the_last_job_no_longer_than_two(crowded: int) -> None:
-    fleet = Fleet({expert(0): 300.0}, [1.0] * 5, 0)
+@pytest.mark.parametrize("crowded", [3, 8])
+def test_many_that_are_crowded_hold_the_last_job_briefly(crowded: int) -> None:
+    fleet = Fleet({expert(0): 300.0}, [1.0] * (crowded + 1), 0)
     for island in fleet.islands[:crowded]:
         island.room = False
     fleet.finish()
+    assert fleet.run.takes[expert(0)] == crowded + 1
+    assert fleet.now < 300 + crowded * (CROWDED_SECONDS + 2 * GRACE + 2 * LOOK)
 
 
-def test_a_job_that_all_have_left_to_others_is_taken_once_its_last_holder_is_dead() -> None:
-    """None had room while four of them held it in turn; all have some by then."""
-    fleet = Fleet({expert(0): 300.0}, [1.0] * 4, 0)
-    for island in fleet.islands:
-        island.room = False
-    while fleet.run.takes[expert(0)] < 4:
+def test_many_whose_nodes_do_not_come_each_hold_the_last_job_once() -> None:
+    fleet = Fleet({expert(0): 300.0}, [1.0] * 8, 0)
+    for island in fleet.islands[:7]:
+        island.nodes = False
+    while fleet.run.unfinished:
         fleet.advance(1)
-    fleet.advance(10)
+        assert fleet.run.takes[expert(0)] <= 8
+    assert fleet.run.takes[expert(0)] == 8
+
+
+def test_a_job_that_was_lost_here_is_taken_again_once_nobody_else_lives() -> None:
+    fleet = Fleet({expert(0): 300.0}, [1.0] * 2, 0)
+    fleet.islands[0].room = fleet.islands[1].room = False
+    while fleet.run.takes[expert(0)] < 2:
+        fleet.advance(1)
+    fleet.advance(8)
     (holder,) = (each for each in fleet.processes if each.training)
-    holder.gone = True
-    fleet.islands.remove(holder.island)
-    fleet.processes.remove(holder)
-    fleet.calm()
+    fleet.islands[0].room, holder.gone = True, True
     died = fleet.now
     fleet.finish()
-    assert fleet.now - died < 300 + ROOM_SECONDS / 2, "nobody waits until those who lost it would try it again"
+    assert fleet.now - died < 300 + 4 * GRACE
 
 
 def test_who_has_no_room_holds_what_a_dead_attempt_damaged_no_longer_than_others() -> None:
@@ -269,14 +284,14 @@ def test_looks_and_estimates_that_jitter_cost_little(spread: float) -> None:
 
 
 def a_rough_day() -> None:
-    """Seven jobs when four islands come, the last without room: the hand-begun is begun twice, one try of which dies.
+    """Seven jobs when four islands come, the last without nodes: the hand-begun is begun twice, one try of which dies.
 
     One job is stopped, another lacks its shard; and the first island's worker dies.
     """
     fleet = Fleet({expert(index): 1500.0 for index in range(7)}, [1.0, 1.0, 4.0, 4.0], 5)
     for process in fleet.processes:
         process.gone = True
-    fleet.islands[3].room = False
+    fleet.islands[3].nodes = False
     fleet.stop(expert(5))
     fleet.lose_shard(expert(6))
     fleet.train_by_hand(expert(0))
@@ -311,7 +326,7 @@ def test_a_rough_day_ends_well() -> None:
         pytest.param(JobFiles, "stopped", False, "which is stopped", id="requests to stop are unseen"),
         pytest.param(Elders, "look", lambda self, known, *_: list(known), " takes ", id="older attempts are unseen"),
         pytest.param(Board, "_lack", lambda *_: "", "which needs", id="nothing is lacking"),
-        pytest.param(board, "ROOM_SECONDS", inf, " idle: ", id="who has no room holds for ever"),
+        pytest.param(board, "ROOM_SECONDS", inf, " idle: ", id="who has no nodes holds for ever"),
         pytest.param(Choices, "rule", staticmethod(longest_first), "is to take", id="nobody waits for faster ones"),
     ],
 )

@@ -133,24 +133,6 @@ def test_what_another_took_since_nothing_trained_it_here_is_left_to_that(
     assert sum(doing == f"takes {FIRST}" for doing in printed) == 1
 
 
-def test_what_another_took_is_taken_again_once_that_is_gone(partitioned: Run, keeper: PresenceKeeper) -> None:
-    """All who live have lost it, so that leaving it to others would leave it to nobody."""
-    tries: list[str] = []
-
-    def train(run: Run, launch: Launch, watch: Callable[[list[Status]], None]) -> None:
-        tries.append(launch.artifact)
-        if tries.count(FIRST) == 1 == len(tries):
-            run.store.write("islands/south/workers/0001/PRESENCE", b'{"beat": 1, "ended": true}')
-            assert run.store.create(take_key(FIRST, 2), b'{"worker": "south/0001", "launch": ""}')
-            while True:  # until it looks
-                watch([status(run, FIRST)])
-        finish(run, launch.artifact)
-
-    looks = Board(partitioned, [*partitioned.experts, ROUTER], 60.0, lambda artifact: 1000.0)
-    worked = IslandWorker(partitioned, keeper, looks, train, lambda *_: None).run_to_end()
-    assert worked == "all is finished" and tries.count(FIRST) == 2
-
-
 def test_what_may_pass_is_tried_again_and_what_may_not_ends_it(partitioned: Run, keeper: PresenceKeeper) -> None:
     """Whoever else is at work: it can do nothing here."""
     tries: dict[str, int] = {}

@@ -3,6 +3,7 @@
 import re
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -107,16 +108,27 @@ def free_places_of_the_dead() -> int:
 
     The next controller would wait for their resources for ever. Returns how many are those of actors that live.
     """
-    job, living = ray.get_runtime_context().get_job_id(), 0
-    for data in internals.STATE.get()._connect_and_get_accessor().get_placement_group_table():
-        group = internals.PLACEMENT_GROUP_RECORD.get().FromString(data)
-        if group.is_detached or group.state == group.REMOVED or group.creator_job_id.hex() != job:
-            continue
+    living = 0
+    for group in _groups():
         if group.creator_actor_dead:
             remove_placement_group(PlacementGroup(PlacementGroupID(group.placement_group_id)))
         elif group.creator_actor_id:
             living += 1
     return living
+
+
+def has_places() -> bool:
+    """True if a living controller of this Ray job has resources for its workers."""
+    return any(group.state == group.CREATED and not group.creator_actor_dead for group in _groups())
+
+
+def _groups() -> Iterator[Any]:
+    """Records of the placement groups that this Ray job has."""
+    job = ray.get_runtime_context().get_job_id()
+    for data in internals.STATE.get()._connect_and_get_accessor().get_placement_group_table():
+        group = internals.PLACEMENT_GROUP_RECORD.get().FromString(data)
+        if not group.is_detached and group.state != group.REMOVED and group.creator_job_id.hex() == job:
+            yield group
 
 
 def _coordinator() -> Any:

@@ -6,6 +6,7 @@ import ray
 
 from ddm_ray.errors import RayAway, RayError
 from ddm_ray.placement import PREDEFINED, TrainPlacement
+from ddm_ray.train.ray.recovery import has_places
 
 
 def has_room(placement: TrainPlacement, running: Sequence[TrainPlacement], resources: Mapping[str, float]) -> bool:
@@ -19,6 +20,20 @@ def room(placement: TrainPlacement) -> str:
     """Words on the resources that are asked for, and those that are free now."""
     asked, free = placement.asked, ray.available_resources()
     return f"it asks for {placement.workers.min} x ({amounts(asked)}), free are {amounts(free, asked)}"
+
+
+def is_full(placement: TrainPlacement) -> bool:
+    """True if others hold what the placement asks for: the cluster has it, it isn't free, and no group here has it.
+
+    False where the cluster can't be asked.
+    """
+    try:
+        free = ray.available_resources()
+        least = {name: placement.workers.min * amount for name, amount in placement.asked.items()}
+        short = any(free.get(name, 0) < amount - 1e-6 for name, amount in least.items())
+        return short and lack(placement, may_grow=True) is None and not has_places()
+    except Exception:  # whatever a busy GCS answers, or nodes that are away: the next look may tell
+        return False
 
 
 def amounts(resources: Mapping[str, float], names: Collection[str] | None = None) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import ray
 from ray.util.placement_group import placement_group
 
-from ddm_ray.train.ray.recovery import free_places_of_the_dead
+from ddm_ray.train.ray.recovery import free_places_of_the_dead, has_places
 from tests.conftest import wait_for
 
 
@@ -28,6 +28,7 @@ def test_places_of_dead_owners_are_free_again(ray_cluster: str) -> None:
     owners = [actor.remote() for _ in range(2)]
     ray.get([owner.hold.remote() for owner in owners])
     wait_for(lambda: held() == 2, 30, lambda: f"{held()} CPUs are held")
+    assert has_places()
     owners[0].die.remote()
 
     def freed() -> bool:
@@ -40,3 +41,4 @@ def test_places_of_dead_owners_are_free_again(ray_cluster: str) -> None:
     assert held() == 1
     ray.kill(owners[1])
     wait_for(lambda: (free_places_of_the_dead(), held() == 0)[1], 30)
+    assert not has_places()
