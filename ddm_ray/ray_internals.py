@@ -159,7 +159,7 @@ PLACEMENT_GROUP_RECORD = Internal(
     "ray.core.generated.gcs_pb2",
     "PlacementGroupTableData",
     "as above",
-    ("FromString", "REMOVED"),
+    ("FromString", "REMOVED", "CREATED"),
 )
 HEAD_RESOURCE = Internal(
     "ray._common.constants", "HEAD_NODE_RESOURCE_NAME", "a scheduling strategy for the head's node"

@@ -25,8 +25,9 @@ from ddm_ray.train.job import train_job
 
 LIST_SECONDS, LACK_SECONDS = 10.0, 30.0
 """Pause between two listings while a job is silent, and between two looks for inputs that are missing."""
-ROOM_SECONDS = 600.0
-"""Time after which a job whose worker lives is free all the same, if nothing trains it: its nodes don't come."""
+ROOM_SECONDS, LISTING_SECONDS = 600.0, 60.0
+"""Time after which a job whose worker lives is free all the same, if nothing trains it: its nodes don't come, or its
+start hangs; and the most by which what another one took is seen later."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class Board:
         self._files: dict[Artifact, JobFiles] = {}
         self._observer = Observer(run, self._list, least=LIST_SECONDS)
         self._pulses, self._held, self._damaged, self._now = Pulses(), Pulses(), Pulses(), 0.0
+        self._lost: dict[Artifact, tuple[int, float]] = {}
         self._ready, self._lacks = set[Artifact](), dict[Artifact, tuple[str, float]]()
 
     def look(self, me: Presence) -> View:
@@ -85,6 +87,7 @@ class Board:
                 forget(self._run.store, dead)
         living = [me, *others]
         by_island = {each.island: each for each in sorted(living, key=_number, reverse=True)}
+        self._forget_losses(statuses, now, alone=len(by_island) == 1)
         return View(
             statuses,
             [self._job(each, living, me.id) for each in statuses if each.state != "finished"],
@@ -96,6 +99,33 @@ class Board:
     def list_next(self) -> None:
         """Have the next look list what there is."""
         self._observer.list_next()
+
+    def lose(self, artifact: Artifact) -> None:
+        """Count a job that another worker has taken from this one, since nothing trained it here."""
+        self._lost[artifact] = self._files[artifact].takes, self._clock()
+
+    @property
+    def lost(self) -> frozenset[Artifact]:
+        """Jobs that were lost and are left to others for now.
+
+        Else workers without room would pass a job round, beside others that have some. A job isn't tried again for a
+        whole turn after its newest take, so that whoever hasn't had it comes first.
+        """
+        return frozenset(self._lost)
+
+    def _forget_losses(self, statuses: Sequence[Status], now: float, alone: bool) -> None:
+        for known in statuses:
+            if known.artifact not in self._lost:
+                continue
+            takes, since = self._lost[known.artifact]
+            if takes != self.takes(known.artifact):
+                self._lost[known.artifact] = self.takes(known.artifact), now
+            elif alone or now - since > self._patience(known) + 2 * self._grace + LISTING_SECONDS:
+                del self._lost[known.artifact]
+
+    def _patience(self, known: Status) -> float:
+        """Longest silence of a job that a living worker holds, which isn't crowded."""
+        return max(ROOM_SECONDS, known.job.patience(self._grace) if known.job else 0.0)
 
     def takes(self, artifact: Artifact) -> int:
         """Number of the artifact's newest take, as far as is known; 0: none."""
@@ -129,8 +159,7 @@ class Board:
             # Its time begins with its take: what was silent before isn't its fault, or islands would take it in turns.
             sign = f"{self._files[known.artifact].takes} {holder.id} {job and job.sign}"
             silence = self._held.take(known.artifact, job.attempt if job else 0, sign, self._now)
-            patience = max(ROOM_SECONDS, job.patience(self._grace) if job else 0.0)
-            waits_long = silence > (self._grace if holder.crowded else patience)
+            waits_long = silence > (self._grace if holder.crowded else self._patience(known))
             return "" if waits_long and holder.id != me else holder.id
         if job is None or known.state == "stopped" or silence > job.patience(self._grace):
             return ""

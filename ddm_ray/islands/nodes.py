@@ -11,10 +11,10 @@ from ddm_ray.islands.probe import MOST_NODES, ClusterReport, NodeReport, look, p
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.spelling import printable
 from ddm_ray.train.ray.recovery import reason
+from ddm_ray.train.ray.room import grows
 
 NODE_SECONDS = 60.0
 """Longest time for a machine's answer: it starts a process for it."""
-NODE_GROUP = "ray.io/node-group"
 _STRANGERS_QUESTION = "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo"
 
 
@@ -75,15 +75,6 @@ def look_at_cluster(run_url: str, check: str, placement: TrainPlacement) -> Clus
         grows=grows(nodes),
         open=answers_strangers(ray.get_runtime_context().gcs_address),
     )
-
-
-def grows(nodes: list[dict[str, Any]]) -> bool:
-    """True if a cluster of these machines is one whose machines come when they are asked for.
-
-    Ray labels those that an autoscaler started, most of them at least; else a head alone without a CPU awaits others.
-    """
-    labelled = any(NODE_GROUP in node.get("Labels", {}) for node in nodes)
-    return labelled or not any(node["Resources"].get(name) for node in nodes for name in ("CPU", "GPU"))
 
 
 def _send(node: dict[str, Any], places: int, arguments: tuple[Any, ...]) -> _Scouted:

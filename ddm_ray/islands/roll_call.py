@@ -39,6 +39,8 @@ def line(presence: Presence, lives: bool) -> str:
 def words(presence: Presence) -> str:
     """Words on what a worker does, and where it runs."""
     doing = f"trains {presence.holds}" if presence.holds else f"waits: {presence.waits or 'starting'}"
+    if presence.holds and presence.crowded:
+        doing = f"waits: others' jobs fill its Ray cluster, so that there is no room for {presence.holds}"
     speed = f", {presence.speed:.2g} FLOP/s" if presence.speed else ""
     where = " ".join(filter(None, (presence.host, presence.job)))
     return f"{doing}{speed} (worker {presence.number}{f' on {where}' if where else ''})"

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ddm_ray.errors import DDMError, RayError, Stopped, StorageError, Superseded
-from ddm_ray.islands.board import ROOM_SECONDS, Board, View, take_key
-from ddm_ray.islands.presence import PresenceKeeper, workers
+from ddm_ray.islands.board import Board, View, take_key
+from ddm_ray.islands.presence import PresenceKeeper
 from ddm_ray.islands.promises import Promises
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.launches import Launch, noted
@@ -44,15 +44,10 @@ class Untrained(Superseded):
 
 @dataclass
 class _Failures:
-    """Errors of this worker by artifact, and until when, by its clock, it doesn't try again; infinite: never.
-
-    `islands`: number of those that live.
-    """
+    """Errors of this worker by artifact, and until when, by its clock, it doesn't try again; infinite: never."""
 
     errors: dict[Artifact, DDMError] = field(default_factory=dict)
     until: dict[Artifact, float] = field(default_factory=dict)
-    islands: int = 1
-    _lost: dict[Artifact, float] = field(default_factory=dict)
     _pauses: dict[Artifact, float] = field(default_factory=dict)
 
     def add(self, artifact: Artifact, error: DDMError, now: float) -> None:
@@ -62,21 +57,9 @@ class _Failures:
         self.errors[artifact] = error
         self.until[artifact] = now + pause if error.passes else math.inf
 
-    def lose(self, artifact: Artifact, store: Store, now: float) -> None:
-        """Count a job that another worker has taken, since nothing trained it here.
-
-        It isn't tried again until each other island may have held it likewise: else those without room would pass it
-        round, beside others that have some.
-        """
-        self._lost[artifact] = now
-        with suppress(StorageError):  # the next look tells
-            self.islands = len({each.island for each in workers(store) if not each.ended})
-
     def now(self, now: float) -> frozenset[Artifact]:
         """Artifacts that aren't tried now."""
-        turns = (self.islands - 1) * 1.2 * ROOM_SECONDS
-        lost = {artifact for artifact, since in self._lost.items() if now < since + turns}
-        return frozenset(lost.union(artifact for artifact, until in self.until.items() if now < until))
+        return frozenset(artifact for artifact, until in self.until.items() if now < until)
 
     def final(self, artifacts: list[Artifact]) -> DDMError | None:
         """The first error, if all of these have failed for good here; None: not all, or none at all."""
@@ -147,7 +130,7 @@ class IslandWorker:
         warned = False
         while True:
             try:
-                self._keeper.tell(failed=sorted(self._failures.now(time.monotonic())))
+                self._keeper.tell(failed=sorted(self._failures.now(time.monotonic()) | self._board.lost))
                 return self._board.look(self._keeper.presence)
             except (StorageError, OSError) as error:
                 if isinstance(error, StorageError) and not error.passes:
@@ -161,7 +144,6 @@ class IslandWorker:
 
     def _act(self, view: View) -> None:
         """Train something, or wait for the time until the next look."""
-        self._failures.islands = len(view.workers)
         if view.ahead:
             where = " ".join(filter(None, (view.ahead.host, view.ahead.job)))
             self._wait(view, f"worker {view.ahead.id} of this island is at work on {where}")
@@ -202,7 +184,7 @@ class IslandWorker:
         except RayError:
             raise
         except Untrained as error:
-            self._failures.lose(artifact, store, time.monotonic())
+            self._board.lose(artifact)
             self._report(view.statuses, f"leaves {artifact}: {error}")
         except (Stopped, Superseded) as error:
             self._report(view.statuses, f"leaves {artifact}: {error}")

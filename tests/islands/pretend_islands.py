@@ -9,11 +9,8 @@ from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_status import START_SECONDS
 from ddm_ray.storage.launches import Launch
 from ddm_ray.storage.stops import ask, drain_key, stop_key, take_back
-from tests.islands.pretend_storage import DAY, STEPS, TICK, PretendRun, Training
+from tests.islands.pretend_storage import DAY, STEPS, TICK, UNSEEN, PretendRun, Training
 from tests.islands.pretend_workers import GRACE, Intent, Island, Liar, Process
-
-UNSEEN = 90.0
-"""Time after which must have been seen what nothing tells of but a listing, as a training begun by hand."""
 
 
 class Fleet:
@@ -134,7 +131,8 @@ class Fleet:
 
     def lose_nodes(self, index: int) -> None:
         """Its cluster loses its nodes, unless another's has: of two the rule lets a job wait for both, in turn."""
-        self.islands[index].nodes = any(not each.nodes for each in self.islands)
+        island = self.islands[index]
+        island.nodes = any(not each.nodes for each in self.islands if each is not island)
 
     def drain(self, index: int) -> None:
         ask(self.run.store, drain_key(self.islands[index].name), "moving day")

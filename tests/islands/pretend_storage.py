@@ -22,6 +22,8 @@ from tests.infos import info_of
 from tests.storage.jobs import beat, fail, save
 
 TICK, SAVE, STEPS, DAY = 5.0, 60.0, 20, 86400.0
+UNSEEN = 90.0
+"""Time after which must have been seen what nothing tells of but a listing, as a training begun by hand."""
 DAMAGE = b"{"
 _MANY = ("experts", "islands")
 
@@ -138,7 +140,8 @@ class PretendRun(Run):
 class Training:
     """A launch, and the attempt that it has now, None before one: FLOP `done` of this attempt and those before it.
 
-    `since`: when it was launched. `stalled`: it was frozen or waited since then, so others may take its place.
+    `since`: when it was launched, or, where it has waited for long, when all must have seen that it trains at last.
+    `stalled`: it was frozen since then, so others may take its place.
     """
 
     def __init__(self, run: PretendRun, launch: Launch, since: float):
@@ -172,7 +175,8 @@ class Training:
 
     def begin(self, own_clock: float, now: float) -> None:
         """Claim an attempt, which goes on from the newest state."""
-        self.stalled |= now - self.since > CROWDED_SECONDS / 2
+        if now - self.since > CROWDED_SECONDS / 2:
+            self.since = now + UNSEEN
         self._saved = list_jobs(self.run.store, [self.artifact])[self.artifact].saved[1]
         self.attempt = claim(self.run.store, self.artifact, self.launch.claim_fields())
         self.succession = Succession(self.attempt, lambda: self.clock)

@@ -139,7 +139,7 @@ class Process:
 
     def _note(self, holds: str = "") -> dict[str, object]:
         holds = self.training.artifact if self.training else holds
-        only, failed = self.island.only, self._failures.now(self._own)
+        only, failed = self.island.only, self._failures.now(self._own) | self._board.lost
         waits = self.training is not None and self.training.attempt is None
         return {
             "beat": self._beat,
@@ -176,14 +176,13 @@ class Process:
             if isinstance(error, Stopped):
                 training.save()
             if isinstance(error, Untrained):
-                self._failures.lose(artifact, store, self._own)
+                self._board.lose(artifact)
             training.end(error)
             self._release()
 
     def _look(self, now: float) -> None:
         view = self._board.look(Presence.parse(self.id, self._note()))
         self.ahead = view.ahead.id if view.ahead else ""
-        self._failures.islands = len(view.workers)
         if view.finished or view.drained is not None:
             self.gone = True
             self._speak()

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ddm_ray.errors import StorageError
-from ddm_ray.islands.board import ROOM_SECONDS, Board, View, take_key
+from ddm_ray.islands.board import LISTING_SECONDS, ROOM_SECONDS, Board, View, take_key
 from ddm_ray.islands.presence import PRESENCE, Presence
 from ddm_ray.storage import stops
 from ddm_ray.storage.attempts import claim
@@ -155,6 +155,34 @@ def test_a_worker_that_is_crowded_holds_what_it_does_not_train_no_longer_than_th
     assert eye.owner(FIRST) == eye.owner(FIRST, GRACE - 1) == "south/0001"
     eye.presence("south/0001", holds=FIRST, crowded=True)
     assert eye.owner(FIRST, 2) == ""
+
+
+def test_a_job_that_was_lost_is_left_to_others_for_a_turn_after_its_newest_take(eye: Eye) -> None:
+    turn = ROOM_SECONDS + 2 * GRACE + LISTING_SECONDS
+    eye.run.store.write(take_key(FIRST, 1), b"{}")
+    eye.presence("south/0001")
+    eye.look()
+    eye.board.lose(FIRST)
+    for number in (2, 3):
+        eye.presence("south/0001")
+        eye.look(turn - 1)
+        assert eye.board.lost == frozenset({FIRST})
+        eye.run.store.write(take_key(FIRST, number), b"{}")
+        eye.board.list_next()
+        eye.look()
+    eye.presence("south/0001")
+    eye.look(turn + 1)
+    assert not eye.board.lost
+
+
+def test_a_job_that_was_lost_is_left_to_nobody_where_nobody_else_lives(eye: Eye) -> None:
+    eye.presence("south/0001")
+    eye.look()
+    eye.board.lose(FIRST)
+    eye.look(GRACE - 1)
+    assert eye.board.lost == frozenset({FIRST})
+    eye.look(2)
+    assert not eye.board.lost
 
 
 def test_the_oldest_living_worker_of_an_island_works(eye: Eye) -> None:

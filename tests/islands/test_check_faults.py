@@ -15,12 +15,12 @@ from ddm_ray.islands.check import clock_bounds
 from ddm_ray.islands.faults import Answer, Fault, faults, sound
 from ddm_ray.islands.jobs import SubmittedJob
 from ddm_ray.islands.needs import ModelNeeds, needs_of
-from ddm_ray.islands.nodes import grows
 from ddm_ray.islands.probe import MOST_REPORT, ProbeReport, look, places_of
 from ddm_ray.islands.traffic import RowBytes
 from ddm_ray.placement import Island, TrainPlacement, Workers
 from ddm_ray.storage.graph import ROUTER, STUDENT, expert
 from ddm_ray.storage.run import Run
+from ddm_ray.train.ray.room import grows
 
 HERE = {"ddm_ray": "0.1.0", "python": "3.11.4", "torch": "2.12.0+cu130", "ray": "2.60.0"}
 H100 = {"name": "NVIDIA H100 80GB HBM3", "memory": 85e9}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from ddm_ray.islands import board, presence, promises
-from ddm_ray.islands.board import Board
+from ddm_ray.islands.board import ROOM_SECONDS, Board
 from ddm_ray.islands.choose import Choice, OpenJob, Worker, choose
 from ddm_ray.islands.promises import Promises
 from ddm_ray.islands.work import CROWDED_SECONDS
@@ -228,7 +228,7 @@ def test_many_whose_nodes_do_not_come_each_hold_the_last_job_once() -> None:
         island.nodes = False
     while fleet.run.unfinished:
         fleet.advance(1)
-        assert fleet.run.takes[expert(0)] <= 8
+        assert fleet.run.takes[expert(0)] <= 8 and fleet.now < 7 * 2 * ROOM_SECONDS
     assert fleet.run.takes[expert(0)] == 8
 
 
@@ -237,6 +237,7 @@ def test_a_job_that_was_lost_here_is_taken_again_once_nobody_else_lives() -> Non
     fleet.islands[0].room = fleet.islands[1].room = False
     while fleet.run.takes[expert(0)] < 2:
         fleet.advance(1)
+        assert fleet.now < ROOM_SECONDS
     fleet.advance(8)
     (holder,) = (each for each in fleet.processes if each.training)
     fleet.islands[0].room, holder.gone = True, True

@@ -37,6 +37,10 @@ def test_an_island_is_shown_by_what_it_does_until_it_leaves(store: Store) -> Non
     other = Worker(store, "north", waits="worker north/0001 of this island is at work")
     other.beat()
     assert calls.rows(2.0)[0][1] == f"{doing}, 1 more stands by"
+    north.tell(crowded=True)
+    assert calls.rows(2.5)[0][1].startswith(
+        "waits: others' jobs fill its Ray cluster, so that there is no room for exp"
+    )
     north.tell(ended=True, holds="")
     assert calls.rows(3.0)[0][1].startswith("waits: worker north/0001 of this island is at work (worker 2 on ")
     other.tell(ended=True)

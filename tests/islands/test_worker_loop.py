@@ -19,6 +19,7 @@ from ddm_ray.storage.launches import Launch
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import Status, status
 from ddm_ray.train.targets import needed_by
+from tests.conftest import wait_for
 from tests.infos import commit_written
 from tests.storage.jobs import beat, fail, finish
 
@@ -131,6 +132,35 @@ def test_what_another_took_since_nothing_trained_it_here_is_left_to_that(
     assert IslandWorker(partitioned, keeper, looks, train, report).run_to_end() == "all is finished"
     assert f"leaves {FIRST}: {FIRST}: another island has taken it, for nothing trained it here" in printed
     assert sum(doing == f"takes {FIRST}" for doing in printed) == 1
+
+
+def test_a_worker_says_for_how_long_others_fill_its_cluster(
+    partitioned: Run, keeper: PresenceKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what it holds and doesn't train; then it asks no more."""
+    monkeypatch.setattr(work, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(work, "CROWDED_SECONDS", 0.05)
+    asked: list[str] = []
+
+    def full() -> bool:
+        asked.append(keeper.presence.holds)
+        return True
+
+    def train(run: Run, launch: Launch, watch: Callable[[list[Status]], None]) -> None:
+        watch([status(run, launch.artifact)])
+        assert not keeper.presence.crowded
+        wait_for(lambda: (watch([status(run, launch.artifact)]), keeper.presence.crowded)[1], 30)
+        if launch.artifact == FIRST:
+            beat(claim(run.store, FIRST, launch.claim_fields()), 1, 10)
+            count = len(asked)
+            watch([status(run, FIRST)])
+            assert not keeper.presence.crowded and len(asked) == count
+        finish(run, launch.artifact)
+
+    looks = Board(partitioned, [*partitioned.experts, ROUTER], 60.0, lambda artifact: 1000.0)
+    IslandWorker(partitioned, keeper, looks, train, lambda *_: None, full=full).run_to_end()
+    assert set(asked) == {*partitioned.experts, ROUTER}
+    assert not keeper.presence.crowded
 
 
 def test_what_may_pass_is_tried_again_and_what_may_not_ends_it(partitioned: Run, keeper: PresenceKeeper) -> None:

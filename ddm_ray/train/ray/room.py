@@ -1,12 +1,15 @@
 """Room for training jobs in the connected Ray cluster: what they ask for, what is free, and what it lacks."""
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import ray
 
 from ddm_ray.errors import RayAway, RayError
 from ddm_ray.placement import PREDEFINED, TrainPlacement
 from ddm_ray.train.ray.recovery import has_places
+
+NODE_GROUP = "ray.io/node-group"
 
 
 def has_room(placement: TrainPlacement, running: Sequence[TrainPlacement], resources: Mapping[str, float]) -> bool:
@@ -23,17 +26,29 @@ def room(placement: TrainPlacement) -> str:
 
 
 def is_full(placement: TrainPlacement) -> bool:
-    """True if others hold what the placement asks for: the cluster has it, it isn't free, and no group here has it.
+    """True if others hold what the placement asks for: the cluster has enough of it, too little is free, no node comes.
 
-    False where the cluster can't be asked.
+    Where this Ray job's workers have their places it isn't others who hold it. False, too, where enough is free in all
+    but on no node; and where the cluster can't be asked.
     """
     try:
         free = ray.available_resources()
         least = {name: placement.workers.min * amount for name, amount in placement.asked.items()}
         short = any(free.get(name, 0) < amount - 1e-6 for name, amount in least.items())
-        return short and lack(placement, may_grow=True) is None and not has_places()
+        if not short or grows([node for node in ray.nodes() if node["Alive"]]) or has_places():
+            return False
+        return lack(placement, may_grow=True) is None
     except Exception:  # whatever a busy GCS answers, or nodes that are away: the next look may tell
         return False
+
+
+def grows(nodes: list[dict[str, Any]]) -> bool:
+    """True if a cluster of these machines is one whose machines come when they are asked for.
+
+    Ray labels those that an autoscaler started, most of them at least; else a head alone without a CPU awaits others.
+    """
+    labelled = any(NODE_GROUP in node.get("Labels", {}) for node in nodes)
+    return labelled or not any(node["Resources"].get(name) for node in nodes for name in ("CPU", "GPU"))
 
 
 def amounts(resources: Mapping[str, float], names: Collection[str] | None = None) -> str:
