@@ -75,9 +75,12 @@ class Study:
         """The mean of a field over the reported seeds that have the candidate."""
         return statistics.mean(self.values(candidate, field).values())
 
-    def ratio(self, candidate: str, against: str | None = None, seeds: str = "reported") -> Ratio:
-        """A candidate's Frechet distance over another's (None: the plan's monolith's), on the seeds that have both."""
-        own, other = self.values(candidate, seeds=seeds), self.values(against or self.plan["against"], seeds=seeds)
+    def ratio(
+        self, candidate: str, against: str | None = None, field: str = "frechet", seeds: str = "reported"
+    ) -> Ratio:
+        """A candidate's field over another's (None: the plan's monolith's), on the seeds that have both."""
+        own = self.values(candidate, field, seeds)
+        other = self.values(against or self.plan["against"], field, seeds)
         return Ratio.of([own[seed] / other[seed] for seed in own if seed in other])
 
     @property
@@ -85,16 +88,32 @@ class Study:
         """The strategy with the least distance on the seeds that are for choosing."""
         return min(self.plan["strategies"], key=lambda each: self.ratio(f"base/{each}", seeds="choosing").mean)
 
-    def loss(self, candidate: str) -> float | None:
-        """Mean held-out loss over the monolith's; None where it isn't defined, as of what draws an expert once."""
+    def loss(self, candidate: str) -> Ratio | None:
+        """Held-out loss over base/monolith's; None where it isn't defined, as of what draws an expert once."""
+        ratios = [own["loss"] / other["loss"] for own, other in self._losses(candidate)]
+        return Ratio.of(ratios) if ratios else None
+
+    def loss_by_noise(self, candidate: str) -> list[float]:
+        """Mean held-out loss over base/monolith's in each tenth of t, from data to noise."""
+        ratios = [
+            [a / b for a, b in zip(own["by_t"], other["by_t"], strict=True)] for own, other in self._losses(candidate)
+        ]
+        return [statistics.mean(each) for each in zip(*ratios, strict=True)]
+
+    def _losses(self, candidate: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         arm, name = candidate.split("/", 1)
         every = [self.measured["seeds"][str(seed)] for seed in self.plan["seeds"]["reported"]]
-        losses = [
-            arms[arm]["losses"][name]["loss"] / arms["base"]["losses"]["monolith"]["loss"]
+        return [
+            (arms[arm]["losses"][name], arms["base"]["losses"]["monolith"])
             for arms in every
             if name in arms.get(arm, {}).get("losses", {})
         ]
-        return statistics.mean(losses) if losses else None
+
+    def flops(self, arm: str, *networks: str) -> float:
+        """Training FLOPs of networks of an arm, whose names begin so, over base/monolith's, on the first seed."""
+        arms = self.measured["seeds"][str(self.plan["seeds"]["reported"][0])]
+        own = [flops for name, flops in arms[arm]["flops"].items() if name.startswith(networks)]
+        return float(sum(own) / arms["base"]["flops"]["monolith"])
 
     def curves(self, candidate: str) -> dict[int, dict[int, float]]:
         """By seed, the distance of a candidate after each part of the steps, and after the last."""
@@ -147,7 +166,7 @@ def _reached(curve: dict[int, float], goal: float) -> float | None:
 def table(study: Study) -> str:
     """All candidates of a study, as a Markdown table."""
     rows = [
-        "| arm | candidate | Frechet distance | over the monolith's | precision | recall | loss over the monolith's |"
+        "| arm | candidate | Frechet distance | over the monolith's | precision | recall | loss over base/monolith's |"
     ]
     rows += ["|---|---|---|---|---|---|---|"]
     for candidate in study.candidates:
@@ -158,6 +177,6 @@ def table(study: Study) -> str:
         rows.append(
             f"| {arm} | {name} | {study.mean(candidate):.3g} | {study.ratio(candidate)} |"
             f" {study.mean(candidate, 'precision'):.2f} | {study.mean(candidate, 'recall'):.2f} |"
-            f" {'' if loss is None else f'{loss:.3f}'} |"
+            f" {'' if loss is None else f'{loss.mean:.3f}'} |"
         )
     return "\n".join(rows)

@@ -46,6 +46,26 @@ def test_a_ratio_and_its_interval_are_of_pairs_by_their_logarithms(page: ModuleT
     assert str(page.Ratio.of([0.5])) == "0.50 (one seed)"
 
 
+def test_losses_and_flops_are_over_the_first_monoliths_of_the_same_seed(page: ModuleType) -> None:
+    """Those of arms that have any, on the seeds that have the arm; other fields are compared as distances are."""
+    distances = {seed: {"base": {"monolith": 1.0, "once": 0.5}, "other": {"monolith": 1.0}} for seed in range(2)}
+    measured = study(page, distances, seeds={"choosing": [], "reported": [0, 1]})
+    for seed, (own, other) in enumerate([([1.0, 4.0], [2.0, 2.0]), ([3.0, 1.0], [1.0, 4.0])]):
+        base = measured.measured["seeds"][str(seed)]["base"]
+        base["losses"] = {
+            name: {"loss": sum(by_t), "by_t": by_t} for name, by_t in (("full", own), ("monolith", other))
+        }
+        base["flops"] = {"experts/000": 3.0, "experts/001": 4.0, "router": 1.0, "monolith": 7.0 + seed}
+        base["candidates"]["once"]["kid"] = 2.0 + seed
+        base["candidates"]["monolith"]["kid"] = 4.0
+    assert measured.loss("base/full").mean == pytest.approx(math.sqrt(5 / 4 * 4 / 5))
+    assert measured.loss_by_noise("base/full") == pytest.approx([(0.5 + 3) / 2, (2 + 0.25) / 2])
+    assert measured.loss("base/once") is None and measured.loss("other/monolith") is None
+    assert measured.flops("base", "experts") == pytest.approx(1.0)
+    assert measured.flops("base", "router") == pytest.approx(1 / 7)
+    assert measured.ratio("base/once", field="kid").mean == pytest.approx(math.sqrt(0.5 * 0.75))
+
+
 def test_the_best_strategy_is_chosen_on_the_seeds_for_choosing(page: ModuleType) -> None:
     distances = {
         0: {"base": {"monolith": 1.0, "once": 0.9, "full": 0.1}},
