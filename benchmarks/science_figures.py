@@ -21,9 +21,12 @@ WIDE, BESIDE = 4.0, 1.1
 
 
 def forest(groups: Mapping[str, Mapping[str, Ratio]], marks: Mapping[str, float]) -> "Figure":
-    """Ratios of each group, side by side: a line a name, with its 95 % interval. `marks`: upright lines by name."""
+    """Ratios of each group, side by side: a line a name, with its 95 % interval. `marks`: upright lines by name.
+
+    Blue intervals end below 1, red ones begin above it.
+    """
     names = list(dict.fromkeys(name for ratios in groups.values() for name in ratios))
-    chart = figure(1.8 + 3.0 * len(groups), 1.0 + 0.3 * len(names))
+    chart = figure(1.8 + 3.0 * len(groups), 1.2 + 0.3 * len(names))
     many = chart.subplots(1, len(groups), squeeze=False, sharex=True, sharey=True)[0]
     ends = _ends([ratio for ratios in groups.values() for ratio in ratios.values()], marks.values())
     for axes, (title, ratios) in zip(many, groups.items(), strict=True):
@@ -35,17 +38,17 @@ def forest(groups: Mapping[str, Mapping[str, Ratio]], marks: Mapping[str, float]
             if ratio.count > 1:
                 axes.plot([ratio.low, ratio.high], [at, at], color=colour, linewidth=2)
             axes.plot(ratio.mean, at, "o", color=colour, markersize=5)
-        for number, (mark, value) in enumerate(marks.items()):
-            axes.axvline(value, color=GREY, linewidth=1, linestyle=("-", "--", ":")[number % 3], label=mark)
+        for number, value in enumerate(marks.values()):
+            axes.axvline(value, color=GREY, linewidth=1, linestyle=("-", "--", ":")[number % 3])
         axes.set_xscale("log", base=2)
         axes.set_xlim(*ends)
         _numbered(axes.xaxis, 2.0 if ends[1] > WIDE * ends[0] else 10.0)
         axes.set_title(title, color=GREY, fontsize=11)
+        axes.set_xlabel("; ".join(f"at {value:g}: {mark}" for mark, value in marks.items()), color=GREY)
         axes.set_yticks(range(len(names)), names)
         plain(axes)
         axes.grid(axis="x", color=GREY, alpha=0.2)
     many[0].invert_yaxis()
-    many[-1].legend(frameon=False, labelcolor=GREY, fontsize=9, loc="upper right")
     return chart
 
 
@@ -66,6 +69,7 @@ def over_steps(studies: Mapping[str, Study], strategies: Sequence[str]) -> "Figu
         _numbered(axes.yaxis, 10.0)
         axes.set_title(title, color=GREY, fontsize=11)
         axes.set_xlabel("steps", color=GREY)
+        axes.set_ylabel("distance", color=GREY)
         plain(axes)
         axes.legend(frameon=False, labelcolor=GREY, fontsize=9)
     return chart
@@ -95,7 +99,7 @@ def over_clusters(study: Study, arms: Mapping[str, Mapping[int, str]]) -> "Figur
 
 def _numbered(axis: "Axis", base: float) -> None:
     """Give a logarithmic axis plain numbers."""
-    axis.set_major_locator(LogLocator(base=base, subs=(1.0,) if base == 2 else (1.0, 2.0, 3.0, 5.0, 7.0)))
+    axis.set_major_locator(LogLocator(base=base, subs=(1.0,) if base == 2 else (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_locator(NullLocator())
 
