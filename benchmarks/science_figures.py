@@ -38,8 +38,8 @@ def forest(groups: Mapping[str, Mapping[str, Ratio]], marks: Mapping[str, float]
             if ratio.count > 1:
                 axes.plot([ratio.low, ratio.high], [at, at], color=colour, linewidth=2)
             axes.plot(ratio.mean, at, "o", color=colour, markersize=5)
-        for number, value in enumerate(marks.values()):
-            axes.axvline(value, color=GREY, linewidth=1, linestyle=("-", "--", ":")[number % 3])
+        for value in marks.values():
+            axes.axvline(value, color=GREY, linewidth=1)
         axes.set_xscale("log", base=2)
         axes.set_xlim(*ends)
         _numbered(axes.xaxis, 2.0 if ends[1] > WIDE * ends[0] else 10.0)

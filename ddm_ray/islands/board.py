@@ -16,6 +16,7 @@ from ddm_ray.storage.attempts import Attempt
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_files import TAKES, JobFiles, list_jobs
 from ddm_ray.storage.notes import Take, read_note
+from ddm_ray.storage.observer import LIST_SECONDS as MOST_LIST_SECONDS
 from ddm_ray.storage.observer import Observer
 from ddm_ray.storage.pulse import Pulses
 from ddm_ray.storage.run import Run
@@ -25,9 +26,9 @@ from ddm_ray.train.job import train_job
 
 LIST_SECONDS, LACK_SECONDS = 10.0, 30.0
 """Pause between two listings while a job is silent, and between two looks for inputs that are missing."""
-ROOM_SECONDS, LISTING_SECONDS = 600.0, 60.0
+ROOM_SECONDS = 600.0
 """Time after which a job whose worker lives is free all the same, if nothing trains it: its nodes don't come, or its
-start hangs; and the most by which what another one took is seen later."""
+start hangs."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ class Board:
             takes, since = self._lost[known.artifact]
             if takes != self.takes(known.artifact):
                 self._lost[known.artifact] = self.takes(known.artifact), now
-            elif alone or now - since > self._patience(known) + 2 * self._grace + LISTING_SECONDS:
+            elif alone or now - since > self._patience(known) + 2 * self._grace + MOST_LIST_SECONDS:
                 del self._lost[known.artifact]
 
     def _patience(self, known: Status) -> float:
@@ -145,6 +146,7 @@ class Board:
         work = max(1.0, self._work_of(artifact) * (1.0 - known.fraction))
         if self._files[artifact].stopped:
             return OpenJob(artifact, work, obstacle=f"is stopped, {asked(self._run.store, stop_key(artifact))}")
+        # Asked of a sound one, too: a later damage begins anew.
         if not self._only_its_heartbeat(known) and known.state == "damaged":
             return OpenJob(artifact, work, obstacle=f"is damaged: {known.error}")
         if owner := self._owner(known, living, me):

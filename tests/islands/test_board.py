@@ -6,13 +6,14 @@ from dataclasses import replace
 import pytest
 
 from ddm_ray.errors import StorageError
-from ddm_ray.islands.board import LISTING_SECONDS, ROOM_SECONDS, Board, View, take_key
+from ddm_ray.islands.board import ROOM_SECONDS, Board, View, take_key
 from ddm_ray.islands.presence import PRESENCE, Presence
 from ddm_ray.storage import stops
 from ddm_ray.storage.attempts import claim
 from ddm_ray.storage.graph import ROUTER, Artifact, shard
 from ddm_ray.storage.launches import Launch
 from ddm_ray.storage.manifest import NAME
+from ddm_ray.storage.observer import LIST_SECONDS as MOST_LIST_SECONDS
 from ddm_ray.storage.run import Run
 from tests.storage.jobs import beat, fail, finish
 
@@ -158,7 +159,7 @@ def test_a_worker_that_is_crowded_holds_what_it_does_not_train_no_longer_than_th
 
 
 def test_a_job_that_was_lost_is_left_to_others_for_a_turn_after_its_newest_take(eye: Eye) -> None:
-    turn = ROOM_SECONDS + 2 * GRACE + LISTING_SECONDS
+    turn = ROOM_SECONDS + 2 * GRACE + MOST_LIST_SECONDS
     eye.run.store.write(take_key(FIRST, 1), b"{}")
     eye.presence("south/0001")
     eye.look()

@@ -108,9 +108,10 @@ def test_a_student_is_taken_once_its_stored_targets_are_made(
 
 
 def test_what_another_took_since_nothing_trained_it_here_is_left_to_that(
-    partitioned: Run, keeper: PresenceKeeper
+    partitioned: Run, keeper: PresenceKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And all are told: two without room would pass it to and fro."""
+    monkeypatch.setattr(work, "LOOK_SECONDS", 0.0)
     printed: list[str] = []
 
     def train(run: Run, launch: Launch, watch: Callable[[list[Status]], None]) -> None:
