@@ -3,11 +3,10 @@
 Shapes: N real rows, M images asked for, CHW image, K experts.
 """
 
-import copy
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -15,11 +14,11 @@ from typing import Any, Self
 import numpy as np
 import torch
 from PIL import Image
-from science_faults import FAULTS, faulty
 from science_forecast import forecast
 from science_plan import DENSE, Arm, Plan
+from science_uses import USES
 from studies import share, trained
-from torch import Tensor, nn
+from torch import Tensor
 
 from ddm_ray.config import SamplingSettings, load_recipe
 from ddm_ray.core.streams import SeedPurpose, seeds
@@ -36,10 +35,9 @@ from ddm_ray.evaluate.scores import Reference
 from ddm_ray.pictures.images import to_unit
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.sampling.request import SampleRequest
-from ddm_ray.sampling.run_models import Models, load_models, monolith_info
-from ddm_ray.storage.graph import MONOLITH, ROUTER, ROWS, STUDENT, Artifact, trained_of
+from ddm_ray.sampling.run_models import Models, load_models
+from ddm_ray.storage.graph import MONOLITH, ROUTER, ROWS, STUDENT, Artifact
 from ddm_ray.storage.info import TrainedInfo
-from ddm_ray.storage.published import Weights, published
 from ddm_ray.storage.run import Run
 
 TOLD = "told"
@@ -188,41 +186,17 @@ class Measuring:
 
     def of_partitions(self, name: str, arm: Arm) -> dict[str, Any]:
         """Losses that Gaussian denoisers forecast, of each run whose partition is its own."""
-        own = {
-            each: arm
-            for each, arm in self.plan.arms.items()
-            if arm.kind == "run" and any(setting.startswith("partition.") for setting in arm.settings)
-        }
-        measured = [each for each in ("base", *own) if each in self.plan.arms_of(self.seed)]
+        measured = [each for each in self.plan.partitions if each in self.plan.arms_of(self.seed)]
         runs = {each: self.clustered(each) for each in measured}
         return {"candidates": {}, "forecast": {each: forecast(run, self.seed) for each, run in runs.items()}}
 
     def of_others(self, name: str, arm: Arm) -> dict[str, Any]:
         """The networks of the base or another arm, used otherwise; nothing is trained."""
-        run, scores = self.made(arm.of), dict[str, Any]()
-        if arm.kind == "average":
-            scores["average"] = self.score(averaged(run), "oracle", run)
-        if arm.kind == "prior":
-            mixture = load_models(run)
-            of_router = replace(mixture, info=replace(mixture.info, prior_CK=None))
-            scores["once, by the router"] = self.score(of_router, "once", run)
-            own = Asked.of(self.plan, RealRows.of(run).train, self.asked.null, self.seed)
-            request = replace(own.request(self.plan, run.config.sample), cluster_B=own.cluster_M)
-            scores["once, own cluster"] = self.scored(mixture, request, "oracle")
-        if arm.kind == "faults":
-            mixture = load_models(run)
-            for fault in FAULTS if arm.strategies is None else arm.strategies:
-                scores[fault] = self.score(faulty(run, mixture, fault, self.seed), "oracle", run)
-        if arm.kind == "steps":
-            part = self.plan.steps // self.plan.milestones
-            strategies = self.plan.strategies if arm.strategies is None else arm.strategies
-            for at in range(part, self.plan.steps, part):
-                earlier = weights_after(run, at)
-                monolith = load_models(run, "monolith", milestones=earlier)
-                scores[f"monolith@{at}"] = self.score(monolith, "oracle", run)
-                mixture = load_models(run, milestones=earlier) if strategies else monolith
-                scores |= {f"{strategy}@{at}": self.score(mixture, strategy, run) for strategy in strategies}
-        return {"candidates": scores}
+        return {"candidates": {}} | USES[arm.kind](self, self.made(arm.of), arm)
+
+    def asked_of(self, run: Run) -> Asked:
+        """The images asked for, by a run's own clusters."""
+        return Asked.of(self.plan, RealRows.of(run).train, self.asked.null, self.seed)
 
     def score(self, models: Models, strategy: str, run: Run) -> dict[str, Any]:
         """The score of the images asked for, of models by a strategy, and the networks' rows that an image costs."""
@@ -230,23 +204,24 @@ class Measuring:
 
     def scored(self, models: Models, request: SampleRequest, strategy: str) -> dict[str, Any]:
         """The score of a request's images."""
+        images_MCHW, costs = self.sampled(models, request, strategy)
+        with one_thread():
+            measured = self.ruler.reference.measure(images_MCHW.split(BATCH), self.asked.label_M)
+        return asdict(measured.score) | costs
+
+    def sampled(self, models: Models, request: SampleRequest, strategy: str) -> tuple[Tensor, dict[str, float]]:
+        """A request's images (M, C, H, W), in the 256 steps of pictures, and the networks' rows that one costs."""
         if models.info.num_experts == 1:
             request = replace(request, cluster_B=torch.zeros(len(request.seeds), dtype=torch.int64))
-        request, rows = request.changed(strategy=strategy), [0, 0]
-
-        def images() -> Iterator[Tensor]:
+        request, parts, rows = request.changed(strategy=strategy), list[Tensor](), [0, 0]
+        with one_thread():
             for first in range(0, len(request.seeds), BATCH):
                 sampled = models.sample(request.rows(slice(first, first + BATCH)))
                 rows[0] += sampled.num_expert_rows
                 rows[1] += sampled.num_router_rows
-                # As pictures are.
-                yield (to_unit(sampled.images_BCHW) * 255).round() / 127.5 - 1
-
-        with one_thread():
-            measured = self.ruler.reference.measure(images(), self.asked.label_M)
-        count = len(request.seeds)
-        costs = {"expert_rows": rows[0] / count, "router_rows": rows[1] / count}
-        return asdict(measured.score) | costs
+                parts.append((to_unit(sampled.images_BCHW) * 255).round() / 127.5 - 1)
+        expert_rows, router_rows = (count / len(request.seeds) for count in rows)
+        return torch.cat(parts), {"expert_rows": expert_rows, "router_rows": router_rows}
 
 
 def mixes(arm: Arm) -> bool:
@@ -260,26 +235,6 @@ def begun(ruler: Ruler, folder: Path, plan: Plan, settings: Sequence[str]) -> Ru
     share(ruler.run, run, [ROWS])
     partition(run, with_report=False)
     return run
-
-
-def weights_after(run: Run, at: int) -> dict[Artifact, Weights]:
-    """The weights after so many steps of all that is trained."""
-    done = [artifact for artifact in trained_of(run.config) if run.manifest(artifact)]
-    return {
-        artifact: next(weights for weights in every if weights.step == at)
-        for artifact, every in published(run, done).items()
-    }
-
-
-def averaged(run: Run) -> Models:
-    """One network, whose weights are the mean of the experts'."""
-    mixture = load_models(run)
-    experts = [expert for k in range(len(run.experts)) if isinstance(expert := mixture.experts[k], nn.Module)]
-    network = copy.deepcopy(experts[0])
-    states = [expert.state_dict() for expert in experts]
-    mean = {name: torch.stack([state[name].double() for state in states]).mean(0) for name in states[0]}
-    network.load_state_dict({name: tensor.to(states[0][name].dtype) for name, tensor in mean.items()})
-    return Models(monolith_info(run), (network,), None)
 
 
 def written(folder: Path, data_NCHW: Tensor, label_N: Tensor) -> Path:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 PLANS = Path(__file__).parent / "plans"
 DENSE = ("monolith", "student")
 
-Kind = Literal["run", "told", "average", "prior", "steps", "faults", "forecast"]
+Kind = Literal["run", "told", "average", "prior", "steps", "faults", "guidance", "pairs", "copies", "forecast"]
 
 
 class Strict(BaseModel):
@@ -30,8 +30,10 @@ class Arm(Strict):
     `kind`: `run` is a run with other `settings`; `told` a monolith whose condition is the cluster (with the class,
     where models are told that). What isn't trained is the base's, or that of the run that `of` names; so is all of the
     others: `average` is one network whose weights are the mean of the experts'; `prior` the experts, drawn once by the
-    router at t=1 or each row's own cluster; `steps` all on their way; `faults` mixtures whose weights have a fault.
-    `forecast` asks Gaussian denoisers instead, one a cluster, of all runs whose partitions differ.
+    router at t=1 or each row's own cluster; `steps` all on their way; `faults` mixtures whose weights have a fault;
+    `guidance` all by several scales; `pairs` asks how alike images of one seed are to those of the monolith that ratios
+    are to; `copies` how many are nearer to a training image than another one is. `forecast` asks Gaussian denoisers
+    instead, one a cluster, of all runs whose partitions differ.
     """
 
     kind: Kind = "run"
@@ -98,12 +100,20 @@ class Plan(Strict):
         chosen = seed in self.seeds.choosing
         return [name for name, arm in self.arms.items() if arm.seeds is None or (not chosen and place < arm.seeds)]
 
+    @property
+    def partitions(self) -> list[str]:
+        """The base and the arms that have a partition of their own."""
+        own = (name for name, arm in self.arms.items() if any(each.startswith("partition.") for each in arm.settings))
+        return [*dict.fromkeys(("base", *own))]
+
     def digest(self, arm: str) -> str:
         """SHA-256 of what an arm's result depends on: its fields, those of whose networks it takes, and the study's."""
         fields = self.model_dump(mode="json", exclude={"name", "question", "seeds", "arms", "against"})
         names = dict.fromkeys((arm, self.arms[arm].of)) if arm in self.arms else ()
         if arm in self.arms and self.arms[arm].kind == "forecast":
-            names = self.arms  # of which any may have a partition of its own
+            names = dict.fromkeys((arm, *self.partitions))
+        if arm in self.arms and self.arms[arm].kind == "pairs":
+            names |= dict.fromkeys([self.against.partition("/")[0]])
         used = [self.arms[each] for each in names]
         own = [each.model_dump(mode="json", exclude={"seeds"}) for each in used]
         return hashlib.sha256(json.dumps([fields, own], sort_keys=True).encode()).hexdigest()

@@ -51,6 +51,9 @@ PLAN: dict[str, Any] = {
         },
         "faults": {"kind": "faults", "of": "blind", "strategies": [RENORMALISED, "sample-1, not renormalised"]},
         "wide": {"settings": ["expert.model.width=128"], "trains": ["monolith"], "strategies": []},
+        "guidance": {"kind": "guidance", "strategies": ["once"]},
+        "pairs": {"kind": "pairs", "strategies": ["full"]},
+        "copies": {"kind": "copies", "of": "wide", "strategies": []},
         "forecast": {"kind": "forecast"},
     },
 }
@@ -96,8 +99,16 @@ def test_a_study_measures_what_an_evaluation_does_and_goes_on(
         "blind": ["full"],
         "faults": [RENORMALISED, "sample-1, not renormalised"],
         "wide": ["monolith"],
+        "guidance": [f"{name}, guidance {scale}" for name in ("monolith", "once") for scale in ("1.5", "2", "3", "5")],
+        "pairs": [],
+        "copies": [],
         "forecast": [],
     }
+    alike = results["pairs"]["alike"]
+    assert alike["monolith"]["same seed"] == pytest.approx(1, abs=1e-6), "it is the one that ratios are to"
+    assert -0.5 < alike["monolith"]["another"] < 0.9 * alike["full"]["same seed"] < 0.9
+    copied = results["copies"]["copied"]
+    assert 0 < copied["held out"] < 1 and copied["monolith"] < 0.5 * copied["held out"], "trained for eight steps"
     forecast = results["forecast"]["forecast"]["base"]
     assert forecast["own cluster"] < forecast["monolith"]
     assert distances["faults"].pop(RENORMALISED) == pytest.approx(distances["blind"]["full"], rel=1e-4)

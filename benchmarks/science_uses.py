@@ -1,0 +1,170 @@
+"""What the networks of an arm do when they are used otherwise: nothing is trained.
+
+Shapes: M images, CHW image, D features.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from science_faults import FAULTS, faulty
+from science_plan import Arm
+from torch import Tensor, nn
+
+from ddm_ray.evaluate.distances import RealNeighbours
+from ddm_ray.evaluate.features import see
+from ddm_ray.evaluate.samples import BATCH, one_thread
+from ddm_ray.sampling.run_models import Models, load_models, monolith_info
+from ddm_ray.storage.graph import Artifact, trained_of
+from ddm_ray.storage.published import Weights, published
+from ddm_ray.storage.run import Run
+
+if TYPE_CHECKING:
+    from science_arms import Measuring
+
+GUIDANCE_SCALES = (1.5, 2.0, 3.0, 5.0)
+HELDOUT = "held out"
+
+
+def average(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
+    """One network, whose weights are the mean of the experts'."""
+    mixture = load_models(run)
+    experts = [expert for k in range(len(run.experts)) if isinstance(expert := mixture.experts[k], nn.Module)]
+    network = copy.deepcopy(experts[0])
+    states = [expert.state_dict() for expert in experts]
+    mean = {name: torch.stack([state[name].double() for state in states]).mean(0) for name in states[0]}
+    network.load_state_dict({name: tensor.to(states[0][name].dtype) for name, tensor in mean.items()})
+    models = Models(monolith_info(run), (network,), None)
+    return {"candidates": {"average": measuring.score(models, "oracle", run)}}
+
+
+def prior(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
+    """The experts, drawn once by the router at pure noise, or as each row's own cluster."""
+    mixture = load_models(run)
+    of_router = replace(mixture, info=replace(mixture.info, prior_CK=None))
+    own = measuring.asked_of(run)
+    request = replace(own.request(measuring.plan, run.config.sample), cluster_B=own.cluster_M)
+    return {
+        "candidates": {
+            "once, by the router": measuring.score(of_router, "once", run),
+            "once, own cluster": measuring.scored(mixture, request, "oracle"),
+        }
+    }
+
+
+def faults(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
+    """Mixtures whose weights have a fault."""
+    mixture = load_models(run)
+    each = FAULTS if arm.strategies is None else arm.strategies
+    return {
+        "candidates": {
+            fault: measuring.score(faulty(run, mixture, fault, measuring.seed), "oracle", run) for fault in each
+        }
+    }
+
+
+def steps(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
+    """All after each part of the steps but the last."""
+    scores, part = dict[str, Any](), measuring.plan.steps // measuring.plan.milestones
+    for at in range(part, measuring.plan.steps, part):
+        for name, models, strategy in used(measuring, run, arm, weights_after(run, at)):
+            scores[f"{name}@{at}"] = measuring.score(models, strategy, run)
+    return {"candidates": scores}
+
+
+def guidance(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
+    """All by several scales of classifier-free guidance."""
+    scores = dict[str, Any]()
+    for name, models, strategy in used(measuring, run, arm):
+        for scale in GUIDANCE_SCALES:
+            request = measuring.asked.request(measuring.plan, run.config.sample).changed(guidance_scale=scale)
+            scores[f"{name}, guidance {scale:g}"] = measuring.scored(models, request, strategy)
+    return {"candidates": scores}
+
+
+def pairs(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
+    """How alike images of the same seed are to those of the monolith that all ratios are to, and other ones to it.
+
+    By the cosine of their pixels about the training rows' mean image, on average; others are of the same class where
+    models are told that.
+    """
+    plan, request = measuring.plan, measuring.asked.request(measuring.plan, run.config.sample)
+    against = load_models(measuring.made(plan.against.partition("/")[0]), "monolith")
+    theirs_MCHW, _ = measuring.sampled(against, request, "oracle")
+    mean_CHW, other_M = measuring.train.data_NCHW.mean(0), another_of_its_class(request.condition)
+    alike = dict[str, Any]()
+    for name, models, strategy in used(measuring, run, arm):
+        images_MCHW, _ = measuring.sampled(models, request, strategy)
+        alike[name] = {
+            "same seed": cosine(images_MCHW - mean_CHW, theirs_MCHW - mean_CHW),
+            "another": cosine(images_MCHW - mean_CHW, theirs_MCHW[other_M] - mean_CHW),
+        }
+    return {"alike": alike}
+
+
+def copies(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
+    """Shares of images that are nearer to a training row than that one's nearest other; of held-out rows, too."""
+    reference, request = measuring.ruler.reference, measuring.asked.request(measuring.plan, run.config.sample)
+    neighbours = RealNeighbours.of(reference.real.features_MD)
+
+    def copied(images_MCHW: Tensor) -> float:
+        with one_thread():
+            seen = see(reference.net, images_MCHW.split(BATCH), reference.embedder)
+        return neighbours.compare(seen.features_ND).copied
+
+    shares = {HELDOUT: copied(measuring.ruler.rows.heldout.data_NCHW)}
+    for name, models, strategy in used(measuring, run, arm):
+        shares[name] = copied(measuring.sampled(models, request, strategy)[0])
+    return {"copied": shares}
+
+
+USES: Mapping[str, Callable[["Measuring", Run, Arm], dict[str, Any]]] = {
+    "average": average,
+    "prior": prior,
+    "faults": faults,
+    "steps": steps,
+    "guidance": guidance,
+    "pairs": pairs,
+    "copies": copies,
+}
+
+
+def used(
+    measuring: "Measuring", run: Run, arm: Arm, weights: Mapping[Artifact, Weights] | None = None
+) -> Iterator[tuple[str, Models, str]]:
+    """The monolith of a run, if the arm that it is of trains one, and its mixture by each strategy of an arm.
+
+    `weights`: those to take in place of the last ones.
+    """
+    if "monolith" in measuring.plan.arms[arm.of].trains:
+        yield "monolith", load_models(run, "monolith", milestones=weights), "oracle"
+    strategies = measuring.plan.strategies if arm.strategies is None else arm.strategies
+    if strategies:
+        mixture = load_models(run, milestones=weights)
+        for strategy in strategies:
+            yield strategy, mixture, strategy
+
+
+def weights_after(run: Run, at: int) -> dict[Artifact, Weights]:
+    """The weights after so many steps of all that is trained."""
+    done = [artifact for artifact in trained_of(run.config) if run.manifest(artifact)]
+    return {
+        artifact: next(weights for weights in every if weights.step == at)
+        for artifact, every in published(run, done).items()
+    }
+
+
+def another_of_its_class(label_M: Tensor) -> Tensor:
+    """For each image the next one of its class, the first after the last (M,); itself where it is alone."""
+    other_M = torch.arange(len(label_M))
+    for label in label_M.unique():
+        own = (label_M == label).nonzero().squeeze(1)
+        other_M[own] = own.roll(-1)
+    return other_M
+
+
+def cosine(a_MCHW: Tensor, b_MCHW: Tensor) -> float:
+    """The mean cosine of images with those of the same place, in [-1, 1]."""
+    return float(torch.cosine_similarity(a_MCHW.flatten(1).double(), b_MCHW.flatten(1).double()).mean())
