@@ -109,6 +109,10 @@ class Study:
             if name in arms.get(arm, {}).get("losses", {})
         ]
 
+    def others(self, arm: str, field: str) -> list[dict[str, Any]]:
+        """What an arm has beside its candidates, of each seed that has the arm."""
+        return [arms[arm][field] for arms in self.measured["seeds"].values() if arm in arms]
+
     def flops(self, arm: str, *networks: str) -> float:
         """Training FLOPs of networks of an arm, whose names begin so, over base/monolith's, on the first seed."""
         arms = self.measured["seeds"][str(self.plan["seeds"]["reported"][0])]

@@ -66,6 +66,13 @@ def test_losses_and_flops_are_over_the_first_monoliths_of_the_same_seed(page: Mo
     assert measured.ratio("base/once", field="kid").mean == pytest.approx(math.sqrt(0.5 * 0.75))
 
 
+def test_what_an_arm_has_beside_its_candidates_is_of_the_seeds_that_have_it(page: ModuleType) -> None:
+    distances = {0: {"base": {"monolith": 1.0}, "pairs": {}}, 1: {"base": {"monolith": 1.0}}}
+    measured = study(page, distances, seeds={"choosing": [], "reported": [0, 1]})
+    measured.measured["seeds"]["0"]["pairs"]["alike"] = {"full": 0.8}
+    assert measured.others("pairs", "alike") == [{"full": 0.8}]
+
+
 def test_the_best_strategy_is_chosen_on_the_seeds_for_choosing(page: ModuleType) -> None:
     distances = {
         0: {"base": {"monolith": 1.0, "once": 0.9, "full": 0.1}},
