@@ -87,19 +87,22 @@ def guidance(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
 def pairs(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
     """How alike images of the same seed are to those of the monolith that all ratios are to, and other ones to it.
 
-    By the cosine of their pixels about the training rows' mean image, on average; others are of the same class where
-    models are told that.
+    By the mean cosine of their pixels about the training rows' mean image; where models are told the class, about
+    the class's, and others are of the same class.
     """
     plan, request = measuring.plan, measuring.asked.request(measuring.plan, run.config.sample)
     against = load_models(measuring.made(plan.against.partition("/")[0]), "monolith")
     theirs_MCHW, _ = measuring.sampled(against, request, "oracle")
-    mean_CHW, other_M = measuring.train.data_NCHW.mean(0), another_of_its_class(request.condition)
+    train, other_M = measuring.train, another_of_its_class(request.condition)
+    mean_MCHW = train.data_NCHW.mean(0).expand_as(theirs_MCHW)
+    if plan.conditioned:
+        mean_MCHW = class_means(train.data_NCHW, train.label_N)[request.condition]
     alike = dict[str, Any]()
     for name, models, strategy in used(measuring, run, arm):
         images_MCHW, _ = measuring.sampled(models, request, strategy)
         alike[name] = {
-            "same seed": cosine(images_MCHW - mean_CHW, theirs_MCHW - mean_CHW),
-            "another": cosine(images_MCHW - mean_CHW, theirs_MCHW[other_M] - mean_CHW),
+            "same seed": cosine(images_MCHW - mean_MCHW, theirs_MCHW - mean_MCHW),
+            "another": cosine(images_MCHW - mean_MCHW, theirs_MCHW[other_M] - mean_MCHW),
         }
     return {"alike": alike}
 
@@ -107,6 +110,8 @@ def pairs(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
 def copies(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
     """Shares of images that are nearer to a training row than that one's nearest other; of held-out rows, too."""
     reference, request = measuring.ruler.reference, measuring.asked.request(measuring.plan, run.config.sample)
+    if not reference.whole_set:
+        raise ValueError("copies of rows whose features aren't kept can't be told: study fewer rows")
     neighbours = RealNeighbours.of(reference.real.features_MD)
 
     def copied(images_MCHW: Tensor) -> float:
@@ -154,6 +159,11 @@ def weights_after(run: Run, at: int) -> dict[Artifact, Weights]:
         artifact: next(weights for weights in every if weights.step == at)
         for artifact, every in published(run, done).items()
     }
+
+
+def class_means(data_NCHW: Tensor, label_N: Tensor) -> Tensor:
+    """The mean image of each class, (largest label + 1, C, H, W); of a class without any, not a number."""
+    return torch.stack([data_NCHW[label_N == label].mean(0) for label in range(int(label_N.max()) + 1)])
 
 
 def another_of_its_class(label_M: Tensor) -> Tensor:

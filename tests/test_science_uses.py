@@ -19,6 +19,12 @@ def test_another_image_is_of_the_same_class_and_each_is_anothers_once(uses: Modu
     assert other_M.tolist() == [2, 4, 5, 3, 1, 0], "the one image of class 1 has no other"
 
 
+def test_classes_have_means_of_their_own(uses: ModuleType) -> None:
+    data_NCHW = torch.tensor([1.0, 5.0, 3.0]).view(3, 1, 1, 1)
+    means = uses.class_means(data_NCHW, torch.tensor([2, 0, 2]))
+    assert means[[0, 2]].flatten().tolist() == [5.0, 2.0] and means[1].isnan().all()
+
+
 def test_images_are_alike_by_the_cosine_of_all_their_pixels(uses: ModuleType) -> None:
     random = torch.Generator().manual_seed(0)
     a_MCHW, b_MCHW = torch.randn(2, 4000, 3, 2, 2, generator=random).unbind()
