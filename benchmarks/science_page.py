@@ -110,8 +110,9 @@ class Study:
         ]
 
     def others(self, arm: str, field: str) -> list[dict[str, Any]]:
-        """What an arm has beside its candidates, of each seed that has the arm."""
-        return [arms[arm][field] for arms in self.measured["seeds"].values() if arm in arms]
+        """What an arm has beside its candidates, of each reported seed that has the arm."""
+        every = [self.measured["seeds"][str(seed)] for seed in self.plan["seeds"]["reported"]]
+        return [arms[arm][field] for arms in every if arm in arms]
 
     def flops(self, arm: str, *networks: str) -> float:
         """Training FLOPs of networks of an arm, whose names begin so, over base/monolith's, on the first seed."""

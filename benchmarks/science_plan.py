@@ -32,7 +32,7 @@ class Arm(Strict):
     others: `average` is one network whose weights are the mean of the experts'; `prior` the experts, drawn once by the
     router at t=1 or each row's own cluster; `steps` all on their way; `faults` mixtures whose weights have a fault;
     `guidance` all by several scales; `pairs` asks how alike images of one seed are to those of the monolith that ratios
-    are to; `copies` how many are nearer to a training image than another one is. `forecast` asks Gaussian denoisers
+    are to; `copies` how many are nearest to a training image, of all real ones. `forecast` asks Gaussian denoisers
     instead, one a cluster, of all runs whose partitions differ.
     """
 
@@ -84,6 +84,10 @@ class Plan(Strict):
         for place, (name, arm) in enumerate(self.arms.items()):
             if arm.of != "base" and (arm.of not in names[:place] or self.arms[arm.of].kind != "run"):
                 raise ValueError(f"arm {name} is of {arm.of!r}, which has to be a run before it")
+            if arm.kind == "guidance" and not self.conditioned:
+                raise ValueError(f"arm {name}: where models aren't told the class there is nothing to guide to")
+            if arm.kind == "pairs" and not self.against.endswith("/monolith"):
+                raise ValueError(f"arm {name}: pairs are with a monolith, and against is {self.against}")
         if self.steps % self.milestones:
             raise ValueError(f"steps {self.steps} aren't {self.milestones} equal parts")
         return self
@@ -114,6 +118,8 @@ class Plan(Strict):
             names = dict.fromkeys((arm, *self.partitions))
         if arm in self.arms and self.arms[arm].kind == "pairs":
             names |= dict.fromkeys([self.against.partition("/")[0]])
+        if arm in self.arms and self.arms[arm].kind in ("pairs", "copies"):
+            names |= dict.fromkeys(["base"])  # whose router the run may have
         used = [self.arms[each] for each in names]
         own = [each.model_dump(mode="json", exclude={"seeds"}) for each in used]
         return hashlib.sha256(json.dumps([fields, own], sort_keys=True).encode()).hexdigest()

@@ -1,6 +1,6 @@
 """What the networks of an arm do when they are used otherwise: nothing is trained.
 
-Shapes: M images, CHW image, D features.
+Shapes: M images, CHW image; N training rows and H held-out ones, D features.
 """
 
 import copy
@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from science_faults import FAULTS, faulty
 from science_plan import Arm
 from torch import Tensor, nn
 
-from ddm_ray.evaluate.distances import RealNeighbours
+from ddm_ray.evaluate.distances import BLOCK, between
 from ddm_ray.evaluate.features import see
 from ddm_ray.evaluate.samples import BATCH, one_thread
 from ddm_ray.sampling.run_models import Models, load_models, monolith_info
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from science_arms import Measuring
 
 GUIDANCE_SCALES = (1.5, 2.0, 3.0, 5.0)
-HELDOUT = "held out"
+CHANCE = "by chance"
 
 
 def average(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
@@ -108,21 +109,25 @@ def pairs(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
 
 
 def copies(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
-    """Shares of images that are nearer to a training row than that one's nearest other; of held-out rows, too."""
+    """Shares of images whose nearest real row is a training row, and the share by chance.
+
+    That is the training rows' own share of all: a model that knows them no better than held-out ones is as near to
+    these, and each image that is a copy is one more.
+    """
     reference, request = measuring.ruler.reference, measuring.asked.request(measuring.plan, run.config.sample)
     if not reference.whole_set:
         raise ValueError("copies of rows whose features aren't kept can't be told: study fewer rows")
-    neighbours = RealNeighbours.of(reference.real.features_MD)
 
-    def copied(images_MCHW: Tensor) -> float:
+    def features(images_MCHW: Tensor) -> np.ndarray:
         with one_thread():
-            seen = see(reference.net, images_MCHW.split(BATCH), reference.embedder)
-        return neighbours.compare(seen.features_ND).copied
+            return see(reference.net, images_MCHW.split(BATCH), reference.embedder).features_ND
 
-    shares = {HELDOUT: copied(measuring.ruler.rows.heldout.data_NCHW)}
+    train_ND, heldout_HD = reference.real.features_MD, features(measuring.ruler.rows.heldout.data_NCHW)
+    shares = {CHANCE: len(train_ND) / (len(train_ND) + len(heldout_HD))}
     for name, models, strategy in used(measuring, run, arm):
-        shares[name] = copied(measuring.sampled(models, request, strategy)[0])
-    return {"copied": shares}
+        images_MCHW, _ = measuring.sampled(models, request, strategy)
+        shares[name] = nearest_in_training(features(images_MCHW), train_ND, heldout_HD)
+    return {"nearest in training": shares}
 
 
 USES: Mapping[str, Callable[["Measuring", Run, Arm], dict[str, Any]]] = {
@@ -178,3 +183,13 @@ def another_of_its_class(label_M: Tensor) -> Tensor:
 def cosine(a_MCHW: Tensor, b_MCHW: Tensor) -> float:
     """The mean cosine of images with those of the same place, in [-1, 1]."""
     return float(torch.cosine_similarity(a_MCHW.flatten(1).double(), b_MCHW.flatten(1).double()).mean())
+
+
+def nearest_in_training(samples_MD: np.ndarray, train_ND: np.ndarray, heldout_HD: np.ndarray) -> float:
+    """The share of samples that are nearer to a training row than to all held-out ones; of ties a half."""
+    shares = []
+    for first in range(0, len(samples_MD), BLOCK):
+        block_BD = samples_MD[first : first + BLOCK]
+        trained_B, held_B = (between(block_BD, rows).min(1) for rows in (train_ND, heldout_HD))
+        shares.append((trained_B < held_B) + 0.5 * (trained_B == held_B))
+    return float(np.concatenate(shares).mean())

@@ -66,10 +66,11 @@ def test_losses_and_flops_are_over_the_first_monoliths_of_the_same_seed(page: Mo
     assert measured.ratio("base/once", field="kid").mean == pytest.approx(math.sqrt(0.5 * 0.75))
 
 
-def test_what_an_arm_has_beside_its_candidates_is_of_the_seeds_that_have_it(page: ModuleType) -> None:
-    distances = {0: {"base": {"monolith": 1.0}, "pairs": {}}, 1: {"base": {"monolith": 1.0}}}
-    measured = study(page, distances, seeds={"choosing": [], "reported": [0, 1]})
-    measured.measured["seeds"]["0"]["pairs"]["alike"] = {"full": 0.8}
+def test_what_an_arm_has_beside_its_candidates_is_of_reported_seeds_that_have_it(page: ModuleType) -> None:
+    distances = {seed: {"base": {"monolith": 1.0}} | ({"pairs": {}} if seed else {}) for seed in range(3)}
+    measured = study(page, distances, seeds={"choosing": [2], "reported": [0, 1]})
+    for seed, alike in ((1, 0.8), (2, 0.9)):
+        measured.measured["seeds"][f"{seed}"]["pairs"]["alike"] = {"full": alike}
     assert measured.others("pairs", "alike") == [{"full": 0.8}]
 
 

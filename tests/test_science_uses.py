@@ -4,6 +4,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -32,6 +33,16 @@ def test_images_are_alike_by_the_cosine_of_all_their_pixels(uses: ModuleType) ->
     assert uses.cosine(a_MCHW, -a_MCHW) == pytest.approx(-1)
     assert uses.cosine(a_MCHW, b_MCHW) == pytest.approx(0, abs=0.02)
     assert uses.cosine(a_MCHW, a_MCHW + b_MCHW) == pytest.approx(0.5**0.5, abs=0.02)
+
+
+def test_the_nearest_row_is_a_training_row_by_chance_or_by_copying(uses: ModuleType) -> None:
+    random = np.random.default_rng(0)
+    train_ND, heldout_HD, fresh_MD = (random.normal(size=(count, 6)) for count in (900, 100, 1200))
+    assert uses.nearest_in_training(fresh_MD, train_ND, heldout_HD) == pytest.approx(0.9, abs=0.03)
+    copied = train_ND + 1e-3 * random.normal(size=train_ND.shape)
+    assert uses.nearest_in_training(copied, train_ND, heldout_HD) == 1
+    assert uses.nearest_in_training(heldout_HD, train_ND, heldout_HD) == 0
+    assert uses.nearest_in_training(train_ND[:3], train_ND, train_ND) == 0.5
 
 
 def test_a_forecast_is_measured_again_if_a_partition_changes_and_pairs_if_their_monolith_does(
