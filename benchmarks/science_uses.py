@@ -5,8 +5,8 @@ Shapes: M images, CHW image; N training rows and H held-out ones, D features.
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from science_arms import Measuring
 
 GUIDANCE_SCALES = (1.5, 2.0, 3.0, 5.0)
-CHANCE = "by chance"
 
 
 def average(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
@@ -109,11 +108,7 @@ def pairs(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
 
 
 def copies(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
-    """Shares of images whose nearest real row is a training row, and the share by chance.
-
-    That is the training rows' own share of all: a model that knows them no better than held-out ones is as near to
-    these, and each image that is a copy is one more.
-    """
+    """How often the nearest of all real rows is a training row, of all images of each model."""
     reference, request = measuring.ruler.reference, measuring.asked.request(measuring.plan, run.config.sample)
     if not reference.whole_set:
         raise ValueError("copies of rows whose features aren't kept can't be told: study fewer rows")
@@ -123,11 +118,11 @@ def copies(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
             return see(reference.net, images_MCHW.split(BATCH), reference.embedder).features_ND
 
     train_ND, heldout_HD = reference.real.features_MD, features(measuring.ruler.rows.heldout.data_NCHW)
-    shares = {CHANCE: len(train_ND) / (len(train_ND) + len(heldout_HD))}
+    nearest = dict[str, Any]()
     for name, models, strategy in used(measuring, run, arm):
         images_MCHW, _ = measuring.sampled(models, request, strategy)
-        shares[name] = nearest_in_training(features(images_MCHW), train_ND, heldout_HD)
-    return {"nearest in training": shares}
+        nearest[name] = asdict(Nearest.of(features(images_MCHW), train_ND, heldout_HD))
+    return {"nearest": nearest}
 
 
 USES: Mapping[str, Callable[["Measuring", Run, Arm], dict[str, Any]]] = {
@@ -185,11 +180,26 @@ def cosine(a_MCHW: Tensor, b_MCHW: Tensor) -> float:
     return float(torch.cosine_similarity(a_MCHW.flatten(1).double(), b_MCHW.flatten(1).double()).mean())
 
 
-def nearest_in_training(samples_MD: np.ndarray, train_ND: np.ndarray, heldout_HD: np.ndarray) -> float:
-    """The share of samples that are nearer to a training row than to all held-out ones; of ties a half."""
-    shares = []
-    for first in range(0, len(samples_MD), BLOCK):
-        block_BD = samples_MD[first : first + BLOCK]
-        trained_B, held_B = (between(block_BD, rows).min(1) for rows in (train_ND, heldout_HD))
-        shares.append((trained_B < held_B) + 0.5 * (trained_B == held_B))
-    return float(np.concatenate(shares).mean())
+@dataclass(frozen=True)
+class Nearest:
+    """The share of samples whose nearest row is one of training, and its mean and standard deviation by chance.
+
+    That is over which rows are held out: of a model that knows those no less, any as many would do as well. Few rows
+    are the nearest of many samples, so that the deviation is larger than a coin's. A copy is one more than by chance.
+    """
+
+    in_training: float
+    by_chance: float
+    deviation: float
+
+    @classmethod
+    def of(cls, samples_MD: np.ndarray, train_ND: np.ndarray, heldout_HD: np.ndarray) -> Self:
+        """From features; of two rows as near as each other the first one, training rows before held-out ones."""
+        rows_TD = np.concatenate([train_ND, heldout_HD])
+        blocks = (samples_MD[first : first + BLOCK] for first in range(0, len(samples_MD), BLOCK))
+        nearest_M = np.concatenate([between(block_BD, rows_TD).argmin(1) for block_BD in blocks])
+        share_T = np.bincount(nearest_M, minlength=len(rows_TD)) / len(samples_MD)
+        # Drawn without replacement: a sum of H of the T shares.
+        variance = len(train_ND) * len(heldout_HD) / (len(rows_TD) - 1) * share_T.var()
+        chance = len(train_ND) / len(rows_TD)
+        return cls(float(share_T[: len(train_ND)].sum()), chance, float(variance**0.5))

@@ -35,14 +35,21 @@ def test_images_are_alike_by_the_cosine_of_all_their_pixels(uses: ModuleType) ->
     assert uses.cosine(a_MCHW, a_MCHW + b_MCHW) == pytest.approx(0.5**0.5, abs=0.02)
 
 
-def test_the_nearest_row_is_a_training_row_by_chance_or_by_copying(uses: ModuleType) -> None:
+def test_the_nearest_row_is_of_training_by_chance_or_by_copying(uses: ModuleType) -> None:
     random = np.random.default_rng(0)
-    train_ND, heldout_HD, fresh_MD = (random.normal(size=(count, 6)) for count in (900, 100, 1200))
-    assert uses.nearest_in_training(fresh_MD, train_ND, heldout_HD) == pytest.approx(0.9, abs=0.03)
+    rows_TD, fresh_MD = random.normal(size=(1000, 6)), 0.4 * random.normal(size=(1200, 6))
+    drawn = []
+    for _ in range(200):
+        rows_TD = random.permutation(rows_TD)
+        drawn.append(uses.Nearest.of(fresh_MD, rows_TD[:900], rows_TD[900:]))
+    shares = [nearest.in_training for nearest in drawn]
+    assert np.mean(shares) == pytest.approx(0.9, abs=4 * drawn[0].deviation / 200**0.5) and drawn[0].by_chance == 0.9
+    assert np.std(shares) == pytest.approx(drawn[0].deviation, rel=0.15)
+    assert drawn[0].deviation > 1.3 * (0.9 * 0.1 / len(fresh_MD)) ** 0.5, "some rows are near to many"
+    train_ND, heldout_HD = rows_TD[:900], rows_TD[900:]
     copied = train_ND + 1e-3 * random.normal(size=train_ND.shape)
-    assert uses.nearest_in_training(copied, train_ND, heldout_HD) == 1
-    assert uses.nearest_in_training(heldout_HD, train_ND, heldout_HD) == 0
-    assert uses.nearest_in_training(train_ND[:3], train_ND, train_ND) == 0.5
+    assert uses.Nearest.of(copied, train_ND, heldout_HD).in_training == 1
+    assert uses.Nearest.of(heldout_HD, train_ND, heldout_HD).in_training == 0
 
 
 def test_a_forecast_is_measured_again_if_a_partition_changes_and_pairs_if_their_monolith_does(
