@@ -163,12 +163,15 @@ class Measuring:
         }
 
     def of_told(self, name: str, arm: Arm) -> dict[str, Any]:
-        """A monolith whose condition is the cluster, with the class where models are told that."""
-        train = self.train
-        told_N = train.cluster_N + (self.plan.clusters * train.label_N if self.plan.conditioned else 0)
+        """A monolith whose condition is the cluster, by the run `of`; with the class where models are told that."""
+        clustered = self.clustered(arm.of)
+        train, asked = RealRows.of(clustered).train, self.asked_of(clustered)
+        # Of each class the clusters have words of their own.
+        step = clustered.config.partition.num_clusters if self.plan.conditioned else 0
+        told_N, asked_M = train.cluster_N + step * train.label_N, asked.cluster_M + step * asked.label_M
         words = told_N.unique()
         source = written(
-            self.folder / str(self.seed) / "told-source", train.data_NCHW, torch.searchsorted(words, told_N)
+            self.folder / str(self.seed) / f"{name}-source", train.data_NCHW, torch.searchsorted(words, told_N)
         )
         others = {"source": str(source), "class_names": [f"{word}" for word in range(len(words))], "heldout": 0.0}
         fields = self.base.config.data.model_dump(mode="json", exclude={"num_classes", "credit"}) | others
@@ -179,7 +182,6 @@ class Measuring:
         prepare(run, execute=serial)
         partition(run, with_report=False)
         trained(run, [MONOLITH])
-        asked_M = self.asked.cluster_M + (self.plan.clusters * self.asked.label_M if self.plan.conditioned else 0)
         request = SampleRequest(self.asked.seeds, torch.searchsorted(words, asked_M), run.config.sample)
         flops = {str(MONOLITH): TrainedInfo.of(run.require(MONOLITH)).training_flops}
         return {"candidates": {TOLD: self.scored(load_models(run, "monolith"), request, "oracle")}, "flops": flops}

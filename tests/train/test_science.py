@@ -42,6 +42,8 @@ PLAN: dict[str, Any] = {
     "arms": {
         "base": {"trains": ["experts", "router", "monolith"]},
         "told": {"kind": "told"},
+        "k4": {"settings": ["partition.num_clusters=4"], "trains": [], "strategies": []},
+        "k4-told": {"kind": "told", "of": "k4"},
         "steps": {"kind": "steps", "strategies": ["once"]},
         "prior": {"kind": "prior"},
         "average": {"kind": "average"},
@@ -95,6 +97,8 @@ def test_a_study_measures_what_an_evaluation_does_and_goes_on(
     assert {arm: [*names] for arm, names in distances.items()} == {
         "base": ["monolith", "once", "full"],
         "told": ["told"],
+        "k4": [],
+        "k4-told": ["told"],
         "steps": ["monolith@4", "once@4"],
         "prior": ["once, by the router", "once, own cluster"],
         "average": ["average"],
@@ -107,6 +111,8 @@ def test_a_study_measures_what_an_evaluation_does_and_goes_on(
         "copies": [],
         "forecast": [],
     }
+    words = [Run.open(str(folder / "3" / arm)).config.data.num_classes or 0 for arm in ("base", "told", "k4-told")]
+    assert words[0] == 10 < words[1] <= 20 and words[1] < words[2] <= 40, "of the clusters in each class"
     alike = {**results["pairs"]["alike"], "itself": results["own-pairs"]["alike"]["monolith"]}
     assert alike["itself"]["same seed"] == pytest.approx(1, abs=1e-6), "it is the one that ratios are to"
     assert all(each["another"] < 0.9 * each["same seed"] for each in alike.values())
