@@ -149,7 +149,7 @@ class Measuring:
         losses: list[Any] = []
         if mixes(arm):
             mixture = load_models(run)
-            strategies = self.plan.strategies if arm.strategies is None else arm.strategies
+            strategies = self.plan.strategies_of(arm)
             scores |= {strategy: self.score(mixture, strategy, run) for strategy in strategies}
             heldout = RealRows.of(run).heldout
             if not self.plan.conditioned:
@@ -165,7 +165,8 @@ class Measuring:
     def of_told(self, name: str, arm: Arm) -> dict[str, Any]:
         """A monolith whose condition is the cluster, by the run `of`; with the class where models are told that."""
         clustered = self.clustered(arm.of)
-        train, asked = RealRows.of(clustered).train, self.asked_of(clustered)
+        train = RealRows.of(clustered).train
+        asked = self.asked_of(train)
         # Of each class the clusters have words of their own.
         step = clustered.config.partition.num_clusters if self.plan.conditioned else 0
         told_N, asked_M = train.cluster_N + step * train.label_N, asked.cluster_M + step * asked.label_M
@@ -196,9 +197,9 @@ class Measuring:
         """The networks of the base or another arm, used otherwise; nothing is trained."""
         return {"candidates": {}} | USES[arm.kind](self, self.made(arm.of), arm)
 
-    def asked_of(self, run: Run) -> Asked:
-        """The images asked for, by a run's own clusters."""
-        return Asked.of(self.plan, RealRows.of(run).train, self.asked.null, self.seed)
+    def asked_of(self, train: Rows) -> Asked:
+        """The images asked for, by the clusters that training rows have in another run."""
+        return Asked.of(self.plan, train, self.asked.null, self.seed)
 
     def score(self, models: Models, strategy: str, run: Run) -> dict[str, Any]:
         """The score of the images asked for, of models by a strategy, and the networks' rows that an image costs."""

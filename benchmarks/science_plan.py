@@ -104,6 +104,10 @@ class Plan(Strict):
         chosen = seed in self.seeds.choosing
         return [name for name, arm in self.arms.items() if arm.seeds is None or (not chosen and place < arm.seeds)]
 
+    def strategies_of(self, arm: Arm) -> tuple[str, ...]:
+        """The strategies that an arm is sampled by."""
+        return self.strategies if arm.strategies is None else arm.strategies
+
     @property
     def partitions(self) -> list[str]:
         """The base and the arms that have a partition of their own."""
@@ -113,16 +117,13 @@ class Plan(Strict):
     def digest(self, arm: str) -> str:
         """SHA-256 of what an arm's result depends on: its fields, those of whose networks it takes, and the study's."""
         fields = self.model_dump(mode="json", exclude={"name", "question", "seeds", "arms", "against"})
-        names = dict.fromkeys((arm, self.arms[arm].of)) if arm in self.arms else ()
-        if arm in self.arms and self.arms[arm].kind == "forecast":
-            names = dict.fromkeys((arm, *self.partitions))
-        if arm in self.arms and self.arms[arm].kind == "pairs":
-            names |= dict.fromkeys([self.against.partition("/")[0]])
-        if arm in self.arms and self.arms[arm].kind in ("pairs", "copies"):
-            names |= dict.fromkeys(["base"])  # whose router the run may have
+        # Whose clusters or networks it has beside those of `of`.
+        also = {"forecast": self.partitions, "pairs": [self.against.partition("/")[0], "base"], "copies": ["base"]}
+        own = self.arms.get(arm)
+        names = dict.fromkeys((arm, own.of, *also.get(own.kind, ()))) if own else ()
         used = [self.arms[each] for each in names]
-        own = [each.model_dump(mode="json", exclude={"seeds"}) for each in used]
-        return hashlib.sha256(json.dumps([fields, own], sort_keys=True).encode()).hexdigest()
+        dumped = [each.model_dump(mode="json", exclude={"seeds"}) for each in used]
+        return hashlib.sha256(json.dumps([fields, dumped], sort_keys=True).encode()).hexdigest()
 
     def run_settings(self, seed: int) -> list[str]:
         """Settings of the base run of a seed, beside the recipe."""

@@ -1,6 +1,6 @@
 """What the networks of an arm do when they are used otherwise: nothing is trained.
 
-Shapes: M images, CHW image; N training rows and H held-out ones, D features.
+Shapes: M images, CHW image; N training rows, H held-out ones, T of both, D features.
 """
 
 import copy
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ddm_ray.evaluate.distances import BLOCK, between
 from ddm_ray.evaluate.features import see
+from ddm_ray.evaluate.real_rows import RealRows
 from ddm_ray.evaluate.samples import BATCH, one_thread
 from ddm_ray.sampling.run_models import Models, load_models, monolith_info
 from ddm_ray.storage.graph import Artifact, trained_of
@@ -44,7 +45,7 @@ def prior(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
     """The experts, drawn once by the router at pure noise, or as each row's own cluster."""
     mixture = load_models(run)
     of_router = replace(mixture, info=replace(mixture.info, prior_CK=None))
-    own = measuring.asked_of(run)
+    own = measuring.asked_of(RealRows.of(run).train)
     request = replace(own.request(measuring.plan, run.config.sample), cluster_B=own.cluster_M)
     return {
         "candidates": {
@@ -145,8 +146,7 @@ def used(
     """
     if "monolith" in measuring.plan.arms[arm.of].trains:
         yield "monolith", load_models(run, "monolith", milestones=weights), "oracle"
-    strategies = measuring.plan.strategies if arm.strategies is None else arm.strategies
-    if strategies:
+    if strategies := measuring.plan.strategies_of(arm):
         mixture = load_models(run, milestones=weights)
         for strategy in strategies:
             yield strategy, mixture, strategy
