@@ -28,11 +28,11 @@ from science_plan import PLANS, Plan
 RULER, QUICK = "ruler", "quick"
 
 
-def one(plan: Plan, folder: Path, seed: int, arm: str) -> None:
+def one(plan: Plan, folder: Path, seed: int, arm: str, device: str) -> None:
     """Measure one arm of a seed, or make the ruler."""
-    ruler, began = Ruler.of(plan, folder), time.monotonic()
+    ruler, began = Ruler.of(plan, folder, device), time.monotonic()
     result = ruler.floor(plan.num_samples) if arm == RULER else Measuring.of(plan, folder, seed, ruler).measure(arm)
-    result |= {"minutes": (time.monotonic() - began) / 60, "commit": commit(), "machine": machine("cpu")}
+    result |= {"minutes": (time.monotonic() - began) / 60, "commit": commit(), "machine": machine(device)}
     result["plan"] = plan.digest(arm)
     write_result(result_path(folder, seed, arm), result)
 
@@ -78,12 +78,14 @@ def _read(plan: Plan, folder: Path, seed: int, arm: str) -> dict[str, Any]:
     return result
 
 
-def study(plan: Plan, source: str, folder: Path, jobs: int, results: Path | None) -> dict[str, Any]:
+def study(
+    plan: Plan, source: str, folder: Path, jobs: int, results: Path | None, device: str = "cpu"
+) -> dict[str, Any]:
     """Measure all that isn't yet of a study, `jobs` seeds at once; `source`: the plan's name or file.
 
     `results`: a file for them all in the end; one beside it has each arm as soon as it is measured.
     """
-    command = [sys.executable, __file__, source, "--folder", str(folder), "--only"]
+    command = [sys.executable, __file__, source, "--folder", str(folder), "--device", device, "--only"]
     environment, one_by_one = os.environ | {"OMP_NUM_THREADS": "1"}, threading.Lock()
 
     def measure(seed: int, arm: str) -> None:
@@ -116,10 +118,11 @@ def study(plan: Plan, source: str, folder: Path, jobs: int, results: Path | None
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = sorted(path.stem for path in PLANS.glob("*.yaml") if path.stem != QUICK)
-    parser.add_argument("plans", nargs="*", metavar="PLAN", help=f"{', '.join(names)}, or a .yaml file; default: all")
+    parser.add_argument("plans", nargs="*", metavar="PLAN", help=f"{', '.join(names)}, or a .yaml file; default: these")
     parser.add_argument("--quick", action="store_true", help="one seed of everything, for a look: minutes")
     parser.add_argument("--folder", type=Path, help="keeps the runs, to go on from; a temporary one where not given")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="seeds at once, each by a core")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where all of it is computed")
     parser.add_argument(
         "--results", type=Path, help="folder for a JSON file a study; none: docs/science, or --quick: none"
     )
@@ -127,7 +130,7 @@ def main() -> None:
     args = parser.parse_args()
     sources = [QUICK] if args.quick else args.plans or names
     if args.only:
-        one(Plan.read(sources[0]), args.folder, int(args.only[0]), args.only[1])
+        one(Plan.read(sources[0]), args.folder, int(args.only[0]), args.only[1], args.device)
         return
     results = args.results or (None if args.quick else MEASURED)
     try:
@@ -138,7 +141,7 @@ def main() -> None:
         for source, plan in plans.items():
             folder = (args.folder or Path(temporary)).resolve() / plan.name
             path = None if results is None else results / f"{plan.name}.json"
-            measured = study(plan, source, folder, args.jobs, path)
+            measured = study(plan, source, folder, args.jobs, path, args.device)
             print(f"{plan.question}\n\n{table(Study(measured))}\n", flush=True)
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -33,11 +34,12 @@ from ddm_ray.evaluate.real_rows import RealRows
 from ddm_ray.evaluate.samples import BATCH, here, one_thread
 from ddm_ray.evaluate.scores import Reference
 from ddm_ray.pictures.images import to_unit
-from ddm_ray.placement import TrainPlacement
+from ddm_ray.placement import PreparePlacement, TrainPlacement
 from ddm_ray.sampling.request import SampleRequest
-from ddm_ray.sampling.run_models import Models, load_models
+from ddm_ray.sampling.run_models import ModelKind, Models, load_models
 from ddm_ray.storage.graph import MONOLITH, ROUTER, ROWS, STUDENT, Artifact
 from ddm_ray.storage.info import TrainedInfo
+from ddm_ray.storage.published import Weights
 from ddm_ray.storage.run import Run
 
 TOLD = "told"
@@ -50,17 +52,18 @@ class Ruler:
     run: Run
     rows: RealRows
     reference: Reference
+    device: str = "cpu"
 
     @classmethod
-    def of(cls, plan: Plan, folder: Path) -> Self:
-        """The ruler of a study, made below its folder unless it is there."""
+    def of(cls, plan: Plan, folder: Path, device: str = "cpu") -> Self:
+        """The ruler of a study, made below its folder unless it is there; on `device` all of the study is computed."""
         run = Run.create(str(folder / "ruler"), load_recipe(plan.recipe, plan.run_settings(plan.seeds.reported[0])))
-        prepare(run, execute=serial)
+        prepare(run, placement=PreparePlacement(use_gpu=device != "cpu"), execute=serial)
         partition(run, with_report=False)
-        rows, embedder = RealRows.of(run), load_embedder(run.config.evaluate.features, "cpu")
+        rows, embedder = RealRows.of(run), load_embedder(run.config.evaluate.features, device)
         with one_thread():
-            reference = reference_of(run, rows, embedder, lambda data: data, here("cpu"), lambda *_: None, "cpu")
-        return cls(run, rows, reference)
+            reference = reference_of(run, rows, embedder, lambda data: data, here(device), lambda *_: None, device)
+        return cls(run, rows, reference, device)
 
     def floor(self, num_samples: int) -> dict[str, Any]:
         """Scores of real rows: as many drawn again, and those held out."""
@@ -139,16 +142,32 @@ class Measuring:
             share(self.made(arm.of), run, lacking)
         parts = self.plan.steps // self.plan.milestones
         shown = any(each.kind == "steps" and each.of == name for each in self.plan.arms.values())
-        return trained(run, own, TrainPlacement(milestone_steps=parts if shown else None))
+        return self.trained(run, own, milestone_steps=parts if shown else None)
+
+    def trained(self, run: Run, artifacts: Sequence[Artifact], **placement: Any) -> Run:
+        """The run with these artifacts trained: one after another, or all at once on an accelerator, which has room."""
+        if self.ruler.device == "cpu":
+            return trained(run, artifacts, TrainPlacement(**placement))
+        # Processes that share it wait for each other.
+        placed = TrainPlacement(**placement, use_gpu=True, hang_seconds=120)
+        with ThreadPoolExecutor(max(1, len(artifacts))) as pool:
+            list(pool.map(lambda artifact: trained(run, [artifact], placed), artifacts))
+        return run
+
+    def models(
+        self, run: Run, kind: ModelKind = "mixture", weights: Mapping[Artifact, Weights] | None = None
+    ) -> Models:
+        """Networks of a run; `weights`: those to take in place of the last ones."""
+        return load_models(run, kind, self.ruler.device, milestones=weights)
 
     def of_run(self, name: str, arm: Arm) -> dict[str, Any]:
         """A run of its own: networks that it doesn't train are those of `of`."""
         run = self.made(name)
-        candidates: dict[str, Models] = {kind: load_models(run, kind) for kind in DENSE if kind in arm.trains}
+        candidates = {kind: self.models(run, kind) for kind in DENSE if kind in arm.trains}
         scores = {kind: self.score(models, "oracle", run) for kind, models in candidates.items()}
         losses: list[Any] = []
         if mixes(arm):
-            mixture = load_models(run)
+            mixture = self.models(run)
             strategies = self.plan.strategies_of(arm)
             scores |= {strategy: self.score(mixture, strategy, run) for strategy in strategies}
             heldout = RealRows.of(run).heldout
@@ -178,14 +197,15 @@ class Measuring:
         fields = self.base.config.data.model_dump(mode="json", exclude={"num_classes", "credit"}) | others
         settings = [*self.plan.run_settings(self.seed), *arm.settings, f"data={json.dumps(fields)}"]
         settings += ["embedder={kind: pixels, dim: 8}", "partition={method: random, num_clusters: 2}"]
-        settings += [f"{part}.train.condition_dropout=0.1" for part in ("expert", "router")]
+        if not self.plan.conditioned:
+            settings += [f"{part}.train.condition_dropout=0.1" for part in ("expert", "router")]
         run = Run.create(str(self.folder / str(self.seed) / name), load_recipe(self.plan.recipe, settings))
         prepare(run, execute=serial)
         partition(run, with_report=False)
-        trained(run, [MONOLITH])
+        self.trained(run, [MONOLITH])
         request = SampleRequest(self.asked.seeds, torch.searchsorted(words, asked_M), run.config.sample)
         flops = {str(MONOLITH): TrainedInfo.of(run.require(MONOLITH)).training_flops}
-        return {"candidates": {TOLD: self.scored(load_models(run, "monolith"), request, "oracle")}, "flops": flops}
+        return {"candidates": {TOLD: self.scored(self.models(run, "monolith"), request, "oracle")}, "flops": flops}
 
     def of_partitions(self, name: str, arm: Arm) -> dict[str, Any]:
         """Losses that Gaussian denoisers forecast, of each run whose partition is its own."""
@@ -222,7 +242,7 @@ class Measuring:
                 sampled = models.sample(request.rows(slice(first, first + BATCH)))
                 rows[0] += sampled.num_expert_rows
                 rows[1] += sampled.num_router_rows
-                parts.append((to_unit(sampled.images_BCHW) * 255).round() / 127.5 - 1)
+                parts.append((to_unit(sampled.images_BCHW.cpu()) * 255).round() / 127.5 - 1)
         expert_rows, router_rows = (count / len(request.seeds) for count in rows)
         return torch.cat(parts), {"expert_rows": expert_rows, "router_rows": router_rows}
 

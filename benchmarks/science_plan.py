@@ -15,7 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 PLANS = Path(__file__).parent / "plans"
 DENSE = ("monolith", "student")
 
-Kind = Literal["run", "told", "average", "prior", "steps", "faults", "guidance", "pairs", "copies", "forecast"]
+Kind = Literal[
+    "run", "told", "average", "prior", "steps", "faults", "guidance", "untold", "pairs", "copies", "forecast"
+]
 
 
 class Strict(BaseModel):
@@ -31,9 +33,9 @@ class Arm(Strict):
     where models are told that). What isn't trained is the base's, or that of the run that `of` names; so is all of the
     others: `average` is one network whose weights are the mean of the experts'; `prior` the experts, drawn once by the
     router at t=1 or each row's own cluster; `steps` all on their way; `faults` mixtures whose weights have a fault;
-    `guidance` all by several scales; `pairs` asks how alike images of one seed are to those of the monolith that ratios
-    are to; `copies` how many are nearest to a training image, of all real ones. `forecast` asks Gaussian denoisers
-    instead, one a cluster, of all runs whose partitions differ.
+    `guidance` all by several scales; `untold` all without the class; `pairs` asks how alike images of one seed are to
+    those of the monolith that ratios are to; `copies` how many are nearest to a training image, of all real ones.
+    `forecast` asks Gaussian denoisers instead, one a cluster, of all runs whose partitions differ.
     """
 
     kind: Kind = "run"
@@ -84,8 +86,8 @@ class Plan(Strict):
         for place, (name, arm) in enumerate(self.arms.items()):
             if arm.of != "base" and (arm.of not in names[:place] or self.arms[arm.of].kind != "run"):
                 raise ValueError(f"arm {name} is of {arm.of!r}, which has to be a run before it")
-            if arm.kind == "guidance" and not self.conditioned:
-                raise ValueError(f"arm {name}: where models aren't told the class there is nothing to guide to")
+            if arm.kind in ("guidance", "untold") and not self.conditioned:
+                raise ValueError(f"arm {name} is of kind {arm.kind}: models here aren't told the class at all")
             if arm.kind == "pairs" and not self.against.endswith("/monolith"):
                 raise ValueError(f"arm {name}: pairs are with a monolith, and against is {self.against}")
         if self.steps % self.milestones:

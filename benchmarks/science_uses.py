@@ -18,7 +18,7 @@ from ddm_ray.evaluate.distances import BLOCK, between
 from ddm_ray.evaluate.features import see
 from ddm_ray.evaluate.real_rows import RealRows
 from ddm_ray.evaluate.samples import BATCH, one_thread
-from ddm_ray.sampling.run_models import Models, load_models, monolith_info
+from ddm_ray.sampling.run_models import Models, monolith_info
 from ddm_ray.storage.graph import Artifact, trained_of
 from ddm_ray.storage.published import Weights, published
 from ddm_ray.storage.run import Run
@@ -31,7 +31,7 @@ GUIDANCE_SCALES = (1.5, 2.0, 3.0, 5.0)
 
 def average(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
     """One network, whose weights are the mean of the experts'."""
-    mixture = load_models(run)
+    mixture = measuring.models(run)
     experts = [expert for k in range(len(run.experts)) if isinstance(expert := mixture.experts[k], nn.Module)]
     network = copy.deepcopy(experts[0])
     states = [expert.state_dict() for expert in experts]
@@ -43,7 +43,7 @@ def average(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
 
 def prior(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
     """The experts, drawn once by the router at pure noise, or as each row's own cluster."""
-    mixture = load_models(run)
+    mixture = measuring.models(run)
     of_router = replace(mixture, info=replace(mixture.info, prior_CK=None))
     own = measuring.asked_of(RealRows.of(run).train)
     request = replace(own.request(measuring.plan, run.config.sample), cluster_B=own.cluster_M)
@@ -57,7 +57,7 @@ def prior(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
 
 def faults(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
     """Mixtures whose weights have a fault."""
-    mixture = load_models(run)
+    mixture = measuring.models(run)
     each = FAULTS if arm.strategies is None else arm.strategies
     return {
         "candidates": {
@@ -85,6 +85,14 @@ def guidance(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
     return {"candidates": scores}
 
 
+def untold(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
+    """All of them, told no class: what networks draw that were trained without it at times."""
+    request = measuring.asked.request(measuring.plan, run.config.sample)
+    request = replace(request, condition=torch.full_like(measuring.asked.label_M, measuring.asked.null))
+    each = used(measuring, run, arm)
+    return {"candidates": {name: measuring.scored(models, request, strategy) for name, models, strategy in each}}
+
+
 def pairs(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
     """How alike images of the same seed are to those of the monolith that all ratios are to, and other ones to it.
 
@@ -92,7 +100,7 @@ def pairs(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
     the class's, and others are of the same class.
     """
     plan, request = measuring.plan, measuring.asked.request(measuring.plan, run.config.sample)
-    against = load_models(measuring.made(plan.against.partition("/")[0]), "monolith")
+    against = measuring.models(measuring.made(plan.against.partition("/")[0]), "monolith")
     theirs_MCHW, _ = measuring.sampled(against, request, "oracle")
     train, other_M = measuring.train, another_of_its_class(request.condition)
     mean_MCHW = train.data_NCHW.mean(0).expand_as(theirs_MCHW)
@@ -132,6 +140,7 @@ USES: Mapping[str, Callable[["Measuring", Run, Arm], dict[str, Any]]] = {
     "faults": faults,
     "steps": steps,
     "guidance": guidance,
+    "untold": untold,
     "pairs": pairs,
     "copies": copies,
 }
@@ -145,9 +154,9 @@ def used(
     `weights`: those to take in place of the last ones.
     """
     if "monolith" in measuring.plan.arms[arm.of].trains:
-        yield "monolith", load_models(run, "monolith", milestones=weights), "oracle"
+        yield "monolith", measuring.models(run, "monolith", weights), "oracle"
     if strategies := measuring.plan.strategies_of(arm):
-        mixture = load_models(run, milestones=weights)
+        mixture = measuring.models(run, weights=weights)
         for strategy in strategies:
             yield strategy, mixture, strategy
 

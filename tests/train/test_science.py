@@ -55,6 +55,7 @@ PLAN: dict[str, Any] = {
         "faults": {"kind": "faults", "of": "blind", "strategies": [RENORMALISED, "sample-1, not renormalised"]},
         "wide": {"settings": ["expert.model.width=128"], "trains": ["monolith"], "strategies": []},
         "guidance": {"kind": "guidance", "strategies": ["once"]},
+        "untold": {"kind": "untold", "strategies": ["once"]},
         "pairs": {"kind": "pairs", "strategies": ["full"]},
         "own-pairs": {"kind": "pairs", "of": "wide", "strategies": []},
         "copies": {"kind": "copies", "of": "wide", "strategies": []},
@@ -106,6 +107,7 @@ def test_a_study_measures_what_an_evaluation_does_and_goes_on(
         "faults": [RENORMALISED, "sample-1, not renormalised"],
         "wide": ["monolith"],
         "guidance": [f"{name}, guidance {scale}" for name in ("monolith", "once") for scale in ("1.5", "2", "3", "5")],
+        "untold": ["monolith", "once"],
         "pairs": [],
         "own-pairs": [],
         "copies": [],
@@ -168,18 +170,18 @@ def test_a_study_measures_what_an_evaluation_does_and_goes_on(
 
 
 def test_plans_can_be_read_and_choose_by_other_seeds_than_they_report(plans: ModuleType, tmp_path: Path) -> None:
-    names = [path.stem for path in plans.PLANS.glob("*.yaml")]
-    assert len(names) > 1
-    for name in names:
-        plan = plans.Plan.read(name)
-        assert plan.name == name
+    paths = [*plans.PLANS.rglob("*.yaml")]
+    assert len(paths) > 1
+    for path in paths:
+        plan = plans.Plan.read(str(path))
+        assert plan.name == path.stem
         for arm in plan.arms.values():  # told has data of its own
             load_recipe(plan.recipe, [*plan.run_settings(0), *arm.settings])
     for change, words in (
         ({"seeds": {"choosing": [1, 3], "reported": [3]}}, r"seeds \[3\] are chosen by and reported"),
         ({"milestones": 3}, "steps 8 aren't 3 equal parts"),
         ({"arms": {"told": {"kind": "told"}} | PLAN["arms"]}, "the first arm has to be base"),
-        ({"conditioned": False}, "arm guidance: where models aren't told the class there is nothing to guide to"),
+        ({"conditioned": False}, "arm guidance is of kind guidance: models here aren't told the class at all"),
         ({"against": "base/once"}, "arm pairs: pairs are with a monolith, and against is base/once"),
         (
             {"against": "base/monolith", "arms": {"base": {}, "faults": {"kind": "faults", "of": "k4"}}},
