@@ -106,10 +106,14 @@ def _errors(
     """Squared error of each model's velocity for the rows of a chunk, by the model's name."""
     num_experts = mixture.info.num_experts
     inputs = noised.inputs(chunk_B, mixture.device)
-    velocities = {name: _network(dense, 0)(*inputs).cpu() for name, dense in denses.items()}
-    velocity_BKCHW = torch.stack([_network(mixture, k)(*inputs).cpu() for k in range(num_experts)], dim=1)
+
+    def answer(network: Field) -> Tensor:
+        return network(*inputs).to(noised.x_BCHW)  # on a GPU networks answer in bf16
+
+    velocities = {name: answer(_network(dense, 0)) for name, dense in denses.items()}
+    velocity_BKCHW = torch.stack([answer(_network(mixture, k)) for k in range(num_experts)], dim=1)
     # Without a router there is no strategy here.
-    posterior_BK = posterior(calibration(mixture.router(*inputs).cpu())) if mixture.router else torch.empty(0)
+    posterior_BK = posterior(calibration(answer(mixture.router))) if mixture.router else torch.empty(0)
     for name, strategy in strategies.items():
         weights_BK = strategy.route(posterior_BK, torch.zeros_like(posterior_BK), None)
         velocities[name] = torch.einsum("bk,bkchw->bchw", weights_BK, velocity_BKCHW)

@@ -40,6 +40,11 @@ def parts(experts=(exact, nothing, nothing), count: int = 40) -> tuple[Models, R
     return Models(info, experts, router), rows
 
 
+def half(field):
+    """A field that answers in bf16, as networks do on a GPU."""
+    return lambda *inputs: field(*inputs).bfloat16()
+
+
 def losses(
     monolith=nothing,
     experts=(exact, nothing, nothing),
@@ -91,6 +96,16 @@ def test_the_strategies_are_those_asked_for_that_have_a_velocity_of_their_own() 
     base = loss_by_name["monolith"].loss
     assert loss_by_name["threshold-0.2"].loss == pytest.approx((1 / 3) ** 2 * base, rel=1e-4)
     assert loss_by_name["nucleus-0.95"].loss == pytest.approx(0.4**2 * base, rel=1e-4)
+
+
+def test_answers_in_bf16_are_mixed_and_compared_in_the_rows_precision() -> None:
+    mixture, rows = parts(tuple(map(half, (exact, nothing, nothing))))
+    mixture = replace(mixture, router=half(router))
+    alone = Models(replace(mixture.info, num_experts=1, prior_CK=torch.ones(3, 1)), (half(nothing),), None)
+    measured = {each.model: each.loss for each in heldout_losses(mixture, {"monolith": alone}, rows, STRATEGIES, 0)}
+    right = {name: loss.loss for name, loss in losses().items()}
+    assert measured.keys() == right.keys() and measured["full"] != right["full"]
+    assert measured == pytest.approx(right, rel=0.02, abs=1e-4)
 
 
 def test_all_models_meet_the_same_noise_and_times() -> None:
