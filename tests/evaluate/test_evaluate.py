@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 from PIL import Image
 
@@ -17,6 +18,7 @@ from ddm_ray.errors import CorruptArtifact, MissingArtifact
 from ddm_ray.evaluate.costs import training_cost
 from ddm_ray.evaluate.report import print_table
 from ddm_ray.evaluate.run import evaluate, read_metrics
+from ddm_ray.sampling import run_models
 from ddm_ray.sampling.run_models import load_model, sampling_settings
 from ddm_ray.storage.graph import MONOLITH, ROUTER, ROWS, STUDENT, Artifact, evaluation
 from ddm_ray.storage.run import Run
@@ -134,6 +136,20 @@ def test_the_same_run_gives_the_same_metrics(random_run: Run, evaluated: Path, t
     for row in [*first["models"], *second["models"]]:
         del row["seconds_per_image"]
     assert json.dumps(first | {"name": "again"}) == json.dumps(second)
+
+
+def test_networks_in_bf16_as_on_a_gpu_are_measured_near_to_those_in_fp32(
+    random_run: Run, evaluated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_models, "frozen_dtype", lambda device: torch.bfloat16)
+    run = copied(random_run, tmp_path / "run")
+    evaluate(run, name="half")
+    for table, field in (("models", "frechet"), ("heldout_loss", "loss")):
+        full, half = (
+            {row["model"]: row[field] for row in read_metrics(*of)[table]} for of in ((random_run,), (run, "half"))
+        )
+        assert half == pytest.approx(full, rel=0.02)
+        assert all(half[name] != full[name] for name in full)
 
 
 def test_what_is_there_is_measured_and_what_is_missing_is_said(random_run: Run, tmp_path: Path) -> None:
