@@ -118,10 +118,16 @@ def study(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = sorted(path.stem for path in PLANS.glob("*.yaml") if path.stem != QUICK)
-    parser.add_argument("plans", nargs="*", metavar="PLAN", help=f"{', '.join(names)}, or a .yaml file; default: these")
+    of_gpu = sorted(f"gpu/{path.stem}" for path in PLANS.glob("gpu/*.yaml"))
+    parser.add_argument(
+        "plans",
+        nargs="*",
+        metavar="PLAN",
+        help=f"{', '.join(names)}, or a .yaml file; default: these. With --device cuda: {', '.join(of_gpu)}",
+    )
     parser.add_argument("--quick", action="store_true", help="one seed of everything, for a look: minutes")
     parser.add_argument("--folder", type=Path, help="keeps the runs, to go on from; a temporary one where not given")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="seeds at once, each by a core")
+    parser.add_argument("--jobs", type=int, help="seeds at once; none: one a core, or one on an accelerator")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where all of it is computed")
     parser.add_argument(
         "--results", type=Path, help="folder for a JSON file a study; none: docs/science, or --quick: none"
@@ -132,6 +138,7 @@ def main() -> None:
     if args.only:
         one(Plan.read(sources[0]), args.folder, int(args.only[0]), args.only[1], args.device)
         return
+    jobs = args.jobs or (len(os.sched_getaffinity(0)) if args.device == "cpu" else 1)
     results = args.results or (None if args.quick else MEASURED)
     try:
         plans = {source: Plan.read(source) for source in sources}
@@ -141,7 +148,7 @@ def main() -> None:
         for source, plan in plans.items():
             folder = (args.folder or Path(temporary)).resolve() / plan.name
             path = None if results is None else results / f"{plan.name}.json"
-            measured = study(plan, source, folder, args.jobs, path, args.device)
+            measured = study(plan, source, folder, jobs, path, args.device)
             print(f"{plan.question}\n\n{table(Study(measured))}\n", flush=True)
 
 

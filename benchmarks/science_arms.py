@@ -142,9 +142,9 @@ class Measuring:
             share(self.made(arm.of), run, lacking)
         parts = self.plan.steps // self.plan.milestones
         shown = any(each.kind == "steps" and each.of == name for each in self.plan.arms.values())
-        return self.trained(run, own, milestone_steps=parts if shown else None)
+        return self.train_all(run, own, milestone_steps=parts if shown else None)
 
-    def trained(self, run: Run, artifacts: Sequence[Artifact], **placement: Any) -> Run:
+    def train_all(self, run: Run, artifacts: Sequence[Artifact], **placement: Any) -> Run:
         """The run with these artifacts trained: one after another, or all at once on an accelerator, which has room."""
         if self.ruler.device == "cpu":
             return trained(run, artifacts, TrainPlacement(**placement))
@@ -202,7 +202,7 @@ class Measuring:
         run = Run.create(str(self.folder / str(self.seed) / name), load_recipe(self.plan.recipe, settings))
         prepare(run, execute=serial)
         partition(run, with_report=False)
-        self.trained(run, [MONOLITH])
+        self.train_all(run, [MONOLITH])
         request = SampleRequest(self.asked.seeds, torch.searchsorted(words, asked_M), run.config.sample)
         flops = {str(MONOLITH): TrainedInfo.of(run.require(MONOLITH)).training_flops}
         return {"candidates": {TOLD: self.scored(self.models(run, "monolith"), request, "oracle")}, "flops": flops}

@@ -60,16 +60,18 @@ class Faulty:
     def __call__(self, x_BCHW: Tensor, t_B: Tensor, condition: Condition) -> Tensor:
         """Velocities (B, C, H, W)."""
         assert isinstance(self.mixture.router, nn.Module)
-        weights_BK = self.weigh(posterior(self.mixture.router(x_BCHW, t_B, condition)), self.random)
+        logits_BK = self.mixture.router(x_BCHW, t_B, condition).to("cpu", torch.float32)
+        weights_BK = self.weigh(posterior(logits_BK), self.random)
         groups, velocities = group_rows((weights_BK > 0).numpy()), []
         for group in groups:
             rows_R = torch.arange(len(x_BCHW)) if group.rows_R is None else group.rows_R
             field = self.mixture.experts[group.expert]
             assert field is not None
             velocities.append(field(x_BCHW[rows_R], t_B[rows_R], condition[rows_R]))
-        return mix(groups, velocities, weights_BK)
+        return mix(groups, velocities, weights_BK.to(x_BCHW.device))
 
 
 def faulty(run: Run, mixture: Models, fault: str, seed: int) -> Models:
     """The run's mixture with this fault, as one network."""
-    return Models(monolith_info(run), (Faulty(mixture, FAULTS[fault], torch.Generator().manual_seed(seed)),), None)
+    field = Faulty(mixture, FAULTS[fault], torch.Generator().manual_seed(seed))
+    return Models(monolith_info(run), (field,), None, mixture.device)

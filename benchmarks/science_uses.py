@@ -37,7 +37,7 @@ def average(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
     states = [expert.state_dict() for expert in experts]
     mean = {name: torch.stack([state[name].double() for state in states]).mean(0) for name in states[0]}
     network.load_state_dict({name: tensor.to(states[0][name].dtype) for name, tensor in mean.items()})
-    models = Models(monolith_info(run), (network,), None)
+    models = Models(monolith_info(run), (network,), None, mixture.device)
     return {"candidates": {"average": measuring.score(models, "oracle", run)}}
 
 
@@ -86,7 +86,7 @@ def guidance(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
 
 
 def untold(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
-    """All of them, told no class: what networks draw that were trained without it at times."""
+    """Scores without the class, of networks that were trained without it at times."""
     request = measuring.asked.request(measuring.plan, run.config.sample)
     request = replace(request, condition=torch.full_like(measuring.asked.label_M, measuring.asked.null))
     each = used(measuring, run, arm)

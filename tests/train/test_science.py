@@ -5,7 +5,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import ModuleType
+from threading import Barrier
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ PLAN: dict[str, Any] = {
     "settings": [
         *(f"{part}.train.{field}" for part in ("expert", "router") for field in ("warmup_steps=0", "ema_decay=0.5")),
         "expert.model.depth=1",
+        "expert.train.condition_dropout=0.3",
         "evaluate.strategies=[once, full]",
     ],
     "conditioned": True,
@@ -115,6 +117,7 @@ def test_a_study_measures_what_an_evaluation_does_and_goes_on(
     }
     words = [Run.open(str(folder / "3" / arm)).config.data.num_classes or 0 for arm in ("base", "told", "k4-told")]
     assert words[0] == 10 < words[1] <= 20 and words[1] < words[2] <= 40, "of the clusters in each class"
+    assert Run.open(str(folder / "3/told")).config.expert.train.condition_dropout == 0.3, "as all that are told"
     alike = {**results["pairs"]["alike"], "itself": results["own-pairs"]["alike"]["monolith"]}
     assert alike["itself"]["same seed"] == pytest.approx(1, abs=1e-6), "it is the one that ratios are to"
     assert all(each["another"] < 0.9 * each["same seed"] for each in alike.values())
@@ -173,7 +176,7 @@ def test_plans_can_be_read_and_choose_by_other_seeds_than_they_report(plans: Mod
     paths = [*plans.PLANS.rglob("*.yaml")]
     assert len(paths) > 1
     for path in paths:
-        plan = plans.Plan.read(str(path))
+        plan = plans.Plan.read(str(path.relative_to(plans.PLANS).with_suffix("")))
         assert plan.name == path.stem
         for arm in plan.arms.values():  # told has data of its own
             load_recipe(plan.recipe, [*plan.run_settings(0), *arm.settings])
@@ -191,6 +194,26 @@ def test_plans_can_be_read_and_choose_by_other_seeds_than_they_report(plans: Mod
         (tmp_path / "bad.yaml").write_text(yaml.safe_dump(PLAN | change, sort_keys=False))
         with pytest.raises(ValidationError, match=words):
             plans.Plan.read(str(tmp_path / "bad.yaml"))
+
+
+def test_an_accelerator_trains_all_that_an_arm_asks_for_at_once(
+    arms: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[list[Artifact], bool]] = []
+    all_there = Barrier(2, timeout=60)
+
+    def one_training(run: Run, artifacts: Iterable[Artifact], placement: TrainPlacement) -> Run:
+        if placement.use_gpu:
+            all_there.wait()
+        asked.append(([*artifacts], placement.use_gpu))
+        return run
+
+    monkeypatch.setattr(arms, "trained", one_training)
+    both = [Artifact("experts/000"), Artifact("router")]
+    for device in ("cpu", "cuda"):
+        arms.Measuring.train_all(SimpleNamespace(ruler=SimpleNamespace(device=device)), None, both)
+    assert asked[0] == (both, False), "one after another"
+    assert sorted(asked[1:]) == [([artifact], True) for artifact in both]
 
 
 def test_few_seeds_are_the_first_reported_ones(plans: ModuleType) -> None:
