@@ -78,9 +78,7 @@ def _read(plan: Plan, folder: Path, seed: int, arm: str) -> dict[str, Any]:
     return result
 
 
-def study(
-    plan: Plan, source: str, folder: Path, jobs: int, results: Path | None, device: str = "cpu"
-) -> dict[str, Any]:
+def study(plan: Plan, source: str, folder: Path, jobs: int, results: Path | None, device: str) -> dict[str, Any]:
     """Measure all that isn't yet of a study, `jobs` seeds at once; `source`: the plan's name or file.
 
     `results`: a file for them all in the end; one beside it has each arm as soon as it is measured.

@@ -197,7 +197,7 @@ def test_plans_can_be_read_and_choose_by_other_seeds_than_they_report(plans: Mod
 
 
 def test_an_accelerator_trains_all_that_an_arm_asks_for_at_once(
-    arms: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arms: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[list[Artifact], bool]] = []
     all_there = Barrier(2, timeout=60)
