@@ -36,9 +36,14 @@ class Ratio:
         return cls(math.exp(mean), math.exp(mean - half), math.exp(min(mean + half, 700.0)), count)
 
     def __str__(self) -> str:
-        return f"{self.mean:.2f}" + (
-            f" ({self.low:.2f} to {self.high:.2f}, {self.count} seeds)" if self.count > 1 else " (one seed)"
-        )
+        if self.count == 1:
+            return f"{self.mean:.2f} (one seed)"
+        ends = (f"{each:.{self._digits(each)}f}" for each in (self.low, self.high))
+        return f"{self.mean:.2f} ({' to '.join(ends)}, {self.count} seeds)"
+
+    def _digits(self, end: float) -> int:
+        """Three for an end of an interval that rounds to 1, which tell on which side it is; else two."""
+        return 3 if f"{end:.2f}" == "1.00" and self.low < self.high else 2
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class Arm(Strict):
     where models are told that). What isn't trained is the base's, or that of the run that `of` names; so is all of the
     others: `average` is one network whose weights are the mean of the experts'; `prior` the experts, drawn once by the
     router at t=1 or each row's own cluster; `steps` all on their way; `faults` mixtures whose weights have a fault;
-    `guidance` all by several scales; `untold` all without the class; `pairs` asks how alike images of one seed are to
+    `guidance` all by several scales, under `settings` of sampling; `untold` all without the class; `pairs` asks how alike images of one seed are to
     those of the monolith that ratios are to; `copies` how many are nearest to a training image, of all real ones.
     `forecast` asks Gaussian denoisers instead, one a cluster, of all runs whose partitions differ.
     """

@@ -14,6 +14,7 @@ from science_faults import FAULTS, faulty
 from science_plan import Arm
 from torch import Tensor, nn
 
+from ddm_ray.config import load_recipe
 from ddm_ray.evaluate.distances import BLOCK, between
 from ddm_ray.evaluate.features import see
 from ddm_ray.evaluate.real_rows import RealRows
@@ -76,11 +77,13 @@ def steps(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
 
 
 def guidance(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
-    """All by several scales of classifier-free guidance."""
-    scores = dict[str, Any]()
+    """All by several scales of classifier-free guidance, and by the arm's own settings of sampling."""
+    plan, scores = measuring.plan, dict[str, Any]()
+    settings = [*plan.run_settings(measuring.seed), *plan.arms[arm.of].settings, *arm.settings]
+    unguided = measuring.asked.request(plan, load_recipe(plan.recipe, settings).sample)
     for name, models, strategy in used(measuring, run, arm):
         for scale in GUIDANCE_SCALES:
-            request = measuring.asked.request(measuring.plan, run.config.sample).changed(guidance_scale=scale)
+            request = unguided.changed(guidance_scale=scale)
             scores[f"{name}, guidance {scale:g}"] = measuring.scored(models, request, strategy)
     return {"candidates": scores}
 

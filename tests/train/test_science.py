@@ -56,7 +56,7 @@ PLAN: dict[str, Any] = {
         },
         "faults": {"kind": "faults", "of": "blind", "strategies": [RENORMALISED, "sample-1, not renormalised"]},
         "wide": {"settings": ["expert.model.width=128"], "trains": ["monolith"], "strategies": []},
-        "guidance": {"kind": "guidance", "strategies": ["once"]},
+        "guidance": {"kind": "guidance", "strategies": ["once"], "settings": ["sample.steps=3"]},
         "untold": {"kind": "untold", "strategies": ["once"]},
         "pairs": {"kind": "pairs", "strategies": ["full"]},
         "own-pairs": {"kind": "pairs", "of": "wide", "strategies": []},
@@ -115,6 +115,8 @@ def test_a_study_measures_what_an_evaluation_does_and_goes_on(
         "copies": [],
         "forecast": [],
     }
+    guided = results["guidance"]["candidates"]["once, guidance 2"]
+    assert guided["expert_rows"] == 6, "steps of its own, with a class and without"
     words = [Run.open(str(folder / "3" / arm)).config.data.num_classes or 0 for arm in ("base", "told", "k4-told")]
     assert words[0] == 10 < words[1] <= 20 and words[1] < words[2] <= 40, "of the clusters in each class"
     assert Run.open(str(folder / "3/told")).config.expert.train.condition_dropout == 0.3, "as all that are told"
