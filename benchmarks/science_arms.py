@@ -37,8 +37,8 @@ from ddm_ray.pictures.images import to_unit
 from ddm_ray.placement import PreparePlacement, TrainPlacement
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import ModelKind, Models, load_models
-from ddm_ray.storage.graph import MONOLITH, ROUTER, ROWS, STUDENT, Artifact
-from ddm_ray.storage.info import TrainedInfo
+from ddm_ray.storage.graph import MONOLITH, PARTITION, ROUTER, ROWS, STUDENT, Artifact
+from ddm_ray.storage.info import PartitionInfo, TrainedInfo
 from ddm_ray.storage.published import Weights
 from ddm_ray.storage.run import Run
 
@@ -77,6 +77,7 @@ class Asked:
     """Images asked for: like real rows drawn at random, the same for all arms of a seed."""
 
     seeds: tuple[int, ...]
+    row_M: Tensor
     label_M: Tensor
     cluster_M: Tensor
     null: int
@@ -86,7 +87,7 @@ class Asked:
         """By the training rows of the seed's base; `null`: the label of no class."""
         row_M = torch.from_numpy(np.random.default_rng(seed).integers(len(rows), size=plan.num_samples))
         own = seeds(seed, plan.num_samples, SeedPurpose.EVALUATION)
-        return cls(own, rows.label_N[row_M], rows.cluster_N[row_M], null)
+        return cls(own, row_M, rows.label_N[row_M], rows.cluster_N[row_M], null)
 
     def request(self, plan: Plan, settings: SamplingSettings) -> SampleRequest:
         """The request for them, under these settings."""
@@ -118,7 +119,8 @@ class Measuring:
     def measure(self, name: str) -> dict[str, Any]:
         """Train, sample and measure an arm: its candidates' scores, held-out losses, and FLOPs by network."""
         arm = self.plan.arms[name]
-        kinds = {"run": self.of_run, "told": self.of_told, "forecast": self.of_partitions}
+        kinds = {"run": self.of_run, "told": self.of_told}
+        kinds |= dict.fromkeys(("forecast", "agreement"), self.of_partitions)
         return kinds.get(arm.kind, self.of_others)(name, arm)
 
     def clustered(self, name: str) -> Run:
@@ -182,7 +184,16 @@ class Measuring:
         }
 
     def of_told(self, name: str, arm: Arm) -> dict[str, Any]:
-        """A monolith whose condition is the cluster, by the run `of`; with the class where models are told that."""
+        """A monolith whose condition is the cluster."""
+        run, request = self.told(name, arm)
+        flops = {str(MONOLITH): TrainedInfo.of(run.require(MONOLITH)).training_flops}
+        return {"candidates": {TOLD: self.scored(self.models(run, "monolith"), request, "oracle")}, "flops": flops}
+
+    def told(self, name: str, arm: Arm) -> tuple[Run, SampleRequest]:
+        """The run of a monolith told the cluster by the run `of`, with the class where models are told that.
+
+        With the request for the images asked for, in the words of its condition.
+        """
         clustered = self.clustered(arm.of)
         train = RealRows.of(clustered).train
         asked = self.asked_of(train)
@@ -203,14 +214,15 @@ class Measuring:
         prepare(run, execute=serial)
         partition(run, with_report=False)
         self.train_all(run, [MONOLITH])
-        request = SampleRequest(self.asked.seeds, torch.searchsorted(words, asked_M), run.config.sample)
-        flops = {str(MONOLITH): TrainedInfo.of(run.require(MONOLITH)).training_flops}
-        return {"candidates": {TOLD: self.scored(self.models(run, "monolith"), request, "oracle")}, "flops": flops}
+        return run, SampleRequest(self.asked.seeds, torch.searchsorted(words, asked_M), run.config.sample)
 
     def of_partitions(self, name: str, arm: Arm) -> dict[str, Any]:
-        """Losses that Gaussian denoisers forecast, of each run whose partition is its own."""
+        """What denoisers forecast, or agreement with classes, of each run whose partition is its own."""
         measured = [each for each in self.plan.partitions if each in self.plan.arms_of(self.seed)]
         runs = {each: self.clustered(each) for each in measured}
+        if arm.kind == "agreement":
+            clusters = {each: PartitionInfo.of(run.require(PARTITION)) for each, run in runs.items()}
+            return {"candidates": {}, "agreement": {each: info.ari for each, info in clusters.items()}}
         return {"candidates": {}, "forecast": {each: forecast(run, self.seed) for each, run in runs.items()}}
 
     def of_others(self, name: str, arm: Arm) -> dict[str, Any]:

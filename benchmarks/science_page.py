@@ -7,7 +7,7 @@ the 95 % interval are of their logarithms, by Student's t over the seeds. Each s
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -138,8 +138,16 @@ class Study:
 
     def sooner(self, strategy: str) -> "Sooner":
         """How many times fewer steps the mixture takes to the monolith's last distance, and stays below it."""
-        curves, last = self.curves(f"base/{strategy}"), self.plan["steps"]
-        goals = self.values(self.plan["against"])
+        return self._sooner(self.curves(f"base/{strategy}"), self.plan["against"], self.plan["steps"])
+
+    def sooner_by(self, candidates: Mapping[int, str], goal: str) -> "Sooner":
+        """The same of candidates by their steps, to the distance of a monolith of as many steps as their most."""
+        values = {at: self.values(candidate) for at, candidate in sorted(candidates.items())}
+        curves = {seed: {at: distances[seed] for at, distances in values.items()} for seed in self.values(goal)}
+        return self._sooner(curves, goal, max(candidates))
+
+    def _sooner(self, curves: Mapping[int, dict[int, float]], goal: str, last: int) -> "Sooner":
+        goals = self.values(goal)
         reached = {seed: _reached(curve, goals[seed]) for seed, curve in curves.items()}
         ratios = [last / at for at in reached.values() if at is not None]
         return Sooner(Ratio.of(ratios) if len(ratios) == len(curves) else None, len(ratios), len(curves))

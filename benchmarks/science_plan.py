@@ -16,7 +16,18 @@ PLANS = Path(__file__).parent / "plans"
 DENSE = ("monolith", "student")
 
 Kind = Literal[
-    "run", "told", "average", "prior", "steps", "faults", "guidance", "untold", "pairs", "copies", "forecast"
+    "run",
+    "told",
+    "average",
+    "prior",
+    "steps",
+    "faults",
+    "guidance",
+    "untold",
+    "pairs",
+    "copies",
+    "forecast",
+    "agreement",
 ]
 
 
@@ -33,9 +44,10 @@ class Arm(Strict):
     where models are told that). What isn't trained is the base's, or that of the run that `of` names; so is all of the
     others: `average` is one network whose weights are the mean of the experts'; `prior` the experts, drawn once by the
     router at t=1 or each row's own cluster; `steps` all on their way; `faults` mixtures whose weights have a fault;
-    `guidance` all by several scales, under `settings` of sampling; `untold` all without the class; `pairs` asks how alike images of one seed are to
-    those of the monolith that ratios are to; `copies` how many are nearest to a training image, of all real ones.
-    `forecast` asks Gaussian denoisers instead, one a cluster, of all runs whose partitions differ.
+    `guidance` all by several scales, under `settings` of sampling; `untold` all without the class; `pairs` asks how
+    alike images of one seed are to those of the monolith that ratios are to; `copies` how many are nearest to a
+    training image, of all real ones. Of all runs whose partitions differ `forecast` asks Gaussian denoisers instead,
+    one a cluster; `agreement` how far the clusters agree with the classes.
     """
 
     kind: Kind = "run"
@@ -120,7 +132,8 @@ class Plan(Strict):
         """SHA-256 of what an arm's result depends on: its fields, those of whose networks it takes, and the study's."""
         fields = self.model_dump(mode="json", exclude={"name", "question", "seeds", "arms", "against"})
         # Whose clusters or networks it has beside those of `of`.
-        also = {"forecast": self.partitions, "pairs": [self.against.partition("/")[0], "base"], "copies": ["base"]}
+        also = {"pairs": [self.against.partition("/")[0], "base"], "copies": ["base"]}
+        also |= dict.fromkeys(("forecast", "agreement"), self.partitions)
         own = self.arms.get(arm)
         names = dict.fromkeys((arm, own.of, *also.get(own.kind, ()))) if own else ()
         used = [self.arms[each] for each in names]

@@ -54,6 +54,11 @@ class Page:
 
     @property
     def figures(self) -> list[str]:
+        """Those that its blocks draw; others lie in a folder."""
+        return [picture for picture in self.pictures if "/" not in picture]
+
+    @property
+    def pictures(self) -> list[str]:
         return re.findall(r"!\[[^]]+\]\(([^)]+)\)", self.text)
 
     @property
@@ -63,13 +68,12 @@ class Page:
 
     @property
     def unfounded(self) -> list[str]:
-        """Decimals of the prose that the last output shown before them doesn't have; notes aside."""
+        """Decimals and percentages of the prose that the last output shown before them doesn't have; notes aside."""
         missing, shown, end = [], "", 0
         for block in [*self.blocks, None]:
             numbers = {float(number) for number in NUMBER.findall(shown)}
             prose = self.text[end : block.start() if block else None]
-            quoted = [number for number in NUMBER.findall(LEFT_OUT.sub(" ", prose)) if "." in number]
-            missing += [number for number in quoted if float(number) not in numbers]
+            missing += [number for number in quoted(LEFT_OUT.sub(" ", prose)) if float(number) not in numbers]
             if block:
                 shown, end = block["output"] or shown, block.end()
         return missing
@@ -103,6 +107,12 @@ class Page:
             text += f"\n```text\n{output}```\n" if output else ""
             end = block.end()
         return text + self.text[end:]
+
+
+def quoted(prose: str) -> list[str]:
+    """Decimals and percentages, but for those of intervals of 95 %."""
+    percentages = [number for number in re.findall(r"([\d.]+) ?%", prose) if number != "95"]
+    return percentages + [number for number in NUMBER.findall(prose) if "." in number and number not in percentages]
 
 
 def same(shown: str, printed: str) -> bool:
@@ -165,6 +175,11 @@ def test_the_page_draws_the_figures_that_it_shows(page: Page, run: tuple[list[st
         assert min(difference(other, committed) for other in others) > 0.5, name
 
 
+def test_pictures_that_no_block_draws_can_be_opened(page: Page) -> None:
+    for picture in {*page.pictures} - {*page.figures}:
+        assert pixels(DOCS / picture).std() > 10, picture
+
+
 def test_the_prose_quotes_only_what_the_last_output_shows(page: Page) -> None:
     assert not page.unfounded
     quoted, changed = QUOTES[page.name]
@@ -176,6 +191,18 @@ def test_what_no_block_shows_stands_in_notes_that_name_their_source(page: Page) 
     assert page.notes
     for note in page.notes:
         assert "](https://arxiv.org/abs/" in note, note
+
+
+def test_what_others_quote_of_the_study_stands_on_its_page() -> None:
+    printed = {float(number) for output in Page.read("science").shown for number in NUMBER.findall(output)}
+    sentences = re.split(r"(?<=[.:])\s", (ROOT / "README.md").read_text())
+    readme = [number for each in sentences if "](docs/science.md" in each for number in quoted(each)]
+    sections = re.split(r"^## ", (ROOT / "benchmarks/RESULTS.md").read_text(), flags=re.MULTILINE)
+    studies = [each for each in sections if re.match(r"science.py [a-z-]+, cpu", each)]
+    claims = [line.split("|")[2] for each in studies for line in each.splitlines() if line.startswith("| ")]
+    results = [number for value in claims for number in quoted(value)]
+    assert len(readme) >= 4 and len(results) >= 30
+    assert not [number for number in readme + results if float(number) not in printed]
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,8 @@ def test_a_ratio_and_its_interval_are_of_pairs_by_their_logarithms(page: ModuleT
     assert str(ratio).startswith(f"{math.exp(logs.mean()):.2f} (")
     assert measured.ratio("told/told").count == 2, "of the seeds that have both"
     assert str(page.Ratio.of([0.5])) == "0.50 (one seed)"
+    assert str(page.Ratio(1.05, 1.004, 1.1, 3)) == "1.05 (1.004 to 1.10, 3 seeds)"  # 1.00 would tell no side
+    assert str(page.Ratio.of([1.0, 1.0])) == "1.00 (1.00 to 1.00, 2 seeds)"
 
 
 def test_losses_and_flops_are_over_the_first_monoliths_of_the_same_seed(page: ModuleType) -> None:
@@ -106,3 +108,12 @@ def test_how_much_sooner_the_mixture_is_as_good(page: ModuleType, distances: lis
     assert (ahead.ratio and ahead.ratio.mean) == (pytest.approx(sooner) if sooner else None)
     assert (ahead.reached, ahead.count) == (int(sooner is not None), 1)
     assert str(ahead).startswith("not by all: 0 of 1 seeds" if sooner is None else f"{sooner:.2f}")
+
+
+def test_how_much_sooner_a_longer_training_is_as_good_as_a_longer_monolith(page: ModuleType) -> None:
+    arms = {"base": {"monolith": 9.0, "once": 4.0}, "long": {"monolith": 2.0, "once": 1.0}}
+    more = {"base": {"monolith": 9.0, "once": 4.0}}
+    measured = study(page, {0: arms, 1: more}, seeds={"choosing": [], "reported": [0, 1]})
+    ahead = measured.sooner_by({400: "long/once", 100: "base/once"}, "long/monolith")
+    assert ahead.ratio and ahead.ratio.mean == pytest.approx(400 / 250), "half of the way, by the logarithms' line"
+    assert ahead.count == 1, "seeds that have the longer one"

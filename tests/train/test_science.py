@@ -62,6 +62,7 @@ PLAN: dict[str, Any] = {
         "own-pairs": {"kind": "pairs", "of": "wide", "strategies": []},
         "copies": {"kind": "copies", "of": "wide", "strategies": []},
         "forecast": {"kind": "forecast"},
+        "clusters": {"kind": "agreement"},
     },
 }
 
@@ -114,6 +115,7 @@ def test_a_study_measures_what_an_evaluation_does_and_goes_on(
         "own-pairs": [],
         "copies": [],
         "forecast": [],
+        "clusters": [],
     }
     guided = results["guidance"]["candidates"]["once, guidance 2"]
     assert guided["expert_rows"] == 6, "steps of its own, with a class and without"
@@ -129,6 +131,8 @@ def test_a_study_measures_what_an_evaluation_does_and_goes_on(
     assert abs(nearest["in_training"] - nearest["by_chance"]) < 5 * nearest["deviation"] < 0.5, "of few steps"
     forecast = results["forecast"]["forecast"]["base"]
     assert forecast["own cluster"] < forecast["monolith"]
+    agreement = results["clusters"]["agreement"]
+    assert agreement.keys() == {"base", "k4"} and 0 < agreement["base"] < agreement["k4"] < 1, "of ten classes"
     assert distances["faults"].pop(RENORMALISED) == pytest.approx(distances["blind"]["full"], rel=1e-4)
     every = [distance for names in distances.values() for distance in names.values()]
     assert len({*every}) == len(every), "no two are the same networks, asked alike"
