@@ -185,11 +185,11 @@ class Measuring:
 
     def of_told(self, name: str, arm: Arm) -> dict[str, Any]:
         """A monolith whose condition is the cluster."""
-        run, request = self.told(name, arm)
+        run, request = self.told_run(name, arm)
         flops = {str(MONOLITH): TrainedInfo.of(run.require(MONOLITH)).training_flops}
         return {"candidates": {TOLD: self.scored(self.models(run, "monolith"), request, "oracle")}, "flops": flops}
 
-    def told(self, name: str, arm: Arm) -> tuple[Run, SampleRequest]:
+    def told_run(self, name: str, arm: Arm) -> tuple[Run, SampleRequest]:
         """The run of a monolith told the cluster by the run `of`, with the class where models are told that.
 
         With the request for the images asked for, in the words of its condition.

@@ -23,7 +23,7 @@ def look(measuring: Measuring, count: int) -> Image.Image:
     asked = measuring.asked.request(plan, run.config.sample)
     models = {"monolith": (measuring.models(against, "monolith"), asked, "oracle")}
     if TOLD in plan.arms:
-        knowing, request = measuring.told(TOLD, plan.arms[TOLD])
+        knowing, request = measuring.told_run(TOLD, plan.arms[TOLD])
         models["told the cluster"] = (measuring.models(knowing, "monolith"), request, "oracle")
     mixture = measuring.models(run)
     models |= {strategy: (mixture, asked, strategy) for strategy in plan.strategies_of(plan.arms["base"])}

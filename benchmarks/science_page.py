@@ -42,8 +42,8 @@ class Ratio:
         return f"{self.mean:.2f} ({' to '.join(ends)}, {self.count} seeds)"
 
     def _digits(self, end: float) -> int:
-        """Three for an end of an interval that rounds to 1, which tell on which side it is; else two."""
-        return 3 if f"{end:.2f}" == "1.00" and self.low < self.high else 2
+        """Two, and more for an end of an interval that rounds to 1, until they tell on which side it is."""
+        return next((count for count in range(2, 6) if round(end, count) != 1 and self.low < self.high), 2)
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,10 @@ class Study:
         return self._sooner(self.curves(f"base/{strategy}"), self.plan["against"], self.plan["steps"])
 
     def sooner_by(self, candidates: Mapping[int, str], goal: str) -> "Sooner":
-        """The same of candidates by their steps, to the distance of a monolith of as many steps as their most."""
+        """The same of candidates by their steps, to the distance of a monolith of as many steps as their most.
+
+        Of a seed whose candidate of the fewest steps is there already that is a bound.
+        """
         values = {at: self.values(candidate) for at, candidate in sorted(candidates.items())}
         curves = {seed: {at: distances[seed] for at, distances in values.items()} for seed in self.values(goal)}
         return self._sooner(curves, goal, max(candidates))

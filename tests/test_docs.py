@@ -28,6 +28,7 @@ QUOTES = {
 # A code block, and the output shown under it, if any.
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<output>.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"\d+(?:\.\d+)?|\.\d+")
+INTERVAL = re.compile(r"([\d.]+) \(([\d.]+) to ([\d.]+)")
 # Of the prose: notes, formulas, code in a line, links.
 LEFT_OUT = re.compile(r"^>.*$|\$\$[^$]*\$\$|`[^`]*`|\$[^$]*\$|\([^()]*://[^()]*\)", re.MULTILINE)
 
@@ -194,7 +195,8 @@ def test_what_no_block_shows_stands_in_notes_that_name_their_source(page: Page) 
 
 
 def test_what_others_quote_of_the_study_stands_on_its_page() -> None:
-    printed = {float(number) for output in Page.read("science").shown for number in NUMBER.findall(output)}
+    shown = "".join(Page.read("science").shown)
+    printed = {float(number) for number in NUMBER.findall(shown)}
     sentences = re.split(r"(?<=[.:])\s", (ROOT / "README.md").read_text())
     readme = [number for each in sentences if "](docs/science.md" in each for number in quoted(each)]
     sections = re.split(r"^## ", (ROOT / "benchmarks/RESULTS.md").read_text(), flags=re.MULTILINE)
@@ -203,6 +205,10 @@ def test_what_others_quote_of_the_study_stands_on_its_page() -> None:
     results = [number for value in claims for number in quoted(value)]
     assert len(readme) >= 4 and len(results) >= 30
     assert not [number for number in readme + results if float(number) not in printed]
+    # A ratio with its interval is one that is printed, whole.
+    intervals = [tuple(map(float, each)) for value in claims for each in INTERVAL.findall(value)]
+    assert len(intervals) >= 10
+    assert {*intervals} <= {tuple(map(float, each)) for each in INTERVAL.findall(shown)}
 
 
 @pytest.mark.parametrize(

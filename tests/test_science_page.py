@@ -45,6 +45,7 @@ def test_a_ratio_and_its_interval_are_of_pairs_by_their_logarithms(page: ModuleT
     assert measured.ratio("told/told").count == 2, "of the seeds that have both"
     assert str(page.Ratio.of([0.5])) == "0.50 (one seed)"
     assert str(page.Ratio(1.05, 1.004, 1.1, 3)) == "1.05 (1.004 to 1.10, 3 seeds)"  # 1.00 would tell no side
+    assert str(page.Ratio(1.05, 0.99996, 1.1, 3)) == "1.05 (0.99996 to 1.10, 3 seeds)"
     assert str(page.Ratio.of([1.0, 1.0])) == "1.00 (1.00 to 1.00, 2 seeds)"
 
 
