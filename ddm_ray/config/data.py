@@ -12,6 +12,7 @@ CREDITS = {
     "emoji": TWEMOJI,
     "domains": f"{TWEMOJI} Icons: Crystal, LGPL. Sprites and textures: Freedoom, BSD-3. Maps: NASA's Blue Marble,"
     " NOAA's ETOPO1, Natural Earth.",
+    "patches": "Photographs: China by danielbuechele and flower by vultilion, CC BY 2.0, the others of scikit-image.",
 }
 """Credits for the pictures of sources that ask for them, or have several authors, by their names."""
 
@@ -79,7 +80,7 @@ class DataConfig(StrictModel):
         default="digits",
         min_length=1,
         description="a folder, file or URI (s3://, hf://datasets/OWNER/NAME); or digits, shapes:NUMBER, domains,"
-        " domains:MOST_OF_A_KIND, emoji, which need no files",
+        " patches, either with :MOST_OF_A_KIND, emoji, which need no files",
     )
     format: Literal["folder", "webdataset", "parquet", "idx"] | None = Field(
         default=None, description="none: told by the files' names"

@@ -1,7 +1,7 @@
 """Sources: where encoded images come from, and in which units of work. No Ray.
 
-`digits`, `shapes:NUMBER`, `domains`, `emoji`, or files: a folder of images, WebDataset tars, parquet in the Hugging
-Face layout, IDX as MNIST has it; local, on S3-compatible storage or on the Hugging Face hub.
+`digits`, `shapes:NUMBER`, `domains`, `patches`, `emoji`, or files: a folder of images, WebDataset tars, parquet in the
+Hugging Face layout, IDX as MNIST has it; local, on S3-compatible storage or on the Hugging Face hub.
 """
 
 import os
@@ -13,7 +13,7 @@ from ddm_ray.data.sources.chunks import Encoded, EncodedChunk, Listing, Source, 
 from ddm_ray.data.sources.collection import Collection, units_of
 from ddm_ray.data.sources.conditions import Conditions
 from ddm_ray.data.sources.files import Files
-from ddm_ray.data.sources.packaged import DOMAINS, EMOJI, Domains, Emoji
+from ddm_ray.data.sources.packaged import DOMAINS, EMOJI, PATCHES, Emoji, Kinds
 from ddm_ray.errors import DataError
 
 __all__ = [
@@ -30,7 +30,8 @@ __all__ = [
 ]
 
 DIGITS, SHAPES = "digits", "shapes:"
-NAMED, COUNTED = (DIGITS, DOMAINS, EMOJI), (SHAPES, f"{DOMAINS}:")
+SETS = {pictures.name: pictures for pictures in (DOMAINS, PATCHES)}
+NAMED, COUNTED = (DIGITS, EMOJI, *SETS), (SHAPES, *(f"{name}:" for name in SETS))
 """Names of what needs no files of the user's, and the beginnings of those that have a number, too."""
 
 
@@ -57,12 +58,14 @@ def open_source(config: DataConfig, source: str | None = None, chunk_rows: int |
         return Digits(Conditions(config), rows)
     if name == EMOJI:
         return Emoji(Conditions(config), rows)
-    if name == DOMAINS:
-        return Domains(Conditions(config), rows)
+    if name in SETS:
+        return Kinds(Conditions(config), rows, SETS[name], SETS[name].most)
     if name.startswith(COUNTED):
         kind, _, written = name.partition(":")
         count = written.replace("_", "")
         if not count.isdecimal() or int(count) < 1:
             raise DataError(f"data.source {name!r}: {kind}:NUMBER has a number from 1 up")
-        return (Domains if kind == DOMAINS else Shapes)(Conditions(config), rows, int(count))
+        if kind in SETS:
+            return Kinds(Conditions(config), rows, SETS[kind], int(count))
+        return Shapes(Conditions(config), rows, int(count))
     return Collection(Conditions(config), rows, Files(name))

@@ -1,17 +1,16 @@
-"""Pictures from installed packages as sources, without a network: `domains` of seven kinds, and `emoji`."""
+"""Pictures from installed packages as sources, without a network: `domains`, `patches` of photographs, `emoji`."""
 
 import hashlib
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from dataclasses import dataclass
 
 from ddm_ray.data.images import png
 from ddm_ray.data.sources import packaged_kinds
 from ddm_ray.data.sources.chunks import Encoded, EncodedChunk, Listing, Unit, chunked, rows_of_a_part
 from ddm_ray.data.sources.conditions import Conditioned
-from ddm_ray.data.sources.packaged_kinds import KINDS, SIDE, Drawing
+from ddm_ray.data.sources.packaged_kinds import CROP_SIDE, KINDS, PHOTOGRAPHS, SIDE, Drawing
 
-DOMAINS, EMOJI = "domains", "emoji"
-MOST_OF_A_KIND = 2000
+EMOJI = "emoji"
 EMOJI_GROUPS = (
     "Activities",
     "Animals & Nature",
@@ -26,33 +25,57 @@ EMOJI_GROUPS = (
 
 
 @dataclass(frozen=True)
-class Domains(Conditioned):
-    """At most `most` distinct pictures of each of seven kinds, 32x32 RGB as PNG files; label = kind. See Source.
+class PictureSet:
+    """Kinds of pictures by name, whose order is that of the labels, their side in pixels, and what they come with.
+
+    `most`: pictures of a kind at most, unless one asks for another number.
+    """
+
+    name: str
+    kinds: dict[str, Callable[[], Iterator[Drawing]]]
+    packages: Collection[str]
+    side: int
+    most: int
+
+
+DOMAINS = PictureSet("domains", KINDS, packaged_kinds.KINDS_PACKAGES, SIDE, 2000)
+PATCHES = PictureSet("patches", PHOTOGRAPHS, packaged_kinds.PHOTOGRAPHS_PACKAGES, CROP_SIDE, 1000)
+
+
+@dataclass(frozen=True)
+class Kinds(Conditioned):
+    """Distinct pictures of each kind of a set, `most` at most, RGB as PNG files; label = kind. See Source.
 
     Which ones depends on their pixels alone. Those of a scene (frames of a sprite, neighbouring tiles) are held out
     together.
     """
 
-    most: int = MOST_OF_A_KIND
+    pictures: PictureSet
+    most: int
 
     def list(self) -> Listing:
         """A unit a kind. Raises DataError if a package isn't installed."""
-        for package in packaged_kinds.PACKAGES:
+        for package in self.pictures.packages:
             packaged_kinds.folder_of(package)
-        units = tuple(Unit(kind, self.most * SIDE * SIDE * 3) for kind in KINDS)
-        return Listing(units, tuple(KINDS), chunk_rows=rows_of_a_part(self.most * len(KINDS)))
+        kinds = self.pictures.kinds
+        units = tuple(Unit(kind, self.most * self.pictures.side**2 * 3) for kind in kinds)
+        return Listing(units, tuple(kinds), chunk_rows=rows_of_a_part(self.most * len(kinds)))
 
     def read(self, unit: Unit, skip: Container[int] = ()) -> Iterator[EncodedChunk]:
         """See Source."""
-        kind = unit.key
-        rows = (
-            self._row(f"{DOMAINS}/{kind}/{name}", drawing, kind, f"{kind}: {drawing.shows}" if drawing.shows else kind)
-            for name, drawing in _distinct(KINDS[kind](), self.most)
-        )
-        return chunked(_shared(list(rows)), self.chunk_rows, skip)
-
-    def _row(self, row_id: str, drawing: Drawing, kind: str, caption: str) -> Encoded:
-        return _encoded(self, row_id, drawing, kind, caption, f"{kind}/{drawing.scene}")
+        kind, own = unit.key, f"{self.pictures.name}/{unit.key}"
+        rows = [
+            _encoded(
+                self,
+                f"{own}/{name}",
+                drawing,
+                kind,
+                f"{kind}: {drawing.shows}" if drawing.shows else kind,
+                f"{kind}/{drawing.scene}",
+            )
+            for name, drawing in _distinct(self.pictures.kinds[kind](), self.most)
+        ]
+        return chunked(_shared(rows), self.chunk_rows, skip)
 
 
 @dataclass(frozen=True)

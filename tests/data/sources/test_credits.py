@@ -16,8 +16,11 @@ from tests.data.rows import commit_rows
 from tests.random_run import make_run
 
 
-@pytest.mark.parametrize(("source", "credited"), [("emoji", True), ("domains:500", True), ("digits", False)])
-def test_whoever_shows_samples_credits_the_pictures(tmp_path: Path, source: str, credited: bool) -> None:
+@pytest.mark.parametrize(
+    ("source", "credit"),
+    [("emoji", TWEMOJI), ("domains:500", TWEMOJI), ("patches:50", CREDITS["patches"]), ("digits", None)],
+)
+def test_whoever_shows_samples_credits_the_pictures(tmp_path: Path, source: str, credit: str | None) -> None:
     settings = (f"data.source={source}", "evaluate={num_samples: 8, strategies: [once]}", "sample.steps=2")
     run = make_run(str(tmp_path / "run"), num_rows=60, settings=settings)
     evaluate(run, "one")
@@ -26,7 +29,7 @@ def test_whoever_shows_samples_credits_the_pictures(tmp_path: Path, source: str,
         "evaluation": " ".join(sentences(read_metrics(run, "one"))),
         "server": str(model_entry("emoji", run.config, 2, run.config.sample)["credit"]),
     }
-    assert {name for name, text in shown.items() if TWEMOJI in text} == (set(shown) if credited else set())
+    assert {name for name, text in shown.items() if (credit or "CC BY") in text} == (set(shown) if credit else set())
 
 
 def test_the_report_of_a_partition_credits_the_pictures(tmp_path: Path) -> None:

@@ -13,11 +13,14 @@ from ddm_ray.config import DataConfig, TextConfig
 from ddm_ray.data.prepare.decoding import decode_rows
 from ddm_ray.data.sources import Encoded, absolute_name, open_source
 from ddm_ray.data.sources.packaged import EMOJI_GROUPS
-from ddm_ray.data.sources.packaged_kinds import KINDS, emoji
+from ddm_ray.data.sources.packaged_kinds import KINDS, PHOTOGRAPHS, emoji
 from ddm_ray.errors import DataError
 
 COUNTS = {"emoji": 1865, "icons": 896, "sprites": 1295, "textures": 1865, "satellite": 2000}
+CROPS = {"china": 1000, "astronaut": 978, "chelsea": 504, "coffee": 925, "coins": 432}
+"""All crops of a photograph that are different, up to 1,000."""
 CONFIG = DataConfig(image_size=32, channels=3, class_names=tuple(KINDS))
+PATCHES = DataConfig(image_size=8, channels=3, class_names=tuple(PHOTOGRAPHS))
 CAPTIONED = DataConfig(image_size=32, channels=3, text=TextConfig(encoder="clip", tokens=4, dim=8))
 
 
@@ -40,6 +43,27 @@ def test_a_kind_has_its_distinct_pictures(kind: str) -> None:
     assert (image.format, image.mode, image.size) == ("PNG", "RGB", (32, 32))
 
 
+@pytest.mark.parametrize("photograph", CROPS)
+def test_a_photograph_has_its_distinct_crops(photograph: str) -> None:
+    rows = rows_of(photograph, PATCHES, "patches")
+    assert len({row.image for row in rows}) == len(rows) == CROPS[photograph]
+    assert {row.condition for row in rows} == {[*PHOTOGRAPHS].index(photograph)}
+    assert {Image.open(io.BytesIO(row.image or b"")).size for row in rows} == {(8, 8)}
+    assert rows_of(photograph, PATCHES, "patches:40") == rows[:40]
+
+
+def test_a_crop_is_a_photograph_at_half_its_size() -> None:
+    """Every crop lies on a grid of 8x8 in scikit-learn's own array, each pixel the mean of four but for rounding."""
+    import sklearn.datasets
+
+    own_HWC = sklearn.datasets.load_sample_image("china.jpg")[:416].astype(float)
+    halved_HWC = own_HWC.reshape(208, 2, 320, 2, 3).mean((1, 3))
+    tiles_NHWC = halved_HWC.reshape(26, 8, 40, 8, 3).swapaxes(1, 2).reshape(-1, 8, 8, 3)
+    for row in rows_of("china", PATCHES, "patches"):
+        crop_HWC = np.asarray(Image.open(io.BytesIO(row.image or b"")), float)
+        assert abs(tiles_NHWC - crop_HWC).max((1, 2, 3)).min() <= 1
+
+
 def test_as_many_of_a_kind_as_one_asks_for() -> None:
     every, few = rows_of("icons"), rows_of("icons", source="domains:40")
     assert few == every[:40]
@@ -48,14 +72,15 @@ def test_as_many_of_a_kind_as_one_asks_for() -> None:
     assert absolute_name("domains:40") == "domains:40"
 
 
-def test_a_scene_is_held_out_as_one() -> None:
+@pytest.mark.parametrize(("kind", "config", "source"), [("sprites", CONFIG, "domains"), ("retina", PATCHES, "patches")])
+def test_a_scene_is_held_out_as_one(kind: str, config: DataConfig, source: str) -> None:
     """Rows of different scenes aren't."""
-    rows = rows_of("sprites")
+    rows = rows_of(kind, config, source)
     sides = defaultdict(set)
-    for row, fraction in zip(rows, decode_rows(rows, CONFIG).holdout_fractions(), strict=True):
-        sides[row.scene].add(bool(fraction < CONFIG.heldout))
+    for row, fraction in zip(rows, decode_rows(rows, config).holdout_fractions(), strict=True):
+        sides[row.scene].add(bool(fraction < config.heldout))
     assert len(sides) > 100 and all(len(side) == 1 for side in sides.values())
-    assert {len(side) for side in sides.values()} and {True, False} == set.union(*sides.values())
+    assert {True, False} == set.union(*sides.values())
 
 
 def test_tones_of_skin_share_their_emojis_scene() -> None:
@@ -77,10 +102,15 @@ def test_a_caption_says_the_kind_and_what_is_shown() -> None:
     assert {row.condition for row in rows_of("sprites", CAPTIONED)} == {"sprites"}
 
 
-def test_a_missing_package_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "vizdoom", None)
-    with pytest.raises(DataError, match=r"package vizdoom, which isn't installed: pip install 'ddm-ray\[samples\]'"):
-        open_source(CONFIG, "domains").list()
+@pytest.mark.parametrize(
+    ("module", "package", "source"), [("vizdoom", "vizdoom", "domains"), ("skimage", "scikit-image", "patches")]
+)
+def test_a_missing_package_is_named_with_what_installs_it(
+    monkeypatch: pytest.MonkeyPatch, module: str, package: str, source: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(DataError, match=rf"{package}, which isn't installed: pip install 'ddm-ray\[samples\]'"):
+        open_source(CONFIG, source).list()
 
 
 def test_a_tile_of_open_sea_is_left_out() -> None:
