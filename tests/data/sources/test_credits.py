@@ -7,6 +7,8 @@ import pytest
 from ddm_ray.config import load_recipe
 from ddm_ray.config.data import CREDITS, TWEMOJI
 from ddm_ray.data.partition.stage import partition
+from ddm_ray.data.sources import SETS
+from ddm_ray.data.sources.packaged import EMOJI
 from ddm_ray.evaluate.report import sentences
 from ddm_ray.evaluate.run import evaluate, read_metrics
 from ddm_ray.sampling.card import model_card
@@ -18,7 +20,12 @@ from tests.random_run import make_run
 
 @pytest.mark.parametrize(
     ("source", "credit"),
-    [("emoji", TWEMOJI), ("domains:500", TWEMOJI), ("patches:50", CREDITS["patches"]), ("digits", None)],
+    [
+        ("emoji", TWEMOJI),
+        ("domains:500", TWEMOJI),
+        ("patches:50", "China by danielbuechele and flower by vultilion, CC BY 2.0"),
+        ("digits", None),
+    ],
 )
 def test_whoever_shows_samples_credits_the_pictures(tmp_path: Path, source: str, credit: str | None) -> None:
     settings = (f"data.source={source}", "evaluate={num_samples: 8, strategies: [once]}", "sample.steps=2")
@@ -39,6 +46,6 @@ def test_the_report_of_a_partition_credits_the_pictures(tmp_path: Path) -> None:
 
 
 def test_every_packaged_source_has_a_credit() -> None:
-    for name, credit in CREDITS.items():
-        assert load_recipe("tiny", (f"data.source={name}",)).data.credit == credit
+    for name in (EMOJI, *SETS):
+        assert load_recipe("tiny", (f"data.source={name}",)).data.credit == CREDITS[name]
     assert load_recipe("tiny", ("data.source=/photos/emoji",)).data.credit is None

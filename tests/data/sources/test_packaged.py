@@ -13,12 +13,13 @@ from ddm_ray.config import DataConfig, TextConfig
 from ddm_ray.data.prepare.decoding import decode_rows
 from ddm_ray.data.sources import Encoded, absolute_name, open_source
 from ddm_ray.data.sources.packaged import EMOJI_GROUPS
-from ddm_ray.data.sources.packaged_kinds import KINDS, PHOTOGRAPHS, emoji
+from ddm_ray.data.sources.packaged_kinds import KINDS, PHOTOGRAPHS, crops_of_a_photograph, emoji
 from ddm_ray.errors import DataError
+from tests.conftest import ROOT
 
 COUNTS = {"emoji": 1865, "icons": 896, "sprites": 1295, "textures": 1865, "satellite": 2000}
 CROPS = {"china": 1000, "astronaut": 978, "chelsea": 504, "coffee": 925, "coins": 432}
-"""All crops of a photograph that are different, up to 1,000."""
+"""Distinct crops of a photograph, at most 1,000."""
 CONFIG = DataConfig(image_size=32, channels=3, class_names=tuple(KINDS))
 PATCHES = DataConfig(image_size=8, channels=3, class_names=tuple(PHOTOGRAPHS))
 CAPTIONED = DataConfig(image_size=32, channels=3, text=TextConfig(encoder="clip", tokens=4, dim=8))
@@ -50,6 +51,23 @@ def test_a_photograph_has_its_distinct_crops(photograph: str) -> None:
     assert {row.condition for row in rows} == {[*PHOTOGRAPHS].index(photograph)}
     assert {Image.open(io.BytesIO(row.image or b"")).size for row in rows} == {(8, 8)}
     assert rows_of(photograph, PATCHES, "patches:40") == rows[:40]
+
+
+def test_there_are_as_many_crops_as_readme_says() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for source, total in (("patches", 14839), ("patches:7000", 23444)):
+        assert sum(len(rows_of(photograph, PATCHES, source)) for photograph in PHOTOGRAPHS) == total
+        assert f"{total:,}" in readme
+
+
+def test_neighbouring_crops_share_a_scene() -> None:
+    """China has 40 crops a row, 26 rows: blocks of 4x4, of which the lowest have two rows."""
+    scenes = np.array([crop.scene for crop in crops_of_a_photograph("sklearn", "datasets/images/china.jpg")])
+    blocks = scenes.reshape(26, 40)
+    assert len({*scenes}) == 7 * 10
+    for row in range(0, 26, 4):
+        for column in range(0, 40, 4):
+            assert {*blocks[row : row + 4, column : column + 4].flat} == {blocks[row, column]}
 
 
 def test_a_crop_is_a_photograph_at_half_its_size() -> None:
