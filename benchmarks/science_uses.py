@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
+from science_classifier import SEEDS, ClassifierRuler, scores
 from science_faults import FAULTS, faulty
 from science_plan import Arm
 from torch import Tensor, nn
@@ -137,6 +138,17 @@ def copies(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
     return {"nearest": nearest}
 
 
+def classifier(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
+    """Scores in the features of small classifiers, of real rows held out and of all images of each model."""
+    rows, request = measuring.ruler.rows, measuring.asked.request(measuring.plan, run.config.sample)
+    rulers = [ClassifierRuler.of(rows.train, seed) for seed in SEEDS]
+    classified = {"held out": scores(rulers, rows.heldout.data_NCHW)}
+    for name, models, strategy in used(measuring, run, arm):
+        images_MCHW, _ = measuring.sampled(models, request, strategy)
+        classified[name] = scores(rulers, images_MCHW)
+    return {"classified": classified}
+
+
 USES: Mapping[str, Callable[["Measuring", Run, Arm], dict[str, Any]]] = {
     "average": average,
     "prior": prior,
@@ -146,6 +158,7 @@ USES: Mapping[str, Callable[["Measuring", Run, Arm], dict[str, Any]]] = {
     "untold": untold,
     "pairs": pairs,
     "copies": copies,
+    "classifier": classifier,
 }
 
 

@@ -61,6 +61,7 @@ PLAN: dict[str, Any] = {
         "pairs": {"kind": "pairs", "strategies": ["full"]},
         "own-pairs": {"kind": "pairs", "of": "wide", "strategies": []},
         "copies": {"kind": "copies", "of": "wide", "strategies": []},
+        "classified": {"kind": "classifier", "strategies": ["once"]},
         "forecast": {"kind": "forecast"},
         "clusters": {"kind": "agreement"},
     },
@@ -114,6 +115,7 @@ def test_a_study_measures_what_an_evaluation_does_and_goes_on(
         "pairs": [],
         "own-pairs": [],
         "copies": [],
+        "classified": [],
         "forecast": [],
         "clusters": [],
     }
@@ -129,6 +131,10 @@ def test_a_study_measures_what_an_evaluation_does_and_goes_on(
     nearest = results["copies"]["nearest"]["monolith"]
     assert nearest["by_chance"] == pytest.approx(0.9, abs=0.01)
     assert abs(nearest["in_training"] - nearest["by_chance"]) < 5 * nearest["deviation"] < 0.5, "of few steps"
+    classified = results["classified"]["classified"]
+    assert [*classified] == ["held out", "monolith", "once"]
+    heldout, sampled = (classified[name]["frechet"] for name in ("held out", "monolith"))
+    assert len(heldout) == 3 and max(heldout) < min(sampled), "of few steps"
     forecast = results["forecast"]["forecast"]["base"]
     assert forecast["own cluster"] < forecast["monolith"]
     agreement = results["clusters"]["agreement"]
