@@ -47,7 +47,7 @@ class Arm(Strict):
     router at t=1 or each row's own cluster; `steps` all on their way; `faults` mixtures whose weights have a fault;
     `guidance` all by several scales, under `settings` of sampling; `untold` all without the class; `pairs` asks how
     alike images of one seed are to those of the monolith that ratios are to; `copies` how many are nearest to a
-    training image, of all real ones; `classifier` measures all in the features of small classifiers. Of all runs whose
+    training image, of all real ones; `classifier` measures all by small classifiers. Of all runs whose
     partitions differ `forecast` asks Gaussian denoisers instead, one a cluster; `agreement` how far the clusters agree
     with the classes.
     """

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
-from science_classifier import SEEDS, ClassifierRuler, scores
 from science_faults import FAULTS, faulty
 from science_plan import Arm
 from torch import Tensor, nn
 
 from ddm_ray.config import load_recipe
 from ddm_ray.evaluate.distances import BLOCK, between
-from ddm_ray.evaluate.features import see
+from ddm_ray.evaluate.features import see, train_features
 from ddm_ray.evaluate.real_rows import RealRows
+from ddm_ray.evaluate.reference import RealFeatures
 from ddm_ray.evaluate.samples import BATCH, one_thread
+from ddm_ray.evaluate.scores import Reference
 from ddm_ray.sampling.run_models import Models, monolith_info
 from ddm_ray.storage.graph import Artifact, trained_of
 from ddm_ray.storage.published import Weights, published
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from science_arms import Measuring
 
 GUIDANCE_SCALES = (1.5, 2.0, 3.0, 5.0)
+CLASSIFIER_SEEDS = (0, 1, 2)
 
 
 def average(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
@@ -139,14 +141,21 @@ def copies(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
 
 
 def classifier(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
-    """Scores in the features of small classifiers, of real rows held out and of all images of each model."""
-    rows, request = measuring.ruler.rows, measuring.asked.request(measuring.plan, run.config.sample)
-    rulers = [ClassifierRuler.of(rows.train, seed) for seed in SEEDS]
-    classified = {"held out": scores(rulers, rows.heldout.data_NCHW)}
+    """Scores in the features of the evaluation's small classifier, by several seeds: of all, and of rows held out."""
+    ruler, request = measuring.ruler, measuring.asked.request(measuring.plan, run.config.sample)
+    rows, own = ruler.rows.train, ruler.reference
+    sampled = {"held out": (ruler.rows.heldout.data_NCHW, ruler.rows.heldout.label_N)}
     for name, models, strategy in used(measuring, run, arm):
-        images_MCHW, _ = measuring.sampled(models, request, strategy)
-        classified[name] = scores(rulers, images_MCHW)
-    return {"classified": classified}
+        sampled[name] = measuring.sampled(models, request, strategy)[0], measuring.asked.label_M
+    scores = dict[str, Any]()
+    with one_thread():
+        for seed in CLASSIFIER_SEEDS:
+            net = train_features(rows.data_NCHW, rows.label_N, int(rows.label_N.max()) + 1, seed)
+            real = RealFeatures.of(net, rows)
+            reference = Reference.of(net, real, rows, own.prior_CK, seed, own.labelled, own.whole_set)
+            for name, (images_MCHW, label_M) in sampled.items():
+                scores[f"{name}, classifier {seed}"] = asdict(reference.score(images_MCHW.split(BATCH), label_M))
+    return {"candidates": scores}
 
 
 USES: Mapping[str, Callable[["Measuring", Run, Arm], dict[str, Any]]] = {
