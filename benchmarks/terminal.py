@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ddm_ray.islands.processes import environment, processes
 from tests.processes import command, family
 
 MARK = "DDM_FIRST_WEEK"
@@ -113,12 +114,8 @@ class Terminal:
 
     def left(self) -> list[int]:
         """Processes that commands of this terminal have started and that live."""
-        alive, mark = [], f"{MARK}={self.mark}".encode()
-        for folder in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                if mark in (folder / "environ").read_bytes().split(b"\0"):
-                    alive.append(int(folder.name))
-        return alive
+        mark = f"{MARK}={self.mark}".encode()
+        return [pid for pid in processes() if mark in environment(pid)]
 
     def left_after(self, seconds: float) -> list[int]:
         """Such processes once they have had so many seconds to end."""

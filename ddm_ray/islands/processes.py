@@ -50,19 +50,45 @@ def boot() -> str:
 
 def read_process(pid: int) -> Process | None:
     """The process of this number; None if there is none, or it has ended."""
-    folder = _PROC / str(pid)
-    try:
-        # Its name, in parentheses, may hold anything.
-        fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
+    fields = _stat(pid)
     if fields[0] in _ENDED:
         return None
-    mark = ""
-    with suppress(OSError):  # somebody else's
-        names = (name.partition(b"=") for name in (folder / "environ").read_bytes().split(b"\0"))
-        mark = next((value.decode(errors="replace") for name, _, value in names if name == MARKER.encode()), "")
+    names = (name.partition(b"=") for name in environment(pid))
+    mark = next((value.decode(errors="replace") for name, _, value in names if name == MARKER.encode()), "")
     return Process(pid, start=int(fields[19]), parent=int(fields[1]), session=int(fields[3]), mark=mark)
+
+
+def environment(pid: int, most: float = 1.0) -> list[bytes]:
+    """The environment that a process began with, NAME=value each; empty if it has ended or is somebody else's.
+
+    A process that just becomes another program has none until that has been loaded; it is given `most` seconds.
+    """
+    deadline, known = time.monotonic() + most, 0
+    with suppress(OSError):
+        while not (block := (_PROC / str(pid) / "environ").read_bytes()):
+            address = _end_of_environment(pid)
+            # Twice the same place: nothing was loaded between two looks that both found nothing.
+            if address is None or 0 < address == known or time.monotonic() > deadline:
+                break
+            known = address
+            time.sleep(0.001)
+        return [entry for entry in block.split(b"\0") if entry]
+    return []
+
+
+def _end_of_environment(pid: int) -> int | None:
+    """Address where the environment ends: 0 while it is being loaded, None without memory, as the kernel's own are."""
+    fields = _stat(pid)
+    return int(fields[48]) if fields[0] not in _ENDED and int(fields[20]) else None
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat from the state on; of a process that is gone, a state that says so."""
+    try:
+        # Its name, in parentheses, may hold anything.
+        return (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return [_ENDED[0]]
 
 
 def processes() -> dict[int, Process]:

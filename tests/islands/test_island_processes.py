@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ddm_ray.islands.processes import MARKER, Leader, Process, end, lives, members, read_process
+from ddm_ray.islands.processes import MARKER, Leader, Process, end, environment, lives, members, processes, read_process
 from tests.conftest import wait_for
-from tests.processes import began
+from tests.processes import began, crowd
 
 MARK = "f" * 32
 LEADER = Leader(MARK, pid=100, start=5000)
@@ -116,3 +116,29 @@ def test_a_process_as_the_system_has_it() -> None:
         assert read_process(os.getpid()) == own
     finally:
         Path("/proc/self/comm").write_text(odd.strip())
+
+
+def test_a_process_that_is_still_being_loaded_has_its_mark() -> None:
+    """Popen returns before the system has set the environment: on a busy machine half of them have none yet."""
+    with crowd(2 * (os.cpu_count() or 1)):
+        for _ in range(40):
+            with subprocess.Popen(["cat"], stdin=subprocess.PIPE, env={**os.environ, MARKER: MARK}) as young:
+                process = read_process(young.pid)
+                young.communicate()
+            assert process is not None and process.mark == MARK
+
+
+def test_who_has_no_environment_is_not_waited_for() -> None:
+    """Processes of the kernel, one that began with none, one that has ended, and none."""
+    with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={}) as bare:
+        assert bare.stdin and bare.stdout
+        bare.stdin.write(b"\n")
+        bare.stdin.flush()
+        bare.stdout.readline()
+        assert environment(bare.pid, most=3600) == []
+        bare.stdin.close()
+        os.waitid(os.P_PID, bare.pid, os.WEXITED | os.WNOWAIT)
+        assert environment(bare.pid, most=3600) == [] and read_process(bare.pid) is None
+    assert environment(bare.pid, most=3600) == []
+    kernels = [process.pid for process in processes().values() if process.parent == 2 and process.session == 0]
+    assert not any(environment(pid, most=3600) for pid in kernels)
