@@ -15,6 +15,9 @@ MARKER = "DDM_ISLAND"
 _PROC = Path("/proc")
 # What has ended, and waits for a parent that may never ask.
 _ENDED = "ZX"
+# Fields as `_stat` counts them. The kernel's own processes have no memory; its code's end is the last that is set of a
+# program that is loaded, after its environment and that one's end.
+_PARENT, _SESSION, _START, _MEMORY, _CODE_END, _ENVIRONMENT_END = 1, 3, 19, 20, 24, 48
 
 
 @dataclass(frozen=True)
@@ -55,31 +58,27 @@ def read_process(pid: int) -> Process | None:
         return None
     names = (name.partition(b"=") for name in environment(pid))
     mark = next((value.decode(errors="replace") for name, _, value in names if name == MARKER.encode()), "")
-    return Process(pid, start=int(fields[19]), parent=int(fields[1]), session=int(fields[3]), mark=mark)
+    return Process(pid, int(fields[_START]), int(fields[_PARENT]), int(fields[_SESSION]), mark)
 
 
 def environment(pid: int, most: float = 1.0) -> list[bytes]:
     """The environment that a process began with, NAME=value each; empty if it has ended or is somebody else's.
 
-    A process that just becomes another program has none until that has been loaded; it is given `most` seconds.
+    A process that becomes another program has none until that is loaded. That is waited for, up to `most` seconds.
     """
-    deadline, known = time.monotonic() + most, 0
+    deadline, program = time.monotonic() + most, "0"
     with suppress(OSError):
-        while not (block := (_PROC / str(pid) / "environ").read_bytes()):
-            address = _end_of_environment(pid)
-            # Twice the same place: nothing was loaded between two looks that both found nothing.
-            if address is None or 0 < address == known or time.monotonic() > deadline:
+        while not (block := (_PROC / str(pid) / "environ").read_bytes()) and time.monotonic() < deadline:
+            fields = _stat(pid)
+            if fields[0] in _ENDED or fields[_MEMORY] == "0":
                 break
-            known = address
+            # A program is told from one before it by where its environment ends, once it is loaded.
+            before, program = program, fields[_ENVIRONMENT_END] if fields[_CODE_END] != "0" else "0"
+            if program == before != "0":
+                break  # the same before that look and after it: it began with none
             time.sleep(0.001)
         return [entry for entry in block.split(b"\0") if entry]
     return []
-
-
-def _end_of_environment(pid: int) -> int | None:
-    """Address where the environment ends: 0 while it is being loaded, None without memory, as the kernel's own are."""
-    fields = _stat(pid)
-    return int(fields[48]) if fields[0] not in _ENDED and int(fields[20]) else None
 
 
 def _stat(pid: int) -> list[str]:

@@ -4,12 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from ddm_ray.islands.processes import MARKER, Leader, Process, end, environment, lives, members, processes, read_process
+from ddm_ray.islands.processes import MARKER, Leader, Process, end, environment, lives, members, read_process
 from tests.conftest import wait_for
 from tests.processes import began, crowd
 
@@ -119,7 +121,7 @@ def test_a_process_as_the_system_has_it() -> None:
 
 
 def test_a_process_that_is_still_being_loaded_has_its_mark() -> None:
-    """Popen returns before the system has set the environment: on a busy machine half of them have none yet."""
+    """Popen returns before the system has set the environment: on a busy machine many have none yet."""
     with crowd(2 * (os.cpu_count() or 1)):
         for _ in range(40):
             with subprocess.Popen(["cat"], stdin=subprocess.PIPE, env={**os.environ, MARKER: MARK}) as young:
@@ -128,17 +130,62 @@ def test_a_process_that_is_still_being_loaded_has_its_mark() -> None:
             assert process is not None and process.mark == MARK
 
 
-def test_who_has_no_environment_is_not_waited_for() -> None:
-    """Processes of the kernel, one that began with none, one that has ended, and none."""
+def test_a_process_that_began_without_an_environment_has_none() -> None:
     with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={}) as bare:
         assert bare.stdin and bare.stdout
         bare.stdin.write(b"\n")
         bare.stdin.flush()
         bare.stdout.readline()
-        assert environment(bare.pid, most=3600) == []
+        began_with = environment(bare.pid, most=60)
         bare.stdin.close()
-        os.waitid(os.P_PID, bare.pid, os.WEXITED | os.WNOWAIT)
-        assert environment(bare.pid, most=3600) == [] and read_process(bare.pid) is None
-    assert environment(bare.pid, most=3600) == []
-    kernels = [process.pid for process in processes().values() if process.parent == 2 and process.session == 0]
-    assert not any(environment(pid, most=3600) for pid in kernels)
+        assert began_with == []
+    assert environment(bare.pid, most=60) == []
+
+
+def stat(state: str = "R", memory: int = 4096, code_end: int = 0, environment_end: int = 0) -> str:
+    """Fields of /proc/PID/stat as proc(5) numbers them, from 1."""
+    known = {1: "7", 2: "(a program)", 3: state, 23: str(memory), 27: str(code_end), 51: str(environment_end)}
+    return " ".join(known.get(number, str(1000 + number)) for number in range(1, 53))
+
+
+LOADED, LATER = stat(code_end=5, environment_end=90), stat(code_end=5, environment_end=80)
+
+
+@pytest.mark.parametrize(
+    ("looks", "entries"),
+    [
+        pytest.param([(stat(), ""), (stat(environment_end=9), "")] + [(stat(environment_end=9), "")] * 3, 1, id="slow"),
+        pytest.param([(LOADED, "")], 1, id="loaded between the two files' reading"),
+        pytest.param([(LOADED, ""), (stat(), ""), (LATER, "")], 1, id="again another program"),
+        pytest.param([(LOADED, ""), (LATER, "")], 1, id="another program, unseen"),
+        pytest.param([(LOADED, ""), (LOADED, "")], 0, id="none"),
+        pytest.param([(stat(), ""), (LOADED, ""), (LOADED, "")], 0, id="none, slow"),
+        pytest.param([(stat(memory=0), "")], 0, id="the kernel's"),
+        pytest.param([(stat(state="Z", memory=0), "")], 0, id="ended"),
+        pytest.param([(stat(), ""), (stat(state="X"), "")], 0, id="ended meanwhile"),
+    ],
+)
+def test_looks_at_a_process_until_what_it_began_with_is_known(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, looks: list[tuple[str, str]], entries: int
+) -> None:
+    """Each look finds the next of these, and had it been known before the last, no look would have followed."""
+    folder, left = tmp_path / "7", [*looks, (LOADED, "A=1\0")]
+    folder.mkdir()
+
+    def go_on(seconds: float) -> None:
+        (folder / "stat").write_text(left[0][0])
+        (folder / "environ").write_text(left.pop(0)[1])
+
+    go_on(0)
+    monkeypatch.setattr("ddm_ray.islands.processes._PROC", tmp_path)
+    monkeypatch.setattr("ddm_ray.islands.processes.time", SimpleNamespace(monotonic=time.monotonic, sleep=go_on))
+    assert environment(7, most=60) == [b"A=1"] * entries
+    assert len(left) == 1 - entries
+
+
+def test_a_process_that_is_never_loaded_is_waited_for_so_long(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/stat").write_text(stat())
+    (tmp_path / "7/environ").touch()
+    monkeypatch.setattr("ddm_ray.islands.processes._PROC", tmp_path)
+    assert environment(7, most=0.05) == []
