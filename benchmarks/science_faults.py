@@ -40,12 +40,30 @@ def _drawn_evenly(probs_BK: Tensor, random: torch.Generator) -> Tensor:
     return keep_top(torch.rand(probs_BK.shape, generator=random, dtype=probs_BK.dtype), 1)
 
 
+def _nucleus_drawn_from(probs_BK: Tensor, random: torch.Generator) -> Tensor:
+    """One expert drawn from the nucleus, as a word is, by the weight that the posterior has for it."""
+    nucleus_BK = parse_strategy("nucleus-0.9", probs_BK.shape[1]).route(probs_BK, torch.zeros_like(probs_BK), None)
+    return probs_BK * draw(nucleus_BK, torch.rand(len(probs_BK), generator=random, dtype=torch.float64))
+
+
+def _nucleus_short_of_bound(probs_BK: Tensor, random: torch.Generator) -> Tensor:
+    """The likeliest experts that together have at most 0.9: none, where one alone has more."""
+    sorted_BK, order_BK = probs_BK.sort(dim=1, descending=True)
+    weights_BK = probs_BK * torch.zeros_like(probs_BK).scatter(
+        1, order_BK, (sorted_BK.cumsum(dim=1) <= 0.9).to(probs_BK)
+    )
+    total_B1 = weights_BK.sum(dim=1, keepdim=True)
+    return torch.where(total_B1 > 0, weights_BK / total_B1, 0)
+
+
 FAULTS: dict[str, Weigh] = {
     "sample-1, not renormalised": _not_renormalised("sample-1"),
     "sample-1, one draw for all": _drawn_for_all,
     "sample-1, router not asked": _drawn_evenly,
     "top-2, not renormalised": _not_renormalised("top-2"),
     "nucleus-0.9, not renormalised": _not_renormalised("nucleus-0.9"),
+    "nucleus-0.9, one drawn": _nucleus_drawn_from,
+    "nucleus-0.9, bound left out": _nucleus_short_of_bound,
 }
 
 
@@ -63,6 +81,8 @@ class Faulty:
         logits_BK = self.mixture.router(x_BCHW, t_B, condition).to("cpu", torch.float32)
         weights_BK = self.weigh(posterior(logits_BK), self.random)
         groups, velocities = group_rows((weights_BK > 0).numpy()), []
+        if not groups:
+            return torch.zeros_like(x_BCHW)
         for group in groups:
             rows_R = torch.arange(len(x_BCHW)) if group.rows_R is None else group.rows_R
             field = self.mixture.experts[group.expert]

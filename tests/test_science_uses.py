@@ -52,6 +52,21 @@ def test_the_nearest_row_is_of_training_by_chance_or_by_copying(uses: ModuleType
     assert uses.Nearest.of(heldout_HD, train_ND, heldout_HD).in_training == 0
 
 
+def test_a_nucleus_short_of_its_bound_keeps_none_where_one_has_all_and_one_drawn_from_it_keeps_its_weight(
+    benchmark: Callable[[str], ModuleType],
+) -> None:
+    faults, random = benchmark("science_faults").FAULTS, torch.Generator().manual_seed(0)
+    probs_BK = torch.tensor([[0.95, 0.03, 0.02], [0.2, 0.5, 0.3], [0.05, 0.1, 0.85]])
+    short_BK = faults["nucleus-0.9, bound left out"](probs_BK, random)
+    torch.testing.assert_close(short_BK, torch.tensor([[0.0, 0, 0], [0, 0.625, 0.375], [0, 0, 1]]))
+    drawn_BK = faults["nucleus-0.9, one drawn"](probs_BK.repeat(4000, 1), random).view(4000, 3, 3)
+    assert torch.equal(drawn_BK.amax(0), torch.tensor([[0.95, 0, 0], [0.2, 0.5, 0.3], [0, 0.1, 0.85]]))
+    assert ((drawn_BK > 0).sum(2) == 1).all()
+    shares_BK = (drawn_BK > 0).double().mean(0)
+    expected_BK = torch.tensor([[1.0, 0, 0], [0.2, 0.5, 0.3], [0, 0.1 / 0.95, 0.85 / 0.95]], dtype=torch.float64)
+    torch.testing.assert_close(shares_BK, expected_BK, atol=0.04, rtol=0)
+
+
 def test_a_forecast_is_measured_again_if_a_partition_changes_and_pairs_if_their_monolith_does(
     benchmark: Callable[[str], ModuleType],
 ) -> None:
