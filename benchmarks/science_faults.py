@@ -47,7 +47,7 @@ def _nucleus_drawn_from(probs_BK: Tensor, random: torch.Generator) -> Tensor:
 
 
 def _nucleus_short_of_bound(probs_BK: Tensor, random: torch.Generator) -> Tensor:
-    """The likeliest experts that together have at most 0.9: none, where one alone has more."""
+    """The likeliest experts that together have at most 0.9, renormalised: none, where one alone has more."""
     sorted_BK, order_BK = probs_BK.sort(dim=1, descending=True)
     weights_BK = probs_BK * torch.zeros_like(probs_BK).scatter(
         1, order_BK, (sorted_BK.cumsum(dim=1) <= 0.9).to(probs_BK)

@@ -60,12 +60,15 @@ def prior(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
 
 
 def faults(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
-    """Mixtures whose weights have a fault."""
+    """Mixtures whose weights have a fault, and by the sound strategies of these."""
     mixture = measuring.models(run)
-    each = FAULTS if arm.strategies is None else arm.strategies
+    sound = dict.fromkeys(fault.split(",")[0] for fault in FAULTS)
     return {
         "candidates": {
-            fault: measuring.score(faulty(run, mixture, fault, measuring.seed), "oracle", run) for fault in each
+            name: measuring.score(faulty(run, mixture, name, measuring.seed), "oracle", run)
+            if name in FAULTS
+            else measuring.score(mixture, name, run)
+            for name in ((*FAULTS, *sound) if arm.strategies is None else arm.strategies)
         }
     }
 

@@ -1,7 +1,7 @@
 """What a study asks of networks that it has: which images are pairs, and how alike they are."""
 
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -65,6 +65,22 @@ def test_a_nucleus_short_of_its_bound_keeps_none_where_one_has_all_and_one_drawn
     shares_BK = (drawn_BK > 0).double().mean(0)
     expected_BK = torch.tensor([[1.0, 0, 0], [0.2, 0.5, 0.3], [0, 0.1 / 0.95, 0.85 / 0.95]], dtype=torch.float64)
     torch.testing.assert_close(shares_BK, expected_BK, atol=0.04, rtol=0)
+
+
+def test_where_a_fault_leaves_no_expert_there_is_no_velocity(benchmark: Callable[[str], ModuleType]) -> None:
+    class Router(torch.nn.Module):
+        def forward(self, x_BCHW: torch.Tensor, t_B: torch.Tensor, condition: torch.Tensor) -> torch.Tensor:
+            return torch.stack([t_B, 1 - t_B], dim=1).log()
+
+    def velocity_of(expert: float) -> Callable[..., torch.Tensor]:
+        return lambda x_BCHW, t_B, condition: torch.full_like(x_BCHW, expert)
+
+    faults = benchmark("science_faults")
+    mixture = SimpleNamespace(router=Router(), experts=[velocity_of(3), velocity_of(5)])
+    field = faults.Faulty(mixture, faults.FAULTS["nucleus-0.9, bound left out"], torch.Generator())
+    x_BCHW, t_B = torch.ones(3, 1, 2, 2), torch.tensor([0.95, 0.8, 0.2])
+    assert field(x_BCHW, t_B, t_B).amax((1, 2, 3)).tolist() == [0, 3, 5]
+    assert not field(x_BCHW[:1], t_B[:1], t_B[:1]).any()
 
 
 def test_a_forecast_is_measured_again_if_a_partition_changes_and_pairs_if_their_monolith_does(

@@ -15,8 +15,8 @@ MARKER = "DDM_ISLAND"
 _PROC = Path("/proc")
 # What has ended, and waits for a parent that may never ask.
 _ENDED = "ZX"
-# Fields as `_stat` counts them. The kernel's own processes have no memory; its code's end is the last that is set of a
-# program that is loaded, after its environment and that one's end.
+# Fields as `_stat` counts them. The kernel's own processes have no memory. While a program is loaded, its code's end is
+# set after its environment's: once that isn't 0, both are known.
 _PARENT, _SESSION, _START, _MEMORY, _CODE_END, _ENVIRONMENT_END = 1, 3, 19, 20, 24, 48
 
 
@@ -64,7 +64,8 @@ def read_process(pid: int) -> Process | None:
 def environment(pid: int, most: float = 1.0) -> list[bytes]:
     """The environment that a process began with, NAME=value each; empty if it has ended or is somebody else's.
 
-    A process that becomes another program has none until that is loaded. That is waited for, up to `most` seconds.
+    A process that becomes another program has none until that is loaded. That is waited for; after `most` seconds its
+    environment counts as empty.
     """
     deadline, program = time.monotonic() + most, "0"
     with suppress(OSError):

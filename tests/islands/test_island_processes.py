@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -188,4 +189,7 @@ def test_a_process_that_is_never_loaded_is_waited_for_so_long(monkeypatch: pytes
     (tmp_path / "7/stat").write_text(stat())
     (tmp_path / "7/environ").touch()
     monkeypatch.setattr("ddm_ray.islands.processes._PROC", tmp_path)
-    assert environment(7, most=0.05) == []
+    clock = count()
+    monkeypatch.setattr("ddm_ray.islands.processes.time", SimpleNamespace(monotonic=clock.__next__, sleep=float))
+    assert environment(7, most=60) == []
+    assert next(clock) == 61, "asked at its start, and then until 60 have passed"

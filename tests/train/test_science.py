@@ -54,7 +54,11 @@ PLAN: dict[str, Any] = {
             "trains": ["router"],
             "strategies": ["full"],
         },
-        "faults": {"kind": "faults", "of": "blind", "strategies": [RENORMALISED, "sample-1, not renormalised"]},
+        "faults": {
+            "kind": "faults",
+            "of": "blind",
+            "strategies": [RENORMALISED, "nucleus-0.9, bound left out", "sample-1, not renormalised", "full"],
+        },
         "wide": {"settings": ["expert.model.width=128"], "trains": ["monolith"], "strategies": []},
         "guidance": {"kind": "guidance", "strategies": ["once"], "settings": ["sample.steps=3"]},
         "untold": {"kind": "untold", "strategies": ["once"]},
@@ -108,7 +112,7 @@ def test_a_study_measures_what_an_evaluation_does_and_goes_on(
         "prior": ["once, by the router", "once, own cluster"],
         "average": ["average"],
         "blind": ["full"],
-        "faults": [RENORMALISED, "sample-1, not renormalised"],
+        "faults": [RENORMALISED, "nucleus-0.9, bound left out", "sample-1, not renormalised", "full"],
         "wide": ["monolith"],
         "guidance": [f"{name}, guidance {scale}" for name in ("monolith", "once") for scale in ("1.5", "2", "3", "5")],
         "untold": ["monolith", "once"],
@@ -139,6 +143,7 @@ def test_a_study_measures_what_an_evaluation_does_and_goes_on(
     agreement = results["clusters"]["agreement"]
     assert agreement.keys() == {"base", "k4"} and 0 < agreement["base"] < agreement["k4"] < 1, "of ten classes"
     assert distances["faults"].pop(RENORMALISED) == pytest.approx(distances["blind"]["full"], rel=1e-4)
+    assert distances["faults"].pop("full") == distances["blind"]["full"], "the sound one"
     every = [distance for names in distances.values() for distance in names.values()]
     assert len({*every}) == len(every), "no two are the same networks, asked alike"
     # The base by the product's own evaluation, of the same labels and noise.
