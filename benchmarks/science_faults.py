@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ddm_ray.core.condition import Condition
 from ddm_ray.core.mixture import group_rows, mix, posterior
-from ddm_ray.core.routing import draw, keep_top, parse_strategy
+from ddm_ray.core.routing import draw, keep, keep_top, parse_strategy
 from ddm_ray.sampling.run_models import Models, monolith_info
 from ddm_ray.storage.run import Run
 
@@ -49,11 +49,8 @@ def _nucleus_drawn_from(probs_BK: Tensor, random: torch.Generator) -> Tensor:
 def _nucleus_short_of_bound(probs_BK: Tensor, random: torch.Generator) -> Tensor:
     """The likeliest experts that together have at most 0.9, renormalised: none, where one alone has more."""
     sorted_BK, order_BK = probs_BK.sort(dim=1, descending=True)
-    weights_BK = probs_BK * torch.zeros_like(probs_BK).scatter(
-        1, order_BK, (sorted_BK.cumsum(dim=1) <= 0.9).to(probs_BK)
-    )
-    total_B1 = weights_BK.sum(dim=1, keepdim=True)
-    return torch.where(total_B1 > 0, weights_BK / total_B1, 0)
+    kept_BK = sorted_BK.cumsum(dim=1) <= 0.9
+    return keep(probs_BK, torch.zeros_like(kept_BK).scatter(1, order_BK, kept_BK)).nan_to_num(0)
 
 
 FAULTS: dict[str, Weigh] = {

@@ -44,10 +44,10 @@ class Arm(Strict):
     `kind`: `run` is a run with other `settings`; `told` a monolith whose condition is the cluster (with the class,
     where models are told that). What isn't trained is the base's, or that of the run that `of` names; so is all of the
     others: `average` is one network whose weights are the mean of the experts'; `prior` the experts, drawn once by the
-    router at t=1 or each row's own cluster; `steps` all on their way; `faults` mixtures whose weights have a fault;
-    `guidance` all by several scales, under `settings` of sampling; `untold` all without the class; `pairs` asks how
-    alike images of one seed are to those of the monolith that ratios are to; `copies` how many are nearest to a
-    training image, of all real ones; `classifier` measures all by small classifiers. Of all runs whose
+    router at t=1 or each row's own cluster; `steps` all on their way; `faults` mixtures whose weights have a fault,
+    beside sound ones; `guidance` all by several scales, under `settings` of sampling; `untold` all without the class;
+    `pairs` asks how alike images of one seed are to those of the monolith that ratios are to; `copies` how many are
+    nearest to a training image, of all real ones; `classifier` measures all by small classifiers. Of all runs whose
     partitions differ `forecast` asks Gaussian denoisers instead, one a cluster; `agreement` how far the clusters agree
     with the classes.
     """
