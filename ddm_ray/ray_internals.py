@@ -14,8 +14,7 @@ from typing import Any
 
 from ddm_ray.errors import RayError
 
-_TRAIN = "ray.train.v2._internal"
-_COORDINATOR = "ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator"
+_CALLBACKS = "ray.train.v2._internal.callbacks"
 
 
 @dataclass(frozen=True)
@@ -42,128 +41,38 @@ class Internal:
         missing = [use for use in self.uses if not hasattr(ray_object, use)]
         if not missing:
             return []
-        source = inspect.getsource(ray_object)
+        classes = ray_object.__mro__[:-1] if inspect.isclass(ray_object) else (ray_object,)
+        source = "".join(inspect.getsource(each) for each in classes)
         return [use for use in missing if not re.search(rf"(?<!\w){re.escape(use)}(?!\w)", source)]
 
 
 TRAINER = Internal(
-    "ray.train.v2.api.data_parallel_trainer",
-    "DataParallelTrainer",
-    "ray.train.torch.TorchTrainer, with which whoever starts workers would load torch too, for seconds",
-    ("fit", "train_run_context", "backend_config", "_create_default_callbacks"),
-)
-BACKEND = Internal(
-    "ray.train.backend",
-    "Backend",
-    "ray.train.torch.TorchConfig, as above",
-    ("on_start", "on_shutdown", "share_cuda_visible_devices"),
-)
-BACKEND_CONFIG = Internal("ray.train.backend", "BackendConfig", "as above", ("backend_cls", "train_func_context"))
-BACKEND_WORKERS = Internal(
-    "ray.train._internal.base_worker_group",
-    "BaseWorkerGroup",
-    "workers that a backend may call",
-    ("execute_single", "execute_single_async", "execute_async"),
+    "ray.train.torch",
+    "TorchTrainer",
+    "a trainer without the two callbacks below, and a name for what it reserves",
+    ("_create_default_callbacks", "train_run_context"),
 )
 DATASETS_CALLBACK = Internal(
-    f"{_TRAIN}.callbacks.datasets",
-    "DatasetsCallback",
-    "a trainer without an actor that manages no data sets, for seconds of each start",
+    f"{_CALLBACKS}.datasets", "DatasetsCallback", "a start without an actor that manages no data sets"
 )
 CLEANER_CALLBACK = Internal(
-    f"{_TRAIN}.callbacks.placement_group_callback",
+    f"{_CALLBACKS}.placement_group_callback",
     "PlacementGroupCleanerCallback",
-    "a cleaner that doesn't end a living controller's workers where the state API, on a busy machine, doesn't answer",
+    "a start without an actor that takes a living controller for dead where a busy state API doesn't list it",
 )
-UNANSWERED = Internal(
-    f"{_TRAIN}.exceptions", "WorkerHealthCheckTimeoutError", "a reason in a line for a worker that doesn't answer"
-)
-CONTROLLER_CALLBACK = Internal(
-    f"{_TRAIN}.execution.callback",
-    "ControllerCallback",
-    "a ray.train.UserCallback that hears of a resize before it happens",
-    ("before_controller_execute_resize_decision", "after_controller_state_update"),
-)
-WORKER_GROUP_CALLBACK = Internal(
-    f"{_TRAIN}.execution.callback",
-    "WorkerGroupCallback",
-    "a ray.train.UserCallback that is given the workers",
-    ("after_worker_group_start", "before_worker_group_shutdown"),
-)
-WORKER_GROUP = Internal(
-    f"{_TRAIN}.execution.worker_group.worker_group",
-    "WorkerGroup",
-    "workers that a callback may call",
-    ("get_latest_poll_status", "get_workers"),
-)
-WORKER = Internal(
-    f"{_TRAIN}.execution.worker_group.worker", "Worker", "a worker that a callback may call", ("execute_async",)
-)
-POLL_STATUS = Internal(
-    f"{_TRAIN}.execution.worker_group.poll", "WorkerGroupPollStatus", "what workers said last", ("errors",)
-)
-TRAIN_CONTEXT = Internal(
-    f"{_TRAIN}.execution.context",
-    "get_train_context",
-    "ray.train.get_preemption_info, which waits for all ranks, and a question whether the loop still runs",
-)
-TRAIN_CONTEXT_FIELDS = Internal(
-    f"{_TRAIN}.execution.context", "TrainContext", "as above", ("preemption_context", "execution_context")
-)
-EXECUTION_CONTEXT = Internal(f"{_TRAIN}.execution.context", "ExecutionContext", "as above", ("training_thread_runner",))
-PREEMPTION_CONTEXT = Internal(f"{_TRAIN}.execution.context", "PreemptionContext", "as above", ("preemption_info",))
-THREAD_RUNNER = Internal(f"{_TRAIN}.execution.worker_group.thread_runner", "ThreadRunner", "as above", ("is_running",))
 ERRORS_PRINTED = Internal(
     "ray._private.worker",
     "_worker_logs_enabled",
     "an option of ray.init by which its errors aren't printed: of each lost worker a paragraph of guesses, and of a"
     " supervisor that has done its work the words `infinite retries`",
 )
-STARTUP_FAILED = Internal(
-    f"{_TRAIN}.exceptions",
-    "WorkerGroupStartupFailedError",
-    "a placement group that is released when its workers fail to start",
-)
-RESCHEDULING = Internal(
-    f"{_TRAIN}.execution.controller.state", "ReschedulingState", "as above", ("training_failed_error",)
-)
-RUN_CONTEXT = Internal(f"{_TRAIN}.execution.context", "TrainRunContext", "a name for what a run reserves", ("run_id",))
-RESERVATION_NAME = Internal(
-    f"{_TRAIN}.execution.scaling_policy.scaling_policy",
-    "ScalingPolicy",
-    "as above",
-    ("train-{train_run_context.run_id}",),
-)
 COORDINATOR = Internal(
-    _COORDINATOR,
+    "ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator",
     "_AutoscalingCoordinatorActor",
-    "a reservation that ends with its owner, and nodes that are noticed at once",
-    ("get_reserved_resources", "recompute", "cancel_request", "requester_id"),
+    "a reservation that ends with the controller that made it, in place of one of 180 s",
+    ("cancel_request",),
 )
 COORDINATOR_NAME = "AutoscalingCoordinator"
-COORDINATOR_ACTOR = Internal(
-    _COORDINATOR,
-    "get_or_create_autoscaling_coordinator",
-    "as above",
-    (f'name="{COORDINATOR_NAME}"', f'namespace="{COORDINATOR_NAME}"'),
-)
-ACTORS = Internal("ray._private.state", "actors", "ray.util.state.get_actor, which needs a dashboard")
-STATE = Internal(
-    "ray._private.state",
-    "state",
-    "a placement group that is released when the actor that made it dies",
-    ("_connect_and_get_accessor",),
-)
-STATE_ACCESSOR = Internal("ray._raylet", "GlobalStateAccessor", "as above", ("get_placement_group_table",))
-PLACEMENT_GROUP_RECORD = Internal(
-    "ray.core.generated.gcs_pb2",
-    "PlacementGroupTableData",
-    "as above",
-    ("FromString", "REMOVED", "CREATED"),
-)
-HEAD_RESOURCE = Internal(
-    "ray._common.constants", "HEAD_NODE_RESOURCE_NAME", "a scheduling strategy for the head's node"
-)
 CONFIG = Internal("ray._raylet", "Config", "a second ray.init that heeds a changed environment", ("initialize",))
 TOKEN_LOADER = Internal(
     "ray._raylet", "AuthenticationTokenLoader", "ray.init with a token", ("instance", "reset_cache")
@@ -227,16 +136,14 @@ class Setting:
     without: str
 
 
-_TRAIN_CONSTANTS, _SERVE_CONSTANTS = f"{_TRAIN}.constants", "ray.serve._private.constants"
+_TRAIN_CONSTANTS, _SERVE_CONSTANTS = "ray.train.v2._internal.constants", "ray.serve._private.constants"
 _SLOW = "losses are noticed later"
 _SLOW_SERVE = "requests cost more"
 SETTINGS = (
     Setting("RAY_gcs_server_port_wait_time_s", "ray._private.node", "a private Ray doesn't start on a busy machine"),
     Setting("worker_register_timeout_seconds", CORE, "workers that start on a busy machine are ended"),
-    Setting("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", _TRAIN_CONSTANTS, _SLOW),
-    Setting("RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", _TRAIN_CONSTANTS, _SLOW),
     Setting("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", _TRAIN_CONSTANTS, _SLOW),
-    Setting("RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S", _TRAIN_CONSTANTS, "a preemption is heard of later"),
+    Setting("TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S", "ray.train.constants", "next to a lost worker 30 s are waited"),
     Setting("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", _TRAIN_CONSTANTS, "a private Ray's jobs start seconds later"),
     Setting("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "ray._private.accelerators.accelerator", "drivers see no GPU"),
     Setting("RAY_JOB_CONFIG_JSON_ENV_VAR", "ray._private.runtime_env.constants", "a relative RUN is accepted in a job"),

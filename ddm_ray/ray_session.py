@@ -15,9 +15,10 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from ddm_ray.errors import ConfigError, RayAway, RayError, Stopped, Superseded
-from ddm_ray.ray_internals import CONFIG, ERRORS_PRINTED, HEAD_RESOURCE, NO_COUNTERS, TOKEN_LOADER
+from ddm_ray.ray_internals import CONFIG, ERRORS_PRINTED, NO_COUNTERS, TOKEN_LOADER
 from ddm_ray.remedies import Give
 from ddm_ray.spelling import one_line
 from ddm_ray.storage.disk import locked
@@ -82,6 +83,20 @@ def ray_session(address: str | None = None, token_file: str | None = None, cores
             ray.shutdown()
             if _logs.is_set():
                 _copy_logs(Path(folder))
+
+
+@contextmanager
+def ray_job(address: str, environment: Mapping[str, Any]) -> Iterator[None]:
+    """Connect to the Ray at `address` as a job with this runtime environment, by the token that os.environ has now.
+
+    Raises what `ray_session` does.
+    """
+    _read_environment()
+    _join(address, environment)
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 def keep_logs() -> None:
@@ -208,9 +223,9 @@ def memory_bytes() -> float:
 
 
 def on_head() -> bool:
-    """True if this process is on the head of the Ray that it is connected to."""
-    here, head = ray.get_runtime_context().get_node_id(), HEAD_RESOURCE.get()
-    return any(node["NodeID"] == here and head in node["Resources"] for node in ray.nodes())
+    """True if this process is on the machine of the head of the Ray that it is connected to."""
+    head = ray.get_runtime_context().gcs_address.rpartition(":")[0]
+    return head == ray.util.get_node_ip_address()
 
 
 @contextmanager
@@ -290,10 +305,10 @@ def _away(address: str, error: Exception) -> RayError:
     return kind(f"no Ray to join at {address}: {one_line(error, 200)}", fix)
 
 
-def _join(address: str) -> None:
+def _join(address: str, environment: Mapping[str, Any] | None = None) -> None:
     try:
         _knock(address)
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(address=address, runtime_env=environment, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, OverflowError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         # After some seconds of trying all that is left of Ray's reason is a text.
         if ray.exceptions.AuthenticationError.__name__ in f"{error!r} {error.__cause__}":

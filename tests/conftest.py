@@ -40,7 +40,7 @@ LANES = {
         "test_train_benchmark.py",
         "islands/test_check.py",
         "islands/test_work_command.py",
-        "train/ray/test_lost_places.py",
+        "train/ray/test_lost_controllers.py",
         "train/ray/test_side_by_side.py",
         "data/prepare/test_prepare.py",
         "data/prepare/test_prepare_kill.py",

@@ -49,7 +49,7 @@ BELOW: dict[str, set[str]] = {
     "models": {"errors", "remedies", "parsing", "spelling", "config", "core"},
     "sampling": BESIDE | {"core", "models", "pictures"},
     "data": SAMPLING | {"memory"},
-    "train": SAMPLING | {"data", "memory", "ray_internals"},
+    "train": SAMPLING | {"data", "memory", "ray_session", "ray_internals"},
     "serve": SAMPLING | {"data", "ray_session", "ray_internals"},
     "islands": SAMPLING | {"data", "memory", "train", "ray_internals"},
     "evaluate": SAMPLING | {"data", "train"},
@@ -66,7 +66,7 @@ DEEPSPEED = {"train.engine"}
 RAY = {
     "ray_session",
     "data.sharded.ray_data",
-    *(f"train.ray.{name}" for name in ("launch", "fit", "recovery", "room", "world")),
+    *(f"train.ray.{name}" for name in ("launch", "driver", "fit", "leaving", "recovery", "room", "world")),
     "islands.nodes",
     *(f"serve.{name}" for name in ("remote", "deployments", "api", "mixture", "codec", "app", "direct")),
 }
@@ -235,7 +235,7 @@ def test_a_phrase_of_the_command_line_would_be_found(source: str) -> None:
             "data.prepare.decoder": ("torch", "ray", "pyarrow", "pydantic"),
             "data.prepare.stage": ("torch", "ray"),
             "data.sharded.ray_data": ("torch",),
-            "train.ray.fit": ("torch",),
+            "train.ray.launch": ("torch", "ray.train"),
             "serve.connections": ("torch", "ray"),
             "cli.__init__": ("torch", "ray"),
         }.items()

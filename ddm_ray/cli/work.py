@@ -76,6 +76,7 @@ def work(
     from ddm_ray.storage.run import Run
     from ddm_ray.storage.stops import island_prefix
     from ddm_ray.submitted import submitted_job
+    from ddm_ray.train.ray.driver import load_ray_train
     from ddm_ray.train.ray.launch import train_all
     from ddm_ray.train.ray.room import is_full
     from ddm_ray.train.targets import needed_by, require_labelled
@@ -113,7 +114,8 @@ def work(
         def train(run: Run, launch: Any, watch: Any) -> None:
             if launch.artifact == STUDENT and site.train.teachers == "stored":
                 require_labelled(run)
-            # A session each: with it end the places that a killed controller would keep, and who waits holds none.
+            load_ray_train()  # while Ray starts
+            # A session each, so that a worker that waits holds no Ray.
             with losses_of_ray(), ray_session(*site.ray(address)) as private:
                 heed_sigterm()  # Ray takes it for itself
                 train_all(run, [launch.artifact], site.train, watch, not private, launch, lost=keep_logs)

@@ -1,33 +1,27 @@
 """Many training jobs, as many at once as there is room for, each with a Ray Train of its own, watched on storage."""
 
-import json
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
-from importlib import import_module
-from typing import Any
+from multiprocessing import connection
 
 import ray
-from ray.exceptions import RayActorError
 
-from ddm_ray.errors import DDMError, GaveUp, StorageError, TrainingError
+from ddm_ray.errors import DDMError, GaveUp, RayError, StorageError, TrainingError
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.ray_internals import HEAD_RESOURCE
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_files import JobFiles, list_jobs
-from ddm_ray.storage.launches import FailureBudget, Launch, LaunchReader, noted
+from ddm_ray.storage.launches import Launch, LaunchReader, noted
 from ddm_ray.storage.observer import LOOK_SECONDS, Observer
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import Status, status
 from ddm_ray.storage.stops import StopRequests
 from ddm_ray.submitted import submitted_job
-from ddm_ray.train.ray.recovery import environment, forget, free_places_of_all, innermost, reason, run_id, tend_cluster
+from ddm_ray.train.ray.driver import Driver
 from ddm_ray.train.ray.room import amounts, has_room, lack, room
 
-AWAY_SECONDS = 10.0
 # After how long a job that no worker has begun is said to wait for room; a start takes less.
 ROOM_SECONDS = 45.0
 
@@ -96,7 +90,7 @@ def train_all(
             beside = [each.placement for each in running]
             if is_ready(job) and has_room(job.placement, beside, ray.cluster_resources()):
                 try:
-                    job.start(supervisors, len(unfinished))
+                    drivers.append(job.start())
                 except StorageError as error:
                     if error.passes:
                         raise  # it stays in the queue
@@ -110,7 +104,7 @@ def train_all(
                 queue.remove(job)
 
     observer = Observer(run, listing, least=LOOK_SECONDS)
-    supervisors: dict[str, Any] = {}
+    drivers: list[Driver] = []
     away = False
     try:
         start_next()
@@ -122,10 +116,9 @@ def train_all(
             if not running:  # what was waited for has failed
                 start_next()
                 continue
-            tasks = [job.task for job in running]
-            # The cluster tells at once of a job that ends; storage is asked for all else.
-            ray.wait(tasks, num_returns=1, timeout=observer.pause(time.monotonic()))
-            ended, _ = ray.wait(tasks, num_returns=len(tasks), timeout=0)
+            # A driver that ends is heard of at once; storage is asked for all else.
+            connection.wait([job.driver.sentinel for job in running], observer.pause(time.monotonic()))
+            ended = [job for job in running if job.driver.ended()]
             try:
                 if ended:
                     observer.list_next()
@@ -134,7 +127,7 @@ def train_all(
                     for why in job.losses(files):
                         print(why, file=sys.stderr)
                         lost()
-                    error = job.error(files, job.task in ended)
+                    error = job.error(files, job in ended)
                     if error:
                         failures[job.artifact] = error
                     if error or files[job.artifact].committed:
@@ -147,7 +140,7 @@ def train_all(
                 away = False
             except StorageError as error:
                 # What is away from here may be there for those who train.
-                if len(ended) == len(tasks):
+                if len(ended) == len(running):
                     raise
                 if not away:
                     print(f"warning: {error}; trying again", file=sys.stderr)
@@ -161,51 +154,12 @@ def train_all(
             job.end(error)
         raise
     finally:
-        # With them end their controllers and workers, which would go on trying.
-        for supervisor in supervisors.values():
-            ray.kill(supervisor)
-        for artifact in unfinished:
-            forget(run_id(run, artifact))
-        with suppress(Exception):  # of a cluster that is gone
-            free_places_of_all()  # the supervisors, who did so while training went on, are gone
+        for driver in drivers:
+            driver.ask_to_stop()
+        for driver in drivers:
+            driver.stop()
     if failures:
         raise TrainingsFailed(failures, len(artifacts)) if len(artifacts) > 1 else failures[artifacts[0]]
-
-
-class Supervisor:
-    """An actor whose threads wait for Ray Train and tend the cluster for it: nothing in it revives a controller."""
-
-    def __init__(self) -> None:
-        # Pandas and Ray Data, which the driver can do without. Before there are threads: their modules import each
-        # other in circles, and of two threads that begin at different ends each would wait for the other.
-        import_module("ddm_ray.train.ray.fit")
-        threading.Thread(target=tend_cluster, daemon=True).start()
-
-    def fit(self, run_url: str, launch: Launch, placement: TrainPlacement) -> None:
-        """See `fit`; a controller that is killed or fails is replaced, while the launch's failure budget lasts.
-
-        Raises StorageError that doesn't pass, or where storage can't be made to say that the launch has given up, and
-        Superseded.
-        """
-        from ray.train import ControllerError
-
-        from ddm_ray.train.ray.fit import fit
-
-        budget, again = FailureBudget(run_url, launch, placement.max_failures), False
-        while True:
-            try:
-                return fit(run_url, launch, placement)
-            except (RayActorError, ControllerError) as error:
-                again = True
-                refusal = getattr(error, "controller_failure", None)
-                if isinstance(refusal, DDMError):
-                    raise refusal from None  # given up, or left to others
-                if budget.spend(reason(error)):
-                    raise budget.refusal or error from None
-            except StorageError as error:
-                if not again or not error.passes:
-                    raise
-                time.sleep(AWAY_SECONDS)  # it was there, and will be
 
 
 class _Job:
@@ -213,36 +167,20 @@ class _Job:
 
     def __init__(self, run: Run, launch: Launch, placement: TrainPlacement, files: JobFiles, noted: bool):
         self.run, self.artifact, self.placement = run, launch.artifact, placement
-        self.task: Any = None
         self._launch, self._noted = launch, noted
         self._reader, self._stack = LaunchReader(run.store, launch, files), ExitStack()
         self._began: float | None = None
 
-    def start(self, supervisors: dict[str, Any], jobs: int) -> None:
-        """Begin, under the supervisor of all `jobs` that need the same environment.
-
-        Raises MissingArtifact, Stopped, StorageError.
-        """
+    def start(self) -> Driver:
+        """Begin, in a driver of its own. Raises MissingArtifact, Stopped, StorageError."""
         for needed in self.run.inputs(self.artifact):
             self.run.require(needed)
         if not self._noted:
             StopRequests(self.run.store, self.artifact, None).require_none()
             self._launch = self._stack.enter_context(noted(self.run.store, self._launch))
-        names = environment(self.placement)
-        if (key := json.dumps(names)) not in supervisors:
-            actor: Any = ray.remote(Supervisor)
-            # Without a CPU of its own, on the head where no training node takes it and its controllers along, and
-            # started again and asked again if it dies. Its `fit` returns long after the commit; nobody waits for that.
-            supervisors[key] = actor.options(
-                num_cpus=0,
-                resources={HEAD_RESOURCE.get(): 0.001},
-                max_restarts=-1,
-                max_task_retries=-1,
-                max_concurrency=jobs,
-                runtime_env={"env_vars": names},
-            ).remote()
-        self.task = supervisors[key].fit.remote(self.run.url, self._launch, self.placement)
+        self.driver = Driver(ray.get_runtime_context().gcs_address, self.run.url, self._launch, self.placement)
         self._began = time.monotonic()
+        return self.driver
 
     def end(self, error: BaseException | None) -> None:
         """Note how it ended, where it has noted that it began."""
@@ -280,19 +218,13 @@ class _Job:
             print(f"warning: {self.artifact}: no worker has begun yet; {room(self.placement)}", file=sys.stderr)
 
     def _reason(self) -> DDMError | None:
-        """Why it ended without having committed: the innermost error that a worker raised."""
-        artifact = self.artifact
-        if self.run.finished(artifact):
+        """Why its driver ended without having committed. Raises RayError for a Ray that it lost."""
+        if self.run.finished(self.artifact):
             return None
-        try:
-            ray.get(self.task)
-        except Exception as error:
-            cause = innermost(error)
-            if isinstance(cause, DDMError):
-                return cause
-            again = "the same command goes on from its last state"
-            return GaveUp(f"{artifact} stopped: {reason(cause)}; {again}")
-        return GaveUp(f"{artifact} ended uncommitted", self.run.make(artifact))
+        error = self.driver.error()
+        if isinstance(error, RayError):
+            raise error
+        return error or GaveUp(f"{self.artifact} ended uncommitted", self.run.make(self.artifact))
 
 
 def _as_begun(statuses: Sequence[Status], running: list[_Job], files: Mapping[Artifact, JobFiles]) -> list[Status]:

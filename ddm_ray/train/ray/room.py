@@ -4,10 +4,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import ray
+from ray.util import placement_group_table
 
 from ddm_ray.errors import RayAway, RayError
 from ddm_ray.placement import PREDEFINED, TrainPlacement
-from ddm_ray.train.ray.recovery import has_places
 
 NODE_GROUP = "ray.io/node-group"
 
@@ -28,18 +28,27 @@ def room(placement: TrainPlacement) -> str:
 def is_full(placement: TrainPlacement) -> bool:
     """True if others hold what the placement asks for: the cluster has enough of it, too little is free, no node comes.
 
-    Where this Ray job's workers have their places it isn't others who hold it. False, too, where enough is free in all
-    but on no node; and where the cluster can't be asked.
+    False where workers that ask for the same have their places: they may be its own. False, too, where enough is free
+    in all but on no node; and where the cluster can't be asked.
     """
     try:
         free = ray.available_resources()
         least = {name: placement.workers.min * amount for name, amount in placement.asked.items()}
         short = any(free.get(name, 0) < amount - 1e-6 for name, amount in least.items())
-        if not short or grows([node for node in ray.nodes() if node["Alive"]]) or has_places():
+        if not short or grows([node for node in ray.nodes() if node["Alive"]]) or has_places(placement):
             return False
         return lack(placement, may_grow=True) is None
     except Exception:  # whatever a busy GCS answers, or nodes that are away: the next look may tell
         return False
+
+
+def has_places(placement: TrainPlacement) -> bool:
+    """True if the cluster has a placement group of workers like these: theirs, as they start, or others'."""
+    groups = placement_group_table().values()
+    return any(
+        group["state"] == "CREATED" and all(bundle == placement.asked for bundle in group["bundles"].values())
+        for group in groups
+    )
 
 
 def grows(nodes: list[dict[str, Any]]) -> bool:

@@ -46,26 +46,11 @@ def launched(site: Site, *trainings: Training) -> Iterator[None]:
     site.leaving.extend(trainings)
 
 
-def test_a_worker_is_lost_then_one_freezes_then_the_driver_is_lost(site: Site, chance: random.Random) -> None:
-    training = site.training("pair", 1, "pair", 2)
-    seen: Files = {}
-    with launched(site, training):
-        for number, fault in enumerate((Fault.WORKER_KILLED, Fault.WORKER_STOPPED, Fault.DRIVER_KILLED), 1):
-            training.wait_for_state(number)
-            assert len(training.workers()) == 2
-            inject(fault, training, chance)
-            training.wait_for_step((number, 0))
-            before, seen = seen, stored(training.run, training.artifact)
-            assert touched(before, seen, range(1, number)) == []
-        training.wait_until_finished()
-    assert training.attempts() == [1, 2, 3, 4]
-    assert touched(seen, stored(training.run, training.artifact), [1, 2, 3]) == []
-    assert apart(site.undisturbed("long-2"), training.run, training.artifact) == 0
-    assert len(final_weights(training.run, training.artifact)) == 1
-
-
 def test_an_elastic_job_shrinks_grows_and_leaves_as_nodes_go_and_come(site: Site, chance: random.Random) -> None:
-    """What it does at each step is what one does that nothing happens to; sums are in another order."""
+    """What it does at each step is what one does that nothing happens to; sums are in another order.
+
+    The first test of a cluster: for 180 s after a driver is killed, Ray keeps what it had reserved from elastic jobs.
+    """
     training = site.training("elastic", 1, "elastic", 2, ENDLESS)
 
     def trainers() -> list[int]:
@@ -109,6 +94,24 @@ def test_an_elastic_job_shrinks_grows_and_leaves_as_nodes_go_and_come(site: Site
     assert len(mine["loss"]) > step
     # Another batch would be off by tenths.
     assert 0 < difference(*(until(step, one) for one in (mine, other))) < 1e-4
+
+
+def test_a_worker_is_lost_then_one_freezes_then_the_driver_is_lost(site: Site, chance: random.Random) -> None:
+    training = site.training("pair", 1, "pair", 2)
+    seen: Files = {}
+    with launched(site, training):
+        for number, fault in enumerate((Fault.WORKER_KILLED, Fault.WORKER_STOPPED, Fault.DRIVER_KILLED), 1):
+            training.wait_for_state(number)
+            assert len(training.workers()) == 2
+            inject(fault, training, chance)
+            training.wait_for_step((number, 0))
+            before, seen = seen, stored(training.run, training.artifact)
+            assert touched(before, seen, range(1, number)) == []
+        training.wait_until_finished()
+    assert training.attempts() == [1, 2, 3, 4]
+    assert touched(seen, stored(training.run, training.artifact), [1, 2, 3]) == []
+    assert apart(site.undisturbed("long-2"), training.run, training.artifact) == 0
+    assert len(final_weights(training.run, training.artifact)) == 1
 
 
 def test_an_expert_is_launched_twice_at_once(site: Site) -> None:

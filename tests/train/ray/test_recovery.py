@@ -1,22 +1,26 @@
 """Which losses of workers count as failures, whose error is told, and what ends a launch on storage that refuses."""
 
 import json
-import subprocess
-import sys
+from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from ray.exceptions import RayActorError, RaySystemError
+from ray.exceptions import RayActorError
 from ray.train import ControllerError
+from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
 
+from ddm_ray import ray_session
+from ddm_ray.config import load_recipe
 from ddm_ray.errors import GaveUp, OutOfMemory, StorageError, TrainingError
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.launches import FailureBudget, Launch
+from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import Store
-from ddm_ray.train.ray import fit, launch, recovery
-from ddm_ray.train.ray.fit import FailureBudgetCallback, WorkerDrained
-from ddm_ray.train.ray.launch import Supervisor
+from ddm_ray.train.ray import driver, fit, recovery
+from ddm_ray.train.ray.fit import FailureBudgetCallback
+from ddm_ray.train.ray.leaving import WorkerDrained
 from ddm_ray.train.ray.recovery import innermost
 
 JOB = Artifact("experts/000")
@@ -52,29 +56,18 @@ def test_the_innermost_error_is_told() -> None:
     assert innermost(group) is innermost(inner) is inner
 
 
-def test_whoever_tends_the_cluster_outlives_what_ray_raises(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rounds = 0
-
-    def fail() -> None:
-        nonlocal rounds
-        rounds += 1
-        raise SystemExit if rounds == 4 else RaySystemError("the GCS is away")
-
-    monkeypatch.setattr(recovery, "free_places_of_the_dead", fail)
-    monkeypatch.setattr(recovery, "NODES_SECONDS", 0)
-    with pytest.raises(SystemExit):
-        recovery.tend_cluster()
-    assert capsys.readouterr().err.count("warning: the cluster can't be asked: ") == 1
+@pytest.fixture
+def run_url(tmp_path: Path) -> str:
+    """A run of which nothing is made."""
+    return Run.create(str(tmp_path / "run"), load_recipe("tiny")).url
 
 
 @pytest.fixture
-def unwritable(tmp_path: Path) -> Store:
-    """Storage on which the job can be listed, but no launch can write."""
-    (tmp_path / JOB).mkdir(parents=True)
-    (tmp_path / JOB / "launches").write_bytes(b"")
-    return Store(str(tmp_path))
+def unwritable(run_url: str) -> Store:
+    """The storage of a run whose job can be listed, but no launch can write."""
+    store = Store(run_url)
+    store.write(f"{JOB}/launches", b"")
+    return store
 
 
 def test_a_controller_ends_with_the_refusal_of_a_storage_that_takes_no_note(unwritable: Store) -> None:
@@ -85,53 +78,54 @@ def test_a_controller_ends_with_the_refusal_of_a_storage_that_takes_no_note(unwr
         callback.after_exception(None, lost)
 
 
+class Failing:
+    """In place of a trainer: `fit` raises one error after the other."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, errors: Iterable[Exception]):
+        self.fits, self._errors = 0, iter(errors)
+        monkeypatch.setattr(fit, "trainer", lambda *_: self)
+        monkeypatch.setattr(ray_session, "ray_job", lambda *_: nullcontext())
+        monkeypatch.setattr(recovery, "cancel_reservation", lambda _: None)
+        monkeypatch.setattr(driver, "AWAY_SECONDS", 0.0)
+
+    def fit(self) -> None:
+        self.fits += 1
+        for error in self._errors:
+            raise error
+
+
+KILLED = RayActorError(error_msg="the process was killed")
+
+
 @pytest.mark.parametrize(
     ("error", "fits"),
     [
         (ControllerError(StorageError("/run: no space left")), 1),  # by the controller's own count
         (ControllerError(RuntimeError("no port")), 3),
-        (RayActorError(error_msg="the process was killed"), 3),
+        (KILLED, 3),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_supervisor_ends_with_it_too(
+def test_a_driver_ends_with_it_too(
     unwritable: Store, monkeypatch: pytest.MonkeyPatch, error: Exception, fits: int
 ) -> None:
-    calls = []
-
-    def fail(*arguments: object) -> None:
-        calls.append(arguments)
-        raise error
-
-    monkeypatch.setattr(fit, "fit", fail)
-    supervisor = object.__new__(Supervisor)  # without its thread, which asks Ray for its nodes
+    failing = Failing(monkeypatch, [error] * 5)
     with pytest.raises(StorageError, match=r"no space left|GIVEN_UP"):
-        supervisor.fit(unwritable.url, Launch(JOB), TrainPlacement(max_failures=2))
-    assert len(calls) == fits
+        driver.train_to_the_end("head:6379", unwritable.url, Launch(JOB), TrainPlacement(max_failures=2))
+    assert failing.fits == fits
 
 
-def test_a_supervisor_asks_again_for_what_passes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_asks_again_for_what_passes_alone(monkeypatch: pytest.MonkeyPatch, run_url: str) -> None:
     passing, final = StorageError("no network"), StorageError("no permission", passes=False)
-    answers = iter([RayActorError(error_msg="the process was killed"), passing, passing, final])
-
-    def fail(*_: object) -> None:
-        raise next(answers)
-
-    monkeypatch.setattr(fit, "fit", fail)
-    monkeypatch.setattr(launch, "AWAY_SECONDS", 0.0)
-    supervisor = object.__new__(Supervisor)
+    failing = Failing(monkeypatch, [KILLED, passing, passing, final])
     with pytest.raises(StorageError, match="no permission"):
-        supervisor.fit(str(tmp_path), Launch(JOB), TrainPlacement())
+        driver.train_to_the_end("head:6379", run_url, Launch(JOB), TrainPlacement())
+    assert failing.fits == 4
 
 
-def test_a_supervisor_loads_all_before_it_has_threads() -> None:
-    """Two threads that import Ray Data's modules at once may each wait for the other: Python ends one of them."""
-    code = """
-import sys, threading
-from ddm_ray.train.ray.launch import Supervisor
-names = "ddm_ray.train.ray.fit", "ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator"
-threading.Thread.start = lambda thread: print([name in sys.modules for name in names])
-Supervisor()
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[True, True]\n"
+def test_a_cluster_without_room_is_no_failure(monkeypatch: pytest.MonkeyPatch, run_url: str) -> None:
+    """Ray's own error, by the name that it has in the version that is installed."""
+    no_room = ControllerError(WorkerGroupStartupTimeoutError(num_workers=2))
+    failing = Failing(monkeypatch, [no_room] * 5)
+    driver.train_to_the_end("head:6379", run_url, Launch(JOB), TrainPlacement(max_failures=1))
+    assert failing.fits == 6
