@@ -5,10 +5,12 @@ reads, decodes, embeds and writes the same rows; both embed with one thread a pr
 cores are compared for each image more than a quarter of a folder: what starting costs (libraries and networks loaded,
 by the stage once an actor) is in neither, but in the whole folder's time, which is told beside it. A core may be slower
 while others are busy, which is in the stage's time alone: loops side by side, one a core, tell how much.
+Sampling: rows of 384 dimensions in parts of 512 into the sample for k-means, of the size that it has by default.
 K-means: ten iterations of the fine level with all that follows, over as many products of rows and centroids; clusters
 of bounded size over unbounded ones.
 Memory: the peak of the stage's processes for few and many rows of 64 x 64 pixels, parts of 512 rows, a small network,
-and a sample for k-means that the few rows fill.
+and a sample for k-means that the few rows fill, since it is the one thing that may grow up to its size; the time that
+a sample of the default size takes is measured apart.
 Loader: time of a row over that of a row's training step, without draws, clipping and EMA, of the smallest expert.
 Sorting: rows into as many buckets as a hundred million have, a tenth of a row each a flush, in two passes and in one.
 """
@@ -27,7 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from claims import Claim, Report, measuring
-from data_compute import add, measure_kmeans, measure_loader, quotients
+from data_compute import add, measure_kmeans, measure_loader, measure_sampling, quotients
 from data_sorting import measure_sorting
 from PIL import Image
 
@@ -40,6 +42,7 @@ SIZES = {
     "images": 2048,
     "network_size": 224,
     "prepare_repeats": 3,
+    "sampled": 200_000,
     "rows": 50_000,
     "fine": 1024,
     "repeats": 5,
@@ -50,8 +53,8 @@ SIZES = {
     "sorted": 300_000,
 }
 QUICK = {"images": 512, "network_size": 112, "prepare_repeats": 1, "rows": 20_000, "fine": 256, "repeats": 3}
-QUICK |= {"few": 5_000, "many": 40_000, "loaded": 10_000, "sorted": 50_000}
-MEASURES = ("prepare", "kmeans", "memory", "loader", "sorting")
+QUICK |= {"sampled": 80_000, "few": 5_000, "many": 40_000, "loaded": 10_000, "sorted": 50_000}
+MEASURES = ("prepare", "sampling", "kmeans", "memory", "loader", "sorting")
 SIDE = 320  # of the JPEGs
 PART_ROWS = 64  # so that a small folder has many parts
 MEMORY_PART_ROWS = 512  # likewise, so that few rows fill all that is bounded
@@ -203,6 +206,8 @@ def main() -> None:
             match measure:
                 case "prepare":
                     measure_prepare(args, Path(folder), report)
+                case "sampling":
+                    measure_sampling(args.sampled, args.repeats, report)
                 case "kmeans":
                     measure_kmeans(args.rows, args.fine, args.repeats, report)
                 case "memory":

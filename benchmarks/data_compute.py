@@ -1,4 +1,4 @@
-"""What data.py measures in its own process: k-means beside its matrix products, the loader beside training steps.
+"""What data.py measures in its own process: the sample for k-means, k-means, the loader beside training steps.
 
 N rows, D dimensions, F fine centroids, K clusters; B rows of a batch.
 """
@@ -15,8 +15,10 @@ import torch
 from claims import Claim, Report, interleaved, median_and_spread
 
 from ddm_ray.config import load_recipe
+from ddm_ray.config.data import PartitionConfig
 from ddm_ray.core.kmeans import BLOCK, two_level_kmeans
 from ddm_ray.data.loading.loader import Loader
+from ddm_ray.data.partition.sample import RowSample
 from ddm_ray.data.partition.shards import ShardWriter
 from ddm_ray.data.schema import TRAIN, column, data_dtype
 from ddm_ray.storage.graph import expert, shard
@@ -24,11 +26,33 @@ from ddm_ray.storage.run import Run
 from ddm_ray.train.batches import RankBatches
 from ddm_ray.train.job import train_job
 
-# Times, of matrix products; of unbounded k-means; of a row of a training step.
-MOST_KMEANS, MOST_BALANCED, MOST_LOADER = 2.0, 2.0, 0.1
-ITERATIONS, DIM, CLUSTERS = 10, 384, 8
+# Times of a sampled row, of that of a quarter as many; of matrix products; of unbounded k-means; of a row of a step.
+MOST_SAMPLING, MOST_KMEANS, MOST_BALANCED, MOST_LOADER = 1.5, 2.0, 2.0, 0.1
+ITERATIONS, DIM, CLUSTERS, PART_ROWS = 10, 384, 8, 512
 RECIPES = ("tiny", "digits")
 LATENTS = ("data.image_size=32", "data.channels=4", "data.latents={autoencoder: none, scale: 1.0}")
+
+
+def measure_sampling(num_rows: int, repeats: int, report: Report) -> None:
+    """Time of a row in the sample of the default size: of all rows, and of a quarter of them."""
+    generator = np.random.default_rng(0)
+    features_ND = generator.standard_normal((PART_ROWS, DIM), np.float32)
+    key_N = generator.integers(0, 2**64, num_rows, np.uint64, endpoint=False)
+    size = PartitionConfig.model_fields["sample_rows"].default
+
+    def sample(count: int) -> None:
+        rows = RowSample(min(size, count))
+        for begin in range(0, count, PART_ROWS):
+            part = key_N[begin : min(begin + PART_ROWS, count)]
+            rows.add(part, features_ND[: len(part)])
+        rows.arrays()
+
+    counts = (num_rows // 4, num_rows)
+    sides: dict[str, Callable[[], object]] = {str(count): partial(sample, count) for count in counts}
+    seconds = interleaved(sides, repeats, "cpu")
+    few, many = ([1e6 * value / count for value in seconds[str(count)]] for count in counts)
+    add(report, f"{num_rows} rows of {DIM} to a sample of {size} at most: time a row", many, "us")
+    add(report, "sampling: time a row", quotients(many, few), f"x of {counts[0]} rows", MOST_SAMPLING)
 
 
 def measure_kmeans(num_rows: int, num_fine: int, repeats: int, report: Report) -> None:

@@ -6,43 +6,65 @@ N rows that arrive, M of them kept for now, S of the sample.
 import numpy as np
 
 SORTED_COLUMNS = 16
+SPARE = 16
+"""A sample has one slot more for every so many rows of its size: it is cut back to its size once all are taken."""
 
 
 class LowestKeys:
-    """The `size` lowest of all keys (uint64) that are offered, each in a numbered slot for what belongs to it."""
+    """The `size` lowest of all keys (uint64) that are offered, each in a numbered slot for what belongs to it.
+
+    An offer takes time for its own keys alone: those that are held are looked at once for many offers.
+    """
 
     def __init__(self, size: int):
-        self._size, self._filled = size, 0
-        self._key_S = np.empty(size, np.uint64)
+        self._size = size
+        self.num_slots = size + size // SPARE
+        self._key_S = np.empty(self.num_slots, np.uint64)
+        self._free = np.arange(self.num_slots)
+        self._limit = np.uint64(2**64 - 1)  # a higher key isn't among the lowest
 
     def __len__(self) -> int:
-        return self._filled
+        return min(self.num_slots - len(self._free), self._size)
 
     def offer(self, key_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(row_M, slot_M): the rows whose keys are kept for now, and the slots that they take over."""
-        filled = self._filled
-        kept = np.arange(filled + len(key_N))
-        if len(kept) > self._size:
-            all_keys = np.concatenate([self._key_S[:filled], key_N])
-            kept = np.argpartition(all_keys, self._size - 1)[: self._size]
-        row_M = kept[kept >= filled] - filled
-        self._filled = len(kept)
-        slot_M = np.setdiff1d(np.arange(self._filled), kept[kept < filled])
+        row_M = np.flatnonzero(key_N <= self._limit)
+        if len(row_M) > len(self._free):
+            row_M = row_M[self._cut(key_N[row_M])]
+        slot_M, self._free = self._free[: len(row_M)], self._free[len(row_M) :]
         self._key_S[slot_M] = key_N[row_M]
         return row_M, slot_M
 
     def sort(self) -> np.ndarray:
-        """Number the slots by their keys; slot_S, the former numbers."""
-        slot_S = np.argsort(self._key_S[: self._filled])
-        self._key_S[: self._filled] = self._key_S[slot_S]
+        """Keep the lowest alone, and number their slots by their keys; slot_S, the former numbers."""
+        held = self._held()
+        slot_S = held[np.argsort(self._key_S[held])][: self._size]
+        self._key_S[: len(slot_S)] = self._key_S[slot_S]
+        self._free = np.arange(len(slot_S), self.num_slots)
         return slot_S
+
+    def _cut(self, key_M: np.ndarray) -> np.ndarray:
+        """Free the slots of all but the lowest; kept_M, which of the keys that are offered are among these."""
+        held = self._held()
+        every = np.concatenate([self._key_S[held], key_M])
+        kept = np.zeros(len(every), bool)
+        kept[np.argpartition(every, self._size - 1)[: self._size]] = True
+        self._limit = every[kept].max()
+        self._free = np.concatenate([self._free, held[~kept[: len(held)]]])
+        return kept[len(held) :]
+
+    def _held(self) -> np.ndarray:
+        """Slots that are taken, in order."""
+        taken = np.ones(self.num_slots, bool)
+        taken[self._free] = False
+        return np.flatnonzero(taken)
 
 
 class RowSample:
     """Arrays' rows of the `size` lowest keys among all rows that are added."""
 
     def __init__(self, size: int):
-        self._size, self._keys = size, LowestKeys(size)
+        self._keys = LowestKeys(size)
         self._arrays: list[np.ndarray] = []
 
     def __len__(self) -> int:
@@ -52,7 +74,7 @@ class RowSample:
         """Rows by their keys, and arrays (N, ...), the same ones at every call."""
         if not self._arrays:
             # Memory is taken as rows are written to it, not now.
-            self._arrays = [np.empty((self._size, *array.shape[1:]), array.dtype) for array in arrays]
+            self._arrays = [np.empty((self._keys.num_slots, *array.shape[1:]), array.dtype) for array in arrays]
         row_M, slot_M = self._keys.offer(key_N)
         for held, array in zip(self._arrays, arrays, strict=True):
             held[slot_M] = array[row_M]
@@ -60,10 +82,9 @@ class RowSample:
     def arrays(self) -> list[np.ndarray]:
         """Each array's rows (S, ...) in the order of the keys: views of the sample's own memory."""
         slot_S = self._keys.sort()
-        views = [held[: len(slot_S)] for held in self._arrays]
-        for view in views:
-            flat = view.reshape(len(view), -1)
+        for held in self._arrays:
+            flat = held.reshape(len(held), -1)
             for begin in range(0, flat.shape[1], SORTED_COLUMNS):  # by columns, so that there's no second copy
                 columns = slice(begin, begin + SORTED_COLUMNS)
-                flat[:, columns] = flat[slot_S, columns]
-        return views
+                flat[: len(slot_S), columns] = flat[slot_S, columns]
+        return [held[: len(slot_S)] for held in self._arrays]

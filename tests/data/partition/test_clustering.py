@@ -171,6 +171,43 @@ def test_a_slot_is_taken_over_from_a_higher_key():
     assert [held[slot] for slot in keys.sort()] == [10, 20, 40]
 
 
+class CountedArrays:
+    """numpy, with the lengths of all arrays that its functions take added up."""
+
+    def __init__(self):
+        self.values = 0
+
+    def __getattr__(self, name):
+        function = getattr(np, name)
+        if isinstance(function, type) or not callable(function):
+            return function
+
+        def counted(*arguments, **named):
+            arrays = [value for value in arguments if isinstance(value, np.ndarray)]
+            self.values += sum(len(value) for value in arrays)
+            made = function(*arguments, **named)
+            self.values += len(made) if isinstance(made, np.ndarray) else 0
+            return made
+
+        return counted
+
+
+@pytest.mark.parametrize("size", [8, 4_000, 20_000, 100_000])
+def test_the_work_of_a_sample_is_that_of_the_rows_and_not_of_the_parts(size, monkeypatch):
+    """As many rows in twenty times as many parts are no more work: no part looks at the whole sample."""
+    key_N, work = shuffle_keys(map(str, range(20_000))), []
+    for part_rows in (50, 1_000):
+        numpy = CountedArrays()
+        monkeypatch.setattr("ddm_ray.data.partition.sample.np", numpy)
+        sample = RowSample(size)
+        numpy.values = 0  # without making the slots
+        for begin in range(0, len(key_N), part_rows):
+            sample.add(key_N[begin : begin + part_rows])
+        assert len(sample) == min(size, len(key_N))
+        work.append(numpy.values)
+    assert work[0] < 2 * work[1]
+
+
 def test_duplicates_that_were_dropped_are_left_out(tmp_path):
     settings = ("data.source=shapes:60", "data.channels=3", "data.image_size=8", "data.num_classes=12", *FOUR)
     run = commit_rows(str(tmp_path / "run"), (*settings, "data.class_names=[]", "data.duplicates=drop"), chunk_rows=32)
