@@ -8,11 +8,11 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-import faiss
 import numpy as np
 import pyarrow as pa
 import torch
 from claims import Claim, Report, interleaved, median_and_spread
+from threadpoolctl import threadpool_info
 
 from ddm_ray.config import load_recipe
 from ddm_ray.config.data import PartitionConfig
@@ -75,7 +75,8 @@ def measure_kmeans(num_rows: int, num_fine: int, repeats: int, report: Report) -
         "balanced": partial(fit, max_share=1.05 / CLUSTERS),
     }
     seconds = interleaved(sides, repeats, "cpu")
-    size = f"{num_rows} rows of {DIM}, {num_fine} centroids, {faiss.omp_get_max_threads()} threads"
+    threads = max(library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas")
+    size = f"{num_rows} rows of {DIM}, {num_fine} centroids, {threads} threads"
     add(report, f"matrix products, {size}", seconds["products"], "s")
     add(report, "k-means: time", quotients(seconds["plain"], seconds["products"]), "x its products", MOST_KMEANS)
     balanced = quotients(seconds["balanced"], seconds["plain"])

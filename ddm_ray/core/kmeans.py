@@ -3,15 +3,17 @@
 N rows, D dimensions of an embedding, F fine centroids, K clusters; B rows of a block.
 """
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Literal
 
-import faiss
 import numpy as np
 from scipy import sparse
+from threadpoolctl import ThreadpoolController
 
 from ddm_ray.core.balance import balanced
 from ddm_ray.errors import ConfigError, DataError
@@ -19,6 +21,8 @@ from ddm_ray.errors import ConfigError, DataError
 Metric = Literal["euclidean", "spherical"]
 COARSE_RESTARTS = 5
 BLOCK = 4096
+SCORES = 2**20
+"""Values of a matrix product that are made at once: they stay in a core's cache until they are compared."""
 TIE = 1e-5
 """Squared distances nearer than this share of the squared lengths are compared again in float64."""
 MAX_SQUARED_LENGTH = float(np.finfo(np.float32).max) / 16
@@ -106,15 +110,13 @@ def assign(points_ND: np.ndarray, centroids_KD: np.ndarray) -> np.ndarray:
     if not len(points_ND) or len(centroids_KD) == 1:
         return np.zeros(len(points_ND), np.int64)
     with _threads() as pool:
-        blocks = list(pool.map(lambda block_BD: faiss.knn(block_BD, centred_KD, 2), _blocks(points_ND)))
-    distance_N2, index_N2 = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
-    assert (index_N2 >= 0).all()
-    nearest_N: np.ndarray = index_N2[:, 0]
+        blocks = list(pool.map(partial(_nearest, centroids_KD=centred_KD), _blocks(points_ND)))
+    nearest_N, second_N, lead_N = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
     # A matrix product rounds by a row's place in its block, which decides between centroids that are as good as equal.
     length_K = np.einsum("kd,kd->k", centred_KD, centred_KD)
-    scale_N = length_N + length_K[index_N2].max(axis=1)
+    scale_N = length_N + np.maximum(length_K[nearest_N], length_K[second_N])
     centres_KD = centred_KD.astype(np.float64)
-    for row in np.flatnonzero(distance_N2[:, 1] - distance_N2[:, 0] <= TIE * scale_N):
+    for row in np.flatnonzero(lead_N <= TIE * scale_N):
         nearest_N[row] = ((centres_KD - points_ND[row]) ** 2).sum(axis=1).argmin()
     return nearest_N
 
@@ -155,18 +157,21 @@ def _kmeans(
 ) -> _Fit:
     """Lloyd's algorithm (Lloyd 1982) from the rows first_K; centroids that have no row in the end are left out.
 
-    faiss finds the nearest, in blocks of their own whatever the threads, and sums are taken in the order of the rows:
-    several threads of faiss's own would round otherwise.
+    Blocks are the same whatever the threads, and their sums are taken in the order of the rows.
     """
     k = len(first_K)
 
     def step(block_BD: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         block_BD = unit_length(block_BD) if spherical else _float32(block_BD)
-        distance_B1, nearest_B1 = faiss.knn(block_BD, centroids_KD, 1)
-        assert (nearest_B1 >= 0).all()  # -1 for a row without distances, which below would write out of bounds
-        ones = (np.ones(len(block_BD), np.float32), nearest_B1[:, 0], np.arange(len(block_BD) + 1))
+        nearest, distances = [], []
+        for part_PD, score_PK in _scores(block_BD, centroids_KD):
+            nearest.append(score_PK.argmax(axis=1))
+            best_P = score_PK[np.arange(len(part_PD)), nearest[-1]]
+            distances.append((np.einsum("pd,pd->p", part_PD, part_PD) - 2 * best_P).clip(min=0))
+        nearest_B = np.concatenate(nearest)
+        ones = (np.ones(len(block_BD), np.float32), nearest_B, np.arange(len(block_BD) + 1))
         sums_KD = sparse.csr_array(ones, shape=(len(block_BD), k)).T @ block_BD
-        return nearest_B1[:, 0], distance_B1[:, 0], sums_KD
+        return nearest_B, np.concatenate(distances), sums_KD
 
     centroids_KD = unit_length(points_ND[first_K]) if spherical else _float32(points_ND[first_K])
     before_N = np.empty(0)
@@ -195,7 +200,7 @@ def _kmeans(
 
 
 def _squared_lengths(points_ND: np.ndarray, most: float = MAX_SQUARED_LENGTH, first_row: int = 0) -> np.ndarray:
-    """length_N; DataError for a row beyond `most` or not finite, for which faiss would answer -1 as the nearest."""
+    """length_N; DataError for a row beyond `most` or not finite, which has no nearest centroid."""
     length_N: np.ndarray = np.einsum("nd,nd->n", points_ND, points_ND)
     broken_N = ~(length_N < most)  # NaN too
     if broken_N.any():
@@ -207,6 +212,33 @@ def _squared_lengths(points_ND: np.ndarray, most: float = MAX_SQUARED_LENGTH, fi
     return length_N
 
 
+def _nearest(block_BD: np.ndarray, centroids_KD: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(nearest_B, second_B, lead_B): the two nearest of several centroids, and their squared distances' difference."""
+    nearest, second, lead = [], [], []
+    for part_PD, score_PK in _scores(block_BD, centroids_KD):
+        row_P = np.arange(len(part_PD))
+        nearest.append(score_PK.argmax(axis=1))
+        best_P = score_PK[row_P, nearest[-1]]
+        score_PK[row_P, nearest[-1]] = -np.inf
+        second.append(score_PK.argmax(axis=1))
+        lead.append(2 * (best_P - score_PK[row_P, second[-1]]))
+    return np.concatenate(nearest), np.concatenate(second), np.concatenate(lead)
+
+
+def _scores(block_BD: np.ndarray, centroids_KD: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(part_PD, score_PK) of a block's rows, SCORES at a time: half of a row's squared length less its distance's.
+
+    The highest is that of the nearest, the first of those that are equal: one matrix product, and a look at it.
+    """
+    half_K = np.einsum("kd,kd->k", centroids_KD, centroids_KD) / 2
+    rows = max(1, SCORES // len(centroids_KD))
+    for begin in range(0, len(block_BD), rows):
+        part_PD = block_BD[begin : begin + rows]
+        score_PK = part_PD @ centroids_KD.T
+        score_PK -= half_K
+        yield part_PD, score_PK
+
+
 def _blocks(points_ND: np.ndarray) -> Iterator[np.ndarray]:
     return (points_ND[begin : begin + BLOCK] for begin in range(0, len(points_ND), BLOCK))
 
@@ -215,8 +247,22 @@ def _float32(points_ND: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(points_ND, dtype=np.float32)
 
 
+@cache
+def _products() -> ThreadpoolController:
+    """The libraries that make numpy's matrix products."""
+    return ThreadpoolController().select(user_api="blas")
+
+
+_alone = threading.RLock()  # a library's number of threads is one for all of the process
+
+
 @contextmanager
 def _threads() -> Iterator[ThreadPoolExecutor]:
-    """Open a pool of as many threads as faiss would use; faiss itself uses one in each."""
-    with ThreadPoolExecutor(faiss.omp_get_max_threads(), initializer=lambda: faiss.omp_set_num_threads(1)) as pool:
-        yield pool
+    """Open a pool of as many threads as a matrix product would use; meanwhile it uses one in each.
+
+    Several threads of its own would round otherwise than one. Calls from several threads come one after the other.
+    """
+    with _alone:
+        number = max((library["num_threads"] for library in _products().info()), default=1)
+        with _products().limit(limits=1), ThreadPoolExecutor(number) as pool:
+            yield pool

@@ -1,10 +1,16 @@
-import faiss
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from ddm_ray.core.kmeans import assign, two_level_kmeans, unit_length
 from ddm_ray.errors import ConfigError, DataError
 
+ROOT = Path(__file__).parents[2]
 CENTRES_KD = np.array([[0, 0, 9], [0, 9, 0], [9, 0, 0], [-9, -9, -9]], np.float32)
 
 
@@ -39,20 +45,48 @@ def repeated_rows() -> np.ndarray:
     return points_ND[generator.integers(0, 3000, 9000)]
 
 
+def blas_threads() -> set[int]:
+    return {library["num_threads"] for library in threadpool_info() if library["filepath"].count("numpy.libs")}
+
+
 @pytest.mark.parametrize("metric", ["euclidean", "spherical"])
 def test_equal_bits_whatever_the_threads(metric):
-    threads = faiss.omp_get_max_threads()
     for points_ND, num_fine in ((blobs()[0], 64), (repeated_rows(), 300)):
-        try:
-            fits = []
-            for count in (1, 2, 3, 4, 1):
-                faiss.omp_set_num_threads(count)
+        fits = []
+        for count in (1, 2, 3, 4, 1):
+            with threadpool_limits(count, user_api="blas"):
                 fits.append(two_level_kmeans(points_ND, num_fine, 4, 6, 3, metric, max_share=0.3))
-                assert faiss.omp_get_max_threads() == count
-        finally:
-            faiss.omp_set_num_threads(threads)
+                assert blas_threads() == {count}
         assert len({centroids.fine_FD.tobytes() + centroids.coarse_KD.tobytes() for centroids in fits}) == 1
         assert len({centroids.fine_to_coarse_F.tobytes() for centroids in fits}) == 1
+
+
+WATCHED = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from ddm_ray.core import kmeans
+from tests.core.test_kmeans import blas_threads, repeated_rows
+
+def watched(*arguments):
+    for part in scores(*arguments):
+        used.update(blas_threads())
+        yield part
+
+used, scores, kmeans._scores, points_ND = set(), kmeans._scores, watched, repeated_rows()
+before = blas_threads()
+with ThreadPoolExecutor(int(sys.argv[1])) as pool:
+    list(pool.map(lambda count: kmeans.two_level_kmeans(points_ND, 300, 4, count, 0), (2, 5, 8)))
+print(used, blas_threads() == before)
+"""
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_a_product_is_made_by_one_thread(at_once):
+    """Also where several fits run in one process: the number is the library's, and each puts it back in the end."""
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "2"}
+    command = [sys.executable, "-c", WATCHED, str(at_once)]
+    ended = subprocess.run(command, env=environment, cwd=ROOT, check=True, capture_output=True, text=True, timeout=200)
+    assert ended.stdout == "{1} True\n"
 
 
 def test_a_row_has_its_cluster_whatever_rows_are_beside_it():
@@ -157,7 +191,7 @@ def test_seeds_matter_and_all_rows_are_used():
     points_ND, _ = blobs()
     fine = [two_level_kmeans(points_ND, 64, 4, 10, seed=seed).fine_FD.tobytes() for seed in (0, 1)]
     assert fine[0] != fine[1]
-    # One fine centroid and no more rows than faiss would subsample: it is their mean only if all were used.
+    # One fine centroid is the mean of all rows only if all were used.
     mean_D = two_level_kmeans(points_ND, 1, 1, 5, seed=0).coarse_KD[0]
     np.testing.assert_allclose(mean_D, points_ND.mean(0), atol=1e-4)
 
