@@ -4,6 +4,7 @@ N rows, C channels, H x W pixels, D dimensions of an embedding, L tokens of E ch
 """
 
 import io
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,8 @@ from ddm_ray.errors import CorruptArtifact
 
 DUPLICATES = "duplicates.parquet"
 """Of an artifact of rows: the ids that are left out, where equal images are dropped."""
+CHECKED_PAGES = b"ddm-ray.checked_pages"
+"""Metadata of a parquet file whose pages all have a checksum, so that some columns can be verified by themselves."""
 MIRRORED = "mirrored"
 """Column of the latents of a row's mirror image."""
 TRAIN = "train"
@@ -148,14 +151,11 @@ def to_parquet(table: pa.Table, row_group_rows: int | None = None) -> bytes:
     """One parquet file, uncompressed; equal tables give equal bytes."""
     buffer = io.BytesIO()
     arrays = [field.name for field in table.schema if field.type not in (pa.string(), pa.int64())]
-    pq.write_table(
-        table.combine_chunks(),
-        buffer,
-        row_group_size=row_group_rows or max(1, table.num_rows),
-        compression="none",
-        use_dictionary=False,
-        write_statistics=[name for name in table.column_names if name not in arrays],
-    )
+    form: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
+    form["write_statistics"] = [name for name in table.column_names if name not in arrays]
+    with pq.ParquetWriter(buffer, table.schema, **form) as writer:
+        writer.write_table(table.combine_chunks(), row_group_size=row_group_rows or max(1, table.num_rows))
+        writer.add_key_value_metadata({CHECKED_PAGES: b"yes"})
     return buffer.getvalue()
 
 

@@ -69,6 +69,7 @@ class InheritingStore(Store):
 
     read = _routed(Store.read)
     read_end = _routed(Store.read_end)
+    read_parts = _routed(Store.read_parts)
     fetch = _routed(Store.fetch)
     read_back = _routed(Store.read_back)
     write = _routed(Store.write, changes=True)

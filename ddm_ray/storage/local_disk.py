@@ -5,13 +5,14 @@ Whoever may write there may leave pipes, devices, links in a circle, and files w
 
 import errno
 import os
+import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from ddm_ray.errors import CorruptArtifact
+from ddm_ray.errors import CorruptArtifact, StorageError
 from ddm_ray.storage.disk import is_unfinished
 from ddm_ray.storage.refusals import as_storage_error
 
@@ -113,6 +114,19 @@ def folders(root: Path) -> list[str]:
             if error.errno in _OF_ITSELF:
                 return []
             raise
+
+
+def delete(root: Path) -> None:
+    """Delete a folder and all below it. Raises StorageError."""
+    shutil.rmtree(root, onerror=_unless_concurrent)
+
+
+def _unless_concurrent(_: object, where: str, info: tuple[type, BaseException, object]) -> None:
+    """Pass over what is gone already, and folders that another writer fills meanwhile."""
+    error = info[1]
+    assert isinstance(error, OSError)
+    if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENOTEMPTY):
+        raise StorageError(f"{where}: {error.strerror}") from None
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

@@ -1,10 +1,9 @@
 """Store: objects by key below one prefix, on a local disk or in an object store, through obstore."""
 
-import errno
 import hashlib
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -111,15 +110,23 @@ class Store:
             self._meter.reads(len(data))
             return data
 
-        def get() -> bytes:
-            self._meter.asks("HEAD")
-            end = obstore.head(self._objects, self._prefix + key)["size"]
-            self._meter.asks("GET")
-            data = bytes(obstore.get_range(self._objects, self._prefix + key, start=max(0, end - size), end=end))
-            self._meter.reads(len(data))
-            return data
+        self._meter.asks("HEAD")
+        end = self._ask(key, lambda: obstore.head(self._objects, self._prefix + key))["size"]
+        [data] = self.read_parts(key, [range(max(0, end - size), end)])
+        return data
 
-        return self._ask(key, get)
+    def read_parts(self, key: str, parts: Sequence[range]) -> list[bytes]:
+        """Parts of the object's bytes. Of one that ends before there are fewer bytes, or StorageError is raised."""
+        if self.local is not None:
+            self._meter.asks("GET", len(parts))
+            read = [local_disk.read(self._path(key), lambda _, part=part: part) for part in parts]
+        else:
+            starts, ends = [part.start for part in parts], [part.stop for part in parts]
+            self._meter.asks("GET", len(parts))
+            get = partial(obstore.get_ranges, self._objects, self._prefix + key, starts=starts, ends=ends)
+            read = [bytes(data) for data in self._ask(key, get)]
+        self._meter.reads(sum(map(len, read)))
+        return read
 
     def fetch(self, key: str, path: Path | int, at: int = 0) -> str:
         """Copy the object to a local file, a few MiB in memory at a time; the SHA-256 of its bytes, in hex.
@@ -306,7 +313,7 @@ class Store:
     def delete(self, prefix: str) -> None:
         """Delete every object below `prefix/`."""
         if self.local is not None:
-            shutil.rmtree(self.local / prefix, onerror=_unless_concurrent)  # object by object would leave empty folders
+            local_disk.delete(self.local / prefix)  # object by object would leave empty folders
             return
         for key in self.sizes(prefix):
             self.delete_one(f"{prefix}/{key}")
@@ -334,14 +341,6 @@ def _chunks(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
             yield chunk
-
-
-def _unless_concurrent(_: object, where: str, info: tuple[type, BaseException, object]) -> None:
-    """Pass over what is gone already, and folders that another writer fills meanwhile."""
-    error = info[1]
-    assert isinstance(error, OSError)
-    if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENOTEMPTY):
-        raise StorageError(f"{where}: {error.strerror}") from None
 
 
 def is_local(url: str) -> bool:

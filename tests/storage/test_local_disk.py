@@ -41,6 +41,7 @@ def test_what_is_no_file_is_refused_at_once(store: Store, tmp_path: Path, kind: 
     make(tmp_path / "x")
     store.write("y", b"1")
     readers = (store.read, lambda key: store.read(key, 4), lambda key: store.read_end(key, 4))
+    readers = (*readers, lambda key: store.read_parts(key, [range(4)]))
     for read in (*readers, lambda key: store.fetch(key, tmp_path / "copy")):
         with pytest.raises(error, match=rf"^{tmp_path}/x: [^\n]*$") as refused:
             read("x")
@@ -94,6 +95,19 @@ def test_a_file_without_end_is_not_read(store: Store, tmp_path: Path) -> None:
     with pytest.raises(CorruptArtifact, match=f"^{tmp_path}/x: has {HUGE} bytes, and may have 100$"):
         store.read("x", 100, cut=False)
     assert meter_of(store.url).counted.read - before == 4
+
+
+@pytest.mark.parametrize("kind", ["disk", "object store"])
+def test_parts_of_an_object_are_read_and_no_more(kind: str, tmp_path: Path) -> None:
+    store, data = Store(str(tmp_path) if kind == "disk" else f"memory:///{tmp_path.name}"), bytes(range(200))
+    store.write("x", data)
+    before = meter_of(store.url).counted.read
+    assert store.read_parts("x", [range(3, 5), range(190, 200), range(7, 8)]) == [data[3:5], data[190:], data[7:8]]
+    assert store.read_parts("x", []) == []
+    assert store.read_end("x", 3) == data[-3:] and store.read_end("x", 300) == data
+    assert meter_of(store.url).counted.read - before == 13 + 203
+    with pytest.raises(FileNotFoundError):
+        store.read_parts("y", [range(1)])
 
 
 def test_in_an_object_store_it_is_not_read_either() -> None:

@@ -15,6 +15,7 @@ import torch
 
 from ddm_ray.core.kmeans import Centroids, two_level_kmeans, unit_length
 from ddm_ray.data import OnProgress
+from ddm_ray.data.columns import read_columns
 from ddm_ray.data.order import shuffle_keys
 from ddm_ray.data.partition.sample import RowSample
 from ddm_ray.data.read_ahead import read_ahead
@@ -53,6 +54,8 @@ class RowsReader:
     ) -> Iterator[pa.Table]:
         """Each part's rows, by `columns` and id and split, or by all columns; `names`: of these parts alone.
 
+        Of a part that has much more than the columns no more is read.
+
         Progress is that of the caller. The next parts are read ahead, up to AHEAD_BYTES of them, one at least. Raises
         CorruptArtifact naming the part.
         """
@@ -75,8 +78,10 @@ class RowsReader:
         return table.filter(pa.array(self._dropped_keys[place_N] != key_N))
 
     def _read(self, name: str, columns: list[str] | None) -> pa.Table:
+        if columns is not None:
+            return read_columns(self.run, self.artifact, name, self.manifest, columns)
         where = f"{self.run.url}/{self.artifact}/{name}"
-        return read_parquet(self.run.read(self.artifact, name, self.manifest), where, columns)
+        return read_parquet(self.run.read(self.artifact, name, self.manifest), where)
 
 
 @dataclass(frozen=True)
