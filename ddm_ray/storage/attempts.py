@@ -156,8 +156,8 @@ class Attempt:
                 self.store.delete(prefix)
 
     def _commit(self, prefix: str, identity: Identity, records: dict[str, FileRecord], info: Info) -> Manifest:
-        manifest = Manifest(prefix, identity, records, info.as_json())
-        self.store.write(f"{prefix}/{NAME}", manifest.to_json())
+        manifest, key = Manifest(prefix, identity, records, info.as_json()), f"{prefix}/{NAME}"
+        self.store.write(key, manifest.to_write(f"{self.store.url}/{key}"))
         return manifest
 
 

@@ -7,6 +7,7 @@ from uuid import uuid4
 
 from ddm_ray.errors import CorruptArtifact, DDMError, StorageError
 from ddm_ray.storage.graph import Artifact
+from ddm_ray.storage.listing import list_of, with_all_files
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import survey
 from ddm_ray.storage.store import Store
@@ -34,7 +35,7 @@ def examine(run: Run, deep: bool = False) -> Iterator[Finding]:
         if status.state == "damaged":
             yield Finding(status.artifact, status.error)
         elif status.state == "finished":
-            yield Finding(status.artifact, _altered_file(run, status.artifact) if deep else None)
+            yield Finding(status.artifact, _wrong_file(run, status.artifact, deep))
 
 
 def _broken_word(store: Store) -> str:
@@ -61,14 +62,26 @@ def _broken_word(store: Store) -> str:
             store.delete(folder)
 
 
-def _altered_file(run: Run, artifact: Artifact) -> CorruptArtifact | None:
-    """A file of a finished artifact that isn't what its manifest says, as an error; files of owners aren't here."""
-    manifest, sizes = run.finished(artifact), run.store.sizes(artifact)
+def _wrong_file(run: Run, artifact: Artifact, deep: bool) -> CorruptArtifact | None:
+    """A file of a finished artifact that isn't what its manifest says, as an error; files of owners aren't here.
+
+    By sizes alone unless `deep`: a survey has compared these but for files that a manifest names by a list.
+    """
+    manifest = run.finished(artifact)
     assert manifest
-    for name in manifest.files:
-        if name in sizes:
-            try:
+    listed = list_of(manifest)
+    if not deep and listed is None:
+        return None
+    sizes = run.store.sizes(artifact)
+    if listed is not None and listed not in sizes:
+        return None  # an owner's rows, who gave their manifest alone
+    try:
+        manifest = with_all_files(run, manifest)
+        for name, record in manifest.files.items():
+            if listed is not None and sizes.get(name) != record.bytes:
+                return CorruptArtifact(f"{name} is gone or cut short", run.remake(artifact))
+            if deep and name in sizes:
                 run.check(manifest, name)
-            except CorruptArtifact as error:
-                return error
+    except CorruptArtifact as error:
+        return error
     return None

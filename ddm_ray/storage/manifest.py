@@ -3,15 +3,15 @@
 import builtins
 import hashlib
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from ddm_ray.errors import CorruptArtifact, TruncatedWeights
-from ddm_ray.spelling import printable
+from ddm_ray.errors import CorruptArtifact, DataError, DDMError, TruncatedWeights
+from ddm_ray.spelling import one_line, printable
 from ddm_ray.storage.sealed import canonical, read_sealed, seal, sha256, unseal
 from ddm_ray.storage.store import Store
 
@@ -60,14 +60,19 @@ class FileRecord:
             return cls(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
 
 
-def _checked_name(name: str) -> str:
+def checked_name(name: str) -> str:
+    """The name itself, if it may be that of a file below an artifact. Raises ValueError."""
     parts = name.split("/")
-    if not name.isprintable() or any(part in ("", ".", "..") or len(part.encode()) > 255 for part in parts):
+    if (
+        len(name) > NAME_LETTERS
+        or not name.isprintable()
+        or any(part in ("", ".", "..") or len(part.encode()) > 255 for part in parts)
+    ):
         raise ValueError("no file is called so")
     return name
 
 
-FileName = Annotated[str, Field(max_length=NAME_LETTERS), AfterValidator(_checked_name)]
+FileName = Annotated[str, AfterValidator(checked_name)]
 """A path below an artifact, without `..` and letters that no terminal prints, of parts that any file system takes."""
 
 
@@ -88,12 +93,13 @@ class _Body(BaseModel):
 class Manifest:
     """The record written last: files by path below the artifact's prefix, identity, and the stage's info.
 
-    `content` is a hash of what the files hold, given where their bytes or names depend on chance.
+    `content` is a hash of what the files hold, given where their bytes or names depend on chance. Of very many files
+    these are a list of them, see `listing.py`.
     """
 
     artifact: str
     identity: Identity
-    files: dict[str, FileRecord]
+    files: Mapping[str, FileRecord]
     info: dict[str, Any]
     content: str | None = None
 
@@ -107,6 +113,19 @@ class Manifest:
         """The manifest as an indented JSON object with a checksum over itself."""
         body = {"schema": SCHEMA, "fingerprint": self.identity.fingerprint, **asdict(self)}
         return seal(body, indent=1)
+
+    def to_write(self, where: str) -> bytes:
+        """`to_json`, of a manifest that `read_manifest` takes. Raises DataError naming `where` for any other.
+
+        Nobody is to find that out when a week's work is to be used.
+        """
+        try:
+            data = self.to_json()
+            Manifest.from_json(data, where)
+        except (DDMError, ValueError, TypeError, RecursionError) as error:
+            reason = one_line(error.message if isinstance(error, DDMError) else error)
+            raise DataError(f"{where}: can't be written, with {len(self.files):,} files: {reason}") from None
+        return data
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> "Manifest":

@@ -264,8 +264,9 @@ class Run:
 
         Raises DriftError if another one was accepted.
         """
-        artifact, data = Artifact(manifest.artifact), manifest.to_json()
+        artifact = Artifact(manifest.artifact)
         key = f"{ACCEPTED}/{artifact}/{NAME}"
+        data = manifest.to_write(f"{self.url}/{key}")
         if replace:
             self.store.write(key, data)
         elif not self.store.create(key, data):
@@ -312,10 +313,10 @@ class Run:
         """Create the artifact's manifest, last, of files that are written; `records` are what was meant to be there.
 
         `identity` is that of the stage's start, if not now's; `content`: see Manifest. Where a rival committed first,
-        theirs counts and is returned.
+        theirs counts and is returned. Raises DataError for a manifest that could not be read.
         """
         manifest = Manifest(artifact, identity or self.identity(artifact), records, info.as_json(), content)
-        if self.store.create(f"{artifact}/{NAME}", manifest.to_json()):
+        if self.store.create(f"{artifact}/{NAME}", manifest.to_write(f"{self.url}/{artifact}/{NAME}")):
             return manifest
         committed = self.finished(artifact)
         if committed is None:

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from ddm_ray.errors import CorruptArtifact, StorageError
+from ddm_ray.errors import CorruptArtifact, DataError, StorageError
 from ddm_ray.parsing import parse_object
 from ddm_ray.remedies import Fix
 from ddm_ray.storage.store import Store
@@ -26,9 +26,15 @@ def canonical(value: Any) -> bytes:
 
 
 def seal(body: dict[str, Any], indent: int | None = None) -> bytes:
-    """The object with its `checksum`, a line of canonical JSON, or indented for people to read."""
+    """The object with its `checksum`, a line of canonical JSON, or indented for people to read.
+
+    Raises DataError for one that `read_sealed` would refuse for its size.
+    """
     sealed = {**body, "checksum": sha256(canonical(body))}
-    return (canonical(sealed) if indent is None else json.dumps(sealed, indent=indent).encode()) + b"\n"
+    data = (canonical(sealed) if indent is None else json.dumps(sealed, indent=indent).encode()) + b"\n"
+    if len(data) > RECORD_BYTES:
+        raise DataError(f"a record would have {len(data):,} bytes, and {RECORD_BYTES:,} are read at most")
+    return data
 
 
 def read_some(store: Store, key: str, most: int, cut: bool = True) -> bytes:

@@ -17,6 +17,7 @@ from ddm_ray.storage.info import Info, PartitionInfo, TrainedInfo
 from ddm_ray.storage.job_files import JobFiles, list_jobs
 from ddm_ray.storage.job_status import JobStatus, job_status
 from ddm_ray.storage.launches import place_of
+from ddm_ray.storage.listing import list_of
 from ddm_ray.storage.manifest import Manifest
 from ddm_ray.storage.run import RUN_FILE, Run
 from ddm_ray.storage.store import is_local
@@ -192,7 +193,11 @@ def _with_files(run: Run, status: Status, sizes: Mapping[str, int] | None) -> St
     manifest = run.manifest(status.artifact) if status.state == "finished" else None
     if manifest is None or not _wrong_file(manifest, sizes or {}):
         return status
-    sizes = run.store.sizes(status.artifact)  # again: the manifest may have come while they were listed
+    if list_of(manifest):  # a listing of a million files takes minutes: `examine` makes it
+        here = {name: run.store.exists(f"{status.artifact}/{name}") for name in manifest.files}
+        sizes = {name: record.bytes for name, record in manifest.files.items() if here[name]}
+    else:
+        sizes = run.store.sizes(status.artifact)  # again: the manifest may have come while they were listed
     if (
         status.artifact.kind in ("rows", "shard")
         and status.artifact.cluster is not None

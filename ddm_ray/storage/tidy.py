@@ -12,6 +12,7 @@ from ddm_ray.storage.chunk_records import PLAN, RECORDS, stem_of_file
 from ddm_ray.storage.disk import unfinished_below
 from ddm_ray.storage.extension import EXTENDED
 from ddm_ray.storage.graph import NAME_PATTERN, REFERENCES, REPORT, TARGETS, Artifact
+from ddm_ray.storage.listing import with_all_files
 from ddm_ray.storage.manifest import NAME, Manifest
 from ddm_ray.storage.run import Run
 
@@ -103,7 +104,8 @@ def _awaited(run: Run) -> set[Artifact]:
 def _finished(run: Run, artifact: Artifact) -> Manifest | None:
     """The manifest of an artifact that is finished, and undamaged as far as that tells."""
     with suppress(DriftError, CorruptArtifact):
-        return run.finished(artifact)
+        manifest = run.finished(artifact)
+        return manifest and with_all_files(run, manifest)
     return None
 
 

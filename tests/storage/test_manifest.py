@@ -8,8 +8,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddm_ray.errors import CorruptArtifact, TruncatedWeights
-from ddm_ray.storage.manifest import SCHEMA, FileRecord, Identity, Manifest, canonical, drift, sha256, verify
+from ddm_ray.errors import CorruptArtifact, DataError, TruncatedWeights
+from ddm_ray.storage import sealed
+from ddm_ray.storage.attempts import claim
+from ddm_ray.storage.graph import evaluation
+from ddm_ray.storage.info import EvaluationInfo, StateInfo, WeightsInfo
+from ddm_ray.storage.manifest import (
+    NAME,
+    SCHEMA,
+    FileRecord,
+    Identity,
+    Manifest,
+    canonical,
+    drift,
+    read_manifest,
+    sha256,
+    verify,
+)
+from ddm_ray.storage.run import Run
+from ddm_ray.storage.store import Store
 
 WHERE = "/runs/a/experts/003/_MANIFEST.json"
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -48,6 +65,69 @@ def parsed(data: bytes) -> Manifest | str:
 @given(manifests)
 def test_manifests_round_trip(manifest: Manifest) -> None:
     assert Manifest.from_json(manifest.to_json(), WHERE) == manifest
+
+
+# Values, also ones that no manifest may have.
+hostile_names = st.sampled_from(["", "..", "../x", "/a", "a//b", "a\x1b[2J", "x" * 256, "y/" * 600 + "y"])
+hostile_records = st.builds(
+    FileRecord, bytes=st.integers(-2, 2**64) | st.just(True), sha256=st.text(max_size=64) | st.just("0" * 64)
+)
+deep: Any = {}
+for _ in range(100):
+    deep = {"deeper": deep}
+hostile_fields = st.dictionaries(
+    text, value | st.sampled_from([deep, {1, 2}, float("nan"), b"bytes", "\ud800"]), max_size=3
+)
+hostile_manifests = st.builds(
+    Manifest,
+    artifact=name | hostile_names,
+    identity=st.builds(Identity, fields=hostile_fields, inputs=st.dictionaries(text, text | st.just(5), max_size=2)),
+    files=st.dictionaries(name | hostile_names, record | hostile_records, max_size=3),
+    info=hostile_fields,
+    content=st.none() | text | st.just("x" * 129),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(manifest=manifests | hostile_manifests, most=st.integers(300, 1500))
+def test_a_manifest_is_written_just_if_it_can_be_read(
+    manifest: Manifest, most: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The writer refuses what a reader of what it would have written does, be it for its form or its size."""
+    store = Store(str(tmp_path_factory.mktemp("store")))
+    try:
+        store.write(f"rows/{NAME}", manifest.to_json())
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(sealed, "RECORD_BYTES", most)
+            read_manifest(store, "rows")
+        readable = True
+    except (CorruptArtifact, ValueError, TypeError):  # one that isn't even JSON
+        readable = False
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sealed, "RECORD_BYTES", most)
+        if readable:
+            assert manifest.to_write(WHERE) == store.read(f"rows/{NAME}")
+        else:
+            with pytest.raises(DataError, match=f"^{WHERE}: can't be written, with {len(manifest.files)} files: "):
+                manifest.to_write(WHERE)
+
+
+def test_too_many_files_are_refused_before_a_manifest_names_them(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By all ways in which something is finished."""
+    assert 440_000 * 149 < sealed.RECORD_BYTES < 460_000 * 149
+    monkeypatch.setattr(sealed, "RECORD_BYTES", 2000 * 149)
+    files = {f"part-000000-{number:06d}-01234567.parquet": FileRecord(2**21, "0" * 64) for number in range(2100)}
+    refused = r"_MANIFEST.json: can't be written, with 2,100 files: a record would have 31., *"
+    with pytest.raises(DataError, match=f"/eval/demo/{refused}"):
+        run.commit_records(evaluation("demo"), files, EvaluationInfo(num_samples=1, frechet={}, best_strategy="once"))
+    attempt = claim(run.store, "experts/000")
+    with pytest.raises(DataError, match=f"/state/step-000000007/{refused}"):
+        attempt.commit_state(7, Identity({}), files, StateInfo(step=7, seconds=1.0, world_size=1))
+    with pytest.raises(DataError, match=f"/weights/step-000000007/{refused}"):
+        attempt.commit_weights(7, Identity({}), files, WeightsInfo(step=7, training_flops=1.0))
+    with pytest.raises(DataError, match=f"/accepted/experts/000/{refused}"):
+        run.accept(Manifest("experts/000", Identity({}), files, {}))
+    assert not [key for key in run.store.sizes("") if key.endswith(NAME)]
 
 
 def test_info_may_be_counted_by_number() -> None:

@@ -23,6 +23,7 @@ from ddm_ray.data.schema import DUPLICATES, embeddings, images, read_parquet, tr
 from ddm_ray.errors import DataError
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.info import RowsInfo
+from ddm_ray.storage.listing import with_all_files
 from ddm_ray.storage.run import Run
 
 COLUMNS = {"embeddings": ["embedding"], "pixels": ["data"], "label": ["label"]}
@@ -37,7 +38,7 @@ class RowsReader:
 
     def __init__(self, run: Run, artifact: Artifact):
         """Raises MissingArtifact, DriftError, CorruptArtifact."""
-        self.run, self.artifact, self.manifest = run, artifact, run.require(artifact)
+        self.run, self.artifact, self.manifest = run, artifact, with_all_files(run, run.require(artifact))
         self.names = sorted(name for name in self.manifest.files if name.startswith("part-"))
         self._dropped_keys = np.empty(0, np.uint64)
         if DUPLICATES in self.manifest.files:

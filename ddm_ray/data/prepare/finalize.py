@@ -15,6 +15,7 @@ from ddm_ray.data.schema import DUPLICATES, TRAIN, to_parquet
 from ddm_ray.errors import DataError
 from ddm_ray.remedies import Give
 from ddm_ray.storage.info import Reason, RowsInfo
+from ddm_ray.storage.listing import named_or_listed
 from ddm_ray.storage.manifest import FileRecord, Manifest, canonical, sha256
 from ddm_ray.storage.versions import versions
 
@@ -75,19 +76,19 @@ def commit(
             f"source {plan.source} gave no row to train on: {num_rows} can be used and data.heldout is"
             f" {run.config.data.heldout}; reasons for others are in {chunks.url}/{REJECTED}"
         )
-    files = dict(record.part for record in records if record.part)
+    others: dict[str, FileRecord] = {}
     content = [record.digest for record in records if record.digest]
     if run.config.data.text is not None:
         from ddm_ray.models.null_text import NULL_TEXT  # torch, which other runs do without
 
         null, _ = chunks.read_once(NULL)
         chunks.store.write(f"{artifact}/{NULL_TEXT}", null)
-        files[NULL_TEXT] = FileRecord.of(null)
-        content.append(files[NULL_TEXT].sha256)
+        others[NULL_TEXT] = FileRecord.of(null)
+        content.append(others[NULL_TEXT].sha256)
     if run.config.data.duplicates == "drop":
         data = to_parquet(pa.table({"id": pa.array(dropped, pa.string())}))
         chunks.store.write(f"{artifact}/{DUPLICATES}", data)
-        files[DUPLICATES] = FileRecord.of(data)
+        others[DUPLICATES] = FileRecord.of(data)
     info = RowsInfo(
         rows=num_rows,
         rows_train=num_rows - heldout,
@@ -103,6 +104,7 @@ def commit(
         networks=networks_of(chunks, plan),
         versions=versions(),
     )
+    files = named_or_listed(chunks.store, artifact, (record.part for record in records if record.part), others)
     manifest = run.commit_records(artifact, files, info, sha256(canonical(content)), identity)
     chunks.delete_strays(records)
     return manifest
