@@ -93,7 +93,7 @@ class EvaluateConfig(StrictModel):
     real_rows: int = Field(
         default=50_000,
         ge=2,
-        description="training rows, at most, that samples are compared with; drawn of more",
+        description="training rows, at most, that samples are compared with; of more the first of each cluster",
     )
     clip: str | None = Field(
         default=None,

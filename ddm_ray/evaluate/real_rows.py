@@ -20,7 +20,7 @@ from ddm_ray.storage.graph import Artifact, shard
 from ddm_ray.storage.run import Run
 
 KEPT_BYTES = 2**30
-"""Bytes of real rows in memory, at most, as images and with their texts; of a larger set so many are drawn."""
+"""Bytes of real rows in memory, at most, as images and with their texts; of a larger set there are so many."""
 HELDOUT_ROWS = 2000
 """Held-out rows, at most: each is noised, and given to every network, many times."""
 FLOAT_BYTES = 4
@@ -95,7 +95,9 @@ def prompts_of(run: Run, rows: RealRows | None = None, device: str = "cpu") -> C
 def _rows(run: Run, shards: list[Artifact], split: str, with_texts: bool, device: str = "cpu") -> Rows:
     most = max(2, KEPT_BYTES // _row_bytes(run.config.data, with_texts))
     most = min(most, HELDOUT_ROWS) if split == HELDOUT else most
-    return load_rows(run, shards, split, most, run.config.evaluate.seed, with_texts, device)
+    # Those with texts are asked for by number, also by evaluations that an older version began: as it drew them.
+    seed = run.config.evaluate.seed if with_texts else None
+    return load_rows(run, shards, split, most, seed, with_texts, device)
 
 
 def _is_here(run: Run, artifact: Artifact) -> bool:

@@ -19,7 +19,7 @@ from safetensors.torch import save as save_tensors
 from ddm_ray.config import RunConfig
 from ddm_ray.data import OnProgress
 from ddm_ray.data.loading.loader import Rows
-from ddm_ray.data.loading.shard_files import files_of, require_shard
+from ddm_ray.data.loading.shard_files import first_rows, num_rows
 from ddm_ray.data.schema import TRAIN, as_modelled, read_parquet, stored_images
 from ddm_ray.data.sharded.chunk_store import ChunkRecord, ChunkStore, StoredFile
 from ddm_ray.data.sharded.stage import ShareTold, make_chunks
@@ -32,7 +32,7 @@ from ddm_ray.models.embedders import Embedder
 from ddm_ray.pictures.images import to_bytes, to_unit
 from ddm_ray.storage.chunk_records import ChunkKey
 from ddm_ray.storage.graph import Artifact, reference, shard
-from ddm_ray.storage.info import ReferenceInfo, ShardInfo
+from ddm_ray.storage.info import ReferenceInfo
 from ddm_ray.storage.manifest import Identity
 from ddm_ray.storage.run import Run
 
@@ -86,10 +86,7 @@ class RealFeatures:
 
 @dataclass(frozen=True)
 class RowsFile:
-    """The first `rows` training rows of a file of a shard, or all: a unit of work.
-
-    A file's rows lie in the order of a hash of their ids, so the first are as good as drawn.
-    """
+    """The first `rows` training rows of a file of a shard, or all: a unit of work."""
 
     cluster: int
     file: str
@@ -106,7 +103,7 @@ class RowsFile:
 
 @dataclass(frozen=True)
 class ReferencePlan:
-    """The files of all shards that are here."""
+    """The files of the shards that are here in which the first rows of each lie."""
 
     units: tuple[RowsFile, ...]
 
@@ -170,14 +167,16 @@ def _make(
     identity = run.identity(artifact)
 
     def planned() -> ReferencePlan:
-        manifests = [require_shard(run, shard(each)) for each in range(len(run.experts)) if each not in elsewhere]
-        infos = [ShardInfo.of(manifest) for manifest in manifests]
-        share, units = run.config.evaluate.real_rows / max(1, sum(info.rows_train for info in infos)), list[RowsFile]()
-        for manifest, info in zip(manifests, infos, strict=True):
-            names = files_of(manifest, TRAIN)
-            rows = max(1, int(min(1.0, share) * info.rows_train / max(1, len(names))))
-            # Files of a shard are equally long but for chance: of all its rows, take whole ones.
-            units += [RowsFile(info.cluster, name, rows if share < 1 else info.rows_train) for name in names]
+        here = [shard(each) for each in range(len(run.experts)) if each not in elsewhere]
+        units = list[RowsFile]()
+        for share in first_rows(run, here, TRAIN, run.config.evaluate.real_rows):
+            left = share.rows
+            for name in share.files:
+                if not left:
+                    break
+                rows = min(left, num_rows(run, f"{share.manifest.artifact}/{name}"))
+                units.append(RowsFile(share.cluster, name, rows))
+                left -= rows
         return ReferencePlan(tuple(units))
 
     def fitted() -> tuple[bytes, dict[str, Any]]:

@@ -4,7 +4,7 @@ N rows, B rows of a batch, M of them in one window, C channels, H x W pixels or 
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from ddm_ray.config import DataConfig
 from ddm_ray.core.augmentation import Views
 from ddm_ray.core.condition import Condition, Text, TextIds
 from ddm_ray.data.loading.cache import local_files
-from ddm_ray.data.loading.shard_files import files_of, null_text_of, require_shard
+from ddm_ray.data.loading.shard_files import files_of, first_rows, footer, null_text_of, require_shard, unreadable
 from ddm_ray.data.loading.stored_rows import StoredRows
 from ddm_ray.data.loading.verified import VerifiedFile
 from ddm_ray.data.loading.windows import WINDOW_BYTES, RowGroup, Window, WindowOrder
@@ -37,8 +37,6 @@ from ddm_ray.storage.run import Run
 
 SHARE_OF_FREE_MEMORY = 0.25
 HELD_WINDOWS = 3
-FOOTER_BYTES = 64 * 2**10
-"""Bytes from a parquet file's end on that mostly hold its footer."""
 
 
 @dataclass(frozen=True)
@@ -78,37 +76,29 @@ def load_rows(
     artifacts: Sequence[Artifact],
     split: str = TRAIN,
     most: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     with_texts: bool = True,
     device: str = "cpu",
 ) -> Rows:
     """The rows of one or more shards in memory, in an order that doesn't depend on that of `artifacts`.
 
-    They are as they were prepared: only training draws views of them. Where there are more than `most`, so many are
-    drawn, each as likely as the others. Texts take far more memory than latents: they are left out unless `with_texts`.
-    Those that rows keep as ids are encoded on `device`.
+    They are as they were prepared: only training draws views of them. Where there are more than `most`, they are the
+    first of each shard (`first_rows`), and no other file is read; or, by a `seed`, so many are drawn of all files, each
+    row as likely as the others. Texts take far more memory than latents: they are left out unless `with_texts`. Those
+    that rows keep as ids are encoded on `device`.
     Raises MissingArtifact, DriftError, and CorruptArtifact for a file whose checksum isn't its manifest's.
     """
     config = run.config.data.model_copy(update={"horizontal_flips": False})
     if config.text is not None and not with_texts:
         config = config.model_copy(update={"text": None})
-    manifests = [require_shard(run, artifact) for artifact in sorted(artifacts)]
-    total = sum(getattr(ShardInfo.of(manifest), f"rows_{split}") for manifest in manifests)
-    kept_N = np.random.default_rng(seed).permutation(total) < (total if most is None else most)
     schema = shard_schema(config).append(pa.field("text", pa.string())).append(pa.field("cluster", pa.int64()))
-    tables, first = [schema.empty_table()], 0
-    for manifest in manifests:
-        artifact, cluster = Artifact(manifest.artifact), ShardInfo.of(manifest).cluster
-        for name in files_of(manifest, split):
-            table = read_parquet(run.read(artifact, name, manifest), f"{run.url}/{artifact}/{name}")
-            own_N = kept_N[first : first + table.num_rows]
-            first += table.num_rows
-            table = table.filter(pa.array(own_N))
-            if config.text is None and run.config.data.text is not None:
-                table = table.append_column("label", pa.array(np.zeros(len(table), np.int64)))
-            captions = table["text"] if "text" in table.column_names else pa.nulls(table.num_rows, pa.string())
-            table = table.select(shard_schema(config).names).append_column("text", captions)
-            tables.append(table.append_column("cluster", pa.array(np.full(table.num_rows, cluster, np.int64))))
+    tables = [schema.empty_table()]
+    for table, cluster in _tables(run, artifacts, split, most, seed):
+        if config.text is None and run.config.data.text is not None:
+            table = table.append_column("label", pa.array(np.zeros(len(table), np.int64)))
+        captions = table["text"] if "text" in table.column_names else pa.nulls(table.num_rows, pa.string())
+        table = table.select(shard_schema(config).names).append_column("text", captions)
+        tables.append(table.append_column("cluster", pa.array(np.full(table.num_rows, cluster, np.int64))))
     table = pa.concat_tables(tables).sort_by("id")
     stored = StoredRows(config, table.num_rows)
     stored.fill(0, table, table["cluster"].to_numpy())
@@ -121,6 +111,30 @@ def load_rows(
     data_NCHW = torch.from_numpy(stored.modelled())
     captions = table["text"].to_pylist() if text is not None and not table["text"].null_count else None
     return Rows(table["id"].to_pylist(), data_NCHW, labels_N, torch.from_numpy(stored.cluster_N), text, captions)
+
+
+def _tables(
+    run: Run, artifacts: Sequence[Artifact], split: str, most: int | None, seed: int | None
+) -> Iterator[tuple[pa.Table, int]]:
+    """The rows of `load_rows`, file by file, as they are stored, and their cluster."""
+    shares = first_rows(run, artifacts, split, None if seed is not None else most)
+    total, first = sum(share.rows for share in shares), 0
+    drawn_N = (
+        None if seed is None else np.random.default_rng(seed).permutation(total) < (total if most is None else most)
+    )
+    for share in shares:
+        artifact, left = Artifact(share.manifest.artifact), share.rows
+        for name in share.files:
+            if not left:
+                break
+            data = run.read(artifact, name, share.manifest)
+            table = read_parquet(data, f"{run.url}/{artifact}/{name}").slice(0, left)
+            left, first = left - table.num_rows, first + table.num_rows
+            if drawn_N is not None:
+                table = table.filter(pa.array(drawn_N[first - table.num_rows : first]))
+            yield table, share.cluster
+        if left:
+            raise share.lacking(run)
 
 
 class Loader:
@@ -165,8 +179,8 @@ class Loader:
                 for name, file in zip(names, files, strict=True):
                     where = f"{run.url}/{artifact}/{name}"
                     self._files.append((file, where, ShardInfo.of(manifest).cluster))
-                    footer = None if file else pa.BufferReader(_footer(run, f"{artifact}/{name}", where))
-                    groups += _groups(file.opened() if file else nullcontext(footer), where, len(self._files) - 1)
+                    end = None if file else pa.BufferReader(footer(run, f"{artifact}/{name}", where))
+                    groups += _groups(file.opened() if file else nullcontext(end), where, len(self._files) - 1)
                 if sum(group.rows for group in groups) - before != ShardInfo.of(manifest).rows_train:
                     raise CorruptArtifact(
                         f"{run.url}/{artifact}: hasn't the rows that its manifest says", run.remake(artifact)
@@ -258,7 +272,7 @@ class Loader:
                     table = parquet.read_row_group(group.number, columns, use_threads=False)
                 stored.fill(first, table, cluster)
             except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-                raise _unreadable(f"{where}, row group {group.number}", error) from None
+                raise unreadable(f"{where}, row group {group.number}", error) from None
         return stored
 
 
@@ -268,7 +282,7 @@ def _groups(source: AbstractContextManager[Any], where: str, file: int) -> list[
         with source as opened:
             metadata = pq.read_metadata(opened)
     except (pa.ArrowException, OSError) as error:
-        raise _unreadable(where, error) from None
+        raise unreadable(where, error) from None
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     return [
         RowGroup(file, number, group.num_rows, group.total_byte_size)
@@ -277,21 +291,7 @@ def _groups(source: AbstractContextManager[Any], where: str, file: int) -> list[
     ]
 
 
-def _footer(run: Run, key: str, where: str) -> bytes:
-    """The end of a parquet file, from its footer on at the latest."""
-    try:
-        data = run.store.read_end(key, FOOTER_BYTES)
-        size = int.from_bytes(data[-8:-4], "little") + 8  # the footer's own, and the magic after it
-        return data if size <= len(data) else run.store.read_end(key, size)
-    except FileNotFoundError:
-        raise CorruptArtifact(f"{where}: gone, though its manifest lists it") from None
-
-
 def _config_of(run: Run, artifacts: Sequence[Artifact]) -> DataConfig:
     """The configuration that these artifacts' rows are stored by: sampled images are augmented already."""
     data = run.config.data
     return data.unaugmented if any(artifact.kind == "replay" for artifact in artifacts) else data
-
-
-def _unreadable(where: str, error: Exception) -> CorruptArtifact:
-    return CorruptArtifact(f"{where}: can't be read ({' '.join(str(error).split())[:120]}); partition the run again")

@@ -1,14 +1,25 @@
-"""Shards by their manifests: that of the partition, the files of a split, and the null text."""
+"""Shards by their manifests: that of the partition, the files of a split, its first rows, and the null text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ddm_ray.core.condition import Text
 from ddm_ray.data.partition.state import manifest_key
 from ddm_ray.data.texts import read_null_text
-from ddm_ray.errors import DriftError
+from ddm_ray.errors import CorruptArtifact, DriftError
 from ddm_ray.models.null_text import NULL_TEXT
+from ddm_ray.storage.extension import generation_of
 from ddm_ray.storage.graph import PARTITION, Artifact
+from ddm_ray.storage.info import ShardInfo
 from ddm_ray.storage.manifest import NAME, FileRecord, Manifest
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.sealed import read_sealed
+
+FOOTER_BYTES = 64 * 2**10
+"""Bytes from a parquet file's end on that mostly hold its footer."""
 
 
 def require_shard(run: Run, artifact: Artifact) -> Manifest:
@@ -28,6 +39,86 @@ def require_shard(run: Run, artifact: Artifact) -> Manifest:
 def files_of(manifest: Manifest, split: str) -> list[str]:
     """Names of a shard's files of one split, in the order of their rows."""
     return sorted(name for name in manifest.files if name.startswith(f"{split}-"))
+
+
+@dataclass(frozen=True)
+class FirstRows:
+    """The first `rows` rows of a split of a shard, in these files, in the order of their names.
+
+    Rows lie in the order of a hash of their ids, file after file, so the first are as good as drawn.
+    """
+
+    manifest: Manifest
+    files: list[str]
+    rows: int
+
+    @property
+    def cluster(self) -> int:
+        """The shard's."""
+        return ShardInfo.of(self.manifest).cluster
+
+    def lacking(self, run: Run) -> CorruptArtifact:
+        """The error of files that have fewer rows."""
+        artifact = Artifact(self.manifest.artifact)
+        return CorruptArtifact(f"{run.url}/{artifact}: hasn't the rows that its manifest says", run.remake(artifact))
+
+
+def first_rows(run: Run, artifacts: Sequence[Artifact], split: str, most: int | None = None) -> list[FirstRows]:
+    """At most `most` rows of a split of one or more shards, of each as many as its share; None: all.
+
+    Of a shard to which rows were appended, of each generation as many as its share. Raises as `require_shard`.
+    """
+    parts = [
+        (require_shard(run, artifact), generation, count)
+        for artifact in sorted(artifacts)
+        for generation, count in _generations(run, artifact, split)
+    ]
+    total, before, taken, shares = sum(count for *_, count in parts), 0, 0, list[FirstRows]()
+    for manifest, generation, count in parts:
+        before += count
+        until = min(total, total if most is None else most) * before // max(1, total)
+        files = files_of(manifest, split)
+        if generation is not None:
+            files = [name for name in files if generation_of(f"{manifest.artifact}/{name}") == generation]
+        shares.append(FirstRows(manifest, files, until - taken))
+        taken = until
+    return shares
+
+
+def _generations(run: Run, artifact: Artifact, split: str) -> list[tuple[int | None, int]]:
+    """The generations of a shard's rows of a split, the oldest first, and how many rows each has."""
+    rows = getattr(ShardInfo.of(require_shard(run, artifact)), f"rows_{split}")
+    if artifact.kind != "shard":
+        return [(None, rows)]  # sampled images, which no run appends to
+    while run.base is not None and run.appends is None:
+        run = run.base
+    earlier = _generations(run.base, artifact, split) if run.base is not None else []
+    return [*earlier, (run.generation, rows - sum(count for _, count in earlier))]
+
+
+def footer(run: Run, key: str, where: str) -> bytes:
+    """The end of a parquet file, from its footer on at the latest. Raises CorruptArtifact naming `where`."""
+    try:
+        data = run.store.read_end(key, FOOTER_BYTES)
+        size = int.from_bytes(data[-8:-4], "little") + 8  # the footer's own, and the magic after it
+        return data if size <= len(data) else run.store.read_end(key, size)
+    except FileNotFoundError:
+        raise CorruptArtifact(f"{where}: gone, though its manifest lists it") from None
+
+
+def num_rows(run: Run, key: str) -> int:
+    """The number of rows of a parquet file by its footer, of which alone is read. Raises CorruptArtifact."""
+    where = f"{run.url}/{key}"
+    try:
+        rows: int = pq.read_metadata(pa.BufferReader(footer(run, key, where))).num_rows
+    except (pa.ArrowException, OSError) as error:
+        raise unreadable(where, error) from None
+    return rows
+
+
+def unreadable(where: str, error: Exception) -> CorruptArtifact:
+    """The error of a shard's file that no parquet reader takes."""
+    return CorruptArtifact(f"{where}: can't be read ({' '.join(str(error).split())[:120]}); partition the run again")
 
 
 def null_text_of(run: Run, artifact: Artifact) -> Text | None:

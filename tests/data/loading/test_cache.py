@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddm_ray.data.loading import loader as loader_module
+from ddm_ray.data.loading import shard_files
 from ddm_ray.data.loading.loader import Loader
 from ddm_ray.errors import CorruptArtifact, StorageError
 from ddm_ray.storage.graph import shard
@@ -87,7 +87,7 @@ def test_of_a_shard_that_is_not_asked_for_the_footers_alone_are_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The order is the same, and so are the rows of the one that is."""
-    monkeypatch.setattr(loader_module, "FOOTER_BYTES", footer_bytes)
+    monkeypatch.setattr(shard_files, "FOOTER_BYTES", footer_bytes)
     fetched, fetch = list[str](), Store.fetch
     monkeypatch.setattr(Store, "fetch", lambda store, key, path: fetched.append(key) or fetch(store, key, path))
     run = local if stored == "local" else remote
