@@ -27,6 +27,10 @@ from ddm_ray.storage.store import Store
 
 CLAIM, HEARTBEAT, FAILED = "CLAIM", "HEARTBEAT", "FAILED"
 OUT_OF_MEMORY = "OutOfMemory"
+STATE, WEIGHTS = "state", "weights"
+"""Folders of an attempt's training states and of the weights that it publishes."""
+Folders = dict[tuple[int, str], dict[str, int]]
+"""Sizes of the files of each folder of one kind, by the attempt's number and the folder's name."""
 MOST_ATTEMPTS = 10**9
 _ATTEMPT, _STEP = re.compile(r"[0-9]{4,9}"), re.compile(r"step-([0-9]{9,15})")
 MOST_RIVALS, RIVAL_SECONDS = 64, 0.2
@@ -91,7 +95,7 @@ class Attempt:
 
     def state_prefix(self, step: int) -> str:
         """Key prefix of the training state after `step` steps."""
-        return f"{self.prefix}/state/step-{step:09d}"
+        return f"{self.prefix}/{STATE}/step-{step:09d}"
 
     def commit_state(self, step: int, identity: Identity, records: dict[str, FileRecord], info: StateInfo) -> None:
         """Commit a training state whose files are written, by its manifest."""
@@ -104,8 +108,8 @@ class Attempt:
         is read back from a local disk; an object store is asked for sizes alone, as it checks what it takes, and
         tens of GB would come back by the network each time. Returns the damage that reading back met.
         """
-        damages, kept = list[CorruptArtifact](), list[str]()
-        for state in saved_states(self.store, self.job):
+        damages, kept, folders = list[CorruptArtifact](), list[str](), folders_of(self.store, self.job, STATE)
+        for state in _saved(self.store, self.job, folders):
             if isinstance(state, CorruptArtifact) or int(state.prefix.split("/")[-3]) > self.number:
                 continue
             if not kept and (damage := _damage(self.store, state)):
@@ -115,25 +119,26 @@ class Attempt:
             if len(kept) == keep:
                 break
         passed = committed = damaged = 0
-        for number in [number for number in reversed(claimed(self.store, self.job)) if number <= self.number]:
-            base = f"{Attempt(self.store, self.job, number).prefix}/state"
-            for name in reversed(self.store.folders(base)):
-                if f"{base}/{name}" in kept:
-                    passed, committed = passed + 1, committed + 1
+        for (number, name), sizes in sorted(folders.items(), reverse=True):
+            prefix = f"{Attempt(self.store, self.job, number).prefix}/{STATE}/{name}"
+            if number > self.number:
+                continue
+            if prefix in kept:
+                passed, committed = passed + 1, committed + 1
+                continue
+            if NAME in sizes:
+                committed, damaged = committed + 1, damaged + 1
+                if passed < keep and damaged <= keep:
                     continue
-                if self.store.exists(f"{base}/{name}/{NAME}"):
-                    committed, damaged = committed + 1, damaged + 1
-                    if passed < keep and damaged <= keep:
-                        continue
-                elif committed == 0 and number == self.number:
-                    continue  # being written
-                self.store.delete_one(f"{base}/{name}/{NAME}")  # first: without it the rest isn't a state
-                self.store.delete(f"{base}/{name}")
+            elif committed == 0 and number == self.number:
+                continue  # being written
+            self.store.delete_one(f"{prefix}/{NAME}")  # first: without it the rest isn't a state
+            self.store.delete(prefix)
         return damages
 
     def weights_prefix(self, step: int) -> str:
         """Key prefix of the EMA weights after `step` steps."""
-        return f"{self.prefix}/weights/step-{step:09d}"
+        return f"{self.prefix}/{WEIGHTS}/step-{step:09d}"
 
     def commit_weights(
         self, step: int, identity: Identity, records: dict[str, FileRecord], info: WeightsInfo
@@ -146,9 +151,11 @@ class Attempt:
 
         All attempts' weights of one step stay, or go, together: the job's manifest names the last step's of one.
         """
-        numbers = [number for number in claimed(self.store, self.job) if number <= self.number]
-        bases = [f"{Attempt(self.store, self.job, number).prefix}/weights" for number in numbers]
-        folders = [(name, f"{base}/{name}") for base in bases for name in self.store.folders(base)]
+        folders = [
+            (name, f"{Attempt(self.store, self.job, number).prefix}/{WEIGHTS}/{name}")
+            for number, name in folders_of(self.store, self.job, WEIGHTS)
+            if number <= self.number
+        ]
         dropped = sorted({name for name, _ in folders})[:-keep]
         for name, prefix in folders:
             if name in dropped:
@@ -236,8 +243,12 @@ def saved_states(store: Store, job: str) -> Iterator[SavedState | CorruptArtifac
 
     Sizes are compared with the manifest's; checksums are whose who reads the files. All are listed at once.
     """
-    for (number, name), sizes in sorted(_states(store, job).items(), key=_by_step, reverse=True):
-        prefix, step = f"{Attempt(store, job, number).prefix}/state/{name}", step_of(name)
+    yield from _saved(store, job, folders_of(store, job, STATE))
+
+
+def _saved(store: Store, job: str, folders: Folders) -> Iterator[SavedState | CorruptArtifact]:
+    for (number, name), sizes in sorted(folders.items(), key=_by_step, reverse=True):
+        prefix, step = f"{Attempt(store, job, number).prefix}/{STATE}/{name}", step_of(name)
         if NAME not in sizes:
             continue  # never finished, or being dropped
         if step is None:
@@ -262,19 +273,28 @@ def _by_step(state: tuple[tuple[int, str], Mapping[str, int]]) -> tuple[int, int
     return number, step_of(name) or 0, name
 
 
-def _states(store: Store, job: str) -> dict[tuple[int, str], dict[str, int]]:
-    """Sizes of the files of each folder of a training state, by the attempt's number and the folder's name."""
-    states: dict[tuple[int, str], dict[str, int]] = defaultdict(dict)
+def folders_of(store: Store, job: str, kind: str) -> Folders:
+    """All folders of states or of weights of a job's attempts, by one listing however many attempts there were.
+
+    On a local disk also those in which no file has its name yet: a killed writer may have left GBs there.
+    """
+    folders: Folders = defaultdict(dict)
+    numbers = set[int]()
     for key, size in store.sizes(f"{job}/attempts").items():
-        attempt, _, rest = key.partition("/state/")
-        name, _, file = rest.partition("/")
+        attempt, _, rest = key.partition("/")
         number = attempt_number(attempt)
-        if (
-            key == attempt and number is not None and store.is_folder(f"{job}/attempts/{key}")
-        ):  # of the best states, maybe
+        if number is None:
+            continue
+        if key == attempt and store.is_folder(f"{job}/attempts/{key}"):  # of the best states, maybe
             raise StorageError(
                 f"{store.url}/{job}/attempts/{key}: can't be listed; let this user read it", passes=False
             )
-        if file and number is not None:
-            states[number, name][file] = size
-    return states
+        numbers.add(number)
+        own, _, below = rest.partition("/")
+        name, _, file = below.partition("/")
+        if own == kind and file:
+            folders[number, name][file] = size
+    for number in numbers if store.local is not None else ():
+        for name in store.folders(f"{Attempt(store, job, number).prefix}/{kind}"):
+            folders.setdefault((number, name), {})
+    return folders

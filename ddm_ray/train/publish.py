@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from ddm_ray.errors import StorageError
 from ddm_ray.models import weights
 from ddm_ray.sampling.run_models import ModelKind
-from ddm_ray.storage.attempts import Attempt, claimed
+from ddm_ray.storage.attempts import WEIGHTS as FOLDER
+from ddm_ray.storage.attempts import Attempt, folders_of, step_of
 from ddm_ray.storage.graph import beginning_of
 from ddm_ray.storage.info import TrainedInfo, WeightsInfo
 from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest, read_manifest
@@ -149,9 +150,8 @@ class Milestones:
 
     def _was_published(self, step: int) -> bool:
         """True if an attempt, mostly an earlier one, published the weights of this step."""
-        store, job = self._run.store, self._job.artifact
-        attempts = [Attempt(store, job, number) for number in claimed(store, job)]
-        return any(store.exists(f"{attempt.weights_prefix(step)}/{NAME}") for attempt in attempts)
+        folders = folders_of(self._run.store, self._job.artifact, FOLDER)
+        return any(step_of(name) == step and NAME in files for (_, name), files in folders.items())
 
     def _paint(self, step: int) -> None:
         """Write PICTURE beside published weights of a denoiser. It is for looking at: without one training goes on."""

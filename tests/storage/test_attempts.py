@@ -1,12 +1,14 @@
 """Attempts: one owner a number, the newest verified state first, and damage told but not in the way."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from ddm_ray.errors import CorruptArtifact, StorageError
 from ddm_ray.storage.attempts import Attempt, SavedState, claim, claimed, heartbeat, saved_states
+from ddm_ray.storage.disk import UNFINISHED
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.info import StateInfo
 from ddm_ray.storage.manifest import FileRecord, Identity, Manifest
@@ -234,6 +236,42 @@ def test_the_weights_of_the_furthest_steps_are_kept(store: Store) -> None:
     assert kept == [["step-000001000"], ["step-000000300", "step-000001000"], ["step-000000050"]]
     second.drop_weights(2)
     assert kept == [store.folders(f"{attempt.prefix}/weights") for attempt in (first, second, third)]
+
+
+def test_a_half_written_file_of_a_killed_writer_goes_with_its_folder(store: Store) -> None:
+    """On a local disk it has no name that a listing shows."""
+    old, new = claim(store, JOB), claim(store, JOB)
+    for prefix in (old.state_prefix(100), old.weights_prefix(100)):
+        folder = Path(store.url) / prefix
+        folder.mkdir(parents=True)
+        (folder / f"{UNFINISHED}7").write_bytes(b"half")
+        assert not store.sizes(prefix)
+    save_state(new, 110, IDENTITY, files_of(110), keep=1)
+    publish_weights(new, 110, IDENTITY, {"ema.safetensors": b"x"})
+    new.drop_weights(1)
+    assert store.folders(f"{old.prefix}/state") == store.folders(f"{old.prefix}/weights") == []
+
+
+@pytest.mark.parametrize("kind", ["disk", "bucket"])
+def test_a_saved_state_costs_no_more_after_hundreds_of_attempts(
+    store: Store, kind: str, requests: Counter[str]
+) -> None:
+    """In a bucket, whose listings are paid for: on a disk each attempt's folder is looked into."""
+    at = store if kind == "disk" else Store("memory:///")
+    asked = []
+    for many in (2, 200, 400):
+        while (attempt := claim(at, JOB)).number < many:
+            attempt.beat({"step": 1})
+        save_state(attempt, 10, IDENTITY, files_of(10), keep=2)
+        publish_weights(attempt, 10, IDENTITY, {"ema.safetensors": b"x"})
+        requests.clear()
+        save_state(attempt, 20, IDENTITY, files_of(20), keep=2)
+        publish_weights(attempt, 20, IDENTITY, {"ema.safetensors": b"x"})
+        attempt.drop_weights(2)
+        asked.append((requests["list"], requests["get"], requests["head"]))
+    assert all(heads == 0 for *_, heads in asked)
+    if kind == "bucket":
+        assert asked[1] == asked[2] and asked[2][0] <= 3
 
 
 def test_weights_are_published_below_the_attempt(store: Store) -> None:
