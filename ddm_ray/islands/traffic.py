@@ -12,7 +12,7 @@ from ddm_ray.train.preview import MAX_CLASSES, PER_CLASS, ROWS_WITHOUT_CLASSES
 from ddm_ray.train.publish import PAINTED_BYTES
 from ddm_ray.train.saving import SaveClock
 from ddm_ray.train.sizes import FileSizes
-from ddm_ray.train.telemetry import FILE_BYTES, UPLOAD_RATE, UPLOAD_SECONDS
+from ddm_ray.train.telemetry import FILE_BYTES, JOINED, MOST_JOINS, UPLOAD_RATE, UPLOAD_SECONDS
 
 # Bytes as they were counted on the wire, of what is small: a heartbeat, a beat's share of the curves, a pixel of a
 # picture, an entry of a listing, and all that is noted of an attempt and its end.
@@ -134,7 +134,7 @@ def _beats(seconds: float, steps: int) -> int:
 
 
 def _curves(seconds: float, beats: int) -> float:
-    """Bytes of event files, each of which is written anew, from its beginning, as it grows."""
+    """Bytes of event files, each of which is written anew, from its beginning, as it grows, and when it is joined."""
     rate = CURVE_POINT * beats / max(seconds, 1e-9)
     total, at, begun = 0.0, 0.0, 0.0
     while at < seconds:
@@ -143,7 +143,8 @@ def _curves(seconds: float, beats: int) -> float:
         total += rate * (at - begun)
         if rate * (at - begun) >= FILE_BYTES:
             begun = at
-    return total
+    ended = int(rate * seconds / FILE_BYTES)
+    return total + sum(FILE_BYTES * (ended - ended % JOINED**joins) for joins in range(1, MOST_JOINS + 1))
 
 
 def _picture(config: RunConfig, artifact: Artifact, weights: int) -> float:

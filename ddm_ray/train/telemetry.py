@@ -21,9 +21,11 @@ FLUSH_SECONDS = 1.0
 UPLOAD_SECONDS = 30.0
 CLOSE_SECONDS = 15.0
 FILE_BYTES = 256 * 2**10
-"""Size at which a file ends and the next begins: in an object store each is written whole again as it grows."""
+"""Size at which a file ends and the next begins in an object store, where each is written whole again as it grows."""
+JOINED, MOST_JOINS = 4, 3
+"""Files that have ended and are joined to one, so many of these in turn, and how often at most: up to 16 MiB."""
 UPLOAD_RATE = 4 * 2**10
-"""Bytes a second at most, over time: .35 GB a day. A full file takes a minute of that."""
+"""Bytes a second at most, over time, of files that grow: .35 GB a day. A full file takes a minute of that."""
 MOST_WAITING = 10_000
 Record = tuple[int, float, dict[str, float]]
 """Step, time of the clock (for display), values by name."""
@@ -32,8 +34,9 @@ Record = tuple[int, float, dict[str, float]]
 class Telemetry:
     """Scalars by step, in event files below `<prefix>/tensorboard/`, written by a thread of its own.
 
-    On a local disk they are there within about a second; an object store gets them every `upload_seconds`, more rarely
-    as a file grows, and at `close`. What can't be written is warned of once and tried again.
+    On a local disk they are one file, within about a second; an object store gets them every `upload_seconds`, more
+    rarely as a file grows, and at `close`, in few files: small ones are joined, and go once the joined one is there.
+    What can't be written is warned of once and tried again.
     """
 
     def __init__(self, store: Store, prefix: str, upload_seconds: float = UPLOAD_SECONDS):
@@ -65,7 +68,7 @@ class Telemetry:
             except (StorageError, OSError) as error:
                 self._warn(f"no curves: {error}")
                 return
-            files = EventFiles(folder)
+            files = EventFiles(folder, FILE_BYTES if self._store.local is None else None)
             stack.callback(files.end_file)
             due = time.monotonic() + self._upload_seconds
             while not self._closing.wait(FLUSH_SECONDS):
@@ -91,7 +94,7 @@ class Telemetry:
         except OSError as error:
             self._warn(f"{self._store.url}/{self._key}: curves can't be written, trying on: {error}")
             with suppress(OSError):
-                files.end_file()  # it may be torn: the next try begins another
+                files.give_up_file()
 
     def _upload(self, files: "EventFiles") -> bool:
         """Upload what has changed; True if the object store, if that is what it is, has all that is written."""
@@ -100,9 +103,12 @@ class Telemetry:
         self._tried_bytes = 0
         try:
             for path in files.changed():
-                self._tried_bytes += path.stat().st_size
+                # A joined one comes rarely, and isn't to hold up the next: each byte is in MOST_JOINS of them at most.
+                self._tried_bytes += min(path.stat().st_size, FILE_BYTES)
                 self._store.write(f"{self._key}/{path.name}", path)
-                files.uploaded(path)
+                for name in files.uploaded(path):
+                    with suppress(StorageError):  # to an island that mayn't delete a point twice is no harm
+                        self._store.delete_one(f"{self._key}/{name}")
         except (StorageError, OSError) as error:
             self._warn(f"curves can't be uploaded, trying on: {error}")
             return False
@@ -115,14 +121,22 @@ class Telemetry:
 
 
 class EventFiles:
-    """The event files of one attempt, numbered in a folder; the last one is being written."""
+    """The event files of one attempt, numbered in a folder; the last one is being written.
 
-    def __init__(self, folder: Path):
-        self._folder = folder
+    A file ends at `file_bytes` (None: never). As many as JOINED that have ended so, and have been joined as often, are
+    joined to the first of them.
+    """
+
+    def __init__(self, folder: Path, file_bytes: int | None):
+        self._folder, self._file_bytes = folder, file_bytes
         self._number = 0
         self._writer: EventsWriter | None = None
         self._path = folder
         self._sizes: dict[Path, int] = {}  # of what was uploaded
+        self._ended: list[tuple[Path, int]] = []  # those that may be joined, and how often they were
+        self._absorbed: dict[
+            Path, list[str]
+        ] = {}  # by the file that has their events, those that are yet to be deleted
 
     def add(self, record: Record) -> None:
         """Write one record, which is surely on disk only after `flush`. Raises OSError."""
@@ -138,10 +152,14 @@ class EventFiles:
 
     def flush(self) -> None:
         """Have all records on disk; a file that is large enough ends here. Raises OSError."""
-        if self._writer is not None:
-            self._writer.flush()
-            if self._path.stat().st_size >= FILE_BYTES:
-                self.end_file()
+        if self._writer is None:
+            return
+        self._writer.flush()
+        size = self._path.stat().st_size  # raises where somebody has deleted it
+        if self._file_bytes is not None and size >= self._file_bytes:
+            self.end_file()
+            self._ended.append((self._path, 0))
+            self._join()
 
     def end_file(self) -> None:
         """Close the file, if there is one; the next record begins another. Raises OSError."""
@@ -149,13 +167,42 @@ class EventFiles:
         if writer is not None:
             writer.close()
 
+    def give_up_file(self) -> None:
+        """Close a file that may be torn, after which nothing is joined to those so far. Raises OSError."""
+        self._ended.clear()
+        self.end_file()
+
+    def _join(self) -> None:
+        """Join the last files while as many were joined equally often. Raises OSError, having lost nothing."""
+        while len(last := self._ended[-JOINED:]) == JOINED and last[0][1] == last[-1][1] < MOST_JOINS:
+            (first, joins), *others = last
+            del self._ended[-JOINED:]
+            joined = first.with_name("joined")
+            with joined.open("wb") as file:
+                file.write(first.read_bytes())
+                for path, _ in others:
+                    events = path.read_bytes()
+                    # Behind the record that begins each file: its length, two checksums, the version of the format.
+                    file.write(events[16 + int.from_bytes(events[:8], "little") :])
+            joined.replace(first)
+            self._ended.append((first, joins + 1))
+            for path, _ in others:
+                path.unlink()
+                self._sizes.pop(path, None)
+                self._absorbed.setdefault(first, []).extend([path.name, *self._absorbed.pop(path, [])])
+
     def changed(self) -> list[Path]:
         """Files that aren't uploaded as they are now, in their order."""
         paths = sorted(self._folder.glob("events.*"))
         return [path for path in paths if self._sizes.get(path) != path.stat().st_size]
 
-    def uploaded(self, path: Path) -> None:
-        """Note a file as uploaded as it is now; one that has ended isn't kept."""
+    def uploaded(self, path: Path) -> list[str]:
+        """Note a file as uploaded as it is now; one that will not change any more isn't kept.
+
+        Returns the names of files whose events it has now.
+        """
         self._sizes[path] = path.stat().st_size
-        if self._writer is None or path != self._path:
+        growing = self._writer is not None and path == self._path
+        if not growing and all(path != each or joins == MOST_JOINS for each, joins in self._ended):
             path.unlink()
+        return self._absorbed.pop(path, [])

@@ -14,7 +14,7 @@ from tensorboardX.proto.event_pb2 import Event
 from ddm_ray.errors import StorageError
 from ddm_ray.storage.store import Store
 from ddm_ray.train import telemetry
-from ddm_ray.train.telemetry import Telemetry
+from ddm_ray.train.telemetry import EventFiles, Telemetry
 from tests.conftest import wait_for
 from tests.data.s3 import BUCKET, s3_server
 
@@ -121,7 +121,109 @@ def test_large_files_end_and_only_what_changed_is_uploaded(monkeypatch: pytest.M
     assert len(store.uploads) > 3
     for sizes in store.uploads.values():
         assert sizes == sorted(set(sizes))  # never again as it was
-        assert sizes[-1] < 20_000
+        assert sizes[-1] < 20_000 * telemetry.JOINED**telemetry.MOST_JOINS
+
+
+class Watched(Store):
+    """Compares what readers see, after each request, with what was uploaded; may refuse writes or deletions."""
+
+    refuse_writes, refuse_deletions = 0, False
+
+    def __init__(self, url: str):
+        super().__init__(url)
+        self.seen = set[tuple[int, float]]()
+        self.written = self.most_keys = 0
+
+    def write(self, key: str, data: bytes | Path) -> None:
+        assert isinstance(data, Path)
+        if self.refuse_writes:
+            self.refuse_writes -= 1
+            raise StorageError(f"{key}: no network")
+        super().write(key, data)
+        self.written += data.stat().st_size
+        self._look()
+
+    def delete_one(self, key: str) -> None:
+        if self.refuse_deletions:
+            raise StorageError(f"{key}: denied")
+        super().delete_one(key)
+        self._look()
+
+    def _look(self) -> None:
+        points = curves(self)["loss"]
+        assert self.seen <= set(points)
+        self.seen = set(points)
+        self.most_keys = max(self.most_keys, len(self.sizes(f"{PREFIX}/tensorboard")))
+
+
+def upload_files(store: Store, folder: Path, count: int, file_bytes: int = 300) -> list[tuple[int, float]]:
+    """The points of so many files that end, of which each is uploaded as it ends, and of one that doesn't."""
+    files, points = EventFiles(folder, file_bytes), list[tuple[int, float]]()
+    uploading = Telemetry.__new__(Telemetry)
+    uploading._store, uploading._key, uploading._warned = store, f"{PREFIX}/tensorboard", True
+    while len(points) < count * 4 + 2:
+        points.append((len(points), len(points) / 4))
+        files.add((points[-1][0], time.time(), {"loss": points[-1][1]}))
+        if len(points) % 4 == 0:
+            files.add((0, time.time(), {"x" * file_bytes: 0.0}))
+        files.flush()
+        uploading._upload(files)
+    uploading._upload(files)
+    files.end_file()
+    return points
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 15, 16, 17, 64, 70])
+def test_files_that_have_ended_are_joined(tmp_path: Path, count: int) -> None:
+    """No point is lost to a reader at any moment, or comes twice in the end, and a bucket has few files."""
+    store = Watched("memory:///")
+    points = upload_files(store, tmp_path / "events", count)
+    assert curves(store)["loss"] == points
+    largest = telemetry.JOINED**telemetry.MOST_JOINS
+    left = [count // largest, *(count % (4 * size) // size for size in (16, 4, 1))]
+    assert len(store.sizes(f"{PREFIX}/tensorboard")) == sum(left) + 1
+    assert store.most_keys <= count // largest + telemetry.JOINED * telemetry.MOST_JOINS + 1
+    kept = sum(path.stat().st_size for path in (tmp_path / "events").iterdir())
+    assert kept <= 2 * largest * 600, "a disk keeps what may still be joined"
+
+
+def test_a_bucket_that_refuses_now_and_then_gets_joined_files_whole(tmp_path: Path) -> None:
+    for refused in range(1, 12):
+        store = Watched("memory:///")
+        store.refuse_writes = refused
+        assert curves(store) == {}
+        assert upload_files(store, tmp_path / str(refused), 21) == curves(store)["loss"]
+
+
+def test_where_nothing_may_be_deleted_points_come_twice_and_none_is_lost(tmp_path: Path) -> None:
+    store = Watched("memory:///")
+    store.refuse_deletions = True
+    assert set(upload_files(store, tmp_path / "events", 21)) == set(curves(store)["loss"])
+
+
+def test_a_torn_file_is_joined_to_none(tmp_path: Path) -> None:
+    """Nobody reads on behind a record that isn't whole."""
+    files = EventFiles(tmp_path, 300)
+    for number in range(9):
+        files.add((number, time.time(), {"x" * 300: 0.0}))
+        if number == 2:
+            files.give_up_file()
+        else:
+            files.flush()
+    names = sorted(path.name.rpartition(".")[2] for path in tmp_path.iterdir())
+    assert names == ["000001", "000002", "000003", "000004", "000008", "000009"]
+
+
+def test_a_local_disk_has_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "FILE_BYTES", 100)
+    monkeypatch.setattr(telemetry, "FLUSH_SECONDS", 0.01)
+    store = Store(str(tmp_path))
+    recorder = Telemetry(store, PREFIX)
+    for step in range(50):
+        recorder.record(step, {"loss": step / 4})
+        wait_for(lambda step=step: len(curves(store).get("loss", [])) > step, 10)
+    recorder.close()
+    assert len(store.sizes(PREFIX)) == 1
 
 
 def test_what_is_uploaded_in_a_day_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
