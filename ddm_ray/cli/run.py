@@ -17,13 +17,16 @@ from ddm_ray.spelling import some
 @click.option("--recipe", required=True, metavar="NAME", help=RECIPE_HELP)
 @click.option("--set", "settings", multiple=True, metavar="A.B=C", help=SET_HELP)
 @click.option(
-    "--unseen", is_flag=True, help="Don't look at the images: they are on this path of another machine, or come later."
+    "--unseen",
+    is_flag=True,
+    help="Don't look at images and networks: they are on this path of another machine, or come later.",
 )
 def init(run_url: str, recipe: str, settings: tuple[str, ...], unseen: bool) -> None:
     """Begin a run: write its configuration to RUN/run.json, which never changes once something is made of it.
 
-    Looks at images on this disk and says what it found: files, classes, sizes, and what can't be read. Repeat it with
-    other settings until that is right: it stays as it is from `ddm prepare` on.
+    Looks at images on this disk and says what it found: files, classes, sizes, and what can't be read. Compares sizes
+    of text encoder and autoencoder, where this machine has them. Repeat it with other settings until that is right: it
+    stays as it is from `ddm prepare` on.
 
     \b
       ddm init runs/mine --recipe photos-cpu --set data.source=~/photos
@@ -37,6 +40,7 @@ def init(run_url: str, recipe: str, settings: tuple[str, ...], unseen: bool) -> 
     """
     from ddm_ray.cli.plan import outlook
     from ddm_ray.config import load_recipe
+    from ddm_ray.data.prepare.stage import require_known_sizes
     from ddm_ray.data.sources import absolute_name
     from ddm_ray.storage.graph import beginnings_of
     from ddm_ray.storage.run import Run
@@ -46,6 +50,7 @@ def init(run_url: str, recipe: str, settings: tuple[str, ...], unseen: bool) -> 
     # Other processes have other current folders.
     config = config.model_copy(update={"data": config.data.model_copy(update={"source": source})})
     if not unseen:
+        require_known_sizes(config.data)
         _look(config)
 
     def on_replaced(differences: str) -> None:

@@ -74,11 +74,6 @@ class TextIds:
     def pin_memory(self) -> "TextIds":
         return self._each(Tensor.pin_memory)
 
-    def cut(self, tokens: int) -> "TextIds":
-        """The first so many tokens of each text."""
-        pooled = None if self.pooled is None else self.pooled.cut(tokens)
-        return TextIds(self.ids_BL[:, :tokens], self.mask_BL[:, :tokens], pooled, self.dropped_B)
-
     def _each(self, change: Callable[[Tensor], Tensor]) -> "TextIds":
         return TextIds(
             change(self.ids_BL),

@@ -4,7 +4,7 @@ Shapes: B rows, L tokens of E channels, P channels of a pooled text.
 """
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 import torch
@@ -56,10 +56,8 @@ class StoredTexts:
         """
         self.require_known(ids)
         moved = ids.to(self.encoder.model.device, non_blocking=True)
-        text, null, drop_B = self.encoder.encode_ids(moved), self.null, moved.dropped_B
-        if null.pooled_BP is None:
-            text = replace(text, pooled_BP=None)
-        return text if drop_B is None else with_null(text, drop_B, null)
+        text, drop_B = self.encoder.encode_ids(moved), moved.dropped_B
+        return text if drop_B is None else with_null(text, drop_B, self.null)
 
     def require_known(self, ids: TextIds) -> None:
         """Raise CorruptArtifact for ids, on the CPU, that the encoder hasn't, or that are more than it reads."""

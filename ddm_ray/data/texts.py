@@ -98,6 +98,8 @@ def read_null_text(data: bytes, where: str, config: TextConfig | None = None) ->
     pooled_1P = None if text.pooled_BP is None else text.pooled_BP.float()
     if config is None:
         return Text(text.tokens_BLE.float(), text.mask_BL, pooled_1P)
+    if config.pooled_dim is None:
+        pooled_1P = None  # rows of earlier versions have one of a CLIP whose run has none
     _, num_tokens, width = text.tokens_BLE.shape
     pooled_dim = None if pooled_1P is None else pooled_1P.shape[1]
     if width != config.dim or num_tokens > config.tokens or pooled_dim != config.pooled_dim:

@@ -1,5 +1,6 @@
 """Latents: what an autoencoder makes of images, scaled for a diffusion model. Shapes: B rows, C channels, H x W."""
 
+from collections.abc import Mapping, Sized
 from typing import Any, Self
 
 import torch
@@ -9,6 +10,7 @@ from ddm_ray.config import LatentsConfig
 from ddm_ray.errors import ConfigError
 from ddm_ray.models import third_party
 from ddm_ray.models.fingerprints import fingerprint_of, require_same_network
+from ddm_ray.models.hub import folder_of
 from ddm_ray.remedies import Begin
 
 
@@ -40,13 +42,7 @@ class Latents:
         ConfigError as `from_pretrained`, and for another downsampling than the run's; DriftError for another network.
         """
         latents = cls.from_pretrained(config.autoencoder, config.scale, config.shift)
-        if latents.downsampling != config.downsampling:
-            downsampling = latents.downsampling
-            raise ConfigError(
-                f"autoencoder {config.autoencoder}: has {downsampling} pixels a latent along each side, not"
-                f" {config.downsampling}",
-                Begin(field="data.latents.downsampling", value=f"{downsampling}"),
-            )
+        require_sizes(config, latents.autoencoder.config)
         if known is not None:
             require_same_network(f"autoencoder {config.autoencoder}", latents.fingerprint(), known)
         return latents
@@ -59,7 +55,7 @@ class Latents:
     @property
     def downsampling(self) -> int:
         """Pixels per latent, along each side."""
-        return 2 ** (len(self.autoencoder.config.block_out_channels) - 1)
+        return _downsampling(self.autoencoder.config.block_out_channels)
 
     def fingerprint(self) -> str:
         """16 hex digits that other weights, another scale or shift would change."""
@@ -82,3 +78,31 @@ class Latents:
         """Images of latents, about [-1, 1], not clamped; float32."""
         scaled_BCHW = (latents_BCHW / self.scale + self.shift).to(self.autoencoder.dtype)
         return self.autoencoder.decode(scaled_BCHW).sample.float()
+
+
+def require_sizes(config: LatentsConfig, about: Mapping[str, Any], channels: int | None = None) -> None:
+    """Raise ConfigError for an autoencoder whose own configuration says other sizes than the run's, where it says them.
+
+    `channels`: those of the run's latents; None: any.
+    """
+    blocks, own = about.get("block_out_channels"), about.get("latent_channels")
+    if blocks is not None and (downsampling := _downsampling(blocks)) != config.downsampling:
+        raise ConfigError(
+            f"autoencoder {config.autoencoder}: has {downsampling} pixels a latent along each side, not"
+            f" {config.downsampling}",
+            Begin(field="data.latents.downsampling", value=f"{downsampling}"),
+        )
+    if channels is not None and own not in (None, channels):
+        fix = Begin(field="data.channels", value=f"{own}")
+        raise ConfigError(f"autoencoder {config.autoencoder} makes {own} channels, not {channels}", fix)
+
+
+def require_known_sizes(config: LatentsConfig, channels: int) -> None:
+    """`require_sizes` of the folder, or what this machine's cache has; of an autoencoder elsewhere nothing is known."""
+    folder = folder_of(config.autoencoder)
+    if folder is not None and (folder / third_party.CONFIG).is_file():  # else whoever loads it says so
+        require_sizes(config, third_party.read_json(folder / third_party.CONFIG), channels)
+
+
+def _downsampling(blocks: Sized) -> int:
+    return 2 ** (len(blocks) - 1)

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any, Self
 
 import torch
@@ -30,27 +31,30 @@ class TextEncoder:
     """A text model of transformers and its tokenizer: prompts -> Text of `tokens` tokens each, on its device.
 
     Padding is masked, in the encoder too. The pooled vectors are those of `pooled`, another encoder, if there is
-    one; else the model's own, if it has them (CLIP has, T5 hasn't).
+    one; else the model's own, if it has them (CLIP has, T5 hasn't). Without `keeps_pooled` texts have none.
     """
 
-    def __init__(self, tokenizer: Any, model: Any, tokens: int | None, pooled: "TextEncoder | None" = None) -> None:
-        most: int | None = getattr(model.config, "max_position_embeddings", None)
-        num_tokens = most if tokens is None else tokens
-        if num_tokens is None:
-            raise ConfigError(f"{type(model).__name__} takes texts of any length: say how many tokens")
-        if most is not None and num_tokens > most:
-            fix = Begin(field="data.text.tokens", value=f"{most}")
-            raise ConfigError(f"{type(model).__name__} takes {most} tokens at most, not {num_tokens}", fix)
+    def __init__(
+        self,
+        tokenizer: Any,
+        model: Any,
+        tokens: int | None,
+        pooled: "TextEncoder | None" = None,
+        keeps_pooled: bool = True,
+    ) -> None:
+        self.tokens = _num_tokens(model.config, tokens)
         self.tokenizer, self.model, self.pooled = tokenizer, model.eval(), pooled
-        self.tokens: int = num_tokens
+        self.keeps_pooled = keeps_pooled
 
     @classmethod
-    def from_components(cls, tokenizer: Any, model: Any, tokens: int | None, pooled: Self | None = None) -> Self:
+    def from_components(
+        cls, tokenizer: Any, model: Any, tokens: int | None, pooled: Self | None = None, keeps_pooled: bool = True
+    ) -> Self:
         """From a tokenizer and a CLIPTextModel or T5EncoderModel; no `tokens`: the most that it takes.
 
         ConfigError if it takes fewer, or if there is no most.
         """
-        return cls(tokenizer, model, tokens, pooled)
+        return cls(tokenizer, model, tokens, pooled, keeps_pooled)
 
     @classmethod
     def from_pretrained(cls, name: str, tokens: int | None, pooled: Self | None = None) -> Self:
@@ -68,21 +72,15 @@ class TextEncoder:
     def from_config(cls, config: TextConfig, known: str | None = None) -> Self:
         """The encoder (or two) of a run, whose fingerprint is `known` if it has made rows already.
 
-        ConfigError as `from_pretrained`, and for other sizes than the run's; DriftError for another network.
+        Its texts have the shape that the configuration says: a pooled vector only with `pooled_dim`. ConfigError as
+        `from_pretrained`, and for other sizes than the run's; DriftError for another network.
         """
+        _require_sizes(config, *(_about(name) for name in _names(config)))
         pooled = None
         if config.pooled_encoder is not None:
             pooled = cls.from_pretrained(config.pooled_encoder, None)
         encoder = cls.from_pretrained(config.encoder, config.tokens, pooled)
-        dim, pooled_dim = encoder._sizes()
-        if dim != config.dim:
-            fix = Begin(field="data.text.dim", value=f"{dim}")
-            raise ConfigError(f"text encoder {config.encoder} has {dim} channels, not {config.dim}", fix)
-        if config.pooled_dim is not None and pooled_dim != config.pooled_dim:
-            raise ConfigError(
-                f"text encoder {config.encoder}: its pooled vector has size {pooled_dim}, data.text.pooled_dim"
-                f" is {config.pooled_dim}"
-            )
+        encoder.keeps_pooled = config.pooled_dim is not None
         if known is not None:
             require_same_network(f"text encoder {config.encoder}", encoder.fingerprint(), known)
         return encoder
@@ -118,7 +116,7 @@ class TextEncoder:
         if self.pooled is not None:
             assert ids.pooled is not None
             text = replace(text, pooled_BP=self.pooled.encode_ids(ids.pooled).pooled_BP)
-        pooled_BP = None if text.pooled_BP is None else text.pooled_BP.float()
+        pooled_BP = text.pooled_BP.float() if self.keeps_pooled and text.pooled_BP is not None else None
         return replace(text, tokens_BLE=text.tokens_BLE.float(), pooled_BP=pooled_BP)
 
     def lengths(self, prompts: Sequence[str]) -> list[int]:
@@ -128,11 +126,6 @@ class TextEncoder:
     def null(self) -> Text:
         """The null condition, one row: the empty prompt."""
         return self.encode([""])
-
-    def _sizes(self) -> tuple[int, int | None]:
-        """Channels of its tokens and of its pooled vector, by one token: a CPU takes seconds for all of T5-XL's."""
-        text = self.encode_ids(self.ids([""]).cut(1).to(self.model.device))
-        return text.tokens_BLE.shape[2], None if text.pooled_BP is None else text.pooled_BP.shape[1]
 
     def _ids(self, prompts: Sequence[str]) -> list[list[int]]:
         """Each prompt's tokens, all of them."""
@@ -151,16 +144,11 @@ def known_parameters(config: TextConfig) -> int | None:
 
     Only configurations are read, of folders or what this machine's cache has.
     """
-    number = 0
-    for name in filter(None, (config.encoder, config.pooled_encoder)):
-        folder = folder_of(name)
-        if folder is None:
-            return None
-        try:
-            number += _parameters(str(folder))
-        except DDMError:  # who loads it says what is wrong
-            return None
-    return number
+    folders = [folder_of(name) for name in _names(config)]
+    try:
+        return sum(_parameters(str(folder)) for folder in folders) if all(folders) else None
+    except DDMError:  # who loads it says what is wrong
+        return None
 
 
 def known_flops_per_row(config: TextConfig) -> int | None:
@@ -169,11 +157,56 @@ def known_flops_per_row(config: TextConfig) -> int | None:
     return None if parameters is None else 2 * parameters * config.tokens
 
 
+def require_known_sizes(config: TextConfig) -> None:
+    """Raise ConfigError for a text encoder of other sizes than the run's, where this machine can tell, as above."""
+    folders = [folder_of(name) for name in _names(config)]
+    if all(folders) and find_spec("transformers"):  # else whoever loads it says so
+        _require_sizes(config, *(_about(str(folder)) for folder in folders))
+
+
+def _names(config: TextConfig) -> list[str]:
+    """The text encoder, and any other one that the pooled vector is of."""
+    return [config.encoder, *([config.pooled_encoder] if config.pooled_encoder else [])]
+
+
+def _require_sizes(config: TextConfig, about: Any, pooled_about: Any = None) -> None:
+    """Raise ConfigError unless encoders of these configurations of transformers' make texts as the run has them."""
+    if about.hidden_size != config.dim:
+        fix = Begin(field="data.text.dim", value=f"{about.hidden_size}")
+        raise ConfigError(f"text encoder {config.encoder} has {about.hidden_size} channels, not {config.dim}", fix)
+    _num_tokens(about, config.tokens)
+    if config.pooled_dim is None:
+        return
+    what, its = f"text encoder {config.pooled_encoder or config.encoder}", pooled_about or about
+    if not its.model_type.startswith("clip"):
+        leave = "set data.text.pooled_encoder to a CLIP, or leave out data.text.pooled_dim, in a new run"
+        raise ConfigError(f"{what} has no pooled vector, data.text.pooled_dim is {config.pooled_dim}", leave)
+    if its.hidden_size != config.pooled_dim:
+        fix = Begin(field="data.text.pooled_dim", value=f"{its.hidden_size}")
+        raise ConfigError(f"{what}: its pooled vector has {its.hidden_size} channels, not {config.pooled_dim}", fix)
+
+
+def _num_tokens(about: Any, tokens: int | None) -> int:
+    """Tokens that a text model of this configuration is to read; None: its most. ConfigError for more than these."""
+    most: int | None = getattr(about, "max_position_embeddings", None)
+    num_tokens, name = most if tokens is None else tokens, MODELS.get(about.model_type, about.model_type)
+    if num_tokens is None:
+        raise ConfigError(f"{name} takes texts of any length: say how many tokens")
+    if most is not None and num_tokens > most:
+        fix = Begin(field="data.text.tokens", value=f"{most}")
+        raise ConfigError(f"{name} takes {most} tokens at most, not {num_tokens}", fix)
+    return num_tokens
+
+
 @lru_cache(maxsize=8)
 def _parameters(folder: str) -> int:
-    kind = _kind(folder)
     with torch.device("meta"):
-        return num_parameters(kind(third_party.load(kind.config_class, folder, "text encoder")))
+        return num_parameters(_kind(folder)(_about(folder)))
+
+
+def _about(name: str) -> Any:
+    """The configuration of the text model that a folder, or a name of the hub, has, as transformers reads it."""
+    return third_party.load(_kind(name).config_class, name, "text encoder")
 
 
 def _kind(name: str) -> Any:

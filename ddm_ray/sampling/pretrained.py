@@ -255,7 +255,9 @@ def _text_encoder(saved: VerifiedFolder, index: dict[str, Any]) -> TextEncoder |
         if f"text_encoder{suffix}" in index:
             for folder in (f"text_encoder{suffix}", f"tokenizer{suffix}"):
                 saved.check(folder)
-            encoders.append(text_encoder_of(saved.root, index, index.get(f"text_tokens{suffix}"), suffix))
+            encoder = text_encoder_of(saved.root, index, index.get(f"text_tokens{suffix}"), suffix)
+            encoder.keeps_pooled = index.get(f"keeps_pooled{suffix}", True)  # folders written before don't say
+            encoders.append(encoder)
     if len(encoders) == 2:
         encoders[0].pooled = encoders[1]
     return encoders[0] if encoders else None
@@ -289,7 +291,7 @@ def _write(components: Components, folder: Path) -> dict[str, Any]:
         for name, part in ((f"text_encoder{suffix}", one.model), (f"tokenizer{suffix}", one.tokenizer)):
             part.save_pretrained(folder / name)
             index[name] = ["transformers", type(part).__name__]
-        index[f"text_tokens{suffix}"] = one.tokens
+        index |= {f"text_tokens{suffix}": one.tokens, f"keeps_pooled{suffix}": one.keeps_pooled}
     if components.latents is not None:
         components.latents.autoencoder.save_pretrained(folder / "vae")
         index["vae"] = ["diffusers", type(components.latents.autoencoder).__name__]

@@ -60,6 +60,7 @@ def test_the_null_text_is_a_file_of_one_row() -> None:
     assert_same(read_null_text(data, "here", CONFIG), null)
     bare = CONFIG.model_copy(update={"pooled_dim": None})
     assert read_null_text(null_text_bytes(Text(null.tokens_BLE, null.mask_BL)), "here", bare).pooled_BP is None
+    assert read_null_text(data, "here", bare).pooled_BP is None, "earlier versions stored one that the run hasn't"
 
 
 def test_a_null_text_that_is_not_whole_or_of_another_size_is_refused() -> None:
@@ -72,6 +73,6 @@ def test_a_null_text_that_is_not_whole_or_of_another_size_is_refused() -> None:
     ):
         with pytest.raises(CorruptArtifact, match=f"^here: {message}"):
             read_null_text(damaged, "here")
-    for changes in ({"tokens": 4}, {"dim": 2}, {"pooled_dim": 3}, {"pooled_dim": None}):
+    for changes in ({"tokens": 4}, {"dim": 2}, {"pooled_dim": 3}):
         with pytest.raises(CorruptArtifact, match=r"^here: 5 tokens of 3 channels and a pooled vector of 2, not "):
             read_null_text(data, "here", CONFIG.model_copy(update=changes))

@@ -147,7 +147,9 @@ def test_the_encoders_of_a_run(folders: tuple[str, str], clip_model: CLIPTextMod
     assert_same(
         text, Text(t5.encode(PROMPTS).tokens_BLE, t5.encode(PROMPTS).mask_BL, pooled_encoder.encode(PROMPTS).pooled_BP)
     )
-    assert TextEncoder.from_config(TextConfig(encoder=clip_folder, tokens=8, dim=16)).encode(["a"]).mask_BL.sum() == 3
+    without = TextEncoder.from_config(TextConfig(encoder=clip_folder, tokens=8, dim=16)).encode(["a"])
+    assert without.mask_BL.sum() == 3
+    assert without.pooled_BP is None, "the run has no pooled vector, though CLIP has"
 
 
 def test_what_does_not_fit_a_run_is_told(folders: tuple[str, str], tmp_path: Path) -> None:
@@ -159,8 +161,8 @@ def test_what_does_not_fit_a_run_is_told(folders: tuple[str, str], tmp_path: Pat
             TextConfig(encoder=clip_folder, tokens=8, dim=24),
             "has 16 channels, not 24; begin a run with data.text.dim=16",
         ),
-        (TextConfig(encoder=t5_folder, tokens=8, dim=24, pooled_dim=16), "its pooled vector has size None"),
-        (TextConfig(encoder=clip_folder, tokens=8, dim=16, pooled_dim=9), "size 16, data.text.pooled_dim is 9"),
+        (TextConfig(encoder=t5_folder, tokens=8, dim=24, pooled_dim=16), "t5 has no pooled vector"),
+        (TextConfig(encoder=clip_folder, tokens=8, dim=16, pooled_dim=9), "its pooled vector has 16 channels, not 9"),
         (TextConfig(encoder=str(tmp_path / "bert"), tokens=8, dim=9), "is a bert, use one of clip"),
         (TextConfig(encoder=str(tmp_path), tokens=8, dim=9), f"text encoder {tmp_path}: "),
     ):

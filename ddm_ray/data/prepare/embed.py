@@ -12,9 +12,8 @@ from ddm_ray.config import RunConfig
 from ddm_ray.data.prepare.decoding import DecodedRows, middle_pixels
 from ddm_ray.data.prepare.records import EmbeddedRows
 from ddm_ray.data.schema import EMBEDDING, HELDOUT, MIRRORED, TEXT, TRAIN, column, data_dtype, rows_schema
-from ddm_ray.errors import ConfigError, CorruptArtifact, DataError
+from ddm_ray.errors import CorruptArtifact, DataError
 from ddm_ray.models.embedders import Embedder, PixelEmbedder, make_embedder
-from ddm_ray.remedies import Begin
 
 if TYPE_CHECKING:
     from ddm_ray.data.prepare.encode import EncodeImages, EncodeTexts
@@ -51,14 +50,8 @@ class Embed:
         data, size = self.config.data, self.config.embedder.batch_size
         if data.text is not None:
             self._texts = encode.EncodeTexts(data.text, size, device)
-        if data.latents is None:
-            return
-        self._images = encode.EncodeImages(data.latents, size, device)
-        if (channels := self._images.channels) != data.channels:
-            raise ConfigError(
-                f"autoencoder {data.latents.autoencoder} makes {channels} channels, not {data.channels}",
-                Begin(field="data.channels", value=f"{channels}"),
-            )
+        if data.latents is not None:
+            self._images = encode.EncodeImages(data.latents, data.channels, size, device)
 
     @property
     def embedding_dim(self) -> int:

@@ -10,16 +10,17 @@ from ddm_ray.config import LatentsConfig, TextConfig
 from ddm_ray.core.transfer import frozen_dtype, upload
 from ddm_ray.data.texts import null_text_bytes, stored_ids, stored_tokens
 from ddm_ray.models.embedders import batches
-from ddm_ray.models.latents import Latents
+from ddm_ray.models.latents import Latents, require_sizes
 from ddm_ray.models.text import TextEncoder
 
 
 class EncodeImages:
     """pixels_NHWC uint8 -> latents_NCHW float16, `batch_size` rows at a time; on a GPU computed in bf16."""
 
-    def __init__(self, config: LatentsConfig, batch_size: int, device: str):
-        """Load the autoencoder. ConfigError, CorruptArtifact if it can't be, or isn't the run's."""
+    def __init__(self, config: LatentsConfig, channels: int, batch_size: int, device: str):
+        """Load the autoencoder, of latents of so many channels. ConfigError, CorruptArtifact if it isn't the run's."""
         latents = Latents.from_config(config)
+        require_sizes(config, latents.autoencoder.config, channels)
         self._fingerprint, self._dtype = latents.fingerprint(), frozen_dtype(device)
         self._latents = latents.to(device, self._dtype)
         self._batch_size, self._device = batch_size, device
@@ -27,11 +28,6 @@ class EncodeImages:
     def fingerprint(self) -> str:
         """The autoencoder's."""
         return self._fingerprint
-
-    @property
-    def channels(self) -> int:
-        """C of the latents."""
-        return self._latents.channels
 
     def __call__(self, pixels_NHWC: np.ndarray) -> np.ndarray:
         encoded = []
@@ -54,7 +50,7 @@ class EncodeTexts:
         """Load the text encoders. ConfigError, CorruptArtifact if they can't be, or aren't the run's."""
         self._keeps_ids = config.stored == "ids"
         self._encoder = TextEncoder.from_config(config).to("cpu" if self._keeps_ids else device)
-        self._batch_size, self._pooled = batch_size, config.pooled_dim is not None
+        self._batch_size = batch_size
 
     def fingerprint(self) -> str:
         """The text encoders'."""
@@ -73,7 +69,6 @@ class EncodeTexts:
         for rows in batches(len(captions), self._batch_size):
             text = self._encoder.encode(captions[rows], warn=False)
             tokens += stored_tokens(text)
-            if self._pooled:
-                assert text.pooled_BP is not None
+            if text.pooled_BP is not None:
                 pooled.append(text.pooled_BP.to(torch.float16).cpu().numpy())
         return tokens, np.concatenate(pooled) if pooled else None

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 
-from ddm_ray.config import RunConfig
+from ddm_ray.config import DataConfig, RunConfig
 from ddm_ray.data import OnProgress, no_progress
 from ddm_ray.data.prepare.decoding import read_decoded
 from ddm_ray.data.prepare.finalize import check_rejected, commit
@@ -55,6 +55,7 @@ def prepare(
     name = source_of(run, artifact, begun_from, source, cluster)
     if finished:
         return finished
+    require_known_sizes(run.config.data)
     opened, earlier = open_source(run.config.data, name, chunk_rows), earlier_rows(run)
     if plan is None:
         on_progress(0.0, "listing the source")
@@ -91,6 +92,22 @@ def prepare(
     info = RowsInfo.of(manifest)
     on_progress(1.0, f"{info.rows} rows, {info.rejected} rejected")
     return manifest
+
+
+def require_known_sizes(config: DataConfig) -> None:
+    """Raise ConfigError, with the field to set, for networks that would encode rows to other shapes than the run's.
+
+    Told by the networks' own configurations, of folders or what this machine's cache has; of others they who load them
+    tell.
+    """
+    if config.text is not None:
+        from ddm_ray.models import text  # torch, which rows of pixels and labels do without
+
+        text.require_known_sizes(config.text)
+    if config.latents is not None:
+        from ddm_ray.models import latents
+
+        latents.require_known_sizes(config.latents, config.channels)
 
 
 def rows_artifact(run: Run, cluster: int | None) -> Artifact:
