@@ -25,6 +25,7 @@ from ddm_ray.sampling.call import Label, Prompt, call_of, label_of
 from ddm_ray.sampling.components import Components
 from ddm_ray.sampling.description import described
 from ddm_ray.sampling.devices import choose_device
+from ddm_ray.sampling.export_folder import is_ours
 from ddm_ray.sampling.offload import Offload
 from ddm_ray.sampling.output import DDMOutput, Images, OutputType, images_as
 from ddm_ray.sampling.paris_weights import Reading, TimeDirection
@@ -152,7 +153,7 @@ class DDMPipeline:
             raise SamplingError(f"from_pretrained takes no {next(iter(others))!r:.60}: leave it out")
         place = choose_device(device)
         weights = _one_dtype(place, dtype, torch_dtype, precision)
-        if not pretrained.is_ours(folder) and paris.is_paris(folder):
+        if not is_ours(folder) and paris.is_paris(folder):
             reading = Reading(names or {}, time or "noise-at-1")
             return cls._of(paris.load(folder, place, offload, reading, weights))
         if names is not None or time is not None:
@@ -170,7 +171,10 @@ class DDMPipeline:
         )
 
     def save_pretrained(self, folder: str | os.PathLike[str], overwrite: bool = False) -> None:
-        """Write all of it in diffusers' layout (sampling.pretrained): model_index.json, a folder a component."""
+        """Write all of it in diffusers' layout (sampling.pretrained): model_index.json, a folder a component.
+
+        `overwrite`: an export that is there makes way; files beside it that no export wrote stay.
+        """
         pretrained.save(self.components, folder, overwrite)
 
     def to(self, *places: Any, device: Any = None, dtype: SamplingPrecision | None = None) -> Self:

@@ -210,7 +210,9 @@ def _conditions(
     help="The mixture, which DDMPipeline opens; or one dense network, which diffusers alone opens.",
 )
 @click.option("--license", "license_name", metavar="NAME", help="Licence for a dense model's card, such as cc-by-4.0.")
-@click.option("--overwrite", is_flag=True, help="Replace what an earlier export left in FOLDER.")
+@click.option(
+    "--overwrite", is_flag=True, help="Replace what an earlier export wrote to FOLDER. Other files in it stay."
+)
 def export(run_url: str, folder: str, model: Any, license_name: str | None, overwrite: bool) -> None:
     """Write finished models to FOLDER in the layout of diffusers pipelines, one folder for each component.
 
@@ -223,7 +225,7 @@ def export(run_url: str, folder: str, model: Any, license_name: str | None, over
       ddm export runs/digits student --model student --license cc-by-4.0
     """
     from ddm_ray.pipeline import DDMPipeline
-    from ddm_ray.sampling.pretrained import require_free
+    from ddm_ray.sampling.export_folder import require_free
 
     if license_name is not None and not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", license_name):
         raise ConfigError(f"--license {license_name!r}: use a name without blanks, such as cc-by-4.0")

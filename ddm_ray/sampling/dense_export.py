@@ -13,15 +13,14 @@ from ddm_ray.core.snr import VelocityField
 from ddm_ray.errors import ConfigError, SamplingError
 from ddm_ray.models import weights
 from ddm_ray.sampling.components import INDEX, Components, bare, config_of
-from ddm_ray.sampling.pretrained import write_folder
+from ddm_ray.sampling.export_folder import CARD, records_below, write_folder
 from ddm_ray.sampling.single_file import single_file
 
 PIPELINE, TRANSFORMER = "ddm_ray.sampling.dense_pipeline", "ddm_ray.models.dense_transformer"
-CARD = "README.md"
 
 
 def save_dense(components: Components, card: str, folder: str | os.PathLike[str], overwrite: bool = False) -> None:
-    """Write a dense model and its card, whole or not at all, as `pretrained.write_folder` does.
+    """Write a dense model and its card, whole or not at all, as `export_folder.write_folder` does.
 
     `DiffusionPipeline.from_pretrained(folder, trust_remote_code=True)` opens it, or, in the folder's place, the name of
     a repository on a hub that has its files. Raises as `dense_pipeline`, and SamplingError for a folder with other
@@ -35,8 +34,9 @@ def save_dense(components: Components, card: str, folder: str | os.PathLike[str]
         index["_class_name"] = [_write_code(PIPELINE, being), type(pipeline).__name__]
         index["_ddm_ray_version"] = ddm_ray.__version__
         index["transformer"] = [_write_code(TRANSFORMER, being / "transformer"), type(pipeline.transformer).__name__]
-        (being / INDEX).write_text(json.dumps(index, indent=2) + "\n")
         (being / CARD).write_text(card)
+        index["_ddm_ray_files"] = records_below(being)  # diffusers takes no name that begins so for a component
+        (being / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
     write_folder(folder, overwrite, write)
 

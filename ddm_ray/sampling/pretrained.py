@@ -5,9 +5,6 @@ Shapes: K experts, C conditions.
 
 import json
 import os
-import secrets
-import shutil
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,7 @@ from ddm_ray.config import SamplingSettings
 from ddm_ray.core.condition import Text
 from ddm_ray.core.flow import Flow
 from ddm_ray.core.snr import MatchedRouter, VelocityField
-from ddm_ray.errors import ConfigError, CorruptArtifact, MissingArtifact, RunError, SamplingError, StorageError
+from ddm_ray.errors import ConfigError, CorruptArtifact, MissingArtifact, RunError, SamplingError
 from ddm_ray.models import null_text, weights
 from ddm_ray.models.latents import Latents
 from ddm_ray.models.null_text import NULL_TEXT
@@ -38,6 +35,7 @@ from ddm_ray.sampling.components import (
     require_modest,
     text_encoder_of,
 )
+from ddm_ray.sampling.export_folder import UNFINISHED, records_below, write_folder
 from ddm_ray.sampling.offload import Offload, resident_experts
 from ddm_ray.sampling.request import MixtureInfo
 from ddm_ray.sampling.run_models import Models, SamplingPrecision, dtype_of, matched
@@ -54,70 +52,14 @@ _LAYERS, _LAYER_BYTES = ("depth", "num_layers", "num_single_layers", "num_refine
 
 
 def save(components: Components, folder: str | os.PathLike[str], overwrite: bool = False) -> None:
-    """Write a pipeline in our layout, as `write_folder` does. SamplingError and StorageError as there."""
+    """Write a pipeline in our layout, as `export_folder.write_folder` does. SamplingError and StorageError as there."""
 
     def write(being: Path) -> None:
         index = {"_class_name": "DDMPipeline", "_ddm_ray_version": __version__, **_write(components, being)}
-        names = sorted(path.relative_to(being).as_posix() for path in being.rglob("*") if path.is_file())
-        index["files"] = {name: asdict(FileRecord.of_file(being / name)) for name in names}
+        index["files"] = records_below(being)
         (being / INDEX).write_bytes(seal(index, indent=1))
 
     write_folder(folder, overwrite, write)
-
-
-def write_folder(folder: str | os.PathLike[str], overwrite: bool, write: Callable[[Path], None]) -> None:
-    """Have `write` fill a folder beside `folder`, to the disk itself, then rename: killed at any time, no half one.
-
-    SamplingError for a folder that holds anything, unless it is a pipeline of ours and `overwrite` (the old one
-    is moved aside first: for an instant there is neither). StorageError if it can't be written.
-    """
-    target = Path(folder).absolute()
-    require_free(target, overwrite)
-    being, old = (target.with_name(f".{target.name}.{secrets.token_hex(4)}.{word}") for word in ("being", "old"))
-    try:
-        being.mkdir(parents=True)
-        write(being)
-        for path in [*being.rglob("*"), being]:
-            _sync(path)
-        _put(being, target, old)
-    except OSError as error:
-        raise StorageError(f"{target}: can't be saved: {error.strerror or error}; choose another folder") from None
-    finally:
-        shutil.rmtree(being, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def require_free(folder: str | os.PathLike[str], overwrite: bool = False, remedy: str = "overwrite=True") -> None:
-    """SamplingError for a folder that holds anything, but a pipeline of ours that may be overwritten."""
-    target = Path(folder)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        if not is_ours(target):
-            raise SamplingError(f"{target} is there and no pipeline of ours: save to another folder")
-        if not overwrite:
-            raise SamplingError(f"{target} is a pipeline already: use {remedy}, or another folder")
-
-
-def _put(being: Path, target: Path, old: Path) -> None:
-    """Gives a whole pipeline its name; one that had it goes to `old`, and comes back if that fails."""
-    replaces = target.exists() and any(target.iterdir())
-    if replaces:
-        target.rename(old)
-    try:
-        being.rename(target)
-    except OSError:
-        if replaces:
-            old.rename(target)
-        raise
-    _sync(target.parent)
-
-
-def is_ours(folder: str | os.PathLike[str]) -> bool:
-    """True for a folder that `save` wrote, sound or not. CorruptArtifact for an index too large for one."""
-    try:
-        require_size(Path(folder) / INDEX)
-        return b'"_ddm_ray_version"' in (Path(folder) / INDEX).read_bytes()
-    except OSError:
-        return False
 
 
 def load(
@@ -189,6 +131,8 @@ def _index(root: Path) -> dict[str, Any]:
             f"{root} is an ordinary pipeline: open it with diffusers' DiffusionPipeline, as its README.md says"
         )
     index = unseal(data, f"{where}", ["_ddm_ray_version"], fix=REMEDY)
+    if UNFINISHED in index:
+        raise MissingArtifact(f"{root}: its export was cut off as it replaced another; export it again over this one")
     version = index["_ddm_ray_version"]
     try:
         newer = _number(version) > _number(__version__)
@@ -325,11 +269,3 @@ def _write_network(model: Any, folder: Path) -> list[str | None]:
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     (folder / WEIGHTS).write_bytes(tensors)
     return ["ddm_ray", spec["class"]]
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -17,6 +17,7 @@ from ddm_ray.errors import ConfigError, CorruptArtifact, DDMError, MissingArtifa
 from ddm_ray.models import third_party, weights
 from ddm_ray.models.spec import spec_of
 from ddm_ray.sampling import paris, paris_weights, pretrained
+from ddm_ray.sampling.export_folder import is_ours
 from ddm_ray.sampling.run_models import network_bytes, parse_network
 from ddm_ray.spelling import printable
 from ddm_ray.storage.graph import Artifact, expert, part_of, trained_of
@@ -61,7 +62,7 @@ def _read(spec: Spec, job: Artifact, init: InitFrom, part: str) -> nn.Module:
         return _of_file(source, spec)
     if not is_local(init.source) or (source / RUN_FILE).is_file():
         return _of_run(init, job, spec, part)
-    if pretrained.is_ours(source):
+    if is_ours(source):
         return _of_pipeline(source, init, job, spec, part)
     if paris.is_paris(source):
         name = _numbered(_name(init, job), "expert_{}")

@@ -24,7 +24,6 @@ from ddm_ray.errors import (
 from ddm_ray.models.diffusers_transformer import DiffusersTransformer
 from ddm_ray.models.null_text import NULL_TEXT
 from ddm_ray.pipeline import DDMPipeline
-from ddm_ray.sampling import pretrained
 from ddm_ray.sampling.pretrained import WEIGHTS
 from ddm_ray.sampling.run_models import Models
 from ddm_ray.storage.manifest import FileRecord, canonical, sha256
@@ -198,14 +197,6 @@ def test_a_pipeline_is_replaced_only_when_that_is_wanted(saved: Path, tmp_path: 
     (tmp_path / "empty").mkdir()
     other.save_pretrained(tmp_path / "empty")
     assert DDMPipeline.from_pretrained(tmp_path / "empty").models.info.num_experts == NUM_EXPERTS
-
-
-def test_an_old_pipeline_comes_back_if_the_new_one_cannot_take_its_place(saved: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(saved, tmp_path / "pipeline")
-    with pytest.raises(FileNotFoundError):
-        pretrained._put(tmp_path / "nothing", folder, tmp_path / ".old")
-    assert [path.name for path in tmp_path.iterdir()] == ["pipeline"]
-    DDMPipeline.from_pretrained(folder)
 
 
 def test_a_killed_save_leaves_no_half_pipeline(tmp_path: Path) -> None:
