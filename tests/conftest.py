@@ -45,7 +45,13 @@ LANES = {
         "data/prepare/test_prepare.py",
         "data/prepare/test_prepare_kill.py",
     ),
-    "private": ("islands/test_local_islands.py", "test_demo.py", "serve/test_http.py", "serve/test_mixture_yaml.py"),
+    "private": (
+        "islands/test_local_islands.py",
+        "test_demo.py",
+        "serve/test_http.py",
+        "serve/test_http_faults.py",
+        "serve/test_mixture_yaml.py",
+    ),
 }
 # Other files that take long, the longest first: one that begins last runs alone in the end. None that trains in this
 # process: what DeepSpeed changes in torch stays, and tests of networks come before it.

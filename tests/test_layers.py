@@ -68,7 +68,7 @@ RAY = {
     "data.sharded.ray_data",
     *(f"train.ray.{name}" for name in ("launch", "driver", "fit", "leaving", "recovery", "room", "world")),
     "islands.nodes",
-    *(f"serve.{name}" for name in ("remote", "deployments", "api", "mixture", "codec", "app", "direct")),
+    *(f"serve.{name}" for name in ("remote", "replicas", "deployments", "api", "mixture", "codec", "app", "direct")),
 }
 ABOVE = {"tests", "jobs", "serving", "benchmarks"}
 

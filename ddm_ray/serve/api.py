@@ -21,7 +21,8 @@ from ddm_ray.serve.guard import Guard, Limits
 from ddm_ray.serve.http import http_app
 from ddm_ray.serve.meters import Meters
 from ddm_ray.serve.mixture import Handle, ServedMixture
-from ddm_ray.serve.remote import Replicas, called
+from ddm_ray.serve.remote import called
+from ddm_ray.serve.replicas import Replicas
 from ddm_ray.serve.segments import OnSegment
 from ddm_ray.serve.service import Service
 from ddm_ray.serve.versions import Version, Versions

@@ -12,7 +12,8 @@ from ddm_ray.serve.computing import Networks
 from ddm_ray.serve.deployments import local_engine, multiplexed_engines
 from ddm_ray.serve.engine import BatchEngine
 from ddm_ray.serve.multiplexed import Multiplexer
-from ddm_ray.serve.remote import OnCalls, RemoteEngine, Replicas, answer_from, called
+from ddm_ray.serve.remote import OnCalls, RemoteEngine, answer_from, called
+from ddm_ray.serve.replicas import Replicas
 from ddm_ray.serve.scheduler import Scheduler
 from ddm_ray.serve.segments import LocalEngine, OnSegment, SegmentSampler
 from ddm_ray.serve.versions import LOG, LiveSampler, Version, Versions, follow

@@ -7,8 +7,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-from ray import serve
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 from ray.serve.exceptions import ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle
@@ -26,14 +24,13 @@ from ddm_ray.serve.engine import AwayError, StartingError
 from ddm_ray.serve.kept_link import KeptLink
 from ddm_ray.serve.links import ANSWER_S, Link
 from ddm_ray.serve.packed import pack_asked, unpack_segment
+from ddm_ray.serve.replicas import Replicas, is_lacking, is_starting
 from ddm_ray.serve.versions import Pair
 
 LOG = logging.getLogger("ray.serve")
 
 ATTEMPTS = 5
 FIRST_WAIT_S = 0.1
-STATUS_S = 0.5
-AWAY_S = 10.0
 VELOCITY_S = 30.0
 PATIENCE_S = 1.0
 """Seconds without an answer after which it is asked whether anybody is there to give one."""
@@ -42,80 +39,6 @@ STARTING_S = 5.0
 
 GONE = (RayActorError, ObjectLostError, ReplicaUnavailableError)
 """Errors of a call whose replica or node died: the call carries its state, so another replica can repeat it."""
-
-
-class Replicas:
-    """Numbers of replicas of an application's deployments, asked for at most once in STATUS_S."""
-
-    def __init__(self, application: str):
-        self._application, self._asked_at = application, -np.inf
-        self._deployments: dict[str, Any] = {}
-        self._lock = asyncio.Lock()
-        self._away_since: dict[str, float] = {}
-        self._unable = set[str]()
-        self._watching: asyncio.Task[None] | None = None
-
-    async def lacking(self, deployment: str) -> bool:
-        """True if none of this deployment's runs, though one should: it neither sleeps nor is being woken."""
-        overview = await self._overview(deployment)
-        return not overview.replica_states.get("RUNNING", 0) and overview.status not in ("HEALTHY", "UPSCALING")
-
-    async def running(self, deployment: str) -> bool:
-        """True if one is known to run."""
-        try:
-            return bool((await self._overview(deployment)).replica_states.get("RUNNING", 0))
-        except Exception:  # the controller may be away
-            return False
-
-    async def starting(self, deployment: str) -> bool:
-        """True if the first one is on its way."""
-        overview = await self._overview(deployment)
-        return overview.status == "UPSCALING" and not overview.replica_states.get("RUNNING", 0)
-
-    def mark_away(self, deployment: str) -> None:
-        """Note that nobody answered there; for AWAY_S, or until one runs again, nobody need ask."""
-        self._away_since[deployment] = time.monotonic()
-        if self._watching is None or self._watching.done():
-            self._watching = asyncio.ensure_future(self._watch())
-
-    def mark(self, deployment: str, able: bool) -> None:
-        """Note whether its replicas could load what they were asked for."""
-        if able:
-            self._unable.discard(deployment)
-        else:
-            self._unable.add(deployment)
-            self.mark_away(deployment)
-
-    def is_unable(self, deployment: str) -> bool:
-        """True if they couldn't, when they were last asked."""
-        return deployment in self._unable
-
-    def is_away(self, deployment: str) -> bool:
-        """True if nobody answered there, not long ago."""
-        since = self._away_since.get(deployment)
-        return since is not None and time.monotonic() - since < AWAY_S
-
-    async def _watch(self) -> None:
-        while self._away_since:
-            await asyncio.sleep(STATUS_S)
-            for deployment in list(self._away_since):
-                lacking = self.is_unable(deployment) or await self._still_lacking(deployment)
-                if not lacking or not self.is_away(deployment):
-                    del self._away_since[deployment]
-
-    async def _still_lacking(self, deployment: str) -> bool:
-        try:
-            return await self.lacking(deployment)
-        except Exception:  # the controller may be away, too: AWAY_S ends it then
-            return True
-
-    async def _overview(self, deployment: str) -> Any:
-        async with self._lock:
-            if time.monotonic() - self._asked_at > STATUS_S:
-                applications = (await asyncio.to_thread(serve.status)).applications
-                self._deployments = dict(applications[self._application].deployments)
-                self._asked_at = time.monotonic()
-        return self._deployments[deployment]
 
 
 OnCalls = Callable[[str, int, int], None]
@@ -223,13 +146,13 @@ class RemoteEngine:
 
     async def _require_replica(self, waited_s: float) -> None:
         try:
-            lacking, starting = await self._replicas.lacking(self._name), await self._replicas.starting(self._name)
+            overview = await self._replicas.overview(self._name)
         except Exception:  # it may be the controller that is away, not the expert
             return
-        if lacking:
+        if is_lacking(overview):
             self._replicas.mark_away(self._name)
             raise AwayError(f"{self._name} has no replica", self.expert)
-        if starting and waited_s > STARTING_S:
+        if is_starting(overview) and waited_s > STARTING_S:
             raise StartingError(f"{self._name} had been scaled to zero and is starting: ask again soon", self.expert)
 
 
@@ -257,7 +180,7 @@ async def _answered(response: Any, require_replica: Callable[[float], Awaitable[
     try:
         while not (await asyncio.wait({answer}, timeout=PATIENCE_S))[0]:
             if require_replica is not None:
-                await require_replica(time.monotonic() - since)
+                await _unless_done(answer, require_replica(time.monotonic() - since))
         return answer.result()
     finally:
         if not answer.done():
@@ -267,6 +190,18 @@ async def _answered(response: Any, require_replica: Callable[[float], Awaitable[
 
 async def _awaited(response: Any) -> Any:
     return await response
+
+
+async def _unless_done(answer: "asyncio.Future[Any]", check: Awaitable[None]) -> None:
+    """Wait for a check, and raise what it raises; but no longer than for the answer that it is about."""
+    checking = asyncio.ensure_future(check)
+    try:
+        await asyncio.wait({answer, checking}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        checking.cancel()
+    error = checking.exception() if checking.done() else None
+    if error is not None and not answer.done():
+        raise error
 
 
 def answer_from(

@@ -4,13 +4,11 @@ import base64
 import io
 import json
 import os
-import re
 import shlex
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from http.client import HTTPConnection
@@ -18,16 +16,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from openai import BadRequestError, OpenAI
 from PIL import Image
 
-from ddm_ray.config import SamplingSettings
 from ddm_ray.pipeline import DDMPipeline
-from ddm_ray.sampling import driver
-from ddm_ray.sampling.request import SampleRequest
-from ddm_ray.sampling.run_models import load_models
-from ddm_ray.serve.answers import to_png
 from ddm_ray.storage.run import Run
 from tests.serve.conftest import ROOT, Server, command_line, descendants
 
@@ -249,97 +241,3 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-
-
-@pytest.mark.parametrize("server", ["per-expert"], indirect=True)
-def test_killed_processes_cost_no_request(server: Server, tiny_run: Run) -> None:
-    """SIGKILL expert after expert, ingress and proxy under load: all is answered, and with the image that it says."""
-    expected = {
-        (strategy, away): image_without(tiny_run, strategy, away)
-        for strategy in ("once", "full", "top-1")
-        for away in ("", "expert-000", "expert-001")
-    }
-    stop, wrong, answered = threading.Event(), [], list[tuple[str, str]]()
-
-    def keep_asking(strategy: str) -> None:
-        while not stop.is_set():
-            body = {"strategy": strategy, "steps": 25, "solver": "heun", "response_format": "png", "timeout": 60}
-            answer = server.generate(prompt="1", seed=2, **body)
-            key = strategy, answer.headers.get("x-degraded", "")
-            if answer.status != 200 or distance(pixels(answer.body), expected[key]) > TOLERANCE:
-                wrong.append((key, answer.status, answer.body[:300]))
-            answered.append(key)
-
-    threads = [threading.Thread(target=keep_asking, args=[strategy]) for strategy in ("once", "full", "top-1") * 2]
-    for thread in threads:
-        thread.start()
-    try:
-        for part in ("expert-000", "expert-001"):
-            since, linked = len(answered), {method: linked_calls(server, method) for method in ("velocity", "run")}
-            wait_until(lambda: len(answered) > since + 2 * len(threads))  # noqa: B023
-            wait_until(lambda: all(linked_calls(server, method) > count for method, count in linked.items()))  # noqa: B023
-            (before,) = server.replicas(part)
-            os.kill(before, signal.SIGKILL)
-            wait_until(lambda: bool(set(server.replicas(part)) - {before}))  # noqa: B023
-            wait_until(lambda: server.ask("GET", "/readyz").status == 200)
-        for process in ("ddm:api", "ProxyActor"):
-            since = len(answered)
-            wait_until(lambda: len(answered) > since + 2 * len(threads))  # noqa: B023
-            (pid,) = [pid for pid in descendants(server.process.pid) if process in command_line(pid)]
-            os.kill(pid, signal.SIGKILL)
-            wait_until(lambda: server.ask("GET", "/readyz").status == 200)
-        since = len(answered)
-        wait_until(lambda: len(answered) > since + 2 * len(threads))
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    assert not wrong, wrong[:3]
-
-
-@pytest.mark.parametrize("server", ["per-expert"], indirect=True)
-def test_weights_that_are_gone_are_left_out_until_they_are_back(server: Server, tiny_run: Run) -> None:
-    """By one replica, which isn't started again and again meanwhile."""
-
-    def degraded() -> bool:
-        answer = server.generate(prompt="1", strategy="full", steps=2)
-        assert answer.status == 200, answer.body
-        return answer.json.get("degraded") == ["expert-001"]
-
-    (weights,) = Path(tiny_run.url).glob("experts/001/attempts/*/weights/*/ema.safetensors")
-    away = weights.rename(weights.with_suffix(".away"))
-    try:
-        (before,) = server.replicas("expert-001")
-        os.kill(before, signal.SIGKILL)
-        wait_until(lambda: bool(set(server.replicas("expert-001")) - {before}))
-        (replica,) = set(server.replicas("expert-001")) - {before}
-        wait_until(lambda: "no weights are loaded yet" in logs_of(replica))
-        wait_until(degraded)
-        assert server.ask("GET", "/readyz").json == {"status": "degraded", "away": ["expert-001"]}
-        assert server.replicas("expert-001") == [replica]
-    finally:
-        away.rename(weights)
-    wait_until(lambda: not degraded())
-    assert server.ask("GET", "/readyz").status == 200 and server.replicas("expert-001") == [replica]
-
-
-def logs_of(pid: int) -> str:
-    """What is in the log files that a process has open."""
-    opened = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()]
-    return "".join(Path(path).read_text(errors="replace") for path in opened if path.endswith(".log"))
-
-
-def linked_calls(server: Server, method: str) -> float:
-    """Number of calls of a method of experts that went over links."""
-    counter = rf'^ddm_calls_total\{{method="{method}",way="link"\}} (.+)$'
-    match = re.search(counter, server.ask("GET", "/metrics").body.decode(), re.M)
-    return float(match[1]) if match else 0.0
-
-
-def image_without(run: Run, strategy: str, away: str) -> np.ndarray:
-    """The image of the requests above, by the experts that aren't away."""
-    models = load_models(run)
-    experts = [None if f"expert-{k:03d}" == away else models.experts[k] for k in range(models.info.num_experts)]
-    settings = SamplingSettings(strategy=strategy, steps=25, solver="heun")
-    result = driver.sample(SampleRequest((2,), torch.tensor([1]), settings), models.info, experts, models.router)
-    return pixels(to_png(result.images_BCHW[0], 1))

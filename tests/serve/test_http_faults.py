@@ -1,0 +1,160 @@
+"""The served mixture, each expert in a process of its own, while processes die: no request is lost, nor an expert."""
+
+import os
+import re
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ddm_ray.config import SamplingSettings
+from ddm_ray.sampling import driver
+from ddm_ray.sampling.request import SampleRequest
+from ddm_ray.sampling.run_models import load_models
+from ddm_ray.serve.answers import to_png
+from ddm_ray.storage.run import Run
+from tests.serve.conftest import Answer, Server, command_line, descendants
+from tests.serve.test_http import TOLERANCE, distance, pixels, wait_until
+
+pytestmark = pytest.mark.parametrize("server", ["per-expert"], indirect=True)
+
+
+def pid_of(server: Server, title: str) -> int:
+    """The only process of this server whose title has these words."""
+    (pid,) = (pid for pid in descendants(server.process.pid) if title in command_line(pid))
+    return pid
+
+
+def kill_controller(server: Server) -> None:
+    """SIGKILL Serve's controller; the next one answers that nothing is away."""
+    before = pid_of(server, "ServeController")
+    os.kill(before, signal.SIGKILL)
+    wait_until(
+        lambda: any("ServeController" in command_line(pid) for pid in descendants(server.process.pid) if pid != before)
+    )
+    while (answer := server.ask("GET", "/readyz")).status == 500:
+        pass  # it has begun, and knows of no application yet
+    assert answer.json == {"status": "ok", "away": []}
+
+
+def test_an_expert_that_a_new_controller_has_not_looked_at_is_alive(server: Server) -> None:
+    """It doesn't answer the controller here, which so has it in the state RECOVERING until it goes on."""
+    answers = list[Answer]()
+    asking = [
+        threading.Thread(target=lambda own=strategy: answers.append(server.generate(prompt="1", strategy=own)))
+        for strategy in ("once", "top-1", "full")
+    ]
+    frozen = server.replicas("expert-")
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        for thread in asking:
+            thread.start()
+        kill_controller(server)
+    finally:
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
+        for thread in asking:
+            thread.join()
+    assert [answer.status for answer in answers] == [200] * 3
+    assert not [answer.json["degraded"] for answer in answers if "degraded" in answer.json]
+    assert server.replicas("expert-") == frozen
+
+
+def test_killed_processes_cost_no_request(server: Server, tiny_run: Run) -> None:
+    """SIGKILL controller, experts, ingress and proxy under load: all is answered, and with the image that it says."""
+    expected = {
+        (strategy, away): image_without(tiny_run, strategy, away)
+        for strategy in ("once", "full", "top-1")
+        for away in ("", "expert-000", "expert-001")
+    }
+    stop, wrong, answered = threading.Event(), [], list[tuple[str, str]]()
+
+    def keep_asking(strategy: str) -> None:
+        while not stop.is_set():
+            body = {"strategy": strategy, "steps": 25, "solver": "heun", "response_format": "png", "timeout": 60}
+            answer = server.generate(prompt="1", seed=2, **body)
+            key = strategy, answer.headers.get("x-degraded", "")
+            if answer.status != 200 or distance(pixels(answer.body), expected[key]) > TOLERANCE:
+                wrong.append((key, answer.status, answer.body[:300]))
+            answered.append(key)
+
+    threads = [threading.Thread(target=keep_asking, args=[strategy]) for strategy in ("once", "full", "top-1") * 2]
+    for thread in threads:
+        thread.start()
+    try:
+        wait_until(lambda: len(answered) > 2 * len(threads))
+        kill_controller(server)
+        since = len(answered)
+        wait_until(lambda: len(answered) > since + 2 * len(threads))
+        assert not [away for _, away in answered if away]
+        for part in ("expert-000", "expert-001"):
+            since, linked = len(answered), {method: linked_calls(server, method) for method in ("velocity", "run")}
+            wait_until(lambda: len(answered) > since + 2 * len(threads))  # noqa: B023
+            wait_until(lambda: all(linked_calls(server, method) > count for method, count in linked.items()))  # noqa: B023
+            (before,) = server.replicas(part)
+            os.kill(before, signal.SIGKILL)
+            wait_until(lambda: bool(set(server.replicas(part)) - {before}))  # noqa: B023
+            wait_until(lambda: server.ask("GET", "/readyz").status == 200)
+        for process in ("ddm:api", "ProxyActor"):
+            since = len(answered)
+            wait_until(lambda: len(answered) > since + 2 * len(threads))  # noqa: B023
+            os.kill(pid_of(server, process), signal.SIGKILL)
+            wait_until(lambda: server.ask("GET", "/readyz").status == 200)
+        since = len(answered)
+        wait_until(lambda: len(answered) > since + 2 * len(threads))
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not wrong, wrong[:3]
+
+
+def test_weights_that_are_gone_are_left_out_until_they_are_back(server: Server, tiny_run: Run) -> None:
+    """By one replica, which isn't started again and again meanwhile."""
+
+    def degraded() -> bool:
+        answer = server.generate(prompt="1", strategy="full", steps=2)
+        assert answer.status == 200, answer.body
+        return answer.json.get("degraded") == ["expert-001"]
+
+    (weights,) = Path(tiny_run.url).glob("experts/001/attempts/*/weights/*/ema.safetensors")
+    away = weights.rename(weights.with_suffix(".away"))
+    try:
+        (before,) = server.replicas("expert-001")
+        os.kill(before, signal.SIGKILL)
+        wait_until(lambda: bool(set(server.replicas("expert-001")) - {before}))
+        (replica,) = set(server.replicas("expert-001")) - {before}
+        wait_until(lambda: "no weights are loaded yet" in logs_of(replica))
+        wait_until(degraded)
+        assert server.ask("GET", "/readyz").json == {"status": "degraded", "away": ["expert-001"]}
+        assert server.replicas("expert-001") == [replica]
+    finally:
+        away.rename(weights)
+    wait_until(lambda: not degraded())
+    assert server.ask("GET", "/readyz").status == 200 and server.replicas("expert-001") == [replica]
+
+
+def logs_of(pid: int) -> str:
+    """What is in the log files that a process has open."""
+    opened = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()]
+    return "".join(Path(path).read_text(errors="replace") for path in opened if path.endswith(".log"))
+
+
+def linked_calls(server: Server, method: str) -> float:
+    """Number of calls of a method of experts that went over links."""
+    counter = rf'^ddm_calls_total\{{method="{method}",way="link"\}} (.+)$'
+    match = re.search(counter, server.ask("GET", "/metrics").body.decode(), re.M)
+    return float(match[1]) if match else 0.0
+
+
+def image_without(run: Run, strategy: str, away: str) -> np.ndarray:
+    """The image of the requests above, by the experts that aren't away."""
+    models = load_models(run)
+    experts = [None if f"expert-{k:03d}" == away else models.experts[k] for k in range(models.info.num_experts)]
+    settings = SamplingSettings(strategy=strategy, steps=25, solver="heun")
+    result = driver.sample(SampleRequest((2,), torch.tensor([1]), settings), models.info, experts, models.router)
+    return pixels(to_png(result.images_BCHW[0], 1))
