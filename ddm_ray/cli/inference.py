@@ -258,6 +258,14 @@ def export(run_url: str, folder: str, model: Any, license_name: str | None, over
     help="All experts in one process, on the device or (multiplexed) few there in turn; or a process each.",
 )
 @click.option(
+    "--replicas",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Processes that answer requests: while one that died is started again, the others do. Each has all experts"
+    " unless these have a process each.",
+)
+@click.option(
     "--resident", default=2, show_default=True, type=click.IntRange(2), help="Multiplexed experts on the device."
 )
 @click.option("--dense", type=OneOf(EXTRAS), help="Network that answers what the experts have no time for.")

@@ -85,6 +85,11 @@ class ServeArgs(BaseModel):
         " likewise, but in host memory, and few of them on the device in turn, for many experts that are seldom asked;"
         " per-expert: a deployment for each expert, which scales by itself",
     )
+    replicas: PositiveInt = Field(
+        default=1,
+        description="of `api`, the ingress: while one that died is started again, the others answer; each has all"
+        " experts unless these are placed per-expert",
+    )
     resident: int = Field(default=2, ge=2, description="multiplexed: experts on the device at a time")
     dense: Literal["monolith", "student"] | None = Field(
         default=None,
@@ -153,7 +158,7 @@ def build_app(args: ServeArgs) -> Application:
     codecs = [each for each in (encoder, decoder) if each[2]]
     apart = args.placement == "per-expert"
     # Rounded down, so that the shares of all parts never need more than one GPU.
-    num_parts = (num_experts + len(codecs) if apart else 1) + (args.dense is not None)
+    num_parts = (num_experts + len(codecs) if apart else args.replicas) + (args.dense is not None)
     share = {"num_cpus": NUM_CPUS, "num_gpus": int(1000 / num_parts) / 1000 if on_gpu else 0}
 
     def replica(name: str, network: int | str) -> Application:
@@ -162,13 +167,14 @@ def build_app(args: ServeArgs) -> Application:
 
     others = {DENSE: replica(DENSE, args.dense)} if args.dense else {}
     if not apart:
-        ingress = serve.deployment(name="api", ray_actor_options=share, **PART)(API)
+        ingress = serve.deployment(name="api", num_replicas=args.replicas, ray_actor_options=share, **PART)(API)
         return ingress.bind(*own, (), others, args.dense)
     experts = [replica(expert_name(cluster), cluster) for cluster in range(num_experts)]
     for name, kind, config, fingerprint in codecs:
         part = serve.deployment(name=name, ray_actor_options=share, **PART)(kind)
         others[name] = part.bind(config, args.device, fingerprint)
-    ingress = serve.deployment(name="api", ray_actor_options={"num_cpus": NUM_CPUS}, **PART)(API)
+    own_share = {"num_cpus": NUM_CPUS}
+    ingress = serve.deployment(name="api", num_replicas=args.replicas, ray_actor_options=own_share, **PART)(API)
     return ingress.bind(*own, experts, others, args.dense)
 
 
@@ -269,6 +275,8 @@ def _serve_until_stopped(args: ServeArgs, port: int, host: str, greeting: str, g
             print("without a gateway (HAProxy, on the head's machine): what dies takes its requests along", flush=True)
         print(greeting, flush=True)
         wait()
+        if before_proxy is not None:
+            before_proxy.refuse()  # else a request waits until there is nothing left that could answer
 
 
 def _free_port() -> int:

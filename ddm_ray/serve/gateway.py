@@ -25,7 +25,16 @@ from typing import Any
 
 from ddm_ray.errors import ServeError
 from ddm_ray.remedies import Give
-from ddm_ray.serve.haproxy import ADMIN, READY, Address, find_haproxy, take_place, write_configuration, written
+from ddm_ray.serve.haproxy import (
+    ADMIN,
+    READY,
+    Address,
+    find_haproxy,
+    leave_all,
+    take_place,
+    write_configuration,
+    written,
+)
 from ddm_ray.spelling import one_line, printable
 
 PAUSE_S, MOST_PAUSE_S = 0.1, 5.0
@@ -56,7 +65,7 @@ class Gateway:
         self._known: dict[int, Address | None] = {}
         self._admin: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._changed, self._closing = threading.Condition(), False
+        self._changed, self._refusing, self._closing = threading.Condition(), False, False
         self._started = Future[None]()
         self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)
         self._following = threading.Thread(target=self._follow, name="replicas", daemon=True)
@@ -82,6 +91,17 @@ class Gateway:
             raise
         if self._replicas is not None:
             self._following.start()
+
+    def refuse(self) -> None:
+        """Answer 503 at once to what comes from now on; what is in flight goes on."""
+        with self._changed:
+            self._refusing = True
+            if self._admin is None:
+                return  # where HAProxy starts anew, it has nobody to ask
+            try:
+                leave_all(self._admin, len(self._places), len(self._proxies))
+            except OSError as error:  # it may be about to be started again
+                LOG.warning("the gateway doesn't refuse requests: %s", one_line(error, 300))
 
     def close(self) -> None:
         """Stop listening; what is in flight is lost."""
@@ -116,8 +136,8 @@ class Gateway:
                 if address not in places:
                     places[places.index(None)] = address
             self._places = places
-            if self._admin is None:
-                return  # HAProxy starts anew, and reads them then
+            if self._admin is None or self._refusing:
+                return  # where HAProxy starts anew, it reads them then
             for number, taker in enumerate(places):
                 if number not in self._known or self._known[number] != taker:
                     self._known.pop(number, None)
@@ -147,7 +167,8 @@ class Gateway:
             with self._changed:
                 if self._closing:
                     return
-                path = write_configuration(Path(folder), self._socket.fileno(), self._proxies, self._places)
+                servers = ((), ()) if (refuses := self._refusing) else (self._proxies, self._places)
+                path = write_configuration(Path(folder), self._socket.fileno(), *servers)
                 self._known = dict(enumerate(self._places))
                 self._process = process = subprocess.Popen(
                     [self._program, "-db", "-f", str(path)],
@@ -170,6 +191,8 @@ class Gateway:
                 raise ServeError(printable(heard, 500) or f"HAProxy ended with {process.returncode}")
             with self._changed:
                 self._admin = Path(folder) / ADMIN
+            if self._refusing and not refuses:
+                self.refuse()
             if not self._started.done():
                 self._started.set_result(None)
             process.wait()

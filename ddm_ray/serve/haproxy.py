@@ -35,7 +35,7 @@ _CONFIG = """
 global
     maxconn {most}
     nbthread 1
-{admin}
+    stats socket {admin} mode 600 level admin
     tune.bufsize {buffer}
 defaults
     mode http
@@ -105,12 +105,12 @@ def write_configuration(
             f"    server {_place(number)} {written(each or NOWHERE)} {_CHECKED}{'' if each else ' disabled'}"
         )
     for number, proxy in enumerate(proxies):
-        servers.append(f"    server proxy-{number} {written(proxy)}{rank}")
+        servers.append(f"    server {_proxy(number)} {written(proxy)}{rank}")
     path = folder / "haproxy.cfg"
     text = _CONFIG.format(
         fd=fd,
         ready=READY,
-        admin=f"    stats socket {folder / ADMIN} mode 600 level admin" if replicas else "",
+        admin=folder / ADMIN,
         health=HEALTH,
         most=min(MOST_CONNECTIONS, (resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 40) // 2),
         buffer=LIMITS.body_bytes + 2**15,
@@ -146,6 +146,10 @@ def _place(number: int) -> str:
     return f"replica-{number}"
 
 
+def _proxy(number: int) -> str:
+    return f"proxy-{number}"
+
+
 def take_place(admin: Path, number: int, address: Address | None) -> None:
     """Tell the HAProxy at its socket for commands who has a place now; who leaves one still answers what it was asked.
 
@@ -157,6 +161,15 @@ def take_place(admin: Path, number: int, address: Address | None) -> None:
         host, port = address
         _tell(admin, f"set server {server} addr {host} port {port}")
         _tell(admin, f"set server {server} state ready")
+
+
+def leave_all(admin: Path, num_places: int, num_proxies: int) -> None:
+    """Tell it that nothing is to be asked any more, so that it refuses at once; what was asked is still answered.
+
+    Raises as `take_place`.
+    """
+    names = [*map(_place, range(num_places)), *map(_proxy, range(num_proxies))]
+    _tell(admin, "; ".join(f"set server serve/{name} state maint" for name in names))
 
 
 def _tell(admin: Path, command: str) -> None:

@@ -96,21 +96,30 @@ def test_mixture_yaml_names_exactly_the_deployments_of_four_experts(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("placement", "dense", "num_parts"),
+    ("placement", "dense", "replicas", "num_parts"),
     [
-        ("colocated", None, 1),
-        ("multiplexed", None, 1),
-        ("per-expert", None, 3),
-        ("colocated", "monolith", 2),
-        ("per-expert", "monolith", 4),
+        ("colocated", None, 1, 1),
+        ("colocated", None, 3, 3),
+        ("multiplexed", None, 1, 1),
+        ("per-expert", None, 1, 3),
+        ("per-expert", None, 2, 4),
+        ("colocated", "monolith", 1, 2),
+        ("colocated", "monolith", 2, 3),
+        ("per-expert", "monolith", 1, 4),
     ],
 )
-def test_gpu_shares_of_all_parts_fit_one_gpu(tiny_run: Run, placement: str, dense: str | None, num_parts: int) -> None:
-    args = ServeArgs(run=tiny_run.url, device="cuda", placement=placement, dense=dense)
+def test_gpu_shares_of_all_parts_fit_one_gpu(
+    tiny_run: Run, placement: str, dense: str | None, replicas: int, num_parts: int
+) -> None:
+    args = ServeArgs(run=tiny_run.url, device="cuda", placement=placement, dense=dense, replicas=replicas)
     built = unfold(build_app(args), name="ddm")
-    shares = [deployment.ray_actor_options.get("num_gpus", 0) for deployment in built.deployments]
+    shares = [
+        deployment.ray_actor_options.get("num_gpus", 0)
+        for deployment in built.deployments
+        for _ in range(deployment._deployment_config.num_replicas)
+    ]
     assert len(shares) == num_parts and 0.99 < sum(shares) <= 1
-    assert shares.count(0) == (placement == "per-expert")
+    assert shares.count(0) == (replicas if placement == "per-expert" else 0)
 
 
 @pytest.mark.parametrize(

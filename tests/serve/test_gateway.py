@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(HAPROXY is None, reason="HAProxy isn't installed
 class Proxy(ThreadingHTTPServer):
     """In place of Serve's proxy or a replica: answers each request by the next of `acts`, a status or None for its end.
 
-    With `ends` it ends itself there, and not the connection alone.
+    With `ends` it ends itself there, and not the connection alone. While `held` is clear no request is answered.
     """
 
     daemon_threads = True
@@ -41,6 +41,8 @@ class Proxy(ThreadingHTTPServer):
     def __init__(self, port: int, *acts: int | None, ends: bool = False):
         super().__init__(("127.0.0.1", port), _Handler)
         self.acts, self.ends, self.bodies = list(acts), ends, list[bytes]()
+        self.held = threading.Event()
+        self.held.set()
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def leave(self) -> None:
@@ -60,6 +62,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer(200, b"")
         body = self.rfile.read(int(self.headers["Content-Length"] or 0))
         self.server.bodies.append(body)
+        self.server.held.wait(60)
         act = self.server.acts.pop(0) if self.server.acts else 200
         if act is None:
             if self.server.ends:
@@ -234,6 +237,40 @@ def test_what_was_in_flight_on_replicas_that_die_goes_by_the_proxy(count: int, m
         assert ask(port, b"in flight") == (200, b"in flight")
         assert [each.bodies[-1] for each in (*replicas, proxy)] == [b"in flight"] * (count + 1)
         assert ask(port, b"later") == (200, b"later")
+
+
+@pytest.mark.parametrize("leads_to", ["proxies", "replicas"])
+def test_who_comes_at_the_end_is_refused_at_once_and_what_is_in_flight_is_answered(leads_to: str) -> None:
+    """Also by a HAProxy that is started again meanwhile, and whether or not somebody is still there to ask."""
+    servers = [Proxy(free_port()) for _ in range(2)]
+    ports = [each.server_port for each in servers]
+    with ExitStack() as stack:
+        if leads_to == "proxies":
+            own, port = stack.enter_context(standing(*ports))
+        else:
+            listen = [("127.0.0.1", each) for each in ports[1:]]
+            own, port = stack.enter_context(standing(ports[0], replicas=lambda: listen))
+            wait_for(lambda: ask(port)[0] == 200 and servers[1].bodies, 30)
+        for each in servers:
+            each.held.clear()
+            each.bodies.clear()
+        in_flight = list[tuple[int, bytes]]()
+        asking = threading.Thread(target=lambda: in_flight.append(ask(port, b"in flight")))
+        asking.start()
+        wait_for(lambda: any(each.bodies for each in servers), 30)
+        own.refuse()
+        status, body = ask(port)
+        assert status == 503 and json.loads(body)["error"]["code"] == "unavailable"
+        for each in servers:
+            each.held.set()
+        asking.join()
+        assert in_flight == [(200, b"in flight")]
+        assert own.pid is not None
+        os.kill(own.pid, signal.SIGKILL)
+        assert ask(port)[0] == 503
+        for each in servers:
+            each.leave()
+        assert ask(port)[0] == 503 and sum(len(each.bodies) for each in servers) == 1
 
 
 PARENT = """

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,19 @@ from ddm_ray.sampling import driver
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import load_models
 from ddm_ray.serve.answers import to_png
+from ddm_ray.serve.app import ServeArgs
 from ddm_ray.storage.run import Run
-from tests.serve.conftest import Answer, Server, command_line, descendants
+from tests.serve.conftest import Answer, Server, command_line, descendants, served
 from tests.serve.test_http import TOLERANCE, distance, pixels, wait_until
 
-pytestmark = pytest.mark.parametrize("server", ["per-expert"], indirect=True)
+
+@pytest.fixture(scope="module")
+def server(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """`ddm serve --placement per-expert --replicas 2` of the tiny run."""
+    args = ServeArgs(run=tiny_run.url, placement="per-expert", replicas=2)
+    with served(args, tmp_path_factory.mktemp("server")) as server:
+        wait_until(lambda: len(server.replicas("api")) == 2)
+        yield server
 
 
 def pid_of(server: Server, title: str) -> int:
@@ -99,11 +108,15 @@ def test_killed_processes_cost_no_request(server: Server, tiny_run: Run) -> None
             os.kill(before, signal.SIGKILL)
             wait_until(lambda: bool(set(server.replicas(part)) - {before}))  # noqa: B023
             wait_until(lambda: server.ask("GET", "/readyz").status == 200)
-        for process in ("ddm:api", "ProxyActor"):
+        for count in (1, 2):
+            before = server.replicas("api")
+            for pid in before[:count]:
+                os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: len(set(server.replicas("api")) - set(before[:count])) == 2)  # noqa: B023
             since = len(answered)
             wait_until(lambda: len(answered) > since + 2 * len(threads))  # noqa: B023
-            os.kill(pid_of(server, process), signal.SIGKILL)
-            wait_until(lambda: server.ask("GET", "/readyz").status == 200)
+        os.kill(pid_of(server, "ProxyActor"), signal.SIGKILL)
+        wait_until(lambda: server.ask("GET", "/readyz").status == 200)
         since = len(answered)
         wait_until(lambda: len(answered) > since + 2 * len(threads))
     finally:
@@ -129,13 +142,28 @@ def test_weights_that_are_gone_are_left_out_until_they_are_back(server: Server, 
         wait_until(lambda: bool(set(server.replicas("expert-001")) - {before}))
         (replica,) = set(server.replicas("expert-001")) - {before}
         wait_until(lambda: "no weights are loaded yet" in logs_of(replica))
-        wait_until(degraded)
-        assert server.ask("GET", "/readyz").json == {"status": "degraded", "away": ["expert-001"]}
+        # Each ingress learns it by a request of its own.
+        told = {"status": "degraded", "away": ["expert-001"]}
+        wait_until(lambda: degraded() and [server.ask("GET", "/readyz").json for _ in range(4)] == [told] * 4)
         assert server.replicas("expert-001") == [replica]
     finally:
         away.rename(weights)
-    wait_until(lambda: not degraded())
-    assert server.ask("GET", "/readyz").status == 200 and server.replicas("expert-001") == [replica]
+    wait_until(lambda: not degraded() and [server.ask("GET", "/readyz").status for _ in range(4)] == [200] * 4)
+    assert server.replicas("expert-001") == [replica]
+
+
+def test_who_comes_while_it_stops_is_refused_at_once_and_what_is_in_flight_is_answered(server: Server) -> None:
+    """The last test of this server."""
+    answers = list[Answer]()
+    body = {"prompt": "1", "n": 10, "steps": 1000, "strategy": "once"}
+    asking = threading.Thread(target=lambda: answers.append(server.generate(**body)))
+    before = server.cpu_seconds()
+    asking.start()
+    wait_until(lambda: server.cpu_seconds() > before + 0.1)
+    server.process.send_signal(signal.SIGINT)
+    wait_until(lambda: server.ask("GET", "/healthz").status == 503)
+    asking.join()
+    assert [answer.status for answer in answers] == [200]
 
 
 def logs_of(pid: int) -> str:
