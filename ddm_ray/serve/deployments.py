@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from functools import partial
-from typing import Literal
 
 import numpy as np
 import torch
@@ -20,16 +19,14 @@ from ddm_ray.config import DataConfig, SamplingSettings
 from ddm_ray.errors import ConfigError, CorruptArtifact, DDMError, DriftError
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.offload import OffloadedToHost
-from ddm_ray.sampling.packing import unpack_call
+from ddm_ray.sampling.packing import pack, unpack, unpack_call
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest
 from ddm_ray.sampling.run_models import ModelKind, mixture_info, monolith_info
 from ddm_ray.sampling.trajectory import start
-from ddm_ray.serve.batch import Segment
 from ddm_ray.serve.computing import Computing, Networks, any_condition
 from ddm_ray.serve.engine import BatchEngine
 from ddm_ray.serve.links import Address, LinkServer, Wait
 from ddm_ray.serve.multiplexed import Multiplexer
-from ddm_ray.serve.packed import pack_segment, unpack_asked
 from ddm_ray.serve.scheduler import Scheduler
 from ddm_ray.serve.versions import LOG, Pair, Version, Versions
 from ddm_ray.storage.graph import ROUTER
@@ -141,20 +138,24 @@ class ExpertReplica:
         except (ConfigError, CorruptArtifact, DriftError) as error:
             LOG.warning("no weights are loaded yet: %s", error)
 
-    async def run(self, packed: bytes, weights: Pair) -> bytes:
-        """A segment of rows (`packed.pack_asked`), as `BatchEngine.submit` gives it, packed.
+    async def run(
+        self, packed: bytes, seconds: float | None, until: int | None, weights: Pair
+    ) -> tuple[bytes, np.ndarray, float]:
+        """Fields of the Segment that `BatchEngine.submit` promises for packed rows, its rows packed as well.
 
         `weights` of the expert and of the router: those of the request's version.
         """
-        return pack_segment(await asyncio.wrap_future(self._submitted(await self._used(weights), packed)))
+        engine, rows = await self._used(weights), unpack(packed, self._info, self._device)
+        segment = await asyncio.wrap_future(engine.submit(rows, seconds, until))
+        return pack(segment.rows), segment.needed_B, segment.waited_s
 
     async def velocity(self, packed: bytes, weights: Pair) -> bytes:
         """Velocity of this expert alone for a packed call (`sampling.packing`), batched with others' calls."""
         engine = await self._used(weights)
         return _packed_velocity(await asyncio.wrap_future(self._asked(engine, packed)))
 
-    async def link(self, weights: Pair, method: Literal["velocity", "run"]) -> AsyncIterator[Address]:
-        """Address of a connection for calls of a method, for as long as it lasts: so Serve knows of it.
+    async def link(self, weights: Pair) -> AsyncIterator[Address]:
+        """Address of a connection for velocities, for as long as it lasts: so Serve knows of it.
 
         None for weights that aren't at hand: a call by Serve loads them, if anybody still wants them.
         """
@@ -162,8 +163,7 @@ class ExpertReplica:
             return
         if self._links is None:
             self._links = LinkServer(get_node_ip_address())
-        answer = self._linked_velocity if method == "velocity" else self._linked_segment
-        invitation = self._links.invite(partial(answer, weights))
+        invitation = self._links.invite(partial(self._linked_velocity, weights))
         try:
             yield invitation.address
             async with asyncio.timeout(JOIN_S):
@@ -176,12 +176,6 @@ class ExpertReplica:
 
     def _linked_velocity(self, weights: Pair, packed: bytes, wait: Wait) -> bytes:
         return _packed_velocity(wait(self._asked(self._used_now(weights), packed)))
-
-    def _linked_segment(self, weights: Pair, packed: bytes, wait: Wait) -> bytes:
-        return pack_segment(wait(self._submitted(self._used_now(weights), packed)))
-
-    def _submitted(self, engine: BatchEngine, packed: bytes) -> "Future[Segment]":
-        return engine.submit(*unpack_asked(packed, self._info, self._device))
 
     def _asked(self, engine: BatchEngine, packed: bytes) -> "Future[Tensor]":
         return engine.ask(unpack_call(packed, self._cluster, self._info, self._device))

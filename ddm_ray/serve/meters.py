@@ -44,8 +44,8 @@ class Meters:
         )
         self.calls = counter(
             "ddm_calls",
-            "Calls of experts of other processes: a velocity, or a run of a segment; by their way: link, serve",
-            ["method", "way"],
+            "Velocities that experts of other processes were asked for, by their way: link, serve",
+            ["way"],
         )
         self.weights = gauge("ddm_weights_step", "Step of the weights that are served; -1: none yet", ["network"])
         gauge("ddm_batch_rows", "Images in the batch").set_function(lambda: engine().batch_rows)
@@ -54,10 +54,10 @@ class Meters:
 
         self._all.register(_Swaps(engine))
 
-    def asked(self, method: str, over_links: int, through_serve: int) -> None:
-        """Count calls of a method of experts."""
-        self.calls.labels(method, "link").inc(over_links)
-        self.calls.labels(method, "serve").inc(through_serve)
+    def asked(self, over_links: int, through_serve: int) -> None:
+        """Count velocities that experts of other processes were asked for."""
+        self.calls.labels("link").inc(over_links)
+        self.calls.labels("serve").inc(through_serve)
 
     def segment(self, expert: str, velocities: int, switched: int, waited_s: float | None) -> None:
         """Count a segment, how many of its images went on elsewhere, and seconds before it if it began a request."""

@@ -106,7 +106,7 @@ class ServedMixture:
             runners = [None if weights is None else mixing for weights in version.experts]
         else:
             for expert, handle in enumerate(self._experts):
-                runner = RemoteEngine(handle, expert, info, self._replicas, version.pair(expert), self._on_calls)
+                runner = RemoteEngine(handle, expert, info, self._replicas, version.pair(expert))
                 runners.append(None if version.experts[expert] is None else runner)
             router = None if version.router is None else await asyncio.to_thread(self._networks.of, version.router)
             scheduler = Scheduler(self._networks.computing.max_rows)

@@ -16,14 +16,13 @@ from torch import Tensor
 from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, ServeError
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.driver import Field
-from ddm_ray.sampling.packing import pack, pack_call
+from ddm_ray.sampling.packing import pack, pack_call, unpack
 from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo
 from ddm_ray.sampling.state import Trajectories
 from ddm_ray.serve.batch import Segment
 from ddm_ray.serve.engine import AwayError, StartingError
 from ddm_ray.serve.kept_link import KeptLink
 from ddm_ray.serve.links import ANSWER_S, Link
-from ddm_ray.serve.packed import pack_asked, unpack_segment
 from ddm_ray.serve.replicas import Replicas, is_lacking, is_starting
 from ddm_ray.serve.versions import Pair
 
@@ -41,44 +40,29 @@ GONE = (RayActorError, ObjectLostError, ReplicaUnavailableError)
 """Errors of a call whose replica or node died: the call carries its state, so another replica can repeat it."""
 
 
-OnCalls = Callable[[str, int, int], None]
-"""Called with a method of experts, and how many calls of it went over links, and through Serve."""
+OnCalls = Callable[[int, int], None]
+"""Called with how many velocities were asked for over links, and how many through Serve."""
 
 
 class RemoteEngine:
     """The engine of an expert's replicas, by these weights of the expert and of the router."""
 
     def __init__(
-        self,
-        handle: DeploymentHandle[Any],
-        expert: int,
-        info: MixtureInfo,
-        replicas: Replicas,
-        weights: Pair,
-        on_calls: OnCalls,
+        self, handle: DeploymentHandle[Any], expert: int, info: MixtureInfo, replicas: Replicas, weights: Pair
     ):
         self.expert, self._handle, self._info, self._replicas = expert, handle, info, replicas
-        self._on_calls = on_calls
         self._name, self._weights = handle.deployment_name, weights
         linked = handle.options(method_name="link", stream=True)
-        self._velocities = KeptLink(self._name, partial(linked.remote, weights, "velocity"))
-        self._segments = KeptLink(self._name, partial(linked.remote, weights, "run"))
+        self._velocities = KeptLink(self._name, partial(linked.remote, weights))
         self._asked: Link | None = None
-        self._is_running = False
 
     async def run(self, rows: Trajectories, seconds: float | None, until: int | None) -> Segment:
         """The segment that `BatchEngine.submit` promises. AwayError if the expert has no replica and expects none.
 
-        StartingError if its first one is on its way for some seconds. One at a time takes a link, which is quicker;
-        the others are Serve's to count, and to spread over replicas.
+        StartingError if its first one is on its way for some seconds.
         """
-        packed, began = pack(rows), time.monotonic()
-        answer = await self._over_link(pack_asked(packed, seconds, until))
-        self._on_calls("run", int(bool(answer)), int(not answer))
-        if not answer:
-            left = None if seconds is None else seconds - (time.monotonic() - began)
-            answer = await self._called(self._handle.run, pack_asked(packed, left, until))
-        return unpack_segment(answer, self._info)
+        packed, needed_B, waited_s = await self._called(self._handle.run, pack(rows), seconds, until)
+        return Segment(unpack(packed, self._info), needed_B, waited_s)
 
     async def velocity(self, call: ExpertCall) -> Tensor:
         """The answer to a call of this expert. Raises as above, and AwayError after VELOCITY_S without one."""
@@ -112,22 +96,6 @@ class RemoteEngine:
             self._velocities.drop()
             return None
         return _velocity(answer) if answer else None
-
-    async def _over_link(self, packed: bytes) -> bytes:
-        """The answer to a segment that is asked for; empty if none came over a link, or it is another's by now."""
-        link = None if self._is_running else self._segments.current()
-        if link is None:
-            return b""
-        self._is_running = True
-        try:
-            return await link.exchanged(packed)
-        except BaseException as error:
-            self._segments.drop()
-            if isinstance(error, OSError):
-                return b""
-            raise
-        finally:
-            self._is_running = False
 
     async def _called(self, method: Any, *arguments: Any) -> Any:
         try:
@@ -225,7 +193,7 @@ def answer_from(
         pairs = zip(experts, asked, strict=True)
         answers = [engines[call.expert].answer(until) if linked else None for call, linked in pairs]
         rest = [call for call, answer in zip(experts, answers, strict=True) if answer is None]
-        on_calls("velocity", len(experts) - len(rest), len(rest))
+        on_calls(len(experts) - len(rest), len(rest))
         others = asyncio.run_coroutine_threadsafe(through_serve(rest), loop).result() if rest else []
         late = iter(others)
         return [next(late) if answer is None else answer for answer in answers]

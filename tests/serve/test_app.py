@@ -18,7 +18,7 @@ from ddm_ray.config import Precision, SamplingSettings, load_recipe
 from ddm_ray.core.condition import Text
 from ddm_ray.errors import RunError, SamplingError, ServeError
 from ddm_ray.pipeline import DDMPipeline
-from ddm_ray.sampling.packing import pack, pack_call
+from ddm_ray.sampling.packing import pack, pack_call, unpack
 from ddm_ray.sampling.request import ExpertCall, SampleRequest
 from ddm_ray.sampling.run_models import load_model, mixture_info
 from ddm_ray.sampling.trajectory import start
@@ -26,7 +26,7 @@ from ddm_ray.serve.app import ServeArgs, build_app, is_loopback, last_error, ser
 from ddm_ray.serve.codec import from_arrays, to_arrays
 from ddm_ray.serve.computing import Computing
 from ddm_ray.serve.deployments import ExpertReplica
-from ddm_ray.serve.packed import pack_asked, unpack_segment
+from ddm_ray.serve.engine import DeadlineError
 from ddm_ray.serve.versions import Versions
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.run import Run
@@ -156,10 +156,9 @@ def test_an_expert_by_itself_samples_what_the_mixture_samples_with_it(tiny_run: 
             SamplingSettings(steps=10, strategy="oracle"),
             torch.full((len(rows),), cluster),
         )
-        asked = pack_asked(pack(start(request, info)), None, None)
-        segment = unpack_segment(call(tiny_run, cluster, "run", asked), info)
-        result = segment.rows.result()
-        assert (segment.needed_B == -1).all()
+        packed, needed_B, waited_s = call(tiny_run, cluster, "run", pack(start(request, info)), None, None)
+        result = unpack(packed, info).result()
+        assert (needed_B == -1).all() and waited_s >= 0
         assert (result.experts_SB == cluster).all() and result.num_expert_rows == 10 * len(rows)
         unit = ((result.images_BCHW + 1) / 2).clamp(0, 1)
         assert len(rows) and torch.allclose(unit, drawn.images[rows], atol=1e-5)
@@ -169,8 +168,8 @@ def test_rows_of_another_expert_come_back_as_they_were(tiny_run: Run) -> None:
     info, settings = mixture_info(tiny_run), SamplingSettings(steps=3, strategy="oracle")
     request = SampleRequest((1, 2), torch.tensor([3, 3]), settings, torch.tensor([0, 1]))
     before = pack(start(request, info))
-    segment = unpack_segment(call(tiny_run, 0, "run", pack_asked(before, None, None)), info)
-    assert segment.needed_B.tolist() == [-1, 1] and pack(segment.rows) == before
+    packed, needed_B, _ = call(tiny_run, 0, "run", before, None, None)
+    assert needed_B.tolist() == [-1, 1] and packed == before
 
 
 def velocity(run: Run, asked: ExpertCall, precision: Precision = "fp32") -> Tensor:
@@ -207,7 +206,17 @@ def test_a_replica_that_cant_start_is_told_by_its_last_line() -> None:
 
 def test_bytes_that_are_no_rows_are_refused(tiny_run: Run) -> None:
     with pytest.raises(SamplingError, match="these bytes are no trajectories"):
-        call(tiny_run, 0, "run", pack_asked(b"nothing", None, None))
+        call(tiny_run, 0, "run", b"nothing", None, None)
+
+
+def test_a_segment_ends_where_it_is_to_and_has_no_more_time_than_it_is_given(tiny_run: Run) -> None:
+    info = mixture_info(tiny_run)
+    settings = SamplingSettings(steps=6, strategy="oracle", solver="euler")
+    rows = pack(start(SampleRequest((1,), torch.tensor([3]), settings, torch.tensor([0])), info))
+    packed, _, _ = call(tiny_run, 0, "run", rows, None, 4)
+    assert unpack(packed, info).position_B.tolist() == [4]
+    with pytest.raises(DeadlineError, match="6 velocities before the end"):
+        call(tiny_run, 0, "run", rows, 0.0, None)
 
 
 @pytest.mark.parametrize("pooled", [True, False])

@@ -8,13 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from ddm_ray.sampling.packing import pack
+from ddm_ray.sampling.packing import pack, unpack
 from ddm_ray.sampling.run_models import mixture_info
 from ddm_ray.sampling.trajectory import start
 from ddm_ray.serve import deployments
 from ddm_ray.serve.computing import Computing
 from ddm_ray.serve.deployments import ExpertReplica, local_engine
-from ddm_ray.serve.packed import pack_asked, unpack_segment
 from ddm_ray.serve.versions import Version
 from ddm_ray.storage.run import Run
 from tests.serve.conftest import milestone, unfinished
@@ -27,9 +26,9 @@ def run(tiny_run: Run, tmp_path: Path) -> Run:
     return unfinished(tiny_run, tmp_path / "run")
 
 
-def asked(run: Run) -> bytes:
-    """A segment of one image, packed."""
-    return pack_asked(pack(start(OF_ONE, mixture_info(run))), None, None)
+def asked(run: Run) -> tuple[bytes, None, None]:
+    """The whole way of one image, for a replica."""
+    return pack(start(OF_ONE, mixture_info(run))), None, None
 
 
 def test_a_replica_has_two_versions_at_a_time_and_forgets_the_older(run: Run) -> None:
@@ -45,8 +44,8 @@ def test_a_replica_has_two_versions_at_a_time_and_forgets_the_older(run: Run) ->
         assert list(replica._engines) == pairs[1:]
         info, images = mixture_info(run), []
         for pair in pairs:
-            answer = await replica.run(asked(run), pair)
-            images.append(unpack_segment(answer, info).rows.result().images_BCHW)
+            packed, _, _ = await replica.run(*asked(run), pair)
+            images.append(unpack(packed, info).result().images_BCHW)
         replica.check_health()
         assert len(replica._engines) == 2
         replica._used_at[pairs[0]] -= 1000.0
@@ -91,7 +90,7 @@ def test_requests_dont_wait_while_a_replica_loads_newer_weights(run: Run, monkey
         newer = asyncio.ensure_future(replica.load(chosen(run).pair(1)))
         assert await asyncio.to_thread(loading.wait, 60)
         try:
-            await asyncio.wait_for(replica.run(asked(run), older), 60)
+            await asyncio.wait_for(replica.run(*asked(run), older), 60)
             replica.check_health()
             assert not newer.done()
         finally:
@@ -124,7 +123,7 @@ def test_pins_that_cant_be_met_stop_no_replica(run: Run, tmp_path: Path, caplog:
         replica = ExpertReplica.__new__(ExpertReplica)
         pins = str(tmp_path / "pins.yaml")
         await replica.__init__(run.url, 1, Computing(max_rows=8), pins)  # type: ignore[misc]  # as Serve does
-        await replica.run(asked(run), chosen(run).pair(1))
+        await replica.run(*asked(run), chosen(run).pair(1))
         return len(replica._engines)
 
     assert asyncio.run(serve()) == 1
