@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from ray import serve
@@ -19,7 +21,8 @@ ASLEEP = frozenset({"HEALTHY", "UPSCALING", "DOWNSCALING"})
 
 def is_alive(overview: DeploymentStatusOverview) -> bool:
     """True if a replica can answer, now or as soon as the controller has looked at it."""
-    return any(overview.replica_states.get(state, 0) for state in ALIVE)
+    states: Mapping[Any, int] = overview.replica_states  # by their names, in truth
+    return any(states.get(state, 0) for state in ALIVE)
 
 
 def is_lacking(overview: DeploymentStatusOverview) -> bool:

@@ -20,10 +20,10 @@ _OF_ITSELF = (errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM)
 """Numbers of errors that say something of one folder, not of the disk."""
 
 
-def read(path: Path, span: Callable[[int], range]) -> bytes:
-    """The bytes of a file, of which `span` says by its size which ones. Raises as `chunks`."""
+def read(path: Path, span: range | Callable[[int], range]) -> bytes:
+    """The bytes of a file in a `span`, or in the one that follows from the file's size. Raises as `chunks`."""
     with _refusals(path), _open(path) as file:
-        asked = span(os.fstat(file.fileno()).st_size)
+        asked = span if isinstance(span, range) else span(os.fstat(file.fileno()).st_size)
         file.seek(asked.start)
         return file.read(len(asked))
 

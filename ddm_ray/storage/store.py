@@ -119,7 +119,7 @@ class Store:
         """Parts of the object's bytes. Of one that ends before there are fewer bytes, or StorageError is raised."""
         if self.local is not None:
             self._meter.asks("GET", len(parts))
-            read = [local_disk.read(self._path(key), lambda _, part=part: part) for part in parts]
+            read = [local_disk.read(self._path(key), part) for part in parts]
         else:
             starts, ends = [part.start for part in parts], [part.stop for part in parts]
             self._meter.asks("GET", len(parts))
