@@ -5,7 +5,7 @@ Shapes: N rows, of which M are kept, CHW data, D features.
 
 import hashlib
 import json
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -200,7 +200,7 @@ def _make(
     run.commit_records(artifact, files, info, identity=identity)
 
 
-def _statistics(chunks: ReferenceStore, records: list[ReferenceRecord]) -> tuple[bytes, dict[str, Any]]:
+def _statistics(chunks: ReferenceStore, records: Collection[ReferenceRecord]) -> tuple[bytes, dict[str, Any]]:
     """File of what is kept of all features, and the number of rows."""
     total = sum(record.rows for record in records)
     kept_N = np.random.default_rng(chunks.run.config.evaluate.seed).permutation(total) < KEPT_ROWS

@@ -98,7 +98,7 @@ def evaluate(
             return evaluate(run, name, on_progress, device, execute, made_on, at)
         observer = ImagesObserver(plan.units, lambda share, note: on_progress(0.02 + 0.76 * share, note))
         maker = MakeSamples(chunks, identity, made_on or device, lineup if execute is None else None)
-        records = make_chunks(chunks, plan, executor, read_portion, maker, observer)
+        records = list(make_chunks(chunks, plan, executor, read_portion, maker, observer))
         chunks.require_complete(plan, records)
         samples = [CandidateSamples(chunks, plan, records, candidate.name) for candidate in lineup.candidates]
 

@@ -5,7 +5,7 @@ Shapes: B images of a portion, CHW image.
 
 import os
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Self
@@ -136,7 +136,7 @@ class ImagesObserver(ShareRead[SamplesRecord]):
         self._all, self._images = sum(len(unit.numbers) for unit in units), 0
         self._on_progress = on_progress
 
-    def begin(self, records: Sequence[SamplesRecord]) -> None:
+    def begin(self, records: Collection[SamplesRecord]) -> None:
         """See ChunkObserver."""
         super().begin(records)
         self._images = sum(record.images for record in records)

@@ -15,7 +15,7 @@ _NAME = re.compile(r"([0-9]{6,12})-([0-9]{6,12})(-last)?\.json")
 _FILE = re.compile(r"(?:.*[-/])?([0-9]{6,12}-[0-9]{6,12})-[0-9a-f]{8}\.\w+")
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class ChunkKey:
     """A chunk by its number in a unit of work and that unit's number in the plan; `last` ends its unit."""
 

@@ -25,6 +25,16 @@ def canonical(value: Any) -> bytes:
     return json.dumps(as_read, sort_keys=True, separators=(",", ":")).encode()
 
 
+def digest_of_list(texts: Iterable[str]) -> str:
+    """`sha256(canonical([*texts]))`, of texts one at a time."""
+    digest, comma = hashlib.sha256(b"["), b""
+    for text in texts:
+        digest.update(comma + canonical(text))
+        comma = b","
+    digest.update(b"]")
+    return digest.hexdigest()
+
+
 def seal(body: dict[str, Any], indent: int | None = None) -> bytes:
     """The object with its `checksum`, a line of canonical JSON, or indented for people to read.
 

@@ -278,11 +278,10 @@ class Store:
         self._meter.asks("HEAD")
         if self.local is not None:
             return local_disk.exists(self._path(key))
-        try:
+        with suppress(FileNotFoundError):
             self._ask(key, lambda: obstore.head(self._objects, self._prefix + key))
-        except FileNotFoundError:
-            return False
-        return True
+            return True
+        return False
 
     def is_folder(self, key: str) -> bool:
         """True if a folder of the local disk is there, which `sizes` has as a file where it can't be listed."""
@@ -295,9 +294,10 @@ class Store:
             self._meter.lists([f"{prefix}/{name}" for name in listed])
             return listed
         base = f"{self._prefix}{prefix}/" if prefix else self._prefix
-        listing = self._ask(prefix, lambda: obstore.list(self._objects, prefix=base).collect())
-        self._meter.lists([entry["path"] for entry in listing])
-        return {entry["path"].removeprefix(base): entry["size"] for entry in sorted(listing, key=lambda e: e["path"])}
+        pages = partial(obstore.list, self._objects, prefix=base)
+        listed = self._ask(prefix, lambda: {each["path"]: each["size"] for page in pages() for each in page})
+        self._meter.lists([*listed])
+        return {path.removeprefix(base): listed[path] for path in sorted(listed)}
 
     def folders(self, prefix: str) -> list[str]:
         """Names of the folders directly below `prefix/`, in order."""

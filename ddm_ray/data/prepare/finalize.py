@@ -1,22 +1,26 @@
 """The last step of `prepare`: ids are unique, equal images are counted or dropped; then the manifest."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
 
 from ddm_ray.data.prepare.make_rows import NULL, networks_of
 from ddm_ray.data.prepare.records import REJECTED, RowsRecord, RowsStore, SourcePlan, read_rows
+from ddm_ray.data.prepare.repeated import values_that_repeat
 from ddm_ray.data.read_ahead import read_ahead
 from ddm_ray.data.reasons import commonest
 from ddm_ray.data.schema import DUPLICATES, TRAIN, to_parquet
+from ddm_ray.data.sharded.kept_records import KeptRecords
 from ddm_ray.errors import DataError
 from ddm_ray.remedies import Give
 from ddm_ray.storage.info import Reason, RowsInfo
 from ddm_ray.storage.listing import named_or_listed
-from ddm_ray.storage.manifest import FileRecord, Manifest, canonical, sha256
+from ddm_ray.storage.manifest import FileRecord, Manifest
+from ddm_ray.storage.sealed import digest_of_list
 from ddm_ray.storage.versions import versions
 
 EXAMPLES = 3
@@ -26,7 +30,7 @@ PREFETCH_PARTS = 4
 def check_rejected(
     chunks: RowsStore,
     plan: SourcePlan,
-    records: Sequence[RowsRecord],
+    records: Collection[RowsRecord],
     max_rejected: float,
     expected: float | None = None,
 ) -> None:
@@ -34,8 +38,10 @@ def check_rejected(
 
     `expected`: about how many rows there will be, while the source is still read.
     """
-    rejected = sum(record.rejected for record in records)
-    num_read = rejected + sum(record.rows for record in records)
+    rejected, num_read = 0, 0
+    for record in records:
+        rejected += record.rejected
+        num_read += record.rows + record.rejected
     if rejected <= max_rejected * (num_read if expected is None else expected):
         return
     share = rejected / num_read
@@ -54,7 +60,7 @@ def check_rejected(
 
 
 def commit(
-    chunks: RowsStore, plan: SourcePlan, records: Sequence[RowsRecord], earlier: Sequence[RowsStore] = ()
+    chunks: RowsStore, plan: SourcePlan, records: Collection[RowsRecord], earlier: Sequence[RowsStore] = ()
 ) -> Manifest:
     """Check the records of all chunks against each other, `earlier` rows and storage, and commit the rows.
 
@@ -64,27 +70,28 @@ def commit(
     run, artifact = chunks.run, chunks.artifact
     identity = run.identity(artifact)
     chunks.require_complete(plan, records)
-    every = [_Chunk(rows, record) for rows in earlier for record in rows.records(rows.finished_keys())]
-    every += [_Chunk(chunks, record) for record in records]
+    every = _Every([*((rows, KeptRecords.of(rows)) for rows in earlier), (chunks, records)])
     _require_unique(plan, every)
     equal = _equal_images(every, chunks)
     dropped = equal.ids if run.config.data.duplicates == "drop" else []
-    heldout = sum(record.heldout for record in records) - (equal.heldout if dropped else 0)
-    num_rows = sum(record.rows for record in records) - len(dropped)
+    heldout, num_rows, rejected, embedding_dim = -equal.heldout if dropped else 0, -len(dropped), 0, 0
+    for record in records:
+        heldout, num_rows = heldout + record.heldout, num_rows + record.rows
+        rejected, embedding_dim = rejected + record.rejected, max(embedding_dim, record.embedding_dim)
     if num_rows == heldout and not (earlier and num_rows):
         raise DataError(
             f"source {plan.source} gave no row to train on: {num_rows} can be used and data.heldout is"
             f" {run.config.data.heldout}; reasons for others are in {chunks.url}/{REJECTED}"
         )
     others: dict[str, FileRecord] = {}
-    content = [record.digest for record in records if record.digest]
+    extra = list[str]()
     if run.config.data.text is not None:
         from ddm_ray.models.null_text import NULL_TEXT  # torch, which other runs do without
 
         null, _ = chunks.read_once(NULL)
         chunks.store.write(f"{artifact}/{NULL_TEXT}", null)
         others[NULL_TEXT] = FileRecord.of(null)
-        content.append(others[NULL_TEXT].sha256)
+        extra.append(others[NULL_TEXT].sha256)
     if run.config.data.duplicates == "drop":
         data = to_parquet(pa.table({"id": pa.array(dropped, pa.string())}))
         chunks.store.write(f"{artifact}/{DUPLICATES}", data)
@@ -93,10 +100,10 @@ def commit(
         rows=num_rows,
         rows_train=num_rows - heldout,
         rows_heldout=heldout,
-        rejected=sum(record.rejected for record in records),
+        rejected=rejected,
         duplicates=len(equal.ids),
         dropped=len(dropped),
-        embedding_dim=max(record.embedding_dim for record in records),
+        embedding_dim=embedding_dim,
         source=plan.source,
         classes=plan.classes,
         ignored=plan.ignored,
@@ -105,12 +112,13 @@ def commit(
         versions=versions(),
     )
     files = named_or_listed(chunks.store, artifact, (record.part for record in records if record.part), others)
-    manifest = run.commit_records(artifact, files, info, sha256(canonical(content)), identity)
+    digests = chain((record.digest for record in records if record.digest), extra)
+    manifest = run.commit_records(artifact, files, info, digest_of_list(digests), identity)
     chunks.delete_strays(records)
     return manifest
 
 
-def _reasons(records: Sequence[RowsRecord]) -> tuple[Reason, ...]:
+def _reasons(records: Collection[RowsRecord]) -> tuple[Reason, ...]:
     return tuple(Reason(**row) for row in commonest(reason for record in records for reason in record.commonest))
 
 
@@ -122,9 +130,19 @@ class _Chunk:
     record: RowsRecord
 
 
-def _require_unique(plan: SourcePlan, every: Sequence[_Chunk]) -> None:
-    suspects = _sharing(every, [chunk.record.id_hashes_N for chunk in every])
-    ids = [row_id for rows in _read(suspects, ["id"]) for row_id in rows["id"].to_pylist()]
+@dataclass(frozen=True)
+class _Every:
+    """All finished chunks, those of earlier rows first, as often as one likes."""
+
+    parts: Sequence[tuple[RowsStore, Collection[RowsRecord]]]
+
+    def __iter__(self) -> Iterator[_Chunk]:
+        return (_Chunk(rows, record) for rows, records in self.parts for record in records)
+
+
+def _require_unique(plan: SourcePlan, every: Iterable[_Chunk]) -> None:
+    suspects = _sharing(every, lambda chunk: chunk.record.id_hashes_N)
+    ids = [row_id for _, rows in _read(suspects, ["id"]) for row_id in rows["id"].to_pylist()]
     twice = [row_id for row_id, count in Counter(ids).items() if count > 1]
     if twice:
         raise DataError(f"source {plan.source}: {len(twice)} ids come twice, e.g. {twice[0]}; give each row its own")
@@ -138,19 +156,19 @@ class _Equal:
     heldout: int
 
 
-def _equal_images(every: Sequence[_Chunk], own: RowsStore) -> _Equal:
+def _equal_images(every: Iterable[_Chunk], own: RowsStore) -> _Equal:
     """Equal images among `own` rows, which come last."""
     ids: list[str] = []
     heldout = 0
-    earlier: set[str] = set()
-    suspects = _sharing(every, [chunk.record.content_hashes_N for chunk in every])
-    tables = _read(suspects, ["id", "content_hash", "split"])
-    for rows, table in zip((suspect.chunk.rows for suspect in suspects), tables, strict=True):
+    earlier: set[bytes] = set()
+    suspects = _sharing(every, lambda chunk: chunk.record.content_hashes_N)
+    for rows, table in _read(suspects, ["id", "content_hash", "split"]):
         for row_id, content, split in zip(*(column.to_pylist() for column in table.columns), strict=True):
-            if content in earlier and rows is own:
+            image = bytes.fromhex(content)
+            if image in earlier and rows is own:
                 ids.append(row_id)
                 heldout += split != TRAIN
-            earlier.add(content)
+            earlier.add(image)
     return _Equal(ids, heldout)
 
 
@@ -162,27 +180,26 @@ class _Suspects:
     rows_N: np.ndarray
 
 
-def _sharing(every: Sequence[_Chunk], hashes: list[np.ndarray]) -> list[_Suspects]:
-    """The rows with a hash that comes more than once, in order."""
-    every_N = np.concatenate([*hashes, np.empty(0, np.uint64)])
-    every_N.sort()  # in place, and looked up in below: of a hundred million rows each copy is .8 GB
-    twice = np.unique(every_N[1:][every_N[1:] == every_N[:-1]])
-    del every_N
-    suspects = (_Suspects(chunk, _among(own, twice)) for chunk, own in zip(every, hashes, strict=True))
-    return [own for own in suspects if own.rows_N.any()]
+def _sharing(every: Iterable[_Chunk], hashes: Callable[[_Chunk], np.ndarray]) -> Iterator[_Suspects]:
+    """The rows with a hash that comes more than once, in order; `every` is gone through twice."""
+    twice = values_that_repeat(map(hashes, every))
+    for chunk in every if len(twice) else ():
+        rows_N = _among(hashes(chunk), twice)
+        if rows_N.any():
+            yield _Suspects(chunk, rows_N)
 
 
 def _among(values_N: np.ndarray, ordered: np.ndarray) -> np.ndarray:
-    """True for values among the ordered ones; numpy's own `isin` would order these anew for each part."""
-    if not len(ordered):
-        return np.zeros(len(values_N), bool)
+    """True for values among the ordered ones, which aren't none; numpy's own `isin` would order these each time."""
     among_N: np.ndarray = ordered[np.searchsorted(ordered, values_N).clip(max=len(ordered) - 1)] == values_N
     return among_N
 
 
-def _read(suspects: list[_Suspects], columns: list[str]) -> Iterator[pa.Table]:
-    def read(own: _Suspects) -> pa.Table:
-        return read_rows(own.chunk.rows, own.chunk.record, columns)
+def _read(suspects: Iterable[_Suspects], columns: list[str]) -> Iterator[tuple[RowsStore, pa.Table]]:
+    """Columns of the rows, part by part, each with where it is from."""
 
-    for own, table in zip(suspects, read_ahead(read, suspects, PREFETCH_PARTS), strict=True):
-        yield table.filter(pa.array(own.rows_N))
+    def read(own: _Suspects) -> tuple[RowsStore, pa.Table]:
+        table = read_rows(own.chunk.rows, own.chunk.record, columns)
+        return own.chunk.rows, table.filter(pa.array(own.rows_N))
+
+    return read_ahead(read, suspects, PREFETCH_PARTS)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ddm_ray.data.prepare.fit_embedder import PIXELS, embeds_pixels
 from ddm_ray.data.prepare.make_rows import NETWORKS, NULL
 from ddm_ray.data.prepare.records import RowsStore, SourcePlan, rows_store
+from ddm_ray.data.sharded.kept_records import KeptRecords
 from ddm_ray.data.sources import chunk_rows as rows_per_chunk
 from ddm_ray.data.sources import open_source, units_of
 from ddm_ray.errors import DataError, MissingArtifact
@@ -122,7 +123,7 @@ def _rejected(earlier: list[RowsStore]) -> set[str]:
     """Ids of rows that couldn't be used."""
     ids = set[str]()
     for chunks in earlier:
-        for record in chunks.records(chunks.finished_keys()):
+        for record in KeptRecords.of(chunks):
             if record.reasons:
                 rejected: list[Mapping[str, str]] = json.loads(chunks.read(record, record.reasons[0]))
                 ids |= {row["id"] for row in rejected}

@@ -1,6 +1,6 @@
 """The stage `prepare`: source -> decoded chunks -> embedded parts -> the artifact of rows."""
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from functools import partial
 
 from ddm_ray.config import DataConfig, RunConfig
@@ -172,11 +172,12 @@ class _Observer:
         self._chunks, self._plan = chunks, plan
         self._on_progress, self._max_rejected = on_progress, max_rejected
         self._share = ShareRead[RowsRecord](plan.units)
-        self._records: list[RowsRecord] = []
+        self._records: Collection[RowsRecord] = ()
         self._rows, self._rejected = 0, 0
 
-    def begin(self, records: Sequence[RowsRecord]) -> None:
+    def begin(self, records: Collection[RowsRecord]) -> None:
         """See ChunkObserver."""
+        self._records = records
         self._share.begin(records)
         for record in records:
             self._count(record)
@@ -194,7 +195,6 @@ class _Observer:
                 check_rejected(self._chunks, self._plan, self._records, self._max_rejected, expected)
 
     def _count(self, record: RowsRecord) -> None:
-        self._records.append(record)
         self._rows += record.rows
         self._rejected += record.rejected
 

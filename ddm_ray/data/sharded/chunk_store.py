@@ -5,7 +5,7 @@ Concurrent commands and kills are harmless: a plan or record is created if absen
 
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -231,9 +231,8 @@ class ChunkStore(Generic[PlanT, RecordT]):
             error.fix = self.remake(record.key)
             raise
 
-    def require_complete(self, plan: PlanT, records: Iterable[RecordT]) -> None:
+    def require_complete(self, plan: PlanT, records: Collection[RecordT]) -> None:
         """Raises CorruptArtifact unless every chunk of the plan has one record and all its files, by their sizes."""
-        records = list(records)
         keys = [record.key for record in records]
         if missing := set(range(len(plan.units))) - chunks_done(keys)[1]:
             unit, fix = plan.units[min(missing)].key, self.run.make(self.artifact)

@@ -2,12 +2,13 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing
 from typing import Any, Generic, Protocol, TypeVar
 
 from ddm_ray.data import OnProgress
 from ddm_ray.data.sharded.chunk_store import ChunkRecord, ChunkStore, PlanT, RecordT, WorkUnit
+from ddm_ray.data.sharded.kept_records import KeptRecords
 from ddm_ray.data.sharded.work import ChunkMaker, Executor, ReadUnit, Task
 from ddm_ray.storage.chunk_records import chunks_done
 
@@ -17,8 +18,8 @@ SeenT = TypeVar("SeenT", bound=ChunkRecord, contravariant=True)
 class ChunkObserver(Protocol[SeenT]):
     """Hears of every finished chunk, and may end the stage by raising a DDMError."""
 
-    def begin(self, records: Sequence[SeenT]) -> None:
-        """The chunks that were finished before."""
+    def begin(self, records: Collection[SeenT]) -> None:
+        """The chunks that were finished before; later on these are all that are finished by then."""
         ...
 
     def add(self, record: SeenT, until: float) -> None:
@@ -33,23 +34,21 @@ def make_chunks(
     read: ReadUnit,
     maker: ChunkMaker[Any, RecordT],
     observer: ChunkObserver[RecordT],
-) -> list[RecordT]:
+) -> KeptRecords[RecordT]:
     """Make all chunks that have no record, and return the records of all, in the plan's order."""
-    keys = chunks.finished_keys()
-    records = dict(zip(keys, chunks.records(keys), strict=True))
-    observer.begin(list(records.values()))
-    done, complete_units = chunks_done(records)
+    records = KeptRecords.of(chunks)
+    observer.begin(records)
+    done, complete_units = chunks_done(records.keys)
     units = ((number, unit) for number, unit in enumerate(plan.units) if number not in complete_units)
     if tasks := [Task(number, unit, frozenset(done.get(number, ()))) for number, unit in units]:
         # Closed also where the observer raises, so that nothing of an executor is left running.
         with closing(execute(read, maker, tasks)) as finished:
             for chunk in finished:
-                records[chunk.record.key] = chunk.record
+                records.add(chunk.record)
                 observer.add(chunk.record, chunk.until)
     # Of a concurrent command, or of one that was killed before its result came here.
-    others = [key for key in chunks.finished_keys() if key not in records]
-    records |= zip(others, chunks.records(others), strict=True)
-    return [records[key] for key in sorted(records)]
+    records.read(chunks, [key for key in chunks.finished_keys() if key not in records.keys])
+    return records
 
 
 class ShareRead(Generic[RecordT]):
@@ -62,7 +61,7 @@ class ShareRead(Generic[RecordT]):
         self._read = 0.0
         self._began: tuple[float, float, int] | None = None
 
-    def begin(self, records: Sequence[RecordT]) -> None:
+    def begin(self, records: Collection[RecordT]) -> None:
         """The chunks that were finished before; of a unit that isn't whole its share is unknown and not counted."""
         for unit in chunks_done(record.key for record in records)[1]:
             self.advance(unit, 1.0)

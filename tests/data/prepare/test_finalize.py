@@ -60,10 +60,10 @@ def test_equal_images_are_counted_or_left_out(tmp_path: Path) -> None:
 @given(st.lists(st.lists(st.integers(0, 12), max_size=6), max_size=6))
 def test_rows_that_share_a_hash_with_another_are_suspects_wherever_it_is(parts: list[list[int]]) -> None:
     """Also in the same part, at both ends of all hashes, and where there are none."""
-    hashes = [np.array(part, np.uint64) * np.uint64(2**60) for part in parts]
+    hashes: list[Any] = [np.array(part, np.uint64) * np.uint64(2**60) for part in parts]
     counted = Counter(value for part in hashes for value in part.tolist())
     expected = [[counted[value] > 1 for value in part.tolist()] for part in hashes]
-    found_rows = finalize._sharing(["a part"] * len(parts), hashes)  # type: ignore[list-item]
+    found_rows = finalize._sharing(hashes, lambda part: part)  # type: ignore[arg-type, return-value]
     assert [own.rows_N.tolist() for own in found_rows] == [rows for rows in expected if any(rows)]
 
 
@@ -153,10 +153,10 @@ def test_only_rows_with_a_doubled_hash_are_looked_at(chunks: RowsStore, monkeypa
     looked_at: list[str] = []
     read = finalize._read
 
-    def watched(*arguments: Any) -> Iterator[pa.Table]:
-        for rows in read(*arguments):
+    def watched(*arguments: Any) -> Iterator[tuple[RowsStore, pa.Table]]:
+        for of, rows in read(*arguments):
             looked_at.extend(rows["id"].to_pylist())
-            yield rows
+            yield of, rows
 
     monkeypatch.setattr(finalize, "_read", watched)
     tables = [table(chunks.run, "a", "b", contents=["x", "y"]), table(chunks.run, "c", "d", contents=["z", "x"])]

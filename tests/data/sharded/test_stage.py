@@ -107,7 +107,7 @@ def store(tmp_path: Path) -> Store:
 
 def make(store: Store, execute=serial, broken: int | None = None) -> tuple[list[PowersRecord], Watched]:
     plan, watched = store.plan(lambda: RangePlan(UNITS, 2)), Watched()
-    return make_chunks(store, plan, execute, read, MakePowers(store, broken), watched), watched
+    return list(make_chunks(store, plan, execute, read, MakePowers(store, broken), watched)), watched
 
 
 def values(store: Store, records: list[PowersRecord]) -> list[int]:
