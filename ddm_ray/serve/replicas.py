@@ -1,4 +1,4 @@
-"""Which deployments have a replica that can answer, by what Serve's controller says of them."""
+"""Deployments that have a replica which can answer, by what Serve's controller says of them."""
 
 import asyncio
 import time
@@ -38,7 +38,7 @@ def is_starting(overview: DeploymentStatusOverview) -> bool:
 
 
 class Replicas:
-    """What is known of an application's deployments; Serve is asked at most once in STATUS_S. Of one event loop."""
+    """States of an application's deployments; Serve is asked at most once in STATUS_S. For one event loop."""
 
     def __init__(self, application: str):
         self._application, self._asked_at = application, -np.inf

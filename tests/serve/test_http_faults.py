@@ -143,8 +143,8 @@ def test_weights_that_are_gone_are_left_out_until_they_are_back(server: Server, 
         (replica,) = set(server.replicas("expert-001")) - {before}
         wait_until(lambda: "no weights are loaded yet" in logs_of(replica))
         # Each ingress learns it by a request of its own.
-        told = {"status": "degraded", "away": ["expert-001"]}
-        wait_until(lambda: degraded() and [server.ask("GET", "/readyz").json for _ in range(4)] == [told] * 4)
+        away_one = {"status": "degraded", "away": ["expert-001"]}
+        wait_until(lambda: degraded() and [server.ask("GET", "/readyz").json for _ in range(4)] == [away_one] * 4)
         assert server.replicas("expert-001") == [replica]
     finally:
         away.rename(weights)
