@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,9 +15,10 @@ from ddm_ray.cli import main
 from ddm_ray.storage.attempts import Attempt, claimed
 from ddm_ray.storage.graph import PARTITION, ROUTER, ROWS, Artifact, evaluation
 from ddm_ray.storage.run import Run
-from tests.conftest import ISLANDS, SUBMIT, Island, ddm, submit
+from tests.conftest import ISLANDS, ROOT, SUBMIT, Island, ddm, submit
 from tests.random_run import make_data, make_run
 from tests.readme import section
+from tests.train.conftest import SHORT
 
 STEPS = 60
 SETTINGS = ("--set", f"expert.train.steps={STEPS}", "--set", f"router.train.steps={STEPS}")
@@ -64,6 +67,26 @@ def test_sample_and_evaluate_through_their_doors(island: Island, tmp_path: Path)
         assert len(set(image.convert("L").tobytes())) > 20
     metrics = json.loads(run.read(evaluation("default"), "metrics.json"))
     assert {row["model"] for row in metrics["models"]} == {"monolith", "once", "full", "top-1"}
+
+
+def test_an_island_works_through_its_door(island: Island, tmp_path: Path) -> None:
+    """On the cluster that it was submitted to, until what it is to train is finished."""
+    run = make_data(str(tmp_path / "run"), settings=SHORT, num_rows=60)
+    said = submit(island, "work", run.url, "--island", "north", "--only", "expert:1", "--only", "router")
+    assert "north: " in said
+    for artifact in (Artifact("experts/001"), ROUTER):
+        assert run.finished(artifact)
+        claim_fields = Attempt(run.store, artifact, 1).claim()
+        assert claim_fields["island"] == "north" and claim_fields["job"].startswith("raysubmit_")
+    assert run.manifest(Artifact("experts/000")) is None
+
+
+@pytest.mark.parametrize("door", sorted(path.stem for path in (ROOT / "jobs").glob("*.py")))
+def test_a_door_opens_on_the_verb_of_its_name(door: str) -> None:
+    done = subprocess.run(
+        [sys.executable, f"jobs/{door}.py", "--help"], capture_output=True, text=True, timeout=60, cwd=ROOT, check=True
+    )
+    assert f"{door} [OPTIONS] RUN" in done.stdout
 
 
 def test_a_submitted_job_refuses_a_relative_run(island: Island) -> None:
