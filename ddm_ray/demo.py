@@ -1,11 +1,11 @@
 """All stages on one computer: real images in, experts trained side by side, a picture and a table out."""
 
 import math
-import os
 from collections.abc import Callable
 from functools import partial
 
 from ddm_ray.config import load_recipe
+from ddm_ray.cores import usable_cores
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.remedies import Fix
 from ddm_ray.storage.graph import MONOLITH, PARTITION, ROUTER, ROWS, Artifact, evaluation
@@ -51,7 +51,7 @@ def _make(run: Run, jobs: list[Artifact], view: LiveView) -> None:
     from ddm_ray.train.ray.driver import load_ray_train
     from ddm_ray.train.ray.launch import train_all
 
-    cores = os.cpu_count() or 1
+    cores = usable_cores()
     # All jobs at once, however few the cores: they share them, and each shows its progress from the start.
     placement = TrainPlacement(
         resources_per_worker={"CPU": min(1.0, max(0.01, math.floor(100 * cores / len(jobs)) / 100))},

@@ -26,14 +26,14 @@ def free_bytes() -> float:
         free = 1024 * _table(meminfo)["MemAvailable"]
     else:
         free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    groups = [(group, names) for root, kind, *names in LIMITS for group in _groups(Path(root), kind)]
+    groups = [(group, names) for root, kind, *names in LIMITS for group in control_groups(Path(root), kind)]
     return min([free, *(left for group, names in groups if (left := _left(group, *names)) is not None)])
 
 
 def total_bytes() -> float:
     """Memory of this machine or, if less, this container's or batch job's limit; whoever uses it."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limits = [group / limit for root, kind, limit, *_ in LIMITS for group in _groups(Path(root), kind)]
+    limits = [group / limit for root, kind, limit, *_ in LIMITS for group in control_groups(Path(root), kind)]
     texts = [limit.read_text().strip() for limit in limits if limit.exists()]
     return min([total, *(int(text) for text in texts if text.isdigit())])
 
@@ -50,7 +50,7 @@ def reset_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def _groups(root: Path, kind: str) -> list[Path]:
+def control_groups(root: Path, kind: str) -> list[Path]:
     """The folders of this process's control group and of those around it; the outermost one if it is unknown."""
     path = ""
     if Path(GROUPS).exists():

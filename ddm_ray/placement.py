@@ -78,8 +78,8 @@ class TrainPlacement(StrictModel):
         description="torch.compile the model's blocks and the optimizer's update: a longer first step, faster ones"
         " after it; not with zero_stage 3. None: on a GPU, where a try of two blocks passes",
     )
-    threads: PositiveInt = Field(
-        default=1, description="CPU threads of a worker; bit-equal resume needs them unchanged"
+    threads: PositiveInt | None = Field(
+        default=None, description="CPU threads of a worker; none: one a CPU that it asks for. A job keeps its number"
     )
     rows_gib: float | None = Field(
         default=None,

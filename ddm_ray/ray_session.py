@@ -17,6 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ddm_ray.cores import usable_cores
 from ddm_ray.errors import ConfigError, RayAway, RayError, Stopped, Superseded
 from ddm_ray.ray_internals import CONFIG, ERRORS_PRINTED, NO_COUNTERS, TOKEN_LOADER
 from ddm_ray.remedies import Give
@@ -193,6 +194,7 @@ def _start(folder: str) -> None:
         try:
             ray.init(
                 address="local",
+                num_cpus=usable_cores(),
                 include_dashboard=False,
                 # Many small jobs on few cores are meant here; Ray would warn of them again and again.
                 _system_config={

@@ -40,26 +40,28 @@ BELOW: dict[str, set[str]] = {
     "config": {"errors", "remedies", "spelling"},
     "placement": {"errors", "remedies", "spelling", "submitted", "config"},
     "memory": set(),
+    "cores": {"memory"},
     "pictures": {"errors", "spelling"},
     "storage": {"errors", "remedies", "parsing", "spelling", "config"},
     "ray_internals": {"errors"},
-    "ray_session": BESIDE | {"ray_internals"},
+    "ray_session": BESIDE | {"cores", "ray_internals"},
     "watch": BESIDE,
     "core": {"errors", "spelling"},
     "models": {"errors", "remedies", "parsing", "spelling", "config", "core"},
     "sampling": BESIDE | {"core", "models", "pictures"},
     "data": SAMPLING | {"memory"},
-    "train": SAMPLING | {"data", "memory", "ray_session", "ray_internals"},
+    "train": SAMPLING | {"data", "cores", "memory", "ray_session", "ray_internals"},
     "serve": SAMPLING | {"data", "ray_session", "ray_internals"},
-    "islands": SAMPLING | {"data", "memory", "train", "ray_internals"},
+    "islands": SAMPLING | {"data", "cores", "memory", "train", "ray_internals"},
     "evaluate": SAMPLING | {"data", "train"},
     "pipeline": SAMPLING,
-    "demo": RIM | {"pipeline"},
-    "cli": RIM | {"exit_codes", "pipeline", "demo"},
+    "demo": RIM | {"cores", "pipeline"},
+    "cli": RIM | {"cores", "exit_codes", "pipeline", "demo"},
 }
 # The one table of names that configuration and mathematics share; torch-free, as both its readers need it.
 NAMES = "core.names"
-STDLIB_ONLY = {"__init__", "errors", "remedies", "exit_codes", "memory", "parsing", "spelling", "submitted", NAMES}
+STDLIB_ONLY = {"__init__", "errors", "remedies", "exit_codes", "memory", "parsing", "spelling", "submitted"}
+STDLIB_ONLY |= {"cores", NAMES}
 WITHOUT_TORCH = STDLIB_ONLY | {"config", "placement", "storage", "watch"}
 DEEPSPEED = {"train.engine"}
 # Where Ray is the point. The command line imports it through these and `ray_session` alone.

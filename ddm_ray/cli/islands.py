@@ -61,9 +61,9 @@ def up(number: int, cpus: int | None, folder: str) -> None:
       ddm islands up --local 3
       ddm islands up --local 2 --cpus 4 --folder ~/.ddm/pair
     """
-    from ddm_ray.islands.local import usable_cpus
+    from ddm_ray.cores import usable_cores
 
-    path = _local(folder).up(number, cpus or max(1, usable_cpus() // number))
+    path = _local(folder).up(number, cpus or max(1, usable_cores() // number))
     say(f"{path} names them; next: ddm launch RUN --islands {path}")
 
 

@@ -11,6 +11,8 @@ import click
 from ddm_ray.cli.command import ISLANDS, RUN, main, say, warn, with_extras
 from ddm_ray.cli.devices import GPU, placed, require_gpu
 from ddm_ray.cli.fixes import option
+from ddm_ray.cli.train import sharing
+from ddm_ray.cores import usable_cores
 from ddm_ray.errors import ConfigError, DDMError
 from ddm_ray.remedies import Give
 from ddm_ray.storage.graph import Artifact, wanted_of
@@ -130,7 +132,8 @@ def _plan_machine(run: "Run", trained: Sequence[Artifact], gpu: bool | None, cal
     if gpu:
         require_gpu(None)
     say("taking trial steps, some seconds a model, on a GPU after compiling ...", err=True)
-    planned = plan_machine(run, trained, placed(TrainPlacement(), gpu), "always" if calibrate else "if quick")
+    placement = sharing(placed(TrainPlacement(), gpu), len(trained), usable_cores())
+    planned = plan_machine(run, trained, placement, "always" if calibrate else "if quick")
     if as_json:
         click.echo(json.dumps({**asdict(planned), "warnings": planned.warnings}, indent=1))
         return
@@ -147,7 +150,8 @@ def outlook(run: "Run") -> None:
         from ddm_ray.islands.machine import plan_machine
         from ddm_ray.placement import TrainPlacement
 
-        planned = plan_machine(run, wanted_of(run.config), TrainPlacement(), "never")
+        trained = wanted_of(run.config)
+        planned = plan_machine(run, trained, sharing(TrainPlacement(), len(trained), usable_cores()), "never")
     except (DDMError, ModuleNotFoundError) as error:
         warn(f"what it takes isn't known: {error}")  # the run has begun all the same
         return

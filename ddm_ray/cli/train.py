@@ -188,6 +188,7 @@ def _train(
     launch: Any = None,
 ) -> None:
     """Train artifacts on the Ray that the island, or an address, names; `gpu`: these were asked for here."""
+    from ddm_ray.cores import usable_cores
     from ddm_ray.ray_session import busy_cores, gpus, keep_logs, ray_session
     from ddm_ray.train.ray.driver import load_ray_train
     from ddm_ray.train.ray.launch import train_all
@@ -196,7 +197,9 @@ def _train(
     ray_address, token_file = site.ray(address)
     if gpu:
         require_gpu(ray_address)
-    cores = os.cpu_count() or 1
+    if not (site.name or ray_address or os.environ.get("RAY_ADDRESS")):  # a file, or a cluster, would say
+        site = site.model_copy(update={"train": sharing_idle_cores(site.train, len(artifacts))})
+    cores = usable_cores()
     asked = min(cores, len(artifacts) * site.train.workers.min * site.train.asked.get("CPU", 0.0))
     with ray_session(ray_address, token_file, asked) as private:
         if private and (crowd := crowding(busy_cores(), asked, cores)):
@@ -207,6 +210,27 @@ def _train(
         if private and len(artifacts) > 1 and not site.train.use_gpu:
             placements = _with_memory(run, artifacts, site.train)
         train_all(run, artifacts, placements, watch, not private, launch, site.name, starting, keep_logs)
+
+
+def sharing_idle_cores(placement: Any, jobs: int) -> Any:
+    """`sharing` of this machine's cores that no other command keeps busy."""
+    from ddm_ray.cores import usable_cores
+    from ddm_ray.ray_session import busy_cores
+
+    return sharing(placement, jobs, int(usable_cores() - busy_cores()))
+
+
+def sharing(placement: Any, jobs: int, cores: int) -> Any:
+    """The placement of so many jobs, as many at once as there are cores for: each worker asks for its whole share.
+
+    On GPUs it stays as it is.
+    """
+    if placement.use_gpu:
+        return placement
+    workers = placement.workers.max
+    at_once = min(jobs, max(1, cores // workers))
+    each = float(max(1, cores // (at_once * workers)))
+    return placement.model_copy(update={"resources_per_worker": {**placement.resources_per_worker, "CPU": each}})
 
 
 def crowding(busy: float, asked: float, cores: int) -> str | None:

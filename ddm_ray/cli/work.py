@@ -1,5 +1,6 @@
 """The verb of an island: work, which takes what a run has left to train, trains it, and looks again."""
 
+import os
 import signal
 from functools import partial
 from threading import Event
@@ -9,6 +10,7 @@ import click
 
 from ddm_ray.cli.command import ADDRESS, ISLANDS, RUN, main, say, say_extensions, with_extras
 from ddm_ray.cli.fixes import by, words
+from ddm_ray.cli.train import sharing_idle_cores
 from ddm_ray.errors import ConfigError
 from ddm_ray.exit_codes import EXIT_AGAIN
 from ddm_ray.remedies import Give
@@ -115,10 +117,13 @@ def work(
             if launch.artifact == STUDENT and site.train.teachers == "stored":
                 require_labelled(run)
             load_ray_train()  # while Ray starts
+            where, how = site.ray(address), site.train
+            if not (islands or placement or where[0] or os.environ.get("RAY_ADDRESS")):
+                how = sharing_idle_cores(how, 1)
             # A session each, so that a worker that waits holds no Ray.
-            with losses_of_ray(), ray_session(*site.ray(address)) as private:
+            with losses_of_ray(), ray_session(*where, how.asked.get("CPU", 0.0)) as private:
                 heed_sigterm()  # Ray takes it for itself
-                train_all(run, [launch.artifact], site.train, watch, not private, launch, lost=keep_logs)
+                train_all(run, [launch.artifact], how, watch, not private, launch, lost=keep_logs)
 
         def require_room() -> None:
             require_ray(site.ray(address)[0])

@@ -20,6 +20,7 @@ from ddm_ray.models import weights
 from ddm_ray.models.text import TextEncoder
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.train.batches import RankBatches
+from ddm_ray.train.claiming import own_threads
 from ddm_ray.train.compiling import keep_code, to_be_tried, why_not
 from ddm_ray.train.consensus import Flags, StepResults
 from ddm_ray.train.engine import Engine
@@ -112,7 +113,7 @@ def calibrate(
     `TextEncoder.from_config` and `why_not` do; to compile comes on top of the seconds.
     """
     assert dist.get_world_size() == 1
-    torch.set_num_threads(placement.threads)
+    torch.set_num_threads(placement.threads or own_threads(placement))
     encoder = None
     if data.text is not None and data.text.stored == "ids":
         encoder = TextEncoder.from_config(data.text)

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+from ddm_ray.cores import usable_cores
 from ddm_ray.errors import ConfigError, RayAway, RayError
 from ddm_ray.islands import ports
 from ddm_ray.islands.jobs import JobsAPI
@@ -41,7 +42,7 @@ class LocalIslands:
     def __init__(self, folder: Path, report: Report):
         self._folder, self._report = IslandFolder(folder), report
         # More at once than there are cores for, and none keeps Ray's time.
-        self._starting = threading.Semaphore(max(1, usable_cpus() // 2))
+        self._starting = threading.Semaphore(max(1, usable_cores() // 2))
         self._interrupted = threading.Event()
 
     def up(self, number: int, cpus: int) -> Path:
@@ -199,11 +200,6 @@ class LocalIslands:
             used = ports.in_use(island.base)
             others = f"; others listen to its {_counted(len(used), 'port')}: {used}" if used else ""
             self._report(island.name, f"ended: {_counted(count, 'process')}{others}")
-
-
-def usable_cpus() -> int:
-    """CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def environment(names: Mapping[str, str], island: LocalIsland, token: Path) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 
 from ddm_ray.config import RunConfig
+from ddm_ray.cores import usable_cores
 from ddm_ray.data.schema import EMBEDDING, data_dtype
 from ddm_ray.data.sources.look import count_rows
 from ddm_ray.errors import DDMError
@@ -116,7 +117,7 @@ def plan_machine(run: Run, trained: Sequence[Artifact], placement: TrainPlacemen
     kinds = _measured(kinds, needs, placement, measure)
     free, total = _memory(placement)
     rows, rows_K, rows_bytes, rows_left = _rows(run)
-    cores, gpus = os.cpu_count() or 1, torch.cuda.device_count()
+    cores, gpus = usable_cores(), torch.cuda.device_count()
     at_once = _at_once(kinds, placement, cores, gpus)
     seconds = {
         artifact: share * each.seconds

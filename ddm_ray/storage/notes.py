@@ -79,6 +79,7 @@ class Claim(StoredNote):
     versions: dict[Text, Text] = {}
     asked: dict[Text, Any] = {}
     most_rows: Count | None = None
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
 
 
 class Failure(StoredNote):

@@ -1,12 +1,11 @@
 """A training attempt on storage: how it begins, which state it goes on from, how it tells of itself and how it ends."""
 
 import gc
-import math
 import os
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
@@ -25,17 +24,16 @@ from ddm_ray.errors import (
 )
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.spelling import one_line
-from ddm_ray.storage.attempts import OUT_OF_MEMORY, Attempt, claim, claimed, saved_states
+from ddm_ray.storage.attempts import OUT_OF_MEMORY, Attempt, saved_states
 from ddm_ray.storage.info import StateInfo
 from ddm_ray.storage.launches import Launch
 from ddm_ray.storage.manifest import NAME, read_manifest
 from ddm_ray.storage.patience import PROMPT
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.stops import StopRequests
 from ddm_ray.storage.store import Store
-from ddm_ray.storage.succession import require_standing
 from ddm_ray.storage.versions import versions
 from ddm_ray.train import state
+from ddm_ray.train.claiming import begin_attempt
 from ddm_ray.train.engine import Engine
 from ddm_ray.train.heartbeat import TRAINING, Heartbeat
 from ddm_ray.train.job import TrainJob
@@ -52,18 +50,19 @@ NO_MEMORY = (
 
 
 class TrainAttempt:
-    """This world's try at a job; a context manager, which notes why it failed. Raises what `begin` does."""
+    """This world's try at a job; a context manager, which notes why it failed. Raises what `begin_attempt` does."""
 
     def __init__(self, run: Run, job: TrainJob, placement: TrainPlacement, launch: Launch | None = None):
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
-        number, rows = self._from_first(lambda: _begin(run.store, job, placement, launch))
+        lineage = (run, *run.predecessors(job.artifact))
+        number, rows, self.threads = self._from_first(lambda: begin_attempt(lineage, job, placement, launch))
         self.searches, self.micro_batch = rows is None, rows or 1
         self.job, self._elastic = job, placement.workers.elastic
         self.storage = Attempt(run.store, job.artifact, number)
         # What it tells of itself, or deletes, isn't worth minutes of waiting.
         self._prompt_storage = Attempt(Store(run.url, PROMPT), job.artifact, number)
         self._run, self.identity = run, run.identity(job.artifact)
-        self._lineage = (run, *run.predecessors(job.artifact))
+        self._lineage = lineage
         self.saver = StateSaver(self.storage, self.identity, placement.keep_states, self._prompt_storage)
         self._tried, self._told_unsaved = set[str](), ""
         who = {"host": socket.gethostname(), "pid": os.getpid(), "world_size": self._world, "versions": versions()}
@@ -285,48 +284,6 @@ class TrainAttempt:
             raise RuntimeError(f"state of step {step} didn't load: {wrong[0]} differs from what was saved")
 
 
-def _begin(store: Store, job: TrainJob, placement: TrainPlacement, launch: Launch | None) -> tuple[int, int | None]:
-    """Claim the next number; it, and how many rows are to be taken at once, None if that is to be searched.
-
-    Raises why the launch is over, if it is.
-    """
-    if launch:
-        require_standing(store, launch)
-    StopRequests(store, job.artifact, launch).require_none()
-    world, searched = dist.get_world_size(), placement.micro_batch == "largest"
-    share = math.ceil(job.batch / world)
-    how = {name: getattr(placement, name) for name in ("zero_stage", "activation_checkpointing", "compile")}
-    like: dict[str, Any] = {"asked": {"micro_batch": placement.micro_batch, "device": device_name(), **how}}
-    if searched:  # a new launch may find other neighbours
-        like |= {"world_size": world, "launch": launch.id if launch else None}
-    most = most_rows(store, job.artifact, like)
-    who = {"world_size": world, "versions": versions(), **(launch.claim_fields() if launch else {})}
-    about = {**who, **like, "most_rows": most}
-    number = claim(store, job.artifact, about).number
-    if searched and most is None and share > 1:
-        return number, None
-    return number, min(rows for rows in (share, placement.micro_batch, most) if isinstance(rows, int))
-
-
-def most_rows(store: Store, job: str, like: dict[str, Any]) -> int | None:
-    """Number of rows that fit at once, as far as the last attempt like this one found out; None if it didn't."""
-    for number in reversed(claimed(store, job)):
-        attempt = Attempt(store, job, number)
-        claim_fields = attempt.claim()
-        if like.items() <= claim_fields.items():
-            break
-    else:
-        return None
-    failure = attempt.failure()
-    if failure is not None and failure["kind"] == OUT_OF_MEMORY:
-        return max(1, failure.get("micro_batch", 1) // 2)
-    most = claim_fields.get("most_rows")
-    if most is None and "launch" in like:
-        with suppress(CorruptArtifact):
-            most = attempt.last_beat().get("micro_batch")
-    return most if isinstance(most, int) and most > 0 else None
-
-
 def out_of_memory(error: BaseException) -> bool:
     """True if an allocation failed: torch's own error on a GPU, a RuntimeError of a CPU's allocator, or of a driver.
 
@@ -341,8 +298,3 @@ def lost_worker(error: BaseException) -> bool:
     """True if a connection to another rank ended: NCCL's own error, or a RuntimeError of gloo."""
     of_gloo = isinstance(error, RuntimeError) and "gloo/" in str(error)
     return of_gloo or isinstance(error, dist.DistBackendError | dist.DistNetworkError)
-
-
-def device_name() -> str:
-    """Name of the device that rows must fit into."""
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"

@@ -65,7 +65,6 @@ def train(
     MissingArtifact for its rows, DriftError for a job begun under another configuration, StorageError for storage that
     stays away.
     """
-    torch.set_num_threads(placement.threads)
     run = Run.open(run_url, patience)
     if run.finished(artifact):
         return
@@ -77,6 +76,7 @@ def train(
         TrainAttempt(run, job, placement, launch) as attempt,
         Loader(run, job.shards, job.train.seed, job.batch, placement.rows_gib, placement.cache, ranks_here()) as loader,
     ):
+        torch.set_num_threads(attempt.threads)
         account.name = f"{artifact.replace('/', '-')}-{attempt.storage.number:04d}-{rank:03d}"
         _train(run, job, loader, attempt, placement, notice)
 

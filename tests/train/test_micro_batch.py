@@ -16,7 +16,7 @@ from ddm_ray.storage.attempts import OUT_OF_MEMORY, Attempt, claim
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import Store
-from ddm_ray.train.attempt import most_rows
+from ddm_ray.train.claiming import most_rows
 from ddm_ray.train.micro_batch import largest
 from tests.random_run import make_data
 

@@ -9,6 +9,7 @@ import ray.train
 from ray.exceptions import RayActorError
 from ray.train.torch import TorchConfig, TorchTrainer
 
+from ddm_ray.cores import WAIT_ASLEEP
 from ddm_ray.errors import DDMError, GaveUp, OutOfMemory, Preempted, Stopped, StorageError, Superseded
 from ddm_ray.memory import KEEP_FREED_MEMORY
 from ddm_ray.placement import TrainPlacement
@@ -107,7 +108,7 @@ def trainer(run: Run, launch: Launch, placement: TrainPlacement) -> JobTrainer:
                 **_known_to(train.FailureConfig, preemption_grace_s=SAVING_SECONDS),
             ),
             callbacks=[FailureBudgetCallback(FailureBudget(run.url, launch, placement.max_failures))],
-            worker_runtime_env={"env_vars": KEEP_FREED_MEMORY},
+            worker_runtime_env={"env_vars": KEEP_FREED_MEMORY | WAIT_ASLEEP},
         ),
     )
 

@@ -1,0 +1,87 @@
+"""The beginning of an attempt: the number that it claims, and what it takes over from the attempts before it."""
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ddm_ray.cores import threads_for
+from ddm_ray.errors import CorruptArtifact
+from ddm_ray.placement import TrainPlacement
+from ddm_ray.storage.attempts import OUT_OF_MEMORY, Attempt, claim, claimed
+from ddm_ray.storage.graph import Artifact
+from ddm_ray.storage.launches import Launch
+from ddm_ray.storage.run import Run
+from ddm_ray.storage.stops import StopRequests
+from ddm_ray.storage.store import Store
+from ddm_ray.storage.succession import require_standing
+from ddm_ray.storage.versions import versions
+from ddm_ray.train.job import TrainJob
+
+
+def begin_attempt(
+    lineage: Sequence[Run], job: TrainJob, placement: TrainPlacement, launch: Launch | None
+) -> tuple[int, int | None, int]:
+    """Claim the next number; it, how many rows are to be taken at once, None if that is to be searched, and threads.
+
+    Raises why the launch is over, if it is.
+    """
+    store = lineage[0].store
+    if launch:
+        require_standing(store, launch)
+    StopRequests(store, job.artifact, launch).require_none()
+    world, searched = dist.get_world_size(), placement.micro_batch == "largest"
+    share = math.ceil(job.batch / world)
+    how = {name: getattr(placement, name) for name in ("zero_stage", "activation_checkpointing", "compile")}
+    like: dict[str, Any] = {"asked": {"micro_batch": placement.micro_batch, "device": device_name(), **how}}
+    if searched:  # a new launch may find other neighbours
+        like |= {"world_size": world, "launch": launch.id if launch else None}
+    most = most_rows(store, job.artifact, like)
+    who = {"world_size": world, "versions": versions(), **(launch.claim_fields() if launch else {})}
+    threads = placement.threads or kept_threads(lineage, job.artifact) or own_threads(placement)
+    about = {**who, **like, "most_rows": most, "threads": threads}
+    number = claim(store, job.artifact, about).number
+    if searched and most is None and share > 1:
+        return number, None, threads
+    return number, min(rows for rows in (share, placement.micro_batch, most) if isinstance(rows, int)), threads
+
+
+def own_threads(placement: TrainPlacement) -> int:
+    """CPU threads of a worker where nothing else says how many: one for each whole CPU that it asks Ray for."""
+    return threads_for(placement.asked.get("CPU", 1.0))
+
+
+def kept_threads(lineage: Sequence[Run], job: Artifact) -> int | None:
+    """CPU threads that a job's last attempt had, or that of a run which this one extends; None before the first one."""
+    for run in lineage:
+        if numbers := claimed(run.store, job):
+            # Attempts of versions that didn't record them had one, unless a number was given.
+            return int(Attempt(run.store, job, max(numbers)).claim().get("threads", 1))
+    return None
+
+
+def most_rows(store: Store, job: str, like: dict[str, Any]) -> int | None:
+    """Number of rows that fit at once, as far as the last attempt like this one found out; None if it didn't."""
+    for number in reversed(claimed(store, job)):
+        attempt = Attempt(store, job, number)
+        claim_fields = attempt.claim()
+        if like.items() <= claim_fields.items():
+            break
+    else:
+        return None
+    failure = attempt.failure()
+    if failure is not None and failure["kind"] == OUT_OF_MEMORY:
+        return max(1, failure.get("micro_batch", 1) // 2)
+    most = claim_fields.get("most_rows")
+    if most is None and "launch" in like:
+        with suppress(CorruptArtifact):
+            most = attempt.last_beat().get("micro_batch")
+    return most if isinstance(most, int) and most > 0 else None
+
+
+def device_name() -> str:
+    """Name of the device that rows must fit into."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"

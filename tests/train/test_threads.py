@@ -1,0 +1,101 @@
+"""A job keeps the number of threads that it began with, wherever it goes on, for the same bits."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ddm_ray.config.longer import parse_steps
+from ddm_ray.cores import usable_cores
+from ddm_ray.errors import Preempted
+from ddm_ray.placement import TrainPlacement
+from ddm_ray.storage.attempts import Attempt, claim, claimed
+from ddm_ray.storage.extend import extend
+from ddm_ray.storage.graph import expert
+from ddm_ray.storage.run import Run
+from ddm_ray.train import worker
+from ddm_ray.train.claiming import kept_threads
+from tests.random_run import make_data
+from tests.train.conftest import SHORT
+from tests.train.results import curve_of, weights_of
+
+EXPERT = expert(0)
+two_cores = pytest.mark.skipif(usable_cores() < 2, reason="needs two cores")
+
+
+@pytest.fixture
+def many_threads(monkeypatch: pytest.MonkeyPatch, world_of_one: None) -> None:
+    """As a user trains: nothing but the placement says how many."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+
+def asking(cpus: float, threads: int | None = None) -> TrainPlacement:
+    return TrainPlacement(resources_per_worker={"CPU": cpus}, threads=threads, checkpoint_steps=5)
+
+
+def train(run: Run, placement: TrainPlacement, leaving_after: int | None = None) -> int:
+    """Train to the end, or so many steps; the threads that it computed with."""
+    steps = iter(range(1000))
+    used = list[int]()
+
+    def notice() -> bool:
+        used.append(torch.get_num_threads())
+        return next(steps) + 1 == leaving_after
+
+    if leaving_after is None:
+        worker.train(run.url, EXPERT, placement, notice)
+    else:
+        with pytest.raises(Preempted):
+            worker.train(run.url, EXPERT, placement, notice)
+    (threads,) = set(used)
+    return threads
+
+
+def recorded(run: Run) -> list[int]:
+    return [Attempt(run.store, EXPERT, number).claim()["threads"] for number in sorted(claimed(run.store, EXPERT))]
+
+
+@two_cores
+def test_a_job_that_goes_on_elsewhere_has_the_same_threads_and_bits(many_threads: None, tmp_path: Path) -> None:
+    """Begun with two, it goes on where it may have one, and the other way round."""
+    unbroken = {cpus: make_data(str(tmp_path / f"unbroken-{cpus}"), settings=SHORT) for cpus in (1, 2)}
+    for cpus, run in unbroken.items():
+        assert train(run, asking(cpus)) == cpus
+    for first, then in ((2, 1), (1, 2)):
+        run = make_data(str(tmp_path / f"from-{first}"), settings=SHORT)
+        assert train(run, asking(first), leaving_after=4) == first
+        assert train(run, asking(then)) == first
+        assert recorded(run) == [first, first]
+        ours, expected = (dict(curve_of(each, EXPERT)) for each in (run, unbroken[first]))
+        assert all(ours[name].equal(expected[name]) for name in expected)
+        ours, expected = (weights_of(each, EXPERT) for each in (run, unbroken[first]))
+        assert all(ours[name].equal(expected[name]) for name in expected)
+
+
+@two_cores
+def test_a_number_that_is_given_wins(many_threads: None, tmp_path: Path) -> None:
+    run = make_data(str(tmp_path / "run"), settings=SHORT)
+    assert train(run, asking(1, threads=2), leaving_after=4) == 2
+    assert train(run, asking(2, threads=1), leaving_after=4) == 1
+    assert train(run, asking(2)) == 1, "the last attempt's"
+    assert recorded(run) == [2, 1, 1]
+
+
+@two_cores
+def test_a_run_that_goes_on_from_another_has_its_threads(many_threads: None, tmp_path: Path) -> None:
+    run = make_data(str(tmp_path / "run"), settings=SHORT)
+    assert train(run, asking(2)) == 2
+    longer = extend(run, parse_steps(("expert.train.steps=16",))).run
+    assert train(longer, asking(1)) == 2
+
+
+def test_attempts_before_threads_were_recorded_had_one(tmp_path: Path) -> None:
+    run = make_data(str(tmp_path / "run"), settings=SHORT)
+    assert kept_threads([run], EXPERT) is None
+    claim(run.store, EXPERT, {"world_size": 1})
+    assert kept_threads([run], EXPERT) == 1
+    claim(run.store, EXPERT, {"threads": 3})
+    assert kept_threads([run], EXPERT) == 3
+    for damaged in (0, -2, "many", 1.5, None, 10**9):
+        claim(run.store, EXPERT, {"threads": damaged})
+        assert kept_threads([run], EXPERT) == 1
