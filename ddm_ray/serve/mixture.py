@@ -106,11 +106,11 @@ class ServedMixture:
             runners = [None if weights is None else mixing for weights in version.experts]
         else:
             for expert, handle in enumerate(self._experts):
-                runner = RemoteEngine(handle, expert, info, self._replicas, version.pair(expert), self._on_calls)
+                runner = RemoteEngine(handle, expert, info, self._replicas, version.pair(expert))
                 runners.append(None if version.experts[expert] is None else runner)
             router = None if version.router is None else await asyncio.to_thread(self._networks.of, version.router)
             scheduler = Scheduler(self._networks.computing.max_rows)
-            engine = BatchEngine(answer_from(runners, router), scheduler=scheduler)
+            engine = BatchEngine(answer_from(runners, router, self._on_calls), scheduler=scheduler)
             engine.start()
             mixing = LocalEngine(engine)
         return SegmentSampler(info, runners, mixing, self._on_segment, self._networks.computing.device), engine

@@ -22,8 +22,8 @@ from ddm_ray.sampling.state import Trajectories
 from ddm_ray.serve.batch import Segment
 from ddm_ray.serve.engine import AwayError, StartingError
 from ddm_ray.serve.kept_link import KeptLink
+from ddm_ray.serve.links import ANSWER_S, Link
 from ddm_ray.serve.replicas import Replicas, is_lacking, is_starting
-from ddm_ray.serve.velocities import NoAnswerError
 from ddm_ray.serve.versions import Pair
 
 LOG = logging.getLogger("ray.serve")
@@ -48,19 +48,13 @@ class RemoteEngine:
     """The engine of an expert's replicas, by these weights of the expert and of the router."""
 
     def __init__(
-        self,
-        handle: DeploymentHandle[Any],
-        expert: int,
-        info: MixtureInfo,
-        replicas: Replicas,
-        weights: Pair,
-        on_calls: OnCalls,
+        self, handle: DeploymentHandle[Any], expert: int, info: MixtureInfo, replicas: Replicas, weights: Pair
     ):
         self.expert, self._handle, self._info, self._replicas = expert, handle, info, replicas
-        self._on_calls = on_calls
         self._name, self._weights = handle.deployment_name, weights
         linked = handle.options(method_name="link", stream=True)
-        self._link = KeptLink(self._name, partial(linked.remote, weights))
+        self._velocities = KeptLink(self._name, partial(linked.remote, weights))
+        self._asked: Link | None = None
 
     async def run(self, rows: Trajectories, seconds: float | None, until: int | None) -> Segment:
         """The segment that `BatchEngine.submit` promises. AwayError if the expert has no replica and expects none.
@@ -70,21 +64,38 @@ class RemoteEngine:
         packed, needed_B, waited_s = await self._called(self._handle.run, pack(rows), seconds, until)
         return Segment(unpack(packed, self._info), needed_B, waited_s)
 
-    async def velocity(self, packed: bytes) -> bytes:
-        """The packed answer to a packed call. Raises as above, and AwayError after VELOCITY_S without one."""
-        try:
-            answer = await self._link.ask(packed)
-        except NoAnswerError:
-            self._on_calls(0, 1)
-        else:
-            self._on_calls(1, 0)
-            return answer
+    async def velocity(self, call: ExpertCall) -> Tensor:
+        """The answer to a call of this expert. Raises as above, and AwayError after VELOCITY_S without one."""
         try:
             async with asyncio.timeout(VELOCITY_S):
-                return bytes(await self._called(self._handle.velocity, packed))
+                return _velocity(await self._called(self._handle.velocity, pack_call(call)))
         except TimeoutError:
             self._replicas.mark_away(self._name)
             raise AwayError(f"{self._name} doesn't answer", self.expert) from None
+
+    def ask(self, call: ExpertCall, until: float) -> bool:
+        """Send a call over a link, whose `answer` has to be taken before the next; False if there is no link yet.
+
+        `until` is a time of the monotonic clock. For one thread, which isn't the event loop's.
+        """
+        self._asked = self._velocities.current()
+        try:
+            if self._asked is not None:
+                self._asked.send(pack_call(call), until)
+        except OSError:
+            self._velocities.drop()
+            self._asked = None
+        return self._asked is not None
+
+    def answer(self, until: float) -> Tensor | None:
+        """The velocity that was asked for; None if none came over the link: Serve knows who is away."""
+        assert self._asked is not None
+        try:
+            answer = self._asked.receive(until)
+        except OSError:
+            self._velocities.drop()
+            return None
+        return _velocity(answer) if answer else None
 
     async def _called(self, method: Any, *arguments: Any) -> Any:
         try:
@@ -161,23 +172,34 @@ async def _unless_done(answer: "asyncio.Future[Any]", check: Awaitable[None]) ->
         raise error
 
 
-def answer_from(engines: Sequence[RemoteEngine], router: Field | None) -> Callable[[Sequence[Call]], list[Tensor]]:
+def answer_from(
+    engines: Sequence[RemoteEngine], router: Field | None, on_calls: OnCalls
+) -> Callable[[Sequence[Call]], list[Tensor]]:
     """Return what answers an engine's calls in its thread: the router here, experts by their replicas, all at once.
 
     Call it in the event loop of the handles.
     """
     loop = asyncio.get_running_loop()
 
-    async def asked(engines: Sequence[RemoteEngine], packed: Sequence[bytes]) -> list[bytes]:
-        pairs = zip(engines, packed, strict=True)
-        return await asyncio.gather(*(engine.velocity(call) for engine, call in pairs))
+    async def through_serve(calls: Sequence[ExpertCall]) -> list[Tensor]:
+        return await asyncio.gather(*(engines[call.expert].velocity(call) for call in calls))
 
     def answer(calls: Sequence[Call]) -> list[Tensor]:
         experts = [call for call in calls if isinstance(call, ExpertCall)]
         if not experts:
             return driver.answers(calls, (), router)
-        packed = [pack_call(call) for call in experts]
-        answers = asked([engines[call.expert] for call in experts], packed)
-        return [load(each)["velocity"] for each in asyncio.run_coroutine_threadsafe(answers, loop).result()]
+        until = time.monotonic() + ANSWER_S
+        asked = [engines[call.expert].ask(call, until) for call in experts]
+        pairs = zip(experts, asked, strict=True)
+        answers = [engines[call.expert].answer(until) if linked else None for call, linked in pairs]
+        rest = [call for call, answer in zip(experts, answers, strict=True) if answer is None]
+        on_calls(len(experts) - len(rest), len(rest))
+        others = asyncio.run_coroutine_threadsafe(through_serve(rest), loop).result() if rest else []
+        late = iter(others)
+        return [next(late) if answer is None else answer for answer in answers]
 
     return answer
+
+
+def _velocity(packed: bytes) -> Tensor:
+    return load(packed)["velocity"]

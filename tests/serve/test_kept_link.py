@@ -2,13 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
 from ddm_ray.serve import kept_link
 from ddm_ray.serve.kept_link import KeptLink
-from ddm_ray.serve.velocities import Address, NoAnswerError, VelocityServer
+from ddm_ray.serve.links import Address, Link, LinkServer
 
 PATIENCE_S = 30.0
 
@@ -17,37 +17,21 @@ class Replica:
     """A replica that answers its number, and invites as an expert's does, until it dies."""
 
     def __init__(self, number: int) -> None:
-        self._number, self._server, self._dead = number, VelocityServer("127.0.0.1"), asyncio.Event()
-        self.num_admitted = 0
-
-    async def start(self) -> "Replica":
-        await self._server.start()
-        return self
+        self.server = LinkServer("127.0.0.1", idle_s=600.0)
+        self._number, self._dead = number, asyncio.Event()
+        self.num_cancelled = 0
 
     async def link(self) -> AsyncIterator[Address]:
-        address = self._server.admit(self._answer)
-        self.num_admitted += 1
-        try:
-            yield address
-            await self._dead.wait()
-            raise ConnectionError("the replica died")
-        finally:
-            self._server.dismiss(address)
-            self.num_admitted -= 1
-
-    async def _answer(self, packed: bytes) -> bytes:
-        return bytes([self._number])
+        yield self.server.invite(lambda request, wait: bytes([self._number])).address
+        await self._dead.wait()
+        raise ConnectionError("the replica died")
 
     def die(self) -> None:
-        """As a machine that is silent: Ray learns of it, and a connection doesn't."""
         self._dead.set()
-
-    async def close(self) -> None:
-        await self._server.close()
 
 
 class Response:
-    """What Serve's handle gives for a method that streams: cancelled, the method is, too."""
+    """What Serve's handle gives for a method that streams."""
 
     def __init__(self, stream: AsyncIterator[Address]):
         self._stream, self.is_cancelled = stream, False
@@ -68,10 +52,6 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kept_link, name, 0.0)
 
 
-def run(work: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(work(), PATIENCE_S))
-
-
 async def until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
@@ -79,42 +59,38 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.005)
 
 
-async def answer(kept: KeptLink) -> bytes:
-    """The answer over a link, once there is one."""
-    while True:
-        try:
-            return await kept.ask(b"x")
-        except NoAnswerError:
-            await asyncio.sleep(0.005)
+async def linked(kept: KeptLink) -> Link:
+    """The link, once there is one."""
+    await until(kept.current)
+    link = kept.current()
+    assert link is not None
+    return link
 
 
 @pytest.mark.usefixtures("at_once")
 def test_a_link_is_replaced_so_that_all_replicas_have_work() -> None:
-    """While it is replaced every call is answered, and of the former links none stays."""
+    async def run() -> None:
+        replicas = [Replica(number) for number in range(2)]
+        asked = iter(range(10**6))
+        kept = KeptLink("expert", lambda: Response(replicas[next(asked) % 2].link()))
+        answered = set[bytes]()
 
-    async def work() -> None:
-        replicas = [await Replica(number).start() for number in range(2)]
-        responses = list[Response]()
+        async def both() -> bool:
+            answered.add(await (await linked(kept)).exchanged(b"x"))
+            return len(answered) == 2
 
-        def invited() -> Response:
-            responses.append(Response(replicas[len(responses) % 2].link()))
-            return responses[-1]
-
-        kept = KeptLink("expert", invited)
-        answered = [await answer(kept)]
-        while len(set(answered)) < 2 or len(responses) < 6:
-            answered += await asyncio.gather(*(kept.ask(b"x") for _ in range(4)))
-        await until(lambda: sum(not response.is_cancelled for response in responses) == 1)
-        await until(lambda: sum(replica.num_admitted for replica in replicas) == len(kept._lives) == 1)
+        deadline = time.monotonic() + PATIENCE_S
+        while not await both():
+            assert time.monotonic() < deadline
         for replica in replicas:
-            await replica.close()
+            replica.server.close()
 
-    run(work)
+    asyncio.run(run())
 
 
 def test_without_a_link_it_is_asked_for_once_at_a_time() -> None:
-    async def work() -> None:
-        replica, num_asked = await Replica(1).start(), 0
+    async def run() -> None:
+        replica, num_asked = Replica(1), 0
 
         def invited() -> Response:
             nonlocal num_asked
@@ -122,82 +98,61 @@ def test_without_a_link_it_is_asked_for_once_at_a_time() -> None:
             return Response(replica.link())
 
         kept = KeptLink("expert", invited)
-        for _ in range(5):
-            with pytest.raises(NoAnswerError):
-                await kept.ask(b"x")
-        assert [await answer(kept) for _ in range(3)] == [b"\1"] * 3
-        assert num_asked == 1
-        await replica.close()
+        assert [kept.current() for _ in range(5)] == [None] * 5
+        link = await linked(kept)
+        assert num_asked == 1 and kept.current() is link
+        replica.server.close()
 
-    run(work)
+    asyncio.run(run())
 
 
-@pytest.mark.parametrize("how", ["its machine is silent", "its port is closed"])
-def test_a_replica_that_goes_ends_its_link_and_another_is_asked_for(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work() -> None:
-        replicas = [await Replica(number).start() for number in (1, 2)]
-        alive = list(replicas)
-        kept = KeptLink("expert", lambda: Response(alive[0].link()))
-        assert await answer(kept) == b"\1"
-        alive.pop(0)
-        monkeypatch.setattr(kept_link, "RETRY_S", 0.0)
-        kept._retry_s = 0.0
-        if how == "its machine is silent":
-            replicas[0].die()
-        else:
-            await replicas[0].close()
-        assert await answer_of(kept, b"\2")
-        await until(lambda: len(kept._lives) == 1)
-        for replica in replicas:
-            await replica.close()
+def test_a_replica_that_dies_ends_its_link() -> None:
+    """Also one whose machine is silent, which its connection wouldn't tell."""
 
-    async def answer_of(kept: KeptLink, right: bytes) -> bool:
-        while await answer(kept) != right:
-            await asyncio.sleep(0.005)
-        return True
+    async def run() -> None:
+        replica = Replica(1)
+        kept = KeptLink("expert", lambda: Response(replica.link()))
+        link = await linked(kept)
+        assert await link.exchanged(b"x") == b"\1"
+        replica.die()
+        await until(lambda: not kept._watching)
+        with pytest.raises(ConnectionError):
+            await link.exchanged(b"x")
+        replica.server.close()
 
-    run(work)
+    asyncio.run(run())
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_link_that_cant_be_had_is_told_once_and_asked_for_again(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kept_link, "CONNECT_S", 0.1)
-    monkeypatch.setattr(kept_link, "RENEW_S", 1000.0)
-
-    async def work() -> None:
-        replica, responses = await Replica(1).start(), list[Response]()
+def test_a_link_that_cant_be_had_is_told_once_and_asked_for_again(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        replica, responses = Replica(1), list[Response]()
+        address = replica.server.invite(lambda request, wait: b"").address
 
         async def nowhere() -> AsyncIterator[Address]:
-            yield Address("127.0.0.1", 1, "none")  # where nothing listens
-
-        async def not_yet() -> AsyncIterator[Address]:
-            return
-            yield  # its weights aren't at hand
+            yield Address(address.host, 1, address.key)  # where nobody listens
 
         def invited() -> Response:
-            streams = [nowhere, not_yet, nowhere]
-            responses.append(Response((streams[len(responses)] if len(responses) < 3 else replica.link)()))
+            responses.append(Response(nowhere() if len(responses) < 2 else replica.link()))
             return responses[-1]
 
         kept = KeptLink("expert", invited)
-        assert await answer(kept) == b"\1"
-        assert [response.is_cancelled for response in responses[:4]] == [True] * 3 + [False]
-        await replica.close()
+        link = await linked(kept)
+        assert await link.exchanged(b"x") == b"\1"
+        assert [response.is_cancelled for response in responses[:3]] == [True, True, False]
+        replica.server.close()
 
-    run(work)
+    asyncio.run(run())
     assert "no link to expert, so calls cross by Serve" in caplog.text
 
 
 def test_nothing_crosses_beside_a_ray_that_encrypts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_USE_TLS", "1")
 
-    async def work() -> None:
+    async def run() -> None:
         kept = KeptLink("expert", lambda: pytest.fail("asked for a link"))
-        with pytest.raises(NoAnswerError):
-            await kept.ask(b"x")
+        assert kept.current() is None
         await asyncio.sleep(0)
-        assert kept._connecting is None
+        assert kept._linking is None
 
-    run(work)
+    asyncio.run(run())
