@@ -72,8 +72,8 @@ def test_sample_and_evaluate_through_their_doors(island: Island, tmp_path: Path)
 def test_an_island_works_through_its_door(island: Island, tmp_path: Path) -> None:
     """On the cluster that it was submitted to, until what it is to train is finished."""
     run = make_data(str(tmp_path / "run"), settings=SHORT, num_rows=60)
-    said = submit(island, "work", run.url, "--island", "north", "--only", "expert:1", "--only", "router")
-    assert "north: " in said
+    output = submit(island, "work", run.url, "--island", "north", "--only", "expert:1", "--only", "router")
+    assert "north: " in output
     for artifact in (Artifact("experts/001"), ROUTER):
         assert run.finished(artifact)
         claim_fields = Attempt(run.store, artifact, 1).claim()

@@ -60,16 +60,14 @@ BELOW: dict[str, set[str]] = {
 }
 # The one table of names that configuration and mathematics share; torch-free, as both its readers need it.
 NAMES = "core.names"
-STDLIB_ONLY = {"__init__", "errors", "remedies", "exit_codes", "memory", "parsing", "spelling", "submitted"}
-STDLIB_ONLY |= {"cores", NAMES}
+STDLIB_ONLY = {"__init__", "cores", "errors", "exit_codes", "memory", "parsing", "remedies", "spelling", "submitted"}
+STDLIB_ONLY |= {NAMES}
 WITHOUT_TORCH = STDLIB_ONLY | {"config", "placement", "storage", "watch"}
 DEEPSPEED = {"train.engine"}
 # Where Ray is the point. The command line imports it through these and `ray_session` alone.
 RAY = {
-    "ray_session",
-    "data.sharded.ray_data",
+    *("ray_session", "data.sharded.ray_data", "islands.nodes"),
     *(f"train.ray.{name}" for name in ("launch", "driver", "fit", "leaving", "recovery", "room", "world")),
-    "islands.nodes",
     *(f"serve.{name}" for name in ("remote", "replicas", "deployments", "api", "mixture", "codec", "app", "direct")),
 }
 ABOVE = {"tests", "jobs", "serving", "benchmarks"}
