@@ -3,85 +3,115 @@
 N rows of a part, F fine centroids, K clusters.
 """
 
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 
 from ddm_ray.core.balance import capacity, none_empty, squared_distances, transport
 from ddm_ray.core.kmeans import assign
-from ddm_ray.data import OnProgress
+from ddm_ray.data import OnProgress, phase
 from ddm_ray.data.order import shuffle_keys
 from ddm_ray.data.partition.clustering import COLUMNS, Clustering, RowsReader, check_rows
+from ddm_ray.data.partition.passes import EachPart, in_turn
 from ddm_ray.data.schema import trains
-from ddm_ray.data.scratch import as_scratch_error
 from ddm_ray.errors import DataError
 from ddm_ray.storage.run import Run
 
 CELLS = np.dtype([("fine", "<i4"), ("train", "?"), ("key", "<u8")])
+Ranges = Mapping[int, tuple[np.ndarray, np.ndarray]]
+"""For each fine cell that clusters share: these, and the first key of each but the first's."""
 
 
-class Clusters:
-    """The cluster of every row, in files of a local folder, and the clusters' counts of rows."""
+@dataclass(frozen=True)
+class RowClusters:
+    """The cluster of any row, by the row alone: the same wherever and in whatever order rows are looked at.
 
-    def __init__(self, folder: Path, num_clusters: int):
-        self.folder = folder
-        self.rows_train_K = np.zeros(num_clusters, np.int64)
-        self.rows_heldout_K = np.zeros(num_clusters, np.int64)
+    `cluster_F`: where clusters are balanced, that of each fine cell, but for rows of cells that are in `ranges`.
+    """
 
-    def part(self, number: int) -> np.ndarray:
-        """cluster_N int64 of the rows of one part."""
-        return np.load(self._path(number)).astype(np.int64)
+    run: Run
+    clustering: Clustering | None
+    cluster_F: np.ndarray | None = None
+    ranges: Ranges = field(default_factory=dict)
 
-    def put(self, number: int, cluster_N: np.ndarray, train_N: np.ndarray) -> None:
-        """Keep a part's clusters, and count its rows."""
-        _save(self._path(number), cluster_N.astype(np.int32))
-        num_clusters = len(self.rows_train_K)
-        self.rows_train_K += np.bincount(cluster_N[train_N], minlength=num_clusters)
-        self.rows_heldout_K += np.bincount(cluster_N[~train_N], minlength=num_clusters)
+    def __call__(self, table: pa.Table) -> np.ndarray:
+        """cluster_N int64 of rows, by the columns that the method needs."""
+        if self.clustering is None:
+            return _control(self.run, table)
+        if self.cluster_F is None:
+            return nearest(self.clustering, table)
+        fine_N = _cells(self.clustering, table)
+        cluster_N = self.cluster_F[fine_N]
+        for cell, (takers, first_keys) in self.ranges.items():
+            here = np.flatnonzero(fine_N == cell)
+            key_N = shuffle_keys(table["id"].take(pa.array(here)).to_pylist())
+            cluster_N[here] = takers[np.searchsorted(first_keys, key_N, side="right")]
+        return cluster_N
 
-    def _path(self, number: int) -> Path:
-        return self.folder / f"cluster-{number:07d}.npy"
+    def count(self, table: pa.Table) -> np.ndarray:
+        """rows_2K int64: training and held-out rows by cluster."""
+        return _by_split(self(table), trains(table), self.run.config.partition.num_clusters)
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """The clusters of all rows, and their exact counts of rows."""
+
+    clusters: RowClusters
+    rows_train_K: np.ndarray
+    rows_heldout_K: np.ndarray
+
+    @property
+    def clustering(self) -> Clustering | None:
+        """The centroids; where clusters are balanced, each fine one's is the cluster that took most of its rows."""
+        return self.clusters.clustering
+
+    def distances(self, table: pa.Table, cluster_N: np.ndarray) -> np.ndarray | None:
+        """distance_N of rows from the centroids of their clusters; None where there are none."""
+        return self.clustering.distances(table, cluster_N) if self.clustering else None
 
 
 def assign_rows(
-    rows: RowsReader, clustering: Clustering | None, folder: Path, on_progress: OnProgress
-) -> tuple[Clusters, Clustering | None]:
-    """Assign every row to a cluster. Of balanced clusters, a fine centroid's is the one that took most of its rows.
+    rows: RowsReader, clustering: Clustering | None, on_progress: OnProgress, each: EachPart = in_turn
+) -> Assigned:
+    """Find the clusters of all rows, and count them. Of balanced clusters, rows are looked at twice.
 
-    `folder` takes 4 bytes a row, 17 where clusters are balanced. Rows that are appended go to the clusters that there
-    are, some perhaps to none of them, and no bound is kept. Raises DataError where a cluster has no training row.
+    Rows that are appended go to the clusters that there are, some perhaps to none of them, and no bound is kept. Raises
+    DataError where a cluster has no training row.
     """
     config = rows.run.config.partition
-    clusters = Clusters(folder, config.num_clusters)
-    if clustering is None:
-        for number, table in enumerate(rows.parts(COLUMNS.get(config.method, []), on_progress)):
-            clusters.put(number, _control(rows.run, table), trains(table))
-    elif config.max_share is not None and not rows.run.appends:
-        fine_to_coarse_F = _balance(rows, clustering, clusters, on_progress)
-        clustering = replace(clustering, centroids=replace(clustering.centroids, fine_to_coarse_F=fine_to_coarse_F))
+    if clustering is not None and config.max_share is not None and not rows.run.appends:
+        assigned = _balance(rows, clustering, on_progress, each)
     else:
-        for number, table in enumerate(rows.parts(COLUMNS[config.method], on_progress)):
-            clusters.put(number, nearest(clustering, table), trains(table))
+        clusters = RowClusters(rows.run, clustering)
+        rows_2K = np.zeros((2, config.num_clusters), np.int64)
+        for part_2K in each(rows, clusters.count, COLUMNS.get(config.method, []), on_progress):
+            rows_2K += part_2K
+        assigned = Assigned(clusters, *rows_2K)
     if rows.run.appends:
-        return clusters, clustering
-    check_rows(rows.run, int(clusters.rows_train_K.sum()))
-    if empty := np.flatnonzero(clusters.rows_train_K == 0).tolist():
+        return assigned
+    check_rows(rows.run, int(assigned.rows_train_K.sum()))
+    if empty := np.flatnonzero(assigned.rows_train_K == 0).tolist():
         raise DataError(
             f"{rows.run.url}: clusters {empty} have no training row: too few different rows;"
             " use fewer partition.num_clusters"
         )
-    return clusters, clustering
+    return assigned
 
 
 def nearest(clustering: Clustering, table: pa.Table) -> np.ndarray:
     """cluster_N of the nearest centroid; of the nearest fine one, too, where clusters were balanced."""
-    centroids, features_ND = clustering.centroids, clustering.features(table)
     config = clustering.features.run.config.partition
     if config.nearest == "fine" or config.max_share is not None:
-        return centroids.fine_to_coarse_F[assign(features_ND, centroids.fine_FD)]
-    return assign(features_ND, centroids.coarse_KD)
+        return clustering.centroids.fine_to_coarse_F[_cells(clustering, table)]
+    return assign(clustering.features(table), clustering.centroids.coarse_KD)
+
+
+def _cells(clustering: Clustering, table: pa.Table) -> np.ndarray:
+    """fine_N: the fine centroid that is nearest to each row."""
+    return assign(clustering.features(table), clustering.centroids.fine_FD)
 
 
 def _control(run: Run, table: pa.Table) -> np.ndarray:
@@ -93,66 +123,82 @@ def _control(run: Run, table: pa.Table) -> np.ndarray:
     return ((bits_N * np.uint64(config.num_clusters)) >> np.uint64(32)).astype(np.int64)
 
 
-def _balance(rows: RowsReader, clustering: Clustering, clusters: Clusters, on_progress: OnProgress) -> np.ndarray:
+def _by_split(place_N: np.ndarray, train_N: np.ndarray, places: int) -> np.ndarray:
+    """Counts of training and of held-out rows by place."""
+    return np.stack([np.bincount(place_N[split_N], minlength=places) for split_N in (train_N, ~train_N)])
+
+
+@dataclass(frozen=True)
+class _CountCells:
+    """Training and held-out rows by fine cell."""
+
+    clustering: Clustering
+
+    def __call__(self, table: pa.Table) -> np.ndarray:
+        return _by_split(_cells(self.clustering, table), trains(table), len(self.clustering.centroids.fine_FD))
+
+
+@dataclass(frozen=True)
+class _RowsOfCells:
+    """The rows of some fine cells: cell, split and key of each."""
+
+    clustering: Clustering
+    cells: np.ndarray
+
+    def __call__(self, table: pa.Table) -> np.ndarray:
+        fine_N = _cells(self.clustering, table)
+        here = np.flatnonzero(np.isin(fine_N, self.cells))
+        rows = np.empty(len(here), CELLS)
+        rows["fine"], rows["train"] = fine_N[here], trains(table)[here]
+        rows["key"] = shuffle_keys(table["id"].take(pa.array(here)).to_pylist())
+        return rows
+
+
+def _balance(rows: RowsReader, clustering: Clustering, on_progress: OnProgress, each: EachPart) -> Assigned:
     """Share fine cells out so that no cluster has more than its share of the training rows, exactly.
 
     The clusters of a split cell each take a range of its training rows' shuffle keys; held-out rows go by the same
-    ranges. Returns fine_to_coarse_F, the cluster that took most of a cell's rows.
+    ranges. A fine centroid's cluster is the one that took most of its cell's rows.
     """
     config, centroids = rows.run.config.partition, clustering.centroids
-    mass_F = _write_cells(rows, clustering, clusters, on_progress)
     assert config.max_share is not None
+    rows_2F = np.zeros((2, len(centroids.fine_FD)), np.int64)
+    counted = phase(on_progress, 0.0, 0.5, "cells")
+    for part_2F in each(rows, _CountCells(clustering), COLUMNS[config.method], counted):
+        rows_2F += part_2F
+    mass_F = rows_2F[0]
     max_rows = capacity(int(mass_F.sum()), config.max_share, config.num_clusters)
     cost_FK = squared_distances(centroids.fine_FD, centroids.coarse_KD)
     # The centroids are those of a sample under its own bound: under the bound of all rows one may have no row.
     quota_FK = none_empty(transport(mass_F, cost_FK, max_rows), cost_FK)
     # A fine cell of held-out rows alone goes to the nearest cluster.
     cluster_F = np.where(mass_F > 0, quota_FK.argmax(axis=1), assign(centroids.fine_FD, centroids.coarse_KD))
-    ranges = _key_ranges(len(rows.names), clusters, quota_FK)
-    for number in range(len(rows.names)):
-        cells = np.load(_cells(clusters, number))
-        cluster_N = cluster_F[cells["fine"]]
-        for cell, (takers, first_keys) in ranges.items():
-            here_N = cells["fine"] == cell
-            cluster_N[here_N] = takers[np.searchsorted(first_keys, cells["key"][here_N], side="right")]
-        clusters.put(number, cluster_N, cells["train"])
-        _cells(clusters, number).unlink()
-    assert clusters.rows_train_K.max() <= max_rows
-    return cluster_F
+    ranges, shared = _share_cells(rows, clustering, quota_FK, phase(on_progress, 0.5, 1.0, "shared cells"), each)
+    rows_2K = np.zeros((2, config.num_clusters), np.int64)
+    own_F = ~np.isin(np.arange(len(mass_F)), list(ranges))
+    for by_cluster_K, by_cell_F in zip(rows_2K, rows_2F, strict=True):
+        np.add.at(by_cluster_K, cluster_F[own_F], by_cell_F[own_F])
+    for cell, (takers, first_keys) in ranges.items():
+        here = shared[shared["fine"] == cell]
+        cluster_N = takers[np.searchsorted(first_keys, here["key"], side="right")]
+        rows_2K += _by_split(cluster_N, here["train"], config.num_clusters)
+    assert rows_2K[0].max() <= max_rows
+    clustering = replace(clustering, centroids=replace(centroids, fine_to_coarse_F=cluster_F))
+    return Assigned(RowClusters(rows.run, clustering, cluster_F, ranges), *rows_2K)
 
 
-def _write_cells(rows: RowsReader, clustering: Clustering, clusters: Clusters, on_progress: OnProgress) -> np.ndarray:
-    """Write each row's fine cell, split and key to the clusters' folder; mass_F, training rows by cell."""
-    fine_FD = clustering.centroids.fine_FD
-    mass_F = np.zeros(len(fine_FD), np.int64)
-    for number, table in enumerate(rows.parts(COLUMNS[rows.run.config.partition.method], on_progress)):
-        cells = np.empty(table.num_rows, CELLS)
-        cells["fine"], cells["train"] = assign(clustering.features(table), fine_FD), trains(table)
-        cells["key"] = shuffle_keys(table["id"].to_pylist())
-        mass_F += np.bincount(cells["fine"][cells["train"]], minlength=len(fine_FD))
-        _save(_cells(clusters, number), cells)
-    return mass_F
-
-
-def _key_ranges(num_parts: int, clusters: Clusters, quota_FK: np.ndarray) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """For each cell that is split: the clusters that take its rows, and the first key of each but the first's."""
-    keys: dict[int, list[np.ndarray]] = {int(cell): [] for cell in np.flatnonzero((quota_FK > 0).sum(axis=1) > 1)}
-    for number in range(num_parts):
-        cells = np.load(_cells(clusters, number))
-        for cell, cell_keys in keys.items():
-            cell_keys.append(cells["key"][(cells["fine"] == cell) & cells["train"]])
-    ranges: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-    for cell, cell_keys in keys.items():
+def _share_cells(
+    rows: RowsReader, clustering: Clustering, quota_FK: np.ndarray, on_progress: OnProgress, each: EachPart
+) -> tuple[Ranges, np.ndarray]:
+    """Share out the cells that several clusters have rows of: the ranges, and these cells' rows, by CELLS."""
+    cells = np.flatnonzero((quota_FK > 0).sum(axis=1) > 1)
+    if not len(cells):
+        return {}, np.empty(0, CELLS)
+    columns = COLUMNS[rows.run.config.partition.method]
+    shared = np.concatenate([*each(rows, _RowsOfCells(clustering, cells), columns, on_progress)])
+    ranges = {}
+    for cell in cells.tolist():
         takers = np.flatnonzero(quota_FK[cell])
         first_rows = np.cumsum(quota_FK[cell, takers])[:-1]
-        ranges[cell] = (takers, np.sort(np.concatenate(cell_keys))[first_rows])
-    return ranges
-
-
-def _cells(clusters: Clusters, number: int) -> Path:
-    return clusters.folder / f"cells-{number:07d}.npy"
-
-
-def _save(path: Path, values: np.ndarray) -> None:
-    with as_scratch_error(path.parent):
-        np.save(path, values)
+        ranges[cell] = (takers, np.sort(shared["key"][(shared["fine"] == cell) & shared["train"]])[first_rows])
+    return ranges, shared

@@ -6,7 +6,6 @@ from ddm_ray.data.partition.clustering import Clustering, RowsReader
 from ddm_ray.data.partition.fit import earlier
 from ddm_ray.data.partition.report_builder import Report, ReportBuilder, given_report
 from ddm_ray.data.partition.state import has_files, invalidate
-from ddm_ray.data.scratch import scratch_folder
 from ddm_ray.errors import CorruptArtifact, DriftError
 from ddm_ray.storage.graph import CENTROIDS, PARTITION, REPORT, ROWS
 from ddm_ray.storage.info import CentroidsInfo, PartitionInfo, RowsInfo
@@ -14,10 +13,10 @@ from ddm_ray.storage.manifest import FileRecord, Manifest, sha256
 from ddm_ray.storage.run import Run
 
 
-def report(run: Run, progress: OnProgress | None = None, scratch: str | None = None) -> None:
+def report(run: Run, progress: OnProgress | None = None) -> None:
     """Make the report of a finished partition, of its rows; a no-op if the report is finished.
 
-    `scratch`: see `partition`. Raises MissingArtifact, CorruptArtifact, DriftError, StorageError.
+    Raises MissingArtifact, CorruptArtifact, DriftError, StorageError.
     """
     on_progress = progress or no_progress
     partition = run.require(PARTITION)
@@ -30,12 +29,11 @@ def report(run: Run, progress: OnProgress | None = None, scratch: str | None = N
     rows, begun = RowsReader(run, ROWS), 0.25 if run.appends else 0.0
     clustering = read_clustering(run, run.require(CENTROIDS)) if run.config.partition.by_kmeans else None
     builder = begin_report(run, clustering, phase(on_progress, 0.0, begun, "report"))
-    with scratch_folder(scratch) as folder:
-        clusters, clustering = assign_rows(rows, clustering, folder, phase(on_progress, begun, 0.5, "clusters"))
-        for number, table in enumerate(rows.parts(None, phase(on_progress, 0.5, 1.0, "report"))):
-            cluster_N = clusters.part(number)
-            builder.add(table, cluster_N, clustering.distances(table, cluster_N) if clustering else None)
-    commit_report(run, build_report(builder, partition, rows, clustering))
+    assigned = assign_rows(rows, clustering, phase(on_progress, begun, 0.5, "clusters"))
+    for table in rows.parts(None, phase(on_progress, 0.5, 1.0, "report")):
+        cluster_N = assigned.clusters(table)
+        builder.add(table, cluster_N, assigned.distances(table, cluster_N))
+    commit_report(run, build_report(builder, partition, rows, assigned.clustering))
 
 
 def begin_report(run: Run, clustering: Clustering | None, on_progress: OnProgress) -> ReportBuilder:

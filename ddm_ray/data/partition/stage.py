@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ddm_ray.data import OnProgress, no_progress, phase
-from ddm_ray.data.partition.assignment import Clusters, assign_rows
+from ddm_ray.data.partition.assignment import assign_rows
 from ddm_ray.data.partition.clustering import Clustering, RowsReader, fit
 from ddm_ray.data.partition.numbers import sizes
 from ddm_ray.data.partition.report import begin_report, build_report, commit_report, read_clustering, report
@@ -49,7 +49,7 @@ def partition(
         return _own(run, cluster, on_progress, scratch)
     manifest = _collect(run, on_progress) if given else _partition(run, on_progress, scratch, with_report)
     if with_report:
-        report(run, on_progress, scratch)
+        report(run, on_progress)
     return manifest
 
 
@@ -82,14 +82,14 @@ def _partition(run: Run, on_progress: OnProgress, scratch: str | None, with_repo
         for name in run.store.folders(f"{PARTITION}/{SHARDS}"):
             if f"{PARTITION}/{SHARDS}/{name}" not in shards_of(run.config):
                 run.store.delete_one(f"{PARTITION}/{SHARDS}/{name}/{NAME}")
-        assigned, clustering = assign_rows(rows, clustering, folder, phase(on_progress, 0.4, 0.6, "clusters"))
+        assigned = assign_rows(rows, clustering, phase(on_progress, 0.4, 0.6, "clusters"))
         sorting = phase(on_progress, 0.6, 0.8, "sorting")
         with ShardWriter(run, assigned.rows_train_K, assigned.rows_heldout_K, missing, folder / "shards") as writer:
-            for number, table in enumerate(rows.parts(None, sorting)):
-                cluster_N = assigned.part(number)
+            for table in rows.parts(None, sorting):
+                cluster_N = assigned.clusters(table)
                 writer.add(table, cluster_N)
                 if builder:
-                    builder.add(table, cluster_N, clustering.distances(table, cluster_N) if clustering else None)
+                    builder.add(table, cluster_N, assigned.distances(table, cluster_N))
             for done, cluster in enumerate(missing):
                 on_progress(0.8 + 0.18 * done / len(missing), f"shard {cluster}")
                 kept[cluster] = writer.commit(cluster, digest, listed[cluster])
@@ -99,7 +99,7 @@ def _partition(run: Run, on_progress: OnProgress, scratch: str | None, with_repo
     manifest = _commit(run, [kept[cluster] for cluster in clusters], centroids, identity)
     if builder:
         on_progress(0.98, "report")
-        commit_report(run, build_report(builder, manifest, rows, clustering))
+        commit_report(run, build_report(builder, manifest, rows, assigned.clustering))
     _show_sizes(manifest, on_progress)
     return manifest
 
@@ -179,17 +179,17 @@ def _own(run: Run, cluster: int, on_progress: OnProgress, scratch: str | None) -
         return finished
     rows = RowsReader(run, owner_rows(cluster))
     with scratch_folder(scratch) as folder:
-        clusters = Clusters(folder, run.config.partition.num_clusters)
-        for number, table in enumerate(rows.parts([], phase(on_progress, 0.0, 0.3, "counting"))):
-            clusters.put(number, np.full(table.num_rows, cluster), trains(table))
-        if not clusters.rows_train_K[cluster]:
+        counts_2K = np.zeros((2, run.config.partition.num_clusters), np.int64)
+        for table in rows.parts([], phase(on_progress, 0.0, 0.3, "counting")):
+            train = int(trains(table).sum())
+            counts_2K[:, cluster] += (train, table.num_rows - train)
+        if not counts_2K[0, cluster]:
             raise DataError(
                 f"{run.url}/{owner_rows(cluster)}: has no training row; prepare more, or use a lower data.heldout"
             )
-        counts = (clusters.rows_train_K, clusters.rows_heldout_K)
-        with ShardWriter(run, *counts, [cluster], folder / "shards") as writer:
-            for number, table in enumerate(rows.parts(None, phase(on_progress, 0.3, 0.8, "sorting"))):
-                writer.add(table, clusters.part(number))
+        with ShardWriter(run, counts_2K[0], counts_2K[1], [cluster], folder / "shards") as writer:
+            for table in rows.parts(None, phase(on_progress, 0.3, 0.8, "sorting")):
+                writer.add(table, np.full(table.num_rows, cluster))
             on_progress(0.8, f"shard {cluster}")
             manifest = writer.commit(cluster, None)
     on_progress(1.0, f"{ShardInfo.of(manifest).rows_train:,} training rows")

@@ -24,17 +24,16 @@ def quiet(share: float, note: str) -> None:
     assert 0 <= share <= 1 and note
 
 
-def clusters_by_id(run: Run, folder) -> tuple[dict[str, int], np.ndarray]:
+def clusters_by_id(run: Run) -> tuple[dict[str, int], np.ndarray]:
     """Each row's cluster, and the counts of training rows."""
-    folder.mkdir()
     reader = RowsReader(run, ROWS)
     clustering = fit(reader, quiet)[0] if run.config.partition.by_kmeans else None
-    clusters, _ = assign_rows(reader, clustering, folder, quiet)
+    assigned = assign_rows(reader, clustering, quiet)
     ids = read_artifact(run, ROWS, ["id"])["id"].to_pylist()
-    cluster_N = np.concatenate([clusters.part(number) for number in range(len(reader.names))])
+    cluster_N = np.concatenate([*map(assigned.clusters, reader.parts(None, quiet))])
     if not reader.manifest.info["dropped"]:
         assert len(ids) == len(cluster_N)
-    return dict(zip(ids, cluster_N.tolist(), strict=False)), clusters.rows_train_K
+    return dict(zip(ids, cluster_N.tolist(), strict=False)), assigned.rows_train_K
 
 
 @pytest.mark.parametrize("method", ["embeddings", "pixels"])
@@ -42,7 +41,7 @@ def clusters_by_id(run: Run, folder) -> tuple[dict[str, int], np.ndarray]:
 def test_known_groups_are_found(method, metric, tmp_path):
     truth = rows()
     run = run_of(str(tmp_path / "run"), truth, *FOUR, f"partition.method={method}", f"partition.metric={metric}")
-    cluster_of, _ = clusters_by_id(run, tmp_path / "scratch")
+    cluster_of, _ = clusters_by_id(run)
     ari = adjusted_rand_score(truth.group_N, [cluster_of[row_id] for row_id in truth.ids])
     # Shades are on a line through their mean: they have two directions.
     assert ari > (0.9 if (method, metric) != ("pixels", "spherical") else 0.3)
@@ -53,7 +52,7 @@ def test_the_families_of_shapes_are_found_in_their_pixels(tmp_path):
     settings += ("data.num_classes=12", "partition.method=pixels", "partition.num_clusters=12")
     settings += ("partition.num_fine=128", "expert.train.global_batch=48")
     run = commit_rows(str(tmp_path / "run"), settings, chunk_rows=1024)
-    cluster_of, _ = clusters_by_id(run, tmp_path / "scratch")
+    cluster_of, _ = clusters_by_id(run)
     labels = read_artifact(run, ROWS, ["label"])["label"].to_pylist()
     assert adjusted_rand_score(labels, list(cluster_of.values())) > 0.9
 
@@ -75,7 +74,7 @@ def test_no_cluster_has_more_than_its_share_of_the_training_rows(
     balance = (f"partition.num_clusters={num_clusters}", "partition.num_fine=20", f"partition.max_share={max_share}")
     truth = rows((skew, (1 - skew) / 2, (1 - skew) / 2), num_rows, seed=seed)
     run = run_of(str(folder / "run"), truth, *balance, "partition.sample_rows=80", part_rows=130)
-    cluster_of, rows_K = clusters_by_id(run, folder / "scratch")
+    cluster_of, rows_K = clusters_by_id(run)
     table = read_artifact(run, ROWS, ["id", "split"])
     train_ids = table.filter(np.array(table["split"].to_pylist()) == "train")["id"].to_pylist()
     counted_K = np.bincount([cluster_of[row_id] for row_id in train_ids], minlength=num_clusters)
@@ -88,7 +87,7 @@ def test_no_cluster_has_more_than_its_share_of_the_training_rows(
 def test_balanced_clusters_are_the_nearest_that_have_room_and_split_by_key(tmp_path):
     truth = rows((0.7, 0.1, 0.1, 0.1))
     run = run_of(str(tmp_path / "run"), truth, *FOUR, "partition.max_share=0.4")
-    cluster_of, rows_K = clusters_by_id(run, tmp_path / "scratch")
+    cluster_of, rows_K = clusters_by_id(run)
     cluster_N = np.array([cluster_of[row_id] for row_id in truth.ids])
     assert rows_K.max() <= 0.4 * rows_K.sum()
     # Small groups stay whole: only the rows beyond the bound of the large one move.
@@ -111,7 +110,7 @@ def test_nearest_by_fine_or_by_coarse(tmp_path):
     by_nearest = {}
     for nearest in ("coarse", "fine"):
         run = run_of(str(tmp_path / nearest), truth, *FOUR, f"partition.nearest={nearest}")
-        by_nearest[nearest] = clusters_by_id(run, tmp_path / f"{nearest}-scratch")[0]
+        by_nearest[nearest] = clusters_by_id(run)[0]
         centroids = fit(RowsReader(run, ROWS), quiet)[0].centroids
     by_fine_N = centroids.fine_to_coarse_F[((flat[:, None] - centroids.fine_FD) ** 2).sum(-1).argmin(1)]
     by_coarse_N = ((flat[:, None] - centroids.coarse_KD) ** 2).sum(-1).argmin(1)
@@ -125,7 +124,7 @@ def test_random_clusters_are_alike_and_say_nothing_of_key_split_or_group(tmp_pat
     by_seed = {}
     for seed in (0, 1):
         run = run_of(str(tmp_path / str(seed)), truth, *FOUR, "partition.method=random", f"partition.seed={seed}")
-        by_seed[seed] = clusters_by_id(run, tmp_path / f"scratch-{seed}")[0]
+        by_seed[seed] = clusters_by_id(run)[0]
     first_N, second_N = (np.array([by_id[row_id] for row_id in truth.ids]) for by_id in by_seed.values())
     held_N = np.array(read_artifact(run, ROWS, ["split"])["split"].to_pylist()) == "heldout"
     low_N = shuffle_keys(truth.ids) < np.uint64(2**62)
@@ -140,7 +139,7 @@ def test_label_clusters_are_ranges_of_classes(tmp_path):
     run = run_of(
         str(tmp_path / "run"), truth, *FOUR, "partition.method=label", "data.num_classes=5", "data.class_names=[]"
     )
-    cluster_of, _ = clusters_by_id(run, tmp_path / "scratch")
+    cluster_of, _ = clusters_by_id(run)
     expected = [[0, 0, 1, 2, 3][label] for label in truth.group_N]
     assert [cluster_of[row_id] for row_id in truth.ids] == expected
 
@@ -267,6 +266,6 @@ def test_embeddings_that_cannot_be_clustered_are_refused_by_name(metric, value, 
     truth.embeddings_ND[7] = value
     run = run_of(str(tmp_path / "run"), truth, *FOUR, f"partition.metric={metric}")
     with pytest.raises(DataError) as error:
-        clusters_by_id(run, tmp_path / "scratch")
+        clusters_by_id(run)
     assert message in str(error.value)
     assert str(error.value).startswith(run.url)
