@@ -17,7 +17,7 @@ class EachPart(Protocol):
     def __call__(
         self, rows: RowsReader, make: Callable[[pa.Table], T], columns: list[str] | None, on_progress: OnProgress
     ) -> Iterator[T]:
-        """What `make`, which can be pickled, makes of each part, in any order; `columns`: as of `RowsReader.parts`."""
+        """Call `make`, which can be pickled, on each part, in any order; `columns`: as of `RowsReader.parts`."""
         ...
 
 

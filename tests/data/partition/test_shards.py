@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ddm_ray.config import RunConfig, load_recipe
 from ddm_ray.data.order import shuffle_keys
-from ddm_ray.data.partition import buckets, shards
+from ddm_ray.data.partition import buckets, file_plan
 from ddm_ray.data.partition.shards import ShardWriter
 from ddm_ray.data.schema import EMBEDDING, HELDOUT, TEXT, TRAIN, array, column, images, read_parquet, rows_schema
 from ddm_ray.errors import DataError, StorageError
@@ -156,7 +156,7 @@ def test_bytes_depend_on_the_set_of_rows_alone(
 def test_a_file_is_a_range_of_ranks(tmp_path: Path) -> None:
     run = made_run(tmp_path / "run", num_clusters=1)
     table = made_rows(run, 500)
-    row_bytes = shards.row_bytes(run.config.data)
+    row_bytes = file_plan.row_bytes(run.config.data)
     manifest = write(run, [(table, np.zeros(500, np.int64))], tmp_path / "scratch", 40 * row_bytes)[0]
     num_files = -(-manifest.info["rows_train"] // 40)
     names = [f"{TRAIN}-{number:05d}.parquet" for number in range(num_files)]
@@ -190,7 +190,7 @@ def test_row_groups_are_of_4_mib(tmp_path: Path, size: int, rows: int) -> None:
         },
         schema=rows_schema(run.config.data, 0),
     )
-    write(run, [(table, np.zeros(num_rows, np.int64))], tmp_path / "scratch", shards.FILE_BYTES)
+    write(run, [(table, np.zeros(num_rows, np.int64))], tmp_path / "scratch", file_plan.FILE_BYTES)
     file = pq.ParquetFile(pa.BufferReader(run.read(shard(0), f"{TRAIN}-00000.parquet")))
     groups = [file.metadata.row_group(group) for group in range(file.num_row_groups)]
     assert [group.num_rows for group in groups[:-1]] == [rows] * (len(groups) - 1)

@@ -1,0 +1,55 @@
+"""Labels and data of training rows, counted by value: exact, in whatever order they come and wherever."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+
+from ddm_ray.config import DataConfig
+from ddm_ray.data.schema import array, as_modelled, data_dtype
+from ddm_ray.errors import DataError
+from ddm_ray.storage.graph import Artifact
+
+
+@dataclass
+class Tally:
+    """`counts_C`: rows by label, none for texts; `values_V`: values of the data by their bits, V = 2^8 or 2^16."""
+
+    dtype: np.dtype
+    counts_C: np.ndarray
+    values_V: np.ndarray
+
+    @classmethod
+    def none(cls, config: DataConfig) -> Self:
+        """The tally of no row."""
+        dtype = data_dtype(config)
+        values_V = np.zeros(2 ** (8 * dtype.itemsize), np.int64)
+        return cls(dtype, np.zeros(len(config.class_names), np.int64), values_V)
+
+    @property
+    def _bits(self) -> np.dtype:
+        return np.dtype(f"<u{self.dtype.itemsize}")
+
+    def add(self, table: pa.Table) -> None:
+        """Count the rows of a table."""
+        bits = array(table["data"], self._bits).ravel()
+        self.values_V += np.bincount(bits, minlength=len(self.values_V))
+        if len(self.counts_C):
+            self.counts_C += np.bincount(table["label"].to_numpy(), minlength=len(self.counts_C))
+
+    def join(self, other: "Tally") -> None:
+        """Add what another one counted."""
+        self.counts_C += other.counts_C
+        self.values_V += other.values_V
+
+    def std(self, artifact: Artifact) -> float:
+        """Standard deviation of the data as modelled. Raises DataError naming the artifact if any isn't finite."""
+        present = np.flatnonzero(self.values_V)
+        values = as_modelled(present.astype(self._bits).view(self.dtype)).astype(np.float64)
+        if not np.isfinite(values).all():
+            raise DataError(f"{artifact}: some data aren't finite; check data.latents, then prepare the rows anew")
+        if not len(present):
+            return 0.0
+        weights = self.values_V[present] / self.values_V.sum()
+        return float(np.sqrt(weights @ (values - weights @ values) ** 2))
