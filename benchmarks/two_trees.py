@@ -106,7 +106,7 @@ def command(folder: Path) -> float:
     try:
         while process.poll() is None:
             with suppress(FileNotFoundError, ValueError):  # not there, or half of it
-                if json.loads(heartbeat.read_bytes())["step"] >= 1:
+                if json.loads(heartbeat.read_bytes()).get("step", 0) >= 1:
                     return time.perf_counter() - began
             time.sleep(POLL_SECONDS)
     finally:
