@@ -44,6 +44,7 @@ LANES = {
         "train/ray/test_side_by_side.py",
         "data/prepare/test_prepare.py",
         "data/prepare/test_prepare_kill.py",
+        "data/partition/test_partition_ray.py",
     ),
     "private": (
         "islands/test_local_islands.py",

@@ -17,6 +17,7 @@ from ddm_ray.core.kmeans import Centroids, two_level_kmeans, unit_length
 from ddm_ray.data import OnProgress
 from ddm_ray.data.columns import read_columns
 from ddm_ray.data.order import shuffle_keys
+from ddm_ray.data.partition.passes import EachPart, in_turn
 from ddm_ray.data.partition.sample import RowSample
 from ddm_ray.data.read_ahead import read_ahead
 from ddm_ray.data.schema import DUPLICATES, embeddings, images, read_parquet, trains
@@ -156,17 +157,43 @@ def pooled_pixels(images_NCHW: np.ndarray) -> np.ndarray:
     return np.concatenate([grid_NCLL.flatten(1).numpy(), std_NC], axis=1, dtype=np.float32)
 
 
-def fit(rows: RowsReader, on_progress: OnProgress) -> tuple[Clustering, int]:
+@dataclass(frozen=True)
+class _Candidates:
+    """Training rows of keys up to a limit: (key_N, features_ND), before any scaling."""
+
+    features: ClusterFeatures
+    limit: np.uint64
+
+    def __call__(self, table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+        table = table.filter(pa.array(trains(table)))
+        key_N, features_ND = shuffle_keys(table["id"].to_pylist()), self.features.raw(table)
+        return key_N[key_N <= self.limit], features_ND[key_N <= self.limit]
+
+
+def _sample(rows: RowsReader, features: ClusterFeatures, each: EachPart, on_progress: OnProgress) -> RowSample:
+    """The training rows of the lowest keys, and their features."""
+    config, num_rows = rows.run.config.partition, RowsInfo.of(rows.manifest).rows_train
+    size = min(config.sample_rows, num_rows)
+    # Keys are uniform: among so many rows as many as are wanted are below it, but for once in 10^15 times.
+    likely = (size + 8 * np.sqrt(size)) / max(num_rows, 1)
+    limits = [np.uint64(likely * 2.0**64)] if likely < 0.99 else []
+    for limit in (*limits, np.uint64(2**64 - 1)):
+        sample = RowSample(size)
+        for key_N, features_ND in each(rows, _Candidates(features, limit), COLUMNS[config.method], on_progress):
+            sample.add(key_N, features_ND)
+        if len(sample) == size:
+            break
+    return sample
+
+
+def fit(rows: RowsReader, on_progress: OnProgress, each: EachPart = in_turn) -> tuple[Clustering, int]:
     """Two-level k-means of a sample of the training rows (paper, section 4), and the sample's number of rows.
 
     Raises DataError for too few rows, or too few different ones, to fill the clusters.
     """
     run, config = rows.run, rows.run.config.partition
     features = ClusterFeatures(run)
-    sample = RowSample(min(config.sample_rows, RowsInfo.of(rows.manifest).rows_train))
-    for table in rows.parts(COLUMNS[config.method], lambda share, note: on_progress(share / 2, f"sampling: {note}")):
-        table = table.filter(pa.array(trains(table)))
-        sample.add(shuffle_keys(table["id"].to_pylist()), features.raw(table))
+    sample = _sample(rows, features, each, lambda share, note: on_progress(share / 2, f"sampling: {note}"))
     check_rows(run, len(sample))
     [features_SD] = sample.arrays()
     if config.method == "pixels":

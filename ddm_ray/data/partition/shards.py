@@ -15,11 +15,12 @@ import pyarrow as pa
 
 from ddm_ray.data.partition.buckets import RowBuckets
 from ddm_ray.data.partition.file_plan import FILE_BYTES, FilePlan, ShardFile, bytes_of_rows, in_order, write_rows
+from ddm_ray.data.partition.made_files import MadeFile
 from ddm_ray.data.partition.state import ExpectedShard
 from ddm_ray.data.partition.tally import Tally
 from ddm_ray.data.schema import HELDOUT, TRAIN, shard_file_schema
 from ddm_ray.data.scratch import OTHER_SCRATCH, as_scratch_error
-from ddm_ray.errors import StorageError
+from ddm_ray.errors import RayError, StorageError
 from ddm_ray.models.null_text import NULL_TEXT
 from ddm_ray.storage.graph import ROWS, owner_rows, shard
 from ddm_ray.storage.info import RowsInfo, ShardInfo
@@ -107,6 +108,23 @@ class ShardWriter:
             if write_rows(path, map(in_order, buckets), self._schema, mean_bytes, tally) != rows:
                 raise StorageError(f"{self.scratch}: lost rows of cluster {file.cluster}", OTHER_SCRATCH)
             return path, FileRecord.of_file(path)
+
+
+def commit_made(expected: ExpectedShard, plan: FilePlan, made: Mapping[int, MadeFile]) -> Manifest:
+    """Commit a shard of files that are written, by their places. One that counts already is returned as it is.
+
+    Raises DataError for data that aren't finite, RayError where rows were lost.
+    """
+    run, cluster, tally = expected.run, expected.cluster, Tally.none(expected.run.config.data)
+    if theirs := expected.finished():
+        return theirs
+    own = [made[file.place] for file in plan.of(cluster) if file.place in made]
+    for each in own:
+        tally.join(each.tally)
+    counts = [int(plan.rows[split][cluster]) for split in (TRAIN, HELDOUT)]
+    if sum(each.rows for each in own) != sum(counts):
+        raise RayError(f"{run.url}: lost rows of cluster {cluster}; the same command makes their files again")
+    return commit_shard(expected, {each.file.name(run.generation): each.record for each in own}, tally, *counts)
 
 
 def commit_shard(

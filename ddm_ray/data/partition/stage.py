@@ -4,15 +4,20 @@ N rows of a part, D dimensions of what is clustered, K clusters.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ddm_ray.data import OnProgress, no_progress, phase
 from ddm_ray.data.partition.assignment import assign_rows
 from ddm_ray.data.partition.clustering import Clustering, RowsReader, fit
+from ddm_ray.data.partition.file_plan import FILE_BYTES, FilePlan
+from ddm_ray.data.partition.made_files import MadeFiles, clear_records
 from ddm_ray.data.partition.numbers import sizes
+from ddm_ray.data.partition.passes import EachPart, in_turn
 from ddm_ray.data.partition.report import begin_report, build_report, commit_report, read_clustering, report
-from ddm_ray.data.partition.shards import ShardWriter
+from ddm_ray.data.partition.shards import ShardWriter, commit_made
 from ddm_ray.data.partition.state import SHARDS, ExpectedShard, check_finished, invalidate, manifest_key
 from ddm_ray.data.schema import trains
 from ddm_ray.data.scratch import scratch_folder
@@ -22,6 +27,9 @@ from ddm_ray.storage.info import CentroidsInfo, PartitionInfo, ShardInfo
 from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest, sha256
 from ddm_ray.storage.run import Run
 
+if TYPE_CHECKING:
+    from ddm_ray.data.partition.ray_data import RayPasses
+
 
 def partition(
     run: Run,
@@ -29,8 +37,11 @@ def partition(
     cluster: int | None = None,
     scratch: str | None = None,
     with_report: bool = True,
+    execute: "RayPasses | None" = None,
 ) -> Manifest:
-    """Make the shards, then the artifact `partition`, then its report; a no-op if all are finished. Needs no Ray.
+    """Make the shards, then the artifact `partition`, then its report; a no-op if all are finished.
+
+    `execute`: has a Ray cluster do it, no node of which holds more than its share; none: this process does.
 
     `cluster`: where shards are given, make this owner's shard alone, of its own rows. `scratch`: a local folder that
     takes about what the shards do (none: the system's temporary one). Memory: the k-means sample, some parts of the
@@ -47,14 +58,16 @@ def partition(
             last = num_clusters - 1
             raise ConfigError(f"cluster {cluster}: partition.num_clusters is {num_clusters}, so 0 to {last}")
         return _own(run, cluster, on_progress, scratch)
-    manifest = _collect(run, on_progress) if given else _partition(run, on_progress, scratch, with_report)
+    manifest = _collect(run, on_progress) if given else _partition(run, on_progress, scratch, with_report, execute)
     if with_report:
         report(run, on_progress)
     return manifest
 
 
-def _partition(run: Run, on_progress: OnProgress, scratch: str | None, with_report: bool) -> Manifest:
-    """The partition, and perhaps its report, whose builder sees all rows as they are sorted."""
+def _partition(
+    run: Run, on_progress: OnProgress, scratch: str | None, with_report: bool, execute: "RayPasses | None"
+) -> Manifest:
+    """The partition, and perhaps its report, whose builder sees all rows as this process sorts them."""
     finished = run.finished(PARTITION)
     identity = run.identity(PARTITION)
     clusters = range(run.config.partition.num_clusters)
@@ -68,11 +81,11 @@ def _partition(run: Run, on_progress: OnProgress, scratch: str | None, with_repo
         if all(expected(cluster, None).finished() for cluster in clusters):
             return finished
         with_report = False  # one that is missing is made of all rows, once the shards are whole
-    rows = RowsReader(run, ROWS)
-    with scratch_folder(scratch) as folder:
-        clustering, centroids = _centroids(rows, identity, phase(on_progress, 0.0, 0.4, "centroids"))
+    rows, each = RowsReader(run, ROWS), execute.each if execute else in_turn
+    with scratch_folder(scratch) as folder, execute.session() if execute else nullcontext():
+        clustering, centroids = _centroids(rows, identity, phase(on_progress, 0.0, 0.4, "centroids"), each)
         earlier = phase(on_progress, 0.0, 0.4, "report")  # rows that are appended have no centroids to fit
-        builder = begin_report(run, clustering, earlier) if with_report else None
+        builder = begin_report(run, clustering, earlier) if with_report and not execute else None
         digest = centroids.digest if centroids else None
         shards = {cluster: expected(cluster, digest).finished() for cluster in clusters}
         kept = {cluster: manifest for cluster, manifest in shards.items() if manifest}
@@ -82,17 +95,25 @@ def _partition(run: Run, on_progress: OnProgress, scratch: str | None, with_repo
         for name in run.store.folders(f"{PARTITION}/{SHARDS}"):
             if f"{PARTITION}/{SHARDS}/{name}" not in shards_of(run.config):
                 run.store.delete_one(f"{PARTITION}/{SHARDS}/{name}/{NAME}")
-        assigned = assign_rows(rows, clustering, phase(on_progress, 0.4, 0.6, "clusters"))
-        sorting = phase(on_progress, 0.6, 0.8, "sorting")
-        with ShardWriter(run, assigned.rows_train_K, assigned.rows_heldout_K, missing, folder / "shards") as writer:
-            for table in rows.parts(None, sorting):
-                cluster_N = assigned.clusters(table)
-                writer.add(table, cluster_N)
-                if builder:
-                    builder.add(table, cluster_N, assigned.distances(table, cluster_N))
-            for done, cluster in enumerate(missing):
-                on_progress(0.8 + 0.18 * done / len(missing), f"shard {cluster}")
-                kept[cluster] = writer.commit(cluster, digest, listed[cluster])
+        assigned = assign_rows(rows, clustering, phase(on_progress, 0.4, 0.6, "clusters"), each)
+        sorting, counts = phase(on_progress, 0.6, 0.8, "sorting"), (assigned.rows_train_K, assigned.rows_heldout_K)
+        if execute:
+            plan, made = FilePlan(run.config.data, *counts, missing, FILE_BYTES), MadeFiles(run, digest, FILE_BYTES)
+            files = execute.write(rows, assigned.clusters, plan, made, sorting)
+            for cluster in missing:
+                under = run.identity(shard(cluster))
+                kept[cluster] = commit_made(ExpectedShard(run, cluster, digest, under, listed[cluster]), plan, files)
+        else:
+            with ShardWriter(run, *counts, missing, folder / "shards", FILE_BYTES) as writer:
+                for table in rows.parts(None, sorting):
+                    cluster_N = assigned.clusters(table)
+                    writer.add(table, cluster_N)
+                    if builder:
+                        builder.add(table, cluster_N, assigned.distances(table, cluster_N))
+                for done, cluster in enumerate(missing):
+                    on_progress(0.8 + 0.18 * done / len(missing), f"shard {cluster}")
+                    kept[cluster] = writer.commit(cluster, digest, listed[cluster])
+    clear_records(run)
     if finished:
         _require_listed(run, finished, {cluster: kept[cluster] for cluster in missing})
         return finished
@@ -105,7 +126,7 @@ def _partition(run: Run, on_progress: OnProgress, scratch: str | None, with_repo
 
 
 def _centroids(
-    rows: RowsReader, identity: Identity, on_progress: OnProgress
+    rows: RowsReader, identity: Identity, on_progress: OnProgress, each: EachPart
 ) -> tuple[Clustering | None, Manifest | None]:
     """The artifact of the centroids, as an interrupted partition left it or new, for the methods that have one."""
     run = rows.run
@@ -119,7 +140,7 @@ def _centroids(
         [name] = before.files
         data, info = run.base.read(CENTROIDS, name, before), CentroidsInfo.of(before)
     else:
-        clustering, num_sampled = fit(rows, on_progress)
+        clustering, num_sampled = fit(rows, on_progress, each)
         data = clustering.to_bytes()
         info = CentroidsInfo(rows_sampled=num_sampled, num_fine=len(clustering.centroids.fine_FD))
     # Named by its content, since a concurrent writer's may be other bits, from another machine.

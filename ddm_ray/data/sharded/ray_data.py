@@ -46,12 +46,16 @@ class RayData:
         self, read: ReadUnit, maker: ChunkMaker[Any, RecordT], tasks: Sequence[Task[Any]]
     ) -> Generator[FinishedChunk[RecordT], None, None]:
         """An `Executor`. Raises RayError for what fails in Ray, and where it has no GPU though one is asked for."""
-        # Its lines on each execution go to its log file: whoever called shows how far it is. Others' handlers hear all.
-        for handler in logging.getLogger("ray.data").handlers:
-            if isinstance(handler, logging.StreamHandler) and type(handler).__module__.startswith("ray."):
-                handler.setLevel(logging.ERROR)
+        keep_quiet()
         with self.session():
             yield from _finished_chunks(read, maker, tasks, _Shares.of_cluster(self.placement))
+
+
+def keep_quiet() -> None:
+    """Have Ray Data's lines on each execution in its log file alone: the caller shows progress. Others hear all."""
+    for handler in logging.getLogger("ray.data").handlers:
+        if isinstance(handler, logging.StreamHandler) and type(handler).__module__.startswith("ray."):
+            handler.setLevel(logging.ERROR)
 
 
 def _finished_chunks(
@@ -84,9 +88,16 @@ def _finished_chunks(
         num_gpus=shares.actor_gpus,
         runtime_env={"env_vars": KEEP_FREED_MEMORY},
     )
-    url = maker.chunks.url
+    yield from values_of(finished, maker.chunks.url)
+
+
+def values_of(dataset: ray.data.Dataset, url: str) -> Iterator[Any]:
+    """The values of a dataset of rows as `to_row` makes them; an error among them is raised.
+
+    Raises RayError naming `url` for what fails in Ray.
+    """
     try:
-        for row in finished.iter_rows():
+        for row in dataset.iter_rows():
             value = pickle.loads(row["value"], buffers=row["buffers"])
             if isinstance(value, DDMError):
                 raise value
@@ -109,9 +120,9 @@ def _read(tasks: pa.Table, read: ReadUnit) -> Iterator[pa.Table]:
     try:
         for task in map(pickle.loads, tasks["task"].to_pylist()):
             for chunk in read(task.unit, task.done):
-                yield _to_row((task.number, chunk))
+                yield to_row((task.number, chunk))
     except DDMError as error:
-        yield _to_row(error)
+        yield to_row(error)
 
 
 class _Finish:
@@ -121,17 +132,17 @@ class _Finish:
         self._finish = FinishChunks(maker)
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        return pa.concat_tables([_to_row(self._finished(rows.slice(row, 1))) for row in range(rows.num_rows)])
+        return pa.concat_tables([to_row(self._finished(rows.slice(row, 1))) for row in range(rows.num_rows)])
 
     def _finished(self, row: pa.Table) -> FinishedChunk[Any] | DDMError:
-        value = _from_row(row)
+        value = from_row(row)
         try:
             return value if isinstance(value, DDMError) else self._finish(*value)
         except DDMError as error:
             return error
 
 
-def _to_row(value: object) -> pa.Table:
+def to_row(value: object) -> pa.Table:
     """Any value that can be pickled, as a table of one row."""
     buffers: list[pickle.PickleBuffer] = []
     data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
@@ -142,7 +153,7 @@ def _to_row(value: object) -> pa.Table:
     return pa.table({"value": [data], "buffers": pa.ListArray.from_arrays([0, len(raw)], arrays)}, schema=_VALUE)
 
 
-def _from_row(row: pa.Table) -> Any:
+def from_row(row: pa.Table) -> Any:
     buffers = row["buffers"][0].values
     return pickle.loads(row["value"][0].as_py(), buffers=[buffer.as_buffer() for buffer in buffers])
 

@@ -14,7 +14,7 @@ import pytest
 
 from ddm_ray.config import load_recipe
 from ddm_ray.data.sharded.chunk_store import HASH, ChunkRecord, ChunkStore, Hashes, StoredFile
-from ddm_ray.data.sharded.ray_data import _Finish, _from_row, _read
+from ddm_ray.data.sharded.ray_data import _Finish, _read, from_row
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.data.sharded.stage import ShareRead, make_chunks
 from ddm_ray.data.sharded.work import Chunk, FinishedChunk, Task
@@ -190,7 +190,7 @@ def test_what_ray_runs_gives_the_same_and_passes_on_errors(store: Store) -> None
     rows = list(pickle.loads(pickle.dumps(partial(_read, read=read)))(table))
     assert all(row.num_rows == 1 for row in rows)
     finish = _Finish(pickle.loads(pickle.dumps(MakePowers(store, broken=17))))
-    done = [_from_row(finish(row)) for row in rows]
+    done = [from_row(finish(row)) for row in rows]
     assert [(chunk.record.key.unit, chunk.record.key.chunk) for chunk in done[:3]] == [(0, 0), (0, 2), (2, 0)]
     assert [str(error) for error in done if isinstance(error, DataError)] == ["17 has no square"]
     assert [chunk.record.files for chunk in done[:3]] == [store.record(chunk.record.key).files for chunk in done[:3]]
@@ -200,7 +200,7 @@ def test_what_ray_runs_gives_the_same_and_passes_on_errors(store: Store) -> None
         raise DataError("the disk is gone")
 
     *_, last = _read(table, lost)
-    error = _from_row(finish(last))
+    error = from_row(finish(last))
     assert isinstance(error, DataError) and str(error) == "the disk is gone"
 
 

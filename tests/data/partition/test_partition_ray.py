@@ -1,0 +1,130 @@
+"""Partition by Ray Data: the bytes that one process makes, on one node and on several, whatever is killed meanwhile."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddm_ray.data.partition import stage
+from ddm_ray.data.partition.ray_data import RayPasses
+from ddm_ray.data.partition.stage import partition
+from ddm_ray.errors import CorruptArtifact
+from ddm_ray.storage.graph import CENTROIDS, PARTITION, ROWS
+from ddm_ray.storage.run import Run
+from tests.conftest import ROOT, fresh_token
+from tests.data.groups import FOUR, rows, run_of
+from tests.data.partitions import contents, copy_of
+from tests.data.test_columns import damaged, run_of_large_rows
+
+FILE_BYTES = 8_000  # files of some 70 rows
+BALANCED = (*FOUR, "partition.max_share=0.3")
+
+DRIVER = """
+import os, signal, sys, ray
+from ddm_ray.data.partition import stage
+from ddm_ray.data.partition.ray_data import RayPasses
+from ddm_ray.storage.run import Run
+_, address, url, deadly, file_bytes = sys.argv
+stage.FILE_BYTES = int(file_bytes)
+def tell(fraction, note):
+    if deadly in note:
+        os.kill(os.getpid(), signal.SIGKILL)
+ray.init(address=address, log_to_driver=False)
+stage.partition(Run.open(url), tell, execute=RayPasses())
+"""
+
+# A head without CPUs; of two nodes the one that has written a file is killed, then another one comes.
+NODE_DIES = """
+import json, os, signal, sys, ray
+from ray.cluster_utils import Cluster
+from ddm_ray.data.partition import stage
+from ddm_ray.data.partition.ray_data import RayPasses
+from ddm_ray.storage.run import Run
+_, url, file_bytes = sys.argv
+stage.FILE_BYTES = int(file_bytes)
+quick = {"health_check_period_ms": 500, "health_check_timeout_ms": 30000, "health_check_failure_threshold": 3}
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "_system_config": quick})
+ray.init(address=cluster.address, log_to_driver=False)  # while there is one node: a driver dies with its own
+nodes = [cluster.add_node(num_cpus=1) for _ in range(3)]
+killed = []
+def tell(fraction, note):
+    if " files" in note and not killed:
+        os.kill(nodes[0].all_processes["raylet"][0].process.pid, signal.SIGKILL)
+        killed.append(note)
+stage.partition(Run.open(url), tell, execute=RayPasses())
+print(json.dumps({"killed": killed, "alive": sum(member["Alive"] for member in ray.nodes())}))
+ray.shutdown()
+cluster.shutdown()
+"""
+
+
+def start(script: str, *arguments: object, **environment: str) -> subprocess.Popen[str]:
+    command, environment = [sys.executable, "-c", script, *map(str, arguments)], {**os.environ, **environment}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+
+@pytest.fixture(autouse=True)
+def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "FILE_BYTES", FILE_BYTES)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Balanced clusters, which are looked at twice: their rows are in parts of several nodes."""
+    return run_of(str(tmp_path / "run"), rows(), *BALANCED, part_rows=100)
+
+
+@pytest.fixture
+def expected(run: Run, tmp_path: Path) -> dict[str, bytes]:
+    """The files that one process makes of these rows."""
+    copy = copy_of(run, tmp_path / "copy")
+    partition(copy)
+    return contents(copy)
+
+
+def test_ray_data_and_one_process_make_the_same_files(ray_cluster: str, run: Run, expected: dict[str, bytes]) -> None:
+    assert len(expected) > 30
+    assert partition(run, execute=RayPasses()) == run.require(PARTITION)
+    assert contents(run) == expected
+
+
+def test_a_killed_driver_goes_on_with_the_missing_files(ray_cluster: str, run: Run, expected: dict[str, bytes]) -> None:
+    driver = start(DRIVER, ray_cluster, run.url, " files", FILE_BYTES)
+    _, errors = driver.communicate(timeout=400)
+    assert driver.returncode == -signal.SIGKILL, errors[-3000:]
+    assert not run.finished(PARTITION)
+    folder = Path(run.url, PARTITION)
+    before = {path: path.stat().st_ino for path in folder.rglob("*.parquet")}
+    assert len(list(folder.glob("_files/*/*.json"))) > 0
+    partition(run, execute=RayPasses())
+    recorded = [path for path, inode in before.items() if path.stat().st_ino == inode]
+    assert recorded, "what was recorded isn't written again"
+    assert contents(run) == expected
+
+
+def test_a_killed_node_costs_time_alone(run: Run, expected: dict[str, bytes]) -> None:
+    driver = start(NODE_DIES, run.url, FILE_BYTES, **fresh_token())
+    try:
+        output, errors = driver.communicate(timeout=500)
+    finally:
+        driver.kill()
+    assert driver.returncode == 0, errors[-3000:]
+    printed = json.loads(next(line for line in output.splitlines() if line.startswith("{")))  # Ray prints there too
+    assert printed["killed"] and printed["alive"] == 3
+    assert contents(run) == expected
+
+
+def test_a_damaged_part_is_one_line_and_leaves_no_shard(ray_cluster: str, tmp_path: Path) -> None:
+    run = run_of_large_rows(str(tmp_path / "run"))
+    name = damaged(run, "data")  # which no pass but the last one reads
+    with pytest.raises(
+        CorruptArtifact, match=f"^{run.url}/{ROWS}/{name}: checksum differs from its manifest's; delete [^\\n]*$"
+    ):
+        partition(run, execute=RayPasses())
+    assert not [key for key in contents(run) if key.endswith("_MANIFEST.json") and not key.startswith("centroids/")]
+    assert run.finished(CENTROIDS)
