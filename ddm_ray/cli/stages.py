@@ -155,7 +155,17 @@ def _show_rows(run: Any, artifact: Artifact) -> None:
 @click.option(
     "--scratch", metavar="FOLDER", help="Existing local folder with room for all shards. Default: a temporary one."
 )
-def partition(run_url: str, cluster: int | None, scratch: str | None) -> None:
+@ISLANDS
+@ISLAND
+@ADDRESS
+def partition(
+    run_url: str,
+    cluster: int | None,
+    scratch: str | None,
+    islands: str | None,
+    island: str | None,
+    address: str | None,
+) -> None:
     """Cluster the embeddings by two levels of k-means and write one shard of rows for each expert, and a report.
 
     Look at RUN/partition/report/report.html before you train: each cluster becomes an expert. With
@@ -165,14 +175,30 @@ def partition(run_url: str, cluster: int | None, scratch: str | None) -> None:
     \b
       ddm partition runs/digits
       ddm partition s3://lab/run7 --scratch /mnt/nvme
+      ddm partition s3://lab/run7 --islands islands.yaml --island gpu-room
       ddm partition study/run --cluster 2
+
+    This computer sorts the rows by itself, on a disk with room for all of them. With --island or --address Ray Data
+    does, and no computer holds more than its share. Kill this command at any moment; the same command continues.
     """
+    from ddm_ray.placement import load_island
     from ddm_ray.storage.graph import PARTITION, REPORT, shard
+
+    site, on_ray = load_island(islands, island), bool(islands or island or address)
+    if on_ray and (cluster is not None or scratch):
+        raise ConfigError("--cluster and --scratch are of this computer alone: leave them out where Ray partitions")
+    site.require_run(run_url)
 
     def stage(run: Any, report: Any) -> None:
         from ddm_ray.data.partition import stage as partitioning
 
-        partitioning.partition(run, report, cluster, scratch)
+        if not on_ray:
+            partitioning.partition(run, report, cluster, scratch)
+            return
+        from ddm_ray.data.partition.ray_data import RayPasses
+        from ddm_ray.ray_session import ray_session
+
+        partitioning.partition(run, report, execute=RayPasses(partial(ray_session, *site.ray(address))))
 
     artifact = PARTITION if cluster is None else shard(cluster)
     run = make(run_url, artifact, stage, mends=True)
