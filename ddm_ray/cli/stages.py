@@ -178,8 +178,8 @@ def partition(
       ddm partition s3://lab/run7 --islands islands.yaml --island gpu-room
       ddm partition study/run --cluster 2
 
-    This computer sorts the rows by itself, on a disk with room for all of them. With --island or --address Ray Data
-    does, and no computer holds more than its share. Kill this command at any moment; the same command continues.
+    This computer sorts the rows by itself, on a disk with room for all of them; with --island or --address a Ray
+    cluster sorts them. Kill this command at any moment; the same command continues.
     """
     from ddm_ray.placement import load_island
     from ddm_ray.storage.graph import PARTITION, REPORT, shard
