@@ -55,7 +55,7 @@ class RayPasses:
     ) -> dict[int, MadeFile]:
         """Write the files of a plan that have no record; all of them, by their places. Raises RayError, StorageError.
 
-        A file's rows come together on one node, and no node holds more than its share of all rows.
+        A file's rows come together on one node.
         """
         files = made.find(plan.files)
         missing = frozenset(file.place for file in plan.files) - files.keys()

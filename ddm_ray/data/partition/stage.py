@@ -41,7 +41,7 @@ def partition(
 ) -> Manifest:
     """Make the shards, then the artifact `partition`, then its report; a no-op if all are finished.
 
-    `execute`: has a Ray cluster do it, no node of which holds more than its share; none: this process does.
+    `execute`: has a Ray cluster do it; none: this process does.
 
     `cluster`: where shards are given, make this owner's shard alone, of its own rows. `scratch`: a local folder that
     takes about what the shards do (none: the system's temporary one). Memory: the k-means sample, some parts of the
