@@ -63,8 +63,7 @@ CLEANER_CALLBACK = Internal(
 ERRORS_PRINTED = Internal(
     "ray._private.worker",
     "_worker_logs_enabled",
-    "an option of ray.init by which its errors aren't printed: of each lost worker a paragraph of guesses, and of a"
-    " supervisor that has done its work the words `infinite retries`",
+    "an option of ray.init by which its errors aren't printed: of each lost worker a paragraph of guesses",
 )
 COORDINATOR = Internal(
     "ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator",

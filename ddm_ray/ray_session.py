@@ -226,8 +226,20 @@ def memory_bytes() -> float:
 
 def on_head() -> bool:
     """True if this process is on the machine of the head of the Ray that it is connected to."""
-    head = ray.get_runtime_context().gcs_address.rpartition(":")[0]
-    return head == ray.util.get_node_ip_address()
+    host = ray.get_runtime_context().gcs_address.rpartition(":")[0]
+    with suppress(OSError):
+        return any(interface_of(str(info[4][0])) for info in socket.getaddrinfo(host, None))
+    return False
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface of this machine that has this address; None if none has, as behind some clouds' own."""
+    import psutil
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address == address for each in addresses):
+            return str(name)
+    return None
 
 
 @contextmanager

@@ -186,7 +186,7 @@ class FailureBudget:
     """Number of failures in a row without a newly saved state that a launch endures.
 
     They are counted on storage. So whoever sees a failure adds to the same count: the controller that loses workers,
-    and the supervisor that loses the controller. One that can't be written counts here alone. `refusal`: why storage
+    and the command that loses the controller. One that can't be written counts here alone. `refusal`: why storage
     doesn't say that the launch has given up, though it has; None if it hasn't, or storage does.
     """
 

@@ -1,6 +1,7 @@
 """`ddm work` and `ddm islands` as a user runs them, on a real Ray cluster."""
 
 import json
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -13,6 +14,7 @@ from ddm_ray.storage.graph import EXTRAS, Artifact, trained_of
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import status
 from tests.conftest import BIN, ROOT, Island, ddm, wait_for
+from tests.processes import family
 from tests.random_run import make_data
 
 SHORT = ("expert.train.steps=12", "expert.train.global_batch=12", "router.train.steps=12")
@@ -52,7 +54,8 @@ def test_sigterm_saves_a_state_and_ends_with_try_again(island: Island, tmp_path:
         wait_for(trains, 120, log.read_text)
         listed = ddm("islands", "list", run.url).stdout
         assert listed.startswith("north ") and "trains experts/000" in listed
-        work.send_signal(signal.SIGTERM)
+        for pid in family(work.pid):  # as `ray job stop` does
+            os.kill(pid, signal.SIGTERM)
         assert work.wait(120) == EXIT_AGAIN, log.read_text()[-3000:]
     finally:
         work.kill()

@@ -2,7 +2,7 @@
 
 import uuid
 from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 import ray.train
@@ -23,9 +23,6 @@ from ddm_ray.train.consensus import backend
 from ddm_ray.train.ray.leaving import LeaveNotice, WorkerDrained
 from ddm_ray.train.ray.recovery import innermost, reason
 from ddm_ray.train.ray.world import COLLECTIVE_SECONDS, alone
-
-# How long workers on other nodes may go on saving a state once a node is taken away.
-SAVING_SECONDS = 120.0
 
 
 class FailureBudgetCallback(ray.train.UserCallback):
@@ -89,8 +86,7 @@ def trainer(run: Run, launch: Launch, placement: TrainPlacement) -> JobTrainer:
         torch_config=TorchConfig(backend=backend(placement.use_gpu), timeout_s=COLLECTIVE_SECONDS),
         scaling_config=train.ScalingConfig(
             num_workers=(workers.min, workers.max) if workers.elastic else workers.min,
-            # Ray would end the workers to resize them, whatever they had done since the last state; LeaveNotice has
-            # them save one first.
+            # Ray would resize the group without saving a state; LeaveNotice has the workers save one first.
             elastic_resize_monitor_interval_s=float("inf"),
             use_gpu=placement.use_gpu,
             resources_per_worker=placement.resources_per_worker,
@@ -105,17 +101,11 @@ def trainer(run: Run, launch: Launch, placement: TrainPlacement) -> JobTrainer:
                 # Workers that are lost while they start keep their placement group, until the job ends.
                 controller_failure_limit=0,
                 max_preemption_failures=-1,
-                **_known_to(train.FailureConfig, preemption_grace_s=SAVING_SECONDS),
             ),
             callbacks=[FailureBudgetCallback(FailureBudget(run.url, launch, placement.max_failures))],
             worker_runtime_env={"env_vars": KEEP_FREED_MEMORY | WAIT_ASLEEP},
         ),
     )
-
-
-def _known_to(config: Any, **settings: Any) -> dict[str, Any]:
-    """The settings that the installed version of Ray has: the oldest that is allowed lacks some."""
-    return {name: value for name, value in settings.items() if name in {each.name for each in fields(config)}}
 
 
 def _worker(config: dict[str, Any]) -> None:
@@ -127,7 +117,7 @@ def _worker(config: dict[str, Any]) -> None:
     before = max(claimed(store, artifact), default=0)
     alone(placement.use_gpu)
     try:
-        train(store.url, artifact, placement, LeaveNotice(placement), launch)
+        train(store.url, artifact, placement, LeaveNotice(store, launch, placement), launch)
     except Preempted:
         raise WorkerDrained(artifact) from None
     except OutOfMemory:

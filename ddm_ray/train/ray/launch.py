@@ -187,7 +187,7 @@ class _Job:
         self._stack.__exit__(type(error) if error else None, error, None)
 
     def error(self, files: Mapping[Artifact, JobFiles], ended: bool) -> DDMError | None:
-        """Why the launch goes no further: as was noted on storage, or as its task says; None: it does, or is done."""
+        """Why the launch goes no further: as was noted on storage, or as its driver says; None: it does, or is done."""
         if files[self.artifact].committed:
             try:
                 self.run.finished(self.artifact)

@@ -8,12 +8,16 @@ import ray.train
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from ddm_ray.placement import TrainPlacement
+from ddm_ray.storage.attempts import Attempt, claimed
+from ddm_ray.storage.launches import Launch
+from ddm_ray.storage.store import Store
 
 # How often all ranks ask whether a node is to be taken away.
 NOTICE_SECONDS = 2.0
-# How often rank 0 looks for room, which it must find twice in a row: Ray's elastic policy, which picks the number of
-# workers, looks at the nodes each 20 s.
+# How often rank 0 looks for room. It must find some twice in a row, since Ray's elastic policy, which then picks the
+# number of workers, looks at the nodes each 20 s.
 ROOM_SECONDS = 25.0
+MAX_DOUBLINGS = 6
 # Limit on how long Ray may take to find a node for one more worker that seems to have room.
 PLACING_SECONDS = 5.0
 
@@ -29,35 +33,51 @@ class LeaveNotice:
     asked by a thread: `ray.train.get_preemption_info` waits until all ranks have called it.
     """
 
-    def __init__(self, placement: TrainPlacement):
+    def __init__(self, store: Store, launch: Launch, placement: TrainPlacement):
         self._asked, self._leave = placement.asked, threading.Event()
         context = ray.train.get_context()
         size = context.get_world_size()
         self._may_grow = context.get_world_rank() == 0 and size < placement.workers.max
+        # Ray may give the room to another job: each start that was in vain doubles the wait.
+        self._pause = ROOM_SECONDS * 2 ** starts_of_size(store, launch, size) if self._may_grow else 0.0
         threading.Thread(target=self._listen, daemon=True).start()
 
     def __call__(self) -> bool:
         return self._leave.is_set()
 
     def _listen(self) -> None:
-        room, next_look = 0, time.monotonic() + ROOM_SECONDS
+        found, next_look = 0, time.monotonic() + self._pause
         while ray.train.get_preemption_info() is None:
             if self._may_grow and time.monotonic() >= next_look:
-                room = room + 1 if has_room_for_one_more(self._asked) else 0
-                if room == 2:
+                found = found + 1 if has_room_for_one_more(self._asked) else 0
+                if found == 2:
                     break
-                next_look = time.monotonic() + ROOM_SECONDS
+                next_look = time.monotonic() + self._pause
             time.sleep(NOTICE_SECONDS)
         self._leave.set()
 
 
+def starts_of_size(store: Store, launch: Launch, size: int) -> int:
+    """Number of the job's newest attempts that this launch began with so many workers, MAX_DOUBLINGS at most."""
+    count = 0
+    for number in sorted(claimed(store, launch.artifact), reverse=True)[:MAX_DOUBLINGS]:
+        claim = Attempt(store, launch.artifact, number).claim()
+        if (claim.get("launch"), claim.get("world_size")) != (launch.id, size):
+            break
+        count += 1
+    return count
+
+
 def has_room_for_one_more(asked: dict[str, float]) -> bool:
     """True if a node of the connected Ray cluster has these resources free, by placing a group of one for a moment."""
-    free = ray.available_resources()
-    if any(free.get(name, 0.0) < amount - 1e-6 for name, amount in asked.items()):
-        return False  # asking for what isn't there would have an autoscaler start nodes
-    group = placement_group([asked])
     try:
-        return group.wait(PLACING_SECONDS)
-    finally:
-        remove_placement_group(group)
+        free = ray.available_resources()
+        if any(free.get(name, 0.0) < amount - 1e-6 for name, amount in asked.items()):
+            return False  # asking for what isn't there would have an autoscaler start nodes
+        group = placement_group([asked])
+        try:
+            return group.wait(PLACING_SECONDS)
+        finally:
+            remove_placement_group(group)
+    except Exception:  # whatever a busy GCS answers: the next look may tell
+        return False

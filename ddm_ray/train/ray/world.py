@@ -29,18 +29,10 @@ def choose_interface() -> None:
     """
     import ray
 
+    from ddm_ray.ray_session import interface_of
+
     if interface := interface_of(ray.util.get_node_ip_address()):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-
-
-def interface_of(address: str) -> str | None:
-    """The network interface that has this address; None if none has, as behind some clouds' own."""
-    import psutil
-
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address == address for each in addresses):
-            return str(name)
-    return None
 
 
 def alone(use_gpu: bool) -> None:
@@ -50,6 +42,7 @@ def alone(use_gpu: bool) -> None:
     """
     import torch.distributed as dist
 
+    from ddm_ray.ray_session import interface_of
     from ddm_ray.train.consensus import backend
 
     if dist.get_world_size() > 1:

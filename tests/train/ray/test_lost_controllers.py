@@ -66,9 +66,6 @@ def kill_the_only(processes: Callable[[], list[int]], others: set[int], run: Run
     """SIGKILL to the process that this finds beside the others, once the attempt has saved a state."""
     states = Path(run.url) / expert(0) / f"attempts/{attempt:04d}/state"
     wait_for(lambda: list(states.glob("*/_MANIFEST.json")), 180, lambda: f"{states} has no state")
-    import subprocess
-
-    print(subprocess.run(["ps", "-eo", "pid,ppid,stat,args"], capture_output=True, text=True).stdout)
     (pid,) = set(processes()) - others
     os.kill(pid, signal.SIGKILL)
 

@@ -1,8 +1,11 @@
 """Which losses of workers count as failures, whose error is told, and what ends a launch on storage that refuses."""
 
 import json
-from collections.abc import Iterable
-from contextlib import nullcontext
+import os
+import signal
+from functools import partial
+from multiprocessing import connection
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -10,18 +13,18 @@ from ray.exceptions import RayActorError
 from ray.train import ControllerError
 from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
 
-from ddm_ray import ray_session
 from ddm_ray.config import load_recipe
-from ddm_ray.errors import GaveUp, OutOfMemory, StorageError, TrainingError
+from ddm_ray.errors import GaveUp, OutOfMemory, RayAway, StorageError, TrainingError
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.launches import FailureBudget, Launch
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import Store
-from ddm_ray.train.ray import driver, fit, recovery
+from ddm_ray.train.ray import driver
+from ddm_ray.train.ray.driver import Driver, Outcome
 from ddm_ray.train.ray.fit import FailureBudgetCallback
 from ddm_ray.train.ray.leaving import WorkerDrained
-from ddm_ray.train.ray.recovery import innermost
+from ddm_ray.train.ray.recovery import found_no_room, innermost
 
 JOB = Artifact("experts/000")
 
@@ -40,7 +43,7 @@ def test_losses_that_were_announced_do_not_count(tmp_path: Path) -> None:
 
 
 def test_a_controller_ends_with_what_trying_again_will_not_mend(tmp_path: Path) -> None:
-    """Its neighbours under the same supervisor go on. Fewer rows at once may fit, and storage come back."""
+    """Its neighbours of the same command go on. Fewer rows at once may fit, and storage come back."""
     callback = FailureBudgetCallback(FailureBudget(str(tmp_path), Launch(JOB), max_failures=9))
     for passing in (OutOfMemory("micro_batch 8"), StorageError("away")):
         callback.after_exception(None, {0: passing})
@@ -78,54 +81,68 @@ def test_a_controller_ends_with_the_refusal_of_a_storage_that_takes_no_note(unwr
         callback.after_exception(None, lost)
 
 
-class Failing:
-    """In place of a trainer: `fit` raises one error after the other."""
+def fail(errors: Path, link: Connection) -> None:
+    """In place of training: send, or die of, the next line of a file of what is to go wrong."""
+    first, *left = errors.read_text().splitlines()
+    errors.write_text("\n".join(left))
+    outcomes = {
+        "no room": Outcome(lost=""),
+        "lost": Outcome(lost="the process was killed"),
+        "passing": Outcome(StorageError("no network")),
+        "final": Outcome(StorageError("no permission", passes=False)),
+        "away": Outcome(RayAway("no Ray")),
+        "done": Outcome(),
+    }
+    if first == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    link.send(outcomes[first])
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, errors: Iterable[Exception]):
-        self.fits, self._errors = 0, iter(errors)
-        monkeypatch.setattr(fit, "trainer", lambda *_: self)
-        monkeypatch.setattr(ray_session, "ray_job", lambda *_: nullcontext())
-        monkeypatch.setattr(recovery, "cancel_reservation", lambda _: None)
-        monkeypatch.setattr(driver, "AWAY_SECONDS", 0.0)
 
-    def fit(self) -> None:
-        self.fits += 1
-        for error in self._errors:
-            raise error
+def drive(run_url: str, errors: list[str], monkeypatch: pytest.MonkeyPatch, max_failures: int = 3) -> Driver:
+    """A driver that has ended, after tries that ended so, one after the other."""
+    told = Path(run_url) / "errors"
+    told.write_text("\n".join(errors))
+    process = partial(driver._context.Process, daemon=True)
+    monkeypatch.setattr(
+        driver._context, "Process", lambda target, args, daemon: process(target=fail, args=(told, args[-1]))
+    )
+    driving = Driver("head:6379", run_url, Launch(JOB), TrainPlacement(max_failures=max_failures))
+    while not driving.ended():
+        connection.wait([driving.sentinel])
+    assert told.read_text() == "", "all were tried"
+    return driving
 
 
-KILLED = RayActorError(error_msg="the process was killed")
+@pytest.mark.parametrize("loss", ["lost", "killed"])
+def test_losses_of_what_drives_spend_the_budget(run_url: str, monkeypatch: pytest.MonkeyPatch, loss: str) -> None:
+    error = drive(run_url, [loss] * 3, monkeypatch, max_failures=2).error()
+    assert isinstance(error, GaveUp) and "killed" in str(error)
+    assert drive(run_url, [loss, loss, "done"], monkeypatch, max_failures=2).error() is None
+
+
+def test_a_driver_ends_with_the_refusal_of_a_storage_that_takes_no_note(
+    unwritable: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = drive(unwritable.url, ["lost", "lost"], monkeypatch, max_failures=1).error()
+    assert isinstance(error, StorageError) and "GIVEN_UP" in str(error)
 
 
 @pytest.mark.parametrize(
-    ("error", "fits"),
+    ("errors", "kind"),
     [
-        (ControllerError(StorageError("/run: no space left")), 1),  # by the controller's own count
-        (ControllerError(RuntimeError("no port")), 3),
-        (KILLED, 3),
+        (["passing"], StorageError),  # storage that was never there
+        (["lost", "passing", "passing", "final"], StorageError),
+        (["lost", "away"], RayAway),
     ],
-    ids=lambda value: type(value).__name__,
 )
-def test_a_driver_ends_with_it_too(
-    unwritable: Store, monkeypatch: pytest.MonkeyPatch, error: Exception, fits: int
+def test_a_driver_tries_again_after_what_passes_alone(
+    run_url: str, monkeypatch: pytest.MonkeyPatch, errors: list[str], kind: type[Exception]
 ) -> None:
-    failing = Failing(monkeypatch, [error] * 5)
-    with pytest.raises(StorageError, match=r"no space left|GIVEN_UP"):
-        driver.train_to_the_end("head:6379", unwritable.url, Launch(JOB), TrainPlacement(max_failures=2))
-    assert failing.fits == fits
+    assert isinstance(drive(run_url, errors, monkeypatch, max_failures=9).error(), kind)
 
 
-def test_a_driver_asks_again_for_what_passes_alone(monkeypatch: pytest.MonkeyPatch, run_url: str) -> None:
-    passing, final = StorageError("no network"), StorageError("no permission", passes=False)
-    failing = Failing(monkeypatch, [KILLED, passing, passing, final])
-    with pytest.raises(StorageError, match="no permission"):
-        driver.train_to_the_end("head:6379", run_url, Launch(JOB), TrainPlacement())
-    assert failing.fits == 4
-
-
-def test_a_cluster_without_room_is_no_failure(monkeypatch: pytest.MonkeyPatch, run_url: str) -> None:
-    """Ray's own error, by the name that it has in the version that is installed."""
-    no_room = ControllerError(WorkerGroupStartupTimeoutError(num_workers=2))
-    failing = Failing(monkeypatch, [no_room] * 5)
-    driver.train_to_the_end("head:6379", run_url, Launch(JOB), TrainPlacement(max_failures=1))
-    assert failing.fits == 6
+def test_a_cluster_without_room_is_no_failure(run_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told by Ray's own error, by the name that it has in the version that is installed."""
+    assert found_no_room(ControllerError(WorkerGroupStartupTimeoutError(num_workers=2)))
+    assert not found_no_room(ControllerError(RuntimeError("no port")))
+    assert drive(run_url, ["no room"] * 4 + ["done"], monkeypatch, max_failures=1).error() is None

@@ -10,6 +10,7 @@ import pytest
 import ray.util
 
 from ddm_ray.placement import TrainPlacement
+from ddm_ray.ray_session import interface_of
 from ddm_ray.train.consensus import backend
 from ddm_ray.train.ray import world
 
@@ -60,4 +61,4 @@ def test_gloo_talks_by_the_interface_that_ray_knows_the_node_by(monkeypatch: pyt
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "one's own")
     world.choose_interface()
     assert os.environ["GLOO_SOCKET_IFNAME"] == "one's own"
-    assert world.interface_of("203.0.113.9") is None, "an address that others know it by alone"
+    assert interface_of("203.0.113.9") is None, "an address that others know it by alone"
