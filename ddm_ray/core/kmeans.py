@@ -164,7 +164,7 @@ def _kmeans(
     def step(block_BD: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         block_BD = unit_length(block_BD) if spherical else _float32(block_BD)
         nearest, distances = [], []
-        for part_PD, score_PK in _scores(block_BD, centroids_KD):
+        for part_PD, score_PK in _scores(block_BD - middle_D, centroids_KD - middle_D):
             nearest.append(score_PK.argmax(axis=1))
             best_P = score_PK[np.arange(len(part_PD)), nearest[-1]]
             distances.append((np.einsum("pd,pd->p", part_PD, part_PD) - 2 * best_P).clip(min=0))
@@ -177,6 +177,8 @@ def _kmeans(
     before_N = np.empty(0)
     for left in reversed(range(iterations)):
         nearest, distances, sums_KD = [], [], np.zeros(centroids_KD.shape)
+        # Distances lose fewer digits about the middle; not the mean, which one long row would move.
+        middle_D = np.median(centroids_KD, axis=0)
         for nearest_B, distance_B, part_KD in pool.map(step, _blocks(points_ND)):
             nearest.append(nearest_B)
             distances.append(distance_B)

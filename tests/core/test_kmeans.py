@@ -161,6 +161,13 @@ def test_long_rows_are_clustered_as_short_ones_are():
     assert (assign(points_ND, centroids.coarse_KD) == assign(points_ND[7:8], centroids.coarse_KD)[0]).sum() == 1
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_far_from_the_origin_are_told_apart(seed: int):
+    """As those of an untrained embedder may be: a hundred thousandth of their length from each other."""
+    points_ND = (1 + 4e-6 * np.random.default_rng(seed).standard_normal((89, 16))).astype(np.float32)
+    assert len(two_level_kmeans(points_ND, 12, 8, 25, 0).coarse_KD) == 8
+
+
 def test_a_bound_moves_the_centroids_of_skewed_rows():
     points_ND, truth_N = blobs()
     points_ND = points_ND[(truth_N == 0) | (np.arange(800) % 10 == 0)]

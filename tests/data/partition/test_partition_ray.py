@@ -49,7 +49,14 @@ stage.FILE_BYTES = int(file_bytes)
 quick = {"health_check_period_ms": 500, "health_check_timeout_ms": 30000, "health_check_failure_threshold": 3}
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "_system_config": quick})
 ray.init(address=cluster.address, log_to_driver=False)  # while there is one node: a driver dies with its own
-nodes = [cluster.add_node(num_cpus=1) for _ in range(3)]
+def added():
+    for _ in range(5):
+        try:
+            return cluster.add_node(num_cpus=1)
+        except Exception:  # a raylet has 30 s to start, which is Ray's own limit
+            pass
+    raise SystemExit("a node gave up 5 times")
+nodes = [added() for _ in range(3)]
 killed = []
 def tell(fraction, note):
     if " files" in note and not killed:

@@ -16,11 +16,11 @@ def test_on_a_gpu_latents_are_computed_in_bf16_and_waited_for_once(tmp_path: Pat
     tiny_components.autoencoder().save_pretrained(tmp_path)
     data = LatentsConfig(autoencoder=str(tmp_path), downsampling=2, scale=0.5, shift=0.1)
     pixels_NHWC = np.random.default_rng(0).integers(0, 256, (5, 16, 16, 3), np.uint8)
-    plain = EncodeImages(data, 2, "cpu")
+    plain = EncodeImages(data, 4, 2, "cpu")
     torch.__future__.set_overwrite_module_params_on_conversion(True)  # else torch refuses meta
     try:
         with pretended() as gpu:
-            encode = EncodeImages(data, 2, "meta")
+            encode = EncodeImages(data, 4, 2, "meta")
             gpu.waits.clear()
             latents_NCHW = encode(pixels_NHWC)
             assert gpu.waits.total() == 1, gpu.waits
