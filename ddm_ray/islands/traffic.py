@@ -134,7 +134,7 @@ def _beats(seconds: float, steps: int) -> int:
 
 
 def _curves(seconds: float, beats: int) -> float:
-    """Bytes of event files, each of which is written anew, from its beginning, as it grows, and when it is joined."""
+    """Bytes of event files, each of which is written again from its beginning as it grows, and when it is joined."""
     rate = CURVE_POINT * beats / max(seconds, 1e-9)
     total, at, begun = 0.0, 0.0, 0.0
     while at < seconds:

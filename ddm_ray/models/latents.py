@@ -100,7 +100,7 @@ def require_sizes(config: LatentsConfig, about: Mapping[str, Any], channels: int
 def require_known_sizes(config: LatentsConfig, channels: int) -> None:
     """`require_sizes` of the folder, or what this machine's cache has; of an autoencoder elsewhere nothing is known."""
     folder = folder_of(config.autoencoder)
-    if folder is not None and (folder / third_party.CONFIG).is_file():  # else whoever loads it says so
+    if folder is not None and (folder / third_party.CONFIG).is_file():  # else loading it says so
         require_sizes(config, third_party.read_json(folder / third_party.CONFIG), channels)
 
 

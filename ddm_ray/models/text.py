@@ -160,7 +160,7 @@ def known_flops_per_row(config: TextConfig) -> int | None:
 def require_known_sizes(config: TextConfig) -> None:
     """Raise ConfigError for a text encoder of other sizes than the run's, where this machine can tell, as above."""
     folders = [folder_of(name) for name in _names(config)]
-    if all(folders) and find_spec("transformers"):  # else whoever loads it says so
+    if all(folders) and find_spec("transformers"):  # else loading it says so
         _require_sizes(config, *(_about(str(folder)) for folder in folders))
 
 

@@ -83,7 +83,7 @@ def records_below(folder: Path) -> dict[str, Any]:
 def _replace(target: Path, being: Path, old: Path) -> None:
     """Move the files of an export to `old` and those of `being` to their places; others aren't touched.
 
-    Meanwhile the index says that it is unfinished, so that after a kill nobody takes it for whole, and another export
+    Meanwhile the index says that it is unfinished, so that after a kill it isn't taken for whole, and another export
     goes on from there. After an OSError all is as it was.
     """
     (listed, _), (new, _), own = _listed(target), _listed(being), _own_files(target)

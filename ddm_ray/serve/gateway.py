@@ -101,7 +101,7 @@ class Gateway:
         with self._changed:
             self._refusing = True
             if self._admin is None:
-                return  # where HAProxy starts anew, it has nobody to ask
+                return  # where HAProxy is started again, it has no server to ask
             try:
                 leave_all(self._admin, len(self._places), len(self._proxies))
             except OSError as error:  # it may be about to be started again
@@ -141,7 +141,7 @@ class Gateway:
                     places[places.index(None)] = address
             self._places = places
             if self._admin is None or self._refusing:
-                return  # where HAProxy starts anew, it reads them then
+                return  # where HAProxy is started again, it reads them then
             for number, taker in enumerate(places):
                 if number not in self._known or self._known[number] != taker:
                     self._known.pop(number, None)

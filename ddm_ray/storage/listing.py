@@ -85,7 +85,7 @@ def list_of(manifest: Manifest) -> str | None:
 
 
 def with_all_files(run: Run, manifest: Manifest) -> Manifest:
-    """The manifest with all files of its artifact, its list read, for whoever reads them. Raises CorruptArtifact."""
+    """The manifest with all files of its artifact, its list read, for those who read them. Raises CorruptArtifact."""
     name = list_of(manifest)
     if name is None:
         return manifest

@@ -117,7 +117,7 @@ class Manifest:
     def to_write(self, where: str) -> bytes:
         """`to_json`, of a manifest that `read_manifest` takes. Raises DataError naming `where` for any other.
 
-        Nobody is to find that out when a week's work is to be used.
+        Else it would be found out when a week's work is to be used.
         """
         try:
             data = self.to_json()
