@@ -37,7 +37,7 @@ def load_ray_train() -> None:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TryResult:
     """End of one try: the artifact is committed, where both fields are None.
 
     `error`: why the launch tries no more. `lost`: why it is to try again; empty where nothing failed, but the cluster
@@ -72,15 +72,15 @@ class Driver:
         """True once it tries no more."""
         if self._over or self._process.is_alive():
             return self._over
-        outcome = self._outcome()
-        if isinstance(outcome.error, StorageError) and outcome.error.passes and self._tries > 1:
-            outcome = Outcome(lost=str(outcome.error))  # storage was there, and will be
-        if outcome.lost and self._budget.spend(outcome.lost):
+        result = self._result()
+        if isinstance(result.error, StorageError) and result.error.passes and self._tries > 1:
+            result = TryResult(lost=str(result.error))  # storage was there, and will be
+        if result.lost and self._budget.spend(result.lost):
             again = "the same command goes on from its last state"
-            gave_up = GaveUp(f"{self._artifact} stopped: {outcome.lost}; {again}")
-            outcome = Outcome(self._budget.refusal or gave_up)
-        if outcome.lost is None:
-            self._error, self._over = outcome.error, True
+            gave_up = GaveUp(f"{self._artifact} stopped: {result.lost}; {again}")
+            result = TryResult(self._budget.refusal or gave_up)
+        if result.lost is None:
+            self._error, self._over = result.error, True
         else:
             self._process, self._link = self._started()
         return self._over
@@ -101,15 +101,15 @@ class Driver:
         self._process.kill()
         self._process.join()
 
-    def _outcome(self) -> Outcome:
+    def _result(self) -> TryResult:
         with suppress(EOFError, OSError):
             if self._link.poll():
-                outcome: Outcome = self._link.recv()
-                return outcome
-        return Outcome(lost="the process that drove it was killed, or crashed")
+                result: TryResult = self._link.recv()
+                return result
+        return TryResult(lost="the process that drove it was killed, or crashed")
 
     def _started(self) -> tuple[ForkServerProcess, Connection]:
-        """A process that trains, and the link on which it sends its Outcome; closed, it ends."""
+        """A process that trains, and the link on which it sends its TryResult; closed, it ends."""
         self._tries += 1
         link, own = _context.Pipe()
         process = _context.Process(target=_drive, args=(self._job, dict(os.environ), own), daemon=True)
@@ -133,26 +133,26 @@ def _drive(job: tuple[str, str, Launch, TrainPlacement], variables: Mapping[str,
     from ddm_ray.train.ray.world import job_environment
 
     (address, run_url, launch, placement), server = job, os.getppid()
-    outcomes = list[Outcome]()
+    results = list[TryResult]()
     try:
         with ray_job(address, job_environment(placement)):
             # Signals to the command and to all below it, as `ray job stop` sends them, are for the command alone.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             training = trainer(Run.open(run_url, PATIENT), launch, placement)
-            trying = threading.Thread(target=lambda: outcomes.append(_fit(training)), daemon=True)
+            trying = threading.Thread(target=lambda: results.append(_fit(training)), daemon=True)
             trying.start()
             while trying.is_alive():
                 if link.poll(LOOK_SECONDS) or os.getppid() != server:
                     cancel_reservation(training)
                     os.kill(os.getpid(), signal.SIGKILL)  # Ray can't be left while a thread waits for it
     except DDMError as error:
-        outcomes.append(Outcome(error))
+        results.append(TryResult(error))
     except Exception as error:
-        outcomes.append(Outcome(GaveUp(f"training can't begin: {reason(error)}")))
-    link.send(outcomes[0])
+        results.append(TryResult(GaveUp(f"training can't begin: {reason(error)}")))
+    link.send(results[0])
 
 
-def _fit(training: Any) -> Outcome:
+def _fit(training: Any) -> TryResult:
     """Train, and say how it ended."""
     import ray
     from ray.train import ControllerError
@@ -165,8 +165,8 @@ def _fit(training: Any) -> Outcome:
         cancel_reservation(training)
         refusal = getattr(error, "controller_failure", None)
         if isinstance(refusal, DDMError):
-            return Outcome(refusal)  # given up, or left to others
-        return Outcome(lost="" if found_no_room(error) else reason(error))
+            return TryResult(refusal)  # given up, or left to others
+        return TryResult(lost="" if found_no_room(error) else reason(error))
     except Exception as error:
-        return Outcome(GaveUp(f"training stopped: {reason(error)}"))
-    return Outcome()
+        return TryResult(GaveUp(f"training stopped: {reason(error)}"))
+    return TryResult()

@@ -46,11 +46,11 @@ class LeaveNotice:
         return self._leave.is_set()
 
     def _listen(self) -> None:
-        found, next_look = 0, time.monotonic() + self._pause
+        looks, next_look = 0, time.monotonic() + self._pause
         while ray.train.get_preemption_info() is None:
             if self._may_grow and time.monotonic() >= next_look:
-                found = found + 1 if has_room_for_one_more(self._asked) else 0
-                if found == 2:
+                looks = looks + 1 if has_room_for_one_more(self._asked) else 0
+                if looks == 2:
                     break
                 next_look = time.monotonic() + self._pause
             time.sleep(NOTICE_SECONDS)

@@ -1,4 +1,4 @@
-"""Which losses of workers count as failures, whose error is told, and what ends a launch on storage that refuses."""
+"""Which losses of workers count as failures, which error is told, and what ends a launch on storage that refuses."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from ddm_ray.storage.launches import FailureBudget, Launch
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import Store
 from ddm_ray.train.ray import driver
-from ddm_ray.train.ray.driver import Driver, Outcome
+from ddm_ray.train.ray.driver import Driver, TryResult
 from ddm_ray.train.ray.fit import FailureBudgetCallback
 from ddm_ray.train.ray.leaving import WorkerDrained
 from ddm_ray.train.ray.recovery import found_no_room, innermost
@@ -85,31 +85,31 @@ def fail(errors: Path, link: Connection) -> None:
     """In place of training: send, or die of, the next line of a file of what is to go wrong."""
     first, *left = errors.read_text().splitlines()
     errors.write_text("\n".join(left))
-    outcomes = {
-        "no room": Outcome(lost=""),
-        "lost": Outcome(lost="the process was killed"),
-        "passing": Outcome(StorageError("no network")),
-        "final": Outcome(StorageError("no permission", passes=False)),
-        "away": Outcome(RayAway("no Ray")),
-        "done": Outcome(),
+    results = {
+        "no room": TryResult(lost=""),
+        "lost": TryResult(lost="the process was killed"),
+        "passing": TryResult(StorageError("no network")),
+        "final": TryResult(StorageError("no permission", passes=False)),
+        "away": TryResult(RayAway("no Ray")),
+        "done": TryResult(),
     }
     if first == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    link.send(outcomes[first])
+    link.send(results[first])
 
 
 def drive(run_url: str, errors: list[str], monkeypatch: pytest.MonkeyPatch, max_failures: int = 3) -> Driver:
     """A driver that has ended, after tries that ended so, one after the other."""
-    told = Path(run_url) / "errors"
-    told.write_text("\n".join(errors))
+    script = Path(run_url) / "errors"
+    script.write_text("\n".join(errors))
     process = partial(driver._context.Process, daemon=True)
     monkeypatch.setattr(
-        driver._context, "Process", lambda target, args, daemon: process(target=fail, args=(told, args[-1]))
+        driver._context, "Process", lambda target, args, daemon: process(target=fail, args=(script, args[-1]))
     )
     driving = Driver("head:6379", run_url, Launch(JOB), TrainPlacement(max_failures=max_failures))
     while not driving.ended():
         connection.wait([driving.sentinel])
-    assert told.read_text() == "", "all were tried"
+    assert script.read_text() == "", "all were tried"
     return driving
 
 
