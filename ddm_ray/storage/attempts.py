@@ -243,7 +243,7 @@ def saved_states(store: Store, job: str) -> Iterator[SavedState | CorruptArtifac
 
     Sizes are compared with the manifest's; checksums are whose who reads the files. All are listed at once.
     """
-    yield from _saved(store, job, folders_of(store, job, STATE))
+    yield from _saved(store, job, folders_of(store, job, STATE, unnamed=False))
 
 
 def _saved(store: Store, job: str, folders: Folders) -> Iterator[SavedState | CorruptArtifact]:
@@ -273,10 +273,10 @@ def _by_step(state: tuple[tuple[int, str], Mapping[str, int]]) -> tuple[int, int
     return number, step_of(name) or 0, name
 
 
-def folders_of(store: Store, job: str, kind: str) -> Folders:
+def folders_of(store: Store, job: str, kind: str, unnamed: bool = True) -> Folders:
     """All folders of states or of weights of a job's attempts, by one listing however many attempts there were.
 
-    On a local disk also those in which no file has its name yet: a killed writer may have left GBs there.
+    `unnamed`: on a local disk also those in which no file has its name yet: a killed writer may have left GBs there.
     """
     folders: Folders = defaultdict(dict)
     numbers = set[int]()
@@ -294,7 +294,7 @@ def folders_of(store: Store, job: str, kind: str) -> Folders:
         name, _, file = below.partition("/")
         if own == kind and file:
             folders[number, name][file] = size
-    for number in numbers if store.local is not None else ():
+    for number in numbers if unnamed and store.local is not None else ():
         for name in store.folders(f"{Attempt(store, job, number).prefix}/{kind}"):
             folders.setdefault((number, name), {})
     return folders
