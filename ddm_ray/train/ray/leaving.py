@@ -38,7 +38,7 @@ class LeaveNotice:
         context = ray.train.get_context()
         size = context.get_world_size()
         self._may_grow = context.get_world_rank() == 0 and size < placement.workers.max
-        # Ray may give the room to another job: each start that was in vain doubles the wait.
+        # Ray may give the room to another job, so each start with no more workers than before doubles the wait.
         self._pause = ROOM_SECONDS * 2 ** starts_of_size(store, launch, size) if self._may_grow else 0.0
         threading.Thread(target=self._listen, daemon=True).start()
 

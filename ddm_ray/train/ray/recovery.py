@@ -4,7 +4,7 @@ import re
 from contextlib import suppress
 
 import ray
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError
 from ray.train.torch import TorchTrainer
 
 from ddm_ray.ray_internals import COORDINATOR_NAME
@@ -46,6 +46,6 @@ def found_no_room(error: BaseException) -> bool:
 
 def cancel_reservation(training: TorchTrainer) -> None:
     """Cancel what a killed controller has reserved, which Ray would keep from elastic trainings for 180 s."""
-    with suppress(ValueError, RayActorError, GetTimeoutError):  # nothing has reserved anything yet
+    with suppress(Exception):  # a courtesy to others: Ray may be gone, or nothing reserved yet
         coordinator = ray.get_actor(COORDINATOR_NAME, namespace=COORDINATOR_NAME)
         ray.get(coordinator.cancel_request.remote(f"train-{training.train_run_context.run_id}"), timeout=5)
