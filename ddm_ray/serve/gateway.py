@@ -5,8 +5,8 @@ with it. A request for images can be repeated: its answer depends on nothing els
 ingress listen themselves, the gateway leads to them, and the way through a proxy, which costs more than a small image,
 is taken only while none is there. No Ray.
 
-Serve's own HAProxy (RAY_SERVE_ENABLE_HA_PROXY) is no replacement in 2.60: replicas that were killed took requests
-along, whatever it was to try again, and it listens on all addresses at two more ports. See
+The HAProxy that Serve itself can run is no replacement in 2.60: replicas that were killed took requests along,
+whatever it was to try again, and it listens on all addresses at two more ports. See
 https://github.com/ray-project/ray/issues/66056 and https://github.com/ray-project/ray/issues/62976.
 """
 
