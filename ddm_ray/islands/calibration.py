@@ -113,7 +113,7 @@ def calibrate(
     `TextEncoder.from_config` and `why_not` do; to compile comes on top of the seconds.
     """
     assert dist.get_world_size() == 1
-    torch.set_num_threads(placement.threads or own_threads(placement))
+    torch.set_num_threads(placement.threads or max(own_threads(placement, job) for job in jobs.values()))
     encoder = None
     if data.text is not None and data.text.stored == "ids":
         encoder = TextEncoder.from_config(data.text)

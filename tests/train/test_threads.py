@@ -13,8 +13,9 @@ from ddm_ray.storage.attempts import Attempt, claim, claimed
 from ddm_ray.storage.extend import extend
 from ddm_ray.storage.graph import expert
 from ddm_ray.storage.run import Run
-from ddm_ray.train import worker
-from ddm_ray.train.claiming import kept_threads
+from ddm_ray.train import claiming, worker
+from ddm_ray.train.claiming import kept_threads, own_threads
+from ddm_ray.train.job import train_job
 from tests.random_run import make_data
 from tests.train.conftest import SHORT
 from tests.train.results import curve_of, weights_of
@@ -25,8 +26,9 @@ two_cores = pytest.mark.skipif(usable_cores() < 2, reason="needs two cores")
 
 @pytest.fixture
 def many_threads(monkeypatch: pytest.MonkeyPatch, world_of_one: None) -> None:
-    """As a user trains: nothing but the placement says how many."""
+    """As a user trains: nothing but the placement says how many; the network counts as a large one."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(claiming, "FLOPS_PER_THREAD", 1)
 
 
 def asking(cpus: float, threads: int | None = None) -> TrainPlacement:
@@ -99,3 +101,16 @@ def test_attempts_before_threads_were_recorded_had_one(tmp_path: Path) -> None:
     for damaged in (0, -2, "many", 1.5, None, 10**9):
         claim(run.store, EXPERT, {"threads": damaged})
         assert kept_threads([run], EXPERT) == 1
+
+
+@pytest.mark.parametrize(("part", "threads"), [(0.5, 1), (1.5, 1), (2.5, 2)])
+def test_a_network_has_no_more_threads_than_its_steps_are_worth(
+    many_threads: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: float, threads: int
+) -> None:
+    """With two workers each has half of a step."""
+    monkeypatch.setattr(claiming, "threads_for", int)
+    run = make_data(str(tmp_path / "run"), "tiny", SHORT)
+    job = train_job(run, EXPERT)
+    monkeypatch.setattr(claiming, "FLOPS_PER_THREAD", int(job.training_flops(1) / 2 / part))
+    placement = TrainPlacement(resources_per_worker={"CPU": 8}, workers={"min": 1, "max": 2})
+    assert own_threads(placement, job) == threads
