@@ -18,15 +18,12 @@ from serving_load import START_S, Client
 
 # Before Ray is imported: every process of the cluster has to have them.
 os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(16), RAY_USAGE_STATS_ENABLED="0")
-os.environ.setdefault("RAY_worker_niceness", "0")
-os.environ.setdefault("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "0.5")  # as mixture.yaml advises
-
+os.environ.setdefault("RAY_worker_niceness", "0")  # as mixture.yaml advises
 import ray
 from ray import serve
 from ray.cluster_utils import Cluster
 
-from ddm_ray.serve.gateway import Gateway
-from ddm_ray.serve.haproxy import find_haproxy
+from ddm_ray.serve.gateway import Gateway, find_haproxy
 from tests.processes import command, family
 
 ROOT = Path(__file__).parents[1]

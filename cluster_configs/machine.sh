@@ -28,8 +28,6 @@ ports=(
   --runtime-env-agent-port $((base + 8)) --min-worker-port $((base + 10)) --max-worker-port $((base + 99))
 )
 if [ "$role" = head ]; then
-  # A machine that doesn't answer 3 times is given up: after 3 s if it refuses to, 12 s if it is silent (32 by default).
-  export RAY_health_check_period_ms=1000 RAY_health_check_failure_threshold=3 RAY_health_check_timeout_ms=3000
   exec ray start --head --block --port "$base" --temp-dir "$temp/ray" --dashboard-host 127.0.0.1 \
     --dashboard-port $((base + 1)) --ray-client-server-port $((base + 2)) "${ports[@]}" "${@:3}"
 fi

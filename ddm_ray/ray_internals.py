@@ -136,47 +136,34 @@ class Setting:
 
 
 _TRAIN_CONSTANTS, _SERVE_CONSTANTS = "ray.train.v2._internal.constants", "ray.serve._private.constants"
-_SLOW = "losses are noticed later"
-_SLOW_SERVE = "requests cost more"
+_COUNTERS = "Ray tells its counters on all addresses, with no token"
 SETTINGS = (
-    Setting("RAY_gcs_server_port_wait_time_s", "ray._private.node", "a private Ray doesn't start on a busy machine"),
-    Setting("worker_register_timeout_seconds", CORE, "workers that start on a busy machine are ended"),
-    Setting("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", _TRAIN_CONSTANTS, _SLOW),
-    Setting("TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S", "ray.train.constants", "next to a lost worker 30 s are waited"),
-    Setting("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", _TRAIN_CONSTANTS, "a private Ray's jobs start seconds later"),
+    Setting("RAY_ADDRESS", "ray._private.ray_constants", "a command starts a private Ray"),
+    Setting("RAY_AUTH_MODE", CORE, "a Ray answers all who reach it"),
+    Setting("RAY_AUTH_TOKEN", CORE, "a Ray doesn't start"),
+    Setting("RAY_AUTH_TOKEN_PATH", CORE, "a Ray doesn't start"),
+    Setting("RAY_enable_metrics_collection", CORE, _COUNTERS),
+    Setting("DASHBOARD_METRIC_PORT", "ray.dashboard.consts", _COUNTERS),
+    Setting("AUTOSCALER_METRIC_PORT", "ray.autoscaler._private.constants", _COUNTERS),
+    Setting("RAY_USAGE_STATS_ENABLED", "ray._common.usage.usage_constants", "usage is reported"),
+    Setting("_temp_dir", "ray._private.worker", "a private Ray's files are everybody's"),
     Setting("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "ray._private.accelerators.accelerator", "drivers see no GPU"),
     Setting("RAY_JOB_CONFIG_JSON_ENV_VAR", "ray._private.runtime_env.constants", "a relative RUN is accepted in a job"),
     Setting("RAY_JOB_STOP_WAIT_TIME_S", "ray.dashboard.modules.job.job_supervisor", "a stopped job saves no state"),
     Setting("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "ray._private.ray_constants", "a stopped node saves no state"),
-    Setting("RAY_IGNORE_UNHANDLED_ERRORS", "ray._private.worker", "a job's error is printed as a traceback, too"),
-    Setting("RAY_USAGE_STATS_ENABLED", "ray._common.usage.usage_constants", "usage is reported"),
-    Setting("RAY_NAMESPACE", "ray._private.ray_constants", "an island's jobs have the namespace of its shell"),
-    Setting("RAY_API_SERVER_ADDRESS", "ray._private.ray_constants", "an island's jobs go where its shell's go"),
-    Setting("RAY_ADDRESS", "ray._private.ray_constants", "a command starts a private Ray"),
     Setting("RAY_HEAD_IP", "ray.autoscaler._private.util", "a cluster of Ray's launcher doesn't start"),
+    Setting("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", _TRAIN_CONSTANTS, "losses are noticed later"),
+    Setting("TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S", "ray.train.constants", "next to a lost worker 30 s are waited"),
+    Setting("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", _TRAIN_CONSTANTS, "a private Ray's jobs start seconds later"),
+    Setting("RAY_worker_niceness", CORE, "replicas give way to all else on the machine, and requests miss deadlines"),
+    Setting("RAY_SERVE_ENABLE_DIRECT_INGRESS", _SERVE_CONSTANTS, "a request takes 12 ms more, on two cores"),
+    Setting("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", _SERVE_CONSTANTS, "a server that ends stays for 30 s"),
     Setting("RAY_USE_TLS", CORE, "links between replicas are without TLS"),
-    Setting("RAY_AUTH_MODE", CORE, "a Ray answers whoever reaches it"),
-    Setting("RAY_AUTH_TOKEN", CORE, "a Ray doesn't start"),
-    Setting("RAY_AUTH_TOKEN_PATH", CORE, "a Ray doesn't start"),
-    Setting("RAY_enable_metrics_collection", CORE, "counters are told without a token"),
-    Setting("DASHBOARD_METRIC_PORT", "ray.dashboard.consts", "counters are told without a token"),
-    Setting("AUTOSCALER_METRIC_PORT", "ray.autoscaler._private.constants", "counters are told without a token"),
-    Setting("RAY_health_check_period_ms", CORE, _SLOW),
-    Setting("RAY_health_check_failure_threshold", CORE, _SLOW),
-    Setting("RAY_health_check_timeout_ms", CORE, _SLOW),
-    Setting("RAY_worker_niceness", CORE, "replicas give way to all else on the machine"),
-    Setting("worker_maximum_startup_concurrency", CORE, "many small jobs start one after another, with warnings"),
-    Setting("_system_config", "ray._private.worker", "a private Ray doesn't start"),
-    Setting("_temp_dir", "ray._private.worker", "a private Ray's files are everybody's"),
-    Setting("RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", _SERVE_CONSTANTS, _SLOW_SERVE),
-    Setting("RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP", _SERVE_CONSTANTS, _SLOW_SERVE),
-    Setting("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", _SERVE_CONSTANTS, "a dead proxy is missed later"),
-    Setting("RAY_SERVE_ENABLE_DIRECT_INGRESS", _SERVE_CONSTANTS, _SLOW_SERVE),
-    Setting("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", _SERVE_CONSTANTS, "a replica that leaves stays for 30 s"),
-    Setting("RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT", _SERVE_CONSTANTS, "requests meet another server's replicas"),
-    Setting("RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT", _SERVE_CONSTANTS, "requests meet another server's replicas"),
-    Setting("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", _SERVE_CONSTANTS, "half-sent requests are waited for"),
+    Setting("RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", _SERVE_CONSTANTS, "requests cost more"),
+    Setting("RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP", _SERVE_CONSTANTS, "requests cost more"),
 )
 
 NO_COUNTERS = {"RAY_enable_metrics_collection": "0", "AUTOSCALER_METRIC_PORT": "-1", "DASHBOARD_METRIC_PORT": "-1"}
 """Environment of a Ray that tells no counters: on all addresses it would tell them to whoever asks, with no token."""
+NO_WATCHER = {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0"}
+"""Environment of a Ray of one node, whose end nobody announces: without an actor a job that listens for it."""

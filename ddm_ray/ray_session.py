@@ -19,7 +19,7 @@ from typing import Any
 
 from ddm_ray.cores import usable_cores
 from ddm_ray.errors import ConfigError, RayAway, RayError, Stopped, Superseded
-from ddm_ray.ray_internals import CONFIG, ERRORS_PRINTED, NO_COUNTERS, TOKEN_LOADER
+from ddm_ray.ray_internals import CONFIG, ERRORS_PRINTED, NO_COUNTERS, NO_WATCHER, TOKEN_LOADER
 from ddm_ray.remedies import Give
 from ddm_ray.spelling import one_line
 from ddm_ray.storage.disk import locked
@@ -27,8 +27,6 @@ from ddm_ray.storage.disk import locked
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # The driver asks for no GPU, and workers set their own: keep Ray from hiding or warning about devices.
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-# A job's end is read on storage: nobody asks its task, whose error Ray would print as a traceback.
-os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
 
 import ray
 
@@ -36,8 +34,6 @@ PREFIX, LOCK, CORES, LIBRARIES = "ddm-ray-", "lock", "cores", "driver-stderr.log
 STDERR = 2
 AGAIN_SECONDS = (2.0, 10.0, 10.0, 10.0)
 """Pauses between the tries to start a private Ray: it gives some of its parts 30 s, which a busy machine may exceed."""
-START_SECONDS = 120
-"""Time that a private Ray gives its other parts to start, and ten times as much its workers."""
 KEPT_LOGS = 5
 """Number of copies of private Rays' logs that are kept."""
 _logs = threading.Event()  # set once they are to be kept
@@ -196,11 +192,6 @@ def _start(folder: str) -> None:
                 address="local",
                 num_cpus=usable_cores(),
                 include_dashboard=False,
-                # Many small jobs on few cores are meant here; Ray would warn of them again and again.
-                _system_config={
-                    "worker_maximum_startup_concurrency": 64,
-                    "worker_register_timeout_seconds": 10 * START_SECONDS,
-                },
                 _temp_dir=folder,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
@@ -253,13 +244,8 @@ def losses_of_ray() -> Iterator[None]:
 
 def _private() -> dict[str, str]:
     """Return the environment of a private Ray: a token of its own, since every Ray listens on all addresses."""
-    # Its one node is this machine: nobody announces its end, and a watcher a job costs seconds to start.
-    watcher = os.environ.get("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
-    port_seconds = os.environ.get("RAY_gcs_server_port_wait_time_s", str(START_SECONDS))  # noqa: SIM112  (Ray's own)
     return {
-        **{name: os.environ.get(name, value) for name, value in NO_COUNTERS.items()},
-        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": watcher,
-        "RAY_gcs_server_port_wait_time_s": port_seconds,
+        **{name: os.environ.get(name, value) for name, value in {**NO_COUNTERS, **NO_WATCHER}.items()},
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
     }

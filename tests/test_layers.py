@@ -238,7 +238,6 @@ def test_a_phrase_of_the_command_line_would_be_found(source: str) -> None:
             "data.prepare.stage": ("torch", "ray"),
             "data.sharded.ray_data": ("torch",),
             "train.ray.launch": ("torch", "ray.train"),
-            "serve.connections": ("torch", "ray"),
             "cli.__init__": ("torch", "ray"),
         }.items()
     ],

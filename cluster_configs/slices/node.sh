@@ -14,8 +14,6 @@ export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0
 export RAY_enable_metrics_collection="${RAY_enable_metrics_collection:-0}"
 export DASHBOARD_METRIC_PORT="${DASHBOARD_METRIC_PORT:--1}" AUTOSCALER_METRIC_PORT="${AUTOSCALER_METRIC_PORT:--1}"
 if [ "$role" = head ]; then
-  # A machine that doesn't answer 3 times is given up: after 3 s if it refuses to, 12 s if it is silent (32 by default).
-  export RAY_health_check_period_ms=1000 RAY_health_check_failure_threshold=3 RAY_health_check_timeout_ms=3000
   exec ray start --head --block --num-cpus 0 "${@:2}"
 fi
 slice=${2:?name of the slice} workers=${3:?workers that this machine is for}

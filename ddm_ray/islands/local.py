@@ -19,7 +19,7 @@ from ddm_ray.islands import ports
 from ddm_ray.islands.jobs import JobsAPI
 from ddm_ray.islands.local_files import IslandFolder, LocalIsland
 from ddm_ray.islands.processes import MARKER, boot, end, lives, read_process, require_proc
-from ddm_ray.ray_internals import NO_COUNTERS
+from ddm_ray.ray_internals import NO_COUNTERS, NO_WATCHER
 from ddm_ray.spelling import printable
 
 TRIES = 8
@@ -27,8 +27,6 @@ TRIES = 8
 START_SECONDS, READY_SECONDS = 90.0, 240.0
 """Longest time until Ray says that it runs, and from then on until a job has run."""
 _RUNS = "Ray runtime started"
-# Another cluster's, or of the job that this process is.
-_OTHERS = {"RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_AUTH_TOKEN", "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_NAMESPACE"}
 _OBJECTS, _FEWEST_OBJECT_BYTES = 0.3, 80 << 20
 """Share of the memory that Ray's default gives to objects, here all islands together; the least that it takes."""
 
@@ -204,7 +202,7 @@ class LocalIslands:
 
 def environment(names: Mapping[str, str], island: LocalIsland, token: Path) -> dict[str, str]:
     """Environment of an island: that of whoever starts it, but for what belongs to another Ray."""
-    kept = {name: value for name, value in names.items() if name not in _OTHERS}
+    kept = {name: value for name, value in names.items() if not name.startswith("RAY_")}
     # Jobs are to have this project's commands.
     path = f"{Path(sys.executable).parent}:{names.get('PATH', os.defpath)}"
     own = {
@@ -212,10 +210,9 @@ def environment(names: Mapping[str, str], island: LocalIsland, token: Path) -> d
         "PATH": path,
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),
-        # One node, whose end nobody announces: a watcher for it would cost each training seconds to start.
-        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
     }
-    return NO_COUNTERS | kept | own
+    return NO_COUNTERS | NO_WATCHER | kept | own
 
 
 def _ray() -> str:

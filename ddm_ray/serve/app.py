@@ -9,27 +9,18 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
-from ddm_ray.serve.haproxy import find_haproxy
+from ddm_ray.serve.gateway import Gateway, find_haproxy, until_told
 
 # Our code leaves a replica's event loop free, so neither it nor Serve's own needs another.
 os.environ.setdefault("RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", "0")
 os.environ.setdefault("RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP", "0")
-# Somebody waits for what a replica does; Ray's own 15 is for work that gives way to all else on the machine.
+# A client waits for what a replica does; Ray's own 15 is for work that gives way to all else on the machine.
 os.environ.setdefault("RAY_worker_niceness", "0")
-# A proxy that died is missed after three of these: by Serve's own 10 s, half a minute without an answer.
-os.environ.setdefault("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "0.5")
 # Replicas of the ingress listen themselves, for a gateway that leads to them: a proxy and its way to a replica cost
 # more than a small image. One that leaves stays until the gateway knows; Serve's own 30 s are for clouds' balancers.
 if find_haproxy() is not None:
     os.environ.setdefault("RAY_SERVE_ENABLE_DIRECT_INGRESS", "1")
     os.environ.setdefault("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "2")
-    # Some ports of its own: where a replica died, nobody else's is to be found until that is known.
-    _ports = [f"RAY_SERVE_DIRECT_INGRESS_{which}_HTTP_PORT" for which in ("MIN", "MAX")]
-    if not any(name in os.environ for name in _ports):
-        _first = 100 * random.randrange(300, 327)
-        os.environ.update(zip(_ports, (str(_first), str(_first + 100)), strict=True))
-# A proxy waits for ever for a request that doesn't come.
-os.environ.setdefault("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "ddm_ray.serve.connections.bound_connections")
 
 from ray import serve
 from ray.serve import Application
@@ -42,13 +33,13 @@ from ddm_ray.ray_session import gpus, on_head, ray_session
 from ddm_ray.remedies import Give
 from ddm_ray.sampling.devices import AUTO
 from ddm_ray.sampling.run_models import row_networks
+from ddm_ray.serve.addresses import is_loopback, listening
 from ddm_ray.serve.answers import expert_name
 from ddm_ray.serve.api import API, DECODER, ENCODER
 from ddm_ray.serve.codec import Decoder, Encoder
 from ddm_ray.serve.computing import Computing
 from ddm_ray.serve.deployments import ExpertReplica
 from ddm_ray.serve.direct import local_replicas
-from ddm_ray.serve.gateway import Gateway, is_loopback, listening, until_told
 from ddm_ray.serve.generation import DENSE
 from ddm_ray.serve.guard import TOKENS, Limits, read_tokens
 from ddm_ray.serve.versions import Version, Versions

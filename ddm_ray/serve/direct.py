@@ -6,9 +6,9 @@ import ray
 from ray.serve.schema import TargetGroup
 
 from ddm_ray.ray_internals import SERVE_CLIENT
-from ddm_ray.serve.haproxy import Address
+from ddm_ray.serve.addresses import Address
 
-ANSWER_S = 5.0
+ANSWER_S = 2.0
 
 
 def local_replicas(application: str, proxy_port: int) -> Callable[[], list[Address]]:

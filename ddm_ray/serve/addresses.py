@@ -1,0 +1,47 @@
+"""Addresses at which a server listens. No Ray."""
+
+import errno
+import ipaddress
+import socket
+
+from ddm_ray.errors import ServeError
+from ddm_ray.remedies import Give
+from ddm_ray.spelling import one_line
+
+Address = tuple[str, int]
+"""Host and port."""
+
+
+def written(address: Address) -> str:
+    """HOST:PORT."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def reached(host: str) -> str:
+    """An address of this machine at which a socket that listens on this one is reached."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens there. Raises ServeError where that can't be."""
+    own = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        own.bind((host, port))
+        own.listen(1024)
+    except (OSError, OverflowError) as error:
+        own.close()
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            raise ServeError(f"port {port} on {host} is in use", Give("port", "choose another")) from None
+        fix = Give("host", "choose another port, or another host")
+        raise ServeError(f"can't listen on {host} port {port}: {one_line(error)}", fix) from None
+    return own
+
+
+def is_loopback(host: str) -> bool:
+    """True for an address that this machine alone reaches."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
