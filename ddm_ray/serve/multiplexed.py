@@ -1,12 +1,14 @@
-"""Engines of many experts on one device, of which few have their weights there: one thread runs them in turns.
+"""Engines of many experts on one device, of which few have their weights there: one thread runs them all.
 
-No Ray, no HTTP. Shapes: K experts.
+No Ray, no HTTP. Shapes: K experts. To fetch an expert's weights into a slot of another's is a swap.
 """
 
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
@@ -17,10 +19,77 @@ from ddm_ray.sampling.offload import OffloadedToHost
 from ddm_ray.sampling.request import Call
 from ddm_ray.serve.batch import Pace
 from ddm_ray.serve.engine import STOPS, BatchEngine, ExpertError
-from ddm_ray.serve.turns import MIXING, SharedScheduler, Turns
+from ddm_ray.serve.scheduler import Scheduler, SharedDevice, Speed
 from ddm_ray.spelling import one_line
 
 LOG = logging.getLogger("ray.serve")
+MIXING = -1
+"""The engine that mixes experts within a step, among the numbers of experts."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A velocity of engine `run`, and before it a swap: expert `fetch` for `leaving` (None: a slot is free)."""
+
+    run: int
+    fetch: int | None = None
+    leaving: int | None = None
+
+
+class Slots(SharedDevice):
+    """A cache of device slots for experts: the earliest deadline first, but who has just come stays for a while.
+
+    An expert that isn't there takes the slot of one without work, the least recently used. If all have work it takes
+    that of the latest deadline, if its own is earlier, but never sooner after such a swap than two of them take: so
+    swaps take half of the time at most, and the most urgent of all waits no longer than a few of them. While one is
+    on its way those compute that are there. The engine that mixes needs all slots: it displaces all, or is displaced.
+    """
+
+    def __init__(self, num_experts: int, num_slots: int):
+        super().__init__()
+        self._num_slots, self._all_fit, self._swap = num_slots, num_experts <= num_slots, Speed()
+        self._settled, self._mixes = -math.inf, False
+
+    def swapped(self, seconds: float) -> None:
+        """Learn from one swap."""
+        self._swap.ran(1, seconds)
+        self.swap_s = 0.0 if self._all_fit else self._swap.seconds(1)
+
+    def next(self, deadlines: Mapping[int, float], here: Collection[int], coming: int | None, now: float) -> Decision:
+        """Decide what to do now. `deadlines`: the earliest of each engine that has work, one at least.
+
+        `here`: experts whose weights are there, the one unused for longest first; `coming`: the one whose are on their
+        way.
+        """
+        if coming is not None and coming not in deadlines:
+            here, coming = [*here, coming], None  # nobody waits for it any more
+        order = sorted(deadlines, key=lambda engine: (deadlines[engine], engine))
+        settled, holding = now >= self._settled, [MIXING] if self._mixes else [*here, coming]
+        mixes = order[0] == MIXING if settled or not any(each in deadlines for each in holding) else self._mixes
+        if mixes is not self._mixes:
+            self._displaced(now)
+            self._mixes = mixes
+        if mixes:
+            return Decision(MIXING)
+        fetch = leaving = None
+        absent = next((each for each in order if each not in (*here, coming, MIXING)), None)
+        if absent is not None and coming is None:
+            if len(here) < self._num_slots:
+                fetch = absent
+            else:
+                latest = max(here, key=lambda expert: deadlines.get(expert, math.inf))
+                if latest not in deadlines:
+                    fetch, leaving = absent, latest
+                elif settled and deadlines[latest] > deadlines[absent]:
+                    fetch, leaving = absent, latest
+                    self._displaced(now)
+        run = next((each for each in order if each in here and each != leaving), fetch if coming is None else coming)
+        assert run is not None
+        return Decision(run, fetch, leaving)
+
+    def _displaced(self, now: float) -> None:
+        """Let nobody with work be displaced until this swap has ended, and for as long again."""
+        self._settled = now + 2 * self.swap_s
 
 
 class Multiplexer:
@@ -39,7 +108,7 @@ class Multiplexer:
     ):
         """`max_rows` of a batch. `clock` gives seconds."""
         count = len(experts)
-        self.turns = Turns(count, experts.resident)
+        self.slots = Slots(count, experts.resident)
         self.swaps_K, self.waited_K = np.zeros(count, np.int64), np.zeros(count)
         self._experts, self._clock = experts, clock
         experts.on_fetch = self._fetched
@@ -49,12 +118,12 @@ class Multiplexer:
         def answer(calls: Sequence[Call]) -> list[Tensor]:
             return driver.answers(calls, named, router)
 
-        def engine(here_K: np.ndarray | None, places: int) -> BatchEngine:
-            scheduler = SharedScheduler(self.turns, max_rows, places)
+        def engine(here_K: np.ndarray | None) -> BatchEngine:
+            scheduler = Scheduler(max_rows, device=self.slots)
             return BatchEngine(answer, here_K, scheduler, clock, self._changed, pace)
 
-        self.of_expert = [engine(np.arange(count) == expert, 1) for expert in range(count)]
-        self.mixing = engine(None, experts.resident)
+        self.of_expert = [engine(np.arange(count) == expert) for expert in range(count)]
+        self.mixing = engine(None)
         self._engines = {**dict(enumerate(self.of_expert)), MIXING: self.mixing}
         for each in self.of_expert:
             # They are alike; so who is seldom asked knows its own.
@@ -110,17 +179,14 @@ class Multiplexer:
         here = self._experts.here
         # The engine that mixes may have sent for several: they come one after the other.
         coming = next((expert for expert in reversed(here) if not self._experts.arrived(expert)), None)
-        turn = self.turns.next(deadlines, [expert for expert in here if expert != coming], coming)
+        turn = self.slots.next(deadlines, [each for each in here if each != coming], coming, self._clock())
         if turn.fetch is not None:
             self._experts.prefetch(turn.fetch, turn.leaving)
-            swap_s = 0.0 if self._experts.arrived(turn.fetch) else self.turns.swap_s
-            self.turns.fetched(turn.fetch, self._clock() + swap_s)
         engine = self._engines[turn.run]
         if turn.fetch is not None or turn.run != self._before:
             engine.pause()
-        self._before, began = turn.run, self._clock()
+        self._before = turn.run
         engine.tick()
-        self.turns.ran(turn.run, began, self._clock())
         self._experts.measure()
         return True
 
@@ -144,7 +210,7 @@ class Multiplexer:
         return {number: deadline for number, deadline in deadlines if deadline is not None}
 
     def _fetched(self, expert: int, seconds: float, waited: float) -> None:
-        self.turns.swapped(seconds)
+        self.slots.swapped(seconds)
         self.swaps_K[expert] += 1
         self.waited_K[expert] += waited
 

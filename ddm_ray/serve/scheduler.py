@@ -5,7 +5,7 @@ A plain class without a model, a thread or a clock: times are seconds on whichev
 
 import bisect
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ddm_ray.errors import ServeError
 
@@ -90,6 +90,20 @@ HOPE = 1.2
 """A job that needs so many times what it has left, alone, is lost, and nobody waits for it."""
 
 
+@dataclass
+class SharedDevice:
+    """A device that the jobs of some schedulers wait for; `swap_s` seconds go by before those of another can run."""
+
+    schedulers: "list[Scheduler]" = field(default_factory=list)
+    swap_s: float = 0.0
+
+    @property
+    def jobs(self) -> "list[tuple[Scheduler, Job]]":
+        """All jobs, with their schedulers, the earliest deadline first."""
+        owned = [(scheduler, job) for scheduler in self.schedulers for job in scheduler.jobs]
+        return sorted(owned, key=lambda pair: pair[1].deadline)
+
+
 class Scheduler:
     """Jobs by their deadlines, the earliest first, as many at a time as can share a batch.
 
@@ -97,11 +111,18 @@ class Scheduler:
     has a late deadline, so it never holds up a short one.
     """
 
-    def __init__(self, max_rows: int = 32, max_waiting_rows: int = 1024, margin: float = 1.5):
-        """`max_rows` of a batch; `margin`: how much longer than expected a job is taken to need."""
+    def __init__(
+        self, max_rows: int = 32, max_waiting_rows: int = 1024, margin: float = 1.5, device: SharedDevice | None = None
+    ):
+        """`max_rows` of a batch; `margin`: how much longer than expected a job is taken to need.
+
+        `device`, if others' jobs wait for it, too: then theirs count as well where one is let in.
+        """
         self.max_rows, self.max_waiting_rows, self._margin = max_rows, max_waiting_rows, margin
         self.speed = Speed()
         self._jobs: list[Job] = []
+        self._device = SharedDevice() if device is None else device
+        self._device.schedulers.append(self)
 
     @property
     def jobs(self) -> Sequence[Job]:
@@ -122,33 +143,26 @@ class Scheduler:
         bisect.insort(self._jobs, job, key=_deadline)
 
     def _require_time(self, job: Job, now: float) -> None:
-        jobs, most = self._competing(), self.max_waiting_rows
+        jobs, most, swap_s = self._device.jobs, self.max_waiting_rows, self._device.swap_s
         if not jobs:
             return
         rows = sum(other.rows for _, other in jobs)
         if rows + job.rows > most:
-            raise OverloadedError(f"{rows} images are being made or wait, of {most} at most", self._needed(Load(jobs)))
+            message = f"{rows} images are being made or wait, of {most} at most"
+            raise OverloadedError(message, Load(jobs, swap_s).seconds)
         position = bisect.bisect_right(jobs, job.deadline, key=lambda owned: _deadline(owned[1]))
-        with_it = Load([*jobs[:position], (self, job)])
-        late = self._margin * self._needed(with_it) - (job.deadline - now)
-        due = Load(jobs[:position] if position < len(jobs) else ())
+        with_it = Load([*jobs[:position], (self, job)], swap_s)
+        late = self._margin * with_it.seconds - (job.deadline - now)
+        due = Load(jobs[:position] if position < len(jobs) else (), swap_s)
         for owner, other in jobs[position:]:
             due.add(owner, other)
             with_it.add(owner, other)
             left = other.deadline - now
             # Who is late already is made no later by much.
             if due.seconds <= HOPE * left:
-                late = max(late, self._margin * self._needed(with_it) - left)
+                late = max(late, self._margin * with_it.seconds - left)
         if late > 0:
             raise OverloadedError("more images are asked for than can be made in time", late)
-
-    def _competing(self) -> "list[tuple[Scheduler, Job]]":
-        """Jobs, with their schedulers, that wait for the same machine; the earliest deadline first."""
-        return [(self, job) for job in self._jobs]
-
-    def _needed(self, load: "Load") -> float:
-        """Seconds until all of these are done."""
-        return load.seconds
 
     def batch(self, now: float) -> list[Job]:
         """Jobs whose rows make the next velocity together: none makes one before it late that has hope otherwise."""
@@ -197,12 +211,16 @@ class JobSum:
         self.velocities = max(self.velocities, job.velocities)
 
 
-class Load:
-    """Jobs of some schedulers, and the `seconds` until all are done, one scheduler's after another's."""
+KEEP = 3.0
 
-    def __init__(self, jobs: Iterable[tuple[Scheduler, Job]] = ()):
+
+class Load:
+    """Jobs of some schedulers, and the `seconds` until all are done: one scheduler's after another's, with swaps."""
+
+    def __init__(self, jobs: Iterable[tuple[Scheduler, Job]], swap_s: float):
         self._sums: dict[Scheduler, JobSum] = {}
         self._seconds: dict[Scheduler, float] = {}
+        self._swap_s = swap_s
         for scheduler, job in jobs:
             self.add(scheduler, job)
 
@@ -211,14 +229,9 @@ class Load:
         self._seconds.pop(scheduler, None)
 
     @property
-    def schedulers(self) -> Iterable[Scheduler]:
-        """Whose jobs these are."""
-        return self._sums
-
-    @property
     def seconds(self) -> float:
         for scheduler in self._sums.keys() - self._seconds.keys():
-            self._seconds[scheduler] = scheduler.seconds(self._sums[scheduler])
+            self._seconds[scheduler] = scheduler.seconds(self._sums[scheduler]) + self._swap_s
         return sum(self._seconds.values())
 
 

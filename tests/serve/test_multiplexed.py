@@ -169,7 +169,6 @@ def test_one_computes_while_the_next_is_on_its_way(monkeypatch: pytest.MonkeyPat
 def test_whose_time_is_over_or_who_has_gone_leaves_though_others_have_their_turn() -> None:
     clock = Clock()
     engines = multiplexer(clock=clock)
-    engines.turns.swapped(1.0)  # whoever is there stays, for no time passes
     rows = [start(one(expert, "oracle", steps=100), INFO) for expert in range(4)]
     stays = [engines.of_expert[expert].submit(rows[expert], 1e9) for expert in range(2)]
     for _ in range(3):
@@ -192,7 +191,7 @@ def test_more_than_all_engines_can_do_is_refused() -> None:
         engines.of_expert[0].scheduler.speed.ran(1, 1.0)
     rows = [start(one(expert, "oracle", steps=10), INFO) for expert in range(K)]
     for expert in range(3):
-        engines.of_expert[expert].submit(rows[expert], 150.0)  # 20 s each
+        engines.of_expert[expert].submit(rows[expert], 110.0)  # 20 s each
     with pytest.raises(OverloadedError):
         engines.of_expert[3].submit(rows[3], 100.0)
     engines.of_expert[3].submit(rows[3], 200.0)
@@ -217,8 +216,8 @@ def test_what_it_counts_is_told() -> None:
 def test_it_stops_in_good_order() -> None:
     engines = multiplexer()
     held = threading.Event()
-    step = engines.turns.next
-    engines.turns.next = lambda *args: held.wait(60) and step(*args)
+    step = engines.slots.next
+    engines.slots.next = lambda *args: held.wait(60) and step(*args)
     engines.start()
     engines.require_running()
     waiting = [engines.of_expert[expert].submit(start(one(expert, "oracle", steps=1000), INFO)) for expert in range(3)]
@@ -237,7 +236,7 @@ def test_it_stops_in_good_order() -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_thread_that_breaks_leaves_nobody_waiting() -> None:
     engines = multiplexer()
-    engines.turns.next = lambda *_: 1 / 0
+    engines.slots.next = lambda *_: 1 / 0
     engines.start()
     future = engines.mixing.submit(start(one(1), INFO))
     with pytest.raises(ServeError, match="the server stops"):
