@@ -1,4 +1,4 @@
-"""The data path: prepare beside a loop by hand, k-means beside its matrix products, memory, the loader, sorting.
+"""The data path: prepare beside a loop by hand, k-means beside its matrix products, memory, the loader.
 
 Prepare: the stage on all cores of this machine, a private Ray started before the clock, and a loop in one process that
 reads, decodes, embeds and writes the same rows; both embed with one thread a process and equal batches. Seconds times
@@ -12,7 +12,6 @@ Memory: the peak of the stage's processes for few and many rows of 64 x 64 pixel
 and a sample for k-means that the few rows fill, since it is the one thing that may grow up to its size; the time that
 a sample of the default size takes is measured apart.
 Loader: time of a row over that of a row's training step, without draws, clipping and EMA, of the smallest expert.
-Sorting: rows into as many buckets as a hundred million have, a tenth of a row each a flush, in two passes and in one.
 """
 
 import argparse
@@ -30,7 +29,6 @@ import pyarrow.parquet as pq
 import torch
 from claims import Claim, Report, measuring
 from data_compute import add, measure_kmeans, measure_loader, measure_sampling, quotients
-from data_sorting import measure_sorting
 from PIL import Image
 
 from ddm_ray.config import load_recipe
@@ -50,11 +48,10 @@ SIZES = {
     "many": 200_000,
     "loaded": 40_000,
     "steps": 200,
-    "sorted": 300_000,
 }
 QUICK = {"images": 512, "network_size": 112, "prepare_repeats": 1, "rows": 20_000, "fine": 256, "repeats": 3}
-QUICK |= {"sampled": 80_000, "few": 5_000, "many": 40_000, "loaded": 10_000, "sorted": 50_000}
-MEASURES = ("prepare", "sampling", "kmeans", "memory", "loader", "sorting")
+QUICK |= {"sampled": 80_000, "few": 5_000, "many": 40_000, "loaded": 10_000}
+MEASURES = ("prepare", "sampling", "kmeans", "memory", "loader")
 SIDE = 320  # of the JPEGs
 PART_ROWS = 64  # so that a small folder has many parts
 MEMORY_PART_ROWS = 512  # likewise, so that few rows fill all that is bounded
@@ -214,8 +211,6 @@ def main() -> None:
                     measure_memory(args, Path(folder), report)
                 case "loader":
                     measure_loader(args.loaded, args.steps, args.repeats, Path(folder), report)
-                case "sorting":
-                    measure_sorting(args.sorted, args.repeats, Path(folder), report)
         load = " ".join(f"{value:.1f}" for value in os.getloadavg())
         report.progress(f"{time.monotonic() - began:.0f} s so far; the machine's load: {load}")
     report.finish(args.json)

@@ -18,9 +18,13 @@ from ddm_ray.config import load_recipe
 from ddm_ray.config.data import PartitionConfig
 from ddm_ray.core.kmeans import BLOCK, two_level_kmeans
 from ddm_ray.data.loading.loader import Loader
+from ddm_ray.data.partition.file_plan import FilePlan
+from ddm_ray.data.partition.made_files import MadeFiles
 from ddm_ray.data.partition.sample import RowSample
-from ddm_ray.data.partition.shards import ShardWriter
-from ddm_ray.data.schema import TRAIN, column, data_dtype
+from ddm_ray.data.partition.shards import WrittenShard, commit_shard
+from ddm_ray.data.partition.state import ExpectedShard
+from ddm_ray.data.partition.tally import Tally
+from ddm_ray.data.schema import column, data_dtype, shard_file_schema
 from ddm_ray.storage.graph import expert, shard
 from ddm_ray.storage.run import Run
 from ddm_ray.train.batches import RankBatches
@@ -89,7 +93,7 @@ def measure_loader(num_rows: int, steps: int, repeats: int, folder: Path, report
     runs = {name: Run.create(str(folder / name), load_recipe(name)) for name in RECIPES}
     runs["latents"] = Run.create(str(folder / "latents"), load_recipe("tiny", LATENTS))
     for run in runs.values():
-        make_shard(run, num_rows, folder / "scratch")
+        make_shard(run, num_rows)
     with ExitStack() as stack:
         sides: dict[str, Steps | Epoch] = {f"step of {name}": Steps(run, steps, stack) for name, run in runs.items()}
         for kind, name in (("8x8 pixels", "tiny"), ("4x32x32 latents", "latents")):
@@ -146,25 +150,30 @@ def loader_of(run: Run, rows_gib: float | None) -> Loader:
     return Loader(run, job.shards, job.train.seed, job.batch, rows_gib)
 
 
-def make_shard(run: Run, num_rows: int, scratch: Path, cluster: int = 0) -> None:
+def make_shard(run: Run, num_rows: int, cluster: int = 0) -> None:
     """Rows of noise as a cluster's shard, by the writer that the partition has."""
     config, block = run.config.data, 10_000
-    none_K = np.zeros(run.config.partition.num_clusters, np.int64)
-    rows_K = none_K.copy()
-    rows_K[cluster] = num_rows
+    rows_2K = np.zeros((2, run.config.partition.num_clusters), np.int64)
+    rows_2K[0, cluster] = num_rows
     generator = np.random.default_rng(cluster)
-    with ShardWriter(run, rows_K, none_K, [cluster], scratch) as writer:
-        for begin in range(0, num_rows, block):
-            count = min(block, num_rows - begin)
-            values = generator.integers(0, 255, (count, *config.shape)).astype(data_dtype(config))
-            columns = {
-                "id": [f"row/{index:08d}" for index in range(begin, begin + count)],
-                "data": column(values, data_dtype(config)),
-                "label": generator.integers(0, len(config.class_names), count),
-                "split": [TRAIN] * count,
-            }
-            writer.add(pa.table(columns), np.full(count, cluster))
-        writer.commit(cluster, None)
+    tables = []
+    for begin in range(0, num_rows, block):
+        count = min(block, num_rows - begin)
+        values = generator.integers(0, 255, (count, *config.shape)).astype(data_dtype(config))
+        columns = {
+            "id": [f"row/{index:08d}" for index in range(begin, begin + count)],
+            "data": column(values, data_dtype(config)),
+            "label": generator.integers(0, len(config.class_names), count),
+        }
+        tables.append(pa.table(columns, schema=shard_file_schema(config)))
+    expected = {cluster: ExpectedShard(run, cluster, None, run.identity(shard(cluster)))}
+    plan, files = FilePlan(config, *rows_2K, [cluster], 2**40), MadeFiles(run, expected, 2**40)
+    made = files.write(plan.files[0], pa.concat_tables(tables))
+    assert made
+    written = WrittenShard(Tally.none(config))
+    written.add(made)
+    commit_shard(expected[cluster], written, num_rows, 0)
+    files.clear()
     assert run.require(shard(cluster)).info["rows"] == num_rows
 
 

@@ -68,7 +68,7 @@ def make_run(folder: Path, settings: Sequence[str]) -> str:
     """A run of the tiny recipe with rows of noise in the shards of both clusters; where it is."""
     run = Run.create(str(folder), load_recipe("tiny", tuple(settings)))
     for cluster in range(run.config.partition.num_clusters):
-        make_shard(run, ROWS, folder.parent / "scratch", cluster)
+        make_shard(run, ROWS, cluster)
     return run.url
 
 

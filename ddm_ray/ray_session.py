@@ -41,11 +41,14 @@ TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file that has i
 
 
 @contextmanager
-def ray_session(address: str | None = None, token_file: str | None = None, cores: float = 0.0) -> Iterator[bool]:
+def ray_session(
+    address: str | None = None, token_file: str | None = None, cores: float = 0.0, scratch: str | None = None
+) -> Iterator[bool]:
     """Connect to `address` or $RAY_ADDRESS, else (or for "local") start a private Ray; leave or stop it in the end.
 
     Yields whether it is a private one; `busy_cores` tells others that such a one keeps so many `cores` busy. Where Ray
-    is connected already, that is used and left as it is. `token_file` has the token of the Ray at the address; none:
+    is connected already, that is used and left as it is. `scratch`: a folder for what a private one has no memory for;
+    none: beside its logs. `token_file` has the token of the Ray at the address; none:
     the environment says. Raises RayAway where there is no Ray at the address, RayError for one that asks for another
     token, and ConfigError for a token that can't be read.
     """
@@ -66,7 +69,7 @@ def ray_session(address: str | None = None, token_file: str | None = None, cores
     with _environment(_private()), private_folder(cores) as folder, _libraries_write_to(Path(folder, LIBRARIES)):
         _logs.clear()
         try:
-            _start(f"{folder}/ray")
+            _start(f"{folder}/ray", scratch)
             # Why workers were lost is said by whoever trains, without a paragraph on what it might have been.
             setattr(import_module(ERRORS_PRINTED.module), ERRORS_PRINTED.name, False)
             yield True
@@ -184,7 +187,7 @@ def _locks() -> list[Path]:
     return locks
 
 
-def _start(folder: str) -> None:
+def _start(folder: str, scratch: str | None) -> None:
     """Start a private Ray, again after AGAIN_SECONDS if it doesn't. RayAway if it never does."""
     for pause in (*AGAIN_SECONDS, None):
         try:
@@ -193,6 +196,7 @@ def _start(folder: str) -> None:
                 num_cpus=usable_cores(),
                 include_dashboard=False,
                 _temp_dir=folder,
+                object_spilling_directory=scratch,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
             )
@@ -313,4 +317,7 @@ def _join(address: str, environment: Mapping[str, Any] | None = None) -> None:
         # After some seconds of trying all that is left of Ray's reason is a text.
         if ray.exceptions.AuthenticationError.__name__ in f"{error!r} {error.__cause__}":
             raise RayError(f"the Ray at {address} refuses this token; {TOKEN}") from None
+        if "Version mismatch" in str(error):
+            line = f"the Ray at {address} has another version of Ray or Python: {one_line(error, 300)}"
+            raise RayError(line, "install the same there and here") from None
         raise _away(address, error) from None

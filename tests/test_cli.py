@@ -64,7 +64,7 @@ MISTAKES = {
     "prepare {d}/nothing": "is not a run: it has no run.json; begin one with: ddm init",
     "prepare {d}/file": "error: ",
     "partition {d}/empty": "has no finished rows yet; make it with: ddm prepare",
-    "partition {d}/empty --address local --scratch {d}": "--cluster and --scratch are of this computer alone: leave",
+    "partition {d}/empty --address h:1 --scratch {d}": "--scratch is for a private Ray: each machine of a cluster has",
     "partition {d}/empty --island a": "island a: in which file; name it with --islands FILE",
     "partition {d}/empty --islands {d}/elsewhere.yaml": "the runs of island a lie below s3://lab",
     "train {d}/empty expert 0": "has no finished partition/shards/cluster=000 yet; make it with: ddm partition",

@@ -2,8 +2,8 @@
 
 import os
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -188,6 +188,20 @@ def say_extension(url: str) -> None:
 def warn(text: str) -> None:
     """Print a line on stderr that stands out."""
     click.secho(spelled_out(f"warning: {text}"), fg="yellow", bold=True, err=True)
+
+
+@contextmanager
+def ray_with_scratch(address: str | None, token_file: str | None, scratch: str | None) -> Iterator[None]:
+    """Join the Ray at an address, or start a private one of all cores, which spills below an existing folder.
+
+    `scratch`: that folder; none: the system's temporary one. Raises what `ray_session` does, and StorageError.
+    """
+    from ddm_ray.cores import usable_cores
+    from ddm_ray.data.scratch import scratch_folder
+    from ddm_ray.ray_session import ray_session
+
+    with scratch_folder(scratch) as folder, ray_session(address, token_file, usable_cores(), str(folder)):
+        yield
 
 
 def make(run_url: str, artifact: Artifact, stage: Callable[[Any, Any], None], mends: bool = False) -> Any:

@@ -22,6 +22,7 @@ from ddm_ray.cli.command import (
     SET_HELP,
     main,
     make,
+    ray_with_scratch,
     say,
     warn,
 )
@@ -153,7 +154,9 @@ def _show_rows(run: Any, artifact: Artifact) -> None:
 @RUN
 @click.option("--cluster", type=int, metavar="K", help="Make the shard of this owner only, if owners are clusters.")
 @click.option(
-    "--scratch", metavar="FOLDER", help="Existing local folder with room for all shards. Default: a temporary one."
+    "--scratch",
+    metavar="FOLDER",
+    help="Existing folder of this computer with room for all shards, for a private Ray. Default: a temporary one.",
 )
 @ISLANDS
 @ISLAND
@@ -178,27 +181,24 @@ def partition(
       ddm partition s3://lab/run7 --islands islands.yaml --island gpu-room
       ddm partition study/run --cluster 2
 
-    This computer sorts the rows by itself, on a disk with room for all of them; with --island or --address a Ray
-    cluster sorts them. Kill this command at any moment; the same command continues.
+    Ray Data sorts the rows: on this computer, on a disk with room for all of them; with --island or --address on a
+    cluster, of which each machine has its share. Kill this command at any moment; the same command continues.
     """
     from ddm_ray.placement import load_island
     from ddm_ray.storage.graph import PARTITION, REPORT, shard
 
-    site, on_ray = load_island(islands, island), bool(islands or island or address)
-    if on_ray and (cluster is not None or scratch):
-        raise ConfigError("--cluster and --scratch are of this computer alone: leave them out where Ray partitions")
+    site = load_island(islands, island)
     site.require_run(run_url)
+    if scratch and (site.ray(address)[0] or os.environ.get("RAY_ADDRESS") or "local") != "local":
+        raise ConfigError("--scratch is for a private Ray: each machine of a cluster has the folder that it began with")
 
     def stage(run: Any, report: Any) -> None:
         from ddm_ray.data.partition import stage as partitioning
-
-        if not on_ray:
-            partitioning.partition(run, report, cluster, scratch)
-            return
         from ddm_ray.data.partition.ray_data import RayPasses
-        from ddm_ray.ray_session import ray_session
 
-        partitioning.partition(run, report, execute=RayPasses(partial(ray_session, *site.ray(address))))
+        # Ray starts once there is something to make, so that a mistake is refused without it.
+        session = partial(ray_with_scratch, *site.ray(address), scratch)
+        partitioning.partition(run, report, cluster, execute=RayPasses(session))
 
     artifact = PARTITION if cluster is None else shard(cluster)
     run = make(run_url, artifact, stage, mends=True)

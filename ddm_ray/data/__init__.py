@@ -10,6 +10,7 @@ def no_progress(fraction: float, note: str) -> None:
     """An `OnProgress` that shows nothing."""
 
 
-def phase(on_progress: OnProgress, begin: float, end: float, name: str) -> OnProgress:
-    """Progress of a part of a stage: shares from `begin` to `end` of the whole, notes after its name."""
-    return lambda share, note: on_progress(begin + (end - begin) * share, f"{name}: {note}")
+def phase(on_progress: OnProgress, begin: float, end: float, name: str = "") -> OnProgress:
+    """Progress of a part of a stage: shares from `begin` to `end` of the whole, notes after its name, if it has one."""
+    before = f"{name}: " if name else ""
+    return lambda share, note: on_progress(begin + (end - begin) * share, before + note)

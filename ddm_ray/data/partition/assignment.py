@@ -3,7 +3,7 @@
 N rows of a part, F fine centroids, K clusters.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -14,7 +14,7 @@ from ddm_ray.core.kmeans import assign
 from ddm_ray.data import OnProgress, phase
 from ddm_ray.data.order import shuffle_keys
 from ddm_ray.data.partition.clustering import COLUMNS, Clustering, RowsReader, check_rows
-from ddm_ray.data.partition.passes import EachPart, in_turn
+from ddm_ray.data.partition.passes import Executor
 from ddm_ray.data.schema import trains
 from ddm_ray.errors import DataError
 from ddm_ray.storage.run import Run
@@ -29,15 +29,19 @@ class RowClusters:
     """The cluster of any row, by the row alone: the same wherever and in whatever order rows are looked at.
 
     `cluster_F`: where clusters are balanced, that of each fine cell, but for rows of cells that are in `ranges`.
+    `owner`: the cluster of all rows, where they are an owner's.
     """
 
     run: Run
     clustering: Clustering | None
     cluster_F: np.ndarray | None = None
     ranges: Ranges = field(default_factory=dict)
+    owner: int | None = None
 
     def __call__(self, table: pa.Table) -> np.ndarray:
         """cluster_N int64 of rows, by the columns that the method needs."""
+        if self.owner is not None:
+            return np.full(table.num_rows, self.owner)
         if self.clustering is None:
             return _control(self.run, table)
         if self.cluster_F is None:
@@ -50,9 +54,17 @@ class RowClusters:
             cluster_N[here] = takers[np.searchsorted(first_keys, key_N, side="right")]
         return cluster_N
 
-    def count(self, table: pa.Table) -> np.ndarray:
-        """rows_2K int64: training and held-out rows by cluster."""
-        return _by_split(self(table), trains(table), self.run.config.partition.num_clusters)
+    def count(self, tables: Iterator[pa.Table]) -> Iterator[np.ndarray]:
+        """One rows_2K int64: training and held-out rows of all tables by cluster."""
+        rows_2K = np.zeros((2, self.run.config.partition.num_clusters), np.int64)
+        for table in tables:
+            rows_2K += _by_split(self(table), trains(table), rows_2K.shape[1])
+        yield rows_2K
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that a row's cluster is found by, beside id and split."""
+        return [] if self.owner is not None else COLUMNS.get(self.run.config.partition.method, [])
 
 
 @dataclass(frozen=True)
@@ -74,7 +86,7 @@ class Assigned:
 
 
 def assign_rows(
-    rows: RowsReader, clustering: Clustering | None, on_progress: OnProgress, each: EachPart = in_turn
+    rows: RowsReader, clustering: Clustering | None, on_progress: OnProgress, execute: Executor
 ) -> Assigned:
     """Find the clusters of all rows, and count them. Of balanced clusters, rows are looked at twice.
 
@@ -83,13 +95,10 @@ def assign_rows(
     """
     config = rows.run.config.partition
     if clustering is not None and config.max_share is not None and not rows.run.appends:
-        assigned = _balance(rows, clustering, on_progress, each)
+        assigned = _balance(rows, clustering, on_progress, execute)
     else:
         clusters = RowClusters(rows.run, clustering)
-        rows_2K = np.zeros((2, config.num_clusters), np.int64)
-        for part_2K in each(rows, clusters.count, COLUMNS.get(config.method, []), on_progress):
-            rows_2K += part_2K
-        assigned = Assigned(clusters, *rows_2K)
+        assigned = Assigned(clusters, *count_rows(rows, clusters, on_progress, execute))
     if rows.run.appends:
         return assigned
     check_rows(rows.run, int(assigned.rows_train_K.sum()))
@@ -99,6 +108,12 @@ def assign_rows(
             " use fewer partition.num_clusters"
         )
     return assigned
+
+
+def count_rows(rows: RowsReader, clusters: RowClusters, on_progress: OnProgress, execute: Executor) -> np.ndarray:
+    """rows_2K int64: all training and held-out rows by cluster."""
+    counts: np.ndarray = np.sum([*execute.each(rows, clusters.count, clusters.columns, on_progress)], axis=0)
+    return counts
 
 
 def nearest(clustering: Clustering, table: pa.Table) -> np.ndarray:
@@ -130,31 +145,35 @@ def _by_split(place_N: np.ndarray, train_N: np.ndarray, places: int) -> np.ndarr
 
 @dataclass(frozen=True)
 class _CountCells:
-    """Training and held-out rows by fine cell."""
+    """One rows_2F of tables: training and held-out rows by fine cell."""
 
     clustering: Clustering
 
-    def __call__(self, table: pa.Table) -> np.ndarray:
-        return _by_split(_cells(self.clustering, table), trains(table), len(self.clustering.centroids.fine_FD))
+    def __call__(self, tables: Iterator[pa.Table]) -> Iterator[np.ndarray]:
+        rows_2F = np.zeros((2, len(self.clustering.centroids.fine_FD)), np.int64)
+        for table in tables:
+            rows_2F += _by_split(_cells(self.clustering, table), trains(table), rows_2F.shape[1])
+        yield rows_2F
 
 
 @dataclass(frozen=True)
 class _RowsOfCells:
-    """The rows of some fine cells: cell, split and key of each."""
+    """The rows of some fine cells, table by table: cell, split and key of each."""
 
     clustering: Clustering
     cells: np.ndarray
 
-    def __call__(self, table: pa.Table) -> np.ndarray:
-        fine_N = _cells(self.clustering, table)
-        here = np.flatnonzero(np.isin(fine_N, self.cells))
-        rows = np.empty(len(here), CELLS)
-        rows["fine"], rows["train"] = fine_N[here], trains(table)[here]
-        rows["key"] = shuffle_keys(table["id"].take(pa.array(here)).to_pylist())
-        return rows
+    def __call__(self, tables: Iterator[pa.Table]) -> Iterator[np.ndarray]:
+        for table in tables:
+            fine_N = _cells(self.clustering, table)
+            here = np.flatnonzero(np.isin(fine_N, self.cells))
+            rows = np.empty(len(here), CELLS)
+            rows["fine"], rows["train"] = fine_N[here], trains(table)[here]
+            rows["key"] = shuffle_keys(table["id"].take(pa.array(here)).to_pylist())
+            yield rows
 
 
-def _balance(rows: RowsReader, clustering: Clustering, on_progress: OnProgress, each: EachPart) -> Assigned:
+def _balance(rows: RowsReader, clustering: Clustering, on_progress: OnProgress, execute: Executor) -> Assigned:
     """Share fine cells out so that no cluster has more than its share of the training rows, exactly.
 
     The clusters of a split cell each take a range of its training rows' shuffle keys; held-out rows go by the same
@@ -162,10 +181,8 @@ def _balance(rows: RowsReader, clustering: Clustering, on_progress: OnProgress, 
     """
     config, centroids = rows.run.config.partition, clustering.centroids
     assert config.max_share is not None
-    rows_2F = np.zeros((2, len(centroids.fine_FD)), np.int64)
     counted = phase(on_progress, 0.0, 0.5, "cells")
-    for part_2F in each(rows, _CountCells(clustering), COLUMNS[config.method], counted):
-        rows_2F += part_2F
+    rows_2F = np.sum([*execute.each(rows, _CountCells(clustering), COLUMNS[config.method], counted)], axis=0)
     mass_F = rows_2F[0]
     max_rows = capacity(int(mass_F.sum()), config.max_share, config.num_clusters)
     cost_FK = squared_distances(centroids.fine_FD, centroids.coarse_KD)
@@ -173,7 +190,7 @@ def _balance(rows: RowsReader, clustering: Clustering, on_progress: OnProgress, 
     quota_FK = none_empty(transport(mass_F, cost_FK, max_rows), cost_FK)
     # A fine cell of held-out rows alone goes to the nearest cluster.
     cluster_F = np.where(mass_F > 0, quota_FK.argmax(axis=1), assign(centroids.fine_FD, centroids.coarse_KD))
-    ranges, shared = _share_cells(rows, clustering, quota_FK, phase(on_progress, 0.5, 1.0, "shared cells"), each)
+    ranges, shared = _share_cells(rows, clustering, quota_FK, phase(on_progress, 0.5, 1.0, "shared cells"), execute)
     rows_2K = np.zeros((2, config.num_clusters), np.int64)
     own_F = ~np.isin(np.arange(len(mass_F)), list(ranges))
     for by_cluster_K, by_cell_F in zip(rows_2K, rows_2F, strict=True):
@@ -188,14 +205,14 @@ def _balance(rows: RowsReader, clustering: Clustering, on_progress: OnProgress, 
 
 
 def _share_cells(
-    rows: RowsReader, clustering: Clustering, quota_FK: np.ndarray, on_progress: OnProgress, each: EachPart
+    rows: RowsReader, clustering: Clustering, quota_FK: np.ndarray, on_progress: OnProgress, execute: Executor
 ) -> tuple[Ranges, np.ndarray]:
     """Share out the cells that several clusters have rows of: the ranges, and these cells' rows, by CELLS."""
     cells = np.flatnonzero((quota_FK > 0).sum(axis=1) > 1)
     if not len(cells):
         return {}, np.empty(0, CELLS)
     columns = COLUMNS[rows.run.config.partition.method]
-    shared = np.concatenate([*each(rows, _RowsOfCells(clustering, cells), columns, on_progress)])
+    shared = np.concatenate([*execute.each(rows, _RowsOfCells(clustering, cells), columns, on_progress)])
     ranges = {}
     for cell in cells.tolist():
         takers = np.flatnonzero(quota_FK[cell])

@@ -11,14 +11,13 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 import safetensors.numpy
-import torch
 
 from ddm_ray.core.kmeans import Centroids, two_level_kmeans, unit_length
 from ddm_ray.data import OnProgress
 from ddm_ray.data.columns import read_columns
 from ddm_ray.data.order import shuffle_keys
-from ddm_ray.data.partition.passes import EachPart, in_turn
-from ddm_ray.data.partition.sample import RowSample
+from ddm_ray.data.partition.passes import Executor
+from ddm_ray.data.partition.sample import RowSample, likely_limit
 from ddm_ray.data.read_ahead import read_ahead
 from ddm_ray.data.schema import DUPLICATES, embeddings, images, read_parquet, trains
 from ddm_ray.errors import DataError
@@ -69,8 +68,7 @@ class RowsReader:
             table = self._without_dropped(table)
             yield table
             num_rows += table.num_rows
-            rate = num_rows / max(time.monotonic() - began, 1e-9)
-            on_progress(number / len(names), f"{num_rows:,} rows, {rate:,.0f} rows/s")
+            on_progress(number / len(names), pace(num_rows, began))
 
     def _without_dropped(self, table: pa.Table) -> pa.Table:
         if not len(self._dropped_keys):
@@ -84,6 +82,11 @@ class RowsReader:
             return read_columns(self.run, self.artifact, name, self.manifest, columns)
         where = f"{self.run.url}/{self.artifact}/{name}"
         return read_parquet(self.run.read(self.artifact, name, self.manifest), where)
+
+
+def pace(num_rows: int, began: float) -> str:
+    """Words for so many rows since a moment of the monotonic clock."""
+    return f"{num_rows:,} rows, {num_rows / max(time.monotonic() - began, 1e-9):,.0f} rows/s"
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,8 @@ class Clustering:
 
 def pooled_pixels(images_NCHW: np.ndarray) -> np.ndarray:
     """features_ND: each channel's averages over a grid of 4 x 4, and its standard deviation; D = 17 C."""
+    import torch  # of which processes that read embeddings need nothing
+
     grid_NCLL = torch.nn.functional.adaptive_avg_pool2d(torch.from_numpy(images_NCHW), POOLED_SIDE)
     std_NC = images_NCHW.std(axis=(2, 3))
     return np.concatenate([grid_NCLL.flatten(1).numpy(), std_NC], axis=1, dtype=np.float32)
@@ -159,41 +164,40 @@ def pooled_pixels(images_NCHW: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Candidates:
-    """Training rows of keys up to a limit: (key_N, features_ND), before any scaling."""
+    """Training rows of keys up to a limit, table by table: (key_N, features_ND), before any scaling."""
 
     features: ClusterFeatures
     limit: np.uint64
 
-    def __call__(self, table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-        table = table.filter(pa.array(trains(table)))
-        key_N, features_ND = shuffle_keys(table["id"].to_pylist()), self.features.raw(table)
-        return key_N[key_N <= self.limit], features_ND[key_N <= self.limit]
+    def __call__(self, tables: Iterator[pa.Table]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for table in tables:
+            train = table.filter(pa.array(trains(table)))
+            key_N, features_ND = shuffle_keys(train["id"].to_pylist()), self.features.raw(train)
+            yield key_N[key_N <= self.limit], features_ND[key_N <= self.limit]
 
 
-def _sample(rows: RowsReader, features: ClusterFeatures, each: EachPart, on_progress: OnProgress) -> RowSample:
+def _sample(rows: RowsReader, features: ClusterFeatures, execute: Executor, on_progress: OnProgress) -> RowSample:
     """The training rows of the lowest keys, and their features."""
     config, num_rows = rows.run.config.partition, RowsInfo.of(rows.manifest).rows_train
     size = min(config.sample_rows, num_rows)
-    # Keys are uniform: among so many rows as many as are wanted are below it, but for once in 10^15 times.
-    likely = (size + 8 * np.sqrt(size)) / max(num_rows, 1)
-    limits = [np.uint64(likely * 2.0**64)] if likely < 0.99 else []
-    for limit in (*limits, np.uint64(2**64 - 1)):
+    likely = likely_limit(size, num_rows)
+    for limit in [np.uint64(2**64 - 1)] if likely is None else [likely, np.uint64(2**64 - 1)]:
         sample = RowSample(size)
-        for key_N, features_ND in each(rows, _Candidates(features, limit), COLUMNS[config.method], on_progress):
+        for key_N, features_ND in execute.each(rows, _Candidates(features, limit), COLUMNS[config.method], on_progress):
             sample.add(key_N, features_ND)
         if len(sample) == size:
             break
     return sample
 
 
-def fit(rows: RowsReader, on_progress: OnProgress, each: EachPart = in_turn) -> tuple[Clustering, int]:
+def fit(rows: RowsReader, on_progress: OnProgress, execute: Executor) -> tuple[Clustering, int]:
     """Two-level k-means of a sample of the training rows (paper, section 4), and the sample's number of rows.
 
     Raises DataError for too few rows, or too few different ones, to fill the clusters.
     """
     run, config = rows.run, rows.run.config.partition
     features = ClusterFeatures(run)
-    sample = _sample(rows, features, each, lambda share, note: on_progress(share / 2, f"sampling: {note}"))
+    sample = _sample(rows, features, execute, lambda share, note: on_progress(share / 2, f"sampling: {note}"))
     check_rows(run, len(sample))
     [features_SD] = sample.arrays()
     if config.method == "pixels":

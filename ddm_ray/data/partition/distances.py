@@ -5,7 +5,7 @@ N rows, K clusters, B bins.
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 from pydantic import Field, PositiveInt, ValidationError, model_validator
@@ -48,6 +48,16 @@ class Distances:
         np.maximum.at(self._most_K, cluster_N, distance_N)
         bin_N = (np.maximum(distance_N, np.float32(LEAST)).view(np.uint32) >> _SHIFT) - _FIRST
         np.add.at(self._rows_KB, (cluster_N, bin_N), 1)
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        bins = np.flatnonzero(self._rows_KB)  # few bins have rows
+        return self.measured, self._most_K, bins, self._rows_KB.ravel()[bins]
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.measured, most_K, bins, rows = state
+        self._most_K = most_K.copy()
+        self._rows_KB = np.zeros((len(self._most_K), _NUM), np.int64)
+        self._rows_KB.ravel()[bins] = rows
 
     def joined(self, other: "Distances") -> "Distances":
         """These and others."""

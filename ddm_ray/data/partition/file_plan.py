@@ -3,7 +3,7 @@
 N rows, K clusters.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ class FilePlan:
         clusters: Sequence[int],
         file_bytes: int = FILE_BYTES,
     ):
-        self._config = config
+        self._config, self.file_bytes = config, file_bytes
         self.rows = {TRAIN: rows_train_K, HELDOUT: rows_heldout_K}
         self._first: dict[tuple[int, str], ShardFile] = {}
         self.files: list[ShardFile] = []
@@ -73,48 +73,51 @@ class FilePlan:
         """The files of a cluster's shard; some may turn out to have no rows."""
         return [file for file in self.files if file.cluster == cluster]
 
-    def placed(self, table: pa.Table, cluster_N: np.ndarray, parts: int = 1) -> tuple[pa.Table, np.ndarray]:
-        """(rows, place_M): those of a table's rows that are in the plan, as files store them, and the place of each.
+    def groups(self, files: Iterable[ShardFile], most_bytes: int) -> list[list[ShardFile]]:
+        """The files in groups of about so many bytes at most, or of one file."""
+        groups: list[list[ShardFile]] = []
+        held = 0
+        for file in files:
+            size = int(self.rows[file.split][file.cluster]) * row_bytes(self._config) // file.of
+            if not groups or held + size > most_bytes:
+                groups.append([])
+                held = 0
+            groups[-1].append(file)
+            held += size
+        return groups
 
-        That is the number of its file, times `parts` plus that of its range of the file's keys, if files are cut.
-        """
-        here = np.flatnonzero(np.isin(cluster_N, [cluster for cluster, _ in self._first]))
-        schema = shard_file_schema(self._config)
-        if not len(here):
-            return schema.empty_table(), np.empty(0, np.int64)
-        train_N = trains(table)[here]
-        rows = table.select(schema.names).take(pa.array(here)).cast(schema)
-        key_N = shuffle_keys(rows["id"].to_pylist())
-        place_N = np.empty(len(here), np.int64)
+    def split(self, table: pa.Table, cluster_N: np.ndarray, places: Collection[int]) -> Iterator[tuple[int, pa.Table]]:
+        """Yield those of a table's rows that belong to the files of these places, by place, as files store them."""
+        schema, train_N = shard_file_schema(self._config), trains(table)
+        key_N, place_N = shuffle_keys(table["id"].to_pylist()), np.full(table.num_rows, -1)
         for (cluster, split), first in self._first.items():
-            mine = np.flatnonzero((cluster_N[here] == cluster) & (train_N == (split == TRAIN)))
-            place_N[mine] = first.place * parts + _share(key_N[mine], first.of * parts)
-        return rows, place_N
+            mine = np.flatnonzero((cluster_N == cluster) & (train_N == (split == TRAIN)))
+            place_N[mine] = first.place + _share(key_N[mine], first.of)
+        here = np.flatnonzero(np.isin(place_N, list(places)))
+        if not len(here):
+            return
+        order = here[np.argsort(place_N[here], kind="stable")]
+        rows, starts = table.select(schema.names).take(pa.array(order)).cast(schema), _starts(place_N[order])
+        for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
+            yield int(place_N[order[start]]), rows.slice(start, end - start)
 
 
-def in_order(rows: pa.Table) -> pa.Table:
-    """Rows by their shuffle keys, and of equal ones by their ids."""
-    ids = rows["id"].to_pylist()
-    return rows.take(pa.array(np.lexsort((np.array(ids, dtype=str), shuffle_keys(ids))))).combine_chunks()
+def write_rows(path: Path, rows: pa.Table, schema: pa.Schema, tally: Tally | None) -> None:
+    """Write a file of rows, ordered by their shuffle keys, and of equal ones by their ids; count them.
 
-
-def write_rows(
-    path: Path, tables: Iterable[pa.Table], schema: pa.Schema, mean_bytes: float, tally: Tally | None
-) -> int:
-    """Write a file of rows that come in order, of so many bytes a row; the number of rows, which are counted.
-
-    Raises OSError.
+    Beside the rows it takes the memory of a row group. Raises OSError.
     """
-    rows, group_rows = 0, _group_rows(mean_bytes)
+    group_rows = _group_rows(int(bytes_of_rows(rows).sum()) / rows.num_rows)
+    ids, rows = rows["id"].to_pylist(), rows.combine_chunks()
+    order = np.lexsort((np.array(ids, dtype=str), shuffle_keys(ids)))
     form: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
     form["write_statistics"] = [name for name in ("id", "label") if name in schema.names]
     with pq.ParquetWriter(path, schema, **form) as writer:
-        for group in _groups(iter(tables), group_rows):
+        for start in range(0, len(order), group_rows):
+            group = rows.take(pa.array(order[start : start + group_rows])).combine_chunks()
             writer.write_table(group, row_group_size=group_rows)
-            rows += group.num_rows
             if tally is not None:
                 tally.add(group)
-    return rows
 
 
 def row_bytes(config: DataConfig) -> int:
@@ -150,14 +153,7 @@ def _group_rows(mean_row_bytes: float) -> int:
     return min(max(fitting, MIN_GROUP_ROWS), MAX_GROUP_ROWS)
 
 
-def _groups(tables: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
-    """The same rows in tables of `rows` rows each, the last one of fewer."""
-    rest: pa.Table | None = None
-    for table in tables:
-        rest = table if rest is None else pa.concat_tables([rest, table])
-        full = rest.num_rows // rows * rows
-        for start in range(0, full, rows):
-            yield rest.slice(start, rows).combine_chunks()
-        rest = rest.slice(full).combine_chunks()
-    if rest is not None and rest.num_rows:
-        yield rest
+def _starts(sorted_N: np.ndarray) -> np.ndarray:
+    """Return where each of the values begins."""
+    starts: np.ndarray = np.flatnonzero(np.diff(sorted_N, prepend=-1))
+    return starts

@@ -1,15 +1,21 @@
 """Files of shards that are written before their shards are: a record of each, by which a killed partition goes on."""
 
 import base64
+import tempfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from ddm_ray.data.partition.file_plan import ShardFile
+from ddm_ray.data.partition.file_plan import ShardFile, write_rows
+from ddm_ray.data.partition.state import ExpectedShard
 from ddm_ray.data.partition.tally import Tally
-from ddm_ray.data.schema import data_dtype
+from ddm_ray.data.schema import TRAIN, data_dtype, shard_file_schema
+from ddm_ray.data.sharded.kept_records import as_temporary_error
 from ddm_ray.errors import CorruptArtifact
 from ddm_ray.storage.graph import PARTITION, shard
 from ddm_ray.storage.manifest import FileRecord
@@ -30,16 +36,35 @@ class MadeFile:
 
 
 class MadeFiles:
-    """Records of files of one partition: those of another's rows, centroids or plan are another folder's.
+    """Files of the shards that are expected, and their records. Can be pickled.
 
-    Can be pickled.
+    Records of files of other rows, centroids or plans are in other folders.
     """
 
-    def __init__(self, run: Run, centroids: str | None, file_bytes: int):
-        self._run = run
-        identity = run.identity(PARTITION)
-        made_of = [identity.fields, identity.inputs, centroids, run.generation, file_bytes]
+    def __init__(self, run: Run, expected: Mapping[int, ExpectedShard], file_bytes: int):
+        self._run, self._expected = run, expected
+        made_of: list[Any] = [run.generation, file_bytes]
+        for shard_made in list(expected.values())[:1]:  # all are made of the same
+            made_of += [shard_made.identity.fields, shard_made.identity.inputs, shard_made.centroids]
         self._folder = f"{FOLDER}/{sha256(canonical(made_of))[:16]}"
+
+    def write(self, file: ShardFile, rows: pa.Table) -> MadeFile | None:
+        """Write the file of these rows, in any order, and its record; None where a rival has finished the shard.
+
+        Raises StorageError, also where the system's temporary folder has no room for it.
+        """
+        if self._expected[file.cluster].finished():
+            return None
+        tally = Tally.none(self._run.config.data)
+        schema = shard_file_schema(self._run.config.data)
+        with as_temporary_error(), tempfile.TemporaryDirectory(prefix="ddm-shard-") as folder:
+            path = Path(folder, "file.parquet")
+            write_rows(path, rows, schema, tally if file.split == TRAIN else None)
+            record = FileRecord.of_file(path)
+            self._run.store.write(f"{shard(file.cluster)}/{file.name(self._run.generation)}", path)
+        written = MadeFile(file, record, rows.num_rows, tally)
+        self.put(written)
+        return written
 
     def put(self, made: MadeFile) -> None:
         """Record a file that is written."""
@@ -52,17 +77,19 @@ class MadeFiles:
         }
         self._run.store.write(self._key(made.file), seal(body))
 
-    def find(self, files: Iterable[ShardFile]) -> dict[int, MadeFile]:
-        """The files that have a record and are there, by their places. One that is damaged is as one that isn't."""
+    def find(self, files: Iterable[ShardFile]) -> Iterator[MadeFile]:
+        """Yield those of the files that have a record and are there. One that is damaged is as one that isn't."""
         recorded = self._run.store.sizes(self._folder)
         files = [file for file in files if _name(file) in recorded]
         sizes = {cluster: self._run.store.sizes(shard(cluster)) for cluster in {file.cluster for file in files}}
-        counting: dict[int, MadeFile] = {}
         for file in files:
             made = self._read(file)
             if made and sizes[file.cluster].get(file.name(self._run.generation)) == made.record.bytes:
-                counting[file.place] = made
-        return counting
+                yield made
+
+    def clear(self) -> None:
+        """Delete the records: the shards are committed. Also those of a partition of other rows that was begun."""
+        self._run.store.delete(self._folder if self._run.config.partition.given else FOLDER)
 
     def _read(self, file: ShardFile) -> MadeFile | None:
         key, tally = self._key(file), Tally.none(self._run.config.data)
@@ -83,11 +110,6 @@ class MadeFiles:
 
     def _key(self, file: ShardFile) -> str:
         return f"{self._folder}/{_name(file)}"
-
-
-def clear_records(run: Run) -> None:
-    """Delete the records of files, those of an earlier partition that was begun too: their shards are committed."""
-    run.store.delete(FOLDER)
 
 
 def _name(file: ShardFile) -> str:

@@ -1,9 +1,16 @@
 """The report of a partition as an artifact of its own: made with the partition, or again of its rows."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from ddm_ray.config import RunConfig
 from ddm_ray.data import OnProgress, no_progress, phase
-from ddm_ray.data.partition.assignment import assign_rows
+from ddm_ray.data.partition.assignment import Assigned, assign_rows
 from ddm_ray.data.partition.clustering import Clustering, RowsReader
-from ddm_ray.data.partition.fit import earlier
+from ddm_ray.data.partition.fit import Earlier, earlier
+from ddm_ray.data.partition.passes import Executor, InProcess
 from ddm_ray.data.partition.report_builder import Report, ReportBuilder, given_report
 from ddm_ray.data.partition.state import has_files, invalidate
 from ddm_ray.errors import CorruptArtifact, DriftError
@@ -13,12 +20,12 @@ from ddm_ray.storage.manifest import FileRecord, Manifest, sha256
 from ddm_ray.storage.run import Run
 
 
-def report(run: Run, progress: OnProgress | None = None) -> None:
+def report(run: Run, progress: OnProgress | None = None, execute: Executor | None = None) -> None:
     """Make the report of a finished partition, of its rows; a no-op if the report is finished.
 
-    Raises MissingArtifact, CorruptArtifact, DriftError, StorageError.
+    `execute`: see `stage.partition`. Raises MissingArtifact, CorruptArtifact, DriftError, StorageError, RayError.
     """
-    on_progress = progress or no_progress
+    on_progress, execute = progress or no_progress, execute or InProcess()
     partition = run.require(PARTITION)
     # The manifest of an older partition lists the files of its report, which must stay as they are.
     if finished_report(run) or f"{REPORT}/report.html".removeprefix(f"{PARTITION}/") in partition.files:
@@ -26,26 +33,54 @@ def report(run: Run, progress: OnProgress | None = None) -> None:
     if run.config.partition.given:
         commit_report(run, given_report(run.named, PartitionInfo.of(partition)))
         return
-    rows, begun = RowsReader(run, ROWS), 0.25 if run.appends else 0.0
+    rows = RowsReader(run, ROWS)
     clustering = read_clustering(run, run.require(CENTROIDS)) if run.config.partition.by_kmeans else None
-    builder = begin_report(run, clustering, phase(on_progress, 0.0, begun, "report"))
-    assigned = assign_rows(rows, clustering, phase(on_progress, begun, 0.5, "clusters"))
-    for table in rows.parts(None, phase(on_progress, 0.5, 1.0, "report")):
-        cluster_N = assigned.clusters(table)
-        builder.add(table, cluster_N, assigned.distances(table, cluster_N))
-    commit_report(run, build_report(builder, partition, rows, assigned.clustering))
+    with execute.session():
+        assigned = assign_rows(rows, clustering, phase(on_progress, 0.0, 0.5, "clusters"), execute)
+        report_of(rows, partition, assigned, phase(on_progress, 0.5, 1.0, "report"), execute)
 
 
-def begin_report(run: Run, clustering: Clustering | None, on_progress: OnProgress) -> ReportBuilder:
-    """The builder of a report, which rows are added to next; where these were appended, it knows the earlier ones."""
-    if not run.appends or run.base is None or clustering is None:
-        return ReportBuilder(run.named)
-    return ReportBuilder(run.named, earlier(run, finished_report(run.base), clustering, on_progress))
+def report_of(
+    rows: RowsReader, partition: Manifest, assigned: Assigned, on_progress: OnProgress, execute: Executor
+) -> None:
+    """Make the report of a partition of these rows, whose clusters are known."""
+    run, info, clustering = rows.run, PartitionInfo.of(partition), assigned.clustering
+    look = _Look(run.named, info, assigned)
+    before = None
+    if run.appends and run.base and clustering:
+        before = earlier(run, finished_report(run.base), clustering, phase(on_progress, 0.0, 0.3, "earlier rows"))
+    builder = look.builder(before)
+    for part in execute.each(rows, look, look.columns(rows), phase(on_progress, 0.3 if before else 0.0, 1.0)):
+        builder.join(part)
+    commit_report(run, build_report(builder, rows, clustering))
 
 
-def build_report(
-    builder: ReportBuilder, partition: Manifest, rows: RowsReader, clustering: Clustering | None
-) -> Report:
+@dataclass(frozen=True)
+class _Look:
+    """Looks at tables for a report: a builder that has seen all that come together."""
+
+    config: RunConfig
+    info: PartitionInfo
+    assigned: Assigned
+
+    def builder(self, before: Earlier | None = None) -> ReportBuilder:
+        return ReportBuilder(self.config, self.info, int(self.assigned.rows_train_K.sum()), before)
+
+    def columns(self, rows: RowsReader) -> list[str]:
+        shown = {"embedding": RowsInfo.of(rows.manifest).embedding_dim > 0, "text": self.config.data.text is not None}
+        latents = self.config.data.latents is not None
+        shown |= {"thumbnail": latents, "data": not latents}
+        return sorted({*self.assigned.clusters.columns, *(name for name, needed in shown.items() if needed)})
+
+    def __call__(self, tables: Iterator[pa.Table]) -> Iterator[ReportBuilder]:
+        builder = self.builder()
+        for table in tables:
+            cluster_N = self.assigned.clusters(table)
+            builder.add(table, cluster_N, self.assigned.distances(table, cluster_N))
+        yield builder
+
+
+def build_report(builder: ReportBuilder, rows: RowsReader, clustering: Clustering | None) -> Report:
     """The report of a partition whose `rows` have all been added to `builder`."""
     run, info = rows.run, RowsInfo.of(rows.manifest)
     counts = {"rejected": info.rejected, "duplicates": info.duplicates, "dropped": info.dropped}
@@ -58,7 +93,7 @@ def build_report(
     if (before := builder.earlier) and before.distances.measured < sum(before.rows_K):
         many = f"{before.distances.measured:,} of {sum(before.rows_K):,} training rows"
         facts["distances of earlier rows"] = f"of {many}, of parts drawn at random: an earlier report doesn't have them"
-    return builder.build(PartitionInfo.of(partition), clustering.centroids if clustering else None, facts)
+    return builder.build(clustering.centroids if clustering else None, facts)
 
 
 def read_clustering(run: Run, manifest: Manifest) -> Clustering:

@@ -1,4 +1,4 @@
-"""The report of a partition, built from rows seen once in a stream: warnings, pictures, a page to look at.
+"""The report of a partition, built from rows seen once, in parts: warnings, pictures, a page to look at.
 
 N rows, D dimensions of an embedding, F fine centroids, K clusters, S sampled rows.
 """
@@ -6,7 +6,7 @@ N rows, D dimensions of an embedding, F fine centroids, K clusters, S sampled ro
 import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,7 @@ from ddm_ray.data.partition.pictures import (
     tile,
     to_image,
 )
-from ddm_ray.data.partition.sample import LowestKeys, RowSample
+from ddm_ray.data.partition.sample import LowestKeys, RowSample, likely_limit
 from ddm_ray.data.schema import embeddings, stored_images, trains
 from ddm_ray.storage.info import ClusterFit, PartitionInfo, ReportInfo
 
@@ -36,6 +36,7 @@ IMAGES = 8
 SHOWN_CLUSTERS = 64
 PROJECTED_ROWS, SILHOUETTE_ROWS = 5000, 2000
 CAPTIONS = 3
+SeenT = TypeVar("SeenT")
 
 
 @dataclass(frozen=True)
@@ -47,19 +48,21 @@ class Report:
 
 
 class ReportBuilder:
-    """Looks at a partition's rows as they stream by, in any order, and keeps samples of them, and their distances.
+    """Looks at the rows of a partition, in any order, and keeps samples of them, and their distances.
 
-    `earlier`: the rows that these were appended to.
+    Builders of some of the rows each, which can be pickled, are joined to that of all. `num_rows`: training rows that
+    are added to all of them together. `earlier`: the rows that these were appended to.
     """
 
-    def __init__(self, config: RunConfig, earlier: Earlier | None = None):
-        num_clusters = config.partition.num_clusters
+    def __init__(self, config: RunConfig, info: PartitionInfo, num_rows: int, earlier: Earlier | None = None):
         self.earlier = earlier
-        self._distances = Distances(num_clusters)
-        self._config, self._num_clusters = config, num_clusters
-        self._nearest = [_Looks(IMAGES) for _ in range(num_clusters)]
-        self._random = [_Looks(IMAGES) for _ in range(num_clusters)]
-        self._sample = RowSample(PROJECTED_ROWS)
+        self._config, self._info, self._num_clusters = config, info, config.partition.num_clusters
+        self._distances = Distances(self._num_clusters)
+        self._shown = np.sort(np.argsort(-np.array(info.rows_K), kind="stable")[:SHOWN_CLUSTERS]).tolist()
+        self._nearest = {cluster: _Looks(IMAGES) for cluster in self._shown}
+        self._random = {cluster: _Looks(IMAGES) for cluster in self._shown}
+        self._captions = [_Looks(CAPTIONS) for _ in range(self._num_clusters)] if config.data.text is not None else []
+        self._sample, self._limit = RowSample(PROJECTED_ROWS), likely_limit(PROJECTED_ROWS, num_rows)
 
     def add(self, table: pa.Table, cluster_N: np.ndarray, distance_N: np.ndarray | None) -> None:
         """Rows by `rows_schema`, the cluster of each, and its distance from the centroid, if clusters have any.
@@ -70,22 +73,37 @@ class ReportBuilder:
         cluster_N = cluster_N[train]
         key_N = shuffle_keys(table["id"].take(pa.array(train)).to_pylist())
         if "embedding" in table.column_names:
-            self._sample.add(key_N, embeddings(table)[train], cluster_N)
+            low = slice(None) if self._limit is None else key_N <= self._limit
+            self._sample.add(key_N[low], embeddings(table)[train][low], cluster_N[low])
         if distance_N is not None:
             self._distances.add(cluster_N, distance_N[train])
-        for cluster in np.unique(cluster_N):
+        for cluster in np.unique(cluster_N).tolist():
             rows = np.flatnonzero(cluster_N == cluster)
-            look = _Look(self._config, table, train[rows])
+            if self._captions:
+                self._captions[cluster].offer(key_N[rows], _Caption(table, train[rows]))
+            if cluster not in self._random:
+                continue
+            tile_of = _Tile(self._config, table, train[rows])
             if distance_N is not None:
-                self._nearest[cluster].offer(_nearest_first(distance_N[train][rows], key_N[rows]), look)
-            self._random[cluster].offer(key_N[rows], look)
+                self._nearest[cluster].offer(_nearest_first(distance_N[train][rows], key_N[rows]), tile_of)
+            self._random[cluster].offer(key_N[rows], tile_of)
 
-    def build(self, info: PartitionInfo, centroids: Centroids | None, facts: Mapping[str, str]) -> Report:
+    def join(self, other: "ReportBuilder") -> None:
+        """Add what a builder of other rows of the partition has kept."""
+        self._distances = self._distances.joined(other._distances)
+        self._sample.join(other._sample)
+        for cluster in self._shown:
+            self._nearest[cluster].join(other._nearest[cluster])
+            self._random[cluster].join(other._random[cluster])
+        for own, others in zip(self._captions, other._captions, strict=True):
+            own.join(others)
+
+    def build(self, centroids: Centroids | None, facts: Mapping[str, str]) -> Report:
         """The report of all rows that were added; `facts`: more lines for its last section, such as rows left out."""
         fit = fits(self._distances, self.earlier) if self.earlier else ()
         embedding_SD, cluster_S = self._sampled()
         silhouette, silhouette_K = self._silhouette(embedding_SD, cluster_S)
-        files = {"clusters.png": self._clusters(info)}
+        files = {"clusters.png": self._clusters()}
         if embedding_SD is not None:
             files["projection.png"] = self._projection(embedding_SD, cluster_S, centroids)
         columns: dict[str, list[str]] = {}
@@ -96,12 +114,12 @@ class ReportBuilder:
             so_far = self._distances.joined(self.earlier.distances) if self.earlier else self._distances
             files[FILE] = so_far.to_bytes()
         columns |= fit_columns(fit)
-        if self._config.data.text is not None:
-            captions = [[look.caption for look in looks.kept()[:CAPTIONS]] for looks in self._random]
+        if self._captions:
             columns["for example"] = [
-                "; ".join(text if len(text) < 60 else text[:59] + "…" for text in few) for few in captions
+                "; ".join(text if len(text) < 60 else text[:59] + "…" for text in looks.kept())
+                for looks in self._captions
             ]
-        return _report(self._config, info, (silhouette, silhouette_K), files, columns, facts, fit)
+        return _report(self._config, self._info, (silhouette, silhouette_K), files, columns, facts, fit)
 
     def _sampled(self) -> tuple[np.ndarray | None, np.ndarray]:
         """embedding_SD as they were clustered, of unit length by the spherical metric; cluster_S."""
@@ -126,15 +144,14 @@ class ReportBuilder:
         by_cluster = [value_S[cluster_S == cluster] for cluster in range(self._num_clusters)]
         return float(value_S.mean()), [float(values.mean()) if len(values) else None for values in by_cluster]
 
-    def _clusters(self, info: PartitionInfo) -> bytes:
-        rows_K = np.array(info.rows_K)
-        shown = np.sort(np.argsort(-rows_K, kind="stable")[:SHOWN_CLUSTERS])
+    def _clusters(self) -> bytes:
+        rows_K = np.array(self._info.rows_K)
         groups = {"drawn at random": self._random}
-        if any(looks.kept() for looks in self._nearest):
+        if any(looks.kept() for looks in self._nearest.values()):
             groups = {"nearest to the centroid": self._nearest, **groups}
         lines = []
-        for cluster in map(int, shown):
-            images = [[look.image for look in group[cluster].kept()] for group in groups.values()]
+        for cluster in self._shown:
+            images = [group[cluster].kept() for group in groups.values()]
             rows = int(rows_K[cluster])
             lines.append(ClusterImages(f"cluster {cluster}", f"{rows:,} rows, {rows / rows_K.sum():.1%}", images))
         return clusters_png(lines, list(groups), IMAGES)
@@ -150,48 +167,55 @@ class ReportBuilder:
         return projection_png((embedding_SD - mean_D) @ axes_D2, cluster_S, (centres_KD - mean_D) @ axes_D2)
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """A row as the report shows it: its tile, and its caption or an empty text."""
-
-    image: Image.Image
-    caption: str
-
-
-class _Looks:
+class _Looks(Generic[SeenT]):
     """The rows of the `size` lowest keys, looked at."""
 
     def __init__(self, size: int):
         self._keys = LowestKeys(size)
-        self._seen: dict[int, _Seen] = {}
+        self._seen: dict[int, SeenT] = {}
 
-    def offer(self, key_N: np.ndarray, look: Callable[[int], _Seen]) -> None:
+    def offer(self, key_N: np.ndarray, look: Callable[[int], SeenT]) -> None:
         """`look(n)` is called for rows that are kept for now, no others."""
         for row, slot in zip(*self._keys.offer(key_N), strict=True):
             self._seen[int(slot)] = look(int(row))
 
-    def kept(self) -> list[_Seen]:
-        """The rows in the order of their keys."""
+    def join(self, other: "_Looks[SeenT]") -> None:
+        """Add what others saw."""
+        seen = other.kept()
+        self.offer(other._keys.lowest, seen.__getitem__)
+
+    def kept(self) -> list[SeenT]:
+        """Return what was seen of the rows, in the order of their keys."""
         self._seen = {number: self._seen[int(slot)] for number, slot in enumerate(self._keys.sort())}
         return list(self._seen.values())
 
 
 @dataclass(frozen=True)
-class _Look:
-    """A look at the n-th of some rows of a table."""
+class _Caption:
+    """The caption of the n-th of some rows of a table."""
+
+    table: pa.Table
+    rows: np.ndarray
+
+    def __call__(self, n: int) -> str:
+        return str(self.table["text"][int(self.rows[n])].as_py())
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """The tile of the n-th of some rows of a table."""
 
     config: RunConfig
     table: pa.Table
     rows: np.ndarray
 
-    def __call__(self, n: int) -> _Seen:
+    def __call__(self, n: int) -> Image.Image:
         row = self.table.slice(int(self.rows[n]), 1)
-        caption = row["text"][0].as_py() if self.config.data.text is not None else ""
         if self.config.data.latents is not None:
             with Image.open(io.BytesIO(row["thumbnail"][0].as_py())) as image:
-                return _Seen(tile(image), caption)
+                return tile(image)
         pixels_NCHW = stored_images(row, self.config.data)
-        return _Seen(tile(to_image(pixels_NCHW[0])), caption)
+        return tile(to_image(pixels_NCHW[0]))
 
 
 def _nearest_first(distance_N: np.ndarray, key_N: np.ndarray) -> np.ndarray:

@@ -4,51 +4,41 @@ N rows of a part, D dimensions of what is clustered, K clusters.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ddm_ray.data import OnProgress, no_progress, phase
-from ddm_ray.data.partition.assignment import assign_rows
+from ddm_ray.data.partition.assignment import Assigned, RowClusters, assign_rows, count_rows
 from ddm_ray.data.partition.clustering import Clustering, RowsReader, fit
 from ddm_ray.data.partition.file_plan import FILE_BYTES, FilePlan
-from ddm_ray.data.partition.made_files import MadeFiles, clear_records
+from ddm_ray.data.partition.made_files import MadeFiles
 from ddm_ray.data.partition.numbers import sizes
-from ddm_ray.data.partition.passes import EachPart, in_turn
-from ddm_ray.data.partition.report import begin_report, build_report, commit_report, read_clustering, report
-from ddm_ray.data.partition.shards import ShardWriter, commit_made
+from ddm_ray.data.partition.passes import Executor, InProcess
+from ddm_ray.data.partition.report import read_clustering, report, report_of
+from ddm_ray.data.partition.shards import write_shards
 from ddm_ray.data.partition.state import SHARDS, ExpectedShard, check_finished, invalidate, manifest_key
-from ddm_ray.data.schema import trains
-from ddm_ray.data.scratch import scratch_folder
 from ddm_ray.errors import ConfigError, CorruptArtifact, DataError, DriftError
 from ddm_ray.storage.graph import CENTROIDS, PARTITION, ROWS, Artifact, owner_rows, shard, shards_of
 from ddm_ray.storage.info import CentroidsInfo, PartitionInfo, ShardInfo
 from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest, sha256
 from ddm_ray.storage.run import Run
 
-if TYPE_CHECKING:
-    from ddm_ray.data.partition.ray_data import RayPasses
-
 
 def partition(
     run: Run,
     progress: OnProgress | None = None,
     cluster: int | None = None,
-    scratch: str | None = None,
     with_report: bool = True,
-    execute: "RayPasses | None" = None,
+    execute: Executor | None = None,
 ) -> Manifest:
     """Make the shards, then the artifact `partition`, then its report; a no-op if all are finished.
 
-    `execute`: has a Ray cluster do it; none: this process does.
-
-    `cluster`: where shards are given, make this owner's shard alone, of its own rows. `scratch`: a local folder that
-    takes about what the shards do (none: the system's temporary one). Memory: the k-means sample, some parts of the
-    rows and a shard's file. The same rows give the same bytes, also where this runs twice at once. Raises DataError
-    if a cluster would have no training row, ConfigError, MissingArtifact, CorruptArtifact, DriftError, StorageError.
+    `cluster`: where shards are given, make this owner's shard alone, of its own rows. `execute`: none has this process
+    do all. Memory: the k-means sample, some parts of the rows, and files of about a GiB. The same rows give the same
+    bytes, also where this runs twice at once. Raises DataError if a cluster would have no training row, ConfigError,
+    MissingArtifact, CorruptArtifact, DriftError, StorageError, RayError.
     """
-    on_progress = progress or no_progress
+    on_progress, execute = progress or no_progress, execute or InProcess()
     given, num_clusters = run.config.partition.given, run.config.partition.num_clusters
     if cluster is not None:
         if not given:
@@ -57,17 +47,15 @@ def partition(
         if not 0 <= cluster < num_clusters:
             last = num_clusters - 1
             raise ConfigError(f"cluster {cluster}: partition.num_clusters is {num_clusters}, so 0 to {last}")
-        return _own(run, cluster, on_progress, scratch)
-    manifest = _collect(run, on_progress) if given else _partition(run, on_progress, scratch, with_report, execute)
+        return _own(run, cluster, on_progress, execute)
+    manifest = _collect(run, on_progress) if given else _partition(run, on_progress, with_report, execute)
     if with_report:
-        report(run, on_progress)
+        report(run, on_progress, execute)
     return manifest
 
 
-def _partition(
-    run: Run, on_progress: OnProgress, scratch: str | None, with_report: bool, execute: "RayPasses | None"
-) -> Manifest:
-    """The partition, and perhaps its report, whose builder sees all rows as this process sorts them."""
+def _partition(run: Run, on_progress: OnProgress, with_report: bool, execute: Executor) -> Manifest:
+    """The partition of all rows; its report, too, unless shards of a finished one are made again."""
     finished = run.finished(PARTITION)
     identity = run.identity(PARTITION)
     clusters = range(run.config.partition.num_clusters)
@@ -80,53 +68,48 @@ def _partition(
         check_finished(run, finished)
         if all(expected(cluster, None).finished() for cluster in clusters):
             return finished
-        with_report = False  # one that is missing is made of all rows, once the shards are whole
-    rows, each = RowsReader(run, ROWS), execute.each if execute else in_turn
-    with scratch_folder(scratch) as folder, execute.session() if execute else nullcontext():
-        clustering, centroids = _centroids(rows, identity, phase(on_progress, 0.0, 0.4, "centroids"), each)
-        earlier = phase(on_progress, 0.0, 0.4, "report")  # rows that are appended have no centroids to fit
-        builder = begin_report(run, clustering, earlier) if with_report and not execute else None
+    rows = RowsReader(run, ROWS)
+    with execute.session():
+        clustering, centroids = _centroids(rows, identity, phase(on_progress, 0.0, 0.35, "centroids"), execute)
         digest = centroids.digest if centroids else None
-        shards = {cluster: expected(cluster, digest).finished() for cluster in clusters}
-        kept = {cluster: manifest for cluster, manifest in shards.items() if manifest}
-        missing = [cluster for cluster in clusters if cluster not in kept]
-        for cluster in missing:
-            expected(cluster, digest).invalidate()
+        shards = {cluster: expected(cluster, digest) for cluster in clusters}
+        kept = {cluster: manifest for cluster, each in shards.items() if (manifest := each.finished())}
+        missing = {cluster: each for cluster, each in shards.items() if cluster not in kept}
+        for each in missing.values():
+            each.invalidate()
         for name in run.store.folders(f"{PARTITION}/{SHARDS}"):
             if f"{PARTITION}/{SHARDS}/{name}" not in shards_of(run.config):
                 run.store.delete_one(f"{PARTITION}/{SHARDS}/{name}/{NAME}")
-        assigned = assign_rows(rows, clustering, phase(on_progress, 0.4, 0.6, "clusters"), each)
-        sorting, counts = phase(on_progress, 0.6, 0.8, "sorting"), (assigned.rows_train_K, assigned.rows_heldout_K)
-        if execute:
-            plan, made = FilePlan(run.config.data, *counts, missing, FILE_BYTES), MadeFiles(run, digest, FILE_BYTES)
-            files = execute.write(rows, assigned.clusters, plan, made, sorting)
-            for cluster in missing:
-                under = run.identity(shard(cluster))
-                kept[cluster] = commit_made(ExpectedShard(run, cluster, digest, under, listed[cluster]), plan, files)
-        else:
-            with ShardWriter(run, *counts, missing, folder / "shards", FILE_BYTES) as writer:
-                for table in rows.parts(None, sorting):
-                    cluster_N = assigned.clusters(table)
-                    writer.add(table, cluster_N)
-                    if builder:
-                        builder.add(table, cluster_N, assigned.distances(table, cluster_N))
-                for done, cluster in enumerate(missing):
-                    on_progress(0.8 + 0.18 * done / len(missing), f"shard {cluster}")
-                    kept[cluster] = writer.commit(cluster, digest, listed[cluster])
-    clear_records(run)
-    if finished:
-        _require_listed(run, finished, {cluster: kept[cluster] for cluster in missing})
-        return finished
-    manifest = _commit(run, [kept[cluster] for cluster in clusters], centroids, identity)
-    if builder:
-        on_progress(0.98, "report")
-        commit_report(run, build_report(builder, manifest, rows, assigned.clustering))
+        assigned = assign_rows(rows, clustering, phase(on_progress, 0.35, 0.5, "clusters"), execute)
+        kept |= _write(rows, assigned, missing, phase(on_progress, 0.5, 0.85), execute)
+        if finished:
+            _require_listed(run, finished, {cluster: kept[cluster] for cluster in missing})
+            return finished
+        manifest = _commit(run, [kept[cluster] for cluster in clusters], centroids, identity)
+        if with_report:
+            on_progress(0.85, "report")
+            report_of(rows, manifest, assigned, phase(on_progress, 0.85, 1.0, "report"), execute)
     _show_sizes(manifest, on_progress)
     return manifest
 
 
+def _write(
+    rows: RowsReader,
+    assigned: Assigned,
+    missing: Mapping[int, ExpectedShard],
+    on_progress: OnProgress,
+    execute: Executor,
+) -> dict[int, Manifest]:
+    """Write the shards that are missing."""
+    run, counts = rows.run, (assigned.rows_train_K, assigned.rows_heldout_K)
+    plan, made = FilePlan(run.config.data, *counts, list(missing), FILE_BYTES), MadeFiles(run, missing, FILE_BYTES)
+    manifests = write_shards(rows, assigned.clusters, plan, missing, made, on_progress, execute)
+    made.clear()
+    return manifests
+
+
 def _centroids(
-    rows: RowsReader, identity: Identity, on_progress: OnProgress, each: EachPart
+    rows: RowsReader, identity: Identity, on_progress: OnProgress, execute: Executor
 ) -> tuple[Clustering | None, Manifest | None]:
     """The artifact of the centroids, as an interrupted partition left it or new, for the methods that have one."""
     run = rows.run
@@ -140,7 +123,7 @@ def _centroids(
         [name] = before.files
         data, info = run.base.read(CENTROIDS, name, before), CentroidsInfo.of(before)
     else:
-        clustering, num_sampled = fit(rows, on_progress, each)
+        clustering, num_sampled = fit(rows, on_progress, execute)
         data = clustering.to_bytes()
         info = CentroidsInfo(rows_sampled=num_sampled, num_fine=len(clustering.centroids.fine_FD))
     # Named by its content, since a concurrent writer's may be other bits, from another machine.
@@ -193,26 +176,21 @@ def partition_info(shards: Sequence[ShardInfo], centroids: CentroidsInfo | None)
     return PartitionInfo(**sizes(counts_CK, train_K, heldout_K), num_fine=num_fine, networks=networks)
 
 
-def _own(run: Run, cluster: int, on_progress: OnProgress, scratch: str | None) -> Manifest:
+def _own(run: Run, cluster: int, on_progress: OnProgress, execute: Executor) -> Manifest:
     """One owner's shard, of its own rows alone."""
     run.finished(shard(cluster))  # raises DriftError
-    if finished := ExpectedShard(run, cluster, None, run.identity(shard(cluster))).finished():
+    expected = ExpectedShard(run, cluster, None, run.identity(shard(cluster)))
+    if finished := expected.finished():
         return finished
-    rows = RowsReader(run, owner_rows(cluster))
-    with scratch_folder(scratch) as folder:
-        counts_2K = np.zeros((2, run.config.partition.num_clusters), np.int64)
-        for table in rows.parts([], phase(on_progress, 0.0, 0.3, "counting")):
-            train = int(trains(table).sum())
-            counts_2K[:, cluster] += (train, table.num_rows - train)
-        if not counts_2K[0, cluster]:
+    rows, clusters = RowsReader(run, owner_rows(cluster)), RowClusters(run, None, owner=cluster)
+    with execute.session():
+        expected.invalidate()
+        assigned = Assigned(clusters, *count_rows(rows, clusters, phase(on_progress, 0.0, 0.3, "counting"), execute))
+        if not assigned.rows_train_K[cluster]:
             raise DataError(
                 f"{run.url}/{owner_rows(cluster)}: has no training row; prepare more, or use a lower data.heldout"
             )
-        with ShardWriter(run, counts_2K[0], counts_2K[1], [cluster], folder / "shards") as writer:
-            for table in rows.parts(None, phase(on_progress, 0.3, 0.8, "sorting")):
-                writer.add(table, np.full(table.num_rows, cluster))
-            on_progress(0.8, f"shard {cluster}")
-            manifest = writer.commit(cluster, None)
+        [manifest] = _write(rows, assigned, {cluster: expected}, phase(on_progress, 0.3, 1.0), execute).values()
     on_progress(1.0, f"{ShardInfo.of(manifest).rows_train:,} training rows")
     return manifest
 

@@ -7,7 +7,7 @@ import logging
 import math
 import pickle
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,17 +17,18 @@ import pyarrow as pa
 import ray
 import ray.data
 from ray.data.context import AutoscalingConfig
+from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayTaskError, UserCodeException
 from ray.exceptions import RayError as RayOwnError
-from ray.exceptions import RayTaskError, UserCodeException
 
 from ddm_ray.data.sharded.chunk_store import RecordT
 from ddm_ray.data.sharded.work import CHUNK_BYTES, ChunkMaker, FinishChunks, FinishedChunk, ReadUnit, Task
-from ddm_ray.errors import DDMError, RayAway, RayError
+from ddm_ray.errors import DDMError, RayAway, RayError, StorageError
 from ddm_ray.memory import KEEP_FREED_MEMORY
 from ddm_ray.placement import PreparePlacement
 from ddm_ray.spelling import one_line
 
 TASKS_PER_CORE = 16
+ROOM = "free some space where its machines spill objects to"
 # Values as pickle sees them, and apart from these the memory of their arrays, which isn't copied when it is read.
 _VALUE = pa.schema([("value", pa.binary()), ("buffers", pa.list_(pa.large_binary()))])
 
@@ -94,15 +95,30 @@ def _finished_chunks(
 def values_of(dataset: ray.data.Dataset, url: str) -> Iterator[Any]:
     """The values of a dataset of rows as `to_row` makes them; an error among them is raised.
 
-    Raises RayError naming `url` for what fails in Ray.
+    Raises what `errors_of_ray` does.
     """
-    try:
+    with errors_of_ray(url):
         for row in dataset.iter_rows():
             value = pickle.loads(row["value"], buffers=row["buffers"])
             if isinstance(value, DDMError):
                 raise value
             yield value
+
+
+@contextmanager
+def errors_of_ray(url: str) -> Iterator[None]:
+    """Turn what fails in Ray into a RayError of one line that names `url`, or a DDMError that a task raised into that.
+
+    Raises StorageError where a machine has no room for rows on their way.
+    """
+    try:
+        yield
     except RayOwnError as error:
+        cause = error.cause if isinstance(error, RayTaskError) else error
+        if isinstance(cause, DDMError):
+            raise cause from None
+        if isinstance(cause, OutOfDiskError | ObjectStoreFullError):
+            raise StorageError(f"{url}: a machine of this Ray has no room for rows on their way", ROOM, False) from None
         if (ours := _our_own(error)) is not None:
             raise RayError(
                 f"{url}: {ours}; this is likely a bug, which the same command would meet again: report it with"

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from ddm_ray.data.partition.file_plan import FilePlan
-from ddm_ray.data.partition.made_files import FOLDER, MadeFile, MadeFiles, clear_records
+from ddm_ray.data.partition.made_files import FOLDER, MadeFile, MadeFiles
+from ddm_ray.data.partition.state import ExpectedShard
 from ddm_ray.data.partition.tally import Tally
 from ddm_ray.data.schema import TRAIN
 from ddm_ray.storage.graph import PARTITION, shard
@@ -36,21 +37,30 @@ def write(run: Run, plan: FilePlan, place: int) -> MadeFile:
     data = bytes([place]) * (100 + place)
     run.store.write(f"{shard(file.cluster)}/{file.name(run.generation)}", data)
     made = MadeFile(file, FileRecord.of(data), table.num_rows, tally)
-    MadeFiles(run, CENTROIDS, FILE_BYTES).put(made)
+    made_files(run).put(made)
     return made
+
+
+def made_files(run: Run, centroids: str = CENTROIDS, file_bytes: int = FILE_BYTES) -> MadeFiles:
+    expected = {cluster: ExpectedShard(run, cluster, centroids, run.identity(PARTITION)) for cluster in range(4)}
+    return MadeFiles(run, expected, file_bytes)
+
+
+def recorded_files(files: MadeFiles, plan: FilePlan) -> dict[int, MadeFile]:
+    return {made.file.place: made for made in files.find(plan.files)}
 
 
 def test_what_is_recorded_is_found_again(run: Run, plan: FilePlan) -> None:
     made = {place: write(run, plan, place) for place in (1, 4, len(plan.files) - 1)}
-    files = pickle.loads(pickle.dumps(MadeFiles(run, CENTROIDS, FILE_BYTES)))
-    recorded = files.find(plan.files)
+    files = pickle.loads(pickle.dumps(made_files(run)))
+    recorded = recorded_files(files, plan)
     assert recorded.keys() == made.keys()
     for place, each in recorded.items():
         assert (each.file, each.record, each.rows) == (made[place].file, made[place].record, made[place].rows)
         assert (each.tally.values_V == made[place].tally.values_V).all() and each.tally.values_V.any()
         assert (each.tally.counts_C == made[place].tally.counts_C).all() and each.tally.counts_C.sum() == place + 1
-    clear_records(run)
-    assert not files.find(plan.files) and not run.store.sizes(FOLDER)
+    files.clear()
+    assert not recorded_files(files, plan) and not run.store.sizes(FOLDER)
 
 
 @pytest.mark.parametrize("what", ["centroids", "plan", "rows"])
@@ -59,9 +69,9 @@ def test_records_of_another_partition_do_not_count(what: str, run: Run, plan: Fi
     if what == "rows":
         other = run_of(str(tmp_path / "other"), rows(num_rows=201), *FOUR)
         (tmp_path / "other" / PARTITION).symlink_to(tmp_path / "run" / PARTITION)
-        assert not MadeFiles(other, CENTROIDS, FILE_BYTES).find(plan.files)
+        assert not recorded_files(made_files(other), plan)
     centroids, size = ("d" * 16, FILE_BYTES) if what == "centroids" else (CENTROIDS, FILE_BYTES + (what == "plan"))
-    assert bool(MadeFiles(run, centroids, size).find(plan.files)) == (what == "rows")
+    assert bool(recorded_files(made_files(run, centroids, size), plan)) == (what == "rows")
 
 
 @pytest.mark.parametrize("damage", ["torn record", "altered record", "file gone", "file cut short"])
@@ -80,4 +90,4 @@ def test_damage_has_a_file_made_again(damage: str, run: Run, plan: FilePlan) -> 
         run.store.delete_one(file)
     else:
         run.store.write(file, run.store.read(file)[:-1])
-    assert MadeFiles(run, CENTROIDS, FILE_BYTES).find(plan.files).keys() == {other.file.place}
+    assert recorded_files(made_files(run), plan).keys() == {other.file.place}

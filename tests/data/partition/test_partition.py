@@ -17,7 +17,6 @@ from ddm_ray.errors import (
     DDMError,
     DriftError,
     MissingArtifact,
-    StorageError,
 )
 from ddm_ray.storage.graph import CENTROIDS, PARTITION, ROWS, owner_rows, shard
 from ddm_ray.storage.manifest import sha256
@@ -191,14 +190,6 @@ def test_a_cluster_without_training_rows(tmp_path):
     assert not run.store.sizes(PARTITION)
 
 
-@pytest.mark.parametrize("scratch", ["missing", "file"])
-def test_a_scratch_folder_that_is_none(scratch, parted, tmp_path):
-    run = copy_of(parted, tmp_path / "run", PARTITION)
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StorageError, match=rf"{tmp_path}/{scratch}: .*; choose another folder \(scratch\)"):
-        partition(run, scratch=str(tmp_path / scratch))
-
-
 def test_given_shards_are_made_alone_and_collected_without_their_rows(tmp_path):
     owners = [run_of(str(tmp_path / str(k)), rows(seed=k), *GIVEN, artifact=owner_rows(k)) for k in (0, 1)]
     for cluster, run in enumerate(owners):
@@ -259,7 +250,7 @@ PEAK = """
 import re, sys
 from ddm_ray.data.partition.stage import partition
 from ddm_ray.storage.run import Run
-partition(Run.open(sys.argv[1]), scratch=sys.argv[2], with_report=bool(sys.argv[3:]))
+partition(Run.open(sys.argv[1]), with_report=bool(sys.argv[2:]))
 print(int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) // 1024)
 """
 
@@ -272,7 +263,7 @@ def test_memory_does_not_grow_with_the_rows(how, report, tmp_path):
     for num_rows in (20_000, 100_000):
         truth = rows(num_rows=num_rows, dim=256)  # embeddings of 1 KiB
         run = run_of(str(tmp_path / str(num_rows)), truth, *FOUR, how, "partition.sample_rows=5000", part_rows=4096)
-        command = [sys.executable, "-c", PEAK, run.url, str(tmp_path), *report]
+        command = [sys.executable, "-c", PEAK, run.url, *report]
         peaks.append(int(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=200).stdout))
         shutil.rmtree(run.url)
     assert peaks[1] - peaks[0] < 60, peaks

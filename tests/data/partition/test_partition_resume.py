@@ -21,28 +21,27 @@ SHARDS = [shard(0), shard(1)]
 
 @pytest.mark.parametrize("note", NOTES)
 def test_what_an_interrupted_partition_left_is_continued_with(note, parted, tmp_path):
-    run, scratch = copy_of(parted, tmp_path / "run", PARTITION), tmp_path / "scratch"
-    scratch.mkdir()
+    run = copy_of(parted, tmp_path / "run", PARTITION)
 
     def stop(fraction: float, current_note: str) -> None:
         if note in current_note:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        partition(run, stop, scratch=str(scratch), with_report=False)
-    assert not list(scratch.iterdir())
+        partition(run, stop, with_report=False)
     assert not run.finished(PARTITION)
     made = [artifact for artifact in (CENTROIDS, *SHARDS) if run.finished(artifact)]
     assert len(made) == 0 if note in NOTES[:2] else 1 + NOTES[-2:].index(note) if note in NOTES[-2:] else 1
-    seen = {key: run.store.local.joinpath(PARTITION, key).stat().st_ino for key in contents(run)}
-    partition(run, scratch=str(scratch), with_report=False)
+    seen = {key: Path(run.url, PARTITION, key).stat().st_ino for key in contents(run) if not key.startswith("_files/")}
+    assert any(key.endswith(".parquet") for key in seen) == (note in NOTES[-2:])
+    partition(run, with_report=False)
     assert contents(run) == contents(parted)
     # What was finished wasn't made again.
-    assert all(run.store.local.joinpath(PARTITION, key).stat().st_ino == inode for key, inode in seen.items())
+    assert all(Path(run.url, PARTITION, key).stat().st_ino == inode for key, inode in seen.items())
 
 
 KILLED = """
-import os, shutil, signal, sys
+import os, signal, sys
 from ddm_ray.data.partition.stage import partition
 from ddm_ray.storage.run import Run
 
@@ -53,8 +52,7 @@ for number, note in enumerate(notes):
         def kill(fraction, current_note):
             if note in current_note:
                 os.kill(os.getpid(), signal.SIGKILL)
-        os.makedirs(f"{base}-scratch", exist_ok=True)
-        partition(Run.open(f"{base}-{number}"), kill, scratch=f"{base}-scratch", with_report=False)
+        partition(Run.open(f"{base}-{number}"), kill, with_report=False)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -9, note
 """
@@ -66,13 +64,8 @@ def test_killed_anywhere_the_same_command_ends_in_the_same_bytes(parted, tmp_pat
     subprocess.run(command, cwd=ROOT, check=True, timeout=120)
     for run in runs:
         assert not run.finished(PARTITION)
-    scratch = tmp_path / "run-scratch"
-    assert list(scratch.iterdir())
-    for run in runs:
-        partition(run, scratch=str(scratch), with_report=False)
+        partition(run, with_report=False)
         assert contents(run) == contents(parted)
-        # What the killed ones left there takes no room any more.
-        assert not list(scratch.iterdir())
 
 
 @pytest.mark.parametrize("alteration", ["flipped byte", "file gone", "manifest torn", "other centroids"])

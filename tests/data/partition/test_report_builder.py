@@ -9,12 +9,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from sklearn.decomposition import PCA
 from sklearn.metrics import adjusted_rand_score, silhouette_samples, silhouette_score
 
 from ddm_ray.config import RunConfig
 from ddm_ray.data.order import shuffle_keys
+from ddm_ray.data.partition import report_builder
 from ddm_ray.data.partition.pictures import GAP, TILE, principal_axes
 from ddm_ray.data.partition.report_builder import (
     IMAGES,
@@ -26,6 +29,7 @@ from ddm_ray.data.partition.report_builder import (
 )
 from ddm_ray.data.partition.stage import partition_info
 from ddm_ray.data.schema import EMBEDDING, column, embeddings
+from ddm_ray.data.sharded.ray_data import from_row, to_row
 from ddm_ray.storage.info import PartitionInfo, ShardInfo
 from tests.data.partition.report_rows import TEXTS, centroids_of, distances_of, groups, made_config, training
 
@@ -51,15 +55,61 @@ def counted(config: RunConfig, table: pa.Table, cluster_N: np.ndarray) -> Partit
     return info_of(rows)
 
 
+def begun(config: RunConfig, table: pa.Table, cluster_N: np.ndarray) -> ReportBuilder:
+    """The builder of these rows' report, before it sees any."""
+    info = counted(config, table, cluster_N)
+    return ReportBuilder(config, info, sum(info.rows_K))
+
+
 def built(config: RunConfig, table: pa.Table, cluster_N: np.ndarray, order: np.ndarray | None = None) -> Report:
     """The report of the rows in this order, seen in parts of uneven sizes."""
     centroids = centroids_of(table, cluster_N)
     distance_N = distances_of(table, cluster_N, centroids)
-    builder = ReportBuilder(config)
+    builder = begun(config, table, cluster_N)
     order = np.arange(table.num_rows) if order is None else order
     for part in np.split(order, [1, 40, 41, 333]):
         builder.add(table.take(pa.array(part)), cluster_N[part], distance_N[part])
-    return builder.build(counted(config, table, cluster_N), centroids, {"rejected": "12 <b>"})
+    return builder.build(centroids, {"rejected": "12 <b>"})
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    cuts=st.lists(st.integers(0, 600), max_size=5),
+    joins=st.lists(st.integers(0, 4), max_size=5),
+    kind=st.sampled_from(["pixels", "texts", "many rows", "random"]),
+)
+def test_a_report_is_the_same_however_its_rows_are_shared_out(
+    seed: int, cuts: list[int], joins: list[int], kind: str
+) -> None:
+    """Builders of some rows each, sent from one process to another, and joined in any order and any pairs."""
+    config = made_config(data=TEXTS if kind == "texts" else None, method="random" if kind == "random" else "embeddings")
+    table, cluster_N = groups(config, [250, 150, 120, 80])
+    centroids = None if kind == "random" else centroids_of(table, cluster_N)
+    distance_N = None if centroids is None else distances_of(table, cluster_N, centroids)
+    order = np.random.default_rng(seed).permutation(table.num_rows)
+
+    def seen(part: np.ndarray) -> ReportBuilder:
+        builder = begun(config, table, cluster_N)
+        builder.add(table.take(pa.array(part)), cluster_N[part], None if distance_N is None else distance_N[part])
+        return builder
+
+    with pytest.MonkeyPatch.context() as patch:
+        if kind == "many rows":  # of which a sample has a few
+            patch.setattr(report_builder, "PROJECTED_ROWS", 60)
+            patch.setattr(report_builder, "SILHOUETTE_ROWS", 50)
+        alone = seen(np.arange(table.num_rows)).build(centroids, {})
+        parts = [from_row(to_row(seen(part))) for part in np.split(order, sorted(cuts))]
+        for place in joins:
+            if len(parts) > 1:
+                other = parts.pop(place % len(parts))
+                parts[place % len(parts)].join(other)
+        builder = begun(config, table, cluster_N)
+        for part in parts:
+            builder.join(from_row(to_row(part)))
+        joined = builder.build(centroids, {})
+    assert joined.info == alone.info
+    assert joined.files == alone.files
 
 
 def test_numbers_are_those_of_brute_force() -> None:
@@ -250,14 +300,14 @@ def test_latents_are_shown_by_thumbnails_and_texts_by_captions() -> None:
 def test_without_centroids_there_are_clusters_to_see_all_the_same() -> None:
     config = made_config(method="random")
     table, cluster_N = groups(config, [50, 50, 50, 50])
-    builder = ReportBuilder(config)
+    builder = begun(config, table, cluster_N)
     builder.add(table, cluster_N, None)
-    report = builder.build(counted(config, table, cluster_N), None, {})
+    report = builder.build(None, {})
     assert set(report.files) == {"report.html", "clusters.png", "projection.png"}
     single = made_config(num_clusters=1, method="random")
-    few = ReportBuilder(single)
+    few = begun(single, table.slice(0, 1), np.zeros(1, np.int64))
     few.add(table.slice(0, 1), np.zeros(1, np.int64), None)
-    assert few.build(counted(single, table.slice(0, 1), np.zeros(1, np.int64)), None, {}).info.silhouette is None
+    assert few.build(None, {}).info.silhouette is None
 
 
 def test_the_report_of_given_shards_needs_no_rows() -> None:
@@ -285,7 +335,7 @@ def test_memory_doesnt_grow_with_the_rows() -> None:
     table, cluster_N = groups(config, [500, 500, 500, 500])
     centroids = centroids_of(table, cluster_N)
     distance_N = distances_of(table, cluster_N, centroids)
-    builder = ReportBuilder(config)
+    builder = ReportBuilder(config, counted(config, table, cluster_N), 110 * table.num_rows)
 
     def feed(first: int, last: int) -> int:
         for part in range(first, last):

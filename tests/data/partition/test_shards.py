@@ -1,9 +1,11 @@
 """Shards: the same bytes for the same set of rows, in files and row groups of the stated sizes."""
 
 import itertools
+import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +17,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddm_ray.config import RunConfig, load_recipe
+from ddm_ray.data import OnProgress, no_progress
 from ddm_ray.data.order import shuffle_keys
-from ddm_ray.data.partition import buckets, file_plan
-from ddm_ray.data.partition.shards import ShardWriter
+from ddm_ray.data.partition import file_plan, passes
+from ddm_ray.data.partition.file_plan import FilePlan
+from ddm_ray.data.partition.made_files import MadeFiles
+from ddm_ray.data.partition.passes import InProcess
+from ddm_ray.data.partition.shards import write_shards
+from ddm_ray.data.partition.state import ExpectedShard
 from ddm_ray.data.schema import EMBEDDING, HELDOUT, TEXT, TRAIN, array, column, images, read_parquet, rows_schema
 from ddm_ray.errors import DataError, StorageError
 from ddm_ray.models.null_text import NULL_TEXT
@@ -72,8 +79,28 @@ def made_rows(run: Run, num_rows: int, seed: int = 0) -> pa.Table:
     return pa.table(columns, schema=rows_schema(data, EMBEDDING_DIM))
 
 
+class Parts:
+    """Parts of rows that lie in memory, and the cluster of each of their rows: a reader, and what assigns its rows."""
+
+    def __init__(self, run: Run, parts: list[tuple[pa.Table, np.ndarray]]):
+        self.run, self.passes, self._parts = run, 0, parts
+
+    def parts(self, columns: list[str] | None, on_progress: OnProgress) -> Iterator[pa.Table]:
+        self.passes += 1
+        for number, (table, _) in enumerate(self._parts, 1):
+            yield table
+            on_progress(number / len(self._parts), "rows")
+
+    def __call__(self, table: pa.Table) -> np.ndarray:
+        return next(cluster_N for each, cluster_N in self._parts if each is table)
+
+
 def write(
-    run: Run, parts: list[tuple[pa.Table, np.ndarray]], scratch: Path, file_bytes: int = 4000
+    run: Run,
+    parts: list[tuple[pa.Table, np.ndarray]],
+    file_bytes: int = 4000,
+    clusters: list[int] | None = None,
+    made_by: type[Parts] = Parts,
 ) -> dict[int, Manifest]:
     num_clusters = run.config.partition.num_clusters
     counts = {split: np.zeros(num_clusters, np.int64) for split in (TRAIN, HELDOUT)}
@@ -81,11 +108,15 @@ def write(
         split_N = np.array(table["split"].to_pylist())
         for split, counts_K in counts.items():
             counts_K += np.bincount(cluster_N[(split_N == split) & (cluster_N >= 0)], minlength=num_clusters)
-    clusters = range(num_clusters)
-    with ShardWriter(run, counts[TRAIN], counts[HELDOUT], clusters, scratch, file_bytes) as writer:
-        for table, cluster_N in parts:
-            writer.add(table, cluster_N)
-        return {cluster: writer.commit(cluster, "c" * 16) for cluster in clusters}
+    clusters = list(range(num_clusters)) if clusters is None else clusters
+    expected = {cluster: ExpectedShard(run, cluster, "c" * 16, run.identity(shard(cluster))) for cluster in clusters}
+    for each in expected.values():
+        each.invalidate()
+    plan, reader = FilePlan(run.config.data, counts[TRAIN], counts[HELDOUT], clusters, file_bytes), made_by(run, parts)
+    made = MadeFiles(run, expected, file_bytes)
+    manifests = write_shards(reader, reader, plan, expected, made, no_progress, InProcess())  # type: ignore[arg-type]
+    made.clear()
+    return manifests
 
 
 def written(run: Run, cluster: int) -> dict[str, bytes]:
@@ -104,8 +135,7 @@ def test_a_shard_holds_its_rows_and_no_others(tmp_path: Path, data: dict[str, ob
     run = made_run(tmp_path / "run", **data)
     table = made_rows(run, 400)
     cluster_N = clusters_of(table)
-    manifests = write(run, [(table, cluster_N)], tmp_path / "scratch")
-    assert not (tmp_path / "scratch").exists()
+    manifests = write(run, [(table, cluster_N)])
     split_N = np.array(table["split"].to_pylist())
     for cluster, manifest in manifests.items():
         assert manifest == run.finished(shard(cluster))
@@ -135,20 +165,20 @@ def test_a_shard_holds_its_rows_and_no_others(tmp_path: Path, data: dict[str, ob
     seed=st.integers(0, 2**32),
     cuts=st.lists(st.integers(0, 300), max_size=6),
     texts=st.booleans(),
-    two_passes=st.booleans(),
+    memory_bytes=st.sampled_from([1, 9000, 2**30]),
 )
 def test_bytes_depend_on_the_set_of_rows_alone(
-    tmp_path: Path, seed: int, cuts: list[int], texts: bool, two_passes: bool
+    tmp_path: Path, seed: int, cuts: list[int], texts: bool, memory_bytes: int
 ) -> None:
     with tempfile.TemporaryDirectory(dir=tmp_path) as folder, pytest.MonkeyPatch.context() as patch:
         runs = [made_run(Path(folder) / name, **(TEXTS if texts else {})) for name in ("one", "other")]
         table = made_rows(runs[0], 300)
-        write(runs[0], [(table, clusters_of(table))], tmp_path / "scratch")
+        write(runs[0], [(table, clusters_of(table))])
         mixed = table.take(np.random.default_rng(seed).permutation(300))
-        patch.setattr(buckets, "ONE_PASS", 8 if two_passes else 10**6)
+        patch.setattr(passes, "MEMORY_BYTES", memory_bytes)
         edges = [0, *sorted(cuts), 300]
         parts = [mixed.slice(start, end - start) for start, end in itertools.pairwise(edges)]
-        write(runs[1], [(part, clusters_of(part)) for part in parts], tmp_path / "scratch")
+        write(runs[1], [(part, clusters_of(part)) for part in parts])
         for cluster in range(3):
             assert written(runs[0], cluster) == written(runs[1], cluster)
 
@@ -157,7 +187,7 @@ def test_a_file_is_a_range_of_ranks(tmp_path: Path) -> None:
     run = made_run(tmp_path / "run", num_clusters=1)
     table = made_rows(run, 500)
     row_bytes = file_plan.row_bytes(run.config.data)
-    manifest = write(run, [(table, np.zeros(500, np.int64))], tmp_path / "scratch", 40 * row_bytes)[0]
+    manifest = write(run, [(table, np.zeros(500, np.int64))], 40 * row_bytes)[0]
     num_files = -(-manifest.info["rows_train"] // 40)
     names = [f"{TRAIN}-{number:05d}.parquet" for number in range(num_files)]
     assert [name for name in sorted(manifest.files) if name.startswith(TRAIN)] == names
@@ -171,7 +201,7 @@ def test_data_std_is_the_same_in_one_file_and_in_many(tmp_path: Path) -> None:
     manifests = []
     for size, run in runs.items():
         table = made_rows(run, 300)
-        manifests.append(write(run, [(table, clusters_of(table))], tmp_path / "scratch", size)[0])
+        manifests.append(write(run, [(table, clusters_of(table))], size)[0])
     assert len(manifests[0].files) > 10 > len(manifests[1].files)
     assert manifests[0].info["data_std"] == manifests[1].info["data_std"]
 
@@ -190,7 +220,7 @@ def test_row_groups_are_of_4_mib(tmp_path: Path, size: int, rows: int) -> None:
         },
         schema=rows_schema(run.config.data, 0),
     )
-    write(run, [(table, np.zeros(num_rows, np.int64))], tmp_path / "scratch", file_plan.FILE_BYTES)
+    write(run, [(table, np.zeros(num_rows, np.int64))], file_plan.FILE_BYTES)
     file = pq.ParquetFile(pa.BufferReader(run.read(shard(0), f"{TRAIN}-00000.parquet")))
     groups = [file.metadata.row_group(group) for group in range(file.num_row_groups)]
     assert [group.num_rows for group in groups[:-1]] == [rows] * (len(groups) - 1)
@@ -203,7 +233,7 @@ def test_a_cluster_without_heldout_rows_has_no_heldout_file(tmp_path: Path) -> N
     run = made_run(tmp_path / "run", num_clusters=1)
     table = made_rows(run, 50)
     table = table.filter(pa.array(np.array(table["split"].to_pylist()) == TRAIN))
-    manifest = write(run, [(table, np.zeros(table.num_rows, np.int64))], tmp_path / "scratch", 2**20)[0]
+    manifest = write(run, [(table, np.zeros(table.num_rows, np.int64))], 2**20)[0]
     assert list(manifest.files) == [f"{TRAIN}-00000.parquet"]
     assert manifest.info["rows_heldout"] == 0
 
@@ -211,11 +241,11 @@ def test_a_cluster_without_heldout_rows_has_no_heldout_file(tmp_path: Path) -> N
 def test_what_an_earlier_partition_left_is_gone(tmp_path: Path) -> None:
     run = made_run(tmp_path / "run")
     table = made_rows(run, 300)
-    write(run, [(table, clusters_of(table))], tmp_path / "scratch", 1000)
+    write(run, [(table, clusters_of(table))], 1000)
     many = set(written(run, 0))
     for cluster in range(3):
         run.store.delete_one(f"{shard(cluster)}/{NAME}")
-    write(run, [(table, clusters_of(table))], tmp_path / "scratch", 2**20)
+    write(run, [(table, clusters_of(table))], 2**20)
     assert len(many) > 10
     assert set(written(run, 0)) == {f"{TRAIN}-00000.parquet", f"{HELDOUT}-00000.parquet", NAME}
     for name, record in run.require(shard(0)).files.items():
@@ -225,23 +255,18 @@ def test_what_an_earlier_partition_left_is_gone(tmp_path: Path) -> None:
 def test_a_shard_that_a_rival_finished_is_taken_as_it_is(tmp_path: Path) -> None:
     run = made_run(tmp_path / "run")
     table = made_rows(run, 300)
-    theirs = write(run, [(table, clusters_of(table))], tmp_path / "scratch", 1000)
+    theirs = write(run, [(table, clusters_of(table))], 1000)
     inodes = {path: path.stat().st_ino for path in Path(run.url, shard(0)).iterdir()}
-    assert write(run, [(table, clusters_of(table))], tmp_path / "scratch", 2**20) == theirs
+    assert write(run, [(table, clusters_of(table))], 2**20) == theirs
     assert {path: path.stat().st_ino for path in Path(run.url, shard(0)).iterdir()} == inodes
 
 
 def test_only_the_asked_clusters_are_written(tmp_path: Path) -> None:
     run = made_run(tmp_path / "run")
     table = made_rows(run, 300)
-    manifests = write(run, [(table, clusters_of(table))], tmp_path / "scratch")
+    manifests = write(run, [(table, clusters_of(table))])
     run.store.delete(shard(1))
-    counts = [
-        np.array([manifests[cluster].info[f"rows_{split}"] for cluster in range(3)]) for split in (TRAIN, HELDOUT)
-    ]
-    with ShardWriter(run, counts[0], counts[1], [1], tmp_path / "scratch", 4000) as writer:
-        writer.add(table, clusters_of(table))
-        assert writer.commit(1, "c" * 16) == manifests[1]
+    assert write(run, [(table, clusters_of(table))], clusters=[1]) == {1: manifests[1]}
 
 
 def test_data_that_arent_finite_are_refused(tmp_path: Path) -> None:
@@ -251,29 +276,35 @@ def test_data_that_arent_finite_are_refused(tmp_path: Path) -> None:
     data_NCHW[4, 0, 0, 0] = np.inf
     table = table.set_column(table.schema.get_field_index("data"), "data", column(data_NCHW, np.dtype("<f2")))
     with pytest.raises(DataError, match="aren't finite"):
-        write(run, [(table, np.zeros(20, np.int64))], tmp_path / "scratch")
+        write(run, [(table, np.zeros(20, np.int64))])
     assert run.manifest(shard(0)) is None
 
 
-def test_rows_wait_on_disk(tmp_path: Path) -> None:
+def test_rows_of_a_few_files_are_held_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = made_run(tmp_path / "run", num_clusters=1, image_size=64, channels=3)
     table, file_bytes = made_rows(run, 200), 4 * 2**20
-    num_train = table["split"].to_pylist().count(TRAIN)
-    counts = [np.array([20 * rows]) for rows in (num_train, 200 - num_train)]
-    with ShardWriter(run, counts[0], counts[1], [0], tmp_path / "scratch", file_bytes) as writer:
-        before = pa.total_allocated_bytes()
-        for part in range(20):
-            ids = pa.array([f"{part}/{number}" for number in range(200)])
-            writer.add(table.set_column(0, "id", ids), np.zeros(200, np.int64))
-            assert pa.total_allocated_bytes() - before < 2**20 + table.nbytes
-        on_disk = sum(path.stat().st_size for path in (tmp_path / "scratch").iterdir())
-        assert on_disk > 15 * table.nbytes
-        writer.commit(0, None)
-        assert [path.name for path in (tmp_path / "scratch").iterdir()] == ["file.parquet"]
+    parts = []
+    for part in range(20):
+        ids = pa.array([f"{part}/{number}" for number in range(200)])
+        parts.append((table.set_column(0, "id", ids), np.zeros(200, np.int64)))
+    before, most, readers = pa.total_allocated_bytes(), [0], []
+
+    class Watched(Parts):
+        def parts(self, columns: list[str] | None, on_progress: OnProgress) -> Iterator[pa.Table]:
+            readers.append(self)
+            for each in super().parts(columns, on_progress):
+                most.append(pa.total_allocated_bytes() - before)
+                yield each
+
+    monkeypatch.setattr(passes, "MEMORY_BYTES", 2 * file_bytes)
+    write(run, parts, file_bytes, made_by=Watched)
+    total = 20 * table.nbytes
+    assert total // (2 * file_bytes) <= len(readers) == readers[0].passes <= total // file_bytes
+    assert max(most) < 2.5 * file_bytes < total / 4
 
 
 def test_a_full_disk_is_told_in_one_line(tmp_path: Path) -> None:
-    """A limit on the size of files stands for the disk's: writing a bucket fails in the same way."""
+    """A limit on the size of files stands for the disk's: writing a file fails in the same way."""
     program = f"""
 import resource, signal, sys
 from pathlib import Path
@@ -285,19 +316,14 @@ table = made_rows(run, 4000)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 try:
-    write(run, [(table, np.zeros(4000, np.int64))], Path({str(tmp_path / "scratch")!r}), 2**20)
+    write(run, [(table, np.zeros(4000, np.int64))], 2**20)
 except Exception as error:
     print(type(error).__name__, error)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == (
-        f"{StorageError.__name__} {tmp_path}/scratch: File too large; choose another folder (scratch)\n"
-    )
-    assert not (tmp_path / "scratch").exists()
-
-
-def test_scratch_that_cant_be_made_is_told_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    run = made_run(tmp_path / "run")
-    with pytest.raises(StorageError, match=r"file/scratch: .*; choose another folder \(scratch\)"):
-        write(run, [], tmp_path / "file/scratch")
+    (tmp_path / "scratch").mkdir()
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "scratch")}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    room = "make room there, or name another folder by TMPDIR"
+    assert done.stdout == f"{StorageError.__name__} {tmp_path}/scratch: File too large; {room}\n"
+    assert not [*(tmp_path / "scratch").iterdir()]
+    assert not [*Path(tmp_path / "run", shard(0)).glob("*")]
