@@ -3,7 +3,7 @@
 Rows of 384 dimensions and 8 KB of latents, in parts of 512. Nodes are those of a cluster on this machine, each with its
 share of the cores, an object store of its own and a folder that it spills to; a head without cores has the driver.
 Disk: the most that a node's folder held at once, over the bytes of all rows. Memory: the most that one worker held, and
-that of many rows over that of fewer. A node is killed once half of the files are written, and none comes in its place.
+that of many rows over that of fewer. A node is killed once half of the groups of files are written, and none comes in its place.
 """
 
 import argparse
@@ -118,7 +118,8 @@ def run_nodes(url: str, spill: str, nodes: str, store_mib: str, deadly: str) -> 
     killed: list[str] = []
 
     def tell(fraction: float, note: str) -> None:
-        if deadly == "yes" and " files" in note and fraction >= 0.7 and not killed:
+        written, _, groups = note.removeprefix("sorting: ").partition(" groups")[0].partition(" of ")
+        if deadly == "yes" and groups and not killed and 2 * int(written.replace(",", "")) >= int(groups):
             os.kill(members[0].all_processes["raylet"][0].process.pid, signal.SIGKILL)
             killed.append(note)
 

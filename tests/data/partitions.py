@@ -1,8 +1,17 @@
 """A finished partition's bytes, and copies of its run to stop, kill or spoil."""
 
+import os
 import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+
+from ddm_ray.data.partition.file_plan import FilePlan
+from ddm_ray.data.partition.made_files import MadeFile, MadeFiles
 from ddm_ray.storage.graph import PARTITION
 from ddm_ray.storage.run import Run
 
@@ -22,3 +31,31 @@ def copy_of(run: Run, path: Path, *without: str) -> Run:
     for artifact in without:
         copy.store.delete(artifact)
     return copy
+
+
+def die_once(flag: str) -> None:
+    """End this process by SIGKILL, unless one has met its end here before."""
+    with suppress(FileExistsError):
+        Path(flag).touch(exist_ok=False)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DeadlyPlan(FilePlan):
+    """A plan whose first reader dies."""
+
+    flag = ""
+
+    def split(self, *args: Any) -> Iterator[tuple[int, pa.Table]]:
+        die_once(self.flag)
+        return super().split(*args)
+
+
+class DeadlyFiles(MadeFiles):
+    """Files whose first writer dies, once it has written."""
+
+    flag = ""
+
+    def write(self, *args: Any) -> MadeFile | None:
+        made = super().write(*args)
+        die_once(self.flag)
+        return made

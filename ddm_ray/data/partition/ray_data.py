@@ -29,9 +29,9 @@ from ddm_ray.errors import DDMError, RayError
 T = TypeVar("T")
 BLOCK_BYTES = 2**20
 """Bytes of results that a task gives at once."""
-SPLIT_BYTES, PIECE_BYTES, SPLITS_PER_CORE = 2**28, 2**18, 4
+SPLIT_BYTES, PIECE_BYTES, TASKS_AT_LEAST = 2**28, 2**18, 4
 """Bytes that a task splits, at most unless a group got less than a piece of it: Ray sends small ones by the driver. Of
-little there are more tasks, for all cores to have some."""
+little there are so many tasks a core, for all to have some."""
 WRITES_PER_CORE = 2
 """Tasks that write, or wait for their rows, at a time."""
 RETRIES = 10
@@ -73,8 +73,8 @@ class RayPasses:
         on_progress: OnProgress,
     ) -> Iterator[MadeFile]:
         """See `Executor`. Raises RayError for what fails in Ray, StorageError where a machine's disk is full."""
-        groups = plan.groups(files, plan.file_bytes)
         with errors_of_ray(rows.run.url):
+            groups = plan.groups(files, min(plan.file_bytes, _bytes_of(rows) // (TASKS_AT_LEAST * _cores())))
             pieces = _split_all(rows, clusters, plan, groups, phase(on_progress, 0.0, 0.5))
             yield from _write_all(groups, pieces, made, phase(on_progress, 0.5, 1.0))
 
@@ -137,8 +137,8 @@ def _task(function: Callable[..., Any], num_returns: int = 1) -> Any:
 
 def _shares(rows: RowsReader, num_groups: int) -> Iterator[list[str]]:
     """The names of the parts that a task splits, for each."""
-    total = sum(rows.manifest.files[name].bytes for name in rows.names)
-    most = max(min(SPLIT_BYTES, total // (SPLITS_PER_CORE * _cores())), PIECE_BYTES * num_groups)
+    total = _bytes_of(rows)
+    most = max(min(SPLIT_BYTES, total // (TASKS_AT_LEAST * _cores())), PIECE_BYTES * num_groups)
     for share in np.array_split(rows.names, min(len(rows.names), -(-total // max(1, most)))):
         yield share.tolist()
 
@@ -167,6 +167,10 @@ def _write(group: Sequence[ShardFile], made: MadeFiles, *pieces: dict[int, pa.Ta
         if tables and (one := made.write(file, pa.concat_tables(tables))):
             written.append(one)
     return written
+
+
+def _bytes_of(rows: RowsReader) -> int:
+    return sum(rows.manifest.files[name].bytes for name in rows.names)
 
 
 def _cores() -> int:

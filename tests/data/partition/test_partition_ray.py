@@ -6,18 +6,21 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayTaskError
 
 from ddm_ray.data.partition import stage
 from ddm_ray.data.partition.ray_data import RayPasses
 from ddm_ray.data.partition.stage import partition
-from ddm_ray.errors import CorruptArtifact
-from ddm_ray.storage.graph import CENTROIDS, PARTITION, ROWS
+from ddm_ray.data.sharded.ray_data import errors_of_ray
+from ddm_ray.errors import CorruptArtifact, StorageError
+from ddm_ray.storage.graph import CENTROIDS, PARTITION, ROWS, owner_rows
 from ddm_ray.storage.run import Run
 from tests.conftest import ROOT, fresh_token
 from tests.data.groups import FOUR, rows, run_of
-from tests.data.partitions import contents, copy_of
+from tests.data.partitions import DeadlyFiles, DeadlyPlan, contents, copy_of
 from tests.data.test_columns import damaged, run_of_large_rows
 
 FILE_BYTES = 8_000  # files of some 70 rows
@@ -135,3 +138,68 @@ def test_a_damaged_part_is_one_line_and_leaves_no_shard(ray_cluster: str, tmp_pa
         partition(run, execute=RayPasses())
     assert not [key for key in contents(run) if key.endswith("_MANIFEST.json") and not key.startswith("centroids/")]
     assert run.finished(CENTROIDS)
+
+
+@pytest.mark.parametrize("deadly", [DeadlyPlan, DeadlyFiles])
+def test_a_killed_worker_costs_time_alone(
+    deadly: type[DeadlyPlan] | type[DeadlyFiles],
+    ray_cluster: str,
+    run: Run,
+    expected: dict[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name, flag = deadly.__mro__[1].__name__, str(tmp_path / "flag")
+
+    def made(*args: Any) -> DeadlyPlan | DeadlyFiles:
+        made = deadly(*args)
+        made.flag = flag
+        return made
+
+    monkeypatch.setattr(stage, name, made)
+    partition(run, execute=RayPasses())
+    assert Path(flag).exists(), "a worker has died"
+    assert contents(run) == expected
+
+
+def test_an_owner_s_shard_is_made_by_ray_too(ray_cluster: str, tmp_path: Path) -> None:
+    one, other = (
+        run_of(str(tmp_path / name), rows(), "partition.method=given", artifact=owner_rows(1))
+        for name in ("one", "other")
+    )
+    assert partition(one, cluster=1, execute=RayPasses()) == partition(other, cluster=1)
+    assert contents(one) == contents(other)
+
+
+WITHOUT_CORES = """
+import sys, ray
+from ddm_ray.data.partition.ray_data import RayPasses
+from ddm_ray.data.partition.stage import partition
+from ddm_ray.errors import RayError
+from ddm_ray.storage.run import Run
+ray.init(num_cpus=0, log_to_driver=False)
+try:
+    partition(Run.open(sys.argv[1]), execute=RayPasses())
+except RayError as error:
+    print(f"\\n{error}")
+"""
+
+
+def test_a_ray_without_cores_is_told_in_one_line(run: Run) -> None:
+    driver = start(WITHOUT_CORES, run.url, **fresh_token())
+    output, errors = driver.communicate(timeout=300)
+    line = "this Ray has no core, and a task of partition takes one; start it with some, or add a node"
+    assert line in output.splitlines(), output + errors[-3000:]
+    assert not contents(run)
+
+
+@pytest.mark.parametrize("kind", [OutOfDiskError, ObjectStoreFullError])
+@pytest.mark.parametrize("in_task", [True, False])
+def test_a_machine_without_room_is_told_in_one_line(kind: type[Exception], in_task: bool) -> None:
+    """As Ray raises it: in the driver, or in a task whose results it can't keep."""
+    error = kind("object store\nhas no room")
+    raised = RayTaskError("task", "Traceback\nof many lines", error) if in_task else error
+    line = "^s3://lab/run: a machine of this Ray has no room for rows on their way; free some space where [^\\n]*$"
+    with pytest.raises(StorageError, match=line) as told, errors_of_ray("s3://lab/run"):
+        raise raised
+    assert not told.value.passes
