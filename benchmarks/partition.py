@@ -3,7 +3,8 @@
 Rows of 384 dimensions and 8 KB of latents, in parts of 512. Nodes are those of a cluster on this machine, each with its
 share of the cores, an object store of its own and a folder that it spills to; a head without cores has the driver.
 Disk: the most that a node's folder held at once, over the bytes of all rows. Memory: the most that one worker held, and
-that of many rows over that of fewer. A node is killed once half of the groups of files are written, and none comes in its place.
+that of many rows over that of fewer. A node is killed once half of the groups of files are written, and none comes in
+its place.
 """
 
 import argparse

@@ -156,6 +156,32 @@ def test_an_island_answers_nobody_without_its_token(island: Island, tmp_path: Pa
     assert f"error: the Ray at {island.ray} refuses this token; set RAY_AUTH_MODE=token" in errors
 
 
+OTHER_VERSION = """
+import sys, ray
+ray.__version__ = "2.1.0"
+from ddm_ray.cli import main
+sys.argv = ["ddm", *sys.argv[1:]]
+main()
+"""
+
+
+def test_an_island_of_another_version_of_ray_is_told_in_one_line(island: Island, tmp_path: Path) -> None:
+    run = make_data(str(tmp_path / "run"), num_rows=60)
+    run.store.delete("partition")
+    before = run.store.sizes("")
+    room = {"address": island.ray, "token_file": str(island.token)}
+    (tmp_path / "islands.yaml").write_text(json.dumps({"islands": {"room": room}}))
+    joining = ["partition", run.url, "--islands", str(tmp_path / "islands.yaml"), "--island", "room"]
+    done = subprocess.run(
+        [sys.executable, "-c", OTHER_VERSION, *joining], env=WITHOUT, capture_output=True, text=True, check=False
+    )
+    *before_it, line = done.stderr.splitlines()
+    assert not [other for other in before_it if other.startswith(("error", "Traceback"))], done.stderr
+    assert line.startswith(f"error: the Ray at {island.ray} has another version of Ray or Python: Version mismatch")
+    assert line.endswith("install the same there and here")
+    assert run.store.sizes("") == before
+
+
 def test_a_private_ray_has_a_token_of_its_own_while_it_lasts(private: Private, island: Island) -> None:
     """Then the process joins the island, with the token that its user gave it, and with the one that a file has."""
     given, up = private.next(), private.next()
