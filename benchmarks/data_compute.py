@@ -167,7 +167,7 @@ def make_shard(run: Run, num_rows: int, cluster: int = 0) -> None:
         }
         tables.append(pa.table(columns, schema=shard_file_schema(config)))
     expected = {cluster: ExpectedShard(run, cluster, None, run.identity(shard(cluster)))}
-    plan, files = FilePlan(config, *rows_2K, [cluster], 2**40), MadeFiles(run, expected, 2**40)
+    plan, files = FilePlan(config, rows_2K[0], rows_2K[1], [cluster], 2**40), MadeFiles(run, expected, 2**40)
     made = files.write(plan.files[0], pa.concat_tables(tables))
     assert made
     written = WrittenShard(Tally.none(config))

@@ -131,8 +131,7 @@ def _as_they_end(running: "list[ray.ObjectRef[T]]") -> Iterator[T]:
 
 def _task(function: Callable[..., Any], num_returns: int = 1) -> Any:
     """A function as a task of one core, anywhere."""
-    options = {"num_cpus": 1, "scheduling_strategy": "SPREAD", "max_retries": RETRIES, "num_returns": num_returns}
-    return ray.remote(**options)(function)
+    return ray.remote(num_cpus=1, scheduling_strategy="SPREAD", max_retries=RETRIES, num_returns=num_returns)(function)
 
 
 def _shares(rows: RowsReader, num_groups: int) -> Iterator[list[str]]:

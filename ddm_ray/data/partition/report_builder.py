@@ -59,9 +59,11 @@ class ReportBuilder:
         self._config, self._info, self._num_clusters = config, info, config.partition.num_clusters
         self._distances = Distances(self._num_clusters)
         self._shown = np.sort(np.argsort(-np.array(info.rows_K), kind="stable")[:SHOWN_CLUSTERS]).tolist()
-        self._nearest = {cluster: _Looks(IMAGES) for cluster in self._shown}
-        self._random = {cluster: _Looks(IMAGES) for cluster in self._shown}
-        self._captions = [_Looks(CAPTIONS) for _ in range(self._num_clusters)] if config.data.text is not None else []
+        self._nearest: Tiles = {cluster: _Looks(IMAGES) for cluster in self._shown}
+        self._random: Tiles = {cluster: _Looks(IMAGES) for cluster in self._shown}
+        self._captions: list[_Looks[str]] = (
+            [_Looks(CAPTIONS) for _ in range(self._num_clusters)] if config.data.text is not None else []
+        )
         self._sample, self._limit = RowSample(PROJECTED_ROWS), likely_limit(PROJECTED_ROWS, num_rows)
 
     def add(self, table: pa.Table, cluster_N: np.ndarray, distance_N: np.ndarray | None) -> None:
@@ -188,6 +190,9 @@ class _Looks(Generic[SeenT]):
         """Return what was seen of the rows, in the order of their keys."""
         self._seen = {number: self._seen[int(slot)] for number, slot in enumerate(self._keys.sort())}
         return list(self._seen.values())
+
+
+Tiles = dict[int, _Looks[Image.Image]]
 
 
 @dataclass(frozen=True)

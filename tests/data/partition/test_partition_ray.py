@@ -200,6 +200,6 @@ def test_a_machine_without_room_is_told_in_one_line(kind: type[Exception], in_ta
     error = kind("object store\nhas no room")
     raised = RayTaskError("task", "Traceback\nof many lines", error) if in_task else error
     line = "^s3://lab/run: a machine of this Ray has no room for rows on their way; free some space where [^\\n]*$"
-    with pytest.raises(StorageError, match=line) as told, errors_of_ray("s3://lab/run"):
+    with pytest.raises(StorageError, match=line) as caught, errors_of_ray("s3://lab/run"):
         raise raised
-    assert not told.value.passes
+    assert not caught.value.passes
