@@ -79,6 +79,16 @@ def unpack_call(data: bytes, expert: int, info: MixtureInfo, device: torch.devic
         raise SamplingError(f"these bytes are no call of this mixture: {one_line(error):.200}") from None
 
 
+def pack_velocity(velocity_BCHW: Tensor) -> bytes:
+    """The answer to a call of an expert, as float32."""
+    return save({"velocity": velocity_BCHW.float().cpu().contiguous()})
+
+
+def unpack_velocity(data: bytes) -> Tensor:
+    """The answer that `pack_velocity` packed."""
+    return load(data)["velocity"]
+
+
 class _PackedPlan(BaseModel):
     settings: SamplingSettings
     available: list[StrictBool] | None

@@ -7,27 +7,27 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
+from contextlib import aclosing
 from functools import partial
 
 import numpy as np
 import torch
 from ray.util import get_node_ip_address
-from safetensors.torch import save
 from torch import Tensor
 
 from ddm_ray.config import DataConfig, SamplingSettings
 from ddm_ray.errors import ConfigError, CorruptArtifact, DDMError, DriftError
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.offload import OffloadedToHost
-from ddm_ray.sampling.packing import pack, unpack, unpack_call
+from ddm_ray.sampling.packing import pack, pack_velocity, unpack, unpack_call
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest
 from ddm_ray.sampling.run_models import ModelKind, mixture_info, monolith_info
 from ddm_ray.sampling.trajectory import start
 from ddm_ray.serve.computing import Computing, Networks, any_condition
 from ddm_ray.serve.engine import BatchEngine
-from ddm_ray.serve.links import Address, LinkServer, Wait
 from ddm_ray.serve.multiplexed import Multiplexer
 from ddm_ray.serve.scheduler import Scheduler
+from ddm_ray.serve.velocities import Address, VelocityServer
 from ddm_ray.serve.versions import LOG, Pair, Version, Versions
 from ddm_ray.storage.graph import ROUTER
 from ddm_ray.storage.published import Weights
@@ -37,8 +37,6 @@ KEEP_S = 60.0
 """Seconds for which weights that no request has any more stay at hand, as long as newer ones are used."""
 RETRY_S = 5.0
 """Seconds after which weights that couldn't be loaded are tried again, if they are asked for."""
-JOIN_S = 10.0
-"""Seconds for whoever asked for a link to come."""
 
 
 def local_engine(
@@ -123,7 +121,7 @@ class ExpertReplica:
         self._engines, self._used_at = dict[Pair, BatchEngine](), dict[Pair, float]()
         self._failed = dict[Pair, tuple[float, DDMError]]()
         self._lock = asyncio.Lock()
-        self._links: LinkServer | None = None
+        self._velocities: VelocityServer | None = None
 
         async def load_own(version: Version, weights: Weights) -> bool:
             if weights.artifact not in (versions.experts[self._cluster], ROUTER):
@@ -151,34 +149,24 @@ class ExpertReplica:
 
     async def velocity(self, packed: bytes, weights: Pair) -> bytes:
         """Velocity of this expert alone for a packed call (`sampling.packing`), batched with others' calls."""
-        engine = await self._used(weights)
-        return _packed_velocity(await asyncio.wrap_future(self._asked(engine, packed)))
+        await self._engine(weights)
+        return pack_velocity(await asyncio.wrap_future(self._asked(weights, packed)))
 
-    async def link(self, weights: Pair) -> AsyncIterator[Address]:
-        """Address of a connection for velocities, for as long as it lasts: so Serve knows of it.
+    async def link(self, weights: Pair, client_key: bytes) -> AsyncIterator[Address]:
+        """Address where a client with this public key is answered, for as long as it asks: so Serve knows that it does.
 
         None for weights that aren't at hand: a call by Serve loads them, if anybody still wants them.
         """
         if weights not in self._engines:
             return
-        if self._links is None:
-            self._links = LinkServer(get_node_ip_address())
-        invitation = self._links.invite(partial(self._linked_velocity, weights))
-        try:
-            yield invitation.address
-            async with asyncio.timeout(JOIN_S):
-                await asyncio.wrap_future(invitation.joined)
-            await asyncio.wrap_future(invitation.ended)
-        except TimeoutError:
-            pass  # nobody came
-        finally:
-            self._links.withdraw(invitation)
+        if self._velocities is None:
+            self._velocities = VelocityServer(get_node_ip_address())
+        async with aclosing(self._velocities.admit(client_key, partial(self._asked, weights))) as addresses:
+            async for address in addresses:
+                yield address
 
-    def _linked_velocity(self, weights: Pair, packed: bytes, wait: Wait) -> bytes:
-        return _packed_velocity(wait(self._asked(self._used_now(weights), packed)))
-
-    def _asked(self, engine: BatchEngine, packed: bytes) -> "Future[Tensor]":
-        return engine.ask(unpack_call(packed, self._cluster, self._info, self._device))
+    def _asked(self, weights: Pair, packed: bytes) -> "Future[Tensor]":
+        return self._used_now(weights).ask(unpack_call(packed, self._cluster, self._info, self._device))
 
     async def load(self, weights: Pair) -> None:
         """Have an engine of these weights ready. Raises CorruptArtifact, DriftError."""
@@ -237,12 +225,8 @@ class ExpertReplica:
         return engine
 
     def __del__(self) -> None:
-        links: LinkServer | None = getattr(self, "_links", None)
-        if links is not None:
-            links.close()
+        velocities: VelocityServer | None = getattr(self, "_velocities", None)
+        if velocities is not None:
+            velocities.close()
         for engine in getattr(self, "_engines", {}).values():
             engine.close(1.0)
-
-
-def _packed_velocity(velocity_BCHW: Tensor) -> bytes:
-    return save({"velocity": velocity_BCHW.float().cpu().contiguous()})

@@ -10,27 +10,26 @@ from typing import Any
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 from ray.serve.exceptions import ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle
-from safetensors.torch import load
 from torch import Tensor
 
 from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, ServeError
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.driver import Field
-from ddm_ray.sampling.packing import pack, pack_call, unpack
+from ddm_ray.sampling.packing import pack, pack_call, unpack, unpack_velocity
 from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo
 from ddm_ray.sampling.state import Trajectories
 from ddm_ray.serve.batch import Segment
 from ddm_ray.serve.engine import AwayError, StartingError
-from ddm_ray.serve.kept_link import KeptLink
-from ddm_ray.serve.links import ANSWER_S, Link
 from ddm_ray.serve.replicas import Replicas, is_lacking, is_starting
+from ddm_ray.serve.velocities import VelocityClient
 from ddm_ray.serve.versions import Pair
 
 LOG = logging.getLogger("ray.serve")
 
 ATTEMPTS = 5
 FIRST_WAIT_S = 0.1
-VELOCITY_S = 30.0
+VELOCITY_S, LINK_S = 30.0, 10.0
+"""Seconds for a velocity through Serve, and for one over a link before that."""
 PATIENCE_S = 1.0
 """Seconds without an answer after which it is asked whether anybody is there to give one."""
 STARTING_S = 5.0
@@ -53,8 +52,7 @@ class RemoteEngine:
         self.expert, self._handle, self._info, self._replicas = expert, handle, info, replicas
         self._name, self._weights = handle.deployment_name, weights
         linked = handle.options(method_name="link", stream=True)
-        self._velocities = KeptLink(self._name, partial(linked.remote, weights))
-        self._asked: Link | None = None
+        self._link = VelocityClient(self._name, partial(linked.remote, weights))
 
     async def run(self, rows: Trajectories, seconds: float | None, until: int | None) -> Segment:
         """The segment that `BatchEngine.submit` promises. AwayError if the expert has no replica and expects none.
@@ -68,34 +66,21 @@ class RemoteEngine:
         """The answer to a call of this expert. Raises as above, and AwayError after VELOCITY_S without one."""
         try:
             async with asyncio.timeout(VELOCITY_S):
-                return _velocity(await self._called(self._handle.velocity, pack_call(call)))
+                return unpack_velocity(await self._called(self._handle.velocity, pack_call(call)))
         except TimeoutError:
             self._replicas.mark_away(self._name)
             raise AwayError(f"{self._name} doesn't answer", self.expert) from None
 
-    def ask(self, call: ExpertCall, until: float) -> bool:
-        """Send a call over a link, whose `answer` has to be taken before the next; False if there is no link yet.
-
-        `until` is a time of the monotonic clock. For one thread, which isn't the event loop's.
-        """
-        self._asked = self._velocities.current()
-        try:
-            if self._asked is not None:
-                self._asked.send(pack_call(call), until)
-        except OSError:
-            self._velocities.drop()
-            self._asked = None
-        return self._asked is not None
+    def ask(self, call: ExpertCall) -> bool:
+        """Send a call over the link; False if there is none by now. For one thread, which isn't the event loop's."""
+        return self._link.ask(pack_call(call))
 
     def answer(self, until: float) -> Tensor | None:
-        """The velocity that was asked for; None if none came over the link: Serve knows who is away."""
-        assert self._asked is not None
-        try:
-            answer = self._asked.receive(until)
-        except OSError:
-            self._velocities.drop()
-            return None
-        return _velocity(answer) if answer else None
+        """The velocity that was asked for; None if none came over the link: Serve knows which expert is away.
+
+        `until` is a time of the monotonic clock.
+        """
+        return self._link.answer(until)
 
     async def _called(self, method: Any, *arguments: Any) -> Any:
         try:
@@ -188,10 +173,10 @@ def answer_from(
         experts = [call for call in calls if isinstance(call, ExpertCall)]
         if not experts:
             return driver.answers(calls, (), router)
-        until = time.monotonic() + ANSWER_S
-        asked = [engines[call.expert].ask(call, until) for call in experts]
+        until = time.monotonic() + LINK_S
+        asked = [engines[call.expert].ask(call) for call in experts]
         pairs = zip(experts, asked, strict=True)
-        answers = [engines[call.expert].answer(until) if linked else None for call, linked in pairs]
+        answers = [engines[call.expert].answer(until) if is_asked else None for call, is_asked in pairs]
         rest = [call for call, answer in zip(experts, answers, strict=True) if answer is None]
         on_calls(len(experts) - len(rest), len(rest))
         others = asyncio.run_coroutine_threadsafe(through_serve(rest), loop).result() if rest else []
@@ -199,7 +184,3 @@ def answer_from(
         return [next(late) if answer is None else answer for answer in answers]
 
     return answer
-
-
-def _velocity(packed: bytes) -> Tensor:
-    return load(packed)["velocity"]

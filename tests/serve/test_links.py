@@ -1,256 +1,212 @@
-"""Links: who is let in, what crosses, and how a connection ends. Without Ray."""
+"""Links: which replica they lead to, when they are replaced, and how they end. Without Ray."""
 
 import asyncio
-import socket
-import threading
+import os
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+import zmq
+from torch import Tensor
 
-from ddm_ray.serve.links import KEY_BYTES, LENGTH, MOST_BYTES, Address, Link, LinkServer, Wait
-
-HOST, PATIENCE_S = "127.0.0.1", 30.0
+from ddm_ray.serve import velocities
+from ddm_ray.serve.velocities import Address, VelocityClient, VelocityServer
+from tests.serve.linked import PATIENCE_S, Replica, Response, asked, echo, exchanged, ready, run, soon, until, velocity
 
 
 @pytest.fixture
-def server() -> Iterator[LinkServer]:
-    server = LinkServer(HOST, idle_s=600.0)
-    yield server
-    server.close()
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has no link asks for one soon."""
+    monkeypatch.setattr(velocities, "RETRY_S", 0.001)
+    monkeypatch.setattr(velocities, "MOST_RETRY_S", 0.01)
 
 
-def soon() -> float:
-    """A time of the monotonic clock that is far off enough."""
-    return time.monotonic() + PATIENCE_S
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.usefixtures("at_once")
+def test_an_answer_that_comes_late_is_no_other_ones(waits: bool) -> None:
+    async def work() -> None:
+        late = Future[Tensor]()
+
+        def answer(request: bytes) -> Future[Tensor]:
+            return late if request == b"late" else ready(request)
+
+        client = VelocityClient("expert", Replica(answer).invited)
+        await asked(client, b"late")
+        if waits:
+            assert await asyncio.to_thread(client.answer, time.monotonic() + 0.05) is None
+        late.set_result(velocity(b"late"))
+        for number in range(20):
+            assert await exchanged(client, bytes([number])) == bytes([number])
+
+    run(work)
 
 
-def echo(request: bytes, wait: Wait) -> bytes:
-    return request[::-1]
+def test_an_answer_for_a_client_that_has_gone_hurts_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        late, begun = Future[Tensor](), list[bytes]()
 
+        def answer(request: bytes) -> Future[Tensor]:
+            begun.append(request)
+            return late if request == b"late" else ready(request)
 
-def raw(address: Address) -> socket.socket:
-    """A connection of somebody who speaks for themselves."""
-    connection = socket.create_connection((address.host, address.port), PATIENCE_S)
-    connection.settimeout(PATIENCE_S)
-    assert len(connection.recv(KEY_BYTES, socket.MSG_WAITALL)) == KEY_BYTES
-    return connection
+        replica = Replica(answer)
+        client = VelocityClient("expert", replica.invited)
+        await asked(client, b"late")
+        await until(lambda: begun)
+        client._drop()
+        late.set_result(velocity(b"late"))
+        assert await exchanged(VelocityClient("expert", replica.invited), b"ab") == b"ab"
+        replica.server.close()
 
-
-def ended(connection: socket.socket) -> bool:
-    """True once the other side has ended it, without a word."""
-    try:
-        return connection.recv(1) == b""
-    except ConnectionError:
-        return True
-
-
-def refused(link: Link) -> bool:
-    """True if a request isn't answered, since the other side ended the connection."""
-    try:
-        link.send(b"x", soon())
-        link.receive(soon())
-    except ConnectionError:
-        return True
-    return False
-
-
-@given(requests=st.lists(st.binary(max_size=2**17), min_size=1, max_size=5))
-def test_answers_come_in_turn(requests: list[bytes]) -> None:
-    server = LinkServer(HOST)
-    invitation = server.invite(echo)
-    link = Link(invitation.address)
-    for request in requests:
-        link.send(request, soon())
-        assert link.receive(soon()) == request[::-1]
-    link.close()
-    invitation.ended.result(PATIENCE_S)
-    server.close()
-
-
-def test_several_are_answered_at_once(server: LinkServer) -> None:
-    both = threading.Barrier(2, timeout=PATIENCE_S)
-
-    def answer(request: bytes, wait: Wait) -> bytes:
-        both.wait()
-        return request
-
-    links = [Link(server.invite(answer).address) for _ in range(2)]
-    for link in links:
-        link.send(b"x", soon())
-    assert [link.receive(soon()) for link in links] == [b"x", b"x"]
-
-
-def test_strangers_are_told_nothing(server: LinkServer) -> None:
-    requests = list[bytes]()
-    address = server.invite(lambda request, wait: requests.append(request) or b"").address
-    wrong = Link(Address(address.host, address.port, b"\0" * KEY_BYTES))
-    assert refused(wrong)
-    silent = raw(address)
-    silent.sendall(bytes(32))
-    assert ended(silent) and not requests
-
-
-def test_a_key_lets_one_in(server: LinkServer) -> None:
-    invitation = server.invite(echo)
-    links = [Link(invitation.address) for _ in range(2)]  # whose proof the server reads first is the machine's affair
-    assert sorted(refused(link) for link in links) == [False, True]
-
-
-def test_who_is_no_longer_invited_stays_out(server: LinkServer) -> None:
-    invitation = server.invite(echo)
-    server.withdraw(invitation)
-    link = Link(invitation.address)
-    assert refused(link)
-    assert not invitation.joined.done()
-
-
-def test_whoever_says_nothing_is_let_go_and_keeps_nobody_out() -> None:
-    server = LinkServer(HOST, handshake_s=0.2)
-    silent = [raw(server.invite(echo).address) for _ in range(8)]
-    link = Link(server.invite(echo).address)
-    link.send(b"ab", soon())
-    assert link.receive(soon()) == b"ba"
-    assert all(ended(connection) for connection in silent)
-    server.close()
-
-
-def test_an_idle_connection_ends() -> None:
-    server = LinkServer(HOST, idle_s=0.2)
-    invitation = server.invite(echo)
-    link = Link(invitation.address)
-    invitation.ended.result(PATIENCE_S)
-    assert refused(link)
-    server.close()
-
-
-def test_what_cannot_be_answered_so_is_an_empty_answer(server: LinkServer) -> None:
-    link = Link(server.invite(lambda request, wait: bytes([1 // len(request)])).address)
-    for request, answer in ((b"", b""), (b"x", b"\1")):
-        link.send(request, soon())
-        assert link.receive(soon()) == answer
-
-
-def test_too_long_a_request_ends_its_connection(server: LinkServer) -> None:
-    invitation = server.invite(echo)
-    link = Link(invitation.address)
-    link._socket.sendall(LENGTH.pack(MOST_BYTES + 1))
-    invitation.ended.result(PATIENCE_S)
-    with pytest.raises(ConnectionError):
-        link.receive(soon())
-
-
-def test_the_key_is_in_no_message() -> None:
-    server = LinkServer(HOST)
-    address = server.invite(echo).address
-    server.close()
-    assert address.key.hex() not in repr(address) and str(address.key) not in repr(address)
-
-
-def test_an_answer_that_was_never_received_is_nobody_elses(server: LinkServer) -> None:
-    link = Link(server.invite(echo).address)
-    link.send(b"ab", soon())
-    with pytest.raises(ConnectionError):
-        link.send(b"cd", soon())
-
-
-def test_who_freezes_is_waited_for_until_then(server: LinkServer) -> None:
-    thawed = threading.Event()
-
-    def answer(request: bytes, wait: Wait) -> bytes:
-        thawed.wait(PATIENCE_S)
-        return request
-
-    link = Link(server.invite(answer).address)
-    link.send(b"x", soon())
-    with pytest.raises(TimeoutError):
-        link.receive(time.monotonic() + 0.05)
-    thawed.set()
-
-
-def test_too_many_threads_end_no_server(server: LinkServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    link = Link(server.invite(echo).address)  # it listens
-    monkeypatch.setattr(threading.Thread, "start", lambda _: (_ for _ in ()).throw(RuntimeError("no more threads")))
-    refused_one = socket.create_connection((HOST, server.invite(echo).address.port), PATIENCE_S)
-    refused_one.settimeout(PATIENCE_S)
-    assert ended(refused_one)
-    monkeypatch.undo()
-    for each in (link, Link(server.invite(echo).address)):
-        each.send(b"ab", soon())
-        assert each.receive(soon()) == b"ba"
-
-
-async def waited_for(future: "Future[bytes]") -> None:
-    """Return once somebody waits for it."""
-    while not future._done_callbacks:  # type: ignore[attr-defined]  # a future tells nobody else
-        await asyncio.sleep(0.01)
-
-
-@given(requests=st.lists(st.binary(max_size=2**17), min_size=1, max_size=5))
-def test_answers_come_in_turn_in_an_event_loop(requests: list[bytes]) -> None:
-    server = LinkServer(HOST)
-    link = Link(server.invite(echo).address)
-
-    async def exchange() -> list[bytes]:
-        return [await link.exchanged(request) for request in requests]
-
-    assert asyncio.run(exchange()) == [request[::-1] for request in requests]
-    link.close()
-    server.close()
-
-
-@pytest.mark.parametrize("num_before", [0, 2])
-def test_who_hangs_up_is_computed_for_no_more(server: LinkServer, num_before: int) -> None:
-    done, long = Future[bytes](), Future[bytes]()
-    done.set_result(b"done")
-    invitation = server.invite(lambda request, wait: wait(done if request == b"short" else long))
-    link = Link(invitation.address)
-
-    async def hang_up() -> None:
-        for _ in range(num_before):
-            assert await link.exchanged(b"short") == b"done"
-        exchange = asyncio.ensure_future(link.exchanged(b"long"))
-        await waited_for(long)
-        exchange.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await exchange
-
-    asyncio.run(hang_up())
-    invitation.ended.result(PATIENCE_S)
-    assert long.cancelled()
-
-
-def test_an_answer_that_comes_after_the_client_has_gone_hurts_nobody(
-    server: LinkServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    running = Future[bytes]()
-    running.set_running_or_notify_cancel()  # so it can't be cancelled
-    invitation = server.invite(lambda request, wait: wait(running))
-    link = Link(invitation.address)
-    link.send(b"x", soon())
-    asyncio.run(waited_for(running))
-    link.close()
-    invitation.ended.result(PATIENCE_S)
-    running.set_result(b"late")
+    run(work)
     assert not caplog.records
 
 
-@pytest.mark.parametrize("ends", ["the replica's side", "ours"])
-def test_a_link_that_ends_ends_the_wait_for_its_answer(server: LinkServer, ends: str) -> None:
-    never = Future[bytes]()
-    link = Link(server.invite(lambda request, wait: wait(never)).address)
+SERVER = """
+import asyncio, sys
+from concurrent.futures import Future
+import torch
+from ddm_ray.serve.velocities import VelocityServer
 
-    async def exchange() -> None:
-        answer = asyncio.ensure_future(link.exchanged(b"x"))
-        await waited_for(never)
-        if ends == "ours":
-            link.hang_up()
-        else:
-            never.set_exception(ConnectionError("the process ends"))
-        with pytest.raises(ConnectionError):
-            await asyncio.wait_for(answer, PATIENCE_S)
+async def serve():
+    def answer(request):
+        future = Future()
+        if request != b"late":
+            future.set_result(torch.tensor(list(request)))
+        return future
 
-    asyncio.run(exchange())
+    server = VelocityServer("127.0.0.1")
+    async for address in server.admit(sys.argv[1].encode(), answer):
+        print(address[0], address[1].decode(), flush=True)
+
+asyncio.run(serve())
+"""
+
+
+@contextmanager
+def process(client_key: bytes) -> Iterator[tuple[Address, subprocess.Popen[str]]]:
+    """A server in a process of its own, which lets in the client with this key."""
+    command = [sys.executable, "-c", SERVER, client_key.decode()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        endpoint, public_key = server.stdout.readline().split()
+        try:
+            yield (endpoint, public_key.encode()), server
+        finally:
+            server.kill()
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("when", ["while it is waited for", "before it is asked"])
+def test_a_replica_that_dies_or_is_silent_is_noticed(fault: signal.Signals, when: str) -> None:
+    """Long before the time for an answer is over; stopped, it is as a machine without a network."""
+
+    async def work() -> None:
+        with ExitStack() as stack:
+            started = list[subprocess.Popen[str]]()
+
+            async def link(client_key: bytes) -> AsyncIterator[Address]:
+                address, server = await asyncio.to_thread(stack.enter_context, process(client_key))
+                started.append(server)
+                yield address
+
+            client = VelocityClient("expert", lambda client_key: Response(link(client_key)))
+            assert await exchanged(client, b"ab") == b"ab"
+            if when == "before it is asked":
+                os.kill(started[0].pid, fault)
+                await until(lambda: client._link is None or not client._link[0].get(zmq.EVENTS) & zmq.POLLOUT)
+                assert not client.ask(b"ab")
+            else:
+                await asked(client, b"late")
+                deadline = soon()
+                answer = asyncio.ensure_future(asyncio.to_thread(client.answer, deadline))
+                os.kill(started[0].pid, fault)
+                assert await answer is None and time.monotonic() < deadline
+
+    run(work)
+
+
+def test_a_link_is_replaced_so_that_all_replicas_have_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And those before are let in no longer."""
+    monkeypatch.setattr(velocities, "RENEW_S", 0.0)
+    servers = list[VelocityServer]()
+
+    async def work() -> None:
+        replicas, num_asked = [Replica(lambda _: ready(b"1")), Replica(lambda _: ready(b"2"))], 0
+        servers.extend(replica.server for replica in replicas)
+
+        def invited(client_key: bytes) -> Response:
+            nonlocal num_asked
+            num_asked += 1
+            return replicas[num_asked % 2].invited(client_key)
+
+        client = VelocityClient("expert", invited)
+        answers, deadline = set[bytes | None](), soon()
+        while answers != {b"1", b"2"} or num_asked < 5:
+            assert time.monotonic() < deadline
+            answers.add(await exchanged(client, b"x"))
+        # The one that is used, and the next.
+        await until(lambda: sum(len(server._answers) for server in servers) <= 2)
+
+    run(work)
+    for server in servers:
+        server.close()
+
+
+def test_without_a_link_it_is_asked_for_once_at_a_time() -> None:
+    async def work() -> None:
+        replica = Replica(echo)
+        client = VelocityClient("expert", replica.invited)
+        assert [client.ask(b"x") for _ in range(5)] == [False] * 5
+        assert await exchanged(client, b"ab") == b"ba"
+        assert len(replica.responses) == 1
+        replica.server.close()
+
+    run(work)
+
+
+def test_who_asks_nothing_is_let_in_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So an expert that nobody asks can be scaled to zero."""
+    monkeypatch.setattr(velocities, "IDLE_S", 0.2)
+
+    async def work() -> None:
+        replica = Replica(echo)
+        client = VelocityClient("expert", replica.invited)
+        assert await exchanged(client, b"ab") == b"ba"
+        await until(lambda: not replica.server._answers)
+        assert await exchanged(client, b"ab") is None
+
+    run(work)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_link_that_cant_be_had_is_told_once_and_asked_for_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        replica, responses = Replica(echo), list[Response]()
+
+        async def nowhere() -> AsyncIterator[Address]:
+            yield "tcp://127.0.0.1:1", replica.server.address[1]  # where nothing listens
+
+        def invited(client_key: bytes) -> Response:
+            lost = len(responses) < 2
+            responses.append(Response(nowhere()) if lost else replica.invited(client_key))
+            return responses[-1]
+
+        client = VelocityClient("expert", invited)
+        monkeypatch.setattr(velocities, "CONNECT_MS", 50)
+        await until(lambda: not client.ask(b"x") and len(responses) > 1 and responses[1].is_cancelled)
+        monkeypatch.setattr(velocities, "CONNECT_MS", 1000 * int(PATIENCE_S))
+        assert await exchanged(client, b"ab") == b"ba"
+        assert [response.is_cancelled for response in responses[:3]] == [True, True, False]
+        replica.server.close()
+
+    run(work)
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == ["no link to expert, so calls cross by Serve: tcp://127.0.0.1:1 lets nobody in"]
