@@ -158,8 +158,6 @@ SETTINGS = (
     Setting("RAY_worker_niceness", CORE, "replicas give way to all else on the machine, and requests miss deadlines"),
     Setting("RAY_SERVE_ENABLE_DIRECT_INGRESS", _SERVE_CONSTANTS, "a request takes 12 ms more, on two cores"),
     Setting("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", _SERVE_CONSTANTS, "a server that ends stays for 30 s"),
-    Setting("RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", _SERVE_CONSTANTS, "requests cost more"),
-    Setting("RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP", _SERVE_CONSTANTS, "requests cost more"),
 )
 
 NO_COUNTERS = {"RAY_enable_metrics_collection": "0", "AUTOSCALER_METRIC_PORT": "-1", "DASHBOARD_METRIC_PORT": "-1"}

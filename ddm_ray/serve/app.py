@@ -11,9 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from ddm_ray.serve.gateway import Gateway, find_haproxy, until_told
 
-# Our code leaves a replica's event loop free, so neither it nor Serve's own needs another.
-os.environ.setdefault("RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", "0")
-os.environ.setdefault("RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP", "0")
 # A client waits for what a replica does; Ray's own 15 is for work that gives way to all else on the machine.
 os.environ.setdefault("RAY_worker_niceness", "0")
 # Replicas of the ingress listen themselves, for a gateway that leads to them: a proxy and its way to a replica cost
