@@ -1,8 +1,9 @@
 """`ddm work` as Slurm and SkyPilot start it, and again while it exits with 75: by what their files run.
 
-Neither is here: what they would do with the files isn't tried.
+Neither is here: with a real Slurm tests/test_slurm.py runs it.
 """
 
+import copy
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -180,9 +182,17 @@ def test_skypilots_schema_knows_each_field() -> None:
 
 def test_skypilot_parses_it() -> None:
     sky = pytest.importorskip("sky", reason="SkyPilot isn't installed")
-    secrets = dict.fromkeys(SKYPILOT["secrets"], "x")
-    task = sky.Task.from_yaml_config({**SKYPILOT, "secrets": secrets})
+
+    def parsed(task: dict[str, Any]) -> Any:
+        # It writes into what it is given.
+        return sky.Task.from_yaml_config(copy.deepcopy(task) | {"secrets": dict.fromkeys(SKYPILOT["secrets"], "x")})
+
+    task = parsed(SKYPILOT)
     assert (task.num_nodes, all(each.use_spot for each in task.resources)) == (1, True)
+    # What is below job_recovery it doesn't check: that is for the schema above.
+    for path in (("num_nodes",), ("resources", "use_spot"), ("resources", "job_recovery")):
+        with pytest.raises(ValueError, match=str(path[-1])):
+            parsed(misspelt(SKYPILOT, path))
 
 
 def test_skypilot_recovers_from_75_alone() -> None:
