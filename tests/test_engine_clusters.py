@@ -1,4 +1,4 @@
-"""Clusters that KubeRay and Ray's launcher on AWS make for `ddm work`: their files against schemas, and what they run.
+"""Clusters that KubeRay and Ray's launcher make for `ddm work`: their files against schemas, and what they run.
 
 Neither is here: what they would do with the files isn't tried.
 """
@@ -27,7 +27,7 @@ from tests import kuberay
 from tests.conftest import ROOT
 from tests.engines import AGAIN_OR_NOT, Machine, blocks, document, gpus, ray_understands, understood, words_of
 
-AWS = document("aws/cluster.yaml")
+AWS, LAB = document("aws/cluster.yaml"), document("local/cluster.yaml")
 RAYJOB, RAYCLUSTER = kuberay.objects("rayjob.yaml"), kuberay.objects("raycluster.yaml")
 JOB = RAYJOB["RayJob"]["spec"]
 CLUSTERS = {"rayjob": JOB["rayClusterSpec"], "raycluster": RAYCLUSTER["RayCluster"]["spec"]}
@@ -142,7 +142,7 @@ def test_a_head_that_ends_has_the_work_leave_first(tmp_path: Path) -> None:
             process.wait()
 
 
-# AWS.
+# Ray's launcher.
 
 
 def launchable(config: dict[str, Any]) -> bool:
@@ -155,7 +155,8 @@ def launchable(config: dict[str, Any]) -> bool:
 
 
 def test_rays_launcher_knows_each_field() -> None:
-    assert launchable(AWS)
+    assert launchable(AWS) and launchable(LAB)
+    assert not [name for name in LAB if name != "provider" and launchable(kuberay.misspelt(LAB, (name,)))]
     paths: list[kuberay.Keys] = [(name,) for name in AWS if name != "provider"]
     paths += [("auth", "ssh_user"), ("provider", "security_group", "GroupName")]
     paths += [("available_node_types", name, "resources") for name in AWS["available_node_types"]]
@@ -184,32 +185,50 @@ def test_machines_of_aws() -> None:
     assert "InstanceMarketOptions" not in head["node_config"] and head["resources"] == {"CPU": 0}
     assert all(each["node_config"]["IamInstanceProfile"]["Name"] for each in (head, gpu))
     assert (gpu["min_workers"], gpu["max_workers"]) == (0, AWS["max_workers"])
-    mounts = {path.removeprefix("/home/ubuntu/"): source for path, source in AWS["file_mounts"].items()}
-    (token,) = re.findall(r"openssl rand -hex 32 > (\S+)\)", blocks("AWS")[0])
+    assert any("export RAY_AUTH_MODE=token" in command for command in AWS["setup_commands"])
+
+
+@pytest.mark.parametrize(("engine", "config", "home"), [("AWS", AWS, "/home/ubuntu/"), ("Lab", LAB, "~/")])
+def test_a_machine_has_the_project_and_the_token(engine: str, config: dict[str, Any], home: str) -> None:
+    mounts = {path.removeprefix(home): source for path, source in config["file_mounts"].items()}
+    (token,) = re.findall(r"openssl rand -hex 32 > (\S+)\)", blocks(engine)[0])
     assert mounts.pop(".ray/auth_token") == token
     assert all((ROOT / source).exists() and path == f"ddm-ray/{source}" for path, source in mounts.items())
     needed = re.findall(r"^COPY (.*) \./$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)[0].split()
     assert {*needed, "ddm_ray"} <= {*mounts.values()}
-    assert any("export RAY_AUTH_MODE=token" in command for command in AWS["setup_commands"])
 
 
-def test_ray_understands_how_aws_starts_it() -> None:
+@pytest.mark.parametrize("config", [AWS, LAB], ids=["aws", "lab"])
+def test_ray_understands_how_the_launcher_starts_it(config: dict[str, Any]) -> None:
     starts = {}
     for name in ("head", "worker"):
-        (line,) = [each for each in AWS[f"{name}_start_ray_commands"] if "ray start" in each]
+        (line,) = [each for each in config[f"{name}_start_ray_commands"] if "ray start" in each]
         starts[name] = ray_understands(shlex.split(line[line.index("ray start") :])[1:])
+        if config is LAB:
+            assert starts[name]["resources"] == '{"$(hostname -s)": 64}'
     assert (starts["head"]["head"], starts["head"]["dashboard_host"]) == (True, "127.0.0.1")
     assert starts["worker"]["address"] == f"$RAY_HEAD_IP:{starts['head']['port']}"
 
 
-def test_the_work_on_aws() -> None:
-    (block,) = blocks("AWS")
+def work_of(engine: str, config: dict[str, Any]) -> dict[str, Any]:
+    """The options of the `ddm work` that README has Ray's launcher submit."""
+    (block,) = blocks(engine)
     ((_, _, file, command),) = [words for words in words_of(block.replace("\\\n", " "), "ray") if words[1] == "exec"]
-    assert document(file.removeprefix("cluster_configs/")) == AWS
-    entrypoint = list(ray_understands(shlex.split(command)[1:])["entrypoint"])
+    assert document(file.removeprefix("cluster_configs/")) == config
+    submit = shlex.split(command[command.index("ray job submit") :].replace("\\\n", " "))
+    entrypoint = list(ray_understands(submit[1:])["entrypoint"])
     assert entrypoint[0].removeprefix("~/ddm-ray/") == "cluster_configs/again.sh" and entrypoint[2] == "ddm"
-    workers = understood(entrypoint[3:])["trained"].workers
+    return understood(entrypoint[3:])
+
+
+def test_the_work_on_aws() -> None:
+    workers = work_of("AWS", AWS)["trained"].workers
     assert (workers.min, workers.max) == (4, 4 * AWS["max_workers"])  # g6e.12xlarge has 4 GPUs
+
+
+def test_the_work_in_a_lab_is_bound_to_a_machine() -> None:
+    options = work_of("Lab", LAB)
+    assert options["trained"].resources_per_worker == {"CPU": 4, "GPU": 1, options["island"]: 1}
 
 
 def test_a_spot_machine_of_aws_tells_ray_that_it_goes(machine: Machine) -> None:
