@@ -44,6 +44,7 @@ soak: $(READY)
 	@$(BIN)/pytest tests/data/test_disk_faults.py tests/train/test_rank_faults.py -k "write or power" --every-call
 	@$(BIN)/pytest tests/data/test_bombs.py --every-call
 	@$(BIN)/pytest tests/islands --every-call
+	@$(BIN)/pytest tests/test_slurm.py --every-call
 	@$(BIN)/pytest tests/train/ray --in-bucket
 	@$(BIN)/pytest tests/storage/test_hostile_island.py tests/storage/test_claim_races.py --every-call
 	@$(BIN)/pytest tests/serve/test_any_request.py tests/serve/test_many_bodies.py --every-call

@@ -213,7 +213,7 @@ def test_ray_understands_how_the_launcher_starts_it(config: dict[str, Any]) -> N
 def work_of(engine: str, config: dict[str, Any]) -> dict[str, Any]:
     """The options of the `ddm work` that README has Ray's launcher submit."""
     (block,) = blocks(engine)
-    ((_, _, file, command),) = [words for words in words_of(block.replace("\\\n", " "), "ray") if words[1] == "exec"]
+    (_, _, file, command), *_ = [words for words in words_of(block.replace("\\\n", " "), "ray") if words[1] == "exec"]
     assert document(file.removeprefix("cluster_configs/")) == config
     submit = shlex.split(command[command.index("ray job submit") :].replace("\\\n", " "))
     entrypoint = list(ray_understands(submit[1:])["entrypoint"])
