@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
@@ -87,14 +87,16 @@ class Served:
 
 
 @contextmanager
-def serving(run: str, *options: str, tree: Path | None = None) -> Iterator[Served]:
-    """`ddm serve` of a run on a port of its own, by this tree's code or another's."""
+def serving(
+    run: str, *options: str, tree: Path | None = None, environment: Mapping[str, str] | None = None
+) -> Iterator[Served]:
+    """`ddm serve` of a run on a port of its own, by this tree's code or another's; `environment`: more variables."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     tree = tree or Path(__file__).parents[1]
     command = [sys.executable, "-c", "from ddm_ray.cli import main; main()", "serve", run, "--port", str(port)]
-    env = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", **(environment or {})}
     quiet = subprocess.DEVNULL
     process = subprocess.Popen([*command, *options], cwd=tree, env=env, stdout=quiet, stderr=quiet, stdin=quiet)
     served = Served(process, port)

@@ -1,4 +1,5 @@
-"""What an image costs by each placement and strategy, by this code and by another commit's in turns.
+"""What an image costs by each placement and strategy, by this code and by another commit's, or by this in another
+environment, in turns.
 
 `digits` is the run that is named; `large` has random weights, and a velocity of one image takes 20 ms or more, as those
 of networks that people serve. Servers of both sides run all the time. Each round asks both for some images by one
@@ -55,14 +56,15 @@ def velocity_s(run: str) -> float:
 
 def measure(name: str, run: str, most: float | None, args: Any, report: Report) -> None:
     """Latency and processors of an image; `most`: how many times those of the other side they may be."""
-    for placement in PLACEMENTS:
+    for placement in args.placements:
         with ExitStack() as stack:
             sides = {"": stack.enter_context(serving(run, "--placement", placement))}
-            if args.against:
-                other = serving(run, "--placement", placement, tree=args.against.resolve())
+            if args.against or args.environment:
+                tree, variables = args.against and args.against.resolve(), dict(args.environment)
+                other = serving(run, "--placement", placement, tree=tree, environment=variables)
                 sides[", before"] = stack.enter_context(other)
             idle = {side: served.idle_share() for side, served in sides.items()}
-            for strategy in STRATEGIES:
+            for strategy in args.strategies:
                 _compare(f"{name}, {placement}, {strategy}", strategy, sides, idle, most, args, report)
 
 
@@ -107,6 +109,10 @@ def main() -> None:
     parser = options(__doc__ or "")
     parser.add_argument("run", metavar="RUN", help="a finished run with classes, such as runs/digits of `make demo`")
     parser.add_argument("--against", type=Path, metavar="TREE", help="another commit's checkout")
+    pair = {"type": lambda text: tuple(text.split("=", 1)), "metavar": "NAME=VALUE"}
+    parser.add_argument("--environment", nargs="+", default=[], help="variables of the other side", **pair)
+    parser.add_argument("--placements", nargs="+", default=PLACEMENTS, choices=PLACEMENTS)
+    parser.add_argument("--strategies", nargs="+", default=STRATEGIES, choices=STRATEGIES)
     parser.add_argument("--networks", nargs="+", default=("digits", "large"), choices=("digits", "large"))
     parser.add_argument("--steps", type=int, default=10, help="steps of an image")
     args = parser.parse_args()

@@ -10,6 +10,7 @@ Engine: the same model, AdamW, clipping and EMA in plain PyTorch, in one process
 does; large batches, where arithmetic dominates, and small ones, which show what a parameter costs.
 Saving: what training waits for to one flat copy of as many bytes; how slow steps are while the copy is written.
 Recovery: from SIGKILL of a worker to the next attempt's first step, by the times of files and processes.
+Threads: a step by one thread and by two, that sleep while they wait, as a worker's do, or spin.
 Resizes: losses and weights after changes of the number of ranks, to a run that was never interrupted.
 """
 
@@ -27,12 +28,14 @@ import train_engine
 import train_recovery
 import train_resizes
 import train_saving
+import train_threads
 from claims import Report, measuring
 from data_compute import add, make_shard
 from train_sides import finish, start
 from train_turns import Side, both, in_turns
 
 from ddm_ray.config import load_recipe
+from ddm_ray.cores import WAIT_ASLEEP
 from ddm_ray.storage.graph import expert
 from ddm_ray.storage.run import Run
 
@@ -59,7 +62,7 @@ SIZES = {
     "kills": 20,
 }
 QUICK = {"rounds": 1, "steps": 160, "checkpoint_steps": 80, "tiny_steps": 0, "repeats": 3, "depth": 7, "kills": 2}
-MEASURES = ("stack", "engine", "saving", "recovery", "resizes")
+MEASURES = ("stack", "engine", "saving", "recovery", "threads", "resizes")
 SECONDS_OF_A_REPEAT = 0.5
 Start = Callable[[], list["subprocess.Popen[str]"]]
 
@@ -151,6 +154,16 @@ def measure_recovery(args: argparse.Namespace, folder: Path, report: Report) -> 
     train_recovery.tell(recoveries, alone, report)
 
 
+def measure_threads(args: argparse.Namespace, report: Report) -> None:
+    """Threads that wait asleep, and that spin."""
+    ways = {"asleep": WAIT_ASLEEP, "spinning": {}}
+    sides = {
+        way: finish(start("train_threads", args.repeats, SECONDS_OF_A_REPEAT, environment=how))
+        for way, how in ways.items()
+    }
+    train_threads.tell(sides, report)
+
+
 def measure_resizes(args: argparse.Namespace, folder: Path, report: Report) -> None:
     """All ZeRO stages in both precisions, over worlds of changing size."""
     cases = train_resizes.QUICK if args.quick else train_resizes.CASES
@@ -184,6 +197,8 @@ def main() -> None:
                     measure_saving(args, Path(folder), report)
                 case "recovery":
                     measure_recovery(args, Path(folder), report)
+                case "threads":
+                    measure_threads(args, report)
                 case "resizes":
                     measure_resizes(args, Path(folder), report)
         load = " ".join(f"{value:.1f}" for value in os.getloadavg())

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -109,19 +109,21 @@ def run_loop(url: str, artifact: Artifact) -> None:
     print(json.dumps({"beats": {artifact: beats}}))
 
 
-def start(script: str, *arguments: object, keep_memory: bool = False) -> "subprocess.Popen[str]":
+def start(
+    script: str, *arguments: object, keep_memory: bool = False, environment: Mapping[str, str] | None = None
+) -> "subprocess.Popen[str]":
     """A script beside this one as a fresh process with one thread for mathematics.
 
-    `keep_memory`: with the settings of glibc that a training worker has.
+    `keep_memory`: with the settings of glibc that a training worker has. `environment`: more variables.
     """
     from ddm_ray.memory import KEEP_FREED_MEMORY
 
     settings = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     settings |= {"PYTHONPATH": os.pathsep.join(filter(None, [str(SCRIPTS.parent), os.environ.get("PYTHONPATH")]))}
-    environment = {name: value for name, value in os.environ.items() if name not in {"RAY_ADDRESS", *KEEP_FREED_MEMORY}}
-    settings |= KEEP_FREED_MEMORY if keep_memory else {}
+    kept = {name: value for name, value in os.environ.items() if name not in {"RAY_ADDRESS", *KEEP_FREED_MEMORY}}
+    settings |= (KEEP_FREED_MEMORY if keep_memory else {}) | dict(environment or {})
     command = [sys.executable, str(SCRIPTS / f"{script}.py"), *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment | settings)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=kept | settings)
 
 
 def finish(process: "subprocess.Popen[str]") -> Any:

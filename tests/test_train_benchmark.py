@@ -82,6 +82,14 @@ def test_the_engine_is_beside_pytorch(train: ModuleType, claims: ModuleType) -> 
     assert set(train.train_engine.CLAIMED) < set(train.train_engine.POINTS)
 
 
+def test_threads_are_beside_one_another(train: ModuleType, claims: ModuleType) -> None:
+    way = train.finish(train.start("train_threads", 1, 0.01, environment={"OMP_WAIT_POLICY": "PASSIVE"}))
+    assert {frozenset(taken) for taken in way.values()} == {frozenset({"1", "2"})}
+    report = claims.Report()
+    train.train_threads.tell({"asleep": way}, report)
+    assert len(values(report)) == 2 * len(train.train_threads.POINTS) and min(values(report).values()) > 0
+
+
 def test_the_cost_of_a_parameter_is_that_of_a_line(train: ModuleType, claims: ModuleType) -> None:
     """PyTorch's steps take 10 ns a parameter, fused ones 8, the engine's 1 ms and 11 ns."""
     report = claims.Report()
