@@ -95,7 +95,7 @@ def test_a_driver_holds_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(repeated, "AT_ONCE", 4096)
     peaks = [_peak_of_a_driver(tmp_path / str(rows), rows) for rows in (64, 64, 1024)]
     hashes = PARTS * 1024 * 16
-    assert peaks[2] - peaks[1] < hashes / 4, "bytes; the first run loads modules"
+    assert peaks[2] - peaks[1] < hashes / 2, "bytes; the first run loads modules, and readers may be ahead"
 
 
 def _peak_of_a_driver(path: Path, rows: int) -> int:
