@@ -157,6 +157,7 @@ SETTINGS = (
     Setting("TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S", "ray.train.constants", "next to a lost worker 30 s are waited"),
     Setting("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", _TRAIN_CONSTANTS, "a private Ray's jobs start seconds later"),
     Setting("RAY_worker_niceness", CORE, "replicas give way to all else on the machine, and requests miss deadlines"),
+    Setting("RAY_worker_maximum_startup_concurrency", CORE, "Ray warns again and again of many small jobs"),
     Setting("RAY_SERVE_ENABLE_DIRECT_INGRESS", _SERVE_CONSTANTS, "a request takes 12 ms more, on two cores"),
     Setting("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", _SERVE_CONSTANTS, "a server that ends stays for 30 s"),
 )

@@ -250,6 +250,8 @@ def _private() -> dict[str, str]:
     """Return the environment of a private Ray: a token of its own, since every Ray listens on all addresses."""
     return {
         **{name: os.environ.get(name, value) for name, value in {**NO_COUNTERS, **NO_WATCHER}.items()},
+        # Many small jobs on few cores are meant here; Ray would warn of them again and again.
+        "RAY_worker_maximum_startup_concurrency": "64",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
     }
