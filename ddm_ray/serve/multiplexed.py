@@ -37,12 +37,13 @@ class Decision:
 
 
 class Slots(SharedDevice):
-    """A cache of device slots for experts: the earliest deadline first, but who has just come stays for a while.
+    """A cache of device slots for experts: the earliest deadline is first, but an expert that has come stays a while.
 
-    An expert that isn't there takes the slot of one without work, the least recently used. If all have work it takes
-    that of the latest deadline, if its own is earlier, but never sooner after such a swap than two of them take: so
-    swaps take half of the time at most, and the most urgent of all waits no longer than a few of them. While one is
-    on its way those compute that are there. The engine that mixes needs all slots: it displaces all, or is displaced.
+    An absent expert with work takes the slot of the least recently used expert without work. If all experts here have
+    work, it displaces the one with the latest deadline, provided that its own deadline is earlier and that the time of
+    two swaps has passed since the last displacement. So swaps take at most half of the time, and the most urgent engine
+    waits for SWAPS swaps at most. The experts that are here compute while a swap is under way. The engine that mixes
+    needs all slots: it displaces all experts, or is displaced.
     """
 
     def __init__(self, num_experts: int, num_slots: int):
@@ -53,16 +54,16 @@ class Slots(SharedDevice):
     def swapped(self, seconds: float) -> None:
         """Learn from one swap."""
         self._swap.ran(1, seconds)
-        self.swap_s = 0.0 if self._all_fit else self._swap.seconds(1)
+        self.swap_s = self._swap.seconds(1)
 
     def next(self, deadlines: Mapping[int, float], here: Collection[int], coming: int | None, now: float) -> Decision:
         """Decide what to do now. `deadlines`: the earliest of each engine that has work, one at least.
 
-        `here`: experts whose weights are there, the one unused for longest first; `coming`: the one whose are on their
-        way.
+        `here`: experts with their weights in a slot, the least recently used first. `coming`: the expert with its
+        weights on their way.
         """
         if coming is not None and coming not in deadlines:
-            here, coming = [*here, coming], None  # nobody waits for it any more
+            here, coming = [*here, coming], None  # no job waits for it any more
         order = sorted(deadlines, key=lambda engine: (deadlines[engine], engine))
         settled, holding = now >= self._settled, [MIXING] if self._mixes else [*here, coming]
         mixes = order[0] == MIXING if settled or not any(each in deadlines for each in holding) else self._mixes
@@ -88,8 +89,9 @@ class Slots(SharedDevice):
         return Decision(run, fetch, leaving)
 
     def _displaced(self, now: float) -> None:
-        """Let nobody with work be displaced until this swap has ended, and for as long again."""
-        self._settled = now + 2 * self.swap_s
+        """Displace no engine with work until this swap has ended, and for as long again."""
+        if not self._all_fit:
+            self._settled = now + 2 * self.swap_s
 
 
 class Multiplexer:

@@ -90,9 +90,13 @@ HOPE = 1.2
 """A job that needs so many times what it has left, alone, is lost, and nobody waits for it."""
 
 
+SWAPS = 4
+"""Swaps for which an engine waits until it computes, at most, where others have work, too."""
+
+
 @dataclass
 class SharedDevice:
-    """A device that the jobs of some schedulers wait for; `swap_s` seconds go by before those of another can run."""
+    """A device that the jobs of some schedulers wait for; a swap, which takes `swap_s` seconds, lets another's run."""
 
     schedulers: "list[Scheduler]" = field(default_factory=list)
     swap_s: float = 0.0
@@ -143,17 +147,19 @@ class Scheduler:
         bisect.insort(self._jobs, job, key=_deadline)
 
     def _require_time(self, job: Job, now: float) -> None:
-        jobs, most, swap_s = self._device.jobs, self.max_waiting_rows, self._device.swap_s
+        jobs, most = self._device.jobs, self.max_waiting_rows
         if not jobs:
             return
+        alone = {owner for owner, _ in jobs} == {self}
+        wait_s = self._device.swap_s * (1 if alone else SWAPS)
         rows = sum(other.rows for _, other in jobs)
         if rows + job.rows > most:
             message = f"{rows} images are being made or wait, of {most} at most"
-            raise OverloadedError(message, Load(jobs, swap_s).seconds)
+            raise OverloadedError(message, Load(jobs, wait_s).seconds)
         position = bisect.bisect_right(jobs, job.deadline, key=lambda owned: _deadline(owned[1]))
-        with_it = Load([*jobs[:position], (self, job)], swap_s)
+        with_it = Load([*jobs[:position], (self, job)], wait_s)
         late = self._margin * with_it.seconds - (job.deadline - now)
-        due = Load(jobs[:position] if position < len(jobs) else (), swap_s)
+        due = Load(jobs[:position] if position < len(jobs) else (), wait_s)
         for owner, other in jobs[position:]:
             due.add(owner, other)
             with_it.add(owner, other)
@@ -211,16 +217,13 @@ class JobSum:
         self.velocities = max(self.velocities, job.velocities)
 
 
-KEEP = 3.0
-
-
 class Load:
-    """Jobs of some schedulers, and the `seconds` until all are done: one scheduler's after another's, with swaps."""
+    """Jobs of some schedulers, and the `seconds` until all are done: each scheduler's, after it has waited `wait_s`."""
 
-    def __init__(self, jobs: Iterable[tuple[Scheduler, Job]], swap_s: float):
+    def __init__(self, jobs: Iterable[tuple[Scheduler, Job]], wait_s: float):
         self._sums: dict[Scheduler, JobSum] = {}
         self._seconds: dict[Scheduler, float] = {}
-        self._swap_s = swap_s
+        self._wait_s = wait_s
         for scheduler, job in jobs:
             self.add(scheduler, job)
 
@@ -231,7 +234,7 @@ class Load:
     @property
     def seconds(self) -> float:
         for scheduler in self._sums.keys() - self._seconds.keys():
-            self._seconds[scheduler] = scheduler.seconds(self._sums[scheduler]) + self._swap_s
+            self._seconds[scheduler] = scheduler.seconds(self._sums[scheduler]) + self._wait_s
         return sum(self._seconds.values())
 
 

@@ -1,5 +1,6 @@
 """A cache of device slots: deadlines, what swaps cost, nobody starves; plain classes on a clock of the tests' own."""
 
+import contextlib
 import math
 from dataclasses import dataclass, field
 
@@ -105,6 +106,46 @@ class Machine:
         job = Job(rows, velocities, float(rows), self.now + seconds)
         self.schedulers[engine].admit(job, self.now)
         return job
+
+
+@settings(max_examples=100)
+@given(
+    asked=st.lists(
+        st.tuples(st.integers(-1, 4), st.integers(1, 40), st.integers(1, 4), st.floats(0.5, 30)),
+        min_size=1,
+        max_size=40,
+    ),
+    num_slots=st.sampled_from([2, 3, 5]),
+    swap=st.sampled_from([0.0, 0.02, 0.2]),
+    alone=st.booleans(),
+    gap=st.integers(0, 2),
+)
+def test_all_that_are_let_in_are_met(
+    asked: list[tuple[int, int, int, float]], num_slots: int, swap: float, alone: bool, gap: int
+) -> None:
+    """A job that was let in while there were others is done in time, by a velocity and a swap; at the usual margin."""
+    machine = Machine(5, num_slots, swap, alone, margin=1.5)
+    tolerance = machine.a_mixed_row * MAX_ROWS + swap
+    sure = list[Job]()
+    for engine, velocities, rows, seconds in asked:
+        with contextlib.suppress(OverloadedError):
+            others = machine.jobs
+            job = machine.ask(engine, seconds, velocities, rows)
+            if others:
+                sure.append(job)
+        for _ in range(gap):
+            finish_one(machine, sure, tolerance)
+    while machine.jobs:
+        finish_one(machine, sure, tolerance)
+
+
+def finish_one(machine: Machine, sure: list[Job], tolerance: float) -> None:
+    """Run one velocity, if there is work: the jobs that it finishes are in time."""
+    before = set(machine.jobs)
+    if before:
+        machine.turn()
+    for job in before - set(machine.jobs):
+        assert job not in sure or machine.now <= job.deadline + tolerance + 1e-9
 
 
 ASKED = st.tuples(st.integers(-1, 4), st.integers(1, 200), st.integers(1, 4), st.floats(0.5, 30))
@@ -231,7 +272,7 @@ def test_without_contention_nothing_is_ever_swapped_out() -> None:
         machine.turn()
     while machine.jobs:
         assert machine.turn().leaving is None
-    assert machine.swaps == 3 and machine.slots.swap_s == 0
+    assert machine.swaps == 3
 
 
 def test_who_mixes_displaces_all_and_is_displaced_like_one() -> None:
@@ -266,7 +307,7 @@ def test_more_than_all_can_do_together_is_refused() -> None:
         machine.ask(expert, 3.0, velocities=40)
     machine.ask(3, 3.0, velocities=40)
     with pytest.raises(OverloadedError, match="more images are asked for than can be made in time") as refused:
-        machine.ask(3, 3.0, velocities=140)
+        machine.ask(3, 3.0, velocities=100)
     assert 0 < refused.value.retry_after_s < 3
     with pytest.raises(OverloadedError, match="images are being made or wait"):
         machine.ask(0, 1e9, rows=1022)
