@@ -181,8 +181,8 @@ def partition(
       ddm partition s3://lab/run7 --islands islands.yaml --island gpu-room
       ddm partition study/run --cluster 2
 
-    Ray Data sorts the rows: on this computer, on a disk with room for all of them; with --island or --address on a
-    cluster, of which each machine has its share. Kill this command at any moment; the same command continues.
+    Ray sorts the rows: on this computer, on a disk with room for all of them; with --island or --address on a cluster,
+    where each machine holds its share. Kill this command at any moment; the same command continues.
     """
     from ddm_ray.placement import load_island
     from ddm_ray.storage.graph import PARTITION, REPORT, shard

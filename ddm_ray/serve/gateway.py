@@ -215,7 +215,8 @@ class Gateway:
                 if refusing and not self._refused.done():
                     self._refused.set_result(None)
                 with self._changed:
-                    self._changed.wait_for(lambda: self._closing or self._refusing != refusing, pause)  # noqa: B023
+                    if not self._closing and self._refusing == refusing:
+                        self._changed.wait(pause)
             for process in (*self._before, self._process):
                 if process is not None:
                     process.terminate()

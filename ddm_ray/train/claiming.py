@@ -22,8 +22,8 @@ from ddm_ray.storage.versions import versions
 from ddm_ray.train.job import TrainJob
 
 FLOPS_PER_THREAD = 10**9
-"""FLOPs of a step for which a thread more is worth waking: with two, a step of 0.3e9 took twice as long, one of 15e9
-0.7 times as long as with one."""
+"""FLOPs of a step for which one more thread is worth waking: with two threads a step of 0.3e9 took 2.2 times as long as
+with one, and a step of 15e9 0.83 times as long (benchmarks/train.py --measure threads)."""
 
 
 def begin_attempt(
@@ -56,7 +56,7 @@ def begin_attempt(
 def own_threads(placement: TrainPlacement, job: TrainJob) -> int:
     """CPU threads of a worker where nothing else says how many: one for each whole CPU that it asks Ray for.
 
-    No more than its part of a step has FLOPS_PER_THREAD.
+    A worker has no more threads than its part of a step has times FLOPS_PER_THREAD.
     """
     flops = job.training_flops(1) // placement.workers.max
     return min(threads_for(placement.asked.get("CPU", 1.0)), max(1, flops // FLOPS_PER_THREAD))

@@ -107,9 +107,9 @@ def values_of(dataset: ray.data.Dataset, url: str) -> Iterator[Any]:
 
 @contextmanager
 def errors_of_ray(url: str) -> Iterator[None]:
-    """Turn what fails in Ray into a RayError of one line that names `url`, or a DDMError that a task raised into that.
+    """Turn what fails in Ray into a RayError of one line that names `url`.
 
-    Raises StorageError where a machine has no room for rows on their way.
+    A DDMError that a task raised is raised as it is. Raises StorageError where a machine has no room for rows.
     """
     try:
         yield
