@@ -134,6 +134,14 @@ def test_a_mistake_is_one_line_and_leaves_nothing(begun: Path, command: str) -> 
     assert files(begun) == before
 
 
+@pytest.mark.parametrize("scratch", ["none", "file"])
+def test_a_scratch_folder_that_is_none_is_refused_at_once(begun: Path, scratch: str) -> None:
+    before = files(begun)
+    done = CliRunner().invoke(cli.main, ["partition", f"{begun}/data", "--scratch", f"{begun}/{scratch}"])
+    assert (done.exit_code, files(begun)) == (2, before)
+    assert re.search(rf"'--scratch': Directory '.*/{scratch}' (does not exist|is a file)", done.stderr)
+
+
 @pytest.mark.parametrize(
     "command",
     [

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -190,18 +190,30 @@ def warn(text: str) -> None:
     click.secho(spelled_out(f"warning: {text}"), fg="yellow", bold=True, err=True)
 
 
-@contextmanager
-def ray_with_scratch(address: str | None, token_file: str | None, scratch: str | None) -> Iterator[None]:
-    """Join the Ray at an address, or start a private one of all cores, which spills below an existing folder.
+def ray_with_scratch(
+    address: str | None, token_file: str | None, scratch: str | None
+) -> Callable[[], AbstractContextManager[None]]:
+    """Return what joins the Ray at an address, or starts a private one of all cores, which spills below a folder.
 
-    `scratch`: that folder; none: the system's temporary one. Raises what `ray_session` does, and StorageError.
+    `scratch`: that folder, which exists; none: the system's temporary one. Raises ConfigError for one on a cluster.
+    What is returned raises what `ray_session` does, and StorageError.
     """
-    from ddm_ray.cores import usable_cores
-    from ddm_ray.data.scratch import scratch_folder
-    from ddm_ray.ray_session import ray_session
+    is_private = (address or os.environ.get("RAY_ADDRESS") or "local") == "local"
+    if scratch and not is_private:
+        raise ConfigError("--scratch is for a private Ray: each machine of a cluster has the folder that it began with")
 
-    with scratch_folder(scratch) as folder, ray_session(address, token_file, usable_cores(), str(folder)):
-        yield
+    @contextmanager
+    def session() -> Iterator[None]:
+        from ddm_ray.cores import usable_cores
+        from ddm_ray.data.scratch import scratch_folder
+        from ddm_ray.ray_session import ray_session
+
+        with ExitStack() as stack:
+            folder = str(stack.enter_context(scratch_folder(scratch))) if is_private else None
+            stack.enter_context(ray_session(address, token_file, usable_cores(), folder))
+            yield
+
+    return session
 
 
 def make(run_url: str, artifact: Artifact, stage: Callable[[Any, Any], None], mends: bool = False) -> Any:

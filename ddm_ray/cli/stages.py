@@ -155,6 +155,7 @@ def _show_rows(run: Any, artifact: Artifact) -> None:
 @click.option("--cluster", type=int, metavar="K", help="Make the shard of this owner only, if owners are clusters.")
 @click.option(
     "--scratch",
+    type=click.Path(exists=True, file_okay=False, writable=True),
     metavar="FOLDER",
     help="Existing folder of this computer with room for all shards, for a private Ray. Default: a temporary one.",
 )
@@ -189,15 +190,12 @@ def partition(
 
     site = load_island(islands, island)
     site.require_run(run_url)
-    if scratch and (site.ray(address)[0] or os.environ.get("RAY_ADDRESS") or "local") != "local":
-        raise ConfigError("--scratch is for a private Ray: each machine of a cluster has the folder that it began with")
+    session = ray_with_scratch(*site.ray(address), scratch)  # begun once there is something to make
 
     def stage(run: Any, report: Any) -> None:
         from ddm_ray.data.partition import stage as partitioning
         from ddm_ray.data.partition.ray_data import RayPasses
 
-        # Ray starts once there is something to make, so that a mistake is refused without it.
-        session = partial(ray_with_scratch, *site.ray(address), scratch)
         partitioning.partition(run, report, cluster, execute=RayPasses(session))
 
     artifact = PARTITION if cluster is None else shard(cluster)

@@ -27,7 +27,7 @@ from ddm_ray.serve.computing import Computing, Networks, any_condition
 from ddm_ray.serve.engine import BatchEngine
 from ddm_ray.serve.multiplexed import Multiplexer
 from ddm_ray.serve.scheduler import Scheduler
-from ddm_ray.serve.velocities import Address, VelocityServer
+from ddm_ray.serve.velocities import Endpoint, VelocityServer
 from ddm_ray.serve.versions import LOG, Pair, Version, Versions
 from ddm_ray.storage.graph import ROUTER
 from ddm_ray.storage.published import Weights
@@ -152,18 +152,18 @@ class ExpertReplica:
         await self._engine(weights)
         return pack_velocity(await asyncio.wrap_future(self._asked(weights, packed)))
 
-    async def link(self, weights: Pair, client_key: bytes) -> AsyncIterator[Address]:
-        """Address where a client with this public key is answered, for as long as it asks: so Serve knows that it does.
+    async def link(self, weights: Pair, client_key: bytes) -> AsyncIterator[Endpoint]:
+        """Endpoint where a client with this public key is answered, for as long as it asks: Serve counts it meanwhile.
 
-        None for weights that aren't at hand: a call by Serve loads them, if anybody still wants them.
+        Nothing for weights that aren't at hand: a call by Serve loads them.
         """
         if weights not in self._engines:
             return
         if self._velocities is None:
             self._velocities = VelocityServer(get_node_ip_address())
-        async with aclosing(self._velocities.admit(client_key, partial(self._asked, weights))) as addresses:
-            async for address in addresses:
-                yield address
+        async with aclosing(self._velocities.admit(client_key, partial(self._asked, weights))) as endpoints:
+            async for endpoint in endpoints:
+                yield endpoint
 
     def _asked(self, weights: Pair, packed: bytes) -> "Future[Tensor]":
         return self._used_now(weights).ask(unpack_call(packed, self._cluster, self._info, self._device))

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import SimpleQueue
 from socket import socketpair
 from threading import Thread
@@ -32,11 +33,19 @@ CONNECT_MS, HEARTBEAT_MS, SILENT_MS, LOOK_MS = 5000, 1000, 3000, 100
 IDLE_S = 15.0
 """Seconds without a request after which a client is let in no more."""
 RENEW_S, RETRY_S, MOST_RETRY_S = 10.0, 1.0, 60.0
-"""Seconds after which a link is asked for: where there is one, where there is none, and after many failures."""
+"""Seconds between two tries for a new link: where there is one, where there is none, and at most after failures."""
 
-Address = tuple[str, bytes]
-"""Endpoint of a server, and its public key."""
+Endpoint = tuple[str, bytes]
+"""A server's address, as ZeroMQ writes it, and its public key."""
 Answer = Callable[[bytes], "Future[Tensor]"]
+
+
+@dataclass(frozen=True)
+class _Link:
+    socket: Any
+    """The connection, for one thread at a time."""
+    response: Any
+    """Serve's response; the server lets the connection in until this is cancelled."""
 
 
 def _guarded(context: "zmq.Context[zmq.Socket[bytes]]", kind: int, secret_key: bytes) -> Any:
@@ -64,13 +73,13 @@ class VelocityServer:
         self._socket.curve_server, self._socket.zap_domain = True, DOMAIN.encode()
         self._socket.zap_enforce_domain = True  # else all clients are let in where nothing authenticates them
         self._socket.bind(f"tcp://{host}:*")
-        self.address: Address = self._socket.last_endpoint.decode(), public_key
+        self.endpoint: Endpoint = self._socket.last_endpoint.decode(), public_key
         Thread(target=self._serve, name="velocities", daemon=True).start()
 
-    async def admit(self, client_key: bytes, answer: Answer) -> AsyncGenerator[Address, None]:
-        """Let in the client with this public key, whose requests `answer` answers, until it asks nothing for IDLE_S.
+    async def admit(self, client_key: bytes, answer: Answer) -> AsyncGenerator[Endpoint, None]:
+        """Let in the client with this public key until it has asked nothing for IDLE_S; `answer` answers its requests.
 
-        Yields the address to connect to.
+        Yields the endpoint to connect to.
         """
         asked_at = time.monotonic()
 
@@ -81,7 +90,7 @@ class VelocityServer:
 
         self._answers[client_key] = noted
         try:
-            yield self.address
+            yield self.endpoint
             while (left_s := asked_at + IDLE_S - time.monotonic()) > 0:
                 await asyncio.sleep(left_s)
         finally:
@@ -133,30 +142,30 @@ class VelocityServer:
             self._wake.send(b".")
 
 
-def _connected(address: Address, public_key: bytes, secret_key: bytes) -> Any:
-    """A connection, for one thread at a time. Raises TimeoutError if there is none within CONNECT_MS."""
+def _connected(endpoint: Endpoint, public_key: bytes, secret_key: bytes) -> Any:
+    """A connection. Raises TimeoutError if there is none within CONNECT_MS."""
     socket = _guarded(zmq.Context.instance(), zmq.DEALER, secret_key)
-    endpoint, socket.curve_serverkey = address
+    address, socket.curve_serverkey = endpoint
     # So it can be written to while there is a connection, not before, and never again afterwards.
     socket.curve_publickey, socket.immediate, socket.reconnect_ivl = public_key, True, -1
-    socket.connect(endpoint)
+    socket.connect(address)
     if not socket.poll(CONNECT_MS, zmq.POLLOUT):
         socket.close()
-        raise TimeoutError(f"{endpoint} lets nobody in")
+        raise TimeoutError(f"no connection to {address}")
     return socket
 
 
 class VelocityClient:
-    """A link to the replica that Serve chose last. Renewed, so that all replicas have work."""
+    """A link to the replica that Serve chose last, renewed every RENEW_S so that all replicas have work."""
 
     def __init__(self, name: str, invited: Callable[[bytes], Any]):
-        """`invited`: Serve's response to a public key, which streams the address and lasts as long as that is let in.
+        """`invited`: sends a public key by Serve and returns the response, which streams the endpoint.
 
-        Make it in the event loop of Serve's handles.
+        The key is let in for as long as that response lasts. Make a client in the event loop of Serve's handles.
         """
         self._name, self._invited, self._loop = name, invited, asyncio.get_running_loop()
-        self._link: tuple[Any, Any] | None = None
-        self._newer: tuple[Any, Any] | None = None
+        self._link: _Link | None = None
+        self._newer: _Link | None = None
         self._linking: Future[None] | None = None
         self._linked_at, self._retry_s, self._is_waiting = -np.inf, RETRY_S, False
 
@@ -170,7 +179,7 @@ class VelocityClient:
             self._linking = asyncio.run_coroutine_threadsafe(self._connect(), self._loop)
         try:
             if self._link is not None:
-                self._link[0].send(request, zmq.NOBLOCK)
+                self._link.socket.send(request, zmq.NOBLOCK)
                 self._is_waiting = True
         except zmq.Again:  # it has ended
             self._drop()
@@ -179,7 +188,7 @@ class VelocityClient:
     def answer(self, until: float) -> Tensor | None:
         """The velocity that was asked for; None if none comes over the link until then by the monotonic clock."""
         assert self._link is not None
-        socket, _ = self._link
+        socket = self._link.socket
         while not socket.poll(max(0, min(LOOK_MS, int(1000 * (until - time.monotonic()))))):
             if time.monotonic() > until or not socket.get(zmq.EVENTS) & zmq.POLLOUT:
                 self._drop()
@@ -189,16 +198,16 @@ class VelocityClient:
 
     def _drop(self) -> None:
         if self._link is not None:
-            socket, response = self._link
-            socket.close()
-            self._loop.call_soon_threadsafe(response.cancel)
+            self._link.socket.close()
+            self._loop.call_soon_threadsafe(self._link.response.cancel)
         self._link, self._is_waiting = None, False
 
     async def _connect(self) -> None:
         keys = zmq.curve_keypair()
         response = self._invited(keys[0])
         try:
-            self._newer = await asyncio.to_thread(_connected, await anext(response), *keys), response
+            socket = await asyncio.to_thread(_connected, await anext(response), *keys)
+            self._newer = _Link(socket, response)
             self._retry_s = RETRY_S
         except Exception as error:  # calls through Serve go on, and tell what is wrong
             # Once: a port that can't be reached stays so.

@@ -23,7 +23,7 @@ from ddm_ray.train.job import TrainJob
 
 FLOPS_PER_THREAD = 10**9
 """FLOPs of a step for which one more thread is worth waking: with two threads a step of 0.3e9 took 2.2 times as long as
-with one, and a step of 15e9 0.83 times as long (benchmarks/train.py --measure threads)."""
+with one, and a step of 15e9 0.83 times as long."""
 
 
 def begin_attempt(

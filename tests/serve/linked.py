@@ -8,7 +8,7 @@ from concurrent.futures import Future
 import torch
 from torch import Tensor
 
-from ddm_ray.serve.velocities import Address, VelocityClient, VelocityServer
+from ddm_ray.serve.velocities import Endpoint, VelocityClient, VelocityServer
 
 HOST, PATIENCE_S = "127.0.0.1", 60.0
 
@@ -16,16 +16,16 @@ HOST, PATIENCE_S = "127.0.0.1", 60.0
 class Response:
     """What Serve's handle gives for a method that streams, which runs on and is cancelled as there."""
 
-    def __init__(self, stream: AsyncIterator[Address]):
+    def __init__(self, stream: AsyncIterator[Endpoint]):
         self._first = asyncio.get_running_loop().create_future()
         self._task = asyncio.ensure_future(self._run(stream))
         self.is_cancelled = False
 
-    async def _run(self, stream: AsyncIterator[Address]) -> None:
-        async for address in stream:
-            self._first.set_result(address)
+    async def _run(self, stream: AsyncIterator[Endpoint]) -> None:
+        async for endpoint in stream:
+            self._first.set_result(endpoint)
 
-    async def __anext__(self) -> Address:
+    async def __anext__(self) -> Endpoint:
         return await self._first  # type: ignore[no-any-return]
 
     def cancel(self) -> None:

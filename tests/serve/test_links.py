@@ -15,7 +15,7 @@ import zmq
 from torch import Tensor
 
 from ddm_ray.serve import velocities
-from ddm_ray.serve.velocities import Address, VelocityClient, VelocityServer
+from ddm_ray.serve.velocities import Endpoint, VelocityClient, VelocityServer
 from tests.serve.linked import PATIENCE_S, Replica, Response, asked, echo, exchanged, ready, run, soon, until, velocity
 
 
@@ -81,15 +81,15 @@ async def serve():
         return future
 
     server = VelocityServer("127.0.0.1")
-    async for address in server.admit(sys.argv[1].encode(), answer):
-        print(address[0], address[1].decode(), flush=True)
+    async for endpoint in server.admit(sys.argv[1].encode(), answer):
+        print(endpoint[0], endpoint[1].decode(), flush=True)
 
 asyncio.run(serve())
 """
 
 
 @contextmanager
-def process(client_key: bytes) -> Iterator[tuple[Address, subprocess.Popen[str]]]:
+def process(client_key: bytes) -> Iterator[tuple[Endpoint, subprocess.Popen[str]]]:
     """A server in a process of its own, which lets in the client with this key."""
     command = [sys.executable, "-c", SERVER, client_key.decode()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
@@ -110,16 +110,16 @@ def test_a_replica_that_dies_or_is_silent_is_noticed(fault: signal.Signals, when
         with ExitStack() as stack:
             started = list[subprocess.Popen[str]]()
 
-            async def link(client_key: bytes) -> AsyncIterator[Address]:
-                address, server = await asyncio.to_thread(stack.enter_context, process(client_key))
+            async def link(client_key: bytes) -> AsyncIterator[Endpoint]:
+                endpoint, server = await asyncio.to_thread(stack.enter_context, process(client_key))
                 started.append(server)
-                yield address
+                yield endpoint
 
             client = VelocityClient("expert", lambda client_key: Response(link(client_key)))
             assert await exchanged(client, b"ab") == b"ab"
             if when == "before it is asked":
                 os.kill(started[0].pid, fault)
-                await until(lambda: client._link is None or not client._link[0].get(zmq.EVENTS) & zmq.POLLOUT)
+                await until(lambda: client._link is None or not client._link.socket.get(zmq.EVENTS) & zmq.POLLOUT)
                 assert not client.ask(b"ab")
             else:
                 await asked(client, b"late")
@@ -191,8 +191,8 @@ def test_a_link_that_cant_be_had_is_told_once_and_asked_for_again(
     async def work() -> None:
         replica, responses = Replica(echo), list[Response]()
 
-        async def nowhere() -> AsyncIterator[Address]:
-            yield "tcp://127.0.0.1:1", replica.server.address[1]  # where nothing listens
+        async def nowhere() -> AsyncIterator[Endpoint]:
+            yield "tcp://127.0.0.1:1", replica.server.endpoint[1]  # where nothing listens
 
         def invited(client_key: bytes) -> Response:
             lost = len(responses) < 2
@@ -209,4 +209,4 @@ def test_a_link_that_cant_be_had_is_told_once_and_asked_for_again(
 
     run(work)
     warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert warnings == ["no link to expert, so calls cross by Serve: tcp://127.0.0.1:1 lets nobody in"]
+    assert warnings == ["no link to expert, so calls cross by Serve: no connection to tcp://127.0.0.1:1"]

@@ -12,7 +12,7 @@ from ddm_ray.sampling.run_models import load_model
 from ddm_ray.serve import deployments
 from ddm_ray.serve.computing import Computing
 from ddm_ray.serve.deployments import ExpertReplica
-from ddm_ray.serve.velocities import Address, VelocityClient
+from ddm_ray.serve.velocities import Endpoint, VelocityClient
 from ddm_ray.serve.versions import Versions
 from ddm_ray.storage.graph import expert
 from ddm_ray.storage.run import Run
@@ -42,12 +42,12 @@ def test_over_a_link_comes_the_experts_own_velocity(tiny_run: Run) -> None:
         right = load_model(tiny_run, expert(1))(CALL.x_BCHW, CALL.t_B, CALL.condition)
 
     async def work(replica: ExpertReplica) -> None:
-        pair, addresses = Versions(tiny_run).newest().pair(1), set[Address]()
+        pair, endpoints = Versions(tiny_run).newest().pair(1), set[Endpoint]()
 
-        async def link(client_key: bytes) -> AsyncIterator[Address]:
-            async for address in replica.link(pair, client_key):
-                addresses.add(address)
-                yield address
+        async def link(client_key: bytes) -> AsyncIterator[Endpoint]:
+            async for endpoint in replica.link(pair, client_key):
+                endpoints.add(endpoint)
+                yield endpoint
 
         for _ in range(2):
             client = VelocityClient("expert-001", lambda client_key: Response(link(client_key)))
@@ -55,14 +55,14 @@ def test_over_a_link_comes_the_experts_own_velocity(tiny_run: Run) -> None:
             answer = await asyncio.to_thread(client.answer, soon())
             assert answer is not None and torch.allclose(answer, right, atol=1e-6)
             assert await exchanged(client, b"no call of this mixture") is None
-        assert len(addresses) == 1
+        assert len(endpoints) == 1
 
     with_replica(tiny_run, work)
 
 
 def test_there_is_no_link_for_weights_that_are_not_at_hand(tiny_run: Run) -> None:
     async def work(replica: ExpertReplica) -> None:
-        assert [address async for address in replica.link((None, None), bytes(40))] == []
+        assert [endpoint async for endpoint in replica.link((None, None), bytes(40))] == []
         assert replica._velocities is None
 
     with_replica(tiny_run, work)

@@ -14,7 +14,7 @@ from zmq.auth import Authenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from ddm_ray.serve import velocities
-from ddm_ray.serve.velocities import Address, VelocityClient
+from ddm_ray.serve.velocities import Endpoint, VelocityClient
 from tests.serve.linked import HOST, PATIENCE_S, Replica, echo, exchanged, ready, run, until, velocity
 
 
@@ -49,11 +49,11 @@ def test_several_are_answered_at_once() -> None:
     run(work)
 
 
-def events(stranger: "zmq.Socket[bytes]", address: Address) -> set[int]:
+def events(stranger: "zmq.Socket[bytes]", endpoint: Endpoint) -> set[int]:
     """What becomes of a connection, until it ends."""
     monitor, seen = stranger.get_monitor_socket(), set[int]()
     stranger.reconnect_ivl, stranger.linger = -1, 0
-    stranger.connect(address[0])
+    stranger.connect(endpoint[0])
     with suppress(zmq.Again):  # it may have ended by now
         stranger.send(b"x", zmq.NOBLOCK)
     ends = {zmq.EVENT_DISCONNECTED, zmq.EVENT_CLOSED, zmq.EVENT_MONITOR_STOPPED}
@@ -74,7 +74,7 @@ def test_strangers_are_not_let_in(kind: str) -> None:
             return ready(request)
 
         replica = Replica(answer)
-        address, keys = replica.server.address, zmq.curve_keypair()
+        endpoint, keys = replica.server.endpoint, zmq.curve_keypair()
         response = replica.invited(keys[0])
         await anext(response)
         with zmq.Context() as context:
@@ -82,7 +82,7 @@ def test_strangers_are_not_let_in(kind: str) -> None:
             if kind == "a password":
                 stranger.plain_username, stranger.plain_password = b"expert", b"expert"
             elif kind != "no key":
-                own, server_key = keys, address[1]
+                own, server_key = keys, endpoint[1]
                 if kind == "another's key":
                     own = zmq.curve_keypair()
                 elif kind == "a key of before":
@@ -91,7 +91,7 @@ def test_strangers_are_not_let_in(kind: str) -> None:
                 else:
                     server_key, _ = zmq.curve_keypair()
                 stranger.curve_publickey, stranger.curve_secretkey, stranger.curve_serverkey = *own, server_key
-            assert zmq.EVENT_HANDSHAKE_SUCCEEDED not in await asyncio.to_thread(events, stranger, address)
+            assert zmq.EVENT_HANDSHAKE_SUCCEEDED not in await asyncio.to_thread(events, stranger, endpoint)
         assert not requests
         assert await exchanged(VelocityClient("expert", replica.invited), b"ab") == b"ab"
         assert requests == [b"ab"]
@@ -109,10 +109,10 @@ def test_where_nothing_authenticates_nobody_is_let_in(monkeypatch: pytest.Monkey
         replica, (public_key, secret_key) = Replica(echo), zmq.curve_keypair()
         await anext(replica.invited(public_key))
         with zmq.Context() as context:
-            client, address = context.socket(zmq.DEALER), replica.server.address
+            client, endpoint = context.socket(zmq.DEALER), replica.server.endpoint
             client.curve_publickey, client.curve_secretkey = public_key, secret_key
-            client.curve_serverkey = address[1]
-            assert zmq.EVENT_HANDSHAKE_SUCCEEDED not in await asyncio.to_thread(events, client, address)
+            client.curve_serverkey = endpoint[1]
+            assert zmq.EVENT_HANDSHAKE_SUCCEEDED not in await asyncio.to_thread(events, client, endpoint)
 
     run(work)
 
@@ -147,7 +147,7 @@ def test_what_speaks_otherwise_is_let_go_and_keeps_nobody_out(
         monkeypatch.setattr(velocities, "CONNECT_MS", 200)
         replica = Replica(echo)
         monkeypatch.undo()
-        port = int(replica.server.address[0].rpartition(":")[2])
+        port = int(replica.server.endpoint[0].rpartition(":")[2])
         connections = [socket.create_connection((HOST, port), PATIENCE_S) for _ in range(8)]
         for connection in connections:
             connection.sendall(noise)

@@ -187,11 +187,12 @@ def _parts(rows: RowsReader, make: Callable[[pa.Table], Iterator[pa.Table]]) -> 
     """Have tasks make a dataset of the rows' parts, by their names."""
     keep_quiet()
     cores, names = _cores(), [{"name": name} for name in rows.names]
-    dataset = ray.data.from_items(names, override_num_blocks=max(1, min(len(names), TASKS_PER_CORE * cores)))
+    tasks = max(1, min(len(names), TASKS_PER_CORE * cores))
+    dataset = ray.data.from_items(names, override_num_blocks=tasks)
     dataset.context.enable_progress_bars = False
     dataset.context.print_on_execution_start = False
     return dataset.map_batches(
-        make, batch_size=None, batch_format="pyarrow", num_cpus=1, compute=ray.data.TaskPoolStrategy(cores)
+        make, batch_size=None, batch_format="pyarrow", num_cpus=1, compute=ray.data.TaskPoolStrategy(min(cores, tasks))
     )
 
 
