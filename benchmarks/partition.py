@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -45,6 +46,7 @@ DIM, PART_ROWS = 384, 512
 # Of all rows' bytes; of the time without a death; rows a second, of those of one process; peak memory.
 MOST_DISK, MOST_TIME, MOST_SLOWER, MOST_MEMORY = 0.6, 1.25, 1 / 0.8, 1.15
 SAMPLE_SECONDS = 0.2
+PHASES = ("sampling", "k-means", "clusters", "sorting", "shard")
 
 
 def make_rows(folder: Path, num_rows: int) -> Run:
@@ -90,13 +92,31 @@ def digest_of(run: Run) -> str:
     return digest.hexdigest()
 
 
+class Phases:
+    """An `OnProgress` that notes when each phase of a partition begins, by what its notes begin with."""
+
+    def __init__(self) -> None:
+        self._began = [(PHASES[0], time.perf_counter())]
+
+    def __call__(self, fraction: float, note: str) -> None:
+        for name in PHASES:
+            if name != self._began[-1][0] and any(part.startswith(name) for part in note.split(": ")):
+                self._began.append((name, time.perf_counter()))
+
+    def seconds(self) -> dict[str, float]:
+        """Of each phase, and of all."""
+        ends = [at for _, at in self._began[1:]] + [time.perf_counter()]
+        seconds = {name: end - at for (name, at), end in zip(self._began, ends, strict=True)}
+        return {**seconds, "seconds": ends[-1] - self._began[0][1]}
+
+
 def run_serial(url: str) -> None:
     """One process with all cores."""
     from ddm_ray.data.partition.stage import partition
 
-    began = time.perf_counter()
-    partition(Run.open(url), with_report=False)
-    print(json.dumps({"seconds": time.perf_counter() - began}))
+    phases = Phases()
+    partition(Run.open(url), phases, with_report=False)
+    print(json.dumps(phases.seconds()))
 
 
 def run_nodes(url: str, spill: str, nodes: str, store_mib: str, deadly: str) -> None:
@@ -117,16 +137,17 @@ def run_nodes(url: str, spill: str, nodes: str, store_mib: str, deadly: str) -> 
         for number in range(int(nodes))
     ]
     killed: list[str] = []
+    phases = Phases()
 
     def tell(fraction: float, note: str) -> None:
-        written, _, groups = note.removeprefix("sorting: ").partition(" groups")[0].partition(" of ")
-        if deadly == "yes" and groups and not killed and 2 * int(written.replace(",", "")) >= int(groups):
+        phases(fraction, note)
+        written = re.fullmatch(r"sorting: (\d+) of (\d+) groups of files", note.replace(",", ""))
+        if deadly == "yes" and written and not killed and 2 * int(written[1]) >= int(written[2]):
             os.kill(members[0].all_processes["raylet"][0].process.pid, signal.SIGKILL)
             killed.append(note)
 
-    began = time.perf_counter()
     partition(Run.open(url), tell, with_report=False, execute=RayPasses())
-    print(json.dumps({"seconds": time.perf_counter() - began, "killed": len(killed)}))
+    print(json.dumps({**phases.seconds(), "killed": len(killed)}))
     ray.shutdown()
     cluster.shutdown()
 
@@ -195,6 +216,9 @@ def measure(args: argparse.Namespace, folder: Path, report: Report) -> None:
     if digest_of(serial_run) != digest_of(nodes_run):
         raise RuntimeError("one process and several nodes made other files")
     report.add(Claim(f"{args.nodes} nodes: time", together["seconds"] / serial["seconds"], "x one", MOST_SLOWER))
+    for name in PHASES:
+        report.add(Claim(f"{name}: one process", serial[name], "s"))
+        report.add(Claim(f"{name}: {args.nodes} nodes", together[name], "s"))
     report.add(Claim("disk of a node", max(watch.disk.values()) / all_bytes, "of all bytes", MOST_DISK))
     report.add(Claim("a process: peak memory", watch.memory, "MiB"))
     if "killed" in args.measure:
