@@ -29,11 +29,11 @@ from ddm_ray.errors import DDMError, RayError
 T = TypeVar("T")
 BLOCK_BYTES = 2**20
 """Bytes of results that a task gives at once."""
-SPLIT_BYTES, PIECE_BYTES, TASKS_AT_LEAST = 2**28, 2**18, 4
-"""Bytes that a task splits, at most unless a group got less than a piece of it: Ray sends small ones by the driver. Of
-little there are so many tasks a core, for all to have some."""
+TASKS_AT_LEAST, LEAST_PIECE_BYTES = 4, 2**18
+"""Tasks of each kind a core, so that all have some, unless a group got less than such a piece of each task: Ray sends
+small ones by the driver."""
 MOST_GROUPS = 1024
-"""Groups, above which they have more bytes: the driver knows each piece that is on its way, about a KB of memory."""
+"""Groups, above which each has more bytes: the driver knows all pieces that are on their way, by about a KB each."""
 WRITES_PER_CORE = 2
 """Tasks that write, or wait for their rows, at a time."""
 RETRIES = 10
@@ -76,21 +76,31 @@ class RayPasses:
     ) -> Iterator[MadeFile]:
         """See `Executor`. Raises RayError for what fails in Ray, StorageError where a machine's disk is full."""
         with errors_of_ray(rows.run.url):
-            total = _bytes_of(rows)
-            group_bytes = max(total // MOST_GROUPS, min(plan.file_bytes, total // (TASKS_AT_LEAST * _cores())))
-            groups = plan.groups(files, group_bytes)
-            pieces = _split_all(rows, clusters, plan, groups, phase(on_progress, 0.0, 0.5))
+            group_bytes, split_bytes = sizes_of_tasks(_bytes_of(rows), _cores(), plan.file_bytes)
+            groups, shares = plan.groups(files, group_bytes), list(_shares(rows, split_bytes))
+            pieces = _split_all(rows, clusters, plan, groups, shares, phase(on_progress, 0.0, 0.5))
             yield from _write_all(groups, pieces, made, phase(on_progress, 0.5, 1.0))
 
 
+def sizes_of_tasks(total: int, cores: int, file_bytes: int) -> tuple[int, int]:
+    """Bytes of rows that a task writes, and bytes that one splits, of `total` bytes in files of so many."""
+    group_bytes = max(1, total // MOST_GROUPS, min(file_bytes, total // (TASKS_AT_LEAST * cores)))
+    return group_bytes, max(group_bytes, LEAST_PIECE_BYTES * -(-total // group_bytes))
+
+
 def _split_all(
-    rows: RowsReader, clusters: RowClusters, plan: FilePlan, groups: Groups, on_progress: OnProgress
+    rows: RowsReader,
+    clusters: RowClusters,
+    plan: FilePlan,
+    groups: Groups,
+    shares: Sequence[list[str]],
+    on_progress: OnProgress,
 ) -> list[list[Piece]]:
-    """Have tasks split all rows: for each group the pieces that hold its rows."""
+    """Have tasks split all rows, a share of the parts each: for each group the pieces that hold its rows."""
     common, split = ray.put((rows, clusters, plan, groups)), _task(_split, len(groups) + 1)
     pieces: list[list[Piece]] = [[] for _ in groups]
     running: list[ray.ObjectRef[tuple[int, int]]] = []
-    for names in _shares(rows, len(groups)):
+    for names in shares:
         read, *own = split.remote(names, common)
         running.append(read)
         for of_group, piece in zip(pieces, own, strict=True):
@@ -138,11 +148,9 @@ def _task(function: Callable[..., Any], num_returns: int = 1) -> Any:
     return ray.remote(num_cpus=1, scheduling_strategy="SPREAD", max_retries=RETRIES, num_returns=num_returns)(function)
 
 
-def _shares(rows: RowsReader, num_groups: int) -> Iterator[list[str]]:
+def _shares(rows: RowsReader, split_bytes: int) -> Iterator[list[str]]:
     """The names of the parts that a task splits, for each."""
-    total = _bytes_of(rows)
-    most = max(min(SPLIT_BYTES, total // (TASKS_AT_LEAST * _cores())), PIECE_BYTES * num_groups)
-    for share in np.array_split(rows.names, min(len(rows.names), -(-total // max(1, most)))):
+    for share in np.array_split(rows.names, min(len(rows.names), -(-_bytes_of(rows) // split_bytes))):
         yield share.tolist()
 
 
