@@ -1,8 +1,8 @@
 """Every name that Ray and DeepSpeed don't promise to keep and that this package uses, with what it stands in for.
 
-Written for Ray 2.60 and DeepSpeed 0.19. Nothing is imported before it is asked for. `tests/test_ray_internals.py` names
-what a new version has moved: objects (INTERNALS), and the variables and options that would be ignored without a word
-(SETTINGS).
+Written for Ray 2.59 and 2.60 and DeepSpeed 0.19. Nothing is imported before it is asked for.
+`tests/test_ray_internals.py` names what another version has moved: objects (INTERNALS), and the variables and options
+that would be ignored without a word (SETTINGS).
 """
 
 import inspect

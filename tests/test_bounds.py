@@ -20,6 +20,9 @@ PINS = {
 }
 # Their insides or formats are built upon, and change with each minor version.
 BY_MINOR = {"ray", "deepspeed", "diffusers", "transformers", "timm", "obstore"}
+# Older ones on which tests of training, data and serving passed: `pip install --no-deps --target DIR ray==...`,
+# then `PYTHONPATH=DIR pytest`.
+OLDEST = {"ray": Version("2.59.0")}
 
 
 def requirements() -> Iterator[Requirement]:
@@ -37,7 +40,7 @@ def requirements() -> Iterator[Requirement]:
 def test_a_library_is_bounded_by_what_was_tested(requirement: Requirement) -> None:
     pin = PINS[canonicalize_name(requirement.name)]
     above = f"{pin.major}.{pin.minor + 1}" if requirement.name in BY_MINOR else f"{pin.major + 1}"
-    assert requirement.specifier == SpecifierSet(f">={pin},<{above}")
+    assert requirement.specifier == SpecifierSet(f">={OLDEST.get(requirement.name, pin)},<{above}")
 
 
 def test_one_python_is_spoken_of_everywhere() -> None:
