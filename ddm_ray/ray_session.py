@@ -40,6 +40,11 @@ _logs = threading.Event()  # set once they are to be kept
 TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file that has its token"
 
 
+def ray_address(address: str | None) -> str:
+    """The address of the Ray that a session joins: `address`, else $RAY_ADDRESS; "local" for a private one."""
+    return address or os.environ.get("RAY_ADDRESS") or "local"
+
+
 @contextmanager
 def ray_session(
     address: str | None = None, token_file: str | None = None, cores: float = 0.0, scratch: str | None = None
@@ -56,7 +61,7 @@ def ray_session(
         yield False
         return
     logging.getLogger("ray.data").setLevel(logging.ERROR)
-    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    address = ray_address(address)
     if address != "local":
         with _environment(_token(token_file) if token_file else {}):
             _join(address)
@@ -291,7 +296,7 @@ def _read_environment() -> None:
 
 def require_ray(address: str | None) -> None:
     """Raise RayAway where nobody listens at the address (none: $RAY_ADDRESS) that a session would join."""
-    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    address = ray_address(address)
     try:
         _knock(address)
     except (OSError, OverflowError) as error:

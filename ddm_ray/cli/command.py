@@ -198,7 +198,9 @@ def ray_with_scratch(
     `scratch`: that folder, which exists; none: the system's temporary one. Raises ConfigError for one on a cluster.
     What is returned raises what `ray_session` does, and StorageError.
     """
-    is_private = (address or os.environ.get("RAY_ADDRESS") or "local") == "local"
+    from ddm_ray.ray_session import ray_address, ray_session
+
+    is_private = ray_address(address) == "local"
     if scratch and not is_private:
         raise ConfigError("--scratch is for a private Ray: each machine of a cluster has the folder that it began with")
 
@@ -206,7 +208,6 @@ def ray_with_scratch(
     def session() -> Iterator[None]:
         from ddm_ray.cores import usable_cores
         from ddm_ray.data.scratch import scratch_folder
-        from ddm_ray.ray_session import ray_session
 
         with ExitStack() as stack:
             folder = str(stack.enter_context(scratch_folder(scratch))) if is_private else None

@@ -56,7 +56,7 @@ def begin_attempt(
 def own_threads(placement: TrainPlacement, job: TrainJob) -> int:
     """CPU threads of a worker where nothing else says how many: one for each whole CPU that it asks Ray for.
 
-    A worker has no more threads than its part of a step has times FLOPS_PER_THREAD.
+    At least one, and at most one for each FLOPS_PER_THREAD of the worker's part of a step.
     """
     flops = job.training_flops(1) // placement.workers.max
     return min(threads_for(placement.asked.get("CPU", 1.0)), max(1, flops // FLOPS_PER_THREAD))
