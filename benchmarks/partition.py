@@ -37,8 +37,8 @@ from ddm_ray.storage.chunk_records import ChunkKey
 from ddm_ray.storage.graph import PARTITION, ROWS
 from ddm_ray.storage.run import Run
 
-SIZES = {"rows": 1_000_000, "fewer": 200_000, "nodes": 3, "store_mib": 1024}
-QUICK = {"rows": 20_000, "fewer": 10_000, "nodes": 3, "store_mib": 128}
+SIZES = {"rows": 1_000_000, "fewer": 200_000, "nodes": 3, "store_mib": 1024, "sample_rows": 1_000_000}
+QUICK = {"rows": 20_000, "fewer": 10_000, "nodes": 3, "store_mib": 128, "sample_rows": 1_000_000}
 MEASURES = ("nodes", "killed", "memory")
 LATENTS = ("data.image_size=32", "data.channels=4", "data.latents={autoencoder: none, scale: 1.0}")
 SETTINGS = (*LATENTS, "partition.num_clusters=8", "partition.num_fine=1024", "expert.train.global_batch=64")
@@ -49,9 +49,9 @@ SAMPLE_SECONDS = 0.2
 PHASES = ("sampling", "k-means", "clusters", "sorting", "shard")
 
 
-def make_rows(folder: Path, num_rows: int) -> Run:
+def make_rows(folder: Path, num_rows: int, sample_rows: int) -> Run:
     """A run of rows in groups, as `prepare` leaves them."""
-    run = Run.create(str(folder), load_recipe("tiny", SETTINGS))
+    run = Run.create(str(folder), load_recipe("tiny", (*SETTINGS, f"partition.sample_rows={sample_rows}")))
     chunks, generator = rows_store(run, ROWS), np.random.default_rng(0)
     plan = chunks.plan(lambda: SourcePlan("noise", PART_ROWS, None, (Unit("all", 1),)))
     centre_GD = 2 * generator.standard_normal((64, DIM), np.float32)
@@ -206,7 +206,7 @@ def measured(side: str, run: Run, *arguments: object, folders: list[Path]) -> tu
 
 
 def measure(args: argparse.Namespace, folder: Path, report: Report) -> None:
-    run = make_rows(folder / "rows", args.rows)
+    run = make_rows(folder / "rows", args.rows, args.sample_rows)
     all_bytes = sum(record.bytes for record in run.require(ROWS).files.values())
     spills = [folder / "spill" / str(number) for number in range(args.nodes)]
     size = f"{args.rows} rows of {all_bytes / args.rows:.0f} bytes"
@@ -231,7 +231,8 @@ def measure(args: argparse.Namespace, folder: Path, report: Report) -> None:
             raise RuntimeError("no node was killed, or its death changed files")
         report.add(Claim("a node killed: time", killed["seconds"] / together["seconds"], "x undisturbed", MOST_TIME))
     if "memory" in args.measure:
-        _, fewer = measured("nodes", make_rows(folder / "fewer", args.fewer), *nodes, "no", folders=spills)
+        fewer_run = make_rows(folder / "fewer", args.fewer, args.sample_rows)
+        _, fewer = measured("nodes", fewer_run, *nodes, "no", folders=spills)
         for name, many, few in (("the driver", watch.driver, fewer.driver), ("another", watch.worker, fewer.worker)):
             claim = f"{name}: peak memory of {args.rows} rows"
             report.add(Claim(claim, many / few, f"x of {args.fewer}", MOST_MEMORY))

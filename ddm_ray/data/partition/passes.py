@@ -20,6 +20,20 @@ MEMORY_BYTES = 2**30
 """Bytes of rows that this process holds at a time for the files that it writes."""
 
 
+@dataclass(frozen=True)
+class FileWork:
+    """The rows, the cluster of each, the plan of the shards' files, and the record of those that are written."""
+
+    rows: "RowsReader"
+    clusters: "RowClusters"
+    plan: "FilePlan"
+    made: "MadeFiles"
+
+    def split(self, table: pa.Table, places: "Collection[int]") -> "Iterator[tuple[int, pa.Table]]":
+        """Yield the rows of a table that files at these places get, with the place."""
+        return self.plan.split(table, self.clusters(table), places)
+
+
 class Executor(Protocol):
     """Does the work of a partition."""
 
@@ -40,15 +54,7 @@ class Executor(Protocol):
         """
         ...
 
-    def write(
-        self,
-        rows: "RowsReader",
-        clusters: "RowClusters",
-        plan: "FilePlan",
-        files: "Collection[ShardFile]",
-        made: "MadeFiles",
-        on_progress: OnProgress,
-    ) -> "Iterator[MadeFile]":
+    def write(self, work: "FileWork", files: "Collection[ShardFile]", on_progress: OnProgress) -> "Iterator[MadeFile]":
         """Write these files of a plan, and yield those that were written: not those of shards that a rival finished."""
         ...
 
@@ -69,23 +75,15 @@ class InProcess:
         """See `Executor`."""
         return make(rows.parts(columns, on_progress))
 
-    def write(
-        self,
-        rows: "RowsReader",
-        clusters: "RowClusters",
-        plan: "FilePlan",
-        files: "Collection[ShardFile]",
-        made: "MadeFiles",
-        on_progress: OnProgress,
-    ) -> "Iterator[MadeFile]":
+    def write(self, work: "FileWork", files: "Collection[ShardFile]", on_progress: OnProgress) -> "Iterator[MadeFile]":
         """See `Executor`. All rows are read once for as many files as MEMORY_BYTES hold."""
-        groups = plan.groups(files, MEMORY_BYTES)
+        groups = work.plan.groups(files, MEMORY_BYTES)
         for number, group in enumerate(groups):
             tables: dict[int, list[pa.Table]] = {file.place: [] for file in group}
             progress = phase(on_progress, number / len(groups), (number + 1) / len(groups))
-            for table in rows.parts(None, progress):
-                for place, own in plan.split(table, clusters(table), tables.keys()):
+            for table in work.rows.parts(None, progress):
+                for place, own in work.split(table, tables.keys()):
                     tables[place].append(own)
             for file in group:
-                if (own := tables.pop(file.place)) and (written := made.write(file, pa.concat_tables(own))):
+                if (own := tables.pop(file.place)) and (written := work.made.write(file, pa.concat_tables(own))):
                     yield written

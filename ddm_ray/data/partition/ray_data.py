@@ -19,10 +19,10 @@ import ray
 import ray.data
 
 from ddm_ray.data import OnProgress, no_progress, phase
-from ddm_ray.data.partition.assignment import RowClusters
 from ddm_ray.data.partition.clustering import RowsReader, pace
-from ddm_ray.data.partition.file_plan import FilePlan, ShardFile
-from ddm_ray.data.partition.made_files import MadeFile, MadeFiles
+from ddm_ray.data.partition.file_plan import ShardFile
+from ddm_ray.data.partition.made_files import MadeFile
+from ddm_ray.data.partition.passes import FileWork
 from ddm_ray.data.sharded.ray_data import TASKS_PER_CORE, errors_of_ray, keep_quiet, to_row, values_of
 from ddm_ray.errors import DDMError, RayError
 
@@ -39,6 +39,7 @@ WRITES_PER_CORE = 2
 RETRIES = 10
 """Number of times that a task is run again after the death of its process or machine, for what it had made, too."""
 Groups = Sequence[Sequence[ShardFile]]
+CommonWork: TypeAlias = "ray.ObjectRef[FileWork]"
 Piece: TypeAlias = "ray.ObjectRef[dict[int, pa.Table]]"
 """The rows that a task has split for a group, by their files' places."""
 
@@ -65,21 +66,13 @@ class RayPasses:
             yield value
             on_progress(parts / len(rows.names), pace(num_rows, began))
 
-    def write(
-        self,
-        rows: RowsReader,
-        clusters: RowClusters,
-        plan: FilePlan,
-        files: Collection[ShardFile],
-        made: MadeFiles,
-        on_progress: OnProgress,
-    ) -> Iterator[MadeFile]:
+    def write(self, work: FileWork, files: Collection[ShardFile], on_progress: OnProgress) -> Iterator[MadeFile]:
         """See `Executor`. Raises RayError for what fails in Ray, StorageError where a machine's disk is full."""
-        with errors_of_ray(rows.run.url):
-            group_bytes, split_bytes = sizes_of_tasks(_bytes_of(rows), _cores(), plan.file_bytes)
-            groups, shares = plan.groups(files, group_bytes), list(_shares(rows, split_bytes))
-            pieces = _split_all(rows, clusters, plan, groups, shares, phase(on_progress, 0.0, 0.5))
-            yield from _write_all(groups, pieces, made, phase(on_progress, 0.5, 1.0))
+        with errors_of_ray(work.rows.run.url):
+            group_bytes, split_bytes = sizes_of_tasks(_bytes_of(work.rows), _cores(), work.plan.file_bytes)
+            common, groups = ray.put(work), work.plan.groups(files, group_bytes)
+            pieces = _split_all(work.rows, common, groups, split_bytes, phase(on_progress, 0.0, 0.5))
+            yield from _write_all(common, groups, pieces, phase(on_progress, 0.5, 1.0))
 
 
 def sizes_of_tasks(total: int, cores: int, file_bytes: int) -> tuple[int, int]:
@@ -89,19 +82,14 @@ def sizes_of_tasks(total: int, cores: int, file_bytes: int) -> tuple[int, int]:
 
 
 def _split_all(
-    rows: RowsReader,
-    clusters: RowClusters,
-    plan: FilePlan,
-    groups: Groups,
-    shares: Sequence[list[str]],
-    on_progress: OnProgress,
+    rows: RowsReader, common: CommonWork, groups: Groups, split_bytes: int, on_progress: OnProgress
 ) -> list[list[Piece]]:
     """Have tasks split all rows, a share of the parts each: for each group the pieces that hold its rows."""
-    common, split = ray.put((rows, clusters, plan, groups)), _task(_split, len(groups) + 1)
+    places, split = ray.put([[file.place for file in group] for group in groups]), _task(_split, len(groups) + 1)
     pieces: list[list[Piece]] = [[] for _ in groups]
     running: list[ray.ObjectRef[tuple[int, int]]] = []
-    for names in shares:
-        read, *own = split.remote(names, common)
+    for names in _shares(rows, split_bytes):
+        read, *own = split.remote(names, common, places)
         running.append(read)
         for of_group, piece in zip(pieces, own, strict=True):
             of_group.append(piece)
@@ -113,10 +101,10 @@ def _split_all(
 
 
 def _write_all(
-    groups: Groups, pieces: list[list[Piece]], made: MadeFiles, on_progress: OnProgress
+    common: CommonWork, groups: Groups, pieces: list[list[Piece]], on_progress: OnProgress
 ) -> Iterator[MadeFile]:
     """Have tasks write the files of all groups. Pieces are taken away, so that Ray keeps none that is written."""
-    common, write, most = ray.put(made), _task(_write), WRITES_PER_CORE * _cores()
+    write, most = _task(_write), WRITES_PER_CORE * _cores()
     running: list[ray.ObjectRef[list[MadeFile]]] = []
 
     def start() -> None:
@@ -154,15 +142,14 @@ def _shares(rows: RowsReader, split_bytes: int) -> Iterator[list[str]]:
         yield share.tolist()
 
 
-def _split(names: list[str], common: tuple[RowsReader, RowClusters, FilePlan, Groups]) -> Iterator[Any]:
+def _split(names: list[str], work: FileWork, groups: Sequence[Sequence[int]]) -> Iterator[Any]:
     """The number of parts and rows, then for each group its rows by their files' places."""
-    rows, clusters, plan, groups = common
-    group_of = {file.place: number for number, group in enumerate(groups) for file in group}
+    group_of = {place: number for number, places in enumerate(groups) for place in places}
     by_group: list[dict[int, list[pa.Table]]] = [{} for _ in groups]
     num_rows = 0
-    for table in rows.parts(None, no_progress, names):
+    for table in work.rows.parts(None, no_progress, names):
         num_rows += table.num_rows
-        for place, own in plan.split(table, clusters(table), group_of.keys()):
+        for place, own in work.split(table, group_of.keys()):
             by_group[group_of[place]].setdefault(place, []).append(own)
     yield len(names), num_rows
     for tables in by_group:
@@ -170,12 +157,12 @@ def _split(names: list[str], common: tuple[RowsReader, RowClusters, FilePlan, Gr
         tables.clear()
 
 
-def _write(group: Sequence[ShardFile], made: MadeFiles, *pieces: dict[int, pa.Table]) -> list[MadeFile]:
+def _write(group: Sequence[ShardFile], work: FileWork, *pieces: dict[int, pa.Table]) -> list[MadeFile]:
     """Write a group's files; those that were written."""
     written = []
     for file in group:
         tables = [piece[file.place] for piece in pieces if file.place in piece]
-        if tables and (one := made.write(file, pa.concat_tables(tables))):
+        if tables and (one := work.made.write(file, pa.concat_tables(tables))):
             written.append(one)
     return written
 

@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ddm_ray.data import OnProgress, phase
-from ddm_ray.data.partition.assignment import RowClusters
-from ddm_ray.data.partition.clustering import RowsReader
-from ddm_ray.data.partition.file_plan import FilePlan, ShardFile
-from ddm_ray.data.partition.made_files import MadeFile, MadeFiles
-from ddm_ray.data.partition.passes import Executor
+from ddm_ray.data.partition.file_plan import ShardFile
+from ddm_ray.data.partition.made_files import MadeFile
+from ddm_ray.data.partition.passes import Executor, FileWork
 from ddm_ray.data.partition.state import ExpectedShard
 from ddm_ray.data.partition.tally import Tally
 from ddm_ray.data.schema import HELDOUT, TRAIN
@@ -23,31 +21,25 @@ from ddm_ray.storage.manifest import NAME, FileRecord, Manifest
 
 
 def write_shards(
-    rows: RowsReader,
-    clusters: RowClusters,
-    plan: FilePlan,
-    expected: Mapping[int, ExpectedShard],
-    made: MadeFiles,
-    on_progress: OnProgress,
-    execute: Executor,
+    work: FileWork, expected: Mapping[int, ExpectedShard], on_progress: OnProgress, execute: Executor
 ) -> dict[int, Manifest]:
     """Write the shards of a plan, by their clusters; files that an interrupted partition recorded are kept.
 
     Raises DataError for data that aren't finite, RayError where rows were lost, StorageError.
     """
-    written = {cluster: WrittenShard(Tally.none(rows.run.config.data)) for cluster in expected}
-    missing = {file.place: file for file in plan.files}
-    for file in made.find(plan.files):
+    written = {cluster: WrittenShard(Tally.none(work.rows.run.config.data)) for cluster in expected}
+    missing = {file.place: file for file in work.plan.files}
+    for file in work.made.find(work.plan.files):
         written[file.file.cluster].add(file)
         del missing[file.file.place]
     if missing:
         sorting = phase(on_progress, 0.0, 0.9, "sorting")
-        for file in execute.write(rows, clusters, plan, list(missing.values()), made, sorting):
+        for file in execute.write(work, list(missing.values()), sorting):
             written[file.file.cluster].add(file)
     manifests = {}
     for done, (cluster, each) in enumerate(expected.items()):
         on_progress(0.9 + 0.1 * done / len(expected), f"shard {cluster}")
-        counts = [int(plan.rows[split][cluster]) for split in (TRAIN, HELDOUT)]
+        counts = [int(work.plan.rows[split][cluster]) for split in (TRAIN, HELDOUT)]
         manifests[cluster] = each.finished() or commit_shard(each, written[cluster], *counts)
     return manifests
 

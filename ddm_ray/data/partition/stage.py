@@ -13,7 +13,7 @@ from ddm_ray.data.partition.clustering import Clustering, RowsReader, fit
 from ddm_ray.data.partition.file_plan import FILE_BYTES, FilePlan
 from ddm_ray.data.partition.made_files import MadeFiles
 from ddm_ray.data.partition.numbers import sizes
-from ddm_ray.data.partition.passes import Executor, InProcess
+from ddm_ray.data.partition.passes import Executor, FileWork, InProcess
 from ddm_ray.data.partition.report import read_clustering, report, report_of
 from ddm_ray.data.partition.shards import write_shards
 from ddm_ray.data.partition.state import SHARDS, ExpectedShard, check_finished, invalidate, manifest_key
@@ -103,7 +103,7 @@ def _write(
     """Write the shards that are missing."""
     run, counts = rows.run, (assigned.rows_train_K, assigned.rows_heldout_K)
     plan, made = FilePlan(run.config.data, *counts, list(missing), FILE_BYTES), MadeFiles(run, missing, FILE_BYTES)
-    manifests = write_shards(rows, assigned.clusters, plan, missing, made, on_progress, execute)
+    manifests = write_shards(FileWork(rows, assigned.clusters, plan, made), missing, on_progress, execute)
     made.clear()
     return manifests
 

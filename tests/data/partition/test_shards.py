@@ -22,7 +22,7 @@ from ddm_ray.data.order import shuffle_keys
 from ddm_ray.data.partition import file_plan, passes
 from ddm_ray.data.partition.file_plan import FilePlan
 from ddm_ray.data.partition.made_files import MadeFiles
-from ddm_ray.data.partition.passes import InProcess
+from ddm_ray.data.partition.passes import FileWork, InProcess
 from ddm_ray.data.partition.shards import write_shards
 from ddm_ray.data.partition.state import ExpectedShard
 from ddm_ray.data.schema import EMBEDDING, HELDOUT, TEXT, TRAIN, array, column, images, read_parquet, rows_schema
@@ -114,7 +114,7 @@ def write(
         each.invalidate()
     plan, reader = FilePlan(run.config.data, counts[TRAIN], counts[HELDOUT], clusters, file_bytes), made_by(run, parts)
     made = MadeFiles(run, expected, file_bytes)
-    manifests = write_shards(reader, reader, plan, expected, made, no_progress, InProcess())  # type: ignore[arg-type]
+    manifests = write_shards(FileWork(reader, reader, plan, made), expected, no_progress, InProcess())  # type: ignore[arg-type]
     made.clear()
     return manifests
 
