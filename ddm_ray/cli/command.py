@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import wraps
@@ -190,27 +191,36 @@ def warn(text: str) -> None:
     click.secho(spelled_out(f"warning: {text}"), fg="yellow", bold=True, err=True)
 
 
+def spill_folder(address: str | None, scratch: str | None) -> str | None:
+    """The folder below which a private Ray spills; None on a cluster.
+
+    `scratch`: that folder, which exists; none: the system's temporary one. Raises ConfigError for one on a cluster.
+    """
+    from ddm_ray.ray_session import ray_address
+
+    if ray_address(address) == "local":
+        return scratch or tempfile.gettempdir()
+    if scratch:
+        raise ConfigError("--scratch is for a private Ray: each machine of a cluster has the folder that it began with")
+    return None
+
+
 def ray_with_scratch(
-    address: str | None, token_file: str | None, scratch: str | None
+    address: str | None, token_file: str | None, spills_below: str | None
 ) -> Callable[[], AbstractContextManager[None]]:
     """Return what joins the Ray at an address, or starts a private one of all cores, which spills below a folder.
 
-    `scratch`: that folder, which exists; none: the system's temporary one. Raises ConfigError for one on a cluster.
     What is returned raises what `ray_session` does, and StorageError.
     """
-    from ddm_ray.ray_session import ray_address, ray_session
-
-    is_private = ray_address(address) == "local"
-    if scratch and not is_private:
-        raise ConfigError("--scratch is for a private Ray: each machine of a cluster has the folder that it began with")
 
     @contextmanager
     def session() -> Iterator[None]:
         from ddm_ray.cores import usable_cores
         from ddm_ray.data.scratch import scratch_folder
+        from ddm_ray.ray_session import ray_session
 
         with ExitStack() as stack:
-            folder = str(stack.enter_context(scratch_folder(scratch))) if is_private else None
+            folder = str(stack.enter_context(scratch_folder(spills_below))) if spills_below else None
             stack.enter_context(ray_session(address, token_file, usable_cores(), folder))
             yield
 

@@ -24,6 +24,7 @@ from ddm_ray.cli.command import (
     make,
     ray_with_scratch,
     say,
+    spill_folder,
     warn,
 )
 from ddm_ray.cli.devices import DEVICE, GPU, device_of, placed, require_gpu, tell_of_workers
@@ -190,13 +191,15 @@ def partition(
 
     site = load_island(islands, island)
     site.require_run(run_url)
-    session = ray_with_scratch(*site.ray(address), scratch)  # begun once there is something to make
+    ray_address, token_file = site.ray(address)
+    spills_below = spill_folder(ray_address, scratch)
+    session = ray_with_scratch(ray_address, token_file, spills_below)  # begun once there is something to make
 
     def stage(run: Any, report: Any) -> None:
         from ddm_ray.data.partition import stage as partitioning
         from ddm_ray.data.partition.ray_data import RayPasses
 
-        partitioning.partition(run, report, cluster, execute=RayPasses(session))
+        partitioning.partition(run, report, cluster, execute=RayPasses(session, spills_below))
 
     artifact = PARTITION if cluster is None else shard(cluster)
     run = make(run_url, artifact, stage, mends=True)

@@ -6,6 +6,7 @@ dead machine had. Ray Data's shuffle does that, too, but starts two more kinds o
 every row twice more in its object store, which took several times as long.
 """
 
+import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,8 +24,9 @@ from ddm_ray.data.partition.clustering import RowsReader, pace
 from ddm_ray.data.partition.file_plan import ShardFile
 from ddm_ray.data.partition.made_files import MadeFile
 from ddm_ray.data.partition.passes import FileWork
+from ddm_ray.data.scratch import OTHER_SCRATCH
 from ddm_ray.data.sharded.ray_data import TASKS_PER_CORE, errors_of_ray, keep_quiet, to_row, values_of
-from ddm_ray.errors import DDMError, RayError
+from ddm_ray.errors import DDMError, RayError, StorageError
 
 T = TypeVar("T")
 BLOCK_BYTES = 2**20
@@ -38,6 +40,8 @@ WRITES_PER_CORE = 2
 """Tasks that write, or wait for their rows, at a time."""
 RETRIES = 10
 """Number of times that a task is run again after the death of its process or machine, for what it had made, too."""
+STALL_SECONDS = 300.0
+STALLED = "no task has ended for minutes; see that Ray's machines have free space where they spill objects"
 Groups = Sequence[Sequence[ShardFile]]
 CommonWork: TypeAlias = "ray.ObjectRef[FileWork]"
 Piece: TypeAlias = "ray.ObjectRef[dict[int, pa.Table]]"
@@ -46,9 +50,13 @@ Piece: TypeAlias = "ray.ObjectRef[dict[int, pa.Table]]"
 
 @dataclass(frozen=True)
 class RayPasses:
-    """The executor on the Ray that `session` starts or joins; none: Ray is initialised."""
+    """The executor on the Ray that `session` starts or joins; none: Ray is initialised.
+
+    `spills_below`: the folder of this machine to which that Ray spills, if it is known.
+    """
 
     session: Callable[[], AbstractContextManager[object]] = nullcontext
+    spills_below: str | None = None
 
     def each(
         self,
@@ -68,11 +76,21 @@ class RayPasses:
 
     def write(self, work: FileWork, files: Collection[ShardFile], on_progress: OnProgress) -> Iterator[MadeFile]:
         """See `Executor`. Raises RayError for what fails in Ray, StorageError where a machine's disk is full."""
+        if self.spills_below:
+            require_room(_bytes_of(work.rows), int(ray.cluster_resources()["object_store_memory"]), self.spills_below)
         with errors_of_ray(work.rows.run.url):
             group_bytes, split_bytes = sizes_of_tasks(_bytes_of(work.rows), _cores(), work.plan.file_bytes)
             common, groups = ray.put(work), work.plan.groups(files, group_bytes)
             pieces = _split_all(work.rows, common, groups, split_bytes, phase(on_progress, 0.0, 0.5))
             yield from _write_all(common, groups, pieces, phase(on_progress, 0.5, 1.0))
+
+
+def require_room(total: int, memory: int, folder: str) -> None:
+    """Raise StorageError unless so many bytes of rows fit into Ray's memory and the disk of a folder, together."""
+    free = shutil.disk_usage(folder).free
+    if total > memory + free:
+        has, need = f"{free / 1e9:,.1f} GB are free", f"{(total - memory) / 1e9:,.1f} GB of rows on their way"
+        raise StorageError(f"{folder}: {has}, and {need} don't fit into memory", OTHER_SCRATCH, passes=False)
 
 
 def sizes_of_tasks(total: int, cores: int, file_bytes: int) -> tuple[int, int]:
@@ -94,9 +112,10 @@ def _split_all(
         for of_group, piece in zip(pieces, own, strict=True):
             of_group.append(piece)
     parts, num_rows, began = 0, 0, time.monotonic()
-    for more_parts, more_rows in _as_they_end(running):
-        parts, num_rows = parts + more_parts, num_rows + more_rows
-        on_progress(parts / len(rows.names), pace(num_rows, began))
+    for read_more in _as_they_end(running):
+        if read_more:
+            parts, num_rows = parts + read_more[0], num_rows + read_more[1]
+        on_progress(parts / len(rows.names), pace(num_rows, began) if read_more else STALLED)
     return pieces
 
 
@@ -113,19 +132,28 @@ def _write_all(
 
     while pieces and len(running) < most:
         start()
-    for done, files in enumerate(_as_they_end(running), 1):
+    done = 0
+    for files in _as_they_end(running):
+        if files is None:
+            on_progress(done / len(groups), STALLED)
+            continue
         if pieces:
             start()
         yield from files
+        done += 1
         on_progress(done / len(groups), f"{done:,} of {len(groups):,} groups of files")
 
 
-def _as_they_end(running: "list[ray.ObjectRef[T]]") -> Iterator[T]:
-    """The results of tasks, to which more may be added meanwhile. Those that are left at an error are cancelled."""
+def _as_they_end(running: "list[ray.ObjectRef[T]]") -> Iterator[T | None]:
+    """The results of tasks, to which more may be added meanwhile. Those that are left at an error are cancelled.
+
+    None where no task has ended for STALL_SECONDS. Ray raises OutOfDiskError where a task can't store what it makes,
+    but waits without a word where a task's arguments don't fit into memory, since nothing there can be spilled.
+    """
     try:
         while running:
-            [ready], running[:] = ray.wait(running)
-            yield ray.get(ready)
+            ready, running[:] = ray.wait(running, timeout=STALL_SECONDS)
+            yield ray.get(ready[0]) if ready else None
     finally:
         for each in running:
             ray.cancel(each)
