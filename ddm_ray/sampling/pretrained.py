@@ -35,7 +35,7 @@ from ddm_ray.sampling.components import (
     require_modest,
     text_encoder_of,
 )
-from ddm_ray.sampling.export_folder import UNFINISHED, records_below, write_folder
+from ddm_ray.sampling.export_folder import UNFINISHED, is_ours, records_below, write_folder
 from ddm_ray.sampling.offload import Offload, resident_experts
 from ddm_ray.sampling.request import MixtureInfo
 from ddm_ray.sampling.run_models import Models, SamplingPrecision, dtype_of, matched
@@ -130,6 +130,8 @@ def _index(root: Path) -> dict[str, Any]:
         raise RunError(
             f"{root} is an ordinary pipeline: open it with diffusers' DiffusionPipeline, as its README.md says"
         )
+    if not is_ours(root):
+        raise RunError(f"{root} isn't a pipeline of ours: open it with what wrote it, or fetch it again")
     index = unseal(data, f"{where}", ["_ddm_ray_version"], fix=REMEDY)
     if UNFINISHED in index:
         raise MissingArtifact(f"{root}: its export was cut off as it replaced another; export it again over this one")

@@ -166,6 +166,17 @@ def test_what_a_mixture_knows_survives_a_round_trip(tmp_path: Path) -> None:
         again("d", guidance_scale=2.0, strategy="once")
 
 
+def test_once_asks_the_router_where_no_prior_is_known(tmp_path: Path) -> None:
+    before = models()
+    DDMPipeline(replace(before, info=replace(before.info, prior_CK=None))).save_pretrained(tmp_path / "saved")
+    again = DDMPipeline.from_pretrained(tmp_path / "saved")
+    assert again.models.info.prior_CK is None
+    assert again(class_labels=1, num_images_per_prompt=6, **SETTINGS | {"strategy": "once"}).num_router_rows == 6
+    without = DDMPipeline(replace(again.models, router=None))
+    with pytest.raises(SamplingError, match="'once' needs the router, which isn't there: use oracle"):
+        without(class_labels=1, **SETTINGS | {"strategy": "once"})
+
+
 def test_experts_offloaded_to_disk_are_read_when_they_are_called(saved: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(saved, tmp_path / "pipeline")
     pipeline = DDMPipeline.from_pretrained(folder, offload="disk")
