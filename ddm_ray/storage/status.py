@@ -233,7 +233,8 @@ def _described(status: Status, phrase: Callable[[Fix], str]) -> str:
     if isinstance(info, TrainedInfo):
         heldout = f", held out {info.heldout.loss:.4f}" if info.heldout else ""
         heldout += f", no held-out loss: {printable(info.unmeasured, 300)}" if info.unmeasured else ""
-        text = f"{info.step} steps, loss {info.loss:.4f}{heldout}, {info.training_flops / 1e9:.1f} GFLOP"
+        cost = f"{info.training_flops / 1e9:.1f} GFLOP in {duration(info.seconds)}"
+        text = f"{info.step} steps, loss {info.loss:.4f}{heldout}, {cost}"
         return f"{text}; {status.verdict.text(phrase)}" if status.verdict else text
     if info:
         facts = {key: f"{value:.3g}" if isinstance(value, float) else value for key, value in info}

@@ -192,14 +192,14 @@ def test_it_is_said_in_the_status(tmp_path: Any) -> None:
         commit_written(run, artifact, ["weights"], info_of(artifact, step=300, heldout=trend))
     first, second, third = (describe(status(run, artifact)) for artifact in (*run.experts, ROUTER))
     assert first == (
-        "300 steps, loss 0.2500, held out 0.5000, 1.0 GFLOP; undertrained: over the last 75 steps its loss still fell"
-        " by 20.0% ± 1.0% on held-out rows, by 10.0% in training; extend it to expert.train.steps=600"
+        "300 steps, loss 0.2500, held out 0.5000, 1.0 GFLOP in 2 s; undertrained: over the last 75 steps its loss"
+        " still fell by 20.0% ± 1.0% on held-out rows, by 10.0% in training; extend it to expert.train.steps=600"
     )
     assert second == (
-        "300 steps, loss 0.2500, held out 0.5000, 1.0 GFLOP; overfits: its held-out loss rose by 10.0% ± 0.0% from step"
-        " 200 on, while that in training fell by 30.0%"
+        "300 steps, loss 0.2500, held out 0.5000, 1.0 GFLOP in 2 s; overfits: its held-out loss rose by 10.0% ± 0.0%"
+        " from step 200 on, while that in training fell by 30.0%"
     )
-    assert third == "300 steps, loss 0.2500, 1.0 GFLOP"
+    assert third == "300 steps, loss 0.2500, 1.0 GFLOP in 2 s"
 
 
 def test_a_record_without_measurements_is_that_of_older_versions() -> None:
