@@ -150,7 +150,9 @@ def _number(version: str) -> tuple[int, ...]:
 
 
 def _info(index: dict[str, Any], num_experts: int) -> MixtureInfo:
-    prior_CK, available_K, router_prior_K = index["prior_CK"], index["alive_K"], index["router_prior_K"]
+    if index.get("router_prior_K") is not None:  # folders written before have the field, null mostly
+        raise RunError("its router was trained under another prior than the data's: train one again")
+    prior_CK, available_K = index["prior_CK"], index["alive_K"]
     return MixtureInfo(
         num_experts,
         tuple(index["image_shape"]),
@@ -159,7 +161,6 @@ def _info(index: dict[str, Any], num_experts: int) -> MixtureInfo:
         available_K=None if available_K is None else torch.tensor(available_K),
         dtype={"float32": torch.float32, "float64": torch.float64}[index["dtype"]],
         trained_null=index["trained_null"],
-        router_prior_K=None if router_prior_K is None else torch.tensor(router_prior_K, dtype=torch.float64),
     )
 
 
@@ -253,7 +254,6 @@ def _write(components: Components, folder: Path) -> dict[str, Any]:
         "alive_K": None if info.available_K is None else info.available_K.tolist(),
         "dtype": str(info.dtype).removeprefix("torch."),
         "trained_null": info.trained_null,
-        "router_prior_K": None if info.router_prior_K is None else info.router_prior_K.double().tolist(),
     }
 
 

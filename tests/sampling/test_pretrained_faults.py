@@ -78,6 +78,7 @@ FAULTS: list[tuple[Callable[[Path], Any], type[DDMError], str]] = [
     (index(lambda index: index.update(_ddm_ray_version="99.0")), RunError, r"saved by ddm-ray 99\.0.*install that"),
     (lambda root: (root / "model_index.json").write_text("{}"), RunError, "isn't a pipeline of ours: open"),
     (index(lambda index: index.pop("prior_CK")), CorruptArtifact, r"model_index\.json: not as .*prior_CK"),
+    (index(lambda index: index.update(router_prior_K=[0.25] * 4)), RunError, "another prior than the data's"),
     (index(lambda index: index.pop("router")), CorruptArtifact, r"model_index\.json: not as .*router"),
     (index(lambda index: index["defaults"].update(steps=0)), CorruptArtifact, r"model_index\.json: not as .*steps"),
     (index(lambda index: index["files"].pop(CONFIG)), CorruptArtifact, rf"says nothing of {CONFIG}"),
