@@ -4,7 +4,7 @@ Shapes: B images, C channels, H, W, S steps, K experts.
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Self, get_args, overload
 
@@ -19,16 +19,14 @@ from ddm_ray.core.transfer import frozen_dtype
 from ddm_ray.errors import SamplingError
 from ddm_ray.models.latents import Latents
 from ddm_ray.models.text import TextEncoder
-from ddm_ray.sampling import arguments, foreign, paris, pretrained, relocation
+from ddm_ray.sampling import arguments, foreign, pretrained, relocation
 from ddm_ray.sampling.batches import joined
 from ddm_ray.sampling.call import Label, Prompt, call_of, label_of
 from ddm_ray.sampling.components import Components
 from ddm_ray.sampling.description import described
 from ddm_ray.sampling.devices import choose_device
-from ddm_ray.sampling.export_folder import is_ours
 from ddm_ray.sampling.offload import Offload
 from ddm_ray.sampling.output import DDMOutput, Images, OutputType, images_as
-from ddm_ray.sampling.paris_weights import Reading, TimeDirection
 from ddm_ray.sampling.run_models import (
     ModelKind,
     Models,
@@ -138,13 +136,10 @@ class DDMPipeline:
         dtype: SamplingPrecision | None = None,
         torch_dtype: SamplingPrecision | None = None,
         precision: SamplingPrecision | None = None,
-        names: Mapping[str, str | None] | None = None,
-        time: TimeDirection | None = None,
         **others: Any,
     ) -> Self:
-        """From a folder that `save_pretrained` wrote, or from a checkpoint laid out as Paris's (sampling.paris).
+        """From a folder that `save_pretrained` wrote. `dtype`: see `from_run`.
 
-        `dtype`: see `from_run`. `names` and `time` say how to read the latter, and it alone (`paris_weights.Reading`).
         Raises MissingArtifact, RunError, CorruptArtifact, TruncatedWeights; SamplingError for arguments of diffusers'
         that say nothing here.
         """
@@ -153,15 +148,7 @@ class DDMPipeline:
             raise SamplingError(f"from_pretrained takes no {next(iter(others))!r:.60}: leave it out")
         place = choose_device(device)
         weights = _one_dtype(place, dtype, torch_dtype, precision)
-        if not is_ours(folder) and paris.is_paris(folder):
-            reading = Reading(names or {}, time or "noise-at-1")
-            return cls._of(paris.load(folder, place, offload, reading, weights))
-        if names is not None or time is not None:
-            raise SamplingError(f"{folder}: names and time are for a checkpoint in Paris's layout: leave them out")
-        return cls._of(pretrained.load(folder, place, offload, weights))
-
-    @classmethod
-    def _of(cls, components: Components) -> Self:
+        components = pretrained.load(folder, place, offload, weights)
         return cls(
             components.models,
             class_names=components.class_names,

@@ -211,7 +211,7 @@ class _Site(StrictModel):
         default=None, description="folder or URI below which the island's runs lie, any other is refused; none: any"
     )
     price_per_hour: float | None = Field(
-        default=None, ge=0, description="of all its workers together, in any currency; for plans and ledgers"
+        default=None, ge=0, description="of all its workers together, in any currency; for plans"
     )
     gpu: str | float | None = Field(
         default=None,

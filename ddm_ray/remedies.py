@@ -47,13 +47,6 @@ class Begin:
         return f"begin a run with {self.field}={self.value}" if self.field else "begin a run there"
 
 
-class Extend(Begin):
-    """Train the run at a URL for more steps, which `field` and `value` say."""
-
-    def __str__(self) -> str:
-        return f"extend it to {self.field}={self.value}"
-
-
 @dataclass(frozen=True)
 class Give:
     """Call the same stage again with another `argument`: `advice` is an imperative, `value` what to give, if known."""
@@ -88,9 +81,9 @@ class Accept:
         return f"accept {self.artifact}"
 
 
-Fix = Make | Resume | Extend | Begin | Give | Allow | Accept | str
+Fix = Make | Resume | Begin | Give | Allow | Accept | str
 """Remedy of an error: data where a command or an option does it, else prose in the imperative."""
-_FIXES: dict[str, Any] = {kind.__name__: kind for kind in (Make, Resume, Extend, Begin, Give, Allow, Accept)}
+_FIXES: dict[str, Any] = {kind.__name__: kind for kind in (Make, Resume, Begin, Give, Allow, Accept)}
 
 
 def read_fix(fields: Any) -> Fix | None:

@@ -96,6 +96,14 @@ def test_a_text_encoder_of_another_width_is_refused_at_once(encoder: Counting) -
         DDMPipeline(models, text_encoder=encoder)
 
 
+def test_a_model_of_texts_says_what_to_give(encoder: Counting) -> None:
+    with pytest.raises(SamplingError, match="these models know texts, not classes: give prompt in place of"):
+        DDMPipeline(tiny_components.models("texts"), text_encoder=encoder)(class_labels=[1], output_type="latent")
+    bare = DDMPipeline(tiny_components.models("texts"))
+    with pytest.raises(SamplingError, match="this pipeline has no text_encoder: give it one, or a prompt that is enc"):
+        bare("a cat", output_type="latent")
+
+
 @pytest.mark.parametrize("output_type", ["pil", "np", "pt"])
 def test_channels_that_are_no_picture_are_refused(encoder: Counting, output_type: str) -> None:
     pipeline = DDMPipeline(tiny_components.models("texts"), text_encoder=encoder)
@@ -114,10 +122,3 @@ def test_the_routers_temperature_is_a_setting_as_others_are(tmp_path: Path) -> N
     hot.save_pretrained(tmp_path / "saved")
     assert (tmp_path / "saved/model_index.json").read_text().count("router_temperature") == 1
     assert torch.equal(DDMPipeline.from_pretrained(tmp_path / "saved")(**pipeline_inputs).images, images)
-
-
-@pytest.mark.parametrize("arguments", [{"time": "noise-at-0"}, {"time": "noise-at-1"}, {"names": {"x": None}}])
-def test_how_to_read_paris_is_refused_for_a_folder_of_ours(tmp_path: Path, arguments: dict[str, object]) -> None:
-    tiny_components.classes().save_pretrained(tmp_path / "saved")
-    with pytest.raises(SamplingError, match="saved: names and time are for a checkpoint in Paris's layout"):
-        DDMPipeline.from_pretrained(tmp_path / "saved", **arguments)

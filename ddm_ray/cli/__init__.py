@@ -12,7 +12,6 @@ from ddm_ray.cli.gateway import gateway
 from ddm_ray.cli.inference import export, sample, serve
 from ddm_ray.cli.islands import down, up
 from ddm_ray.cli.launch import launch
-from ddm_ray.cli.ledger import ledger
 from ddm_ray.cli.plan import plan
 from ddm_ray.cli.recipes import fields, recipes
 from ddm_ray.cli.replay import replay
@@ -40,7 +39,6 @@ __all__ = [
     "gateway",
     "init",
     "launch",
-    "ledger",
     "list_workers",
     "main",
     "pack",

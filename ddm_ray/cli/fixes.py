@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ddm_ray.remedies import Accept, Allow, Begin, Extend, Fix, Give, Make, Resume
+from ddm_ray.remedies import Accept, Allow, Begin, Fix, Give, Make, Resume
 from ddm_ray.storage.graph import ROUTER, Artifact
 
 if TYPE_CHECKING:
@@ -17,8 +17,6 @@ def phrase(fix: Fix) -> str:
             return (f"delete {delete}, then: " if delete else "make it with: ") + command(run, artifact)
         case Resume(run, artifact):
             return f"`{command(run, artifact)}`, with its --islands and --island, {fix.effect}"
-        case Extend(run, field, value):
-            return f"train longer with: ddm extend {run} {field}={value}"
         case Begin(run, ""):
             return f"begin one with: ddm init {run} --recipe NAME"
         case Begin(_, field, value):

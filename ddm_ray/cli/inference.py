@@ -107,9 +107,9 @@ def sample(
 ) -> None:
     """Sample images from the finished mixture into one picture, a row for each class. Without Ray.
 
-    RUN may also be a folder that `ddm export` wrote, or a checkpoint in Paris's layout. Sampling settings that you
-    leave out are the run's own. The strategy `once` is ancestral sampling of the mixture: it draws one expert for an
-    image and keeps it to the end. `full` mixes all experts at every step, as the paper does; others lie between.
+    RUN may also be a folder that `ddm export` wrote. Sampling settings that you leave out are the run's own. The
+    strategy `once` is ancestral sampling of the mixture: it draws one expert for an image and keeps it to the end.
+    `full` mixes all experts at every step, as the paper does; others lie between.
 
     \b
       ddm sample runs/digits

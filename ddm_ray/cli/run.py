@@ -36,7 +36,7 @@ def init(run_url: str, recipe: str, settings: tuple[str, ...], unseen: bool) -> 
 
     The last one begins each training with trained weights in place of random ones: those of its namesake, or of one
     network for all experts (network: monolith, or 'expert 3'), of another run, an exported pipeline, a transformer of
-    diffusers, a checkpoint in Paris's layout or a .safetensors file with a DiT's tensors. They are copied into RUN.
+    diffusers or a .safetensors file with the network's tensors. They are copied into RUN.
     """
     from ddm_ray.cli.plan import outlook
     from ddm_ray.config import load_recipe

@@ -28,7 +28,7 @@ from ddm_ray.cli.command import (
     warn,
 )
 from ddm_ray.cli.devices import DEVICE, GPU, device_of, placed, require_gpu, tell_of_workers
-from ddm_ray.cli.fixes import by, phrase
+from ddm_ray.cli.fixes import by
 from ddm_ray.cli.train import each_failure_named
 from ddm_ray.errors import ConfigError, DriftError
 from ddm_ray.storage.graph import NAME_PATTERN, Artifact
@@ -295,16 +295,13 @@ def _is_finished(run: Any, artifact: Artifact) -> bool:
 
 
 def _show_evaluation(run: Any, name: str) -> None:
-    from ddm_ray.evaluate.report import advised_steps, print_table
+    from ddm_ray.evaluate.report import print_table
     from ddm_ray.evaluate.run import read_metrics
     from ddm_ray.storage.graph import evaluation
-    from ddm_ray.storage.trend import longer
 
     metrics = read_metrics(run, name)
     for text in print_table(metrics).split("\n"):
         say(text)
-    for part, steps in advised_steps(metrics).items():
-        say(phrase(longer(run.url, run.config, part, steps)))
     if since := [lacked for lacked in metrics.get("missing", {}) if _is_finished(run, Artifact(lacked))]:
         warn(f"{', '.join(since)}: finished since; ddm evaluate --name ANOTHER measures it")
     if begun := [artifact for artifact in metrics.get("milestones", {}) if _is_finished(run, Artifact(artifact))]:

@@ -74,7 +74,6 @@ def work(
     from ddm_ray.islands.work import IslandWorker
     from ddm_ray.placement import Island, load_island
     from ddm_ray.ray_session import keep_logs, losses_of_ray, ray_session, require_ray
-    from ddm_ray.storage.ledger import Account
     from ddm_ray.storage.run import Run
     from ddm_ray.storage.stops import island_prefix
     from ddm_ray.submitted import submitted_job
@@ -106,7 +105,6 @@ def work(
     fields: dict[str, Any] = {"job": job, "holds": "", "waits": "", "speed": last_speed(run.store, site.name)}
     fields["only"] = chosen or None
     with (
-        Account(run.store, site.name, 0) as account,
         PresenceKeeper(run.store, site.name, min(BEAT_SECONDS, grace / 6), **fields) as keeper,
         LiveView(
             f"{run.url}, island {keeper.id}", [*trained, site.name], clock=False, phrase=by("an island at work")
@@ -136,7 +134,6 @@ def work(
             # Its row tells of the whole run; only what is committed is wholly done.
             view.show(site.name, min(0.99, sum(done.values()) / len(done)), doing)
 
-        account.name = f"work-{keeper.id.rpartition('/')[2]}"
         board = Board(run, trained, grace, work_of(run), needs=lambda artifact: needed_by(run, artifact, site.train))
         worker = IslandWorker(
             run, keeper, board, train, report, require_room, partial(is_full, site.train), leaving.is_set, job, grace

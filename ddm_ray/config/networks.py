@@ -137,8 +137,8 @@ class InitFrom(StrictModel):
 
     source: str = Field(
         min_length=1,
-        description="a run; a folder that was exported, or that save_pretrained of diffusers wrote; a checkpoint in"
-        " Paris's layout; a .safetensors file with a DiT's tensors, under our names or DiT's; a name on the hub",
+        description="a run; a folder that was exported, or that save_pretrained of diffusers wrote; a"
+        " .safetensors file with the network's tensors, by the names that they have here; a name on the hub",
     )
     network: str | None = Field(
         default=None,

@@ -1,43 +1,21 @@
-"""Corrections of a router's logits: its temperature, and the prior that it was trained under.
+"""The temperature of a router, which corrects how sure it is.
 
 Shapes: N rows, K experts.
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ddm_ray.core.transfer import upload
-from ddm_ray.errors import NotFiniteError, SamplingError
+from ddm_ray.errors import NotFiniteError
 
 MAX_TEMPERATURE = 1e3
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """logits / `temperature` + `log_ratio_K`, the logarithm of the true prior over the router's (None: equal)."""
-
-    temperature: float = 1.0
-    log_ratio_K: Tensor | None = None
-
-    def __call__(self, logits_NK: Tensor) -> Tensor:
-        calibrated_NK = logits_NK if self.temperature == 1 else logits_NK / self.temperature
-        if self.log_ratio_K is None:
-            return calibrated_NK
-        return calibrated_NK + upload(self.log_ratio_K.to(logits_NK.dtype).numpy(), logits_NK.device)
-
-
-def prior_ratio(prior_K: Tensor, router_prior_K: Tensor) -> Tensor:
-    """log p(k) - log p_router(k), (K,): added to the logits of a router that saw p_router, for one of balanced rows.
-
-    p(k|x) is proportional to p(k) p(x|k) (Saerens et al. 2002, Neural Computation 14). SamplingError where
-    p_router(k) <= 0.
-    """
-    if router_prior_K.shape != prior_K.shape or not (router_prior_K > 0).all():
-        raise SamplingError("the router's prior needs a probability above 0 for each expert")
-    return (prior_K / prior_K.sum()).log() - (router_prior_K / router_prior_K.sum()).log()
+def tempered(logits_NK: Tensor, temperature: float) -> Tensor:
+    """The logits over the router's temperature; themselves for 1."""
+    return logits_NK if temperature == 1 else logits_NK / temperature
 
 
 def fit_temperature(logits_NK: Tensor, expert_N: Tensor) -> float:

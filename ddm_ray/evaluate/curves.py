@@ -1,4 +1,4 @@
-"""Training curves of what an evaluation measures: losses in training and on held-out rows, and the word on each.
+"""Training curves of what an evaluation measures: losses in training and on held-out rows.
 
 M measurements of the held-out loss.
 """
@@ -13,10 +13,9 @@ from safetensors import SafetensorError
 
 from ddm_ray.errors import CorruptArtifact, DriftError
 from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.info import TrainedInfo
 from ddm_ray.storage.published import Weights
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.trend import GROUPS, mean_and_error, measurements, more_steps, verdict_of
+from ddm_ray.train.heldout import GROUPS, measurements
 from ddm_ray.train.state import CURVE, read_curve
 
 POINTS = 60
@@ -43,7 +42,7 @@ class Curve:
         ends = [min(first + each, len(losses)) for first in range(0, len(losses), each)]
         measured, losses_MG = measurements(curve)
         means = [math.fsum(part) / len(part) for part in parts]
-        return cls(ends, means, measured, [mean_and_error(losses_G)[0] for losses_G in losses_MG])
+        return cls(ends, means, measured, [math.fsum(losses_G) / GROUPS for losses_G in losses_MG])
 
     @classmethod
     def mean(cls, curves: Sequence["Curve"]) -> Self:
@@ -64,17 +63,6 @@ def training_curves(run: Run, artifacts: Sequence[Artifact], milestones: Mapping
             weights = milestones.get(artifact) or Weights.finished(run, artifact)
             by_kind.setdefault(artifact.kind, []).append(Curve.of(_read(run, weights)))
     return {kind: vars(Curve.mean(curves)) for kind, curves in by_kind.items()}
-
-
-def verdicts(run: Run, artifacts: Sequence[Artifact]) -> dict[str, dict[str, Any]]:
-    """The word on each finished training whose held-out loss gives ground for one, as JSON; with the steps advised."""
-    words: dict[str, dict[str, Any]] = {}
-    for artifact in artifacts:
-        info = TrainedInfo.of(run.require(artifact))
-        if verdict := verdict_of(run.url, run.config, artifact, info):
-            steps = more_steps(info.step, info.heldout)
-            words[artifact] = {"finding": verdict.finding, "ground": verdict.ground, "steps": steps}
-    return words
 
 
 def _read(run: Run, weights: Weights) -> dict[str, list[float]]:

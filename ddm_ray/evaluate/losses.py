@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ddm_ray.core.calibration import Calibration
+from ddm_ray.core.calibration import tempered
 from ddm_ray.core.condition import Condition
 from ddm_ray.core.flow import interpolate, velocity
 from ddm_ray.core.mixture import posterior
@@ -67,7 +67,7 @@ def heldout_losses(
     heldout: Rows,
     strategies: Sequence[str],
     seed: int,
-    router_temperature: float = 1.0,
+    temperature: float = 1.0,
     times_per_row: int = 16,
 ) -> list[Loss]:
     """Losses of the dense models, of the mixture by these strategies, and of `own cluster`: no router, each row by its
@@ -80,11 +80,10 @@ def heldout_losses(
     routed = strategies if mixture.router is not None else ()
     by_name = {name: parse_strategy(name, mixture.info.num_experts) for name in routed}
     memoryless = {name: strategy for name, strategy in by_name.items() if _is_memoryless(strategy)}
-    calibration = mixture.info.calibration(router_temperature)
     noised = Noised.of(heldout, seed, times_per_row)
     errors: dict[str, list[Tensor]] = {}
     for chunk_B in torch.arange(len(noised.t_B)).split(CHUNK):
-        for model, error_B in _errors(mixture, denses, memoryless, calibration, heldout, noised, chunk_B).items():
+        for model, error_B in _errors(mixture, denses, memoryless, temperature, heldout, noised, chunk_B).items():
             errors.setdefault(model, []).append(error_B)
     bin_all = (noised.t_B * BINS).long().clamp(max=BINS - 1)
     return [_summary(model, torch.cat(parts).double(), bin_all, len(heldout)) for model, parts in errors.items()]
@@ -98,7 +97,7 @@ def _errors(
     mixture: Models,
     denses: Mapping[str, Models],
     strategies: Mapping[str, Strategy],
-    calibration: Calibration,
+    temperature: float,
     heldout: Rows,
     noised: Noised,
     chunk_B: Tensor,
@@ -113,7 +112,7 @@ def _errors(
     velocities = {name: answer(_network(dense, 0)) for name, dense in denses.items()}
     velocity_BKCHW = torch.stack([answer(_network(mixture, k)) for k in range(num_experts)], dim=1)
     # Without a router there is no strategy here.
-    posterior_BK = posterior(calibration(answer(mixture.router))) if mixture.router else torch.empty(0)
+    posterior_BK = posterior(tempered(answer(mixture.router), temperature)) if mixture.router else torch.empty(0)
     for name, strategy in strategies.items():
         weights_BK = strategy.route(posterior_BK, torch.zeros_like(posterior_BK), None)
         velocities[name] = torch.einsum("bk,bkchw->bchw", weights_BK, velocity_BKCHW)

@@ -20,7 +20,7 @@ from ddm_ray.data.sharded.work import Executor
 from ddm_ray.evaluate.candidates import Decode, Lineup
 from ddm_ray.evaluate.captions import CaptionScore
 from ddm_ray.evaluate.costs import training_cost
-from ddm_ray.evaluate.curves import training_curves, verdicts
+from ddm_ray.evaluate.curves import training_curves
 from ddm_ray.evaluate.features import features_in_words
 from ddm_ray.evaluate.figures import experts_figure, shown_beside
 from ddm_ray.evaluate.losses import Loss, heldout_losses
@@ -105,7 +105,6 @@ def measure(
         "router": router_diagnostics(lineup.mixture, rows.heldout, request, strategies, reference, decode),
         "training": asdict(cost),
         "curves": training_curves(run, trained, milestones),
-        "verdicts": verdicts(run, [artifact for artifact in trained if artifact not in milestones]),
         "milestones": {
             str(artifact): {"step": weights.step, "of": train_job(run, artifact).train.steps}
             for artifact, weights in milestones.items()

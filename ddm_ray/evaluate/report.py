@@ -8,27 +8,23 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from ddm_ray.config.longer import Part
 from ddm_ray.evaluate.features import NUM_FEATURES, features_in_words
 from ddm_ray.evaluate.router_page import router_page
 from ddm_ray.pictures.figure import curve_charts, figure_png, line_chart
 from ddm_ray.pictures.page import page
-from ddm_ray.storage.graph import EXTRAS, Artifact, part_of
-from ddm_ray.storage.trend import more_steps
+from ddm_ray.storage.graph import EXTRAS
 
 MOSAICS = "mosaics of real rows"
 """Name of the line of what a measure must find bad."""
 FAR = 5.0
-"""Times the distance of held-out real rows from which a model is undertrained, though these be fewer than its samples.
+"""Times the distance of held-out real rows from which a model is far, though these be fewer than its samples.
 
 Fewer rows are further away: the number errs on the model's side.
 """
-MOST_NAMED, MOST_LISTED = 3, 8
-"""Trainings of one finding that have a sentence each, and others that are named."""
 CONFIRMED = 0.8
 """Share of what held-out rows reach in a measure from which mosaics show that it can't tell."""
-UNDERTRAINED = 0.5
-"""Share of the mosaics' distance from which a model is undertrained."""
+LIKE_MOSAICS = 0.5
+"""Share of the mosaics' distance from which a model is far."""
 MODEL_COLUMNS = {
     "model": "model",
     "frechet": "Fréchet distance",
@@ -111,9 +107,6 @@ def sentences(metrics: dict[str, Any]) -> list[str]:
     rivals = [row for row in metrics["models"] if row["model"] not in EXTRAS]
     lines = [f"Lowest Fréchet distance: {best['model']} ({best['frechet']:.3g})."]
     lines += _warnings(metrics)
-    lines += _verdicts(metrics) if "verdicts" in metrics else []  # an older version's have none
-    if fields := [f"{part}.train.steps={steps}" for part, steps in advised_steps(metrics).items()]:
-        lines.append(f"More steps may mend what is undertrained: {', '.join(fields)}.")
     if rivals and (monolith := denses.get("monolith")):
         rival = min(rivals, key=_distance)
         lines.append(_compared(metrics, f"The mixture's best strategy, {rival['model']},", rival, monolith))
@@ -153,7 +146,7 @@ def _warnings(metrics: dict[str, Any]) -> list[str]:
         return []
     heldout = next((row for name, row in real.items() if name.endswith("held out")), None)
     lines = [
-        f"{row['model']} is undertrained: its distance is {' and '.join(grounds)}."
+        f"{row['model']} is far from real rows: its distance is {' and '.join(grounds)}."
         for row in metrics["models"]
         if (grounds := _grounds(row["frechet"], mosaics["frechet"], heldout["frechet"] if heldout else None))
     ]
@@ -168,50 +161,13 @@ def _warnings(metrics: dict[str, Any]) -> list[str]:
 
 
 def _grounds(distance: float, mosaics: float, heldout: float | None) -> list[str]:
-    """The grounds in words on which a model of this Fréchet distance is undertrained, by those of real rows."""
+    """The grounds in words on which a model of this Fréchet distance is far, by those of real rows."""
     grounds = []
-    if distance > UNDERTRAINED * mosaics:
+    if distance > LIKE_MOSAICS * mosaics:
         grounds.append(f"{distance / mosaics:.0%} of that of mosaics, each of four real rows ({mosaics:.3g})")
     if heldout is not None and distance > FAR * heldout:
         grounds.append(f"{distance / heldout:.0f} times that of held-out real rows ({heldout:.3g})")
     return grounds
-
-
-def undertrained(metrics: dict[str, Any]) -> list[Artifact]:
-    """Finished trainings that more steps are advised for, by their held-out loss or by what their models paint."""
-    by_loss = [name for name, verdict in metrics.get("verdicts", {}).items() if verdict["finding"] == "undertrained"]
-    real = {row["model"]: row["frechet"] for row in metrics["real"]}
-    heldout = next((distance for name, distance in real.items() if name.endswith("held out")), None)
-    jobs = [job["job"] for job in metrics["training"]["jobs"] if job["job"] not in metrics.get("milestones", {})]
-    for row in metrics["models"] if MOSAICS in real else ():
-        if _grounds(row["frechet"], real[MOSAICS], heldout):
-            dense = row["model"] in EXTRAS
-            by_loss += [job for job in jobs if (job == row["model"] if dense else job.startswith("experts/"))]
-    return [Artifact(name) for name in dict.fromkeys(by_loss)]
-
-
-def advised_steps(metrics: dict[str, Any]) -> dict[Part, int]:
-    """Numbers of steps, by the part of the configuration, that are advised for what is undertrained."""
-    taken = {job["job"]: job["steps"] for job in metrics["training"]["jobs"]}
-    steps: dict[Part, int] = {}
-    for artifact in undertrained(metrics):
-        advised = metrics.get("verdicts", {}).get(artifact, {}).get("steps") or more_steps(taken[artifact])
-        if part := part_of(artifact):
-            steps[part] = max(steps.get(part, 0), advised)
-    return steps
-
-
-def _verdicts(metrics: dict[str, Any]) -> list[str]:
-    """Words on the trainings whose held-out loss says that they are undertrained or overfit."""
-    words = {"undertrained": "is undertrained", "overfits": "overfits"}
-    lines = []
-    for finding, text in words.items():
-        own = [(name, each["ground"]) for name, each in metrics["verdicts"].items() if each["finding"] == finding]
-        lines += [f"{name} {text}: {ground}." for name, ground in own[:MOST_NAMED]]
-        if others := [name for name, _ in own[MOST_NAMED:]]:
-            more = f" and {len(others) - MOST_LISTED} others" if len(others) > MOST_LISTED else ""
-            lines.append(f"The same is so of {', '.join(others[:MOST_LISTED])}{more}.")
-    return lines
 
 
 def _distance(row: dict[str, Any]) -> float:

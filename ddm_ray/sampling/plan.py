@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from ddm_ray.config import SamplingSettings
-from ddm_ray.core.calibration import Calibration
+from ddm_ray.core.calibration import tempered
 from ddm_ray.core.guidance import scale_within
 from ddm_ray.core.mixture import posterior
 from ddm_ray.core.routing import Strategy
@@ -25,7 +25,7 @@ class Rule:
     """A way to choose experts. Rows of equal `key` are routed together."""
 
     strategy: Strategy
-    calibration: Calibration
+    temperature: float
     available_K: Tensor | None
     prior_K: Tensor | None
     exact: bool
@@ -36,11 +36,11 @@ class Rule:
     @cached_property
     def key(self) -> tuple[object, ...]:
         available = None if self.available_K is None else tuple(self.available_K.tolist())
-        return self.strategy, self.calibration.temperature, available, self.exact
+        return self.strategy, self.temperature, available, self.exact
 
     def posterior(self, logits_BK: Tensor) -> Tensor:
         """p(k | x, t, c) by the router's logits, on their device."""
-        return posterior(self.calibration(logits_BK), self.available_K, self.prior_K)
+        return posterior(tempered(logits_BK, self.temperature), self.available_K, self.prior_K)
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +160,7 @@ def _rule(settings: SamplingSettings, info: MixtureInfo) -> Rule:
     num_available = info.num_experts if info.available_K is None else int(info.available_K.sum())
     return Rule(
         strategy,
-        info.calibration(settings.router_temperature),
+        settings.router_temperature,
         info.available_K,
         None if info.prior_CK is None else info.prior_CK[-1],
         strategy.when == "velocity" and settings.guidance_kind == "mixture",

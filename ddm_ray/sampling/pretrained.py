@@ -35,7 +35,7 @@ from ddm_ray.sampling.components import (
     require_modest,
     text_encoder_of,
 )
-from ddm_ray.sampling.export_folder import UNFINISHED, records_below, write_folder
+from ddm_ray.sampling.export_folder import UNFINISHED, is_ours, records_below, write_folder
 from ddm_ray.sampling.offload import Offload, resident_experts
 from ddm_ray.sampling.request import MixtureInfo
 from ddm_ray.sampling.run_models import Models, SamplingPrecision, dtype_of, matched
@@ -130,6 +130,8 @@ def _index(root: Path) -> dict[str, Any]:
         raise RunError(
             f"{root} is an ordinary pipeline: open it with diffusers' DiffusionPipeline, as its README.md says"
         )
+    if not is_ours(root):
+        raise RunError(f"{root} isn't a pipeline of ours: open it with what wrote it, or fetch it again")
     index = unseal(data, f"{where}", ["_ddm_ray_version"], fix=REMEDY)
     if UNFINISHED in index:
         raise MissingArtifact(f"{root}: its export was cut off as it replaced another; export it again over this one")
@@ -148,7 +150,9 @@ def _number(version: str) -> tuple[int, ...]:
 
 
 def _info(index: dict[str, Any], num_experts: int) -> MixtureInfo:
-    prior_CK, available_K, router_prior_K = index["prior_CK"], index["alive_K"], index["router_prior_K"]
+    if index.get("router_prior_K") is not None:  # folders written before have the field, null mostly
+        raise RunError("its router was trained under another prior than the data's: train one again")
+    prior_CK, available_K = index["prior_CK"], index["alive_K"]
     return MixtureInfo(
         num_experts,
         tuple(index["image_shape"]),
@@ -157,7 +161,6 @@ def _info(index: dict[str, Any], num_experts: int) -> MixtureInfo:
         available_K=None if available_K is None else torch.tensor(available_K),
         dtype={"float32": torch.float32, "float64": torch.float64}[index["dtype"]],
         trained_null=index["trained_null"],
-        router_prior_K=None if router_prior_K is None else torch.tensor(router_prior_K, dtype=torch.float64),
     )
 
 
@@ -251,7 +254,6 @@ def _write(components: Components, folder: Path) -> dict[str, Any]:
         "alive_K": None if info.available_K is None else info.available_K.tolist(),
         "dtype": str(info.dtype).removeprefix("torch."),
         "trained_null": info.trained_null,
-        "router_prior_K": None if info.router_prior_K is None else info.router_prior_K.double().tolist(),
     }
 
 

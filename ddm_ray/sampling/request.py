@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ddm_ray.config import SamplingSettings
-from ddm_ray.core.calibration import Calibration, prior_ratio
 from ddm_ray.core.condition import Condition, Text
 from ddm_ray.core.routing import Oracle, Strategy, parse_strategy
 from ddm_ray.errors import ExpertCountError, NullConditionError, SamplingError
@@ -59,8 +58,7 @@ class MixtureInfo:
     `num_classes` None: conditions are texts, and prior_CK has that last row alone. `available_K` (bool, None: all)
     says which experts can be called; prior and posteriors renormalise over them. Noise and state have `dtype`,
     float32 or 64; the noise is drawn in float32 in any case. `trained_null`: the models know the null condition, label
-    `num_classes` or `null_text` (one row). `router_prior_K`: the prior over experts that the router was trained under
-    (None: the data's).
+    `num_classes` or `null_text` (one row).
     """
 
     num_experts: int
@@ -71,18 +69,14 @@ class MixtureInfo:
     dtype: torch.dtype = torch.float32
     trained_null: bool = True
     null_text: Text | None = None
-    router_prior_K: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in (torch.float32, torch.float64):
             # Times would be rounded with the state.
             raise SamplingError(f"the state's dtype is {self.dtype}: use float32 or float64; networks may have less")
-        if self.router_prior_K is not None and self.prior_CK is None:
-            raise SamplingError("router_prior_K corrects towards prior_CK, which isn't known")
         for name, tensor, shape in (
             ("prior_CK", self.prior_CK, ((self.num_classes or 0) + 1, self.num_experts)),
             ("available_K", self.available_K, (self.num_experts,)),
-            ("router_prior_K", self.router_prior_K, (self.num_experts,)),
         ):
             if tensor is not None and tuple(tensor.shape) != shape:
                 raise ExpertCountError(f"{name} has shape {tuple(tensor.shape)}, expected {shape}")
@@ -119,12 +113,6 @@ class MixtureInfo:
             assert self.null_text is not None
             return self.null_text[torch.zeros(num_rows, dtype=torch.int64)]
         return torch.full((num_rows,), self.num_classes)
-
-    def calibration(self, temperature: float) -> Calibration:
-        """The correction of the router's logits, by its temperature and by the prior that it was trained under."""
-        if self.router_prior_K is None or self.prior_CK is None:
-            return Calibration(temperature)
-        return Calibration(temperature, prior_ratio(self.prior_CK[-1], self.router_prior_K))
 
 
 @dataclass(frozen=True)

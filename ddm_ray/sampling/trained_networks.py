@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
@@ -16,7 +16,7 @@ from ddm_ray.config import InitFrom, RunConfig
 from ddm_ray.errors import ConfigError, CorruptArtifact, DDMError, MissingArtifact
 from ddm_ray.models import third_party, weights
 from ddm_ray.models.spec import spec_of
-from ddm_ray.sampling import paris, paris_weights, pretrained
+from ddm_ray.sampling import pretrained
 from ddm_ray.sampling.export_folder import is_ours
 from ddm_ray.sampling.run_models import network_bytes, parse_network
 from ddm_ray.spelling import printable
@@ -59,14 +59,11 @@ def read_trained(config: RunConfig, job: Artifact, init: InitFrom) -> nn.Module:
 def _read(spec: Spec, job: Artifact, init: InitFrom, part: str) -> nn.Module:
     source = Path(init.source).expanduser()
     if source.is_file():
-        return _of_file(source, spec)
+        return weights.from_state(spec, _tensors(source))
     if not is_local(init.source) or (source / RUN_FILE).is_file():
         return _of_run(init, job, spec, part)
     if is_ours(source):
         return _of_pipeline(source, init, job, spec, part)
-    if paris.is_paris(source):
-        name = _numbered(_name(init, job), "expert_{}")
-        return paris.load_network_of(source, name, lambda theirs: _require_same(theirs, spec, part, f"{source}/{name}"))
     if spec["class"] == "DiffusersTransformer":
         return _of_diffusers(init.source, spec, part)
     if source.is_dir():
@@ -81,12 +78,6 @@ def _name(init: InitFrom, job: Artifact) -> str:
     if init.network is None:
         raise ConfigError(f"{init.source} holds several networks: set init_from.network to monolith, 'expert 0' or own")
     return init.network
-
-
-def _numbered(name: str, form: str) -> str:
-    """The name of a network, of an expert with its number in this form."""
-    kind, _, number = name.partition(" ")
-    return form.format(int(number)) if number else kind
 
 
 def _of_run(init: InitFrom, job: Artifact, spec: Spec, part: str) -> nn.Module:
@@ -108,7 +99,8 @@ def _of_pipeline(folder: Path, init: InitFrom, job: Artifact, spec: Spec, part: 
     """Networks of a folder that was exported: a mixture's, or a dense model's, which diffusers opens, too."""
     if (folder / TRANSFORMER).is_dir():
         return _of_dense(folder / TRANSFORMER, spec, part)
-    name = _numbered(_name(init, job), "expert_{:03d}")
+    kind, _, number = _name(init, job).partition(" ")
+    name = f"{kind}_{int(number):03d}" if number else kind
     described, tensors = pretrained.read_network(folder, name)
     _require_same({**described, "flow": vars(described["flow"])}, spec, part, f"{folder}/{name}")
     return weights.load(spec, tensors)
@@ -149,18 +141,6 @@ def _of_diffusers(name: str, spec: Spec, part: str) -> nn.Module:
 def _plain(config: Mapping[str, Any]) -> Any:
     """The arguments of a network of diffusers, as JSON has them."""
     return json.loads(json.dumps({name: value for name, value in config.items() if not name.startswith("_")}))
-
-
-def _of_file(path: Path, spec: Spec) -> nn.Module:
-    """Tensors under our names, or under those of DiT's own implementation."""
-    try:
-        with safe_open(path, "pt") as tensors:
-            ours = set(tensors.keys()) & weights.build(spec, "meta").state_dict().keys()
-    except (SafetensorError, OSError) as error:
-        raise CorruptArtifact(f"{path}: not whole safetensors ({third_party.brief(error)}); fetch it again") from None
-    if ours or spec["class"] == "DiffusersTransformer":
-        return weights.from_state(spec, _tensors(path))
-    return paris_weights.load_network(path, spec)
 
 
 def _tensors(path: Path) -> dict[str, Any]:

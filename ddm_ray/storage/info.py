@@ -166,27 +166,11 @@ class ReportInfo(Info):
 
 
 class HeldoutInfo(Info):
-    """Loss of a training's last weights on held-out rows, and how it came there; errors are standard errors.
-
-    `fall`: share by which the loss fell since step `since`, where the measurement is that is nearest to the last
-    quarter's beginning; `rise`: share by which it is above the lowest one, of step `lowest`. `trained_since` and
-    `trained_since_lowest`: shares by which the loss in training fell since these steps, 0 if batches differ by as much.
-    `initial`: share that the weights which training began with have in the average that is published; 0 if these were
-    trained ones.
-    """
+    """Loss of a training's last weights on held-out rows, and its standard error."""
 
     step: Count
     loss: Finite
     error: Finite
-    since: Count
-    fall: Finite
-    fall_error: Finite
-    trained_since: Finite
-    lowest: Count
-    rise: Finite
-    rise_error: Finite
-    trained_since_lowest: Finite
-    initial: Finite = 0.0
 
 
 class TrainedInfo(Info):

@@ -21,7 +21,6 @@ from ddm_ray.storage.listing import list_of
 from ddm_ray.storage.manifest import Manifest
 from ddm_ray.storage.run import RUN_FILE, Run
 from ddm_ray.storage.store import is_local
-from ddm_ray.storage.trend import Verdict, verdict_of
 
 SILENT_SECONDS, BETWEEN_SECONDS = 10.0, 30.0
 """Silence from which a job may be dead, while it trains and between attempts.
@@ -50,9 +49,9 @@ class Status:
     training job that is launched, begun or failed. A failed job is one whose newest attempt failed: mostly the next
     one is about to begin. A stopped one ended, or waits, because somebody asked for it. A damaged artifact can't be
     read or was made otherwise; `error` says why, and what mends it. A finished one is `unaccepted` while it isn't what
-    this run has accepted, where that is done by hand; `verdict`: what its held-out loss says of a finished training.
-    `silent_seconds`: how long an observer has seen no sign of a job's life, None before `observe`. `elders`: numbers of
-    older attempts that may train on beside the newest, as far as the observer can't say so yet.
+    this run has accepted, where that is done by hand. `silent_seconds`: how long an observer has seen no sign of a
+    job's life, None before `observe`. `elders`: numbers of older attempts that may train on beside the newest, as far
+    as the observer can't say so yet.
     """
 
     artifact: Artifact
@@ -64,7 +63,6 @@ class Status:
     unjudged: bool = False
     elders: tuple[int, ...] = ()
     unaccepted: bool = False
-    verdict: Verdict | None = None
     error: DDMError | None = None
     run: str = ""
 
@@ -135,10 +133,7 @@ def _status(run: Run, artifact: Artifact, files: JobFiles | None) -> Status:
     if manifest := run.finished(artifact, unread=(CorruptArtifact,)) if known else None:
         accepted = run.manifest(artifact, accepted=True) if run.by_hand(artifact) else manifest
         unaccepted = accepted is None or accepted.digest != manifest.digest
-        info = artifact.info.of(manifest)
-        trained = info if isinstance(info, TrainedInfo) and info.heldout else None
-        verdict = trained and verdict_of(run.url, run.config, artifact, trained)
-        return in_state("finished", info=info, unaccepted=unaccepted, verdict=verdict)
+        return in_state("finished", info=artifact.info.of(manifest), unaccepted=unaccepted)
     chunks = chunks_progress(run.store, artifact) if artifact.kind in UNITS else None
     job = job_status(run.store, artifact, files) if artifact.trains else None
     if job:
@@ -233,8 +228,8 @@ def _described(status: Status, phrase: Callable[[Fix], str]) -> str:
     if isinstance(info, TrainedInfo):
         heldout = f", held out {info.heldout.loss:.4f}" if info.heldout else ""
         heldout += f", no held-out loss: {printable(info.unmeasured, 300)}" if info.unmeasured else ""
-        text = f"{info.step} steps, loss {info.loss:.4f}{heldout}, {info.training_flops / 1e9:.1f} GFLOP"
-        return f"{text}; {status.verdict.text(phrase)}" if status.verdict else text
+        cost = f"{info.training_flops / 1e9:.1f} GFLOP in {duration(info.seconds)}"
+        return f"{info.step} steps, loss {info.loss:.4f}{heldout}, {cost}"
     if info:
         facts = {key: f"{value:.3g}" if isinstance(value, float) else value for key, value in info}
         words = [f"{key} {value}" for key, value in facts.items() if isinstance(value, int | str)]

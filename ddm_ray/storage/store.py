@@ -19,7 +19,6 @@ from ddm_ray.storage import local_disk
 from ddm_ray.storage.disk import is_unfinished, put, read_back, require_key
 from ddm_ray.storage.patience import PROMPT, Asker, Patience, Undecided, reason
 from ddm_ray.storage.refusals import as_storage_error, refusal
-from ddm_ray.storage.store_meter import PART, STREAM_PART, meter_of
 
 T = TypeVar("T")
 
@@ -38,7 +37,6 @@ class Store:
         path = unquote(urlsplit(url).path) if url.startswith("file://") else url
         self.local = Path(path).resolve() if "://" not in path else None
         self.url = str(self.local) if self.local else url.rstrip("/")
-        self._meter = meter_of(self.url)
         self._objects: obstore.store.ObjectStore
         self._unrepeated: obstore.store.ObjectStore
         if self.local is not None:
@@ -84,33 +82,20 @@ class Store:
             return most
 
         if self.local is not None:
-            self._meter.asks("GET")
-            data = local_disk.read(self._path(key), lambda size: range(within(size)))
-            self._meter.reads(len(data))
-            return data
+            return local_disk.read(self._path(key), lambda size: range(within(size)))
 
         def get() -> bytes:
-            self._meter.asks("GET")
             stored = obstore.get(self._objects, self._prefix + key)
             if within(stored.meta["size"]) < stored.meta["size"]:
-                self._meter.asks("GET")
-                data = bytes(obstore.get_range(self._objects, self._prefix + key, start=0, end=most))
-            else:
-                data = bytes(stored.bytes())
-            self._meter.reads(len(data))
-            return data
+                return bytes(obstore.get_range(self._objects, self._prefix + key, start=0, end=most))
+            return bytes(stored.bytes())
 
         return self._ask(key, get)
 
     def read_end(self, key: str, size: int) -> bytes:
         """The last `size` bytes of the object; all of a smaller one."""
         if self.local is not None:
-            self._meter.asks("GET")
-            data = local_disk.read(self._path(key), lambda end: range(max(0, end - size), end))
-            self._meter.reads(len(data))
-            return data
-
-        self._meter.asks("HEAD")
+            return local_disk.read(self._path(key), lambda end: range(max(0, end - size), end))
         end = self._ask(key, lambda: obstore.head(self._objects, self._prefix + key))["size"]
         [data] = self.read_parts(key, [range(max(0, end - size), end)])
         return data
@@ -118,15 +103,10 @@ class Store:
     def read_parts(self, key: str, parts: Sequence[range]) -> list[bytes]:
         """Parts of the object's bytes. Of one that ends before there are fewer bytes, or StorageError is raised."""
         if self.local is not None:
-            self._meter.asks("GET", len(parts))
-            read = [local_disk.read(self._path(key), part) for part in parts]
-        else:
-            starts, ends = [part.start for part in parts], [part.stop for part in parts]
-            self._meter.asks("GET", len(parts))
-            get = partial(obstore.get_ranges, self._objects, self._prefix + key, starts=starts, ends=ends)
-            read = [bytes(data) for data in self._ask(key, get)]
-        self._meter.reads(sum(map(len, read)))
-        return read
+            return [local_disk.read(self._path(key), part) for part in parts]
+        starts, ends = [part.start for part in parts], [part.stop for part in parts]
+        get = partial(obstore.get_ranges, self._objects, self._prefix + key, starts=starts, ends=ends)
+        return [bytes(data) for data in self._ask(key, get)]
 
     def fetch(self, key: str, path: Path | int, at: int = 0) -> str:
         """Copy the object to a local file, a few MiB in memory at a time; the SHA-256 of its bytes, in hex.
@@ -137,13 +117,11 @@ class Store:
 
         def get() -> str:
             digest = hashlib.sha256()
-            self._meter.asks("GET")
             with open(path, "r+b" if at else "wb", closefd=not isinstance(path, int)) as file:
                 if at or isinstance(path, int):
                     file.truncate(at)
                     file.seek(at)
                 for chunk in self._chunks(key):
-                    self._meter.reads(len(chunk))
                     digest.update(chunk)
                     file.write(chunk)
             return digest.hexdigest()
@@ -170,12 +148,10 @@ class Store:
 
     def write(self, key: str, data: bytes | memoryview | Path) -> None:
         """Create the object or replace it whole, by bytes or by those of a local file."""
-        size = data.stat().st_size if isinstance(data, Path) else memoryview(data).nbytes
         if self.local is not None:
             self._put(key, _chunks(data) if isinstance(data, Path) else [data])
         else:
-            self._ask(key, lambda: obstore.put(self._objects, self._prefix + key, data, chunk_size=PART))
-        self._meter.writes(size, PART)
+            self._ask(key, lambda: obstore.put(self._objects, self._prefix + key, data))
 
     def write_stream(self, key: str, chunks: Callable[[], Iterable[bytes]]) -> None:
         """Write an object chunk by chunk, with a few MiB in memory; write nothing if `chunks` raises.
@@ -183,17 +159,14 @@ class Store:
         `chunks` is called again where storage took only some of them.
         """
         if self.local is not None:
-            self._put(key, self._counted(chunks()))
+            self._put(key, chunks())
             return
 
         def upload() -> None:
-            writer = obstore.open_writer(self._objects, self._prefix + key, buffer_size=STREAM_PART)
-            size = 0
+            writer = obstore.open_writer(self._objects, self._prefix + key)
             for chunk in chunks():
                 self._heed(writer.write, chunk)
-                size += len(chunk)
             self._heed(writer.close)
-            self._meter.writes(size, STREAM_PART)
 
         self._ask(key, upload)
 
@@ -203,13 +176,6 @@ class Store:
             write(*chunk)
         except OSError as error:
             raise GenericError(str(error)) from None
-
-    def _counted(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
-        size = 0
-        for chunk in chunks:
-            yield chunk
-            size += len(chunk)
-        self._meter.writes(size, STREAM_PART)
 
     def _put(self, key: str, chunks: Iterable[bytes | memoryview], replace: bool = True) -> bool:
         """Write an object on the local disk; False if it exists and isn't to be replaced."""
@@ -224,14 +190,12 @@ class Store:
         """
         unsure = False
         if self.local is not None:
-            self._meter.writes(len(data), part=len(data) + 1)
             return self._put(key, [data], replace=False)
 
         def ask() -> bool:
             nonlocal unsure
             try:
                 # Not repeated by obstore: whether a try may have been heeded must be known.
-                self._meter.writes(len(data), part=len(data) + 1)
                 obstore.put(self._unrepeated, self._prefix + key, data, mode="create", use_multipart=False)
                 return True
             except AlreadyExistsError:
@@ -241,12 +205,10 @@ class Store:
                 raise
             # S3 says so, too, while another request for the key is on its way (409), which may come to nothing.
             try:
-                self._meter.asks("GET")
-                stored = obstore.get(self._objects, self._prefix + key).bytes()
+                stored = bytes(obstore.get(self._objects, self._prefix + key).bytes())
             except FileNotFoundError:
                 raise Undecided("storage answers that it exists, and has no such object") from None
-            self._meter.reads(len(stored))
-            return unsure and bytes(stored) == data
+            return unsure and stored == data
 
         return self._ask(key, ask)
 
@@ -275,7 +237,6 @@ class Store:
 
     def exists(self, key: str) -> bool:
         """True if there is an object under this very key."""
-        self._meter.asks("HEAD")
         if self.local is not None:
             return local_disk.exists(self._path(key))
         with suppress(FileNotFoundError):
@@ -290,24 +251,18 @@ class Store:
     def sizes(self, prefix: str) -> Mapping[str, int]:
         """Size in bytes of every object below `prefix/`, by key relative to it, in order; empty: of all."""
         if self.local is not None:
-            listed = local_disk.sizes(self._path(prefix) if prefix else self.local)
-            self._meter.lists([f"{prefix}/{name}" for name in listed])
-            return listed
+            return local_disk.sizes(self._path(prefix) if prefix else self.local)
         base = f"{self._prefix}{prefix}/" if prefix else self._prefix
         pages = partial(obstore.list, self._objects, prefix=base)
         listed = self._ask(prefix, lambda: {each["path"]: each["size"] for page in pages() for each in page})
-        self._meter.lists([*listed])
         return {path.removeprefix(base): listed[path] for path in sorted(listed)}
 
     def folders(self, prefix: str) -> list[str]:
         """Names of the folders directly below `prefix/`, in order."""
         if self.local is not None:
-            names = local_disk.folders(self._path(prefix))
-            self._meter.lists([f"{prefix}/{name}" for name in names])
-            return names
+            return local_disk.folders(self._path(prefix))
         base = f"{self._prefix}{prefix}/"
         listing = self._ask(prefix, lambda: obstore.list_with_delimiter(self._objects, prefix=base))
-        self._meter.lists([*listing["common_prefixes"], *(entry["path"] for entry in listing["objects"])])
         return sorted(path.removeprefix(base).rstrip("/") for path in listing["common_prefixes"])
 
     def delete(self, prefix: str) -> None:
@@ -320,7 +275,6 @@ class Store:
 
     def delete_one(self, key: str) -> None:
         """Delete the object under this very key, if there is one."""
-        self._meter.asks("POST")
         with suppress(FileNotFoundError):
             self._ask(key, lambda: obstore.delete(self._objects, self._prefix + key))
 

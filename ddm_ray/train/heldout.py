@@ -1,7 +1,7 @@
 """The held-out loss while training: that of the EMA weights on a few rows that are never trained on.
 
 Always the same rows, noise and times, so that two measurements differ by the weights alone. D draws of noise and time,
-B of a micro-batch, G groups of rows.
+B of a micro-batch, G groups of rows, M measurements.
 """
 
 import math
@@ -22,8 +22,8 @@ from ddm_ray.data.text_encoding import StoredTexts
 from ddm_ray.errors import DDMError
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.spelling import one_line
+from ddm_ray.storage.info import HeldoutInfo
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.trend import DRAWS, GROUPS, LOSSES, STEPS, measurements
 from ddm_ray.train.batches import on_device
 from ddm_ray.train.job import TrainJob
 from ddm_ray.train.objectives import Batch, DistillLoss, ExpertLoss, Objective
@@ -31,6 +31,10 @@ from ddm_ray.train.objectives import Batch, DistillLoss, ExpertLoss, Objective
 if TYPE_CHECKING:
     from ddm_ray.train.engine import Engine
 
+GROUPS = 8
+"""Groups of held-out rows (G), each with a mean of its own: by how these differ a mean's standard error is known."""
+STEPS, DRAWS, LOSSES = "heldout_step", "heldout_draws", "heldout"
+"""Names in a training's curve: steps done at each measurement, its draws, its groups' mean losses (M x G, flat)."""
 SHARE = 0.06
 """Share of training's FLOPs that measurements cost at first; it halves each time that as many steps more are done."""
 FORWARD = 1 / 3
@@ -90,6 +94,24 @@ def measured_curve(draws: int, rows: Sequence[tuple[float, Sequence[float]]]) ->
         return {}
     losses = [loss for _, losses_G in rows for loss in losses_G]
     return {STEPS: [step for step, _ in rows], DRAWS: [float(draws)] * len(rows), LOSSES: losses}
+
+
+def measurements(curve: Mapping[str, Sequence[float]]) -> tuple[list[float], list[Sequence[float]]]:
+    """Steps (M) and losses_MG of the measurements in a training's curve; empty where there is none."""
+    steps, flat = list(curve.get(STEPS, ())), curve.get(LOSSES, ())
+    if len(flat) != GROUPS * len(steps):
+        return [], []
+    return steps, [flat[GROUPS * number : GROUPS * (number + 1)] for number in range(len(steps))]
+
+
+def last_measured(curve: Mapping[str, Sequence[float]]) -> HeldoutInfo | None:
+    """The newest measurement in a training's curve; None where there is none, or one that isn't finite."""
+    steps, losses_MG = measurements(curve)
+    if not steps or not all(map(math.isfinite, losses_MG[-1])):
+        return None
+    mean = math.fsum(losses_MG[-1]) / GROUPS
+    error = math.sqrt(math.fsum((loss - mean) ** 2 for loss in losses_MG[-1]) / (GROUPS - 1) / GROUPS)
+    return HeldoutInfo(step=int(steps[-1]), loss=mean, error=error)
 
 
 class HeldoutLoss:

@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 
-from ddm_ray.storage.trend import mean_and_error, measurements
 from ddm_ray.train.hardware import mfu, peak_flops
 from ddm_ray.train.heartbeat import beat_seconds
-from ddm_ray.train.heldout import Schedule, measured_curve
+from ddm_ray.train.heldout import Schedule, last_measured, measured_curve
 from ddm_ray.train.job import TrainJob
 from ddm_ray.train.saving import TrainProgress
 
@@ -81,11 +80,8 @@ class Meter:
         }
 
     def _heldout(self) -> dict[str, Any]:
-        steps, losses_MG = measurements(self._curve)
-        if not steps:
-            return {}
-        loss, error = mean_and_error(losses_MG[-1])
-        return {"heldout_loss": loss, "heldout_error": error, "heldout_step": int(steps[-1])}
+        last = last_measured(self._curve)
+        return {f"heldout_{name}": value for name, value in last} if last else {}
 
     def trained(self) -> TrainProgress:
         """A copy of all there is to save."""

@@ -15,13 +15,12 @@ from ddm_ray.models import weights
 from ddm_ray.sampling.run_models import ModelKind
 from ddm_ray.storage.attempts import WEIGHTS as FOLDER
 from ddm_ray.storage.attempts import Attempt, folders_of, step_of
-from ddm_ray.storage.graph import beginning_of
 from ddm_ray.storage.info import TrainedInfo, WeightsInfo
 from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest, read_manifest
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.trend import trend_of
 from ddm_ray.storage.versions import versions
 from ddm_ray.train.fragments import EMA
+from ddm_ray.train.heldout import last_measured
 from ddm_ray.train.job import TrainJob
 from ddm_ray.train.preview import picture
 from ddm_ray.train.saving import TrainProgress
@@ -142,7 +141,7 @@ class Milestones:
             loss=sum(losses) / len(losses),
             attempts=self._attempt.number,
             versions=versions(),
-            heldout=trend_of(last.curve, _initial_share(self._run, job, step)),
+            heldout=last_measured(last.curve),
             unmeasured=unmeasured[:1000],
         )
         records = {f"{prefix}/{name}": record for name, record in manifest.files.items()}
@@ -169,12 +168,6 @@ class Milestones:
         finally:
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()  # it is training's
-
-
-def _initial_share(run: Run, job: TrainJob, step: int) -> float:
-    """Share in the average of the random weights that training began with; trained ones may be meant to stay."""
-    trained = job.artifact.kind == "student" and run.config.student.start != "random"
-    return 0.0 if trained or beginning_of(run.config, job.artifact) else job.train.ema_decay**step
 
 
 def _model(job: TrainJob) -> nn.Module:

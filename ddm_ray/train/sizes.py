@@ -13,10 +13,9 @@ from ddm_ray.storage import graph
 from ddm_ray.storage.identity import fields_of
 from ddm_ray.storage.info import Info, StateInfo, WeightsInfo
 from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest
-from ddm_ray.storage.trend import DRAWS, GROUPS, LOSSES, STEPS
 from ddm_ray.train import state
 from ddm_ray.train.fragments import EMA, RECORDS, Fragment
-from ddm_ray.train.heldout import Schedule
+from ddm_ray.train.heldout import DRAWS, GROUPS, LOSSES, STEPS, Schedule
 from ddm_ray.train.job import TrainJob
 from ddm_ray.train.publish import WEIGHTS
 

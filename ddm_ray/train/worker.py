@@ -19,11 +19,9 @@ from ddm_ray.spelling import one_line
 from ddm_ray.storage.attempts import claimed
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.launches import Launch
-from ddm_ray.storage.ledger import Account
-from ddm_ray.storage.patience import PATIENT, PROMPT, Patience
+from ddm_ray.storage.patience import PATIENT, Patience
 from ddm_ray.storage.refusals import refusal
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.store import Store
 from ddm_ray.train.attempt import TrainAttempt, out_of_memory
 from ddm_ray.train.batches import RankBatches, Teacher
 from ddm_ray.train.compiling import keep_code, to_be_tried, uncompiled
@@ -69,15 +67,12 @@ def train(
     if run.finished(artifact):
         return
     job = train_job(run, artifact)
-    rank = dist.get_rank()
     keep_code(placement.cache)
     with (
-        Account(Store(run.url, PROMPT), launch.island if launch else "", 1, artifact=artifact, rank=rank) as account,
         TrainAttempt(run, job, placement, launch) as attempt,
         Loader(run, job.shards, job.train.seed, job.batch, placement.rows_gib, placement.cache, ranks_here()) as loader,
     ):
         torch.set_num_threads(attempt.threads)
-        account.name = f"{artifact.replace('/', '-')}-{attempt.storage.number:04d}-{rank:03d}"
         _train(run, job, loader, attempt, placement, notice)
 
 

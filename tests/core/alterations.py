@@ -36,7 +36,7 @@ QUESTION, RULE, SCALE, CONDITIONS, SOLVED, PLAN = (
     plans.SamplingPlan.of,
 )
 GRID, JOINED, TEXT_ROWS = times.time_grid, batches.joined, condition.Text.__getitem__
-CALIBRATION, RATIO, FITTED = calibration.Calibration.__call__, calibration.prior_ratio, calibration.fit_temperature
+FITTED = calibration.fit_temperature
 
 
 def flow_reversed(data, noise, t_B):
@@ -202,15 +202,6 @@ def sample_weighed_alike(self, probs_BK, before_BK, uniforms_BK):
 
 def sample_uniformly(self, probs_BK, before_BK, uniforms_BK):
     return keep(probs_BK, uniforms_BK >= uniforms_BK.topk(self.drawn, dim=1).values[:, -1:])
-
-
-def temperature_multiplied(self, logits_NK):
-    return CALIBRATION(replace(self, temperature=1 / self.temperature), logits_NK)
-
-
-def ratio_before_temperature(self, logits_NK):
-    shifted = logits_NK if self.log_ratio_K is None else logits_NK + self.log_ratio_K
-    return shifted / self.temperature
 
 
 def interval_ignored(settings, t):

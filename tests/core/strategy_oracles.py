@@ -5,7 +5,6 @@ Shapes: B rows, K experts.
 """
 
 import itertools
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -196,25 +195,19 @@ def check_sample_1_tends_to_full(num_images: int = 200) -> None:
     assert off[1] < 0.5 * off[0]
 
 
-def balanced(system: closed_forms.GaussianMixture, router_prior_K: Tensor, temperature: float = 1.0):
-    """The exact router of one that saw the experts in these shares instead of the data's, overconfident by 1/T."""
-    ratio_K = router_prior_K.log() - system.prior_CK[-1].log()
-    return lambda x, t, label: temperature * (system.router(x, t, label) + ratio_K)
-
-
-def check_prior_correction(system: closed_forms.GaussianMixture | None = None, temperature: float = 1.7) -> None:
-    """A router of balanced rows, corrected by both priors and its temperature, mixes to the data's field."""
+def check_router_temperature(system: closed_forms.GaussianMixture | None = None, temperature: float = 1.7) -> None:
+    """A router that is overconfident by 1 / T, corrected by T, mixes to the data's field."""
     system = system or closed_forms.three_gaussians()
     x_BCHW, label_B = oracles.gaussian_points(system, 20, seed=8)
-    num_experts = len(system.experts)
-    router_prior_K = (torch.arange(num_experts) + 1.0).double() / sum(range(1, num_experts + 1))
-    info: MixtureInfo = replace(system.info(), router_prior_K=router_prior_K)
     settings = SamplingSettings(strategy="full", router_temperature=temperature)
-    router = balanced(system, router_prior_K, temperature)
+
+    def router(*inputs: Tensor) -> Tensor:
+        return temperature * system.router(*inputs)
+
     for t in (0.2, 0.85):
         right = system.velocity(x_BCHW.flatten(1), t, label_B)
-        actual = driver.velocity(x_BCHW, t, label_B, info, system.experts, router, settings=settings).flatten(1)
-        assert (actual - right).abs().max() < 1e-10 * (1 + right.abs().max()) / (1 - t)
+        actual = driver.velocity(x_BCHW, t, label_B, system.info(), system.experts, router, settings=settings)
+        assert (actual.flatten(1) - right).abs().max() < 1e-10 * (1 + right.abs().max()) / (1 - t)
 
 
 def check_fit_temperature(temperature: float = 2.3, num_rows: int = 20_000) -> None:

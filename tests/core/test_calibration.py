@@ -1,4 +1,4 @@
-"""Temperature and prior of a router: known ones recovered, and undone exactly."""
+"""The temperature of a router: a known one recovered, and undone exactly."""
 
 import math
 
@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddm_ray.core.calibration import MAX_TEMPERATURE, Calibration, cross_entropy, fit_temperature, prior_ratio
-from ddm_ray.errors import NotFiniteError, SamplingError
-from tests.core import closed_forms, oracles, strategy_oracles
+from ddm_ray.core.calibration import MAX_TEMPERATURE, cross_entropy, fit_temperature, tempered
+from ddm_ray.errors import NotFiniteError
+from tests.core import closed_forms, strategy_oracles
 from tests.core.test_mixture import GAUSSIANS
 
 
@@ -67,34 +67,11 @@ def test_cross_entropy_is_that_of_the_tempered_softmax() -> None:
 
 @settings(deadline=None, max_examples=25)
 @given(temperature=st.floats(0.2, 5.0), **GAUSSIANS)
-def test_both_corrections_give_the_datas_field_back(temperature: float, **sizes) -> None:
-    system = closed_forms.random_gaussians(**sizes)
-    strategy_oracles.check_prior_correction(system, temperature)
+def test_the_temperature_gives_the_datas_field_back(temperature: float, **sizes) -> None:
+    strategy_oracles.check_router_temperature(closed_forms.random_gaussians(**sizes), temperature)
 
 
-def test_the_posterior_of_a_balanced_router_becomes_the_datas() -> None:
-    system = closed_forms.three_gaussians()
-    x_BCHW, label_B = oracles.gaussian_points(system, 30)
-    times_B, balanced_K = torch.full((30,), 0.6, dtype=torch.float64), torch.full((3,), 1 / 3, dtype=torch.float64)
-    router, prior_K = strategy_oracles.balanced(system, balanced_K), system.prior_CK[-1]
-    logits_BK = router(x_BCHW, times_B, label_B)
-    right_BK = system.router(x_BCHW, times_B, label_B).softmax(dim=1)
-    corrected_BK = Calibration(1.0, prior_ratio(prior_K, balanced_K))(logits_BK).softmax(dim=1)
-    torch.testing.assert_close(corrected_BK, right_BK, rtol=0, atol=1e-14)
-    assert (logits_BK.softmax(dim=1) - right_BK).abs().max() > 0.1
-
-
-def test_the_correction_knows_no_scale_and_no_precision() -> None:
-    prior_K, router_K = torch.tensor([0.2, 0.5, 0.3]), torch.tensor([0.6, 0.3, 0.1])
-    torch.testing.assert_close(prior_ratio(1000 * prior_K, 7 * router_K), prior_ratio(prior_K, router_K))
+def test_a_temperature_of_one_leaves_logits_alone() -> None:
     logits_NK = torch.randn(4, 3)
-    assert Calibration()(logits_NK) is logits_NK
-    assert Calibration(2.0, prior_ratio(prior_K.double(), router_K.double()))(logits_NK).dtype == torch.float32
-    never = Calibration(1.0, prior_ratio(torch.tensor([1.0, 0.0]), torch.tensor([0.5, 0.5])))
-    assert never(torch.tensor([[0.0, 9.0]])).softmax(dim=1).tolist() == [[1.0, 0.0]]
-
-
-@pytest.mark.parametrize("router_K", [[0.5, 0.5, 0.0], [0.5, 0.7, -0.2], [0.5, math.nan, 0.5], [0.5, 0.5]])
-def test_a_router_that_never_saw_an_expert_cannot_be_corrected(router_K: list[float]) -> None:
-    with pytest.raises(SamplingError, match="above 0 for each expert"):
-        prior_ratio(torch.tensor([0.2, 0.5, 0.3]), torch.tensor(router_K))
+    assert tempered(logits_NK, 1.0) is logits_NK
+    assert torch.equal(tempered(logits_NK, 2.0), logits_NK / 2)

@@ -18,8 +18,8 @@ from ddm_ray.errors import CorruptArtifact
 from ddm_ray.storage.graph import CENTROIDS, PARTITION, ROWS, shard
 from ddm_ray.storage.manifest import FileRecord, Manifest
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.store_meter import meter_of
 from tests.data.rows import commit_tables
+from tests.store_meter import StoreMeter
 
 DIM, ROWS_OF_PART, PARTS = 384, 300, 3
 LATENTS = ("data.image_size=32", "data.channels=4", "data.latents={autoencoder: none, scale: 1.0}")
@@ -49,9 +49,10 @@ def run_of_large_rows(url: str, *settings: str) -> Run:
 
 def read_of(run: Run, work: Callable[[], object]) -> int:
     """Bytes that some work reads of a run's storage."""
-    before = meter_of(run.store.url).counted.read
-    work()
-    return meter_of(run.store.url).counted.read - before
+    with pytest.MonkeyPatch.context() as patch:
+        meter = StoreMeter(patch)
+        work()
+    return meter.read
 
 
 def rows_bytes(run: Run) -> int:

@@ -1,7 +1,5 @@
 """Rows of very many parts, whose manifest names a list of them, are as good as those that it names one by one."""
 
-from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,10 +15,10 @@ from ddm_ray.storage.graph import PARTITION, ROWS, owner_rows
 from ddm_ray.storage.manifest import NAME
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import survey
-from ddm_ray.storage.store_meter import StoreMeter
 from ddm_ray.storage.tidy import leftovers
 from tests.data.damaged_runs import make_images
 from tests.data.rows import commit_rows, flip_byte
+from tests.store_meter import StoreMeter
 
 
 @pytest.fixture
@@ -81,15 +79,9 @@ def test_a_part_that_is_gone_or_altered_is_named(tmp_path: Path, few: None) -> N
 def test_a_status_lists_none_of_them(tmp_path: Path, few: None, monkeypatch: pytest.MonkeyPatch) -> None:
     run = commit_rows(str(tmp_path / "run"), chunk_rows=50)
     assert len(listed_parts(run)) > 30
-    listed, lists = Counter[str](), StoreMeter.lists
-
-    def watched(meter: StoreMeter, paths: Sequence[str]) -> None:
-        listed.update(paths)
-        lists(meter, paths)
-
-    monkeypatch.setattr(StoreMeter, "lists", watched)
+    meter = StoreMeter(monkeypatch)
     assert survey(run)[0].state == "finished"
-    assert not [path for path in listed if "part-" in path]
+    assert meter.requests["list"] and not [name for name in meter.listed if "part-" in name]
 
 
 def test_an_owner_may_give_such_a_manifest_alone(tmp_path: Path, few: None) -> None:

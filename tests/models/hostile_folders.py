@@ -19,7 +19,7 @@ from ddm_ray.models.latents import Latents
 from ddm_ray.models.text import TextEncoder
 from ddm_ray.pipeline import DDMPipeline
 from ddm_ray.storage.manifest import FileRecord, canonical, sha256
-from tests.sampling import paris_reference, tiny_components
+from tests.sampling import tiny_components
 
 CODE = """
 open({canary!r}, "w").close()
@@ -219,22 +219,15 @@ OURS_FAULTS: dict[str, Change] = {
     "a function": fields("model_index.json", tokenizer=["transformers", "pipeline"]),
     "a pipeline": fields("model_index.json", text_encoder=["diffusers", "DiffusionPipeline"]),
     "auto_map": fields("text_encoder/config.json", auto_map={"AutoModel": "evil.Model"}),
+    "auto_map of the tokenizer": fields(
+        "tokenizer/tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.Tokenizer", None]}
+    ),
     "a vae's class": fields("vae/config.json", _class_name=["evil", "Evil"]),
     "a deep index": bytes_of("expert_000/config.json", b"[" * 10**7),
     "layers without end": fields("expert_000/config.json", depth=10**7),
     "positions without end": fields("router/config.json", image_size=10**6, patch_size=1),
     "a pickle by another name": pickled("expert_000/diffusion_pytorch_model.safetensors"),
-}
-PARIS_FAULTS: dict[str, Change] = {
-    "a pipeline of its own": fields("model_index.json", _class_name=["pipeline", "Evil"]),
-    "any tokenizer": fields("model_index.json", tokenizer=["transformers", "AutoTokenizer"]),
-    "a module": fields("model_index.json", tokenizer=["evil", "Tokenizer"]),
-    "auto_map": fields("tokenizer/tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.Tokenizer", None]}),
-    "a deep config": bytes_of("expert_0/config.json", b"[" * 10**7),
-    "layers without end": fields("expert_0/config.json", num_layers=10**7),
-    "pixels without end": fields("config.json", image_size=10**6),
-    "a pipe for weights": pipe("expert_0/diffusion_pytorch_model.safetensors"),
-    "a pickle by another name": pickled("router/pytorch_model.safetensors"),
+    "a pipe for weights": pipe("expert_000/diffusion_pytorch_model.safetensors"),
 }
 
 
@@ -252,7 +245,6 @@ HOSTILE = [
     Hostile("ours: an index of 1 GiB", "ours", bytes_of("model_index.json", b"{", 1 << 30), pipeline),
     Hostile("ours: a pipe for an index", "ours", pipe("model_index.json"), pipeline),
     *(Hostile(f"ours: {name}", "ours", resealed(change), pipeline) for name, change in OURS_FAULTS.items()),
-    *(Hostile(f"paris: {name}", "paris", change, pipeline) for name, change in PARIS_FAULTS.items()),
 ]
 
 
@@ -267,7 +259,6 @@ def write_bases(root: Path) -> None:
     Dinov2Model(Dinov2Config(**size)).save_pretrained(root / "image")
     BitImageProcessor(crop_size={"height": 28, "width": 28}).save_pretrained(root / "image")
     tiny_components.texts(root / "letters").save_pretrained(root / "ours")
-    paris_reference.write(root / "paris")
     (root / "evil.py").write_text(CODE.format(canary=str(root / "CANARY")))
 
 

@@ -75,7 +75,10 @@ def test_texts_survive_a_round_trip(tmp_path: Path) -> None:
 
 
 def test_a_folder_saved_before_is_read(tmp_path: Path) -> None:
-    """Then the temperature stood beside the defaults, the kind of guidance and the null text had other names."""
+    """Then the temperature stood beside the defaults, the kind of guidance and the null text had other names.
+
+    And a field said under which prior the router was trained: always the data's.
+    """
     pipeline = texts(tmp_path / "tokenizer")
     defaults = SamplingSettings(strategy="full", guidance_kind="per-expert", router_temperature=1.7)
     DDMPipeline(pipeline.models, defaults=defaults).save_pretrained(folder := tmp_path / "saved")
@@ -86,6 +89,7 @@ def test_a_folder_saved_before_is_read(tmp_path: Path) -> None:
     del index["checksum"]
     index["router_temperature"] = index["defaults"].pop("router_temperature")
     index["defaults"]["guidance"] = index["defaults"].pop("guidance_kind")
+    index["router_prior_K"] = None
     index["files"][NULL_TEXT] = asdict(FileRecord.of_file(folder / NULL_TEXT))
     (folder / "model_index.json").write_text(json.dumps({**index, "checksum": sha256(canonical(index))}))
     again = DDMPipeline.from_pretrained(folder)
@@ -146,7 +150,6 @@ def test_what_a_mixture_knows_survives_a_round_trip(tmp_path: Path) -> None:
         available_K=torch.tensor([True, True, False, True]),
         dtype=torch.float64,
         trained_null=False,
-        router_prior_K=torch.full((NUM_EXPERTS,), 0.25, dtype=torch.float64),
     )
     experts = (before.experts[0].double(), before.experts[1].double(), before.experts[2].double(), None)
     defaults = SamplingSettings(
@@ -164,6 +167,17 @@ def test_what_a_mixture_knows_survives_a_round_trip(tmp_path: Path) -> None:
     assert [expert is None for expert in again.models.experts] == [False, False, False, True]
     with pytest.raises(NullConditionError):
         again("d", guidance_scale=2.0, strategy="once")
+
+
+def test_once_asks_the_router_where_no_prior_is_known(tmp_path: Path) -> None:
+    before = models()
+    DDMPipeline(replace(before, info=replace(before.info, prior_CK=None))).save_pretrained(tmp_path / "saved")
+    again = DDMPipeline.from_pretrained(tmp_path / "saved")
+    assert again.models.info.prior_CK is None
+    assert again(class_labels=1, num_images_per_prompt=6, **SETTINGS | {"strategy": "once"}).num_router_rows == 6
+    without = DDMPipeline(replace(again.models, router=None))
+    with pytest.raises(SamplingError, match="'once' needs the router, which isn't there: use oracle"):
+        without(class_labels=1, **SETTINGS | {"strategy": "once"})
 
 
 def test_experts_offloaded_to_disk_are_read_when_they_are_called(saved: Path, tmp_path: Path) -> None:

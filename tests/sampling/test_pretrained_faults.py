@@ -76,7 +76,9 @@ FAULTS: list[tuple[Callable[[Path], Any], type[DDMError], str]] = [
     (cut("model_index.json"), CorruptArtifact, r"model_index\.json: not whole"),
     (flipped("model_index.json"), CorruptArtifact, r"model_index\.json: (altered|not whole)"),
     (index(lambda index: index.update(_ddm_ray_version="99.0")), RunError, r"saved by ddm-ray 99\.0.*install that"),
+    (lambda root: (root / "model_index.json").write_text("{}"), RunError, "isn't a pipeline of ours: open"),
     (index(lambda index: index.pop("prior_CK")), CorruptArtifact, r"model_index\.json: not as .*prior_CK"),
+    (index(lambda index: index.update(router_prior_K=[0.25] * 4)), RunError, "another prior than the data's"),
     (index(lambda index: index.pop("router")), CorruptArtifact, r"model_index\.json: not as .*router"),
     (index(lambda index: index["defaults"].update(steps=0)), CorruptArtifact, r"model_index\.json: not as .*steps"),
     (index(lambda index: index["files"].pop(CONFIG)), CorruptArtifact, rf"says nothing of {CONFIG}"),
@@ -124,6 +126,16 @@ def test_weights_of_another_librarys_that_end_early_are_told_as_such(tmp_path: P
     texts(tmp_path / "tokenizer").save_pretrained(tmp_path / "saved")
     cut("vae/diffusion_pytorch_model.safetensors")(tmp_path / "saved")
     with pytest.raises(TruncatedWeights, match=r"saved/vae/diffusion_pytorch_model\.safetensors: \d+ bytes of \d+"):
+        DDMPipeline.from_pretrained(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("named", [["transformers", "AutoTokenizer"], ["transformers", 3], "CLIPTokenizer"])
+def test_a_component_of_another_class_is_refused(tmp_path: Path, named: object) -> None:
+    texts(tmp_path / "tokenizer").save_pretrained(tmp_path / "saved")
+    edit(tmp_path / "saved/model_index.json", lambda index: index.update(tokenizer=named))
+    with pytest.raises(
+        CorruptArtifact, match=r"model_index\.json: tokenizer is .*; of transformers, use one of CLIPTok"
+    ):
         DDMPipeline.from_pretrained(tmp_path / "saved")
 
 

@@ -36,7 +36,6 @@ def test_priors_from_counts() -> None:
         ({"prior_CK": torch.ones(4, 3)}, r"prior_CK has shape \(4, 3\), expected \(4, 4\)"),
         ({"prior_CK": torch.ones(3, 4)}, r"prior_CK has shape \(3, 4\), expected \(4, 4\)"),
         ({"num_experts": 5}, r"prior_CK has shape \(4, 4\), expected \(4, 5\)"),
-        ({"router_prior_K": torch.ones(2)}, r"router_prior_K has shape \(2,\), expected \(4,\)"),
         ({"num_classes": None}, r"prior_CK has shape \(4, 4\), expected \(1, 4\)"),
     ],
 )

@@ -1,7 +1,5 @@
 """Waits of the host for a GPU, on one that is pretended: what each costs a step, and that nothing mixes devices."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
@@ -51,9 +49,8 @@ def test_a_step_waits_as_often_at_any_batch(strategy: str, num_images: int, scal
     assert few.waits.total() - 2 * WAITS[strategy] <= 6, few.waits
 
 
-def test_a_router_of_another_prior_and_a_temperature_make_no_step_wait() -> None:
-    info = replace(INFO, router_prior_K=torch.tensor([0.1, 0.2, 0.3, 0.2, 0.2]))
-    few, many = (on_gpu(request("full", 3, steps=steps, router_temperature=1.5), info)[1] for steps in (2, 6))
+def test_a_routers_temperature_makes_no_step_wait() -> None:
+    few, many = (on_gpu(request("full", 3, steps=steps, router_temperature=1.5))[1] for steps in (2, 6))
     assert many.waits == few.waits
 
 

@@ -1,7 +1,6 @@
 """A run of recipe tiny on the local disk, new or partitioned."""
 
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,8 +8,8 @@ import pytest
 from ddm_ray.config import RunConfig, load_recipe
 from ddm_ray.storage.graph import PARTITION, ROWS, shard
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.store_meter import StoreMeter
 from tests.storage.artifacts import write_and_commit
+from tests.store_meter import StoreMeter
 
 
 @pytest.fixture(scope="session")
@@ -36,17 +35,4 @@ def partitioned(run: Run) -> Run:
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often the store was asked, by kind of request."""
-    counts: Counter[str] = Counter()
-    asks, lists = StoreMeter.asks, StoreMeter.lists
-
-    def asked(meter: StoreMeter, kind: str, requests: int = 1) -> None:
-        counts[kind.lower()] += requests
-        asks(meter, kind, requests)
-
-    def listed(meter: StoreMeter, paths: Sequence[str]) -> None:
-        counts["list"] += 1
-        lists(meter, paths)
-
-    monkeypatch.setattr(StoreMeter, "asks", asked)
-    monkeypatch.setattr(StoreMeter, "lists", listed)
-    return counts
+    return StoreMeter(monkeypatch).requests

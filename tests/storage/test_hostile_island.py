@@ -31,11 +31,11 @@ from ddm_ray.storage.graph import ROUTER
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.sealed import RECORD_BYTES
 from ddm_ray.storage.status import Status
-from ddm_ray.storage.store_meter import meter_of
 from ddm_ray.watch.events import Events
 from ddm_ray.watch.gauges import Gauges
 from tests.conftest import BIN
 from tests.storage.hostile_island import CONTROLS, ISLAND, VICTIM, make_hostile_run, mutate
+from tests.store_meter import StoreMeter
 
 FEW, MANY = 200, 10_000
 SECONDS, RSS_BYTES = 5.0, 300 * 2**20
@@ -142,15 +142,17 @@ def served(run: Run) -> None:
     ask(lambda: sampling_settings(run))
 
 
-def test_whatever_an_island_writes(site: Site, surveyed: list[Status], request: pytest.FixtureRequest) -> None:
+def test_whatever_an_island_writes(
+    site: Site, surveyed: list[Status], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     every = request.config.getoption("--every-call")
     before = looked_on(site.run, surveyed, "status")
     uses_it = {each.artifact for each in surveyed if VICTIM in site.run.inputs(each.artifact)}
-    slowest, at_first = 0.0, _peak()
+    slowest, at_first, meter = 0.0, _peak(), StoreMeter(monkeypatch)
     for seed in range(MANY if every else FEW):
         random = Random(seed)
         changes = [mutate(site.run, random) for _ in range(random.choice((1, 1, 1, 2, 3)))]
-        read, began = meter_of(site.run.url).counted.read, time.thread_time()
+        read, began = meter.read, time.thread_time()
         try:
             after = looked_on(site.run, surveyed, ("status", "watch")[seed % 2])
             served(site.run)
@@ -164,7 +166,7 @@ def test_whatever_an_island_writes(site: Site, surveyed: list[Status], request: 
         finally:
             site.restore()
         slowest = max(slowest, time.thread_time() - began)
-        assert meter_of(site.run.url).counted.read - read < RECORD_BYTES, changes
+        assert meter.read - read < RECORD_BYTES, changes
     assert slowest < SECONDS
     assert _peak() - at_first < RSS_BYTES
 

@@ -9,7 +9,7 @@ import pytest
 
 from ddm_ray.errors import CorruptArtifact, DDMError, StorageError
 from ddm_ray.storage.store import Store
-from ddm_ray.storage.store_meter import meter_of
+from tests.store_meter import StoreMeter
 
 HUGE = 6 * 2**30
 
@@ -87,34 +87,34 @@ def test_no_key_leads_out_of_the_store(tmp_path: Path, key: str) -> None:
             ask(key)
 
 
-def test_a_file_without_end_is_not_read(store: Store, tmp_path: Path) -> None:
+def test_a_file_without_end_is_not_read(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x").write_bytes(b"ab")
     os.truncate(tmp_path / "x", HUGE)
-    before = meter_of(store.url).counted.read
+    meter = StoreMeter(monkeypatch)
     assert store.read("x", 2) == b"ab" and store.read_end("x", 2) == bytes(2)
     with pytest.raises(CorruptArtifact, match=f"^{tmp_path}/x: has {HUGE} bytes, and may have 100$"):
         store.read("x", 100, cut=False)
-    assert meter_of(store.url).counted.read - before == 4
+    assert meter.read == 4
 
 
 @pytest.mark.parametrize("kind", ["disk", "object store"])
-def test_parts_of_an_object_are_read_and_no_more(kind: str, tmp_path: Path) -> None:
+def test_parts_of_an_object_are_read_and_no_more(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, data = Store(str(tmp_path) if kind == "disk" else f"memory:///{tmp_path.name}"), bytes(range(200))
     store.write("x", data)
-    before = meter_of(store.url).counted.read
+    meter = StoreMeter(monkeypatch)
     assert store.read_parts("x", [range(3, 5), range(190, 200), range(7, 8)]) == [data[3:5], data[190:], data[7:8]]
     assert store.read_parts("x", []) == []
     assert store.read_end("x", 3) == data[-3:] and store.read_end("x", 300) == data
-    assert meter_of(store.url).counted.read - before == 13 + 203
+    assert meter.read == 13 + 203
     with pytest.raises(FileNotFoundError):
         store.read_parts("y", [range(1)])
 
 
-def test_in_an_object_store_it_is_not_read_either() -> None:
+def test_in_an_object_store_it_is_not_read_either(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store("memory:///")
     store.write("x", b"abc")
     assert store.read("x", 2) == b"ab" and store.read("x", 3, cut=False) == b"abc"
-    before = meter_of(store.url).counted.read
+    meter = StoreMeter(monkeypatch)
     with pytest.raises(CorruptArtifact, match=r"^memory:/*x: has 3 bytes, and may have 2$"):
         store.read("x", 2, cut=False)
-    assert meter_of(store.url).counted.read == before
+    assert meter.read == 0

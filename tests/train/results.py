@@ -10,7 +10,7 @@ from safetensors.torch import load
 
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.trend import DRAWS, GROUPS, LOSSES, STEPS
+from ddm_ray.train.heldout import DRAWS, GROUPS, LOSSES, STEPS
 
 Files = Mapping[str, Sequence[object]]
 """Inode, or tag in a bucket, and time of change by path."""

@@ -10,7 +10,6 @@ from ddm_ray.islands.traffic import foresee
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.graph import ROUTER, STUDENT, expert
 from ddm_ray.storage.info import TrainedInfo
-from ddm_ray.storage.ledger import read_ledger
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import Store
 from ddm_ray.train import worker
@@ -23,17 +22,16 @@ PLACEMENT = TrainPlacement(checkpoint_steps=5, milestone_steps=10)
 
 
 @pytest.mark.usefixtures("world_of_one")
-def test_a_training_writes_what_was_foreseen_and_accounts_for_it(tmp_path: Path) -> None:
-    """File by file, and by the bytes on the wire: a plan's within 5 %, a ledger's within 1 %."""
+def test_a_training_writes_what_was_foreseen(tmp_path: Path) -> None:
+    """File by file, and by the bytes on the wire within 5 %."""
     made = make_data(str(tmp_path / "run"), settings=SHORT)
     (need,) = needs_of(made, [expert(0)])
     with s3_server(tmp_path / "log") as server, leading_through(server) as wire:
-        url = upload(Path(made.url), "sizes")  # meters are by URL, and of the whole process
+        url = upload(Path(made.url), "sizes")
         since = len(wire.requests)
         worker.train(url, expert(0), PLACEMENT)
         asked, store = wire.requests[since:], Store(url)
         info = TrainedInfo.of(Run.open(url).require(expert(0)))
-        (island,), unread = read_ledger(store)
         state = store.sizes(f"{expert(0)}/attempts/0001/state/step-{info.step:09d}")
         weights = store.sizes(f"{expert(0)}/{info.weights}")
     sent, answered = sum(one.sent for one in asked), sum(one.answered for one in asked)
@@ -50,12 +48,6 @@ def test_a_training_writes_what_was_foreseen_and_accounts_for_it(tmp_path: Path)
     assert states == 3
     assert traffic.written == pytest.approx(sent, rel=0.05)
     assert traffic.written + traffic.read == pytest.approx(sent + answered, rel=0.05)
-
-    assert (island.island, island.processes, island.open, unread) == ("unnamed", 1, 0, 0)
-    assert island.counted.written == pytest.approx(sent, rel=0.01)
-    read = [(one.method, one.path, one.answered) for one in asked if one.answered]
-    assert island.counted.written + island.counted.read == pytest.approx(sent + answered, rel=0.01), read
-    assert sum(island.counted.requests.values()) == pytest.approx(len(asked), abs=2), "its own last one"
 
 
 @pytest.mark.parametrize("stage", [0, 1, 3])

@@ -23,9 +23,8 @@ from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.graph import expert, shard
 from ddm_ray.storage.manifest import NAME
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.trend import LOSSES
 from ddm_ray.train.batches import RankBatches
-from ddm_ray.train.heldout import HeldoutLoss
+from ddm_ray.train.heldout import LOSSES, HeldoutLoss
 from ddm_ray.train.job import train_job
 from ddm_ray.train.worker import train
 from tests.pretend_streams import pretended

@@ -136,7 +136,7 @@ def test_an_event_says_all_that_is_known() -> None:
     assert damaged.alarm and damaged.text == f"s3://lab/run: {JOB} damaged: altered"
     (finished,) = watcher.look(63, FINISHED)
     assert (finished.step, finished.steps, finished.alarm, failed.alarm) == (300, 300, False, True)
-    assert finished.text == f"s3://lab/run: {JOB} finished: 300 steps, loss 0.5000, 1.0 GFLOP"
+    assert finished.text == f"s3://lab/run: {JOB} finished: 300 steps, loss 0.5000, 1.0 GFLOP in 2 s"
 
 
 def test_artifacts_are_judged_apart() -> None:
