@@ -1,11 +1,10 @@
-"""The forms of answers: PNGs, OpenAI's images response, its events and its errors. No Ray, no HTTP.
+"""The forms of answers: PNGs, OpenAI's images response and its events. No Ray, no HTTP.
 
 Shapes: CHW image, S steps.
 """
 
 import base64
 import json
-import math
 from itertools import groupby
 from typing import Any
 
@@ -17,9 +16,6 @@ from ddm_ray.pictures import png
 from ddm_ray.pictures.images import to_pil, to_unit
 from ddm_ray.sampling.request import SampleRequest, SampleResult
 from ddm_ray.serve.segments import Sampled
-from ddm_ray.spelling import one_line
-
-MAX_MESSAGE = 900
 
 
 def to_png(image_CHW: Tensor, upscaling: int) -> bytes:
@@ -134,20 +130,3 @@ def base64_png(image_CHW: Tensor, upscaling: int) -> str:
 def expert_name(expert: int) -> str:
     """The name of an expert's deployment: expert-003."""
     return f"expert-{expert:03d}"
-
-
-def retry_after(seconds: float) -> str:
-    """Value of the header Retry-After: whole seconds, one at least."""
-    return str(max(1, math.ceil(seconds)))
-
-
-def internal_error(error: Exception) -> dict[str, Any]:
-    """OpenAI's object for an error that nobody foresaw; its text may say what is no client's business."""
-    message = f"an error of the server, not of the request: {type(error).__name__}"
-    return error_body(message, None, "internal_error", server=True)
-
-
-def error_body(message: str, param: str | None, code: str | None, server: bool = False) -> dict[str, Any]:
-    """OpenAI's error object; `server`: the fault isn't the request's."""
-    kind = "server_error" if server else "invalid_request_error"
-    return {"error": {"message": one_line(message, MAX_MESSAGE), "type": kind, "param": param, "code": code}}

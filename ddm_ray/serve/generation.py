@@ -22,11 +22,8 @@ MAX_LISTED = 50
 MAX_PIXELS = 2048  # along one side, after upscaling
 MAX_PROMPT = 4000  # characters
 MAX_SEED = 2**53 - 1  # beyond it, JSON numbers lose digits in many clients
-MANY_PARTIAL_IMAGES = (50, 16, 4)
-"""Most partial images of a stream: the first that have MAX_PARTIAL_PIXELS at most. The largest size has one more than
-OpenAI's three."""
-MAX_PARTIAL_IMAGES = MANY_PARTIAL_IMAGES[0]
-MAX_PARTIAL_PIXELS = 2**24
+MAX_PARTIAL_IMAGES = 50
+MAX_PARTIAL_PIXELS = 2**24  # of a stream together: four images of the largest size
 MAX_SECONDS = 300.0
 MAX_WORK = 20_000
 """Rows of networks that a request may need: images x velocities x experts x branches of guidance."""
@@ -91,8 +88,7 @@ class GenerationRequest(_Settings):
         ge=0,
         le=MAX_PARTIAL_IMAGES,
         strict=True,
-        description="images on their way, of a stream, evenly spread; at most 16 of more than 579x579 pixels, and 4 of"
-        " more than 1024x1024",
+        description=f"images on their way, of a stream, evenly spread; of {MAX_PARTIAL_PIXELS:,} pixels at most",
     )
     routing: bool | None = Field(
         None,
@@ -188,22 +184,12 @@ def resolve(
     side = config.data.pixel_shape[-1]
     upscaling = _upscaling(request.size, side)
     pixels = (upscaling * side) ** 2
-    most = most_partial_images(upscaling * side)
+    most = MAX_PARTIAL_PIXELS // pixels
     if (request.partial_images or 0) > most:
         text = f"{request.partial_images} partial images have too many pixels: at most {most} of this size"
         raise RequestError(text, "partial_images")
     routing = bool(request.routing)
     return Generation(sample, prompt, count * pixels, upscaling, is_png, stream, stops, routing, request.timeout, tiers)
-
-
-def most_partial_images(side: int) -> int:
-    """The most partial images of a stream whose images have so many pixels along a side."""
-    return next((most for most in MANY_PARTIAL_IMAGES if most * side**2 <= MAX_PARTIAL_PIXELS), 0)
-
-
-def largest_side(image_size: int) -> int:
-    """Pixels along a side of the largest multiple of a model's own images that is made."""
-    return max(1, MAX_PIXELS // image_size) * image_size
 
 
 def model_names(config: RunConfig, dense: str | None) -> dict[str, str]:
@@ -275,7 +261,7 @@ def _upscaling(size: str | None, image_size: int) -> int:
     assert size is not None
     sides = re.fullmatch(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})", size)
     width, height = (int(side) for side in sides.groups()) if sides else (0, -1)
-    largest = largest_side(image_size)
+    largest = max(1, MAX_PIXELS // image_size) * image_size
     if width != height or not 0 < width <= largest or width % image_size:
         raise RequestError(
             f"size {size[:20]!r} can't be made: use {image_size}x{image_size} or a multiple of it"

@@ -5,7 +5,6 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
@@ -16,22 +15,10 @@ from starlette.exceptions import HTTPException
 from ddm_ray import __version__
 from ddm_ray.errors import DDMError, ExpertCountError, NotFiniteError, SamplingError, ServeError
 from ddm_ray.sampling.request import SampleResult
-from ddm_ray.serve.answers import (
-    USAGE,
-    answer,
-    degraded,
-    error_body,
-    event,
-    experts_of,
-    internal_error,
-    model_entry,
-    retry_after,
-    routing,
-    to_png,
-)
-from ddm_ray.serve.described import AWAY, IMAGES, OF_ANY_ROUTE, REFUSALS, description
+from ddm_ray.serve.answers import USAGE, answer, degraded, event, experts_of, model_entry, routing, to_png
 from ddm_ray.serve.engine import DeadlineError
 from ddm_ray.serve.generation import EXPERTS, Generation, GenerationRequest, RequestError, model_names
+from ddm_ray.serve.openai_errors import OF_ANY_ROUTE, REFUSALS, Responses, error_body, internal_error, retry_after
 from ddm_ray.serve.page_files import add_page
 from ddm_ray.serve.scheduler import OverloadedError
 from ddm_ray.serve.segments import Sampled
@@ -41,6 +28,13 @@ LOG = logging.getLogger("ray.serve")
 
 _SOON = {"Retry-After": retry_after(5)}
 SMALL_PIXELS = 128 * 128
+IMAGES: Responses = {
+    200: {
+        "description": "The images; a bare image for response_format png; events for stream",
+        "content": {"application/json": {}, "image/png": {}, "text/event-stream": {}},
+    }
+}
+AWAY: Responses = {503: {"description": "Deployments without a replica are named", "content": {"application/json": {}}}}
 Result = TypeVar("Result")
 
 
@@ -104,7 +98,6 @@ def http_app(service: Service) -> FastAPI:
         return Response(service.meters.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     add_page(http)
-    http.openapi = partial(description, http, service)  # type: ignore[method-assign]
     return http
 
 

@@ -11,8 +11,9 @@ from PIL import Image
 from ddm_ray.config import SamplingSettings, load_recipe
 from ddm_ray.errors import NullConditionError
 from ddm_ray.sampling.request import MixtureInfo, SampleResult
-from ddm_ray.serve.answers import answer, error_body, stretches, to_png
+from ddm_ray.serve.answers import answer, stretches, to_png
 from ddm_ray.serve.generation import GenerationRequest, RequestError, resolve
+from ddm_ray.serve.openai_errors import error_body
 from ddm_ray.serve.segments import Sampled
 from tests.random_run import TEXTS
 from tests.test_sampling_settings import VALUES
