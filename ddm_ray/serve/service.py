@@ -82,7 +82,7 @@ class Service:
             pixels_BCHW = await _in_time(decode(sampled.result.images_BCHW), left)
             sampled = replace(sampled, result=replace(sampled.result, images_BCHW=pixels_BCHW))
         # By its kind: names carry numbers of the clients' own.
-        strategy = DENSE if sampled.dense else parse_strategy_name(request.settings.strategy or "once")[0]
+        strategy = DENSE if sampled.dense else parse_strategy_name(request.settings.strategy_or_once)[0]
         self.meters.images.labels(strategy).inc(len(request.seeds))
         self.meters.seconds.labels(strategy).observe(time.monotonic() - began)
         for expert, steps in enumerate(torch.bincount(sampled.result.experts_SB.flatten()).tolist()):
