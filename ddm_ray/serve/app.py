@@ -35,8 +35,8 @@ from ddm_ray.serve.codec import Decoder, Encoder
 from ddm_ray.serve.computing import Computing
 from ddm_ray.serve.deployments import ExpertReplica
 from ddm_ray.serve.direct import local_replicas
-from ddm_ray.serve.generation import DENSE
 from ddm_ray.serve.guard import TOKENS, Limits, read_tokens
+from ddm_ray.serve.meters import DENSE
 from ddm_ray.serve.versions import Version, Versions
 from ddm_ray.spelling import one_line
 from ddm_ray.storage.graph import PARTITION
@@ -113,8 +113,8 @@ def _servable(args: ServeArgs) -> tuple[Run, list[Version]]:
         raise
     if run.finished(PARTITION) is None:
         raise ServeError(f"{run.url} has no partition yet", run.make(PARTITION))
-    tiers = (None, args.dense) if args.dense else (None,)
-    return run, [Versions(run, args.pin_file, dense).newest() for dense in tiers]
+    served = (None, args.dense) if args.dense else (None,)
+    return run, [Versions(run, args.pin_file, dense).newest() for dense in served]
 
 
 def require_servable(args: ServeArgs, port: int, host: str = "127.0.0.1") -> Version:

@@ -28,8 +28,8 @@ class ServeArgs(StrictModel):
     resident: int = Field(default=2, ge=2, description="Multiplexed experts on the device at a time.")
     dense: Literal["monolith", "student"] | None = Field(
         default=None,
-        description="Network of a deployment `dense` of its own, which answers what the experts have no time for,"
-        " unless the request names a strategy.",
+        description="A network to serve as a model of its own beside the mixture, RUN'S NAME-monolith or -student: a"
+        " deployment `dense`.",
     )
     device: str = Field(
         default="cpu", description="torch's device for experts and router; auto: cuda if this Ray has a GPU, else cpu."
