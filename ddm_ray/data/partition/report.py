@@ -35,7 +35,7 @@ def report(run: Run, progress: OnProgress | None = None, execute: Executor | Non
         commit_report(run, ReportBuilder(run.named, PartitionInfo.of(partition), 0).build(None, {}))
         return
     rows = RowsReader(run, ROWS)
-    clustering = read_clustering(run, run.require(CENTROIDS)) if run.config.partition.by_kmeans else None
+    clustering = Clustering.read(run, run.require(CENTROIDS)) if run.config.partition.by_kmeans else None
     with execute.session():
         assigned = assign_rows(rows, clustering, phase(on_progress, 0.0, 0.5, "clusters"), execute)
         report_of(rows, partition, assigned, phase(on_progress, 0.5, 1.0, "report"), execute)
@@ -105,12 +105,6 @@ def _facts(rows: RowsReader) -> dict[str, str]:
     if run.appends:
         facts["appended"] = f"{info.rows:,} rows of {info.source}, which the pictures are of"
     return facts
-
-
-def read_clustering(run: Run, manifest: Manifest) -> Clustering:
-    """The centroids of a partition, and their features. Raises CorruptArtifact."""
-    [name] = manifest.files
-    return Clustering.from_bytes(run, run.read(CENTROIDS, name, manifest))
 
 
 def finished_report(run: Run) -> Manifest | None:

@@ -156,9 +156,12 @@ def test_the_command_shows_warnings_of_an_older_version_too(reported: Run) -> No
     page, partition = reported.store.read(f"{REPORT}/report.html"), reported.require(PARTITION)
     reported.store.delete_one(f"{REPORT}/{NAME}")
     files = {**partition.files, "report/report.html": FileRecord.of(page)}
+    fit = {"rows": 3, "distance": 0.5, "rows_before": 60, "distance_before": 0.4, "far_before": 1.0, "far": 1}
     info = {**partition.info, "silhouette": 0.25, "silhouette_K": [0.25] * 4, "warnings": ["cluster 2 is empty"]}
+    info["fit"] = [fit]
     reported.store.write(f"{PARTITION}/{NAME}", dataclasses.replace(partition, files=files, info=info).to_json())
     shown = CliRunner().invoke(main, ["partition", reported.url])
     assert shown.exit_code == 0, shown.output
     assert "silhouette of the clusters: 0.250" in shown.output and "cluster 2 is empty" in shown.output
+    assert "cluster 0: 3 new training rows, 1 of them farther from its centroid than 99 %" in shown.output
     assert not reported.store.exists(f"{REPORT}/{NAME}")
