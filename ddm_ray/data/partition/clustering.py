@@ -46,11 +46,6 @@ class RowsReader:
             ids = self._read(DUPLICATES, ["id"])["id"].to_pylist()
             self._dropped_keys = np.sort(shuffle_keys(ids))
 
-    @property
-    def num_rows(self) -> int:
-        """Rows of all parts."""
-        return RowsInfo.of(self.manifest).rows
-
     def parts(
         self, columns: list[str] | None, on_progress: OnProgress, names: Sequence[str] | None = None
     ) -> Iterator[pa.Table]:
