@@ -2,45 +2,19 @@
 
 import os
 import re
-from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 import click
 
 from ddm_ray.cli.command import ADDRESS, RUN, OneOf, main, say
 from ddm_ray.cli.devices import DEVICE, device_of, served_device
+from ddm_ray.cli.field_options import FieldsCommand
 from ddm_ray.errors import ConfigError
 from ddm_ray.storage.graph import EXTRAS
 
 
-class SamplingCommand(click.Command):
-    """A command that also takes every field of SamplingSettings, as an option of the field's name."""
-
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        # Not before the command is run or asked for help: the settings' module takes longer to import than click.
-        *params, help_option = super().get_params(ctx)
-        return [*params, *_setting_options(), help_option]
-
-
-@cache
-def _setting_options() -> list[click.Parameter]:
-    from ddm_ray.config import SamplingSettings
-
-    options: list[click.Parameter] = [click.Option(["guidance_alias", "--guidance"], type=float, hidden=True)]
-    for name, field in SamplingSettings.model_fields.items():
-        kind: Any = field.annotation if field.annotation in (int, float) else str
-        num_values = 1
-        if get_origin(field.annotation) is Literal:
-            kind = OneOf(get_args(field.annotation))
-        elif get_origin(field.annotation) is tuple:
-            kind, num_values = float, len(get_args(field.annotation))
-        flag = f"--{name.replace('_', '-')}"
-        options.append(click.Option([name, flag], type=kind, nargs=num_values, help=field.description))
-    return options
-
-
-@main.command(cls=SamplingCommand)
+@main.command(cls=FieldsCommand, model="ddm_ray.config:SamplingSettings")
 @RUN
 @click.option(
     "-c",
@@ -90,6 +64,7 @@ def _setting_options() -> list[click.Parameter]:
 @click.option(
     "--trace", metavar="FILE", help="Also write a .png that shows which expert painted which image, step by step."
 )
+@click.option("--guidance", "guidance_alias", type=float, hidden=True)
 def sample(
     run_url: str,
     classes: tuple[str, ...],
@@ -246,54 +221,13 @@ def export(run_url: str, folder: str, model: Any, license_name: str | None, over
     say(f"{folder}: a pipeline that diffusers opens without ddm-ray; README.md says how")
 
 
-@main.command()
+@main.command(
+    cls=FieldsCommand, model="ddm_ray.serve.args:ServeArgs", but=("run", "device", "local"), with_defaults=True
+)
 @RUN
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(1, 65535))
-@click.option(
-    "--placement",
-    default="colocated",
-    show_default=True,
-    type=OneOf(["colocated", "multiplexed", "per-expert"]),
-    help="All experts in one process, on the device or (multiplexed) few there in turn; or a process each.",
-)
-@click.option(
-    "--replicas",
-    default=1,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Processes that answer requests: while one that died is started again, the others do. Each has all experts"
-    " unless these have a process each.",
-)
-@click.option(
-    "--resident", default=2, show_default=True, type=click.IntRange(2), help="Multiplexed experts on the device."
-)
-@click.option("--dense", type=OneOf(EXTRAS), help="Network that answers what the experts have no time for.")
 @DEVICE
-@click.option("--max-rows", default=32, show_default=True, type=click.IntRange(1), help="Images of a batch; more wait.")
-@click.option(
-    "--pin-file",
-    metavar="FILE",
-    help="YAML with a line such as `expert-002: 400` for each network whose weights of that step are to be served, not"
-    " the newest. It may come later: it is looked at every 10 s.",
-)
-@click.option(
-    "--precision",
-    type=OneOf(["fp32", "bf16"]),
-    help="Precision of experts and router. Default: bf16 on a GPU that has it, which takes half the memory and a"
-    " fraction of the time; else fp32.",
-)
-@click.option(
-    "--compile",
-    is_flag=True,
-    help="Compile experts and router, and on a GPU make CUDA graphs of them: minutes at the start, faster steps.",
-)
-@click.option(
-    "--token-file",
-    type=click.Path(dir_okay=False),
-    help="Bearer tokens that may ask, one a line. Default: those in $DDM_SERVE_TOKENS; without any, everybody may.",
-)
-@click.option("--per-minute", type=click.FloatRange(0, min_open=True), help="Requests for images a minute and token.")
 @click.option(
     "--insecure",
     is_flag=True,
@@ -318,12 +252,19 @@ def serve(run_url: str, host: str, port: int, address: str | None, insecure: boo
       openssl rand -hex 32 >> tokens
       ddm serve runs/digits --host 0.0.0.0 --token-file tokens
     """
-    from ddm_ray.serve.app import ServeArgs, serve_run
+    from pydantic import ValidationError
+
+    from ddm_ray.config import invalid_fields
+    from ddm_ray.serve.app import serve_run
+    from ddm_ray.serve.args import ServeArgs
     from ddm_ray.storage.run import Run
 
     for name in ("token_file", "pin_file"):
         path = others[name]
         others[name] = path if path is None or "://" in path else os.path.abspath(path)
-    args = ServeArgs(run=Run.open(run_url).url, device=served_device(device, address), **others)
+    try:
+        args = ServeArgs(run=Run.open(run_url).url, device=served_device(device, address), **others)
+    except ValidationError as error:
+        raise ConfigError(invalid_fields(error)) from None
     say("starting Ray and Serve ...")
     serve_run(args, port, host, address, insecure)

@@ -216,11 +216,9 @@ def partition(
 
 
 def _fit(fit: ClusterFit) -> str:
-    """Words for how well rows that were appended fit a cluster."""
-    if fit.distance is None or fit.distance_before is None:
-        return f"{fit.rows:,} new training rows"
-    beside = f"{fit.distance:.3g} from its centroid on average, earlier ones {fit.distance_before:.3g}"
-    return f"{fit.rows:,} new training rows, {beside}; {fit.far:,} of them farther than 99 % of these"
+    """Words for the rows that were appended to a cluster."""
+    far = "" if fit.far is None else f", {fit.far:,} of them farther from its centroid than 99 % of the earlier ones"
+    return f"{fit.rows:,} new training rows{far}"
 
 
 @main.command()

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, AliasChoices, Field, field_validator
 
 from ddm_ray.config.data import EmbedderConfig
 from ddm_ray.config.strict_model import StrictModel
-from ddm_ray.core.names import GuidanceKind, SolverName, parse_strategy_name, parse_time_grid
+from ddm_ray.core.names import SOLVER, STEPS, TIMES, GuidanceKind, SolverName, parse_strategy_name, parse_time_grid
 
 
 def _in_grammar(parse: Callable[[str], object]) -> AfterValidator:
@@ -41,10 +41,10 @@ class SamplingSettings(StrictModel):
         description="Experts of an image: once (ancestral sampling: one expert, drawn beforehand), full, top-2,"
         " nucleus-0.9 ... Where a run names none: what its own evaluation found best, and once until it has one.",
     )
-    solver: SolverName = Field(default="ab2", description="Solver of the ODE from noise to data.")
-    steps: int = Field(default=25, gt=0, strict=True, description="Steps of the solver.")
+    solver: SolverName = Field(default=SOLVER, description="Solver of the ODE from noise to data.")
+    steps: int = Field(default=STEPS, gt=0, strict=True, description="Steps of the solver.")
     times: TimeGrid = Field(
-        default="uniform", description="Time grid of the steps: uniform, cosine or shifted-S (S > 1: dense near noise)."
+        default=TIMES, description="Time grid of the steps: uniform, cosine or shifted-S (S > 1: dense near noise)."
     )
     guidance_scale: float = Field(
         default=1.0, strict=True, description="Scale of classifier-free guidance: 1 is none, 0 unconditional."
@@ -60,6 +60,11 @@ class SamplingSettings(StrictModel):
         " under the conditional posterior (the paper's).",
     )
     router_temperature: float = Field(default=1.0, gt=0, strict=True, description="Divides the router's logits.")
+
+    @property
+    def strategy_or_once(self) -> str:
+        """The strategy; once where none is named."""
+        return self.strategy or "once"
 
     @field_validator("*", mode="before")
     @classmethod

@@ -158,7 +158,7 @@ def _routed(
             raise SamplingError("a single network has no experts to choose from: leave out strategy and clusters")
         # The one expert is known beforehand: no table and no router has to be asked for it.
         return settings.changed(strategy="oracle"), torch.zeros(num_prompts, dtype=torch.int64)
-    name = settings.strategy or "once"
+    name = settings.strategy_or_once
     strategy = parse_strategy(name, info.num_experts)
     if models.router is None:
         without_table = info.num_classes is None or info.prior_CK is None

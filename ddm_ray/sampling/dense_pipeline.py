@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ddm_ray.core.condition import Condition, Text, join
 from ddm_ray.core.guidance import guide, scale_within
+from ddm_ray.core.names import SOLVER, STEPS, TIMES, SolverName
 from ddm_ray.core.solvers import SOLVERS, moved, schedule
 from ddm_ray.core.times import time_grid
 from ddm_ray.models.text_tokens import encode
@@ -52,9 +53,9 @@ class DensePipeline(DiffusionPipeline):
         text_tokens_2: int | None = None,
         latent_scale: float = 1.0,
         latent_shift: float = 0.0,
-        solver: str = "heun",
-        times: str = "uniform",
-        steps: int = 50,
+        solver: str = SOLVER,
+        times: str = TIMES,
+        steps: int = STEPS,
         guidance_scale: float = 1.0,
         guidance_low: float = 0.0,
         guidance_high: float = 1.0,
@@ -103,7 +104,7 @@ class DensePipeline(DiffusionPipeline):
         num_images_per_prompt: int = 1,
         num_inference_steps: int | None = None,
         guidance_scale: float | None = None,
-        solver: Literal["euler", "heun", "midpoint", "ab2"] | None = None,
+        solver: SolverName | None = None,
         seeds: Sequence[int] | None = None,
         generator: torch.Generator | list[torch.Generator] | None = None,
         latents: Tensor | None = None,

@@ -24,7 +24,7 @@ def described(components: Components) -> str:
     if (latents := components.latents) is not None:
         side = latents.downsampling
         lines["autoencoder"] = f"{_network(latents.autoencoder)}, pictures of {height * side} x {width * side}"
-    strategy = f"strategy {defaults.strategy or 'once'}, " if info.num_experts > 1 else ""
+    strategy = f"strategy {defaults.strategy_or_once}, " if info.num_experts > 1 else ""
     guidance = f"guidance_scale {defaults.guidance_scale:g}"
     lines["by default"] = f"{strategy}{defaults.solver}, {defaults.steps} steps, {guidance}"
     rows = "\n".join(f"  {name}: {text}" for name, text in lines.items())

@@ -154,7 +154,7 @@ class SampleResult:
 
 def strategy_of(settings: SamplingSettings, num_experts: int) -> Strategy:
     """The strategy of the settings, `once` where they name none; SamplingError if K is too small for it."""
-    return parse_strategy(settings.strategy or "once", num_experts)
+    return parse_strategy(settings.strategy_or_once, num_experts)
 
 
 def validate(request: SampleRequest, info: MixtureInfo) -> Strategy:

@@ -1,11 +1,10 @@
-"""The forms of answers: PNGs, OpenAI's images response, its events and its errors. No Ray, no HTTP.
+"""The forms of answers: PNGs, OpenAI's images response and its events. No Ray, no HTTP.
 
 Shapes: CHW image, S steps.
 """
 
 import base64
 import json
-import math
 from itertools import groupby
 from typing import Any
 
@@ -15,11 +14,9 @@ from torch import Tensor
 from ddm_ray.config import RunConfig, SamplingSettings
 from ddm_ray.pictures import png
 from ddm_ray.pictures.images import to_pil, to_unit
-from ddm_ray.sampling.request import SampleRequest, SampleResult
+from ddm_ray.sampling.request import SampleResult
+from ddm_ray.serve.generation import Generation
 from ddm_ray.serve.segments import Sampled
-from ddm_ray.spelling import one_line
-
-MAX_MESSAGE = 900
 
 
 def to_png(image_CHW: Tensor, upscaling: int) -> bytes:
@@ -55,24 +52,22 @@ def model_entry(name: str, config: RunConfig, num_experts: int, defaults: Sampli
     }
 
 
-def answer(
-    request: SampleRequest, sampled: Sampled, upscaling: int, model: str, created: int, with_routing: bool = False
-) -> dict[str, Any]:
+def answer(generation: Generation, sampled: Sampled, model: str, created: int) -> dict[str, Any]:
     """OpenAI's images response, and beside it model, strategy, and per image the experts that sampled it.
 
     `routing`: per image the weights of all experts at each step; absent where it isn't asked for. `degraded`: names of
-    the experts that had to be left out; absent where none was. `dense`: the network of the dense tier, where it made
-    the images; then there are neither strategy nor experts. `truncated`: how many tokens the prompt has, and how many
-    of them are kept; absent where all are.
+    the experts that had to be left out; absent where none was. `truncated`: how many tokens the prompt has, and how
+    many of them are kept; absent where all are. A network alone has neither strategy nor experts.
     """
-    encoded = [base64_png(image, upscaling) for image in sampled.result.images_BCHW]
+    request, result = generation.sample, sampled.result
+    encoded = [base64_png(image, generation.upscaling) for image in result.images_BCHW]
     return {
         "created": created,
         "data": [{"b64_json": b64_json, "seed": seed} for b64_json, seed in zip(encoded, request.seeds, strict=True)],
         "model": model,
-        "strategy": None if sampled.dense else request.settings.strategy,
-        "experts": experts_of(sampled),
-        **({"routing": [routing(sampled.result, image) for image in range(len(encoded))]} if with_routing else {}),
+        "strategy": None if generation.alone else request.settings.strategy,
+        "experts": experts_of(generation, sampled),
+        **({"routing": [routing(result, image) for image in range(len(encoded))]} if generation.routing else {}),
         **degraded(sampled),
     }
 
@@ -82,19 +77,17 @@ def routing(result: SampleResult, image: int) -> list[list[float]]:
     return [[round(weight, 4) for weight in weights_K] for weights_K in result.routing_SBK[:, image].tolist()]
 
 
-def experts_of(sampled: Sampled) -> list[list[dict[str, int]]]:
-    """Per image the experts that sampled it, in stretches of steps; none by the dense tier."""
-    if sampled.dense:
+def experts_of(generation: Generation, sampled: Sampled) -> list[list[dict[str, int]]]:
+    """Per image the experts that sampled it, in stretches of steps; none by a network alone."""
+    if generation.alone:
         return [[] for _ in sampled.result.images_BCHW]
     return [stretches(experts_S) for experts_S in sampled.result.experts_SB.T.tolist()]
 
 
 def degraded(sampled: Sampled) -> dict[str, Any]:
-    """Fields of what isn't as asked for, mostly none: experts left out, or the dense tier's network; a prompt cut."""
+    """Fields of what isn't as asked for, mostly none: experts left out; a prompt cut."""
     fields: dict[str, Any] = {}
-    if sampled.dense:
-        fields["dense"] = sampled.dense
-    elif sampled.away:
+    if sampled.away:
         fields["degraded"] = [expert_name(expert) for expert in sorted(sampled.away)]
     if sampled.cut:
         kept, num_tokens = sampled.cut
@@ -134,20 +127,3 @@ def base64_png(image_CHW: Tensor, upscaling: int) -> str:
 def expert_name(expert: int) -> str:
     """The name of an expert's deployment: expert-003."""
     return f"expert-{expert:03d}"
-
-
-def retry_after(seconds: float) -> str:
-    """Value of the header Retry-After: whole seconds, one at least."""
-    return str(max(1, math.ceil(seconds)))
-
-
-def internal_error(error: Exception) -> dict[str, Any]:
-    """OpenAI's object for an error that nobody foresaw; its text may say what is no client's business."""
-    message = f"an error of the server, not of the request: {type(error).__name__}"
-    return error_body(message, None, "internal_error", server=True)
-
-
-def error_body(message: str, param: str | None, code: str | None, server: bool = False) -> dict[str, Any]:
-    """OpenAI's error object; `server`: the fault isn't the request's."""
-    kind = "server_error" if server else "invalid_request_error"
-    return {"error": {"message": one_line(message, MAX_MESSAGE), "type": kind, "param": param, "code": code}}

@@ -12,19 +12,25 @@ from torch import Tensor
 
 from ddm_ray.core.condition import Text
 from ddm_ray.sampling.request import MixtureInfo
-from ddm_ray.sampling.run_models import ModelKind, mixture_info, monolith_info, row_networks, sampling_settings
+from ddm_ray.sampling.run_models import (
+    ModelKind,
+    mixture_info,
+    monolith_info,
+    row_networks,
+    sampling_settings,
+    settings_of,
+)
 from ddm_ray.serve.answers import expert_name
 from ddm_ray.serve.codec import Decoder, Encoder, from_arrays
 from ddm_ray.serve.computing import Computing, Networks
-from ddm_ray.serve.generation import DENSE
 from ddm_ray.serve.guard import Guard, Limits
 from ddm_ray.serve.http import http_app
-from ddm_ray.serve.meters import Meters
+from ddm_ray.serve.meters import DENSE, Meters
 from ddm_ray.serve.mixture import Handle, ServedMixture
 from ddm_ray.serve.remote import called
 from ddm_ray.serve.replicas import Replicas
 from ddm_ray.serve.segments import OnSegment
-from ddm_ray.serve.service import Service
+from ddm_ray.serve.service import ServedModel, Service
 from ddm_ray.serve.versions import Version, Versions
 from ddm_ray.storage.run import Run
 
@@ -49,7 +55,7 @@ class API:
     ):
         """Load all networks of a run, or take deployments: experts by cluster, ENCODER, DECODER and DENSE by name.
 
-        DENSE is of the network `dense`. `ServeArgs` has the rest. Raises RunError, CorruptArtifact, DriftError,
+        DENSE has the network `dense`. `ServeArgs` has the rest. Raises RunError, CorruptArtifact, DriftError,
         ConfigError.
         """
         self._run = run = Run.open(run_url)
@@ -70,10 +76,13 @@ class API:
 
         self._mixture = served(mixture_info(run), experts, self._count)
         await self._mixture.start(Versions(run, pin_file), refresh_s)
-        self._dense = None
+        name = run.config.name
+        self._models = {name: ServedModel(self._mixture.live, sampling_settings(run))}
         if dense is not None:
             self._dense = served(monolith_info(run, dense), [others[DENSE]], self._count_dense)
             await self._dense.start(Versions(run, pin_file, dense), refresh_s)
+            settings = settings_of(run, dense).changed(strategy=None)
+            self._models[f"{name}-{dense}"] = ServedModel(self._dense.live, settings, alone=True)
 
     @staticmethod
     def _codecs(run: Run, device: str, codecs: Mapping[str, Handle] | None) -> tuple[Any, Any]:
@@ -93,14 +102,12 @@ class API:
         """Build the application that Serve hands requests to."""
         http = http_app(
             Service(
-                self._mixture.live,
                 self._run.named,
-                sampling_settings(self._run),
+                self._models,
                 self._meters,
                 self._lacking,
                 self._condition if self._encode else None,
                 self._images if self._decode else None,
-                self._dense.live if self._dense else None,
             )
         )
         routes = {str(getattr(route, "path", "")) for route in http.routes}

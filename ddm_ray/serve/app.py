@@ -5,9 +5,7 @@ import os
 import random
 from contextlib import ExitStack
 from itertools import chain
-from typing import Any, Literal, Self
-
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from typing import Any
 
 from ddm_ray.serve.gateway import Gateway, find_haproxy, until_told
 
@@ -24,7 +22,6 @@ from ray.serve import Application
 from ray.serve.config import HTTPOptions
 from ray.serve.schema import LoggingConfig
 
-from ddm_ray.config import Precision
 from ddm_ray.errors import RunError, ServeError
 from ddm_ray.ray_session import gpus, on_head, ray_session
 from ddm_ray.remedies import Give
@@ -33,12 +30,13 @@ from ddm_ray.sampling.run_models import row_networks
 from ddm_ray.serve.addresses import is_loopback, listening
 from ddm_ray.serve.answers import expert_name
 from ddm_ray.serve.api import API, DECODER, ENCODER
+from ddm_ray.serve.args import ServeArgs
 from ddm_ray.serve.codec import Decoder, Encoder
 from ddm_ray.serve.computing import Computing
 from ddm_ray.serve.deployments import ExpertReplica
 from ddm_ray.serve.direct import local_replicas
-from ddm_ray.serve.generation import DENSE
 from ddm_ray.serve.guard import TOKENS, Limits, read_tokens
+from ddm_ray.serve.meters import DENSE
 from ddm_ray.serve.versions import Version, Versions
 from ddm_ray.spelling import one_line
 from ddm_ray.storage.graph import PARTITION
@@ -59,72 +57,6 @@ PART: dict[str, Any] = {
 
 REQUEST_TIMEOUT_S = 330.0
 """Seconds after which Serve ends a request that its engine should have ended before."""
-
-
-class ServeArgs(BaseModel):
-    """Arguments of `build_app`, as a config file gives them."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    run: str = Field(description="absolute path or URI of a run, as the serving machines see it")
-    placement: Literal["colocated", "multiplexed", "per-expert"] = Field(
-        default="colocated",
-        description="colocated: each replica of `api` has all experts, and nothing crosses the network; multiplexed:"
-        " likewise, but in host memory, and few of them on the device in turn, for many experts that are seldom asked;"
-        " per-expert: a deployment for each expert, which scales by itself",
-    )
-    replicas: PositiveInt = Field(
-        default=1,
-        description="of `api`, the ingress: while one that died is started again, the others answer; each has all"
-        " experts unless these are placed per-expert",
-    )
-    resident: int = Field(default=2, ge=2, description="multiplexed: experts on the device at a time")
-    dense: Literal["monolith", "student"] | None = Field(
-        default=None,
-        description="network of a deployment `dense` of its own, which answers what the experts have no time for,"
-        " unless the request names a strategy",
-    )
-    device: str = Field(
-        default="cpu", description="torch's device for experts and router; auto: cuda if this Ray has a GPU, else cpu"
-    )
-    max_rows: PositiveInt = Field(default=32, description="images of a batch; more wait")
-    pin_file: str | None = Field(
-        default=None,
-        description="path or URI of a YAML file with a line such as `expert-002: 400` for each network whose weights of"
-        " that step are to be served in place of the newest; it may come later",
-    )
-    refresh_s: float = Field(
-        default=10.0, gt=0, description="seconds between two looks for newer weights and other pins, until all is final"
-    )
-    precision: Precision | None = Field(
-        default=None, description="of experts and router, fp32 or bf16; none: bf16 on a GPU that has it, else fp32"
-    )
-    compile: bool = Field(
-        default=False,
-        description="compile experts and router for calls of a few sizes, which others are padded to, and on a cuda"
-        " device make each size a CUDA graph: minutes at the start, faster steps",
-    )
-    token_file: str | None = Field(
-        default=None,
-        description="file with bearer tokens, one a line, where this is called; none: those in $DDM_SERVE_TOKENS there,"
-        " and without any everybody is let in",
-    )
-    per_minute: float | None = Field(
-        default=None,
-        gt=0,
-        description="requests for images a minute and token, which each replica of `api` counts by itself; none: any",
-    )
-    local: bool = Field(
-        default=False,
-        description="answer only who asks by localhost or an IP address: where there are no tokens, any page in a"
-        " browser on the machine could ask otherwise, by a name of its own that leads here",
-    )
-
-    @model_validator(mode="after")
-    def _compiled_where_weights_stay(self) -> Self:
-        if self.compile and self.placement == "multiplexed":
-            raise ValueError("compile: experts that take turns on the device aren't compiled; use another placement")
-        return self
 
 
 def build_app(args: ServeArgs) -> Application:
@@ -181,8 +113,8 @@ def _servable(args: ServeArgs) -> tuple[Run, list[Version]]:
         raise
     if run.finished(PARTITION) is None:
         raise ServeError(f"{run.url} has no partition yet", run.make(PARTITION))
-    tiers = (None, args.dense) if args.dense else (None,)
-    return run, [Versions(run, args.pin_file, dense).newest() for dense in tiers]
+    served = (None, args.dense) if args.dense else (None,)
+    return run, [Versions(run, args.pin_file, dense).newest() for dense in served]
 
 
 def require_servable(args: ServeArgs, port: int, host: str = "127.0.0.1") -> Version:

@@ -101,7 +101,7 @@ def warm_up(engine: BatchEngine, info: MixtureInfo, data: DataConfig, clusters: 
 
 
 class ExpertReplica:
-    """One expert of a run and the router, in an engine for each version that requests have; or the dense tier."""
+    """One expert of a run and the router, in an engine for each version that requests have; or a network alone."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, run_url: str, network: int | ModelKind, computing: Computing, pin_file: str | None = None

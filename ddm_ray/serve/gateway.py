@@ -29,8 +29,8 @@ from typing import Any
 from ddm_ray.errors import ServeError
 from ddm_ray.remedies import Give
 from ddm_ray.serve.addresses import Address, is_loopback, listening, reached, written
-from ddm_ray.serve.answers import error_body, retry_after
 from ddm_ray.serve.guard import OWN_FAULT, REPEATS, Limits
+from ddm_ray.serve.openai_errors import error_body, retry_after
 from ddm_ray.spelling import one_line, printable
 
 RETRIES = 8

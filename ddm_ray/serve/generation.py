@@ -2,7 +2,7 @@
 
 import re
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Self
 
 import torch
@@ -15,18 +15,14 @@ from ddm_ray.core.routing import Oracle
 from ddm_ray.errors import SamplingError, ServeError
 from ddm_ray.sampling.plan import SamplingPlan
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest
-from ddm_ray.spelling import one_line
 
 MAX_IMAGES = 10
 MAX_LISTED = 50
 MAX_PIXELS = 2048  # along one side, after upscaling
 MAX_PROMPT = 4000  # characters
 MAX_SEED = 2**53 - 1  # beyond it, JSON numbers lose digits in many clients
-MANY_PARTIAL_IMAGES = (50, 16, 4)
-"""Most partial images of a stream: the first that have MAX_PARTIAL_PIXELS at most. The largest size has one more than
-OpenAI's three."""
-MAX_PARTIAL_IMAGES = MANY_PARTIAL_IMAGES[0]
-MAX_PARTIAL_PIXELS = 2**24
+MAX_PARTIAL_IMAGES = 50
+MAX_PARTIAL_PIXELS = 2**24  # of a stream together: four images of the largest size
 MAX_SECONDS = 300.0
 MAX_WORK = 20_000
 """Rows of networks that a request may need: images x velocities x experts x branches of guidance."""
@@ -39,7 +35,6 @@ LIMITS = {
 }
 """Bounds of a server beside the settings' own ranges: work, and numbers that overflow."""
 SETTINGS = SamplingSettings.model_fields
-EXPERTS, DENSE = "experts", "dense"
 
 
 class RequestError(ServeError):
@@ -69,7 +64,7 @@ class GenerationRequest(_Settings):
         description="a text, or a class name of a run of classes; empty: none, or the class_label's; of a text too long"
         " for the run's encoder the rest is cut off, and `truncated` in the answer says so",
     )
-    model: str | None = Field(None, description="the run's name, or nothing")
+    model: str | None = Field(None, description="a model of /v1/models; none: the mixture")
     n: int | None = Field(1, ge=1, le=MAX_IMAGES, strict=True, description="number of images")
     size: str | None = Field(None, description="WIDTHxHEIGHT, the model's own or a multiple of it; auto: its own")
     response_format: Literal["b64_json", "png"] | None = Field(
@@ -91,8 +86,7 @@ class GenerationRequest(_Settings):
         ge=0,
         le=MAX_PARTIAL_IMAGES,
         strict=True,
-        description="images on their way, of a stream, evenly spread; at most 16 of more than 579x579 pixels, and 4 of"
-        " more than 1024x1024",
+        description=f"images on their way, of a stream, evenly spread; of {MAX_PARTIAL_PIXELS:,} pixels at most",
     )
     routing: bool | None = Field(
         None,
@@ -133,8 +127,8 @@ class Generation:
 
     `prompt`: the text that `sample` isn't conditioned on yet; None: there is none. `num_pixels` of all images.
     `stops`: velocities after which images on their way are asked for. `routing`: the experts' weights are, too.
-    `seconds`: as the request says; None: it doesn't. `tiers` that may meet it, the first that can: EXPERTS, which alone
-    know strategies, and the dense one.
+    `seconds`: as the request says; None: it doesn't. `model`: the same; None: the mixture. `alone`: the model is a
+    single network, without experts to choose from.
     """
 
     sample: SampleRequest
@@ -146,22 +140,20 @@ class Generation:
     stops: tuple[int, ...] = ()
     routing: bool = False
     seconds: float | None = None
-    tiers: tuple[str, ...] = (EXPERTS,)
+    model: str | None = None
+    alone: bool = False
 
 
 def resolve(
-    request: GenerationRequest,
-    config: RunConfig,
-    defaults: SamplingSettings,
-    info: MixtureInfo,
-    dense: str | None = None,
+    request: GenerationRequest, config: RunConfig, defaults: SamplingSettings, info: MixtureInfo, alone: bool = False
 ) -> Generation:
-    """The request with the run's default settings filled in. Raises RequestError: the field, and what it may be.
+    """The request with a model's default settings filled in. Raises RequestError: the field, and what it may be.
 
-    `dense`: the network of the dense tier, if there is one.
+    `alone`: see Generation.
     """
     count, is_png, stream = request.n or 1, request.response_format == "png", bool(request.stream)
-    tiers = _tiers(request, model_names(config, dense))
+    if alone and request.strategy is not None:
+        raise RequestError(f"{request.model} has no experts to choose from: leave strategy out", "strategy")
     if is_png and count > 1:
         raise RequestError(f"response_format png carries one image, n is {count}: use b64_json", "n")
     if stream and count > 1:
@@ -175,10 +167,12 @@ def resolve(
     prompt, condition = _condition(request, config.data, info, count)
     seed = secrets.randbelow(2**32) if request.seed is None else request.seed
     seeds = tuple(range(seed, seed + count))
-    settings = request.settings(defaults)
-    sample = SampleRequest(seeds, condition, settings if EXPERTS in tiers else settings.changed(strategy="once"))
+    sample = SampleRequest(seeds, condition, request.settings(defaults))
+    if alone:  # it is known beforehand: no table and no router has to be asked for it
+        cluster_B = torch.zeros(count, dtype=torch.int64)
+        sample = replace(sample, settings=sample.settings.changed(strategy="oracle"), cluster_B=cluster_B)
     try:
-        if isinstance(sample.strategy(info.num_experts), Oracle):
+        if not alone and isinstance(sample.strategy(info.num_experts), Oracle):
             raise RequestError("strategy oracle needs images whose cluster is known: use once", "strategy")
         plan = SamplingPlan.of(sample.settings, info)
     except SamplingError as error:
@@ -188,39 +182,13 @@ def resolve(
     side = config.data.pixel_shape[-1]
     upscaling = _upscaling(request.size, side)
     pixels = (upscaling * side) ** 2
-    most = most_partial_images(upscaling * side)
+    most = MAX_PARTIAL_PIXELS // pixels
     if (request.partial_images or 0) > most:
         text = f"{request.partial_images} partial images have too many pixels: at most {most} of this size"
         raise RequestError(text, "partial_images")
     routing = bool(request.routing)
-    return Generation(sample, prompt, count * pixels, upscaling, is_png, stream, stops, routing, request.timeout, tiers)
-
-
-def most_partial_images(side: int) -> int:
-    """The most partial images of a stream whose images have so many pixels along a side."""
-    return next((most for most in MANY_PARTIAL_IMAGES if most * side**2 <= MAX_PARTIAL_PIXELS), 0)
-
-
-def largest_side(image_size: int) -> int:
-    """Pixels along a side of the largest multiple of a model's own images that is made."""
-    return max(1, MAX_PIXELS // image_size) * image_size
-
-
-def model_names(config: RunConfig, dense: str | None) -> dict[str, str]:
-    """Names of the models that are served, each with its tier: the mixture, and the dense tier's network by itself."""
-    return {config.name: EXPERTS} | ({} if dense is None else {f"{config.name}-{dense}": DENSE})
-
-
-def _tiers(request: GenerationRequest, models: dict[str, str]) -> tuple[str, ...]:
-    if request.model is not None and request.model not in models:
-        names = " or ".join(map(repr, models))
-        message = f"model {one_line(repr(request.model), 60)} isn't served here: use {names}"
-        raise RequestError(message, "model", "model_not_found", 404)
-    if request.model is not None and models[request.model] == DENSE:
-        if request.strategy is not None:
-            raise RequestError(f"{request.model} has no experts to choose from: leave strategy out", "strategy")
-        return (DENSE,)
-    return (EXPERTS,) if request.strategy is not None else tuple(models.values())
+    asked = routing, request.timeout, request.model, alone
+    return Generation(sample, prompt, count * pixels, upscaling, is_png, stream, stops, *asked)
 
 
 def _require_affordable(count: int, plan: SamplingPlan) -> None:
@@ -275,7 +243,7 @@ def _upscaling(size: str | None, image_size: int) -> int:
     assert size is not None
     sides = re.fullmatch(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})", size)
     width, height = (int(side) for side in sides.groups()) if sides else (0, -1)
-    largest = largest_side(image_size)
+    largest = max(1, MAX_PIXELS // image_size) * image_size
     if width != height or not 0 < width <= largest or width % image_size:
         raise RequestError(
             f"size {size[:20]!r} can't be made: use {image_size}x{image_size} or a multiple of it"

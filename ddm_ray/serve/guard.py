@@ -19,7 +19,7 @@ from typing import Any
 
 from ddm_ray.errors import ConfigError
 from ddm_ray.serve import page_files
-from ddm_ray.serve.answers import error_body, internal_error, retry_after
+from ddm_ray.serve.openai_errors import error_body, internal_error, retry_after
 from ddm_ray.spelling import one_line
 
 LOG = logging.getLogger("ray.serve")

@@ -5,7 +5,6 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
@@ -16,22 +15,10 @@ from starlette.exceptions import HTTPException
 from ddm_ray import __version__
 from ddm_ray.errors import DDMError, ExpertCountError, NotFiniteError, SamplingError, ServeError
 from ddm_ray.sampling.request import SampleResult
-from ddm_ray.serve.answers import (
-    USAGE,
-    answer,
-    degraded,
-    error_body,
-    event,
-    experts_of,
-    internal_error,
-    model_entry,
-    retry_after,
-    routing,
-    to_png,
-)
-from ddm_ray.serve.described import AWAY, IMAGES, OF_ANY_ROUTE, REFUSALS, description
+from ddm_ray.serve.answers import USAGE, answer, degraded, event, experts_of, model_entry, routing, to_png
 from ddm_ray.serve.engine import DeadlineError
-from ddm_ray.serve.generation import EXPERTS, Generation, GenerationRequest, RequestError, model_names
+from ddm_ray.serve.generation import Generation, GenerationRequest, RequestError
+from ddm_ray.serve.openai_errors import OF_ANY_ROUTE, REFUSALS, Responses, error_body, internal_error, retry_after
 from ddm_ray.serve.page_files import add_page
 from ddm_ray.serve.scheduler import OverloadedError
 from ddm_ray.serve.segments import Sampled
@@ -41,17 +28,24 @@ LOG = logging.getLogger("ray.serve")
 
 _SOON = {"Retry-After": retry_after(5)}
 SMALL_PIXELS = 128 * 128
+IMAGES: Responses = {
+    200: {
+        "description": "The images; a bare image for response_format png; events for stream",
+        "content": {"application/json": {}, "image/png": {}, "text/event-stream": {}},
+    }
+}
+AWAY: Responses = {503: {"description": "Deployments without a replica are named", "content": {"application/json": {}}}}
 Result = TypeVar("Result")
 
 
 def http_app(service: Service) -> FastAPI:
     """The application of a service."""
-    config, info = service.config, service.sampler.info
+    config = service.config
     # FastAPI's own pages of documentation load scripts from elsewhere, and its redirections aren't OpenAI's errors.
     http = FastAPI(title="ddm-ray", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     entries = {
-        name: model_entry(name, config, info.num_experts if tier == EXPERTS else 0, service.defaults)
-        for name, tier in model_names(config, service.dense_network).items()
+        name: model_entry(name, config, 0 if model.alone else model.sampler.info.num_experts, model.defaults)
+        for name, model in service.models.items()
     }
     http.exception_handler(RequestValidationError)(_malformed)
     http.exception_handler(HTTPException)(_no_such_route)
@@ -64,14 +58,11 @@ def http_app(service: Service) -> FastAPI:
         generation = service.resolve(request)
         if generation.stream:
             return await _stream(service, generation)
-        sampled, upscaling = await service.sample(generation), generation.upscaling
+        sampled = await service.sample(generation)
         if generation.png:
             return await _drawn(generation, _bare, generation, sampled)
-        created = int(time.time())
-        model = f"{config.name}-{sampled.dense}" if sampled.dense else config.name
-        asked = generation.sample, sampled, upscaling, model, created, generation.routing
-        content = await _drawn(generation, answer, *asked)
-        return JSONResponse(content)
+        parts = generation, sampled, request.model or config.name, int(time.time())
+        return JSONResponse(await _drawn(generation, answer, *parts))
 
     @http.get("/v1/models", responses=OF_ANY_ROUTE)
     async def models() -> dict[str, Any]:
@@ -81,15 +72,15 @@ def http_app(service: Service) -> FastAPI:
     @http.get("/v1/models/{name:path}", responses=OF_ANY_ROUTE | {404: REFUSALS[404]})
     async def model(name: str) -> dict[str, Any]:
         """The model of that name."""
-        if name not in entries:
-            names = " or ".join(map(repr, entries))
-            raise RequestError(f"this model isn't served here: use {names}", "model", "model_not_found", 404)
+        service.model(name)
         return entries[name]
 
     @http.get("/healthz")
     async def healthz() -> dict[str, Any]:
         """A sign of life of the ingress, and what it serves; wakes no expert that scaled to zero."""
-        steps = service.sampler.version.steps() | ({} if service.dense is None else service.dense.version.steps())
+        steps: dict[str, Any] = {}
+        for model in service.models.values():
+            steps |= model.sampler.version.steps()
         return {"status": "ok", "model": config.name, "experts": entries[config.name]["experts"], "weights": steps}
 
     @http.get("/readyz", responses=AWAY)
@@ -104,7 +95,6 @@ def http_app(service: Service) -> FastAPI:
         return Response(service.meters.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     add_page(http)
-    http.openapi = partial(description, http, service)  # type: ignore[method-assign]
     return http
 
 
@@ -119,11 +109,9 @@ def _bare(generation: Generation, sampled: Sampled) -> Response:
     result = sampled.result
     headers = {
         "X-Seed": str(generation.sample.seeds[0]),
-        "X-Experts": json.dumps(experts_of(sampled)[0]),
+        "X-Experts": json.dumps(experts_of(generation, sampled)[0]),
     }
-    if sampled.dense:
-        headers["X-Dense"] = sampled.dense
-    elif sampled.away:
+    if sampled.away:
         headers["X-Degraded"] = ",".join(degraded(sampled)["degraded"])
     if sampled.cut:
         headers["X-Truncated"] = "{} of {} tokens".format(*sampled.cut)
@@ -177,7 +165,7 @@ async def _stream(service: Service, generation: Generation) -> Response:
                 generation.upscaling,
                 int(time.time()),
                 seed=generation.sample.seeds[0],
-                experts=experts_of(sampled)[0],
+                experts=experts_of(generation, sampled)[0],
                 usage=USAGE,
                 **routed(sampled.result),
                 **degraded(sampled),

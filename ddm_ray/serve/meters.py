@@ -13,6 +13,8 @@ from ddm_ray.serve.engine import BatchEngine
 from ddm_ray.serve.multiplexed import Multiplexer
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+DENSE = "dense"
+"""Label of what a network without experts makes, where others have a strategy or an expert."""
 VELOCITIES = (1, 5, 10, 25, 50, 100, 250, 1000)
 
 
@@ -28,7 +30,7 @@ class Meters:
             "Answers by route and status; as all here, those of the one replica of api that answers",
             ["route", "status"],
         )
-        self.images = counter("ddm_images", "Images made, by strategy", ["strategy"])
+        self.images = counter("ddm_images", "Images made, by strategy; dense: without experts", ["strategy"])
         self.degraded = counter("ddm_degraded", "Requests that an expert was left out of", ["expert"])
         self.seconds = histogram(
             "ddm_request_seconds", "Time from a request to its images", ["strategy"], buckets=SECONDS

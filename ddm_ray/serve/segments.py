@@ -45,14 +45,13 @@ class LocalEngine:
 
 @dataclass(frozen=True)
 class Sampled:
-    """The images of a request, the experts that had to be left out of it, and the dense tier's network if it made them.
+    """The images of a request, and the experts that had to be left out of it.
 
-    Each is empty where there is none. `cut`: how many tokens of the prompt are kept, and of how many; None: all are.
+    `cut`: how many tokens of the prompt are kept, and of how many; None: all are.
     """
 
     result: SampleResult
     away: frozenset[int]
-    dense: str = ""
     cut: tuple[int, int] | None = None
 
 

@@ -127,36 +127,31 @@ class PartitionInfo(Info):
 
 
 class ClusterFit(Info):
-    """Training rows that were appended to a cluster, beside its `rows_before`: how many, and their mean distances.
+    """Training rows that were appended to a cluster: how many, and how many of them are `far`, None if unknown.
 
-    `far_before`: a distance from the centroid that 99 % of the earlier rows have at most; `far`: new rows farther than
-    99 % of them. None where there is no such number. Distances are counted in bins: means are at most 0.4 % off,
-    `far_before` at most 0.8 % too high, and `far` by the rows of one bin. Those of earlier rows may be of a sample.
+    These are farther from its centroid than 99 % of the rows that the clusters were made of.
     """
 
     rows: Count
-    distance: Finite | None
-    rows_before: Count
-    distance_before: Finite | None
-    far_before: Finite | None
     far: Count | None
 
 
 class ReportInfo(Info):
     """Separation of the clusters, by the embeddings of a sample, and what to look at before training.
 
-    `silhouette` in [-1, 1], of all clusters and of each; None where there is none. `fit`: of each cluster, where rows
-    have been appended.
+    `silhouette` in [-1, 1], of all clusters and of each; None where there is none. `far_K`: the distance from each
+    centroid that 99 % of the rows have at most, by a sample. `fit`: of each cluster, where rows have been appended.
     """
 
     silhouette: float | None
     silhouette_K: tuple[float | None, ...]
     warnings: tuple[str, ...]
     fit: tuple[ClusterFit, ...] = ()
+    far_K: tuple[Finite | None, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Fields that a manifest holds: those of a report of all rows are as they were."""
-        return {name: value for name, value in super().as_json().items() if name != "fit" or value}
+        """Fields that a manifest holds."""
+        return {name: value for name, value in super().as_json().items() if name not in ("fit", "far_K") or value}
 
     @classmethod
     def of_either(cls, report: Manifest | None, partition: Manifest | None) -> Self | None:

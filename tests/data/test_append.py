@@ -139,7 +139,7 @@ def test_the_report_says_how_far_new_rows_are(tmp_path: Path) -> None:
         assert_fits(seen, new_N, old_N)
     words = ReportInfo.of(run.require(REPORT)).warnings
     assert not any("unlike" in line for line in words)
-    assert b"that of earlier rows" in run.read(REPORT, "report.html")
+    assert b"farther than 99 % of the earlier" in run.read(REPORT, "report.html")
     assert "fit" not in base.require(REPORT).info
 
     write_digits(tmp_path / "negatives", range(300, 330), inverted=True)

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from click.testing import CliRunner
 from pydantic import ValidationError
 from ray.serve._private.build_app import build_app as unfold
 from ray.serve.schema import ServeDeploySchema
 from safetensors.torch import load
 from torch import Tensor
 
+from ddm_ray.cli import main
 from ddm_ray.config import Precision, SamplingSettings, load_recipe
 from ddm_ray.core.condition import Text
 from ddm_ray.errors import RunError, SamplingError, ServeError
@@ -22,7 +24,8 @@ from ddm_ray.sampling.packing import pack, pack_call, unpack
 from ddm_ray.sampling.request import ExpertCall, SampleRequest
 from ddm_ray.sampling.run_models import load_model, mixture_info
 from ddm_ray.sampling.trajectory import start
-from ddm_ray.serve.app import ServeArgs, build_app, is_loopback, last_error, serve_run
+from ddm_ray.serve.app import build_app, is_loopback, last_error, serve_run
+from ddm_ray.serve.args import ServeArgs
 from ddm_ray.serve.codec import from_arrays, to_arrays
 from ddm_ray.serve.computing import Computing
 from ddm_ray.serve.deployments import ExpertReplica
@@ -70,6 +73,27 @@ def test_a_relative_path_that_leads_nowhere_says_so() -> None:
 def test_arguments_are_checked() -> None:
     with pytest.raises(ValidationError, match="runn"):
         ServeArgs.model_validate({"runn": "/x", "run": "/x"})
+
+
+def test_every_field_is_an_option_of_the_command_line() -> None:
+    done = CliRunner().invoke(main, ["serve", "--help"])
+    assert done.exit_code == 0
+    for name, field in ServeArgs.model_fields.items():
+        assert field.description
+        assert (f"--{name.replace('_', '-')} " in done.output) is (name not in ("run", "local"))
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--resident", "1"], "error: resident: Input should be greater than or equal to 2, got 1\n"),
+        (["--placement", "multiplexed", "--compile"], "error: compile: experts that take turns on the device aren't"),
+    ],
+)
+def test_a_bad_option_is_one_line(tiny_run: Run, options: list[str], line: str) -> None:
+    done = CliRunner().invoke(main, ["serve", tiny_run.url, "--device", "cpu", *options])
+    assert done.exit_code == 1
+    assert line in done.output and "Traceback" not in done.output
 
 
 def test_experts_that_take_turns_arent_compiled() -> None:

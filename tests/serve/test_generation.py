@@ -11,8 +11,9 @@ from PIL import Image
 from ddm_ray.config import SamplingSettings, load_recipe
 from ddm_ray.errors import NullConditionError
 from ddm_ray.sampling.request import MixtureInfo, SampleResult
-from ddm_ray.serve.answers import answer, error_body, stretches, to_png
+from ddm_ray.serve.answers import answer, stretches, to_png
 from ddm_ray.serve.generation import GenerationRequest, RequestError, resolve
+from ddm_ray.serve.openai_errors import error_body
 from ddm_ray.serve.segments import Sampled
 from tests.random_run import TEXTS
 from tests.test_sampling_settings import VALUES
@@ -71,7 +72,6 @@ def test_without_a_seed_each_request_has_its_own() -> None:
         ({"prompt": "1", "size": "0x0"}, "size", "8x8"),
         ({"prompt": "1", "size": "large"}, "size", "8x8"),
         ({"prompt": "1", "size": "80000x80000"}, "size", "2048x2048"),
-        ({"prompt": "1", "model": "gpt-image-1"}, "model", "'tiny'"),
         ({"prompt": "1", "response_format": "png", "n": 2}, "n", "one image"),
     ],
 )
@@ -116,7 +116,7 @@ def test_answer_pairs_images_with_seeds_and_experts() -> None:
     images_BCHW = torch.stack([torch.full((1, 8, 8), -1.0), torch.full((1, 8, 8), 1.0)])
     routing_SBK = torch.nn.functional.one_hot(torch.tensor([[0, 1], [0, 0]]), 2)
     result = SampleResult(images_BCHW, routing_SBK, 4, 0)
-    body = answer(generation.sample, Sampled(result, frozenset()), 1, "tiny", 123)
+    body = answer(generation, Sampled(result, frozenset()), "tiny", 123)
     shades = [Image.open(io.BytesIO(base64.b64decode(item["b64_json"]))).getpixel((0, 0)) for item in body["data"]]
     assert shades == [0, 255] and [item["seed"] for item in body["data"]] == [40, 41]
     assert body["experts"] == [
@@ -124,7 +124,7 @@ def test_answer_pairs_images_with_seeds_and_experts() -> None:
         [{"expert": 1, "steps": 1}, {"expert": 0, "steps": 1}],
     ]
     assert (body["created"], body["model"], body["strategy"]) == (123, "tiny", "once")
-    degraded = answer(generation.sample, Sampled(result, frozenset({2, 1})), 1, "tiny", 123)
+    degraded = answer(generation, Sampled(result, frozenset({2, 1})), "tiny", 123)
     assert degraded == body | {"degraded": ["expert-001", "expert-002"]}
 
 

@@ -28,7 +28,7 @@ from ddm_ray.serve.guard import Guard
 from ddm_ray.serve.http import http_app
 from ddm_ray.serve.meters import Meters
 from ddm_ray.serve.segments import LocalEngine, SegmentSampler
-from ddm_ray.serve.service import Service
+from ddm_ray.serve.service import ServedModel, Service
 from ddm_ray.serve.versions import LiveSampler, Versions
 from ddm_ray.storage.run import Run
 
@@ -49,9 +49,8 @@ class Served:
         self.away: list[str] = []
         self.meters = Meters(lambda: self.engine)
         self.live = LiveSampler(Versions(run).newest(), self.sampler, self.engine)
-        self.service = service = Service(
-            self.live, run.config, sampling_settings(run), self.meters, self._lacking, **codecs
-        )
+        models = {run.config.name: ServedModel(self.live, sampling_settings(run))}
+        self.service = service = Service(run.config, models, self.meters, self._lacking, **codecs)
         self.app = http_app(service)
 
     async def _lacking(self) -> list[str]:

@@ -16,7 +16,7 @@ from ddm_ray.sampling import driver
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import mixture_info
 from ddm_ray.serve.answers import to_png
-from ddm_ray.serve.app import ServeArgs
+from ddm_ray.serve.args import ServeArgs
 from ddm_ray.serve.computing import Computing, Networks
 from ddm_ray.serve.versions import Versions
 from ddm_ray.storage.graph import expert

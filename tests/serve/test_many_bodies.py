@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddm_ray.serve.app import ServeArgs
+from ddm_ray.serve.args import ServeArgs
 from ddm_ray.serve.guard import Limits
 from ddm_ray.storage.run import Run
 from tests.serve.conftest import Server, served

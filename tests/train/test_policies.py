@@ -21,7 +21,8 @@ from ddm_ray.evaluate.run import evaluate
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.sampling.acceptance import accept
 from ddm_ray.sampling.run_models import load_models
-from ddm_ray.serve.app import ServeArgs, require_servable
+from ddm_ray.serve.app import require_servable
+from ddm_ray.serve.args import ServeArgs
 from ddm_ray.storage.extend import extend
 from ddm_ray.storage.graph import MONOLITH, PARTITION, ROUTER, STUDENT, Artifact, targets
 from ddm_ray.storage.patience import ONCE, Trouble

@@ -21,9 +21,10 @@ from ddm_ray.data.partition.sample import RowSample, likely_limit
 from ddm_ray.data.read_ahead import read_ahead
 from ddm_ray.data.schema import DUPLICATES, embeddings, images, read_parquet, trains
 from ddm_ray.errors import DataError
-from ddm_ray.storage.graph import Artifact
+from ddm_ray.storage.graph import CENTROIDS, Artifact
 from ddm_ray.storage.info import RowsInfo
 from ddm_ray.storage.listing import with_all_files
+from ddm_ray.storage.manifest import Manifest
 from ddm_ray.storage.run import Run
 
 COLUMNS = {"embeddings": ["embedding"], "pixels": ["data"], "label": ["label"]}
@@ -44,11 +45,6 @@ class RowsReader:
         if DUPLICATES in self.manifest.files:
             ids = self._read(DUPLICATES, ["id"])["id"].to_pylist()
             self._dropped_keys = np.sort(shuffle_keys(ids))
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of all parts."""
-        return RowsInfo.of(self.manifest).rows
 
     def parts(
         self, columns: list[str] | None, on_progress: OnProgress, names: Sequence[str] | None = None
@@ -144,6 +140,12 @@ class Clustering:
         if self.features.mean_D is not None:
             tensors |= {"mean_D": self.features.mean_D, "std_D": self.features.std_D}
         return safetensors.numpy.save({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()})
+
+    @classmethod
+    def read(cls, run: Run, manifest: Manifest) -> "Clustering":
+        """Those of a partition, by the manifest of its centroids. Raises CorruptArtifact."""
+        [name] = manifest.files
+        return cls.from_bytes(run, run.read(CENTROIDS, name, manifest))
 
     @classmethod
     def from_bytes(cls, run: Run, data: bytes) -> "Clustering":

@@ -1,20 +1,16 @@
-"""Numbers of a partition: sizes, agreement with classes, distances of centroids, and what they warn of.
+"""Numbers of a partition: sizes, agreement with classes, and what they warn of. C classes, K clusters."""
 
-D dimensions of an embedding, C classes, F fine centroids, K clusters.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ddm_ray.config import RunConfig
-from ddm_ray.core.kmeans import Centroids
 from ddm_ray.spelling import some
-from ddm_ray.storage.info import ClusterFit
+from ddm_ray.storage.info import ClusterFit, PartitionInfo
 
 FAR = 99
-"""Percentile of the distances of earlier rows beyond which a row is far."""
+"""Percentile of the distances from a centroid beyond which an appended row is far."""
 UNLIKE, LEAST_FAR = 0.1, 3
 """Share of new rows that are far, and their least number, from which on they are called unlike the earlier ones."""
 
@@ -46,9 +42,9 @@ def _adjusted_rand(counts_CK: np.ndarray) -> float:
     return (both - by_chance) / (most - by_chance) if most != by_chance else 1.0
 
 
-def warnings_of(config: RunConfig, info: Mapping[str, Any]) -> list[str]:
+def warnings_of(config: RunConfig, info: PartitionInfo, silhouette: float | None) -> list[str]:
     """A line for each thing to look at before training: a catch-all cluster, tiny ones, empty classes, no structure."""
-    rows_K = np.array(info["rows_K"])
+    rows_K = np.array(info.rows_K)
     num_clusters, num_rows = len(rows_K), int(rows_K.sum())
     by_kmeans = config.partition.by_kmeans
     lines = []
@@ -68,55 +64,20 @@ def warnings_of(config: RunConfig, info: Mapping[str, Any]) -> list[str]:
             f"cluster{'' if one else 's'} {names} {'has' if one else 'have'} fewer training rows than {why}"
             + ("; try a run with fewer partition.num_clusters" if by_kmeans else "")
         )
-    classes = zip(config.data.class_names, info["counts_CK"], strict=bool(info["counts_CK"]))
+    classes = zip(config.data.class_names, info.counts_CK, strict=bool(info.counts_CK))
     if empty := [name for name, counts_K in classes if not sum(counts_K)]:
         of_all = f"{len(empty)} of {len(config.data.class_names)} classes"
         lines.append(f"{of_all} have no training row: {some(empty, 8)}")
-    if by_kmeans and info["silhouette"] is not None and info["silhouette"] < 0.02:
+    if by_kmeans and silhouette is not None and silhouette < 0.02:
         lines.append(
-            f"the silhouette is {info['silhouette']:.3f}: rows are hardly nearer to their own cluster than to the next"
+            f"the silhouette is {silhouette:.3f}: rows are hardly nearer to their own cluster than to the next"
             " one; try another embedder, or another partition.num_clusters"
         )
     return lines
 
 
-def centroid_columns(centroids: Centroids, distance_KF: np.ndarray) -> dict[str, list[str]]:
-    """Columns of a table by cluster: its number of fine centroids, their distance, and the cluster next to it."""
-    num_clusters = len(centroids.coarse_KD)
-    fine_K = np.bincount(centroids.fine_to_coarse_F, minlength=num_clusters)
-    own_F = distance_KF[centroids.fine_to_coarse_F, np.arange(len(centroids.fine_FD))]
-    total_K = np.bincount(centroids.fine_to_coarse_F, own_F, minlength=num_clusters)
-    columns = {
-        "fine centroids": [f"{count:,}" for count in fine_K],
-        "their distance": [
-            f"{total / count:.3g}" if count else "–" for total, count in zip(total_K, fine_K, strict=True)
-        ],
-    }
-    if num_clusters > 1:
-        between_KK = distances(centroids.coarse_KD, centroids.coarse_KD)
-        np.fill_diagonal(between_KK, np.inf)
-        columns["next cluster"] = [f"{row.argmin()} at {row.min():.3g}" for row in between_KK]
-    return columns
-
-
-def fit_columns(fit: Sequence[ClusterFit]) -> dict[str, list[str]]:
-    """Columns of a table by cluster: rows that were appended, and their distance from the centroid; else none."""
-    if not fit:
-        return {}
-
-    def number(value: float | None) -> str:
-        return "–" if value is None else f"{value:.3g}"
-
-    return {
-        "appended": [f"{each.rows:,}" for each in fit],
-        "their mean distance": [number(each.distance) for each in fit],
-        "that of earlier rows": [number(each.distance_before) for each in fit],
-        f"farther than {FAR} % of these": [number(each.far) for each in fit],
-    }
-
-
-def fit_words(fit: Sequence[ClusterFit]) -> list[str]:
-    """A line where new rows are unlike the earlier ones; none where they are alike."""
+def unlike(fit: Sequence[ClusterFit]) -> list[str]:
+    """A line where appended rows are unlike those that the clusters were made of; none where they are alike."""
     rows, far = sum(each.rows for each in fit if each.far is not None), sum(each.far or 0 for each in fit)
     if far < max(LEAST_FAR, UNLIKE * rows):
         return []
@@ -126,8 +87,3 @@ def fit_words(fit: Sequence[ClusterFit]) -> list[str]:
         f" are, most of them in cluster {most}: these pictures are unlike those that the clusters were made of; look at"
         " them, and begin a new run of all of them rather than go on"
     ]
-
-
-def distances(coarse_KD: np.ndarray, fine_FD: np.ndarray) -> np.ndarray:
-    """distance_KF, Euclidean."""
-    return np.stack([np.linalg.norm(fine_FD - coarse_D, axis=1) for coarse_D in coarse_KD])

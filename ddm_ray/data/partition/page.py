@@ -1,81 +1,113 @@
 """The partition's report as one self-contained page. C classes, K clusters."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ddm_ray.config import RunConfig
-from ddm_ray.pictures.page import page as html_page
+import numpy as np
 
-CAPTIONS = {
-    "clusters.png": ("Images of each cluster", "Training rows, the same whenever the report is made again."),
-    "projection.png": (
-        "The clusters in two dimensions",
-        "A sample of training rows by the two principal components of their embeddings.",
-    ),
-    "fine.png": (
-        "From fine centroids to clusters",
-        "Bright is near. Where a block's own line isn't the brightest, its cluster has no clear border.",
-    ),
-}
-COLUMN_KINDS = {"share": "share", "mostly": "text", "for example": "text"}
-TOP_CLASSES = 4
+from ddm_ray.config import RunConfig
+from ddm_ray.core.kmeans import Centroids
+from ddm_ray.data.partition.numbers import FAR
+from ddm_ray.pictures.page import page as html_page
+from ddm_ray.storage.info import PartitionInfo, ReportInfo
+
+KINDS = {"share": "share", "mostly": "text", "for example": "text", "images": "images"}
+TOP_CLASSES, CAPTIONS, CAPTION_LETTERS = 4, 3, 60
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A row as the page shows it: a small image, and its caption, if it has one."""
+
+    png: bytes
+    caption: str
 
 
 def page(
     config: RunConfig,
-    info: Mapping[str, Any],
-    warnings: Sequence[str],
-    files: Mapping[str, bytes],
-    columns: Mapping[str, Sequence[str]],
+    info: PartitionInfo,
+    report: ReportInfo,
+    centroids: Centroids | None,
+    shown_K: Sequence[Sequence[Shown]],
+    projection: bytes | None,
     facts: Mapping[str, str],
 ) -> str:
-    """report.html: `info` as in Report, pictures by name, more columns of the table of clusters, more facts."""
-    table = _table(config, info, columns)
+    """report.html. `projection`: a picture of the embeddings, if there are some; `facts`: more of them."""
+    table = _table(config, info, report, centroids, shown_K)
     return html_page(
         "partition",
-        title=f"{config.name}: {len(info['rows_K'])} clusters",
+        title=f"{config.name}: {len(info.rows_K)} clusters",
         info=info,
-        warnings=warnings,
-        sentences=_sentences(info),
-        files=files,
-        captions=CAPTIONS,
+        warnings=report.warnings,
+        sentences=_sentences(info, report),
+        projection=projection,
         columns=list(table),
-        kinds=COLUMN_KINDS,
+        kinds=KINDS,
         rows=[dict(zip(table, cells, strict=True)) for cells in zip(*table.values(), strict=True)],
         largest_share=max(table["share"]),
         facts={**_facts(config), **facts},
     )
 
 
-def _sentences(info: Mapping[str, Any]) -> list[str]:
-    rows_K = info["rows_K"]
-    lines = [f"Clusters have {min(rows_K):,} to {max(rows_K):,} training rows"]
-    if info["imbalance"] is not None:
-        lines[0] += f", {info['imbalance']:.2f} times as many"
-    lines[0] += f"; the entropy of their shares is {info['entropy']:.3f} of that of equal ones."
-    if info["silhouette"] is not None:
-        lines.append(f"Silhouette of the embeddings: {info['silhouette']:.3f} (1: far apart, 0: no borders).")
-    if info["ari"] is not None:
-        lines.append(f"Adjusted Rand index with the classes: {info['ari']:.3f} (1: clusters are classes, 0: chance).")
+def _sentences(info: PartitionInfo, report: ReportInfo) -> list[str]:
+    lines = [f"Clusters have {min(info.rows_K):,} to {max(info.rows_K):,} training rows"]
+    if info.imbalance is not None:
+        lines[0] += f", {info.imbalance:.2f} times as many"
+    lines[0] += f"; the entropy of their shares is {info.entropy:.3f} of that of equal ones."
+    if report.silhouette is not None:
+        lines.append(f"Silhouette of the embeddings: {report.silhouette:.3f} (1: far apart, 0: no borders).")
+    if info.ari is not None:
+        lines.append(f"Adjusted Rand index with the classes: {info.ari:.3f} (1: clusters are classes, 0: chance).")
     return lines
 
 
-def _table(config: RunConfig, info: Mapping[str, Any], columns: Mapping[str, Sequence[str]]) -> dict[str, Sequence]:
-    """The table of clusters, column by column; shares are numbers in [0, 1], all else is text."""
-    rows_K, total = info["rows_K"], sum(info["rows_K"])
-    table: dict[str, Sequence] = {
-        "cluster": [str(cluster) for cluster in range(len(rows_K))],
-        "training rows": [f"{rows:,}" for rows in rows_K],
-        "share": [rows / total for rows in rows_K],
-        "held out": [f"{rows:,}" for rows in info["rows_heldout_K"]],
+def _table(
+    config: RunConfig,
+    info: PartitionInfo,
+    report: ReportInfo,
+    centroids: Centroids | None,
+    shown_K: Sequence[Sequence[Shown]],
+) -> dict[str, Sequence[Any]]:
+    """The table of clusters, column by column; shares are numbers in [0, 1], images are Shown, all else is text."""
+    total = sum(info.rows_K)
+    table: dict[str, Sequence[Any]] = {"cluster": [str(cluster) for cluster in range(len(info.rows_K))]}
+    if any(shown_K):
+        table["images"] = shown_K
+    table |= {
+        "training rows": [f"{rows:,}" for rows in info.rows_K],
+        "share": [rows / total for rows in info.rows_K],
+        "held out": [f"{rows:,}" for rows in info.rows_heldout_K],
     }
-    if info["silhouette"] is not None:
-        table["silhouette"] = ["–" if value is None else f"{value:.3f}" for value in info["silhouette_K"]]
-    table |= columns
-    if info["counts_CK"]:
-        counts_KC = list(zip(*info["counts_CK"], strict=True))
+    if report.silhouette is not None:
+        table["silhouette"] = ["–" if value is None else f"{value:.3f}" for value in report.silhouette_K]
+    if centroids is not None and len(centroids.coarse_KD) > 1:
+        table["next cluster"] = _next_clusters(centroids.coarse_KD)
+    if report.fit:
+        table["appended"] = [f"{each.rows:,}" for each in report.fit]
+        table[f"farther than {FAR} % of the earlier"] = [
+            "–" if each.far is None else f"{each.far:,}" for each in report.fit
+        ]
+    if info.counts_CK:
+        counts_KC = list(zip(*info.counts_CK, strict=True))
         table["mostly"] = [_mostly(counts_C, config.data.class_names) for counts_C in counts_KC]
+    if config.data.text is not None and any(shown_K):
+        table["for example"] = ["; ".join(_short(row.caption) for row in shown[:CAPTIONS]) for shown in shown_K]
     return table
+
+
+def _next_clusters(coarse_KD: np.ndarray) -> list[str]:
+    """For each centroid the nearest other one, and its distance."""
+    cells = []
+    for cluster, own_D in enumerate(coarse_KD):
+        distance_K = np.linalg.norm(coarse_KD - own_D, axis=1)
+        distance_K[cluster] = np.inf
+        cells.append(f"{distance_K.argmin()} at {distance_K.min():.3g}")
+    return cells
+
+
+def _short(caption: str) -> str:
+    return caption if len(caption) < CAPTION_LETTERS else caption[: CAPTION_LETTERS - 1] + "…"
 
 
 def _mostly(counts_C: Sequence[int], names: Sequence[str]) -> str:

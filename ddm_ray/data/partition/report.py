@@ -9,15 +9,16 @@ from ddm_ray.config import RunConfig
 from ddm_ray.data import OnProgress, no_progress, phase
 from ddm_ray.data.partition.assignment import Assigned, assign_rows
 from ddm_ray.data.partition.clustering import Clustering, RowsReader
-from ddm_ray.data.partition.fit import Earlier, earlier
 from ddm_ray.data.partition.passes import Executor, InProcess
-from ddm_ray.data.partition.report_builder import Report, ReportBuilder, given_report
+from ddm_ray.data.partition.report_builder import Report, ReportBuilder
 from ddm_ray.data.partition.state import has_files, invalidate
 from ddm_ray.errors import CorruptArtifact, DriftError
 from ddm_ray.storage.graph import CENTROIDS, PARTITION, REPORT, ROWS
-from ddm_ray.storage.info import CentroidsInfo, PartitionInfo, RowsInfo
-from ddm_ray.storage.manifest import FileRecord, Manifest, sha256
+from ddm_ray.storage.info import CentroidsInfo, PartitionInfo, ReportInfo, RowsInfo
+from ddm_ray.storage.manifest import FileRecord, Manifest
 from ddm_ray.storage.run import Run
+
+PAGE = "report.html"
 
 
 def report(run: Run, progress: OnProgress | None = None, execute: Executor | None = None) -> None:
@@ -28,13 +29,13 @@ def report(run: Run, progress: OnProgress | None = None, execute: Executor | Non
     on_progress, execute = progress or no_progress, execute or InProcess()
     partition = run.require(PARTITION)
     # The manifest of an older partition lists the files of its report, which must stay as they are.
-    if finished_report(run) or f"{REPORT}/report.html".removeprefix(f"{PARTITION}/") in partition.files:
+    if finished_report(run) or f"{REPORT}/{PAGE}".removeprefix(f"{PARTITION}/") in partition.files:
         return
     if run.config.partition.given:
-        commit_report(run, given_report(run.named, PartitionInfo.of(partition)))
+        commit_report(run, ReportBuilder(run.named, PartitionInfo.of(partition), 0).build(None, {}))
         return
     rows = RowsReader(run, ROWS)
-    clustering = read_clustering(run, run.require(CENTROIDS)) if run.config.partition.by_kmeans else None
+    clustering = Clustering.read(run, run.require(CENTROIDS)) if run.config.partition.by_kmeans else None
     with execute.session():
         assigned = assign_rows(rows, clustering, phase(on_progress, 0.0, 0.5, "clusters"), execute)
         report_of(rows, partition, assigned, phase(on_progress, 0.5, 1.0, "report"), execute)
@@ -44,15 +45,27 @@ def report_of(
     rows: RowsReader, partition: Manifest, assigned: Assigned, on_progress: OnProgress, execute: Executor
 ) -> None:
     """Make the report of a partition of these rows, whose clusters are known."""
-    run, info, clustering = rows.run, PartitionInfo.of(partition), assigned.clustering
-    look = _Look(run.named, info, assigned)
-    before = None
-    if run.appends and run.base and clustering:
-        before = earlier(run, finished_report(run.base), clustering, phase(on_progress, 0.0, 0.3, "earlier rows"))
-    builder = look.builder(before)
-    for part in execute.each(rows, look, look.columns(rows), phase(on_progress, 0.3 if before else 0.0, 1.0)):
+    run = rows.run
+    look = _Look(run.named, PartitionInfo.of(partition), assigned, _far_before(run))
+    builder = look.builder()
+    for part in execute.each(rows, look, look.columns(rows), on_progress):
         builder.join(part)
-    commit_report(run, build_report(builder, rows, clustering))
+    centroids = assigned.clustering.centroids if assigned.clustering else None
+    commit_report(run, builder.build(centroids, _facts(rows)))
+
+
+def _far_before(run: Run) -> tuple[float | None, ...]:
+    """`ReportInfo.far_K` of the rows that a run appends its own to; empty if it doesn't, or their report has none.
+
+    Raises CorruptArtifact, DriftError for a report of them that isn't as it should be.
+    """
+    if not (run.appends and run.base and (report := run.base.finished(REPORT))):
+        return ()
+    far_K, num_clusters = ReportInfo.of(report).far_K, run.config.partition.num_clusters
+    if far_K and len(far_K) != num_clusters:
+        where = f"{run.base.url}/{REPORT}: has distances of {len(far_K)} clusters, its run has {num_clusters}"
+        raise CorruptArtifact(where, run.base.remake(REPORT))
+    return far_K
 
 
 @dataclass(frozen=True)
@@ -62,9 +75,10 @@ class _Look:
     config: RunConfig
     info: PartitionInfo
     assigned: Assigned
+    far_K: tuple[float | None, ...]
 
-    def builder(self, before: Earlier | None = None) -> ReportBuilder:
-        return ReportBuilder(self.config, self.info, int(self.assigned.rows_train_K.sum()), before)
+    def builder(self) -> ReportBuilder:
+        return ReportBuilder(self.config, self.info, int(self.assigned.rows_train_K.sum()), self.far_K)
 
     def columns(self, rows: RowsReader) -> list[str]:
         shown = {"embedding": RowsInfo.of(rows.manifest).embedding_dim > 0, "text": self.config.data.text is not None}
@@ -80,26 +94,17 @@ class _Look:
         yield builder
 
 
-def build_report(builder: ReportBuilder, rows: RowsReader, clustering: Clustering | None) -> Report:
-    """The report of a partition whose `rows` have all been added to `builder`."""
+def _facts(rows: RowsReader) -> dict[str, str]:
+    """Facts about the rows, beside their clusters, for the page."""
     run, info = rows.run, RowsInfo.of(rows.manifest)
     counts = {"rejected": info.rejected, "duplicates": info.duplicates, "dropped": info.dropped}
     counts["files of another kind"] = sum(info.ignored.values())
     facts = {name: f"{count:,}" for name, count in counts.items() if count}
-    if clustering:
+    if run.config.partition.by_kmeans:
         facts["rows sampled"] = f"{CentroidsInfo.of(run.require(CENTROIDS)).rows_sampled:,}"
     if run.appends:
         facts["appended"] = f"{info.rows:,} rows of {info.source}, which the pictures are of"
-    if (before := builder.earlier) and before.distances.measured < sum(before.rows_K):
-        many = f"{before.distances.measured:,} of {sum(before.rows_K):,} training rows"
-        facts["distances of earlier rows"] = f"of {many}, of parts drawn at random: an earlier report doesn't have them"
-    return builder.build(clustering.centroids if clustering else None, facts)
-
-
-def read_clustering(run: Run, manifest: Manifest) -> Clustering:
-    """The centroids of a partition, and their features. Raises CorruptArtifact."""
-    [name] = manifest.files
-    return Clustering.from_bytes(run, run.read(CENTROIDS, name, manifest))
+    return facts
 
 
 def finished_report(run: Run) -> Manifest | None:
@@ -112,26 +117,15 @@ def finished_report(run: Run) -> Manifest | None:
 
 
 def commit_report(run: Run, built: Report) -> None:
-    """Write a report's files and its manifest. A concurrent writer's finished report stays as it is."""
+    """Write a report's page and its manifest. A concurrent writer's finished report stays as it is."""
     invalidate(run, REPORT, lambda: finished_report(run))
-    replaced = {} if finished_report(run) else _write(run, built.files)
-    records = {name: FileRecord.of(data) for name, data in built.files.items()}
-    manifest = run.commit_records(REPORT, records, built.info)
-    for name, data in replaced.items():
-        record = manifest.files.get(name)
-        if record is not None and record.sha256 == sha256(data):
-            run.store.write(f"{REPORT}/{name}", data)
-
-
-def _write(run: Run, files: dict[str, bytes]) -> dict[str, bytes]:
-    """Write a report's files; the other bytes that were replaced, by name: maybe of a writer that finishes first."""
-    replaced = {}
-    for name, data in files.items():
-        key = f"{REPORT}/{name}"
-        if run.store.create(key, data):
-            continue
-        stored = run.store.read(key)
-        if stored != data:
-            run.store.write(key, data)
-            replaced[name] = stored
-    return replaced
+    if finished_report(run):
+        return
+    key = f"{REPORT}/{PAGE}"
+    before = None if run.store.create(key, built.html) else run.store.read(key)
+    if before is not None and before != built.html:
+        run.store.write(key, built.html)
+    manifest = run.commit_records(REPORT, {PAGE: FileRecord.of(built.html)}, built.info)
+    # Pictures of another machine may be other bytes: if it has finished meanwhile, its page is put back.
+    if before is not None and manifest.files.get(PAGE) == FileRecord.of(before):
+        run.store.write(key, before)

@@ -25,11 +25,6 @@ class LowestKeys:
         self._free = np.arange(self.num_slots)
         self._limit = np.uint64(2**64 - 1)  # a higher key isn't among the lowest
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        # Arrays that come from another process may be read-only.
-        vars(self).update(state)
-        self._key_S, self._free = self._key_S.copy(), self._free.copy()
-
     def __len__(self) -> int:
         return min(self.num_slots - len(self._free), self.size)
 

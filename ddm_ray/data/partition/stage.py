@@ -14,7 +14,7 @@ from ddm_ray.data.partition.file_plan import FILE_BYTES, FilePlan
 from ddm_ray.data.partition.made_files import MadeFiles
 from ddm_ray.data.partition.numbers import sizes
 from ddm_ray.data.partition.passes import Executor, FileWork, InProcess
-from ddm_ray.data.partition.report import read_clustering, report, report_of
+from ddm_ray.data.partition.report import report, report_of
 from ddm_ray.data.partition.shards import write_shards
 from ddm_ray.data.partition.state import SHARDS, ExpectedShard, check_finished, invalidate, manifest_key
 from ddm_ray.errors import ConfigError, CorruptArtifact, DataError, DriftError
@@ -133,14 +133,14 @@ def _centroids(
     manifest = run.commit_records(CENTROIDS, records, info, identity=identity)
     for other in run.store.sizes(CENTROIDS).keys() - manifest.files.keys() - {NAME}:
         run.store.delete_one(f"{CENTROIDS}/{other}")
-    return read_clustering(run, manifest), manifest
+    return Clustering.read(run, manifest), manifest
 
 
 def _kept_centroids(run: Run, identity: Identity) -> tuple[Clustering, Manifest] | None:
     try:
         manifest = run.manifest(CENTROIDS)
         if manifest and not run.drift(CENTROIDS, manifest.identity, identity):
-            return read_clustering(run, manifest), manifest
+            return Clustering.read(run, manifest), manifest
     except CorruptArtifact:
         return None
     return None

@@ -1,4 +1,4 @@
-"""Rows around a few points, and their clusters' centroids, for reports to be built of."""
+"""Rows around a few points, their clusters' centroids, and reports that are built of them."""
 
 import io
 
@@ -8,7 +8,10 @@ from PIL import Image
 
 from ddm_ray.config import RunConfig, load_recipe
 from ddm_ray.core.kmeans import Centroids
+from ddm_ray.data.partition.report_builder import Report, ReportBuilder
+from ddm_ray.data.partition.stage import partition_info
 from ddm_ray.data.schema import EMBEDDING, HELDOUT, TRAIN, column, embeddings, rows_schema
+from ddm_ray.storage.info import PartitionInfo, ShardInfo
 
 DIM = 6
 TEXTS = {
@@ -76,3 +79,46 @@ def distances_of(table: pa.Table, cluster_N: np.ndarray, centroids: Centroids) -
 
 def training(table: pa.Table) -> np.ndarray:
     return np.array(table["split"].to_pylist()) == TRAIN
+
+
+def info_of(rows: list[tuple[int, int, list[int]]]) -> PartitionInfo:
+    """What a partition's manifest says of shards of so many training and held-out rows, and counts by class."""
+    fields = {"data_std": None, "centroids": None}
+    shards = [
+        ShardInfo(cluster=k, rows=train + held, rows_train=train, rows_heldout=held, counts_C=counts_C, **fields)
+        for k, (train, held, counts_C) in enumerate(rows)
+    ]
+    return partition_info(shards, None)
+
+
+def counted(config: RunConfig, table: pa.Table, cluster_N: np.ndarray) -> PartitionInfo:
+    train_N, num_classes = training(table), len(config.data.class_names)
+    rows = []
+    for cluster in range(config.partition.num_clusters):
+        mine_N = cluster_N == cluster
+        label_N = table["label"].to_numpy()[train_N & mine_N] if num_classes else np.zeros(0, int)
+        counts_C = np.bincount(label_N, minlength=num_classes).tolist()
+        rows.append(((train_N & mine_N).sum(), (~train_N & mine_N).sum(), counts_C))
+    return info_of(rows)
+
+
+def begun(config: RunConfig, table: pa.Table, cluster_N: np.ndarray) -> ReportBuilder:
+    """The builder of these rows' report, before it sees any."""
+    info = counted(config, table, cluster_N)
+    return ReportBuilder(config, info, sum(info.rows_K))
+
+
+def without_rows(config: RunConfig, info: PartitionInfo) -> Report:
+    """The report of shards that owners gave."""
+    return ReportBuilder(config, info, 0).build(None, {})
+
+
+def built(config: RunConfig, table: pa.Table, cluster_N: np.ndarray, order: np.ndarray | None = None) -> Report:
+    """The report of the rows in this order, seen in parts of uneven sizes."""
+    centroids = centroids_of(table, cluster_N)
+    distance_N = distances_of(table, cluster_N, centroids)
+    builder = begun(config, table, cluster_N)
+    order = np.arange(table.num_rows) if order is None else order
+    for part in np.split(order, [1, 40, 41, 333]):
+        builder.add(table.take(pa.array(part)), cluster_N[part], distance_N[part])
+    return builder.build(centroids, {"rejected": "12 <b>"})

@@ -8,7 +8,6 @@ import pytest
 from click.testing import CliRunner
 
 from ddm_ray.cli import main
-from ddm_ray.data.partition import report as report_stage
 from ddm_ray.data.partition.report import report
 from ddm_ray.data.partition.report_builder import Report, ReportBuilder
 from ddm_ray.data.partition.stage import partition
@@ -17,13 +16,12 @@ from ddm_ray.storage.graph import PARTITION, REPORT, ROWS, owner_rows, shard
 from ddm_ray.storage.info import ReportInfo
 from ddm_ray.storage.manifest import NAME, FileRecord
 from ddm_ray.storage.run import Run
+from ddm_ray.storage.store import Store
 from tests.data.damage import Damage, Folder, damages
 from tests.data.groups import FOUR, rows, run_of
 from tests.data.partitions import contents, copy_of
 from tests.data.rows import commit_tables
 
-FILES = {"report.html", "clusters.png", "projection.png"}
-OF_CENTROIDS = {"fine.png", "distances.json"}
 METHODS = [(), ("partition.max_share=0.3",), ("partition.method=pixels",), ("partition.method=random",)]
 
 
@@ -44,9 +42,8 @@ def test_a_report_made_alone_is_that_of_the_whole_stage(method: tuple[str, ...],
     assert not without.store.sizes(REPORT)
     report(without)
     assert contents(without) == contents(with_report)
-    assert set(with_report.require(REPORT).files) == FILES | (OF_CENTROIDS if "random" not in str(method) else set())
-    for name in with_report.require(REPORT).files:
-        with_report.read(REPORT, name)
+    assert [*with_report.require(REPORT).files] == ["report.html"]
+    assert with_report.read(REPORT, "report.html")
     assert partition(without) == partition(with_report, lambda *_: pytest.fail("a finished stage does nothing"))
 
 
@@ -96,29 +93,26 @@ def test_a_report_of_another_machine_stays_as_it_is(
     parted: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pictures of another matplotlib: the other one writes its report and finishes while this one is about to."""
-    run, overtaken = copy_of(parted, tmp_path / "run"), []
-    build, write = ReportBuilder.build, report_stage._write
+    run, mine = copy_of(parted, tmp_path / "run"), []
+    build, create = ReportBuilder.build, Store.create
 
     def other_build(self: ReportBuilder, *args) -> Report:
-        built = build(self, *args)
-        return dataclasses.replace(built, files=built.files | {"clusters.png": b"other pixels"})
+        return dataclasses.replace(build(self, *args), html=b"other pixels")
 
-    def write_late(run: Run, files: dict[str, bytes]) -> dict[str, bytes]:
-        if not overtaken:
-            overtaken.append(files)
+    def create_late(self: Store, key: str, data: bytes) -> bool:
+        if not mine and key == f"{REPORT}/report.html":
+            mine.append(data)
             with monkeypatch.context() as other:
                 other.setattr(ReportBuilder, "build", build)
                 report(Run.open(run.url))
                 assert run.finished(REPORT)
-        return write(run, files)
+        return create(self, key, data)
 
     monkeypatch.setattr(ReportBuilder, "build", other_build)
-    monkeypatch.setattr(report_stage, "_write", write_late)
+    monkeypatch.setattr(Store, "create", create_late)
     report(run)
-    assert overtaken
-    for name in run.require(REPORT).files:
-        run.read(REPORT, name)
-    assert run.store.read(f"{REPORT}/clusters.png") != b"other pixels"
+    assert mine == [b"other pixels"]
+    assert run.read(REPORT, "report.html") != b"other pixels"
 
 
 def test_a_report_needs_a_partition(tmp_path: Path) -> None:
@@ -162,9 +156,12 @@ def test_the_command_shows_warnings_of_an_older_version_too(reported: Run) -> No
     page, partition = reported.store.read(f"{REPORT}/report.html"), reported.require(PARTITION)
     reported.store.delete_one(f"{REPORT}/{NAME}")
     files = {**partition.files, "report/report.html": FileRecord.of(page)}
+    fit = {"rows": 3, "distance": 0.5, "rows_before": 60, "distance_before": 0.4, "far_before": 1.0, "far": 1}
     info = {**partition.info, "silhouette": 0.25, "silhouette_K": [0.25] * 4, "warnings": ["cluster 2 is empty"]}
+    info["fit"] = [fit]
     reported.store.write(f"{PARTITION}/{NAME}", dataclasses.replace(partition, files=files, info=info).to_json())
     shown = CliRunner().invoke(main, ["partition", reported.url])
     assert shown.exit_code == 0, shown.output
     assert "silhouette of the clusters: 0.250" in shown.output and "cluster 2 is empty" in shown.output
+    assert "cluster 0: 3 new training rows, 1 of them farther from its centroid than 99 %" in shown.output
     assert not reported.store.exists(f"{REPORT}/{NAME}")

@@ -1,9 +1,6 @@
 """The partition's report: its numbers against brute force, its warnings, its page and pictures."""
 
-import base64
-import io
 import os
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -11,65 +8,34 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 from sklearn.decomposition import PCA
 from sklearn.metrics import adjusted_rand_score, silhouette_samples, silhouette_score
 
 from ddm_ray.config import RunConfig
 from ddm_ray.data.order import shuffle_keys
 from ddm_ray.data.partition import report_builder
-from ddm_ray.data.partition.pictures import GAP, TILE, principal_axes
+from ddm_ray.data.partition.pictures import principal_axes
 from ddm_ray.data.partition.report_builder import (
-    IMAGES,
     PROJECTED_ROWS,
     SILHOUETTE_ROWS,
     Report,
     ReportBuilder,
-    given_report,
 )
-from ddm_ray.data.partition.stage import partition_info
 from ddm_ray.data.schema import EMBEDDING, column, embeddings
 from ddm_ray.data.sharded.ray_data import from_row, to_row
-from ddm_ray.storage.info import PartitionInfo, ShardInfo
-from tests.data.partition.report_rows import TEXTS, centroids_of, distances_of, groups, made_config, training
-
-
-def info_of(rows: list[tuple[int, int, list[int]]]) -> PartitionInfo:
-    """What a partition's manifest says of shards of so many training and held-out rows, and counts by class."""
-    fields = {"data_std": None, "centroids": None}
-    shards = [
-        ShardInfo(cluster=k, rows=train + held, rows_train=train, rows_heldout=held, counts_C=counts_C, **fields)
-        for k, (train, held, counts_C) in enumerate(rows)
-    ]
-    return partition_info(shards, None)
-
-
-def counted(config: RunConfig, table: pa.Table, cluster_N: np.ndarray) -> PartitionInfo:
-    train_N, num_classes = training(table), len(config.data.class_names)
-    rows = []
-    for cluster in range(config.partition.num_clusters):
-        mine_N = cluster_N == cluster
-        label_N = table["label"].to_numpy()[train_N & mine_N] if num_classes else np.zeros(0, int)
-        counts_C = np.bincount(label_N, minlength=num_classes).tolist()
-        rows.append(((train_N & mine_N).sum(), (~train_N & mine_N).sum(), counts_C))
-    return info_of(rows)
-
-
-def begun(config: RunConfig, table: pa.Table, cluster_N: np.ndarray) -> ReportBuilder:
-    """The builder of these rows' report, before it sees any."""
-    info = counted(config, table, cluster_N)
-    return ReportBuilder(config, info, sum(info.rows_K))
-
-
-def built(config: RunConfig, table: pa.Table, cluster_N: np.ndarray, order: np.ndarray | None = None) -> Report:
-    """The report of the rows in this order, seen in parts of uneven sizes."""
-    centroids = centroids_of(table, cluster_N)
-    distance_N = distances_of(table, cluster_N, centroids)
-    builder = begun(config, table, cluster_N)
-    order = np.arange(table.num_rows) if order is None else order
-    for part in np.split(order, [1, 40, 41, 333]):
-        builder.add(table.take(pa.array(part)), cluster_N[part], distance_N[part])
-    return builder.build(centroids, {"rejected": "12 <b>"})
+from tests.data.partition.report_rows import (
+    TEXTS,
+    begun,
+    built,
+    centroids_of,
+    counted,
+    distances_of,
+    groups,
+    info_of,
+    made_config,
+    training,
+    without_rows,
+)
 
 
 @settings(max_examples=10, deadline=None)
@@ -98,6 +64,7 @@ def test_a_report_is_the_same_however_its_rows_are_shared_out(
         if kind == "many rows":  # of which a sample has a few
             patch.setattr(report_builder, "PROJECTED_ROWS", 60)
             patch.setattr(report_builder, "SILHOUETTE_ROWS", 50)
+            patch.setattr(report_builder, "MEASURED_ROWS", 70)
         alone = seen(np.arange(table.num_rows)).build(centroids, {})
         parts = [from_row(to_row(seen(part))) for part in np.split(order, sorted(cuts))]
         for place in joins:
@@ -108,8 +75,7 @@ def test_a_report_is_the_same_however_its_rows_are_shared_out(
         for part in parts:
             builder.join(from_row(to_row(part)))
         joined = builder.build(centroids, {})
-    assert joined.info == alone.info
-    assert joined.files == alone.files
+    assert joined == alone
 
 
 def test_numbers_are_those_of_brute_force() -> None:
@@ -165,7 +131,7 @@ def test_a_catch_all_cluster_is_warned_of(share: float, loud: bool) -> None:
     assert exact == pytest.approx(share, abs=0.02)
     expected = f"cluster 3 has {exact:.0%} of the training rows, where an equal share is 12%"
     assert [line.startswith(expected) and "max_share" in line for line in report.info.warnings] == [True] * loud
-    assert (f"Warning: {expected}" in report.files["report.html"].decode()) is loud
+    assert (f"Warning: {expected}" in report.html.decode()) is loud
 
 
 def of_clusters(report: Report) -> list[str]:
@@ -180,13 +146,13 @@ def test_classes_without_rows_are_warned_of() -> None:
 
 
 def given_warnings(config: RunConfig, rows: list[tuple[int, int, list[int]]]) -> list[str]:
-    return list(given_report(config, info_of(rows)).info.warnings)
+    return list(without_rows(config, info_of(rows)).info.warnings)
 
 
 @pytest.mark.parametrize(("rows_K", "warned"), [([100], []), ([89, 11], []), ([95, 9], [0]), ([50, 25, 29], [])])
 def test_an_equal_share_of_few_clusters_is_no_catch_all(rows_K: list[int], warned: list[int]) -> None:
     config = made_config(len(rows_K), batch=2, method="given")
-    report = given_report(config, info_of([(rows, 0, [rows] + [0] * 9) for rows in rows_K]))
+    report = without_rows(config, info_of([(rows, 0, [rows] + [0] * 9) for rows in rows_K]))
     assert [int(line.split()[1]) for line in of_clusters(report)] == warned
 
 
@@ -211,51 +177,6 @@ def test_clusters_without_borders_are_warned_of() -> None:
     assert of_clusters(built(config, table, cluster_N)) == []
 
 
-class _Page(HTMLParser):
-    """What a page shows: its pictures, its text, what it would fetch; every tag must be closed."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.images: list[bytes] = []
-        self.words: list[str] = []
-        self.fetched: list[str] = []
-        self._open: list[str] = []
-        self.feed(text)
-        assert self._open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in ("meta", "img"):
-            self._open.append(tag)
-        for name, value in attrs:
-            if name in ("src", "href"):
-                kind, _, data = (value or "").partition(",")
-                if kind == "data:image/png;base64":
-                    self.images.append(base64.b64decode(data))
-                else:
-                    self.fetched.append(value or "")
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self._open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
-
-
-def test_the_page_holds_its_pictures_and_fetches_nothing() -> None:
-    config = made_config()
-    table, cluster_N = groups(config, [100, 100, 100, 100])
-    files = built(config, table, cluster_N).files
-    assert set(files) == {"report.html", "clusters.png", "projection.png", "fine.png", "distances.json"}
-    page = _Page(files["report.html"].decode())
-    assert page.images == [files[name] for name in ("clusters.png", "projection.png", "fine.png")]
-    assert page.fetched == []
-    assert {"tiny: 4 clusters", "12 <b>", "euclidean", "digits"} <= set(page.words)
-    sizes = {name: Image.open(io.BytesIO(files[name])).size for name in files if name.endswith(".png")}
-    assert sizes["projection.png"] == (900, 650)
-    assert sizes["clusters.png"][1] > 4 * TILE
-    assert sizes["clusters.png"][0] > 2 * IMAGES * TILE
-
-
 def test_bytes_depend_on_the_set_of_rows_alone() -> None:
     config = made_config()
     table, cluster_N = groups(config, [1000, 4000, 1000, 1000], spread=1.0)
@@ -263,62 +184,26 @@ def test_bytes_depend_on_the_set_of_rows_alone() -> None:
     assert built(config, table, cluster_N) == built(config, table, cluster_N, mixed)
 
 
-def test_images_are_the_nearest_and_those_of_lowest_keys() -> None:
+def test_rows_are_far_beyond_99_of_100_earlier_ones() -> None:
     config = made_config()
-    table, cluster_N = groups(config, [80, 40, 60, 5])
-    picture = Image.open(io.BytesIO(built(config, table, cluster_N).files["clusters.png"])).convert("L")
-    distance_N = distances_of(table, cluster_N, centroids_of(table, cluster_N))
-    shuffle_N = shuffle_keys(table["id"].to_pylist())
-    step = TILE + GAP
-    left = picture.width - 2 * (IMAGES * step + 20)
-    for cluster in range(4):
-        mine = np.flatnonzero(training(table) & (cluster_N == cluster))
-        shown = [mine[np.argsort(key_N[mine])][:IMAGES] for key_N in (distance_N, shuffle_N)]
-        y = picture.height - 10 - (4 - cluster) * step + TILE // 2
-        for group, rows in enumerate(shown):
-            begin = left + group * (IMAGES * step + 20)
-            shades = [picture.getpixel((begin + place * step + TILE // 2, y)) for place in range(IMAGES)]
-            assert shades == [int(row) % 251 for row in rows] + [255] * (IMAGES - len(rows))
-
-
-def test_latents_are_shown_by_thumbnails_and_texts_by_captions() -> None:
-    config = made_config(data=TEXTS)
-    table, cluster_N = groups(config, [30, 30, 30, 30])
-    report = built(config, table, cluster_N)
-    picture = Image.open(io.BytesIO(report.files["clusters.png"])).convert("L")
-    key_N = shuffle_keys(table["id"].to_pylist())
-    words = _Page(report.files["report.html"].decode()).words
-    for cluster in range(4):
-        mine = np.flatnonzero(training(table) & (cluster_N == cluster))
-        rows = mine[np.argsort(key_N[mine])]
-        x = picture.width - (IMAGES * (TILE + GAP) + 20) + TILE // 2
-        y = picture.height - 10 - (4 - cluster) * (TILE + GAP) + TILE // 2
-        assert picture.getpixel((x, y)) == pytest.approx(rows[0], abs=3)
-        assert "; ".join(f"<number> {row}" for row in rows[:3]) in words
-
-
-def test_without_centroids_there_are_clusters_to_see_all_the_same() -> None:
-    config = made_config(method="random")
-    table, cluster_N = groups(config, [50, 50, 50, 50])
-    builder = begun(config, table, cluster_N)
-    builder.add(table, cluster_N, None)
-    report = builder.build(None, {})
-    assert set(report.files) == {"report.html", "clusters.png", "projection.png"}
-    single = made_config(num_clusters=1, method="random")
-    few = begun(single, table.slice(0, 1), np.zeros(1, np.int64))
-    few.add(table.slice(0, 1), np.zeros(1, np.int64), None)
-    assert few.build(None, {}).info.silhouette is None
-
-
-def test_the_report_of_given_shards_needs_no_rows() -> None:
-    config = made_config(num_clusters=2, method="given")
-    info = info_of([(60, 3, [10, 50, *[0] * 8]), (40, 5, [0, 0, *[5] * 8])])
-    report = given_report(config, info)
-    assert set(report.files) == {"report.html"}
-    assert (info.rows_K, info.rows_heldout_K, info.imbalance) == ((60, 40), (3, 5), 1.5)
-    label_N = np.repeat([0, 1, *range(2, 10)], [10, 50, *[5] * 8])
-    assert info.ari == pytest.approx(adjusted_rand_score(label_N, np.repeat([0, 1], [60, 40])))
-    assert "1 (83%), 0 (17%)" in _Page(report.files["report.html"].decode()).words
+    table, cluster_N = groups(config, [100, 200, 300, 5])
+    report, train_N = built(config, table, cluster_N), training(table)
+    distance_N = distances_of(table, cluster_N, centroids_of(table, cluster_N)).astype(np.float32)
+    limits = [np.percentile(distance_N[train_N & (cluster_N == cluster)], 99) for cluster in range(4)]
+    assert report.info.far_K == pytest.approx(limits)
+    assert report.info.fit == ()
+    later = ReportBuilder(config, counted(config, table, cluster_N), int(train_N.sum()), (*limits[:2], 0.0, None))
+    halves = np.arange(table.num_rows) % 2 == 0
+    for half in (halves, ~halves):
+        part = ReportBuilder(config, counted(config, table, cluster_N), int(train_N.sum()), later._far_K)
+        part.add(table.filter(pa.array(half)), cluster_N[half], distance_N[half])
+        later.join(part)
+    info = later.build(None, {}).info
+    rows_K = np.bincount(cluster_N[train_N], minlength=4).tolist()
+    assert [each.rows for each in info.fit] == rows_K
+    assert [each.far for each in info.fit] == [1, 2, rows_K[2], None]
+    assert info.far_K == later._far_K
+    assert "in cluster 2: these pictures are unlike" in info.warnings[0]
 
 
 def test_the_projection_is_on_the_principal_components() -> None:

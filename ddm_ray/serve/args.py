@@ -1,0 +1,79 @@
+"""Arguments of the Serve application: of a config file, and of the command line."""
+
+from typing import Literal, Self
+
+from pydantic import Field, PositiveInt, model_validator
+
+from ddm_ray.config import Precision, StrictModel
+
+
+class ServeArgs(StrictModel):
+    """Arguments of `build_app`, as a config file gives them.
+
+    A field that is added here, with its range and its description, is an option of the command line too.
+    """
+
+    run: str = Field(description="Absolute path or URI of a run, as the serving machines see it.")
+    placement: Literal["colocated", "multiplexed", "per-expert"] = Field(
+        default="colocated",
+        description="colocated: each replica of `api`, the ingress, has all experts, and nothing crosses the network;"
+        " multiplexed: likewise, but in host memory, and few of them on the device in turn, for many experts that are"
+        " seldom asked; per-expert: a deployment for each expert, which scales by itself.",
+    )
+    replicas: PositiveInt = Field(
+        default=1,
+        description="Processes of `api`, which answer requests: while one that died is started again, the others do."
+        " Each has all experts unless these are placed per-expert.",
+    )
+    resident: int = Field(default=2, ge=2, description="Multiplexed experts on the device at a time.")
+    dense: Literal["monolith", "student"] | None = Field(
+        default=None,
+        description="A network to serve as a model of its own beside the mixture, RUN'S NAME-monolith or -student: a"
+        " deployment `dense`.",
+    )
+    device: str = Field(
+        default="cpu", description="torch's device for experts and router; auto: cuda if this Ray has a GPU, else cpu."
+    )
+    max_rows: PositiveInt = Field(default=32, description="Images of a batch; more wait.")
+    pin_file: str | None = Field(
+        default=None,
+        description="Path or URI of a YAML file with a line such as `expert-002: 400` for each network whose weights of"
+        " that step are to be served in place of the newest. It may come later.",
+    )
+    refresh_s: float = Field(
+        default=10.0,
+        gt=0,
+        description="Seconds between two looks for newer weights and other pins, until all is final.",
+    )
+    precision: Precision | None = Field(
+        default=None,
+        description="Precision of experts and router. Default: bf16 on a GPU that has it, which takes half the memory"
+        " and a fraction of the time; else fp32.",
+    )
+    compile: bool = Field(
+        default=False,
+        description="Compile experts and router for calls of a few sizes, which others are padded to, and on a GPU make"
+        " each size a CUDA graph: minutes at the start, faster steps.",
+    )
+    token_file: str | None = Field(
+        default=None,
+        description="File with bearer tokens, one a line, where this is called. Default: those in $DDM_SERVE_TOKENS"
+        " there; without any, everybody may ask.",
+    )
+    per_minute: float | None = Field(
+        default=None,
+        gt=0,
+        description="Requests for images a minute and token, which each replica of `api` counts by itself. Default:"
+        " any number.",
+    )
+    local: bool = Field(
+        default=False,
+        description="Answer only requests by localhost or an IP address: where there are no tokens, any page in a"
+        " browser on the machine could ask otherwise, by a name of its own that leads here.",
+    )
+
+    @model_validator(mode="after")
+    def _compiled_where_weights_stay(self) -> Self:
+        if self.compile and self.placement == "multiplexed":
+            raise ValueError("compile: experts that take turns on the device aren't compiled; use another placement")
+        return self
