@@ -5,7 +5,7 @@ from ddm_ray.cli.append import append
 from ddm_ray.cli.check import check, probe
 from ddm_ray.cli.command import main
 from ddm_ray.cli.compare import compare
-from ddm_ray.cli.courier import pack, unpack
+from ddm_ray.cli.copy import copy
 from ddm_ray.cli.doctor import doctor
 from ddm_ray.cli.extend import extend
 from ddm_ray.cli.gateway import gateway
@@ -29,6 +29,7 @@ __all__ = [
     "append",
     "check",
     "compare",
+    "copy",
     "demo",
     "doctor",
     "down",
@@ -43,7 +44,6 @@ __all__ = [
     "ledger",
     "list_workers",
     "main",
-    "pack",
     "partition",
     "plan",
     "prepare",
@@ -58,7 +58,6 @@ __all__ = [
     "targets",
     "tidy",
     "train",
-    "unpack",
     "up",
     "watch",
     "work",
