@@ -78,7 +78,7 @@ def plan(run: Run, trained: Sequence[Artifact], site: Island, measures: bool) ->
     placement, needs = site.train, needs_of(run, trained)
     (rows, rows_bytes, to_write), folder = _rows(run), Path(run.url)
     kinds = [_estimated(need, run, rows, placement) for need in needs]
-    if measures:
+    if measures and any(each.left for each in kinds):
         kinds = list(_measured(kinds, needs, placement))
     left = [(each, share) for each, need in zip(kinds, needs, strict=True) for share in need.left.values() if share]
     at_once = max(1, min(len(left), 1 if site.name else _at_once(kinds, placement)))
