@@ -80,10 +80,6 @@ class TruncatedWeights(CorruptArtifact):
     """A file of weights that ends early or isn't one."""
 
 
-class ArchiveError(DDMError):
-    """An archive that isn't byte by byte as packing writes it, or that doesn't fit into the run."""
-
-
 class DataError(DDMError):
     """A data set that can't be read, or is too small for what is asked of it."""
 

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-from contextlib import suppress
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import unquote, urlsplit
@@ -213,21 +212,6 @@ class _Site(StrictModel):
     price_per_hour: float | None = Field(
         default=None, ge=0, description="of all its workers together, in any currency; for plans"
     )
-    gpu: str | float | None = Field(
-        default=None,
-        description="its GPUs by torch's name or a short one, as H100 (that is the SXM one), or the peak FLOP/s of one;"
-        " for plans",
-    )
-
-    @field_validator("gpu")
-    @classmethod
-    def _number_or_name(cls, given: str | float | None) -> str | float | None:
-        number: str | float | None = given
-        with suppress(TypeError, ValueError):  # YAML takes 1e15 for words
-            number = float(given or "")
-        if isinstance(number, float) and not 0 < number < math.inf:
-            raise ValueError(f"is a GPU's name, or FLOP/s above 0, got {given!r:.60}")
-        return number
 
     @field_validator("address")
     @classmethod

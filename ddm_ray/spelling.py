@@ -1,4 +1,4 @@
-"""Lines for people: texts of others in them, some of many names, and what a mistyped one may have meant."""
+"""Lines for people: texts of others in them, some of many names, sizes, and what a mistyped word may have meant."""
 
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
@@ -44,3 +44,11 @@ def spelled_out(text: str) -> str:
     That is what Unicode doesn't call printable: controls of C0 and C1, ends of lines, and what turns text around.
     """
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+def amount(value: float, unit: str = "B") -> str:
+    """A number of three digits with its unit, as `1.25 GB`."""
+    for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g} {prefix}{unit}"
+    return f"{value:.3g} {unit}".rstrip()

@@ -25,8 +25,7 @@ COMMANDS = {
     "export": ("export {run} {folder}", "export {run} {folder} --overwrite"),
     "export of a dense model": ("export {run} {folder} --model monolith", "export {run} {folder} --overwrite"),
     "sample": ("sample {run} -n 1 --out-dir {folder} -o {folder}/all.png --trace {folder}/trace.png",) * 2,
-    "pack": ("pack {run} expert 0 -o {folder}/home.tar", "pack {run} expert 1 -o {folder}/home.tar"),
-    "unpack": ("unpack {packed} {folder}",) * 2,
+    "copy": ("copy {run} {folder} experts/000", "copy {run} {folder}"),
     "init": ("init {folder} --recipe tiny",) * 2,
     "partition": ("partition {prepared} --scratch {folder}", "partition {again} --scratch {folder}"),
 }
@@ -35,10 +34,9 @@ COMMANDS = {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run whose models are trained, rows that are prepared, and an archive."""
+    """A folder with a run whose models are trained, and rows that are prepared."""
     root = tmp_path_factory.mktemp("made")
     make_run(str(root / "run"), num_rows=60)
-    call(f"pack {root}/run expert 0 -o {root}/home.tar")
     prepare(Run.create(str(root / "prepared"), load_recipe("tiny")), execute=serial)
     return root
 
@@ -49,7 +47,7 @@ def test_a_command_leaves_the_users_files_alone(made: Path, tmp_path: Path, firs
     folder.mkdir()
     for name in ("prepared", "again"):
         shutil.copytree(made / "prepared", tmp_path / name)
-    words = {"run": made / "run", "packed": made / "home.tar", "folder": folder}
+    words = {"run": made / "run", "folder": folder}
     words |= {name: tmp_path / name for name in ("prepared", "again")}
     call(first.format(**words))
     plant(folder)

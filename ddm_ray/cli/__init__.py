@@ -5,7 +5,7 @@ from ddm_ray.cli.append import append
 from ddm_ray.cli.check import check, probe
 from ddm_ray.cli.command import main
 from ddm_ray.cli.compare import compare
-from ddm_ray.cli.courier import pack, unpack
+from ddm_ray.cli.copy import copy
 from ddm_ray.cli.doctor import doctor
 from ddm_ray.cli.extend import extend
 from ddm_ray.cli.gateway import gateway
@@ -28,6 +28,7 @@ __all__ = [
     "append",
     "check",
     "compare",
+    "copy",
     "demo",
     "doctor",
     "down",
@@ -41,7 +42,6 @@ __all__ = [
     "launch",
     "list_workers",
     "main",
-    "pack",
     "partition",
     "plan",
     "prepare",
@@ -56,7 +56,6 @@ __all__ = [
     "targets",
     "tidy",
     "train",
-    "unpack",
     "up",
     "watch",
     "work",

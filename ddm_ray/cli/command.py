@@ -152,7 +152,7 @@ def main() -> None:
       ddm partition runs/digits                       cluster them into one shard an expert
       ddm train runs/digits all                       train all experts and the router on this machine
       ddm train runs/digits expert 0                  train one expert, anywhere
-      ddm pack runs/digits expert 1 -o one.tar        an archive for an island that can't see the run
+      ddm copy runs/digits /media/disk/digits         a copy for an island that can't see the run
       ddm watch runs/digits                           look on, from any machine that sees the run
       ddm sample runs/digits --class 3 -o three.png   sample images from the mixture
       ddm serve runs/digits                           serve it over HTTP

@@ -238,10 +238,11 @@ def _of_cache(node: NodeReport, needs: Sequence[ModelNeeds]) -> Iterator[Fault]:
         remedy = "let its Ray's user read and write there, or name another folder as cache in the islands' file"
         yield Fault("cache refuses", f"{node.name}: {node.cache}: {node.no_room}", remedy)
     for need in needs:
-        if node.room is not None and need.rows is not None and need.rows.files > node.room:
+        most = 0 if need.rows is None else max(need.rows.values())
+        if node.room is not None and most > node.room:
             what = f"{node.name}: {node.cache} has room for {_gb(node.room)}, the rows of one {need.kind} are"
             remedy = "make room, or name a folder on a larger disk as cache in the islands' file"
-            yield Fault("cache disk full", f"{what} {_gb(need.rows.files)}", remedy)
+            yield Fault("cache disk full", f"{what} {_gb(most)}", remedy)
 
 
 def _gb(size: float) -> str:

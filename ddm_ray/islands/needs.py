@@ -2,29 +2,26 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
 from torch import nn
 
 from ddm_ray.config import RunConfig
-from ddm_ray.islands.traffic import RowBytes
 from ddm_ray.models import weights
 from ddm_ray.models.flops import num_parameters
 from ddm_ray.models.hub import encoders_in_training
 from ddm_ray.models.spec import denoiser_spec, router_spec
 from ddm_ray.models.text import known_parameters
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.storage.graph import Artifact, shards_of
+from ddm_ray.storage.graph import Artifact, shard, shards_of
 from ddm_ray.storage.job_files import list_jobs
 from ddm_ray.storage.manifest import NAME
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import status
 from ddm_ray.train.estimate import bytes_a_parameter
-from ddm_ray.train.heldout import Schedule
 from ddm_ray.train.job import TrainJob, train_job
-from ddm_ray.train.sizes import FileSizes
 
 LIBRARIES_BYTES = 1.4e9
 """Memory that a training takes beside its tensors, about: of its worker, and of the controller that tends it."""
@@ -34,30 +31,20 @@ LIBRARIES_BYTES = 1.4e9
 class ModelNeeds:
     """The trainings of one kind (expert, router, monolith), all alike; `left`: share of each that isn't done, 0 to 1.
 
-    `rows`: what one of them reads, on the average; None before the run is partitioned. `model` has no memory.
+    `rows`: bytes of the rows that each trains on; None before the run is partitioned. `model` has no memory.
     """
 
     kind: str
     left: Mapping[Artifact, float]
     config: RunConfig
     job: TrainJob
-    rows: RowBytes | None
+    rows: Mapping[Artifact, int] | None
     model: nn.Module
-    _sizes: dict[tuple[int, int, int], FileSizes] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def parameters(self) -> int:
         """Number of parameters."""
         return num_parameters(self.model)
-
-    @cached_property
-    def flops(self) -> int:
-        """FLOPs of one whole training, with those of its teachers."""
-        return self.job.training_flops(self.job.train.steps)
-
-    def flops_in(self, placement: TrainPlacement) -> int:
-        """FLOPs of one whole training by workers that are placed so."""
-        return self.job.placed(placement).training_flops(self.job.train.steps)
 
     def teachers_bytes(self, use_gpu: bool, teachers: int | Literal["stored"] | None) -> int:
         """Bytes of the networks that a student's worker holds beside its own; 0 for other models."""
@@ -76,25 +63,15 @@ class ModelNeeds:
             return 0
         return known_parameters(text)
 
-    def sizes(self, placement: TrainPlacement | None = None) -> FileSizes:
-        """Sizes of the files of one training; by default of one worker's."""
-        placement = placement or TrainPlacement()
-        how = placement.workers.max, placement.zero_stage, placement.heldout_rows
-        if how not in self._sizes:
-            measured = self.config.data.heldout > 0 if self.rows is None else self.rows.heldout > 0
-            heldout = Schedule.of(self.job, placement) if measured else None
-            self._sizes[how] = FileSizes(self.config, self.job, self.model, *how[:2], heldout)
-        return self._sizes[how]
-
-    @cached_property
+    @property
     def state_bytes(self) -> int:
-        """Bytes of a state at the end of a training by one worker; others add little."""
-        return sum(self.sizes().state(self.job.train.steps).values())
+        """Bytes of a state's files: indexes and the curve come on top, and are small."""
+        return 16 * self.parameters
 
-    @cached_property
+    @property
     def weights_bytes(self) -> int:
-        """Bytes of published weights and what goes with them, but for a picture."""
-        return sum(self.sizes().published(self.job.train.steps).values())
+        """Bytes of published weights, likewise."""
+        return 4 * self.parameters
 
     def memory(
         self, workers: int, use_gpu: bool, teachers: int | Literal["stored"] | None = None
@@ -136,15 +113,13 @@ def _parameters(spec: dict[str, Any]) -> int:
     return num_parameters(weights.build(spec, "meta"))
 
 
-def _rows(config: RunConfig, members: list[Artifact], sizes: Mapping[str, int]) -> RowBytes | None:
-    """Bytes that one of these artifacts reads on the average; None if a shard is missing."""
-    shards = shards_of(config)
-    if any(f"{shard}/{NAME}" not in sizes for shard in shards):
+def _rows(config: RunConfig, members: list[Artifact], sizes: Mapping[str, int]) -> dict[Artifact, int] | None:
+    """Bytes of the rows that each of these artifacts trains on; None if a shard is missing."""
+    shards = dict.fromkeys(shards_of(config), 0)
+    if any(f"{each}/{NAME}" not in sizes for each in shards):
         return None
-    rows = sum(size for key, size in sizes.items() if key.rpartition("/")[2].startswith("train-"))
-    # A few rows are read, of each shard's first file.
-    heldout = sum(size for key, size in sizes.items() if key.endswith("/heldout-00000.parquet"))
-    manifests = sum(sizes[f"{shard}/{NAME}"] for shard in shards)
-    if members[0].kind == "expert":
-        rows, heldout, manifests = (each // len(shards) for each in (rows, heldout, manifests))
-    return RowBytes(rows, manifests, heldout)
+    for key, size in sizes.items():
+        folder, _, name = key.rpartition("/")
+        if folder in shards and name.startswith("train-"):
+            shards[Artifact(folder)] += size
+    return {each: sum(shards.values()) if each.cluster is None else shards[shard(each.cluster)] for each in members}

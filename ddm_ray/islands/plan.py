@@ -1,182 +1,193 @@
-"""The plan of a run: days, bytes, memory and price of its trainings on each island, and of the whole. Pure."""
+"""The plan of a run: rows, memory, disk and time of its trainings where they are placed so. Writes nothing."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from ddm_ray.islands.choose import OpenJob, Worker, choose
-from ddm_ray.islands.needs import ModelNeeds
-from ddm_ray.islands.speeds import IslandSpeed
-from ddm_ray.islands.traffic import NOTHING, Traffic, foresee
-from ddm_ray.placement import Island
-from ddm_ray.storage.graph import Artifact
+import torch
 
-GB, DAY, HOUR = 1e9, 86400.0, 3600.0
-MOST_EGRESS = 0.1
-"""Share of compute's price from which the price of traffic is warned of."""
-RARE_MINUTES = 60.0
+from ddm_ray.config import DataConfig
+from ddm_ray.cores import usable_cores
+from ddm_ray.data.schema import EMBEDDING, data_dtype
+from ddm_ray.data.sources.look import count_rows
+from ddm_ray.errors import DDMError
+from ddm_ray.islands.needs import LIBRARIES_BYTES, ModelNeeds, needs_of
+from ddm_ray.memory import free_bytes
+from ddm_ray.placement import Island, TrainPlacement
+from ddm_ray.spelling import one_line
+from ddm_ray.storage.graph import PARTITION, ROWS, Artifact
+from ddm_ray.storage.info import PartitionInfo, RowsInfo
+from ddm_ray.storage.manifest import Manifest
+from ddm_ray.storage.run import Run
 
-
-@dataclass(frozen=True)
-class Training:
-    """One model's whole training on one island: seconds of its loop, traffic, and number of states."""
-
-    seconds: float
-    traffic: Traffic
-    num_states: int
-
-    @property
-    def bytes_a_day(self) -> float:
-        """Bytes written, by the day."""
-        return self.traffic.written * DAY / self.seconds
+# Of an embedding whose network isn't loaded, and of the thumbnail beside latents.
+_EMBEDDING_DIM, _THUMBNAIL_BYTES = 768, 3000
 
 
 @dataclass(frozen=True)
-class Share:
-    """An island's part in the run: what it trains, in this order, until `seconds`, and what passes to and fro."""
+class KindPlan:
+    """Trainings of one kind: their number, how many are `left` (parts count), and what one of them takes, in bytes.
 
-    artifacts: tuple[Artifact, ...] = ()
-    seconds: float = 0.0
-    traffic: Traffic = NOTHING
+    `rows` that one trains on, least and most, and their bytes: None where only reading the source tells. `memory` of a
+    worker, without activations unless `measured`. `disk`: its last state and weights. `seconds` from its first step to
+    its last; None if that isn't known, `unknown` says why.
+    """
 
-    def price(self, island: Island) -> float | None:
-        """The price of its workers until it is done; None if the file has none."""
-        return None if island.price_per_hour is None else island.price_per_hour * self.seconds / HOUR
-
-    def egress(self, per_gb: float) -> float:
-        """The price of its traffic, both ways."""
-        return per_gb * (self.traffic.written + self.traffic.read) / GB
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A run at one set of speeds: each island's trainings by kind, its share, and seconds until all is trained."""
-
-    trainings: Mapping[str, Mapping[str, Training]]
-    shares: Mapping[str, Share]
-    seconds: float
+    kind: str
+    number: int
+    left: float
+    parameters: int
+    rows: tuple[int, ...] | None
+    rows_bytes: tuple[int, ...] | None
+    memory: float
+    disk: int
+    measured: bool = False
+    seconds: float | None = None
+    unknown: str = "not measured"
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """A run's plan: its needs, the islands whose speed is known, and outcomes at the least and the most speed."""
+    """All trainings of a run, `at_once` of them side by side. Sizes in bytes.
 
-    needs: Sequence[ModelNeeds]
-    islands: Mapping[str, Island]
-    speeds: Mapping[str, IslandSpeed]
-    slow: Outcome
-    fast: Outcome
-
-    def room(self, island: Island) -> float:
-        """Bytes of states that storage holds at most, of the largest model, while this island trains it."""
-        return (island.train.keep_states + 1) * max(need.state_bytes for need in self.needs)
-
-    def warnings(self, per_gb: float) -> list[str]:
-        """A line for each island whose traffic, at a price a GB, costs too much beside its workers, with the remedy."""
-        lines = []
-        for name, share in self.slow.shares.items():
-            island, egress = self.islands[name], share.egress(per_gb)
-            price = share.price(island)
-            if not price or egress <= MOST_EGRESS * price:
-                continue
-            trained = self.slow.trainings[name].values()
-            most = max(training.bytes_a_day for training in trained)
-            remedy = "keep its storage near"
-            if island.train.minutes_between_states < RARE_MINUTES:
-                rare = self._with_minutes(name, RARE_MINUTES, share) * per_gb / GB
-                remedy = f"set checkpoint_minutes: {RARE_MINUTES:g}, which makes it {rare:,.2f}, or {remedy}"
-            lines.append(
-                f"{name}: traffic costs {egress:,.2f}, {egress / price:.0%} of its workers' {price:,.2f}; a training"
-                f" writes {most / GB:,.1f} GB a day: {remedy}"
-            )
-        return lines
-
-    def _with_minutes(self, name: str, minutes: float, share: Share) -> float:
-        """Bytes of an island's share if its states were saved so seldom."""
-        island = self.islands[name]
-        placement = island.train.model_copy(update={"checkpoint_minutes": minutes, "checkpoint_steps": None})
-        rarer = island.model_copy(update={"train": placement})
-        trainings = trainings_on(rarer, self.needs, self.speeds[name], 0)
-        traffic = share_of(share.artifacts, share.seconds, trainings, self.needs).traffic
-        return traffic.written + traffic.read
-
-
-def plan(needs: Sequence[ModelNeeds], islands: Mapping[str, Island], speeds: Mapping[str, IslandSpeed]) -> RunPlan:
-    """The plan of a run on those of the islands whose speed is known. Raises ValueError if there is none."""
-    known = {name: island for name, island in islands.items() if name in speeds}
-    if not known:
-        raise ValueError("no island's speed is known")
-    return RunPlan(needs, known, speeds, *(_outcome(needs, known, speeds, end) for end in (0, 1)))
-
-
-def trainings_on(island: Island, needs: Sequence[ModelNeeds], speed: IslandSpeed, end: int) -> dict[str, Training]:
-    """One whole training of each kind on an island, at its slowest (`end` 0) or fastest (1)."""
-    trainings = {}
-    for need in needs:
-        seconds = need.flops_in(island.train) / speed.of(need.kind)[end]
-        artifact, steps = next(iter(need.left)), need.job.train.steps
-        sizes = need.sizes(island.train)
-        traffic, states = foresee(need.config, artifact, sizes, steps, seconds, island.train, need.rows)
-        trainings[need.kind] = Training(seconds, traffic, states)
-    return trainings
-
-
-def _outcome(
-    needs: Sequence[ModelNeeds], islands: Mapping[str, Island], speeds: Mapping[str, IslandSpeed], end: int
-) -> Outcome:
-    trainings = {name: trainings_on(island, needs, speeds[name], end) for name, island in islands.items()}
-    seconds = {
-        artifact: {name: left * trainings[name][need.kind].seconds for name in islands}
-        for need in needs
-        for artifact, left in need.left.items()
-        if left > 0
-    }
-    ends = schedule(seconds)
-    shares = {
-        name: share_of([artifact for artifact, _ in done], done[-1][1] if done else 0.0, trainings[name], needs)
-        for name in islands
-        for done in [ends.get(name, [])]
-    }
-    return Outcome(trainings, shares, max((share.seconds for share in shares.values()), default=0.0))
-
-
-def share_of(
-    artifacts: Sequence[Artifact], seconds: float, trainings: Mapping[str, Training], needs: Sequence[ModelNeeds]
-) -> Share:
-    """An island's part in a run, of these artifacts until then."""
-    traffic = NOTHING
-    left = {artifact: share for need in needs for artifact, share in need.left.items()}
-    for artifact in artifacts:
-        traffic += trainings[artifact.kind].traffic.scaled(left[artifact])
-    return Share(tuple(artifacts), seconds, traffic)
-
-
-def schedule(seconds: Mapping[Artifact, Mapping[str, float]]) -> dict[str, list[tuple[Artifact, float]]]:
-    """The artifacts that each island trains, with the second at which each is done, as islands choose by themselves.
-
-    `seconds`: of each artifact on each island.
+    `rows_bytes`: of the prepared rows and the shards. `disk` is what is still to be written at most; `disk_free` is
+    None where the run isn't on a disk of this machine. `memory_free` is a GPU's, where trainings use these. `seconds`
+    until all is trained, None if that isn't known. `price_per_hour` is the island's, if it has one.
     """
-    names = sorted({name for by_island in seconds.values() for name in by_island})
-    done: dict[str, list[tuple[Artifact, float]]] = {name: [] for name in names}
-    # Islands are told apart by one speed each: that of the longest job; others count as so much of it.
-    longest = max(seconds, key=lambda artifact: (max(seconds[artifact].values()), artifact), default=None)
-    if longest is None:
-        return done
-    speeds = {name: 1.0 / seconds[longest][name] for name in names}
-    workers = [Worker(name, speeds[name]) for name in names]
-    works = {
-        artifact: sum(each[name] * speeds[name] for name in names) / len(names) for artifact, each in seconds.items()
-    }
-    now, held = 0.0, dict[str, tuple[Artifact, float]]()
-    while works or held:
-        for name in names:
-            if name in held or not works:
+
+    trainings: tuple[KindPlan, ...]
+    rows: int | None
+    rows_bytes: int | None
+    at_once: int
+    memory_free: float
+    disk: int
+    disk_free: int | None
+    seconds: float | None
+    price_per_hour: float | None
+
+
+def plan(run: Run, trained: Sequence[Artifact], site: Island, measures: bool) -> RunPlan:
+    """The plan of training these artifacts as an island would that this machine is of; unnamed: on this one alone.
+
+    `measures`: times are by trial steps, which a process takes only once.
+    """
+    placement, needs = site.train, needs_of(run, trained)
+    (rows, rows_bytes, to_write), folder = _rows(run), Path(run.url)
+    kinds = [_estimated(need, run, rows, placement) for need in needs]
+    if measures and any(each.left for each in kinds):
+        kinds = list(_measured(kinds, needs, placement))
+    left = [(each, share) for each, need in zip(kinds, needs, strict=True) for share in need.left.values() if share]
+    at_once = max(1, min(len(left), 1 if site.name else _at_once(kinds, placement)))
+    times = [share * each.seconds for each, share in left if each.seconds is not None]
+    # States before the last one go once a training is finished.
+    passing = at_once * placement.keep_states * max((need.state_bytes for need in needs), default=0)
+    return RunPlan(
+        tuple(kinds),
+        rows,
+        rows_bytes,
+        at_once,
+        _memory_free(placement),
+        to_write + sum(each.disk for each, _ in left) + passing * bool(left),
+        shutil.disk_usage(next(filter(Path.exists, [folder, *folder.parents]))).free if run.store.local else None,
+        None if len(times) < len(left) else max(sum(times) / at_once, max(times, default=0.0)),
+        site.price_per_hour,
+    )
+
+
+def _estimated(need: ModelNeeds, run: Run, count: int | None, placement: TrainPlacement) -> KindPlan:
+    partition, clusters = _info(run, PARTITION), need.config.partition.num_clusters
+    sizes = need.memory(placement.workers.max, True, placement.teachers)
+    on_gpu = sizes[placement.zero_stage] or max(size for size in sizes if size)
+    rows = rows_bytes = None
+    if partition and need.rows:
+        rows_K = PartitionInfo.of(partition).rows_K
+        rows = (min(rows_K), max(rows_K)) if need.kind == "expert" else (sum(rows_K),) * 2
+        rows_bytes = min(need.rows.values()), max(need.rows.values())
+    elif count is not None:
+        of_one = count // clusters if need.kind == "expert" else count
+        rows, rows_bytes = (of_one,) * 2, (of_one * _row_bytes(need.config.data),) * 2
+    return KindPlan(
+        need.kind,
+        len(need.left),
+        sum(need.left.values()),
+        need.parameters,
+        rows,
+        rows_bytes,
+        on_gpu if placement.use_gpu else need.memory_on_cpu(placement),
+        need.state_bytes + need.weights_bytes,
+    )
+
+
+def _measured(kinds: Sequence[KindPlan], needs: Sequence[ModelNeeds], placement: TrainPlacement) -> Iterator[KindPlan]:
+    """The plans with times and memory of trial steps; a student's time is by the experts' speed."""
+    if not placement.use_gpu:
+        os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed is loaded: it would take any GPU that it sees
+    from ddm_ray.train import local
+    from ddm_ray.train.trial import trial
+
+    speed = 0.0  # FLOP/s
+    with local.world():
+        for each, need in zip(kinds, needs, strict=True):
+            job, config = need.job, need.config
+            flops, of_step = job.training_flops(job.train.steps), job.training_flops(1)
+            if job.asked:
+                yield replace(each, seconds=flops / speed if speed else None, unknown="no expert's time is known")
                 continue
-            jobs = [OpenJob(artifact, work) for artifact, work in works.items()]
-            jobs += [OpenJob(one, max(end - now, 0.0) * speeds[owner], owner) for owner, (one, end) in held.items()]
-            if (taken := choose(jobs, workers, name).take) is not None:
-                held[name] = (taken, now + seconds[taken][name])
-                del works[taken]
-        name = min(held, key=lambda owner: (held[owner][1], owner))
-        artifact, now = held.pop(name)
-        done[name].append((artifact, now))
-    return done
+            if each.memory > _memory_free(placement):
+                yield replace(each, unknown="too little memory for trial steps")
+                continue
+            try:
+                step_seconds, memory = trial(job, config.data, config.partition.num_clusters, placement)
+            except Exception as error:  # whatever a compiler, or too little memory, raises
+                yield replace(each, unknown=one_line(error, 200))
+                continue
+            speed = speed or of_step / step_seconds
+            # The process that tends a training comes on top, as its part of the libraries does.
+            memory += 0 if placement.use_gpu else LIBRARIES_BYTES / 2
+            yield replace(each, measured=True, memory=memory, seconds=step_seconds * flops / of_step)
+
+
+def _memory_free(placement: TrainPlacement) -> float:
+    """Bytes of memory that are free: of this machine, or of its first GPU where trainings use GPUs."""
+    return torch.cuda.mem_get_info()[0] if placement.use_gpu else free_bytes()
+
+
+def _at_once(kinds: Sequence[KindPlan], placement: TrainPlacement) -> int:
+    """Number of trainings that this machine has room for side by side."""
+    if placement.use_gpu:
+        return torch.cuda.device_count() // placement.workers.max
+    room = usable_cores() / placement.asked.get("CPU", 1.0), free_bytes() / max(each.memory for each in kinds)
+    return int(min(room) / placement.workers.max)
+
+
+def _rows(run: Run) -> tuple[int | None, int | None, int]:
+    """Rows of the source, bytes of them as prepared rows and shards together, and how many of these are to be written.
+
+    None where only reading the source tells.
+    """
+    rows, config = _info(run, ROWS), run.config
+    written = [sum(run.store.sizes(each).values()) if _info(run, each) else 0 for each in (ROWS, PARTITION)]
+    in_source = None if rows or config.partition.given else count_rows(config.data)  # owners name their own
+    count = RowsInfo.of(rows).rows if rows else in_source
+    if count is None:
+        return None, None, 0
+    embedding = config.embedder.dim if config.embedder.kind == "pixels" else _EMBEDDING_DIM
+    row = _row_bytes(config.data) + embedding * EMBEDDING.itemsize + _THUMBNAIL_BYTES * bool(config.data.latents)
+    sizes = [size or count * each for size, each in zip(written, (row, _row_bytes(config.data)), strict=True)]
+    return count, sum(sizes), sum(sizes) - sum(written)
+
+
+def _info(run: Run, artifact: Artifact) -> Manifest | None:
+    with suppress(DDMError):  # its own stage says so
+        return run.finished(artifact)
+    return None
+
+
+def _row_bytes(data: DataConfig) -> int:
+    """Bytes of a row in its shard before they are compressed."""
+    size = (math.prod(data.stored_shape) + data.stores_mirrored * math.prod(data.shape)) * data_dtype(data).itemsize
+    return size + (data.text.token_bytes + data.text.pooled_bytes if data.text else 0)

@@ -108,19 +108,19 @@ class Store:
         get = partial(obstore.get_ranges, self._objects, self._prefix + key, starts=starts, ends=ends)
         return [bytes(data) for data in self._ask(key, get)]
 
-    def fetch(self, key: str, path: Path | int, at: int = 0) -> str:
+    def fetch(self, key: str, path: Path | int) -> str:
         """Copy the object to a local file, a few MiB in memory at a time; the SHA-256 of its bytes, in hex.
 
-        `path`: the file's, or its open descriptor. `at`: replace what an existing file has from that byte on. A failed
-        fetch leaves part of it. Raises FileNotFoundError, StorageError, OSError of the local disk.
+        `path`: the file's, or its open descriptor. A failed fetch leaves part of it. Raises FileNotFoundError,
+        StorageError, OSError of the local disk.
         """
 
         def get() -> str:
             digest = hashlib.sha256()
-            with open(path, "r+b" if at else "wb", closefd=not isinstance(path, int)) as file:
-                if at or isinstance(path, int):
-                    file.truncate(at)
-                    file.seek(at)
+            with open(path, "wb", closefd=not isinstance(path, int)) as file:
+                if isinstance(path, int):  # of a try before this one
+                    file.truncate(0)
+                    file.seek(0)
                 for chunk in self._chunks(key):
                     digest.update(chunk)
                     file.write(chunk)

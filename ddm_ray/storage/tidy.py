@@ -43,7 +43,7 @@ def leftovers(run: Run, milestones: bool = False) -> list[Leftover]:
     this one is still to go on; what such a run inherits is its base's. Uploads in parts that a kill left in a bucket
     aren't listed: no listing shows them. Raises StorageError.
     """
-    artifacts = _artifacts(run)
+    artifacts = [artifact for artifact in possible_artifacts(run) if not run.inherits(artifact)]
     finished = {artifact: manifest for artifact in artifacts if (manifest := _finished(run, artifact))}
     underway = {artifact for artifact in artifacts if artifact not in finished}
     awaited = _awaited(run)
@@ -76,14 +76,14 @@ def delete(run: Run, left: Iterable[Leftover]) -> None:
                 run.store.delete_one(place)
 
 
-def _artifacts(run: Run) -> list[Artifact]:
-    """All that a run has, or may have."""
+def possible_artifacts(run: Run) -> list[Artifact]:
+    """All that a run has, or may have, in the order in which they are made."""
     artifacts = [*graph.artifacts(run.config), REPORT]
     artifacts += run.evaluations()
     names = run.store.folders(REFERENCES)
     artifacts += [graph.reference(name) for name in names if re.fullmatch(NAME_PATTERN, name)]
     artifacts += list(map(graph.targets, range(len(run.experts)))) if run.store.folders(TARGETS) else []
-    return [artifact for artifact in artifacts if not run.inherits(artifact)]
+    return artifacts
 
 
 def _awaited(run: Run) -> set[Artifact]:

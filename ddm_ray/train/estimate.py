@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ddm_ray.train.hardware import SHORT_NAMES, named_peak
+from ddm_ray.train.hardware import named_peak
 
 _FP32_RECORDS, _GRADIENT = 16, 4
 OPTIMIZER_BYTES = 68
@@ -11,12 +11,14 @@ OPTIMIZER_BYTES = 68
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU: its memory in bytes, and what programs reach of it, as benchmarks/gpu_counts.py assumes.
+    """A GPU: torch's name for the `device`, its memory in bytes, and what programs reach of it.
 
+    These are as benchmarks/gpu_counts.py assumes.
     `share`: of its bf16 peak, by the passes of DiT-XL/2 as its kernels were counted. `bytes_per_second`: of its memory.
     """
 
     name: str
+    device: str
     memory: float
     share: float
     bytes_per_second: float
@@ -35,12 +37,15 @@ class Card:
     @property
     def peak(self) -> float:
         """Dense FLOP/s in bf16."""
-        peak = named_peak(SHORT_NAMES[self.name], "bf16")
+        peak = named_peak(self.device, "bf16")
         assert peak is not None
         return peak
 
 
-CARDS = (Card("H100", 80e9, 0.395, 2.8e12), Card("H200", 141e9, 0.435, 4.0e12))
+CARDS = (
+    Card("H100", "NVIDIA H100 80GB HBM3", 80e9, 0.395, 2.8e12),
+    Card("H200", "NVIDIA H200", 141e9, 0.435, 4.0e12),
+)
 """GPUs that recipes tell times for."""
 
 

@@ -42,42 +42,6 @@ PEAKS: dict[str, Peak] = {
 }
 """By the whole of torch's name for the device: parts of one (MIG), and laptops' and other variants, are others."""
 
-SHORT_NAMES = {
-    "B200": "NVIDIA B200",
-    "H200": "NVIDIA H200",
-    "H200 NVL": "NVIDIA H200 NVL",
-    "H100": "NVIDIA H100 80GB HBM3",
-    "H100 SXM": "NVIDIA H100 80GB HBM3",
-    "H100 NVL": "NVIDIA H100 NVL",
-    "H100 PCIe": "NVIDIA H100 PCIe",
-    "A100": "NVIDIA A100-SXM4-80GB",
-    "A100 40GB": "NVIDIA A100-SXM4-40GB",
-    "A100 80GB": "NVIDIA A100-SXM4-80GB",
-    "L40S": "NVIDIA L40S",
-    "L4": "NVIDIA L4",
-    "A10": "NVIDIA A10",
-    "A10G": "NVIDIA A10G",
-    "RTX 4090": "NVIDIA GeForce RTX 4090",
-    "RTX 3090": "NVIDIA GeForce RTX 3090",
-    "V100": "Tesla V100-SXM2-16GB",
-    "V100 PCIe": "Tesla V100-PCIE-16GB",
-}
-"""Names that people and clouds give a device, by torch's. Of one with several forms the bare name is the SXM one."""
-
-
-def torch_name(name: str) -> str | None:
-    """Torch's name for a GPU by that name or a short one, as `H100`, `h100-sxm` or `NVIDIA A100`; None: not known."""
-    if any(re.fullmatch(pattern, name) for pattern in PEAKS):
-        return name
-    by_key = {_key(given): device for short, device in SHORT_NAMES.items() for given in (short, device)}
-    return by_key.get(_key(name))
-
-
-def _key(name: str) -> str:
-    """A short name without what people leave out or write otherwise."""
-    words = re.sub(r"[\s_-]", "", name.lower())
-    return re.sub(r"(40|80)g$", r"\1gb", re.sub(r"^(nvidia)?(geforce|tesla)?", "", words))
-
 
 def peak_flops(device: torch.device, precision: str) -> float | None:
     """Dense peak FLOP/s of matrix products in "bf16" or "fp32" on this device; None if it isn't known.

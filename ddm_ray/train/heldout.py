@@ -70,13 +70,6 @@ class Schedule:
         """True if it is to be measured after so many steps, 1 or more."""
         return done == self.steps or done % self._every(done) == 0
 
-    def measured(self, done: int) -> int:
-        """Number of measurements of the first `done` steps."""
-        count, at = 0, self.first
-        while at <= done:
-            count, at = count + 1, at + self._every(at)
-        return count + (done == self.steps and done % self._every(done) > 0)
-
     def kept(self, curve: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
         """The measurements in a curve that this schedule would have made; not an extended run's after its last step."""
         steps, losses_MG = measurements(curve)

@@ -53,7 +53,7 @@ class Piece(NamedTuple):
 
 def part_header(pieces: list[Piece]) -> bytes:
     """Header of the part that holds these pieces."""
-    return safetensors_header({piece.key: (piece.numel,) for piece in pieces})
+    return _safetensors_header({piece.key: (piece.numel,) for piece in pieces})
 
 
 def index_entry(file: FileRecord, record: str, pieces: list[Piece]) -> dict[str, Any]:
@@ -199,7 +199,7 @@ class SavedParts:
 
         CorruptArtifact if an element is missing.
         """
-        yield safetensors_header(shapes | {name: tuple(value.shape) for name, value in besides.items()})
+        yield _safetensors_header(shapes | {name: tuple(value.shape) for name, value in besides.items()})
         holders: dict[str, list[tuple[Piece, StatePart]]] = {name: [] for name in shapes}
         for part in self.parts:
             for piece in part.pieces if part.record == record else ():
@@ -224,7 +224,7 @@ class SavedParts:
             yield value.detach().float().cpu().contiguous().numpy().tobytes()
 
 
-def safetensors_header(shapes: Mapping[str, tuple[int, ...]]) -> bytes:
+def _safetensors_header(shapes: Mapping[str, tuple[int, ...]]) -> bytes:
     """Header of a safetensors file of fp32 tensors, whose values follow in this order."""
     entries, end = {}, 0
     for name, shape in shapes.items():

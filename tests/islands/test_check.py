@@ -26,7 +26,6 @@ from ddm_ray.islands.jobs import JobsAPI
 from ddm_ray.islands.needs import ModelNeeds, needs_of
 from ddm_ray.islands.nodes import answers_strangers
 from ddm_ray.islands.probe import MARK
-from ddm_ray.islands.traffic import RowBytes
 from ddm_ray.placement import Island as Site
 from ddm_ray.placement import TrainPlacement, Workers
 from ddm_ray.storage.graph import ROUTER, expert
@@ -144,7 +143,7 @@ def named(
                 line = probing(run.url, PYTHONPATH=old)
             case "cache disk full":
                 of, line = in_bucket, probing(in_bucket.url, "--cache", str(folder), **aws)
-                wanting = [replace(needs[0], rows=RowBytes(10**15, 0))]
+                wanting = [replace(needs[0], rows={expert(0): 10**15})]
             case "no ddm":
                 line = "PATH=/none; ddm islands probe {}".format
         return faults(asked(of, site, line), site, wanting, versions())

@@ -16,7 +16,6 @@ from ddm_ray.islands.faults import Answer, Fault, faults, sound
 from ddm_ray.islands.jobs import SubmittedJob
 from ddm_ray.islands.needs import ModelNeeds, needs_of
 from ddm_ray.islands.probe import MOST_REPORT, ProbeReport, look, places_of
-from ddm_ray.islands.traffic import RowBytes
 from ddm_ray.placement import Island, TrainPlacement, Workers
 from ddm_ray.storage.graph import ROUTER, STUDENT, expert
 from ddm_ray.storage.run import Run
@@ -50,7 +49,7 @@ def needs(tmp_path_factory: pytest.TempPathFactory) -> list[ModelNeeds]:
 def replace_rows(need: ModelNeeds) -> ModelNeeds:
     from dataclasses import replace
 
-    return replace(need, rows=RowBytes(400 * 10**9, 1000))
+    return replace(need, rows={expert(0): 400 * 10**9})
 
 
 def report(node: Mapping[str, Any] = {}, cluster: Mapping[str, Any] = {}, **fields: Any) -> ProbeReport:

@@ -1,20 +1,15 @@
-"""Text encoders that trainings load beside their own networks: their memory in a plan, and islands that have none."""
+"""Text encoders that trainings load beside their own networks: their memory, and islands that have none."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ddm_ray.cli.plan_tables import tables
 from ddm_ray.config import load_recipe
 from ddm_ray.islands.check import note_of
 from ddm_ray.islands.needs import ModelNeeds, needs_of
-from ddm_ray.islands.plan import plan
 from ddm_ray.islands.probe import NOTE, PREFIX, look
-from ddm_ray.islands.speeds import by_peak
 from ddm_ray.models.flops import num_parameters
 from ddm_ray.models.text import TextEncoder
-from ddm_ray.placement import Island
 from ddm_ray.storage.graph import expert
 from ddm_ray.storage.run import Run
 from tests.sampling import tiny_components
@@ -58,14 +53,9 @@ def test_a_workers_memory_has_the_encoders_that_it_holds(tmp_path: Path, encoder
         assert ids.memory(4, use_gpu) == [one and one + size * held for one in alone]
 
 
-def test_a_plan_says_that_it_knows_no_encoders_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_encoder_that_is_not_here_has_no_known_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    need, lacking = need_of(begun(tmp_path / "run", "a/clip")), "and the text encoder, whose size can't be told"
-    assert need.text_parameters is None
-    for each, expected in ((need, True), (replace(need, config=load_recipe("tiny")), False)):
-        islands = {"here": Island()}
-        shown = plan([each], islands, {"here": by_peak(Island(gpu=1e12), "bf16")})
-        assert (lacking in " ".join("".join(tables(shown, None)).split())) is expected
+    assert need_of(begun(tmp_path / "run", "a/clip")).text_parameters is None
 
 
 @pytest.mark.parametrize(

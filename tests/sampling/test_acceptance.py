@@ -14,7 +14,7 @@ from ddm_ray.evaluate.candidates import newest_milestones
 from ddm_ray.sampling.acceptance import accept
 from ddm_ray.sampling.run_models import load_models
 from ddm_ray.serve.versions import Versions
-from ddm_ray.storage.courier import pack, unpack
+from ddm_ray.storage.copying import copy
 from ddm_ray.storage.graph import MONOLITH, ROUTER, STUDENT, Artifact, targets
 from ddm_ray.storage.info import TargetsInfo, TrainedInfo
 from ddm_ray.storage.manifest import NAME, FileRecord, Manifest
@@ -134,17 +134,16 @@ def test_all_accepts_what_it_can_and_names_what_is_refused(run: Run) -> None:
     assert not any(status(run, artifact).unaccepted for artifact in load) and status(run, EXPERT).unaccepted
 
 
-def test_tidying_and_packing_go_by_what_was_accepted(run: Run, tmp_path: Path) -> None:
+def test_tidying_and_copying_go_by_what_was_accepted(run: Run, tmp_path: Path) -> None:
     for artifact in run.experts:
         accept(run, artifact)
     accepted = run.require(EXPERT)
     rewrite(run, negated_last)
     assert not [each for each in leftovers(run, milestones=True) if each.artifact == EXPERT]
     run.store.write(f"{EXPERT}/{TrainedInfo.of(accepted).weights}/ema.safetensors", original(run))
-    pack(run, STUDENT, tmp_path / "student.tar", "inputs")
-    unpack(tmp_path / "student.tar", str(tmp_path / "there"))
+    copy(run, str(tmp_path / "there"), EXPERT, lambda share, key: None)
     brought = Run.open(str(tmp_path / "there"))
-    assert brought.require(EXPERT) == accepted
+    assert brought.manifest(EXPERT) == accepted and not brought.manifest(EXPERT, accepted=True), "each site for itself"
 
 
 def original(run: Run) -> bytes:

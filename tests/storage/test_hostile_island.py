@@ -22,7 +22,6 @@ from ddm_ray.errors import DDMError
 from ddm_ray.islands.board import Board
 from ddm_ray.islands.presence import Presence
 from ddm_ray.islands.roll_call import RollCall
-from ddm_ray.islands.speeds import left_by_trainings
 from ddm_ray.sampling.run_models import mixture_info, sampling_settings
 from ddm_ray.serve.versions import Versions
 from ddm_ray.storage import observer
@@ -100,7 +99,6 @@ def looked_on(run: Run, statuses: list[Status], verb: str) -> dict[str, str]:
     rows = RollCall(run.store, 0.0).rows(0.0)
     claimed(run.store, VICTIM)
     list(saved_states(run.store, VICTIM))
-    left_by_trainings(run, run.experts)
     assert {job.artifact for job in view.jobs} <= {each.artifact for each in view.statuses}
     for text in [*printed, *map(str, rows), *(event.text for event in events), *(job.obstacle for job in view.jobs)]:
         assert not NOT_PRINTED.search(text), text

@@ -12,7 +12,7 @@ from ddm_ray.errors import Preempted
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.sampling.beginnings import begin
 from ddm_ray.sampling.run_models import load_network
-from ddm_ray.storage.courier import pack, unpack
+from ddm_ray.storage.copying import copy
 from ddm_ray.storage.extend import extend
 from ddm_ray.storage.graph import MONOLITH, Artifact
 from ddm_ray.storage.published import Weights
@@ -51,9 +51,9 @@ def test_interrupted_and_elsewhere_it_ends_with_the_same_bits(world_of_one: None
         worker.train(killed.url, EXPERT, TrainPlacement(), notice=lambda: next(steps) == 5)
     worker.train(killed.url, EXPERT, TrainPlacement())
 
-    packed = pack(make(tmp_path / "packed", source), EXPERT, tmp_path / "inputs.tar")
-    assert packed.holds == "inputs" and packed.files >= 3
-    unpack(tmp_path / "inputs.tar", str(tmp_path / "site"))
+    begun = make(tmp_path / "begun", source)
+    for needed in begun.inputs(EXPERT):
+        copy(begun, str(tmp_path / "site"), needed, lambda share, key: None)
     site = Run.open(str(tmp_path / "site"))
     worker.train(site.url, EXPERT, TrainPlacement())
 

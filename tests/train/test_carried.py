@@ -1,4 +1,4 @@
-"""An expert trained on a machine that shares nothing with ours but an archive each way is the one trained here."""
+"""An expert trained on a machine that shares nothing with ours but a copy each way is the one trained here."""
 
 from pathlib import Path
 
@@ -6,8 +6,8 @@ import pytest
 
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.attempts import claimed
-from ddm_ray.storage.courier import pack, unpack
-from ddm_ray.storage.graph import expert
+from ddm_ray.storage.copying import copy
+from ddm_ray.storage.graph import expert, shard
 from ddm_ray.storage.info import TrainedInfo
 from ddm_ray.storage.published import Weights
 from ddm_ray.storage.run import Run
@@ -19,18 +19,20 @@ from tests.train.test_worker import train_until
 EXPERT = expert(1)
 
 
+def report(share: float, key: str) -> None:
+    """Nobody looks."""
+
+
 @pytest.mark.usefixtures("world_of_one")
 def test_trained_elsewhere_it_has_the_same_bits(tmp_path: Path, short_run: Run) -> None:
     """Though an attempt that began here has the same number."""
-    archive, away = tmp_path / "carried.tar", str(tmp_path / "away/run")
+    away = str(tmp_path / "away/run")
     train_until(short_run, 5, EXPERT)
-    pack(short_run, EXPERT, archive)
-    unpack(archive, away)
+    copy(short_run, away, shard(1), report)
     worker.train(away, EXPERT, TrainPlacement())
     island = Run.open(away)
     assert claimed(island.store, EXPERT) == claimed(short_run.store, EXPERT) == [1]
-    assert pack(island, EXPERT, archive).holds == "result"
-    unpack(archive, short_run.url)
+    copy(island, short_run.url, EXPERT, report)
 
     control = make_data(str(tmp_path / "control"), settings=SHORT)
     worker.train(control.url, EXPERT, TrainPlacement())

@@ -14,7 +14,6 @@ from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 
 from ddm_ray.errors import ConfigError
-from ddm_ray.islands import calibration
 from ddm_ray.models import compiled
 from ddm_ray.models.rows import rows_of_zeros
 from ddm_ray.placement import TrainPlacement
@@ -269,20 +268,6 @@ def on_ranks(folder: Path, legs: list[tuple[int, str]], *settings: str) -> tuple
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout), done.stderr
-
-
-def test_a_calibration_compiles_as_trainings_do(
-    world_of_one: None, short_run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(calibration, "to_be_tried", lambda placement: placement.compile is None)
-    jobs = {"expert": train_job(short_run, EXPERT)}
-    speeds = []
-    with counted_graphs() as graphs:
-        for compile in (None, False):
-            speeds.append(calibration.calibrate(jobs, short_run.config.data, 4, TrainPlacement(compile=compile), 0.1))
-            assert graphs.num == (4 if compile is None else 0)
-            torch._dynamo.utils.counters.clear()
-    assert all(speed["expert"] > 0 for speed in speeds)
 
 
 def test_code_is_kept_below_the_cache_for_its_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ddm_ray.train import hardware
-from ddm_ray.train.hardware import PEAKS, SHORT_NAMES, mfu, named_peak, peak_flops, torch_name
+from ddm_ray.train.hardware import PEAKS, mfu, named_peak, peak_flops
 
 
 @pytest.mark.parametrize(
@@ -54,38 +54,6 @@ def test_known_devices(name: str, bf16: float | None, fp32: float, tf32: float) 
 )
 def test_what_is_not_known_is_not_guessed(name: str) -> None:
     assert named_peak(name, "bf16") is None and named_peak(name, "fp32", "high") is None
-
-
-@pytest.mark.parametrize(
-    ("name", "device"),
-    [
-        ("H100", "NVIDIA H100 80GB HBM3"),
-        ("h100-sxm", "NVIDIA H100 80GB HBM3"),
-        ("H100 PCIe", "NVIDIA H100 PCIe"),
-        ("NVIDIA_H100_NVL", "NVIDIA H100 NVL"),
-        ("NVIDIA-H100-80GB-HBM3", "NVIDIA H100 80GB HBM3"),
-        ("NVIDIA H200", "NVIDIA H200"),
-        ("a100", "NVIDIA A100-SXM4-80GB"),
-        ("A100-80G", "NVIDIA A100-SXM4-80GB"),
-        ("A100-PCIE-40GB", "A100-PCIE-40GB"),
-        ("A10G", "NVIDIA A10G"),
-        ("RTX4090", "NVIDIA GeForce RTX 4090"),
-        ("Tesla V100", "Tesla V100-SXM2-16GB"),
-        ("H20", None),
-        ("RTX 4090 Laptop", None),
-        ("NVIDIA", None),
-        ("", None),
-    ],
-)
-def test_a_short_name_is_that_of_one_device(name: str, device: str | None) -> None:
-    assert torch_name(name) == device
-
-
-def test_each_short_name_is_of_a_device_whose_peak_is_known() -> None:
-    assert all(named_peak(torch_name(name) or "", "fp32") for name in SHORT_NAMES)
-    assert {peak for name in SHORT_NAMES for peak in [named_peak(SHORT_NAMES[name], "fp32")]} == {
-        1e12 * peak.fp32 for peak in PEAKS.values()
-    }, "and each known device has one"
 
 
 def test_slower_formats_are_slower() -> None:

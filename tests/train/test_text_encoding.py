@@ -18,7 +18,6 @@ from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.data.text_encoding import StoredTexts
 from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError
-from ddm_ray.islands.calibration import calibrate
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.graph import expert, shard
 from ddm_ray.storage.manifest import NAME
@@ -26,6 +25,7 @@ from ddm_ray.storage.run import Run
 from ddm_ray.train.batches import RankBatches
 from ddm_ray.train.heldout import LOSSES, HeldoutLoss
 from ddm_ray.train.job import train_job
+from ddm_ray.train.trial import trial
 from ddm_ray.train.worker import train
 from tests.pretend_streams import pretended
 from tests.sampling import tiny_components
@@ -130,7 +130,7 @@ def test_an_experts_training_is_that_of_features(runs: dict[str, Run], world_of_
         assert apart < 0.05 * (ids[name] - null[name]).abs().max(), name
 
 
-def test_a_calibration_encodes_as_a_training_does(
+def test_trial_steps_encode_as_a_training_does(
     runs: dict[str, Run], world_of_one: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoded, encode = list[int](), StoredTexts.__call__
@@ -140,10 +140,11 @@ def test_a_calibration_encodes_as_a_training_does(
         return encode(texts, ids)
 
     monkeypatch.setattr(StoredTexts, "__call__", counted)
+    monkeypatch.setattr("ddm_ray.train.trial.SECONDS", 0.01)
     for kind, run in runs.items():
         encoded.clear()
-        speeds = calibrate({"expert": train_job(run, EXPERT)}, run.config.data, 2, TrainPlacement(), seconds=0.01)
-        assert speeds["expert"] > 0
+        seconds, _ = trial(train_job(run, EXPERT), run.config.data, 2, TrainPlacement())
+        assert seconds > 0
         assert ({*encoded} == {train_job(run, EXPERT).batch}) is (kind == "ids")
 
 

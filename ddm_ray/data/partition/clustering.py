@@ -143,7 +143,7 @@ class Clustering:
 
     @classmethod
     def read(cls, run: Run, manifest: Manifest) -> "Clustering":
-        """Those of a partition, by the manifest of its centroids. Raises CorruptArtifact."""
+        """The clustering of a partition, by the manifest of its centroids. Raises CorruptArtifact."""
         [name] = manifest.files
         return cls.from_bytes(run, run.read(CENTROIDS, name, manifest))
 

@@ -1,0 +1,53 @@
+"""The verb that copies artifacts of a run from one store to another, for islands that have none in common."""
+
+from functools import partial
+
+import click
+
+from ddm_ray.cli.command import RunUrl, main, say, warn
+from ddm_ray.cli.fixes import phrase
+from ddm_ray.errors import ConfigError
+from ddm_ray.spelling import amount
+
+
+@main.command()
+@click.argument("source", metavar="SRC", type=RunUrl())
+@click.argument("destination", metavar="DST", type=RunUrl())
+@click.argument("artifact", required=False)
+def copy(source: str, destination: str, artifact: str | None) -> None:
+    """Copy finished artifacts of the run at SRC into that at DST, which is made if there is none.
+
+    ARTIFACT is called as `ddm status` calls it; without one all that are finished are copied. Each file is checked by
+    its manifest as it is copied, and an artifact counts at DST once all its files are there. Nothing there is replaced;
+    the same command again goes on where it was interrupted. States of trainings that aren't finished stay, and so does
+    what was accepted by hand: accept it at DST.
+
+    \b
+      ddm copy s3://lab/run7 /media/disk/run7 partition/shards/cluster=003    what expert 3 is trained from
+      ddm train /media/disk/run7 expert 3                                     on an island
+      ddm copy /media/disk/run7 s3://lab/run7 experts/003                     its weights
+
+    With partition.method=given no row leaves its owner: shards are copied as their manifests alone, and what else is
+    made of rows isn't copied.
+    """
+    from ddm_ray.storage import copying
+    from ddm_ray.storage.graph import Artifact
+    from ddm_ray.storage.run import Run
+    from ddm_ray.watch.live_view import LiveView
+
+    run = Run.open(source)
+    try:
+        chosen = Artifact(artifact) if artifact is not None else None
+    except ValueError as error:
+        named = "write it as experts/003, router, partition or partition/shards/cluster=003"
+        raise ConfigError(str(error), named) from None
+    with LiveView(f"{run.url} to {destination}", ["copy"], phrase=phrase) as view:
+        copied = copying.copy(run, destination, chosen, partial(view.stage, "copy"))
+        view.stage("copy", 1.0)
+    for each in copied:
+        written = f"{each.written} of {each.files} files written" if each.written else "nothing to write"
+        say(f"{each.artifact}: {amount(each.bytes)}, {written}")
+    if not copied:
+        say(f"{run.url} has nothing finished that could be copied")
+    if run.base:
+        warn(f"states of {run.base.url} aren't copied: what is trained at {destination} begins at step 0")
