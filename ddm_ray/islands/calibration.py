@@ -70,10 +70,7 @@ class MadeUpTeacher:
         precision = frozen_dtype(device)
         self._networks = [weights.build(spec).eval().to(device, precision) for spec in job.asked]
 
-    def await_step(self, step: int) -> None:
-        """Nothing is waited for."""
-
-    def taught(self, batch: Batch, step: int, place_B: Tensor, cluster_B: Tensor) -> Batch:
+    def taught(self, batch: Batch, cluster_B: Tensor) -> Batch:
         """The batch with what its first network, an expert's like, predicts, or else any numbers."""
         with torch.no_grad():
             answers = [network(batch.data_BCHW, batch.t_B, batch.encoded) for network in self._networks]
@@ -136,7 +133,7 @@ def _speed(
             print(f"warning: {job.artifact}: measured uncompiled, which is slower: {why}", file=sys.stderr)
         placement = placement.model_copy(update={"compile": not why})
     engine = Engine(job.build(), job.train, placement)
-    teacher = MadeUpTeacher(job.placed(placement), engine.device) if job.asked else None
+    teacher = MadeUpTeacher(job, engine.device) if job.asked else None
     texts = None
     if encoder is not None and rows.null_text is not None:
         own = encoder.to(engine.device, frozen_dtype(engine.device))
@@ -162,4 +159,4 @@ def _speed(
     results.rest()
     took = time.monotonic() - began
     engine.close()
-    return job.placed(placement).training_flops(1) * steps / took
+    return job.training_flops(1) * steps / took

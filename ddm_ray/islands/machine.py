@@ -179,7 +179,7 @@ def _timed(
 ) -> KindPlan:
     if need.kind not in speeds:
         return plan
-    return replace(plan, seconds=need.flops_in(placement) / speeds[need.kind], source=source)
+    return replace(plan, seconds=need.flops / speeds[need.kind], source=source)
 
 
 def _measured(
@@ -220,7 +220,7 @@ def _too_much(plan: KindPlan, need: ModelNeeds, placement: TrainPlacement, steps
     if placement.use_gpu or patient:
         return None
     peak = peak_flops(torch.device("cpu"), need.job.train.precision)
-    flops = need.job.placed(placement).training_flops(steps)
+    flops = need.job.training_flops(steps)
     if peak and (seconds := flops / (_LEAST_MFU * peak)) > TRIAL_SECONDS:
         return f"trial steps may take {seconds / 60:,.0f} minutes, if they are asked for"
     return None

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
@@ -55,13 +55,9 @@ class ModelNeeds:
         """FLOPs of one whole training, with those of its teachers."""
         return self.job.training_flops(self.job.train.steps)
 
-    def flops_in(self, placement: TrainPlacement) -> int:
-        """FLOPs of one whole training by workers that are placed so."""
-        return self.job.placed(placement).training_flops(self.job.train.steps)
-
-    def teachers_bytes(self, use_gpu: bool, teachers: int | Literal["stored"] | None) -> int:
+    def teachers_bytes(self, use_gpu: bool, teachers: int | None) -> int:
         """Bytes of the networks that a student's worker holds beside its own; 0 for other models."""
-        if not self.job.asked or teachers == "stored":
+        if not self.job.asked:
             return 0
         num_experts = self.config.partition.num_clusters
         held = num_experts if teachers is None else min(teachers, num_experts)
@@ -96,9 +92,7 @@ class ModelNeeds:
         """Bytes of published weights and what goes with them, but for a picture."""
         return sum(self.sizes().published(self.job.train.steps).values())
 
-    def memory(
-        self, workers: int, use_gpu: bool, teachers: int | Literal["stored"] | None = None
-    ) -> list[float | None]:
+    def memory(self, workers: int, use_gpu: bool, teachers: int | None = None) -> list[float | None]:
         """Bytes of a worker's memory (a GPU's, or a CPU's with its copy of the state), by ZeRO stage 0 to 3.
 
         With those of a student's `teachers`, which are as in a placement, and of text encoders that this machine has.

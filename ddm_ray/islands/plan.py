@@ -112,7 +112,7 @@ def trainings_on(island: Island, needs: Sequence[ModelNeeds], speed: IslandSpeed
     """One whole training of each kind on an island, at its slowest (`end` 0) or fastest (1)."""
     trainings = {}
     for need in needs:
-        seconds = need.flops_in(island.train) / speed.of(need.kind)[end]
+        seconds = need.flops / speed.of(need.kind)[end]
         artifact, steps = next(iter(need.left)), need.job.train.steps
         sizes = need.sizes(island.train)
         traffic, states = foresee(need.config, artifact, sizes, steps, seconds, island.train, need.rows)

@@ -37,7 +37,6 @@ from ddm_ray.train.meter import Meter
 from ddm_ray.train.micro_batch import find_micro_batch
 from ddm_ray.train.publish import Milestones
 from ddm_ray.train.saving import SaveClock, TrainProgress
-from ddm_ray.train.targets import StoredTargets
 from ddm_ray.train.teachers import first_model, load_teachers, offloaded_teachers
 from ddm_ray.train.watchdog import Watchdog
 
@@ -119,7 +118,7 @@ def _train(
         milestones = Milestones(run, attempt.storage, job, attempt.identity, engine, placement.keep_milestones)
         heldout, unmeasured = HeldoutLoss.of(run, job, placement, attempt.micro_batch, texts)
         measured = Schedule.of(job, placement)  # also where this attempt can't measure: what others did is kept
-        meter = Meter(job.placed(placement), before, engine.device, dist.get_world_size(), measured)
+        meter = Meter(job, before, engine.device, dist.get_world_size(), measured)
         meter.unmeasured, meter.uncompiled = unmeasured, why_uncompiled
         clock = SaveClock(placement.minutes_between_states, time.monotonic(), placement.checkpoint_steps is None)
         results = StepResults()
@@ -128,8 +127,6 @@ def _train(
             if job.masking(step) != job.masking(step - 1):
                 watchdog.forget()  # how long steps take, and what is compiled for them
                 attempt.phase("compiling", meter.tell())  # it beats meanwhile
-            if teacher is not None:
-                teacher.await_step(step)  # storage may be away for longer than a step may take
             with watchdog.step(), attempt.catch_oom():
                 loss = engine.accumulate(job.objective, batches.at(step, engine.device))
                 norm = engine.step(job.learning_rate(step))
@@ -260,12 +257,9 @@ def require_room(job: TrainJob, placement: TrainPlacement, workers: int, memory:
 
 @contextmanager
 def _teacher(run: Run, job: TrainJob, loader: Loader, placement: TrainPlacement) -> Iterator[Teacher | None]:
-    """Whoever says what a student is to learn; None for other jobs."""
+    """The teacher of a student; None for other jobs."""
     if job.artifact.kind != "student":
         yield None
-    elif placement.teachers == "stored":
-        with closing(StoredTargets(run, job.batch)) as stored:
-            yield stored
     elif placement.teachers is None:
         yield load_teachers(run, loader.null_text, own_device())
     else:

@@ -78,7 +78,7 @@ def test_a_calibration_takes_real_steps_and_writes_nothing(tmp_path: Path) -> No
     made = make_data(str(tmp_path / "run"), settings=SHORT)
     before = files(made)
     jobs = {need.kind: need.job for need in needs_of(made, [expert(0), ROUTER, STUDENT])}
-    for placement in (TrainPlacement(), TrainPlacement(workers=2, teachers="stored")):
+    for placement in (TrainPlacement(), TrainPlacement(workers=2)):
         speeds = calibrate(jobs, made.config.data, 2, placement, seconds=0.01)
         assert speeds.keys() == {"expert", "router", "student"}
         assert all(1e4 < speed < 1e12 for speed in speeds.values())
