@@ -75,7 +75,7 @@ class TrainPlacement(StrictModel):
     compile: bool | None = Field(
         default=None,
         description="torch.compile the model's blocks and the optimizer's update: a longer first step, faster ones"
-        " after it; not with zero_stage 3. None: on a GPU, where a try of two blocks passes",
+        " after it; not with zero_stage 3. None: on a GPU, unless it can't be compiled there",
     )
     threads: PositiveInt | None = Field(
         default=None, description="CPU threads of a worker; none: one a CPU that it asks for. A job keeps its number"

@@ -1,7 +1,6 @@
 """A short calibration: real steps of a run's jobs on this machine, on made-up rows. Nothing of the run is touched."""
 
 import math
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,7 +20,7 @@ from ddm_ray.models.text import TextEncoder
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.train.batches import RankBatches
 from ddm_ray.train.claiming import own_threads
-from ddm_ray.train.compiling import keep_code, to_be_tried, why_not
+from ddm_ray.train.compiling import keep_code, try_code
 from ddm_ray.train.consensus import Flags, StepResults
 from ddm_ray.train.engine import Engine
 from ddm_ray.train.job import TrainJob
@@ -107,7 +106,7 @@ def calibrate(
 
     Where rows keep ids of texts these are encoded, too, by the run's own encoder, which this island then needs. In a
     torch.distributed world of one. One worker's part of a batch is measured, and taken times the workers. Raises as
-    `TextEncoder.from_config` and `why_not` do; to compile comes on top of the seconds.
+    `TextEncoder.from_config` and `try_code` do; to compile comes on top of the seconds.
     """
     assert dist.get_world_size() == 1
     torch.set_num_threads(placement.threads or max(own_threads(placement, job) for job in jobs.values()))
@@ -125,13 +124,7 @@ def _speed(
     share = math.ceil(job.batch / workers)
     given = placement.micro_batch
     rows_at_once = min(share, given) if isinstance(given, int) else share
-    if to_be_tried(placement):
-        torch.compiler.reset()
-        keep_code(placement.cache)
-        why = why_not(job, placement, rows_at_once, workers)
-        if why:
-            print(f"warning: {job.artifact}: measured uncompiled, which is slower: {why}", file=sys.stderr)
-        placement = placement.model_copy(update={"compile": not why})
+    keep_code(placement.cache)
     engine = Engine(job.build(), job.train, placement)
     teacher = MadeUpTeacher(job, engine.device) if job.asked else None
     texts = None
@@ -139,6 +132,8 @@ def _speed(
         own = encoder.to(engine.device, frozen_dtype(engine.device))
         texts = StoredTexts(own, rows.null_text.to(engine.device))
     batches = RankBatches(job, rows, 0, workers, rows_at_once, teacher, texts)
+    if engine.compiled_unasked:
+        try_code(engine, job, batches, 0)
 
     # Steps of which all see as many tokens.
     alike = job.train.steps - job.train.unmasked_steps

@@ -26,7 +26,7 @@ from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import Store
 from ddm_ray.train.attempt import TrainAttempt, out_of_memory
 from ddm_ray.train.batches import RankBatches, Teacher
-from ddm_ray.train.compiling import keep_code, to_be_tried, uncompiled
+from ddm_ray.train.compiling import keep_code, try_code
 from ddm_ray.train.consensus import Flags, StepResults
 from ddm_ray.train.engine import Engine, own_device
 from ddm_ray.train.estimate import bytes_a_parameter
@@ -88,9 +88,9 @@ def _train(
     placement: TrainPlacement,
     notice: Callable[[], bool],
 ) -> None:
-    def make(filled: bool = False) -> Engine:
+    def make(filled: bool = False, placed: TrainPlacement = placement) -> Engine:
         with _roomy(job, placement):
-            return Engine(job.build(filled), job.train, placement)
+            return Engine(job.build(filled), job.train, placed)
 
     def begin() -> Engine:
         with _roomy(job, placement):
@@ -107,11 +107,8 @@ def _train(
             return RankBatches(job, loader, dist.get_rank(), dist.get_world_size(), micro_batch, teacher, texts)
 
         if attempt.searches:  # uncompiled, unless somebody says otherwise: it takes no less memory, and far less time
-            find_micro_batch(job, batches_of, partial(make, True), attempt, placement, watchdog)
-        why_uncompiled = ""
-        if to_be_tried(placement):
-            why_uncompiled = uncompiled(job, placement, attempt, watchdog)
-            placement = placement.model_copy(update={"compile": not why_uncompiled})
+            trials = placement.model_copy(update={"compile": bool(placement.compile)})
+            find_micro_batch(job, batches_of, partial(make, True, trials), attempt, trials, watchdog)
         batches = stack.enter_context(closing(batches_of(attempt.micro_batch)))
         engine, before = attempt.resume(make, begin)
         saver, owed = attempt.saver, False
@@ -119,14 +116,19 @@ def _train(
         heldout, unmeasured = HeldoutLoss.of(run, job, placement, attempt.micro_batch, texts)
         measured = Schedule.of(job, placement)  # also where this attempt can't measure: what others did is kept
         meter = Meter(job, before, engine.device, dist.get_world_size(), measured)
-        meter.unmeasured, meter.uncompiled = unmeasured, why_uncompiled
+        meter.unmeasured = unmeasured
         clock = SaveClock(placement.minutes_between_states, time.monotonic(), placement.checkpoint_steps is None)
         results = StepResults()
+        if engine.compiled_unasked and before.step < job.train.steps:
+            attempt.phase("compiling")  # it beats meanwhile
+            with watchdog.step(), attempt.catch_oom():
+                meter.uncompiled = try_code(engine, job, batches, before.step)
+            watchdog.forget()
         for step in range(before.step, job.train.steps):
             done = step + 1
             if job.masking(step) != job.masking(step - 1):
                 watchdog.forget()  # how long steps take, and what is compiled for them
-                attempt.phase("compiling", meter.tell())  # it beats meanwhile
+                attempt.phase("compiling", meter.tell())
             with watchdog.step(), attempt.catch_oom():
                 loss = engine.accumulate(job.objective, batches.at(step, engine.device))
                 norm = engine.step(job.learning_rate(step))
