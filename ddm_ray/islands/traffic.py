@@ -12,7 +12,6 @@ from ddm_ray.train.preview import MAX_CLASSES, PER_CLASS, ROWS_WITHOUT_CLASSES
 from ddm_ray.train.publish import PAINTED_BYTES
 from ddm_ray.train.saving import SaveClock
 from ddm_ray.train.sizes import FileSizes
-from ddm_ray.train.telemetry import FILE_BYTES, JOINED, MOST_JOINS, UPLOAD_RATE, UPLOAD_SECONDS
 
 # Bytes as they were counted on the wire, of what is small: a heartbeat, a beat's share of the curves, a pixel of a
 # picture, an entry of a listing, and all that is noted of an attempt and its end.
@@ -94,7 +93,7 @@ def foresee(
         Traffic(
             states=(saves - 1) * sum(middle.values()) + sum(sizes.state(steps).values()),
             weights=len(published) * (sum(weights.values()) + picture),
-            curves=_curves(seconds, beats),
+            curves=CURVE_POINT * beats * (saves + 1) / 2,  # a file that grows, written whole with each state
             notes=BEAT * beats + NOTES,
             rows=0 if rows is None else rows.files + (rows.heldout if placement.heldout_rows else 0),
             reread=saves * indexes + len(published) * (sizes.read_to_publish(steps) + repainted) + looks + manifests,
@@ -131,20 +130,6 @@ def _beats(seconds: float, steps: int) -> int:
         at += beat_seconds(at)
         beats += 1
     return min(steps, beats + int(max(0.0, seconds - at) / beat_seconds(at))) + 5
-
-
-def _curves(seconds: float, beats: int) -> float:
-    """Bytes of event files, each of which is written again from its beginning as it grows, and when it is joined."""
-    rate = CURVE_POINT * beats / max(seconds, 1e-9)
-    total, at, begun = 0.0, 0.0, 0.0
-    while at < seconds:
-        pause = max(UPLOAD_SECONDS, rate * (at - begun) / UPLOAD_RATE)
-        at = min(at + pause, seconds)
-        total += rate * (at - begun)
-        if rate * (at - begun) >= FILE_BYTES:
-            begun = at
-    ended = int(rate * seconds / FILE_BYTES)
-    return total + sum(FILE_BYTES * (ended - ended % JOINED**joins) for joins in range(1, MOST_JOINS + 1))
 
 
 def _picture(config: RunConfig, artifact: Artifact, weights: int) -> float:
