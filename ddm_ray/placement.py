@@ -64,10 +64,9 @@ class TrainPlacement(StrictModel):
         description="rows a worker takes through the model at once; none: its whole share; largest: as many as fit,"
         " by trial steps at the start of a launch, each compiled with compile: true. Halved where memory runs out",
     )
-    teachers: Annotated[int, Field(ge=2, strict=True)] | Literal["stored"] | None = Field(
+    teachers: Annotated[int, Field(ge=2, strict=True)] | None = Field(
         default=None,
-        description="experts that a student's worker holds at a time, the others in their files; stored: none, their"
-        " predictions are on storage beforehand; none: all of them",
+        description="experts that a student's worker holds at a time, the others in their files; none: all of them",
     )
     activation_checkpointing: bool = Field(
         default=False, description="compute a block's activations again in the backward pass: less memory, more time"
@@ -75,7 +74,7 @@ class TrainPlacement(StrictModel):
     compile: bool | None = Field(
         default=None,
         description="torch.compile the model's blocks and the optimizer's update: a longer first step, faster ones"
-        " after it; not with zero_stage 3. None: on a GPU, where a try of two blocks passes",
+        " after it; not with zero_stage 3. None: on a GPU, unless it can't be compiled there",
     )
     threads: PositiveInt | None = Field(
         default=None, description="CPU threads of a worker; none: one a CPU that it asks for. A job keeps its number"

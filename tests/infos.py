@@ -52,7 +52,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "loss": 0.25,
         "attempts": 1,
     },
-    "TargetsInfo": {"rows": 3, "first_steps": (0, 2)},
     "BeginningInfo": {"source": "runs/other monolith", "parameters": 3},
     "EvaluationInfo": {"num_samples": 3, "frechet": {"once": 1.0}, "best_strategy": "once"},
     "ReferenceInfo": {"rows": 3, "features": 2},

@@ -218,6 +218,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
             "islands: {lab: {resources_per_worker: {island-a: 0.5}}}",
             "resources_per_worker.island-a must be a whole number, got 0.5: workers on a slice are counted",
         ),
+        ("islands: {lab: {teachers: stored}}", "islands.lab.teachers: Input should be a valid integer"),
+        ("islands: {lab: {teachers: 1}}", "islands.lab.teachers: Input should be greater than or equal to 2"),
         ("islands: {lab: {micro_batch: 0}}", "islands.lab.micro_batch: is a whole number above 0, or largest, got 0"),
         ("islands: {lab: {micro_batch: all}}", "micro_batch: is a whole number above 0, or largest, got 'all'"),
         (

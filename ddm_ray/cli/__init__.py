@@ -18,7 +18,6 @@ from ddm_ray.cli.replay import replay
 from ddm_ray.cli.requests import drain, list_workers, resume, stop
 from ddm_ray.cli.run import init, status, watch
 from ddm_ray.cli.stages import demo, evaluate, partition, prepare
-from ddm_ray.cli.targets import targets
 from ddm_ray.cli.tidy import tidy
 from ddm_ray.cli.train import train
 from ddm_ray.cli.work import work
@@ -53,7 +52,6 @@ __all__ = [
     "serve",
     "status",
     "stop",
-    "targets",
     "tidy",
     "train",
     "up",

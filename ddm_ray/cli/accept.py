@@ -7,12 +7,12 @@ import click
 from ddm_ray.cli.command import INDEX, MODELS, RUN, OneOf, main, say, trained, warn
 from ddm_ray.cli.fixes import phrase
 from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError
-from ddm_ray.storage.graph import Artifact, replay, targets
+from ddm_ray.storage.graph import Artifact, replay
 
 
 @main.command()
 @RUN
-@click.argument("model", type=OneOf([*MODELS, "targets", "replay"]), required=False)
+@click.argument("model", type=OneOf([*MODELS, "replay"]), required=False)
 @INDEX
 @click.option("--all", "every", is_flag=True, help="Accept all that is finished and hasn't been accepted.")
 @click.option("--replace", is_flag=True, help="Accept it also in place of another one that was accepted before.")
@@ -27,7 +27,6 @@ def accept(run_url: str, model: str | None, index: int | None, every: bool, repl
     \b
       ddm init s3://lab/run7 --recipe imagenet256-k8 --set acceptance=by_hand
       ddm accept s3://lab/run7 expert 3
-      ddm accept s3://lab/run7 targets 3          a student's, where its teachers are stored
       ddm accept s3://lab/run7 --all
     """
     from functools import partial
@@ -74,4 +73,4 @@ def _named(run: Any, model: str, index: int | None) -> Artifact:
         return trained("accept", model, index, len(run.experts))
     if index is None or not 0 <= index < len(run.experts):
         raise ConfigError(f"accept {model}: of which cluster? 0 to {len(run.experts) - 1}")
-    return targets(index) if model == "targets" else replay(index)
+    return replay(index)

@@ -14,7 +14,7 @@ from ddm_ray.cli.train import sharing_idle_cores
 from ddm_ray.errors import ConfigError
 from ddm_ray.exit_codes import EXIT_AGAIN
 from ddm_ray.remedies import Give
-from ddm_ray.storage.graph import STUDENT, Artifact, trained_of, wanted_of
+from ddm_ray.storage.graph import Artifact, trained_of, wanted_of
 
 
 @main.command()
@@ -80,7 +80,6 @@ def work(
     from ddm_ray.train.ray.driver import load_ray_train
     from ddm_ray.train.ray.launch import train_all
     from ddm_ray.train.ray.room import is_full
-    from ddm_ray.train.targets import needed_by, require_labelled
     from ddm_ray.watch.live_view import LiveView
 
     run = Run.open(run_url)
@@ -112,8 +111,6 @@ def work(
     ):
 
         def train(run: Run, launch: Any, watch: Any) -> None:
-            if launch.artifact == STUDENT and site.train.teachers == "stored":
-                require_labelled(run)
             load_ray_train()  # while Ray starts
             where, how = site.ray(address), site.train
             if not (islands or placement or where[0] or os.environ.get("RAY_ADDRESS")):
@@ -134,7 +131,7 @@ def work(
             # Its row tells of the whole run; only what is committed is wholly done.
             view.show(site.name, min(0.99, sum(done.values()) / len(done)), doing)
 
-        board = Board(run, trained, grace, work_of(run), needs=lambda artifact: needed_by(run, artifact, site.train))
+        board = Board(run, trained, grace, work_of(run))
         worker = IslandWorker(
             run, keeper, board, train, report, require_room, partial(is_full, site.train), leaving.is_set, job, grace
         )

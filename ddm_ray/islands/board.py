@@ -54,8 +54,7 @@ class View:
 class Board:
     """Looks at `artifacts` of a run for one worker, as often as it is asked to.
 
-    `work_of` tells the FLOP of an artifact's whole training, `needs` what has to be finished before it can be trained
-    by this worker; None: the artifact's inputs.
+    `work_of` tells the FLOP of an artifact's whole training.
     """
 
     def __init__(
@@ -65,10 +64,9 @@ class Board:
         grace: float,
         work_of: Callable[[Artifact], float],
         clock: Callable[[], float] = time.monotonic,
-        needs: Callable[[Artifact], Sequence[Artifact]] | None = None,
     ):
         self._run, self._artifacts, self._grace = run, artifacts, grace
-        self._work_of, self._clock, self._needs = work_of, clock, needs or run.inputs
+        self._work_of, self._clock = work_of, clock
         self._files: dict[Artifact, JobFiles] = {}
         self._observer = Observer(run, self._list, least=LIST_SECONDS)
         self._pulses, self._held, self._damaged, self._now = Pulses(), Pulses(), Pulses(), 0.0
@@ -200,7 +198,7 @@ class Board:
         if self._now < until:
             return lack
         lack = ""
-        for needed in self._needs(artifact):
+        for needed in self._run.inputs(artifact):
             try:
                 if not lack and not self._run.finished(needed, accepted=True):
                     wait = "accepted" if self._run.by_hand(needed) else "finished"

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
@@ -46,9 +46,9 @@ class ModelNeeds:
         """Number of parameters."""
         return num_parameters(self.model)
 
-    def teachers_bytes(self, use_gpu: bool, teachers: int | Literal["stored"] | None) -> int:
+    def teachers_bytes(self, use_gpu: bool, teachers: int | None) -> int:
         """Bytes of the networks that a student's worker holds beside its own; 0 for other models."""
-        if not self.job.asked or teachers == "stored":
+        if not self.job.asked:
             return 0
         num_experts = self.config.partition.num_clusters
         held = num_experts if teachers is None else min(teachers, num_experts)
@@ -73,9 +73,7 @@ class ModelNeeds:
         """Bytes of published weights, likewise."""
         return 4 * self.parameters
 
-    def memory(
-        self, workers: int, use_gpu: bool, teachers: int | Literal["stored"] | None = None
-    ) -> list[float | None]:
+    def memory(self, workers: int, use_gpu: bool, teachers: int | None = None) -> list[float | None]:
         """Bytes of a worker's memory (a GPU's, or a CPU's with its copy of the state), by ZeRO stage 0 to 3.
 
         With those of a student's `teachers`, which are as in a placement, and of text encoders that this machine has.

@@ -14,18 +14,11 @@ COMPILERS = (("CC", ("gcc", "clang")), ("CXX", ("g++", "clang++")))
 
 def require_compiler() -> None:
     """Raise ConfigError where code couldn't be made, since there is no compiler."""
-    if lacking := lacking_compiler():
-        fix = "install g++ (in Debian: apt-get install g++), or set compile to false"
-        raise ConfigError(f"compile: there is no {lacking} here", fix)
-
-
-def lacking_compiler() -> str:
-    """Names of a compiler of which none is here; "": code can be made."""
     for variable, usual in COMPILERS:
         names = (chosen,) if (chosen := os.environ.get(variable)) else usual
         if not any(shutil.which(name) for name in names):
-            return " or ".join(names)
-    return ""
+            fix = "install g++ (in Debian: apt-get install g++), or set compile to false"
+            raise ConfigError(f"compile: there is no {' or '.join(names)} here", fix)
 
 
 def compile_blocks(model: nn.Module) -> None:
@@ -39,10 +32,10 @@ def compile_blocks(model: nn.Module) -> None:
             block.compile(dynamic=False)
 
 
-def leave_two_of_each(model: nn.Module) -> None:
-    """Take all blocks but the first and the last of each list out of a network, in place: the kinds that it has."""
-    for blocks in _lists_of_blocks(model):
-        del blocks[1:-1]
+def call_uncompiled(model: nn.Module) -> None:
+    """Have a network's blocks called as they are again, in place."""
+    for module in model.modules():
+        module._compiled_call_impl = None
 
 
 def _lists_of_blocks(model: nn.Module) -> Iterator[nn.ModuleList]:

@@ -78,8 +78,7 @@ def _is_finished(run: Run, folder: str) -> bool:
     Raises MissingArtifact for a training that has begun, which nobody would go on with.
     """
     names = run.store.folders(graph.REFERENCES) if folder == graph.REFERENCES else []
-    targets = map(graph.targets, range(len(run.experts)))
-    every = (*graph.artifacts(run.config), *targets, *(graph.reference(name) for name in names))
+    every = (*graph.artifacts(run.config), *(graph.reference(name) for name in names))
     members = [artifact for artifact in every if folder_of(artifact) == folder]
     unfinished = [artifact for artifact in members if not run.finished(artifact)]
     files = list_jobs(run.store, [each for each in members if each.trains])

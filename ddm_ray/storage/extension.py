@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError,
 from ddm_ray.config import RunConfig
 from ddm_ray.config.longer import Part, continued, lengthened
 from ddm_ray.errors import CorruptArtifact
-from ddm_ray.storage.graph import REFERENCES, Artifact, artifacts, inputs, targets
+from ddm_ray.storage.graph import REFERENCES, Artifact, artifacts, inputs
 from ddm_ray.storage.identity import fields_of
 from ddm_ray.storage.sealed import seal, unseal
 from ddm_ray.storage.store import Store
@@ -116,8 +116,7 @@ def untouched(before: RunConfig, after: RunConfig) -> set[str]:
     """Folders of artifacts that are the same under both configurations; evaluations are always new."""
     changed = set[Artifact]()
     same = {*SHARED, REFERENCES}
-    every = [*artifacts(after), *map(targets, range(after.partition.num_clusters))]
-    for artifact in every:
+    for artifact in artifacts(after):
         differs = fields_of(before, artifact) != fields_of(after, artifact)
         if differs or any(each in changed for each in inputs(after, artifact)):
             changed.add(artifact)

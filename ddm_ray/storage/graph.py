@@ -22,11 +22,10 @@ from ddm_ray.storage.info import (
     ReportInfo,
     RowsInfo,
     ShardInfo,
-    TargetsInfo,
     TrainedInfo,
 )
 
-Stage = Literal["begin", "prepare", "partition", "train", "targets", "replay", "evaluate"]
+Stage = Literal["begin", "prepare", "partition", "train", "replay", "evaluate"]
 _NUMBER = re.compile(r"[0-9]{3,9}")
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}"
 """Pattern of the names of evaluations and references."""
@@ -247,13 +246,6 @@ KINDS = {
     "router": _trained("router", path="router", inputs=_examples_of_router),
     "monolith": _trained("expert", path="monolith", inputs=lambda *_: (PARTITION,)),
     "student": _trained("expert", "student", path="student", inputs=_teachers_of_student),
-    "targets": Kind(
-        member="targets/cluster={:03d}",
-        stage="targets",
-        info=TargetsInfo,
-        reads=_constant(*_TRAINED, "expert", "student"),
-        inputs=_expert_of,
-    ),
     "replay": Kind(
         member="replay/cluster={:03d}",
         stage="replay",
@@ -281,8 +273,6 @@ EVALUATIONS = "eval"
 """Folder of all evaluations."""
 REFERENCES = "references"
 """Folder of all references."""
-TARGETS = "targets"
-"""Folder of all targets."""
 ROWS: Artifact = Artifact("rows")
 PARTITION: Artifact = Artifact("partition")
 CENTROIDS: Artifact = Artifact("partition/centroids")
@@ -307,11 +297,6 @@ def shard(cluster: int) -> Artifact:
 def expert(cluster: int) -> Artifact:
     """One cluster's expert."""
     return _member("expert", cluster)
-
-
-def targets(cluster: int) -> Artifact:
-    """Predictions of one cluster's expert where the student is to learn."""
-    return _member("targets", cluster)
 
 
 def replay(cluster: int) -> Artifact:

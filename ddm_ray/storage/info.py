@@ -201,13 +201,6 @@ class BeginningInfo(Info):
     parameters: Count
 
 
-class TargetsInfo(Info):
-    """Number of a cluster's targets, and the first step of each file's, in the order of their names."""
-
-    rows: Count
-    first_steps: tuple[Count, ...]
-
-
 class EvaluationInfo(Info):
     """Frechet distance by the name of what was measured, and the strategy with the smallest one."""
 

@@ -179,7 +179,7 @@ class Run:
 
     def by_hand(self, artifact: Artifact) -> bool:
         """True for what counts once somebody has accepted it, for all but who makes it: what islands make of rows."""
-        return artifact.stage in ("train", "targets", "replay") and self.config.acceptance == "by_hand"
+        return artifact.stage in ("train", "replay") and self.config.acceptance == "by_hand"
 
     def manifest(self, artifact: Artifact, accepted: bool = False) -> Manifest | None:
         """The artifact's manifest, or None if it isn't finished. Raises CorruptArtifact, also for another's.

@@ -12,7 +12,7 @@ from ddm_ray.remedies import Accept, Allow, Fix, Resume
 from ddm_ray.spelling import printable, spelled_out
 from ddm_ray.storage import graph
 from ddm_ray.storage.chunk_records import ChunksProgress, chunks_progress
-from ddm_ray.storage.graph import PARTITION, REPORT, STUDENT, TARGETS, Artifact, targets
+from ddm_ray.storage.graph import PARTITION, REPORT, Artifact
 from ddm_ray.storage.info import Info, PartitionInfo, TrainedInfo
 from ddm_ray.storage.job_files import JobFiles, list_jobs
 from ddm_ray.storage.job_status import JobStatus, job_status
@@ -33,7 +33,6 @@ MOST_SHARES = 8
 """Clusters of which a line tells their shares."""
 UNITS = {
     "rows": "units of the source",
-    "targets": "ranges of steps",
     "replay": "portions of images",
     "evaluation": "portions of images",
 }
@@ -45,7 +44,7 @@ State = Literal["finished", "begun", "failed", "stopped", "waiting", "damaged"]
 class Status:
     """One artifact of the run at the URL `run`, and its state.
 
-    `info` is a finished artifact's record, `chunks` the progress of rows or targets that are begun, `job` that of a
+    `info` is a finished artifact's record, `chunks` the progress of rows or images that are begun, `job` that of a
     training job that is launched, begun or failed. A failed job is one whose newest attempt failed: mostly the next
     one is about to begin. A stopped one ended, or waits, because somebody asked for it. A damaged artifact can't be
     read or was made otherwise; `error` says why, and what mends it. A finished one is `unaccepted` while it isn't what
@@ -148,13 +147,10 @@ def survey(run: Run, known: Iterable[Status] = ()) -> list[Status]:
     """All artifacts of a run, in the order in which they are made; a file gone or cut short is noticed.
 
     Those that are finished in `known`, an earlier survey, aren't looked at again. The partition's report is one once it
-    is committed: an older version's was part of the partition. Targets of a student are some once any are begun.
+    is committed: an older version's was part of the partition.
     """
     artifacts = [*graph.artifacts(run.config), *run.evaluations()]
     artifacts.insert(artifacts.index(PARTITION) + 1, REPORT)
-    if STUDENT in artifacts and run.store.folders(TARGETS):
-        place = artifacts.index(STUDENT)
-        artifacts[place:place] = map(targets, range(len(run.experts)))
     finished = {
         earlier.artifact: earlier for earlier in known if earlier.state == "finished" and not earlier.unaccepted
     }

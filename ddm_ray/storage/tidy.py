@@ -11,7 +11,7 @@ from ddm_ray.storage import graph
 from ddm_ray.storage.chunk_records import PLAN, RECORDS, stem_of_file
 from ddm_ray.storage.disk import unfinished_below
 from ddm_ray.storage.extension import EXTENDED
-from ddm_ray.storage.graph import NAME_PATTERN, REFERENCES, REPORT, TARGETS, Artifact
+from ddm_ray.storage.graph import NAME_PATTERN, REFERENCES, REPORT, Artifact
 from ddm_ray.storage.listing import with_all_files
 from ddm_ray.storage.manifest import NAME, Manifest
 from ddm_ray.storage.run import Run
@@ -82,7 +82,6 @@ def possible_artifacts(run: Run) -> list[Artifact]:
     artifacts += run.evaluations()
     names = run.store.folders(REFERENCES)
     artifacts += [graph.reference(name) for name in names if re.fullmatch(NAME_PATTERN, name)]
-    artifacts += list(map(graph.targets, range(len(run.experts)))) if run.store.folders(TARGETS) else []
     return artifacts
 
 

@@ -63,13 +63,14 @@ class TrainAttempt:
         self._prompt_storage = Attempt(Store(run.url, PROMPT), job.artifact, number)
         self._run, self.identity = run, run.identity(job.artifact)
         self._lineage = lineage
-        self.saver = StateSaver(self.storage, self.identity, placement.keep_states, self._prompt_storage)
+        self._telemetry = Telemetry(self._prompt_storage.store, self.storage.prefix) if self._rank == 0 else None
+        committed = self._telemetry.upload if self._telemetry else bool
+        self.saver = StateSaver(self.storage, self.identity, placement.keep_states, self._prompt_storage, committed)
         self._tried, self._told_unsaved = set[str](), ""
         who = {"host": socket.gethostname(), "pid": os.getpid(), "world_size": self._world, "versions": versions()}
         who |= launch.place if launch else {}
         how = {"zero_stage": placement.zero_stage, "steps": job.train.steps}
         self._heartbeat = Heartbeat(self._prompt_storage, who | how) if self._rank == 0 else None
-        self._telemetry = Telemetry(self._prompt_storage.store, self.storage.prefix) if self._rank == 0 else None
         self._lookout = Lookout(self.storage, launch) if self._rank == 0 else None
         self._launch = launch
         self.phase("starting")

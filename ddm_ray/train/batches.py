@@ -38,19 +38,12 @@ class Teacher(Protocol):
         """True if rows of one cluster should come together."""
         ...
 
-    def await_step(self, step: int) -> None:
-        """Wait until it can be asked about this step."""
-        ...
-
-    def taught(self, batch: Batch, step: int, place_B: Tensor, cluster_B: Tensor) -> Batch:
-        """The batch, which is that of these places of a step, with its teacher's predictions.
-
-        `cluster_B`: its rows' clusters as the host has them.
-        """
+    def taught(self, batch: Batch, cluster_B: Tensor) -> Batch:
+        """The batch with its teacher's predictions. `cluster_B`: its rows' clusters as the host has them."""
         ...
 
 
-_Part = tuple[Batch, Tensor, Tensor]
+_Part = tuple[Batch, Tensor]
 
 
 class RankBatches:
@@ -89,27 +82,24 @@ class RankBatches:
         `most`: so many of them alone, and nothing is made ahead.
         """
         ahead = device.type != "cpu" and most is None
-        for batch, weight_B, place_B in self._made_ahead(step) if ahead else islice(self._parts(step), most):
+        for batch, weight_B in self._made_ahead(step) if ahead else islice(self._parts(step), most):
             moved = on_device(batch, device, self._texts)
             if self._teacher is not None:
-                moved = self._teacher.taught(moved, step, place_B, batch.cluster_B)
+                moved = self._teacher.taught(moved, batch.cluster_B)
             yield moved, weight_B.to(device, non_blocking=True)
 
     def _parts(self, step: int) -> Iterator[_Part]:
-        """Micro-batches with their weights and places, in the host's memory."""
+        """Micro-batches with their weights, in the host's memory."""
         draws = draws_of(self._job, step)
         for part in self._order(step).split(self._micro_batch):
-            place_B = self._place[part]
-            yield batch_of(self._job, self._loader, step, place_B, draws), self._weight_B[part], place_B
+            yield batch_of(self._job, self._loader, step, self._place[part], draws), self._weight_B[part]
 
     def _made_ahead(self, step: int) -> Iterator[_Part]:
         """Micro-batches of a step; those of the next one are begun."""
 
         def make(of: int) -> Future[deque[_Part]]:
             return self._thread.submit(
-                lambda: deque(
-                    (batch.pin_memory(), weight_B.pin_memory(), place) for batch, weight_B, place in self._parts(of)
-                )
+                lambda: deque((batch.pin_memory(), weight_B.pin_memory()) for batch, weight_B in self._parts(of))
             )
 
         made = (self._ahead.pop(step, None) or make(step)).result()

@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from ddm_ray.config import TrainConfig
 from ddm_ray.errors import ConfigError
-from ddm_ray.models.compiled import compile_blocks, require_compiler
+from ddm_ray.models.compiled import call_uncompiled, compile_blocks, require_compiler
 from ddm_ray.models.dit import checkpoint_activations
 from ddm_ray.models.flops import num_parameters
 from ddm_ray.placement import TrainPlacement
@@ -45,29 +46,17 @@ def own_device() -> torch.device:
     return torch.device(get_accelerator().current_device_name())
 
 
-def optimizer_of(
-    train: TrainConfig, parameters: Iterable[nn.Parameter], stage: int, compiled: bool, alone: bool = False
-) -> AdamWithEMA:
-    """A training's optimizer by this ZeRO stage, at a learning rate of 0; `alone`: no other rank has a part of it."""
-    return AdamWithEMA(
-        parameters,
-        ema_decay=train.ema_decay,
-        # Cheaper than DeepSpeed, which takes the norm tensor by tensor; stage 3 steps group by group.
-        clip_norm=train.clip_norm if stage < 3 else 0.0,
-        sharded=stage > 0 and not alone,
-        lr=0.0,
-        betas=train.betas,
-        weight_decay=train.weight_decay,
-        # Of flat shards: at stage 0 each parameter would have code of its own.
-        compiled=compiled and stage > 0,
-    )
+def compiles_unasked(placement: TrainPlacement) -> bool:
+    """True on a GPU where nobody has said whether to compile; all ranks of a training find the same."""
+    return placement.compile is None and placement.zero_stage < 3 and own_device().type == "cuda"
 
 
 class Engine:
     """Optimises `model` on the torch.distributed world it finds itself in.
 
-    A global step is any number of `backward`, then `step`. Gradients are averaged over ranks. ConfigError for
-    ZeRO stage 0 in bf16, which keeps no fp32 shards.
+    A global step is any number of `backward`, then `step`. Gradients are averaged over ranks. `compiled_unasked`: it
+    has compiled code that nobody asked for, which may be impossible to make. ConfigError for ZeRO stage 0 in bf16,
+    which keeps no fp32 shards.
     """
 
     def __init__(self, model: nn.Module, train: TrainConfig, placement: TrainPlacement):
@@ -77,7 +66,20 @@ class Engine:
             raise ConfigError(
                 f"zero_stage 0 is for precision fp32, this run's is {train.precision}: set zero_stage to 1"
             )
-        self._optimizer = optimizer_of(train, model.parameters(), stage, bool(placement.compile))
+        self.compiled_unasked = compiles_unasked(placement)
+        compiled = bool(placement.compile) or self.compiled_unasked
+        self._optimizer = AdamWithEMA(
+            model.parameters(),
+            ema_decay=train.ema_decay,
+            # Cheaper than DeepSpeed, which takes the norm tensor by tensor; stage 3 steps group by group.
+            clip_norm=train.clip_norm if stage < 3 else 0.0,
+            sharded=stage > 0,
+            lr=0.0,
+            betas=train.betas,
+            weight_decay=train.weight_decay,
+            # Of flat shards: at stage 0 each parameter would have code of its own.
+            compiled=compiled and stage > 0,
+        )
         # Of DeepSpeed's making they would be in bf16.
         persistent = model.state_dict().keys()
         self.buffers = {name: buffer.clone() for name, buffer in model.named_buffers() if name in persistent}
@@ -85,6 +87,7 @@ class Engine:
             checkpoint_activations(model)
         if placement.compile:
             require_compiler()
+        if compiled:
             compile_blocks(model)
         self._deepspeed, *_ = deepspeed.initialize(
             model=model,
@@ -105,7 +108,7 @@ class Engine:
                     # Stage 1 reduces after the last backward: copying gradients one by one before gains nothing.
                     "contiguous_gradients": stage > 1,
                     # Compiled code reads 16 bytes at once, of parameters that lie in one row.
-                    "parameter_alignment": bool(placement.compile),
+                    "parameter_alignment": compiled,
                     "compute_grad_norm": stage in (0, 3),
                 },
                 "zero_allow_untested_optimizer": True,
@@ -139,6 +142,22 @@ class Engine:
         yield model
         model.train()
         self.shards.swap_ema()
+
+    def make_code(self, objective: Objective, batch: Batch) -> None:
+        """Have code made for a micro-batch and for the update, by passes that change nothing.
+
+        None waits for another rank, so that one may fail alone.
+        """
+        # Of the data alone: no gradient of a parameter is kept, and ZeRO, which would reduce it, not called.
+        data_BCHW = batch.data_BCHW.detach().requires_grad_()
+        loss = objective(self._deepspeed.module, replace(batch, data_BCHW=data_BCHW)).sum()
+        torch.autograd.grad(loss, data_BCHW)
+        self._optimizer.make_code()
+
+    def go_uncompiled(self) -> None:
+        """Compute without compiled code from here on."""
+        call_uncompiled(self._deepspeed.module)
+        self._optimizer.go_uncompiled()
 
     def set_adam_step(self, step: int) -> None:
         """Set the number of steps that AdamW's bias correction counts from."""

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -20,7 +20,6 @@ from ddm_ray.errors import TrainingError
 from ddm_ray.models import weights
 from ddm_ray.models.flops import forward_flops_per_row, training_flops_per_row
 from ddm_ray.models.spec import denoiser_spec, router_spec, spec_of
-from ddm_ray.placement import TrainPlacement
 from ddm_ray.remedies import Begin
 from ddm_ray.storage import graph
 from ddm_ray.storage.graph import Artifact, shard
@@ -70,10 +69,6 @@ class TrainJob:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(stream(self.train.seed, INITIAL, *self.key).integers(2**32)))
             return weights.build(self.spec, filled=filled)
-
-    def placed(self, placement: TrainPlacement) -> "TrainJob":
-        """The job as its workers compute it: those who read stored targets ask nobody."""
-        return replace(self, asked=()) if placement.teachers == "stored" else self
 
     def masking(self, step: int) -> Masking | None:
         """Number of tokens that step `step` (from 0) trains on; None: all, as in the last `unmasked_steps`."""

@@ -67,6 +67,23 @@ class AdamWithEMA(torch.optim.AdamW):
         for shard in shards:
             self.state[shard][EMA].lerp_(shard, finite * (1.0 - self.ema_decay))
 
+    @torch.no_grad()
+    def make_code(self) -> None:
+        """Have the compiled update made, if there is one, by an update that changes nothing."""
+        if self._compiled_update is None:
+            return
+        for group in self.param_groups:
+            for shard in group["params"]:
+                shard.grad = torch.zeros_like(shard)
+            device = group["params"][0].device
+            self._update(group, torch.ones((), device=device), torch.zeros((), dtype=torch.bool, device=device))
+            for shard in group["params"]:
+                shard.grad = None
+
+    def go_uncompiled(self) -> None:
+        """Update without compiled code from here on."""
+        self._compiled_update = None
+
     def _norm(self, gradients: list[Tensor]) -> Tensor:
         """Norm of all gradients, float64: of those held here, or by all ranks."""
         # In chunks: over millions of elements one sum in fp32 is off by a thousandth on a CPU; a GPU sums as a tree.

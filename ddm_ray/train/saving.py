@@ -85,9 +85,19 @@ class StateSaver:
     say; rank 0 then commits, in its thread too.
     """
 
-    def __init__(self, attempt: Attempt, identity: Identity, keep: int, prompt: Attempt | None = None):
-        """`prompt`: the attempt by a store with little patience, which old states are deleted through."""
-        self._attempt, self._identity, self._keep = attempt, identity, keep
+    def __init__(
+        self,
+        attempt: Attempt,
+        identity: Identity,
+        keep: int,
+        prompt: Attempt | None = None,
+        committed: Callable[[], object] = lambda: None,
+    ):
+        """`prompt`: the attempt by a store with little patience, which old states are deleted through.
+
+        `committed` is called on rank 0 after each state.
+        """
+        self._attempt, self._identity, self._keep, self._committed = attempt, identity, keep, committed
         self._prompt, self._told_undeleted = prompt or attempt, False
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
         self._snapshot: Snapshot | None = None
@@ -246,6 +256,7 @@ class StateSaver:
         info = StateInfo(step=trained.step, seconds=trained.seconds, world_size=self._world)
         self._attempt.commit_state(trained.step, self._identity, records | {state.CURVE: FileRecord.of(curve)}, info)
         self._refused_in_a_row, self.unsaved = 0, ""
+        self._committed()
         try:
             if pending.then:
                 pending.then()

@@ -57,12 +57,7 @@ class Teachers:
         """True if it should be asked about one cluster after the other: the others' experts aren't at hand."""
         return isinstance(self.experts, Offloaded) and self.strategy is None
 
-    def await_step(self, step: int) -> None:
-        """Nothing is waited for: experts are at hand, or fetched when they are asked."""
-
-    def taught(
-        self, batch: Batch, step: int = 0, place_B: Tensor | None = None, cluster_B: Tensor | None = None
-    ) -> Batch:
+    def taught(self, batch: Batch, cluster_B: Tensor | None = None) -> Batch:
         """The batch with its teacher's predictions. `cluster_B`: its clusters on the host, which then needn't wait."""
         x_BCHW = interpolate(batch.data_BCHW, batch.noise_BCHW, batch.t_B, self.path)
         t_B, condition = batch.t_B, batch.encoded
@@ -100,17 +95,12 @@ class Teachers:
         return self.strategy.route(probs_BK, torch.zeros_like(probs_BK), None)
 
 
-def load_teachers(run: Run, null_text: Text | None, device: torch.device, only: int | None = None) -> Teachers:
+def load_teachers(run: Run, null_text: Text | None, device: torch.device) -> Teachers:
     """The teachers of a run's student, frozen, by their published weights; in bf16 on a GPU.
 
-    `only`: the one cluster whose expert is wanted; None: all. Raises MissingArtifact for one that isn't finished,
-    CorruptArtifact if a byte was altered.
+    Raises MissingArtifact for one that isn't finished, CorruptArtifact if a byte was altered.
     """
-    present = [only in (None, cluster) for cluster in range(len(run.experts))]
-    experts = [
-        _load(run, artifact, device) if here else None for artifact, here in zip(run.experts, present, strict=True)
-    ]
-    return _teachers(run, null_text, device, experts)
+    return _teachers(run, null_text, device, [_load(run, artifact, device) for artifact in run.experts])
 
 
 @contextmanager

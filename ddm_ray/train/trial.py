@@ -14,18 +14,18 @@ from ddm_ray.core.transfer import frozen_dtype
 from ddm_ray.data.loading.loader import LoadedBatch
 from ddm_ray.data.text_encoding import StoredTexts
 from ddm_ray.memory import reset_peak, taken_bytes
-from ddm_ray.models.compiled import lacking_compiler
 from ddm_ray.models.text import TextEncoder
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.train.batches import RankBatches
 from ddm_ray.train.claiming import own_threads
+from ddm_ray.train.compiling import keep_code, try_code
 from ddm_ray.train.engine import Engine, own_device
 from ddm_ray.train.job import TrainJob
 
 LEAST_STEPS, SECONDS, ROWS = 2, 5.0, 256
 
 
-class _RandomRows:
+class RandomRows:
     """Random numbers in place of a loader's rows, and random ids of this text encoder's in place of texts' ids."""
 
     def __init__(self, data: DataConfig, num_clusters: int, encoder: TextEncoder | None):
@@ -63,23 +63,24 @@ def trial(job: TrainJob, data: DataConfig, num_clusters: int, placement: TrainPl
 
     The job asks no teachers; memory is a GPU's where the worker has one, else this process's.
     In a torch.distributed world of one. Rows that keep ids of texts need the run's text encoder on this machine. Raises
-    as `TextEncoder.from_config`, and what a compiler, or too little memory, raises.
+    as `TextEncoder.from_config` and `try_code` do.
     """
     workers, device = placement.workers.max, own_device()
     torch.set_num_threads(placement.threads or own_threads(placement, job))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-        if placement.compile is None and placement.zero_stage < 3:  # as trainings do
-            placement = placement.model_copy(update={"compile": not lacking_compiler()})
+    keep_code(placement.cache)
     reset_peak()
     encoder = TextEncoder.from_config(data.text) if data.text is not None and data.text.stored == "ids" else None
-    rows, texts = _RandomRows(data, num_clusters, encoder), None
+    rows, texts = RandomRows(data, num_clusters, encoder), None
     if encoder is not None and rows.null_text is not None:
         texts = StoredTexts(encoder.to(device, frozen_dtype(device)), rows.null_text.to(device))
     share = math.ceil(job.batch / workers)
     at_once = min(share, placement.micro_batch) if isinstance(placement.micro_batch, int) else share
     batches = RankBatches(job, rows, 0, workers, at_once, texts=texts)
     engine = Engine(job.build(), job.train, placement)
+    if engine.compiled_unasked:
+        try_code(engine, job, batches, 0)
     alike = job.train.steps - job.train.unmasked_steps  # steps that see as many tokens
     times: list[float] = []
     while len(times) < LEAST_STEPS or sum(times) < SECONDS:

@@ -24,7 +24,7 @@ from ddm_ray.storage.refusals import refusal
 from ddm_ray.storage.run import Run
 from ddm_ray.train.attempt import TrainAttempt, out_of_memory
 from ddm_ray.train.batches import RankBatches, Teacher
-from ddm_ray.train.compiling import keep_code, to_be_tried, uncompiled
+from ddm_ray.train.compiling import keep_code, try_code
 from ddm_ray.train.consensus import Flags, StepResults
 from ddm_ray.train.engine import Engine, own_device
 from ddm_ray.train.estimate import bytes_a_parameter
@@ -35,7 +35,6 @@ from ddm_ray.train.meter import Meter
 from ddm_ray.train.micro_batch import find_micro_batch
 from ddm_ray.train.publish import Milestones
 from ddm_ray.train.saving import SaveClock, TrainProgress
-from ddm_ray.train.targets import StoredTargets
 from ddm_ray.train.teachers import first_model, load_teachers, offloaded_teachers
 from ddm_ray.train.watchdog import Watchdog
 
@@ -84,9 +83,9 @@ def _train(
     placement: TrainPlacement,
     notice: Callable[[], bool],
 ) -> None:
-    def make(filled: bool = False) -> Engine:
+    def make(filled: bool = False, placed: TrainPlacement = placement) -> Engine:
         with _roomy(job, placement):
-            return Engine(job.build(filled), job.train, placement)
+            return Engine(job.build(filled), job.train, placed)
 
     def begin() -> Engine:
         with _roomy(job, placement):
@@ -103,28 +102,28 @@ def _train(
             return RankBatches(job, loader, dist.get_rank(), dist.get_world_size(), micro_batch, teacher, texts)
 
         if attempt.searches:  # uncompiled, unless somebody says otherwise: it takes no less memory, and far less time
-            find_micro_batch(job, batches_of, partial(make, True), attempt, placement, watchdog)
-        why_uncompiled = ""
-        if to_be_tried(placement):
-            why_uncompiled = uncompiled(job, placement, attempt, watchdog)
-            placement = placement.model_copy(update={"compile": not why_uncompiled})
+            trials = placement.model_copy(update={"compile": bool(placement.compile)})
+            find_micro_batch(job, batches_of, partial(make, True, trials), attempt, trials, watchdog)
         batches = stack.enter_context(closing(batches_of(attempt.micro_batch)))
         engine, before = attempt.resume(make, begin)
         saver, owed = attempt.saver, False
         milestones = Milestones(run, attempt.storage, job, attempt.identity, engine, placement.keep_milestones)
         heldout, unmeasured = HeldoutLoss.of(run, job, placement, attempt.micro_batch, texts)
         measured = Schedule.of(job, placement)  # also where this attempt can't measure: what others did is kept
-        meter = Meter(job.placed(placement), before, engine.device, dist.get_world_size(), measured)
-        meter.unmeasured, meter.uncompiled = unmeasured, why_uncompiled
+        meter = Meter(job, before, engine.device, dist.get_world_size(), measured)
+        meter.unmeasured = unmeasured
         clock = SaveClock(placement.minutes_between_states, time.monotonic(), placement.checkpoint_steps is None)
         results = StepResults()
+        if engine.compiled_unasked and before.step < job.train.steps:
+            attempt.phase("compiling")  # it beats meanwhile
+            with watchdog.step(), attempt.catch_oom():
+                meter.uncompiled = try_code(engine, job, batches, before.step)
+            watchdog.forget()
         for step in range(before.step, job.train.steps):
             done = step + 1
             if job.masking(step) != job.masking(step - 1):
                 watchdog.forget()  # how long steps take, and what is compiled for them
-                attempt.phase("compiling", meter.tell())  # it beats meanwhile
-            if teacher is not None:
-                teacher.await_step(step)  # storage may be away for longer than a step may take
+                attempt.phase("compiling", meter.tell())
             with watchdog.step(), attempt.catch_oom():
                 loss = engine.accumulate(job.objective, batches.at(step, engine.device))
                 norm = engine.step(job.learning_rate(step))
@@ -255,12 +254,9 @@ def require_room(job: TrainJob, placement: TrainPlacement, workers: int, memory:
 
 @contextmanager
 def _teacher(run: Run, job: TrainJob, loader: Loader, placement: TrainPlacement) -> Iterator[Teacher | None]:
-    """Whoever says what a student is to learn; None for other jobs."""
+    """The teacher of a student; None for other jobs."""
     if job.artifact.kind != "student":
         yield None
-    elif placement.teachers == "stored":
-        with closing(StoredTargets(run, job.batch)) as stored:
-            yield stored
     elif placement.teachers is None:
         yield load_teachers(run, loader.null_text, own_device())
     else:

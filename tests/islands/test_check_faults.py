@@ -199,7 +199,7 @@ def test_memory_is_that_of_the_workers_that_there_would_be(needs: list[ModelNeed
             assert names(answer(of), island, needs) == expected
 
 
-@pytest.mark.parametrize(("teachers", "expected"), [(None, ["too little memory"]), (2, []), ("stored", [])])
+@pytest.mark.parametrize(("teachers", "expected"), [(None, ["too little memory"]), (2, [])])
 def test_a_students_teachers_take_memory_of_each_worker(tmp_path: Path, teachers: Any, expected: list[str]) -> None:
     run = Run.create(str(tmp_path / "run"), load_recipe("ddm-24b"))
     needs = needs_of(run, [STUDENT])

@@ -21,6 +21,7 @@ from ddm_ray.islands.plan import RunPlan
 from ddm_ray.placement import Island, TrainPlacement, Workers
 from ddm_ray.storage.graph import MONOLITH, ROUTER, STUDENT, Artifact, expert, experts_of, trained_of, wanted_of
 from ddm_ray.storage.run import Run
+from ddm_ray.train.estimate import bytes_a_parameter
 from tests.conftest import ROOT
 from tests.random_run import make_data
 
@@ -111,11 +112,11 @@ def test_a_students_teachers_take_memory_and_time_where_they_are(tmp_path: Path,
     assert expert_need.memory(1, False, 2) == expert_need.memory(1, False)
     asked = 0 if teacher == "label" else router.parameters
     for use_gpu, size in ((False, 4), (True, 2)):
-        alone = student.memory(1, use_gpu, "stored")
+        alone = bytes_a_parameter(student.job.train.precision, 1, use_gpu)
         for teachers, held in ((None, 5), (2, 2), (9, 5)):
             beside = size * (held * expert_need.parameters + asked)
-            sizes = student.memory(1, use_gpu, teachers)
-            assert [one and one - beside for one in sizes] == alone
+            with_teachers = [one and one * student.parameters + beside for one in alone]
+            assert student.memory(1, use_gpu, teachers) == with_teachers
 
 
 TIMES = {"expert": (10.0, 1e9), "router": (1.0, 1e9), "monolith": (20.0, 1e9)}

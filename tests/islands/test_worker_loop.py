@@ -10,17 +10,13 @@ from ddm_ray.islands import board, work
 from ddm_ray.islands.board import Board, take_key
 from ddm_ray.islands.presence import PresenceKeeper
 from ddm_ray.islands.work import IslandWorker
-from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage import stops
 from ddm_ray.storage.attempts import claim
-from ddm_ray.storage.graph import ROUTER, STUDENT, Artifact, targets
-from ddm_ray.storage.info import TargetsInfo
+from ddm_ray.storage.graph import ROUTER, STUDENT, Artifact
 from ddm_ray.storage.launches import Launch
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import Status, status
-from ddm_ray.train.targets import needed_by
 from tests.conftest import wait_for
-from tests.infos import commit_written
 from tests.storage.jobs import beat, fail, finish
 
 Train = Callable[[Run, Launch, Callable[[list[Status]], None]], None]
@@ -78,33 +74,29 @@ def test_what_no_ray_is_here_for_is_left_to_others(partitioned: Run, keeper: Pre
     assert not [each for each in partitioned.experts if partitioned.store.exists(take_key(each, 1))]
 
 
-def test_a_student_is_taken_once_its_stored_targets_are_made(
+def test_a_student_is_taken_once_its_teachers_are_finished(
     partitioned: Run, keeper: PresenceKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until then the island says what it waits for, and leaves nothing on storage."""
     monkeypatch.setattr(board, "LACK_SECONDS", 0.01)
-    for artifact in partitioned.experts:
-        finish(partitioned, artifact)
-    placement, printed, trained = TrainPlacement(teachers="stored"), list[str](), list[str]()
+    printed, trained = list[str](), list[str]()
 
     def report(statuses: list[Status], doing: str) -> None:
         printed.append(doing)
-        made = [each for each in map(targets, range(len(partitioned.experts))) if partitioned.manifest(each)]
-        if len(printed) % 3 == 0 and len(made) < len(partitioned.experts):
+        left = [each for each in partitioned.experts if not partitioned.manifest(each)]
+        if len(printed) % 3 == 0 and left:
             assert not partitioned.store.sizes(STUDENT)
-            commit_written(partitioned, targets(len(made)), [], TargetsInfo(rows=0, first_steps=(0,)))
+            finish(partitioned, left[0])
 
     def train(run: Run, launch: Launch, watch: object) -> None:
         trained.append(launch.artifact)
         finish(run, launch.artifact)
 
-    looks = Board(
-        partitioned, [STUDENT], 60.0, lambda _: 1000.0, needs=lambda each: needed_by(partitioned, each, placement)
-    )
+    looks = Board(partitioned, [STUDENT], 60.0, lambda _: 1000.0)
     assert IslandWorker(partitioned, keeper, looks, train, report).run_to_end() == "all is finished"
     assert trained == [STUDENT]
-    assert printed[0] == f"waits: {STUDENT}: needs {targets(0)}, which isn't finished"
-    assert printed[3] == f"waits: {STUDENT}: needs {targets(1)}, which isn't finished"
+    assert printed[0] == f"waits: {STUDENT}: needs {partitioned.experts[0]}, which isn't finished"
+    assert printed[3] == f"waits: {STUDENT}: needs {partitioned.experts[1]}, which isn't finished"
 
 
 def test_what_another_took_since_nothing_trained_it_here_is_left_to_that(

@@ -15,12 +15,13 @@ from ddm_ray.sampling.acceptance import accept
 from ddm_ray.sampling.run_models import load_models
 from ddm_ray.serve.versions import Versions
 from ddm_ray.storage.copying import copy
-from ddm_ray.storage.graph import MONOLITH, ROUTER, STUDENT, Artifact, targets
-from ddm_ray.storage.info import TargetsInfo, TrainedInfo
+from ddm_ray.storage.graph import MONOLITH, ROUTER, STUDENT, Artifact, replay
+from ddm_ray.storage.info import TrainedInfo
 from ddm_ray.storage.manifest import NAME, FileRecord, Manifest
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import describe, status
 from ddm_ray.storage.tidy import leftovers
+from tests.infos import info_of
 from tests.random_run import make_run
 
 EXPERT = Artifact("experts/001")
@@ -153,20 +154,20 @@ def original(run: Run) -> bytes:
     return negated_last(run.store.read(f"{EXPERT}/{TrainedInfo.of(manifest).weights}/ema.safetensors"))
 
 
-def test_targets_count_once_they_are_accepted(run: Run) -> None:
-    (Path(run.url) / targets(0)).mkdir(parents=True)
-    run.store.write(f"{targets(0)}/a.safetensors", b"targets")
-    run.commit_records(targets(0), {"a.safetensors": FileRecord.of(b"targets")}, TargetsInfo(rows=1, first_steps=(0,)))
-    with pytest.raises(MissingArtifact, match="targets/cluster=000 is finished, and nobody has accepted it"):
-        run.require(targets(0))
-    assert f"ddm accept {run.url} targets 0" in describe(status(run, targets(0)), phrase)
-    ended = CliRunner().invoke(main, ["accept", run.url, "targets", "0"])
+def test_replayed_images_count_once_they_are_accepted(run: Run) -> None:
+    info = info_of(replay(0))
+    run.store.write(f"{replay(0)}/a.parquet", b"images")
+    run.commit_records(replay(0), {"a.parquet": FileRecord.of(b"images")}, info)
+    with pytest.raises(MissingArtifact, match="replay/cluster=000 is finished, and nobody has accepted it"):
+        run.require(replay(0))
+    assert f"ddm accept {run.url} replay 0" in describe(status(run, replay(0)), phrase)
+    ended = CliRunner().invoke(main, ["accept", run.url, "replay", "0"])
     assert ended.exit_code == 0, ended.output
-    assert run.require(targets(0))
-    run.store.write(f"{targets(1)}/a.safetensors", b"other")
-    run.commit_records(targets(1), {"a.safetensors": FileRecord.of(b"targets")}, TargetsInfo(rows=1, first_steps=(0,)))
-    with pytest.raises(CorruptArtifact, match=r"targets/cluster=001/a.safetensors: checksum differs"):
-        accept(run, targets(1))
+    assert run.require(replay(0))
+    run.store.write(f"{replay(1)}/a.parquet", b"other")
+    run.commit_records(replay(1), {"a.parquet": FileRecord.of(b"images")}, info)
+    with pytest.raises(CorruptArtifact, match=r"replay/cluster=001/a.parquet: checksum differs"):
+        accept(run, replay(1))
 
 
 def test_a_run_that_accepts_at_once_needs_none(tmp_path: Path) -> None:

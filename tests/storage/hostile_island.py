@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from ddm_ray.storage.attempts import CLAIM, claim
-from ddm_ray.storage.graph import ROUTER, evaluation, expert, targets
+from ddm_ray.storage.graph import ROUTER, evaluation, expert, replay
 from ddm_ray.storage.launches import Launch
 from ddm_ray.storage.manifest import NAME, FileRecord, sha256
 from ddm_ray.storage.run import Run
@@ -60,7 +60,7 @@ ODD_NAMES = (
 def make_hostile_run(path: Path) -> Run:
     """A run with finished artifacts of each kind, but for an expert, with all that its jobs may leave."""
     run = make_run(str(path), num_rows=60)
-    for artifact in (evaluation("demo"), targets(1)):
+    for artifact in (evaluation("demo"), replay(1)):
         write_and_commit(run, artifact, {"part": b"x"})
     run.store.delete_one(f"{VICTIM}/{NAME}")
     for number in range(2, 4):

@@ -12,6 +12,7 @@ from ddm_ray.storage.chunk_records import PLAN
 from ddm_ray.storage.graph import MONOLITH, PARTITION, ROUTER, ROWS, evaluation, expert
 from ddm_ray.storage.manifest import NAME, Identity
 from ddm_ray.storage.run import Run
+from ddm_ray.storage.status import survey
 from ddm_ray.storage.store import Store
 from ddm_ray.storage.tidy import (
     CHUNKS,
@@ -131,3 +132,10 @@ def test_the_command_deletes_only_if_asked_to(made: Run, tmp_path: Path) -> None
         if "nothing is" not in answer:
             assert "2.000 MB" in done.output and DONE in done.output
     assert not store.sizes(f"{DONE}/attempts/0002/state")
+
+
+def test_what_an_older_version_stored_for_students_is_passed_over(tmp_path: Path) -> None:
+    run = make_run(str(tmp_path / "run"))
+    before = survey(run), leftovers(run)
+    run.store.write("targets/cluster=000/_MANIFEST.json", b"{}")
+    assert (survey(run), leftovers(run)) == before

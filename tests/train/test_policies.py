@@ -24,11 +24,10 @@ from ddm_ray.sampling.run_models import load_models
 from ddm_ray.serve.app import require_servable
 from ddm_ray.serve.args import ServeArgs
 from ddm_ray.storage.extend import extend
-from ddm_ray.storage.graph import MONOLITH, PARTITION, ROUTER, STUDENT, Artifact, targets
+from ddm_ray.storage.graph import MONOLITH, PARTITION, ROUTER, STUDENT, Artifact
 from ddm_ray.storage.patience import ONCE, Trouble
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import survey
-from ddm_ray.train.targets import make_targets
 from tests.conftest import ROOT
 from tests.data.s3 import BUCKET, s3_server
 from tests.s3_wire import Wire, leading_through
@@ -62,7 +61,6 @@ PREFIXES = {
 }
 PREFIXES["worker"] = (
     "islands/north/",
-    *(f"targets/cluster=00{cluster}/" for cluster in range(2)),
     *(key for who in (*ISLANDS, ROUTER, MONOLITH, STUDENT) for key in PREFIXES[who]),
 )
 """Keys, by their beginnings, that a role writes."""
@@ -90,13 +88,7 @@ def trained(bucket: Wire) -> Run:
         run = Run.open(URL)
         for artifact in (*run.experts, ROUTER, MONOLITH):
             accept(run, artifact)
-    for cluster in range(2):  # which need to know how many rows each row group of all shards has
-        with signed_by("worker"):
-            make_targets(Run.open(URL), cluster, serial)
-    with signed_by("coordinator"):
-        for cluster in range(2):
-            accept(run, targets(cluster))
-    train([(str(STUDENT), STUDENT)], TrainPlacement(teachers="stored"))
+    train([(str(STUDENT), STUDENT)])
     with signed_by("coordinator"):
         accept(run, STUDENT)
         evaluate(run, "default")

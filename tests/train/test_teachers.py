@@ -6,7 +6,6 @@ import sys
 import tempfile
 from itertools import count
 from pathlib import Path
-from threading import enumerate as enumerate_threads
 from typing import Any
 
 import pytest
@@ -16,25 +15,22 @@ from torch import Tensor, nn
 from ddm_ray.config import SamplingSettings
 from ddm_ray.core.flow import Flow
 from ddm_ray.core.routing import parse_strategy
-from ddm_ray.data.sharded.serial import serial
-from ddm_ray.errors import CorruptArtifact, DriftError, MissingArtifact, Preempted
+from ddm_ray.errors import CorruptArtifact, MissingArtifact, Preempted
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.run_models import load_model
 from ddm_ray.storage.attempts import claimed
-from ddm_ray.storage.graph import STUDENT, Artifact, targets
-from ddm_ray.storage.info import PartitionInfo, TargetsInfo
+from ddm_ray.storage.graph import STUDENT, Artifact
+from ddm_ray.storage.info import PartitionInfo
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import describe, survey
 from ddm_ray.storage.store import Store
 from ddm_ray.train import teachers, worker
 from ddm_ray.train.job import train_job
 from ddm_ray.train.objectives import Batch, DistillLoss
-from ddm_ray.train.targets import make_targets
 from ddm_ray.train.teachers import Teachers, first_model, offloaded_teachers
 from tests.core.closed_forms import FiniteData, digits
 from tests.core.oracles import finite_points
-from tests.random_run import make_run, publish
+from tests.random_run import make_run
 from tests.train.test_worker import curve_of, difference, weights_of
 
 LINEAR = Flow()
@@ -223,34 +219,6 @@ def test_two_teachers_at_a_time_teach_the_same(
     assert difference(weights_of(quiet, STUDENT), {name: untaught[name] for name in weights_of(quiet, STUDENT)}) > 1e-3
 
 
-@pytest.mark.parametrize("steps_each", [None, 3])
-def test_stored_targets_teach_the_same(quiet: Run, tmp_path: Any, steps_each: int | None) -> None:
-    """Made by each cluster's own expert."""
-    run = make_run(str(tmp_path / "run"), settings=STUDENT_STEPS, num_rows=120)
-    with pytest.raises(MissingArtifact, match="targets/cluster=000"):
-        worker.train(run.url, STUDENT, TrainPlacement(teachers="stored"))
-    for cluster in range(len(run.experts)):
-        manifest = make_targets(run, cluster, serial, steps_each=steps_each)
-        assert len(manifest.files) == (1 if steps_each is None else 4)
-    assert sum(TargetsInfo.of(run.require(targets(cluster))).rows for cluster in range(len(run.experts))) == 10 * 12
-    for artifact in run.experts:  # whoever trains has no expert
-        run.store.delete(f"{artifact}/attempts")
-    worker.train(run.url, STUDENT, TrainPlacement(teachers="stored", micro_batch=5))
-    assert difference(weights_of(quiet, STUDENT), weights_of(run, STUDENT)) < 1e-5
-
-
-@pytest.mark.usefixtures("world_of_one")
-def test_targets_are_made_of_the_views_that_the_student_sees(tmp_path: Path) -> None:
-    augmented = ("data.horizontal_flips=true", "data.crop_margin=2")
-    taught = trained(tmp_path / "taught", *augmented)
-    run = make_run(str(tmp_path / "run"), settings=(*STUDENT_STEPS, *augmented), num_rows=120)
-    for cluster in range(len(run.experts)):
-        make_targets(run, cluster, serial)
-    worker.train(run.url, STUDENT, TrainPlacement(teachers="stored"))
-    assert difference(weights_of(taught, STUDENT), weights_of(run, STUDENT)) < 1e-5
-    assert difference(curve_of(taught, STUDENT), curve_of(run, STUDENT)) < 1e-5
-
-
 @pytest.mark.usefixtures("world_of_one")
 def test_ranks_are_taught_as_one_is(tmp_path: Path) -> None:
     """Each rank of two, then of four, the last of which has one row of three, asks two experts at a time."""
@@ -265,33 +233,6 @@ def test_ranks_are_taught_as_one_is(tmp_path: Path) -> None:
     assert claimed(run.store, STUDENT) == [1, 2]
     assert difference(curve_of(alone, STUDENT), curve_of(run, STUDENT)) < 1e-5
     assert difference(weights_of(alone, STUDENT), weights_of(run, STUDENT)) < 1e-5
-
-
-def ended_after_one(*work: Any) -> Any:
-    """An executor that is interrupted."""
-    chunks = serial(*work)
-    yield next(chunks)
-    raise KeyboardInterrupt
-
-
-def test_interrupted_targets_go_on_by_the_same_expert_alone(tmp_path: Any) -> None:
-    run = make_run(str(tmp_path / "run"), settings=STUDENT_STEPS, num_rows=120)
-    assert not [each for each in survey(run) if each.artifact.kind == "targets"]
-    undisturbed = make_targets(run, 1, serial, steps_each=3)
-    for number in (0, 2):
-        with pytest.raises(KeyboardInterrupt):
-            make_targets(run, number, ended_after_one, steps_each=3)
-        assert not [thread for thread in enumerate_threads() if thread.name.startswith("windows")], "rows are closed"
-        shown = {each.artifact: each for each in survey(run)}
-        made = shown[targets(number)]
-        assert (made.state, made.fraction, describe(made)) == ("begun", 0.25, "1 of 4 ranges of steps")
-        assert [shown[targets(1)].state, shown[targets(2)].state] == ["finished", "begun" if number else "waiting"]
-    assert len(make_targets(run, 0, serial).files) == len(undisturbed.files) == 4
-    other = load_model(run, Artifact("experts/001"))
-    run.store.delete(Artifact("experts/002"))
-    publish(run, Artifact("experts/002"), other, 10, 16)
-    with pytest.raises(DriftError, match="targets/cluster=002 was begun otherwise: input experts/002"):
-        make_targets(run, 2, serial)
 
 
 def test_a_score_is_weighed_as_an_experts_and_tokens_that_are_left_out_count_nothing() -> None:

@@ -10,7 +10,6 @@ from ddm_ray.config import SamplingSettings
 from ddm_ray.core.condition import Text
 from ddm_ray.data.loading.loader import load_rows
 from ddm_ray.data.schema import HELDOUT
-from ddm_ray.data.sharded.serial import serial
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import load_model, load_models
@@ -21,7 +20,6 @@ from ddm_ray.train import worker
 from ddm_ray.train.job import train_job
 from ddm_ray.train.publish import WEIGHTS
 from ddm_ray.train.state import CURVE
-from ddm_ray.train.targets import make_targets
 from tests.random_run import make_texts
 from tests.train.results import difference, weights_of
 
@@ -79,18 +77,15 @@ def test_what_texts_cost_is_counted(trained: Run) -> None:
 
 
 @pytest.mark.parametrize("guidance_scale", [1.0, 2.0])
-def test_a_student_of_texts_learns_the_same_from_stored_targets(
+def test_a_student_of_texts_learns_the_same_of_two_experts_at_a_time(
     trained: Run, tmp_path: Path, guidance_scale: float
 ) -> None:
-    """Two experts at a time or what they have stored: texts, and the null one, are those of the rows."""
+    """Or of all at once: texts, and the null one, are those of the rows."""
     student = "student.train={steps: 4, global_batch: 8, learning_rate: 1.0e-3, ema_decay: 0.5}"
     runs = []
-    for name, teachers in (("stored", "stored"), ("offloaded", 2)):
+    for name, teachers in (("held", None), ("offloaded", 2)):
         run = make_texts(str(tmp_path / name), (*STEPS, student, f"student.guidance_scale={guidance_scale}"))
         shutil.copytree(f"{trained.url}/experts", tmp_path / name / "experts")
-        if teachers == "stored":
-            for cluster in (0, 1):
-                make_targets(run, cluster, serial, steps_each=3)
         worker.train(run.url, STUDENT, TrainPlacement(teachers=teachers, micro_batch=3))
         runs.append(run)
     assert difference(weights_of(runs[0], STUDENT), weights_of(runs[1], STUDENT)) < 1e-5

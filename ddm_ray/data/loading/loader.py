@@ -6,11 +6,11 @@ N rows, B rows of a batch, M of them in one window, C channels, H x W pixels or 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import accumulate
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,7 @@ from ddm_ray.config import DataConfig
 from ddm_ray.core.augmentation import Views
 from ddm_ray.core.condition import Condition, Text, TextIds
 from ddm_ray.data.loading.cache import local_files
-from ddm_ray.data.loading.shard_files import files_of, first_rows, footer, null_text_of, require_shard, unreadable
+from ddm_ray.data.loading.shard_files import files_of, first_rows, null_text_of, require_shard, unreadable
 from ddm_ray.data.loading.stored_rows import StoredRows
 from ddm_ray.data.loading.verified import VerifiedFile
 from ddm_ray.data.loading.windows import WINDOW_BYTES, RowGroup, Window, WindowOrder
@@ -142,8 +142,7 @@ class Loader:
 
     Rows are held in memory if their files' bytes are within `rows_gib` (None: a quarter of what is free, shared by
     `ranks_here` processes), else streamed through windows, at most three of them at a time. The order is the same.
-    `cache`: folder for copies of shards in an object store, see `local_files`. `only`: the one shard whose rows are
-    asked for; of the others no more is read than how many rows they have, which the order depends on.
+    `cache`: folder for copies of shards in an object store, see `local_files`.
     """
 
     def __init__(
@@ -156,31 +155,27 @@ class Loader:
         cache: str | None = None,
         ranks_here: int = 1,
         window_bytes: int = WINDOW_BYTES,
-        only: Artifact | None = None,
     ):
-        """Verifies all files once, but for shards that aren't asked for.
+        """Verifies all files once.
 
         Raises MissingArtifact, DriftError, CorruptArtifact, StorageError, and DataError if there is no row.
         """
-        self._config, self._batch, self._only = _config_of(run, artifacts), batch, only
-        # Each file, None where its rows aren't asked for, its name to a reader, and its cluster.
-        self._files: list[tuple[VerifiedFile | None, str, int]] = []
+        self._config, self._batch = _config_of(run, artifacts), batch
+        # Each file, its name to a reader, and its cluster.
+        self._files: list[tuple[VerifiedFile, str, int]] = []
         groups: list[RowGroup] = []
         num_bytes = 0
         with ExitStack() as stack:
             for artifact in sorted(artifacts):
                 manifest = require_shard(run, artifact)
-                names, asked_for = files_of(manifest, TRAIN), only in (None, artifact)
-                files: Sequence[VerifiedFile | None] = [None] * len(names)
-                if asked_for:
-                    num_bytes += sum(manifest.files[name].bytes for name in names)
-                    files = stack.enter_context(local_files(run, manifest, names, cache))
+                names = files_of(manifest, TRAIN)
+                num_bytes += sum(manifest.files[name].bytes for name in names)
+                files = stack.enter_context(local_files(run, manifest, names, cache))
                 before = sum(group.rows for group in groups)
                 for name, file in zip(names, files, strict=True):
                     where = f"{run.url}/{artifact}/{name}"
                     self._files.append((file, where, ShardInfo.of(manifest).cluster))
-                    end = None if file else pa.BufferReader(footer(run, f"{artifact}/{name}", where))
-                    groups += _groups(file.opened() if file else nullcontext(end), where, len(self._files) - 1)
+                    groups += _groups(file, where, len(self._files) - 1)
                 if sum(group.rows for group in groups) - before != ShardInfo.of(manifest).rows_train:
                     raise CorruptArtifact(
                         f"{run.url}/{artifact}: hasn't the rows that its manifest says", run.remake(artifact)
@@ -224,7 +219,6 @@ class Loader:
 
         Raises CorruptArtifact for a file that has changed since it was verified.
         """
-        assert self._only is None or self.cluster_B(step, place_B).eq(self._only.cluster or 0).all()
         parts = self._order.locate(step * self._batch + place_B.numpy())
         batch = StoredRows(self._config, len(place_B))
         for part in parts:
@@ -232,7 +226,7 @@ class Loader:
                 batch.take(part.member_M, self._memory, self._order.stored_row(part))
             else:
                 batch.take(part.member_M, self._window(part.window), part.row_M)
-        if self._memory is None and self._only is None:
+        if self._memory is None:
             self._read_ahead(self._order.after(parts[-1].window))
         data_BCHW = torch.from_numpy(batch.modelled(views))
         return LoadedBatch(data_BCHW, batch.condition(), torch.from_numpy(batch.cluster_N))
@@ -265,8 +259,6 @@ class Loader:
         columns = [name for name in shard_schema(self._config).names if name != "id"]
         for first, group in zip(accumulate((group.rows for group in groups), initial=0), groups, strict=False):
             file, where, cluster = self._files[group.file]
-            if file is None:
-                continue  # nobody asks for these rows: their memory is never touched
             try:
                 with file.opened() as path, pq.ParquetFile(path, page_checksum_verification=True) as parquet:
                     table = parquet.read_row_group(group.number, columns, use_threads=False)
@@ -276,17 +268,17 @@ class Loader:
         return stored
 
 
-def _groups(source: AbstractContextManager[Any], where: str, file: int) -> list[RowGroup]:
-    """The row groups of file number `file` by its footer."""
+def _groups(file: VerifiedFile, where: str, number: int) -> list[RowGroup]:
+    """The row groups of file number `number` by its footer."""
     try:
-        with source as opened:
-            metadata = pq.read_metadata(opened)
+        with file.opened() as path:
+            metadata = pq.read_metadata(path)
     except (pa.ArrowException, OSError) as error:
         raise unreadable(where, error) from None
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
     return [
-        RowGroup(file, number, group.num_rows, group.total_byte_size)
-        for number, group in enumerate(groups)
+        RowGroup(number, place, group.num_rows, group.total_byte_size)
+        for place, group in enumerate(groups)
         if group.num_rows
     ]
 

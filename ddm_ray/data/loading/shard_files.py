@@ -96,21 +96,17 @@ def _generations(run: Run, artifact: Artifact, split: str) -> list[tuple[int | N
     return [*earlier, (run.generation, rows - sum(count for _, count in earlier))]
 
 
-def footer(run: Run, key: str, where: str) -> bytes:
-    """The end of a parquet file, from its footer on at the latest. Raises CorruptArtifact naming `where`."""
-    try:
-        data = run.store.read_end(key, FOOTER_BYTES)
-        size = int.from_bytes(data[-8:-4], "little") + 8  # the footer's own, and the magic after it
-        return data if size <= len(data) else run.store.read_end(key, size)
-    except FileNotFoundError:
-        raise CorruptArtifact(f"{where}: gone, though its manifest lists it") from None
-
-
 def num_rows(run: Run, key: str) -> int:
     """The number of rows of a parquet file by its footer, of which alone is read. Raises CorruptArtifact."""
     where = f"{run.url}/{key}"
     try:
-        rows: int = pq.read_metadata(pa.BufferReader(footer(run, key, where))).num_rows
+        end = run.store.read_end(key, FOOTER_BYTES)
+        size = int.from_bytes(end[-8:-4], "little") + 8  # the footer's own, and the magic after it
+        if size > len(end):
+            end = run.store.read_end(key, size)
+        rows: int = pq.read_metadata(pa.BufferReader(end)).num_rows
+    except FileNotFoundError:
+        raise CorruptArtifact(f"{where}: gone, though its manifest lists it") from None
     except (pa.ArrowException, OSError) as error:
         raise unreadable(where, error) from None
     return rows
