@@ -48,7 +48,7 @@ def _make(run: Run, jobs: list[Artifact], view: LiveView) -> None:
     from ddm_ray.data.partition.stage import partition
     from ddm_ray.data.prepare.stage import prepare
     from ddm_ray.ray_session import keep_logs, ray_session
-    from ddm_ray.train.ray.driver import load_ray_train
+    from ddm_ray.train.ray.driver import start_fork_server
     from ddm_ray.train.ray.launch import train_all
 
     cores = usable_cores()
@@ -62,7 +62,7 @@ def _make(run: Run, jobs: list[Artifact], view: LiveView) -> None:
         view.stage(ROWS, 1.0)
         partition(run, partial(view.stage, PARTITION))
         view.stage(PARTITION, 1.0)
-        load_ray_train()
+        start_fork_server()
         for job in jobs:
             view.show(job, 0.0, "starting a training worker")
         train_all(run, jobs, placement, view.jobs, lost=keep_logs)

@@ -67,7 +67,7 @@ DEEPSPEED = {"train.engine"}
 # Where Ray is the point. The command line imports it through these and `ray_session` alone.
 RAY = {
     *("ray_session", "data.sharded.ray_data", "data.partition.ray_data", "islands.nodes"),
-    *(f"train.ray.{name}" for name in ("launch", "driver", "fit", "leaving", "recovery", "room", "world")),
+    *(f"train.ray.{name}" for name in ("launch", "driver", "fit", "leaving", "preloaded", "recovery", "room", "world")),
     *(f"serve.{name}" for name in ("remote", "replicas", "deployments", "api", "mixture", "codec", "app", "direct")),
 }
 ABOVE = {"tests", "jobs", "serving", "benchmarks"}

@@ -190,10 +190,10 @@ def _train(
     """Train artifacts on the Ray that the island, or an address, names; `gpu`: these were asked for here."""
     from ddm_ray.cores import usable_cores
     from ddm_ray.ray_session import busy_cores, gpus, keep_logs, ray_session
-    from ddm_ray.train.ray.driver import load_ray_train
+    from ddm_ray.train.ray.driver import start_fork_server
     from ddm_ray.train.ray.launch import train_all
 
-    load_ray_train()  # while Ray starts
+    start_fork_server()  # while Ray starts
     ray_address, token_file = site.ray(address)
     if gpu:
         require_gpu(ray_address)

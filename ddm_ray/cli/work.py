@@ -77,7 +77,7 @@ def work(
     from ddm_ray.storage.run import Run
     from ddm_ray.storage.stops import island_prefix
     from ddm_ray.submitted import submitted_job
-    from ddm_ray.train.ray.driver import load_ray_train
+    from ddm_ray.train.ray.driver import start_fork_server
     from ddm_ray.train.ray.launch import train_all
     from ddm_ray.train.ray.room import is_full
     from ddm_ray.watch.live_view import LiveView
@@ -111,7 +111,7 @@ def work(
     ):
 
         def train(run: Run, launch: Any, watch: Any) -> None:
-            load_ray_train()  # while Ray starts
+            start_fork_server()  # while Ray starts
             where, how = site.ray(address), site.train
             if not (islands or placement or where[0] or os.environ.get("RAY_ADDRESS")):
                 how = sharing_idle_cores(how, 1)

@@ -1,6 +1,6 @@
 """A process for each training, which runs Ray Train as a Ray job of its own: by its end Ray frees all that it held.
 
-The processes are forked from a server that loads Ray Train once for all trainings of a command.
+The processes are forked from a server that loads libraries once for all trainings of a command.
 """
 
 import multiprocessing
@@ -30,8 +30,8 @@ STOP_SECONDS = 10.0
 _context = multiprocessing.get_context("forkserver")
 
 
-def load_ray_train() -> None:
-    """Start the server that drivers are forked from, which loads Ray Train in some seconds; doesn't wait for it."""
+def start_fork_server() -> None:
+    """Start the server that drivers are forked from, which loads libraries in some seconds; doesn't wait for it."""
     _context.set_forkserver_preload(["ddm_ray.train.ray.preloaded"])
     forkserver.ensure_running()
 
@@ -56,7 +56,7 @@ class Driver:
     """
 
     def __init__(self, address: str, run_url: str, launch: Launch, placement: TrainPlacement):
-        load_ray_train()
+        start_fork_server()
         self._job, self._artifact = (address, run_url, launch, placement), launch.artifact
         self._budget = FailureBudget(run_url, launch, placement.max_failures)
         self._error: DDMError | None = None

@@ -1,7 +1,15 @@
-"""All that a driver loads, for the server that drivers are forked from, which heeds no SIGTERM: its command does."""
+"""Libraries that a driver loads, for the server that drivers are forked from, which heeds no SIGTERM: its command does.
+
+Ray Train and Ray Data aren't among them: once they are loaded, Ray has drawn random numbers, and all drivers that are
+forked then go on with the same ones. Two objects with one id end the second driver.
+"""
 
 import signal
 
-import ddm_ray.train.ray.fit  # noqa: F401
+import pandas  # noqa: F401
+import ray  # noqa: F401
+import torch  # noqa: F401
+
+import ddm_ray.train.job  # noqa: F401
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from functools import partial
 from multiprocessing import connection
 from multiprocessing.connection import Connection
@@ -27,6 +29,24 @@ from ddm_ray.train.ray.leaving import WorkerDrained
 from ddm_ray.train.ray.recovery import found_no_room, innermost
 
 JOB = Artifact("experts/000")
+# Ray's ids are random: in processes that are forked from one that has drawn some, the next ones are the same.
+TWO_FORKED = """
+import ddm_ray.train.ray.preloaded, os, ray
+ids = []
+for _ in range(2):
+    reader, writer = os.pipe()
+    if not (pid := os.fork()):
+        os.write(writer, ray.WorkerID.from_random().binary())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    ids.append(os.read(reader, 100))
+print(len(set(ids)))
+"""
+
+
+def test_drivers_do_not_share_random_numbers() -> None:
+    done = subprocess.run([sys.executable, "-c", TWO_FORKED], capture_output=True, text=True, timeout=300)
+    assert done.stdout.strip() == "2", done.stderr
 
 
 def test_losses_that_were_announced_do_not_count(tmp_path: Path) -> None:
