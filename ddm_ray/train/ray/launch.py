@@ -20,7 +20,7 @@ from ddm_ray.storage.status import Status, status
 from ddm_ray.storage.stops import StopRequests
 from ddm_ray.submitted import submitted_job
 from ddm_ray.train.ray.driver import Driver
-from ddm_ray.train.ray.room import amounts, has_room, lack, room
+from ddm_ray.train.ray.room import amounts, has_places, has_room, lack, room
 
 # After how long a job that no worker has begun is said to wait for room; a start takes less.
 ROOM_SECONDS = 45.0
@@ -210,11 +210,14 @@ class _Job:
         return bool(self._reader.attempts(files[self.artifact]))
 
     def warn_if_it_waits(self, files: Mapping[Artifact, JobFiles]) -> None:
-        """Say once, after ROOM_SECONDS without a worker, what the job asks for and what is free."""
+        """Say once, after ROOM_SECONDS without a worker or a place for it, what the job asks for and what is free.
+
+        On a small machine workers that have their places take as long to load their libraries.
+        """
         if self._began is None or time.monotonic() - self._began < ROOM_SECONDS:
             return
         self._began = None
-        if not self.has_begun(files):
+        if not self.has_begun(files) and not has_places(self.placement):
             print(f"warning: {self.artifact}: no worker has begun yet; {room(self.placement)}", file=sys.stderr)
 
     def _reason(self) -> DDMError | None:

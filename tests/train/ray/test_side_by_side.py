@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import ray
 from click.testing import CliRunner
+from ray.util import placement_group, remove_placement_group
 
 from ddm_ray.cli import main
 from ddm_ray.cli.train import crowding
@@ -14,8 +15,11 @@ from ddm_ray.errors import GaveUp, MissingArtifact, TrainingError
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.attempts import claim, claimed
 from ddm_ray.storage.graph import MONOLITH, ROUTER, STUDENT, expert
+from ddm_ray.storage.job_files import JobFiles, list_jobs
+from ddm_ray.storage.launches import Launch
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import Status
+from ddm_ray.train.ray import launch
 from ddm_ray.train.ray.launch import TrainingsFailed, train_all
 from ddm_ray.train.ray.room import has_room, is_full
 from tests.conftest import wait_for
@@ -90,6 +94,26 @@ def test_a_cluster_is_full_while_others_hold_what_a_training_asks_for(ray_cluste
 
     train_all(run, [expert(1)], placement, watch=watch)
     assert all(waited[:3]) and run.finished(expert(1))
+
+
+def test_a_job_that_has_its_place_is_not_said_to_wait_for_one(
+    ray_cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However long its worker takes to begin."""
+    run, placement = make_run(str(tmp_path / "run"), num_rows=60), TrainPlacement(resources_per_worker={"CPU": 1.25})
+    monkeypatch.setattr(launch, "ROOM_SECONDS", -1.0)
+    files = list_jobs(run.store, [expert(1)])
+
+    def warning() -> str:
+        job = launch._Job(run, Launch(expert(1)), placement, files[expert(1)], noted=True)
+        job._began = 0.0
+        job.warn_if_it_waits({expert(1): JobFiles(expert(1), {})})
+        return capsys.readouterr().err
+
+    assert "experts/001: no worker has begun yet; it asks for 1 x (1.25 CPU), free are " in warning()
+    group = placement_group([placement.asked])
+    assert group.wait(30) and not warning()
+    remove_placement_group(group)
 
 
 def test_what_is_finished_is_named_and_needs_no_ray(tmp_path: Path) -> None:
