@@ -59,10 +59,10 @@ class TrainPlacement(StrictModel):
         default=1,
         description="what DeepSpeed shards over workers: 0 nothing, 1 optimizer state, 2 gradients, 3 parameters too",
     )
-    micro_batch: int | Literal["largest"] | None = Field(
+    micro_batch: Annotated[int, Field(ge=1, strict=True)] | None = Field(
         default=None,
-        description="rows a worker takes through the model at once; none: its whole share; largest: as many as fit,"
-        " by trial steps at the start of a launch, each compiled with compile: true. Halved where memory runs out",
+        description="rows a worker takes through the model at once; none: its whole share. Halved where memory runs"
+        " out",
     )
     teachers: Annotated[int, Field(ge=2, strict=True)] | None = Field(
         default=None,
@@ -134,13 +134,6 @@ class TrainPlacement(StrictModel):
         if given < 1:
             raise ValueError(f"must be 1 or more, got {given}")
         return {"min": given, "max": given}
-
-    @field_validator("micro_batch", mode="before")
-    @classmethod
-    def _some_or_largest(cls, given: Any) -> Any:
-        if given not in (None, "largest") and (not isinstance(given, int) or isinstance(given, bool) or given < 1):
-            raise ValueError(f"is a whole number above 0, or largest, got {given!r:.60}")
-        return given
 
     @model_validator(mode="after")
     def _resources_can_be_asked_for(self) -> Self:

@@ -220,8 +220,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ),
         ("islands: {lab: {teachers: stored}}", "islands.lab.teachers: Input should be a valid integer"),
         ("islands: {lab: {teachers: 1}}", "islands.lab.teachers: Input should be greater than or equal to 2"),
-        ("islands: {lab: {micro_batch: 0}}", "islands.lab.micro_batch: is a whole number above 0, or largest, got 0"),
-        ("islands: {lab: {micro_batch: all}}", "micro_batch: is a whole number above 0, or largest, got 'all'"),
+        ("islands: {lab: {micro_batch: 0}}", "islands.lab.micro_batch: Input should be greater than or equal to 1"),
+        ("islands: {lab: {micro_batch: true}}", "micro_batch: Input should be a valid integer, got True"),
+        ("islands: {lab: {micro_batch: largest}}", "micro_batch: Input should be a valid integer, got 'largest'"),
         (
             "islands: {lab: {max_failures: -1}}",
             "islands.lab.max_failures: Input should be greater than or equal",

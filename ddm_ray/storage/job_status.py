@@ -56,7 +56,7 @@ class JobStatus:
 
     @property
     def phase(self) -> str:
-        """Phase of the attempt: starting, fitting (rows into memory), compiling, training and so on, leaving."""
+        """Phase of the attempt: starting, compiling, training and so on, leaving."""
         if self.left:
             return "leaving"
         return self.heartbeat.get("phase", "training") if self.beats else "starting"

@@ -55,8 +55,8 @@ class TrainAttempt:
     def __init__(self, run: Run, job: TrainJob, placement: TrainPlacement, launch: Launch | None = None):
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
         lineage = (run, *run.predecessors(job.artifact))
-        number, rows, self.threads = self._from_first(lambda: begin_attempt(lineage, job, placement, launch))
-        self.searches, self.micro_batch = rows is None, rows or 1
+        started = self._from_first(lambda: begin_attempt(lineage, job, placement, launch))
+        number, self.micro_batch, self.threads = started
         self.job, self._elastic = job, placement.workers.elastic
         self.storage = Attempt(run.store, job.artifact, number)
         # What it tells of itself, or deletes, isn't worth minutes of waiting.
@@ -186,8 +186,8 @@ class TrainAttempt:
     def phase(self, name: str, progress: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Say what the attempt is about."""
         if self._heartbeat:
-            rows, self._told_unsaved = None if self.searches else self.micro_batch, self.saver.unsaved
-            self._heartbeat.tell(name, micro_batch=rows, unsaved=self._told_unsaved, **progress)
+            self._told_unsaved = self.saver.unsaved
+            self._heartbeat.tell(name, micro_batch=self.micro_batch, unsaved=self._told_unsaved, **progress)
 
     @property
     def untold(self) -> bool:

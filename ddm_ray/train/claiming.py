@@ -2,14 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ddm_ray.cores import threads_for
-from ddm_ray.errors import CorruptArtifact
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.attempts import OUT_OF_MEMORY, Attempt, claim, claimed
 from ddm_ray.storage.graph import Artifact
@@ -28,8 +26,8 @@ with one, and a step of 15e9 0.83 times as long."""
 
 def begin_attempt(
     lineage: Sequence[Run], job: TrainJob, placement: TrainPlacement, launch: Launch | None
-) -> tuple[int, int | None, int]:
-    """Claim the next number; it, how many rows are to be taken at once, None if that is to be searched, and threads.
+) -> tuple[int, int, int]:
+    """Claim the next number; it, how many rows are to be taken at once, and threads.
 
     Raises why the launch is over, if it is.
     """
@@ -37,20 +35,16 @@ def begin_attempt(
     if launch:
         require_standing(store, launch)
     StopRequests(store, job.artifact, launch).require_none()
-    world, searched = dist.get_world_size(), placement.micro_batch == "largest"
+    world = dist.get_world_size()
     share = math.ceil(job.batch / world)
     how = {name: getattr(placement, name) for name in ("zero_stage", "activation_checkpointing", "compile")}
     like: dict[str, Any] = {"asked": {"micro_batch": placement.micro_batch, "device": device_name(), **how}}
-    if searched:  # a new launch may find other neighbours
-        like |= {"world_size": world, "launch": launch.id if launch else None}
     most = most_rows(store, job.artifact, like)
     who = {"world_size": world, "versions": versions(), **(launch.claim_fields() if launch else {})}
     threads = placement.threads or kept_threads(lineage, job.artifact) or own_threads(placement, job)
     about = {**who, **like, "most_rows": most, "threads": threads}
     number = claim(store, job.artifact, about).number
-    if searched and most is None and share > 1:
-        return number, None, threads
-    return number, min(rows for rows in (share, placement.micro_batch, most) if isinstance(rows, int)), threads
+    return number, min(rows for rows in (share, placement.micro_batch, most) if rows is not None), threads
 
 
 def own_threads(placement: TrainPlacement, job: TrainJob) -> int:
@@ -83,11 +77,7 @@ def most_rows(store: Store, job: str, like: dict[str, Any]) -> int | None:
     failure = attempt.failure()
     if failure is not None and failure["kind"] == OUT_OF_MEMORY:
         return max(1, failure.get("micro_batch", 1) // 2)
-    most = claim_fields.get("most_rows")
-    if most is None and "launch" in like:
-        with suppress(CorruptArtifact):
-            most = attempt.last_beat().get("micro_batch")
-    return most if isinstance(most, int) and most > 0 else None
+    return claim_fields.get("most_rows") or None
 
 
 def device_name() -> str:

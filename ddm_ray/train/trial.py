@@ -76,7 +76,7 @@ def trial(job: TrainJob, data: DataConfig, num_clusters: int, placement: TrainPl
     if encoder is not None and rows.null_text is not None:
         texts = StoredTexts(encoder.to(device, frozen_dtype(device)), rows.null_text.to(device))
     share = math.ceil(job.batch / workers)
-    at_once = min(share, placement.micro_batch) if isinstance(placement.micro_batch, int) else share
+    at_once = min(share, placement.micro_batch or share)
     batches = RankBatches(job, rows, 0, workers, at_once, texts=texts)
     engine = Engine(job.build(), job.train, placement)
     if engine.compiled_unasked:

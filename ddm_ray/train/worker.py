@@ -32,7 +32,6 @@ from ddm_ray.train.hardware import ranks_here
 from ddm_ray.train.heldout import HeldoutLoss, Schedule
 from ddm_ray.train.job import TrainJob, train_job
 from ddm_ray.train.meter import Meter
-from ddm_ray.train.micro_batch import find_micro_batch
 from ddm_ray.train.publish import Milestones
 from ddm_ray.train.saving import SaveClock, TrainProgress
 from ddm_ray.train.teachers import first_model, load_teachers, offloaded_teachers
@@ -83,9 +82,9 @@ def _train(
     placement: TrainPlacement,
     notice: Callable[[], bool],
 ) -> None:
-    def make(filled: bool = False, placed: TrainPlacement = placement) -> Engine:
+    def make() -> Engine:
         with _roomy(job, placement):
-            return Engine(job.build(filled), job.train, placed)
+            return Engine(job.build(filled=False), job.train, placement)
 
     def begin() -> Engine:
         with _roomy(job, placement):
@@ -97,14 +96,8 @@ def _train(
         ExitStack() as stack,
     ):
         texts = StoredTexts.of(run, job.shards[0], own_device())
-
-        def batches_of(micro_batch: int) -> RankBatches:
-            return RankBatches(job, loader, dist.get_rank(), dist.get_world_size(), micro_batch, teacher, texts)
-
-        if attempt.searches:  # uncompiled, unless somebody says otherwise: it takes no less memory, and far less time
-            trials = placement.model_copy(update={"compile": bool(placement.compile)})
-            find_micro_batch(job, batches_of, partial(make, True, trials), attempt, trials, watchdog)
-        batches = stack.enter_context(closing(batches_of(attempt.micro_batch)))
+        where = dist.get_rank(), dist.get_world_size()
+        batches = stack.enter_context(closing(RankBatches(job, loader, *where, attempt.micro_batch, teacher, texts)))
         engine, before = attempt.resume(make, begin)
         saver, owed = attempt.saver, False
         milestones = Milestones(run, attempt.storage, job, attempt.identity, engine, placement.keep_milestones)

@@ -55,7 +55,7 @@ def test_one_that_lives_takes_over_at_the_second_look(store: Store) -> None:
     assert number_of(succession) is None, "a first heartbeat may be its last"
     assert number_of(succession) is None, "the same heartbeat is no sign of life"
     beat(newer, 2, 0)
-    beat(newer, 3, 1, phase="fitting")
+    beat(newer, 3, 1, phase="compiling")
     assert number_of(succession) is None, "what trains nothing yet beats by itself"
     beat(newer, 4, 1)
     assert number_of(succession) == 2

@@ -1,7 +1,6 @@
 """Trains with so little memory left that a whole batch doesn't fit, as launches do: again as long as it isn't final.
 
-`python tests/train/memory.py RUN MEBIBYTES MICRO_BATCH` prints the micro-batch of each attempt, in the placement's
-terms the given one; all but the last ran out of memory.
+`python tests/train/memory.py RUN MEBIBYTES` prints the micro-batch of each attempt; all but the last ran out of memory.
 """
 
 import json
@@ -26,17 +25,17 @@ from tests.train import preloaded  # noqa: F401
 EXPERT = Artifact("experts/001")
 
 
-def attempt_main(rank: int, url: str, mebibytes: int, micro_batch: int | str | None) -> None:
+def attempt_main(rank: int, url: str, mebibytes: int) -> None:
     most = taken_bytes("VmData") + mebibytes * 2**20
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     with local.world(), suppress(OutOfMemory):
-        worker.train(url, EXPERT, TrainPlacement(micro_batch=micro_batch, resources_per_worker={"CPU": os.cpu_count()}))
+        worker.train(url, EXPERT, TrainPlacement(resources_per_worker={"CPU": os.cpu_count()}))
 
 
-def main(url: str, mebibytes: int, micro_batch: int | str | None) -> None:
+def main(url: str, mebibytes: int) -> None:
     final = False
     while not final:
-        mp.start_processes(attempt_main, args=(url, mebibytes, micro_batch), nprocs=1, start_method="fork")
+        mp.start_processes(attempt_main, args=(url, mebibytes), nprocs=1, start_method="fork")
         # Read by Python itself: the store's threads wouldn't survive the next fork.
         attempt = max((Path(url) / EXPERT / "attempts").iterdir())
         failed = (attempt / "FAILED").exists()
@@ -46,4 +45,4 @@ def main(url: str, mebibytes: int, micro_batch: int | str | None) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]))
