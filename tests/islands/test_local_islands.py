@@ -222,7 +222,7 @@ def test_the_readmes_commands_train_a_run_on_three_islands(brought: Islands) -> 
     assert "next: ddm prepare runs/three" in say(" ".join([init, *(f"--set {each}" for each in SMALL)]), home)
     assert say(prepare, home).startswith("rows: ") and say(partition, home).startswith("partition: ")
     checked = say(check, home)
-    assert sorted(re.findall(r"^(local-\d)  ok: ", checked, re.MULTILINE)) == [*brought.islands], checked
+    assert sorted(re.findall(r"^(local-\d)  storage sound$", checked, re.MULTILINE)) == [*brought.islands], checked
 
     def by_storage(line: str, **names: str) -> str:
         for name, stands_for in {"RUN": run.url, "FILE": f"{brought.folder}/islands.yaml", **names}.items():
