@@ -2,7 +2,7 @@
 
 from ddm_ray.cli.accept import accept
 from ddm_ray.cli.append import append
-from ddm_ray.cli.check import check, probe
+from ddm_ray.cli.check import check
 from ddm_ray.cli.command import main
 from ddm_ray.cli.compare import compare
 from ddm_ray.cli.copy import copy
@@ -44,7 +44,6 @@ __all__ = [
     "partition",
     "plan",
     "prepare",
-    "probe",
     "recipes",
     "replay",
     "resume",

@@ -222,7 +222,7 @@ def test_the_readmes_commands_train_a_run_on_three_islands(brought: Islands) -> 
     assert "next: ddm prepare runs/three" in say(" ".join([init, *(f"--set {each}" for each in SMALL)]), home)
     assert say(prepare, home).startswith("rows: ") and say(partition, home).startswith("partition: ")
     checked = say(check, home)
-    assert sorted(re.findall(r"^(local-\d)  ok: ", checked, re.MULTILINE)) == [*brought.islands], checked
+    assert sorted(re.findall(r"^(local-\d)  storage sound$", checked, re.MULTILINE)) == [*brought.islands], checked
 
     def by_storage(line: str, **names: str) -> str:
         for name, stands_for in {"RUN": run.url, "FILE": f"{brought.folder}/islands.yaml", **names}.items():
@@ -230,7 +230,7 @@ def test_the_readmes_commands_train_a_run_on_three_islands(brought: Islands) -> 
             line = line.replace(name, stands_for)
         return say(line, home)
 
-    plan, tidy, listing, drain, stop, resume, _ = BY_STORAGE
+    copying, tidy, listing, drain, stop, resume, _ = BY_STORAGE
     assert "experts/001 is asked to stop" in by_storage(stop, **{"expert 3": "expert 1"})
     assert "island local-2 is asked to leave" in by_storage(drain, north="local-2")
 
@@ -242,7 +242,8 @@ def test_the_readmes_commands_train_a_run_on_three_islands(brought: Islands) -> 
     assert claim["island"] == "local-0" and claim["job"].startswith("raysubmit_")
     # What it does now it writes after the expert's end.
     wait_for(lambda: bool(re.match("local-0 +(trains router|waits: )", by_storage(listing))), 120)
-    assert re.search("^ *local-0 ", by_storage(plan), re.MULTILINE)
+    copied = by_storage(copying, DST=f"{run.url}-copy")
+    assert re.search(r"^experts/000: .*, \d+ of \d+ files written$", copied, re.MULTILINE)
     assert claimed(run.store, expert(1)) == []
 
     assert by_storage(resume, **{"...": "expert 1"}) == "experts/001 may be trained again\n"
