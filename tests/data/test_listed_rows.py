@@ -66,11 +66,13 @@ def test_a_part_that_is_gone_or_altered_is_named(tmp_path: Path, few: None) -> N
     assert all(each.error is None for each in examine(run, deep=True))
     flip_byte(run, f"{ROWS}/{first}")
     assert all(each.error is None for each in examine(run))
-    assert f"{ROWS}/{first}: checksum differs" in str({each.name: each.error for each in examine(run, deep=True)}[ROWS])
+    assert f"{ROWS}/{first}: checksum differs" in str(
+        {each.artifact: each.error for each in examine(run, deep=True)}[ROWS]
+    )
     with pytest.raises(CorruptArtifact, match=f"{ROWS}/{first}: checksum differs"):
         partition(run)
     run.store.delete_one(f"{ROWS}/{second}")
-    assert f"{second} is gone or cut short" in str({each.name: each.error for each in examine(run)}[ROWS])
+    assert f"{second} is gone or cut short" in str({each.artifact: each.error for each in examine(run)}[ROWS])
     [name] = run.require(ROWS).files
     run.store.delete_one(f"{ROWS}/{name}")
     assert survey(run)[0].state == "damaged"
@@ -92,4 +94,4 @@ def test_an_owner_may_give_such_a_manifest_alone(tmp_path: Path, few: None) -> N
     key = f"{owner_rows(0)}/{NAME}"
     centre.store.write(key, run.store.read(key))
     assert {each.artifact: each.state for each in survey(centre)}[owner_rows(0)] == "finished"
-    assert {each.name: each.error for each in examine(centre)}[owner_rows(0)] is None
+    assert {each.artifact: each.error for each in examine(centre)}[owner_rows(0)] is None

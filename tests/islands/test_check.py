@@ -69,10 +69,10 @@ def test_a_run_that_an_island_does_not_see_is_named_by_its_own_command(
     island: Island, command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And one whose shell doesn't know the command says so."""
-    monkeypatch.setattr("ddm_ray.cli.check.shlex.join", lambda words: "ddm doctor /nowhere/run --placement '{}'")
+    monkeypatch.setattr("shlex.join", lambda words: "ddm doctor /nowhere/run --placement '{}'")
     done = CliRunner().invoke(main, [*command, "--island", "north"])
     assert "north  the job FAILED: error: /nowhere/run is not a run" in done.stdout
-    monkeypatch.setattr("ddm_ray.cli.check.shlex.join", lambda words: "PATH=/none; ddm doctor x")
+    monkeypatch.setattr("shlex.join", lambda words: "PATH=/none; ddm doctor x")
     done = CliRunner().invoke(main, [*command, "--island", "north"])
     assert re.search("north  the job FAILED: .*ddm: .*not found", done.stdout)
 
