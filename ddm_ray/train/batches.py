@@ -17,6 +17,7 @@ from ddm_ray.data.loading.loader import LoadedBatch
 from ddm_ray.data.text_encoding import StoredTexts
 from ddm_ray.train.job import TrainJob
 from ddm_ray.train.objectives import Batch, Draws, draw
+from ddm_ray.train.teachers import Teachers
 
 
 class BatchRows(Protocol):
@@ -28,19 +29,6 @@ class BatchRows(Protocol):
     def batch(self, step: int, place_B: Tensor, views: Views | None = None) -> LoadedBatch: ...
 
     def cluster_B(self, step: int, place_B: Tensor) -> Tensor: ...
-
-
-class Teacher(Protocol):
-    """Says what a student is to learn."""
-
-    @property
-    def by_cluster(self) -> bool:
-        """True if rows of one cluster should come together."""
-        ...
-
-    def taught(self, batch: Batch, cluster_B: Tensor) -> Batch:
-        """The batch with its teacher's predictions. `cluster_B`: its rows' clusters as the host has them."""
-        ...
 
 
 _Part = tuple[Batch, Tensor]
@@ -59,7 +47,7 @@ class RankBatches:
         rank: int,
         world: int,
         micro_batch: int,
-        teacher: Teacher | None = None,
+        teacher: Teachers | None = None,
         texts: StoredTexts | None = None,
     ):
         self._job, self._loader, self._teacher, self._texts = job, loader, teacher, texts

@@ -23,7 +23,7 @@ from ddm_ray.storage.patience import PATIENT, Patience
 from ddm_ray.storage.refusals import refusal
 from ddm_ray.storage.run import Run
 from ddm_ray.train.attempt import TrainAttempt, out_of_memory
-from ddm_ray.train.batches import RankBatches, Teacher
+from ddm_ray.train.batches import RankBatches
 from ddm_ray.train.compiling import keep_code, try_code
 from ddm_ray.train.consensus import Flags, StepResults
 from ddm_ray.train.engine import Engine, own_device
@@ -34,7 +34,7 @@ from ddm_ray.train.job import TrainJob, train_job
 from ddm_ray.train.meter import Meter
 from ddm_ray.train.publish import Milestones
 from ddm_ray.train.saving import SaveClock, TrainProgress
-from ddm_ray.train.teachers import first_model, load_teachers, offloaded_teachers
+from ddm_ray.train.teachers import Teachers, first_model, load_teachers, offloaded_teachers
 from ddm_ray.train.watchdog import Watchdog
 
 COMMIT_SECONDS = 20.0
@@ -246,7 +246,7 @@ def require_room(job: TrainJob, placement: TrainPlacement, workers: int, memory:
 
 
 @contextmanager
-def _teacher(run: Run, job: TrainJob, loader: Loader, placement: TrainPlacement) -> Iterator[Teacher | None]:
+def _teacher(run: Run, job: TrainJob, loader: Loader, placement: TrainPlacement) -> Iterator[Teachers | None]:
     """The teacher of a student; None for other jobs."""
     if job.artifact.kind != "student":
         yield None
