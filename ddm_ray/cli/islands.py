@@ -1,6 +1,15 @@
-"""The group of verbs on islands themselves."""
+"""Verbs on islands; those here ask by storage alone, and so reach islands to which no port leads."""
 
-from ddm_ray.cli.command import main
+import click
+
+from ddm_ray.cli.command import MODELS, RUN, OneOf, main, say
+from ddm_ray.cli.fixes import words
+from ddm_ray.errors import ConfigError
+from ddm_ray.remedies import Give
+from ddm_ray.storage.graph import Artifact, trained_of
+from ddm_ray.storage.run import Run
+
+WHY = click.option("--why", default="", metavar="TEXT", help="Reason, shown to whoever looks.")
 
 
 @main.group()
@@ -15,3 +24,102 @@ def islands() -> None:
       ddm islands drain RUN north
       ddm islands resume RUN north
     """
+
+
+@islands.command("list")
+@RUN
+def list_workers(run_url: str) -> None:
+    """Show which islands are at work on RUN, what each trains, or what it waits for.
+
+    Looks at each until it gives a sign of life: some seconds, half a minute at most.
+
+    \b
+      ddm islands list s3://lab/run7
+    """
+    from ddm_ray.islands.roll_call import line, roll_call
+
+    run = Run.open(run_url)
+    calls = roll_call(run.store)
+    for presence, lives in sorted(calls.items(), key=lambda call: call[0].id):
+        say(line(presence, lives))
+    if not calls:
+        say(f"no island is at work on {run.url}; start one: ddm work {run_url} --island NAME")
+
+
+@islands.command()
+@RUN
+@click.argument("name")
+@WHY
+def drain(run_url: str, name: str, why: str) -> None:
+    """Have the island NAME save what it trains for RUN, leave, and take nothing more, until `resume`.
+
+    Others go on with it from that state. The island sees this on storage within half a minute.
+
+    \b
+      ddm islands drain s3://lab/run7 room-2 --why "the room is cleaned on Friday"
+    """
+    from ddm_ray.storage.stops import ask, drain_key
+
+    run = Run.open(run_url)
+    asked = ask(run.store, drain_key(name), why)
+    say(f"island {name} " + ("is asked to leave" if asked else "was asked already") + _back(run_url, name))
+
+
+@islands.command()
+@RUN
+@click.argument("model", type=OneOf(MODELS))
+@click.argument("index", type=int, required=False)
+@WHY
+def stop(run_url: str, model: str, index: int | None, why: str) -> None:
+    """Have a model of RUN saved where it is, and not trained by anybody until `resume`.
+
+    \b
+      ddm islands stop s3://lab/run7 expert 3
+    """
+    from ddm_ray.storage.stops import ask, stop_key
+
+    run = Run.open(run_url)
+    artifact = _trained(run, model, index)
+    if run.finished(artifact):
+        raise ConfigError(f"{artifact} is finished: nothing is left to stop")
+    asked = ask(run.store, stop_key(artifact), why)
+    done = "is asked to stop" if asked else "was asked to already"
+    say(f"{artifact} {done}{_back(run_url, words(artifact))}")
+
+
+@islands.command()
+@RUN
+@click.argument("what", nargs=-1, required=True, metavar="NAME | MODEL [INDEX]")
+def resume(run_url: str, what: tuple[str, ...]) -> None:
+    """Take back what `drain` or `stop` asked for. An island that has left is then started again: `ddm work`.
+
+    \b
+      ddm islands resume s3://lab/run7 room-2
+      ddm islands resume s3://lab/run7 expert 3
+    """
+    from ddm_ray.storage.stops import drain_key, stop_key, take_back
+
+    run = Run.open(run_url)
+    model, *index = what
+    trained = model in MODELS
+    if len(index) > 1 or (index and not (trained and index[0].isdecimal())):
+        raise ConfigError(f"{' '.join(what)}: an island's name, or a model: expert 3, router")
+    artifact = _trained(run, model, int(index[0]) if index else None) if trained else None
+    key = stop_key(artifact) if artifact else drain_key(model)
+    if not take_back(run.store, key):
+        say(f"nobody has asked {artifact or f'island {model}'} to stop")
+        return
+    say(f"{artifact} may be trained again" if artifact else f"island {model} may work again: start `ddm work`")
+
+
+def _back(run_url: str, what: str) -> str:
+    return f"; take that back with: ddm islands resume {run_url} {what}"
+
+
+def _trained(run: Run, model: str, index: int | None) -> Artifact:
+    """The artifact that the words name. Raises ConfigError for what the run doesn't train."""
+    known = {words(artifact): artifact for artifact in trained_of(run.config)}
+    name = model if index is None else f"{model} {index}"
+    if name not in known:
+        raise ConfigError(f"{name}: {run.url} trains no such model", Give("model", f"choose of {', '.join(known)}"))
+    return known[name]
