@@ -145,10 +145,6 @@ class RayError(DDMError):
     """A Ray cluster that has not what a job asks of it, or asks for another token."""
 
 
-class WrongToken(RayError):
-    """A Ray cluster that asks for another token, or a file that has none for it."""
-
-
 class RayAway(RayError):
     """There is no Ray cluster at the address, it was lost meanwhile, or the nodes of a slice aren't back."""
 

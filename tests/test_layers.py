@@ -66,7 +66,7 @@ WITHOUT_TORCH = STDLIB_ONLY | {"config", "placement", "storage", "watch"}
 DEEPSPEED = {"train.engine"}
 # Where Ray is the point. The command line imports it through these and `ray_session` alone.
 RAY = {
-    *("ray_session", "data.sharded.ray_data", "data.partition.ray_data", "islands.nodes"),
+    *("ray_session", "data.sharded.ray_data", "data.partition.ray_data", "islands.machines"),
     *(f"train.ray.{name}" for name in ("launch", "driver", "fit", "leaving", "preloaded", "recovery", "room", "world")),
     *(f"serve.{name}" for name in ("remote", "replicas", "deployments", "api", "mixture", "codec", "app", "direct")),
 }

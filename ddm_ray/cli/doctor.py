@@ -1,34 +1,102 @@
-"""The verb that examines a run: what a person asks first when something is odd."""
+"""The verb that checks a run and the machines that are to train it: what to ask first when something is odd."""
+
+from typing import TYPE_CHECKING
 
 import click
 
-from ddm_ray.cli.command import RUN, main
+from ddm_ray.cli.command import ISLAND, ISLANDS, RUN, main, say, with_extras
 from ddm_ray.cli.fixes import phrase
+from ddm_ray.placement import Island, load_island
+from ddm_ray.storage.graph import wanted_of
+from ddm_ray.storage.run import Run
+
+if TYPE_CHECKING:
+    from ddm_ray.islands.checks import Machine
 
 
 @main.command()
 @RUN
 @click.option("--deep", is_flag=True, help="Read every byte of what is finished, and compare it with its checksum.")
-def doctor(run_url: str, deep: bool) -> None:
-    """Examine RUN: whether its storage keeps its word, and whether what is there is whole.
+@ISLANDS
+@ISLAND
+@with_extras("Check for")
+@click.option("--placement", hidden=True, help="Fields of the island in place of a file, as JSON.")
+@click.option("--expect", "expected", multiple=True, hidden=True, help="LIBRARY=VERSION that is to be here.")
+@click.option("--note", default="", hidden=True, help="Key of an object that is on the run's storage.")
+def doctor(
+    run_url: str,
+    deep: bool,
+    islands: str | None,
+    island: str | None,
+    extras: list[str],
+    placement: str | None,
+    expected: tuple[str, ...],
+    note: str,
+) -> None:
+    """Check RUN and this machine: whether what is there is whole, and what is left can be trained here.
 
-    Writes a few bytes below RUN/_probe-..., since a run rests on storage that creates an object only once and shows
-    what was written; no bucket's word is taken for that. Exits with 1 if anything is wrong. Islands are looked at by
-    `ddm islands check`, leftovers by `ddm tidy`.
+    Looks at its storage, which is to create an object only once and to show what was written; at versions, Ray, GPUs,
+    memory, the cache's disk and text encoders; and at each artifact. With --islands FILE --island NAME it joins that
+    island's Ray, and checks each machine that has room for a worker in place of this one and the artifacts: `ddm
+    islands check` has that done from afar. Writes a few bytes below RUN/_probe-..., and deletes them. Exits with 1 if
+    anything is wrong. `ddm tidy` looks for leftovers.
 
     \b
       ddm doctor s3://lab/run7
       ddm doctor runs/digits --deep
+      ddm doctor s3://lab/run7 --islands islands.yaml --island north      on a machine of north
     """
+    from ddm_ray.islands.checks import check
     from ddm_ray.storage.examination import examine
-    from ddm_ray.storage.run import Run
 
     run = Run.open(run_url)
+    site = Island.from_json(island or "", placement) if placement else load_island(islands, island)
     click.echo(f"run {run.config.name!r} at {run.url}, configuration {run.fingerprint}")
-    wrong = 0
-    for finding in examine(run, deep):
-        wrong += finding.error is not None
-        text = "sound" if finding.error is None else f"wrong: {finding.error.text(phrase)}"
-        click.echo(f"  {finding.name:<16} {text}")
+    machine = _machine(run, site, extras, dict(each.partition("=")[::2] for each in expected), note)
+    if islands or placement:
+        wrong = _show(_on_island(site, machine))
+    else:
+        wrong = _show([("", check(machine))])
+        for finding in examine(run, deep):
+            wrong += finding.error is not None
+            _say(finding.artifact, finding.error.text(phrase) if finding.error else "")
     if wrong:
         raise SystemExit(1)
+
+
+def _machine(run: Run, site: Island, extras: list[str], expected: dict[str, str], note: str) -> "Machine":
+    from ddm_ray.islands.checks import Machine
+    from ddm_ray.islands.needs import needs_of
+    from ddm_ray.models.hub import encoders_in_training
+
+    needs = [need for need in needs_of(run, wanted_of(run.config, extras)) if any(need.left.values())]
+    workers, names = site.train.workers.min, encoders_in_training(run.config) if needs else ()
+    return Machine(run.url, site.train, needs, names, workers, workers, expected=expected, note=note)
+
+
+def _on_island(site: Island, machine: "Machine") -> list[tuple[str, dict[str, str]]]:
+    from ddm_ray.islands.machines import check_machines
+    from ddm_ray.ray_session import losses_of_ray, ray_session
+
+    with losses_of_ray(), ray_session(*site.ray()):
+        return list(check_machines(machine))
+
+
+def _show(machines: list[tuple[str, dict[str, str]]]) -> int:
+    """Print a line for each check, or for each of its different complaints, and return how many of these there are."""
+    wrong = 0
+    for check in dict.fromkeys(check for _, answers in machines for check in answers):
+        complaints: dict[str, list[str]] = {}
+        for name, answers in machines:
+            if complaint := answers.get(check):
+                complaints.setdefault(complaint, []).append(name)
+        for complaint, names in complaints.items():
+            _say(check, complaint if len(names) == len(machines) else f"{', '.join(names)}: {complaint}")
+        if not complaints:
+            _say(check, "")
+        wrong += len(complaints)
+    return wrong
+
+
+def _say(name: str, wrong: str) -> None:
+    say(f"  {name:<16} {f'wrong: {wrong}' if wrong else 'sound'}")

@@ -6,21 +6,25 @@ for ever for an island that was cut off. Here a token goes to its island's host 
 
 import json
 import os
+import secrets
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from http.client import BadStatusLine, HTTPConnection, HTTPException, HTTPSConnection, RemoteDisconnected
 from pathlib import Path
+from threading import Event
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote, urlsplit
 
 from pydantic import BaseModel, ValidationError
 
-from ddm_ray.errors import ConfigError, RayAway, RayError, WrongToken
+from ddm_ray.errors import ConfigError, RayAway, RayError
 from ddm_ray.spelling import printable
 from ddm_ray.storage.refusals import refusal
 
 SECONDS, SUBMIT_SECONDS = 20.0, 60.0
 """Longest time for an answer; a submission waits for the island's job agent."""
+LOOK_SECONDS = 0.5
 MOST_BYTES, MOST_LOG_BYTES = 1 << 20, 16 << 20
 """Longest answer that is read, and longest log."""
 _MOST_TOKEN = 4096
@@ -81,12 +85,10 @@ class JobsAPI:
         self._host, self._port, self._path = parts.hostname, parts.port, parts.path.rstrip("/")
         self._kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
 
-    def submit(
-        self, entrypoint: str, submission_id: str, metadata: dict[str, str] | None = None, seconds: float | None = None
-    ) -> bool:
+    def submit(self, entrypoint: str, submission_id: str, metadata: dict[str, str] | None = None) -> bool:
         """Submit a job, a line of shell; False if the island has had a job of this id already. Waits for no start."""
         body = {"entrypoint": entrypoint, "submission_id": submission_id, "metadata": metadata or {}}
-        status, text = self._ask("POST", "/api/jobs/", body, seconds or max(self._seconds, SUBMIT_SECONDS))
+        status, text = self._ask("POST", "/api/jobs/", body, max(self._seconds, SUBMIT_SECONDS))
         if status == 200:
             return True
         if f"{submission_id} already exists" in text:
@@ -100,17 +102,29 @@ class JobsAPI:
             return None
         return self._parse(_Details, status, text).job(submission_id)
 
-    def answers_strangers(self) -> bool | str:
-        """True if it tells of its jobs who gives no token: whoever reaches it then runs there what he likes.
+    def run(self, entrypoint: str, seconds: float, interrupted: Event) -> tuple[SubmittedJob, list[str]]:
+        """Submit a job, a line of shell, and wait for its end; the job, and its last lines.
 
-        Words on the answer where it is neither that nor a refusal, as of a proxy that shows a page to log in.
+        Raises RayAway, and stops it, after so many `seconds`, or once `interrupted`.
         """
-        status, text = self._ask("GET", "/api/jobs/none", stranger=True)
-        if status in (401, 403):
-            return False
-        if status == 200 or (status == 404 and "does not exist" in text):
-            return True
-        return f"answers {status}: {_last_line(text)}"
+        name, deadline = f"ddm-{secrets.token_hex(8)}", time.monotonic() + seconds
+        job = self.job(name)  # raises at once where nobody answers
+        submitted = False
+        while True:
+            trouble = RayAway(f"{self._where}: the job is {job.status if job else 'lost'} after {seconds:.0f} s")
+            try:
+                if not submitted:
+                    self.submit(entrypoint, name)
+                    submitted = True
+                job = self.job(name)
+                if job is not None and job.ended:
+                    return job, self.log_tail(name, 200, 2000)
+            except RayAway as error:
+                trouble = error  # it answers some seconds before it takes jobs
+            if interrupted.wait(LOOK_SECONDS) or time.monotonic() > deadline:
+                with suppress(RayError, ConfigError):
+                    self.stop(name)
+                raise trouble
 
     def log_tail(self, submission_id: str, lines: int = 20, length: int = 1000) -> list[str]:
         """The last lines that a job printed, each made printable, and of at most `length` characters."""
@@ -140,7 +154,7 @@ class JobsAPI:
     def _refused(self, status: int, text: str) -> RayError:
         if status in (401, 403):
             problem = "asks for a token" if status == 401 else "refuses this token"
-            return WrongToken(f"{self._where} {problem}", _TOKEN_FIX)
+            return RayError(f"{self._where} {problem}", _TOKEN_FIX)
         if "No available agent" in text:
             return RayAway(f"{self._where} takes no job yet")
         reason = _last_line(text)
@@ -155,13 +169,12 @@ class JobsAPI:
         body: Any = None,
         seconds: float | None = None,
         most: int = MOST_BYTES,
-        stranger: bool = False,
     ) -> tuple[int, str]:
         """Status and text of an answer. Redirects and proxies aren't followed: they would be given the token."""
         seconds = seconds or self._seconds
         deadline = time.monotonic() + seconds
         headers = {"Content-Type": "application/json"}
-        if not stranger and (token := self._token()):
+        if token := self._token():
             headers["Authorization"] = f"Bearer {token}"
         connection = self._kind(self._host, self._port, timeout=seconds)
         try:

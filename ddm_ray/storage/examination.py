@@ -17,20 +17,18 @@ BYTES = b"what was written first"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at, by its name, and what is wrong with it; None where it is sound."""
+    """An artifact that was looked at, and what is wrong with it; None where it is sound."""
 
-    name: str
+    artifact: Artifact
     error: DDMError | None
 
 
 def examine(run: Run, deep: bool = False) -> Iterator[Finding]:
-    """Findings on the storage, and on each artifact that is finished or damaged; one by one, since files take a while.
+    """Findings on each artifact that is finished or damaged; one by one, since files take a while.
 
     `deep`: every byte of finished artifacts is read and compared with its checksum, not sizes alone. Raises
     StorageError where nothing can be read.
     """
-    word = _broken_word(run.store)
-    yield Finding("storage", StorageError(f"{run.url}: {word}", passes=False) if word else None)
     for status in survey(run):
         if status.state == "damaged":
             yield Finding(status.artifact, status.error)
@@ -38,15 +36,21 @@ def examine(run: Run, deep: bool = False) -> Iterator[Finding]:
             yield Finding(status.artifact, _wrong_file(run, status.artifact, deep))
 
 
-def _broken_word(store: Store) -> str:
-    """Words on what a run rests on, and the storage doesn't do: to create only once, and to show what was written."""
+def broken_word(store: Store) -> str:
+    """Words on what a run rests on, and the storage doesn't do: to create only once, and to show what was written.
+
+    Writes a few bytes, and deletes them.
+    """
     folder = f"_probe-{uuid4().hex}"
     key = f"{folder}/object"
     try:
         if not store.create(key, BYTES):
             return "it says that a new object exists already"
         if store.create(key, b"a rival's"):
-            return "it creates an object twice (it ignores If-None-Match), so two owners of a job would spoil it"
+            return (
+                "it creates an object twice (it ignores If-None-Match), so two owners of a job would spoil it; choose"
+                " one that knows conditional writes, as S3, GCS, Azure, R2 and new versions of MinIO do"
+            )
         if store.read(key) != BYTES:
             return "it answers other bytes than were written"
         if store.sizes(folder) != {"object": len(BYTES)}:
@@ -56,7 +60,7 @@ def _broken_word(store: Store) -> str:
     except FileNotFoundError:
         return "it doesn't find what was written"
     except StorageError as error:
-        return error.message
+        return f"{error.message}; have this machine reach it, by a key that may read and write there"
     finally:
         with suppress(StorageError):  # nobody minds a few bytes
             store.delete(folder)

@@ -217,23 +217,19 @@ class Store:
 
         Creates an object twice, and deletes it; nothing is asked of a local disk.
         """
-        if not self.creates_once():
-            raise StorageError(
-                f"{self.url}: this storage ignores If-None-Match, so two owners of one job would spoil each other's"
-                " work; choose one that knows conditional writes, as S3, GCS, Azure, R2 and new versions of MinIO do",
-                passes=False,
-            )
-
-    def creates_once(self) -> bool:
-        """True if what exists is not created again; see `require_create`."""
         if self.local is not None:
-            return True
+            return
         key = f"_probe-{uuid4().hex}"
         self.create(key, b"first")
         again = self.create(key, b"second")
         with suppress(StorageError):  # nobody minds a few bytes
             self.delete_one(key)
-        return not again
+        if again:
+            raise StorageError(
+                f"{self.url}: this storage ignores If-None-Match, so two owners of one job would spoil each other's"
+                " work; choose one that knows conditional writes, as S3, GCS, Azure, R2 and new versions of MinIO do",
+                passes=False,
+            )
 
     def exists(self, key: str) -> bool:
         """True if there is an object under this very key."""

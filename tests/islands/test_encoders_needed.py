@@ -1,13 +1,11 @@
-"""Text encoders that trainings load beside their own networks: their memory, and islands that have none."""
+"""Text encoders that trainings load beside their own networks: the memory that they take."""
 
 from pathlib import Path
 
 import pytest
 
 from ddm_ray.config import load_recipe
-from ddm_ray.islands.check import note_of
 from ddm_ray.islands.needs import ModelNeeds, needs_of
-from ddm_ray.islands.probe import NOTE, PREFIX, look
 from ddm_ray.models.flops import num_parameters
 from ddm_ray.models.text import TextEncoder
 from ddm_ray.storage.graph import expert
@@ -56,29 +54,3 @@ def test_a_workers_memory_has_the_encoders_that_it_holds(tmp_path: Path, encoder
 def test_an_encoder_that_is_not_here_has_no_known_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     assert need_of(begun(tmp_path / "run", "a/clip")).text_parameters is None
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("a/clip", "a/clip isn't in this machine's cache, and "),
-        ("/nowhere/clip", "/nowhere/clip is no folder of this"),
-        ("a/b/c", "a/b/c is no folder of this"),
-        (f"/{'c' * 300}", "/ccc"),
-    ],
-)
-def test_an_island_says_which_encoder_it_cannot_have(
-    tmp_path: Path, encoder: str, monkeypatch: pytest.MonkeyPatch, name: str, words: str
-) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    for place, names, stored, expected in (
-        ("has", (encoder, "null"), "ids", ""),
-        ("lacks", (name, "null"), "ids", words),
-        ("lacks-pooled", (encoder, name), "ids", words),
-        ("needs-none", (name, "null"), "features", ""),
-    ):
-        run = begun(tmp_path / place, names[0], stored, names[1])
-        run.store.write(f"{PREFIX.format('1')}/{NOTE}", note_of(run).model_dump_json().encode())
-        seen = look(run.url, "1", str(tmp_path / "copies"), False).no_encoder
-        assert seen.startswith(expected) and bool(seen) is bool(expected)

@@ -10,7 +10,7 @@ from socket import create_server
 
 import pytest
 
-from ddm_ray.errors import ConfigError, RayAway, RayError, WrongToken
+from ddm_ray.errors import ConfigError, RayAway, RayError
 from ddm_ray.islands.jobs import JobsAPI
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
@@ -60,8 +60,8 @@ def token(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("answer", "kind", "problem"),
     [
-        (says(401, "Unauthorized"), WrongToken, "asks for a token; name the file"),
-        (says(403, "Forbidden"), WrongToken, "refuses this token; name the file"),
+        (says(401, "Unauthorized"), RayError, "asks for a token; name the file"),
+        (says(403, "Forbidden"), RayError, "refuses this token; name the file"),
         (says(500, "No available agent to submit job, please try again later."), RayAway, "takes no job yet"),
         (says(500, "Traceback:\n  x\nValueError: \x1b[31mno\n"), RayAway, r"answers 500: ValueError: \x1b[31mno"),
         (says(502, ""), RayAway, "answers 502"),
@@ -81,22 +81,20 @@ def test_an_odd_answer_is_one_line(answer: Answer, kind: type[RayError], problem
     assert tokens == ["Bearer secret"]
 
 
-@pytest.mark.parametrize(
-    ("answer", "open_to_others"),
-    [
-        (says(401, "Unauthorized"), False),
-        (says(403, "Forbidden"), False),
-        (says(404, "Job none does not exist"), True),
-        (says(200, "{}"), True),
-        (says(302, "", Location="http://127.0.0.1:1/"), "answers 302: "),
-        (says(500, "Traceback:\nValueError: \x1b[31mno\n"), r"answers 500: ValueError: \x1b[31mno"),
-        (says(404, "nginx"), "answers 404: nginx"),
-    ],
-)
-def test_who_has_no_token_is_refused_or_answered(answer: Answer, open_to_others: bool | str, token: str) -> None:
-    with served(answer) as (url, tokens):
-        assert JobsAPI("north", url, token).answers_strangers() == open_to_others
-    assert tokens == [None]
+def test_a_job_is_run_to_its_end_by_an_island_that_takes_none_at_first(token: str) -> None:
+    status = {"status": "SUCCEEDED", "driver_exit_code": 0}
+    answers = [
+        says(404, "Job x does not exist"),
+        says(500, "No available agent to submit job, please try again later."),
+        says(200, "{}"),
+        says(200, json.dumps({"status": "RUNNING"})),
+        says(502, ""),
+        says(200, json.dumps(status)),
+        says(200, json.dumps({"logs": "one\n\x1b[31mtwo\n"})),
+    ]
+    with served(lambda handler: answers.pop(0)(handler)) as (url, _):
+        job, lines = JobsAPI("north", url, token).run("true", 60, threading.Event())
+    assert (job.status, job.exit_code, lines, answers) == ("SUCCEEDED", 0, ["one", r"\x1b[31mtwo"], [])
 
 
 def test_a_token_goes_to_its_island_alone(token: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -8,11 +8,14 @@ from click.testing import CliRunner
 
 from ddm_ray.cli import main
 from ddm_ray.config import load_recipe
+from ddm_ray.islands.checks import CHECKS
 from ddm_ray.storage.graph import PARTITION, ROWS, shard
 from ddm_ray.storage.run import Run
 from tests.data.s3 import BUCKET, s3_server
 from tests.s3_wire import Fault, Request, Wire, leading_through
 from tests.storage.artifacts import flip_bit
+
+NAMES = [each.__name__ for each in CHECKS]
 
 
 def doctor(url: str, *options: str) -> tuple[int, dict[str, str]]:
@@ -32,7 +35,7 @@ def test_a_sound_run_and_its_probe_leaves_nothing(partitioned: Run) -> None:
     before = sorted(Path(partitioned.url).rglob("*"))
     code, findings = doctor(partitioned.url, "--deep")
     assert code == 0
-    assert findings == dict.fromkeys(("storage", ROWS, PARTITION), "sound")
+    assert findings == dict.fromkeys((*NAMES, ROWS, PARTITION), "sound")
     assert sorted(Path(partitioned.url).rglob("*")) == before
 
 

@@ -18,6 +18,7 @@ from ddm_ray.data.partition.stage import partition
 from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.evaluate.run import evaluate
+from ddm_ray.islands.checks import Machine, check
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.sampling.acceptance import accept
 from ddm_ray.sampling.run_models import load_models
@@ -61,6 +62,7 @@ PREFIXES = {
 }
 PREFIXES["worker"] = (
     "islands/north/",
+    "_probe-",
     *(key for who in (*ISLANDS, ROUTER, MONOLITH, STUDENT) for key in PREFIXES[who]),
 )
 """Keys, by their beginnings, that a role writes."""
@@ -126,6 +128,11 @@ def test_every_stage_passes_under_its_role(bucket: Wire, trained: Run) -> None:
         require_servable(ServeArgs(run=URL), free_port())
     assert models.info.num_experts == 2
     assert [f"{each.who}: {each.method} {each.path}" for each in bucket.requests if each.fault] == []
+
+
+def test_an_island_that_works_is_checked_by_its_own_key(bucket: Wire, trained: Run) -> None:
+    with signed_by("worker"):
+        assert {*check(Machine(URL, TrainPlacement())).values()} == {""}
 
 
 @pytest.mark.parametrize("who", ROLES)

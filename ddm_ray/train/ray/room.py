@@ -60,6 +60,22 @@ def grows(nodes: list[dict[str, Any]]) -> bool:
     return labelled or not any(node["Resources"].get(name) for node in nodes for name in ("CPU", "GPU"))
 
 
+def places_on(node: dict[str, Any], placement: TrainPlacement) -> int:
+    """Number of workers that a machine of the cluster has the resources for."""
+    return int(min(node["Resources"].get(name, 0) / amount for name, amount in placement.asked.items()) + 1e-6)
+
+
+def shortage(placement: TrainPlacement) -> str:
+    """Words on what the cluster lacks of the placement, and the remedy; none, too, where nodes come on demand."""
+    if grows([node for node in ray.nodes() if node["Alive"]]):
+        return ""
+    try:
+        lack(placement, may_grow=False)
+    except RayError as error:
+        return error.text()
+    return ""
+
+
 def amounts(resources: Mapping[str, float], names: Collection[str] | None = None) -> str:
     """Words on the amounts of resources, of these names; memory in GB."""
     by_name = {name: resources.get(name, 0.0) for name in (resources if names is None else names)}
@@ -84,8 +100,7 @@ def lack(placement: TrainPlacement, may_grow: bool) -> str | None:
             f" have it (Ray's resources '{{\"{name}\": 1}}'), or change resources_per_worker in islands.yaml"
         )
     lacking = [name for name, amount in asked.items() if resources.get(name, 0) < amount * least]
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    places = sum(int(min(node.get(name, 0) / amount for name, amount in asked.items()) + 1e-6) for node in nodes)
+    places = sum(places_on(node, placement) for node in ray.nodes() if node["Alive"])
     if lacking:
         name = lacking[0]
         text = f"placement asks for {least} x {asked[name]:g} {name}, Ray has {resources.get(name, 0):g}"

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ddm_ray.islands.probe import MARK, NOTE, PREFIX, Note, ProbeReport
+from ddm_ray.islands.checks import CHECKS
 from tests.conftest import ddm, end, wait_for
 from tests.train.ray.site import Site
 
@@ -35,25 +35,22 @@ def test_workers_too_wide_for_any_node_are_told_of(site: Site) -> None:
 
 
 @pytest.mark.parametrize("resource", ["slice-a", "slice-c"])
-def test_a_probe_looks_at_the_nodes_that_have_room(site: Site, resource: str) -> None:
-    """At those of its slice alone; at all, to say what else is wrong, where none has room."""
-    run = site.training("probed", 0, "a").run
+def test_machines_of_a_cluster_are_checked(site: Site, resource: str) -> None:
+    """Those that have room; all, to say what else is wrong, where none has any."""
+    run = site.training("checked", 0, "a").run
     site.cluster.slice("slice-b", 1)
-    run.store.write(f"{PREFIX.format('abc')}/{NOTE}", Note().model_dump_json().encode())
     placement = json.dumps({"resources_per_worker": {"CPU": 0.5, resource: 1}})
     names = {**site.cluster.token, "RAY_ADDRESS": site.cluster.address}
-    places = [1] if resource == "slice-a" else [0] * sum(node.alive for node in site.cluster.nodes)
+    lacks = "wrong: placement asks for slice-c, which no node of the Ray cluster has (it has slice-a, slice-b); start"
+    expected = {each.__name__: "sound" for each in CHECKS} | ({"workers": lacks} if resource == "slice-c" else {})
 
-    def report() -> ProbeReport:
-        done = ddm("islands", "probe", run.url, "--placement", placement, "--question", "abc", **names)
-        assert done.returncode == 0, done.stderr
-        read = ProbeReport.from_json(done.stdout.splitlines()[-1].removeprefix(MARK))
-        assert read and read.trouble is None and read.cluster.open is False
-        return read
+    def agrees() -> bool:
+        done = ddm("doctor", run.url, "--placement", placement, **names)
+        lines = [line.split(maxsplit=1) for line in done.stdout.splitlines()[1:]]
+        texts[:] = [done.stdout + done.stderr]
+        same = [name for name, _ in lines] == [*expected]
+        return same and all(text.startswith(expected[name]) for name, text in lines)
 
+    texts: list[str] = []
     # A node that an earlier test has killed is known for some seconds more.
-    wait_for(lambda: [node.places for node in report().cluster.nodes] == places, 180)
-    read = report()
-    assert read.cluster.places == sum(places) and not read.cluster.silent
-    assert all(abs(bound) < 10 and node.trouble is None for node in read.cluster.nodes for bound in node.ahead)
-    run.store.delete(PREFIX.format("abc"))
+    wait_for(agrees, 180, lambda: texts[0])

@@ -1,0 +1,158 @@
+"""Checks of a machine that is to train a run, as one list: each returns nothing, or a line with the remedy."""
+
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ddm_ray.data.loading.cache import cache_root
+from ddm_ray.errors import StorageError
+from ddm_ray.islands.needs import ModelNeeds
+from ddm_ray.memory import total_bytes
+from ddm_ray.models.hub import out_of_reach
+from ddm_ray.placement import TrainPlacement
+from ddm_ray.spelling import amount
+from ddm_ray.storage.examination import broken_word
+from ddm_ray.storage.refusals import refusal
+from ddm_ray.storage.store import Store
+from ddm_ray.storage.versions import versions as installed
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine, and the trainings that it is to have a part in.
+
+    `needs`: of the models that are left; `encoders`: names of the networks that encode their texts. `workers` of one
+    training, `here` of them on this machine. `in_ray`: this process has joined the Ray cluster that is to train.
+    `expected`: versions of libraries that all machines are to have; `note`: key of an object that is on the run's
+    storage, where that is the same for all.
+    """
+
+    run_url: str
+    placement: TrainPlacement
+    needs: Sequence[ModelNeeds] = ()
+    encoders: Sequence[str] = ()
+    workers: int = 1
+    here: int = 1
+    in_ray: bool = False
+    expected: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
+
+
+def storage(machine: Machine) -> str:
+    """Check that the run's storage is here, and keeps its word."""
+    store = Store(machine.run_url)
+    try:
+        if machine.note and not store.exists(machine.note):
+            return (
+                f"{store.url} is another storage here than where this was asked; put the run where each island sees it:"
+                " in a bucket, or in a folder that all machines share"
+            )
+    except StorageError as error:
+        return error.text()
+    word = broken_word(store)
+    return word and f"{store.url}: {word}"
+
+
+def versions(machine: Machine) -> str:
+    """Check that libraries are those that all machines are to have."""
+    here = installed()
+    # Builds of one version, as 2.12.0+cpu, and patches of Python compute the same.
+    others = [
+        f"{library.replace('_', '-')} is {here.get(library, 'missing')}, where this was asked {version}"
+        for library, version in machine.expected.items()
+        if _comparable(library, here.get(library, "")) != _comparable(library, version)
+    ]
+    return f"{'; '.join(others)}; install the same there and here, as the constraints file has them" if others else ""
+
+
+def token(machine: Machine) -> str:
+    """Check that the Ray cluster asks for a token."""
+    if not machine.in_ray or os.environ.get("RAY_AUTH_MODE") == "token":
+        return ""
+    return "this Ray asks for none, so anyone who reaches it can run code there; start it with RAY_AUTH_MODE=token"
+
+
+def workers(machine: Machine) -> str:
+    """Check that the Ray cluster has room for the workers."""
+    if not machine.in_ray:
+        return ""
+    from ddm_ray.train.ray.room import shortage
+
+    return shortage(machine.placement)
+
+
+def gpus(machine: Machine) -> str:
+    """Check that PyTorch sees a GPU for each worker."""
+    if not machine.placement.use_gpu or machine.here <= (seen := len(_gpus())):
+        return ""
+    return f"{machine.here} are to train here, PyTorch sees {seen}; install a driver and a PyTorch that know each other"
+
+
+def memory(machine: Machine) -> str:
+    """Check that memory holds the state of each model: activations and libraries come on top."""
+    placement = machine.placement
+    for need in machine.needs if machine.here else ():
+        each = need.memory(machine.workers, placement.use_gpu, placement.teachers)[placement.zero_stage]
+        if each is None:
+            continue
+        fewer = ", fewer teachers" if need.teachers_bytes(placement.use_gpu, placement.teachers) else ""
+        remedy = f"choose more workers, a higher zero_stage{fewer}, or machines with more"
+        for name, size in _gpus() if placement.use_gpu else ():
+            if each > size:
+                return f"a {name} has {amount(size)}, its part of one {need.kind} takes {amount(each)}; {remedy}"
+        # A GPU's state is copied to its machine's memory when it is saved.
+        taken = machine.here * (need.state_bytes / machine.workers if placement.use_gpu else each)
+        if taken > total_bytes():
+            has = f"there are {amount(total_bytes())}"
+            return f"{has}, the state of one {need.kind} takes {amount(taken)} here; {remedy}"
+    return ""
+
+
+def cache(machine: Machine) -> str:
+    """Check that the cache has room for the rows of a model, which are copied from a bucket."""
+    if Store(machine.run_url).local is not None or not machine.here:
+        return ""
+    root = cache_root(machine.placement.cache)
+    remedy = "or name another folder as cache in the islands' file"
+    try:
+        folder = next(each for each in (root, *root.absolute().parents) if each.exists())
+        copies = sum(file.stat().st_size for file in root.rglob("*") if file.is_file())
+        room = shutil.disk_usage(folder).free + copies
+        if not os.access(folder, os.R_OK | os.W_OK | os.X_OK) or not folder.is_dir():
+            return f"{root}: {folder} is no folder that this user may write to; let it, {remedy}"
+    except OSError as error:
+        return f"{root}: {refusal(error, root)}; mend that, {remedy}"
+    for need in machine.needs:
+        if (rows := max((need.rows or {}).values(), default=0)) > room:
+            has = f"{root} has room for {amount(room)}"
+            return f"{has}, the rows of one {need.kind} are {amount(rows)}; make room, {remedy}"
+    return ""
+
+
+def encoders(machine: Machine) -> str:
+    """Check that the text encoders of the trainings can be loaded here."""
+    away = next(filter(None, map(out_of_reach, machine.encoders)), "")
+    return away and f"{away}; let this machine reach the hub, or copy the network into its cache (HF_HOME)"
+
+
+CHECKS: Sequence[Callable[[Machine], str]] = (storage, versions, token, workers, gpus, memory, cache, encoders)
+
+
+def check(machine: Machine) -> dict[str, str]:
+    """The answer of each check of the list by its name, empty where all is well."""
+    return {each.__name__: each(machine) for each in CHECKS}
+
+
+def _comparable(library: str, version: str) -> str:
+    return ".".join(version.split(".")[:2]) if library == "python" else version.partition("+")[0]
+
+
+def _gpus() -> list[tuple[str, float]]:
+    """Name and bytes of memory of each GPU that PyTorch sees."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    devices = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+    return [(device.name, float(device.total_memory)) for device in devices]
