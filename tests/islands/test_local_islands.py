@@ -224,7 +224,7 @@ def test_the_readmes_commands_train_a_run_on_three_islands(brought: Islands) -> 
             line = line.replace(name, stands_for)
         return say(line, home)
 
-    plan, tidy, listing, drain, stop, resume, _ = BY_STORAGE
+    copying, tidy, listing, drain, stop, resume, _ = BY_STORAGE
     assert "experts/001 is asked to stop" in by_storage(stop, **{"expert 3": "expert 1"})
     assert f"island {third} is asked to leave" in by_storage(drain, north=third)
 
@@ -236,7 +236,8 @@ def test_the_readmes_commands_train_a_run_on_three_islands(brought: Islands) -> 
     assert claim["island"] == first and claim["job"].startswith("raysubmit_")
     # What it does now it writes after the expert's end.
     wait_for(lambda: bool(re.match(f"{first} +(trains router|waits: )", by_storage(listing))), 120)
-    assert re.search(f"^ *{first} ", by_storage(plan), re.MULTILINE)
+    copied = by_storage(copying, DST=f"{brought.folder}/copy")
+    assert re.search(r"^experts/000: .*, \d+ of \d+ files written$", copied, re.MULTILINE)
     assert claimed(run.store, expert(1)) == []
 
     assert by_storage(resume, **{"...": "expert 1"}) == "experts/001 may be trained again\n"
