@@ -13,7 +13,7 @@ export RAY_AUTH_MODE=token
 exec 8>"$folder/lock"
 flock --nonblock 8 || { echo "islands.sh: another command brings islands up or down" >&2; exit 1; }
 
-# An island is the process group of its island.sh, which holds a lock while it lives: until then its pid is no other's.
+# An island is the process group of its scope.py, which holds a lock while it lives: until then its pid is no other's.
 alive() { [ -e "$folder/$1.lock" ] && ! flock --nonblock "$folder/$1.lock" true; }
 
 end() {
@@ -21,7 +21,7 @@ end() {
   [ -e "$folder/$number.pid" ] || return 0
   if alive "$number"; then
     kill -TERM -- "-$(cat "$folder/$number.pid")" || true
-    for _ in {1..25}; do alive "$number" || break; sleep 0.2; done
+    for _ in {1..75}; do alive "$number" || break; sleep 0.2; done
     ! alive "$number" || kill -KILL -- "-$(cat "$folder/$number.pid")" || true
   fi
   temp=$(readlink "$HOME/.ddm/island-$number/ray" || true)
@@ -36,7 +36,7 @@ start() {
     exec 8>&- 9>"$folder/$number.lock"
     flock 9
     # Without `env` it would ignore Ctrl-C, as background processes of a script do, and so would its jobs.
-    exec setsid env --default-signal=INT \
+    exec setsid env --default-signal=INT python3 "$here/scope.py" \
       "$here/island.sh" "$number" "$cpus" --object-store-memory "$objects" --include-log-monitor=false
   ) >>"$log" 2>&1 </dev/null &
   echo $! >"$folder/$number.pid"
