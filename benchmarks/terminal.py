@@ -12,8 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ddm_ray.islands.processes import environment, processes
-from tests.processes import command, family
+from tests.processes import command, family, with_variable
 
 MARK = "DDM_FIRST_WEEK"
 """Environment variable that all processes of a terminal have, with a word of this one alone."""
@@ -114,8 +113,7 @@ class Terminal:
 
     def left(self) -> list[int]:
         """Processes that commands of this terminal have started and that live."""
-        mark = f"{MARK}={self.mark}".encode()
-        return [pid for pid in processes() if mark in environment(pid)]
+        return with_variable(MARK, self.mark)
 
     def left_after(self, seconds: float) -> list[int]:
         """Such processes once they have had so many seconds to end."""

@@ -30,6 +30,16 @@ def command(pid: int) -> str:
     return ""
 
 
+def with_variable(name: str, value: str) -> list[int]:
+    """Processes that began with an environment variable of this value."""
+    entry, members = f"{name}={value}".encode(), []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if entry in (folder / "environ").read_bytes().split(b"\0"):
+                members.append(int(folder.name))
+    return members
+
+
 def state_of(pid: int) -> str:
     """A process's state letter: T if it is stopped, Z if it has ended."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

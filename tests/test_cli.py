@@ -105,7 +105,6 @@ MISTAKES = {
     "launch {d}/data --islands {d}/huge.yaml": "no island of the file names its Jobs API; give one jobs: http://HEAD",
     "launch {d}/data --islands {d}/away.yaml": "nothing runs on a until what is said above is mended",
     "launch {d}/data --islands {d}/elsewhere.yaml": "the runs of island a lie below s3://lab",
-    "islands up --local 1 --folder {d}/file": "File exists",
     "islands check {d}/nothing --islands {d}/away.yaml": "is not a run: it has no run.json",
     "islands check {d}/data --islands {d}/away.yaml --island b": "no island 'b'; choose some of a with --island",
     "islands check {d}/data --islands {d}/away.yaml": "1 of 1 islands can't train this run as they are: see above",

@@ -74,8 +74,10 @@ def test_a_terminal_is_a_users_and_knows_what_it_has_started(
     environment = terminal.environment()
     assert environment["HOME"] == str(tmp_path) and not {"OMP_NUM_THREADS", "RAY_AUTH_MODE"} & environment.keys()
     assert terminal.ddm("status", "nothing").status == 1 and notes[0].startswith("ddm status nothing: exit 1, ")
-    sleeper = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment)
+    words = [sys.executable, "-c", "print(flush=True); input()"]
+    sleeper = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
     try:
+        assert sleeper.stdout and sleeper.stdout.readline()  # it is loaded, and its environment with it
         assert terminal.left() == [sleeper.pid]
     finally:
         sleeper.communicate(b"\n")

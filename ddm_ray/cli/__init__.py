@@ -10,12 +10,11 @@ from ddm_ray.cli.doctor import doctor
 from ddm_ray.cli.extend import extend
 from ddm_ray.cli.gateway import gateway
 from ddm_ray.cli.inference import export, sample, serve
-from ddm_ray.cli.islands import down, up
+from ddm_ray.cli.islands import drain, list_workers, resume, stop
 from ddm_ray.cli.launch import launch
 from ddm_ray.cli.plan import plan
 from ddm_ray.cli.recipes import fields, recipes
 from ddm_ray.cli.replay import replay
-from ddm_ray.cli.requests import drain, list_workers, resume, stop
 from ddm_ray.cli.run import init, status, watch
 from ddm_ray.cli.stages import demo, evaluate, partition, prepare
 from ddm_ray.cli.tidy import tidy
@@ -30,7 +29,6 @@ __all__ = [
     "copy",
     "demo",
     "doctor",
-    "down",
     "drain",
     "evaluate",
     "export",
@@ -53,7 +51,6 @@ __all__ = [
     "stop",
     "tidy",
     "train",
-    "up",
     "watch",
     "work",
 ]

@@ -1,90 +1,125 @@
-"""Verbs on islands themselves: up and down bring small ones of this machine to life and end them."""
-
-import os
-from pathlib import Path
-from typing import TYPE_CHECKING
+"""Verbs on islands; those here ask by storage alone, and so reach islands to which no port leads."""
 
 import click
 
-from ddm_ray.cli.command import main, say
+from ddm_ray.cli.command import MODELS, RUN, OneOf, main, say
+from ddm_ray.cli.fixes import words
+from ddm_ray.errors import ConfigError
+from ddm_ray.remedies import Give
+from ddm_ray.storage.graph import Artifact, trained_of
+from ddm_ray.storage.run import Run
 
-if TYPE_CHECKING:
-    from ddm_ray.islands.local import LocalIslands
-
-FOLDER = click.option(
-    "--folder",
-    default="~/.ddm/islands",
-    show_default=True,
-    metavar="FOLDER",
-    help="Where their tokens, logs and islands.yaml are, closed to other users. Another folder, other islands.",
-)
+WHY = click.option("--why", default="", metavar="TEXT", help="Reason, shown to whoever looks.")
 
 
 @main.group()
 def islands() -> None:
-    """Look after islands: check them, ask them to leave; bring up small ones on this machine, and end those.
+    """Look after islands: check them, see what they do, ask them to leave, and take that back.
 
     An island is a Ray cluster of its own, with a token of its own, which shares nothing with the others but storage.
 
     \b
-      ddm islands up --local 3
-      ddm islands check RUN --islands ~/.ddm/islands/islands.yaml
-      ddm launch RUN --islands ~/.ddm/islands/islands.yaml
-      ddm islands down
+      ddm islands check RUN --islands islands.yaml
+      ddm islands list RUN
+      ddm islands drain RUN north
+      ddm islands resume RUN north
     """
+
+
+@islands.command("list")
+@RUN
+def list_workers(run_url: str) -> None:
+    """Show which islands are at work on RUN, what each trains, or what it waits for.
+
+    Looks at each until it gives a sign of life: some seconds, half a minute at most.
+
+    \b
+      ddm islands list s3://lab/run7
+    """
+    from ddm_ray.islands.roll_call import line, roll_call
+
+    run = Run.open(run_url)
+    calls = roll_call(run.store)
+    for presence, lives in sorted(calls.items(), key=lambda call: call[0].id):
+        say(line(presence, lives))
+    if not calls:
+        say(f"no island is at work on {run.url}; start one: ddm work {run_url} --island NAME")
 
 
 @islands.command()
-@click.option(
-    "--local",
-    "number",
-    type=click.IntRange(1, 32),
-    required=True,
-    metavar="N",
-    help="How many islands there are to be.",
-)
-@click.option(
-    "--cpus",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="CPUs of each. Default: its share of this machine's, or one.",
-)
-@FOLDER
-def up(number: int, cpus: int | None, folder: str) -> None:
-    """Bring up islands on this machine, which stay until `ddm islands down`; those that run already are left alone.
+@RUN
+@click.argument("name")
+@WHY
+def drain(run_url: str, name: str, why: str) -> None:
+    """Have the island NAME save what it trains for RUN, leave, and take nothing more, until `resume`.
 
-    Each is a Ray cluster with ports and a token of its own, about 1 GB of memory. They are named local-0, local-1 and
-    so on in FOLDER/islands.yaml. Ends once a job has run on each, mostly within a minute. What a lost head left behind
-    is ended first.
+    Others go on with it from that state. The island sees this on storage within half a minute.
 
     \b
-      ddm islands up --local 3
-      ddm islands up --local 2 --cpus 4 --folder ~/.ddm/pair
+      ddm islands drain s3://lab/run7 room-2 --why "the room is cleaned on Friday"
     """
-    from ddm_ray.cores import usable_cores
+    from ddm_ray.storage.stops import ask, drain_key
 
-    path = _local(folder).up(number, cpus or max(1, usable_cores() // number))
-    say(f"{path} names them; next: ddm launch RUN --islands {path}")
+    run = Run.open(run_url)
+    asked = ask(run.store, drain_key(name), why)
+    say(f"island {name} " + ("is asked to leave" if asked else "was asked already") + _back(run_url, name))
 
 
 @islands.command()
-@FOLDER
-def down(folder: str) -> None:
-    """End the islands that `ddm islands up` brought up: all their processes and files, nothing else.
-
-    Whatever trains there is killed; a run continues from its last saved state. FOLDER/islands.yaml stays, as somebody
-    may have edited it.
+@RUN
+@click.argument("model", type=OneOf(MODELS))
+@click.argument("index", type=int, required=False)
+@WHY
+def stop(run_url: str, model: str, index: int | None, why: str) -> None:
+    """Have a model of RUN saved where it is, and not trained by anybody until `resume`.
 
     \b
-      ddm islands down
-      ddm islands down --folder ~/.ddm/pair
+      ddm islands stop s3://lab/run7 expert 3
     """
-    if not _local(folder).down():
-        say(f"no islands in {folder}")
+    from ddm_ray.storage.stops import ask, stop_key
+
+    run = Run.open(run_url)
+    artifact = _trained(run, model, index)
+    if run.finished(artifact):
+        raise ConfigError(f"{artifact} is finished: nothing is left to stop")
+    asked = ask(run.store, stop_key(artifact), why)
+    done = "is asked to stop" if asked else "was asked to already"
+    say(f"{artifact} {done}{_back(run_url, words(artifact))}")
 
 
-def _local(folder: str) -> "LocalIslands":
-    from ddm_ray.islands.local import LocalIslands
+@islands.command()
+@RUN
+@click.argument("what", nargs=-1, required=True, metavar="NAME | MODEL [INDEX]")
+def resume(run_url: str, what: tuple[str, ...]) -> None:
+    """Take back what `drain` or `stop` asked for. An island that has left is then started again: `ddm work`.
 
-    path = Path(os.path.expanduser(folder)).absolute()
-    return LocalIslands(path, lambda name, text: say(f"{name} {text}"))
+    \b
+      ddm islands resume s3://lab/run7 room-2
+      ddm islands resume s3://lab/run7 expert 3
+    """
+    from ddm_ray.storage.stops import drain_key, stop_key, take_back
+
+    run = Run.open(run_url)
+    model, *index = what
+    trained = model in MODELS
+    if len(index) > 1 or (index and not (trained and index[0].isdecimal())):
+        raise ConfigError(f"{' '.join(what)}: an island's name, or a model: expert 3, router")
+    artifact = _trained(run, model, int(index[0]) if index else None) if trained else None
+    key = stop_key(artifact) if artifact else drain_key(model)
+    if not take_back(run.store, key):
+        say(f"nobody has asked {artifact or f'island {model}'} to stop")
+        return
+    say(f"{artifact} may be trained again" if artifact else f"island {model} may work again: start `ddm work`")
+
+
+def _back(run_url: str, what: str) -> str:
+    return f"; take that back with: ddm islands resume {run_url} {what}"
+
+
+def _trained(run: Run, model: str, index: int | None) -> Artifact:
+    """The artifact that the words name. Raises ConfigError for what the run doesn't train."""
+    known = {words(artifact): artifact for artifact in trained_of(run.config)}
+    name = model if index is None else f"{model} {index}"
+    if name not in known:
+        raise ConfigError(f"{name}: {run.url} trains no such model", Give("model", f"choose of {', '.join(known)}"))
+    return known[name]

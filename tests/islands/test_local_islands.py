@@ -6,7 +6,6 @@ import shlex
 import signal
 import stat
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -16,16 +15,13 @@ import pytest
 from ddm_ray.cli import main
 from ddm_ray.cli.launch import submit_line
 from ddm_ray.errors import RayAway, RayError
-from ddm_ray.islands import ports
 from ddm_ray.islands.conduct import Conductor, IslandJob, submission_id
 from ddm_ray.islands.jobs import JobsAPI
-from ddm_ray.islands.local_files import IslandFolder
-from ddm_ray.islands.processes import read_process
 from ddm_ray.placement import Island
 from ddm_ray.storage.attempts import Attempt, claimed
 from ddm_ray.storage.graph import ROUTER, expert
 from tests.conftest import BIN, wait_for
-from tests.islands.brought_up import DOWN, THEN, UP, Islands, alive, gcs_server, say
+from tests.islands.brought_up import THEN, Islands, say
 from tests.listeners import ask, is_refused, listeners, services
 from tests.processes import command, family
 from tests.random_run import make_data
@@ -37,40 +33,37 @@ RUN = "/nowhere/run7"
 @pytest.fixture(scope="module")
 def brought(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Islands]:
     """The README's three islands, below a home folder of their own."""
-    home = tmp_path_factory.mktemp("home")
-    folder = home / ".ddm" / "islands"
+    islands = Islands.below(tmp_path_factory.mktemp("home"))
     try:
-        yield Islands(folder, say(UP, home))
+        printed = islands.up()
+        assert f"next: ddm launch RUN --islands {islands.folder}/islands.yaml" in printed
+        yield islands
     finally:
-        records = IslandFolder(folder).islands()
-        say(DOWN, home)
-        assert not alive(records, [record.temp for record in records])
+        islands.down()
 
 
 def test_each_is_ready_and_closed_to_others(brought: Islands) -> None:
-    assert [*brought.islands] == ["local-0", "local-1", "local-2"]
-    assert f"next: ddm launch RUN --islands {brought.folder}/islands.yaml" in brought.printed
+    assert [*brought.islands] == brought.names
     tokens = []
-    for name, island in brought.islands.items():
-        assert re.search(rf"{name} is ready, with \d+ CPUs?: {re.escape(island.jobs or '')}", brought.printed)
+    for island in brought.islands.values():
         path = Path(island.token_file or "")
         modes = [stat.S_IMODE(each.stat().st_mode) for each in (brought.folder, path.parent, path)]
         assert modes == [0o700, 0o700, 0o600]
         tokens.append(path.read_text())
     assert len(set(tokens)) == 3 and all(len(token) == 64 for token in tokens)
-    text = (brought.folder / "islands.yaml").read_text() + brought.printed
-    text += "".join(command(pid) for record in brought.records for pid in family(record.pid))
+    text = (brought.folder / "islands.yaml").read_text()
+    text += "".join(command(pid) for number in brought.numbers for pid in family(brought.pid(number)))
     assert not [token for token in tokens if token in text]
-    for record in brought.records:
-        assert stat.S_IMODE(Path(record.temp).stat().st_mode) == 0o700
-        listened = {port for _, port in listeners(family(record.pid))}
-        assert {record.base, record.base + 1} <= listened <= set(range(record.base, record.base + ports.SIZE))
+    for number in brought.numbers:
+        assert stat.S_IMODE(brought.temp(number).stat().st_mode) == 0o700
+        base, listened = 20000 + 100 * number, {port for _, port in listeners(family(brought.pid(number)))}
+        assert {base, base + 1} <= listened <= set(range(base, base + 100))
 
 
 def test_a_stranger_hears_nothing(brought: Islands) -> None:
     """Whoever of its processes listens, and whatever it is asked, by any address of this machine."""
     heard: dict[str, str] = {}
-    for address in sorted(listeners(family(brought.records[0].pid))):
+    for address in sorted(listeners(family(brought.pid(brought.numbers[0])))):
         with suppress(ConnectionError):  # gone meanwhile
             heard |= ask(address)
     assert {"NodeInfoGcsService", "NodeManagerService"} <= services(heard) and "POST /api/jobs/" in heard
@@ -78,18 +71,19 @@ def test_a_stranger_hears_nothing(brought: Islands) -> None:
 
 
 def test_an_island_answers_its_own_token_alone(brought: Islands, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RayError, match=r"^island local-0: http://127.* refuses this token; name the file"):
-        brought.jobs("local-0", token_of="local-1").submit("true", "x")
+    first, second, _ = brought.names
+    with pytest.raises(RayError, match=rf"^island {first}: http://127.* refuses this token; name the file"):
+        brought.jobs(first, token_of=second).submit("true", "x")
     monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
     with pytest.raises(RayError, match="asks for a token"):
-        JobsAPI("local-0", brought.islands["local-0"].jobs or "").job("x")
-    monkeypatch.setenv("RAY_ADDRESS", brought.islands["local-1"].jobs or "")
-    assert brought.jobs("local-0").job("x") is None
-    assert not brought.jobs("local-0").stop("x")
+        JobsAPI(first, brought.islands[first].jobs or "").job("x")
+    monkeypatch.setenv("RAY_ADDRESS", brought.islands[second].jobs or "")
+    assert brought.jobs(first).job("x") is None
+    assert not brought.jobs(first).stop("x")
 
 
 ENTRYPOINTS = {
-    "done": "echo $DDM_ISLAND; exit 0",
+    "done": "echo $RAY_AUTH_TOKEN_PATH; exit 0",
     "again": "echo 'error: storage is away'; exit 75",
     "never": "echo 'error: nobody made a key'; echo more; exit 1",
     "lives": "sleep 600",
@@ -129,12 +123,12 @@ def conduct(brought: Islands) -> Iterator[Callable[..., Conductor]]:
 
 def test_jobs_are_kept_started_by_two_at_once(brought: Islands, conduct: Callable[..., Conductor]) -> None:
     """Two conductors have one job on each island, whose exit code says what to do; the second may be gone meanwhile."""
-    both, api = [conduct(*FIRST), conduct(*FIRST)], brought.jobs("local-0")
+    both, api = [conduct(*FIRST), conduct(*FIRST)], brought.jobs(brought.names[0])
     lives = {job.job for job in until(both, "running", "lives")}
     assert lives == {submission_id(RUN, "lives", 1)}
     done = until(both, "done", "done")
     assert len({job.job for job in done}) == 1
-    assert brought.records[0].mark in api.log_tail(done[0].job)
+    assert brought.islands[brought.names[0]].token_file in api.log_tail(done[0].job)
     assert "-3" in until(both, "again", "again", 3)[0].job
     assert "ended with exit code 75, again in " in until(both, "again", "again")[0].text
     never = until(both, "failed", "never")
@@ -166,7 +160,7 @@ def test_islands_that_are_new_are_conducted_and_others_left_to_themselves(
 
     What somebody stopped stays so, whatever becomes of its island in the file.
     """
-    conductor, api = conduct("leaves", "changes"), brought.jobs("local-0")
+    conductor, api = conduct("leaves", "changes"), brought.jobs(brought.names[0])
     until([conductor], "failed", "changes", 1)
     (leaves,) = until([conductor], "running", "leaves")
     now = brought.named("changes", "comes")
@@ -190,7 +184,7 @@ def test_islands_that_are_new_are_conducted_and_others_left_to_themselves(
 
 def test_the_line_that_does_the_same_by_hand(brought: Islands, tmp_path: Path) -> None:
     """It is shell: quotes and blanks arrive as they are."""
-    island = brought.islands["local-1"].model_copy(update={"name": 'it\'s "north"'})
+    island = brought.islands[brought.names[1]].model_copy(update={"name": 'it\'s "north"'})
     run = f"{tmp_path}/a run"
     line = submit_line(run, island)
     (tmp_path / "ddm").write_text(f"#!/bin/sh\nprintf '%s\\n' \"$@\" > {shlex.quote(str(tmp_path))}/arguments\n")
@@ -216,13 +210,13 @@ def test_the_readmes_commands_train_a_run_on_three_islands(brought: Islands) -> 
 
     Rows and shards are there already: other tests have the same commands make them.
     """
-    home, first = brought.folder.parents[1], brought.islands["local-0"]
+    home, (first, _, third) = brought.home, brought.names
     init, prepare, partition, check, launch = THEN
     run = make_data(f"{home}/runs/three", "digits", SMALL)
     assert "next: ddm prepare runs/three" in say(" ".join([init, *(f"--set {each}" for each in SMALL)]), home)
     assert say(prepare, home).startswith("rows: ") and say(partition, home).startswith("partition: ")
     checked = say(check, home)
-    assert sorted(re.findall(r"^(local-\d)  storage sound$", checked, re.MULTILINE)) == [*brought.islands], checked
+    assert sorted(re.findall(r"^(local-\d+)  storage sound$", checked, re.MULTILINE)) == [*brought.islands], checked
 
     def by_storage(line: str, **names: str) -> str:
         for name, stands_for in {"RUN": run.url, "FILE": f"{brought.folder}/islands.yaml", **names}.items():
@@ -232,24 +226,24 @@ def test_the_readmes_commands_train_a_run_on_three_islands(brought: Islands) -> 
 
     copying, tidy, listing, drain, stop, resume, _ = BY_STORAGE
     assert "experts/001 is asked to stop" in by_storage(stop, **{"expert 3": "expert 1"})
-    assert "island local-2 is asked to leave" in by_storage(drain, north="local-2")
+    assert f"island {third} is asked to leave" in by_storage(drain, north=third)
 
     by_hand = say(f"{launch} --dry-run", home).partition("by hand:\n")[2].splitlines()
-    (line,) = [line for line in by_hand if f"--address {first.jobs} " in line]
+    (line,) = [line for line in by_hand if f"--address {brought.islands[first].jobs} " in line]
     say(line, home)
     wait_for(lambda: run.finished(expert(0)), 240, lambda: say(f"ddm status {run.url}", home))
     claim = Attempt(run.store, expert(0), 1).claim()
-    assert claim["island"] == "local-0" and claim["job"].startswith("raysubmit_")
+    assert claim["island"] == first and claim["job"].startswith("raysubmit_")
     # What it does now it writes after the expert's end.
-    wait_for(lambda: bool(re.match("local-0 +(trains router|waits: )", by_storage(listing))), 120)
-    copied = by_storage(copying, DST=f"{run.url}-copy")
+    wait_for(lambda: bool(re.match(f"{first} +(trains router|waits: )", by_storage(listing))), 120)
+    copied = by_storage(copying, DST=f"{brought.folder}/copy")
     assert re.search(r"^experts/000: .*, \d+ of \d+ files written$", copied, re.MULTILINE)
     assert claimed(run.store, expert(1)) == []
 
     assert by_storage(resume, **{"...": "expert 1"}) == "experts/001 may be trained again\n"
     assert f"all that {run.url} trains is finished" in say(launch, home)
     assert run.finished(expert(1)) and run.finished(ROUTER)
-    assert "island local-2 may work again" in by_storage(resume, **{"...": "local-2"})
+    assert f"island {third} may work again" in by_storage(resume, **{"...": third})
     assert "states" in by_storage(tidy)
 
 
@@ -263,30 +257,28 @@ def test_the_readmes_line_for_an_island_is_one_that_ddm_knows() -> None:
 
 def test_a_lost_head_leaves_nothing_and_comes_back(brought: Islands) -> None:
     """SIGKILL of gcs_server: what lives on is ended, by `up`, which brings back that island alone, and by `down`."""
-    first, second, third = brought.records
-    home = brought.folder.parents[1]
-    with Conductor(RUN, {"local-1": brought.islands["local-1"]}, lambda island: "sleep 600", every=0.3) as conductor:
-        until([conductor], "running", "local-1", 1)
-        os.kill(gcs_server(second), signal.SIGKILL)
-        wait_for(lambda: read_process(second.pid) is None, 60)
-        (away,) = until([conductor], "away", "local-1")
+    first, second, third = brought.numbers
+    name, before = brought.names[1], [brought.pid(number) for number in brought.numbers]
+    with Conductor(RUN, {name: brought.islands[name]}, lambda island: "sleep 600", every=0.3) as conductor:
+        until([conductor], "running", name, 1)
+        lost, temp = family(before[1]), brought.temp(second)
+        commands = {pid: command(pid) for pid in lost}
+        os.kill(brought.gcs_server(second), signal.SIGKILL)
+        wait_for(lambda: not command(before[1]), 60)
+        (away,) = until([conductor], "away", name)
         assert "can't be reached: " in away.text
         with pytest.raises(RayAway):
-            brought.jobs("local-1").job("x")
-        printed = say(UP, home)
-        assert "local-0 runs already, with " in printed and "local-2 runs already, with " in printed
-        assert "local-1 has lost its head" in printed and "local-1 is ready" in printed
-        assert not alive([second], [second.temp]) and not Path(second.temp).exists()
-        assert (brought.records[0], brought.records[2]) == (first, third)
+            brought.jobs(name).job("x")
+        printed = brought.up()
+        assert f"island {first} runs already\n" in printed and f"island {third} runs already\n" in printed
+        assert f"island {second} runs\n" in printed
+        assert not [pid for pid in lost if command(pid) == commands[pid]] and not temp.exists()
+        assert [brought.pid(first), brought.pid(third)] == [before[0], before[2]]
         # At the same address, with another token; the jobs of before are forgotten.
-        until([conductor], "running", "local-1", 1)
-        os.kill(gcs_server(brought.records[1]), signal.SIGKILL)
-    records, temps = brought.records, [record.temp for record in brought.records]
-    printed = say(DOWN, home)
-    assert all(f"{name} ended: " in printed for name in brought.islands) and "others listen" not in printed
-    assert not alive(records, temps)
-    assert not [port for record in records for port in ports.in_use(record.base)]
-    assert not [temp for temp in temps if Path(temp).exists()]
-    assert sorted(path.name for path in brought.folder.iterdir()) == [".lock", "islands.yaml"]
-    began = time.monotonic()
-    assert "no islands in " in say(DOWN, home) and time.monotonic() - began < 60
+        until([conductor], "running", name, 1)
+        os.kill(brought.gcs_server(second), signal.SIGKILL)
+    printed = brought.down()
+    assert printed.splitlines() == [f"island {number} is ended" for number in sorted(brought.numbers, key=str)]
+    logs = {f"{number}.log" for number in brought.numbers}
+    assert {path.name for path in brought.folder.iterdir()} == {"islands.yaml", "lock", *logs}
+    assert brought.down() == ""

@@ -1,0 +1,40 @@
+"""Runs a command, and ends with it all that it has started: `scope.py COMMAND...`; exits as the command does.
+
+Jobs of a Ray are in sessions of their own, and when its head is lost Ray ends the shells of jobs, not what these have
+started. Here orphans become children of this process, so that it knows them.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+SET_CHILD_SUBREAPER = 36  # of Linux's prctl
+
+
+def own_children() -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+
+
+def main() -> int:
+    ctypes.CDLL(None, use_errno=True).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # Descriptors stay open below: a lock that the caller holds by one lasts until all is ended.
+    command = subprocess.Popen(sys.argv[1:], close_fds=False)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)  # the command gets it, too, as one of this process group
+    status = None
+    while status is None:
+        pid, ended = os.wait()
+        status = ended if pid == command.pid else None
+    command.returncode = os.waitstatus_to_exitcode(status)
+    while children := own_children():
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    return command.returncode if command.returncode >= 0 else 128 - command.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
