@@ -67,7 +67,8 @@ up() {
     end "$number"  # what a lost head has left
     ! (exec 3<>"/dev/tcp/127.0.0.1/$((20000 + 100 * number))") 2>/dev/null || fail "$number" "its port is in use"
     # Ray gives a node 30 seconds to start, however busy the machine is.
-    start "$number" || start "$number" || start "$number" || fail "$number" "$(said "$number")"
+    local tries=5
+    until start "$number"; do ((--tries)) || fail "$number" "$(said "$number")"; done
     echo "island $number runs"
   done
   for number in "$@"; do try_job "$number" || fail "$number" "$(said "$number")"; done
