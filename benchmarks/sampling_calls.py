@@ -19,7 +19,7 @@ from ddm_ray.sampling.buckets import Buckets, bucket_sizes
 from ddm_ray.sampling.driver import Field
 from ddm_ray.sampling.graphs import Graphs
 from ddm_ray.sampling.run_models import dtype_of
-from ddm_ray.serve.computing import in_buckets
+from ddm_ray.serve.engine.computing import in_buckets
 
 REPEATED = 10
 Inputs = tuple[Tensor, Tensor, Condition]

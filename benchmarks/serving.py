@@ -29,11 +29,11 @@ from ddm_ray.sampling.offload import OffloadedToHost
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import Models, load_models, mixture_info
 from ddm_ray.sampling.trajectory import noise
-from ddm_ray.serve.computing import Computing, Networks
-from ddm_ray.serve.deployments import multiplexed_engines
-from ddm_ray.serve.engine import BatchEngine
-from ddm_ray.serve.segments import LocalEngine, SegmentSampler
-from ddm_ray.serve.versions import Versions
+from ddm_ray.serve.cluster.expert_replica import multiplexed_engines
+from ddm_ray.serve.engine.batch_engine import BatchEngine
+from ddm_ray.serve.engine.computing import Computing, Networks
+from ddm_ray.serve.engine.segments import LocalEngine, SegmentSampler
+from ddm_ray.serve.engine.versions import Versions
 from ddm_ray.storage.run import Run
 from tests.random_run import make_run
 

@@ -23,7 +23,7 @@ import ray
 from ray import serve
 from ray.cluster_utils import Cluster
 
-from ddm_ray.serve.gateway import Gateway, find_haproxy
+from ddm_ray.serve.cluster.gateway import Gateway, find_haproxy
 from tests.processes import command, family
 
 ROOT = Path(__file__).parents[1]
@@ -86,7 +86,7 @@ def configuration(run: str, port: int, options: Callable[[str], dict[str, Any]],
             {
                 "name": "ddm",
                 "route_prefix": "/",
-                "import_path": "ddm_ray.serve.app:build_app",
+                "import_path": "ddm_ray.serve.cluster.app:build_app",
                 "args": {"run": os.path.abspath(run), "placement": "per-expert", **args},
                 "deployments": [{"name": name, **shared, **options(name)} for name in (*names, "api")],
             }

@@ -49,9 +49,9 @@ LANES = {
     "private": (
         "islands/test_local_islands.py",
         "test_demo.py",
-        "serve/test_http.py",
-        "serve/test_http_faults.py",
-        "serve/test_mixture_yaml.py",
+        "serve/cluster/test_http.py",
+        "serve/cluster/test_http_faults.py",
+        "serve/cluster/test_mixture_yaml.py",
     ),
 }
 # Other files that take long, the longest first: one that begins last runs alone in the end. None that trains in this

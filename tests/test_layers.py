@@ -68,7 +68,8 @@ DEEPSPEED = {"train.engine"}
 RAY = {
     *("ray_session", "data.sharded.ray_data", "data.partition.ray_data", "islands.machines"),
     *(f"train.ray.{name}" for name in ("launch", "driver", "fit", "leaving", "preloaded", "recovery", "room", "world")),
-    *(f"serve.{name}" for name in ("remote", "replicas", "deployments", "api", "mixture", "codec", "app", "direct")),
+    *(f"serve.cluster.{name}" for name in ("app", "codec", "direct_ingress", "expert_replica", "ingress", "mixture")),
+    *("serve.cluster.remote_runner", "serve.cluster.replicas"),
 }
 ABOVE = {"tests", "jobs", "serving", "benchmarks"}
 
@@ -158,8 +159,8 @@ def test_imports_point_down() -> None:
         ("data.loading.loader", "from ddm_ray.train.job import TrainJob"),
         ("watch.loop", "from ddm_ray.train import telemetry"),
         ("watch.loop", "import ray"),
-        ("serve.api", "from ddm_ray.train import state"),
-        ("serve.api", "if True:\n    from ..train.state import load"),
+        ("serve.cluster.ingress", "from ddm_ray.train import state"),
+        ("serve.cluster.ingress", "if True:\n    from ...train.state import load"),
         ("train.worker", "import deepspeed.utils"),
         ("train.engine", "import ray"),
         ("evaluate.run", "from ddm_ray.pipeline import DDMPipeline"),
@@ -190,8 +191,8 @@ def test_an_import_that_points_up_would_be_found(module: str, source: str) -> No
         ("train.engine", "import deepspeed\nfrom ddm_ray import config"),
         ("train.ray.launch", "import ray.train.torch\nfrom ddm_ray.data.loading.loader import Rows"),
         (
-            "serve.app",
-            "from ray import serve\nfrom ddm_ray.serve.api import API\nfrom ddm_ray import __version__",
+            "serve.cluster.app",
+            "from ray import serve\nfrom ddm_ray.serve.cluster.ingress import API\nfrom ddm_ray import __version__",
         ),
         ("cli", "from ddm_ray import demo, pipeline"),
     ],

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from ddm_ray import cli
 from ddm_ray.config import SamplingSettings, invalid_fields, load_recipe
-from ddm_ray.serve.generation import GenerationRequest
+from ddm_ray.serve.http.generation import GenerationRequest
 
 VALUES = {
     "strategy": "nucleus-0.9-0.5",

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-READ_AT_RUN_TIME = ("recipes/*.yaml", "pictures/templates/*", "serve/page/*")
+READ_AT_RUN_TIME = ("recipes/*.yaml", "pictures/templates/*", "serve/http/page/*")
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ def gateway(proxies: tuple[str, ...], host: str, port: int, insecure: bool) -> N
     \b
       ddm gateway node-1:8000 node-2:8000 --host 0.0.0.0 --port 8080
     """
-    from ddm_ray.serve.gateway import run_gateway
+    from ddm_ray.serve.cluster.gateway import run_gateway
 
     run_gateway([_address(proxy) for proxy in proxies], host, port, insecure)
 

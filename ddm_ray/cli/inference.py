@@ -222,7 +222,7 @@ def export(run_url: str, folder: str, model: Any, license_name: str | None, over
 
 
 @main.command(
-    cls=FieldsCommand, model="ddm_ray.serve.args:ServeArgs", but=("run", "device", "local"), with_defaults=True
+    cls=FieldsCommand, model="ddm_ray.serve.cluster.args:ServeArgs", but=("run", "device", "local"), with_defaults=True
 )
 @RUN
 @click.option("--host", default="127.0.0.1", show_default=True)
@@ -255,8 +255,8 @@ def serve(run_url: str, host: str, port: int, address: str | None, insecure: boo
     from pydantic import ValidationError
 
     from ddm_ray.config import invalid_fields
-    from ddm_ray.serve.app import serve_run
-    from ddm_ray.serve.args import ServeArgs
+    from ddm_ray.serve.cluster.app import serve_run
+    from ddm_ray.serve.cluster.args import ServeArgs
     from ddm_ray.storage.run import Run
 
     for name in ("token_file", "pin_file"):

@@ -13,7 +13,7 @@ from ddm_ray.errors import CorruptArtifact, DriftError, MissingArtifact, ServeEr
 from ddm_ray.evaluate.candidates import newest_milestones
 from ddm_ray.sampling.acceptance import accept
 from ddm_ray.sampling.run_models import load_models
-from ddm_ray.serve.versions import Versions
+from ddm_ray.serve.engine.versions import Versions
 from ddm_ray.storage.copying import copy
 from ddm_ray.storage.graph import MONOLITH, ROUTER, STUDENT, Artifact, replay
 from ddm_ray.storage.info import TrainedInfo

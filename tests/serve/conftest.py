@@ -21,7 +21,7 @@ import torch
 
 from ddm_ray.models import weights
 from ddm_ray.sampling.run_models import load_model
-from ddm_ray.serve.args import ServeArgs
+from ddm_ray.serve.cluster.args import ServeArgs
 from ddm_ray.storage.attempts import claim
 from ddm_ray.storage.graph import Artifact, expert
 from ddm_ray.storage.published import Weights
@@ -35,8 +35,8 @@ START_S = 180.0
 
 SERVE_RUN = """
 import sys, ray
-from ddm_ray.serve.app import serve_run
-from ddm_ray.serve.args import ServeArgs
+from ddm_ray.serve.cluster.app import serve_run
+from ddm_ray.serve.cluster.args import ServeArgs
 args, port, temp = sys.argv[1:]
 ray.init(address="local", num_cpus=4, include_dashboard=False, _temp_dir=f"{temp}/ray", log_to_driver=False)
 serve_run(ServeArgs.model_validate_json(args), int(port))

@@ -23,7 +23,7 @@ from ddm_ray.islands.board import Board
 from ddm_ray.islands.presence import Presence
 from ddm_ray.islands.roll_call import RollCall
 from ddm_ray.sampling.run_models import mixture_info, sampling_settings
-from ddm_ray.serve.versions import Versions
+from ddm_ray.serve.engine.versions import Versions
 from ddm_ray.storage import observer
 from ddm_ray.storage.attempts import claim, claimed, saved_states
 from ddm_ray.storage.graph import ROUTER

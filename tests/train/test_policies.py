@@ -22,8 +22,8 @@ from ddm_ray.islands.checks import Machine, check
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.sampling.acceptance import accept
 from ddm_ray.sampling.run_models import load_models
-from ddm_ray.serve.app import require_servable
-from ddm_ray.serve.args import ServeArgs
+from ddm_ray.serve.cluster.app import require_servable
+from ddm_ray.serve.cluster.args import ServeArgs
 from ddm_ray.storage.extend import extend
 from ddm_ray.storage.graph import MONOLITH, PARTITION, ROUTER, STUDENT, Artifact
 from ddm_ray.storage.patience import ONCE, Trouble

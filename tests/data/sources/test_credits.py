@@ -12,7 +12,7 @@ from ddm_ray.data.sources.packaged import EMOJI
 from ddm_ray.evaluate.report import sentences
 from ddm_ray.evaluate.run import evaluate, read_metrics
 from ddm_ray.sampling.card import model_card
-from ddm_ray.serve.answers import model_entry
+from ddm_ray.serve.http.responses import model_entry
 from ddm_ray.storage.graph import REPORT
 from tests.data.rows import commit_rows
 from tests.random_run import make_run

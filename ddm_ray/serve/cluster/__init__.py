@@ -1,0 +1,1 @@
+"""Deployments of Ray Serve, the gateway before them, and calls between their processes."""

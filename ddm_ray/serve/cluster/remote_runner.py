@@ -1,0 +1,186 @@
+"""Engines of other processes: their methods over Serve's handles, called again where a replica dies."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any
+
+from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
+from ray.serve.exceptions import ReplicaUnavailableError
+from ray.serve.handle import DeploymentHandle
+from torch import Tensor
+
+from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, ServeError
+from ddm_ray.sampling import driver
+from ddm_ray.sampling.driver import Field
+from ddm_ray.sampling.packing import pack, pack_call, unpack, unpack_velocity
+from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo
+from ddm_ray.sampling.state import Trajectories
+from ddm_ray.serve.cluster.replicas import Replicas, is_lacking, is_starting
+from ddm_ray.serve.cluster.velocities import VelocityClient
+from ddm_ray.serve.engine.batch import Segment
+from ddm_ray.serve.engine.batch_engine import AwayError, StartingError
+from ddm_ray.serve.engine.versions import Pair
+
+LOG = logging.getLogger("ray.serve")
+
+ATTEMPTS = 5
+FIRST_WAIT_S = 0.1
+VELOCITY_S, LINK_S = 30.0, 10.0
+"""Seconds for a velocity through Serve, and for one over a link before that."""
+PATIENCE_S = 1.0
+"""Seconds without an answer after which it is asked whether anybody is there to give one."""
+STARTING_S = 5.0
+"""Seconds that a request waits for the first replica; then its client hears of it, and the replica starts on."""
+
+GONE = (RayActorError, ObjectLostError, ReplicaUnavailableError)
+"""Errors of a call whose replica or node died: the call carries its state, so another replica can repeat it."""
+
+
+OnCalls = Callable[[int, int], None]
+"""Called with how many velocities were asked for over links, and how many through Serve."""
+
+
+class RemoteEngine:
+    """The engine of an expert's replicas, by these weights of the expert and of the router."""
+
+    def __init__(
+        self, handle: DeploymentHandle[Any], expert: int, info: MixtureInfo, replicas: Replicas, weights: Pair
+    ):
+        self.expert, self._handle, self._info, self._replicas = expert, handle, info, replicas
+        self._name, self._weights = handle.deployment_name, weights
+        linked = handle.options(method_name="link", stream=True)
+        self._link = VelocityClient(self._name, partial(linked.remote, weights))
+
+    async def run(self, rows: Trajectories, seconds: float | None, until: int | None) -> Segment:
+        """The segment that `BatchEngine.submit` promises. AwayError if the expert has no replica and expects none.
+
+        StartingError if its first one is on its way for some seconds.
+        """
+        packed, needed_B, waited_s = await self._called(self._handle.run, pack(rows), seconds, until)
+        return Segment(unpack(packed, self._info), needed_B, waited_s)
+
+    async def velocity(self, call: ExpertCall) -> Tensor:
+        """The answer to a call of this expert. Raises as above, and AwayError after VELOCITY_S without one."""
+        try:
+            async with asyncio.timeout(VELOCITY_S):
+                return unpack_velocity(await self._called(self._handle.velocity, pack_call(call)))
+        except TimeoutError:
+            self._replicas.mark_away(self._name)
+            raise AwayError(f"{self._name} doesn't answer", self.expert) from None
+
+    def ask(self, call: ExpertCall) -> bool:
+        """Send a call over the link; False if there is none by now. For one thread, which isn't the event loop's."""
+        return self._link.ask(pack_call(call))
+
+    def answer(self, until: float) -> Tensor | None:
+        """The velocity that was asked for; None if none came over the link: Serve knows which expert is away.
+
+        `until` is a time of the monotonic clock.
+        """
+        return self._link.answer(until)
+
+    async def _called(self, method: Any, *arguments: Any) -> Any:
+        try:
+            answer = await called(method, self._require_replica, *arguments, self._weights)
+            self._replicas.mark(self._name, able=True)
+            return answer
+        except (CorruptArtifact, DriftError) as error:
+            self._replicas.mark(self._name, able=False)
+            LOG.warning("%s can't load its weights: %s", self._name, error)
+            raise AwayError(f"{self._name} can't load its weights", self.expert) from None
+
+    @property
+    def away(self) -> bool:
+        """True if it is known that nobody answers."""
+        return self._replicas.is_away(self._name)
+
+    async def _require_replica(self, waited_s: float) -> None:
+        try:
+            overview = await self._replicas.overview(self._name)
+        except Exception:  # it may be the controller that is away, not the expert
+            return
+        if is_lacking(overview):
+            self._replicas.mark_away(self._name)
+            raise AwayError(f"{self._name} has no replica", self.expert)
+        if is_starting(overview) and waited_s > STARTING_S:
+            raise StartingError(f"{self._name} had been scaled to zero and is starting: ask again soon", self.expert)
+
+
+async def called(
+    method: Any, require_replica: Callable[[float], Awaitable[None]] | None = None, *arguments: Any
+) -> Any:
+    """The answer of a deployment's method; if a replica dies, another is called, or the next to start.
+
+    `require_replica` may raise after so many seconds without an answer. Raises what the method raised, if it is an
+    error of ours, and ServeError if replicas die again and again.
+    """
+    for attempt in range(ATTEMPTS):
+        try:
+            return await _answered(method.remote(*arguments), require_replica)
+        except GONE:
+            await asyncio.sleep(FIRST_WAIT_S * 2**attempt)
+        except RayTaskError as error:
+            # Its own text is the traceback of another process.
+            raise error.cause if isinstance(error.cause, DDMError) else error from None
+    raise ServeError("a replica died, and the next ones as well: ask again soon")
+
+
+async def _answered(response: Any, require_replica: Callable[[float], Awaitable[None]] | None) -> Any:
+    answer, since = asyncio.ensure_future(_awaited(response)), time.monotonic()
+    try:
+        while not (await asyncio.wait({answer}, timeout=PATIENCE_S))[0]:
+            if require_replica is not None:
+                await _unless_done(answer, require_replica(time.monotonic() - since))
+        return answer.result()
+    finally:
+        if not answer.done():
+            answer.cancel()
+            response.cancel()  # else it goes on there, though nobody waits
+
+
+async def _awaited(response: Any) -> Any:
+    return await response
+
+
+async def _unless_done(answer: "asyncio.Future[Any]", check: Awaitable[None]) -> None:
+    """Wait for a check, and raise what it raises; but no longer than for the answer that it is about."""
+    checking = asyncio.ensure_future(check)
+    try:
+        await asyncio.wait({answer, checking}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        checking.cancel()
+    error = checking.exception() if checking.done() else None
+    if error is not None and not answer.done():
+        raise error
+
+
+def answer_from(
+    engines: Sequence[RemoteEngine], router: Field | None, on_calls: OnCalls
+) -> Callable[[Sequence[Call]], list[Tensor]]:
+    """Return what answers an engine's calls in its thread: the router here, experts by their replicas, all at once.
+
+    Call it in the event loop of the handles.
+    """
+    loop = asyncio.get_running_loop()
+
+    async def through_serve(calls: Sequence[ExpertCall]) -> list[Tensor]:
+        return await asyncio.gather(*(engines[call.expert].velocity(call) for call in calls))
+
+    def answer(calls: Sequence[Call]) -> list[Tensor]:
+        experts = [call for call in calls if isinstance(call, ExpertCall)]
+        if not experts:
+            return driver.answers(calls, (), router)
+        until = time.monotonic() + LINK_S
+        asked = [engines[call.expert].ask(call) for call in experts]
+        pairs = zip(experts, asked, strict=True)
+        answers = [engines[call.expert].answer(until) if is_asked else None for call, is_asked in pairs]
+        rest = [call for call, answer in zip(experts, answers, strict=True) if answer is None]
+        on_calls(len(experts) - len(rest), len(rest))
+        others = asyncio.run_coroutine_threadsafe(through_serve(rest), loop).result() if rest else []
+        late = iter(others)
+        return [next(late) if answer is None else answer for answer in answers]
+
+    return answer

@@ -1,0 +1,1 @@
+"""Batches, schedules and segments of requests on networks: no HTTP, no Ray."""

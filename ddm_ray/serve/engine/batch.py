@@ -1,0 +1,112 @@
+"""Rows of many requests as one state: parts that join and leave. Shapes: B rows, K experts."""
+
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ddm_ray.core.condition import join
+from ddm_ray.sampling.request import ExpertCall
+from ddm_ray.sampling.state import Trajectories
+from ddm_ray.serve.engine.scheduler import Job
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Rows at the end of a segment, and the expert (int64, -1: none) that each needs next which isn't here.
+
+    `waited_s`: seconds before its first velocity.
+    """
+
+    rows: Trajectories
+    needed_B: np.ndarray
+    waited_s: float = 0.0
+
+
+@dataclass(eq=False)
+class JobRows:
+    """Rows of one request, which run together. `rows`: their state, as it was when they were last in no batch.
+
+    `submitted_at` and `began_at` (None: not yet) by the engine's clock.
+    """
+
+    job: Job
+    rows: Trajectories
+    future: "Future[Segment]"
+    submitted_at: float
+    began_at: float | None = None
+
+    def segment(self, rows: Trajectories, needed_B: np.ndarray) -> Segment:
+        """Give back what came of them."""
+        assert self.began_at is not None
+        return Segment(rows, needed_B, self.began_at - self.submitted_at)
+
+    def ran(self, position_B: np.ndarray, network_rows_B: np.ndarray) -> None:
+        """Note a velocity, after which its rows are there; those to come are taken to use as many experts."""
+        self.job.velocities -= 1
+        (plan,) = self.rows.plans
+        if plan.rule.most > 1 and self.job.velocities:
+            position, most_N = int(position_B[0]), plan.most_rows_N
+            self.job.rows_each = int(network_rows_B.sum()) * float(most_N[position:].mean() / most_N[position - 1])
+
+
+@dataclass(frozen=True, eq=False)
+class RowBatch:
+    """Parts whose rows are one state, in this order."""
+
+    parts: list[JobRows]
+    state: Trajectories
+
+    @classmethod
+    def of(cls, parts: Sequence[JobRows], batch: "RowBatch | None" = None) -> "RowBatch":
+        """The parts of a batch and these, which are in none."""
+        before, states = ([], []) if batch is None else (batch.parts, [batch.state])
+        states += [part.rows for part in parts]
+        return cls([*before, *parts], states[0] if len(states) == 1 else Trajectories.joined(states))
+
+    def spans(self) -> Iterator[tuple[JobRows, slice]]:
+        """Each part, and where its rows are."""
+        start = 0
+        for part in self.parts:
+            yield part, slice(start, start + part.job.rows)
+            start += part.job.rows
+
+    def rows(self, span: slice) -> Trajectories:
+        return self.state.rows(np.arange(span.start, span.stop))
+
+    def only(self, staying: Collection[JobRows]) -> "RowBatch | None":
+        """These parts of it; None if it has none of them."""
+        if all(part in staying for part in self.parts):
+            return self
+        stay = [(part, np.arange(span.start, span.stop)) for part, span in self.spans() if part in staying]
+        if not stay:
+            return None
+        return RowBatch([part for part, _ in stay], self.state.rows(np.concatenate([rows for _, rows in stay])))
+
+
+class Pace:
+    """Keeps the host no more than one velocity ahead of a GPU, else neither knows what one takes nor can rows leave."""
+
+    def __init__(self) -> None:
+        self._before: torch.cuda.Event | None = None
+
+    def keep(self, x_BCHW: Tensor) -> None:
+        """Wait until the velocity before this one, whose work has just been given to the GPU, is done."""
+        if not x_BCHW.is_cuda:
+            return
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(x_BCHW.device))
+        before, self._before = self._before, event
+        if before is not None:
+            before.synchronize()
+
+
+def together(calls: Sequence[ExpertCall]) -> ExpertCall:
+    """One call of an expert for the rows of these."""
+    if len(calls) == 1:
+        return calls[0]
+    x_BCHW, t_B = torch.cat([call.x_BCHW for call in calls]), torch.cat([call.t_B for call in calls])
+    return ExpertCall(calls[0].expert, x_BCHW, t_B, join([call.condition for call in calls]))

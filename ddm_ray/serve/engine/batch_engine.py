@@ -1,0 +1,350 @@
+"""Rows of many requests as one batch, on its way velocity by velocity: who joins, who leaves, and when.
+
+No Ray, no HTTP: whoever has networks, or a way to call them, has an engine. Shapes: B rows, K experts.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ddm_ray.errors import DDMError, ServeError
+from ddm_ray.sampling.request import Call, ExpertCall
+from ddm_ray.sampling.state import Trajectories, require_finite
+from ddm_ray.sampling.trajectory import advance, needs, turned
+from ddm_ray.serve.engine.batch import JobRows, Pace, RowBatch, Segment, together
+from ddm_ray.serve.engine.scheduler import Job, Scheduler
+
+
+class DeadlineError(ServeError):
+    """A request's time is over before its images are done."""
+
+
+class ExpertError(ServeError):
+    """An expert doesn't answer, which concerns those rows alone that need it. `expert`: its number."""
+
+    def __init__(self, message: str, expert: int):
+        super().__init__(message)
+        self.expert = expert
+
+    def __reduce__(self) -> tuple[type["ExpertError"], tuple[str, int]]:
+        return type(self), (self.message, self.expert)
+
+
+class AwayError(ExpertError):
+    """An expert has no replica that could answer, and none is on its way."""
+
+
+class StartingError(ExpertError):
+    """An expert's first replica is on its way."""
+
+
+Answer = Callable[[Sequence[Call]], list[Tensor]]
+"""Answers of networks to calls, in their order."""
+
+
+STOPS = "the server stops"
+PATIENCE, LEAST_SECONDS, MOST_SECONDS = 10.0, 10.0, 300.0
+"""Time of a request that names none: times what it takes alone, at least, and where that isn't known yet."""
+MOST_FAILURES = 3
+"""Velocities in a row that fail by no fault of a request, after which the engine is taken for broken."""
+
+
+class BatchEngine:
+    """A batch whose rows join and leave between velocities, in a thread of its own.
+
+    What is submitted runs for a segment: until all is done, until a velocity that was named, or until a row needs an
+    expert that isn't here. Nothing of what was given is changed, so a segment can be repeated elsewhere.
+    """
+
+    def __init__(
+        self,
+        answer: Answer,
+        here_K: np.ndarray | None = None,
+        scheduler: Scheduler | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        changed: threading.Condition | None = None,
+        pace: Pace | None = None,
+    ):
+        """`here_K` (bool, None: all): experts that `answer` can call. `clock` gives seconds.
+
+        Engines that one thread runs in turns share `changed`, which tells it of work, and `pace`; they aren't started.
+        """
+        self.scheduler = Scheduler() if scheduler is None else scheduler
+        self._answer, self._here_K, self._clock = answer, here_K, clock
+        self._parts: dict[Job, JobRows] = {}
+        self._batch: RowBatch | None = None
+        self._calls: list[tuple[ExpertCall, Future[Tensor]]] = []
+        self.num_velocities = 0
+        self._pace = Pace() if pace is None else pace
+        self._ended: float | None = None
+        self._num_failures = 0
+        self._changed = threading.Condition() if changed is None else changed
+        self._closed = False
+        self._thread = threading.Thread()
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows of the batch."""
+        batch = self._batch
+        return 0 if batch is None else len(batch.state)
+
+    @property
+    def waiting_rows(self) -> int:
+        """Rows that wait for a place in it."""
+        return max(0, self.scheduler.rows - self.batch_rows)
+
+    @property
+    def deadline(self) -> float | None:
+        """The time at which the most urgent of those that wait wants to be done; None if nobody waits."""
+        if self._calls:
+            return -math.inf
+        jobs = self.scheduler.jobs
+        return jobs[0].deadline if jobs else None
+
+    def start(self) -> None:
+        """Run in a thread until `close`."""
+        # Made here, since a thread that never runs would keep its engine alive.
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def close(self, seconds: float = 60.0) -> None:
+        """Stop after the velocity that is on its way, waiting so long for it; whoever waits gets ServeError."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join(seconds)
+        for part in list(self._parts.values()):
+            self._end(part, ServeError(STOPS))
+        for _, future in self._calls:
+            future.cancel()
+
+    def require_running(self) -> None:
+        """Raise ServeError if the thread has stopped, or if nothing succeeds any more."""
+        if not self._thread.is_alive():
+            raise ServeError(STOPS)
+        self.require_success()
+
+    def require_success(self) -> None:
+        """Raise ServeError if nothing succeeds any more."""
+        if self._num_failures >= MOST_FAILURES:
+            raise ServeError(f"{self._num_failures} velocities in a row have failed")
+
+    def submit(self, rows: Trajectories, seconds: float | None = None, until: int | None = None) -> "Future[Segment]":
+        """Run rows of one plan, which have had as many velocities each, for a segment.
+
+        `until`: the number of velocities had at which it ends at the latest. A cancelled future's rows leave before
+        the next velocity. Raises OverloadedError at once if this can't be done in so many seconds (None: in PATIENCE
+        times what it takes alone, LEAST_SECONDS at least); the future raises DeadlineError after them, and
+        NotFiniteError or ExpertCountError for networks whose answer isn't one.
+        """
+        (plan,) = rows.plans
+        position, length, future = int(rows.position_B[0]), len(plan.velocities), Future[Segment]()
+        until = length if until is None else min(until, length)
+        if position >= until:
+            future.set_result(Segment(rows, np.full(len(rows), -1)))
+            return future
+        if seconds is not None and seconds <= 0:
+            raise DeadlineError(f"out of time, {until - position} velocities before the end")
+        now = self._clock()
+        rows_each = len(rows) * float(plan.most_rows_N[position:until].mean())
+        if seconds is None:
+            alone = (until - position) * self.scheduler.speed.seconds(rows_each)
+            seconds = max(LEAST_SECONDS, PATIENCE * alone) if alone else MOST_SECONDS
+        job = Job(len(rows), until - position, rows_each, now + seconds)
+        with self._changed:
+            if self._closed:
+                raise ServeError(STOPS)
+            self.scheduler.admit(job, now)
+            self._parts[job] = JobRows(job, rows, future, now)
+            self._changed.notify()
+        return future
+
+    def ask(self, call: ExpertCall) -> "Future[Tensor]":
+        """Answer a call of an expert that is here, before the next velocity, together with others of it."""
+        future = Future[Tensor]()
+        with self._changed:
+            if self._closed:
+                raise ServeError(STOPS)
+            self._calls.append((call, future))
+            self._changed.notify()
+        return future
+
+    def tick(self) -> bool:
+        """Answer calls, and run one velocity of the batch; False if there is nothing to do."""
+        self._answer_calls()
+        self.leave()
+        with self._changed:
+            now = self._clock()
+            parts = [self._parts[job] for job in self.scheduler.batch(now)]
+        for part in parts:
+            part.began_at = now if part.began_at is None else part.began_at
+        with torch.inference_mode():
+            try:
+                self._batch = batch = self._regrouped(parts)
+                self._batch = None if batch is None else self._moved(batch)
+            except Exception as error:
+                self._isolate(parts, error)
+        if not self._parts:
+            self._ended = None  # who is idle isn't slow
+        return bool(parts)
+
+    def leave(self) -> None:
+        """End those whose time is over, and forget those that nobody waits for any more."""
+        with self._changed:
+            for job in self.scheduler.late(self._clock()):
+                self._end(self._parts[job], DeadlineError(f"out of time, {job.velocities} velocities before the end"))
+            for part in [part for part in self._parts.values() if part.future.cancelled()]:
+                self._end(part)
+
+    def pause(self) -> None:
+        """Note that something else has its turn, which is no part of a velocity's time."""
+        self._ended = None
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    while not self._parts and not self._calls and not self._closed:
+                        self._changed.wait()
+                    if self._closed:
+                        return
+                self.tick()
+        finally:
+            self._closed = True
+
+    def _answer_calls(self) -> None:
+        with self._changed:
+            calls, self._calls = self._calls, []
+        live = [(call, future) for call, future in calls if future.set_running_or_notify_cancel()]
+        for expert in sorted({call.expert for call, _ in live}):
+            own = [(call, future) for call, future in live if call.expert == expert]
+            try:
+                with torch.inference_mode():
+                    parts = [
+                        self._answer([together([call for call, _ in own[begin : begin + self.scheduler.max_rows]])])[0]
+                        for begin in range(0, len(own), self.scheduler.max_rows)
+                    ]
+                answer = torch.cat(parts)
+            except Exception as error:
+                for _, future in own:
+                    future.set_exception(error)
+                continue
+            for (_, future), rows in zip(own, answer.split([len(call.t_B) for call, _ in own]), strict=True):
+                future.set_result(rows)
+
+    def _regrouped(self, parts: list[JobRows]) -> RowBatch | None:
+        """The batch of these parts; those that make room have a state of their own again."""
+        batch = self._batch
+        if batch is not None:
+            for part, span in batch.spans():
+                if part not in parts and part.job in self._parts:
+                    part.rows = batch.rows(span)
+            batch = batch.only(parts)
+        new = [part for part in parts if batch is None or part not in batch.parts]
+        return RowBatch.of(new, batch) if new else batch
+
+    def _moved(self, batch: RowBatch) -> RowBatch | None:
+        """The batch after its next velocity, without the parts whose segment ends before or after it."""
+        began = self._clock() if self._ended is None else self._ended
+        while True:
+            state = batch.state if batch.state.turn else turned(batch.state)
+            assert state.turn is not None
+            if state.turn.chosen is None:
+                state = advance(state, self._answer(needs(state)))
+            batch = RowBatch(batch.parts, state)
+            away = self._away(batch)
+            if not away:
+                break
+            staying = batch.only([part for part in batch.parts if part not in away])
+            if staying is None:
+                return None
+            batch = staying
+        self._batch = batch
+        after = RowBatch(batch.parts, advance(batch.state, self._answer(needs(batch.state))))
+        self._pace.keep(after.state.x_BCHW)
+        # From one's end to the other's, so that what happens between them counts.
+        self._ended = self._clock()
+        network_rows_B = after.state.expert_rows_B - batch.state.expert_rows_B
+        self.scheduler.speed.ran(float(network_rows_B.sum()), self._ended - began)
+        ended = {part: after.rows(span) for part, span in after.spans() if part.job.velocities == 1}
+        rest = after.only([part for part in after.parts if part not in ended]) if ended else after
+        # Nothing fails from here on: a velocity is had by all or by none.
+        self.num_velocities, self._num_failures = self.num_velocities + 1, 0
+        for part, span in after.spans():
+            part.ran(after.state.position_B[span], network_rows_B[span])
+        for part, rows in ended.items():
+            self._end(part, part.segment(rows, np.full(part.job.rows, -1)))
+        return rest
+
+    def _away(self, batch: RowBatch) -> list[JobRows]:
+        """End the parts with a row that needs an expert which isn't here."""
+        if self._here_K is None:
+            return []
+        assert batch.state.turn is not None
+        assert batch.state.turn.chosen is not None
+        used_BK = batch.state.turn.chosen.layout.used_EK[: len(batch.state)] & ~self._here_K
+        needed_B = np.where(used_BK.any(axis=1), used_BK.argmax(axis=1), -1)
+        away = [(part, span) for part, span in batch.spans() if (needed_B[span] >= 0).any()]
+        for part, span in away:
+            self._end(part, part.segment(batch.rows(span), needed_B[span]))
+        return [part for part, _ in away]
+
+    def _isolate(self, parts: list[JobRows], error: Exception) -> None:
+        """Run each part of a batch that failed by itself, so that one's fault isn't the others'.
+
+        An expert that doesn't answer ends those that need it.
+        """
+        batch, self._batch = self._batch, None
+        self._num_failures += not isinstance(error, DDMError)
+        parts = [part for part in parts if part.job in self._parts]
+        if isinstance(error, ExpertError) and batch is not None and batch.state.turn and batch.state.turn.chosen:
+            layout, count = batch.state.turn.chosen.layout, len(batch.state)
+            used_B = layout.used_EK[:count, error.expert].copy()
+            # Without its condition a row may need other experts.
+            used_B[layout.guided_B] |= layout.used_EK[count:, error.expert]
+            for part, span in batch.spans():
+                if used_B[span].any():
+                    self._end(part, error)
+                else:
+                    part.rows = batch.rows(span)
+            return
+        if len(parts) == 1 or isinstance(error, ServeError):
+            for part in parts:
+                self._end(part, error)
+            return
+        if batch is not None:
+            for part, span in batch.spans():
+                part.rows = batch.rows(span)
+        for part in parts:
+            try:
+                alone = self._moved(RowBatch.of([part]))
+            except Exception as own:
+                self._end(part, own)
+            else:
+                if alone is not None:
+                    part.rows = alone.rows(slice(0, part.job.rows))
+        self._batch = None
+
+    def _end(self, part: JobRows, outcome: Segment | Exception | None = None) -> None:
+        """Forget a part, and tell whoever waits for it how it ended."""
+        with self._changed:
+            del self._parts[part.job]
+            self.scheduler.drop(part.job)
+        if outcome is None or not part.future.set_running_or_notify_cancel():
+            return
+        if isinstance(outcome, Exception):
+            part.future.set_exception(outcome)
+            return
+        try:
+            require_finite(outcome.rows.x_BCHW)  # where a GPU's own errors come out, too
+        except Exception as error:
+            part.future.set_exception(error)
+        else:
+            part.future.set_result(outcome)

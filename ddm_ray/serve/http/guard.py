@@ -1,0 +1,217 @@
+"""The door before the routes: tokens, rates, sizes and times of requests, and an answer for whatever goes wrong.
+
+Plain ASGI, so that what is refused costs next to nothing.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import ipaddress
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddm_ray.errors import ConfigError
+from ddm_ray.serve.http import page_files
+from ddm_ray.serve.http.openai_errors import error_body, internal_error, retry_after
+from ddm_ray.spelling import one_line
+
+LOG = logging.getLogger("ray.serve")
+TOKENS = "DDM_SERVE_TOKENS"
+"""Variable with bearer tokens, separated by spaces or new lines, where no file is named."""
+OPEN = {"/healthz", "/readyz", *page_files.FILES}
+"""Routes that probes ask, which have no tokens, and the page that one is typed into."""
+
+REPEATS, OWN_FAULT = b"x-ddm-gateway", 599
+"""Header of a gateway, which sends a request again that ended in 500, as what a dead process took with it does; and the
+status that tells it of a fault that the same request would meet again."""
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of every request. `per_minute`: requests for images a token, or in all where there are none; None: any.
+
+    `local`: only requests to localhost or to an IP address are answered.
+    """
+
+    body_bytes: int = 64 * 1024
+    body_seconds: float = 10.0
+    per_minute: float | None = None
+    local: bool = False
+
+
+def read_tokens(path: str | None) -> frozenset[bytes]:
+    """SHA-256 of the tokens in a file, one a line, or in $DDM_SERVE_TOKENS; none: everybody is let in.
+
+    ConfigError for a file that can't be read or has none, or for a token of less than 16 characters.
+    """
+    try:
+        tokens = (os.environ.get(TOKENS, "") if path is None else Path(path).expanduser().read_text()).split()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"token_file {path}: {one_line(error, 200)}") from None
+    if path is not None and not tokens:
+        raise ConfigError(f"token_file {path} is empty: write one token a line, as `openssl rand -hex 32` makes them")
+    if any(len(token) < 16 for token in tokens):
+        where = f"${TOKENS}" if path is None else f"token_file {path}"
+        raise ConfigError(f"{where}: a token has less than 16 characters; `openssl rand -hex 32` makes good ones")
+    return frozenset(_digest(token.encode()) for token in tokens)
+
+
+def _digest(token: bytes) -> bytes:
+    return hashlib.sha256(token).digest()
+
+
+class RefusedError(Exception):
+    """An answer in place of the routes': its status, and OpenAI's error."""
+
+    def __init__(self, status: int, message: str, code: str, retry_after_s: float | None = None):
+        super().__init__(message)
+        self.status, self.code, self.retry_after_s = status, code, retry_after_s
+
+
+class Guard:
+    """The application behind it, for whoever may ask."""
+
+    def __init__(
+        self,
+        app: App,
+        tokens: Iterable[bytes] = (),
+        limits: Limits = Limits(),
+        clock: Callable[[], float] = time.monotonic,
+        on_answer: Callable[[str, int], None] = lambda path, status: None,
+    ):
+        """`tokens`: their digests, as `read_tokens` gives them. `on_answer` learns each answer's path and status."""
+        self._app, self._tokens, self._limits, self._clock = app, tuple(tokens), limits, clock
+        self._on_answer = on_answer
+        self._buckets: dict[bytes, tuple[float, float]] = {}
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer one request; errors that nobody caught are a 500 in OpenAI's form."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        status, repeated = 0, REPEATS in dict(scope["headers"])
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                self._on_answer(scope["path"], status)
+                if status == 500 and repeated:
+                    message = {**message, "status": OWN_FAULT}
+            await send(message)
+
+        try:
+            self._admit(scope)
+            body = await self._body(scope, receive)
+            await self._app(scope, _replayed(body, receive), noted)
+        except RefusedError as error:
+            await _answer(noted, error.status, error_body(str(error), None, error.code), error.retry_after_s)
+        except Exception as error:
+            LOG.exception("%s %s", scope["method"], scope["path"])
+            if not status:
+                await _answer(noted, 500, internal_error(error))
+        return None
+
+    def _admit(self, scope: Message) -> None:
+        headers = dict(scope["headers"])
+        # A page of somebody else's can have a name of its own lead here, and so ask as if it were this server's.
+        if self._limits.local and not self._tokens and not is_own_name(headers.get(b"host", b"").decode("latin-1")):
+            message = "ask by localhost or by an IP address: this server, which wants no token, has no other name"
+            raise RefusedError(421, message, "unknown_host")
+        if scope["path"] in OPEN:
+            return
+        who = b""
+        if self._tokens:
+            scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+            who = _digest(token.strip())
+            # All are compared, so that time tells nothing of any.
+            known = [hmac.compare_digest(who, token) for token in self._tokens]
+            if scheme.lower() != b"bearer" or not any(known):
+                raise RefusedError(
+                    401, "send one of this server's tokens: Authorization: Bearer TOKEN", "invalid_api_key"
+                )
+        if scope["method"] == "POST" and self._limits.per_minute is not None:
+            self._require_rate(who, self._limits.per_minute)
+
+    def _require_rate(self, who: bytes, per_minute: float) -> None:
+        """Take one of a token's requests, of which `per_minute` come back each minute, and as many are kept."""
+        now, most = self._clock(), max(1.0, per_minute)
+        left, since = self._buckets.get(who, (most, now))
+        left = min(most, left + (now - since) * per_minute / 60)
+        self._buckets[who] = (left - 1 if left >= 1 else left, now)
+        if left < 1:
+            message = f"{per_minute:g} requests a minute are allowed"
+            raise RefusedError(429, message, "rate_limit_exceeded", (1 - left) * 60 / per_minute)
+
+    async def _body(self, scope: Message, receive: Receive) -> bytes:
+        """The request's body, if it is small enough and comes soon enough."""
+        most = self._limits.body_bytes
+        length = dict(scope["headers"]).get(b"content-length", b"0")
+        if length.isdigit() and int(length[:20]) > most:
+            raise RefusedError(413, f"the body has {length[:20].decode()} bytes, {most} are allowed", "too_large")
+        parts, size = [], 0
+        try:
+            async with asyncio.timeout(self._limits.body_seconds):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise RefusedError(400, "the client has gone", "disconnected")
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > most:
+                        raise RefusedError(413, f"the body has more than the {most} bytes allowed", "too_large")
+                    if not message.get("more_body"):
+                        return b"".join(parts)
+        except TimeoutError:
+            text = f"the body wasn't here within {self._limits.body_seconds:g} s"
+            raise RefusedError(408, text, "request_timeout") from None
+
+
+def is_own_name(host: str) -> bool:
+    """True for a Host header that no other machine's name is in: localhost or an IP address, or nothing."""
+    match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([\w.-]*))(?::\d+)?", host, re.ASCII)
+    if match is None:
+        return False
+    try:
+        ipaddress.ip_address(match[1] or match[2])
+    except ValueError:
+        return (match[2] or "").lower() == "localhost" or not host
+    return True
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """The `receive` of a request whose body has been read already."""
+    given = False
+
+    async def replay() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay
+
+
+async def _answer(send: Send, status: int, body: dict[str, Any], retry_after_s: float | None = None) -> None:
+    data = json.dumps(body).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
+    if retry_after_s is not None:
+        headers.append((b"retry-after", retry_after(retry_after_s).encode()))
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if status in (408, 413):
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": data})

@@ -1,0 +1,125 @@
+"""The forms of answers: PNGs, OpenAI's images response and its events. No Ray, no HTTP.
+
+Shapes: CHW image, S steps.
+"""
+
+import base64
+import json
+from itertools import groupby
+from typing import Any
+
+from PIL import Image
+from torch import Tensor
+
+from ddm_ray.config import RunConfig, SamplingSettings
+from ddm_ray.pictures import png
+from ddm_ray.pictures.images import to_pil, to_unit
+from ddm_ray.sampling.request import SampleResult
+from ddm_ray.serve.engine.segments import Sampled
+from ddm_ray.serve.engine.versions import expert_name
+from ddm_ray.serve.http.generation import Generation
+
+
+def to_png(image_CHW: Tensor, upscaling: int) -> bytes:
+    """PNG (grey or RGB) of an image in [-1, 1], clipped; each pixel becomes upscaling x upscaling ones."""
+    (image,) = to_pil(to_unit(image_CHW[None]))
+    image = image.resize((image.width * upscaling, image.height * upscaling), Image.Resampling.NEAREST)
+    return png.to_png(image, compression=6)
+
+
+def stretches(experts_S: list[int]) -> list[dict[str, int]]:
+    """Stretches of steps under one (heaviest) expert: [{"expert": 2, "steps": 25}]."""
+    return [{"expert": expert, "steps": len(list(group))} for expert, group in groupby(experts_S)]
+
+
+def model_entry(name: str, config: RunConfig, num_experts: int, defaults: SamplingSettings) -> dict[str, Any]:
+    """OpenAI's model object, and beside it what a client may want to know before it asks for images.
+
+    `classes`: names for a prompt, null where it is any text; `size` of images; `credit` for the pictures that it learnt
+    from, if they ask for one; `defaults` of sampling.
+    """
+    data = config.data
+    _, height, width = data.pixel_shape
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "ddm-ray",
+        "experts": [expert_name(expert) for expert in range(num_experts)],
+        "classes": list(data.class_names) if data.text is None else None,
+        "size": f"{width}x{height}",
+        "credit": data.credit,
+        "defaults": defaults.model_dump(mode="json"),
+    }
+
+
+def answer(generation: Generation, sampled: Sampled, model: str, created: int) -> dict[str, Any]:
+    """OpenAI's images response, and beside it model, strategy, and per image the experts that sampled it.
+
+    `routing`: per image the weights of all experts at each step; absent where it isn't asked for. `degraded`: names of
+    the experts that had to be left out; absent where none was. `truncated`: how many tokens the prompt has, and how
+    many of them are kept; absent where all are. A network alone has neither strategy nor experts.
+    """
+    request, result = generation.sample, sampled.result
+    encoded = [base64_png(image, generation.upscaling) for image in result.images_BCHW]
+    return {
+        "created": created,
+        "data": [{"b64_json": b64_json, "seed": seed} for b64_json, seed in zip(encoded, request.seeds, strict=True)],
+        "model": model,
+        "strategy": None if generation.alone else request.settings.strategy,
+        "experts": experts_of(generation, sampled),
+        **({"routing": [routing(result, image) for image in range(len(encoded))]} if generation.routing else {}),
+        **degraded(sampled),
+    }
+
+
+def routing(result: SampleResult, image: int) -> list[list[float]]:
+    """Weights of the experts at each step of an image, (S, K), to four digits."""
+    return [[round(weight, 4) for weight in weights_K] for weights_K in result.routing_SBK[:, image].tolist()]
+
+
+def experts_of(generation: Generation, sampled: Sampled) -> list[list[dict[str, int]]]:
+    """Per image the experts that sampled it, in stretches of steps; none by a network alone."""
+    if generation.alone:
+        return [[] for _ in sampled.result.images_BCHW]
+    return [stretches(experts_S) for experts_S in sampled.result.experts_SB.T.tolist()]
+
+
+def degraded(sampled: Sampled) -> dict[str, Any]:
+    """Fields of what isn't as asked for, mostly none: experts left out; a prompt cut."""
+    fields: dict[str, Any] = {}
+    if sampled.away:
+        fields["degraded"] = [expert_name(expert) for expert in sorted(sampled.away)]
+    if sampled.cut:
+        kept, num_tokens = sampled.cut
+        fields["truncated"] = {"tokens": num_tokens, "kept": kept}
+    return fields
+
+
+def event(kind: str, image_CHW: Tensor, upscaling: int, created: int, **others: Any) -> bytes:
+    """One server-sent event of a stream, as OpenAI's: partial_image or completed."""
+    side = image_CHW.shape[-1] * upscaling
+    fields = {
+        "type": f"image_generation.{kind}",
+        "b64_json": base64_png(image_CHW, upscaling),
+        "created_at": created,
+        "size": f"{side}x{side}",
+        "quality": "auto",
+        "background": "opaque",
+        "output_format": "png",
+        **others,
+    }
+    return f"event: {fields['type']}\ndata: {json.dumps(fields)}\n\n".encode()
+
+
+USAGE = {
+    "input_tokens": 0,
+    "output_tokens": 0,
+    "total_tokens": 0,
+    "input_tokens_details": {"image_tokens": 0, "text_tokens": 0},
+}
+"""Tokens, of which a completed event of OpenAI's has to speak."""
+
+
+def base64_png(image_CHW: Tensor, upscaling: int) -> str:
+    return base64.b64encode(to_png(image_CHW, upscaling)).decode()
