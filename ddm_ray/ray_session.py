@@ -17,18 +17,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import ray
+
 from ddm_ray.cores import usable_cores
+from ddm_ray.environment import prepare_ray, variables
 from ddm_ray.errors import ConfigError, RayAway, RayError, Stopped, Superseded
 from ddm_ray.ray_internals import CONFIG, ERRORS_PRINTED, NO_COUNTERS, NO_WATCHER, TOKEN_LOADER
 from ddm_ray.remedies import Give
 from ddm_ray.spelling import one_line
 from ddm_ray.storage.disk import locked
-
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-# The driver asks for no GPU, and workers set their own: keep Ray from hiding or warning about devices.
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-
-import ray
 
 PREFIX, LOCK, CORES, LIBRARIES = "ddm-ray-", "lock", "cores", "driver-stderr.log"
 STDERR = 2
@@ -60,6 +57,7 @@ def ray_session(
     if ray.is_initialized():
         yield False
         return
+    prepare_ray()
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     address = ray_address(address)
     if address != "local":
@@ -96,6 +94,7 @@ def ray_job(address: str, environment: Mapping[str, Any]) -> Iterator[None]:
 
     Raises what `ray_session` does.
     """
+    prepare_ray()
     _read_environment()
     _join(address, environment)
     try:
@@ -274,17 +273,11 @@ def _token(path: str) -> dict[str, str]:
 @contextmanager
 def _environment(names: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables for Ray and what it starts; put back in the end, lest they meet another cluster."""
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(names)
-    _read_environment()
     try:
-        yield
+        with variables(names):
+            _read_environment()
+            yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
         _read_environment()
 
 

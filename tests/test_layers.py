@@ -30,38 +30,33 @@ SAMPLING = BESIDE | {"core", "models", "pictures", "sampling"}
 RIM = SAMPLING | {"data", "train", "serve", "islands", "evaluate", "ray_session", "watch"}
 # What each part of ddm_ray may import from the others; a part that isn't here has no floor yet.
 BELOW: dict[str, set[str]] = {
-    "__init__": set(),
+    **{name: set() for name in ("__init__", "environment", "memory", "parsing", "remedies", "spelling", "submitted")},
     "errors": {"remedies", "spelling"},
-    "remedies": set(),
     "exit_codes": {"errors"},
-    "parsing": set(),
-    "spelling": set(),
-    "submitted": set(),
     "config": {"errors", "remedies", "spelling"},
     "placement": {"errors", "remedies", "spelling", "submitted", "config"},
-    "memory": set(),
     "cores": {"memory"},
     "pictures": {"errors", "spelling"},
     "storage": {"errors", "remedies", "parsing", "spelling", "config"},
     "ray_internals": {"errors"},
-    "ray_session": BESIDE | {"cores", "ray_internals"},
+    "ray_session": BESIDE | {"cores", "environment", "ray_internals"},
     "watch": BESIDE,
     "core": {"errors", "spelling"},
     "models": {"errors", "remedies", "parsing", "spelling", "config", "core"},
     "sampling": BESIDE | {"core", "models", "pictures"},
-    "data": SAMPLING | {"memory"},
-    "train": SAMPLING | {"data", "cores", "memory", "ray_session", "ray_internals"},
+    "data": SAMPLING | {"environment", "memory"},
+    "train": SAMPLING | {"data", "cores", "environment", "memory", "ray_session", "ray_internals"},
     "serve": SAMPLING | {"data", "ray_session", "ray_internals"},
     "islands": SAMPLING | {"data", "cores", "memory", "train", "ray_internals"},
     "evaluate": SAMPLING | {"data", "train"},
     "pipeline": SAMPLING,
     "demo": RIM | {"cores", "pipeline"},
-    "cli": RIM | {"cores", "exit_codes", "pipeline", "demo"},
+    "cli": RIM | {"cores", "environment", "exit_codes", "pipeline", "demo"},
 }
 # The one table of names that configuration and mathematics share; torch-free, as both its readers need it.
 NAMES = "core.names"
 STDLIB_ONLY = {"__init__", "cores", "errors", "exit_codes", "memory", "parsing", "remedies", "spelling", "submitted"}
-STDLIB_ONLY |= {NAMES}
+STDLIB_ONLY |= {NAMES, "environment"}
 WITHOUT_TORCH = STDLIB_ONLY | {"config", "placement", "storage", "watch"}
 DEEPSPEED = {"train.engine"}
 # Where Ray is the point. The command line imports it through these and `ray_session` alone.

@@ -13,6 +13,7 @@ import click
 
 from ddm_ray import __version__
 from ddm_ray.cli.fixes import phrase
+from ddm_ray.environment import prepare_ray, quiet_pillow
 from ddm_ray.errors import ConfigError, DDMError, Superseded
 from ddm_ray.exit_codes import EXIT_AGAIN, exit_code
 from ddm_ray.spelling import meant, spelled_out
@@ -157,6 +158,8 @@ def main() -> None:
       ddm sample runs/digits --class 3 -o three.png   sample images from the mixture
       ddm serve runs/digits                           serve it over HTTP
     """
+    quiet_pillow()
+    prepare_ray()
 
 
 def trained(verb: str, model: str, index: int | None, num_experts: int) -> Artifact:

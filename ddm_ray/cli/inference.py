@@ -255,6 +255,10 @@ def serve(run_url: str, host: str, port: int, address: str | None, insecure: boo
     from pydantic import ValidationError
 
     from ddm_ray.config import invalid_fields
+    from ddm_ray.environment import prepare_serve
+    from ddm_ray.serve.cluster.gateway import find_haproxy
+
+    prepare_serve(direct_ingress=find_haproxy() is not None)
     from ddm_ray.serve.cluster.app import serve_run
     from ddm_ray.serve.cluster.args import ServeArgs
     from ddm_ray.storage.run import Run

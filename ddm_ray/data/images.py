@@ -4,7 +4,6 @@ import io
 import math
 import re
 import struct
-import warnings
 import zlib
 from collections.abc import Sequence
 from typing import get_args
@@ -68,9 +67,6 @@ _SCAN = b"\xff\xda"
 # Neither a byte of pixels that is escaped, nor a mark to resume at.
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
 _END = b"\xff\xd9"
-
-# `decode` refuses bombs itself; Pillow's other warnings would come once for each of millions of files.
-warnings.filterwarnings("ignore", module="PIL")
 
 
 def decode(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ddm_ray.config import TrainConfig
+from ddm_ray.environment import variables
 from ddm_ray.errors import ConfigError
 from ddm_ray.models.compiled import call_uncompiled, compile_blocks, require_compiler
 from ddm_ray.models.dit import checkpoint_activations
@@ -21,10 +22,9 @@ from ddm_ray.train.fragments import Shards, reduce_nothing
 from ddm_ray.train.objectives import Batch, Objective
 from ddm_ray.train.optimizer import AdamWithEMA
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
-
-import deepspeed
+# DeepSpeed chooses a device when it is imported; without a GPU it would warn of it.
+with variables({} if torch.cuda.is_available() else {"DS_ACCELERATOR": os.environ.get("DS_ACCELERATOR", "cpu")}):
+    import deepspeed
 from deepspeed import utils as deepspeed_log
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime import compiler

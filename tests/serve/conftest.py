@@ -35,6 +35,9 @@ START_S = 180.0
 
 SERVE_RUN = """
 import sys, ray
+from ddm_ray.environment import prepare_serve
+from ddm_ray.serve.cluster.gateway import find_haproxy
+prepare_serve(direct_ingress=find_haproxy() is not None)
 from ddm_ray.serve.cluster.app import serve_run
 from ddm_ray.serve.cluster.args import ServeArgs
 args, port, temp = sys.argv[1:]

@@ -22,6 +22,7 @@ from PIL import Image
 
 from ddm_ray.core.names import FitName
 from ddm_ray.data.images import FITS, FORMATS, decode, rejection
+from ddm_ray.environment import quiet_pillow
 from ddm_ray.memory import taken_bytes
 
 MEMORY = 512 * 2**20
@@ -100,6 +101,7 @@ def main() -> None:
         from PIL import AvifImagePlugin
 
         AvifImagePlugin.DEFAULT_MAX_THREADS = 1
+    quiet_pillow()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(OSError):  # not Linux

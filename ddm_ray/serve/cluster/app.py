@@ -1,21 +1,10 @@
 """A finished run as a Serve application: the only place that names and sizes deployments."""
 
 import logging
-import os
 import random
 from contextlib import ExitStack
 from itertools import chain
 from typing import Any
-
-from ddm_ray.serve.cluster.gateway import Gateway, find_haproxy, until_told
-
-# A client waits for what a replica does; Ray's own 15 is for work that gives way to all else on the machine.
-os.environ.setdefault("RAY_worker_niceness", "0")
-# Replicas of the ingress listen themselves, for a gateway that leads to them: a proxy and its way to a replica cost
-# more than a small image. One that leaves stays until the gateway knows; Serve's own 30 s are for clouds' balancers.
-if find_haproxy() is not None:
-    os.environ.setdefault("RAY_SERVE_ENABLE_DIRECT_INGRESS", "1")
-    os.environ.setdefault("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "2")
 
 from ray import serve
 from ray.serve import Application
@@ -32,6 +21,7 @@ from ddm_ray.serve.cluster.args import ServeArgs
 from ddm_ray.serve.cluster.codec import Decoder, Encoder
 from ddm_ray.serve.cluster.direct_ingress import local_replicas
 from ddm_ray.serve.cluster.expert_replica import ExpertReplica
+from ddm_ray.serve.cluster.gateway import Gateway, find_haproxy, until_told
 from ddm_ray.serve.cluster.ingress import API, DECODER, ENCODER
 from ddm_ray.serve.engine.computing import Computing
 from ddm_ray.serve.engine.versions import Version, Versions, expert_name

@@ -29,8 +29,10 @@ def choose_interface() -> None:
     """
     import ray
 
+    from ddm_ray.environment import prepare_ray
     from ddm_ray.ray_session import interface_of
 
+    prepare_ray()
     if interface := interface_of(ray.util.get_node_ip_address()):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
