@@ -29,10 +29,10 @@ from ddm_ray.sampling.offload import OffloadedToHost
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import Models, load_models, mixture_info
 from ddm_ray.sampling.trajectory import noise
-from ddm_ray.serve.cluster.expert_replica import multiplexed_engines
 from ddm_ray.serve.engine.batch_engine import BatchEngine
 from ddm_ray.serve.engine.computing import Computing, Networks
-from ddm_ray.serve.engine.segments import LocalEngine, SegmentSampler
+from ddm_ray.serve.engine.local_runner import LocalRunner, multiplexed_engines
+from ddm_ray.serve.engine.segments import SegmentSampler
 from ddm_ray.serve.engine.versions import Versions
 from ddm_ray.storage.run import Run
 from tests.random_run import make_run
@@ -257,7 +257,7 @@ def measure_swaps(url: str, args: Any, report: Report) -> None:
     for request in asked:
         models.sample(request)
     alone, alone_s = models.experts.num_fetched / images, time.process_time() - began
-    sampler = SegmentSampler(models.info, [*map(LocalEngine, engines.of_expert)], LocalEngine(engines.mixing))
+    sampler = SegmentSampler(models.info, [*map(LocalRunner, engines.of_expert)], LocalRunner(engines.mixing))
     before, began = engines.swaps_K.sum(), time.process_time()
     asyncio.run(_at_most(32, [sampler.sample(request, 1e4) for request in asked]))
     shared, shared_s = float(engines.swaps_K.sum() - before) / images, time.process_time() - began

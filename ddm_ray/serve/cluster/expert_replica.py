@@ -1,4 +1,4 @@
-"""Engines for Serve: one of all experts, or one expert's as a deployment, whose calls any replica can repeat.
+"""One expert of a run, or a dense network, as a Serve deployment. A call carries its rows: any replica can repeat it.
 
 Shapes: B rows, CHW image, K experts.
 """
@@ -11,23 +11,16 @@ from contextlib import aclosing
 from functools import partial
 
 import numpy as np
-import torch
 from ray.util import get_node_ip_address
 from torch import Tensor
 
-from ddm_ray.config import DataConfig, SamplingSettings
 from ddm_ray.errors import ConfigError, CorruptArtifact, DDMError, DriftError
-from ddm_ray.sampling import driver
-from ddm_ray.sampling.offload import OffloadedToHost
 from ddm_ray.sampling.packing import pack, pack_velocity, unpack, unpack_call
-from ddm_ray.sampling.request import MixtureInfo, SampleRequest
 from ddm_ray.sampling.run_models import ModelKind, mixture_info, monolith_info
-from ddm_ray.sampling.trajectory import start
 from ddm_ray.serve.cluster.velocities import Endpoint, VelocityServer
 from ddm_ray.serve.engine.batch_engine import BatchEngine
-from ddm_ray.serve.engine.computing import Computing, Networks, any_condition
-from ddm_ray.serve.engine.multiplexer import Multiplexer
-from ddm_ray.serve.engine.scheduler import Scheduler
+from ddm_ray.serve.engine.computing import Computing, Networks
+from ddm_ray.serve.engine.local_runner import local_engine
 from ddm_ray.serve.engine.versions import LOG, Pair, Version, Versions
 from ddm_ray.storage.graph import ROUTER
 from ddm_ray.storage.published import Weights
@@ -37,67 +30,6 @@ KEEP_S = 60.0
 """Seconds for which weights that no request has any more stay at hand, as long as newer ones are used."""
 RETRY_S = 5.0
 """Seconds after which weights that couldn't be loaded are tried again, if they are asked for."""
-
-
-def local_engine(
-    info: MixtureInfo, version: Version, clusters: list[int], networks: Networks, data: DataConfig
-) -> BatchEngine:
-    """An engine with these experts of a version and its router, warm and running. Raises as `Networks.of` does."""
-    torch.set_num_threads(1)
-    experts: list[driver.Field | None] = [None] * info.num_experts
-    for cluster in clusters:
-        weights = version.experts[cluster]
-        experts[cluster] = None if weights is None else networks.of(weights)
-    router = None if version.router is None else networks.of(version.router)
-    answer = partial(driver.answers, experts=experts, router=router)
-    here_K = None if len(clusters) == info.num_experts else np.isin(np.arange(info.num_experts), clusters)
-    engine = BatchEngine(answer, here_K, Scheduler(networks.computing.max_rows))
-    present = [cluster for cluster in clusters if experts[cluster] is not None]
-    warm_up(engine, info, data, present, networks.computing.device)
-    engine.start()
-    return engine
-
-
-def multiplexed_engines(info: MixtureInfo, version: Version, networks: Networks, data: DataConfig) -> Multiplexer:
-    """Engines of all experts of a version, whose weights are in host memory, few on the device; warm and running.
-
-    Raises as `Networks.of` does.
-    """
-    torch.set_num_threads(1)
-    computing, experts_K = networks.computing, version.experts
-    assert computing.resident is not None
-    present = [weights is not None for weights in experts_K]
-
-    def load(cluster: int) -> torch.nn.Module:
-        weights = experts_K[cluster]
-        assert weights is not None
-        network = networks.of(weights)
-        networks.forget(weights)  # of which there is a copy from now on
-        assert isinstance(network, torch.nn.Module)
-        return network
-
-    experts = OffloadedToHost(load, present, computing.device, computing.resident)
-    router = None if version.router is None else networks.of(version.router)
-    multiplexer = Multiplexer(experts, router, computing.max_rows)
-    clusters = [cluster for cluster, here in enumerate(present) if here]
-    warm_up(multiplexer.of_expert[clusters[0]], info, data, clusters[:1], computing.device)
-    warm_up(multiplexer.mixing, info, data, clusters, computing.device)
-    multiplexer.start()
-    return multiplexer
-
-
-def warm_up(engine: BatchEngine, info: MixtureInfo, data: DataConfig, clusters: list[int], device: str) -> None:
-    """Run a few velocities of one row and of many, so that the engine knows its speed before the first request."""
-    settings = SamplingSettings(strategy="oracle", steps=3)
-    for number, count in enumerate((1, 1, engine.scheduler.max_rows)):
-        if number == 1:
-            engine.scheduler.speed.forget()  # what runs first is slower than it ever will be
-        cluster_B = torch.tensor(clusters)[torch.arange(count) % len(clusters)]
-        request = SampleRequest(tuple(range(count)), any_condition(data, count), settings, cluster_B)
-        future = engine.submit(start(request, info, device), np.inf)
-        while not future.done():
-            engine.tick()
-        future.result()
 
 
 class ExpertReplica:

@@ -8,14 +8,14 @@ from ray.serve.handle import DeploymentHandle
 
 from ddm_ray.config import DataConfig
 from ddm_ray.sampling.request import MixtureInfo
-from ddm_ray.serve.cluster.expert_replica import local_engine, multiplexed_engines
-from ddm_ray.serve.cluster.remote_runner import OnCalls, RemoteEngine, answer_from, called
+from ddm_ray.serve.cluster.remote_runner import OnCalls, RemoteRunner, answer_from, called
 from ddm_ray.serve.cluster.replicas import Replicas
 from ddm_ray.serve.engine.batch_engine import BatchEngine
 from ddm_ray.serve.engine.computing import Networks
-from ddm_ray.serve.engine.multiplexer import Multiplexer
+from ddm_ray.serve.engine.local_runner import LocalRunner, colocated_runners, multiplexed_runners
+from ddm_ray.serve.engine.runner import EngineThread, Runners
 from ddm_ray.serve.engine.scheduler import Scheduler
-from ddm_ray.serve.engine.segments import LocalEngine, OnSegment, SegmentSampler
+from ddm_ray.serve.engine.segments import OnSegment, SegmentSampler
 from ddm_ray.serve.engine.versions import LOG, LiveSampler, Version, Versions, follow
 from ddm_ray.storage.published import Weights
 
@@ -90,27 +90,28 @@ class ServedMixture:
         resident = self._networks.computing.resident
         self._networks.keep(list(self.live.version) if resident is None else [self.live.version.router])
 
-    async def _made(self, version: Version) -> tuple[SegmentSampler, BatchEngine | Multiplexer]:
+    async def _made(self, version: Version) -> tuple[SegmentSampler, EngineThread]:
         """A sampler of these weights, and its engine here."""
-        info, runners = self._info, list[Any]()
-        engine: BatchEngine | Multiplexer
-        if self._networks.computing.resident is not None:
-            engine = await asyncio.to_thread(multiplexed_engines, info, version, self._networks, self._data)
-            mixing = LocalEngine(engine.mixing)
-            pairs = zip(engine.of_expert, version.experts, strict=True)
-            runners = [None if weights is None else LocalEngine(own) for own, weights in pairs]
-        elif not self._experts:
-            parts = (info, version, list(range(info.num_experts)), self._networks, self._data)
-            engine = await asyncio.to_thread(local_engine, *parts)
-            mixing = LocalEngine(engine)
-            runners = [None if weights is None else mixing for weights in version.experts]
-        else:
-            for expert, handle in enumerate(self._experts):
-                runner = RemoteEngine(handle, expert, info, self._replicas, version.pair(expert))
-                runners.append(None if version.experts[expert] is None else runner)
-            router = None if version.router is None else await asyncio.to_thread(self._networks.of, version.router)
-            scheduler = Scheduler(self._networks.computing.max_rows)
-            engine = BatchEngine(answer_from(runners, router, self._on_calls), scheduler=scheduler)
-            engine.start()
-            mixing = LocalEngine(engine)
-        return SegmentSampler(info, runners, mixing, self._on_segment, self._networks.computing.device), engine
+        runners = await self._runners(version)
+        device = self._networks.computing.device
+        sampler = SegmentSampler(self._info, runners.of_expert, runners.mixing, self._on_segment, device)
+        return sampler, runners.engine
+
+    async def _runners(self, version: Version) -> Runners:
+        """The runners of these weights, by the placement."""
+        if self._experts:
+            return await self._remote_runners(version)
+        place = colocated_runners if self._networks.computing.resident is None else multiplexed_runners
+        return await asyncio.to_thread(place, self._info, version, self._networks, self._data)
+
+    async def _remote_runners(self, version: Version) -> Runners:
+        """A runner for each expert's replicas, and an engine here that asks them all and has the router."""
+        of_expert = [
+            None if weights is None else RemoteRunner(handle, expert, self._info, self._replicas, version.pair(expert))
+            for expert, (handle, weights) in enumerate(zip(self._experts, version.experts, strict=True))
+        ]
+        router = None if version.router is None else await asyncio.to_thread(self._networks.of, version.router)
+        answer = answer_from(of_expert, router, self._on_calls)
+        engine = BatchEngine(answer, scheduler=Scheduler(self._networks.computing.max_rows))
+        engine.start()
+        return Runners(of_expert, LocalRunner(engine), engine)

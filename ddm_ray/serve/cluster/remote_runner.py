@@ -20,8 +20,7 @@ from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo
 from ddm_ray.sampling.state import Trajectories
 from ddm_ray.serve.cluster.replicas import Replicas, is_lacking, is_starting
 from ddm_ray.serve.cluster.velocities import VelocityClient
-from ddm_ray.serve.engine.batch import Segment
-from ddm_ray.serve.engine.batch_engine import AwayError, StartingError
+from ddm_ray.serve.engine.runner import AwayError, Segment, StartingError
 from ddm_ray.serve.engine.versions import Pair
 
 LOG = logging.getLogger("ray.serve")
@@ -43,7 +42,7 @@ OnCalls = Callable[[int, int], None]
 """Called with how many velocities were asked for over links, and how many through Serve."""
 
 
-class RemoteEngine:
+class RemoteRunner:
     """The engine of an expert's replicas, by these weights of the expert and of the router."""
 
     def __init__(
@@ -158,7 +157,7 @@ async def _unless_done(answer: "asyncio.Future[Any]", check: Awaitable[None]) ->
 
 
 def answer_from(
-    engines: Sequence[RemoteEngine], router: Field | None, on_calls: OnCalls
+    runners: Sequence[RemoteRunner | None], router: Field | None, on_calls: OnCalls
 ) -> Callable[[Sequence[Call]], list[Tensor]]:
     """Return what answers an engine's calls in its thread: the router here, experts by their replicas, all at once.
 
@@ -166,17 +165,22 @@ def answer_from(
     """
     loop = asyncio.get_running_loop()
 
+    def runner_of(call: ExpertCall) -> RemoteRunner:
+        runner = runners[call.expert]
+        assert runner is not None  # a plan never chooses an expert without weights
+        return runner
+
     async def through_serve(calls: Sequence[ExpertCall]) -> list[Tensor]:
-        return await asyncio.gather(*(engines[call.expert].velocity(call) for call in calls))
+        return await asyncio.gather(*(runner_of(call).velocity(call) for call in calls))
 
     def answer(calls: Sequence[Call]) -> list[Tensor]:
         experts = [call for call in calls if isinstance(call, ExpertCall)]
         if not experts:
             return driver.answers(calls, (), router)
         until = time.monotonic() + LINK_S
-        asked = [engines[call.expert].ask(call) for call in experts]
+        asked = [runner_of(call).ask(call) for call in experts]
         pairs = zip(experts, asked, strict=True)
-        answers = [engines[call.expert].answer(until) if is_asked else None for call, is_asked in pairs]
+        answers = [runner_of(call).answer(until) if is_asked else None for call, is_asked in pairs]
         rest = [call for call, answer in zip(experts, answers, strict=True) if answer is None]
         on_calls(len(experts) - len(rest), len(rest))
         others = asyncio.run_coroutine_threadsafe(through_serve(rest), loop).result() if rest else []

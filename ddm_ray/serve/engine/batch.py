@@ -11,19 +11,8 @@ from torch import Tensor
 from ddm_ray.core.condition import join
 from ddm_ray.sampling.request import ExpertCall
 from ddm_ray.sampling.state import Trajectories
+from ddm_ray.serve.engine.runner import Segment
 from ddm_ray.serve.engine.scheduler import Job
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Rows at the end of a segment, and the expert (int64, -1: none) that each needs next which isn't here.
-
-    `waited_s`: seconds before its first velocity.
-    """
-
-    rows: Trajectories
-    needed_B: np.ndarray
-    waited_s: float = 0.0
 
 
 @dataclass(eq=False)

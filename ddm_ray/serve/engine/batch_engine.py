@@ -17,32 +17,9 @@ from ddm_ray.errors import DDMError, ServeError
 from ddm_ray.sampling.request import Call, ExpertCall
 from ddm_ray.sampling.state import Trajectories, require_finite
 from ddm_ray.sampling.trajectory import advance, needs, turned
-from ddm_ray.serve.engine.batch import JobRows, Pace, RowBatch, Segment, together
+from ddm_ray.serve.engine.batch import JobRows, Pace, RowBatch, together
+from ddm_ray.serve.engine.runner import DeadlineError, ExpertError, Segment
 from ddm_ray.serve.engine.scheduler import Job, Scheduler
-
-
-class DeadlineError(ServeError):
-    """A request's time is over before its images are done."""
-
-
-class ExpertError(ServeError):
-    """An expert doesn't answer, which concerns those rows alone that need it. `expert`: its number."""
-
-    def __init__(self, message: str, expert: int):
-        super().__init__(message)
-        self.expert = expert
-
-    def __reduce__(self) -> tuple[type["ExpertError"], tuple[str, int]]:
-        return type(self), (self.message, self.expert)
-
-
-class AwayError(ExpertError):
-    """An expert has no replica that could answer, and none is on its way."""
-
-
-class StartingError(ExpertError):
-    """An expert's first replica is on its way."""
-
 
 Answer = Callable[[Sequence[Call]], list[Tensor]]
 """Answers of networks to calls, in their order."""

@@ -18,7 +18,8 @@ from ddm_ray.sampling import driver
 from ddm_ray.sampling.offload import OffloadedToHost
 from ddm_ray.sampling.request import Call
 from ddm_ray.serve.engine.batch import Pace
-from ddm_ray.serve.engine.batch_engine import STOPS, BatchEngine, ExpertError
+from ddm_ray.serve.engine.batch_engine import STOPS, BatchEngine
+from ddm_ray.serve.engine.runner import ExpertError
 from ddm_ray.serve.engine.scheduler import Scheduler, SharedDevice, Speed
 from ddm_ray.spelling import one_line
 

@@ -7,7 +7,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,30 +16,7 @@ from ddm_ray.core.mixture import available_prior
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest, SampleResult
 from ddm_ray.sampling.state import Trajectories
 from ddm_ray.sampling.trajectory import noise
-from ddm_ray.serve.engine.batch import Segment
-from ddm_ray.serve.engine.batch_engine import AwayError, BatchEngine
-
-
-class Runner(Protocol):
-    """An engine, here or elsewhere. `away`: it is known that nobody answers there."""
-
-    @property
-    def away(self) -> bool: ...
-
-    async def run(self, rows: Trajectories, seconds: float | None, until: int | None) -> Segment:
-        """The segment that `BatchEngine.submit` promises; cancelled, its rows leave. AwayError where nobody answers."""
-
-
-class LocalEngine:
-    """An engine of this process."""
-
-    away = False
-
-    def __init__(self, engine: BatchEngine):
-        self._engine = engine
-
-    async def run(self, rows: Trajectories, seconds: float | None, until: int | None) -> Segment:
-        return await asyncio.wrap_future(self._engine.submit(rows, seconds, until))
+from ddm_ray.serve.engine.runner import AwayError, Runner, Segment
 
 
 @dataclass(frozen=True)

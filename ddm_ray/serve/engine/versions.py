@@ -15,8 +15,7 @@ from pydantic import PositiveInt, TypeAdapter, ValidationError
 from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, ServeError
 from ddm_ray.remedies import Accept
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest
-from ddm_ray.serve.engine.batch_engine import BatchEngine
-from ddm_ray.serve.engine.multiplexer import Multiplexer
+from ddm_ray.serve.engine.runner import EngineThread
 from ddm_ray.serve.engine.segments import OnStop, Sampled, SegmentSampler
 from ddm_ray.spelling import one_line
 from ddm_ray.storage.graph import EXTRAS, ROUTER, Artifact, trained_of
@@ -175,14 +174,14 @@ def read_pins(url: str) -> dict[str, int]:
 class _Live:
     version: Version
     sampler: SegmentSampler
-    engine: BatchEngine | Multiplexer
+    engine: EngineThread
     requests: int = 0
 
 
 class LiveSampler:
     """A sampler whose weights change while it samples: a request keeps those that it began with."""
 
-    def __init__(self, version: Version, sampler: SegmentSampler, engine: BatchEngine | Multiplexer):
+    def __init__(self, version: Version, sampler: SegmentSampler, engine: EngineThread):
         """`engine`: the one of this process that the sampler needs, closed after its last request once replaced."""
         self._now = _Live(version, sampler, engine)
 
@@ -202,11 +201,11 @@ class LiveSampler:
         self._now.version = version
 
     @property
-    def engine(self) -> BatchEngine | Multiplexer:
+    def engine(self) -> EngineThread:
         """The engine of requests that come now."""
         return self._now.engine
 
-    def replace(self, version: Version, sampler: SegmentSampler, engine: BatchEngine | Multiplexer) -> None:
+    def replace(self, version: Version, sampler: SegmentSampler, engine: EngineThread) -> None:
         """Sample what comes from now on by these."""
         before, self._now = self._now, _Live(version, sampler, engine)
         self._close_if_left(before)

@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from ddm_ray.serve.engine.batch_engine import BatchEngine
 from ddm_ray.serve.engine.multiplexer import Multiplexer
+from ddm_ray.serve.engine.runner import EngineThread
 from ddm_ray.serve.engine.versions import expert_name
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -21,7 +21,7 @@ VELOCITIES = (1, 5, 10, 25, 50, 100, 250, 1000)
 class Meters:
     """Counters of one ingress, apart from those of other libraries, and gauges of its engine."""
 
-    def __init__(self, engine: Callable[[], BatchEngine | Multiplexer]):
+    def __init__(self, engine: Callable[[], EngineThread]):
         self._all = CollectorRegistry()
         counter, gauge = partial(Counter, registry=self._all), partial(Gauge, registry=self._all)
         histogram = partial(Histogram, registry=self._all)
@@ -83,7 +83,7 @@ class Meters:
 class _Swaps(Collector):
     """Counts of a multiplexer, which it keeps itself; none where there is no multiplexer."""
 
-    def __init__(self, engine: Callable[[], BatchEngine | Multiplexer]):
+    def __init__(self, engine: Callable[[], EngineThread]):
         self._engine = engine
 
     def describe(self) -> Iterator[CounterMetricFamily]:

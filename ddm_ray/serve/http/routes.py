@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from ddm_ray import __version__
 from ddm_ray.errors import DDMError, ExpertCountError, NotFiniteError, SamplingError, ServeError
 from ddm_ray.sampling.request import SampleResult
-from ddm_ray.serve.engine.batch_engine import DeadlineError
+from ddm_ray.serve.engine.runner import DeadlineError
 from ddm_ray.serve.engine.scheduler import OverloadedError
 from ddm_ray.serve.engine.segments import Sampled
 from ddm_ray.serve.http.generation import Generation, GenerationRequest, RequestError

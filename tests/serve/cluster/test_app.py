@@ -28,8 +28,8 @@ from ddm_ray.serve.cluster.app import build_app, is_loopback, last_error, serve_
 from ddm_ray.serve.cluster.args import ServeArgs
 from ddm_ray.serve.cluster.codec import from_arrays, to_arrays
 from ddm_ray.serve.cluster.expert_replica import ExpertReplica
-from ddm_ray.serve.engine.batch_engine import DeadlineError
 from ddm_ray.serve.engine.computing import Computing
+from ddm_ray.serve.engine.runner import DeadlineError
 from ddm_ray.serve.engine.versions import Versions
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.run import Run

@@ -12,8 +12,9 @@ from ddm_ray.sampling.packing import pack, unpack
 from ddm_ray.sampling.run_models import mixture_info
 from ddm_ray.sampling.trajectory import start
 from ddm_ray.serve.cluster import expert_replica
-from ddm_ray.serve.cluster.expert_replica import ExpertReplica, local_engine
+from ddm_ray.serve.cluster.expert_replica import ExpertReplica
 from ddm_ray.serve.engine.computing import Computing
+from ddm_ray.serve.engine.local_runner import local_engine
 from ddm_ray.serve.engine.versions import Version
 from ddm_ray.storage.run import Run
 from tests.serve.conftest import milestone, unfinished

@@ -19,7 +19,8 @@ from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo, SampleReques
 from ddm_ray.sampling.state import Trajectories
 from ddm_ray.sampling.trajectory import start
 from ddm_ray.serve.engine.batch import Pace
-from ddm_ray.serve.engine.batch_engine import Answer, BatchEngine, DeadlineError
+from ddm_ray.serve.engine.batch_engine import Answer, BatchEngine
+from ddm_ray.serve.engine.runner import DeadlineError
 from ddm_ray.serve.engine.scheduler import OverloadedError, Scheduler
 from tests.core import closed_forms
 from tests.pretend_gpu import PretendGPU

@@ -18,9 +18,9 @@ from ddm_ray.sampling.graphs import Graphs
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import load_models
 from ddm_ray.sampling.trajectory import start
-from ddm_ray.serve.cluster.expert_replica import local_engine
 from ddm_ray.serve.engine import computing
 from ddm_ray.serve.engine.computing import Computing, Networks, in_buckets
+from ddm_ray.serve.engine.local_runner import local_engine
 from ddm_ray.serve.engine.versions import Versions
 from ddm_ray.storage.run import Run
 from tests.counted_graphs import counted_graphs

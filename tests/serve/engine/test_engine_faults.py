@@ -10,7 +10,8 @@ from torch import Tensor
 from ddm_ray.errors import NotFiniteError, ServeError
 from ddm_ray.sampling.request import Call, ExpertCall
 from ddm_ray.sampling.trajectory import start
-from ddm_ray.serve.engine.batch_engine import AwayError, BatchEngine
+from ddm_ray.serve.engine.batch_engine import BatchEngine
+from ddm_ray.serve.engine.runner import AwayError
 from tests.sampling.test_joined_rows import assert_same
 from tests.serve.engine.test_batch_engine import HERE, SYSTEM, alone, fresh, request, run
 

@@ -16,10 +16,11 @@ from ddm_ray.sampling import driver
 from ddm_ray.sampling.places import Place
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.trajectory import start
-from ddm_ray.serve.engine.batch_engine import DeadlineError, ExpertError
+from ddm_ray.serve.engine.local_runner import LocalRunner
 from ddm_ray.serve.engine.multiplexer import Multiplexer
+from ddm_ray.serve.engine.runner import DeadlineError, ExpertError
 from ddm_ray.serve.engine.scheduler import OverloadedError
-from ddm_ray.serve.engine.segments import LocalEngine, Sampled, SegmentSampler
+from ddm_ray.serve.engine.segments import Sampled, SegmentSampler
 from ddm_ray.serve.http.meters import Meters
 from tests.pretend_streams import pretended
 from tests.sampling.test_joined_rows import requests
@@ -34,7 +35,7 @@ def multiplexer(resident: int = 2, device: str = "cpu", **others: object) -> Mul
 
 
 def of(engines: Multiplexer) -> SegmentSampler:
-    return SegmentSampler(INFO, [LocalEngine(engine) for engine in engines.of_expert], LocalEngine(engines.mixing))
+    return SegmentSampler(INFO, [LocalRunner(engine) for engine in engines.of_expert], LocalRunner(engines.mixing))
 
 
 @contextmanager

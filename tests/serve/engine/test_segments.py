@@ -20,9 +20,10 @@ from ddm_ray.sampling.plan import SamplingPlan
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest, SampleResult
 from ddm_ray.sampling.state import Trajectories
 from ddm_ray.sampling.trajectory import start
-from ddm_ray.serve.engine.batch import Segment
-from ddm_ray.serve.engine.batch_engine import AwayError, BatchEngine, DeadlineError
-from ddm_ray.serve.engine.segments import LocalEngine, Sampled, SegmentSampler, first_expert_B
+from ddm_ray.serve.engine.batch_engine import BatchEngine
+from ddm_ray.serve.engine.local_runner import LocalRunner
+from ddm_ray.serve.engine.runner import AwayError, DeadlineError, Segment
+from ddm_ray.serve.engine.segments import Sampled, SegmentSampler, first_expert_B
 from tests.core import closed_forms
 from tests.sampling.test_joined_rows import assert_same, requests
 
@@ -35,7 +36,7 @@ class Elsewhere:
     """An engine whose rows cross as bytes; `away`: nobody answers."""
 
     def __init__(self, engine: BatchEngine, expert: int, away: bool):
-        self._engine, self._expert, self._away = LocalEngine(engine), expert, away
+        self._engine, self._expert, self._away = LocalRunner(engine), expert, away
         self.away = False
 
     async def run(self, rows: Trajectories, seconds: float | None, until: int | None) -> Segment:
@@ -66,7 +67,7 @@ def per_expert(info: MixtureInfo = INFO, away: frozenset[int] = frozenset()) -> 
         engine.start()
     runners = [Elsewhere(engine, expert, expert in away) for expert, engine in enumerate(engines)]
     try:
-        yield SegmentSampler(info, runners, LocalEngine(mixing))
+        yield SegmentSampler(info, runners, LocalRunner(mixing))
     finally:
         for engine in (*engines, mixing):
             engine.close()

@@ -15,9 +15,9 @@ from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, ServeError,
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import mixture_info
-from ddm_ray.serve.cluster.expert_replica import local_engine
 from ddm_ray.serve.engine.computing import Computing, Networks
-from ddm_ray.serve.engine.segments import LocalEngine, Sampled, SegmentSampler
+from ddm_ray.serve.engine.local_runner import LocalRunner, local_engine
+from ddm_ray.serve.engine.segments import Sampled, SegmentSampler
 from ddm_ray.serve.engine.versions import LiveSampler, Version, Versions, follow, read_pins
 from ddm_ray.storage.attempts import claim
 from ddm_ray.storage.graph import expert
@@ -191,8 +191,8 @@ def live_sampler(run: Run, version: Version) -> LiveSampler:
 
 def parts(run: Run, version: Version) -> tuple[Version, SegmentSampler, object]:
     engine = local_engine(mixture_info(run), version, [0, 1], networks_of(run), run.config.data)
-    runners = [None if weights is None else LocalEngine(engine) for weights in version.experts]
-    return version, SegmentSampler(mixture_info(run), runners, LocalEngine(engine)), engine
+    runners = [None if weights is None else LocalRunner(engine) for weights in version.experts]
+    return version, SegmentSampler(mixture_info(run), runners, LocalRunner(engine)), engine
 
 
 def test_an_expert_without_weights_is_left_out_and_said(run: Run) -> None:

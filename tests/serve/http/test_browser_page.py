@@ -22,7 +22,7 @@ from ddm_ray.core.condition import Text
 from ddm_ray.models.latents import Latents
 from ddm_ray.models.text import TextEncoder
 from ddm_ray.sampling.trace import HUES
-from ddm_ray.serve.engine.segments import LocalEngine
+from ddm_ray.serve.engine.local_runner import LocalRunner
 from ddm_ray.serve.http.guard import Guard
 from ddm_ray.storage.run import Run
 from tests.conftest import ROOT, wait_for
@@ -244,7 +244,7 @@ def test_a_refusal_is_marked_at_its_field(page: Page, site: Site) -> None:
 
 
 def test_who_is_left_out_is_named(page: Page, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone, *others = [LocalEngine(served.engine) for _ in range(served.sampler.info.num_experts)]
+    gone, *others = [LocalRunner(served.engine) for _ in range(served.sampler.info.num_experts)]
     gone.away = True
     monkeypatch.setattr(served.sampler, "_of_expert", [gone, *others])
     paint(page, ("full",), steps="3")

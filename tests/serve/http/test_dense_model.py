@@ -25,8 +25,9 @@ from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import ModelKind, Models, load_model, load_models, sampling_settings, settings_of
 from ddm_ray.sampling.trajectory import start
 from ddm_ray.serve.engine.batch_engine import BatchEngine
+from ddm_ray.serve.engine.local_runner import LocalRunner
 from ddm_ray.serve.engine.scheduler import Scheduler
-from ddm_ray.serve.engine.segments import LocalEngine, SegmentSampler
+from ddm_ray.serve.engine.segments import SegmentSampler
 from ddm_ray.serve.engine.versions import LiveSampler, Versions
 from ddm_ray.serve.http.meters import Meters
 from ddm_ray.serve.http.routes import http_app
@@ -47,7 +48,7 @@ def live(models: Models, versions: Versions, full: bool) -> LiveSampler:
         engine.submit(start(request, models.info))
     else:
         engine.start()
-    runner = LocalEngine(engine)
+    runner = LocalRunner(engine)
     return LiveSampler(versions.newest(), SegmentSampler(models.info, [runner] * len(models.experts), runner), engine)
 
 

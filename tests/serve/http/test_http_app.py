@@ -22,7 +22,8 @@ from ddm_ray.pipeline import DDMPipeline
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.run_models import load_models, sampling_settings
 from ddm_ray.serve.engine.batch_engine import BatchEngine
-from ddm_ray.serve.engine.segments import LocalEngine, SegmentSampler
+from ddm_ray.serve.engine.local_runner import LocalRunner
+from ddm_ray.serve.engine.segments import SegmentSampler
 from ddm_ray.serve.engine.versions import LiveSampler, Versions
 from ddm_ray.serve.http import routes
 from ddm_ray.serve.http.generation import MAX_WORK
@@ -44,7 +45,7 @@ class Served:
         models = load_models(run)
         self.engine = BatchEngine(partial(driver.answers, experts=models.experts, router=models.router))
         self.engine.start()
-        runner = LocalEngine(self.engine)
+        runner = LocalRunner(self.engine)
         self.sampler = SegmentSampler(models.info, [runner] * models.info.num_experts, runner)
         self.away: list[str] = []
         self.meters = Meters(lambda: self.engine)

@@ -1,0 +1,111 @@
+"""Engines of this process with the networks of a version, warm and running, and their runners. No Ray, no HTTP.
+
+Shapes: B rows, CHW image, K experts.
+"""
+
+import asyncio
+from functools import partial
+
+import numpy as np
+import torch
+
+from ddm_ray.config import DataConfig, SamplingSettings
+from ddm_ray.sampling import driver
+from ddm_ray.sampling.offload import OffloadedToHost
+from ddm_ray.sampling.request import MixtureInfo, SampleRequest
+from ddm_ray.sampling.state import Trajectories
+from ddm_ray.sampling.trajectory import start
+from ddm_ray.serve.engine.batch_engine import BatchEngine
+from ddm_ray.serve.engine.computing import Networks, any_condition
+from ddm_ray.serve.engine.multiplexer import Multiplexer
+from ddm_ray.serve.engine.runner import Runners, Segment
+from ddm_ray.serve.engine.scheduler import Scheduler
+from ddm_ray.serve.engine.versions import Version
+
+
+class LocalRunner:
+    """The Runner of an engine in this process."""
+
+    away = False
+
+    def __init__(self, engine: BatchEngine):
+        self._engine = engine
+
+    async def run(self, rows: Trajectories, seconds: float | None, until: int | None) -> Segment:
+        return await asyncio.wrap_future(self._engine.submit(rows, seconds, until))
+
+
+def colocated_runners(info: MixtureInfo, version: Version, networks: Networks, data: DataConfig) -> Runners:
+    """One engine with all experts of a version. Raises as `Networks.of` does."""
+    engine = local_engine(info, version, list(range(info.num_experts)), networks, data)
+    runner = LocalRunner(engine)
+    return Runners([None if weights is None else runner for weights in version.experts], runner, engine)
+
+
+def multiplexed_runners(info: MixtureInfo, version: Version, networks: Networks, data: DataConfig) -> Runners:
+    """An engine for each expert of a version, which share the device. Raises as `Networks.of` does."""
+    engines = multiplexed_engines(info, version, networks, data)
+    pairs = zip(engines.of_expert, version.experts, strict=True)
+    of_expert = [None if weights is None else LocalRunner(engine) for engine, weights in pairs]
+    return Runners(of_expert, LocalRunner(engines.mixing), engines)
+
+
+def local_engine(
+    info: MixtureInfo, version: Version, clusters: list[int], networks: Networks, data: DataConfig
+) -> BatchEngine:
+    """An engine with these experts of a version and its router, warm and running. Raises as `Networks.of` does."""
+    torch.set_num_threads(1)
+    experts: list[driver.Field | None] = [None] * info.num_experts
+    for cluster in clusters:
+        weights = version.experts[cluster]
+        experts[cluster] = None if weights is None else networks.of(weights)
+    router = None if version.router is None else networks.of(version.router)
+    answer = partial(driver.answers, experts=experts, router=router)
+    here_K = None if len(clusters) == info.num_experts else np.isin(np.arange(info.num_experts), clusters)
+    engine = BatchEngine(answer, here_K, Scheduler(networks.computing.max_rows))
+    present = [cluster for cluster in clusters if experts[cluster] is not None]
+    warm_up(engine, info, data, present, networks.computing.device)
+    engine.start()
+    return engine
+
+
+def multiplexed_engines(info: MixtureInfo, version: Version, networks: Networks, data: DataConfig) -> Multiplexer:
+    """Engines of all experts of a version, whose weights are in host memory, few on the device; warm and running.
+
+    Raises as `Networks.of` does.
+    """
+    torch.set_num_threads(1)
+    computing, experts_K = networks.computing, version.experts
+    assert computing.resident is not None
+    present = [weights is not None for weights in experts_K]
+
+    def load(cluster: int) -> torch.nn.Module:
+        weights = experts_K[cluster]
+        assert weights is not None
+        network = networks.of(weights)
+        networks.forget(weights)  # of which there is a copy from now on
+        assert isinstance(network, torch.nn.Module)
+        return network
+
+    experts = OffloadedToHost(load, present, computing.device, computing.resident)
+    router = None if version.router is None else networks.of(version.router)
+    multiplexer = Multiplexer(experts, router, computing.max_rows)
+    clusters = [cluster for cluster, here in enumerate(present) if here]
+    warm_up(multiplexer.of_expert[clusters[0]], info, data, clusters[:1], computing.device)
+    warm_up(multiplexer.mixing, info, data, clusters, computing.device)
+    multiplexer.start()
+    return multiplexer
+
+
+def warm_up(engine: BatchEngine, info: MixtureInfo, data: DataConfig, clusters: list[int], device: str) -> None:
+    """Run a few velocities of one row and of many, so that the engine knows its speed before the first request."""
+    settings = SamplingSettings(strategy="oracle", steps=3)
+    for number, count in enumerate((1, 1, engine.scheduler.max_rows)):
+        if number == 1:
+            engine.scheduler.speed.forget()  # what runs first is slower than it ever will be
+        cluster_B = torch.tensor(clusters)[torch.arange(count) % len(clusters)]
+        request = SampleRequest(tuple(range(count)), any_condition(data, count), settings, cluster_B)
+        future = engine.submit(start(request, info, device), np.inf)
+        while not future.done():
+            engine.tick()
+        future.result()
