@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from ddm_ray.config import RunConfig
 
 PAGE = """\
-# The configuration of a run
+# The configuration of a run and of a server
 
 Written by `ddm fields --markdown` from the types in `ddm_ray/config/`. A recipe is a YAML file of these fields, and
 `ddm init RUN --recipe NAME --set data.image_size=64` changes one. `ddm recipes` lists the recipes that are shipped.
 Where a run is made, and how fast, is no part of it: that is an island's file
-([cluster_configs](../cluster_configs/README.md)).
+([cluster_configs](../cluster_configs/README.md)). The last section has the arguments of a server, which aren't either: they
+are options of `ddm serve`, and `args` in a Serve configuration such as `serving/mixture.yaml`.
 """
 
 
@@ -140,10 +141,13 @@ def page() -> str:
     """docs/configuration.md."""
     from ddm_ray.config import RunConfig
     from ddm_ray.config.fields import field_groups
+    from ddm_ray.serve.cluster.args import ServeArgs
 
     lines = [PAGE]
-    for group in field_groups(RunConfig):
-        title = ", ".join(f"`{path}`" if path else "The run" for path in group.paths)
+    groups = [("The run", group) for group in field_groups(RunConfig)]
+    groups += [("The server", group) for group in field_groups(ServeArgs)]
+    for top, group in groups:
+        title = ", ".join(f"`{path}`" if path else top for path in group.paths)
         lines += [f"## {title}", "", group.about, "", "| field | values | default | |", "|---|---|---|---|"]
         cells = ((f"`{each.name}`", each.values, each.default, each.about) for each in group.fields)
         escaped = (" | ".join(cell.replace("|", r"\|") for cell in row) for row in cells)

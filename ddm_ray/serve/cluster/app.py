@@ -25,7 +25,8 @@ from ddm_ray.serve.cluster.gateway import Gateway, find_haproxy, until_told
 from ddm_ray.serve.cluster.ingress import API, DECODER, ENCODER
 from ddm_ray.serve.engine.computing import Computing
 from ddm_ray.serve.engine.versions import Version, Versions, expert_name
-from ddm_ray.serve.http.guard import TOKENS, Limits, read_tokens
+from ddm_ray.serve.http.authentication.bearer import TOKENS
+from ddm_ray.serve.http.guard import Limits
 from ddm_ray.serve.http.meters import DENSE
 from ddm_ray.spelling import one_line
 from ddm_ray.storage.graph import PARTITION
@@ -59,7 +60,7 @@ def build_app(args: ServeArgs) -> Application:
     on_gpu, limits = args.device.startswith("cuda"), Limits(per_minute=args.per_minute, local=args.local)
     resident = args.resident if args.placement == "multiplexed" else None
     shared = (Computing(args.device, args.max_rows, args.precision, args.compile, resident), args.pin_file)
-    own = (run.url, *shared, args.refresh_s, read_tokens(args.token_file), limits)
+    own = (run.url, *shared, args.refresh_s, args.authenticator(), limits)
     data, num_experts = run.config.data, run.config.partition.num_clusters
     known = row_networks(run)
     encoder = (ENCODER, Encoder, data.text, known.get("text encoder"))
@@ -133,7 +134,7 @@ def serve_run(
     meant (`insecure`); before anything starts.
     """
     version = require_servable(args, port, host)
-    if not read_tokens(args.token_file):
+    if args.authenticator() is None:
         if is_loopback(host) and not insecure:
             args = args.model_copy(update={"local": True})
         elif not insecure:
@@ -210,7 +211,8 @@ def _greeting(args: ServeArgs, version: Version, host: str, port: int) -> str:
     prompt, side = (data.class_names or ("a red bird",))[-1], data.pixel_shape[-1]
     side *= max(1, 256 // side)
     url = f"http://{host}:{port}"
-    token = " -H 'Authorization: Bearer TOKEN'" if read_tokens(args.token_file) else ""
+    authenticator = args.authenticator()
+    token = "" if authenticator is None else f" -H '{authenticator.header}'"
     body = f'{{"prompt": "{prompt}", "size": "{side}x{side}", "response_format": "png"}}'
     return (
         f"Serving {args.run} at {url} (routes: {url}/openapi.json) on {args.device}; stop with Ctrl-C.\n"

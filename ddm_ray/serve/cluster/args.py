@@ -5,6 +5,8 @@ from typing import Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from ddm_ray.config import Precision, StrictModel
+from ddm_ray.serve.http.authentication import ABOUT, AUTHENTICATION, AuthenticationName, Authenticator
+from ddm_ray.serve.http.authentication.bearer import TOKENS
 
 
 class ServeArgs(StrictModel):
@@ -55,10 +57,13 @@ class ServeArgs(StrictModel):
         description="Compile experts and router for calls of a few sizes, which others are padded to, and on a GPU make"
         " each size a CUDA graph: minutes at the start, faster steps.",
     )
+    authentication: AuthenticationName = Field(
+        default="bearer", description=f"Scheme by which clients prove that they may ask. {ABOUT}."
+    )
     token_file: str | None = Field(
         default=None,
-        description="File with bearer tokens, one a line, where this is called. Default: those in $DDM_SERVE_TOKENS"
-        " there; without any, everybody may ask.",
+        description="File with tokens that clients may have, one a line, where this is called. Default: those in"
+        f" ${TOKENS} there; without any, everybody may ask.",
     )
     per_minute: float | None = Field(
         default=None,
@@ -71,6 +76,10 @@ class ServeArgs(StrictModel):
         description="Answer only requests by localhost or an IP address: where there are no tokens, any page in a"
         " browser on the machine could ask otherwise, by a name of its own that leads here.",
     )
+
+    def authenticator(self) -> Authenticator | None:
+        """Read the credentials that clients may have; None: everybody may ask. Raises ConfigError."""
+        return AUTHENTICATION[self.authentication].read(self.token_file)
 
     @model_validator(mode="after")
     def _compiled_where_weights_stay(self) -> Self:

@@ -27,6 +27,7 @@ from ddm_ray.serve.cluster.replicas import Replicas
 from ddm_ray.serve.engine.computing import Computing, Networks
 from ddm_ray.serve.engine.segments import OnSegment
 from ddm_ray.serve.engine.versions import Version, Versions, expert_name
+from ddm_ray.serve.http.authentication import Authenticator
 from ddm_ray.serve.http.guard import Guard, Limits
 from ddm_ray.serve.http.meters import DENSE, Meters
 from ddm_ray.serve.http.routes import http_app
@@ -46,7 +47,7 @@ class API:
         computing: Computing,
         pin_file: str | None,
         refresh_s: float,
-        tokens: frozenset[bytes],
+        authenticator: Authenticator | None,
         limits: Limits,
         experts: Sequence[Handle] = (),
         others: Mapping[str, Handle] | None = None,
@@ -59,7 +60,7 @@ class API:
         """
         self._run = run = Run.open(run_url)
         others = others or {}
-        self._guarded = (tokens, limits)
+        self._guarded = (authenticator, limits)
         self._replicas = Replicas(serve.get_replica_context().app_name)
         self._names = [handle.deployment_name for handle in (*experts, *others.values())]
         self._encode, self._decode = self._codecs(run, computing.device, others if experts else None)

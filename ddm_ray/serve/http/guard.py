@@ -4,27 +4,20 @@ Plain ASGI, so that what is refused costs next to nothing.
 """
 
 import asyncio
-import hashlib
-import hmac
 import ipaddress
 import json
 import logging
-import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from ddm_ray.errors import ConfigError
 from ddm_ray.serve.http import page_files
+from ddm_ray.serve.http.authentication import Authenticator
 from ddm_ray.serve.http.openai_errors import error_body, internal_error, retry_after
-from ddm_ray.spelling import one_line
 
 LOG = logging.getLogger("ray.serve")
-TOKENS = "DDM_SERVE_TOKENS"
-"""Variable with bearer tokens, separated by spaces or new lines, where no file is named."""
 OPEN = {"/healthz", "/readyz", *page_files.FILES}
 """Routes that probes ask, which have no tokens, and the page that one is typed into."""
 
@@ -51,33 +44,12 @@ class Limits:
     local: bool = False
 
 
-def read_tokens(path: str | None) -> frozenset[bytes]:
-    """SHA-256 of the tokens in a file, one a line, or in $DDM_SERVE_TOKENS; none: everybody is let in.
-
-    ConfigError for a file that can't be read or has none, or for a token of less than 16 characters.
-    """
-    try:
-        tokens = (os.environ.get(TOKENS, "") if path is None else Path(path).expanduser().read_text()).split()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"token_file {path}: {one_line(error, 200)}") from None
-    if path is not None and not tokens:
-        raise ConfigError(f"token_file {path} is empty: write one token a line, as `openssl rand -hex 32` makes them")
-    if any(len(token) < 16 for token in tokens):
-        where = f"${TOKENS}" if path is None else f"token_file {path}"
-        raise ConfigError(f"{where}: a token has less than 16 characters; `openssl rand -hex 32` makes good ones")
-    return frozenset(_digest(token.encode()) for token in tokens)
-
-
-def _digest(token: bytes) -> bytes:
-    return hashlib.sha256(token).digest()
-
-
 class RefusedError(Exception):
-    """An answer in place of the routes': its status, and OpenAI's error."""
+    """An answer in place of the routes': its status, its further headers, and OpenAI's error."""
 
-    def __init__(self, status: int, message: str, code: str, retry_after_s: float | None = None):
+    def __init__(self, status: int, message: str, code: str, headers: Mapping[str, str] | None = None):
         super().__init__(message)
-        self.status, self.code, self.retry_after_s = status, code, retry_after_s
+        self.status, self.code, self.headers = status, code, headers or {}
 
 
 class Guard:
@@ -86,13 +58,13 @@ class Guard:
     def __init__(
         self,
         app: App,
-        tokens: Iterable[bytes] = (),
+        authenticator: Authenticator | None = None,
         limits: Limits = Limits(),
         clock: Callable[[], float] = time.monotonic,
         on_answer: Callable[[str, int], None] = lambda path, status: None,
     ):
-        """`tokens`: their digests, as `read_tokens` gives them. `on_answer` learns each answer's path and status."""
-        self._app, self._tokens, self._limits, self._clock = app, tuple(tokens), limits, clock
+        """`authenticator`: None lets in everybody. `on_answer` is called with each answer's path and status."""
+        self._app, self._authenticator, self._limits, self._clock = app, authenticator, limits, clock
         self._on_answer = on_answer
         self._buckets: dict[bytes, tuple[float, float]] = {}
 
@@ -116,7 +88,7 @@ class Guard:
             body = await self._body(scope, receive)
             await self._app(scope, _replayed(body, receive), noted)
         except RefusedError as error:
-            await _answer(noted, error.status, error_body(str(error), None, error.code), error.retry_after_s)
+            await _answer(noted, error.status, error_body(str(error), None, error.code), error.headers)
         except Exception as error:
             LOG.exception("%s %s", scope["method"], scope["path"])
             if not status:
@@ -126,33 +98,32 @@ class Guard:
     def _admit(self, scope: Message) -> None:
         headers = dict(scope["headers"])
         # A page of somebody else's can have a name of its own lead here, and so ask as if it were this server's.
-        if self._limits.local and not self._tokens and not is_own_name(headers.get(b"host", b"").decode("latin-1")):
+        host, is_open = headers.get(b"host", b"").decode("latin-1"), self._authenticator is None
+        if self._limits.local and is_open and not is_own_name(host):
             message = "ask by localhost or by an IP address: this server, which wants no token, has no other name"
             raise RefusedError(421, message, "unknown_host")
         if scope["path"] in OPEN:
             return
-        who = b""
-        if self._tokens:
-            scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-            who = _digest(token.strip())
-            # All are compared, so that time tells nothing of any.
-            known = [hmac.compare_digest(who, token) for token in self._tokens]
-            if scheme.lower() != b"bearer" or not any(known):
-                raise RefusedError(
-                    401, "send one of this server's tokens: Authorization: Bearer TOKEN", "invalid_api_key"
-                )
+        caller = b""
+        if self._authenticator is not None:
+            known = self._authenticator.caller(headers)
+            if known is None:
+                message = f"send one of this server's tokens: {self._authenticator.header}"
+                raise RefusedError(401, message, "invalid_api_key", {"www-authenticate": self._authenticator.challenge})
+            caller = known
         if scope["method"] == "POST" and self._limits.per_minute is not None:
-            self._require_rate(who, self._limits.per_minute)
+            self._require_rate(caller, self._limits.per_minute)
 
-    def _require_rate(self, who: bytes, per_minute: float) -> None:
+    def _require_rate(self, caller: bytes, per_minute: float) -> None:
         """Take one of a token's requests, of which `per_minute` come back each minute, and as many are kept."""
         now, most = self._clock(), max(1.0, per_minute)
-        left, since = self._buckets.get(who, (most, now))
+        left, since = self._buckets.get(caller, (most, now))
         left = min(most, left + (now - since) * per_minute / 60)
-        self._buckets[who] = (left - 1 if left >= 1 else left, now)
+        self._buckets[caller] = (left - 1 if left >= 1 else left, now)
         if left < 1:
             message = f"{per_minute:g} requests a minute are allowed"
-            raise RefusedError(429, message, "rate_limit_exceeded", (1 - left) * 60 / per_minute)
+            soon = retry_after((1 - left) * 60 / per_minute)
+            raise RefusedError(429, message, "rate_limit_exceeded", {"retry-after": soon})
 
     async def _body(self, scope: Message, receive: Receive) -> bytes:
         """The request's body, if it is small enough and comes soon enough."""
@@ -204,13 +175,10 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
-async def _answer(send: Send, status: int, body: dict[str, Any], retry_after_s: float | None = None) -> None:
+async def _answer(send: Send, status: int, body: dict[str, Any], others: Mapping[str, str] | None = None) -> None:
     data = json.dumps(body).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
-    if retry_after_s is not None:
-        headers.append((b"retry-after", retry_after(retry_after_s).encode()))
-    if status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
+    headers += [(name.encode(), value.encode()) for name, value in (others or {}).items()]
     if status in (408, 413):
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -7,7 +7,8 @@ from itertools import pairwise
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from ddm_ray.serve.http.guard import TOKENS, Guard, Limits, read_tokens
+from ddm_ray.serve.http.authentication.bearer import TOKENS, BearerTokens
+from ddm_ray.serve.http.guard import Guard, Limits
 from tests.conftest import wait_for
 from tests.serve.http.browser import Site, tab
 from tests.serve.http.test_browser_page import (
@@ -35,7 +36,7 @@ TOKEN = "t" * 32
 def guarded(site: Site, served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     """The same site, for those who have a token."""
     monkeypatch.setenv(TOKENS, TOKEN)
-    before, site.app = site.app, Guard(served.app, read_tokens(None))
+    before, site.app = site.app, Guard(served.app, BearerTokens.read(None))
     yield site
     site.app = before
 

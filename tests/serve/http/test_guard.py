@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from ddm_ray.errors import ConfigError
-from ddm_ray.serve.http.guard import OWN_FAULT, REPEATS, TOKENS, Guard, Limits, read_tokens
+from ddm_ray.serve.http.authentication.bearer import TOKENS, BearerTokens
+from ddm_ray.serve.http.guard import OWN_FAULT, REPEATS, Guard, Limits
 from tests.serve.http.test_http_app import GENERATIONS, Served, error_of, served
 
 __all__ = ["served"]
@@ -37,7 +38,7 @@ def token_file(tmp_path: Path) -> str:
     ],
 )
 def test_who_has_a_token_is_let_in(served: Served, token_file: str, headers: dict[str, Any], status: int) -> None:
-    guard = Guard(served.app, read_tokens(token_file))
+    guard = Guard(served.app, BearerTokens.read(token_file))
     answer = served.ask("GET", "/v1/models", guard, headers=headers)
     assert answer.status_code == status
     if status == 401:
@@ -49,9 +50,10 @@ def test_who_has_a_token_is_let_in(served: Served, token_file: str, headers: dic
 
 def test_tokens_come_from_a_variable_too(monkeypatch: pytest.MonkeyPatch, token_file: str) -> None:
     monkeypatch.setenv(TOKENS, f" {TOKEN} {'u' * 32}\n")
-    assert read_tokens(None) == read_tokens(token_file) and len(read_tokens(None)) == 2
+    tokens = BearerTokens.read(None)
+    assert tokens is not None and tokens == BearerTokens.read(token_file) and len(tokens.digests) == 2
     monkeypatch.delenv(TOKENS)
-    assert read_tokens(None) == frozenset()
+    assert BearerTokens.read(None) is None
 
 
 @pytest.mark.parametrize(("content", "words"), [(None, "No such file"), ("", "is empty"), ("short", "less than 16")])
@@ -60,12 +62,12 @@ def test_tokens_that_are_none_are_refused(tmp_path: Path, content: str | None, w
     if content is not None:
         path.write_text(content)
     with pytest.raises(ConfigError, match=words):
-        read_tokens(str(path))
+        BearerTokens.read(str(path))
 
 
 def test_requests_a_minute_are_a_tokens_own(served: Served, token_file: str) -> None:
     now = 0.0
-    guard = Guard(served.app, read_tokens(token_file), Limits(per_minute=2), clock=lambda: now)
+    guard = Guard(served.app, BearerTokens.read(token_file), Limits(per_minute=2), clock=lambda: now)
 
     def status(token: str) -> int:
         headers = {"authorization": f"Bearer {token}"}
@@ -131,7 +133,7 @@ def test_who_has_no_token_is_refused_before_anything_is_read(served: Served, tok
         raise AssertionError("the body was read")
         yield b""
 
-    guard = Guard(unreached, read_tokens(token_file))
+    guard = Guard(unreached, BearerTokens.read(token_file))
     assert served.ask("POST", GENERATIONS, guard, content=unread()).status_code == 401
 
 

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from ddm_ray.serve.http.guard import Guard, read_tokens
+from ddm_ray.serve.http.authentication.bearer import BearerTokens
+from ddm_ray.serve.http.guard import Guard
 from ddm_ray.serve.http.page_files import FILES
 from tests.serve.http.test_http_app import Served, error_of, served
 
@@ -18,7 +19,7 @@ OWN = ("http://www.w3.org/2000/svg",)
 @pytest.mark.parametrize("path", FILES)
 def test_a_file_is_open_and_says_what_it_may_load(served: Served, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DDM_SERVE_TOKENS", "t" * 32)
-    guard = Guard(served.app, read_tokens(None))
+    guard = Guard(served.app, BearerTokens.read(None))
     answer = served.ask("GET", path, guard)
     assert (answer.status_code, answer.content) == (200, FILES[path].read_bytes())
     policy = dict(each.strip().split(" ", 1) for each in answer.headers["content-security-policy"].split(";"))
@@ -32,7 +33,7 @@ def test_a_file_is_open_and_says_what_it_may_load(served: Served, path: str, mon
 
 def test_beside_them_nothing_is_open(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DDM_SERVE_TOKENS", "t" * 32)
-    guard = Guard(served.app, read_tokens(None))
+    guard = Guard(served.app, BearerTokens.read(None))
     for path in ("/page", "/page/", "/page/%2e%2e/guard.py", "/v1/models", "/openapi.json"):
         assert served.ask("GET", path, guard).status_code == 401, path
     assert error_of(served.ask("GET", "/page/guard.py"))["message"].endswith("the routes are listed at /openapi.json")
