@@ -19,8 +19,8 @@ PAGE = """\
 Written by `ddm fields --markdown` from the types in `ddm_ray/config/`. A recipe is a YAML file of these fields, and
 `ddm init RUN --recipe NAME --set data.image_size=64` changes one. `ddm recipes` lists the recipes that are shipped.
 Where a run is made, and how fast, is no part of it: that is an island's file
-([cluster_configs](../cluster_configs/README.md)). The last section has the arguments of a server, which aren't either: they
-are options of `ddm serve`, and `args` in a Serve configuration such as `serving/mixture.yaml`.
+([cluster_configs](../cluster_configs/README.md)). The last section has the arguments of a server: options of
+`ddm serve`, and `args` in a Serve configuration such as `serving/mixture.yaml`.
 """
 
 
