@@ -23,7 +23,8 @@ import ray
 from ray import serve
 from ray.cluster_utils import Cluster
 
-from ddm_ray.serve.cluster.gateway import Gateway, find_haproxy
+from ddm_ray.serve.cluster.gateway import Gateway
+from ddm_ray.serve.cluster.haproxy import find_haproxy
 from tests.processes import command, family
 
 ROOT = Path(__file__).parents[1]

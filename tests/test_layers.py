@@ -64,7 +64,7 @@ RAY = {
     *("ray_session", "data.sharded.ray_data", "data.partition.ray_data", "islands.machines"),
     *(f"train.ray.{name}" for name in ("launch", "driver", "fit", "leaving", "preloaded", "recovery", "room", "world")),
     *(f"serve.cluster.{name}" for name in ("app", "codec", "direct_ingress", "expert_replica", "ingress", "mixture")),
-    *("serve.cluster.remote_runner", "serve.cluster.replicas"),
+    *(f"serve.cluster.{name}" for name in ("remote_runner", "replicas", "server")),
 }
 ABOVE = {"tests", "jobs", "serving", "benchmarks"}
 

@@ -256,11 +256,11 @@ def serve(run_url: str, host: str, port: int, address: str | None, insecure: boo
 
     from ddm_ray.config import invalid_fields
     from ddm_ray.environment import prepare_serve
-    from ddm_ray.serve.cluster.gateway import find_haproxy
+    from ddm_ray.serve.cluster.haproxy import find_haproxy
 
     prepare_serve(direct_ingress=find_haproxy() is not None)
-    from ddm_ray.serve.cluster.app import serve_run
     from ddm_ray.serve.cluster.args import ServeArgs
+    from ddm_ray.serve.cluster.server import serve_run
     from ddm_ray.storage.run import Run
 
     for name in ("token_file", "pin_file"):

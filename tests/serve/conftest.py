@@ -36,9 +36,9 @@ START_S = 180.0
 SERVE_RUN = """
 import sys, ray
 from ddm_ray.environment import prepare_serve
-from ddm_ray.serve.cluster.gateway import find_haproxy
+from ddm_ray.serve.cluster.haproxy import find_haproxy
 prepare_serve(direct_ingress=find_haproxy() is not None)
-from ddm_ray.serve.cluster.app import serve_run
+from ddm_ray.serve.cluster.server import serve_run
 from ddm_ray.serve.cluster.args import ServeArgs
 args, port, temp = sys.argv[1:]
 ray.init(address="local", num_cpus=4, include_dashboard=False, _temp_dir=f"{temp}/ray", log_to_driver=False)

@@ -12,19 +12,19 @@ Address = tuple[str, int]
 """Host and port."""
 
 
-def written(address: Address) -> str:
+def format_address(address: Address) -> str:
     """HOST:PORT."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def reached(host: str) -> str:
-    """An address of this machine at which a socket that listens on this one is reached."""
+def loopback_of(host: str) -> str:
+    """The loopback address for a bind address: 127.0.0.1 for 0.0.0.0."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
-def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens there. Raises ServeError where that can't be."""
+def listen_on(host: str, port: int) -> socket.socket:
+    """A socket that listens at this address. Raises ServeError if it can't."""
     own = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -40,7 +40,7 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 def is_loopback(host: str) -> bool:
-    """True for an address that this machine alone reaches."""
+    """True for an address that only this machine reaches."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -29,7 +29,7 @@ ATTEMPTS = 5
 FIRST_WAIT_S = 0.1
 VELOCITY_S, LINK_S = 30.0, 10.0
 """Seconds for a velocity through Serve, and for one over a link before that."""
-PATIENCE_S = 1.0
+CHECK_AFTER_S = 1.0
 """Seconds without an answer after which it is asked whether anybody is there to give one."""
 STARTING_S = 5.0
 """Seconds that a request waits for the first replica; then its client hears of it, and the replica starts on."""
@@ -130,7 +130,7 @@ async def called(
 async def _answered(response: Any, require_replica: Callable[[float], Awaitable[None]] | None) -> Any:
     answer, since = asyncio.ensure_future(_awaited(response)), time.monotonic()
     try:
-        while not (await asyncio.wait({answer}, timeout=PATIENCE_S))[0]:
+        while not (await asyncio.wait({answer}, timeout=CHECK_AFTER_S))[0]:
             if require_replica is not None:
                 await _unless_done(answer, require_replica(time.monotonic() - since))
         return answer.result()

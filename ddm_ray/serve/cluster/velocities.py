@@ -26,13 +26,13 @@ from ddm_ray.serve.engine.versions import LOG
 from ddm_ray.spelling import one_line
 
 DOMAIN = "velocities"
-MOST_BYTES = 2**28
+MAX_BYTES = 2**28
 """Bytes of a request or answer at most."""
 CONNECT_MS, HEARTBEAT_MS, SILENT_MS, LOOK_MS = 5000, 1000, 3000, 100
 """For a connection, between two heartbeats, without one until a connection ends, between two looks whether it has."""
 IDLE_S = 15.0
 """Seconds without a request after which a client is let in no more."""
-RENEW_S, RETRY_S, MOST_RETRY_S = 10.0, 1.0, 60.0
+RENEW_S, RETRY_S, MAX_RETRY_S = 10.0, 1.0, 60.0
 """Seconds between two tries for a new link: where there is one, where there is none, and at most after failures."""
 
 Endpoint = tuple[str, bytes]
@@ -51,7 +51,7 @@ class _Link:
 def _guarded(context: "zmq.Context[zmq.Socket[bytes]]", kind: int, secret_key: bytes) -> Any:
     """A socket with this key and our limits."""
     socket = context.socket(kind)
-    socket.curve_secretkey, socket.maxmsgsize, socket.linger = secret_key, MOST_BYTES, 0
+    socket.curve_secretkey, socket.maxmsgsize, socket.linger = secret_key, MAX_BYTES, 0
     socket.handshake_ivl, socket.heartbeat_ivl, socket.heartbeat_timeout = CONNECT_MS, HEARTBEAT_MS, SILENT_MS
     return socket
 
@@ -214,5 +214,5 @@ class VelocityClient:
             level = logging.WARNING if isinstance(error, OSError) and self._retry_s == RETRY_S else logging.INFO
             LOG.log(level, "no link to %s, so calls cross by Serve: %s", self._name, one_line(error, 200))
             response.cancel()
-            self._retry_s = min(2 * self._retry_s, MOST_RETRY_S)
+            self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)
         self._linked_at = time.monotonic()

@@ -19,16 +19,16 @@ from ddm_ray.sampling.state import Trajectories, require_finite
 from ddm_ray.sampling.trajectory import advance, needs, turned
 from ddm_ray.serve.engine.batch import JobRows, Pace, RowBatch, together
 from ddm_ray.serve.engine.runner import DeadlineError, ExpertError, Segment
-from ddm_ray.serve.engine.scheduler import Job, Scheduler
+from ddm_ray.serve.engine.scheduler import MAX_TIMEOUT_S, Job, Scheduler
 
 Answer = Callable[[Sequence[Call]], list[Tensor]]
 """Answers of networks to calls, in their order."""
 
 
 STOPS = "the server stops"
-PATIENCE, LEAST_SECONDS, MOST_SECONDS = 10.0, 10.0, 300.0
-"""Time of a request that names none: times what it takes alone, at least, and where that isn't known yet."""
-MOST_FAILURES = 3
+TIMEOUT_FACTOR, MIN_TIMEOUT_S = 10.0, 10.0
+"""Time of a request that names none: so many times what it takes alone, and at least so many seconds."""
+MAX_FAILURES = 3
 """Velocities in a row that fail by no fault of a request, after which the engine is taken for broken."""
 
 
@@ -110,7 +110,7 @@ class BatchEngine:
 
     def require_success(self) -> None:
         """Raise ServeError if nothing succeeds any more."""
-        if self._num_failures >= MOST_FAILURES:
+        if self._num_failures >= MAX_FAILURES:
             raise ServeError(f"{self._num_failures} velocities in a row have failed")
 
     def submit(self, rows: Trajectories, seconds: float | None = None, until: int | None = None) -> "Future[Segment]":
@@ -133,7 +133,7 @@ class BatchEngine:
         rows_each = len(rows) * float(plan.most_rows_N[position:until].mean())
         if seconds is None:
             alone = (until - position) * self.scheduler.speed.seconds(rows_each)
-            seconds = max(LEAST_SECONDS, PATIENCE * alone) if alone else MOST_SECONDS
+            seconds = max(MIN_TIMEOUT_S, TIMEOUT_FACTOR * alone) if alone else MAX_TIMEOUT_S
         job = Job(len(rows), until - position, rows_each, now + seconds)
         with self._changed:
             if self._closed:

@@ -9,6 +9,13 @@ from dataclasses import dataclass, field
 
 from ddm_ray.errors import ServeError
 
+MAX_ROWS = 32
+"""Rows of a batch, unless a configuration gives another number."""
+MAX_TIMEOUT_S = 300.0
+"""Seconds that a request may take."""
+REQUEST_TIMEOUT_S = MAX_TIMEOUT_S + 30
+"""Seconds after which Serve ends a request that its engine should have ended before."""
+
 
 class OverloadedError(ServeError):
     """There is more work than can be done in time. `retry_after_s`: when it may be less."""

@@ -15,6 +15,7 @@ from ddm_ray.core.routing import Oracle
 from ddm_ray.errors import SamplingError, ServeError
 from ddm_ray.sampling.plan import SamplingPlan
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest
+from ddm_ray.serve.engine.scheduler import MAX_TIMEOUT_S
 
 MAX_IMAGES = 10
 MAX_LISTED = 50
@@ -23,7 +24,6 @@ MAX_PROMPT = 4000  # characters
 MAX_SEED = 2**53 - 1  # beyond it, JSON numbers lose digits in many clients
 MAX_PARTIAL_IMAGES = 50
 MAX_PARTIAL_PIXELS = 2**24  # of a stream together: four images of the largest size
-MAX_SECONDS = 300.0
 MAX_WORK = 20_000
 """Rows of networks that a request may need: images x velocities x experts x branches of guidance."""
 MAX_STEPS = 1000
@@ -76,7 +76,7 @@ class GenerationRequest(_Settings):
         None, gt=0, le=MAX_STEPS, strict=True, description="steps, as diffusers calls them"
     )
     timeout: float | None = Field(
-        None, gt=0, le=MAX_SECONDS, strict=True, description="seconds after which nobody wants the images any more"
+        None, gt=0, le=MAX_TIMEOUT_S, strict=True, description="seconds after which nobody wants the images any more"
     )
     stream: bool | None = Field(
         None, strict=True, description="answer by server-sent events, as OpenAI streams images; n = 1"

@@ -20,7 +20,7 @@ from ddm_ray.serve.engine.versions import expert_name
 from ddm_ray.serve.http.generation import Generation
 
 
-def to_png(image_CHW: Tensor, upscaling: int) -> bytes:
+def upscaled_png(image_CHW: Tensor, upscaling: int) -> bytes:
     """PNG (grey or RGB) of an image in [-1, 1], clipped; each pixel becomes upscaling x upscaling ones."""
     (image,) = to_pil(to_unit(image_CHW[None]))
     image = image.resize((image.width * upscaling, image.height * upscaling), Image.Resampling.NEAREST)
@@ -67,7 +67,7 @@ def answer(generation: Generation, sampled: Sampled, model: str, created: int) -
         "data": [{"b64_json": b64_json, "seed": seed} for b64_json, seed in zip(encoded, request.seeds, strict=True)],
         "model": model,
         "strategy": None if generation.alone else request.settings.strategy,
-        "experts": experts_of(generation, sampled),
+        "experts": expert_stretches(generation, sampled),
         **({"routing": [routing(result, image) for image in range(len(encoded))]} if generation.routing else {}),
         **degraded(sampled),
     }
@@ -78,7 +78,7 @@ def routing(result: SampleResult, image: int) -> list[list[float]]:
     return [[round(weight, 4) for weight in weights_K] for weights_K in result.routing_SBK[:, image].tolist()]
 
 
-def experts_of(generation: Generation, sampled: Sampled) -> list[list[dict[str, int]]]:
+def expert_stretches(generation: Generation, sampled: Sampled) -> list[list[dict[str, int]]]:
     """Per image the experts that sampled it, in stretches of steps; none by a network alone."""
     if generation.alone:
         return [[] for _ in sampled.result.images_BCHW]
@@ -122,4 +122,4 @@ USAGE = {
 
 
 def base64_png(image_CHW: Tensor, upscaling: int) -> str:
-    return base64.b64encode(to_png(image_CHW, upscaling)).decode()
+    return base64.b64encode(upscaled_png(image_CHW, upscaling)).decode()

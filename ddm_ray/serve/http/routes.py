@@ -21,7 +21,16 @@ from ddm_ray.serve.engine.segments import Sampled
 from ddm_ray.serve.http.generation import Generation, GenerationRequest, RequestError
 from ddm_ray.serve.http.openai_errors import OF_ANY_ROUTE, REFUSALS, Responses, error_body, internal_error, retry_after
 from ddm_ray.serve.http.page_files import add_page
-from ddm_ray.serve.http.responses import USAGE, answer, degraded, event, experts_of, model_entry, routing, to_png
+from ddm_ray.serve.http.responses import (
+    USAGE,
+    answer,
+    degraded,
+    event,
+    expert_stretches,
+    model_entry,
+    routing,
+    upscaled_png,
+)
 from ddm_ray.serve.http.service import Service
 
 LOG = logging.getLogger("ray.serve")
@@ -109,13 +118,13 @@ def _bare(generation: Generation, sampled: Sampled) -> Response:
     result = sampled.result
     headers = {
         "X-Seed": str(generation.sample.seeds[0]),
-        "X-Experts": json.dumps(experts_of(generation, sampled)[0]),
+        "X-Experts": json.dumps(expert_stretches(generation, sampled)[0]),
     }
     if sampled.away:
         headers["X-Degraded"] = ",".join(degraded(sampled)["degraded"])
     if sampled.cut:
         headers["X-Truncated"] = "{} of {} tokens".format(*sampled.cut)
-    return Response(to_png(result.images_BCHW[0], generation.upscaling), media_type="image/png", headers=headers)
+    return Response(upscaled_png(result.images_BCHW[0], generation.upscaling), media_type="image/png", headers=headers)
 
 
 async def _stream(service: Service, generation: Generation) -> Response:
@@ -165,7 +174,7 @@ async def _stream(service: Service, generation: Generation) -> Response:
                 generation.upscaling,
                 int(time.time()),
                 seed=generation.sample.seeds[0],
-                experts=experts_of(generation, sampled)[0],
+                experts=expert_stretches(generation, sampled)[0],
                 usage=USAGE,
                 **routed(sampled.result),
                 **degraded(sampled),

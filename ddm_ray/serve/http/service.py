@@ -16,9 +16,10 @@ from ddm_ray.config import RunConfig, SamplingSettings
 from ddm_ray.core.condition import Text
 from ddm_ray.core.names import parse_strategy_name
 from ddm_ray.sampling.request import SampleResult
+from ddm_ray.serve.engine.live_sampler import LiveSampler
 from ddm_ray.serve.engine.runner import DeadlineError
 from ddm_ray.serve.engine.segments import OnStop, Sampled
-from ddm_ray.serve.engine.versions import LiveSampler, expert_name
+from ddm_ray.serve.engine.versions import expert_name
 from ddm_ray.serve.http.generation import Generation, GenerationRequest, RequestError, resolve
 from ddm_ray.serve.http.meters import DENSE, Meters
 from ddm_ray.spelling import one_line

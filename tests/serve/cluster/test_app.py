@@ -24,10 +24,12 @@ from ddm_ray.sampling.packing import pack, pack_call, unpack
 from ddm_ray.sampling.request import ExpertCall, SampleRequest
 from ddm_ray.sampling.run_models import load_model, mixture_info
 from ddm_ray.sampling.trajectory import start
-from ddm_ray.serve.cluster.app import build_app, is_loopback, last_error, serve_run
+from ddm_ray.serve.cluster.addresses import is_loopback
+from ddm_ray.serve.cluster.app import build_app
 from ddm_ray.serve.cluster.args import ServeArgs
 from ddm_ray.serve.cluster.codec import from_arrays, to_arrays
 from ddm_ray.serve.cluster.expert_replica import ExpertReplica
+from ddm_ray.serve.cluster.server import last_error, serve_run
 from ddm_ray.serve.engine.computing import Computing
 from ddm_ray.serve.engine.runner import DeadlineError
 from ddm_ray.serve.engine.versions import Versions
@@ -153,7 +155,7 @@ def test_gpu_shares_of_all_parts_fit_one_gpu(
 def test_without_a_token_only_this_machine_is_let_in(tiny_run: Run, host: str, served: bool) -> None:
     assert is_loopback(host) is served
     if not served:
-        with pytest.raises(ServeError, match=f"whoever reaches {host} could ask .*without a token"):
+        with pytest.raises(ServeError, match=f"anyone who reaches {host} could ask .*without a token"):
             serve_run(ServeArgs(run=tiny_run.url), free_port(), host)
 
 

@@ -18,9 +18,10 @@ from click.testing import CliRunner
 
 from ddm_ray.cli import main
 from ddm_ray.errors import ServeError
-from ddm_ray.serve.cluster import gateway
+from ddm_ray.serve.cluster import gateway, haproxy
 from ddm_ray.serve.cluster.addresses import Address
-from ddm_ray.serve.cluster.gateway import Gateway, find_haproxy, run_gateway
+from ddm_ray.serve.cluster.gateway import Gateway, run_gateway
+from ddm_ray.serve.cluster.haproxy import find_haproxy
 from ddm_ray.serve.http.guard import OWN_FAULT, Limits
 from tests.conftest import wait_for
 from tests.processes import command
@@ -58,7 +59,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
-        if self.path == gateway.HEALTH:
+        if self.path == haproxy.HEALTH:
             return self._answer(200, b"")
         body = self.rfile.read(int(self.headers["Content-Length"] or 0))
         self.server.bodies.append(body)
@@ -151,7 +152,7 @@ def test_a_proxy_is_waited_for() -> None:
 
 
 def test_where_no_proxy_comes_that_is_told_in_openais_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway, "RETRIES", 1)
+    monkeypatch.setattr(haproxy, "RETRIES", 1)
     with standing(free_port()) as (_, port):
         connection = HTTPConnection("127.0.0.1", port, timeout=60)
         status, body = ask(port, connection=connection)
@@ -161,7 +162,7 @@ def test_where_no_proxy_comes_that_is_told_in_openais_form(monkeypatch: pytest.M
 
 def test_half_a_request_ends_in_408(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that sends nothing ends without a word, as browsers open some ahead; neither holds up anybody."""
-    monkeypatch.setattr(gateway, "LIMITS", Limits(body_seconds=1))
+    monkeypatch.setattr(haproxy, "LIMITS", Limits(body_seconds=1))
     proxy = Proxy(free_port())
     with proxy, standing(proxy.server_port) as (_, port):
         silent, half = (socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(2))
@@ -275,7 +276,8 @@ def test_who_comes_at_the_end_is_refused_at_once_and_what_is_in_flight_is_answer
 
 PARENT = """
 import sys, time
-from ddm_ray.serve.cluster.gateway import Gateway, find_haproxy
+from ddm_ray.serve.cluster.gateway import Gateway
+from ddm_ray.serve.cluster.haproxy import find_haproxy
 gateway = Gateway("127.0.0.1", int(sys.argv[1]), [("127.0.0.1", 1)], find_haproxy())
 gateway.start()
 while gateway.pid is None: time.sleep(0.01)

@@ -16,7 +16,7 @@ from ddm_ray.sampling import driver
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import load_models
 from ddm_ray.serve.cluster.args import ServeArgs
-from ddm_ray.serve.http.responses import to_png
+from ddm_ray.serve.http.responses import upscaled_png
 from ddm_ray.storage.run import Run
 from tests.serve.cluster.test_http import TOLERANCE, distance, pixels, wait_until
 from tests.serve.conftest import Answer, Server, command_line, descendants, served
@@ -185,4 +185,4 @@ def image_without(run: Run, strategy: str, away: str) -> np.ndarray:
     experts = [None if f"expert-{k:03d}" == away else models.experts[k] for k in range(models.info.num_experts)]
     settings = SamplingSettings(strategy=strategy, steps=25, solver="heun")
     result = driver.sample(SampleRequest((2,), torch.tensor([1]), settings), models.info, experts, models.router)
-    return pixels(to_png(result.images_BCHW[0], 1))
+    return pixels(upscaled_png(result.images_BCHW[0], 1))

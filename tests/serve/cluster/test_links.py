@@ -35,7 +35,7 @@ from tests.serve.cluster.linked import (
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What has no link asks for one soon."""
     monkeypatch.setattr(velocities, "RETRY_S", 0.001)
-    monkeypatch.setattr(velocities, "MOST_RETRY_S", 0.01)
+    monkeypatch.setattr(velocities, "MAX_RETRY_S", 0.01)
 
 
 @pytest.mark.parametrize("waits", [True, False])

@@ -16,8 +16,8 @@ from ray.dashboard.http_server_agent import PUBLIC_EXACT_PATHS
 from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
-from ddm_ray.serve.cluster.app import REQUEST_TIMEOUT_S
 from ddm_ray.serve.cluster.args import ServeArgs
+from ddm_ray.serve.engine.scheduler import REQUEST_TIMEOUT_S
 from tests.conftest import ROOT
 from tests.kuberay import Keys, at, fault, fields, misspelt, objects, overlooked
 

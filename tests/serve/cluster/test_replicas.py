@@ -105,7 +105,7 @@ class Response:
 
 
 def test_an_answer_does_not_wait_for_the_controller(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_runner, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(remote_runner, "CHECK_AFTER_S", 0.0)
     known = Replicas("ddm")
 
     async def asked() -> str:

@@ -167,7 +167,7 @@ def test_too_long_a_message_ends_its_connection_alone(side: str, monkeypatch: py
         def answer(request: bytes) -> Future[Tensor]:
             return ready(b"x" if side == "request" else request)
 
-        monkeypatch.setattr(velocities, "MOST_BYTES", 2**16)
+        monkeypatch.setattr(velocities, "MAX_BYTES", 2**16)
         replica = Replica(answer)
         other = VelocityClient("expert", replica.invited)
         assert await exchanged(other, b"x")

@@ -16,9 +16,10 @@ from ddm_ray.sampling import driver
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import mixture_info
 from ddm_ray.serve.engine.computing import Computing, Networks
+from ddm_ray.serve.engine.live_sampler import LiveSampler, follow
 from ddm_ray.serve.engine.local_runner import LocalRunner, local_engine
 from ddm_ray.serve.engine.segments import Sampled, SegmentSampler
-from ddm_ray.serve.engine.versions import LiveSampler, Version, Versions, follow, read_pins
+from ddm_ray.serve.engine.versions import Version, Versions, read_pins
 from ddm_ray.storage.attempts import claim
 from ddm_ray.storage.graph import expert
 from ddm_ray.storage.manifest import NAME

@@ -25,10 +25,11 @@ from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import ModelKind, Models, load_model, load_models, sampling_settings, settings_of
 from ddm_ray.sampling.trajectory import start
 from ddm_ray.serve.engine.batch_engine import BatchEngine
+from ddm_ray.serve.engine.live_sampler import LiveSampler
 from ddm_ray.serve.engine.local_runner import LocalRunner
 from ddm_ray.serve.engine.scheduler import Scheduler
 from ddm_ray.serve.engine.segments import SegmentSampler
-from ddm_ray.serve.engine.versions import LiveSampler, Versions
+from ddm_ray.serve.engine.versions import Versions
 from ddm_ray.serve.http.meters import Meters
 from ddm_ray.serve.http.routes import http_app
 from ddm_ray.serve.http.service import ServedModel, Service

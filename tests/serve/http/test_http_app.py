@@ -22,9 +22,10 @@ from ddm_ray.pipeline import DDMPipeline
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.run_models import load_models, sampling_settings
 from ddm_ray.serve.engine.batch_engine import BatchEngine
+from ddm_ray.serve.engine.live_sampler import LiveSampler
 from ddm_ray.serve.engine.local_runner import LocalRunner
 from ddm_ray.serve.engine.segments import SegmentSampler
-from ddm_ray.serve.engine.versions import LiveSampler, Versions
+from ddm_ray.serve.engine.versions import Versions
 from ddm_ray.serve.http import routes
 from ddm_ray.serve.http.generation import MAX_WORK
 from ddm_ray.serve.http.guard import Guard

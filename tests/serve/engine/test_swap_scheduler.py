@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddm_ray.serve.engine.multiplexer import MIXING, Decision, Slots
 from ddm_ray.serve.engine.scheduler import Job, OverloadedError, Scheduler, Speed
+from ddm_ray.serve.engine.swap_scheduler import MIXING, Decision, SwapScheduler
 
 A_ROW = 0.01
 """Seconds that a row of a velocity takes."""
@@ -43,7 +43,7 @@ class Machine:
     runs: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.slots = Slots(self.num_experts, self.num_slots)
+        self.slots = SwapScheduler(self.num_experts, self.num_slots)
         for _ in range(50):
             self.slots.swapped(self.swap)
         engines = (*range(self.num_experts), MIXING)
@@ -293,7 +293,7 @@ def test_who_mixes_displaces_all_and_is_displaced_like_one() -> None:
 
 
 def test_an_expert_that_nobody_waits_for_any_more_makes_room_while_it_comes() -> None:
-    slots = Slots(3, 2)
+    slots = SwapScheduler(3, 2)
     slots.swapped(1.0)
     assert slots.next({1: 5.0}, [2], 0, 0.0) == Decision(1, fetch=1, leaving=2)
     assert slots.next({1: math.inf}, [2, 0], None, 0.0) == Decision(1, fetch=1, leaving=2)

@@ -1,0 +1,99 @@
+"""A sampler that changes to newer weights while it samples. No Ray, no HTTP."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from ddm_ray.sampling.request import MixtureInfo, SampleRequest
+from ddm_ray.serve.engine.runner import EngineThread
+from ddm_ray.serve.engine.segments import OnStop, Sampled, SegmentSampler
+from ddm_ray.serve.engine.versions import LOG, Load, Version, Versions
+from ddm_ray.spelling import one_line
+
+
+@dataclass(eq=False)
+class _Live:
+    version: Version
+    sampler: SegmentSampler
+    engine: EngineThread
+    requests: int = 0
+
+
+class LiveSampler:
+    """A sampler whose weights change while it samples: a request keeps those that it began with."""
+
+    def __init__(self, version: Version, sampler: SegmentSampler, engine: EngineThread):
+        """`engine`: the one of this process that the sampler needs, closed after its last request once replaced."""
+        self._now = _Live(version, sampler, engine)
+
+    @property
+    def info(self) -> MixtureInfo:
+        """The mixture, which is the same in all versions."""
+        return self._now.sampler.info
+
+    @property
+    def version(self) -> Version:
+        """Weights of requests that come now; set to an equal one, whose jobs have ended meanwhile."""
+        return self._now.version
+
+    @version.setter
+    def version(self, version: Version) -> None:
+        assert version == self._now.version
+        self._now.version = version
+
+    @property
+    def engine(self) -> EngineThread:
+        """The engine of requests that come now."""
+        return self._now.engine
+
+    def replace(self, version: Version, sampler: SegmentSampler, engine: EngineThread) -> None:
+        """Sample what comes from now on by these."""
+        before, self._now = self._now, _Live(version, sampler, engine)
+        self._close_if_left(before)
+
+    async def sample(
+        self,
+        request: SampleRequest,
+        seconds: float | None = None,
+        stops: Sequence[int] = (),
+        on_stop: OnStop | None = None,
+    ) -> Sampled:
+        """Sample as `SegmentSampler.sample` does, from end to end by the version that is served now."""
+        live = self._now
+        live.requests += 1
+        try:
+            return await live.sampler.sample(request, seconds, stops, on_stop)
+        finally:
+            live.requests -= 1
+            self._close_if_left(live)
+
+    def _close_if_left(self, live: _Live) -> None:
+        if live is not self._now and not live.requests:
+            live.engine.close(0)
+
+
+async def follow(
+    versions: Versions,
+    live: LiveSampler,
+    load: Load,
+    put: Callable[[Version], Awaitable[None]],
+    every_s: float,
+    forget: Callable[[], None] = lambda: None,
+) -> None:
+    """Have newer weights served as they are published, until there will be none.
+
+    What can't be served is logged, `forget` gives back what was loaded of it, and the next look may find better.
+    """
+    failed = False
+    while failed or not versions.settled:
+        await asyncio.sleep(every_s)
+        try:
+            version = await versions.loadable(load)
+            if version != live.version:
+                await put(version)
+            live.version, failed = version, False
+        # Of storage, of Ray, of too little memory: none touches what is served.
+        except Exception as error:
+            LOG.warning("the weights that are served stay as they are: %s", one_line(error, 500))
+            forget()
+            failed = True
