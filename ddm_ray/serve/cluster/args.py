@@ -5,6 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from ddm_ray.config import Precision, StrictModel
+from ddm_ray.serve.engine.scheduler import MAX_ROWS
 from ddm_ray.serve.http.authentication import ABOUT, AUTHENTICATION, AuthenticationName, Authenticator
 from ddm_ray.serve.http.authentication.bearer import TOKENS
 
@@ -36,7 +37,7 @@ class ServeArgs(StrictModel):
     device: str = Field(
         default="cpu", description="torch's device for experts and router; auto: cuda if this Ray has a GPU, else cpu."
     )
-    max_rows: PositiveInt = Field(default=32, description="Images of a batch; more wait.")
+    max_rows: PositiveInt = Field(default=MAX_ROWS, description="Images of a batch; more wait.")
     pin_file: str | None = Field(
         default=None,
         description="Path or URI of a YAML file with a line such as `expert-002: 400` for each network whose weights of"

@@ -17,9 +17,9 @@ from ddm_ray.serve.engine.scheduler import Job
 
 @dataclass(eq=False)
 class JobRows:
-    """Rows of one request, which run together. `rows`: their state, as it was when they were last in no batch.
+    """Rows of one request, which run together. `rows`: their state when they were last in no batch.
 
-    `submitted_at` and `began_at` (None: not yet) by the engine's clock.
+    `submitted_at` and `began_at` (None: not yet) are times of the engine's clock.
     """
 
     job: Job
@@ -29,12 +29,12 @@ class JobRows:
     began_at: float | None = None
 
     def segment(self, rows: Trajectories, needed_B: np.ndarray) -> Segment:
-        """Give back what came of them."""
+        """The segment that ends with these rows."""
         assert self.began_at is not None
         return Segment(rows, needed_B, self.began_at - self.submitted_at)
 
     def ran(self, position_B: np.ndarray, network_rows_B: np.ndarray) -> None:
-        """Note a velocity, after which its rows are there; those to come are taken to use as many experts."""
+        """Note a velocity of these rows; the estimate for those to come assumes as many experts."""
         self.job.velocities -= 1
         (plan,) = self.rows.plans
         if plan.rule.most > 1 and self.job.velocities:
@@ -51,13 +51,13 @@ class RowBatch:
 
     @classmethod
     def of(cls, parts: Sequence[JobRows], batch: "RowBatch | None" = None) -> "RowBatch":
-        """The parts of a batch and these, which are in none."""
+        """A batch with the parts of another and these, which are in no batch yet."""
         before, states = ([], []) if batch is None else (batch.parts, [batch.state])
         states += [part.rows for part in parts]
         return cls([*before, *parts], states[0] if len(states) == 1 else Trajectories.joined(states))
 
     def spans(self) -> Iterator[tuple[JobRows, slice]]:
-        """Each part, and where its rows are."""
+        """Each part, and the slice of its rows."""
         start = 0
         for part in self.parts:
             yield part, slice(start, start + part.job.rows)
@@ -67,7 +67,7 @@ class RowBatch:
         return self.state.rows(np.arange(span.start, span.stop))
 
     def only(self, staying: Collection[JobRows]) -> "RowBatch | None":
-        """These parts of it; None if it has none of them."""
+        """The batch with only these of its parts; None if it has none of them."""
         if all(part in staying for part in self.parts):
             return self
         stay = [(part, np.arange(span.start, span.stop)) for part, span in self.spans() if part in staying]
@@ -77,7 +77,7 @@ class RowBatch:
 
 
 class Pace:
-    """Keeps the host no more than one velocity ahead of a GPU, else neither knows what one takes nor can rows leave."""
+    """Keeps the host at most one velocity ahead of a GPU: else it can't measure a velocity, and rows can't leave."""
 
     def __init__(self) -> None:
         self._before: torch.cuda.Event | None = None
@@ -93,7 +93,7 @@ class Pace:
             before.synchronize()
 
 
-def together(calls: Sequence[ExpertCall]) -> ExpertCall:
+def joined_call(calls: Sequence[ExpertCall]) -> ExpertCall:
     """One call of an expert for the rows of these."""
     if len(calls) == 1:
         return calls[0]

@@ -1,6 +1,6 @@
-"""Rows of many requests as one batch, on its way velocity by velocity: who joins, who leaves, and when.
+"""Continuous batching: rows of many requests form one batch, and join and leave it between velocities.
 
-No Ray, no HTTP: whoever has networks, or a way to call them, has an engine. Shapes: B rows, K experts.
+No Ray, no HTTP. An engine needs networks, or a way to call them. Shapes: B rows, K experts.
 """
 
 import math
@@ -17,7 +17,7 @@ from ddm_ray.errors import DDMError, ServeError
 from ddm_ray.sampling.request import Call, ExpertCall
 from ddm_ray.sampling.state import Trajectories, require_finite
 from ddm_ray.sampling.trajectory import advance, needs, turned
-from ddm_ray.serve.engine.batch import JobRows, Pace, RowBatch, together
+from ddm_ray.serve.engine.batch import JobRows, Pace, RowBatch, joined_call
 from ddm_ray.serve.engine.runner import DeadlineError, ExpertError, Segment
 from ddm_ray.serve.engine.scheduler import MAX_TIMEOUT_S, Job, Scheduler
 
@@ -29,14 +29,14 @@ STOPS = "the server stops"
 TIMEOUT_FACTOR, MIN_TIMEOUT_S = 10.0, 10.0
 """Time of a request that names none: so many times what it takes alone, and at least so many seconds."""
 MAX_FAILURES = 3
-"""Velocities in a row that fail by no fault of a request, after which the engine is taken for broken."""
+"""Velocities in a row that fail by no fault of a request, after which the engine counts as broken."""
 
 
 class BatchEngine:
     """A batch whose rows join and leave between velocities, in a thread of its own.
 
-    What is submitted runs for a segment: until all is done, until a velocity that was named, or until a row needs an
-    expert that isn't here. Nothing of what was given is changed, so a segment can be repeated elsewhere.
+    Submitted rows run for a segment: until all are done, until a given velocity, or until a row needs an expert that
+    isn't here. The engine changes nothing of the given rows, so a segment can be repeated elsewhere.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class BatchEngine:
     ):
         """`here_K` (bool, None: all): experts that `answer` can call. `clock` gives seconds.
 
-        Engines that one thread runs in turns share `changed`, which tells it of work, and `pace`; they aren't started.
+        Engines that share one thread share `changed`, which wakes it for work, and `pace`; they aren't started.
         """
         self.scheduler = Scheduler() if scheduler is None else scheduler
         self._answer, self._here_K, self._clock = answer, here_K, clock
@@ -78,7 +78,7 @@ class BatchEngine:
 
     @property
     def deadline(self) -> float | None:
-        """The time at which the most urgent of those that wait wants to be done; None if nobody waits."""
+        """The earliest deadline of waiting work; None if there is no work."""
         if self._calls:
             return -math.inf
         jobs = self.scheduler.jobs
@@ -91,7 +91,7 @@ class BatchEngine:
         self._thread.start()
 
     def close(self, seconds: float = 60.0) -> None:
-        """Stop after the velocity that is on its way, waiting so long for it; whoever waits gets ServeError."""
+        """Stop after the velocity that is on its way, waiting so long for it; callers that wait get ServeError."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -116,10 +116,10 @@ class BatchEngine:
     def submit(self, rows: Trajectories, seconds: float | None = None, until: int | None = None) -> "Future[Segment]":
         """Run rows of one plan, which have had as many velocities each, for a segment.
 
-        `until`: the number of velocities had at which it ends at the latest. A cancelled future's rows leave before
-        the next velocity. Raises OverloadedError at once if this can't be done in so many seconds (None: in PATIENCE
-        times what it takes alone, LEAST_SECONDS at least); the future raises DeadlineError after them, and
-        NotFiniteError or ExpertCountError for networks whose answer isn't one.
+        `until`: the segment ends at the latest when its rows have had so many velocities. Rows of a cancelled future
+        leave before the next velocity. Raises OverloadedError at once if the work doesn't fit into so many seconds
+        (None: TIMEOUT_FACTOR times what it takes alone, MIN_TIMEOUT_S at least). The future raises DeadlineError after
+        them, and NotFiniteError or ExpertCountError for networks that answer with nonsense.
         """
         (plan,) = rows.plans
         position, length, future = int(rows.position_B[0]), len(plan.velocities), Future[Segment]()
@@ -169,11 +169,11 @@ class BatchEngine:
             except Exception as error:
                 self._isolate(parts, error)
         if not self._parts:
-            self._ended = None  # who is idle isn't slow
+            self._ended = None  # time without work is no part of the next velocity's
         return bool(parts)
 
     def leave(self) -> None:
-        """End those whose time is over, and forget those that nobody waits for any more."""
+        """End parts after their deadline, and forget parts of cancelled calls."""
         with self._changed:
             for job in self.scheduler.late(self._clock()):
                 self._end(self._parts[job], DeadlineError(f"out of time, {job.velocities} velocities before the end"))
@@ -181,7 +181,7 @@ class BatchEngine:
                 self._end(part)
 
     def pause(self) -> None:
-        """Note that something else has its turn, which is no part of a velocity's time."""
+        """Note that another engine has the device now: that is no part of a velocity's time."""
         self._ended = None
 
     def _run(self) -> None:
@@ -205,7 +205,9 @@ class BatchEngine:
             try:
                 with torch.inference_mode():
                     parts = [
-                        self._answer([together([call for call, _ in own[begin : begin + self.scheduler.max_rows]])])[0]
+                        self._answer([joined_call([call for call, _ in own[begin : begin + self.scheduler.max_rows]])])[
+                            0
+                        ]
                         for begin in range(0, len(own), self.scheduler.max_rows)
                     ]
                 answer = torch.cat(parts)
@@ -217,7 +219,7 @@ class BatchEngine:
                 future.set_result(rows)
 
     def _regrouped(self, parts: list[JobRows]) -> RowBatch | None:
-        """The batch of these parts; those that make room have a state of their own again."""
+        """The batch of these parts. Parts that make room for others get a state of their own again."""
         batch = self._batch
         if batch is not None:
             for part, span in batch.spans():
@@ -246,13 +248,13 @@ class BatchEngine:
         self._batch = batch
         after = RowBatch(batch.parts, advance(batch.state, self._answer(needs(batch.state))))
         self._pace.keep(after.state.x_BCHW)
-        # From one's end to the other's, so that what happens between them counts.
+        # From the end of one to the end of the next, so that the work between them counts.
         self._ended = self._clock()
         network_rows_B = after.state.expert_rows_B - batch.state.expert_rows_B
         self.scheduler.speed.ran(float(network_rows_B.sum()), self._ended - began)
         ended = {part: after.rows(span) for part, span in after.spans() if part.job.velocities == 1}
         rest = after.only([part for part in after.parts if part not in ended]) if ended else after
-        # Nothing fails from here on: a velocity is had by all or by none.
+        # Nothing fails from here on: all parts have had this velocity, or none.
         self.num_velocities, self._num_failures = self.num_velocities + 1, 0
         for part, span in after.spans():
             part.ran(after.state.position_B[span], network_rows_B[span])
@@ -274,9 +276,9 @@ class BatchEngine:
         return [part for part, _ in away]
 
     def _isolate(self, parts: list[JobRows], error: Exception) -> None:
-        """Run each part of a batch that failed by itself, so that one's fault isn't the others'.
+        """Run each part of a failed batch by itself, so that the fault of one request isn't the others'.
 
-        An expert that doesn't answer ends those that need it.
+        If an expert doesn't answer, the parts that need it end.
         """
         batch, self._batch = self._batch, None
         self._num_failures += not isinstance(error, DDMError)
@@ -310,7 +312,7 @@ class BatchEngine:
         self._batch = None
 
     def _end(self, part: JobRows, outcome: Segment | Exception | None = None) -> None:
-        """Forget a part, and tell whoever waits for it how it ended."""
+        """Forget a part, and give its outcome to the caller that waits for it."""
         with self._changed:
             del self._parts[part.job]
             self.scheduler.drop(part.job)
@@ -320,7 +322,7 @@ class BatchEngine:
             part.future.set_exception(outcome)
             return
         try:
-            require_finite(outcome.rows.x_BCHW)  # where a GPU's own errors come out, too
+            require_finite(outcome.rows.x_BCHW)  # errors of the GPU itself surface here, too
         except Exception as error:
             part.future.set_exception(error)
         else:

@@ -1,4 +1,4 @@
-"""Ways in which a replica's networks compute: where, in which precision, and compiled in sizes that are kept or not.
+"""The networks of a replica: on which device and in which precision they compute, and whether they are compiled.
 
 Shapes: B rows, CHW image.
 """
@@ -23,6 +23,7 @@ from ddm_ray.sampling.driver import Field
 from ddm_ray.sampling.graphs import Graphs
 from ddm_ray.sampling.request import MixtureInfo
 from ddm_ray.sampling.run_models import dtype_of, load_weights
+from ddm_ray.serve.engine.scheduler import MAX_ROWS
 from ddm_ray.spelling import one_line
 from ddm_ray.storage.published import Weights
 from ddm_ray.storage.run import Run
@@ -36,11 +37,11 @@ PROGRESS_S = 5.0
 class Computing:
     """Settings of a replica, as `ServeArgs` has them; `max_rows` of a batch.
 
-    `resident` experts are on the device at a time, the others in host memory; None: all are there.
+    `resident` experts are on the device at a time, the others in host memory; None: all are on the device.
     """
 
     device: str = "cpu"
-    max_rows: int = 32
+    max_rows: int = MAX_ROWS
     precision: Precision | None = None
     compile: bool = False
     resident: int | None = None
@@ -52,10 +53,10 @@ class Computing:
 
 
 class Networks:
-    """Networks of published weights as a replica calls them, each loaded, and compiled if that is wanted, once."""
+    """Networks of published weights as a replica calls them. Each is loaded once, and compiled if settings say so."""
 
     def __init__(self, run: Run, info: MixtureInfo, computing: Computing):
-        """`info`: the mixture whose batches they answer."""
+        """`info`: of the mixture that they belong to."""
         self.computing, self._run = computing, run
         self._largest = _largest_call(run.config.data, info, computing) if computing.compile else None
         self._graphs = None if self._largest is None or not self._largest[0].is_cuda else Graphs(*self._largest)
@@ -64,10 +65,10 @@ class Networks:
         self._lock = threading.Lock()
 
     def of(self, weights: Weights) -> Field:
-        """The network. Raises CorruptArtifact, DriftError, and ServeError if it is to be compiled and can't be."""
+        """The network of these weights. Raises CorruptArtifact, DriftError, and ServeError if it can't be compiled."""
         with self._lock:
             loading = self._loading.setdefault(weights, threading.Lock())
-        with loading:  # of these weights alone: it may take minutes
+        with loading:  # a lock of these weights: others needn't wait, which may take minutes
             if (network := self._loaded.get(weights)) is None:
                 network = self._load(weights)
                 with self._lock:
@@ -83,7 +84,7 @@ class Networks:
         return in_buckets({weights.artifact: network}, self._largest, self._graphs)[weights.artifact]
 
     def keep(self, needed: Collection[Weights | None]) -> None:
-        """Forget all others; whoever has one still keeps it."""
+        """Forget all other networks; engines that use one keep it."""
         for weights in list(self._loaded):
             if weights not in needed:
                 self.forget(weights)
@@ -96,7 +97,7 @@ class Networks:
 
 
 def any_condition(data: DataConfig, count: int) -> Condition:
-    """A condition of so many rows, such as requests have."""
+    """A condition of so many rows, like those of requests."""
     if data.text is None:
         return torch.arange(count) % max(1, data.num_classes or 0)
     tokens, dim, pooled_dim = data.text.tokens, data.text.dim, data.text.pooled_dim
@@ -105,7 +106,7 @@ def any_condition(data: DataConfig, count: int) -> Condition:
 
 
 def _largest_call(data: DataConfig, info: MixtureInfo, computing: Computing) -> Inputs:
-    """A call of a network by a full batch of rows that are all guided: each is there twice."""
+    """A call of a network for a full batch of guided rows: each row is in it twice."""
     count = 2 * computing.max_rows
     x_BCHW = torch.randn(count, *info.image_shape, dtype=info.dtype, device=computing.device)
     condition = any_condition(data, count).to(computing.device)
@@ -115,21 +116,21 @@ def _largest_call(data: DataConfig, info: MixtureInfo, computing: Computing) -> 
 def in_buckets(networks: Mapping[str, nn.Module], largest: Inputs, graphs: Graphs | None) -> dict[str, Buckets]:
     """The networks with their blocks compiled, for calls of a few sizes up to the largest; or as CUDA graphs.
 
-    All code and all graphs are made here, so that no request waits for them. ServeError without a compiler.
+    All code and all graphs are made here, so that no request waits for them. Raises ServeError without a compiler.
     """
     x_BCHW, t_B, condition = largest
-    # Whoever doesn't compile needn't wait 2 s for them.
+    # Imported here: they take 2 s, and are needed for compiling alone.
     from torch._dynamo import config
     from torch._inductor.exc import InductorError
 
-    # Code is made for one number of threads: an engine's.
+    # Code is compiled for one number of threads: that of an engine.
     torch.set_num_threads(1)
     sizes = bucket_sizes(len(x_BCHW))
     of_size, progress = {name: dict[int, Field]() for name in networks}, Progress(len(networks) * len(sizes))
     for name, network in networks.items():
         compile_blocks(network)
         for size in reversed(sizes):
-            # Else torch compiles for 8 shapes, and for no more.
+            # By default torch compiles for 8 shapes and no more.
             with config.patch(recompile_limit=config.accumulated_recompile_limit):
                 try:
                     if graphs is None:
@@ -146,7 +147,7 @@ def in_buckets(networks: Mapping[str, nn.Module], largest: Inputs, graphs: Graph
 
 
 class Progress:
-    """Tells the log how much is compiled, every PROGRESS_S seconds and at the end."""
+    """Logs how much is compiled, every PROGRESS_S seconds and at the end."""
 
     def __init__(self, count: int):
         self._count, self._made = count, 0

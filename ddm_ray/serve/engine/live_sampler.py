@@ -20,10 +20,10 @@ class _Live:
 
 
 class LiveSampler:
-    """A sampler whose weights change while it samples: a request keeps those that it began with."""
+    """A sampler that changes to newer weights while it samples: a request keeps the weights that it began with."""
 
     def __init__(self, version: Version, sampler: SegmentSampler, engine: EngineThread):
-        """`engine`: the one of this process that the sampler needs, closed after its last request once replaced."""
+        """`engine`: the one of this process that the sampler needs. Once replaced, it closes after its last request."""
         self._now = _Live(version, sampler, engine)
 
     @property
@@ -33,7 +33,7 @@ class LiveSampler:
 
     @property
     def version(self) -> Version:
-        """Weights of requests that come now; set to an equal one, whose jobs have ended meanwhile."""
+        """Weights of requests that come now. It may be set to an equal version with jobs that have ended meanwhile."""
         return self._now.version
 
     @version.setter
@@ -47,7 +47,7 @@ class LiveSampler:
         return self._now.engine
 
     def replace(self, version: Version, sampler: SegmentSampler, engine: EngineThread) -> None:
-        """Sample what comes from now on by these."""
+        """Use these for requests from now on."""
         before, self._now = self._now, _Live(version, sampler, engine)
         self._close_if_left(before)
 
@@ -58,7 +58,7 @@ class LiveSampler:
         stops: Sequence[int] = (),
         on_stop: OnStop | None = None,
     ) -> Sampled:
-        """Sample as `SegmentSampler.sample` does, from end to end by the version that is served now."""
+        """Sample as `SegmentSampler.sample` does, from end to end with the version that is served now."""
         live = self._now
         live.requests += 1
         try:
@@ -80,9 +80,9 @@ async def follow(
     every_s: float,
     forget: Callable[[], None] = lambda: None,
 ) -> None:
-    """Have newer weights served as they are published, until there will be none.
+    """Serve newer weights as they are published, until all are final.
 
-    What can't be served is logged, `forget` gives back what was loaded of it, and the next look may find better.
+    Weights that can't be served are logged; `forget` gives back what was loaded of them, and the next look may succeed.
     """
     failed = False
     while failed or not versions.settled:
@@ -92,7 +92,7 @@ async def follow(
             if version != live.version:
                 await put(version)
             live.version, failed = version, False
-        # Of storage, of Ray, of too little memory: none touches what is served.
+        # Errors of storage, of Ray, of too little memory: the weights that are served stay.
         except Exception as error:
             LOG.warning("the weights that are served stay as they are: %s", one_line(error, 500))
             forget()

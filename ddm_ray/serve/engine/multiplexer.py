@@ -1,6 +1,6 @@
-"""Engines of many experts on one device, of which few have their weights there: one thread runs them all.
+"""Engines of many experts on one device, which has slots for the weights of a few. One thread runs them all.
 
-No Ray, no HTTP. Shapes: K experts. To fetch an expert's weights into a slot of another's is a swap.
+No Ray, no HTTP. Shapes: K experts.
 """
 
 import logging
@@ -18,7 +18,7 @@ from ddm_ray.sampling.request import Call
 from ddm_ray.serve.engine.batch import Pace
 from ddm_ray.serve.engine.batch_engine import STOPS, BatchEngine
 from ddm_ray.serve.engine.runner import ExpertError
-from ddm_ray.serve.engine.scheduler import Scheduler
+from ddm_ray.serve.engine.scheduler import MAX_ROWS, Scheduler
 from ddm_ray.serve.engine.swap_scheduler import MIXING, SwapScheduler
 from ddm_ray.spelling import one_line
 
@@ -29,14 +29,14 @@ class Multiplexer:
     """An engine for each expert, `of_expert[k]`, and one that asks them all, `mixing`, in a thread that they share.
 
     `swaps_K` counts the fetches of each expert's weights, and `waited_K` the seconds for which computing waited for
-    them. A fetch that fails ends those that need that expert, with ExpertError.
+    them. If a fetch fails, the rows that need that expert end with ExpertError.
     """
 
     def __init__(
         self,
         experts: OffloadedToHost,
         router: driver.Field | None,
-        max_rows: int = 32,
+        max_rows: int = MAX_ROWS,
         clock: Callable[[], float] = time.monotonic,
     ):
         """`max_rows` of a batch. `clock` gives seconds."""
@@ -59,7 +59,7 @@ class Multiplexer:
         self.mixing = engine(None)
         self._engines = {**dict(enumerate(self.of_expert)), MIXING: self.mixing}
         for each in self.of_expert:
-            # They are alike; so who is seldom asked knows its own.
+            # Experts are alike: an engine with few requests knows its speed from the others.
             each.scheduler.speed = self.of_expert[0].scheduler.speed
         self._before: int | None = None
         self._thread = threading.Thread()
@@ -85,7 +85,7 @@ class Multiplexer:
         self._thread.start()
 
     def close(self, seconds: float = 60.0) -> None:
-        """Stop after the velocity that is on its way, waiting so long for it; whoever waits gets ServeError."""
+        """Stop after the velocity that is on its way, waiting so long for it; callers that wait get ServeError."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -103,22 +103,22 @@ class Multiplexer:
             engine.require_success()
 
     def tick(self) -> bool:
-        """Run a velocity of the engine whose turn it is; False if nobody has work."""
+        """Run a velocity of the engine that the swap scheduler chooses; False if no engine has work."""
         for engine in self._engines.values():
             engine.leave()
         deadlines = self._deadlines()
         if not deadlines:
             return False
         here = self._experts.here
-        # The engine that mixes may have sent for several: they come one after the other.
+        # The engine that mixes may fetch several: they come one after the other.
         coming = next((expert for expert in reversed(here) if not self._experts.arrived(expert)), None)
-        turn = self.slots.next(deadlines, [each for each in here if each != coming], coming, self._clock())
-        if turn.fetch is not None:
-            self._experts.prefetch(turn.fetch, turn.leaving)
-        engine = self._engines[turn.run]
-        if turn.fetch is not None or turn.run != self._before:
+        decision = self.slots.next(deadlines, [each for each in here if each != coming], coming, self._clock())
+        if decision.fetch is not None:
+            self._experts.prefetch(decision.fetch, decision.leaving)
+        engine = self._engines[decision.run]
+        if decision.fetch is not None or decision.run != self._before:
             engine.pause()
-        self._before = turn.run
+        self._before = decision.run
         engine.tick()
         self._experts.measure()
         return True
@@ -149,7 +149,7 @@ class Multiplexer:
 
 
 class _NamedFailures:
-    """Experts of which one that can't be fetched raises ExpertError."""
+    """The experts; one that can't be fetched raises ExpertError."""
 
     def __init__(self, experts: OffloadedToHost):
         self._experts, self.prefetch = experts, experts.prefetch

@@ -1,6 +1,6 @@
-"""Requests in order of their deadlines: which of them run next, and which can't be met and are refused at once.
+"""Requests in order of their deadlines: which run next, and which are refused at once since they would come too late.
 
-A plain class without a model, a thread or a clock: times are seconds on whichever clock its caller reads.
+Plain classes without a model, a thread or a clock: times are seconds of the caller's clock.
 """
 
 import bisect
@@ -18,7 +18,7 @@ REQUEST_TIMEOUT_S = MAX_TIMEOUT_S + 30
 
 
 class OverloadedError(ServeError):
-    """There is more work than can be done in time. `retry_after_s`: when it may be less."""
+    """There is more work than can be done in time. `retry_after_s`: seconds after which there may be less."""
 
     def __init__(self, message: str, retry_after_s: float):
         super().__init__(message)
@@ -32,7 +32,7 @@ class OverloadedError(ServeError):
 class Job:
     """Rows of one request that run together: `velocities` to go, each of `rows_each` rows of networks at most.
 
-    `rows` of a batch; `deadline`: the time when nobody wants them any more.
+    `rows` of a batch; `deadline`: the time after which the caller doesn't want them any more.
     """
 
     rows: int
@@ -47,13 +47,13 @@ class Job:
 
 
 LEAP = 4.0
-"""Times the usual that a velocity counts at most."""
+"""A velocity counts at most so many times its usual seconds."""
 
 
 class Speed:
-    """Seconds that a velocity of a batch takes, `fixed + each * rows` of networks, learnt from those that ran.
+    """Seconds that a velocity of a batch takes, `fixed + each * rows` of networks, learnt from velocities that ran.
 
-    The older a batch, the less it counts: a line through batches of many sizes, or through 0 where they are all alike.
+    It is a line through batches of many sizes, or through 0 if all have one size. Older batches count less.
     """
 
     def __init__(self, memory: float = 0.95):
@@ -61,14 +61,14 @@ class Speed:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Start without any measurement."""
         self._n = self._x = self._y = self._xx = self._xy = 0.0
         self._line = 0.0, 0.0
 
     def ran(self, rows: float, seconds: float) -> None:
-        """Learn from one velocity of a batch; of one that took far longer than usual, that it took LEAP times as long.
+        """Learn from one velocity of a batch. It counts at most as LEAP times the usual seconds.
 
-        So one that waited for an expert that died doesn't have requests refused, and a true change is soon learnt.
+        So a velocity that waited for an expert that died makes no request refused, and a lasting change is soon learnt.
         """
         if self._n:
             seconds = min(seconds, LEAP * max(self.seconds(rows), self._y / self._n))
@@ -94,16 +94,16 @@ class Speed:
 
 
 HOPE = 1.2
-"""A job that needs so many times what it has left, alone, is lost, and nobody waits for it."""
+"""A job that needs, alone, more than so many times its remaining seconds is lost; other jobs don't wait for it."""
 
 
 SWAPS = 4
-"""Swaps for which an engine waits until it computes, at most, where others have work, too."""
+"""Swaps for which an engine waits at most until it computes, if other engines have work, too."""
 
 
 @dataclass
 class SharedDevice:
-    """A device that the jobs of some schedulers wait for; a swap, which takes `swap_s` seconds, lets another's run."""
+    """A device that the jobs of several schedulers wait for; a swap to another scheduler's takes `swap_s` seconds."""
 
     schedulers: "list[Scheduler]" = field(default_factory=list)
     swap_s: float = 0.0
@@ -118,16 +118,20 @@ class SharedDevice:
 class Scheduler:
     """Jobs by their deadlines, the earliest first, as many at a time as can share a batch.
 
-    That is the best order there is as long as all can be met (Liu and Layland 1973), which `admit` sees to. A long job
+    No order meets more deadlines as long as all can be met (Liu and Layland 1973), which `admit` ensures. A long job
     has a late deadline, so it never holds up a short one.
     """
 
     def __init__(
-        self, max_rows: int = 32, max_waiting_rows: int = 1024, margin: float = 1.5, device: SharedDevice | None = None
+        self,
+        max_rows: int = MAX_ROWS,
+        max_waiting_rows: int = 1024,
+        margin: float = 1.5,
+        device: SharedDevice | None = None,
     ):
-        """`max_rows` of a batch; `margin`: how much longer than expected a job is taken to need.
+        """`max_rows` of a batch; `margin`: factor by which a job may take longer than expected.
 
-        `device`, if others' jobs wait for it, too: then theirs count as well where one is let in.
+        `device`: one that other schedulers share; then `admit` counts their jobs, too.
         """
         self.max_rows, self.max_waiting_rows, self._margin = max_rows, max_waiting_rows, margin
         self.speed = Speed()
@@ -137,7 +141,7 @@ class Scheduler:
 
     @property
     def jobs(self) -> Sequence[Job]:
-        """All that were let in and aren't dropped, the earliest deadline first."""
+        """All admitted jobs that aren't dropped, the earliest deadline first."""
         return self._jobs
 
     @property
@@ -146,9 +150,9 @@ class Scheduler:
         return sum(job.rows for job in self._jobs)
 
     def admit(self, job: Job, now: float) -> None:
-        """Take in a job. OverloadedError if it, or another because of it, would come too late, or if rows are too many.
+        """Admit a job. OverloadedError if it, or another because of it, would come too late, or for too many rows.
 
-        A job alone is taken in any case: it is met as well as can be.
+        A job alone is always admitted.
         """
         self._require_time(job, now)
         bisect.insort(self._jobs, job, key=_deadline)
@@ -171,19 +175,19 @@ class Scheduler:
             due.add(owner, other)
             with_it.add(owner, other)
             left = other.deadline - now
-            # Who is late already is made no later by much.
+            # A job that is lost anyway refuses no other.
             if due.seconds <= HOPE * left:
                 late = max(late, self._margin * with_it.seconds - left)
         if late > 0:
             raise OverloadedError("more images are asked for than can be made in time", late)
 
     def batch(self, now: float) -> list[Job]:
-        """Jobs whose rows make the next velocity together: none makes one before it late that has hope otherwise."""
+        """Jobs of the next velocity: none makes an earlier one late that could be in time without it."""
         chosen, rows, rows_each, slowest = list[Job](), 0, 0.0, float("inf")
         for job in self._jobs:
             seconds = self.speed.seconds(rows_each + job.rows_each)
             if chosen and (rows + job.rows > self.max_rows or seconds > slowest):
-                break  # whoever is smaller and comes later would only hold this one up
+                break  # a smaller job with a later deadline would only hold this one up
             chosen.append(job)
             rows, rows_each = rows + job.rows, rows_each + job.rows_each
             alone, left = self.speed.seconds(job.rows_each), (job.deadline - now) / job.velocities
@@ -192,16 +196,16 @@ class Scheduler:
         return chosen
 
     def late(self, now: float) -> list[Job]:
-        """Jobs that nobody wants any more."""
+        """Jobs after their deadline."""
         return self._jobs[: bisect.bisect_right(self._jobs, now, key=_deadline)]
 
     def drop(self, job: Job) -> None:
-        """Forget a job that is done, late or not wanted."""
+        """Forget a job that is done, late or cancelled."""
         self._jobs.remove(job)
 
     def seconds(self, jobs: "JobSum") -> float:
-        """Seconds until all of these are done, in batches that they fill as well as they can."""
-        if not jobs.velocities:  # all have had their last, and are about to be dropped
+        """Seconds until all of these are done, in batches as full as possible."""
+        if not jobs.velocities:  # all are done, and about to be dropped
             return 0.0
         together = jobs.rows_each * min(1.0, self.max_rows / jobs.rows)
         velocities = max(jobs.velocities, jobs.work / together)

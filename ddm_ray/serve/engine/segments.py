@@ -1,4 +1,4 @@
-"""Images of a request by segments: rows go on in the engine that has their expert, and to another's when they switch.
+"""Images of a request by segments: rows go on in the engine that has their expert, and change engines when they switch.
 
 No Ray, no HTTP. Shapes: B rows, K experts.
 """
@@ -21,7 +21,7 @@ from ddm_ray.serve.engine.runner import AwayError, Runner, Segment
 
 @dataclass(frozen=True)
 class Sampled:
-    """The images of a request, and the experts that had to be left out of it.
+    """The images of a request, and the experts that were left out of it because they are away.
 
     `cut`: how many tokens of the prompt are kept, and of how many; None: all are.
     """
@@ -39,9 +39,9 @@ OnStop = Callable[[SampleResult], Awaitable[None]]
 
 
 class SegmentSampler:
-    """Samples a mixture whose experts are in engines: `of_expert[k]` has expert k and a router, `mixing` asks all.
+    """Samples a mixture by its runners: `of_expert[k]` has expert k and a router, `mixing` asks all.
 
-    Experts that are None aren't trained yet, and away like those of which nobody answers.
+    Experts that are None have no weights yet. They count as away, like those that don't answer.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class SegmentSampler:
         on_segment: OnSegment | None = None,
         device: str = "cpu",
     ):
-        """`device`: where rows begin, that of engines which are here."""
+        """`device`: where rows begin, which is that of engines in this process."""
         self.info, self._on_segment, self._device = info, on_segment, device
         self._of_expert, self._mixing = of_expert, mixing
 
@@ -76,7 +76,7 @@ class SegmentSampler:
             if len(gone) == self.info.num_experts:
                 raise AwayError("no expert has a replica", 0)
             if len(away) == self.info.num_experts:
-                away = gone  # what is known of the others may be over
+                away = gone  # the others may be back
             with torch.inference_mode():
                 rows, journey = noise(request, self._info_without(away), self._device), _Journey(self, deadline)
             try:
@@ -91,13 +91,13 @@ class SegmentSampler:
             except AwayError as error:
                 if error.expert in away:
                     raise
-                # From the beginning, so that the image is the one that the remaining experts always make of this seed.
+                # From the beginning: so the image is the one that the remaining experts always make from this seed.
                 gone, away = gone | {error.expert}, away | {error.expert}
             else:
                 return Sampled(result, away)
 
     def engine_of(self, rows: Trajectories, expert: int) -> Runner:
-        """The engine that goes on with rows of one plan."""
+        """The runner that goes on with rows of one plan."""
         if rows.plans[0].rule.most > 1:
             return self._mixing
         runner = self._of_expert[expert]
@@ -105,7 +105,7 @@ class SegmentSampler:
         return runner
 
     def count(self, engine: Runner, expert: int, begun_at: int, segment: Segment) -> None:
-        """Tell of a segment that began after so many velocities."""
+        """Report a segment that began after so many velocities."""
         if self._on_segment is not None:
             velocities, switched = int(segment.rows.position_B[0]) - begun_at, int((segment.needed_B >= 0).sum())
             waited_s = None if begun_at else segment.waited_s
@@ -147,7 +147,7 @@ class _Journey:
         try:
             return [part for parts in await asyncio.gather(*ways) for part in parts]
         finally:
-            for way in ways:  # where one has failed, nobody wants the others
+            for way in ways:  # if one has failed, the others are of no use
                 way.cancel()
 
     async def _segments(self, rows: Trajectories, number_B: np.ndarray, expert: int, stop: int | None) -> _Parts:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from ddm_ray.serve.engine.scheduler import SharedDevice, Speed
 
 MIXING = -1
-"""The engine that mixes experts within a step, among the numbers of experts."""
+"""Number of the engine that mixes experts within a step, beside the experts' own."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """A velocity of engine `run`, and before it a swap: expert `fetch` for `leaving` (None: a slot is free)."""
+    """Run a velocity of engine `run`; before it, fetch expert `fetch` in place of `leaving` (None: a slot is free)."""
 
     run: int
     fetch: int | None = None
@@ -23,7 +23,7 @@ class Decision:
 
 
 class SwapScheduler(SharedDevice):
-    """A cache of device slots for experts: the earliest deadline is first, but an expert that has come stays a while.
+    """Chooses the experts in the device's slots: the earliest deadline first, but an expert that came stays a while.
 
     An absent expert with work takes the slot of the least recently used expert without work. If all experts here have
     work, it displaces the one with the latest deadline, provided that its own deadline is earlier and that the time of
@@ -43,7 +43,7 @@ class SwapScheduler(SharedDevice):
         self.swap_s = self._swap.seconds(1)
 
     def next(self, deadlines: Mapping[int, float], here: Collection[int], coming: int | None, now: float) -> Decision:
-        """Decide what to do now. `deadlines`: the earliest of each engine that has work, one at least.
+        """Decide on the next velocity. `deadlines`: the earliest of each engine that has work; at least one has.
 
         `here`: experts with their weights in a slot, the least recently used first. `coming`: the expert with its
         weights on their way.

@@ -26,19 +26,19 @@ _PINS = TypeAdapter(dict[str, PositiveInt])
 
 
 Pair = tuple[Weights | None, Weights | None]
-"""Weights of one expert and of the router: what its replica has to have."""
+"""Weights of one expert and of the router, which a replica of the expert needs."""
 
 
 @dataclass(frozen=True)
 class Version:
-    """The weights that a request is sampled with: of each expert and of the router, None where there are none yet."""
+    """The weights that a request is sampled with, of each expert and of the router; None: none are published yet."""
 
     experts: tuple[Weights | None, ...]
     router: Weights | None
 
     @classmethod
     def of_pair(cls, cluster: int, num_experts: int, weights: Pair) -> "Version":
-        """The version that has one expert alone."""
+        """A version with only one expert."""
         own, router = weights
         return cls(tuple(own if number == cluster else None for number in range(num_experts)), router)
 
@@ -62,11 +62,11 @@ class Version:
 
 
 Load = Callable[[Version, Weights], Awaitable[bool]]
-"""Loads weights of a version, router first, wherever they are needed; False where nobody needs them now."""
+"""Loads weights of a version, router first, in the processes that need them; False if no process does now."""
 
 
 class Versions:
-    """Looks at a run for the weights to be served: the newest of each network, or those that a file pins."""
+    """Looks at a run for the weights to serve: the newest of each network, or those that a file pins."""
 
     def __init__(self, run: Run, pin_file: str | None = None, dense: str | None = None):
         """`pin_file`: see `read_pins`. `dense`: one of EXTRAS, as a mixture of one, in place of the experts."""
@@ -78,7 +78,7 @@ class Versions:
 
     @property
     def settled(self) -> bool:
-        """True if the newest version will stay so: every job has ended, and no file can pin others."""
+        """True if the newest version is final: every job has ended, and no file can pin others."""
         return self._pin_file is None and self._complete
 
     @property
@@ -86,8 +86,8 @@ class Versions:
         return all(weights and weights[0].final for weights in map(self._published.get, self._jobs))
 
     def newest(self) -> Version:
-        """The version that is to be served now. Raises ServeError if no expert has weights, ConfigError for a pin
-        that can't be met, DriftError, CorruptArtifact for jobs that finished otherwise than the run wants it.
+        """The version to serve now. Raises ServeError if no expert has weights, ConfigError for a pin that can't be
+        met, DriftError or CorruptArtifact for jobs with results that don't fit the run.
         """
         pins = {} if self._pin_file is None else read_pins(self._pin_file)
         names = [network_name(job) for job in trained_of(self._run.config)]
@@ -100,14 +100,14 @@ class Versions:
         if not any(experts):
             first, run = self.experts[0], self._run
             if run.by_hand(first):
-                raise ServeError(f"nobody has accepted any {first.kind} of {run.url} yet", Accept(run.url, first))
+                raise ServeError(f"no {first.kind} of {run.url} is accepted yet", Accept(run.url, first))
             raise ServeError(f"no {first.kind} of {run.url} has published weights yet", run.make(first))
         return Version(experts, chosen.get(ROUTER))
 
     async def loadable(self, load: "Load", strict: bool = False) -> Version:
-        """The newest version of which `load` can load everything: where weights are damaged it has older ones.
+        """The newest version that `load` can load completely: in place of damaged weights it has older ones.
 
-        Raises as `newest`; if `strict`, also CorruptArtifact or DriftError for damaged ones of a job's end.
+        Raises as `newest`; if `strict`, also CorruptArtifact or DriftError for damaged weights of a finished job.
         """
         while True:
             version = await asyncio.to_thread(self.newest)
@@ -139,7 +139,7 @@ class Versions:
 
 
 def network_name(job: Artifact) -> str:
-    """The name of what a job trains, as users see it: expert-003, router."""
+    """The name of the network that a job trains, as users see it: expert-003, router."""
     return str(job) if job.cluster is None else expert_name(job.cluster)
 
 
@@ -149,9 +149,9 @@ def expert_name(expert: int) -> str:
 
 
 def read_pins(url: str) -> dict[str, int]:
-    """Steps by network (expert-002: 400) of a YAML file at a path or URI; none where there is no file.
+    """Steps by network (expert-002: 400) of a YAML file at a path or URI; empty if there is no file.
 
-    ConfigError for another content.
+    Raises ConfigError for any other content.
     """
     folder, slash, name = url.rpartition("/")
     try:
