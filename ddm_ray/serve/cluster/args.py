@@ -1,4 +1,4 @@
-"""Arguments of the Serve application: of a config file, and of the command line."""
+"""Arguments of the Serve application, from a config file or the command line."""
 
 from typing import Literal, Self
 
@@ -13,20 +13,20 @@ from ddm_ray.serve.http.authentication.bearer import TOKENS
 class ServeArgs(StrictModel):
     """Arguments of `build_app`, as a config file gives them.
 
-    A field that is added here, with its range and its description, is an option of the command line too.
+    A field that is added here, with its range and its description, is an option of the command line, too.
     """
 
     run: str = Field(description="Absolute path or URI of a run, as the serving machines see it.")
     placement: Literal["colocated", "multiplexed", "per-expert"] = Field(
         default="colocated",
         description="colocated: each replica of `api`, the ingress, has all experts, and nothing crosses the network;"
-        " multiplexed: likewise, but in host memory, and few of them on the device in turn, for many experts that are"
-        " seldom asked; per-expert: a deployment for each expert, which scales by itself.",
+        " multiplexed: likewise, but in host memory, and a few of them at a time on the device, for many experts with"
+        " few requests each; per-expert: a deployment for each expert, which scales by itself.",
     )
     replicas: PositiveInt = Field(
         default=1,
-        description="Processes of `api`, which answer requests: while one that died is started again, the others do."
-        " Each has all experts unless these are placed per-expert.",
+        description="Processes of `api`, which answer requests, also while one that died starts again. Each has all"
+        " experts unless they are placed per-expert.",
     )
     resident: int = Field(default=2, ge=2, description="Multiplexed experts on the device at a time.")
     dense: Literal["monolith", "student"] | None = Field(
@@ -40,8 +40,8 @@ class ServeArgs(StrictModel):
     max_rows: PositiveInt = Field(default=MAX_ROWS, description="Images of a batch; more wait.")
     pin_file: str | None = Field(
         default=None,
-        description="Path or URI of a YAML file with a line such as `expert-002: 400` for each network whose weights of"
-        " that step are to be served in place of the newest. It may come later.",
+        description="Path or URI of a YAML file with a line such as `expert-002: 400` for each network that is to serve"
+        " its weights of that step in place of the newest. It may come later.",
     )
     refresh_s: float = Field(
         default=10.0,
@@ -85,5 +85,5 @@ class ServeArgs(StrictModel):
     @model_validator(mode="after")
     def _compiled_where_weights_stay(self) -> Self:
         if self.compile and self.placement == "multiplexed":
-            raise ValueError("compile: experts that take turns on the device aren't compiled; use another placement")
+            raise ValueError("compile: multiplexed experts aren't compiled; use another placement")
         return self

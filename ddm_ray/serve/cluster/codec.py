@@ -1,6 +1,6 @@
 """Text encoder and autoencoder of a run, as parts of the ingress or as deployments of their own.
 
-What several requests ask for at the same time is done in one batch.
+Calls of several requests at the same time are one batch.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from ddm_ray.models.latents import Latents
 from ddm_ray.models.text import TextEncoder
 
 MAX_TEXTS, MAX_DECODED = 16, 8
-"""Most of a batch; an autoencoder takes far more memory than its latents do."""
+"""Bounds of a batch; an autoencoder takes far more memory than its latents."""
 WAIT_S = 0.005
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray | None]
@@ -31,7 +31,7 @@ class Encoder:
         self._encoder = TextEncoder.from_config(config, known).to(device)
 
     async def encode(self, prompt: str) -> tuple[Arrays, int]:
-        """The Text of a prompt, one row, as arrays, and the prompt's number of tokens: those beyond it are cut off."""
+        """The Text of a prompt, one row, as arrays, and the prompt's number of tokens, also of those cut off."""
         return await self._batch(prompt)
 
     @serve.batch(max_batch_size=MAX_TEXTS, batch_wait_timeout_s=WAIT_S)
@@ -64,12 +64,12 @@ class Decoder:
 
 
 def to_arrays(text: Text) -> Arrays:
-    """A text as arrays, which cross to another process without a copy."""
+    """A text as arrays, which Ray passes to another process without a copy."""
     pooled = text.pooled_BP
     return text.tokens_BLE.numpy(), text.mask_BL.numpy(), None if pooled is None else pooled.numpy()
 
 
 def from_arrays(arrays: Arrays) -> Text:
-    """The text that `to_arrays` made arrays of. They may be read-only views of shared memory: copied."""
+    """The text of the arrays of `to_arrays`. They are copied: they may be read-only views of shared memory."""
     tokens_BLE, mask_BL, pooled_BP = arrays
     return Text(torch.tensor(tokens_BLE), torch.tensor(mask_BL), None if pooled_BP is None else torch.tensor(pooled_BP))

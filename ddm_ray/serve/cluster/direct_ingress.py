@@ -1,4 +1,4 @@
-"""Direct ingress: Serve's replicas of the ingress listen themselves, and its controller tells where."""
+"""Direct ingress: replicas of the ingress listen themselves, at addresses that Serve's controller knows."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,10 +12,10 @@ ANSWER_S = 2.0
 
 
 def local_replicas(application: str, proxy_port: int) -> Callable[[], list[Address]]:
-    """A function that tells where the replicas of an application's ingress listen, as `on_loopback` has it.
+    """A function that returns the addresses of the replicas of an application's ingress, as `on_loopback` does.
 
-    It raises what Ray raises where the controller doesn't answer. Call it while Serve runs; the controller may die
-    meanwhile, and is asked again when it is back.
+    Call this while Serve runs. The function raises Ray's errors while the controller doesn't answer; it may be called
+    again when the controller is back.
     """
     controller = SERVE_CLIENT.get()()._controller
     here = ray.util.get_node_ip_address()
@@ -28,10 +28,10 @@ def local_replicas(application: str, proxy_port: int) -> Callable[[], list[Addre
 
 
 def on_loopback(groups: Sequence[TargetGroup], application: str, proxy: Address) -> list[Address]:
-    """The addresses of an application's replicas that listen on the loopback of this machine, which has the proxy.
+    """Loopback addresses of an application's replicas on this machine, which has the proxy.
 
-    None where one is on another machine, or where there are other applications: the proxy parts requests among all.
-    None where the controller names proxies, as it does while there is no replica, or where none is to listen.
+    Empty if a replica is on another machine, or if there are other applications: only the proxy parts requests among
+    them. Empty also if the controller names only proxies, as while there is no replica or no direct ingress.
     """
     groups = [group for group in groups if group.protocol == "HTTP"]
     targets = [(target.ip, target.port) for group in groups for target in group.targets]

@@ -27,21 +27,21 @@ from ddm_ray.storage.published import Weights
 from ddm_ray.storage.run import Run
 
 KEEP_S = 60.0
-"""Seconds for which weights that no request has any more stay at hand, as long as newer ones are used."""
+"""Seconds for which weights without requests stay loaded while newer ones are in use."""
 RETRY_S = 5.0
-"""Seconds after which weights that couldn't be loaded are tried again, if they are asked for."""
+"""Seconds after a failure to load weights before the next try."""
 
 
 class ExpertReplica:
-    """One expert of a run and the router, in an engine for each version that requests have; or a network alone."""
+    """One expert of a run and the router, or a dense network, in an engine for each version that requests use."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, run_url: str, network: int | ModelKind, computing: Computing, pin_file: str | None = None
     ):
-        """Loads the newest verified weights of a network, if there are any yet: a cluster's expert, or one of EXTRAS.
+        """Load the newest verified weights of a network, if there are any yet: a cluster's expert, or one of EXTRAS.
 
-        Where they can't be loaded, each call says so: Serve would start one such replica after another, and what it
-        imports each time would slow down all others.
+        If they can't be loaded, each call raises the error instead: Serve would start one such replica after another,
+        and its imports would slow down all others each time.
         """
         run = Run.open(run_url)
         self._data, self._device = run.config.data, computing.device
@@ -64,30 +64,30 @@ class ExpertReplica:
         try:
             version = await versions.loadable(load_own, strict=True)
             await self.load(version.pair(self._cluster))
-        # Of pins, or of weights: each call says which it wants.
+        # Wrong pins or damaged weights don't stop the replica: each call names the weights that it needs.
         except (ConfigError, CorruptArtifact, DriftError) as error:
             LOG.warning("no weights are loaded yet: %s", error)
 
     async def run(
         self, packed: bytes, seconds: float | None, until: int | None, weights: Pair
     ) -> tuple[bytes, np.ndarray, float]:
-        """Fields of the Segment that `BatchEngine.submit` promises for packed rows, its rows packed as well.
+        """Run packed rows for a segment, as `Runner.run`. Returns the fields of the Segment, its rows packed as well.
 
-        `weights` of the expert and of the router: those of the request's version.
+        `weights` of the expert and of the router, of the request's version.
         """
         engine, rows = await self._used(weights), unpack(packed, self._info, self._device)
         segment = await asyncio.wrap_future(engine.submit(rows, seconds, until))
         return pack(segment.rows), segment.needed_B, segment.waited_s
 
     async def velocity(self, packed: bytes, weights: Pair) -> bytes:
-        """Velocity of this expert alone for a packed call (`sampling.packing`), batched with others' calls."""
+        """Velocity of this expert for a packed call (`sampling.packing`), in one batch with calls of others."""
         await self._engine(weights)
         return pack_velocity(await asyncio.wrap_future(self._asked(weights, packed)))
 
     async def link(self, weights: Pair, client_key: bytes) -> AsyncIterator[Endpoint]:
-        """Endpoint where a client with this public key is answered, for as long as it asks: Serve counts it meanwhile.
+        """Yield the endpoint for a client with this public key, and stay open while it asks: so Serve counts its load.
 
-        Nothing for weights that aren't at hand: a call by Serve loads them.
+        Yields nothing for weights that aren't loaded: a call by Serve loads them.
         """
         if weights not in self._engines:
             return
@@ -101,7 +101,7 @@ class ExpertReplica:
         return self._used_now(weights).ask(unpack_call(packed, self._cluster, self._info, self._device))
 
     async def load(self, weights: Pair) -> None:
-        """Have an engine of these weights ready. Raises CorruptArtifact, DriftError."""
+        """Make an engine of these weights ready. Raises CorruptArtifact, DriftError."""
         if weights[0] is not None:
             await self._engine(weights)
 
@@ -112,7 +112,7 @@ class ExpertReplica:
         self._drop_unused()
 
     def _drop_unused(self) -> None:
-        """Close engines of versions that no request has had for long, while others were used or loaded since."""
+        """Close engines of versions that had no request for long while others were used or loaded."""
         newest, recent = max(self._used_at.values(), default=0.0), list(self._engines)[-2:]
         for weights, engine in list(self._engines.items()):
             used_at = self._used_at.get(weights)
@@ -134,7 +134,7 @@ class ExpertReplica:
         return engine
 
     async def _engine(self, weights: Pair) -> BatchEngine:
-        # Whoever has its engine doesn't wait for others', which may take minutes.
+        # Without the lock if the engine is there: a load of others' may take minutes.
         if weights not in self._engines:
             async with self._lock:
                 if weights not in self._engines:
@@ -142,7 +142,7 @@ class ExpertReplica:
         return self._engines[weights]
 
     async def _loaded(self, weights: Pair) -> BatchEngine:
-        """A new engine of these weights. Raises CorruptArtifact, DriftError, for RETRY_S without another look."""
+        """A new engine of these weights. Raises CorruptArtifact, DriftError; for RETRY_S the same without a new try."""
         at, error = self._failed.get(weights, (-np.inf, None))
         if error is not None and time.monotonic() - at < RETRY_S:
             raise error

@@ -1,4 +1,4 @@
-"""The ingress as a deployment: an application over the experts of this process, or over those of other deployments."""
+"""The ingress as a deployment: the HTTP application, with the experts in its process or in other deployments."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ ENCODER, DECODER = "encoder", "decoder"
 
 @serve.ingress()
 class API:
-    """Answers requests for images, by networks of its own or by those of other deployments."""
+    """Answers requests for images, with networks of its own or those of other deployments."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
@@ -68,7 +68,7 @@ class API:
         self._meters = Meters(lambda: self._mixture.live.engine)
 
         def served(info: MixtureInfo, parts: Sequence[Handle], count: OnSegment) -> ServedMixture:
-            # Where the experts are elsewhere, nothing but a router is here.
+            # With experts in other deployments, only a router is here.
             networks = Networks(run, info, Computing(max_rows=computing.max_rows) if parts else computing)
             info = replace(info, null_text=null)
             counted = (count, self._meters.asked, self._serves)
@@ -86,7 +86,7 @@ class API:
 
     @staticmethod
     def _codecs(run: Run, device: str, codecs: Mapping[str, Handle] | None) -> tuple[Any, Any]:
-        """Methods that encode a text and decode a latent, each None where the run has no such network."""
+        """Methods that encode a text and decode a latent; None: the run has no such network."""
         if codecs is not None:
             encoder, decoder = codecs.get(ENCODER), codecs.get(DECODER)
             encode = None if encoder is None else partial(called, encoder.encode, None)

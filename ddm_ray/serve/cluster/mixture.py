@@ -1,4 +1,4 @@
-"""A mixture as the ingress serves it: by an engine of its own or those of deployments, and by its newest weights."""
+"""A mixture as the ingress serves it: its newest weights, with runners in this process or in deployments."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -22,11 +22,11 @@ from ddm_ray.storage.published import Weights
 
 Handle = DeploymentHandle[Any]
 LOAD_S = 900.0
-"""Seconds after which nobody waits any more for a replica to load weights; compiling them takes minutes."""
+"""Seconds to wait for a replica to load weights; compiling them takes minutes."""
 
 
 class ServedMixture:
-    """The sampler of a run's mixture, `live`, with newer weights as they are published."""
+    """The sampler of a run's mixture, `live`, which takes newer weights as they are published."""
 
     live: LiveSampler
 
@@ -41,7 +41,7 @@ class ServedMixture:
         on_calls: OnCalls,
         on_version: Callable[[Version], None],
     ):
-        """`experts`: their deployments by cluster; none: they are here. `on_version` learns what is served from now."""
+        """`experts`: their deployments by cluster; none: they are here. `on_version` gets each new version."""
         self._info, self._networks, self._data = info, networks, data
         self._experts, self._replicas = experts, replicas
         self._on_segment, self._on_calls, self._on_version = on_segment, on_calls, on_version
@@ -66,14 +66,14 @@ class ServedMixture:
         return await self._load_here(version, weights)
 
     async def _loaded_there(self, version: Version, expert: int) -> bool:
-        """Have an expert's replica load its weights of a version; False if none runs, as one that sleeps."""
+        """Make an expert's replica load its weights of a version; False if none runs, as after scaling to zero."""
         handle = self._experts[expert]
         if not await self._replicas.running(handle.deployment_name):
             return False
         try:
             async with asyncio.timeout(LOAD_S):
                 await called(handle.load, None, version.pair(expert))
-        except TimeoutError:  # its replicas have gone: the next will load what they are asked for
+        except TimeoutError:  # its replicas have gone: the next will load the weights of their calls
             return False
         self._replicas.mark(handle.deployment_name, able=True)
         return True
@@ -87,7 +87,7 @@ class ServedMixture:
         LOG.info("serving %s", version.steps())
 
     def _forget(self) -> None:
-        """Give back networks of other versions than the one that is served."""
+        """Free networks of versions that aren't served any more."""
         resident = self._networks.computing.resident
         self._networks.keep(list(self.live.version) if resident is None else [self.live.version.router])
 

@@ -1,4 +1,4 @@
-"""Engines of other processes: their methods over Serve's handles, called again where a replica dies."""
+"""The Runner of an expert in other processes: calls of its replicas over Serve's handles, repeated if one dies."""
 
 import asyncio
 import logging
@@ -30,20 +30,20 @@ FIRST_WAIT_S = 0.1
 VELOCITY_S, LINK_S = 30.0, 10.0
 """Seconds for a velocity through Serve, and for one over a link before that."""
 CHECK_AFTER_S = 1.0
-"""Seconds without an answer after which it is asked whether anybody is there to give one."""
+"""Seconds without an answer between two checks whether the expert has a replica."""
 STARTING_S = 5.0
-"""Seconds that a request waits for the first replica; then its client hears of it, and the replica starts on."""
+"""Seconds that a request waits for the first replica; then its client gets an error, while the replica starts on."""
 
 GONE = (RayActorError, ObjectLostError, ReplicaUnavailableError)
-"""Errors of a call whose replica or node died: the call carries its state, so another replica can repeat it."""
+"""Errors of a call if a replica or node died: the call carries its state, so another replica can repeat it."""
 
 
 OnCalls = Callable[[int, int], None]
-"""Called with how many velocities were asked for over links, and how many through Serve."""
+"""Called with the numbers of velocities that came over links and through Serve."""
 
 
 class RemoteRunner:
-    """The engine of an expert's replicas, by these weights of the expert and of the router."""
+    """The Runner of an expert's replicas, with these weights of the expert and of the router."""
 
     def __init__(
         self, handle: DeploymentHandle[Any], expert: int, info: MixtureInfo, replicas: Replicas, weights: Pair
@@ -54,15 +54,15 @@ class RemoteRunner:
         self._link = VelocityClient(self._name, partial(linked.remote, weights))
 
     async def run(self, rows: Trajectories, seconds: float | None, until: int | None) -> Segment:
-        """The segment that `BatchEngine.submit` promises. AwayError if the expert has no replica and expects none.
+        """See `Runner.run`. AwayError if the expert has no replica and expects none.
 
-        StartingError if its first one is on its way for some seconds.
+        StartingError if its first replica has been starting for STARTING_S.
         """
         packed, needed_B, waited_s = await self._called(self._handle.run, pack(rows), seconds, until)
         return Segment(unpack(packed, self._info), needed_B, waited_s)
 
     async def velocity(self, call: ExpertCall) -> Tensor:
-        """The answer to a call of this expert. Raises as above, and AwayError after VELOCITY_S without one."""
+        """The answer to a call of this expert. Raises as `run`, and AwayError after VELOCITY_S without an answer."""
         try:
             async with asyncio.timeout(VELOCITY_S):
                 return unpack_velocity(await self._called(self._handle.velocity, pack_call(call)))
@@ -71,11 +71,11 @@ class RemoteRunner:
             raise AwayError(f"{self._name} doesn't answer", self.expert) from None
 
     def ask(self, call: ExpertCall) -> bool:
-        """Send a call over the link; False if there is none by now. For one thread, which isn't the event loop's."""
+        """Send a call over the link; False if there is no link now. For one thread other than the event loop's."""
         return self._link.ask(pack_call(call))
 
     def answer(self, until: float) -> Tensor | None:
-        """The velocity that was asked for; None if none came over the link: Serve knows which expert is away.
+        """The velocity of the last call; None if none came over the link: a call through Serve shows the reason.
 
         `until` is a time of the monotonic clock.
         """
@@ -93,13 +93,13 @@ class RemoteRunner:
 
     @property
     def away(self) -> bool:
-        """True if it is known that nobody answers."""
+        """True if it is known that no replica answers."""
         return self._replicas.is_away(self._name)
 
     async def _require_replica(self, waited_s: float) -> None:
         try:
             overview = await self._replicas.overview(self._name)
-        except Exception:  # it may be the controller that is away, not the expert
+        except Exception:  # perhaps the controller is away, not the expert
             return
         if is_lacking(overview):
             self._replicas.mark_away(self._name)
@@ -111,10 +111,10 @@ class RemoteRunner:
 async def called(
     method: Any, require_replica: Callable[[float], Awaitable[None]] | None = None, *arguments: Any
 ) -> Any:
-    """The answer of a deployment's method; if a replica dies, another is called, or the next to start.
+    """The answer of a deployment's method; if a replica dies, another one is called, or the next to start.
 
-    `require_replica` may raise after so many seconds without an answer. Raises what the method raised, if it is an
-    error of ours, and ServeError if replicas die again and again.
+    `require_replica` is called with the seconds without an answer so far, and may raise. Raises the method's own
+    DDMError, and ServeError if replicas die again and again.
     """
     for attempt in range(ATTEMPTS):
         try:
@@ -122,7 +122,7 @@ async def called(
         except GONE:
             await asyncio.sleep(FIRST_WAIT_S * 2**attempt)
         except RayTaskError as error:
-            # Its own text is the traceback of another process.
+            # The text of Ray's error is the traceback of another process.
             raise error.cause if isinstance(error.cause, DDMError) else error from None
     raise ServeError("a replica died, and the next ones as well: ask again soon")
 
@@ -137,7 +137,7 @@ async def _answered(response: Any, require_replica: Callable[[float], Awaitable[
     finally:
         if not answer.done():
             answer.cancel()
-            response.cancel()  # else it goes on there, though nobody waits
+            response.cancel()  # else the replica goes on for a caller that has left
 
 
 async def _awaited(response: Any) -> Any:
@@ -145,7 +145,7 @@ async def _awaited(response: Any) -> Any:
 
 
 async def _unless_done(answer: "asyncio.Future[Any]", check: Awaitable[None]) -> None:
-    """Wait for a check, and raise what it raises; but no longer than for the answer that it is about."""
+    """Wait for a check and raise its error, unless the answer comes first."""
     checking = asyncio.ensure_future(check)
     try:
         await asyncio.wait({answer, checking}, return_when=asyncio.FIRST_COMPLETED)
@@ -159,9 +159,9 @@ async def _unless_done(answer: "asyncio.Future[Any]", check: Awaitable[None]) ->
 def answer_from(
     runners: Sequence[RemoteRunner | None], router: Field | None, on_calls: OnCalls
 ) -> Callable[[Sequence[Call]], list[Tensor]]:
-    """Return what answers an engine's calls in its thread: the router here, experts by their replicas, all at once.
+    """An Answer for an engine: the router's here, the experts' from their replicas, all at once.
 
-    Call it in the event loop of the handles.
+    The engine calls it in its thread. Call this function in the event loop of the handles.
     """
     loop = asyncio.get_running_loop()
 

@@ -1,4 +1,4 @@
-"""Deployments that have a replica which can answer, by what Serve's controller says of them."""
+"""States of deployments by Serve's controller: which have a replica that can answer."""
 
 import asyncio
 import time
@@ -13,10 +13,10 @@ STATUS_S = 0.5
 AWAY_S = 10.0
 
 ALIVE = frozenset({"RUNNING", "PENDING_MIGRATION", "UPDATING", "RECOVERING"})
-"""States of a replica whose process has its weights: also while its node is to be drained, while it takes new settings,
-and while a controller that was started again hasn't looked at it yet. One that starts or stops can't answer."""
+"""States in which a replica has its weights: also while its node is drained, while it takes new settings, and while a
+controller that has started again hasn't looked at it yet. A replica that starts or stops can't answer."""
 ASLEEP = frozenset({"HEALTHY", "UPSCALING", "DOWNSCALING"})
-"""States of a deployment that is as it should be, or is being scaled: where nothing is alive it sleeps or wakes."""
+"""States of a deployment that is healthy or being scaled: without a replica alive it is at zero or starting."""
 
 
 def is_alive(overview: DeploymentStatusOverview) -> bool:
@@ -27,7 +27,7 @@ def is_alive(overview: DeploymentStatusOverview) -> bool:
 
 def is_lacking(overview: DeploymentStatusOverview) -> bool:
     """True if no replica can answer, though one should: the deployment neither sleeps nor is being woken."""
-    # A controller that has just begun calls what has no replica so, too, until it has looked how many there are to be.
+    # A controller that has just started reports this, too, until it has read how many replicas there should be.
     unknown = overview.status == "UPDATING" and not overview.replica_states
     return not is_alive(overview) and overview.status not in ASLEEP and not unknown
 
@@ -48,11 +48,11 @@ class Replicas:
         self._watching: asyncio.Task[None] | None = None
 
     async def overview(self, deployment: str) -> DeploymentStatusOverview:
-        """Return what Serve says of a deployment. Waits, and may raise anything, while its controller is away."""
+        """Return Serve's state of a deployment. Waits, and may raise any error, while Serve's controller is away."""
         if self._asking is None or (self._asking.done() and time.monotonic() - self._asked_at > STATUS_S):
             self._asked_at = time.monotonic()
             self._asking = asyncio.ensure_future(asyncio.to_thread(serve.status))
-        # Shielded, since one who waits no longer is no reason to ask again for the others.
+        # Shielded: if one caller is cancelled, the others still wait for this answer.
         status = await asyncio.shield(self._asking)
         return status.applications[self._application].deployments[deployment]
 
@@ -68,13 +68,13 @@ class Replicas:
             return False
 
     def mark_away(self, deployment: str) -> None:
-        """Note that nothing answered there; for AWAY_S, or until a replica is alive again, it needn't be asked."""
+        """Note that no replica answered; `is_away` for AWAY_S, or until a replica is alive again."""
         self._away_since[deployment] = time.monotonic()
         if self._watching is None or self._watching.done():
             self._watching = asyncio.ensure_future(self._watch())
 
     def mark(self, deployment: str, able: bool) -> None:
-        """Note whether its replicas could load what they were asked for."""
+        """Note whether its replicas could load the weights of a call."""
         if able:
             self._unable.discard(deployment)
         else:
@@ -82,11 +82,11 @@ class Replicas:
             self.mark_away(deployment)
 
     def is_unable(self, deployment: str) -> bool:
-        """True if they couldn't, when they were last asked."""
+        """True if its replicas couldn't load the weights of the last call."""
         return deployment in self._unable
 
     def is_away(self, deployment: str) -> bool:
-        """True if nothing answered there, not long ago."""
+        """True if no replica answered a short time ago."""
         since = self._away_since.get(deployment)
         return since is not None and time.monotonic() - since < AWAY_S
 

@@ -1,7 +1,8 @@
 """Links: velocities of experts beside Serve, over ZeroMQ, which frames messages and, by CURVE, encrypts them. No Ray.
 
-A call through Serve takes longer than most networks do. A client sends its public key by Serve, which Ray guards, and
-connections with that key alone are let in. An empty answer says: ask through Serve, whose error tells what is wrong.
+A call through Serve takes longer than most networks. A client sends its public key through Serve, which Ray protects,
+and only connections with that key are accepted. After an empty answer the client asks through Serve, which has the
+error.
 """
 
 import asyncio
@@ -29,14 +30,14 @@ DOMAIN = "velocities"
 MAX_BYTES = 2**28
 """Bytes of a request or answer at most."""
 CONNECT_MS, HEARTBEAT_MS, SILENT_MS, LOOK_MS = 5000, 1000, 3000, 100
-"""For a connection, between two heartbeats, without one until a connection ends, between two looks whether it has."""
+"""To connect, between two heartbeats, without one until a connection ends, between two looks whether it ended."""
 IDLE_S = 15.0
-"""Seconds without a request after which a client is let in no more."""
+"""Seconds without a request after which a client's key isn't accepted any more."""
 RENEW_S, RETRY_S, MAX_RETRY_S = 10.0, 1.0, 60.0
-"""Seconds between two tries for a new link: where there is one, where there is none, and at most after failures."""
+"""Seconds between two tries for a new link: with a link, without one, and at most after failures."""
 
 Endpoint = tuple[str, bytes]
-"""A server's address, as ZeroMQ writes it, and its public key."""
+"""A server's address in ZeroMQ's form, and its public key."""
 Answer = Callable[[bytes], "Future[Tensor]"]
 
 
@@ -49,7 +50,7 @@ class _Link:
 
 
 def _guarded(context: "zmq.Context[zmq.Socket[bytes]]", kind: int, secret_key: bytes) -> Any:
-    """A socket with this key and our limits."""
+    """A socket with this key and the limits above."""
     socket = context.socket(kind)
     socket.curve_secretkey, socket.maxmsgsize, socket.linger = secret_key, MAX_BYTES, 0
     socket.handshake_ivl, socket.heartbeat_ivl, socket.heartbeat_timeout = CONNECT_MS, HEARTBEAT_MS, SILENT_MS
@@ -57,10 +58,10 @@ def _guarded(context: "zmq.Context[zmq.Socket[bytes]]", kind: int, secret_key: b
 
 
 class VelocityServer:
-    """Answers the clients that are let in, by one thread."""
+    """Answers accepted clients, in one thread."""
 
     def __init__(self, host: str):
-        """Listens at a port of this host. Raises zmq.ZMQError."""
+        """Listen at a port of this host. Raises zmq.ZMQError."""
         self._answers = dict[bytes, Answer]()
         self._done = SimpleQueue[tuple[zmq.Frame, Future[Tensor]] | None]()
         self._woken, self._wake = socketpair()
@@ -71,13 +72,13 @@ class VelocityServer:
         self._authenticator.start()
         self._socket = _guarded(self._context, zmq.ROUTER, secret_key)
         self._socket.curve_server, self._socket.zap_domain = True, DOMAIN.encode()
-        self._socket.zap_enforce_domain = True  # else all clients are let in where nothing authenticates them
+        self._socket.zap_enforce_domain = True  # else every client is accepted if no authenticator runs
         self._socket.bind(f"tcp://{host}:*")
         self.endpoint: Endpoint = self._socket.last_endpoint.decode(), public_key
         Thread(target=self._serve, name="velocities", daemon=True).start()
 
     async def admit(self, client_key: bytes, answer: Answer) -> AsyncGenerator[Endpoint, None]:
-        """Let in the client with this public key until it has asked nothing for IDLE_S; `answer` answers its requests.
+        """Accept the client with this public key until it is idle for IDLE_S; `answer` answers its requests.
 
         Yields the endpoint to connect to.
         """
@@ -97,11 +98,11 @@ class VelocityServer:
             del self._answers[client_key]
 
     def callback(self, domain: str, client_key: bytes) -> bool:
-        """True if a client with this public key is let in; for the authenticator."""
+        """True if a client with this public key is accepted; the authenticator calls it."""
         return client_key in self._answers
 
     def close(self) -> None:
-        """Answer nothing any more, and end all connections."""
+        """Stop answering, and end all connections."""
         self._tell(None)
 
     def _serve(self) -> None:
@@ -124,7 +125,7 @@ class VelocityServer:
                 peer, future = done
                 try:
                     packed = pack_velocity(future.result())
-                except Exception:  # the same call through Serve tells of it
+                except Exception:  # the same call through Serve raises it
                     packed = b""
                 self._socket.send_multipart([peer, packed])
 
@@ -138,7 +139,7 @@ class VelocityServer:
 
     def _tell(self, done: "tuple[zmq.Frame, Future[Tensor]] | None") -> None:
         self._done.put(done)
-        with suppress(BlockingIOError):  # so full, it wakes the thread as well
+        with suppress(BlockingIOError):  # a full socket wakes the thread as well
             self._wake.send(b".")
 
 
@@ -146,7 +147,7 @@ def _connected(endpoint: Endpoint, public_key: bytes, secret_key: bytes) -> Any:
     """A connection. Raises TimeoutError if there is none within CONNECT_MS."""
     socket = _guarded(zmq.Context.instance(), zmq.DEALER, secret_key)
     address, socket.curve_serverkey = endpoint
-    # So it can be written to while there is a connection, not before, and never again afterwards.
+    # So the socket can be written to only while connected: not before, and never again afterwards.
     socket.curve_publickey, socket.immediate, socket.reconnect_ivl = public_key, True, -1
     socket.connect(address)
     if not socket.poll(CONNECT_MS, zmq.POLLOUT):
@@ -156,12 +157,12 @@ def _connected(endpoint: Endpoint, public_key: bytes, secret_key: bytes) -> Any:
 
 
 class VelocityClient:
-    """A link to the replica that Serve chose last, renewed every RENEW_S so that all replicas have work."""
+    """A link to the replica that Serve chose last, renewed every RENEW_S so that all replicas get work."""
 
     def __init__(self, name: str, invited: Callable[[bytes], Any]):
-        """`invited`: sends a public key by Serve and returns the response, which streams the endpoint.
+        """`invited`: sends a public key through Serve and returns the response, which streams the endpoint.
 
-        The key is let in for as long as that response lasts. Make a client in the event loop of Serve's handles.
+        The key is accepted as long as that response lasts. Make a client in the event loop of Serve's handles.
         """
         self._name, self._invited, self._loop = name, invited, asyncio.get_running_loop()
         self._link: _Link | None = None
@@ -170,8 +171,8 @@ class VelocityClient:
         self._linked_at, self._retry_s, self._is_waiting = -np.inf, RETRY_S, False
 
     def ask(self, request: bytes) -> bool:
-        """Send a request; False if there is no link by now. For one thread, as `answer`."""
-        if self._newer is not None or self._is_waiting:  # else a late answer would be taken for this one's
+        """Send a request; False if there is no link now. For one thread, as `answer`."""
+        if self._newer is not None or self._is_waiting:  # else a late answer would count as this request's
             self._drop()
             self._link, self._newer = self._newer, None
         pause_s = self._retry_s if self._link is None else RENEW_S
@@ -186,7 +187,7 @@ class VelocityClient:
         return self._is_waiting
 
     def answer(self, until: float) -> Tensor | None:
-        """The velocity that was asked for; None if none comes over the link until then by the monotonic clock."""
+        """The velocity of the last request; None if none comes before `until`, a time of the monotonic clock."""
         assert self._link is not None
         socket = self._link.socket
         while not socket.poll(max(0, min(LOOK_MS, int(1000 * (until - time.monotonic()))))):
@@ -209,8 +210,8 @@ class VelocityClient:
             socket = await asyncio.to_thread(_connected, await anext(response), *keys)
             self._newer = _Link(socket, response)
             self._retry_s = RETRY_S
-        except Exception as error:  # calls through Serve go on, and tell what is wrong
-            # Once: a port that can't be reached stays so.
+        except Exception as error:  # calls through Serve go on, and raise the reason
+            # As a warning once: a port that can't be reached stays so.
             level = logging.WARNING if isinstance(error, OSError) and self._retry_s == RETRY_S else logging.INFO
             LOG.log(level, "no link to %s, so calls cross by Serve: %s", self._name, one_line(error, 200))
             response.cancel()

@@ -44,7 +44,7 @@ class JobRows:
 
 @dataclass(frozen=True, eq=False)
 class RowBatch:
-    """Parts whose rows are one state, in this order."""
+    """Parts with their rows as one state, in this order."""
 
     parts: list[JobRows]
     state: Trajectories
@@ -83,7 +83,7 @@ class Pace:
         self._before: torch.cuda.Event | None = None
 
     def keep(self, x_BCHW: Tensor) -> None:
-        """Wait until the velocity before this one, whose work has just been given to the GPU, is done."""
+        """Wait for the velocity before this one to end. This one's work has just been given to the GPU."""
         if not x_BCHW.is_cuda:
             return
         event = torch.cuda.Event()

@@ -33,7 +33,7 @@ MAX_FAILURES = 3
 
 
 class BatchEngine:
-    """A batch whose rows join and leave between velocities, in a thread of its own.
+    """A batch in a thread of its own; rows join and leave it between velocities.
 
     Submitted rows run for a segment: until all are done, until a given velocity, or until a row needs an expert that
     isn't here. The engine changes nothing of the given rows, so a segment can be repeated elsewhere.
@@ -230,7 +230,7 @@ class BatchEngine:
         return RowBatch.of(new, batch) if new else batch
 
     def _moved(self, batch: RowBatch) -> RowBatch | None:
-        """The batch after its next velocity, without the parts whose segment ends before or after it."""
+        """The batch after its next velocity, without the parts that end a segment before or after it."""
         began = self._clock() if self._ended is None else self._ended
         while True:
             state = batch.state if batch.state.turn else turned(batch.state)

@@ -70,7 +70,7 @@ def local_engine(
 
 
 def multiplexed_engines(info: MixtureInfo, version: Version, networks: Networks, data: DataConfig) -> Multiplexer:
-    """Engines of all experts of a version, whose weights are in host memory, few on the device; warm and running.
+    """Engines of all experts of a version, with weights in host memory and a few on the device; warm and running.
 
     Raises as `Networks.of` does.
     """

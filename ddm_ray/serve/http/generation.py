@@ -76,7 +76,7 @@ class GenerationRequest(_Settings):
         None, gt=0, le=MAX_STEPS, strict=True, description="steps, as diffusers calls them"
     )
     timeout: float | None = Field(
-        None, gt=0, le=MAX_TIMEOUT_S, strict=True, description="seconds after which nobody wants the images any more"
+        None, gt=0, le=MAX_TIMEOUT_S, strict=True, description="seconds after which the images are of no use any more"
     )
     stream: bool | None = Field(
         None, strict=True, description="answer by server-sent events, as OpenAI streams images; n = 1"
@@ -114,7 +114,7 @@ class GenerationRequest(_Settings):
         return self
 
     def settings(self, defaults: SamplingSettings) -> SamplingSettings:
-        """The defaults, and what the request says in place of them."""
+        """The defaults, with the request's own values in place of them."""
         given = self.model_dump(include=set(SETTINGS), exclude_none=True)
         if self.num_inference_steps is not None:
             given["steps"] = self.num_inference_steps
@@ -125,10 +125,10 @@ class GenerationRequest(_Settings):
 class Generation:
     """A request that can be met: what to sample, the factor of upscaling, and the form of the answer.
 
-    `prompt`: the text that `sample` isn't conditioned on yet; None: there is none. `num_pixels` of all images.
-    `stops`: velocities after which images on their way are asked for. `routing`: the experts' weights are, too.
-    `seconds`: as the request says; None: it doesn't. `model`: the same; None: the mixture. `alone`: the model is a
-    single network, without experts to choose from.
+    `prompt`: a text that is still to be encoded for `sample`; None: there is none. `num_pixels` of all images.
+    `stops`: velocities after which the client wants unfinished images. `routing`: it wants the experts' weights, too.
+    `seconds` that the request allows; None: it has no limit. `model`: its name; None: the mixture. `alone`: the model
+    is a single network, without experts to choose from.
     """
 
     sample: SampleRequest
@@ -147,7 +147,7 @@ class Generation:
 def resolve(
     request: GenerationRequest, config: RunConfig, defaults: SamplingSettings, info: MixtureInfo, alone: bool = False
 ) -> Generation:
-    """The request with a model's default settings filled in. Raises RequestError: the field, and what it may be.
+    """The request with a model's default settings filled in. Raises RequestError with the field and its values.
 
     `alone`: see Generation.
     """
@@ -168,7 +168,7 @@ def resolve(
     seed = secrets.randbelow(2**32) if request.seed is None else request.seed
     seeds = tuple(range(seed, seed + count))
     sample = SampleRequest(seeds, condition, request.settings(defaults))
-    if alone:  # it is known beforehand: no table and no router has to be asked for it
+    if alone:  # the only network: no table and no router has to choose it
         cluster_B = torch.zeros(count, dtype=torch.int64)
         sample = replace(sample, settings=sample.settings.changed(strategy="oracle"), cluster_B=cluster_B)
     try:
@@ -204,7 +204,7 @@ def _require_affordable(count: int, plan: SamplingPlan) -> None:
 def _condition(
     request: GenerationRequest, data: DataConfig, info: MixtureInfo, count: int
 ) -> tuple[str | None, Condition]:
-    """The text that is to be encoded, if there is one, and the condition; with a text, what stands in its place."""
+    """The text to encode, if there is one, and the condition; with a text, the condition is a placeholder."""
     if data.text is None:
         return None, torch.full((count,), _label(request, data))
     if request.class_label is not None:
@@ -222,7 +222,7 @@ def _label(request: GenerationRequest, data: DataConfig) -> int:
     if request.prompt is None and request.class_label is None:
         raise RequestError(f"name the class by prompt or by class_label (neither was given); {listing}", "prompt")
     if request.class_label is not None:
-        # The clients of OpenAI can't leave the prompt out.
+        # OpenAI's clients can't leave the prompt out.
         if (request.prompt or "").strip():
             raise RequestError(f"name the class by prompt or by class_label (both were given); {listing}", "prompt")
         if request.class_label >= len(names):

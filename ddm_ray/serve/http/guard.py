@@ -1,6 +1,6 @@
-"""The door before the routes: tokens, rates, sizes and times of requests, and an answer for whatever goes wrong.
+"""The guard before the routes: authentication, rates, sizes and times of requests, and an answer for every error.
 
-Plain ASGI, so that what is refused costs next to nothing.
+Plain ASGI, so that a refusal costs next to nothing.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ from ddm_ray.serve.http.openai_errors import error_body, internal_error, retry_a
 
 LOG = logging.getLogger("ray.serve")
 OPEN = {"/healthz", "/readyz", *page_files.FILES}
-"""Routes that probes ask, which have no tokens, and the page that one is typed into."""
+"""Paths without authentication: those that probes ask, and the page, into which a token is typed."""
 
 REPEATS, OWN_FAULT = b"x-ddm-gateway", 599
-"""Header of a gateway, which sends a request again that ended in 500, as what a dead process took with it does; and the
-status that tells it of a fault that the same request would meet again."""
+"""Header of a gateway, which sends a request again after a 500, as after the death of a process; and the status of a
+fault that the same request would meet again, so that the gateway doesn't."""
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -33,9 +33,9 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of every request. `per_minute`: requests for images a token, or in all where there are none; None: any.
+    """Bounds of every request. `per_minute`: requests for images of a client, or of all without authentication.
 
-    `local`: only requests to localhost or to an IP address are answered.
+    `per_minute` None: any number. `local`: only requests to localhost or to an IP address are answered.
     """
 
     body_bytes: int = 64 * 1024
@@ -45,7 +45,7 @@ class Limits:
 
 
 class RefusedError(Exception):
-    """An answer in place of the routes': its status, its further headers, and OpenAI's error."""
+    """A refusal before the routes: its status, its further headers, and OpenAI's error."""
 
     def __init__(self, status: int, message: str, code: str, headers: Mapping[str, str] | None = None):
         super().__init__(message)
@@ -53,7 +53,7 @@ class RefusedError(Exception):
 
 
 class Guard:
-    """The application behind it, for whoever may ask."""
+    """The application, for clients that may ask."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Guard:
         self._buckets: dict[bytes, tuple[float, float]] = {}
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answer one request; errors that nobody caught are a 500 in OpenAI's form."""
+        """Answer one request; an error that the application doesn't catch is a 500 in OpenAI's form."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         status, repeated = 0, REPEATS in dict(scope["headers"])
@@ -97,7 +97,7 @@ class Guard:
 
     def _admit(self, scope: Message) -> None:
         headers = dict(scope["headers"])
-        # A page of somebody else's can have a name of its own lead here, and so ask as if it were this server's.
+        # A foreign page can point a host name of its own at this server, and then ask as if it came from here.
         host, is_open = headers.get(b"host", b"").decode("latin-1"), self._authenticator is None
         if self._limits.local and is_open and not is_own_name(host):
             message = "ask by localhost or by an IP address: this server, which wants no token, has no other name"
@@ -115,7 +115,7 @@ class Guard:
             self._require_rate(caller, self._limits.per_minute)
 
     def _require_rate(self, caller: bytes, per_minute: float) -> None:
-        """Take one of a token's requests, of which `per_minute` come back each minute, and as many are kept."""
+        """Take one request from the client's bucket, which holds `per_minute` requests and gains as many a minute."""
         now, most = self._clock(), max(1.0, per_minute)
         left, since = self._buckets.get(caller, (most, now))
         left = min(most, left + (now - since) * per_minute / 60)
@@ -126,7 +126,7 @@ class Guard:
             raise RefusedError(429, message, "rate_limit_exceeded", {"retry-after": soon})
 
     async def _body(self, scope: Message, receive: Receive) -> bytes:
-        """The request's body, if it is small enough and comes soon enough."""
+        """The request's body. Raises RefusedError if it is too large or too slow."""
         most = self._limits.body_bytes
         length = dict(scope["headers"]).get(b"content-length", b"0")
         if length.isdigit() and int(length[:20]) > most:
@@ -150,7 +150,7 @@ class Guard:
 
 
 def is_own_name(host: str) -> bool:
-    """True for a Host header that no other machine's name is in: localhost or an IP address, or nothing."""
+    """True for a Host header without a name of a machine: localhost, an IP address, or nothing."""
     match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([\w.-]*))(?::\d+)?", host, re.ASCII)
     if match is None:
         return False
@@ -162,7 +162,7 @@ def is_own_name(host: str) -> bool:
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """The `receive` of a request whose body has been read already."""
+    """A `receive` that gives the body, which has been read already, once more."""
     given = False
 
     async def replay() -> Message:

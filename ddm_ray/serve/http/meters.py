@@ -1,4 +1,4 @@
-"""Counters of a server, as Prometheus reads them."""
+"""Counters of a server in Prometheus' format."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -14,12 +14,12 @@ from ddm_ray.serve.engine.versions import expert_name
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 DENSE = "dense"
-"""Label of what a network without experts makes, where others have a strategy or an expert."""
+"""Label of a network without experts, in place of a strategy or an expert."""
 VELOCITIES = (1, 5, 10, 25, 50, 100, 250, 1000)
 
 
 class Meters:
-    """Counters of one ingress, apart from those of other libraries, and gauges of its engine."""
+    """Counters of one ingress, in a registry of their own, and gauges of its engine."""
 
     def __init__(self, engine: Callable[[], EngineThread]):
         self._all = CollectorRegistry()
@@ -57,12 +57,12 @@ class Meters:
         self._all.register(_Swaps(engine))
 
     def asked(self, over_links: int, through_serve: int) -> None:
-        """Count velocities that experts of other processes were asked for."""
+        """Count velocities that experts of other processes have computed."""
         self.calls.labels("link").inc(over_links)
         self.calls.labels("serve").inc(through_serve)
 
     def segment(self, expert: str, velocities: int, switched: int, waited_s: float | None) -> None:
-        """Count a segment, how many of its images went on elsewhere, and seconds before it if it began a request."""
+        """Count a segment, its images that switched experts, and the seconds before it if it began a request."""
         if waited_s is not None:
             self.first_step.observe(waited_s)
         self.segments.labels(expert).inc()
@@ -81,13 +81,13 @@ class Meters:
 
 
 class _Swaps(Collector):
-    """Counts of a multiplexer, which it keeps itself; none where there is no multiplexer."""
+    """Counts that a multiplexer keeps itself; none for another engine."""
 
     def __init__(self, engine: Callable[[], EngineThread]):
         self._engine = engine
 
     def describe(self) -> Iterator[CounterMetricFamily]:
-        return iter(())  # else it is collected at once, before there is an engine
+        return iter(())  # else the registry collects at once, before there is an engine
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         engines = self._engine()

@@ -1,4 +1,4 @@
-"""OpenAI's error object, and the statuses that it comes with, as the OpenAPI schema has them. No Ray, no HTTP."""
+"""OpenAI's error object, and the statuses that it comes with, as in the OpenAPI schema. No Ray, no HTTP."""
 
 import math
 from typing import Any
@@ -49,7 +49,7 @@ def error_body(message: str, param: str | None, code: str | None, server: bool =
 
 
 def internal_error(error: Exception) -> dict[str, Any]:
-    """OpenAI's object for an error that nobody foresaw; its text may say what is no client's business."""
+    """OpenAI's object for an unexpected error, without its text, which may have what clients mustn't see."""
     message = f"an error of the server, not of the request: {type(error).__name__}"
     return error_body(message, None, "internal_error", server=True)
 

@@ -1,4 +1,4 @@
-"""The page at `/`: the files of `page/`, which ask the API as any other client does. No Ray."""
+"""The page at `/`: the files of `page/`, which call the API like any other client. No Ray."""
 
 import hashlib
 from functools import partial
@@ -19,12 +19,12 @@ FILES = {
     for file in sorted((Path(__file__).parent / "page").iterdir())
     if file.suffix in TYPES
 }
-"""Files by the paths that they are served under. They tell nothing of the model, so they are open to everybody."""
+"""Files by their paths. They have nothing of the model, so they are open to everybody."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self';"
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Content-Security-Policy of the page: everything from this server alone, nothing inline, in nobody's frame."""
+"""Content-Security-Policy of the page: everything from this server, nothing inline, no frame around it."""
 
 
 def add_page(http: FastAPI) -> None:

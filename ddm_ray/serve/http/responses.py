@@ -1,4 +1,4 @@
-"""The forms of answers: PNGs, OpenAI's images response and its events. No Ray, no HTTP.
+"""Responses: PNGs, OpenAI's images response and its events. No Ray, no HTTP.
 
 Shapes: CHW image, S steps.
 """
@@ -56,9 +56,9 @@ def model_entry(name: str, config: RunConfig, num_experts: int, defaults: Sampli
 def answer(generation: Generation, sampled: Sampled, model: str, created: int) -> dict[str, Any]:
     """OpenAI's images response, and beside it model, strategy, and per image the experts that sampled it.
 
-    `routing`: per image the weights of all experts at each step; absent where it isn't asked for. `degraded`: names of
-    the experts that had to be left out; absent where none was. `truncated`: how many tokens the prompt has, and how
-    many of them are kept; absent where all are. A network alone has neither strategy nor experts.
+    `routing`: per image the weights of all experts at each step, if the request asks for them. `degraded`: names of
+    the experts that were left out, if any. `truncated`: the prompt's number of tokens and of those kept, unless all
+    are. A single network has neither strategy nor experts.
     """
     request, result = generation.sample, sampled.result
     encoded = [base64_png(image, generation.upscaling) for image in result.images_BCHW]
@@ -79,14 +79,14 @@ def routing(result: SampleResult, image: int) -> list[list[float]]:
 
 
 def expert_stretches(generation: Generation, sampled: Sampled) -> list[list[dict[str, int]]]:
-    """Per image the experts that sampled it, in stretches of steps; none by a network alone."""
+    """Per image the experts that sampled it, in stretches of steps; none for a single network."""
     if generation.alone:
         return [[] for _ in sampled.result.images_BCHW]
     return [stretches(experts_S) for experts_S in sampled.result.experts_SB.T.tolist()]
 
 
 def degraded(sampled: Sampled) -> dict[str, Any]:
-    """Fields of what isn't as asked for, mostly none: experts left out; a prompt cut."""
+    """Fields on how the images differ from the request, mostly none: experts left out, a prompt cut."""
     fields: dict[str, Any] = {}
     if sampled.away:
         fields["degraded"] = [expert_name(expert) for expert in sorted(sampled.away)]
@@ -118,7 +118,7 @@ USAGE = {
     "total_tokens": 0,
     "input_tokens_details": {"image_tokens": 0, "text_tokens": 0},
 }
-"""Tokens, of which a completed event of OpenAI's has to speak."""
+"""Counts of tokens, which a completed event of OpenAI's has to have."""
 
 
 def base64_png(image_CHW: Tensor, upscaling: int) -> str:

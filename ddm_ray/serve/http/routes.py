@@ -1,4 +1,4 @@
-"""The HTTP application: OpenAI's images API over a mixture. No Ray: any ASGI server can run it."""
+"""The HTTP application: OpenAI's images API for a mixture. Without Ray: any ASGI server can run it."""
 
 import asyncio
 import json
@@ -50,7 +50,7 @@ Result = TypeVar("Result")
 def http_app(service: Service) -> FastAPI:
     """The application of a service."""
     config = service.config
-    # FastAPI's own pages of documentation load scripts from elsewhere, and its redirections aren't OpenAI's errors.
+    # FastAPI's pages of documentation load scripts from other servers, and its redirections aren't OpenAI's errors.
     http = FastAPI(title="ddm-ray", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     entries = {
         name: model_entry(name, config, 0 if model.alone else model.sampler.info.num_experts, model.defaults)
@@ -128,7 +128,7 @@ def _bare(generation: Generation, sampled: Sampled) -> Response:
 
 
 async def _stream(service: Service, generation: Generation) -> Response:
-    """The image on its way and at its end, as events. What is refused at once is refused before any."""
+    """The unfinished and the finished image, as events. A refusal at once comes before any event."""
     events, index = asyncio.Queue[bytes | None](), 0
 
     def routed(result: SampleResult) -> dict[str, Any]:
@@ -189,9 +189,9 @@ async def _stream(service: Service, generation: Generation) -> Response:
 
 
 def _error_of(error: DDMError) -> tuple[int, dict[str, Any], dict[str, str]]:
-    """Status, body and headers of an answer that says this error; of storage and files it doesn't say where they are.
+    """Status, body and headers of the answer to this error; it doesn't have paths of storage and files.
 
-    One that comes from another process may be an exception of Ray's, too, whose own text is a traceback.
+    An error from another process may be an exception of Ray's, too: then its own text is a traceback.
     """
     cause = getattr(error, "cause", None)
     error = cause if isinstance(cause, DDMError) else error

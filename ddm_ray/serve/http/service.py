@@ -1,4 +1,4 @@
-"""A run as the application serves it: what a request becomes, and which model makes its images. No Ray, no HTTP.
+"""A run as the application serves it: a request's settings, its model, and the sampling of its images. No Ray.
 
 Shapes: CHW image.
 """
@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model that requests may name; `defaults` of sampling where they say nothing. `alone`: see Generation."""
+    """A model that requests may name; `defaults` of sampling for fields left out. `alone`: see Generation."""
 
     sampler: LiveSampler
     defaults: SamplingSettings
@@ -41,8 +41,8 @@ class ServedModel:
 class Service:
     """A run as the application serves it: its mixture, of its own name, and other `models` by theirs.
 
-    `encode` makes a condition, one row, of a text, and counts the text's tokens, and `decode` makes images of latents;
-    None where the run has none. `lacking` names the deployments that have no replica.
+    `encode` returns the condition, one row, of a text, and the text's number of tokens; `decode` makes images of
+    latents; None: the run needs none. `lacking` names the deployments that have no replica.
     """
 
     config: RunConfig
@@ -66,11 +66,11 @@ class Service:
         model = self.model(request.model)
         defaults = model.defaults
         if model.sampler.version.router is None:
-            defaults = defaults.changed(strategy="once")  # which needs none
+            defaults = defaults.changed(strategy="once")  # it needs no router
         return resolve(request, self.config, defaults, model.sampler.info, model.alone)
 
     async def sample(self, generation: Generation, on_stop: OnStop | None = None) -> Sampled:
-        """Make a request's images, in pixels; `on_stop` is called with what they are on their way."""
+        """Make a request's images, in pixels; `on_stop` is called with the unfinished images."""
         began, request, decode, seconds = time.monotonic(), generation.sample, self.decode, generation.seconds
         cut = None
         if generation.prompt is not None:
@@ -92,7 +92,7 @@ class Service:
             left = None if generation.seconds is None else generation.seconds - (time.monotonic() - began)
             pixels_BCHW = await _in_time(decode(sampled.result.images_BCHW), left)
             sampled = replace(sampled, result=replace(sampled.result, images_BCHW=pixels_BCHW))
-        # By its kind: names carry numbers of the clients' own.
+        # By its kind: names have numbers that clients choose, so their count has no bound.
         strategy = DENSE if generation.alone else parse_strategy_name(request.settings.strategy_or_once)[0]
         self.meters.images.labels(strategy).inc(len(request.seeds))
         self.meters.seconds.labels(strategy).observe(time.monotonic() - began)

@@ -89,7 +89,7 @@ def test_every_field_is_an_option_of_the_command_line() -> None:
     ("options", "line"),
     [
         (["--resident", "1"], "error: resident: Input should be greater than or equal to 2, got 1\n"),
-        (["--placement", "multiplexed", "--compile"], "error: compile: experts that take turns on the device aren't"),
+        (["--placement", "multiplexed", "--compile"], "error: compile: multiplexed experts aren't compiled"),
     ],
 )
 def test_a_bad_option_is_one_line(tiny_run: Run, options: list[str], line: str) -> None:
@@ -99,7 +99,7 @@ def test_a_bad_option_is_one_line(tiny_run: Run, options: list[str], line: str) 
 
 
 def test_experts_that_take_turns_arent_compiled() -> None:
-    with pytest.raises(ValidationError, match="compile: experts that take turns"):
+    with pytest.raises(ValidationError, match="compile: multiplexed experts"):
         ServeArgs(run="/x", placement="multiplexed", compile=True)
 
 
