@@ -4,7 +4,7 @@ from enum import IntEnum
 
 import numpy as np
 
-NOISE, ROUTING, ORDER, BATCH, INITIAL, REPLAY, AUGMENTATION, HELDOUT = range(8)
+NOISE, ROUTING, ORDER, BATCH, INITIAL, REPLAY, AUGMENTATION, HELDOUT, STEP = range(9)
 """First keys of streams: what the numbers are drawn for."""
 
 

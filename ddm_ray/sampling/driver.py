@@ -133,7 +133,7 @@ def velocity(
     validate(request, info)
     with torch.inference_mode():
         state = turned(begin(SamplingPlan.at(t, settings, info), x_BCHW, request, info, device))
-        velocity_BCHW = run(state, experts, router).last_BCHW
+        velocity_BCHW = run(state, experts, router).history[0]
         require_finite(velocity_BCHW)
         return velocity_BCHW.to(x_BCHW.device)
 

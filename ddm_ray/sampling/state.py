@@ -16,9 +16,10 @@ from torch import Tensor
 
 from ddm_ray.core.condition import Condition, join
 from ddm_ray.core.mixture import ExpertRows
-from ddm_ray.core.solvers import moved
-from ddm_ray.core.transfer import each, upload
+from ddm_ray.core.solver_schedule import moved
+from ddm_ray.core.transfer import each, sent, upload
 from ddm_ray.errors import NotFiniteError
+from ddm_ray.sampling.noise import step_noise
 from ddm_ray.sampling.plan import Plans
 from ddm_ray.sampling.request import MixtureInfo, RouterCall, SampleResult
 
@@ -92,11 +93,13 @@ class Asked:
 
 @dataclass(frozen=True, eq=False)
 class Trajectories:
-    """Images on their way. `x_BCHW` at the start of each row's step, and its `last_BCHW` velocity, on one device.
+    """Images on their way. `x_BCHW` at the start of each row's step, and the velocities before, on one device.
 
-    `position_B`: velocities that each row has had, of its plan's. `weights_BK` (CPU): weights of the experts that it
-    holds, 0 until they are chosen. `routing_BSK`: those of each step so far; it is written in place, so that a repeated
-    advance writes the same again. `condition` has B rows, `null` one (None where no plan needs it).
+    `history`: these velocities (B, C, H, W), the latest first, as many as any row's solver uses; `usable_B`: how many
+    each row may use, those since its history restarted. `position_B`: velocities that each row has had, of its plan's.
+    `weights_BK` (CPU): weights of the experts that it holds, 0 until they are chosen. `routing_BSK`: those of each step
+    so far; it is written in place, so that a repeated advance writes the same again. `condition` has B rows, `null` one
+    (None where no plan needs it).
     """
 
     info: MixtureInfo
@@ -106,8 +109,9 @@ class Trajectories:
     position_B: np.ndarray
     condition: Condition
     null: Condition | None
+    usable_B: np.ndarray
     x_BCHW: Tensor
-    last_BCHW: Tensor
+    history: tuple[Tensor, ...]
     weights_BK: Tensor
     routing_BSK: Tensor
     expert_rows_B: np.ndarray
@@ -139,6 +143,11 @@ class Trajectories:
             return self.plans.velocities[first : first + 1]
         return self.plans.velocities.take(number_B)
 
+    def step_noise(self, rows: np.ndarray, step_R: np.ndarray) -> Tensor:
+        """Standard normal noise (R, C, H, W) of a step of some rows, the same in any batch and at any time."""
+        seeds = [int(seed) for seed in self.seed_B[rows]]
+        return sent(step_noise(seeds, step_R.tolist(), self.info.image_shape), self.x_BCHW.device).to(self.x_BCHW)
+
     def conditions(self, rows: np.ndarray, null: np.ndarray) -> Condition:
         """The conditions of some rows (by number), the null one where `null` (bool)."""
         device = self.x_BCHW.device
@@ -165,7 +174,8 @@ class Trajectories:
             position_B=self.position_B[index_R],
             condition=self.condition[device_R],
             x_BCHW=self.x_BCHW[device_R],
-            last_BCHW=self.last_BCHW[device_R],
+            usable_B=self.usable_B[index_R],
+            history=tuple(past_BCHW[device_R] for past_BCHW in self.history[: plans.history]),
             weights_BK=self.weights_BK[host_R],
             routing_BSK=self.routing_BSK[device_R],
             expert_rows_B=self.expert_rows_B[index_R],
@@ -186,6 +196,9 @@ class Trajectories:
             more = num_steps - routing_BSK.shape[1]
             return torch.nn.functional.pad(routing_BSK, (0, 0, 0, more)) if more else routing_BSK
 
+        def past(part: Trajectories, number: int) -> Tensor:
+            return part.history[number] if number < len(part.history) else torch.zeros_like(part.x_BCHW)
+
         return cls(
             info=parts[0].info,
             plans=plans,
@@ -195,7 +208,8 @@ class Trajectories:
             condition=join([part.condition for part in parts]),
             null=next((part.null for part in parts if part.null is not None), None),
             x_BCHW=torch.cat([part.x_BCHW for part in parts]),
-            last_BCHW=torch.cat([part.last_BCHW for part in parts]),
+            usable_B=np.concatenate([part.usable_B for part in parts]),
+            history=tuple(torch.cat([past(part, number) for part in parts]) for number in range(plans.history)),
             weights_BK=torch.cat([part.weights_BK for part in parts]),
             routing_BSK=torch.cat([padded(part.routing_BSK) for part in parts]),
             expert_rows_B=np.concatenate([part.expert_rows_B for part in parts]),
@@ -205,10 +219,14 @@ class Trajectories:
     def foreseen(self) -> SampleResult:
         """The result that the last velocities point at, x - t v of the linear path, with the routing of steps so far.
 
-        For rows of one plan that have just ended the same step.
+        For rows of one plan that have just ended the same step. A step that drew noise z made x of data and noise as
+        keep (x - t v) + (t - 1 + keep) v + noise z: see `core.solvers.ancestral`.
         """
         last = self.plans[0].velocities[self.position_B[0] - 1]
-        images_BCHW = moved(self.x_BCHW, self.last_BCHW, -float(last["until"]))
+        images_BCHW = moved(self.x_BCHW, self.history[:1], [float(1 - last["keep"] - last["until"])])
+        if last["noise"]:
+            drawn_BCHW = self.step_noise(np.arange(len(self)), np.full(len(self), last["step"]))
+            images_BCHW = moved(images_BCHW, [drawn_BCHW], [-float(last["noise"])]) / float(last["keep"])
         return self._as_result(images_BCHW, int(last["step"]) + 1)
 
     def result(self) -> SampleResult:

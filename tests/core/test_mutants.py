@@ -292,9 +292,22 @@ def test_the_mutant_fails(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("solver", "alteration"), [("heun", altered.EVALUATED_A_STEP_LATE), ("ab2", altered.AB2_FOR_EQUAL_STEPS)]
+    ("solver", "alteration"),
+    [
+        ("heun", altered.EVALUATED_A_STEP_LATE),
+        ("ab2", altered.AB2_FOR_EQUAL_STEPS),
+        ("ab3", altered.AB3_FOR_EQUAL_STEPS),
+    ],
 )
 def test_the_solver_mutant_fails(solver, alteration, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(solvers.SOLVERS, solver, alteration)
+    monkeypatch.setitem(oracles.EXACT, solver, alteration)
     with pytest.raises(AssertionError):
         oracles.check_orders()
+
+
+def test_noise_that_is_the_same_at_each_step_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    oracles.check_spread()
+    monkeypatch.setattr(state.Trajectories, "step_noise", altered.noise_of_one_step)
+    with pytest.raises(AssertionError):
+        oracles.check_spread()
