@@ -98,6 +98,11 @@ class Plans(tuple[SamplingPlan, ...]):
         return max(1, *(SOLVERS[plan.settings.solver].history for plan in self))
 
     @cached_property
+    def draws(self) -> bool:
+        """True if any solver draws noise, and so scales x."""
+        return any(SOLVERS[plan.settings.solver].draws for plan in self)
+
+    @cached_property
     def begins(self) -> np.ndarray:
         """Index of the first of each among `velocities`."""
         return self.lengths.cumsum() - self.lengths

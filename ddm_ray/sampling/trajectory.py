@@ -138,11 +138,18 @@ def at_other(state: Trajectories, x_BCHW: Tensor) -> Trajectories:
 def _carried(state: Trajectories, planned: np.ndarray, velocity_BCHW: Tensor, usable_B: np.ndarray) -> Tensor:
     """Images after this velocity: see `solver_schedule.VELOCITY`."""
     moves, x_BCHW = planned["moves"], state.x_BCHW
-    if (planned["keep"] != 1).any():
+    if state.plans.draws:
         keep = each(planned["keep"], x_BCHW)
         x_BCHW = x_BCHW * (keep if isinstance(keep, float) else append_dims(keep, x_BCHW))
-    by_BN = moves[0, usable_B] if len(moves) == 1 else moves[np.arange(len(moves)), usable_B]
+    rows = np.arange(len(moves)) if len(moves) > 1 else 0
+    # Most often all rows are alike, and one of them says it for all.
+    same = len(moves) == 1 and bool((usable_B == usable_B[0]).all())
+    by_BN = moves[:, usable_B[0]] if same else moves[rows, usable_B]
     x_BCHW = _moved(x_BCHW, (velocity_BCHW, *state.history), by_BN)
+    return _with_noise(state, planned, x_BCHW) if state.plans.draws else x_BCHW
+
+
+def _with_noise(state: Trajectories, planned: np.ndarray, x_BCHW: Tensor) -> Tensor:
     noise_B = spread(planned["noise"], len(state))
     rows = np.flatnonzero(noise_B)
     if not len(rows):
