@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from ddm_ray.config.data import DataConfig
+from ddm_ray.config.optimizers import OptimizerName
 from ddm_ray.config.strict_model import StrictModel
 from ddm_ray.core.names import PathName, PredictionName, ScheduleName, TimeDistribution
 
@@ -158,14 +159,21 @@ class TrainConfig(StrictModel):
     global_batch: PositiveInt = Field(
         description="rows a step: the monolith's; each expert takes its K-th part, so a multiple of num_clusters"
     )
-    learning_rate: float = Field(default=1e-4, gt=0, description="of AdamW; 2e-3 for widths of 100, 1e-4 for 1000")
+    optimizer: OptimizerName = Field(default="adamw", description="what makes steps of gradients")
+    learning_rate: float = Field(
+        default=1e-4, gt=0, description="of AdamW 2e-3 for widths of 100, 1e-4 for 1000; a fifth of it for Lion"
+    )
     warmup_steps: int = Field(default=0, ge=0, description="steps until the rate is reached; mostly a twentieth")
     schedule: ScheduleName = Field(
         default="constant", description="of the rate; cosine and linear fix the number of steps"
     )
     final_learning_rate: float = Field(default=0.0, ge=0, description="the last step's (cosine, linear)")
-    weight_decay: float = Field(default=0.0, ge=0, description="of AdamW")
-    betas: tuple[Beta, Beta] = Field(default=(0.9, 0.999), description="of AdamW")
+    weight_decay: float = Field(
+        default=0.0, ge=0, description="share of a weight that the optimizer takes off, times the rate"
+    )
+    betas: tuple[Beta, Beta] = Field(
+        default=(0.9, 0.999), description="of the optimizer's means; 0.9 and 0.99 for Lion"
+    )
     clip_norm: float = Field(default=1.0, gt=0, description="largest norm of a gradient")
     ema_decay: float = Field(
         default=0.9999, ge=0, lt=1, description="of the average weights, which count; a memory of 1/(1 - decay) steps"

@@ -1,4 +1,4 @@
-"""Engine: DeepSpeed ZeRO around one model, with torch's AdamW, clipping and an EMA kept in optimizer shards."""
+"""Engine: DeepSpeed ZeRO around one model, with an optimizer, clipping and an EMA kept in the same shards."""
 
 import logging
 import math
@@ -7,11 +7,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
+from pkgutil import resolve_name
 
 import torch
 from torch import Tensor, nn
 
 from ddm_ray.config import TrainConfig
+from ddm_ray.config.optimizers import OPTIMIZERS
 from ddm_ray.errors import ConfigError
 from ddm_ray.models.compiled import call_uncompiled, compile_blocks, require_compiler
 from ddm_ray.models.dit import checkpoint_activations
@@ -19,7 +21,7 @@ from ddm_ray.models.flops import num_parameters
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.train.fragments import Shards, reduce_nothing
 from ddm_ray.train.objectives import Batch, Objective
-from ddm_ray.train.optimizer import AdamWithEMA
+from ddm_ray.train.optimizer import ShardOptimizer
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -68,15 +70,12 @@ class Engine:
             )
         self.compiled_unasked = compiles_unasked(placement)
         compiled = bool(placement.compile) or self.compiled_unasked
-        self._optimizer = AdamWithEMA(
+        self._optimizer: ShardOptimizer = resolve_name(OPTIMIZERS[train.optimizer])(
             model.parameters(),
-            ema_decay=train.ema_decay,
+            train,
             # Cheaper than DeepSpeed, which takes the norm tensor by tensor; stage 3 steps group by group.
             clip_norm=train.clip_norm if stage < 3 else 0.0,
             sharded=stage > 0,
-            lr=0.0,
-            betas=train.betas,
-            weight_decay=train.weight_decay,
             # Of flat shards: at stage 0 each parameter would have code of its own.
             compiled=compiled and stage > 0,
         )
@@ -160,7 +159,7 @@ class Engine:
         self._optimizer.go_uncompiled()
 
     def set_adam_step(self, step: int) -> None:
-        """Set the number of steps that AdamW's bias correction counts from."""
+        """Set the number of steps that the optimizer's bias correction counts from."""
         for state in self._optimizer.state.values():
             state["step"].fill_(step)
 
@@ -178,7 +177,7 @@ class Engine:
         self._deepspeed.backward(loss, scale_wrt_gas=False)
 
     def step(self, learning_rate: float) -> Tensor:
-        """Clip, take one step of AdamW; the gradient's norm over all ranks, a scalar, infinite if it isn't finite."""
+        """Clip and take one step; the gradient's norm over all ranks, a scalar, infinite if it isn't finite."""
         self.shards.settle()
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate

@@ -8,10 +8,8 @@ import torch
 from torch import Tensor, nn
 
 VALUE = "value"
-MOMENTS = ("exp_avg", "exp_avg_sq")
 EMA = "ema"
-RECORDS = (VALUE, *MOMENTS, EMA)
-"""Records that training keeps of every parameter, all in fp32."""
+"""Records that training keeps of every parameter, beside the moments of its optimizer, all in fp32."""
 SWAPPED = 2**22
 """Elements that are exchanged at once."""
 
@@ -50,7 +48,7 @@ class Copying(Protocol):
 class Shards:
     """One rank's fp32 partitions of a model under DeepSpeed, and the model's copies of them that compute."""
 
-    def __init__(self, wrapped: Any, optimizer: torch.optim.Optimizer):
+    def __init__(self, wrapped: Any, optimizer: Any):
         self._wrapped, self._optimizer = wrapped, optimizer
         self._stage: int = wrapped.zero_optimization_stage()
         self.being_copied: Copying | None = None
@@ -105,7 +103,8 @@ class Shards:
         return self._views(name, start, numel, self.partitions[group], offset)
 
     def _views(self, name: str, start: int, numel: int, partition: Tensor, offset: int) -> Fragment:
-        kept = {VALUE: partition.detach(), **{key: self._optimizer.state[partition][key] for key in RECORDS[1:]}}
+        records, state = (*self._optimizer.moments, EMA), self._optimizer.state[partition]
+        kept = {VALUE: partition.detach()} | {record: state[record] for record in records}
         return Fragment(name, start, numel, {key: it.view(-1).narrow(0, offset, numel) for key, it in kept.items()})
 
     @torch.no_grad()

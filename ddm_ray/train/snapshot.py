@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ddm_ray.storage.manifest import FileRecord
 from ddm_ray.storage.store import Store
-from ddm_ray.train.fragments import EMA, RECORDS, Fragment
+from ddm_ray.train.fragments import Fragment
 from ddm_ray.train.state import INDEX, PART, Piece, cut, fingerprint, index_bytes, index_entry, part_header
 
 WRITERS = 4
@@ -44,14 +44,15 @@ class Snapshot:
     def __init__(self, fragments: list[Fragment]):
         self._sources: list[Tensor] = []
         self.parts: list[Part] = []
-        self._device = fragments[0].records[EMA].device if fragments else torch.device("cpu")
-        for record in RECORDS:
+        self._records = tuple(fragments[0].records) if fragments else ()
+        self._device = fragments[0].records[self._records[0]].device if fragments else torch.device("cpu")
+        for record in self._records:
             for number, group in enumerate(cut(fragments)):
                 pieces = [Piece(one.name, one.start, one.numel) for one in group]
                 self.parts.append(Part(record, number, pieces, pinned=self._device.type != "cpu"))
                 self._sources += [one.records[record] for one in group]
         self._copies = [view for part in self.parts for view in part.views]
-        self._prints_R = torch.zeros(len(RECORDS), dtype=torch.int64)
+        self._prints_R = torch.zeros(len(self._records), dtype=torch.int64)
         self._computed: torch.cuda.Event | None = None
         self._copied: torch.cuda.Event | None = None
         self._given = Event()  # to the device, by whoever writes
@@ -92,7 +93,7 @@ class Snapshot:
             with torch.cuda.stream(self._stream):
                 torch._foreach_copy_(self._copies, self._sources, non_blocking=True)
                 # Where memory is fast: by a CPU they take longer than all else of a state.
-                self._prints_R = torch.empty(len(RECORDS), dtype=torch.int64).pin_memory()
+                self._prints_R = torch.empty(len(self._records), dtype=torch.int64).pin_memory()
                 self._prints_R.copy_(self._fingerprints(self._sources), non_blocking=True)
                 self._copied.record(self._stream)
         finally:
@@ -101,7 +102,7 @@ class Snapshot:
 
     def _fingerprints(self, tensors: list[Tensor]) -> Tensor:
         """Fingerprints by record, of the values that pieces have in these tensors; see `fingerprint`."""
-        prints: dict[str, list[Tensor]] = {record: [] for record in RECORDS}
+        prints: dict[str, list[Tensor]] = {record: [] for record in self._records}
         pieces = [(part.record, piece) for part in self.parts for piece in part.pieces]
         for (record, piece), values in zip(pieces, tensors, strict=True):
             prints[record].append(fingerprint(piece, values))
@@ -124,4 +125,5 @@ class Snapshot:
                 parts = dict(pool.map(put, self.parts))
         if self._device.type == "cpu" and self._copies:
             self._prints_R = self._fingerprints(self._copies)
-        store.write(f"{prefix}/{INDEX}", index_bytes(parts, dict(zip(RECORDS, self._prints_R.tolist(), strict=True))))
+        prints = dict(zip(self._records, self._prints_R.tolist(), strict=True))
+        store.write(f"{prefix}/{INDEX}", index_bytes(parts, prints))

@@ -6,6 +6,7 @@ which, so that a reader fetches only the parts that it needs; the manifest lists
 
 import json
 import struct
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from ddm_ray.errors import CorruptArtifact, StorageError
 from ddm_ray.storage.manifest import FileRecord, Manifest, canonical, read_verified
 from ddm_ray.storage.sealed import parse_object
 from ddm_ray.storage.store import Store
-from ddm_ray.train.fragments import RECORDS, Fragment
+from ddm_ray.train.fragments import Fragment
 
 PART_BYTES = 64 * 2**20
 """Most bytes of a part. Pinned memory comes in powers of two: one more would take twice as much."""
@@ -130,7 +131,7 @@ class SavedParts:
     def __init__(self, store: Store, prefix: str, manifest: Manifest):
         self._store, self._prefix, self._files = store, prefix, manifest.files
         self.parts: list[StatePart] = []
-        self.fingerprints = dict.fromkeys(RECORDS, 0)
+        self.fingerprints = Counter[str]()
         for name in manifest.files:
             if not name.endswith(f"/{INDEX}"):
                 continue
@@ -147,6 +148,7 @@ class SavedParts:
             if any(type(each.start) is not int or type(each.numel) is not int for each in pieces):
                 raise ValueError("a piece's place is none")
             self.parts.append(StatePart(f"{folder}{part}", entry["record"], pieces))
+            self.fingerprints.setdefault(entry["record"], 0)
         for kind, value in index["fingerprints"].items():
             self.fingerprints[kind] = (self.fingerprints[kind] + value) % 2**64
 
@@ -176,7 +178,7 @@ class SavedParts:
         CorruptArtifact if they aren't wholly there: damaged, or the state of another model.
         """
         fragments = {fragment.name: fragment for fragment in held}
-        filled = dict.fromkeys(((record, name) for record in RECORDS for name in fragments), 0)
+        filled = {(record, name): 0 for name, fragment in fragments.items() for record in fragment.records}
         needed = [part for part in self.parts if any(_overlap(fragments, piece) for piece in part.pieces)]
         with ThreadPoolExecutor(READERS) as pool:
             for first in range(0, len(needed), READERS):  # so many in memory at a time
@@ -186,6 +188,8 @@ class SavedParts:
                         if fragment := _overlap(fragments, piece):
                             offset = fragment.start - piece.start
                             source = tensors[piece.key][offset : offset + fragment.numel]
+                            if part.record not in fragment.records:
+                                raise self._lacks(part.record, piece.name)
                             fragment.records[part.record].copy_(source)
                             filled[part.record, piece.name] += fragment.numel
         for (record, name), numel in filled.items():
@@ -242,16 +246,16 @@ def _overlap(fragments: dict[str, Fragment], piece: Piece) -> Fragment | None:
     return common if common and common.numel else None
 
 
-def fingerprints(owned: Iterable[Fragment]) -> dict[str, int]:
-    """The fingerprints of live fragments, by record, for which their device is waited for once."""
-    prints = [
-        [fingerprint(Piece(each.name, each.start, each.numel), each.records[record]) for record in RECORDS]
-        for each in owned
-    ]
+def fingerprints(owned: Iterable[Fragment]) -> Counter[str]:
+    """The fingerprints of live fragments, by record (0 for others), for which their device is waited for once."""
+    prints: dict[str, list[Tensor]] = {}
+    for each in owned:
+        for record, values in each.records.items():
+            prints.setdefault(record, []).append(fingerprint(Piece(each.name, each.start, each.numel), values))
     if not prints:
-        return dict.fromkeys(RECORDS, 0)
-    totals_R = torch.stack([torch.stack(one) for one in prints]).sum(0)
-    return {record: total % 2**64 for record, total in zip(RECORDS, totals_R.cpu().tolist(), strict=True)}
+        return Counter()
+    totals_R = torch.stack([torch.stack(ones).sum() for ones in prints.values()])
+    return Counter({record: total % 2**64 for record, total in zip(prints, totals_R.cpu().tolist(), strict=True)})
 
 
 def curve_bytes(curve: Mapping[str, Sequence[float]]) -> bytes:

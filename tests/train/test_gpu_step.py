@@ -13,10 +13,10 @@ from ddm_ray.data.loading.loader import Loader
 from ddm_ray.data.text_encoding import StoredTexts
 from ddm_ray.storage.graph import ROUTER, STUDENT, Artifact, expert
 from ddm_ray.storage.run import Run
+from ddm_ray.train.adamw import AdamW
 from ddm_ray.train.batches import RankBatches
 from ddm_ray.train.consensus import Flags, StepResult, StepResults
 from ddm_ray.train.job import TrainJob, train_job
-from ddm_ray.train.optimizer import AdamWithEMA
 from ddm_ray.train.teachers import Teachers, load_teachers
 from tests.pretend_gpu import PretendGPU
 from tests.pretend_streams import pretended
@@ -49,7 +49,8 @@ def results_of(
     """What the job's steps come to: a loop as the worker's, without DeepSpeed. On `gpu` its waits are checked."""
     results, known = StepResults(), list[StepResult]()
     move(model, device)
-    optimizer = AdamWithEMA(model.parameters(), ema_decay=0.9, clip_norm=0.1, lr=1e-2)
+    optimizer = AdamW(model.parameters(), job.train.model_copy(update={"ema_decay": 0.9}), clip_norm=0.1)
+    optimizer.param_groups[0]["lr"] = 1e-2
     for expert_network in teachers.experts if teachers else ():
         assert isinstance(expert_network, nn.Module)
         move(expert_network, device)
