@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ddm_ray.core.condition import Condition, Text
 from ddm_ray.errors import ConfigError, SamplingError
+from ddm_ray.models.network import Network
 from ddm_ray.spelling import one_line
 
 NAMES = ("FluxTransformer2DModel", "PixArtTransformer2DModel", "SD3Transformer2DModel")
@@ -20,7 +21,7 @@ GUIDANCE = 1.0  # for FLUX models distilled with guidance: none
 PIXELS_PER_LATENT = 8  # PixArt is told the size of the image, not of its latents
 
 
-class DiffusersTransformer(nn.Module):
+class DiffusersTransformer(Network):
     """(x_BCHW, t_B in [0, 1], Text) -> what the network predicts, (B, C, H, W), on its own path.
 
     `name` is a class of diffusers, `arguments` its constructor's. Of a PixArt that predicts a variance too, the
@@ -31,7 +32,7 @@ class DiffusersTransformer(nn.Module):
 
     def __init__(self, name: str, arguments: dict[str, Any]) -> None:
         super().__init__()
-        self.config: dict[str, Any] = {"name": name, "arguments": dict(arguments)}
+        self.config = {"name": name, "arguments": dict(arguments)}
         self.name = name
         if name not in NAMES:
             raise ConfigError(f"no adapter for diffusers' {name!r}: use one of {', '.join(NAMES)}")
@@ -44,8 +45,8 @@ class DiffusersTransformer(nn.Module):
         except (TypeError, ValueError, ZeroDivisionError, RuntimeError) as error:  # what their constructors raise
             raise ConfigError(f"{name} can't be built from its arguments: {one_line(error, 200)}") from error
         built: Any = self.transformer.config
-        self.text_dim: int | None = built.get("joint_attention_dim", built.get("caption_channels"))
-        self.pooled_dim: int | None = built.get("pooled_projection_dim")
+        self.text_dim = built.get("joint_attention_dim", built.get("caption_channels"))
+        self.pooled_dim = built.get("pooled_projection_dim")
 
     def forward(self, x_BCHW: Tensor, t_B: Tensor, condition: Condition) -> Tensor:
         if not isinstance(condition, Text):

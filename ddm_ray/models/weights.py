@@ -3,11 +3,10 @@
 A spec may say under "flow" which path and prediction its network was trained for; no network is built from it.
 """
 
-import importlib
 import json
 from collections.abc import Mapping
 from contextlib import nullcontext
-from inspect import Parameter, signature
+from pkgutil import resolve_name
 from typing import Any, Protocol
 
 import torch
@@ -17,15 +16,12 @@ from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ddm_ray.config.networks import NETWORKS
 from ddm_ray.errors import ConfigError, CorruptArtifact, TruncatedWeights
-from ddm_ray.models.dit import Trunk, position_table
+from ddm_ray.models.network import Network, fill_tables
 
 # Imported only when a spec names one: diffusers is an extra.
-MODELS = {
-    "DiT": "ddm_ray.models.dit",
-    "Router": "ddm_ray.models.router",
-    "DiffusersTransformer": "ddm_ray.models.diffusers_transformer",
-}
+MODELS = {name: settings.code for name, settings in NETWORKS.items()} | {"Router": "ddm_ray.models.router:Router"}
 
 
 LINEAR = {"path": "linear", "prediction": "velocity"}
@@ -74,16 +70,13 @@ def completed(spec: Mapping[str, Any]) -> dict[str, Any]:
     config = spec.get("config")
     if spec.get("class") not in MODELS or not isinstance(config, dict):
         return dict(spec)
-    takes = dict(signature(_class_of(spec["class"])).parameters)
-    if "trunk" in takes:
-        takes |= signature(Trunk).parameters
-    defaults = {name: each.default for name, each in takes.items() if each.default is not Parameter.empty}
+    defaults = _class_of(spec["class"]).defaults()
     full: dict[str, Any] = json.loads(json.dumps({"flow": LINEAR, **spec, "config": {**defaults, **config}}))
     return full
 
 
-def _class_of(name: str) -> type[nn.Module]:
-    model_class: type[nn.Module] = getattr(importlib.import_module(MODELS[name]), name)
+def _class_of(name: str) -> type[Network]:
+    model_class: type[Network] = resolve_name(MODELS[name])
     return model_class
 
 
@@ -135,9 +128,7 @@ def from_state(spec: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
     require_finite(tensors)
     # Copied into memory aligned as torch's own, so that a loaded model computes to the bit what the saved one did.
     state = {name: tensors.pop(name).to(tensor.dtype, copy=True) for name, tensor in expected.items()}
-    for module in model.modules():
-        if isinstance(module, Trunk):
-            module.positions_1ND = position_table(module.grid, module.positions_1ND.shape[2])
+    fill_tables(model)
     if any(buffer.is_meta for name, buffer in model.named_buffers() if name not in state):
         model = build(spec)
     model.load_state_dict(state, assign=True)

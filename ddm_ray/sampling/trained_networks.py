@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ddm_ray.config import InitFrom, RunConfig
+from ddm_ray.config.networks import NETWORKS
 from ddm_ray.errors import ConfigError, CorruptArtifact, DDMError, MissingArtifact
 from ddm_ray.models import third_party, weights
 from ddm_ray.models.spec import spec_of
@@ -64,7 +65,7 @@ def _read(spec: Spec, job: Artifact, init: InitFrom, part: str) -> nn.Module:
         return _of_run(init, job, spec, part)
     if is_ours(source):
         return _of_pipeline(source, init, job, spec, part)
-    if spec["class"] == "DiffusersTransformer":
+    if spec["class"] in NETWORKS and NETWORKS[spec["class"]].of_diffusers:
         return _of_diffusers(init.source, spec, part)
     if source.is_dir():
         raise ConfigError(f"{source}: holds no network of this run's kind, a {spec['class']}")

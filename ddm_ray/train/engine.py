@@ -16,8 +16,8 @@ from ddm_ray.config import TrainConfig
 from ddm_ray.config.optimizers import OPTIMIZERS
 from ddm_ray.errors import ConfigError
 from ddm_ray.models.compiled import call_uncompiled, compile_blocks, require_compiler
-from ddm_ray.models.dit import checkpoint_activations
 from ddm_ray.models.flops import num_parameters
+from ddm_ray.models.network import checkpoint_activations
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.train.fragments import Shards, reduce_nothing
 from ddm_ray.train.objectives import Batch, Objective

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from ddm_ray.core.condition import Condition
-from ddm_ray.models.dit import DiT, checkpoint_activations
+from ddm_ray.models.dit import DiT
+from ddm_ray.models.network import checkpoint_activations
 from ddm_ray.models.router import Router
 from ddm_ray.models.weights import describe
 from tests.models.test_diffusers_transformer import FLUX, PIXART, SD3

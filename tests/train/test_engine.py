@@ -20,7 +20,7 @@ from ddm_ray.config.optimizers import OPTIMIZERS
 from ddm_ray.core.flow import Flow
 from ddm_ray.errors import ConfigError
 from ddm_ray.models.compiled import compile_blocks
-from ddm_ray.models.dit import checkpoint_activations
+from ddm_ray.models.network import checkpoint_activations
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.train.adamw import AdamW
 from ddm_ray.train.engine import Engine
