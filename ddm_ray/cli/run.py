@@ -84,9 +84,9 @@ def _look(config: Any) -> None:
 
 def _begin_with_weights(run_url: str, config: Any, on_replaced: Callable[[str], None]) -> Any:
     """Begin a run whose trainings begin with weights of others, once these are known to fit."""
-    from ddm_ray.sampling.beginnings import begin
+    from ddm_ray.sampling.initial_weights import create_run
 
-    run, lacking = begin(run_url, config, on_replaced)
+    run, lacking = create_run(run_url, config, on_replaced)
     for artifact in lacking:
         warn(f"{artifact}: there are no such weights, so that nothing that begins with them can be trained")
     return run

@@ -20,7 +20,7 @@ from ddm_ray.sampling.run_models import Models
 from ddm_ray.spelling import printable
 
 INDEX, CONFIG = "model_index.json", "config.json"
-MOST_POSITIONS = 1 << 28
+MAX_POSITIONS = 1 << 28
 """Numbers in the table of positions of a network: its patches times its width."""
 
 
@@ -90,7 +90,7 @@ def require_modest(config: dict[str, Any], where: object) -> None:
     values = (config.get(name) for name in ("depth", "image_size", "patch_size", "width"))
     depth, side, patch, width = (value if isinstance(value, int) else 0 for value in values)
     positions = (side // max(1, patch)) ** 2 * width
-    for name, count, most in (("depth", depth, third_party.MOST_LAYERS), ("positions", positions, MOST_POSITIONS)):
+    for name, count, most in (("depth", depth, third_party.MAX_LAYERS), ("positions", positions, MAX_POSITIONS)):
         if count > most:
             raise CorruptArtifact(f"{where}: has {count} numbers of {name}, {most} is the most; fetch it again")
 

@@ -23,7 +23,7 @@ from ddm_ray.models import null_text, weights
 from ddm_ray.models.latents import Latents
 from ddm_ray.models.null_text import NULL_TEXT
 from ddm_ray.models.text import TextEncoder
-from ddm_ray.models.third_party import MOST_BYTES, brief, parse_json, require_size
+from ddm_ray.models.third_party import MAX_BYTES, brief, parse_json, require_size
 from ddm_ray.sampling.components import (
     CONFIG,
     INDEX,
@@ -167,7 +167,7 @@ def _info(index: dict[str, Any], num_experts: int) -> MixtureInfo:
 def _spec(saved: VerifiedFolder, name: str) -> dict[str, Any]:
     """The spec of a network, from its config.json: also what it was trained on, under "flow"."""
     path = saved.root / name / CONFIG
-    config = parse_json(saved.read(f"{name}/{CONFIG}", MOST_BYTES), path)
+    config = parse_json(saved.read(f"{name}/{CONFIG}", MAX_BYTES), path)
     require_modest(config, path)
     try:
         kind, flow = config.pop("_class_name"), Flow(**config.pop("flow"))

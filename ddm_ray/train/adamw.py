@@ -21,7 +21,8 @@ class AdamW(ShardOptimizer):
         adamw(
             shards,
             [shard.grad for shard in shards],
-            *([state[moment] for state in states] for moment in self.moments),
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
             max_exp_avg_sqs=[],
             state_steps=[state["step"] for state in states],
             fused=True,

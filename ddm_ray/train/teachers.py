@@ -20,8 +20,8 @@ from ddm_ray.core.transfer import frozen_dtype
 from ddm_ray.data.loading.cache import local_files
 from ddm_ray.data.loading.verified import VerifiedFile
 from ddm_ray.models.spec import spec_of
-from ddm_ray.sampling.beginnings import load_beginning
 from ddm_ray.sampling.driver import Experts, answers
+from ddm_ray.sampling.initial_weights import load_initial_weights
 from ddm_ray.sampling.offload import Offloaded, OffloadedToDisk
 from ddm_ray.sampling.request import ExpertCall
 from ddm_ray.sampling.run_models import NETWORK, load_network, network_bytes, parse_network
@@ -167,7 +167,7 @@ def first_model(run: Run, job: TrainJob) -> nn.Module:
     """
     model, start = job.build(), run.config.student.start
     for beginning in beginning_of(run.config, job.artifact):
-        model.load_state_dict(load_beginning(run, beginning, job.spec).state_dict())
+        model.load_state_dict(load_initial_weights(run, beginning, job.spec).state_dict())
         return model
     if job.artifact.kind != "student" or start == "random":
         return model

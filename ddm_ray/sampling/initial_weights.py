@@ -57,7 +57,9 @@ class _Copy:
         run.commit_records(self.artifact, records, info, content)
 
 
-def begin(url: str, config: RunConfig, on_replaced: Callable[[str], None] | None = None) -> tuple[Run, list[Artifact]]:
+def create_run(
+    url: str, config: RunConfig, on_replaced: Callable[[str], None] | None = None
+) -> tuple[Run, list[Artifact]]:
     """Begin a run with copies of the weights that its trainings begin with; also the copies whose source lacks them.
 
     Nothing is written before all of them are seen to fit. What is there already isn't read again, so that a killed
@@ -66,7 +68,7 @@ def begin(url: str, config: RunConfig, on_replaced: Callable[[str], None] | None
     """
     copies = list(_copies(config))
     if copies and not Store(url).exists(RUN_FILE):
-        require_beginnings(config)
+        require_initial_weights(config)
     run, lacking = Run.create(url, config, on_replaced=on_replaced), list[Artifact]()
     for copy in copies:
         if run.finished(copy.artifact):
@@ -79,13 +81,13 @@ def begin(url: str, config: RunConfig, on_replaced: Callable[[str], None] | None
     return run, lacking
 
 
-def require_beginnings(config: RunConfig) -> None:
+def require_initial_weights(config: RunConfig) -> None:
     """Raise as `begin` for weights that aren't there, or don't fit; nothing is written."""
     for copy in _copies(config):
         copy.read(config)
 
 
-def load_beginning(run: Run, artifact: Artifact, spec: dict[str, object]) -> nn.Module:
+def load_initial_weights(run: Run, artifact: Artifact, spec: dict[str, object]) -> nn.Module:
     """The network of a copy, in eval mode. Raises MissingArtifact, CorruptArtifact if a byte was altered."""
     manifest = run.require(artifact)
     described, tensors = (run.read(artifact, name, manifest) for name in NETWORK)

@@ -1,4 +1,4 @@
-"""Places on a device that hold one network's weights after another's, and the copies that bring them there."""
+"""Slots on a device that hold one network's weights after another's, and the copies that bring them there."""
 
 import time
 from collections.abc import Sequence
@@ -6,16 +6,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ddm_ray.sampling.flat import Flat
+from ddm_ray.sampling.packed_weights import PackedWeights
 
 
-class Place:
+class DeviceSlot:
     """Memory of a device for one network's weights, made once, and networks of some forms that compute with it.
 
     On a GPU, weights come on the stream `copying`, after the kernels that read those before them.
     """
 
-    def __init__(self, forms: Sequence[Flat], device: torch.device, copying: torch.cuda.Stream | None):
+    def __init__(self, forms: Sequence[PackedWeights], device: torch.device, copying: torch.cuda.Stream | None):
         with torch.inference_mode(False):  # else only who is in that mode, too, could copy there
             block = torch.empty(max(form.num_bytes for form in forms), dtype=torch.uint8, device=device)
             self._blocks = [block[: form.num_bytes] for form in forms]
@@ -28,7 +28,7 @@ class Place:
             self.was_read()
 
     def fetch(self, form: int, source: Tensor) -> "Fetch":
-        """Begin to copy a block of this form from the host's memory; pinned, where the place is on a GPU."""
+        """Begin to copy a block of this form from the host's memory; pinned, where the slot is on a GPU."""
         if self._copying is None:
             return Fetch(self._blocks[form], source)
         assert self._read is not None
@@ -42,7 +42,7 @@ class Place:
 
 
 class Fetch:
-    """A copy of weights into a place: done at once, on a CPU."""
+    """A copy of weights into a slot: done at once, on a CPU."""
 
     def __init__(self, target: Tensor, source: Tensor):
         began = time.perf_counter()

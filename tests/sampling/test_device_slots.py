@@ -12,9 +12,9 @@ from ddm_ray.core.flow import Flow
 from ddm_ray.core.snr import VelocityField
 from ddm_ray.models.dit import DiT
 from ddm_ray.sampling import driver
-from ddm_ray.sampling.flat import ALIGNMENT, Flat
+from ddm_ray.sampling.device_slots import AsyncFetch, DeviceSlot
 from ddm_ray.sampling.offload import OffloadedToHost
-from ddm_ray.sampling.places import AsyncFetch, Place
+from ddm_ray.sampling.packed_weights import ALIGNMENT, PackedWeights
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest
 from tests.models.test_diffusers_transformer import ARGUMENTS, network, rows
 from tests.pretend_streams import PretendStreams, pretended
@@ -69,13 +69,13 @@ def test_on_a_gpu_a_fetch_is_one_copy_for_which_the_host_never_waits(strategy: s
     for steps in (2, 4):
         with pretended() as gpu:
             experts = offloaded("meta", resident)
-            places = list(experts._free)
-            before = addresses(places)
+            slots = list(experts._free)
+            before = addresses(slots)
             sampled = driver.sample(request(strategy, steps), INFO, experts, router, "meta")
-            size = Flat(EXPERTS[0]).num_bytes
+            size = PackedWeights(EXPERTS[0]).num_bytes
             assert [made for num_bytes, made in gpu.uploads if num_bytes >= size] == [True] * experts.num_fetched
             assert sum(num_bytes for num_bytes, _ in gpu.uploads if num_bytes < size) < size
-            assert addresses(places) == before and {*experts._free, *experts._places.values()} == set(places)
+            assert addresses(slots) == before and {*experts._free, *experts._slots.values()} == set(slots)
             assert not gpu.races
             waits.append(gpu.waits.total())
         right = driver.sample(request(strategy, steps), INFO, EXPERTS, router)
@@ -83,14 +83,14 @@ def test_on_a_gpu_a_fetch_is_one_copy_for_which_the_host_never_waits(strategy: s
     assert (waits[1] - waits[0]) / 2 == WAITS[strategy], gpu.waits
 
 
-def addresses(places: list[Place]) -> list[int]:
-    """Where all lies that the places' networks compute with."""
-    made = [network for place in places for network in place.networks]
+def addresses(slots: list[DeviceSlot]) -> list[int]:
+    """Where all lies that the slots' networks compute with."""
+    made = [network for slot in slots for network in slot.networks]
     return [part.inner.data_ptr() for network in made for part in (*network.parameters(), *network.buffers())]
 
 
 @pytest.mark.parametrize("strategy", ["top-1", "full"])
-@pytest.mark.parametrize(("owner", "step"), [(AsyncFetch, "wait"), (Place, "was_read")])
+@pytest.mark.parametrize(("owner", "step"), [(AsyncFetch, "wait"), (DeviceSlot, "was_read")])
 def test_what_reads_or_writes_too_early_would_be_found(
     strategy: str, owner: type, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,7 +163,7 @@ def test_answers_stay_to_the_bit(model: nn.Module, dtype: torch.dtype) -> None:
         type(model).__name__, (torch.randn(4, 1, 4, 4), torch.rand(4), torch.arange(4))
     )
     model = copy.deepcopy(model).to(dtype)
-    flat = Flat(model)
+    flat = PackedWeights(model)
     made = flat.network(flat.block(model))
     with torch.inference_mode():
         assert torch.equal(made(*inputs), model(*inputs))
@@ -171,13 +171,13 @@ def test_answers_stay_to_the_bit(model: nn.Module, dtype: torch.dtype) -> None:
 
 def test_a_network_in_bf16_takes_half_of_the_memory() -> None:
     wide = expert(0, width=64)
-    assert Flat(copy.deepcopy(wide).to(torch.bfloat16)).num_bytes < 0.55 * Flat(wide).num_bytes
+    assert PackedWeights(copy.deepcopy(wide).to(torch.bfloat16)).num_bytes < 0.55 * PackedWeights(wide).num_bytes
 
 
 def test_tensors_lie_where_libraries_like_them_and_tied_ones_are_one() -> None:
     tied = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.BatchNorm1d(3)).eval()
     tied[1].weight = tied[0].weight
-    flat = Flat(tied)
+    flat = PackedWeights(tied)
     block = flat.block(tied)
     made = flat.network(block)
     assert made[0].weight is made[1].weight and made[2].num_batches_tracked.dtype == torch.int64
@@ -186,14 +186,14 @@ def test_tensors_lie_where_libraries_like_them_and_tied_ones_are_one() -> None:
     assert tied[0].weight.data_ptr() != made[0].weight.data_ptr()
 
 
-def test_experts_of_several_forms_share_the_places() -> None:
+def test_experts_of_several_forms_share_the_slots() -> None:
     """Two sizes, and two flows of the same tensors."""
     mixed = [expert(0), VelocityField(expert(1), Flow("cosine")), expert(2, width=16), expert(3), EXPERTS[4]]
     mixed[3] = VelocityField(mixed[3], Flow("ddpm", "noise"))
     experts = OffloadedToHost(lambda number: mixed[number], [True] * K, "cpu")
     right = driver.sample(request("full"), INFO, mixed, router)
     assert torch.equal(driver.sample(request("full"), INFO, experts, router).images_BCHW, right.images_BCHW)
-    assert len(experts._forms) == 4 and len({id(place.block) for place in experts._free}) == 0
+    assert len(experts._forms) == 4 and len({id(slot.block) for slot in experts._free}) == 0
 
 
 def test_gaps_stay_and_one_expert_needs_one_place() -> None:
@@ -205,15 +205,15 @@ def test_gaps_stay_and_one_expert_needs_one_place() -> None:
 
 def test_a_fetch_that_fails_is_told_where_the_expert_is_called_and_may_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     experts, inputs = offloaded(), (torch.randn(2, 1, 4, 4), torch.rand(2), torch.arange(2))
-    broken, fetch = experts._blocks[2], Place.fetch
+    broken, fetch = experts._blocks[2], DeviceSlot.fetch
 
-    def failing(place: Place, form: int, source: Tensor) -> object:
+    def failing(slot: DeviceSlot, form: int, source: Tensor) -> object:
         if source is broken:
             raise RuntimeError("CUDA error")
-        return fetch(place, form, source)
+        return fetch(slot, form, source)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Place, "fetch", failing)
+        patch.setattr(DeviceSlot, "fetch", failing)
         for number in (0, 2, 1, 2, 2, 0):
             experts.prefetch(number)
             with suppress(RuntimeError):

@@ -14,7 +14,7 @@ ALIGNMENT = 256
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Span:
     shape: torch.Size
     dtype: torch.dtype
     begin: int
@@ -24,18 +24,18 @@ class _Place:
         return prod(self.shape) * self.dtype.itemsize
 
 
-class Flat:
-    """Places of a network's parameters and buffers, each in its own precision, in a block of `num_bytes`."""
+class PackedWeights:
+    """Positions of a network's parameters and buffers, each in its own precision, in a block of `num_bytes`."""
 
     def __init__(self, network: nn.Module):
         self._form = _form(network)
         sizes = [prod(tensor.shape) * tensor.dtype.itemsize for tensor in _tensors(network)]
         *begins, self.num_bytes = accumulate((-(-size // ALIGNMENT) * ALIGNMENT for size in sizes), initial=0)
-        self._places = [
-            _Place(tensor.shape, tensor.dtype, begin) for tensor, begin in zip(_tensors(network), begins, strict=True)
+        self._spans = [
+            _Span(tensor.shape, tensor.dtype, begin) for tensor, begin in zip(_tensors(network), begins, strict=True)
         ]
         # The first network itself isn't kept: its tensors are large.
-        self._skeleton = _copied(network, [torch.empty(0) for _ in self._places])
+        self._skeleton = _copied(network, [torch.empty(0) for _ in self._spans])
 
     def block(self, network: nn.Module) -> Tensor:
         """A block (uint8) on the CPU that holds the tensors of a network of the same form."""
@@ -55,8 +55,7 @@ class Flat:
 
     def _views(self, block: Tensor) -> list[Tensor]:
         return [
-            block[place.begin : place.begin + place.num_bytes].view(place.dtype).view(place.shape)
-            for place in self._places
+            block[span.begin : span.begin + span.num_bytes].view(span.dtype).view(span.shape) for span in self._spans
         ]
 
 

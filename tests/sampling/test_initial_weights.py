@@ -16,8 +16,8 @@ from ddm_ray.config import RunConfig, load_recipe
 from ddm_ray.errors import ConfigError, CorruptArtifact, DDMError, MissingArtifact
 from ddm_ray.models.spec import spec_of
 from ddm_ray.pipeline import DDMPipeline
-from ddm_ray.sampling.beginnings import begin, load_beginning
 from ddm_ray.sampling.dense_export import save_dense
+from ddm_ray.sampling.initial_weights import create_run, load_initial_weights
 from ddm_ray.sampling.run_models import load_network
 from ddm_ray.storage.graph import MONOLITH, ROUTER, Artifact, beginning_of, beginnings_of, expert
 from ddm_ray.storage.manifest import NAME
@@ -66,9 +66,9 @@ def test_whatever_holds_it_the_weights_are_those(
     made: Run, holders: dict[str, Any], holder: str, tmp_path: Path
 ) -> None:
     config = config_of(holders[holder])
-    run, lacking = begin(str(tmp_path / "run"), config)
+    run, lacking = create_run(str(tmp_path / "run"), config)
     source = expert(1) if holder == "mixture" else MONOLITH
-    loaded = load_beginning(run, EXPERT, spec_of(config, "expert"))
+    loaded = load_initial_weights(run, EXPERT, spec_of(config, "expert"))
     assert not lacking and same(loaded.state_dict(), network_of(made, source).state_dict())
     assert {*map(str, beginnings_of(config))} == {EXPERT}
     assert all(EXPERT in run.inputs(each) for each in (expert(0), expert(1), MONOLITH))
@@ -76,7 +76,9 @@ def test_whatever_holds_it_the_weights_are_those(
 
 
 def test_identity_is_the_content_wherever_it_was_read(holders: dict[str, Any], made: Run, tmp_path: Path) -> None:
-    runs = [begin(str(tmp_path / name), config_of(holders[name]))[0] for name in ("run", "dense", "file", "mixture")]
+    runs = [
+        create_run(str(tmp_path / name), config_of(holders[name]))[0] for name in ("run", "dense", "file", "mixture")
+    ]
     identities = [run.identity(expert(0)) for run in runs]
     assert identities[0] == identities[1] == identities[2] != identities[3]
     digests = {run.require(EXPERT).digest for run in runs}
@@ -90,34 +92,34 @@ def test_each_begins_with_its_namesake_where_there_is_one(made: Run, tmp_path: P
     source = Run.open(str(tmp_path / "source"))
     source.store.delete(MONOLITH)
     config = config_of({"source": source.url, "network": "own"}, f'router.train.init_from={{"source": "{source.url}"}}')
-    run, lacking = begin(str(tmp_path / "run"), config)
+    run, lacking = create_run(str(tmp_path / "run"), config)
     assert lacking == ["beginnings/monolith"]
     for job in (*run.experts, ROUTER):
         (copy,) = beginning_of(config, job)
-        loaded = load_beginning(run, copy, spec_of(config, job.kind))
+        loaded = load_initial_weights(run, copy, spec_of(config, job.kind))
         assert same(loaded.state_dict(), network_of(source, job).state_dict())
     with pytest.raises(MissingArtifact, match="no finished beginnings/monolith"):
         run.require(Artifact("beginnings/monolith"))
     source.store.delete(expert(1))
     with pytest.raises(MissingArtifact, match=r"^expert\.train\.init_from: .* has no finished experts/001"):
-        begin(str(tmp_path / "other"), config)
+        create_run(str(tmp_path / "other"), config)
     assert not (tmp_path / "other").exists()
 
 
 def test_a_killed_command_is_finished_by_the_same_one_and_then_asks_no_source(made: Run, tmp_path: Path) -> None:
     shutil.copytree(made.url, tmp_path / "source")
     config = config_of({"source": str(tmp_path / "source"), "network": "monolith"})
-    run, _ = begin(str(tmp_path / "run"), config)
+    run, _ = create_run(str(tmp_path / "run"), config)
     before = run.store.read(f"{EXPERT}/{NAME}")
     run.store.delete_one(f"{EXPERT}/{NAME}")
-    begin(run.url, config)
+    create_run(run.url, config)
     assert run.store.read(f"{EXPERT}/{NAME}") == before
     shutil.rmtree(tmp_path / "source")
-    assert begin(run.url, config)[0].require(EXPERT)
+    assert create_run(run.url, config)[0].require(EXPERT)
     path = tmp_path / "run" / EXPERT / "ema.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.raises(CorruptArtifact, match=r"ema\.safetensors: checksum differs"):
-        load_beginning(run, EXPERT, spec_of(config, "expert"))
+        load_initial_weights(run, EXPERT, spec_of(config, "expert"))
 
 
 UNFIT = {
@@ -133,7 +135,7 @@ def test_another_network_is_refused_by_its_field(made: Run, setting: str, tmp_pa
     settings = (setting, "expert.model.analytic_skip=null") if setting.startswith("flow") else (setting,)
     config = config_of({"source": made.url, "network": "monolith"}, *settings)
     with pytest.raises(ConfigError) as caught:
-        begin(str(tmp_path / "run"), config)
+        create_run(str(tmp_path / "run"), config)
     assert str(caught.value).startswith("expert.train.init_from: ") and UNFIT[setting] in str(caught.value)
     assert not (tmp_path / "run" / RUN_FILE).exists()
 
@@ -147,7 +149,7 @@ def test_a_tensor_that_does_not_fit_is_named(holders: dict[str, Any], tmp_path: 
     ):
         save_file(changed, tmp_path / "file.safetensors")
         with pytest.raises(CorruptArtifact, match=rf"^expert\.train\.init_from: .*{text}"):
-            begin(str(tmp_path / "run"), config_of({"source": str(tmp_path / "file.safetensors")}))
+            create_run(str(tmp_path / "run"), config_of({"source": str(tmp_path / "file.safetensors")}))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +167,7 @@ def test_a_source_that_is_none_is_refused(made: Run, init: dict[str, str], text:
     (tmp_path / "text").write_text("no weights")
     given = {name: value.format(made=made.url, tmp=tmp_path) for name, value in init.items()}
     with pytest.raises(DDMError) as caught:
-        begin(str(tmp_path / "run"), config_of(given))
+        create_run(str(tmp_path / "run"), config_of(given))
     assert text in str(caught.value) and str(caught.value).startswith("expert.train.init_from: ")
 
 
