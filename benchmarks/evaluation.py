@@ -38,7 +38,7 @@ from ddm_ray.evaluate.samples import (  # noqa: E402
     read_portion,
     request_of,
 )
-from ddm_ray.sampling.batches import batches  # noqa: E402
+from ddm_ray.sampling.batches import split_request  # noqa: E402
 from ddm_ray.storage.chunk_records import recorded_keys  # noqa: E402
 from ddm_ray.storage.graph import evaluation  # noqa: E402
 from ddm_ray.storage.run import Run  # noqa: E402
@@ -132,7 +132,7 @@ def measure_loop(args: argparse.Namespace, folder: Path, report: Report) -> None
     request = request_of(run.config, prompts_of(run), labels).changed(strategy="once")
 
     def loop() -> None:
-        for batch in batches(request, BATCH):
+        for batch in split_request(request, BATCH):
             once.models.sample(batch)
 
     def stage() -> None:

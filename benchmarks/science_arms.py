@@ -22,7 +22,7 @@ from studies import share, trained
 from torch import Tensor
 
 from ddm_ray.config import SamplingSettings, load_recipe
-from ddm_ray.core.streams import SeedPurpose, seeds
+from ddm_ray.core.streams import SeedPurpose, consecutive_seeds
 from ddm_ray.data.loading.loader import Rows
 from ddm_ray.data.partition.stage import partition
 from ddm_ray.data.prepare.stage import prepare
@@ -86,7 +86,7 @@ class Asked:
     def of(cls, plan: Plan, rows: Rows, null: int, seed: int) -> Self:
         """By the training rows of the seed's base; `null`: the label of no class."""
         row_M = torch.from_numpy(np.random.default_rng(seed).integers(len(rows), size=plan.num_samples))
-        own = seeds(seed, plan.num_samples, SeedPurpose.EVALUATION)
+        own = consecutive_seeds(seed, plan.num_samples, SeedPurpose.EVALUATION)
         return cls(own, row_M, rows.label_N[row_M], rows.cluster_N[row_M], null)
 
     def request(self, plan: Plan, settings: SamplingSettings) -> SampleRequest:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ddm_ray.core.condition import Condition
 from ddm_ray.core.mixture import group_rows, mix, posterior
-from ddm_ray.core.routing import draw, keep, keep_top, parse_strategy
+from ddm_ray.core.routing import draw_expert, keep, keep_top, parse_strategy
 from ddm_ray.sampling.run_models import Models, monolith_info
 from ddm_ray.storage.run import Run
 
@@ -32,7 +32,7 @@ def _not_renormalised(strategy: str) -> Weigh:
 
 def _drawn_for_all(probs_BK: Tensor, random: torch.Generator) -> Tensor:
     """One number for all images of a batch: at pure noise they all have the same expert."""
-    return draw(probs_BK, torch.rand(1, generator=random, dtype=torch.float64).expand(len(probs_BK)))
+    return draw_expert(probs_BK, torch.rand(1, generator=random, dtype=torch.float64).expand(len(probs_BK)))
 
 
 def _drawn_evenly(probs_BK: Tensor, random: torch.Generator) -> Tensor:
@@ -43,7 +43,7 @@ def _drawn_evenly(probs_BK: Tensor, random: torch.Generator) -> Tensor:
 def _nucleus_drawn_from(probs_BK: Tensor, random: torch.Generator) -> Tensor:
     """One expert drawn from the nucleus, as a word is, by the weight that the posterior has for it."""
     nucleus_BK = parse_strategy("nucleus-0.9", probs_BK.shape[1]).route(probs_BK, torch.zeros_like(probs_BK), None)
-    return probs_BK * draw(nucleus_BK, torch.rand(len(probs_BK), generator=random, dtype=torch.float64))
+    return probs_BK * draw_expert(nucleus_BK, torch.rand(len(probs_BK), generator=random, dtype=torch.float64))
 
 
 def _nucleus_short_of_bound(probs_BK: Tensor, random: torch.Generator) -> Tensor:

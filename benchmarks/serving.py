@@ -28,7 +28,7 @@ from ddm_ray.sampling import driver
 from ddm_ray.sampling.offload import OffloadedToHost
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import Models, load_models, mixture_info
-from ddm_ray.sampling.trajectory import noise
+from ddm_ray.sampling.trajectory import start_as_noise
 from ddm_ray.serve.computing import Computing, Networks
 from ddm_ray.serve.deployments import multiplexed_engines
 from ddm_ray.serve.engine import BatchEngine
@@ -94,7 +94,7 @@ def _continuous(models: Models, strategy: str, varied: Sequence[dict[str, Any]],
     def begin() -> None:
         nonlocal begun
         request = _request(strategy, begun, 1, varied[begun % len(varied)])
-        engine.submit(noise(request, models.info), 1e9).add_done_callback(end)
+        engine.submit(start_as_noise(request, models.info), 1e9).add_done_callback(end)
         begun += 1
 
     while begun < BATCH:

@@ -31,7 +31,9 @@ class TextConfig(StrictModel):
     pooled_dim: PositiveInt | None = Field(
         default=None, description="channels of the pooled vector; none: there is none"
     )
-    pooled_encoder: str | None = Field(default=None, min_length=1, description="whose it is; none: encoder's own")
+    pooled_encoder: str | None = Field(
+        default=None, min_length=1, description="encoder of the pooled vector; none: the first one's own"
+    )
     stored: Literal["features", "ids"] = Field(
         default="features",
         description="what rows keep of a text: the encoder's channels, or tokens' ids, to encode beside training",
@@ -155,7 +157,7 @@ class DataConfig(StrictModel):
 
     @property
     def credit(self) -> str | None:
-        """Words on whose the pictures of the source are, for whoever shows it or samples learnt from it; None: none."""
+        """Credit for the source's pictures, to be shown beside them and beside samples learnt from them; or None."""
         return CREDITS.get(self.source.partition(":")[0])
 
     @property
@@ -197,14 +199,14 @@ class EmbedderConfig(StrictModel):
     """An embedder of images into vectors, to be clustered or compared: PCA of pixels, or a network's pooled features.
 
     `model`: a timm model's name; or a folder of transformers' or a name of its hub. Images are resized and normalised
-    as the network's own configuration says. `inception` is the network of the FID, as torch-fidelity has it, whose
-    features are comparable with published ones. `lite0` is EfficientNet-Lite0, trained on ImageNet, whose weights come
+    as the network's own configuration says. `inception` is the network of the FID, as torch-fidelity has it; its
+    features are comparable with published ones. `lite0` is EfficientNet-Lite0, trained on ImageNet; its weights come
     in a package (`ddm-ray[samples]`): it needs no network.
     """
 
     kind: Literal["pixels", "timm", "transformers", "inception", "lite0"] = Field(
         default="pixels",
-        description="pixels needs no network, nor does lite0, whose weights come in a package; timm's DINOv2 tells"
+        description="pixels needs no network, nor does lite0: its weights come in a package; timm's DINOv2 tells"
         " subjects apart, not only colours",
     )
     dim: PositiveInt = Field(default=32, description="PCA components (pixels)")
@@ -224,7 +226,7 @@ class EmbedderConfig(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _size_by_its_name(cls, fields: Any) -> Any:
-        """Take timm's own name for `image_size`, which runs were begun with before it was one."""
+        """Take timm's own name for `image_size`, which older runs have."""
         if not isinstance(fields, dict) or fields.get("kind") != "timm" or fields.get("image_size") is not None:
             return fields
         arguments = fields.get("model_args")

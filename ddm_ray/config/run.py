@@ -22,7 +22,7 @@ TEACHERS = ("full", "top", "threshold", "nucleus")
 class RunConfig(StrictModel):
     """All that makes a run the run it is; `run.json` holds one of these for ever.
 
-    `acceptance`: when what islands have trained counts for whoever builds on it, samples or serves it: once it is
+    `acceptance`: when what islands have trained counts for stages that build on it, sample or serve it: once it is
     finished, or once somebody who may write below `accepted/` has accepted it.
     """
 
@@ -105,7 +105,7 @@ class RunConfig(StrictModel):
         return self
 
     def _require_known_null(self) -> None:
-        """Raise ValueError where the student, or whoever teaches it, is asked without a condition that it never saw."""
+        """Raise ValueError where the student, or its teacher, is asked without a condition that it never saw."""
         guided, dropped = self.student.guided, self.student_train.condition_dropout
         asked = "student.guidance_scale" if guided else "student.train.condition_dropout"
         taught_by = [("expert", self.expert.train)]

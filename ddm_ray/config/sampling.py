@@ -98,7 +98,7 @@ class EvaluateConfig(StrictModel):
     seed: int = Field(default=0, ge=0, description="of their noise")
     features: EmbedderConfig | None = Field(
         default=None,
-        description="network in whose features images are compared, e.g. DINOv2; none: a small classifier of the rows",
+        description="network that makes features of images to compare, e.g. DINOv2; none: a small classifier of rows",
     )
 
     real_rows: int = Field(

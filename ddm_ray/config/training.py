@@ -15,7 +15,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 class InitFrom(StrictModel):
     """Trained weights that a training begins with, in place of random ones.
 
-    They are copied into the run when it is begun, and are identity by their content, wherever they came from.
+    They are copied into the run when it is created, and are identity by their content, wherever they came from.
     """
 
     source: str = Field(
@@ -134,7 +134,7 @@ class StudentJob(StrictModel):
     )
     teacher: str = Field(
         default="label",
-        description="who answers for a row: label, the expert of its own cluster (the paper); or the mixture by the"
+        description="what answers for a row: label, the expert of its own cluster (the paper); or the mixture by the"
         " router: full, top-2 and the like, threshold-0.1, nucleus-0.9",
     )
     data_weight: float = Field(default=0.0, ge=0, lt=1, description="share of the loss that is the data's own")

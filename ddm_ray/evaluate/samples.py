@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ddm_ray.config import RunConfig
 from ddm_ray.core.condition import Condition
-from ddm_ray.core.streams import SeedPurpose, seeds
+from ddm_ray.core.streams import SeedPurpose, consecutive_seeds
 from ddm_ray.data import OnProgress
 from ddm_ray.data.sharded.chunk_store import ChunkRecord, ChunkStore, StoredFile
 from ddm_ray.data.sharded.serial import SideBySide
@@ -123,7 +123,7 @@ def portions(candidates: Sequence[Candidate], numbers: Sequence[int]) -> tuple[P
 
 def request_of(config: RunConfig, prompts_N: Condition, numbers: Sequence[int], first: int = 0) -> SampleRequest:
     """The request for an evaluation's images from the `first` on, the same for every candidate."""
-    every = seeds(config.evaluate.seed, config.evaluate.num_samples, SeedPurpose.EVALUATION)
+    every = consecutive_seeds(config.evaluate.seed, config.evaluate.num_samples, SeedPurpose.EVALUATION)
     condition = prompts_N[torch.tensor(numbers)]
     return SampleRequest(every[first : first + len(numbers)], condition, config.sample)
 

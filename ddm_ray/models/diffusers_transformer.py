@@ -18,7 +18,7 @@ NAMES = ("FluxTransformer2DModel", "PixArtTransformer2DModel", "SD3Transformer2D
 TIMESTEPS = 1000
 PACKING = 2  # FLUX sees squares of 2 x 2 latents as one token
 GUIDANCE = 1.0  # for FLUX models distilled with guidance: none
-PIXELS_PER_LATENT = 8  # PixArt is told the size of the image, not of its latents
+PIXELS_PER_LATENT = 8  # PixArt takes the size of the image, not of its latents
 
 
 class DiffusersTransformer(Network):
@@ -75,7 +75,7 @@ class DiffusersTransformer(Network):
         num_rows, _, height, width = x_BCHW.shape
         guided = self.transformer.config.guidance_embeds  # type: ignore[union-attr]
         output_BNE = self.transformer(
-            hidden_states=pack(x_BCHW),
+            hidden_states=pack_squares(x_BCHW),
             timestep=t_B,
             encoder_hidden_states=tokens_BLE,
             pooled_projections=pooled_BP,
@@ -84,7 +84,7 @@ class DiffusersTransformer(Network):
             guidance=t_B.new_full((num_rows,), GUIDANCE) if guided else None,
             return_dict=False,
         )[0]
-        return unpack(output_BNE, height, width)
+        return unpack_squares(output_BNE, height, width)
 
     def _pixart(self, x_BCHW: Tensor, t_B: Tensor, tokens_BLE: Tensor, mask_BL: Tensor) -> Tensor:
         num_rows, channels, height, width = x_BCHW.shape
@@ -108,13 +108,13 @@ class DiffusersTransformer(Network):
         return output[:, :channels]
 
 
-def pack(x_BCHW: Tensor) -> Tensor:
+def pack_squares(x_BCHW: Tensor) -> Tensor:
     """Squares of 2 x 2 as tokens, row by row: (B, H/2 * W/2, 4 C), channel-major within a token."""
     return F.pixel_unshuffle(x_BCHW, PACKING).flatten(2).transpose(1, 2)
 
 
-def unpack(tokens_BNE: Tensor, height: int, width: int) -> Tensor:
-    """The inverse of `pack`: (B, C, height, width)."""
+def unpack_squares(tokens_BNE: Tensor, height: int, width: int) -> Tensor:
+    """The inverse of `pack_squares`: (B, C, height, width)."""
     squares = tokens_BNE.transpose(1, 2).unflatten(2, (height // PACKING, width // PACKING))
     return F.pixel_shuffle(squares, PACKING)
 

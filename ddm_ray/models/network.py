@@ -20,7 +20,7 @@ class Network(nn.Module):
     text_dim: int | None = None
     pooled_dim: int | None = None
     parts: ClassVar[tuple[type[nn.Module], ...]] = ()
-    """Classes whose arguments it takes as its own, beside those that its constructor names."""
+    """Classes with arguments that it takes as its own, beside those that its constructor names."""
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:

@@ -41,7 +41,7 @@ CODE = frozenset(
 """Fields by which these libraries run or fetch code, or kernels."""
 VOCABULARIES = frozenset({"tokenizer.json", "vocab.json", "merges.txt", "spiece.model"})
 READ = frozenset({CONFIG, *(file for file, _, _ in NAMED.values())})
-"""Files of JSON that are objects, or nobody's."""
+"""Files of JSON that hold an object."""
 ADAPTER = "adapter_config.json"
 MAX_DRAWN = 1 << 27
 """Numbers that are drawn at random where files lack them, to tell which are lacking."""
@@ -49,7 +49,7 @@ MAX_BYTES, MAX_TEXT, MAX_LAYERS = 1 << 24, 1 << 26, 1000
 """Of JSON, of a vocabulary; layers of a model, and items of a list in its config."""
 
 
-def load_model(
+def load_pretrained_model(
     kind: Any, name: str, what: str, ignored: Sequence[str] = (), arguments: Mapping[str, Any] | None = None
 ) -> Any:
     """`kind.from_pretrained(name, **arguments)`: from a folder, without network, or the hub; of safetensors alone.
@@ -62,7 +62,7 @@ def load_model(
         _require_modest(kind, name, what, _numbers_of(Path(name)))
     # Sizes are compared here, since the libraries' own errors don't say which tensor it is.
     settings = {"output_loading_info": True, "ignore_mismatched_sizes": True, "use_safetensors": True}
-    model, report = load(kind, name, what, **{**(arguments or {}), **settings})
+    model, report = load_pretrained(kind, name, what, **{**(arguments or {}), **settings})
     unknown = [key for key in report["unexpected_keys"] if not key.startswith(tuple(ignored))]
     for problem, keys in (
         ("lacks the tensor", report["missing_keys"]),
@@ -74,7 +74,7 @@ def load_model(
     return model
 
 
-def load(kind: Any, name: str, what: str, **settings: Any) -> Any:
+def load_pretrained(kind: Any, name: str, what: str, **settings: Any) -> Any:
     """`kind.from_pretrained(name, **settings)`. CorruptArtifact for a folder, ConfigError for another name.
 
     The latter passes where it is the way to the hub that failed.
@@ -89,7 +89,7 @@ def load(kind: Any, name: str, what: str, **settings: Any) -> Any:
         settings["trust_remote_code"] = False
     try:
         loaded = kind.from_pretrained(name, **settings)
-    except Exception as error:  # a border: nobody promises what these libraries raise for files that are unfit
+    except Exception as error:  # these libraries promise no kind of error for unfit files
         if local:
             raise CorruptArtifact(f"{what} {name}: can't be loaded ({brief(error)}); fetch it again") from error
         refused = ConfigError(f"{what} {name}: {brief(error)}")

@@ -77,7 +77,7 @@ def model_card(run: Run, kind: ModelKind, license_name: str | None = None) -> st
     sample = config.sample
     return CARD.format(
         license=license_name or "unknown",
-        license_words=license_name or "unknown; ask whoever published them",
+        license_words=license_name or "unknown; ask their publisher",
         task="text-to-image" if data.text else "unconditional-image-generation",
         title=f"{config.name}: {kind}",
         what=WHAT[kind].format(experts=config.partition.num_clusters, teacher=teacher),

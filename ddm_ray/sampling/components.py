@@ -42,7 +42,7 @@ class Components:
         if self.class_names and len(self.class_names) != info.num_classes:
             raise SamplingError(f"{len(self.class_names)} class_names for models of {info.num_classes} classes")
         experts: list[Any] = [None] * len(models.experts)
-        if not isinstance(models.experts, Offloaded):  # those were seen to fit by whoever knows where they are
+        if not isinstance(models.experts, Offloaded):  # those were checked where they are known
             experts = [models.experts[k] for k in range(len(models.experts))]
         configs = [config_of(expert) for expert in experts]
         require_fit(info, configs, config_of(models.router))
@@ -123,8 +123,8 @@ def text_encoder_of(root: Path, kinds: dict[str, Any], tokens: int | None, suffi
     model_class = _foreign_class(root, model, kinds, MODELS.values())
     tokenizer_class = _foreign_class(root, tokenizer, kinds, third_party.TOKENIZERS)
     encoder = TextEncoder.from_components(
-        third_party.load(tokenizer_class, str(root / tokenizer), "tokenizer"),
-        third_party.load_model(model_class, _with_config(root, model), "text encoder", OTHER_HALF),
+        third_party.load_pretrained(tokenizer_class, str(root / tokenizer), "tokenizer"),
+        third_party.load_pretrained_model(model_class, _with_config(root, model), "text encoder", OTHER_HALF),
         tokens,
     )
     try:

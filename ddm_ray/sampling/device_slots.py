@@ -16,7 +16,7 @@ class DeviceSlot:
     """
 
     def __init__(self, forms: Sequence[PackedWeights], device: torch.device, copying: torch.cuda.Stream | None):
-        with torch.inference_mode(False):  # else only who is in that mode, too, could copy there
+        with torch.inference_mode(False):  # else only code in that mode could copy there
             block = torch.empty(max(form.num_bytes for form in forms), dtype=torch.uint8, device=device)
             self._blocks = [block[: form.num_bytes] for form in forms]
             self.networks: list[nn.Module] = [form.network(block) for form in forms]
@@ -58,7 +58,7 @@ class Fetch:
         """Have the kernels that come next on the current stream wait for it; not the host."""
 
     def leave(self) -> None:
-        """Note that nobody will ask for these weights any more."""
+        """Note that these weights won't be asked for any more."""
 
     def measured(self) -> tuple[float, float] | None:
         """Seconds that it took, and those for which kernels waited for it; None where that isn't known yet."""

@@ -46,21 +46,21 @@ class _Copy:
     def commit(self, run: Run, network: nn.Module) -> None:
         """Write the copy."""
         spec = spec_of(run.config, self.job.kind)
-        tensors, described = weights.to_bytes(network, spec)
+        tensors, described = weights.weights_as_bytes(network, spec)
         files = dict(zip(NETWORK, (described.encode(), tensors), strict=True))
         for name, data in files.items():
             run.store.write(f"{self.artifact}/{name}", data)
         records = {name: FileRecord.of(data) for name, data in files.items()}
         source = " ".join(filter(None, (self.init.source, self.init.network)))
         info = BeginningInfo(source=source, parameters=num_parameters(network))
-        content = fingerprint_of(network, weights.completed(json.loads(described)))
+        content = fingerprint_of(network, weights.complete_spec(json.loads(described)))
         run.commit_records(self.artifact, records, info, content)
 
 
 def create_run(
     url: str, config: RunConfig, on_replaced: Callable[[str], None] | None = None
 ) -> tuple[Run, list[Artifact]]:
-    """Begin a run with copies of the weights that its trainings begin with; also the copies whose source lacks them.
+    """Begin a run with copies of the weights that its trainings begin with; also the copies that their source lacks.
 
     Nothing is written before all of them are seen to fit. What is there already isn't read again, so that a killed
     command is finished by the same one. `on_replaced`: see `Run.create`. Raises ConfigError, which names field and
@@ -82,7 +82,7 @@ def create_run(
 
 
 def require_initial_weights(config: RunConfig) -> None:
-    """Raise as `begin` for weights that aren't there, or don't fit; nothing is written."""
+    """Raise as `create_run` for weights that aren't there, or don't fit; nothing is written."""
     for copy in _copies(config):
         copy.read(config)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 ALIGNMENT = 256
-"""Bytes on whose multiples tensors begin, as libraries of GPUs like it: elsewhere they choose kernels of other bits."""
+"""Tensors begin at multiples of so many bytes: elsewhere libraries of GPUs choose kernels of other bits."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class PackedWeights:
         return block
 
     def network(self, block: Tensor) -> nn.Module:
-        """A network of this form whose tensors are views of a block: it computes with whatever is copied there."""
+        """A network of this form; its tensors are views of a block, and it computes with what is copied there."""
         return _copied(self._skeleton, self._views(block))
 
     def fits(self, network: nn.Module) -> bool:

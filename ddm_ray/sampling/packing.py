@@ -34,7 +34,7 @@ def pack(state: Trajectories) -> bytes:
         }
         for plan in state.plans
     ]
-    # Whoever goes on may have no text encoder.
+    # The process that goes on may have no text encoder.
     null = _tensors(state.null) if isinstance(state.null, Text) else {}
     tensors = {
         "plans": torch.frombuffer(bytearray(json.dumps(plans).encode()), dtype=torch.uint8),
@@ -112,7 +112,7 @@ def _unpacked(
         "x": (count, *info.image_shape),
         "history": (count, history, *info.image_shape),
         "weights": rows,
-        # As many steps as the longest plan has: so whoever asks for many has sent as much.
+        # As many steps as the longest plan has, so that a request for many has sent as much.
         "routing": (count, num_steps, info.num_experts),
     }.items():
         _require(tuple(tensors[name].shape) == shape, f"{name} has shape {tuple(tensors[name].shape)}, not {shape}")

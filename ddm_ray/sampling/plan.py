@@ -153,7 +153,7 @@ def scale_at(settings: SamplingSettings, t: float) -> float:
 
 @lru_cache(maxsize=64)
 def _velocities(settings: SamplingSettings) -> np.ndarray:
-    """The velocities of a plan with these settings, which all such plans share, so that nobody may write there."""
+    """The velocities of a plan with these settings, which all such plans share: read-only."""
     solved = schedule(SOLVERS[settings.solver], time_grid(settings.times, settings.steps))
     velocities = np.empty(len(solved), PLANNED)
     for name in VELOCITY.names or ():

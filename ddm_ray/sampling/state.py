@@ -38,14 +38,14 @@ class Layout:
     experts_B: np.ndarray
     """Rows of experts that each row pays for."""
     single: bool
-    """True if each entry is one expert's, whose weight is 1 then."""
+    """True if each entry is one expert's, with weight 1."""
 
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
     """The experts of a turn: weights that rows hold (CPU), and `weights_EK` of all entries, on the state's device.
 
-    `restarts_B`: rows whose history begins anew.
+    `restarts_B`: rows where history restarts.
     """
 
     held_BK: Tensor
@@ -58,7 +58,7 @@ class Chosen:
 class Turn:
     """The next velocity of each row. `planned`: its records, (B,) of PLANNED, or one for all rows.
 
-    `asks_R`: numbers of the rows whose experts the router has to be asked for, by `question`; `twice_R` of those whose
+    `asks_R`: numbers of the rows that ask the router for experts, by `question`; `twice_R` of those where the
     branches are mixed each under its own posterior, which it is asked for after these.
     """
 
@@ -132,7 +132,7 @@ class Trajectories:
 
     @property
     def done_B(self) -> np.ndarray:
-        """Bool: rows that have had all their velocities, whose x is the image."""
+        """Bool: rows that have had all their velocities; their x is the image."""
         return np.asarray(self.position_B >= self.plans.lengths[self.plan_B])
 
     def planned(self) -> np.ndarray:
@@ -232,7 +232,7 @@ class Trajectories:
     def result(self) -> SampleResult:
         """The images of rows of one plan, on the CPU. NotFiniteError if one isn't finite."""
         (plan,) = self.plans
-        require_finite(self.x_BCHW)
+        require_finite_result(self.x_BCHW)
         return self._as_result(self.x_BCHW, int(plan.velocities["step"][-1]) + 1)
 
     def _as_result(self, images_BCHW: Tensor, num_steps: int) -> SampleResult:
@@ -244,7 +244,7 @@ class Trajectories:
         )
 
 
-def require_finite(result_BCHW: Tensor) -> None:
+def require_finite_result(result_BCHW: Tensor) -> None:
     """Raise NotFiniteError for what came out of a GPU, where nothing looks at each velocity."""
     if not result_BCHW.is_cpu and not result_BCHW.isfinite().all():
         raise NotFiniteError("an expert or the router gave what isn't finite; on a CPU it is named")

@@ -104,7 +104,7 @@ def _of_pipeline(folder: Path, init: InitFrom, job: Artifact, spec: Spec, part: 
     name = f"{kind}_{int(number):03d}" if number else kind
     described, tensors = pretrained.read_network(folder, name)
     _require_same({**described, "flow": vars(described["flow"])}, spec, part, f"{folder}/{name}")
-    return weights.load(spec, tensors)
+    return weights.load_model(spec, tensors)
 
 
 def _of_dense(folder: Path, spec: Spec, part: str) -> nn.Module:
@@ -132,7 +132,9 @@ def _of_diffusers(name: str, spec: Spec, part: str) -> nn.Module:
         if named != kind:
             what = f"{folder} is a {printable(str(named), 60)}, and this run's network a {kind}"
             raise ConfigError(f"{what}: set {part}.model.name")
-    read = third_party.load_model(getattr(diffusers, kind), str(folder) if folder.is_dir() else name, "init_from")
+    read = third_party.load_pretrained_model(
+        getattr(diffusers, kind), str(folder) if folder.is_dir() else name, "init_from"
+    )
     configs = (_plain(each.config) for each in (read, own.transformer))
     theirs, ours = ({**spec, "config": {"name": kind, "arguments": each}} for each in configs)
     _require_same(theirs, ours, part, name)
@@ -155,7 +157,7 @@ def _tensors(path: Path) -> dict[str, Any]:
 
 def _require_same(theirs: Spec, ours: Spec, part: str, where: str) -> None:
     """Raise ConfigError, naming the field of the configuration, for another network than that of a run."""
-    lines = drift(Identity(weights.completed(ours)), Identity(weights.completed(theirs)))
+    lines = drift(Identity(weights.complete_spec(ours)), Identity(weights.complete_spec(theirs)))
     if lines:
         field, _, values = lines[0].partition(": ")
         its, _, asked = values.partition(" -> ")

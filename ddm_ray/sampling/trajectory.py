@@ -15,7 +15,7 @@ from ddm_ray.core.mixture import mix, place
 from ddm_ray.core.solver_schedule import HISTORY, moved
 from ddm_ray.core.transfer import each, spread, upload
 from ddm_ray.errors import NotFiniteError
-from ddm_ray.sampling.choice import choose, chosen_beforehand, question
+from ddm_ray.sampling.choice import choose_experts, chosen_beforehand, question
 from ddm_ray.sampling.noise import initial_noise
 from ddm_ray.sampling.plan import AT_START, AT_STEP, AT_VELOCITY, Plans, SamplingPlan, guided
 from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo, SampleRequest, validate
@@ -23,20 +23,20 @@ from ddm_ray.sampling.state import Chosen, Layout, Trajectories, Turn
 
 
 def start(request: SampleRequest, info: MixtureInfo, device: torch.device | str = "cpu") -> Trajectories:
-    """The request's images as noise, at their first velocity. Raises as `noise` does."""
-    return turned(noise(request, info, device))
+    """The request's images as noise, at their first velocity. Raises as `start_as_noise` does."""
+    return turned(start_as_noise(request, info, device))
 
 
-def noise(request: SampleRequest, info: MixtureInfo, device: torch.device | str = "cpu") -> Trajectories:
+def start_as_noise(request: SampleRequest, info: MixtureInfo, device: torch.device | str = "cpu") -> Trajectories:
     """The request's images as noise, on the device where the networks are. SamplingError if it can't be met."""
     validate(request, info)
     x_BCHW = request.noise_BCHW
     if x_BCHW is None:
         x_BCHW = initial_noise(request.seeds, info.image_shape)
-    return begin(SamplingPlan.of(request.settings, info), x_BCHW, request, info, device)
+    return begin_at(SamplingPlan.of(request.settings, info), x_BCHW, request, info, device)
 
 
-def begin(
+def begin_at(
     plan: SamplingPlan, x_BCHW: Tensor, request: SampleRequest, info: MixtureInfo, device: torch.device | str
 ) -> Trajectories:
     """Images of a valid request at the start of a plan, from x_BCHW. SamplingError for an expert that isn't there."""
@@ -62,7 +62,7 @@ def begin(
 
 
 def needs(state: Trajectories) -> list[Call]:
-    """The calls whose answers `advance` takes, in this order; no row may be done."""
+    """The calls that `advance` takes answers to, in this order; no row may be done."""
     turn = state.turn
     assert turn is not None
     if turn.chosen is None:
@@ -88,7 +88,7 @@ def advance(state: Trajectories, answers: list[Tensor]) -> Trajectories:
     assert turn is not None
     if turn.chosen is None:
         (logits_RK,) = answers
-        return choose(state, turn, logits_RK)
+        return choose_experts(state, turn, logits_RK)
     velocity_BCHW = _mixed(state, turn, turn.chosen, answers)
     restarts_B = turn.chosen.restarts_B
     usable_B = np.where(restarts_B, 0, state.usable_B) if restarts_B.any() else state.usable_B
@@ -122,7 +122,7 @@ def turned(state: Trajectories) -> Trajectories:
     asks_B |= (when_B == AT_STEP) & (planned["starts"] | (held_B > 1))
     asks_R = np.flatnonzero(asks_B)
     if not len(asks_R):
-        return choose(state, Turn(planned, point_BCHW, asks_R, asks_R), None)
+        return choose_experts(state, Turn(planned, point_BCHW, asks_R, asks_R), None)
     twice_B = asks_B & state.plans.exact[state.plan_B] & guided(planned)
     turn = Turn(planned, point_BCHW, asks_R, np.flatnonzero(twice_B))
     call, asked = question(state, turn)

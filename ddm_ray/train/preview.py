@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ddm_ray.core.flow import Flow
-from ddm_ray.core.streams import SeedPurpose, seeds
+from ddm_ray.core.streams import SeedPurpose, consecutive_seeds
 from ddm_ray.core.transfer import frozen_dtype
 from ddm_ray.models import weights
 from ddm_ray.models.latents import Latents
@@ -39,12 +39,12 @@ def picture(
     autoencoder.
     """
     labels = _labels(run, cluster)
-    model = matched(weights.load(spec, ema), Flow(**spec.get("flow", {}))).to(device, frozen_dtype(device))
+    model = matched(weights.load_model(spec, ema), Flow(**spec.get("flow", {}))).to(device, frozen_dtype(device))
     config = run.config.data.latents
     known = row_networks(run).get("autoencoder")
     latents = None if config is None else Latents.from_config(config, known).to(device)
     request = SampleRequest(
-        seeds(run.config.evaluate.seed, len(labels) * PER_CLASS, SeedPurpose.PREVIEW),
+        consecutive_seeds(run.config.evaluate.seed, len(labels) * PER_CLASS, SeedPurpose.PREVIEW),
         torch.tensor(labels).repeat_interleave(PER_CLASS),
         settings_of(run, kind).changed(strategy="once"),
     )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ddm_ray.config import RunConfig
-from ddm_ray.core.streams import REPLAY, SeedPurpose, seeds, stream
+from ddm_ray.core.streams import REPLAY, SeedPurpose, consecutive_seeds, stream
 from ddm_ray.data import OnProgress, no_progress
 from ddm_ray.data.schema import TRAIN, column, data_dtype, shard_schema, to_parquet
 from ddm_ray.data.sharded.chunk_store import ChunkRecord, ChunkStore, StoredFile
@@ -23,7 +23,7 @@ from ddm_ray.errors import ConfigError
 from ddm_ray.remedies import Begin
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.request import SampleRequest
-from ddm_ray.sampling.run_models import load_model, monolith_info
+from ddm_ray.sampling.run_models import load_trained, monolith_info
 from ddm_ray.storage.chunk_records import ChunkKey
 from ddm_ray.storage.graph import PARTITION, expert, replay
 from ddm_ray.storage.info import PartitionInfo, ShardInfo
@@ -134,7 +134,7 @@ def _planned(run: Run, cluster: int) -> ReplayPlan:
 def request_of(config: RunConfig, portion: ReplayPortion) -> SampleRequest:
     """The request for a portion's images: by the expert alone, without guidance, which would sharpen its classes."""
     settings = config.sample.changed(strategy="once", guidance_scale=1.0)
-    (begin,) = seeds(config.router.train.seed, 1, SeedPurpose.REPLAY)
+    (begin,) = consecutive_seeds(config.router.train.seed, 1, SeedPurpose.REPLAY)
     first = begin + portion.first
     return SampleRequest(tuple(range(first, first + len(portion.labels))), torch.tensor(portion.labels), settings)
 
@@ -158,7 +158,7 @@ class MakeReplay:
         run, cluster = self.chunks.run, self.chunks.artifact.cluster
         self.chunks.require_same(self.identity)
         assert cluster is not None
-        info, network = monolith_info(run), load_model(run, expert(cluster), self.device)
+        info, network = monolith_info(run), load_trained(run, expert(cluster), self.device)
 
         def sample(portion: ReplayPortion) -> pa.Table:
             request, parts = request_of(run.config, portion), list[Tensor]()

@@ -190,7 +190,7 @@ def nucleus_temperature_of_choice_alone(self, probs_BK, before_BK, uniforms_BK):
 
 
 def sample_with_replacement(self, probs_BK, before_BK, uniforms_BK):
-    return keep(probs_BK, sum(routing.draw(probs_BK, uniforms_BK[:, i]) for i in range(self.drawn)))
+    return keep(probs_BK, sum(routing.draw_expert(probs_BK, uniforms_BK[:, i]) for i in range(self.drawn)))
 
 
 def sample_without_renormalising(self, probs_BK, before_BK, uniforms_BK):

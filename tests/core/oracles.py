@@ -28,7 +28,7 @@ def mixture_field(system, x_BCHW, t, condition, info=None, experts=None, cluster
     """The velocity that the real code gives at (x, t), by strategy full unless asked otherwise."""
     request = {"settings": SamplingSettings(**{"strategy": "full"} | settings), "cluster_B": cluster_B}
     experts = experts or system.experts
-    return driver.velocity(x_BCHW, t, condition, info or system.info(), experts, system.router, **request)
+    return driver.mixture_velocity(x_BCHW, t, condition, info or system.info(), experts, system.router, **request)
 
 
 def sample_system(system, num_images: int, condition: int, info=None, **settings) -> SampleResult:

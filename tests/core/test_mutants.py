@@ -110,7 +110,7 @@ MUTANTS: dict[str, tuple] = {
     "missing renormalisation, nucleus": ("nucleus", *NO_RENORMALISING),
     "the unlikeliest kept": ("top", routing, "keep_top", altered.bottom),
     "full held within a step": ("B endpoint", request, "parse_strategy", altered.full_held_within_a_step),
-    "once by argmax": ("C moments once", routing, "draw", altered.most_likely),
+    "once by argmax": ("C moments once", routing, "draw_expert", altered.most_likely),
     "once with the noise's own stream": (
         "C moments once",
         choice,
@@ -119,7 +119,7 @@ MUTANTS: dict[str, tuple] = {
     ),
     "once, one draw for all": ("C moments once", choice, "routing_uniforms", altered.uniforms_of_the_first_seed),
     "once blind to the condition": ("C moments once, conditional", *BLIND_PRIOR),
-    "draw by a shifted CDF": ("draw", routing, "draw", altered.draw_one_too_far),
+    "draw by a shifted CDF": ("draw", routing, "draw_expert", altered.draw_one_too_far),
     "guidance of each expert": ("D guidance", plans, "_rule", altered.conditional_posterior_for_both),
     "guidance of each expert, Gaussian": (
         "D guidance, Gaussian",

@@ -61,7 +61,7 @@ def test_a_network_is_configured_by_its_own_fields(kind: str) -> None:
 def test_a_network_predicts_images_from_what_it_says_that_it_takes(kind: str) -> None:
     network = network_of(kind)
     assert predicted(network).shape == (2, *IMAGE) and network.text_dim == 12
-    assert weights.describe(network) == denoiser_spec(config_of(kind))
+    assert weights.spec_of_model(network) == denoiser_spec(config_of(kind))
     assert 0 < forward_flops_per_row(network, IMAGE, TOKENS) < training_flops_per_row(network, IMAGE, TOKENS)
     assert [len(blocks) for blocks in lists_of_blocks(network)] == [2]
 
@@ -69,12 +69,13 @@ def test_a_network_predicts_images_from_what_it_says_that_it_takes(kind: str) ->
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_a_network_is_saved_and_built_again_to_the_bit(kind: str) -> None:
     network = network_of(kind).eval()
-    data, spec = weights.to_bytes(network, weights.describe(network))
-    again = weights.load(json.loads(spec), data)
+    data, spec = weights.weights_as_bytes(network, weights.spec_of_model(network))
+    again = weights.load_model(json.loads(spec), data)
     assert torch.equal(predicted(again), predicted(network))
-    full = weights.completed(json.loads(spec))
+    full = weights.complete_spec(json.loads(spec))
     assert (
-        weights.completed(full) == full and weights.build(full, "meta").state_dict().keys() == again.state_dict().keys()
+        weights.complete_spec(full) == full
+        and weights.build(full, "meta").state_dict().keys() == again.state_dict().keys()
     )
 
 

@@ -140,7 +140,7 @@ def test_it_is_the_loss_of_the_published_weights_on_held_out_rows(short_run: Run
     assert (kept.cluster_N == every.cluster_N[row_R].numpy()).all()
     assert (kept.condition() == every.label_N[row_R]).all()  # type: ignore[union-attr, operator]
 
-    network = weights.load(
+    network = weights.load_model(
         job.spec, short_run.read(artifact, f"{short_run.require(artifact).info['weights']}/ema.safetensors")
     )
     measuring = HeldoutLoss(job, schedule, kept, 7)

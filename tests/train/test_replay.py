@@ -16,7 +16,7 @@ from ddm_ray.data.sharded.work import ChunkMaker, ReadUnit, Task
 from ddm_ray.errors import ConfigError, DriftError, MissingArtifact, TrainingError
 from ddm_ray.pipeline import DDMPipeline
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.sampling.run_models import load_model
+from ddm_ray.sampling.run_models import load_trained
 from ddm_ray.storage import graph
 from ddm_ray.storage.graph import MONOLITH, PARTITION, ROUTER, ROWS, Artifact, expert, replay, shard
 from ddm_ray.storage.info import PartitionInfo, ShardInfo
@@ -102,7 +102,7 @@ def test_killed_it_goes_on_by_the_same_expert_alone(tmp_path: Path, monkeypatch:
     (begun,) = [each for each in survey(run) if each.artifact == replay(0)]
     assert begun.state == "begun" and describe(begun) == f"1 of {len(undisturbed.files)} portions of images"
     assert make_replay(run, 0, serial).files == undisturbed.files
-    other = load_model(run, Artifact("experts/000"))
+    other = load_trained(run, Artifact("experts/000"))
     run.store.delete(expert(1))
     publish(run, expert(1), other, 10, 16)
     with pytest.raises(DriftError, match="replay/cluster=001 was begun otherwise: input experts/001"):
