@@ -17,9 +17,9 @@ from ddm_ray.models.compiled import call_uncompiled, compile_blocks, require_com
 from ddm_ray.models.dit import checkpoint_activations
 from ddm_ray.models.flops import num_parameters
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.train.fragments import Shards, reduce_nothing
 from ddm_ray.train.objectives import Batch, Objective
 from ddm_ray.train.optimizer import AdamWithEMA
+from ddm_ray.train.zero_shards import Shards, reduce_nothing
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")

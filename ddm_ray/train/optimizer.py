@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddm_ray.train.fragments import EMA, MOMENTS
+from ddm_ray.train.zero_shards import EMA, MOMENTS
 
 # Elements of which one fp32 sum of squares is taken.
 NORM_CHUNK_CPU, NORM_CHUNK_GPU = 2**16, 2**24

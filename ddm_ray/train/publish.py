@@ -19,12 +19,12 @@ from ddm_ray.storage.info import TrainedInfo, WeightsInfo
 from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest, read_manifest
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.versions import versions
-from ddm_ray.train.fragments import EMA
 from ddm_ray.train.heldout import last_measured
 from ddm_ray.train.job import TrainJob
 from ddm_ray.train.preview import picture
 from ddm_ray.train.saving import TrainProgress
 from ddm_ray.train.state import CURVE, SavedParts
+from ddm_ray.train.zero_shards import EMA
 
 if TYPE_CHECKING:
     from ddm_ray.train.engine import Engine

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ddm_ray.storage.manifest import FileRecord
 from ddm_ray.storage.store import Store
-from ddm_ray.train.fragments import EMA, RECORDS, Fragment
 from ddm_ray.train.state import INDEX, PART, Piece, cut, fingerprint, index_bytes, index_entry, part_header
+from ddm_ray.train.zero_shards import EMA, RECORDS, Fragment
 
 WRITERS = 4
 """Parts that are hashed and written at a time beside a GPU's training: one thread takes a minute for 3B parameters."""

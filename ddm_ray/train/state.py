@@ -25,7 +25,7 @@ from ddm_ray.errors import CorruptArtifact, StorageError
 from ddm_ray.storage.manifest import FileRecord, Manifest, canonical, read_verified
 from ddm_ray.storage.sealed import parse_object
 from ddm_ray.storage.store import Store
-from ddm_ray.train.fragments import RECORDS, Fragment
+from ddm_ray.train.zero_shards import RECORDS, Fragment
 
 PART_BYTES = 64 * 2**20
 """Most bytes of a part. Pinned memory comes in powers of two: one more would take twice as much."""

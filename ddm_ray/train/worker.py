@@ -25,7 +25,6 @@ from ddm_ray.storage.run import Run
 from ddm_ray.train.attempt import TrainAttempt, out_of_memory
 from ddm_ray.train.batches import RankBatches
 from ddm_ray.train.compiling import keep_code, try_code
-from ddm_ray.train.consensus import Flags, StepResults
 from ddm_ray.train.engine import Engine, own_device
 from ddm_ray.train.estimate import bytes_a_parameter
 from ddm_ray.train.hardware import ranks_here
@@ -34,6 +33,7 @@ from ddm_ray.train.job import TrainJob, train_job
 from ddm_ray.train.meter import Meter
 from ddm_ray.train.publish import Milestones
 from ddm_ray.train.saving import SaveClock, TrainProgress
+from ddm_ray.train.step_sync import Flags, StepResults
 from ddm_ray.train.teachers import Teachers, first_model, load_teachers, offloaded_teachers
 from ddm_ray.train.watchdog import Watchdog
 

@@ -14,9 +14,9 @@ from ddm_ray.data.text_encoding import StoredTexts
 from ddm_ray.storage.graph import ROUTER, STUDENT, Artifact, expert
 from ddm_ray.storage.run import Run
 from ddm_ray.train.batches import RankBatches
-from ddm_ray.train.consensus import Flags, StepResult, StepResults
 from ddm_ray.train.job import TrainJob, train_job
 from ddm_ray.train.optimizer import AdamWithEMA
+from ddm_ray.train.step_sync import Flags, StepResult, StepResults
 from ddm_ray.train.teachers import Teachers, load_teachers
 from tests.pretend_gpu import PretendGPU
 from tests.pretend_streams import pretended

@@ -8,14 +8,14 @@ import sys
 import pytest
 import torch
 
-from ddm_ray.train.consensus import Flags, StepResult, StepResults, exchange
+from ddm_ray.train.step_sync import Flags, StepResult, StepResults, exchange
 from tests.pretend_streams import pretended
 
 RANKS = """
 import json, os, tempfile
 import torch.distributed as dist, torch.multiprocessing as mp
 from dataclasses import astuple
-from ddm_ray.train.consensus import Flags, exchange
+from ddm_ray.train.step_sync import Flags, exchange
 
 def rank_main(rank, rendezvous):
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=3)
