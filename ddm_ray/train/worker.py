@@ -133,8 +133,6 @@ def _train(
                     known += results.rest()
             if any_rank.overtaken:
                 attempt.give_way(done)  # before a state is committed that nobody goes on from
-            if not any_rank.saving:
-                clock.written(time.monotonic())
             saver.go_on(any_rank.writing, any_rank.refused)
             if any_rank.hopeless:
                 attempt.end_unsaved(done)

@@ -1,6 +1,5 @@
 """When states are due by the clock."""
 
-import itertools
 import math
 
 from hypothesis import given
@@ -22,7 +21,6 @@ def test_what_a_kill_costs_is_bounded(minutes: float, began: float, pauses: list
         if clock.due(now):
             assert now - saved[-1] >= min(60 * minutes, YOUNG_SECONDS) - 1e-6
             clock.saved(now)
-            clock.written(now)
             saved.append(now)
         lost = now - saved[-1]
         assert lost <= min(60 * minutes, max(YOUNG_SECONDS, (now - began) / 3)) + 1e-6
@@ -33,23 +31,9 @@ def test_a_day_of_ten_minutes_costs_a_dozen_states_more() -> None:
     for second in range(86400):
         if clock.due(second):
             clock.saved(second)
-            clock.written(second)
             states += 1
     assert 144 <= states <= 156
 
 
 def test_no_minutes() -> None:
     assert not SaveClock(math.inf, 0.0).due(1e9)
-
-
-def test_a_state_that_takes_long_is_written_for_a_tenth_of_the_time() -> None:
-    """But no more seldom than by the minutes."""
-    clock, saved = SaveClock(60, 0.0), []
-    for second in range(4 * 3600):
-        if saved and second == saved[-1] + 48:
-            clock.written(second)
-        if clock.due(second):
-            clock.saved(second)
-            saved.append(second)
-    pauses = [after - before for before, after in itertools.pairwise(saved)]
-    assert pauses[0] == 480 and pauses == sorted(pauses) and 2000 < pauses[-1] <= 3600
