@@ -115,10 +115,11 @@ def parts(url: str) -> dict[str, float]:
     from ddm_ray.placement import TrainPlacement
     from ddm_ray.storage.run import Run
     from ddm_ray.train import local
-    from ddm_ray.train.attempt import TrainAttempt
     from ddm_ray.train.batches import RankBatches
     from ddm_ray.train.engine import Engine
     from ddm_ray.train.job import train_job
+    from ddm_ray.train.membership import Membership
+    from ddm_ray.train.resume import resume_training
 
     began = time.perf_counter()
 
@@ -135,11 +136,11 @@ def parts(url: str) -> dict[str, float]:
         done("process group")
         with Loader(run, job.shards, job.train.seed, job.batch) as loader:
             done("rows")
-            with TrainAttempt(run, job, TrainPlacement()) as attempt:
-                engine, before = attempt.resume(build, build)
+            with Membership(run, job, TrainPlacement()) as membership:
+                engine, before = resume_training(membership, build, build)
                 done("claim and state")
                 seconds["claim and state"] -= seconds["engine"]
-                batches = RankBatches(job, loader, 0, 1, attempt.micro_batch)
+                batches = RankBatches(job, loader, 0, 1, membership.micro_batch)
                 engine.accumulate(job.objective, batches.at(before.step, engine.device))
                 engine.step(job.learning_rate(before.step))
                 done("first step")

@@ -13,10 +13,11 @@ import torch.distributed as dist
 from ddm_ray.data.scratch import own_folder
 from ddm_ray.errors import StorageError
 from ddm_ray.spelling import one_line
-from ddm_ray.train.attempt import out_of_memory
 from ddm_ray.train.batches import RankBatches
 from ddm_ray.train.engine import Engine
+from ddm_ray.train.failures import is_out_of_memory
 from ddm_ray.train.job import TrainJob
+from ddm_ray.train.ranks import gather_objects
 
 
 def keep_code(cache: str | None) -> None:
@@ -43,13 +44,11 @@ def try_code(engine: Engine, job: TrainJob, batches: RankBatches, step: int) -> 
     try:
         engine.make_code(job.objective, batch)
     except Exception as error:  # whatever a compiler raises
-        if out_of_memory(error) or isinstance(error, torch.AcceleratorError):
+        if is_out_of_memory(error) or isinstance(error, torch.AcceleratorError):
             raise
         text = one_line(str(error).strip().split("\n\n")[0], 300)  # the rest is torch's advice
         problem = f"{text or type(error).__name__} (rank {dist.get_rank()} on {socket.gethostname()})"
-    problems = [""] * dist.get_world_size()
-    dist.all_gather_object(problems, problem)
-    first = next(filter(None, problems), "")
+    first = next(filter(None, gather_objects(problem)), "")
     if first:
         engine.go_uncompiled()
         gc.collect()  # what the compiler holds of the batch

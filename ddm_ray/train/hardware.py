@@ -1,6 +1,5 @@
 """Peak FLOP/s of a device, and the share of it that a training uses (MFU: PaLM, arXiv 2204.02311, app. B)."""
 
-import os
 import re
 import time
 from dataclasses import dataclass
@@ -96,8 +95,3 @@ def mfu(flops_per_row: float, rows_per_second: float, world_size: int, peak: flo
         return None
     # Clocks may run faster than the data sheet says, and than in a short measurement.
     return min(1.0, flops_per_row * rows_per_second / (world_size * peak))
-
-
-def ranks_here() -> int:
-    """Number of ranks of this world that share this machine's memory."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -27,6 +27,7 @@ from ddm_ray.storage.run import Run
 from ddm_ray.train.batches import on_device
 from ddm_ray.train.job import TrainJob
 from ddm_ray.train.objectives import Batch, DistillLoss, ExpertLoss, Objective
+from ddm_ray.train.ranks import gather_objects
 
 if TYPE_CHECKING:
     from ddm_ray.train.engine import Engine
@@ -148,8 +149,7 @@ class HeldoutLoss:
                     texts.require_known(ids)
         except DDMError as error:  # of rows that no step needs
             problem = one_line(error)
-        problems = [""] * dist.get_world_size()
-        dist.all_gather_object(problems, problem)
+        problems = gather_objects(problem)
         if rows is None or any(problems):
             return None, next(filter(None, problems))
         return cls(job, schedule, rows, micro_batch, texts), ""

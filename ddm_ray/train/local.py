@@ -12,7 +12,7 @@ from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.patience import PATIENT, Patience
 from ddm_ray.train import worker
-from ddm_ray.train.step_sync import backend
+from ddm_ray.train.ranks import backend
 
 
 @contextmanager

@@ -17,12 +17,12 @@ from ddm_ray.storage.attempts import WEIGHTS as FOLDER
 from ddm_ray.storage.attempts import Attempt, folders_of, step_of
 from ddm_ray.storage.info import TrainedInfo, WeightsInfo
 from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest, read_manifest
-from ddm_ray.storage.run import Run
 from ddm_ray.storage.versions import versions
 from ddm_ray.train.heldout import last_measured
 from ddm_ray.train.job import TrainJob
+from ddm_ray.train.membership import Membership
 from ddm_ray.train.preview import picture
-from ddm_ray.train.saving import TrainProgress
+from ddm_ray.train.progress import TrainProgress
 from ddm_ray.train.state import CURVE, SavedParts
 from ddm_ray.train.zero_shards import EMA
 
@@ -79,11 +79,11 @@ def publish_weights(
 class Milestones:
     """Publishes weights of an attempt's states, each with a picture of what they can do, painted beside training."""
 
-    def __init__(
-        self, run: Run, attempt: Attempt, job: TrainJob, identity: Identity, engine: "Engine", keep: int | None
-    ):
-        """`identity` is that of the rows that were loaded, whatever lies there by now; `keep`: see `publish`."""
-        self._run, self._attempt, self._job, self._identity, self._keep = run, attempt, job, identity, keep
+    def __init__(self, membership: Membership, engine: "Engine", keep: int | None):
+        """`keep`: see `publish`."""
+        self._run, self._attempt, self._job = membership.run, membership.attempt, membership.job
+        # That of the rows that were loaded, even if other rows are there by now.
+        self._identity, self._keep = membership.identity, keep
         self._device, self._buffers = engine.device, engine.buffers
         self._painting = Thread()
 

@@ -1,4 +1,4 @@
-"""One exchange between the ranks a step: the mean loss, and flags by which all of them decide alike."""
+"""One exchange between the ranks a step: the mean loss, and flags by which all ranks decide alike."""
 
 import math
 from dataclasses import astuple, dataclass
@@ -6,11 +6,6 @@ from dataclasses import astuple, dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-
-def backend(use_gpu: bool) -> str:
-    """Backend of a torch.distributed world: what GPUs hold goes between them, all else, as control, between CPUs."""
-    return "cpu:gloo,cuda:nccl" if use_gpu else "gloo"
 
 
 @dataclass(frozen=True)
@@ -21,9 +16,12 @@ class Flags:
     writing: bool = False  # its part of a state is still being written
     saving: bool = False  # a state is still being written or committed
     refused: bool = False  # storage refused its part of a state
-    hopeless: bool = False  # states were refused for good too often in a row
-    overtaken: bool = False  # a newer attempt has taken this one's place
-    due: bool = False  # its clock says that a state is to be saved
+    unsavable: bool = False  # states were refused for good too often in a row
+    superseded: bool = False  # a newer attempt has taken this one's place
+    checkpoint_due: bool = False  # its clock says that a state is to be saved
+
+    def __or__(self, other: "Flags") -> "Flags":
+        return Flags(*(mine or others for mine, others in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -40,13 +38,24 @@ class StepResult:
         return math.isfinite(self.loss) and math.isfinite(self.norm)
 
 
-class StepResults:
-    """Results of steps as they are known: on a GPU once the next step is given to it, so that it never runs dry."""
+@dataclass(frozen=True)
+class Agreed:
+    """Common knowledge of all ranks after a step: results of steps that are new, and flags that any rank raised."""
+
+    results: tuple[StepResult, ...]
+    any_rank: Flags
+
+
+class StepSync:
+    """Exchanges results of steps as they become known.
+
+    On a GPU the result of a step is known once the next step is given to the device, so that it never runs dry.
+    """
 
     def __init__(self) -> None:
         self._under_way: _Reading | None = None
 
-    def exchange(self, step: int, loss: Tensor, norm: Tensor, flags: Flags) -> tuple[list[StepResult], Flags]:
+    def exchange(self, step: int, loss: Tensor, norm: Tensor, flags: Flags) -> Agreed:
         """Results that weren't known before this step was under way, and the flags that any rank raises.
 
         `loss` (this rank's part) and `norm` are scalars on the device. Every rank must call it.
@@ -55,15 +64,17 @@ class StepResults:
         self._under_way = reading if reading.copied else None
         return self._known(before if reading.copied else reading, flags)
 
-    def rest(self) -> list[StepResult]:
-        """Wait for what isn't known yet. Every rank must call it."""
+    def finish(self, agreed: Agreed) -> Agreed:
+        """Wait for the results that aren't known yet, and add them. Every rank must call it."""
         before, self._under_way = self._under_way, None
-        return self._known(before, Flags())[0] if before else []
+        if before is None:
+            return agreed
+        return Agreed(agreed.results + self._known(before, Flags()).results, agreed.any_rank)
 
-    def _known(self, reading: "_Reading | None", flags: Flags) -> tuple[list[StepResult], Flags]:
+    def _known(self, reading: "_Reading | None", flags: Flags) -> Agreed:
         loss, norm = reading.values() if reading else (0.0, 0.0)
-        mean, flags = exchange(loss, flags)
-        return [StepResult(reading.step, mean, norm)] if reading else [], flags
+        mean, any_rank = reduce_flags(loss, flags)
+        return Agreed((StepResult(reading.step, mean, norm),) if reading else (), any_rank)
 
 
 class _Reading:
@@ -74,7 +85,7 @@ class _Reading:
         self.copied: torch.cuda.Event | None = None
         if loss.device.type != "cpu":
             self._values = torch.empty(2, dtype=torch.float64).pin_memory().copy_(self._values, non_blocking=True)
-            self.copied = torch.cuda.Event(blocking=True)  # the others' threads need the processor
+            self.copied = torch.cuda.Event(blocking=True)  # a spinning wait would take the other threads' processor
             self.copied.record(torch.cuda.current_stream(loss.device))
 
     def values(self) -> tuple[float, float]:
@@ -85,7 +96,7 @@ class _Reading:
         return loss, norm
 
 
-def exchange(loss: float, flags: Flags) -> tuple[float, Flags]:
+def reduce_flags(loss: float, flags: Flags) -> tuple[float, Flags]:
     """The mean of a loss over all ranks, in float64, and the flags that any rank raised.
 
     Every rank must call it. It is one all-reduce between CPUs, and none in a world of one.

@@ -20,6 +20,7 @@ from ddm_ray.core.transfer import frozen_dtype
 from ddm_ray.data.loading.cache import local_files
 from ddm_ray.data.loading.verified import VerifiedFile
 from ddm_ray.models.spec import spec_of
+from ddm_ray.placement import TrainPlacement
 from ddm_ray.sampling.beginnings import load_beginning
 from ddm_ray.sampling.driver import Experts, answers
 from ddm_ray.sampling.offload import Offloaded, OffloadedToDisk
@@ -93,6 +94,20 @@ class Teachers:
         assert self.router is not None
         probs_BK = posterior(self.router(x_BCHW, t_B, condition).to(x_BCHW.dtype))
         return self.strategy.route(probs_BK, torch.zeros_like(probs_BK), None)
+
+
+@contextmanager
+def teachers_of(
+    run: Run, job: TrainJob, null_text: Text | None, device: torch.device, placement: TrainPlacement
+) -> Iterator[Teachers | None]:
+    """The teachers of a student's job; None for other jobs. Raises as `load_teachers`."""
+    if job.artifact.kind != "student":
+        yield None
+    elif placement.teachers is None:
+        yield load_teachers(run, null_text, device)
+    else:
+        with offloaded_teachers(run, null_text, device, placement.teachers, placement.cache) as offloaded:
+            yield offloaded
 
 
 def load_teachers(run: Run, null_text: Text | None, device: torch.device) -> Teachers:

@@ -15,7 +15,7 @@ from ddm_ray.storage.graph import expert
 from ddm_ray.storage.run import Run
 from ddm_ray.train.estimate import CARDS
 from ddm_ray.train.job import train_job
-from ddm_ray.train.worker import require_room
+from ddm_ray.train.state_memory import require_state_fits
 from tests.conftest import ROOT
 
 COUNTED = re.compile(
@@ -49,10 +49,10 @@ def test_a_state_that_a_gpu_cannot_hold_is_refused(
     job = train_job(Run.create(str(tmp_path / "run"), load_recipe("ddm-24b")), expert(0))
     placement = TrainPlacement(zero_stage=zero_stage, workers=Workers(min=1, max=most))
     if refused is None:
-        require_room(job, placement, workers, int(60e9))
+        require_state_fits(job, placement, workers, int(60e9))
         return
     with pytest.raises(
         ConfigError, match=r"has 60\.0 GB, weights and optimizer take 77\.6 GB of each of 1, by"
     ) as full:
-        require_room(job, placement, workers, int(60e9))
+        require_state_fits(job, placement, workers, int(60e9))
     assert full.value.passes is (refused == "for now")

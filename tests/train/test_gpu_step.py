@@ -16,7 +16,7 @@ from ddm_ray.storage.run import Run
 from ddm_ray.train.batches import RankBatches
 from ddm_ray.train.job import TrainJob, train_job
 from ddm_ray.train.optimizer import AdamWithEMA
-from ddm_ray.train.step_sync import Flags, StepResult, StepResults
+from ddm_ray.train.step_sync import Agreed, Flags, StepResult, StepSync
 from ddm_ray.train.teachers import Teachers, load_teachers
 from tests.pretend_gpu import PretendGPU
 from tests.pretend_streams import pretended
@@ -47,7 +47,7 @@ def results_of(
     texts: StoredTexts | None = None,
 ) -> list[StepResult]:
     """What the job's steps come to: a loop as the worker's, without DeepSpeed. On `gpu` its waits are checked."""
-    results, known = StepResults(), list[StepResult]()
+    sync, known = StepSync(), list[StepResult]()
     move(model, device)
     optimizer = AdamWithEMA(model.parameters(), ema_decay=0.9, clip_norm=0.1, lr=1e-2)
     for expert_network in teachers.experts if teachers else ():
@@ -63,12 +63,11 @@ def results_of(
                 total += loss.detach()
             optimizer.step()
             optimizer.zero_grad()
-            fresh, _ = results.exchange(step, total, optimizer.norm, Flags())
-            known += fresh
+            known += sync.exchange(step, total, optimizer.norm, Flags()).results
             if gpu and before is not None:
                 waits = gpu.waits - before
                 assert waits.total() == (1 if step else 0), waits
-        return known + results.rest()
+        return [*known, *sync.finish(Agreed((), Flags())).results]
 
 
 @pytest.mark.parametrize("artifact", [expert(1), ROUTER])

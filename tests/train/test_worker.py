@@ -25,7 +25,7 @@ from ddm_ray.storage.manifest import NAME
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import Store
 from ddm_ray.train import worker
-from ddm_ray.train.attempt import TrainAttempt
+from ddm_ray.train.resume import StateChoice
 from tests.conftest import wait_for
 from tests.infos import commit_written
 from tests.random_run import make_data
@@ -159,15 +159,15 @@ def test_states_that_a_rival_deletes_meanwhile_are_not_begun_without(
     """Between the choice of a state and reading it: then there are newer ones, or it is another attempt's turn."""
     train_until(short_run, 4)
     train_until(short_run, 5)
-    choose = TrainAttempt._next_state
+    choose = StateChoice.next_state
 
-    def choose_late(attempt: TrainAttempt) -> str | None:
-        chosen = choose(attempt)
+    def choose_late(choice: StateChoice) -> tuple[int, str] | None:
+        chosen = choose(choice)
         for number in taken:
             short_run.store.delete(f"{EXPERT}/attempts/{number}/state")
         return chosen
 
-    monkeypatch.setattr(TrainAttempt, "_next_state", choose_late)
+    monkeypatch.setattr(StateChoice, "next_state", choose_late)
     if len(taken) == 2:
         with pytest.raises(StorageError, match="its states were deleted while they were read"):
             worker.train(short_run.url, EXPERT, TrainPlacement())

@@ -19,10 +19,10 @@ from ddm_ray.storage.launches import FailureBudget, Launch
 from ddm_ray.storage.patience import PATIENT
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import Store
+from ddm_ray.train.ranks import backend
 from ddm_ray.train.ray.leaving import LeaveNotice, WorkerDrained
 from ddm_ray.train.ray.recovery import innermost, reason
 from ddm_ray.train.ray.world import COLLECTIVE_SECONDS, alone
-from ddm_ray.train.step_sync import backend
 
 
 class FailureBudgetCallback(ray.train.UserCallback):

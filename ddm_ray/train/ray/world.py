@@ -43,7 +43,7 @@ def alone(use_gpu: bool) -> None:
     import torch.distributed as dist
 
     from ddm_ray.ray_session import interface_of
-    from ddm_ray.train.step_sync import backend
+    from ddm_ray.train.ranks import backend
 
     if dist.get_world_size() > 1:
         return

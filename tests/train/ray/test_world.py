@@ -11,8 +11,8 @@ import ray.util
 
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.ray_session import interface_of
+from ddm_ray.train.ranks import backend
 from ddm_ray.train.ray import world
-from ddm_ray.train.step_sync import backend
 
 ALONE = """
 import os, socket
