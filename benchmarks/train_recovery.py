@@ -27,6 +27,7 @@ ARTIFACT = Artifact("experts/000")
 # Seconds, for 95 kills of 100.
 MOST_SECONDS = 15.0
 CHECKPOINT_STEPS = 20
+LOADED = "import ddm_ray.train.worker; from ddm_ray.train.deepspeed_setup import load_deepspeed; load_deepspeed()"
 PATIENCE_SECONDS = 180.0
 POLL_SECONDS = 0.01
 
@@ -107,7 +108,7 @@ def parts(url: str) -> dict[str, float]:
         seconds[name], began = time.perf_counter() - began, time.perf_counter()
 
     # In another one: this has loaded torch already.
-    subprocess.run([sys.executable, "-c", "import ddm_ray.train.worker"], check=True)
+    subprocess.run([sys.executable, "-c", LOADED], check=True)
     done("imports")
     import torch
 

@@ -1,12 +1,9 @@
 """Engine: DeepSpeed ZeRO around one model, with torch's AdamW, clipping and an EMA kept in optimizer shards."""
 
-import logging
 import math
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib import import_module
 
 import torch
 from torch import Tensor, nn
@@ -17,33 +14,18 @@ from ddm_ray.models.compiled import call_uncompiled, compile_blocks, require_com
 from ddm_ray.models.dit import checkpoint_activations
 from ddm_ray.models.flops import num_parameters
 from ddm_ray.placement import TrainPlacement
+from ddm_ray.ray_internals import FORWARD_STACK
+from ddm_ray.train.deepspeed_setup import load_deepspeed
 from ddm_ray.train.objectives import Batch, Objective
 from ddm_ray.train.optimizer import AdamWithEMA
 from ddm_ray.train.zero_shards import Shards, reduce_nothing
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
-
-import deepspeed
-from deepspeed import utils as deepspeed_log
-from deepspeed.accelerator import get_accelerator
-from deepspeed.runtime import compiler
-from deepspeed.runtime.zero.parameter_offload import FWD_MODULE_STACK
-
-# DeepSpeed would compile this optional CPU communicator for a minute at the first use; gloo does without.
-deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-deepspeed_log.logger.setLevel(logging.ERROR)
-# It looks at each optimizer whether it is Muon, whose kernels would load all of torch's compiler: 2 s of every start.
-_compile, compiler.compile = compiler.compile, lambda: lambda function: function
-import_module("deepspeed.runtime.zero.muon.original_muon")
-compiler.compile = _compile
 
 BUCKET = 500_000_000
 
 
 def own_device() -> torch.device:
     """The device that an engine of this process computes on."""
-    return torch.device(get_accelerator().current_device_name())
+    return torch.device(load_deepspeed().accelerator.get_accelerator().current_device_name())
 
 
 def compiles_unasked(placement: TrainPlacement) -> bool:
@@ -89,7 +71,7 @@ class Engine:
             require_compiler()
         if compiled:
             compile_blocks(model)
-        self._deepspeed, *_ = deepspeed.initialize(
+        self._deepspeed, *_ = load_deepspeed().initialize(
             model=model,
             optimizer=self._optimizer,
             dist_init_required=False,
@@ -128,7 +110,8 @@ class Engine:
     def close(self) -> None:
         """Let go of the model, its gradients and the optimizer, which hooks of DeepSpeed's hold for ever."""
         self._deepspeed.destroy()
-        FWD_MODULE_STACK[:] = [module for module in FWD_MODULE_STACK if module is not self._deepspeed.module]
+        stack = FORWARD_STACK.get()
+        stack[:] = [module for module in stack if module is not self._deepspeed.module]
 
     @contextmanager
     def computing_with_ema(self) -> Iterator[nn.Module]:

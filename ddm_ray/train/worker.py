@@ -19,6 +19,7 @@ from ddm_ray.storage.refusals import refusal
 from ddm_ray.storage.run import Run
 from ddm_ray.train.batches import RankBatches
 from ddm_ray.train.compiling import keep_code, try_code
+from ddm_ray.train.deepspeed_setup import load_deepspeed
 from ddm_ray.train.engine import Engine, own_device
 from ddm_ray.train.heldout import HeldoutLoss, Schedule
 from ddm_ray.train.job import train_job
@@ -60,6 +61,7 @@ def train(
     run = Run.open(run_url, patience)
     if run.finished(artifact):
         return
+    load_deepspeed()
     job = train_job(run, artifact)
     keep_code(placement.cache)
     membership = Membership(run, job, placement, launch, notice)
