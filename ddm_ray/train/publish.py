@@ -4,7 +4,6 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import sha256
-from threading import Thread
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,9 +29,8 @@ if TYPE_CHECKING:
     from ddm_ray.train.engine import Engine
 
 RECENT = 100
-# What is painted beside training: weights of at most so many bytes, on a GPU with so many times their size free. For
-# its last picture a job waits so long.
-PAINTED_BYTES, ROOM, PICTURE_SECONDS = 4 * 2**30, 4, 300.0
+# Only weights of at most so many bytes are painted, and on a GPU only if so many times their size is free.
+MAX_PAINTED_BYTES, FREE_TIMES = 4 * 2**30, 4
 WEIGHTS, PICTURE = "ema.safetensors", "grid.png"
 
 
@@ -77,7 +75,10 @@ def publish_weights(
 
 
 class Milestones:
-    """Publishes weights of an attempt's states, each with a picture of what they can do, painted beside training."""
+    """Publishes weights of an attempt's states, each with a picture of what they can do.
+
+    The thread that commits states does it, beside training; the next state waits for it.
+    """
 
     def __init__(self, membership: Membership, engine: "Engine", keep: int | None):
         """`keep`: see `publish`."""
@@ -85,10 +86,9 @@ class Milestones:
         # That of the rows that were loaded, even if other rows are there by now.
         self._identity, self._keep = membership.identity, keep
         self._device, self._buffers = engine.device, engine.buffers
-        self._painting = Thread()
 
     def publish(self, step: int) -> Manifest:
-        """Publish the EMA weights after `step` steps; they get no picture if the last one is still being painted.
+        """Publish the EMA weights after `step` steps.
 
         Of weights that were published before, all but `keep`, these included, are deleted.
         """
@@ -99,27 +99,9 @@ class Milestones:
                 self._attempt.drop_weights(self._keep)
             except StorageError as error:
                 print(f"warning: old milestones stay: {error}", file=sys.stderr)
-        # Painting may be what ended the attempt that published it before; nobody paints texts or routers.
-        if tried or self._job.artifact.kind == "router" or self._run.config.data.text is not None:
-            return manifest
-        if manifest.files[WEIGHTS].bytes > PAINTED_BYTES:
-            print(f"warning: step {step}: no {PICTURE} of so large a model beside training", file=sys.stderr)
-        elif self._painting.is_alive():
-            print(f"warning: step {step}: no {PICTURE}, while that of an earlier step is painted", file=sys.stderr)
-        else:
-            painting = Thread(target=self._paint, args=(step,), name="picture", daemon=True)
-            try:
-                painting.start()
-            except RuntimeError as error:  # no memory for its stack, for one
-                print(f"warning: step {step}: no {PICTURE}: {error}", file=sys.stderr)
-            else:
-                self._painting = painting
+        if not tried:  # painting may be what ended the attempt that published these weights before
+            self._paint(step, manifest)
         return manifest
-
-    def wait(self) -> None:
-        """Wait for the picture that is being painted, but not for ever."""
-        if self._painting.ident:
-            self._painting.join(PICTURE_SECONDS)
 
     def commit(self, manifest: Manifest, last: TrainProgress, unmeasured: str = "") -> None:
         """Commit the job's final manifest, of the weights last published, if no other attempt was first.
@@ -152,22 +134,26 @@ class Milestones:
         folders = folders_of(self._run.store, self._job.artifact, FOLDER)
         return any(step_of(name) == step and NAME in files for (_, name), files in folders.items())
 
-    def _paint(self, step: int) -> None:
-        """Write PICTURE beside published weights of a denoiser. It is for looking at: without one training goes on."""
+    def _paint(self, step: int, manifest: Manifest) -> None:
+        """Write PICTURE beside published weights of a denoiser of labels; if that fails, training goes on without."""
         run, artifact = self._run, self._job.artifact
-        prefix = self._attempt.weights_prefix(step)
+        if artifact.kind == "router" or run.config.data.text is not None:
+            return
+        prefix, size = self._attempt.weights_prefix(step), manifest.files[WEIGHTS].bytes
         try:
-            data = run.store.read(f"{prefix}/{WEIGHTS}")
-            if self._device.type == "cuda" and torch.cuda.mem_get_info(self._device)[0] < ROOM * len(data):
+            if size > MAX_PAINTED_BYTES:
+                raise MemoryError("so large a model isn't painted beside training")
+            if self._device.type == "cuda" and torch.cuda.mem_get_info(self._device)[0] < FREE_TIMES * size:
                 raise MemoryError("training leaves too little of the GPU's memory")
             kind: ModelKind = "student" if artifact.kind == "student" else "monolith"
+            data = run.store.read(f"{prefix}/{WEIGHTS}")
             png = picture(run, self._job.spec, data, artifact.cluster, self._device, kind)
             run.store.write(f"{prefix}/{PICTURE}", png)
-        except Exception as error:  # a border: it must not end the thread of what counts
+        except Exception as error:  # any error: a picture must not cost the weights
             print(f"warning: {prefix}: no {PICTURE}: {' '.join(str(error).split())[:300]}", file=sys.stderr)
         finally:
             if self._device.type == "cuda":
-                torch.cuda.empty_cache()  # it is training's
+                torch.cuda.empty_cache()  # training may need what sampling has reserved
 
 
 def _model(job: TrainJob) -> nn.Module:

@@ -141,9 +141,7 @@ def _publish(
 ) -> None:
     """Publish the last state and commit the job, unless another attempt has."""
     try:
-        milestones.wait()
         manifest = milestones.publish(last.step)
-        milestones.wait()
     except (CorruptArtifact, OSError) as error:
         if membership.finished_by_newer():
             print(f"{membership.job.artifact}: another attempt has finished it", file=sys.stderr)

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -96,22 +95,6 @@ def test_rows_changed_during_training_are_drift(world_of_one: None, short_run: R
     worker.train(short_run.url, EXPERT, TrainPlacement(checkpoint_steps=8), notice=notice)
     with pytest.raises(DriftError, match="input partition/shards/cluster=001"):
         short_run.require(EXPERT)
-
-
-def test_a_picture_that_no_thread_can_paint_ends_nothing(
-    quiet: Run, short_run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    start = Thread.start
-
-    def start_others(thread: Thread) -> None:
-        if thread.name == "picture":
-            raise RuntimeError("can't start new thread")  # as Python does where no memory for its stack is left
-        start(thread)
-
-    monkeypatch.setattr(Thread, "start", start_others)
-    worker.train(short_run.url, EXPERT, TrainPlacement())
-    assert same_run(quiet, short_run)
-    assert f"warning: step {STEPS}: no grid.png: can't start new thread" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("artifact", [EXPERT, ROUTER])
