@@ -10,7 +10,7 @@ import torch
 class Peak:
     """Dense peak of matrix products in TFLOP/s, without sparsity, as NVIDIA's data sheets and white papers say.
 
-    bf16 and TF32 on tensor cores with fp32 accumulation, fp32 on the others; None where there are none.
+    bf16 and TF32 on tensor cores with fp32 accumulation, fp32 on ordinary cores; None without tensor cores.
     """
 
     bf16: float | None
@@ -35,7 +35,7 @@ PEAKS: dict[str, Peak] = {
     r"Tesla V100-SXM2-\d+GB": Peak(None, None, 15.7),
     r"Tesla V100-PCIE-\d+GB": Peak(None, None, 14),
 }
-"""By the whole of torch's name for the device: parts of one (MIG), and laptops' and other variants, are others."""
+"""Peaks by torch's whole name for the device: a part of one (MIG) and a laptop's variant have other peaks."""
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:
@@ -63,7 +63,7 @@ def named_peak(name: str, precision: str, fp32_matmul: str = "highest") -> float
 def mfu(flops_per_row: float, rows_per_second: float, world_size: int, peak: float | None) -> float | None:
     """Share of the peak that the model's own FLOPs take, 0 to 1; None without a peak.
 
-    `rows_per_second` are those of all `world_size` devices together, each with a peak of `peak` FLOP/s.
+    `rows_per_second` counts all `world_size` devices together, each with a peak of `peak` FLOP/s.
     """
     if not peak:
         return None

@@ -1,4 +1,4 @@
-"""Publishing: EMA weights assembled from a committed state, without any rank; in the end the job's final manifest."""
+"""Publishing: EMA weights are assembled from a committed state, without other ranks; last the job is committed."""
 
 import json
 import sys
@@ -35,7 +35,7 @@ WEIGHTS, PICTURE = "ema.safetensors", "grid.png"
 
 
 class _Counted:
-    """Chunks of bytes on their way to storage, made anew for each way; afterwards `record` is that of them all."""
+    """Chunks of bytes on their way to storage, made again for each retry; afterwards `record` is that of the file."""
 
     def __init__(self, chunks: Callable[[], Iterable[bytes]]):
         self._chunks = chunks
@@ -57,8 +57,8 @@ def publish_weights(
 ) -> Manifest:
     """Commit the EMA weights, and the curve up to there, of the attempt's committed state after `step` steps.
 
-    `buffers` are those that the model keeps beside its parameters and doesn't train. Raises CorruptArtifact for a state
-    whose bytes aren't those that were saved.
+    `buffers`: tensors of the model that aren't trained. Raises CorruptArtifact for a state with other bytes than were
+    saved.
     """
     store, source, prefix = attempt.store, attempt.state_prefix(step), attempt.weights_prefix(step)
     manifest = read_manifest(store, source)
@@ -90,7 +90,7 @@ class Milestones:
     def publish(self, step: int) -> Manifest:
         """Publish the EMA weights after `step` steps.
 
-        Of weights that were published before, all but `keep`, these included, are deleted.
+        Of all published weights, these included, only the newest `keep` stay.
         """
         tried = self._was_published(step)
         manifest = publish_weights(self._attempt, self._job, self._identity, step, self._buffers)
@@ -104,7 +104,7 @@ class Milestones:
         return manifest
 
     def commit(self, manifest: Manifest, last: TrainProgress, unmeasured: str = "") -> None:
-        """Commit the job's final manifest, of the weights last published, if no other attempt was first.
+        """Commit the job's final manifest, with the weights published last, if no other attempt was first.
 
         `unmeasured`: why this attempt measured no held-out loss.
         """
@@ -130,7 +130,7 @@ class Milestones:
         self._run.commit_records(job.artifact, records, info, identity=self._identity)
 
     def _was_published(self, step: int) -> bool:
-        """True if an attempt, mostly an earlier one, published the weights of this step."""
+        """True if some attempt, usually an earlier one, has published the weights of this step."""
         folders = folders_of(self._run.store, self._job.artifact, FOLDER)
         return any(step_of(name) == step and NAME in files for (_, name), files in folders.items())
 

@@ -1,4 +1,4 @@
-"""Fragments: which elements of each parameter a rank keeps under each ZeRO stage. Only it knows DeepSpeed's insides."""
+"""Shards of a model under DeepSpeed ZeRO: which elements of each parameter a rank keeps, by DeepSpeed's internals."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ VALUE = "value"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 EMA = "ema"
 RECORDS = (VALUE, *MOMENTS, EMA)
-"""Records that training keeps of every parameter, all in fp32."""
+"""Records of every parameter that training keeps, all in fp32."""
 SWAPPED = 2**22
-"""Elements that are exchanged at once."""
+"""Elements that `swap_ema` exchanges at once."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Fragment:
 
 
 def reduce_nothing(wrapped: Any) -> None:
-    """Have ZeRO 1 or 2 in a world of one leave gradients where they are: it would copy, divide by 1 and copy back."""
+    """Have ZeRO 1 or 2 in a world of one leave gradients alone: it would copy them, divide by 1 and copy them back."""
     if wrapped.zero_optimization_stage() == 1:
         wrapped.optimizer.buffered_reduce_fallback = lambda *_, **__: None
     elif wrapped.zero_optimization_stage() == 2:
@@ -42,7 +42,7 @@ def reduce_nothing(wrapped: Any) -> None:
 
 
 class Copying(Protocol):
-    """Whoever copies shards beside training."""
+    """A copy of shards that is made beside training."""
 
     def settle(self) -> None: ...
 
@@ -56,14 +56,14 @@ class Shards:
         self.being_copied: Copying | None = None
 
     def settle(self) -> None:
-        """Have what the device is given from here on wait for a copy that is being made: shards may change then."""
+        """Have the device wait for a copy that is being made before it does further work: then shards may change."""
         if self.being_copied:
             self.being_copied.settle()
         self.being_copied = None
 
     @property
     def partitions(self) -> list[Tensor]:
-        """The tensors that the optimizer updates: flat partitions, or at stage 0 the parameters themselves."""
+        """The tensors that the optimizer updates: flat partitions; at stage 0 the parameters themselves."""
         if self._stage == 0:
             return [parameter for _, parameter in self._parameters()]
         if self._stage < 3:
@@ -76,7 +76,7 @@ class Shards:
         return [fragment for fragment in fragments if fragment.numel]
 
     def owned(self) -> list[Fragment]:
-        """Fragments that this rank answers for: over all ranks every element once."""
+        """Fragments that this rank saves: over all ranks every element once."""
         if self._stage > 0:
             return self.held()
         rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -100,7 +100,7 @@ class Shards:
         zero3 = self._wrapped.optimizer
         group, offset, numel = zero3.grad_position[zero3.get_param_id(parameter)]
         start = torch.distributed.get_rank() * numel
-        # The last ranks' partitions are filled up to the size of the others'.
+        # All ranks' partitions are of equal size: those of the last ranks end with padding.
         numel = max(0, min(numel, parameter.ds_numel - start))
         return self._views(name, start, numel, self.partitions[group], offset)
 
@@ -124,14 +124,14 @@ class Shards:
 
     @torch.no_grad()
     def swap_ema(self) -> None:
-        """Exchange values and EMA, and make the model's parameters what the values are then; every rank must call it.
+        """Exchange values and EMA, and make the model's parameters the new values; every rank must call it.
 
-        A second time all is as it was, to the bit.
+        A second call restores everything, to the bit.
         """
         self.settle()
         for partition in self.partitions:
             ema = self._optimizer.state[partition][EMA]
-            # Piece by piece: all at once may be more than memory has left.
+            # In small pieces: a copy of a whole partition may not fit into memory.
             pieces = (each.view(-1).split(SWAPPED) for each in (partition.detach(), ema))
             for own, averaged in zip(*pieces, strict=True):
                 value = own.clone()
@@ -140,7 +140,7 @@ class Shards:
         self.refresh()
 
     def computing_otherwise(self) -> list[str]:
-        """Names of held fragments of which the model's own copy isn't the value, rounded as it computes."""
+        """Names of held fragments that the model computes with other numbers for than their values, rounded."""
         held = self.held()
         if not held:
             return []

@@ -216,7 +216,7 @@ def test_a_gradient_that_is_not_finite_publishes_nothing(
 
     run = make_data(str(tmp_path / "run"), settings=(*SHORT, "expert.train.steps=20000"))
     attempt = Attempt(run.store, EXPERT, 1)
-    draw, poisoned_steps = batches.draw, []
+    draw, poisoned_steps = batches.draw_batch, []
 
     def poison(seed: int, key: tuple[int, ...], step: int, *rest: object) -> object:
         draws = draw(seed, key, step, *rest)  # type: ignore[arg-type]
@@ -225,7 +225,7 @@ def test_a_gradient_that_is_not_finite_publishes_nothing(
             draws.noise_BCHW[0, 0, 0, 0] = float("nan")
         return draws
 
-    monkeypatch.setattr(batches, "draw", poison)
+    monkeypatch.setattr(batches, "draw_batch", poison)
     with pytest.raises(TrainingError, match=r"loss nan with gradient norm (nan|inf) at step \d+;") as failure:
         worker.train(run.url, EXPERT, TrainPlacement(checkpoint_steps=3, milestone_steps=4))
     (step,) = poisoned_steps

@@ -26,7 +26,7 @@ from ddm_ray.train.ray.world import COLLECTIVE_SECONDS, alone
 
 
 class FailureBudgetCallback(ray.train.UserCallback):
-    """Spends the launch's failure budget on losses of workers that nobody announced."""
+    """Spends the launch's failure budget on losses of workers without notice."""
 
     def __init__(self, budget: FailureBudget):
         self._budget = budget
