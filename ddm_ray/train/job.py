@@ -1,4 +1,4 @@
-"""TrainJob: what tells an expert's, the router's, the monolith's and the student's training apart."""
+"""TrainJob: the differences between the trainings of an expert, the router, the monolith and the student."""
 
 import json
 from collections.abc import Callable

@@ -86,7 +86,7 @@ class Watchdog:
 
     @property
     def limit(self) -> float:
-        """Seconds that what is under way may take, or else the next step."""
+        """Seconds that the step or measurement under way may take; without one, the next step."""
         work = self._under_way
         return work.limit if work else self._limit(STEP)
 

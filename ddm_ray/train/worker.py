@@ -87,21 +87,21 @@ def _train(
         closing(RankBatches(job, loader, rank, world, micro_batch, teachers, texts)) as batches,
         StepGuard(placement.hang_seconds, micro_batch, membership.note_hang) as guard,
     ):
-        engine, before = _engine_of(membership, placement)
+        engine, resumed = _engine_of(membership, placement)
         milestones = Milestones(membership, engine, placement.keep_milestones)
         heldout, unmeasured = HeldoutLoss.of(run, job, placement, micro_batch, texts)
         # The schedule also if this attempt can't measure: it says which earlier measurements are kept.
-        reporter.begin(Meter(job, before, engine.device, world, Schedule.of(job, placement), unmeasured))
+        reporter.begin(Meter(job, resumed, engine.device, world, Schedule.of(job, placement), unmeasured))
         measurer = Measurer(heldout, engine, reporter, guard)
         saver = Saver(job.train.steps, placement, engine, writer, milestones, reporter, guard)
-        # Nothing is committed once a newer attempt has taken over, and no state is saved of a loss that isn't finite.
+        # In this order: a superseded attempt commits no state, and a loss that isn't finite ends before it is saved.
         policies = (membership, writer, reporter, measurer, saver)
-        sync = StepSync()
-        if engine.compiled_unasked and before.step < job.train.steps:
+        sync, first, last = StepSync(), resumed.step, job.train.steps
+        if engine.compiled_unasked and first < last:
             reporter.say("compiling")
             with guard.first_step():
-                reporter.meter.uncompiled = try_code(engine, job, batches, before.step)
-        for step in range(before.step, job.train.steps):
+                reporter.meter.uncompiled = try_code(engine, job, batches, first)
+        for step in range(first, last):
             done = step + 1
             if job.masking(step) != job.masking(step - 1):  # more tokens from here on: another duration, other code
                 guard.forget_durations()
@@ -111,15 +111,15 @@ def _train(
                 norm = engine.step(job.learning_rate(step))
                 agreed = sync.exchange(step, loss, norm, membership.flags() | saver.flags())
                 if saver.acts_after(done, agreed) or measurer.acts_after(done):
-                    agreed = sync.finish(agreed)
+                    agreed = sync.finish(agreed)  # on a GPU the result of this very step isn't known yet
             for policy in policies:
                 policy.after(done, agreed)
             if agreed.any_rank.leaving:
                 membership.leave(done)
         reporter.say("publishing")
-        last = saver.save_now()
+        final = saver.save_now()
     if rank == 0:
-        _publish(membership, writer, reporter, milestones, last)
+        _publish(membership, writer, reporter, milestones, final)
     dist.barrier()
 
 
@@ -137,11 +137,11 @@ def _engine_of(membership: Membership, placement: TrainPlacement) -> tuple[Engin
 
 
 def _publish(
-    membership: Membership, writer: StateWriter, reporter: Reporter, milestones: Milestones, last: TrainProgress
+    membership: Membership, writer: StateWriter, reporter: Reporter, milestones: Milestones, final: TrainProgress
 ) -> None:
     """Publish the last state and commit the job, unless another attempt has."""
     try:
-        manifest = milestones.publish(last.step)
+        manifest = milestones.publish(final.step)
     except (CorruptArtifact, OSError) as error:
         if membership.finished_by_newer():
             print(f"{membership.job.artifact}: another attempt has finished it", file=sys.stderr)
@@ -151,4 +151,4 @@ def _publish(
     # Before the commit: nobody looks at a job any more once it is committed.
     writer.drop_all_but(1)
     reporter.end_curves()
-    milestones.commit(manifest, last, reporter.meter.unmeasured)
+    milestones.commit(manifest, final, reporter.meter.unmeasured)
