@@ -5,7 +5,7 @@ Nothing is sampled: the images are those that the evaluations left. Shapes: M im
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -76,6 +76,7 @@ class Comparison:
     """
 
     num_samples: int
+    num_real: int
     features: str
     lines: list[dict[str, Any]]
     differences: list[Difference]
@@ -84,14 +85,7 @@ class Comparison:
 
     def as_json(self) -> dict[str, Any]:
         """All but the picture."""
-        differences = [asdict(each) for each in self.differences]
-        return {
-            "num_samples": self.num_samples,
-            "features": self.features,
-            "lines": self.lines,
-            "differences": differences,
-            "paired": self.paired,
-        }
+        return {name: value for name, value in asdict(self).items() if name != "grid_png"}
 
 
 def compare(
@@ -144,8 +138,8 @@ def compare(
             name = f"{side.name}: {sampled.candidate}" if len(sides) > 1 else sampled.candidate
             on_progress(0.1 + 0.9 * number / len(chosen), f"measuring {name}")
             number_M = sampled.number_M[:count]
-            measured[name] = reference.measure(_first(sampled.images(), count), number_M)
-            line = {"model": name} | asdict(measured[name].score) | sampled.costs()
+            measured[name] = Measured.of(reference.see(partial(_first, sampled, count), number_M))
+            line = {"model": name} | measured[name].row | sampled.costs()
             line |= {
                 "training_flops": side.training_flops(sampled.candidate),
                 "sampling": side.sampling(sampled.candidate),
@@ -162,12 +156,13 @@ def compare(
     alike = first.config.data.num_classes and len(paired) == len(lined)
     headings = [classes[label] for label in _classes(baseline.number_M[:count])] if alike else []
     words = features_in_words(features, reference.num_features)
-    return Comparison(count, words, lines, differences, paired, to_png(grid(shown, headings)))
+    picture = to_png(grid(shown, headings))
+    return Comparison(count, reference.real.rows, words, lines, differences, paired, picture)
 
 
-def _first(parts: Iterator[Tensor], count: int) -> Iterator[Tensor]:
+def _first(sampled: CandidateSamples, count: int) -> Iterator[Tensor]:
     """The first images, so many."""
-    for part_BCHW in parts:
+    for part_BCHW in sampled.images():
         yield part_BCHW[:count]
         count -= len(part_BCHW)
         if count <= 0:
