@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ddm_ray.config import EmbedderConfig
-from ddm_ray.data import OnProgress, no_progress
+from ddm_ray.data import OnProgress, no_progress, phase
 from ddm_ray.errors import CorruptArtifact, SamplingError
 from ddm_ray.evaluate.candidates import decoder
 from ddm_ray.evaluate.features import features_in_words, load_embedder
@@ -127,9 +127,8 @@ def compare(
         seen = RealRows.of(first, device).decoded(decode)
         evaluating = first.config.evaluate.model_copy(update={"features": features})
         measuring = Run(first.store, first.config.model_copy(update={"evaluate": evaluating}))
-        reference = reference_of(
-            measuring, seen, embedder, decode, here(device), lambda share, note: on_progress(0.1 * share, note), device
-        )
+        on_rows = phase(on_progress, 0.0, 0.1)
+        reference = reference_of(measuring, seen, embedder, decode, here(device), on_rows, device)
         measured: dict[str, Measured] = {}
         lines: list[dict[str, Any]] = []
         shown, paired = list[GridRow](), list[str]()

@@ -14,7 +14,7 @@ import torch
 
 import ddm_ray
 from ddm_ray.config import RunConfig
-from ddm_ray.data import OnProgress
+from ddm_ray.data import OnProgress, phase
 from ddm_ray.data.loading.loader import Rows
 from ddm_ray.data.sharded.work import Executor
 from ddm_ray.evaluate.candidates import Decode, Lineup
@@ -64,11 +64,8 @@ def measure(
     how images fit their texts; `execute` embeds real rows on `device`; `milestones`: weights of what still trains.
     """
     seen = rows.decoded(decode)
-
-    def on_reference(share: float, note: str) -> None:
-        on_progress(0.78 + 0.04 * share, note)
-
-    reference = reference_of(run, seen, embedder, decode, execute, on_reference, device, captions)
+    on_rows = phase(on_progress, 0.78, 0.82)
+    reference = reference_of(run, seen, embedder, decode, execute, on_rows, device, captions)
     measured: dict[str, Measured] = {}
     for number, each in enumerate(samples):
         on_progress(0.82 + 0.1 * number / len(samples), f"measuring: {each.candidate}")
