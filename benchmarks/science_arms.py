@@ -31,9 +31,9 @@ from ddm_ray.evaluate.features import load_embedder
 from ddm_ray.evaluate.image_set import Reference
 from ddm_ray.evaluate.losses import heldout_losses
 from ddm_ray.evaluate.measure import reference_of
+from ddm_ray.evaluate.metrics import row_of
 from ddm_ray.evaluate.real_rows import RealRows
 from ddm_ray.evaluate.samples import BATCH, here, one_thread
-from ddm_ray.evaluate.scores import Measured
 from ddm_ray.pictures.images import to_unit
 from ddm_ray.placement import PreparePlacement, TrainPlacement
 from ddm_ray.sampling.request import SampleRequest
@@ -71,7 +71,7 @@ class Ruler:
         heldout = self.rows.heldout
         held = self.reference.see(lambda: [heldout.data_NCHW], heldout.label_N)
         sets = {"drawn again": self.reference.drawn_again(num_samples), "held out": held}
-        return {name: Measured.of(images).row for name, images in sets.items()}
+        return {name: row_of(images) for name, images in sets.items()}
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ class Measuring:
         images_MCHW, costs = self.sampled(models, request, strategy)
         with one_thread():
             images = self.ruler.reference.see(lambda: images_MCHW.split(BATCH), self.asked.label_M)
-            return Measured.of(images).row | costs
+            return row_of(images) | costs
 
     def sampled(self, models: Models, request: SampleRequest, strategy: str) -> tuple[Tensor, dict[str, float]]:
         """A request's images (M, C, H, W), in the 256 steps of pictures, and the networks' rows that one costs."""

@@ -19,10 +19,10 @@ from ddm_ray.config import load_recipe
 from ddm_ray.evaluate.distances import BLOCK, between
 from ddm_ray.evaluate.features import see, train_features
 from ddm_ray.evaluate.image_set import Reference
+from ddm_ray.evaluate.metrics import row_of
 from ddm_ray.evaluate.real_rows import RealRows
 from ddm_ray.evaluate.reference import RealFeatures
 from ddm_ray.evaluate.samples import BATCH, one_thread
-from ddm_ray.evaluate.scores import Measured
 from ddm_ray.sampling.run_models import Models, monolith_info
 from ddm_ray.storage.graph import Artifact, trained_of
 from ddm_ray.storage.published import Weights, published
@@ -160,7 +160,7 @@ def classifier(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
             reference = Reference(net, real, rows, own.prior_CK, seed, own.labelled, own.whole_set)
             for name, (images_MCHW, label_M) in sampled.items():
                 images = reference.see(partial(images_MCHW.split, BATCH), label_M)
-                scores[f"{name}, classifier {seed}"] = Measured.of(images).row
+                scores[f"{name}, classifier {seed}"] = row_of(images)
     return {"candidates": scores}
 
 

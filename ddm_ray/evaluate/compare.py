@@ -16,11 +16,12 @@ from ddm_ray.data import OnProgress, no_progress, phase
 from ddm_ray.errors import CorruptArtifact, SamplingError
 from ddm_ray.evaluate.candidates import decoder
 from ddm_ray.evaluate.features import features_in_words, load_embedder
+from ddm_ray.evaluate.image_set import PulledDistance
 from ddm_ray.evaluate.measure import reference_of
+from ddm_ray.evaluate.metrics import Difference, row_of
 from ddm_ray.evaluate.real_rows import RealRows
 from ddm_ray.evaluate.run import read_metrics
 from ddm_ray.evaluate.samples import CandidateSamples, SamplesPlan, SamplesRecord, SamplesStore, here, one_thread
-from ddm_ray.evaluate.scores import Difference, Measured
 from ddm_ray.pictures.grid import GridRow, grid
 from ddm_ray.pictures.png import to_png
 from ddm_ray.storage.graph import EXTRAS, evaluation
@@ -129,7 +130,7 @@ def compare(
         measuring = Run(first.store, first.config.model_copy(update={"evaluate": evaluating}))
         on_rows = phase(on_progress, 0.0, 0.1)
         reference = reference_of(measuring, seen, embedder, decode, here(device), on_rows, device)
-        measured: dict[str, Measured] = {}
+        distances: dict[str, PulledDistance] = {}
         lines: list[dict[str, Any]] = []
         shown, paired = list[GridRow](), list[str]()
         baseline_side, baseline = chosen[0]
@@ -137,8 +138,10 @@ def compare(
             name = f"{side.name}: {sampled.candidate}" if len(sides) > 1 else sampled.candidate
             on_progress(0.1 + 0.9 * number / len(chosen), f"measuring {name}")
             number_M = sampled.number_M[:count]
-            measured[name] = Measured.of(reference.see(partial(_first, sampled, count), number_M))
-            line = {"model": name} | measured[name].row | sampled.costs()
+            images = reference.see(partial(_first, sampled, count), number_M)
+            distances[name] = images.distance
+            line = {"model": name} | row_of(images) | sampled.costs()
+            del images  # features of one candidate at a time are in memory
             line |= {
                 "training_flops": side.training_flops(sampled.candidate),
                 "sampling": side.sampling(sampled.candidate),
@@ -149,8 +152,8 @@ def compare(
             ):
                 paired.append(name)
             shown.append(GridRow(name, _shown(sampled, baseline.number_M[:count])))
-    lined = list(measured)
-    differences = [Difference.of((name, lined[0]), measured[name], measured[lined[0]]) for name in lined[1:]]
+    lined = list(distances)
+    differences = [Difference.of((name, lined[0]), distances[name], distances[lined[0]]) for name in lined[1:]]
     classes = first.named.data.class_names
     alike = first.config.data.num_classes and len(paired) == len(lined)
     headings = [classes[label] for label in _classes(baseline.number_M[:count])] if alike else []

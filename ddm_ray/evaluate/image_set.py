@@ -21,6 +21,9 @@ from ddm_ray.models.embedders import Embedder
 NEIGHBOUR_ROWS = 10_000
 """Samples, and real rows, among which neighbours are looked for, at most; the field's own number."""
 
+PulledDistance = tuple[float, np.ndarray]
+"""A distance, and how far each of M images pulls it."""
+
 
 @dataclass(frozen=True)
 class ImageSet:
@@ -43,8 +46,8 @@ class ImageSet:
         return len(self.features_MD)
 
     @cached_property
-    def frechet(self) -> tuple[float, np.ndarray]:
-        """Fréchet distance from the real rows, and how far each image pulls it (`Gaussian.measure`)."""
+    def distance(self) -> PulledDistance:
+        """Fréchet distance from the real rows (`Gaussian.measure`)."""
         return self.reference.real.gaussian.measure(self.features_MD)
 
 

@@ -23,14 +23,14 @@ from ddm_ray.evaluate.costs import training_cost
 from ddm_ray.evaluate.curves import training_curves
 from ddm_ray.evaluate.features import features_in_words
 from ddm_ray.evaluate.figures import experts_figure, shown_beside
-from ddm_ray.evaluate.image_set import ImageSet, Reference
+from ddm_ray.evaluate.image_set import ImageSet, PulledDistance, Reference
 from ddm_ray.evaluate.losses import Loss, heldout_losses
+from ddm_ray.evaluate.metrics import Difference, row_of
 from ddm_ray.evaluate.real_rows import RealRows
 from ddm_ray.evaluate.reference import ReferenceRecord, make_reference
 from ddm_ray.evaluate.report import MOSAICS
 from ddm_ray.evaluate.router import router_diagnostics
 from ddm_ray.evaluate.samples import CandidateSamples
-from ddm_ray.evaluate.scores import Difference, Measured
 from ddm_ray.models.embedders import Embedder
 from ddm_ray.pictures.grid import GridRow, grid
 from ddm_ray.pictures.png import to_png
@@ -66,18 +66,15 @@ def measure(
     seen = rows.decoded(decode)
     on_rows = phase(on_progress, 0.78, 0.82)
     reference = reference_of(run, seen, embedder, decode, execute, on_rows, device, captions)
-    measured: dict[str, Measured] = {}
-    for number, each in enumerate(samples):
-        on_progress(0.82 + 0.1 * number / len(samples), f"measuring: {each.candidate}")
-        measured[each.candidate] = Measured.of(reference.see(each.images, each.number_M))
-    table = [
-        {"model": candidate.name}
-        | measured[candidate.name].row
-        | each.costs()
-        | {"sampling": candidate.settings.model_dump(mode="json", exclude={"strategy"})}
-        for candidate, each in zip(lineup.candidates, samples, strict=True)
-    ]
-    differences = [Difference.of(names, *(measured[one] for one in names)) for names in permutations(measured, 2)]
+    table, distances = list[dict[str, Any]](), dict[str, PulledDistance]()
+    for number, (candidate, each) in enumerate(zip(lineup.candidates, samples, strict=True)):
+        on_progress(0.82 + 0.1 * number / len(samples), f"measuring: {candidate.name}")
+        images = reference.see(each.images, each.number_M)
+        distances[candidate.name] = images.distance
+        sampling = candidate.settings.model_dump(mode="json", exclude={"strategy"})
+        table.append({"model": candidate.name} | row_of(images) | each.costs() | {"sampling": sampling})
+        del images  # features of one candidate at a time are in memory
+    differences = [Difference.of(names, *(distances[one] for one in names)) for names in permutations(distances, 2)]
     on_progress(0.92, "real rows and held-out losses")
     config, strategies = run.config, run.config.evaluate.strategies
     cost = training_cost(run, lineup.missing, milestones)
@@ -151,11 +148,11 @@ def _real_lines(reference: Reference, count: int, seen: RealRows) -> list[dict[s
         held_out = reference.see(lambda: [heldout.data_NCHW], heldout.label_N if reference.labelled else captions)
         lines.append(_real_line(f"{number} drawn again", reference.drawn_again(number)))
         lines.append(_real_line(f"{number} held out", held_out))
-    return [*lines, {"model": MOSAICS} | Measured.of(reference.mosaics(count)).row]
+    return [*lines, {"model": MOSAICS} | row_of(reference.mosaics(count))]
 
 
 def _real_line(name: str, images: ImageSet) -> dict[str, Any]:
-    return {"model": f"real: {name}"} | Measured.of(images).row
+    return {"model": f"real: {name}"} | row_of(images)
 
 
 def _without_captions(config: RunConfig, captions: CaptionScore | None) -> dict[str, str]:

@@ -7,12 +7,14 @@ entry of METRICS, and its function. `distances` has the mathematics.
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from ddm_ray.evaluate.distances import kid, total_variation
-from ddm_ray.evaluate.image_set import NEIGHBOUR_ROWS, ImageSet
+from ddm_ray.evaluate.image_set import NEIGHBOUR_ROWS, ImageSet, PulledDistance
+
+NORMAL_95 = 1.96
 
 Values = dict[str, float | None]
 
@@ -70,8 +72,29 @@ def deviation(pull_M: np.ndarray) -> float:
     return float(pull_M.std(ddof=1) / len(pull_M) ** 0.5)
 
 
+@dataclass(frozen=True)
+class Difference:
+    """A model's Fréchet distance less another's, and the ends of its 95 % interval over other samples.
+
+    Images of the same label and seed are pairs, whose pulls are alike: a difference is known better than its parts.
+    """
+
+    model: str
+    against: str
+    frechet: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, names: tuple[str, str], model: PulledDistance, against: PulledDistance) -> Self:
+        """From the distances of as many images each."""
+        estimate = model[0] - against[0]
+        half = NORMAL_95 * deviation(model[1] - against[1])
+        return cls(*names, estimate, estimate - half, estimate + half)
+
+
 def _frechet(images: ImageSet) -> Values:
-    distance, pull_M = images.frechet
+    distance, pull_M = images.distance
     return {"frechet": distance, "frechet_std": deviation(pull_M)}
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from ddm_ray.data.loading.loader import Rows, load_rows
 from ddm_ray.evaluate.features import see, train_features
 from ddm_ray.evaluate.image_set import Reference
+from ddm_ray.evaluate.metrics import row_of
 from ddm_ray.evaluate.reference import RealFeatures
-from ddm_ray.evaluate.scores import Measured
 from ddm_ray.sampling.run_models import mixture_info
 from ddm_ray.storage.graph import shard
 from ddm_ray.storage.run import Run
@@ -35,7 +35,7 @@ def reference(random_run: Run, train: Rows) -> Reference:
 
 
 def score(reference: Reference, images_NCHW: Tensor, label_N: Tensor) -> dict[str, Any]:
-    return Measured.of(reference.see(lambda: [images_NCHW], label_N)).row
+    return row_of(reference.see(lambda: [images_NCHW], label_N))
 
 
 def test_it_reads_digits_that_it_never_saw(reference: Reference, heldout: Rows) -> None:
@@ -87,7 +87,7 @@ def test_cluster_tv_sees_a_lost_cluster(reference: Reference, train: Rows) -> No
 
 
 def test_the_floor_falls_with_n(reference: Reference) -> None:
-    small, large = (Measured.of(reference.drawn_again(number)).row for number in (40, 4000))
+    small, large = (row_of(reference.drawn_again(number)) for number in (40, 4000))
     assert 0 < large["frechet"] < small["frechet"] / 5
     assert large["cluster_tv"] < small["cluster_tv"] + 0.02
     assert small["accuracy"] is None

@@ -14,9 +14,8 @@ from ddm_ray.errors import SamplingError
 from ddm_ray.evaluate.compare import Comparison, Side, compare
 from ddm_ray.evaluate.compare_report import print_table, render, sentences
 from ddm_ray.evaluate.distances import Gaussian
-from ddm_ray.evaluate.metrics import deviation
+from ddm_ray.evaluate.metrics import Difference, deviation
 from ddm_ray.evaluate.run import evaluate, read_metrics
-from ddm_ray.evaluate.scores import Difference, Measured
 from ddm_ray.storage.graph import evaluation
 from ddm_ray.storage.run import Run
 from tests.evaluate.conftest import SETTINGS
@@ -101,9 +100,7 @@ def test_an_interval_covers_the_estimate_and_no_difference_where_there_is_none()
     gaussian = Gaussian(np.zeros(12), np.eye(12), np.eye(12))
     for _ in range(40):
         wide, narrow = (scale * random.normal(size=(300, 12)) for scale in (1.1, 0.9))
-        pairs = [gaussian.measure(rows) for rows in (wide, narrow)]
-        measures = [Measured({"frechet": distance}, pull_M) for distance, pull_M in pairs]
-        difference = Difference.of(("wide", "narrow"), *measures)
+        difference = Difference.of(("wide", "narrow"), *(gaussian.measure(rows) for rows in (wide, narrow)))
         assert difference.low < difference.frechet < difference.high
         covered += difference.low <= 0 <= difference.high
     assert covered >= 36
