@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,11 +28,12 @@ from ddm_ray.data.partition.stage import partition
 from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.evaluate.features import load_embedder
+from ddm_ray.evaluate.image_set import Reference
 from ddm_ray.evaluate.losses import heldout_losses
 from ddm_ray.evaluate.measure import reference_of
+from ddm_ray.evaluate.metrics import row_of
 from ddm_ray.evaluate.real_rows import RealRows
 from ddm_ray.evaluate.samples import BATCH, here, one_thread
-from ddm_ray.evaluate.scores import Reference
 from ddm_ray.pictures.images import to_unit
 from ddm_ray.placement import PreparePlacement, TrainPlacement
 from ddm_ray.sampling.request import SampleRequest
@@ -68,8 +69,9 @@ class Ruler:
     def floor(self, num_samples: int) -> dict[str, Any]:
         """Scores of real rows: as many drawn again, and those held out."""
         heldout = self.rows.heldout
-        held = self.reference.score([heldout.data_NCHW], heldout.label_N)
-        return {"drawn again": asdict(self.reference.floor(num_samples)), "held out": asdict(held)}
+        held = self.reference.see(lambda: [heldout.data_NCHW], heldout.label_N)
+        sets = {"drawn again": self.reference.drawn_again(num_samples), "held out": held}
+        return {name: row_of(images) for name, images in sets.items()}
 
 
 @dataclass(frozen=True)
@@ -241,8 +243,8 @@ class Measuring:
         """The score of a request's images."""
         images_MCHW, costs = self.sampled(models, request, strategy)
         with one_thread():
-            measured = self.ruler.reference.measure(images_MCHW.split(BATCH), self.asked.label_M)
-        return asdict(measured.score) | costs
+            images = self.ruler.reference.see(lambda: images_MCHW.split(BATCH), self.asked.label_M)
+            return row_of(images) | costs
 
     def sampled(self, models: Models, request: SampleRequest, strategy: str) -> tuple[Tensor, dict[str, float]]:
         """A request's images (M, C, H, W), in the 256 steps of pictures, and the networks' rows that one costs."""

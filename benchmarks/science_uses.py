@@ -6,6 +6,7 @@ Shapes: M images, CHW image; N training rows, H held-out ones, T of both, D feat
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -17,10 +18,11 @@ from torch import Tensor, nn
 from ddm_ray.config import load_recipe
 from ddm_ray.evaluate.distances import BLOCK, between
 from ddm_ray.evaluate.features import see, train_features
+from ddm_ray.evaluate.image_set import Reference
+from ddm_ray.evaluate.metrics import row_of
 from ddm_ray.evaluate.real_rows import RealRows
 from ddm_ray.evaluate.reference import RealFeatures
 from ddm_ray.evaluate.samples import BATCH, one_thread
-from ddm_ray.evaluate.scores import Reference
 from ddm_ray.sampling.run_models import Models, monolith_info
 from ddm_ray.storage.graph import Artifact, trained_of
 from ddm_ray.storage.published import Weights, published
@@ -155,9 +157,10 @@ def classifier(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
         for seed in CLASSIFIER_SEEDS:
             net = train_features(rows.data_NCHW, rows.label_N, int(rows.label_N.max()) + 1, seed)
             real = RealFeatures.of(net, rows)
-            reference = Reference.of(net, real, rows, own.prior_CK, seed, own.labelled, own.whole_set)
+            reference = Reference(net, real, rows, own.prior_CK, seed, own.labelled, own.whole_set)
             for name, (images_MCHW, label_M) in sampled.items():
-                scores[f"{name}, classifier {seed}"] = asdict(reference.score(images_MCHW.split(BATCH), label_M))
+                images = reference.see(partial(images_MCHW.split, BATCH), label_M)
+                scores[f"{name}, classifier {seed}"] = row_of(images)
     return {"candidates": scores}
 
 

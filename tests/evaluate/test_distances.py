@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
 
 from ddm_ray.evaluate.distances import Gaussian, RealNeighbours, between, nearest, total_variation
-from ddm_ray.evaluate.scores import deviation
+from ddm_ray.evaluate.metrics import deviation
 
 
 def exact(mean: np.ndarray, covariance: np.ndarray, count: int = 200, seed: int = 0) -> np.ndarray:
