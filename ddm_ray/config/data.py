@@ -80,11 +80,10 @@ class DataConfig(StrictModel):
     source: str = Field(
         default="digits",
         min_length=1,
-        description="a folder, file or URI (s3://, hf://datasets/OWNER/NAME); or, without files, digits, emoji,"
-        " shapes:NUMBER, domains, patches, or domains:NUMBER and patches:NUMBER, that many of a kind at most",
+        description="a folder, file or URI (s3://, hf://datasets/OWNER/NAME), or a name of those below",
     )
-    format: Literal["folder", "webdataset", "parquet", "idx"] | None = Field(
-        default=None, description="none: told by the files' names"
+    format: str | None = Field(
+        default=None, min_length=1, description="of files, one of those below; none: told by their names"
     )
     image_column: str | None = Field(default=None, min_length=1, description="none: found by type and usual names")
     condition_column: str | None = Field(default=None, min_length=1, description="of labels or texts; none: likewise")

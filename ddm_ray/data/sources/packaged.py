@@ -3,14 +3,13 @@
 import hashlib
 from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
-from ddm_ray.data.images import png
 from ddm_ray.data.sources import packaged_kinds
 from ddm_ray.data.sources.chunks import Encoded, EncodedChunk, Listing, Unit, chunked, rows_of_a_part
-from ddm_ray.data.sources.conditions import Conditioned
+from ddm_ray.data.sources.named import NamedSource
 from ddm_ray.data.sources.packaged_kinds import CROP_SIDE, KINDS, PHOTOGRAPHS, SIDE, Drawing
 
-EMOJI = "emoji"
 EMOJI_GROUPS = (
     "Activities",
     "Animals & Nature",
@@ -25,75 +24,76 @@ EMOJI_GROUPS = (
 
 
 @dataclass(frozen=True)
-class PictureSet:
-    """Kinds of pictures by name, in the order of their labels, the packages that ship them, and their side in pixels.
-
-    `most`: as many of a kind, at most, unless one asks for another number.
-    """
-
-    name: str
-    kinds: dict[str, Callable[[], Iterator[Drawing]]]
-    packages: Collection[str]
-    side: int
-    most: int
-
-
-DOMAINS = PictureSet("domains", KINDS, packaged_kinds.DOMAINS_PACKAGES, SIDE, 2000)
-PATCHES = PictureSet("patches", PHOTOGRAPHS, packaged_kinds.PHOTOGRAPHS_PACKAGES, CROP_SIDE, 1000)
-
-
-@dataclass(frozen=True)
-class PicturesOfKinds(Conditioned):
+class PicturesOfKinds(NamedSource):
     """Distinct pictures of each kind of a set, no more than `most` of each, RGB as PNG files; label = kind. See Source.
 
     Which ones depends on their pixels alone. Those of a scene (frames of a sprite, neighbouring tiles) are held out
-    together.
+    together. `kinds` are in the order of their labels, from these `packages`, and `side` pixels wide and high.
     """
 
-    pictures: PictureSet
+    kinds: ClassVar[dict[str, Callable[[], Iterator[Drawing]]]]
+    packages: ClassVar[Collection[str]]
+    side: ClassVar[int]
+
     most: int
 
     def list(self) -> Listing:
         """A unit a kind. Raises DataError if a package isn't installed."""
-        for package in self.pictures.packages:
-            packaged_kinds.folder_of(package)
-        kinds = self.pictures.kinds
-        units = tuple(Unit(kind, self.most * self.pictures.side**2 * 3) for kind in kinds)
-        return Listing(units, tuple(kinds), chunk_rows=rows_of_a_part(self.most * len(kinds)))
+        packaged_kinds.require(self.packages)
+        units = tuple(Unit(kind, self.most * self.side**2 * 3) for kind in self.kinds)
+        return Listing(units, tuple(self.kinds), chunk_rows=rows_of_a_part(self.most * len(self.kinds)))
 
     def read(self, unit: Unit, skip: Container[int] = ()) -> Iterator[EncodedChunk]:
         """See Source."""
-        kind, own = unit.key, f"{self.pictures.name}/{unit.key}"
-        rows = [
-            _encoded(
-                self,
-                f"{own}/{name}",
-                drawing,
-                kind,
-                f"{kind}: {drawing.shows}" if drawing.shows else kind,
-                f"{kind}/{drawing.scene}",
-            )
-            for name, drawing in _distinct(self.pictures.kinds[kind](), self.most)
-        ]
+        kind, rows = unit.key, []
+        for name, drawing in _distinct(self.kinds[kind](), self.most):
+            caption = f"{kind}: {drawing.shows}" if drawing.shows else kind
+            stated = caption if self.conditions.captions else kind
+            row_id = f"{self.forms[0]}/{kind}/{name}"
+            rows.append(self.encoded(row_id, drawing.pixels_HWC, stated, f"{kind}/{drawing.scene}"))
         return chunked(_shared(rows), self.chunk_rows, skip)
 
 
 @dataclass(frozen=True)
-class Emoji(Conditioned):
+class Domains(PicturesOfKinds):
+    """Seven kinds of found pictures; see PicturesOfKinds."""
+
+    forms = ("domains", "domains:NUMBER")
+    about = "pictures of seven kinds (emoji, icons, sprites, maps), 32 x 32, in colour; NUMBER: of a kind, at most"
+    kinds, packages, side = KINDS, packaged_kinds.DOMAINS_PACKAGES, SIDE
+
+    most: int = 2000
+
+
+@dataclass(frozen=True)
+class Patches(PicturesOfKinds):
+    """Crops of sixteen photographs; see PicturesOfKinds."""
+
+    forms = ("patches", "patches:NUMBER")
+    about = "crops of sixteen photographs, 8 x 8, in colour; NUMBER: of each, at most"
+    kinds, packages, side = PHOTOGRAPHS, packaged_kinds.PHOTOGRAPHS_PACKAGES, CROP_SIDE
+
+    most: int = 1000
+
+
+@dataclass(frozen=True)
+class Emoji(NamedSource):
     """Emoji in nine groups, without variants by tone of skin, 32x32 RGB as PNG files; label = group. See Source."""
+
+    forms = ("emoji",)
+    about = "1,865 emoji in nine groups, 32 x 32, in colour"
 
     def list(self) -> Listing:
         """One unit. Raises DataError if a package isn't installed."""
-        for package in packaged_kinds.EMOJI_PACKAGES:
-            packaged_kinds.folder_of(package)
-        return Listing((Unit(EMOJI, 1898 * SIDE * SIDE * 3),), EMOJI_GROUPS, chunk_rows=rows_of_a_part(1898))
+        packaged_kinds.require(packaged_kinds.EMOJI_PACKAGES)
+        return Listing((Unit("emoji", 1898 * SIDE * SIDE * 3),), EMOJI_GROUPS, chunk_rows=rows_of_a_part(1898))
 
     def read(self, unit: Unit, skip: Container[int] = ()) -> Iterator[EncodedChunk]:
         """See Source."""
-        rows = [
-            _encoded(self, f"{EMOJI}/{name}", drawing, drawing.group, drawing.shows, drawing.scene)
-            for name, drawing in _distinct(packaged_kinds.emoji(tones=False))
-        ]
+        rows = []
+        for name, drawing in _distinct(packaged_kinds.emoji(tones=False)):
+            stated = drawing.shows if self.conditions.captions else drawing.group
+            rows.append(self.encoded(f"emoji/{name}", drawing.pixels_HWC, stated, drawing.scene))
         return chunked(_shared(rows), self.chunk_rows, skip)
 
 
@@ -106,12 +106,3 @@ def _distinct(drawings: Iterable[Drawing], most: int | None = None) -> list[tupl
 def _shared(rows: list[Encoded]) -> Iterator[tuple[Encoded, float]]:
     """Rows, each with the share of them that ends with it."""
     return ((row, place / len(rows)) for place, row in enumerate(rows, 1))
-
-
-def _encoded(source: Conditioned, row_id: str, drawing: Drawing, name: str, caption: str, scene: str) -> Encoded:
-    conditions = source.conditions
-    try:
-        condition = conditions.of(caption if conditions.captions else name)
-    except ValueError as problem:
-        return Encoded(row_id, None, None, str(problem))
-    return Encoded(row_id, png(drawing.pixels_HWC, compression=1), condition, scene=scene)

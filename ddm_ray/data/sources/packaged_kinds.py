@@ -9,7 +9,7 @@ states nothing, and motorcycle_left is of Middlebury's stereo benchmark (Scharst
 
 import importlib.util
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -61,6 +61,12 @@ def folder_of(package: str) -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise DataError(f"these pictures come with the package {PACKAGES[package]}, which isn't installed: {INSTALL}")
     return Path(next(iter(spec.submodule_search_locations)))
+
+
+def require(packages: Iterable[str]) -> None:
+    """Raise DataError unless these are installed."""
+    for package in packages:
+        folder_of(package)
 
 
 def emoji(tones: bool = True) -> Iterator[Drawing]:
