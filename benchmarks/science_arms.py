@@ -205,7 +205,7 @@ class Measuring:
             self.folder / str(self.seed) / f"{name}-source", train.data_NCHW, torch.searchsorted(words, told_N)
         )
         others = {"source": str(source), "class_names": [f"{word}" for word in range(len(words))], "heldout": 0.0}
-        fields = self.base.config.data.model_dump(mode="json", exclude={"num_classes", "credit"}) | others
+        fields = self.base.config.data.model_dump(mode="json", exclude={"num_classes"}) | others
         settings = [*self.plan.run_settings(self.seed), *arm.settings, f"data={json.dumps(fields)}"]
         settings += ["embedder={kind: pixels, dim: 8}", "partition={method: random, num_clusters: 2}"]
         if not self.plan.conditioned:

@@ -49,7 +49,7 @@ def main() -> None:
     seed = plan.seeds.reported[0] if args.seed is None else args.seed
     measuring = Measuring.of(plan, folder, seed, Ruler.of(plan, folder))
     write(look(measuring, args.count), args.out)
-    print(f"{args.out}: {measuring.base.config.data.credit or 'nobody to be credited'}")
+    print(f"{args.out}: {measuring.base.credit or 'nobody to be credited'}")
 
 
 if __name__ == "__main__":

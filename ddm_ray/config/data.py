@@ -7,16 +7,6 @@ from pydantic import Field, PositiveInt, model_validator
 from ddm_ray.config.strict_model import StrictModel
 from ddm_ray.core.names import FitName
 
-TWEMOJI = "Emoji: Twemoji, by Twitter, Inc and other contributors, CC BY 4.0."
-CREDITS = {
-    "emoji": TWEMOJI,
-    "domains": f"{TWEMOJI} Icons: Crystal, LGPL. Sprites and textures: Freedoom, BSD-3. Maps: NASA's Blue Marble,"
-    " NOAA's ETOPO1, Natural Earth.",
-    "patches": "Photographs, cropped: China by danielbuechele and flower by vultilion, CC BY 2.0"
-    " (creativecommons.org/licenses/by/2.0), of scikit-learn; others of scikit-image, a motorcycle of Middlebury's.",
-}
-"""Credits for the pictures of sources that ask for them, or have several authors, by their names."""
-
 
 class TextConfig(StrictModel):
     """Texts as conditions: `tokens` tokens of `dim` channels from a text encoder, by its name or folder.
@@ -151,11 +141,6 @@ class DataConfig(StrictModel):
     def classes_are_counted(self) -> bool:
         """True if classes are only counted, so that their names are the source's to tell."""
         return self.class_names == tuple(str(label) for label in range(len(self.class_names)))
-
-    @property
-    def credit(self) -> str | None:
-        """Words on whose the pictures of the source are, for whoever shows it or samples learnt from it; None: none."""
-        return CREDITS.get(self.source.partition(":")[0])
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -19,11 +19,13 @@ class NamedSource(Conditioned, ABC):
     """Base of sources that a word names; see Source. Each has a line in `SOURCES`, or is an entry point.
 
     `forms`: what `data.source` may be for it, `stripes`, `stripes:NUMBER` or both; a number is the third argument of
-    its constructor. `about`: a line of help.
+    its constructor. `about`: a line of help. `credit`: words on whose the pictures are, which rows keep for whoever
+    shows them or samples learnt from them.
     """
 
     forms: ClassVar[tuple[str, ...]]
     about: ClassVar[str]
+    credit: ClassVar[str | None] = None
 
     @abstractmethod
     def list(self) -> Listing:

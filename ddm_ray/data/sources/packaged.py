@@ -10,6 +10,7 @@ from ddm_ray.data.sources.chunks import Encoded, EncodedChunk, Listing, Unit, ch
 from ddm_ray.data.sources.named import NamedSource
 from ddm_ray.data.sources.packaged_kinds import CROP_SIDE, KINDS, PHOTOGRAPHS, SIDE, Drawing
 
+TWEMOJI = "Emoji: Twemoji, by Twitter, Inc and other contributors, CC BY 4.0."
 EMOJI_GROUPS = (
     "Activities",
     "Animals & Nature",
@@ -60,6 +61,10 @@ class Domains(PicturesOfKinds):
 
     forms = ("domains", "domains:NUMBER")
     about = "pictures of seven kinds (emoji, icons, sprites, maps), 32 x 32, in colour; NUMBER: of a kind, at most"
+    credit = (
+        f"{TWEMOJI} Icons: Crystal, LGPL. Sprites and textures: Freedoom, BSD-3. Maps: NASA's Blue Marble, NOAA's"
+        " ETOPO1, Natural Earth."
+    )
     kinds, packages, side = KINDS, packaged_kinds.DOMAINS_PACKAGES, SIDE
 
     most: int = 2000
@@ -71,6 +76,10 @@ class Patches(PicturesOfKinds):
 
     forms = ("patches", "patches:NUMBER")
     about = "crops of sixteen photographs, 8 x 8, in colour; NUMBER: of each, at most"
+    credit = (
+        "Photographs, cropped: China by danielbuechele and flower by vultilion, CC BY 2.0"
+        " (creativecommons.org/licenses/by/2.0), of scikit-learn; others of scikit-image, a motorcycle of Middlebury's."
+    )
     kinds, packages, side = PHOTOGRAPHS, packaged_kinds.PHOTOGRAPHS_PACKAGES, CROP_SIDE
 
     most: int = 1000
@@ -82,6 +91,7 @@ class Emoji(NamedSource):
 
     forms = ("emoji",)
     about = "1,865 emoji in nine groups, 32 x 32, in colour"
+    credit = TWEMOJI
 
     def list(self) -> Listing:
         """One unit. Raises DataError if a package isn't installed."""
