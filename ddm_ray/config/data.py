@@ -183,7 +183,7 @@ class EmbedderConfig(StrictModel):
     `model`: a timm model's name; or a folder of transformers' or a name of its hub. Images are resized and normalised
     as the network's own configuration says. `inception` is the network of the FID, as torch-fidelity has it, whose
     features are comparable with published ones. `lite0` is EfficientNet-Lite0, trained on ImageNet, whose weights come
-    in a package (`ddm-ray[samples]`): it needs no network.
+    in a package (`ddm-ray[lite0]`): it needs no network.
     """
 
     kind: Literal["pixels", "timm", "transformers", "inception", "lite0"] = Field(

@@ -10,7 +10,7 @@ from typing import ClassVar
 from ddm_ray.data.sources.chunks import EncodedChunk, Listing, Unit, rows_of_a_part
 from ddm_ray.data.sources.conditions import Conditioned
 from ddm_ray.data.sources.files import Files
-from ddm_ray.data.sources.registry import FORMATS
+from ddm_ray.data.sources.registry import FORMATS, MOVED, MOVED_TO
 from ddm_ray.errors import ConfigError, DataError
 from ddm_ray.remedies import Begin
 from ddm_ray.spelling import meant
@@ -102,6 +102,8 @@ class Format(ABC):
 @cache
 def format_named(name: str) -> Format:
     """The format that `data.format` names. Raises ConfigError for another name, DataError as `Registry`."""
+    if name not in FORMATS and name in MOVED:
+        raise ConfigError(f"data.format {name!r} {MOVED_TO}")
     if name not in FORMATS:
         raise ConfigError(f"data.format {name!r:.60} is none of {', '.join(FORMATS)}{meant(name, FORMATS)}")
     return FORMATS[name]()

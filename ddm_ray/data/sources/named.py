@@ -10,7 +10,7 @@ import numpy as np
 from ddm_ray.data.images import png
 from ddm_ray.data.sources.chunks import Encoded, EncodedChunk, Listing, Unit
 from ddm_ray.data.sources.conditions import Conditioned, Conditions
-from ddm_ray.data.sources.registry import SOURCES
+from ddm_ray.data.sources.registry import MOVED, MOVED_TO, SOURCES
 from ddm_ray.errors import DataError
 
 
@@ -63,6 +63,10 @@ def named_source(source: str) -> type[NamedSource] | None:
     """The class of a configured source that a word names; None for a file, folder or URI. Raises DataError."""
     word, _, rest = source.partition(":")
     # Paths and URIs are no names, and most sources are some: told without a look at what is installed.
-    if rest.startswith("//") or "/" in word or not word or word not in SOURCES:
+    if rest.startswith("//") or "/" in word or not word:
         return None
-    return SOURCES[word]
+    if word in SOURCES:
+        return SOURCES[word]
+    if word in MOVED:
+        raise DataError(f"data.source {source!r:.200} {MOVED_TO}; a folder of that name is ./{word}")
+    return None

@@ -75,9 +75,6 @@ SOURCES: "Registry[NamedSource]" = Registry(
     {
         "digits": "ddm_ray.data.sources.digits:Digits",
         "shapes": "ddm_ray.data.sources.shapes:Shapes",
-        "emoji": "ddm_ray.data.sources.packaged:Emoji",
-        "domains": "ddm_ray.data.sources.packaged:Domains",
-        "patches": "ddm_ray.data.sources.packaged:Patches",
     },
 )
 """Sources without files, by the word that `data.source` begins with."""
@@ -87,7 +84,9 @@ FORMATS: "Registry[Format]" = Registry(
         "folder": "ddm_ray.data.sources.folder:Folder",
         "webdataset": "ddm_ray.data.sources.webdataset:WebDataset",
         "parquet": "ddm_ray.data.sources.parquet:Parquet",
-        "idx": "ddm_ray.data.sources.idx:Idx",
     },
 )
 """Formats of files, by the value of `data.format`."""
+MOVED = frozenset({"emoji", "domains", "patches", "idx"})
+"""Names in configurations of older runs that were ours."""
+MOVED_TO = "is of the package ddm-ray-study, which isn't installed: pip install ./study, in a copy of ddm-ray's source"

@@ -17,11 +17,9 @@ from ddm_ray.data.sources.registry import FORMATS, SOURCES
 from ddm_ray.errors import ConfigError, DataError
 from ddm_ray.storage.info import RowsInfo
 from ddm_ray.storage.run import Run
-from tests.data.sources import test_idx
 from tests.data.sources.contract import check_format, check_named, is_a_line
 from tests.data.sources.test_sources import WRITERS
 
-OURS = WRITERS | {"idx": lambda folder, count: test_idx.written(folder, *test_idx.drawn(count))}
 STRIPES = """
 import io
 from dataclasses import dataclass
@@ -86,7 +84,7 @@ def test_a_named_source_keeps_the_contract(word: str) -> None:
 
 @pytest.mark.parametrize("name", FORMATS.ours)
 def test_a_format_keeps_the_contract(name: str, tmp_path: Path) -> None:
-    check_format(name, OURS[name], tmp_path / "files")
+    check_format(name, WRITERS[name], tmp_path / "files")
 
 
 @pytest.fixture
@@ -167,6 +165,22 @@ def test_a_configuration_imports_nothing_that_is_not_registered(source: str, ins
     install("stripes_of_mine", "", "raise SystemExit('imported')\n")
     with pytest.raises(DataError, match=r"^data.source "):
         open_source(DataConfig(num_classes=10), source).list()
+
+
+@pytest.mark.parametrize("source", ["domains", "domains:500", "patches:7000", "emoji"])
+def test_a_source_that_was_ours_is_refused_with_the_package_that_has_it(
+    source: str, install: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("ddm_ray.data.sources.registry.entry_points", lambda group: ())
+    run = Run.create(str(tmp_path / "run"), load_recipe("tiny", (f"data.source={source}", "data.num_classes=16")))
+    opened = Run.open(run.url)
+    with pytest.raises(
+        DataError, match=f"^data.source '{source}' is of the package ddm-ray-study, .*: pip install"
+    ) as no:
+        prepare(opened, execute=serial)
+    assert is_a_line(str(no.value)) and str(no.value).endswith(f"a folder of that name is ./{source.split(':')[0]}")
+    with pytest.raises(ConfigError, match=r"^data.format 'idx' is of the package ddm-ray-study, .*: pip install"):
+        open_source(DataConfig(num_classes=3, format="idx"), str(tmp_path))
 
 
 def test_a_format_that_there_is_not_is_refused_before_anything_is_listed() -> None:

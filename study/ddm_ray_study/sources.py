@@ -1,14 +1,14 @@
-"""Pictures from installed packages as sources, without a network: `domains`, `patches` of photographs, `emoji`."""
+"""Pictures that packages ship as sources, without a network: `domains`, `patches` of photographs, `emoji`."""
 
 import hashlib
 from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ddm_ray.data.sources import packaged_kinds
 from ddm_ray.data.sources.chunks import Encoded, EncodedChunk, Listing, Unit, chunked, rows_of_a_part
 from ddm_ray.data.sources.named import NamedSource
-from ddm_ray.data.sources.packaged_kinds import CROP_SIDE, KINDS, PHOTOGRAPHS, SIDE, Drawing
+from ddm_ray_study import pictures
+from ddm_ray_study.pictures import CROP_SIDE, KINDS, PHOTOGRAPHS, SIDE, Drawing
 
 TWEMOJI = "Emoji: Twemoji, by Twitter, Inc and other contributors, CC BY 4.0."
 EMOJI_GROUPS = (
@@ -40,7 +40,7 @@ class PicturesOfKinds(NamedSource):
 
     def list(self) -> Listing:
         """A unit a kind. Raises DataError if a package isn't installed."""
-        packaged_kinds.require(self.packages)
+        pictures.require(self.packages)
         units = tuple(Unit(kind, self.most * self.side**2 * 3) for kind in self.kinds)
         return Listing(units, tuple(self.kinds), chunk_rows=rows_of_a_part(self.most * len(self.kinds)))
 
@@ -65,7 +65,7 @@ class Domains(PicturesOfKinds):
         f"{TWEMOJI} Icons: Crystal, LGPL. Sprites and textures: Freedoom, BSD-3. Maps: NASA's Blue Marble, NOAA's"
         " ETOPO1, Natural Earth."
     )
-    kinds, packages, side = KINDS, packaged_kinds.DOMAINS_PACKAGES, SIDE
+    kinds, packages, side = KINDS, pictures.DOMAINS_PACKAGES, SIDE
 
     most: int = 2000
 
@@ -80,7 +80,7 @@ class Patches(PicturesOfKinds):
         "Photographs, cropped: China by danielbuechele and flower by vultilion, CC BY 2.0"
         " (creativecommons.org/licenses/by/2.0), of scikit-learn; others of scikit-image, a motorcycle of Middlebury's."
     )
-    kinds, packages, side = PHOTOGRAPHS, packaged_kinds.PHOTOGRAPHS_PACKAGES, CROP_SIDE
+    kinds, packages, side = PHOTOGRAPHS, pictures.PHOTOGRAPHS_PACKAGES, CROP_SIDE
 
     most: int = 1000
 
@@ -95,13 +95,13 @@ class Emoji(NamedSource):
 
     def list(self) -> Listing:
         """One unit. Raises DataError if a package isn't installed."""
-        packaged_kinds.require(packaged_kinds.EMOJI_PACKAGES)
+        pictures.require(pictures.EMOJI_PACKAGES)
         return Listing((Unit("emoji", 1898 * SIDE * SIDE * 3),), EMOJI_GROUPS, chunk_rows=rows_of_a_part(1898))
 
     def read(self, unit: Unit, skip: Container[int] = ()) -> Iterator[EncodedChunk]:
         """See Source."""
         rows = []
-        for name, drawing in _distinct(packaged_kinds.emoji(tones=False)):
+        for name, drawing in _distinct(pictures.emoji(tones=False)):
             stated = drawing.shows if self.conditions.captions else drawing.group
             rows.append(self.encoded(f"emoji/{name}", drawing.pixels_HWC, stated, drawing.scene))
         return chunked(_shared(rows), self.chunk_rows, skip)

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from ddm_ray.data.sources import doom
 from ddm_ray.errors import DataError
+from ddm_ray_study import doom
 
 SIDE = 32
 CROP_SIDE = 8
@@ -36,7 +36,7 @@ DOMAINS_PACKAGES = EMOJI_PACKAGES | {
 PHOTOGRAPHS_PACKAGES = {"sklearn": "scikit-learn", "skimage": "scikit-image"}
 PACKAGES = DOMAINS_PACKAGES | PHOTOGRAPHS_PACKAGES
 """Names by which packages are installed, by those by which they would be imported."""
-INSTALL = "pip install 'ddm-ray[samples]'"
+INSTALL = "pip install ./study"
 
 
 @dataclass(frozen=True)

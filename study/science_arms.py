@@ -15,10 +15,6 @@ from typing import Any, Self
 import numpy as np
 import torch
 from PIL import Image
-from science_forecast import forecast
-from science_plan import DENSE, Arm, Plan
-from science_uses import USES
-from studies import share, trained
 from torch import Tensor
 
 from ddm_ray.config import SamplingSettings, load_recipe
@@ -41,6 +37,10 @@ from ddm_ray.storage.graph import MONOLITH, PARTITION, ROUTER, ROWS, STUDENT, Ar
 from ddm_ray.storage.info import PartitionInfo, TrainedInfo
 from ddm_ray.storage.published import Weights
 from ddm_ray.storage.run import Run
+from science_forecast import forecast
+from science_plan import DENSE, Arm, Plan
+from science_uses import USES
+from studies import share, trained
 
 TOLD = "told"
 
