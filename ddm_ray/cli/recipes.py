@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ddm_ray.cli.command import main, say
+from ddm_ray.cli.sources import registered
 from ddm_ray.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ PAGE = """\
 Written by `ddm fields --markdown` from the types in `ddm_ray/config/`. A recipe is a YAML file of these fields, and
 `ddm init RUN --recipe NAME --set data.image_size=64` changes one. `ddm recipes` lists the recipes that are shipped.
 Where a run is made, and how fast, is no part of it: that is an island's file
-([cluster_configs](../cluster_configs/README.md)).
+([cluster_configs](../cluster_configs/README.md)). Packages that are installed may add sources and formats
+(`ddm_ray/data/sources/registry.py`), which `ddm fields data.` lists with ours.
 """
 
 
@@ -123,7 +125,7 @@ def fields(pattern: str, markdown: bool) -> None:
     from ddm_ray.config import RunConfig
     from ddm_ray.config.fields import field_groups
 
-    shown = 0
+    shown, values = 0, registered()
     for group in field_groups(RunConfig):
         matches = [each for each in group.fields if any(pattern in f"{path}.{each.name}" for path in group.paths)]
         if matches:
@@ -131,6 +133,8 @@ def fields(pattern: str, markdown: bool) -> None:
         for each in matches:
             say(f"  {each.name:<18} {each.values}; default {each.default}".replace("; default required", "; required"))
             say(f"  {'':<18} {each.about}")
+            for value, about in values.get(f"{group.paths[0]}.{each.name}", ()):
+                say(f"  {'':<18}   {value}: {about}")
         shown += len(matches)
     if not shown:
         raise ConfigError(f"no field has {pattern!r} in its name; ddm fields lists all")
@@ -141,7 +145,7 @@ def page() -> str:
     from ddm_ray.config import RunConfig
     from ddm_ray.config.fields import field_groups
 
-    lines = [PAGE]
+    lines, values = [PAGE], registered(ours=True)
     for group in field_groups(RunConfig):
         title = ", ".join(f"`{path}`" if path else "The run" for path in group.paths)
         lines += [f"## {title}", "", group.about, "", "| field | values | default | |", "|---|---|---|---|"]
@@ -149,4 +153,12 @@ def page() -> str:
         escaped = (" | ".join(cell.replace("|", r"\|") for cell in row) for row in cells)
         lines += [f"| {row} |" for row in escaped]
         lines.append("")
+        for field in (f"{group.paths[0]}.{each.name}" for each in group.fields):
+            if field in values:
+                lines += [
+                    f"Names that `{field}` may have:",
+                    "",
+                    *(f"- `{value}`: {about}" for value, about in values[field]),
+                    "",
+                ]
     return "\n".join(lines)

@@ -81,7 +81,7 @@ def measure(
     trained = [Artifact(job.job) for job in cost.jobs]
     metrics = {
         "run": config.name,
-        "credit": config.data.credit,
+        "credit": run.credit,
         "name": name,
         "num_samples": len(request.seeds),
         "num_real": reference.real.rows,

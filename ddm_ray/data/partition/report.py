@@ -99,7 +99,8 @@ def _facts(rows: RowsReader) -> dict[str, str]:
     run, info = rows.run, RowsInfo.of(rows.manifest)
     counts = {"rejected": info.rejected, "duplicates": info.duplicates, "dropped": info.dropped}
     counts["files of another kind"] = sum(info.ignored.values())
-    facts = {name: f"{count:,}" for name, count in counts.items() if count}
+    facts = {"pictures": info.credit} if info.credit else {}
+    facts |= {name: f"{count:,}" for name, count in counts.items() if count}
     if run.config.partition.by_kmeans:
         facts["rows sampled"] = f"{CentroidsInfo.of(run.require(CENTROIDS)).rows_sampled:,}"
     if run.appends:

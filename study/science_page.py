@@ -14,8 +14,7 @@ from typing import Any, Self
 
 from scipy.stats import t as student_t
 
-ROOT = Path(__file__).parents[1]
-MEASURED = ROOT / "docs/science"
+MEASURED = Path(__file__).parent / "measured"
 
 
 @dataclass(frozen=True)

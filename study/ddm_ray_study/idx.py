@@ -4,14 +4,15 @@ import gzip
 import re
 import struct
 import zlib
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO, cast
 
 import numpy as np
 
 from ddm_ray.data.images import png
-from ddm_ray.data.sources.chunks import Encoded, EncodedChunk, Unit, chunked
+from ddm_ray.data.sources.chunks import Encoded, EncodedChunk, Listing, Unit, chunked, rows_of_a_part
+from ddm_ray.data.sources.collection import Collection, Format
 from ddm_ray.data.sources.conditions import Conditions
 from ddm_ray.data.sources.files import Files, as_source_error
 from ddm_ray.errors import DataError
@@ -25,38 +26,46 @@ _BYTES = 8
 """The header's number for values of a byte."""
 
 
-def is_idx(path: str) -> bool:
-    """True for the name of a file of images or labels: train-images-idx3-ubyte.gz, train-labels.idx1-ubyte."""
-    return _NAME.fullmatch(path.rpartition("/")[2]) is not None
+class Idx(Format):
+    """See Format: files named train-images-idx3-ubyte.gz, train-labels.idx1-ubyte and so on."""
 
+    plural = "IDX files of images"
+    about = "IDX files as MNIST's: of images, each with one of their labels beside it; also as .gz"
 
-def units(sizes: dict[str, int]) -> tuple[Unit, ...]:
-    """A unit for each file of images, with its labels where these are there."""
-    each_file = list[Unit]()
-    for path, size in sizes.items():
-        labels = _labels_of(path)
-        if labels is not None:
-            beside = next((each for each in labels if each in sizes), None)
-            files = (path,) if beside is None else (path, beside)
-            each_file.append(Unit(path, size, files, tuple(sizes[file] for file in files)))
-    return tuple(each_file)
+    def owns(self, path: str) -> bool:
+        """See Format; a file of images or labels."""
+        return _NAME.fullmatch(path.rpartition("/")[2]) is not None
 
+    def units(self, sizes: Mapping[str, int], chunk_rows: int) -> tuple[Unit, ...]:
+        """A unit for each file of images, with its labels where these are there."""
+        each_file = []
+        for path, size in sizes.items():
+            labels = _labels_of(path)
+            if labels is not None:
+                beside = next((each for each in labels if each in sizes), None)
+                files = (path,) if beside is None else (path, beside)
+                each_file.append(Unit(path, size, files, tuple(sizes[file] for file in files)))
+        return tuple(each_file)
 
-def row_count(files: Files, unit: Unit) -> int:
-    """Images of a file, by its header. Raises DataError, StorageError."""
-    with _opened(files, unit.files[0]) as stream:
-        return _shape(stream, files.where(unit.files[0]), 3)[0]
+    def list(self, source: Collection, sizes: Mapping[str, int]) -> Listing:
+        """See Format; all headers are read."""
+        units = self.units(sizes, source.chunk_rows)
+        rows = sum(self.count(source, unit) for unit in units)
+        return Listing(units, rows=rows, chunk_rows=min(source.chunk_rows, rows_of_a_part(rows)))
 
+    def count(self, source: Collection, unit: Unit) -> int:
+        """Images of a file, by its header. Raises DataError, StorageError."""
+        with _opened(source.files, unit.files[0]) as stream:
+            return _shape(stream, source.files.where(unit.files[0]), 3)[0]
 
-def read(
-    files: Files, unit: Unit, chunk_rows: int, skip: Container[int], conditions: Conditions
-) -> Iterator[EncodedChunk]:
-    """The chunks of one file of images. Raises DataError where it or its labels are cut off, or are something else."""
-    if conditions.captions:
-        raise DataError(f"{files.where(unit.files[0])}: has no captions; give WebDataset tars or parquet files")
-    for path, size in zip(unit.files, unit.sizes, strict=True):
-        files.check(path, size)
-    return chunked(_rows(files, unit, conditions), chunk_rows, skip)
+    def read(self, source: Collection, unit: Unit, skip: Container[int]) -> Iterator[EncodedChunk]:
+        """See Format. Raises DataError where images or their labels are cut off, or are something else."""
+        files = source.files
+        if source.conditions.captions:
+            raise DataError(f"{files.where(unit.files[0])}: has no captions; give WebDataset tars or parquet files")
+        for path, size in zip(unit.files, unit.sizes, strict=True):
+            files.check(path, size)
+        return chunked(_rows(files, unit, source.conditions), source.chunk_rows, skip)
 
 
 def _rows(files: Files, unit: Unit, conditions: Conditions) -> Iterator[tuple[Encoded, float]]:

@@ -1,4 +1,4 @@
-"""Pictures from packages: how many, which, in which classes, and which are held out together."""
+"""Pictures that packages ship, as sources: how many, which, in which classes, and which are held out together."""
 
 import io
 import sys
@@ -12,11 +12,12 @@ from PIL import Image
 from ddm_ray.config import DataConfig, TextConfig
 from ddm_ray.data.prepare.decoding import decode_rows
 from ddm_ray.data.sources import Encoded, absolute_name, open_source
-from ddm_ray.data.sources.packaged import EMOJI_GROUPS
-from ddm_ray.data.sources.packaged_kinds import KINDS, PHOTOGRAPHS, crops_of_a_photograph, emoji
 from ddm_ray.errors import DataError
+from ddm_ray_study.pictures import KINDS, PHOTOGRAPHS, crops_of_a_photograph, emoji
+from ddm_ray_study.sources import EMOJI_GROUPS
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.usefixtures("every_call")
 COUNTS = {"emoji": 1865, "icons": 896, "sprites": 1295, "textures": 1865, "satellite": 2000}
 CROPS = {"china": 1000, "astronaut": 978, "chelsea": 504, "coffee": 925, "coins": 432}
 """Distinct crops of a photograph, at most 1,000."""
@@ -54,7 +55,7 @@ def test_a_photograph_has_its_distinct_crops(photograph: str) -> None:
 
 
 def test_there_are_as_many_crops_as_readme_says() -> None:
-    readme = (ROOT / "README.md").read_text()
+    readme = (ROOT / "study/README.md").read_text()
     for source, total in (("patches", 14839), ("patches:7000", 23444)):
         assert sum(len(rows_of(photograph, PATCHES, source)) for photograph in PHOTOGRAPHS) == total
         assert f"{total:,}" in readme
@@ -127,7 +128,7 @@ def test_a_missing_package_is_named_with_what_installs_it(
     monkeypatch: pytest.MonkeyPatch, module: str, package: str, source: str
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(DataError, match=rf"{package}, which isn't installed: pip install 'ddm-ray\[samples\]'"):
+    with pytest.raises(DataError, match=f"{package}, which isn't installed: pip install ./study"):
         open_source(CONFIG, source).list()
 
 

@@ -73,13 +73,13 @@ PLAN: dict[str, Any] = {
 
 
 @pytest.fixture
-def plans(benchmark: Callable[[str], ModuleType]) -> ModuleType:
-    return benchmark("science_plan")
+def plans(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("science_plan")
 
 
 @pytest.fixture
-def arms(benchmark: Callable[[str], ModuleType]) -> ModuleType:
-    return benchmark("science_arms")
+def arms(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("science_arms")
 
 
 def trained_here(run: Run, artifacts: Iterable[Artifact], placement: TrainPlacement | None = None) -> Run:
@@ -89,7 +89,7 @@ def trained_here(run: Run, artifacts: Iterable[Artifact], placement: TrainPlacem
     return run
 
 
-@pytest.mark.usefixtures("world_of_one")
+@pytest.mark.usefixtures("every_call", "world_of_one")
 def test_a_study_measures_what_an_evaluation_does_and_goes_on(
     plans: ModuleType, arms: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,7 +162,7 @@ def test_a_study_measures_what_an_evaluation_does_and_goes_on(
         arms.write_result(arms.result_path(folder, 3, arm), results[arm] | {"plan": plan.digest(arm)})
     floor = ruler.floor(plan.num_samples) | {"plan": plan.digest("ruler")}
     arms.write_result(arms.result_path(folder, 3, "ruler"), floor)
-    command = [sys.executable, str(ROOT / "benchmarks/science.py"), str(path), "--folder", str(tmp_path)]
+    command = [sys.executable, str(ROOT / "study/science.py"), str(path), "--folder", str(tmp_path)]
     done = subprocess.run(
         [*command, "--results", str(tmp_path / "of")], capture_output=True, timeout=300, check=True, text=True
     )
@@ -188,6 +188,7 @@ def test_a_study_measures_what_an_evaluation_does_and_goes_on(
     assert other.returncode == 1 and "3/ruler.json: was measured by another plan; delete it" in other.stderr
 
 
+@pytest.mark.usefixtures("every_call")
 def test_plans_can_be_read_and_choose_by_other_seeds_than_they_report(plans: ModuleType, tmp_path: Path) -> None:
     paths = [*plans.PLANS.rglob("*.yaml")]
     assert len(paths) > 1

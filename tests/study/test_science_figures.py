@@ -7,27 +7,27 @@ from typing import Any
 import pytest
 
 from ddm_ray.pictures.figure import COLOURS, figure_png
-from tests.test_science_page import study
+from tests.study.test_science_page import study
 
 
 @pytest.fixture
-def figures(benchmark: Callable[[str], ModuleType]) -> ModuleType:
-    return benchmark("science_figures")
+def figures(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("science_figures")
 
 
 @pytest.fixture
-def measured(benchmark: Callable[[str], ModuleType]) -> Any:
+def measured(script: Callable[[str], ModuleType]) -> Any:
     def arms(factor: float) -> dict[str, dict[str, float]]:
         steps = {f"{name}@{at}": factor * 100 / at for name in ("once", "monolith") for at in (20, 40, 60)}
         return {"base": {"monolith": 2 * factor, "once": factor}, "steps": steps, "k2": {"once": 3 * factor}}
 
-    return study(benchmark("science_page"), {0: arms(1.0), 1: arms(4.0)}, seeds={"choosing": [], "reported": [0, 1]})
+    return study(script("science_page"), {0: arms(1.0), 1: arms(4.0)}, seeds={"choosing": [], "reported": [0, 1]})
 
 
 def test_a_forest_has_each_ratio_with_its_interval_in_a_colour_that_says_where_it_is(
-    figures: ModuleType, benchmark: Callable[[str], ModuleType]
+    figures: ModuleType, script: Callable[[str], ModuleType]
 ) -> None:
-    ratio = benchmark("science_page").Ratio
+    ratio = script("science_page").Ratio
     below, above, around = ratio(0.5, 0.4, 0.6, 3), ratio(2.0, 1.5, 3.0, 3), ratio(1.0, 0.7, 1.4, 3)
     chart = figures.forest({"a": {"once": below, "full": above}, "b": {"full": around}}, {"the paper": 0.72})
     first, second = chart.axes
@@ -43,9 +43,9 @@ def test_a_forest_has_each_ratio_with_its_interval_in_a_colour_that_says_where_i
 
 @pytest.mark.parametrize(("high", "numbers"), [(1.2, {"0.5", "0.7", "1"}), (3.9, {"0.5", "1", "2", "4"})])
 def test_an_axis_of_ratios_has_several_numbers(
-    figures: ModuleType, benchmark: Callable[[str], ModuleType], high: float, numbers: set[str]
+    figures: ModuleType, script: Callable[[str], ModuleType], high: float, numbers: set[str]
 ) -> None:
-    chart = figures.forest({"a": {"once": benchmark("science_page").Ratio(0.6, 0.5, high, 3)}}, {"the monolith": 1.0})
+    chart = figures.forest({"a": {"once": script("science_page").Ratio(0.6, 0.5, high, 3)}}, {"the monolith": 1.0})
     figure_png(chart)
     low, most = chart.axes[0].get_xlim()
     shown = {each.get_text() for each in chart.axes[0].get_xticklabels() if low <= float(each.get_text()) <= most}

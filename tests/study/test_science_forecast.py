@@ -10,8 +10,8 @@ from ddm_ray.core.flow import interpolate, velocity
 
 
 @pytest.fixture
-def module(benchmark: Callable[[str], ModuleType]) -> ModuleType:
-    return benchmark("science_forecast")
+def module(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("science_forecast")
 
 
 def test_an_isotropic_gaussians_velocity_is_in_closed_form(module: ModuleType) -> None:

@@ -10,8 +10,8 @@ import torch
 
 
 @pytest.fixture
-def uses(benchmark: Callable[[str], ModuleType]) -> ModuleType:
-    return benchmark("science_uses")
+def uses(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("science_uses")
 
 
 def test_another_image_is_of_the_same_class_and_each_is_anothers_once(uses: ModuleType) -> None:
@@ -53,9 +53,9 @@ def test_the_nearest_row_is_of_training_by_chance_or_by_copying(uses: ModuleType
 
 
 def test_a_nucleus_short_of_its_bound_keeps_none_where_one_has_all_and_one_drawn_from_it_keeps_its_weight(
-    benchmark: Callable[[str], ModuleType],
+    script: Callable[[str], ModuleType],
 ) -> None:
-    faults, random = benchmark("science_faults").FAULTS, torch.Generator().manual_seed(0)
+    faults, random = script("science_faults").FAULTS, torch.Generator().manual_seed(0)
     probs_BK = torch.tensor([[0.95, 0.03, 0.02], [0.2, 0.5, 0.3], [0.05, 0.1, 0.85]])
     short_BK = faults["nucleus-0.9, bound left out"](probs_BK, random)
     torch.testing.assert_close(short_BK, torch.tensor([[0.0, 0, 0], [0, 0.625, 0.375], [0, 0, 1]]))
@@ -67,7 +67,7 @@ def test_a_nucleus_short_of_its_bound_keeps_none_where_one_has_all_and_one_drawn
     torch.testing.assert_close(shares_BK, expected_BK, atol=0.04, rtol=0)
 
 
-def test_where_a_fault_leaves_no_expert_there_is_no_velocity(benchmark: Callable[[str], ModuleType]) -> None:
+def test_where_a_fault_leaves_no_expert_there_is_no_velocity(script: Callable[[str], ModuleType]) -> None:
     class Router(torch.nn.Module):
         def forward(self, x_BCHW: torch.Tensor, t_B: torch.Tensor, condition: torch.Tensor) -> torch.Tensor:
             return torch.stack([t_B, 1 - t_B], dim=1).log()
@@ -75,7 +75,7 @@ def test_where_a_fault_leaves_no_expert_there_is_no_velocity(benchmark: Callable
     def velocity_of(expert: float) -> Callable[..., torch.Tensor]:
         return lambda x_BCHW, t_B, condition: torch.full_like(x_BCHW, expert)
 
-    faults = benchmark("science_faults")
+    faults = script("science_faults")
     mixture = SimpleNamespace(router=Router(), experts=[velocity_of(3), velocity_of(5)])
     field = faults.Faulty(mixture, faults.FAULTS["nucleus-0.9, bound left out"], torch.Generator())
     x_BCHW, t_B = torch.ones(3, 1, 2, 2), torch.tensor([0.95, 0.8, 0.2])
@@ -84,9 +84,9 @@ def test_where_a_fault_leaves_no_expert_there_is_no_velocity(benchmark: Callable
 
 
 def test_a_forecast_is_measured_again_if_a_partition_changes_and_pairs_if_their_monolith_does(
-    benchmark: Callable[[str], ModuleType],
+    script: Callable[[str], ModuleType],
 ) -> None:
-    shapes = benchmark("science_plan").Plan.read("shapes")
+    shapes = script("science_plan").Plan.read("shapes")
 
     def with_arm(name: str, **fields: Any) -> Any:
         return shapes.model_copy(update={"arms": shapes.arms | {name: shapes.arms[name].model_copy(update=fields)}})

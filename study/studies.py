@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[1:1] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from claims import TRAIN  # noqa: E402
 
 from ddm_ray.config import load_recipe  # noqa: E402
 from ddm_ray.data.partition.stage import partition  # noqa: E402
@@ -23,14 +25,6 @@ from ddm_ray.storage.info import TrainedInfo  # noqa: E402
 from ddm_ray.storage.run import Run  # noqa: E402
 
 NAME = "study"
-# DeepSpeed keeps the first world of a process, so each training has its own.
-TRAIN = """
-import sys
-from ddm_ray.placement import TrainPlacement
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.train.local import train
-train(sys.argv[1], [Artifact(each) for each in sys.argv[3:]], TrainPlacement.model_validate_json(sys.argv[2]))
-"""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ states nothing, and motorcycle_left is of Middlebury's stereo benchmark (Scharst
 
 import importlib.util
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from ddm_ray.data.sources import doom
 from ddm_ray.errors import DataError
+from ddm_ray_study import doom
 
 SIDE = 32
 CROP_SIDE = 8
@@ -36,7 +36,7 @@ DOMAINS_PACKAGES = EMOJI_PACKAGES | {
 PHOTOGRAPHS_PACKAGES = {"sklearn": "scikit-learn", "skimage": "scikit-image"}
 PACKAGES = DOMAINS_PACKAGES | PHOTOGRAPHS_PACKAGES
 """Names by which packages are installed, by those by which they would be imported."""
-INSTALL = "pip install 'ddm-ray[samples]'"
+INSTALL = "pip install ./study"
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,12 @@ def folder_of(package: str) -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise DataError(f"these pictures come with the package {PACKAGES[package]}, which isn't installed: {INSTALL}")
     return Path(next(iter(spec.submodule_search_locations)))
+
+
+def require(packages: Iterable[str]) -> None:
+    """Raise DataError unless these are installed."""
+    for package in packages:
+        folder_of(package)
 
 
 def emoji(tones: bool = True) -> Iterator[Drawing]:

@@ -1,6 +1,6 @@
 """Look at a study: real images, and those that its models draw of the same labels by the same seeds, side by side.
 
-    python benchmarks/science_look.py shapes --folder F --seed 20 --out docs/science/shapes.jpg
+    python study/science_look.py shapes --folder F --seed 20 --out study/measured/shapes.jpg
 
 `F` is the folder in which `science.py` has trained the arms of that seed. Nothing is measured here.
 """
@@ -9,11 +9,11 @@ import argparse
 from pathlib import Path
 
 from PIL import Image
-from science_arms import TOLD, Measuring, Ruler
-from science_plan import PLANS, Plan
 
 from ddm_ray.pictures.files import write
 from ddm_ray.pictures.grid import GridRow, grid
+from science_arms import TOLD, Measuring, Ruler
+from science_plan import PLANS, Plan
 
 
 def look(measuring: Measuring, count: int) -> Image.Image:
@@ -49,7 +49,7 @@ def main() -> None:
     seed = plan.seeds.reported[0] if args.seed is None else args.seed
     measuring = Measuring.of(plan, folder, seed, Ruler.of(plan, folder))
     write(look(measuring, args.count), args.out)
-    print(f"{args.out}: {measuring.base.config.data.credit or 'nobody to be credited'}")
+    print(f"{args.out}: {measuring.base.credit or 'nobody to be credited'}")
 
 
 if __name__ == "__main__":

@@ -15,10 +15,6 @@ from typing import Any, Self
 import numpy as np
 import torch
 from PIL import Image
-from science_forecast import forecast
-from science_plan import DENSE, Arm, Plan
-from science_uses import USES
-from studies import share, trained
 from torch import Tensor
 
 from ddm_ray.config import SamplingSettings, load_recipe
@@ -42,6 +38,10 @@ from ddm_ray.storage.graph import MONOLITH, PARTITION, ROUTER, ROWS, STUDENT, Ar
 from ddm_ray.storage.info import PartitionInfo, TrainedInfo
 from ddm_ray.storage.published import Weights
 from ddm_ray.storage.run import Run
+from science_forecast import forecast
+from science_plan import DENSE, Arm, Plan
+from science_uses import USES
+from studies import share, trained
 
 TOLD = "told"
 
@@ -207,7 +207,7 @@ class Measuring:
             self.folder / str(self.seed) / f"{name}-source", train.data_NCHW, torch.searchsorted(words, told_N)
         )
         others = {"source": str(source), "class_names": [f"{word}" for word in range(len(words))], "heldout": 0.0}
-        fields = self.base.config.data.model_dump(mode="json", exclude={"num_classes", "credit"}) | others
+        fields = self.base.config.data.model_dump(mode="json", exclude={"num_classes"}) | others
         settings = [*self.plan.run_settings(self.seed), *arm.settings, f"data={json.dumps(fields)}"]
         settings += ["embedder={kind: pixels, dim: 8}", "partition={method: random, num_clusters: 2}"]
         if not self.plan.conditioned:

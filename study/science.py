@@ -1,9 +1,9 @@
 """Does it beat the monolith? A study by its plan: each arm of each seed trained, sampled, measured, and put together.
 
-A plan (`benchmarks/plans/`) is written down before it runs: data, budgets, seeds, strategies, arms. All is done by the
+A plan (`study/plans/`) is written down before it runs: data, budgets, seeds, strategies, arms. All is done by the
 product itself, without Ray: a job a tiny expert would cost more than its training. Killed, the same command goes on
-with the same `--folder`: what is trained, and each measured arm, is kept. `docs/science/` keeps what was measured, arm
-by arm: what is there isn't measured again, on any machine.
+with the same `--folder`: what is trained, and each measured arm, is kept. `study/measured/` keeps what was measured,
+arm by arm: what is there isn't measured again, on any machine.
 """
 
 import argparse
@@ -19,8 +19,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from claims import commit, machine
 from pydantic import ValidationError
+
+sys.path.insert(1, str(Path(__file__).parents[1]))
+sys.path.insert(1, str(Path(__file__).parents[1] / "benchmarks"))
+
+from claims import commit, machine
+
 from science_arms import Measuring, Ruler, result_path, write_result
 from science_page import MEASURED, Study, table
 from science_plan import PLANS, Plan
@@ -128,7 +133,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, help="seeds at once; none: one a core, or one on an accelerator")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where all of it is computed")
     parser.add_argument(
-        "--results", type=Path, help="folder for a JSON file a study; none: docs/science, or --quick: none"
+        "--results", type=Path, help="folder for a JSON file a study; none: study/measured, or --quick: none"
     )
     parser.add_argument("--only", nargs=2, metavar=("SEED", "ARM"), help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -11,8 +11,8 @@ from scipy import stats
 
 
 @pytest.fixture
-def page(benchmark: Callable[[str], ModuleType]) -> ModuleType:
-    return benchmark("science_page")
+def page(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("science_page")
 
 
 def study(page: ModuleType, distances: Mapping[int, Mapping[str, Mapping[str, float]]], **plan: Any) -> Any:

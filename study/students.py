@@ -16,12 +16,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(1, str(Path(__file__).parents[1]))
+sys.path.insert(1, str(Path(__file__).parents[1] / "benchmarks"))
+
 from claims import Claim, Report, options
-from studies import BY_NAME, Data, flops, made, metrics, trained, variant
 
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.storage.graph import MONOLITH, ROUTER, STUDENT, Artifact, experts_of
 from ddm_ray.train.replay import make_replay
+from studies import BY_NAME, Data, flops, made, metrics, trained, variant
 
 MEASURES = ("students", "replay")
 # By the factor on the schedule's steps, and fields of `student` and its `train`, in place of the default's: taught by

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-from science_page import Ratio, Study
 
 from ddm_ray.pictures.figure import COLOURS, GREY, figure, plain
+from science_page import Ratio, Study
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
-from science_faults import FAULTS, faulty
-from science_plan import Arm
 from torch import Tensor, nn
 
 from ddm_ray.config import load_recipe
@@ -27,6 +25,8 @@ from ddm_ray.sampling.run_models import Models, monolith_info
 from ddm_ray.storage.graph import Artifact, trained_of
 from ddm_ray.storage.published import Weights, published
 from ddm_ray.storage.run import Run
+from science_faults import FAULTS, faulty
+from science_plan import Arm
 
 if TYPE_CHECKING:
     from science_arms import Measuring

@@ -1,4 +1,4 @@
-"""Images that need neither a network nor a disk: scikit-learn's digits, and procedural shapes."""
+"""Procedural shapes: pictures that need neither a network nor a disk."""
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
@@ -6,13 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddm_ray.core.streams import stream
-from ddm_ray.data.images import png
 from ddm_ray.data.sources.chunks import Encoded, EncodedChunk, Listing, Unit, chunked
-from ddm_ray.data.sources.conditions import Conditioned, Conditions
+from ddm_ray.data.sources.named import NamedSource
 
 SIDE = 16
 UNIT_ROWS = 4096
-DIGITS_ROWS = 1797
 FAMILIES = (
     "disk",
     "ring",
@@ -30,34 +28,14 @@ FAMILIES = (
 
 
 @dataclass(frozen=True)
-class Digits(Conditioned):
-    """scikit-learn's 1,797 handwritten digits of 8x8 pixels, grey, as PNG files; see Source."""
-
-    def list(self) -> Listing:
-        """One unit."""
-        return Listing((Unit("digits", DIGITS_ROWS * 64),), rows=DIGITS_ROWS)
-
-    def read(self, unit: Unit, skip: Container[int] = ()) -> Iterator[EncodedChunk]:
-        """See Source."""
-        return chunked(self._rows(), self.chunk_rows, skip)
-
-    def _rows(self) -> Iterator[tuple[Encoded, float]]:
-        from sklearn.datasets import load_digits
-
-        pixels_NHW, labels_N = load_digits(return_X_y=True)
-        pixels_NHW = np.rint(pixels_NHW.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
-        for index, (pixels_HW, label) in enumerate(zip(pixels_NHW, labels_N.tolist(), strict=True)):
-            condition = f"the digit {label}" if self.conditions.captions else label
-            row = _encoded(f"digits/{index:04d}", pixels_HW, condition, self.conditions)
-            yield row, (index + 1) / len(labels_N)
-
-
-@dataclass(frozen=True)
-class Shapes(Conditioned):
+class Shapes(NamedSource):
     """`count` pictures of 12 families in colour, 16x16 pixels: label = family. Row i is made from (seed, i) alone.
 
     A family has a shape and, for the most part, colours of its own; place, size, colour and noise vary.
     """
+
+    forms = ("shapes:NUMBER",)
+    about = "NUMBER pictures of 12 families of shapes, 16 x 16, in colour"
 
     count: int
     seed: int = 0
@@ -79,7 +57,7 @@ class Shapes(Conditioned):
     def _row(self, index: int) -> Encoded:
         pixels_HWC, family = draw(self.seed, index)
         condition = f"a picture of {FAMILIES[family]}" if self.conditions.captions else family
-        return _encoded(f"shapes/{index:08d}", pixels_HWC, condition, self.conditions)
+        return self.encoded(f"shapes/{index:08d}", pixels_HWC, condition)
 
 
 def draw(seed: int, index: int) -> tuple[np.ndarray, int]:
@@ -131,10 +109,3 @@ def _mask(family: int, x: float, y: float, size: float, phase: int) -> np.ndarra
             return ((_X_HW + phase) // 4 + _Y_HW // 4) % 2 == 0
         case _:
             return ((_X_HW + phase) % 8 < 4) & ((_Y_HW + phase) % 8 < 4)
-
-
-def _encoded(row_id: str, pixels: np.ndarray, stated: int | str, conditions: Conditions) -> Encoded:
-    try:
-        return Encoded(row_id, png(pixels, compression=1), conditions.of(stated))
-    except ValueError as problem:
-        return Encoded(row_id, None, None, str(problem))
