@@ -127,7 +127,7 @@ def test_recipes_are_listed_each_with_what_it_is_for() -> None:
 @pytest.mark.parametrize("name", ["photos-cpu", "ddm-24b"])
 def test_a_recipe_is_shown_as_a_recipe_with_its_sizes(name: str, tmp_path: Path) -> None:
     shown = ddm("recipes", "show", name).output
-    sizes = {"photos-cpu": "# expert: 2 x 1,282,480 parameters, 24 MiB of memory", "ddm-24b": "8 x 2,984,153,616"}
+    sizes = {"photos-cpu": "# expert: 2 x 1,282,480 parameters, 25.6 MB of memory", "ddm-24b": "8 x 2,984,153,616"}
     assert sizes[name] in shown and "# router: " in shown
     (tmp_path / "mine.yaml").write_text(shown)
     assert load_recipe(str(tmp_path / "mine.yaml")) == load_recipe(name)

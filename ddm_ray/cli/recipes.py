@@ -5,6 +5,7 @@ import click
 from ddm_ray.cli.command import main, say
 from ddm_ray.cli.sources import registered
 from ddm_ray.errors import ConfigError
+from ddm_ray.spelling import amount
 
 PAGE = """\
 # The configuration of a run
@@ -55,7 +56,7 @@ def show(name: str) -> None:
     config = load_recipe(name)
     for kind, number in (("expert", config.partition.num_clusters), ("router", 1)):
         network = weights.build(spec_of(config, kind), "meta")
-        memory = f"{training_bytes(network) / 2**20:,.0f} MiB of memory for weights and optimizer as it trains"
+        memory = f"{amount(training_bytes(network))} of memory for weights and optimizer as it trains"
         many = f"{number} x " if number > 1 else ""
         say(f"# {kind}: {many}{num_parameters(network):,} parameters, {memory}{' each' if many else ''}")
 

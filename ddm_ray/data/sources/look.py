@@ -18,6 +18,7 @@ from ddm_ray.data.sources.collection import Collection, ending, format_of
 from ddm_ray.data.sources.folder import CLASSLESS
 from ddm_ray.errors import ConfigError, DataError, StorageError
 from ddm_ray.remedies import Begin
+from ddm_ray.spelling import amount
 
 IMAGES = 12
 """Images that are looked at: spread over a folder, else the first ones of some files."""
@@ -55,7 +56,7 @@ def look(config: RunConfig) -> SourceLook:
     files = [(path, size) for unit in listing.units for path, size in zip(unit.files, unit.sizes, strict=True)]
     by_ending = Counter(ending(path) for path, _ in files)
     endings = ", ".join(f"{count:,} {shown}" for shown, count in by_ending.most_common())
-    lines = [f"{source.files.url}: {endings}, {_amount(sum(size for _, size in files))}"]
+    lines = [f"{source.files.url}: {endings}, {amount(sum(size for _, size in files))}"]
     folders, chosen = dict[str, int](), format_of(files[0][0])
     alone = chosen is not None and chosen.one_image_each
     if alone:
@@ -186,7 +187,3 @@ def _extent(sizes: list[tuple[int, int]]) -> str:
 def _counted(counts: dict[str, int]) -> str:
     shown = [f"{name} {count:,}" for name, count in list(counts.items())[:NAMES]]
     return ", ".join(shown) + (f" and {len(counts) - NAMES} more" if len(counts) > NAMES else "")
-
-
-def _amount(size: int) -> str:
-    return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.1f} MiB"
