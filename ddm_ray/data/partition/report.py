@@ -15,7 +15,7 @@ from ddm_ray.data.partition.state import has_files, invalidate
 from ddm_ray.errors import CorruptArtifact, DriftError
 from ddm_ray.storage.graph import CENTROIDS, PARTITION, REPORT, ROWS
 from ddm_ray.storage.info import CentroidsInfo, PartitionInfo, ReportInfo, RowsInfo
-from ddm_ray.storage.manifest import FileRecord, Manifest
+from ddm_ray.storage.manifest import NAME, FileRecord, Manifest
 from ddm_ray.storage.run import Run
 
 PAGE = "report.html"
@@ -118,7 +118,7 @@ def finished_report(run: Run) -> Manifest | None:
 
 
 def commit_report(run: Run, built: Report) -> None:
-    """Write a report's page and its manifest. A concurrent writer's finished report stays as it is."""
+    """Write a report's page and manifest, and remove files of an earlier one; a concurrent writer's report stays."""
     invalidate(run, REPORT, lambda: finished_report(run))
     if finished_report(run):
         return
@@ -130,3 +130,5 @@ def commit_report(run: Run, built: Report) -> None:
     # Pictures of another machine may be other bytes: if it has finished meanwhile, its page is put back.
     if before is not None and manifest.files.get(PAGE) == FileRecord.of(before):
         run.store.write(key, before)
+    for other in run.store.sizes(REPORT).keys() - manifest.files.keys() - {NAME}:  # pictures, of older versions
+        run.store.delete_one(f"{REPORT}/{other}")
