@@ -319,7 +319,7 @@ def demo(run_url: str | None, recipe: str, settings: tuple[str, ...]) -> None:
 
     \b
       ddm demo
-      ddm demo --recipe shapes        what the mixture is for: it beats the monolith (extra samples)
+      ddm demo --recipe shapes        what the mixture is for: it beats the monolith (extra lite0)
       ddm demo --run runs/mine --set partition.num_clusters=8
     """
     from ddm_ray import demo as demonstration
