@@ -1,11 +1,17 @@
 """docs/mixture.md is a program that is run from top to bottom, prints what it shows, and draws its figures.
 
+And the README names files that there are.
+
 `python -m tests.test_docs` runs it and writes its outputs and figures anew.
 """
 
+import re
+
 import pytest
 
+from tests.conftest import ROOT
 from tests.pages import Page, PageRun, check_text, same, write_anew
+from tests.readme import section
 
 MIXTURE = "docs/mixture.md"
 
@@ -42,6 +48,18 @@ def test_the_prose_quotes_only_what_the_last_output_shows_and_notes_name_their_s
 )
 def test_a_number_that_drifted_would_be_found(shown: str, printed: str, equal: bool) -> None:
     assert same(shown, printed) is equal
+
+
+def test_files_that_the_readme_names_are_in_the_room_that_it_says() -> None:
+    rooms = [line.split("|")[1:3] for line in section("What is where").splitlines() if line.startswith("| `")]
+    named = 0
+    for places, words in rooms:
+        folders = re.findall(r"`([a-z_/]+/)`", places)
+        roots = [ROOT / place if (ROOT / place).is_dir() else ROOT / "ddm_ray" / place for place in folders]
+        for file in re.findall(r"`([\w/]+\.(?:py|md))`", words):
+            named += 1
+            assert any([*root.rglob(file)] for root in roots or [ROOT / "ddm_ray"]), f"{places}: {file}"
+    assert named > 100
 
 
 if __name__ == "__main__":
