@@ -11,7 +11,6 @@ from tests.conftest import ROOT
 from tests.pages import INTERVAL, NUMBER, Page, PageRun, check_text, quoted, write_anew
 
 SCIENCE = "study/science.md"
-pytestmark = pytest.mark.usefixtures("every_call")
 
 
 @pytest.fixture(scope="module")
