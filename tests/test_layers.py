@@ -13,7 +13,7 @@ import pytest
 from ddm_ray.cli import main
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("ddm_ray", "tests", "jobs", "serving", "benchmarks")
+FOLDERS = ("ddm_ray", "tests", "jobs", "serving", "benchmarks", "study")
 MOST_LINES = 350
 EMPTY_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager", "managers"}
 # Words that say how a value came about, not what it is.
@@ -63,14 +63,14 @@ TABLES = {"core.names", "core.solvers"}
 STDLIB_ONLY = {"__init__", "cores", "errors", "exit_codes", "memory", "parsing", "remedies", "spelling", "submitted"}
 STDLIB_ONLY |= TABLES
 WITHOUT_TORCH = STDLIB_ONLY | {"config", "placement", "storage", "watch"}
-DEEPSPEED = {"train.engine"}
+DEEPSPEED = {"train.deepspeed_setup"}
 # Where Ray is the point. The command line imports it through these and `ray_session` alone.
 RAY = {
     *("ray_session", "data.sharded.ray_data", "data.partition.ray_data", "islands.machines"),
     *(f"train.ray.{name}" for name in ("launch", "driver", "fit", "leaving", "preloaded", "recovery", "room", "world")),
     *(f"serve.{name}" for name in ("remote", "replicas", "deployments", "api", "mixture", "codec", "app", "direct")),
 }
-ABOVE = {"tests", "jobs", "serving", "benchmarks"}
+ABOVE = {"tests", "jobs", "serving", "benchmarks", "study", "ddm_ray_study"}
 
 
 def imports(source: str, package: str) -> Iterator[str]:
@@ -187,7 +187,7 @@ def test_an_import_that_points_up_would_be_found(module: str, source: str) -> No
         ("core.kmeans", "import threadpoolctl"),
         ("config.sampling", "from ddm_ray.core.solvers import SolverName"),
         ("sampling.run_models", "from ddm_ray.storage.run import Run\nfrom ddm_ray.models import weights"),
-        ("train.engine", "import deepspeed\nfrom ddm_ray import config"),
+        ("train.deepspeed_setup", "import deepspeed\nfrom ddm_ray import config"),
         ("train.ray.launch", "import ray.train.torch\nfrom ddm_ray.data.loading.loader import Rows"),
         (
             "serve.app",
@@ -238,6 +238,7 @@ def test_a_phrase_of_the_command_line_would_be_found(source: str) -> None:
             "data.prepare.stage": ("torch", "ray"),
             "data.sharded.ray_data": ("torch",),
             "train.ray.launch": ("torch", "ray.train"),
+            "train.worker": ("deepspeed", "ray"),
             "cli.__init__": ("torch", "ray"),
         }.items()
     ],

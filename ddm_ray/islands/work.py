@@ -20,7 +20,7 @@ from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import Status
 from ddm_ray.storage.stops import StopRequests, ask, asked, drain_key, launch_stop_key
 from ddm_ray.storage.store import Store
-from ddm_ray.train.lookout import LOOK_SECONDS
+from ddm_ray.storage.succession import LOOK_SECONDS
 
 GRACE_SECONDS = 60.0
 """Silence, by a worker's own clock, after which it takes what another one held."""

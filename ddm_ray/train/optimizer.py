@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ddm_ray.config import TrainConfig
-from ddm_ray.train.fragments import EMA
+from ddm_ray.train.zero_shards import EMA
 
 # Elements of which one fp32 sum of squares is taken.
 NORM_CHUNK_CPU, NORM_CHUNK_GPU = 2**16, 2**24

@@ -1,4 +1,4 @@
-"""Samples of one denoiser at a milestone, always from the same noise and classes, so that pictures can be compared.
+"""Samples of one denoiser at a milestone, always from the same noise and classes, to compare pictures by eye.
 
 Shapes: B images, C channels, H x W.
 """
@@ -33,8 +33,9 @@ def picture(
 ) -> bytes:
     """PNG of samples of one denoiser of labels with these EMA weights, as the run samples.
 
-    Rows are the classes with the most training rows, in its `cluster`, or for None (a network of this `kind`) in all;
-    with a single class, rows of that. May run in a thread beside training: torch keeps its generator and threads.
+    Rows are the classes with the most training rows in its `cluster`; for None (a network of this `kind`) in all
+    clusters. A single class gets several rows. It may run in a thread beside training: torch's generator and number of
+    threads stay as they are.
     Raises MissingArtifact without the shard or partition, CorruptArtifact, and ConfigError for latents without their
     autoencoder.
     """
@@ -70,5 +71,5 @@ def _labels(run: Run, cluster: int | None) -> list[int]:
 
 
 def _decoded(latents: Latents | None, part_BCHW: Tensor, device: torch.device | str) -> Tensor:
-    # A row at a time: an autoencoder takes far more memory than the latents do.
+    # One row at a time: an autoencoder takes far more memory than the latents do.
     return part_BCHW if latents is None else latents.decode(part_BCHW.to(device)).cpu()

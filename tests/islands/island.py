@@ -15,7 +15,7 @@ from ddm_ray.storage.graph import MONOLITH, trained_of
 from ddm_ray.storage.launches import Launch
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import Status, status
-from ddm_ray.train import local, lookout, worker
+from ddm_ray.train import local, membership, worker
 
 
 def train(run: Run, launch: Launch, watch: Callable[[list[Status]], None]) -> None:
@@ -38,7 +38,7 @@ def train(run: Run, launch: Launch, watch: Callable[[list[Status]], None]) -> No
 
 def main(url: str, name: str, grace: float, log: str) -> None:
     """Work for the island of that name until the run is finished, or it is drained; lines go to a file."""
-    lookout.LOOK_SECONDS = work.LOOK_SECONDS = 0.1  # a tiny training ends within seconds
+    membership.LOOK_SECONDS = work.LOOK_SECONDS = 0.1  # a tiny training ends within seconds
     with open(log, "a", buffering=1) as sink:
         os.dup2(sink.fileno(), 1)
         os.dup2(sink.fileno(), 2)

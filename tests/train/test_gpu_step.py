@@ -15,8 +15,8 @@ from ddm_ray.storage.graph import ROUTER, STUDENT, Artifact, expert
 from ddm_ray.storage.run import Run
 from ddm_ray.train.adamw import AdamW
 from ddm_ray.train.batches import RankBatches
-from ddm_ray.train.consensus import Flags, StepResult, StepResults
 from ddm_ray.train.job import TrainJob, train_job
+from ddm_ray.train.step_sync import Agreed, Flags, StepResult, StepSync
 from ddm_ray.train.teachers import Teachers, load_teachers
 from tests.pretend_gpu import PretendGPU
 from tests.pretend_streams import pretended
@@ -47,7 +47,7 @@ def results_of(
     texts: StoredTexts | None = None,
 ) -> list[StepResult]:
     """What the job's steps come to: a loop as the worker's, without DeepSpeed. On `gpu` its waits are checked."""
-    results, known = StepResults(), list[StepResult]()
+    sync, known = StepSync(), list[StepResult]()
     move(model, device)
     optimizer = AdamW(model.parameters(), job.train.model_copy(update={"ema_decay": 0.9}), clip_norm=0.1)
     optimizer.param_groups[0]["lr"] = 1e-2
@@ -64,12 +64,11 @@ def results_of(
                 total += loss.detach()
             optimizer.step()
             optimizer.zero_grad()
-            fresh, _ = results.exchange(step, total, optimizer.norm, Flags())
-            known += fresh
+            known += sync.exchange(step, total, optimizer.norm, Flags()).results
             if gpu and before is not None:
                 waits = gpu.waits - before
                 assert waits.total() == (1 if step else 0), waits
-        return known + results.rest()
+        return [*known, *sync.finish(Agreed((), Flags())).results]
 
 
 @pytest.mark.parametrize("artifact", [expert(1), ROUTER])

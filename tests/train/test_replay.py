@@ -76,7 +76,7 @@ def test_they_are_the_experts_own_in_the_shares_of_the_rows(tmp_path: Path) -> N
         numbers = images_of(run, cluster)
         assert rows.ids == [f"replay/{cluster:03d}/{number:09d}" for number in numbers]
         assert (rows.cluster_N == cluster).all()
-        request = replaying.request_of(run.config, replaying.ReplayPortion(0, tuple(rows.label_N.tolist())))
+        request = replaying.replay_request(run.config, replaying.ReplayPortion(0, tuple(rows.label_N.tolist())))
         first = request.seeds[0] + numbers[0]
         drawn = DDMPipeline.from_run(run)(
             class_labels=rows.label_N.tolist(),
