@@ -81,9 +81,11 @@ class Attempt:
         self.store.write(f"{self.prefix}/{HEARTBEAT}", json.dumps(progress).encode())
 
     def last_beat(self) -> dict[str, Any]:
-        """The progress of its last heartbeat; empty before the first. Raises CorruptArtifact if that was altered."""
-        fields = read_note(self.store, f"{self.prefix}/{HEARTBEAT}", Beat)
-        return {} if fields is None else {**fields, "attempt": self.number}
+        """The progress of its last heartbeat; empty before the first, and if it can't be read."""
+        with suppress(CorruptArtifact):
+            if fields := read_note(self.store, f"{self.prefix}/{HEARTBEAT}", Beat):
+                return {**fields, "attempt": self.number}
+        return {}
 
     def fail(self, note: dict[str, Any]) -> None:
         """Say why this attempt ended, if nobody has: `error`, its `kind`, and if trying again is in vain (`final`)."""
@@ -215,10 +217,7 @@ def claimed(store: Store, job: str) -> list[int]:
 
 
 def heartbeat(store: Store, job: str) -> dict[str, Any] | None:
-    """Progress last told by the newest attempt that told any, with its `attempt` number; None if none did.
-
-    Raises CorruptArtifact if that heartbeat was altered.
-    """
+    """Progress last told by the newest attempt that told any, with its `attempt` number; None if none did."""
     for number in reversed(claimed(store, job)):
         if beat := Attempt(store, job, number).last_beat():
             return beat

@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from ddm_ray.errors import CorruptArtifact
 from ddm_ray.storage.attempts import Attempt
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_status import JobStatus
@@ -68,15 +67,12 @@ class Elders:
         return replace(status, elders=tuple(undecided))
 
     def _heartbeat(self, status: Status, number: int) -> dict[str, Any]:
-        """The attempt's heartbeat; empty if it is gone or damaged."""
+        """The attempt's heartbeat; empty if it is gone or can't be read."""
         job = status.job
         assert job
         if status.state == "begun" and job.heartbeat.get("attempt") == number:
             return job.heartbeat  # the last one that the job has: read for this very look
-        try:
-            return Attempt(self._store, status.artifact, number).last_beat()
-        except CorruptArtifact:
-            return {}
+        return Attempt(self._store, status.artifact, number).last_beat()
 
 
 def _doubted(status: Status, newest: Pulses) -> bool:

@@ -134,10 +134,7 @@ def _count(given: Any) -> int | None:
 
 
 def job_status(store: Store, job: Artifact, files: JobFiles | None = None) -> JobStatus | None:
-    """Progress of the job, from its listed files; None if nobody has launched it.
-
-    Raises CorruptArtifact for a damaged heartbeat.
-    """
+    """Progress of the job, from its listed files; None if it was never launched."""
     files = files or list_jobs(store, [job])[job]
     launch = _last_launch(store, files)
     if not files.attempts:

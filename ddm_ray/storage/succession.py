@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ddm_ray.errors import CorruptArtifact, Preempted, Superseded, TrainingError
+from ddm_ray.errors import Preempted, Superseded, TrainingError
 from ddm_ray.storage.attempts import CLAIM, Attempt, claimed, read_failure
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_files import JobFiles
@@ -89,10 +89,7 @@ class Succession:
         saved = files.saved > (0, 0)
         if files.failed(number):
             return saved, False
-        try:
-            fields = attempt.last_beat()
-        except CorruptArtifact:
-            fields = {}
+        fields = attempt.last_beat()
         if saved and self._store.exists(f"{self._job}/{NAME}"):
             return True, True  # the job is done
         lives = self._lives(number, fields)

@@ -36,7 +36,7 @@ def train(run: Run, launch: Launch, watch: Callable[[list[Status]], None]) -> No
         thread.join()
 
 
-def main(url: str, name: str, grace: float, log: str) -> None:
+def main(url: str, name: str, lease: float, log: str) -> None:
     """Work for the island of that name until the run is finished, or it is drained; lines go to a file."""
     lookout.LOOK_SECONDS = work.LOOK_SECONDS = 0.1  # a tiny training ends within seconds
     with open(log, "a", buffering=1) as sink:
@@ -50,6 +50,6 @@ def main(url: str, name: str, grace: float, log: str) -> None:
             print(f"{name} {doing}", flush=True)
         printed.add(doing)
 
-    with local.world(), PresenceKeeper(run.store, name, grace / 6, speed=last_speed(run.store, name)) as keeper:
-        board = Board(run, artifacts, grace, work_of(run))
-        print(name, IslandWorker(run, keeper, board, train, report, grace=grace).run_to_end(), flush=True)
+    with local.world(), PresenceKeeper(run.store, name, lease, speed=last_speed(run.store, name)) as keeper:
+        board = Board(run, artifacts, work_of(run))
+        print(name, IslandWorker(run, keeper, board, train, report).run_to_end(), flush=True)

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 
 from ddm_ray.errors import DDMError, GaveUp
 from ddm_ray.islands.board import take_key
-from ddm_ray.islands.work import CROWDED_SECONDS
 from ddm_ray.storage.attempts import HEARTBEAT, Attempt, claim
 from ddm_ray.storage.graph import Artifact, shard
 from ddm_ray.storage.job_files import TAKES, list_jobs
@@ -175,7 +174,7 @@ class Training:
 
     def begin(self, own_clock: float, now: float) -> None:
         """Claim an attempt, which goes on from the newest state."""
-        if now - self.since > CROWDED_SECONDS / 2:
+        if now - self.since > SAVE / 2:
             self.since = now + UNSEEN
         self._saved = list_jobs(self.run.store, [self.artifact])[self.artifact].saved[1]
         self.attempt = claim(self.run.store, self.artifact, self.launch.claim_fields())

@@ -21,7 +21,7 @@ from tests.train.results import checksums_of
 
 SETTINGS = ("expert.train.steps=300", "expert.train.global_batch=16", "router.train.steps=300")
 SETTINGS += ("router.train.global_batch=16",)
-GRACE = 6.0
+LEASE = 6.0
 # Islands are forked from a process that has imported torch, which takes each of them seconds.
 PROCESSES = multiprocessing.get_context("forkserver")
 FIRST = Artifact("experts/000")
@@ -37,7 +37,7 @@ class Fleet:
     def start(self, *names: str) -> None:
         PROCESSES.set_forkserver_preload(["tests.train.preloaded", "tests.islands.island"])
         for name in names:
-            arguments = (self.run.url, name, GRACE, str(self._folder / f"{name}.log"))
+            arguments = (self.run.url, name, LEASE, str(self._folder / f"{name}.log"))
             self.processes[name] = PROCESSES.Process(target=island.main, args=arguments)
             self.processes[name].start()
 
