@@ -18,9 +18,9 @@ from ddm_ray.storage.attempts import Attempt
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_files import TAKES, JobFiles, list_jobs
 from ddm_ray.storage.job_status import START_SECONDS
+from ddm_ray.storage.judge import Sightings
 from ddm_ray.storage.notes import Take, read_note
 from ddm_ray.storage.observer import Observer
-from ddm_ray.storage.pulse import Pulses
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import Status, duration, status
 from ddm_ray.storage.stops import asked, drain_key, stop_key
@@ -67,7 +67,7 @@ class Board:
         self._work_of, self._clock = work_of, clock
         self._files: dict[Artifact, JobFiles] = {}
         self._observer = Observer(run, self._list, least=LIST_SECONDS)
-        self._pulses, self._held, self._now = Pulses(), Pulses(), 0.0
+        self._seen, self._now = Sightings(), 0.0
         self._read_takes: dict[tuple[Artifact, int], dict[str, Any]] = {}
         self._ready, self._lacks = set[Artifact](), dict[Artifact, tuple[str, float]]()
 
@@ -107,7 +107,7 @@ class Board:
         return [finished.get(each) or status(self._run, each, self._files[each]) for each in self._artifacts]
 
     def _lives(self, presence: Presence, now: float) -> bool:
-        return not presence.ended and self._pulses.take(presence.id, 0, presence.beat, now) <= presence.lease_seconds
+        return not presence.ended and self._seen.see(presence.id, presence.beat, now) <= presence.lease_seconds
 
     def _job(self, known: Status, living: Sequence[Presence], by_id: Mapping[str, Presence]) -> OpenJob:
         artifact = known.artifact
@@ -127,9 +127,9 @@ class Board:
         worker = by_id.get(take.get("worker", ""))
         if worker is not None and worker in living and worker.holds == artifact:
             # Its lease begins with its take: what was silent before isn't its fault.
-            sign = f"{self._files[artifact].takes} {job and job.sign}"
-            silence = self._held.take(artifact, job.attempt if job else 0, sign, self._now)
-            return "" if silence > max(START_SECONDS, job.patience(0.0) if job else 0.0) else worker.id
+            sign = self._files[artifact].takes, job and (job.attempt, job.sign)
+            silence = self._seen.see(f"held {artifact}", sign, self._now)
+            return "" if silence > max(START_SECONDS, job.lease_seconds(0.0) if job else 0.0) else worker.id
         if job is None or known.state == "stopped":
             return ""
         if known.state == "failed" and job.failure and job.failure["final"]:
@@ -139,7 +139,7 @@ class Board:
             if worker is None or worker.ended or worker.holds != artifact or not self._files[artifact].attempts:
                 return ""
             lease = worker.lease_seconds
-        if silence > job.patience(lease):
+        if silence > job.lease_seconds(lease):
             return ""
         words = f"attempt {job.attempt}{job.place}" if job.attempt else "a launch that begins"
         return words + (f", silent for {duration(silence)}" if known.silent else "")

@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 
 from ddm_ray.islands.presence import Presence, workers
+from ddm_ray.storage.judge import Sightings
 from ddm_ray.storage.observer import LOOK_SECONDS
-from ddm_ray.storage.pulse import Pulses
 from ddm_ray.storage.status import duration
 from ddm_ray.storage.store import Store
 
@@ -53,7 +53,7 @@ class RollCall:
 
     def __init__(self, store: Store, every: float):
         self._store, self._every = store, every
-        self._pulses, self._ended, self._seen = Pulses(), set[str](), set[str]()
+        self._sightings, self._ended, self._seen = Sightings(), set[str](), set[str]()
         self._silent, self._number = dict[str, Presence](), 0
         self._rows, self._asked_at = list[tuple[str, str, bool]](), -math.inf
 
@@ -76,7 +76,7 @@ class RollCall:
         by_island: dict[str, list[tuple[float, Presence]]] = {}
         for each in notes:
             if not each.ended:
-                silence = self._pulses.take(each.id, 0, each.beat, now)
+                silence = self._sightings.see(each.id, each.beat, now)
                 most = each.lease_seconds
                 by_island.setdefault(each.island, []).append((0.0 if silence <= most else silence, each))
                 if silence > RARELY * most:

@@ -8,8 +8,8 @@ from ddm_ray.islands.presence import LEASE_SECONDS
 from ddm_ray.storage.attempts import Attempt
 from ddm_ray.storage.job_files import list_jobs
 from ddm_ray.storage.job_status import START_SECONDS
+from ddm_ray.storage.judge import Sightings
 from ddm_ray.storage.launches import Launch
-from ddm_ray.storage.pulse import Pulses
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.stops import ask, launch_stop_key
 
@@ -20,7 +20,7 @@ class TakeOver:
     def __init__(self, run: Run, job: OpenJob, worker_id: str, clock: Callable[[], float] = time.monotonic):
         self._run, self._job, self._clock = run, job, clock
         self._attempt: Attempt | None = None
-        self._beats, self._began = Pulses(), clock()
+        self._seen, self._began = Sightings(), clock()
         files = list_jobs(run.store, [job.artifact])[job.artifact]
         if files.last_launch:
             launch = Launch(job.artifact, files.last_launch[0])
@@ -34,6 +34,6 @@ class TakeOver:
         if (attempt := self._attempt) is None:
             return True
         now = self._clock()
-        silence = self._beats.take(attempt.job, attempt.number, attempt.last_beat().get("beat"), now)
+        silence = self._seen.see(attempt.prefix, attempt.last_beat().get("beat"), now)
         expired = silence > LEASE_SECONDS or now - self._began > START_SECONDS
         return expired or attempt.failure() is not None or self._run.finished(self._job.artifact) is not None

@@ -214,7 +214,7 @@ class _Stopper:
             return
         self._looked = time.monotonic()
         begun = known.state == "begun" and known.job is not None and known.job.attempt > self.launch.after
-        if begun and known.job and (known.silent_seconds or 0.0) <= known.job.patience(LEASE_SECONDS):
+        if begun and known.job and (known.silent_seconds or 0.0) <= known.job.lease_seconds(LEASE_SECONDS):
             self.trained = True
             if not self._stopping and (why := self._why()):
                 ask(self._store, launch_stop_key(self.launch), why)

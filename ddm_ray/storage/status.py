@@ -16,6 +16,7 @@ from ddm_ray.storage.graph import PARTITION, REPORT, Artifact
 from ddm_ray.storage.info import Info, PartitionInfo, TrainedInfo
 from ddm_ray.storage.job_files import JobFiles, list_jobs
 from ddm_ray.storage.job_status import JobStatus, job_status
+from ddm_ray.storage.judge import Lease
 from ddm_ray.storage.launches import place_of
 from ddm_ray.storage.listing import list_of
 from ddm_ray.storage.manifest import Manifest
@@ -49,7 +50,7 @@ class Status:
     one is about to begin. A stopped one ended, or waits, because somebody asked for it. A damaged artifact can't be
     read or was made otherwise; `error` says why, and what mends it. A finished one is `unaccepted` while it isn't what
     this run has accepted, where that is done by hand. `silent_seconds`: how long an observer has seen no sign of a
-    job's life, None before `observe`. `elders`: numbers of older attempts that may train on beside the newest, as far
+    job's life, None before `observe`. `older`: numbers of older attempts that may train on beside the newest, as far
     as the observer can't say so yet.
     """
 
@@ -60,7 +61,7 @@ class Status:
     job: JobStatus | None = None
     silent_seconds: float | None = None
     unjudged: bool = False
-    elders: tuple[int, ...] = ()
+    older: tuple[int, ...] = ()
     unaccepted: bool = False
     error: DDMError | None = None
     run: str = ""
@@ -75,11 +76,19 @@ class Status:
         return min(0.99, self.job.step / self.job.steps) if self.job and self.job.steps else 0.0
 
     @property
+    def lease(self) -> Lease | None:
+        """The lease of the attempt, or of the launch, by which the job's status is told; None if it has none."""
+        if (job := self.job) is None:
+            return None
+        seconds = job.lease_seconds(BETWEEN_SECONDS if job.between else SILENT_SECONDS)
+        return Lease(job.attempt, job.sign, seconds, ended=self.state not in ("begun", "waiting") or job.left)
+
+    @property
     def silent(self) -> bool:
-        """True if it is launched or begun and has given no sign for so long that it may be dead."""
-        if self.state not in ("begun", "waiting") or self.job is None or self.silent_seconds is None:
+        """True if it is launched or begun and its lease has expired: it may be dead."""
+        if self.state not in ("begun", "waiting") or self.lease is None or self.silent_seconds is None:
             return False
-        return self.silent_seconds > self.job.patience(BETWEEN_SECONDS if self.job.between else SILENT_SECONDS)
+        return self.silent_seconds > self.lease.seconds
 
     @property
     def may_be_dead(self) -> bool:
@@ -238,7 +247,7 @@ def _described(status: Status, phrase: Callable[[Fix], str]) -> str:
             return _failed(status, job, again, phrase)
         if not job.attempt:
             return _launched(status, job, again)
-        if_dead = _elders(status) + (f"; {job.in_vain}" if job.in_vain else f"; if it died, {again}")
+        if_dead = _older(status) + (f"; {job.in_vain}" if job.in_vain else f"; if it died, {again}")
         return _begun(status, job) + _beside(job) + (if_dead if status.may_be_dead else "")
     if chunks := status.chunks:
         parts = f", {chunks.chunks} parts" if status.artifact.kind == "rows" else ""
@@ -274,13 +283,13 @@ def _failed(status: Status, job: JobStatus, again: str, phrase: Callable[[Fix], 
     reached = [f"at step {job.step}/{job.steps}"] if job.steps else []
     which = f"attempt {job.attempt}{job.place}" if job.attempt else f"launched{place_of(job.heartbeat)}, no attempt"
     text = ", ".join([f"{status.state}: {why}", which, *reached]) + (f"; {job.in_vain}" if job.in_vain else "")
-    text += _elders(status)
+    text += _older(status)
     return f"{text}; {'once that is mended, ' if job.failure['final'] else ''}{again}"
 
 
-def _elders(status: Status) -> str:
+def _older(status: Status) -> str:
     """Words on older attempts that may live, where the newest may not."""
-    return f"; attempt {' or '.join(map(str, sorted(status.elders)))} may train on" if status.elders else ""
+    return f"; attempt {' or '.join(map(str, sorted(status.older)))} may train on" if status.older else ""
 
 
 def _beside(job: JobStatus) -> str:

@@ -7,11 +7,11 @@ from threading import Event, Thread
 
 from ddm_ray.errors import DDMError, Stopped
 from ddm_ray.storage.attempts import Attempt
+from ddm_ray.storage.fencing import LOOK_SECONDS as LOOK_SECONDS
+from ddm_ray.storage.fencing import Fence, NewerAttempt
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.launches import Launch
 from ddm_ray.storage.stops import StopRequests
-from ddm_ray.storage.succession import LOOK_SECONDS as LOOK_SECONDS
-from ddm_ray.storage.succession import Succession, Successor
 
 
 class Lookout:
@@ -21,9 +21,9 @@ class Lookout:
     """
 
     def __init__(self, attempt: Attempt, launch: Launch | None = None):
-        self.successor: Successor | None = None
+        self.successor: NewerAttempt | None = None
         self.stop: Stopped | None = None
-        self._succession, self._closing = Succession(attempt), Event()
+        self._fence, self._closing = Fence(attempt), Event()
         self._requests = StopRequests(attempt.store, Artifact(attempt.job), launch)
         self._thread = Thread(target=self._work, name="lookout", daemon=True)
         self._thread.start()
@@ -35,7 +35,7 @@ class Lookout:
     def _work(self) -> None:
         while not (self.successor or self.stop or self._closing.wait(LOOK_SECONDS)):
             try:
-                successor, stop = self._succession.look(), self._requests.look()
+                successor, stop = self._fence.look(), self._requests.look()
             except (DDMError, OSError, ValueError, RecursionError):
                 continue
             if successor and successor.lives is not None:

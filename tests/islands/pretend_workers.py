@@ -174,11 +174,11 @@ class Process:
         error = Stopped(f"drained: {drained}") if drained else StopRequests(store, artifact, training.launch).look()
         if artifact in self.run.committed:
             error = Superseded("it is done")
-        elif training.succession and (successor := training.succession.look()) and successor.lives is not None:
-            if not successor.lives:
-                training.attempt = training.succession = None
+        elif training.fence and (newer := training.fence.look()) and newer.lives is not None:
+            if not newer.lives:
+                training.attempt = training.fence = None
             else:
-                error = successor.error(0, training.launch.id)
+                error = newer.error(0, training.launch.id)
         if error:
             if isinstance(error, Stopped):
                 training.save()

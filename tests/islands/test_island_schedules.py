@@ -11,8 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from ddm_ray.islands import board, presence
 from ddm_ray.islands.board import Board
 from ddm_ray.islands.presence import LEASE_SECONDS
-from ddm_ray.storage import elders, status
-from ddm_ray.storage.elders import Elders
+from ddm_ray.storage import observer, status
 from ddm_ray.storage.graph import ROUTER, Artifact, expert
 from ddm_ray.storage.job_files import JobFiles
 from ddm_ray.storage.job_status import START_SECONDS
@@ -42,7 +41,7 @@ class InTurn:
 
 @pytest.fixture(autouse=True)
 def requests_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (elders, presence, status):
+    for module in (observer, presence, status):
         monkeypatch.setattr(module, "ThreadPoolExecutor", InTurn)
 
 
@@ -285,7 +284,7 @@ def test_a_rough_day_ends_well() -> None:
         pytest.param(Board, "_lives", lambda *_: True, "stand by who is dead", id="the dead live"),
         pytest.param(Board, "_holder", lambda *_: "", " takes ", id="nobody holds anything"),
         pytest.param(JobFiles, "stopped", False, "which is stopped", id="requests to stop are unseen"),
-        pytest.param(Elders, "look", lambda self, known, *_: list(known), " takes ", id="older attempts are unseen"),
+        pytest.param(observer, "_doubted", lambda *_: False, " takes ", id="older attempts are unseen"),
         pytest.param(Board, "_lack", lambda *_: "", "which needs", id="nothing is lacking"),
     ],
 )

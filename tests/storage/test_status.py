@@ -19,8 +19,8 @@ from ddm_ray.storage import status as status_module
 from ddm_ray.storage.attempts import Attempt, claim
 from ddm_ray.storage.graph import PARTITION, REPORT, ROUTER, ROWS, Artifact, owner_rows, shard
 from ddm_ray.storage.job_files import list_jobs
+from ddm_ray.storage.judge import Sightings
 from ddm_ray.storage.observer import observe, survey_once
-from ddm_ray.storage.pulse import Pulses
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import describe, duration, status, survey
 from tests.conftest import wait_for
@@ -70,7 +70,7 @@ class Observer:
     """Looks at a job again and again, by a clock that it sets itself."""
 
     def __init__(self, run: Run):
-        self._run, self._pulses = run, Pulses()
+        self._run, self._pulses = run, Sightings()
 
     def look(self, now: float) -> str:
         """State, share done and description of the job."""
