@@ -82,7 +82,7 @@ def _on_gpus(config: "RunConfig", network: "nn.Module", steps: int, rows: int) -
     from ddm_ray.models.hub import encoders_in_training
     from ddm_ray.models.text import known_flops_per_row
     from ddm_ray.placement import TrainPlacement
-    from ddm_ray.storage.status import duration
+    from ddm_ray.spelling import duration
     from ddm_ray.train.estimate import CARDS, bytes_a_parameter
 
     parameters, placement = num_parameters(network), TrainPlacement()

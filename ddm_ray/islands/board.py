@@ -14,6 +14,7 @@ from typing import Any
 from ddm_ray.errors import CorruptArtifact, DriftError
 from ddm_ray.islands.choose import OpenJob, Worker
 from ddm_ray.islands.presence import LEASE_SECONDS, Presence, forget, workers
+from ddm_ray.spelling import duration
 from ddm_ray.storage.attempts import Attempt
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_files import TAKES, JobFiles, list_jobs
@@ -22,7 +23,7 @@ from ddm_ray.storage.judge import Sightings
 from ddm_ray.storage.notes import Take, read_note
 from ddm_ray.storage.observer import Observer
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import Status, duration, status
+from ddm_ray.storage.status import Status, status
 from ddm_ray.storage.stops import asked, drain_key, stop_key
 from ddm_ray.train.job import train_job
 

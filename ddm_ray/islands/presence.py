@@ -16,11 +16,9 @@ from threading import Event, Lock, Thread
 from typing import Any, Self
 
 from ddm_ray.errors import CorruptArtifact, DDMError, StorageError
-from ddm_ray.parsing import parse_object
 from ddm_ray.spelling import printable
-from ddm_ray.storage.attempts import CLAIM, MOST_RIVALS
-from ddm_ray.storage.notes import NOTE_BYTES
-from ddm_ray.storage.sealed import read_some
+from ddm_ray.storage.attempts import claim_number
+from ddm_ray.storage.notes import WorkerNote, read_note
 from ddm_ray.storage.stops import is_island, island_prefix
 from ddm_ray.storage.store import Store
 
@@ -30,7 +28,6 @@ LEASE_SECONDS, MAX_LEASE_SECONDS = 60.0, 600.0
 It beats each sixth of it.
 """
 PRESENCE = "PRESENCE"
-_MOST = 1e300
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _REQUESTS = 8
 
@@ -70,29 +67,24 @@ class Presence:
 
         Raises ValueError or ConfigError for what is no id.
         """
-        key, fields = f"{_prefix(worker_id)}/{PRESENCE}", None
-        with suppress(FileNotFoundError, ValueError, CorruptArtifact):
-            fields = parse_object(read_some(store, key, NOTE_BYTES))
-        return cls.parse(worker_id, fields)
+        key = f"{_prefix(worker_id)}/{PRESENCE}"
+        with suppress(CorruptArtifact):
+            return cls.parse(worker_id, read_note(store, key, WorkerNote) or {})
+        return cls(worker_id)
 
     @classmethod
-    def parse(cls, worker_id: str, fields: Any) -> Self:
-        """The note with these fields, of which those of another type are left out."""
-        known: Mapping[str, Any] = fields if isinstance(fields, dict) else {}
-        beat = known.get("beat")
+    def parse(cls, worker_id: str, fields: Mapping[str, Any]) -> Self:
+        """The note with these fields."""
+        lease, speed = fields.get("lease_seconds"), fields.get("speed")
+        words = {name: printable(fields.get(name, ""), 200) for name in ("holds", "waits", "host", "job")}
         return cls(
             worker_id,
-            beat if isinstance(beat, int) else None,
-            min(MAX_LEASE_SECONDS, _positive(known.get("lease_seconds")) or LEASE_SECONDS),
-            **{name: printable(known.get(name) or "", 200) for name in ("holds", "waits", "host", "job")},
-            speed=_positive(known.get("speed")),
-            ended=known.get("ended") is True,
+            fields.get("beat"),
+            min(MAX_LEASE_SECONDS, lease) if lease and lease > 0 else LEASE_SECONDS,
+            speed=speed if speed and speed > 0 else None,
+            ended=fields.get("ended", False),
+            **words,
         )
-
-
-def _positive(given: Any) -> float | None:
-    usable = isinstance(given, int | float) and not isinstance(given, bool) and 0 < given < _MOST
-    return float(given) if usable else None
 
 
 def workers(store: Store, known: Container[str] = ()) -> list[Presence]:
@@ -147,7 +139,7 @@ class PresenceKeeper:
         """Claim the next number of the island; `fields` go into the note. Raises StorageError and ConfigError."""
         who = {"host": socket.gethostname(), "pid": os.getpid()}
         self._store, self._fields = store, {"lease_seconds": lease_seconds, "island": island, **who, **fields}
-        self.id = f"{island}/{_claim(store, island, who):04d}"
+        self.id = f"{island}/{claim_number(store, f'{island_prefix(island)}/workers', who):04d}"
         self._beats, self._lock, self._closing = 0, Lock(), Event()
         self._thread = Thread(target=self._work, name="presence", daemon=True)
 
@@ -192,13 +184,3 @@ class PresenceKeeper:
                 if not warned:
                     print(f"warning: {error}; others may take this island for dead", file=sys.stderr)
                 warned = True
-
-
-def _claim(store: Store, island: str, who: Mapping[str, Any]) -> int:
-    """Number of a new worker of the island, that no other has."""
-    prefix = f"{island_prefix(island)}/workers"
-    first = max((int(name) for name in store.folders(prefix) if _NUMBER.fullmatch(name)), default=0) + 1
-    for number in range(first, first + MOST_RIVALS):
-        if store.create(f"{prefix}/{number:04d}/{CLAIM}", json.dumps(who).encode()):
-            return number
-    raise StorageError(f"{store.url}/{prefix}: {MOST_RIVALS} numbers after {first} are taken that weren't listed")

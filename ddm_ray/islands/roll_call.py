@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable
 
 from ddm_ray.islands.presence import Presence, workers
+from ddm_ray.spelling import duration
 from ddm_ray.storage.judge import Sightings
 from ddm_ray.storage.observer import LOOK_SECONDS
-from ddm_ray.storage.status import duration
 from ddm_ray.storage.store import Store
 
 

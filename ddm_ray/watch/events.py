@@ -5,9 +5,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from ddm_ray.remedies import Fix
+from ddm_ray.spelling import duration
+from ddm_ray.storage.describe import describe
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.info import TrainedInfo
-from ddm_ray.storage.status import Status, describe, duration
+from ddm_ray.storage.status import Status
 
 Kind = Literal["stalled", "failed", "damaged", "finished", "resumed", "unsaved"]
 

@@ -68,7 +68,9 @@ def test_names_that_no_island_has(store: Store, name: str) -> None:
 
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON) | JSON)
 def test_whatever_a_note_says_is_read_by_type(fields: object) -> None:
-    read = Presence.parse("north/0001", fields)
+    store = Store("memory:///")
+    store.write("islands/north/workers/0001/PRESENCE", json.dumps(fields).encode())
+    read = Presence.read(store, "north/0001")
     assert read.beat is None or isinstance(read.beat, int)
     assert 0 < read.lease_seconds <= 600
     assert read.speed is None or 0 < read.speed < float("inf")

@@ -10,9 +10,10 @@ import pytest
 from ddm_ray.islands.presence import workers
 from ddm_ray.storage import stops
 from ddm_ray.storage.attempts import Attempt, claimed
+from ddm_ray.storage.describe import describe
 from ddm_ray.storage.graph import MONOLITH, Artifact, trained_of
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import describe, status
+from ddm_ray.storage.status import status
 from ddm_ray.train import local
 from tests.conftest import wait_for
 from tests.islands import island

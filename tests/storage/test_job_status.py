@@ -8,10 +8,11 @@ import pytest
 from ddm_ray.cli.fixes import phrase
 from ddm_ray.errors import TrainingError
 from ddm_ray.storage.attempts import claim
+from ddm_ray.storage.describe import describe
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_status import job_status
 from ddm_ray.storage.launches import Launch
-from ddm_ray.storage.status import Status, describe
+from ddm_ray.storage.status import Status
 from ddm_ray.storage.store import Store
 from tests.storage.jobs import beat, fail, publish, save
 

@@ -16,12 +16,13 @@ from ddm_ray.cli.fixes import phrase
 from ddm_ray.errors import ConfigError, DDMError, RayAway, StorageError
 from ddm_ray.remedies import Give
 from ddm_ray.storage.attempts import claim
+from ddm_ray.storage.describe import describe, line
 from ddm_ray.storage.graph import expert
 from ddm_ray.storage.judge import Sightings
 from ddm_ray.storage.launches import Launch, noted
 from ddm_ray.storage.observer import observe, survey_once
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import describe, line, status
+from ddm_ray.storage.status import status
 from ddm_ray.storage.store import Store
 from ddm_ray.watch.events import Events
 from tests.conftest import ddm
