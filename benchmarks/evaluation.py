@@ -22,20 +22,19 @@ sys.path.insert(0, str(ROOT))
 from claims import Claim, Report, interleaved, measuring, median_and_spread  # noqa: E402
 
 from ddm_ray.data.sharded.serial import SideBySide  # noqa: E402
-from ddm_ray.data.sharded.stage import make_chunks  # noqa: E402
+from ddm_ray.data.sharded.stage import ShareTold, make_chunks  # noqa: E402
+from ddm_ray.data.sharded.work import read_whole  # noqa: E402
 from ddm_ray.evaluate.candidates import Lineup  # noqa: E402
 from ddm_ray.evaluate.real_rows import prompts_of  # noqa: E402
 from ddm_ray.evaluate.run import read_metrics  # noqa: E402
 from ddm_ray.evaluate.samples import (  # noqa: E402
     BATCH,
-    ImagesObserver,
     MakeSamples,
     SamplesPlan,
     SamplesRecord,
     SamplesStore,
     one_thread,
     portions,
-    read_portion,
     request_of,
 )
 from ddm_ray.sampling.batches import batches  # noqa: E402
@@ -139,8 +138,9 @@ def measure_loop(args: argparse.Namespace, folder: Path, report: Report) -> None
         run.store.delete(artifact)
         chunks = SamplesStore(run, artifact, SamplesPlan, SamplesRecord)
         plan = chunks.plan(lambda: SamplesPlan(portions([once], labels), tuple(identity.inputs)))
-        maker, observer = MakeSamples(chunks, identity, "cpu", lineup), ImagesObserver(plan.units, lambda *_: None)
-        make_chunks(chunks, plan, SideBySide(1), read_portion, maker, observer)
+        maker = MakeSamples(chunks, identity, "cpu", lineup)
+        observer = ShareTold[SamplesRecord](plan.units, lambda *_: None, "sampling")
+        make_chunks(chunks, plan, SideBySide(1), read_whole, maker, observer)
 
     with one_thread():
         seconds = interleaved({"stage": stage, "loop": loop}, args.rounds, "cpu")

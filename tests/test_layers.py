@@ -13,7 +13,7 @@ import pytest
 from ddm_ray.cli import main
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("ddm_ray", "tests", "jobs", "serving", "benchmarks")
+FOLDERS = ("ddm_ray", "tests", "jobs", "serving", "benchmarks", "study")
 MOST_LINES = 350
 EMPTY_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager", "managers"}
 # Words that say how a value came about, not what it is.
@@ -70,7 +70,7 @@ RAY = {
     *(f"train.ray.{name}" for name in ("launch", "driver", "fit", "leaving", "preloaded", "recovery", "room", "world")),
     *(f"serve.{name}" for name in ("remote", "replicas", "deployments", "api", "mixture", "codec", "app", "direct")),
 }
-ABOVE = {"tests", "jobs", "serving", "benchmarks"}
+ABOVE = {"tests", "jobs", "serving", "benchmarks", "study", "ddm_ray_study"}
 
 
 def imports(source: str, package: str) -> Iterator[str]:

@@ -8,11 +8,12 @@ import click
 
 from ddm_ray.cli.command import RECIPE_HELP, RUN, SET_HELP, main, say, say_extension, warn
 from ddm_ray.cli.fixes import phrase
+from ddm_ray.cli.sources import SourcesCommand
 from ddm_ray.errors import ConfigError
 from ddm_ray.spelling import some
 
 
-@main.command()
+@main.command(cls=SourcesCommand)
 @RUN
 @click.option("--recipe", required=True, metavar="NAME", help=RECIPE_HELP)
 @click.option("--set", "settings", multiple=True, metavar="A.B=C", help=SET_HELP)
@@ -41,7 +42,7 @@ def init(run_url: str, recipe: str, settings: tuple[str, ...], unseen: bool) -> 
     from ddm_ray.cli.plan import outlook
     from ddm_ray.config import load_recipe
     from ddm_ray.data.prepare.stage import require_known_sizes
-    from ddm_ray.data.sources import absolute_name
+    from ddm_ray.data.sources import absolute_name, open_source
     from ddm_ray.storage.graph import beginnings_of
     from ddm_ray.storage.run import Run
 
@@ -51,6 +52,7 @@ def init(run_url: str, recipe: str, settings: tuple[str, ...], unseen: bool) -> 
     config = config.model_copy(update={"data": config.data.model_copy(update={"source": source})})
     if not unseen:
         require_known_sizes(config.data)
+        open_source(config.data)  # reads nothing, and refuses a source or format that there isn't
         _look(config)
 
     def on_replaced(differences: str) -> None:

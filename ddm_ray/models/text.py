@@ -151,12 +151,6 @@ def known_parameters(config: TextConfig) -> int | None:
         return None
 
 
-def known_flops_per_row(config: TextConfig) -> int | None:
-    """FLOPs of encoding a row's texts, 2 a parameter and token, a little more than they are; None as above."""
-    parameters = known_parameters(config)
-    return None if parameters is None else 2 * parameters * config.tokens
-
-
 def require_known_sizes(config: TextConfig) -> None:
     """Raise ConfigError for a text encoder of other sizes than the run's, where this machine can tell, as above."""
     folders = [folder_of(name) for name in _names(config)]

@@ -72,8 +72,8 @@ def model_card(run: Run, kind: ModelKind, license_name: str | None = None) -> st
         "FLOPs": f"{info.training_flops:.3g}",
         "loss of the last steps": f"{info.loss:.4g}",
     }
-    if data.credit:
-        rows["pictures"] = data.credit
+    if credit := run.credit:
+        rows["pictures"] = credit
     sample = config.sample
     return CARD.format(
         license=license_name or "unknown",

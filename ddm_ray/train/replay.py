@@ -4,7 +4,7 @@ Generative replay (Shin et al. 2017, arXiv 1705.08690): an expert's samples stan
 is used than the partition's counts. Shapes: B images of a portion, CHW image, C classes.
 """
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from ddm_ray.data import OnProgress, no_progress
 from ddm_ray.data.schema import TRAIN, column, data_dtype, shard_schema, to_parquet
 from ddm_ray.data.sharded.chunk_store import ChunkRecord, ChunkStore, StoredFile
 from ddm_ray.data.sharded.stage import ShareTold, make_chunks
-from ddm_ray.data.sharded.work import Chunk, Executor
+from ddm_ray.data.sharded.work import Executor, read_whole
 from ddm_ray.errors import ConfigError
 from ddm_ray.remedies import Begin
 from ddm_ray.sampling import driver
@@ -87,7 +87,7 @@ def make_replay(
     plan = chunks.plan(lambda: _planned(run, cluster))
     maker = MakeReplay(chunks, identity, device)
     records = make_chunks(
-        chunks, plan, execute, read_portion, maker, ShareTold(plan.units, on_progress, "asking the expert")
+        chunks, plan, execute, read_whole, maker, ShareTold(plan.units, on_progress, "asking the expert")
     )
     chunks.require_complete(plan, records)
     chunks.delete_strays(records)
@@ -137,12 +137,6 @@ def request_of(config: RunConfig, portion: ReplayPortion) -> SampleRequest:
     (begin,) = seeds(config.router.train.seed, 1, SeedPurpose.REPLAY)
     first = begin + portion.first
     return SampleRequest(tuple(range(first, first + len(portion.labels))), torch.tensor(portion.labels), settings)
-
-
-def read_portion(unit: ReplayPortion, done: Container[int]) -> Iterator[Chunk[ReplayPortion]]:
-    """The `ReadUnit` of replay: a portion says all that is to be known."""
-    if 0 not in done:
-        yield Chunk(0, unit, 1.0)
 
 
 @dataclass(frozen=True)

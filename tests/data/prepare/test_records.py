@@ -30,7 +30,7 @@ from ddm_ray.data.schema import to_parquet
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.data.sharded.work import FinishedChunk
 from ddm_ray.data.sources import Listing, Unit, open_source
-from ddm_ray.data.sources.builtin import Shapes
+from ddm_ray.data.sources.shapes import Shapes
 from ddm_ray.data.texts import read_null_text
 from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError
 from ddm_ray.models.null_text import NULL_TEXT
