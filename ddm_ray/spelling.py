@@ -52,3 +52,11 @@ def amount(value: float, unit: str = "B") -> str:
         if value >= 0.9995 * size:  # what rounds to 1,000 is 1 of the next
             return f"{value / size:.3g} {prefix}{unit}"
     return f"{value:.3g} {unit}".rstrip()
+
+
+def duration(seconds: float) -> str:
+    """A time for people: seconds up to ten minutes, then minutes, hours, days."""
+    for unit, size, most in (("s", 1, 600), ("min", 60, 7200), ("h", 3600, 48 * 3600)):
+        if seconds < most:
+            return f"{seconds / size:.1f} {unit}" if unit == "h" else f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86400:.1f} days"

@@ -228,7 +228,7 @@ def test_a_phrase_of_the_command_line_would_be_found(source: str) -> None:
             "storage.run": ("torch", "ray"),
             "storage.attempts": ("torch", "ray"),
             "watch.loop": ("torch", "ray"),
-            "islands.promises": ("torch", "ray"),
+            "islands.choose": ("torch", "ray"),
             "config.__init__": ("torch", "ray", "pyarrow"),
             "placement": ("torch", "ray", "pyarrow"),
             "pipeline": ("ray", "deepspeed"),

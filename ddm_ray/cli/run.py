@@ -110,10 +110,10 @@ def status(run_url: str, as_json: bool) -> None:
       ddm status runs/digits
       ddm status runs/digits --json
     """
+    from ddm_ray.storage.describe import line
     from ddm_ray.storage.launches import last_loss
     from ddm_ray.storage.observer import survey_once
     from ddm_ray.storage.run import Run
-    from ddm_ray.storage.status import line
     from ddm_ray.storage.versions import differences
 
     run = Run.open(run_url)
@@ -148,9 +148,9 @@ def _say_how_far(run: Any) -> None:
 
 def _as_json(run: Any) -> dict[str, Any]:
     """All that `status` says, but for the remedies."""
+    from ddm_ray.storage.describe import describe
     from ddm_ray.storage.extension_status import extension_statuses
     from ddm_ray.storage.observer import survey_once
-    from ddm_ray.storage.status import describe
     from ddm_ray.storage.versions import differences
 
     statuses = survey_once(run)
@@ -231,9 +231,9 @@ def watch(
     again.
     """
     from ddm_ray.islands.roll_call import RollCall
+    from ddm_ray.storage.describe import line
     from ddm_ray.storage.observer import LIST_SECONDS, survey_once
     from ddm_ray.storage.run import Run
-    from ddm_ray.storage.status import line
 
     run = Run.open(run_url)
     if once:

@@ -17,14 +17,14 @@ import torch.distributed as dist
 from ddm_ray.errors import DDMError, Preempted, Stopped, StorageError
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.attempts import Attempt, claimed
+from ddm_ray.storage.fencing import LOOK_SECONDS as LOOK_SECONDS
+from ddm_ray.storage.fencing import Fence, NewerAttempt
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.launches import Launch
 from ddm_ray.storage.patience import PROMPT
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.stops import StopRequests
 from ddm_ray.storage.store import Store
-from ddm_ray.storage.succession import LOOK_SECONDS as LOOK_SECONDS
-from ddm_ray.storage.succession import Succession, Successor
 from ddm_ray.storage.versions import versions
 from ddm_ray.train.claiming import begin_attempt
 from ddm_ray.train.failures import failure_note, hang_note
@@ -79,7 +79,7 @@ class Membership:
     def flags(self) -> Flags:
         """This rank's facts for the step's exchange."""
         noticed, watcher = self._notice(), self._watcher
-        stopped, superseded = (bool(watcher.stop), bool(watcher.successor)) if watcher else (False, False)
+        stopped, superseded = (bool(watcher.stop), bool(watcher.newer)) if watcher else (False, False)
         return Flags(leaving=noticed or stopped, superseded=superseded)
 
     def after(self, done: int, agreed: Agreed) -> None:
@@ -106,8 +106,8 @@ class Membership:
         return True
 
     def _raise_superseded(self, done: int) -> NoReturn:
-        assert self._watcher and self._watcher.successor
-        raise self._watcher.successor.error(self.attempt.number, self._launch.id if self._launch else None, done)
+        assert self._watcher and self._watcher.newer
+        raise self._watcher.newer.error(self.attempt.number, self._launch.id if self._launch else None, done)
 
     def _raise_left(self, done: int) -> NoReturn:
         saved = f"step {done} is saved"
@@ -128,14 +128,14 @@ class Membership:
 class StorageWatcher:
     """A thread that looks at storage every LOOK_SECONDS while this process trains.
 
-    It ends once it knows a `successor` that lives or has ended, or a request to `stop`. What can't be read now is read
+    It ends once it knows a `newer` attempt that lives or has ended, or a request to `stop`. What can't be read now is read
     at the next look.
     """
 
     def __init__(self, attempt: Attempt, launch: Launch | None = None):
-        self.successor: Successor | None = None
+        self.newer: NewerAttempt | None = None
         self.stop: Stopped | None = None
-        self._succession, self._closing = Succession(attempt), Event()
+        self._fence, self._closing = Fence(attempt), Event()
         self._requests = StopRequests(attempt.store, Artifact(attempt.job), launch)
         self._thread = Thread(target=self._watch, name="watcher", daemon=True)
         self._thread.start()
@@ -145,11 +145,11 @@ class StorageWatcher:
         self._closing.set()
 
     def _watch(self) -> None:
-        while not (self.successor or self.stop or self._closing.wait(LOOK_SECONDS)):
+        while not (self.newer or self.stop or self._closing.wait(LOOK_SECONDS)):
             try:
-                successor, stop = self._succession.look(), self._requests.look()
+                newer, stop = self._fence.look(), self._requests.look()
             except (DDMError, OSError, ValueError, RecursionError):
                 continue
-            if successor and successor.lives is not None:
-                self.successor = successor
+            if newer and newer.lives is not None:
+                self.newer = newer
             self.stop = stop

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from ddm_ray.storage.attempts import Attempt, claimed
+from ddm_ray.storage.describe import describe
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import describe, status
+from ddm_ray.storage.status import status
 from ddm_ray.train.state_writer import MAX_REFUSED_STATES
 from tests.conftest import ROOT
 from tests.random_run import make_data

@@ -25,23 +25,6 @@ def room(placement: TrainPlacement) -> str:
     return f"it asks for {placement.workers.min} x ({amounts(asked)}), free are {amounts(free, asked)}"
 
 
-def is_full(placement: TrainPlacement) -> bool:
-    """True if others hold what the placement asks for: the cluster has enough of it, too little is free, no node comes.
-
-    False where workers that ask for the same have their places: they may be its own. False, too, where enough is free
-    in all but on no node; and where the cluster can't be asked.
-    """
-    try:
-        free = ray.available_resources()
-        least = {name: placement.workers.min * amount for name, amount in placement.asked.items()}
-        short = any(free.get(name, 0) < amount - 1e-6 for name, amount in least.items())
-        if not short or grows([node for node in ray.nodes() if node["Alive"]]) or has_places(placement):
-            return False
-        return lack(placement, may_grow=True) is None
-    except Exception:  # whatever a busy GCS answers, or nodes that are away: the next look may tell
-        return False
-
-
 def has_places(placement: TrainPlacement) -> bool:
     """True if the cluster has a placement group of workers like these: theirs, as they start, or others'."""
     groups = placement_group_table().values()

@@ -9,11 +9,11 @@ import pytest
 from ddm_ray.cli.fixes import phrase
 from ddm_ray.config import RunConfig
 from ddm_ray.storage.attempts import Attempt, claim
-from ddm_ray.storage.elders import MOST_ELDERS
+from ddm_ray.storage.describe import describe
 from ddm_ray.storage.graph import expert
-from ddm_ray.storage.observer import Observer, survey_once
+from ddm_ray.storage.observer import MAX_OLDER, Observer, survey_once
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import Status, describe, survey
+from ddm_ray.storage.status import Status, survey
 from ddm_ray.storage.store import Store
 from ddm_ray.watch.events import Events
 from tests.storage.jobs import beat, fail, save
@@ -124,7 +124,7 @@ def test_a_heartbeat_that_is_damaged_or_gone_is_no_sign_of_life(run: Run) -> Non
     beat(newest, 1, 0)
     fail(newest, "no space")
     key = f"{older.prefix}/HEARTBEAT"
-    assert onlooker.look(0).elders == (1,)
+    assert onlooker.look(0).older == (1,)
     for now, change in ((1, lambda: run.store.write(key, b"{")), (2, lambda: run.store.delete_one(key))):
         change()
         assert onlooker.look(now).state == "failed"
@@ -137,7 +137,7 @@ def test_of_hundreds_that_died_few_are_asked_for(run: Run, requests: Counter[str
     onlooker.look(0)
     requests.clear()
     onlooker.look(1)
-    assert requests["get"] == 1 + MOST_ELDERS
+    assert requests["get"] == 1 + MAX_OLDER
 
 
 def test_a_restart_is_told_as_one(run: Run) -> None:
@@ -180,7 +180,7 @@ def test_one_whose_place_a_newer_one_took_by_a_state_is_not_asked_for(run: Run) 
     for now in range(20):
         beat(older, now, now)
         seen = onlooker.look(now)
-    assert seen.silent and seen.job and seen.job.attempt == 2 and not seen.elders
+    assert seen.silent and seen.job and seen.job.attempt == 2 and not seen.older
 
 
 def test_an_older_one_costs_a_request_while_the_newest_is_in_doubt(run: Run, requests: Counter[str]) -> None:
